@@ -1,0 +1,31 @@
+# The two commands a newcomer needs are `make demo` and `make test`; both set up what they use.
+PYTHON ?= python3
+VENV   ?= .venv
+BIN    := $(VENV)/bin
+
+.PHONY: demo test check bench install clean
+
+install: $(VENV)/.installed
+
+$(VENV)/.installed: pyproject.toml
+	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet --upgrade pip
+	$(BIN)/python -m pip install --quiet -e '.[dev]'
+	touch $@
+
+demo: install
+	$(BIN)/python -m recipes.sl_basic $(ARGS)
+
+test: install
+	$(BIN)/python -m pytest $(ARGS)
+
+check: install
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/pyright
+
+bench: install
+	$(BIN)/python -m tinker_cookbook.engine.bench $(ARGS)
+
+clean:
+	rm -rf $(VENV) build dist *.egg-info

@@ -1,0 +1,1 @@
+"""Runnable recipes: ``python -m recipes.NAME key=value ...``; ``--help`` lists the keys."""

@@ -1,0 +1,56 @@
+"""Fixtures shared by all tests: where the trial models, tokenizers and data lie."""
+
+from __future__ import annotations
+
+import gzip
+import os
+import shutil
+from pathlib import Path
+
+import pytest
+
+REPO = Path(__file__).resolve().parent.parent
+SHARED = Path(os.environ.get("TINKER_COOKBOOK_SHARED", REPO.parent / "shared"))
+
+
+@pytest.fixture(scope="session")
+def shared_dir() -> Path:
+    """The folder of trial models, tokenizers and data beside the checkout."""
+    if not SHARED.is_dir():
+        pytest.skip(f"trial data is absent: {SHARED} (set TINKER_COOKBOOK_SHARED)")
+    return SHARED
+
+
+@pytest.fixture(scope="session")
+def stories_model(shared_dir: Path) -> str:
+    """Folder of the trained 260k-parameter Llama."""
+    return str(shared_dir / "models" / "stories260k")
+
+
+@pytest.fixture(scope="session")
+def tokenizer_folder(shared_dir: Path, tmp_path_factory: pytest.TempPathFactory):
+    """``tokenizer_folder("qwen3")`` gives a folder that ``AutoTokenizer`` can load."""
+    made: dict[str, str] = {}
+
+    def folder(family: str) -> str:
+        if family not in made:
+            target = tmp_path_factory.mktemp(f"tokenizer-{family}")
+            for source in (shared_dir / "tokenizers" / family).iterdir():
+                if source.suffix == ".gz":
+                    with gzip.open(source, "rb") as packed, open(target / source.stem, "wb") as out:
+                        shutil.copyfileobj(packed, out)
+                else:
+                    shutil.copy(source, target / source.name)
+            made[family] = str(target)
+        return made[family]
+
+    return folder
+
+
+@pytest.fixture(autouse=True)
+def _isolated_home(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch):
+    """No test writes into the user's own checkpoint root, calls the hosted API or the hub."""
+    monkeypatch.setenv("TINKER_COOKBOOK_HOME", str(tmp_path_factory.mktemp("home")))
+    monkeypatch.setenv("TINKER_TELEMETRY", "0")
+    monkeypatch.delenv("TINKER_API_KEY", raising=False)
+    monkeypatch.delenv("TINKER_BASE_URL", raising=False)

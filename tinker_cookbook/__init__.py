@@ -1,0 +1,10 @@
+"""Post-training of language models as loops that a person can read.
+
+Importing the package is cheap: torch, transformers, datasets and the tinker SDK load on first use.
+"""
+
+from tinker_cookbook._process import prepare_process
+
+prepare_process()
+
+__version__ = "0.1.0"

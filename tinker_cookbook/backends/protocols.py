@@ -1,0 +1,194 @@
+"""What loops and recipes may ask of a backend.
+
+The methods are those of the official ``tinker`` SDK that the loops use, with its types, so the
+hosted clients satisfy these protocols as they are. Each method returns a future at once: ``await``
+it or ask ``.result()``. Operations of one training client run in the order in which they were
+*submitted*; that order is what makes a checkpoint hold exactly the steps it says.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Generator, Mapping
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar, runtime_checkable
+
+if TYPE_CHECKING:
+    import tinker
+    import torch
+    from tinker import types
+    from transformers import PreTrainedTokenizerBase
+
+T_co = TypeVar("T_co", covariant=True)
+
+CustomLoss = Callable[
+    ["list[tinker.Datum]", "list[torch.Tensor]"], "tuple[torch.Tensor, dict[str, float]]"
+]
+"""``loss_fn(data, logprobs)``: one 1-D tensor of target log-probabilities a datum; returns the
+scalar loss and metrics."""
+
+
+class Future(Protocol[T_co]):
+    """The part of ``tinker.APIFuture`` that the loops use."""
+
+    def result(self, timeout: float | None = None) -> T_co:
+        """Blocks until the operation is done; raises its error."""
+        ...
+
+    def __await__(self) -> Generator[Any, None, T_co]: ...
+
+
+@runtime_checkable
+class SamplingClient(Protocol):
+    """Samples from one fixed version of the weights."""
+
+    def sample(
+        self,
+        prompt: types.ModelInput,
+        num_samples: int,
+        sampling_params: types.SamplingParams,
+        include_prompt_logprobs: bool = False,
+        topk_prompt_logprobs: int = 0,
+    ) -> Future[types.SampleResponse]:
+        """Draws ``num_samples`` continuations of ``prompt``."""
+        ...
+
+    def compute_logprobs(self, prompt: types.ModelInput) -> Future[list[float | None]]:
+        """Log-probability of each prompt token given those before it; the first is ``None``."""
+        ...
+
+    def get_tokenizer(self) -> PreTrainedTokenizerBase:
+        """The tokenizer of the base model."""
+        ...
+
+
+@runtime_checkable
+class TrainingClient(Protocol):
+    """Trains one adapter. Gradients add up until ``optim_step``."""
+
+    def forward(
+        self,
+        data: list[tinker.Datum],
+        loss_fn: types.LossFnType,
+        loss_fn_config: Mapping[str, float | str] | None = None,
+    ) -> Future[types.ForwardBackwardOutput]:
+        """Log-probabilities and loss without gradients."""
+        ...
+
+    def forward_backward(
+        self,
+        data: list[tinker.Datum],
+        loss_fn: types.LossFnType,
+        loss_fn_config: Mapping[str, float | str] | None = None,
+    ) -> Future[types.ForwardBackwardOutput]:
+        """Adds the gradient of the summed loss; metric ``loss:sum``."""
+        ...
+
+    def forward_backward_custom(
+        self, data: list[tinker.Datum], loss_fn: CustomLoss
+    ) -> Future[types.ForwardBackwardOutput]:
+        """Adds the gradient of a loss that the caller computes from the log-probabilities."""
+        ...
+
+    def optim_step(self, optim_params: types.AdamParams) -> Future[types.OptimStepResponse]:
+        """One optimizer step on the gradients added up so far, which are then cleared."""
+        ...
+
+    def save_state(
+        self, name: str, ttl_seconds: int | None = None, overwrite: bool = False
+    ) -> Future[types.SaveWeightsResponse]:
+        """Saves adapter, optimizer and step; ``.path`` is ``tinker://RUN/weights/NAME``."""
+        ...
+
+    def save_weights_for_sampler(
+        self, name: str, ttl_seconds: int | None = None
+    ) -> Future[types.SaveWeightsForSamplerResponse]:
+        """Saves the adapter alone; ``.path`` is ``tinker://RUN/sampler_weights/NAME``."""
+        ...
+
+    def save_weights_and_get_sampling_client(self) -> Future[SamplingClient]:
+        """A sampling client for the weights as they are after the operations submitted so far."""
+        ...
+
+    def get_info(self) -> types.GetInfoResponse:
+        """Model name, rank and run id."""
+        ...
+
+    def get_tokenizer(self) -> PreTrainedTokenizerBase:
+        """The tokenizer of the base model."""
+        ...
+
+
+@runtime_checkable
+class RestClient(Protocol):
+    """Lists and manages runs and checkpoints."""
+
+    def get_training_run(self, training_run_id: str) -> Future[types.TrainingRun]:
+        """One run by its id."""
+        ...
+
+    def get_training_run_by_tinker_path(self, tinker_path: str) -> Future[types.TrainingRun]:
+        """The run that wrote a checkpoint."""
+        ...
+
+    def get_weights_info_by_tinker_path(self, tinker_path: str) -> Future[types.WeightsInfoResponse]:
+        """Base model and adapter shape of a checkpoint."""
+        ...
+
+    def list_training_runs(
+        self, limit: int = 20, offset: int = 0
+    ) -> Future[types.TrainingRunsResponse]:
+        """Runs, newest first."""
+        ...
+
+    def list_checkpoints(self, training_run_id: str) -> Future[types.CheckpointsListResponse]:
+        """Checkpoints of a run, oldest first."""
+        ...
+
+    def delete_checkpoint_from_tinker_path(self, tinker_path: str) -> Future[None]:
+        """Deletes a checkpoint for good."""
+        ...
+
+    def set_checkpoint_ttl_from_tinker_path(
+        self, tinker_path: str, ttl_seconds: int | None
+    ) -> Future[None]:
+        """Sets or (``None``) removes the time after which a checkpoint expires."""
+        ...
+
+
+@runtime_checkable
+class ServiceClient(Protocol):
+    """The door to a backend: makes the other clients."""
+
+    def create_lora_training_client(
+        self,
+        base_model: str,
+        rank: int = 32,
+        seed: int | None = None,
+        train_mlp: bool = True,
+        train_attn: bool = True,
+        train_unembed: bool = True,
+        user_metadata: dict[str, str] | None = None,
+    ) -> Future[TrainingClient]:
+        """A new adapter on ``base_model``."""
+        ...
+
+    def create_training_client_from_state(
+        self, path: str, user_metadata: dict[str, str] | None = None
+    ) -> Future[TrainingClient]:
+        """A new run from saved weights, with a fresh optimizer."""
+        ...
+
+    def create_training_client_from_state_with_optimizer(
+        self, path: str, user_metadata: dict[str, str] | None = None
+    ) -> Future[TrainingClient]:
+        """A new run from saved weights and optimizer state: continues as if never stopped."""
+        ...
+
+    def create_sampling_client(
+        self, model_path: str | None = None, base_model: str | None = None
+    ) -> Future[SamplingClient]:
+        """Samples from a saved checkpoint or from a base model."""
+        ...
+
+    def create_rest_client(self) -> RestClient:
+        """The client that lists and manages checkpoints."""
+        ...

@@ -1,0 +1,85 @@
+"""Exceptions of the package. Every message names the field, what came, what was expected, and
+what to do next."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from difflib import get_close_matches
+
+
+class TinkerCookbookError(Exception):
+    """Base of all errors that this package raises on purpose."""
+
+
+class ConfigurationError(TinkerCookbookError, ValueError):
+    """A setting is wrong or two settings contradict each other."""
+
+
+class DataError(TinkerCookbookError, ValueError):
+    """Training or evaluation data cannot be used."""
+
+
+class DataFormatError(DataError):
+    """A file or row does not have the expected format."""
+
+
+class DataValidationError(DataError):
+    """Values are of the right format but out of range (token ids, lengths, NaN)."""
+
+
+class RendererError(TinkerCookbookError, ValueError):
+    """Messages cannot be turned into tokens, or tokens into messages."""
+
+
+class TrainingError(TinkerCookbookError, RuntimeError):
+    """A training run cannot go on."""
+
+
+class CheckpointError(TrainingError):
+    """A checkpoint is missing, damaged, or of another model."""
+
+
+class AllTrajectoriesFailedError(TrainingError):
+    """Every rollout of a group failed."""
+
+
+class BackendError(TinkerCookbookError, RuntimeError):
+    """A backend cannot be reached or cannot do what was asked of it."""
+
+
+class ModelNotFoundError(ConfigurationError):
+    """A model name resolves to no local folder, no cached copy and no reachable hub."""
+
+
+class OutOfMemoryError(TrainingError):
+    """One sequence does not fit into memory."""
+
+
+class WeightsError(TinkerCookbookError):
+    """Weights cannot be downloaded, merged or exported."""
+
+
+class WeightsDownloadError(WeightsError):
+    """Weights cannot be fetched."""
+
+
+class WeightsMergeError(WeightsError):
+    """An adapter cannot be merged into its base model."""
+
+
+class WeightsAdapterError(WeightsError):
+    """An adapter cannot be converted."""
+
+
+class SandboxError(TinkerCookbookError):
+    """Code execution failed outside of the code's own fault."""
+
+
+class EvalError(TinkerCookbookError):
+    """An evaluation cannot be run."""
+
+
+def nearest(name: str, known: Iterable[str]) -> str:
+    """Returns ``"; did you mean 'x'?"`` for the known name closest to ``name``, or ``""``."""
+    matches = get_close_matches(name, list(known), n=1)
+    return f"; did you mean {matches[0]!r}?" if matches else ""

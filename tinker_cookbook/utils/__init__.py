@@ -1,0 +1,1 @@
+"""Small helpers of the loops: logging of metrics, schedules, lazy imports."""
