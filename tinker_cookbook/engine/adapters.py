@@ -1,0 +1,234 @@
+"""LoRA adapters, applied unmerged: ``y = W x + (alpha / r) * B (A x)``.
+
+Source: Hu et al. 2021, "LoRA: Low-Rank Adaptation of Large Language Models" (arXiv 2106.09685).
+The base weights are never touched, so any number of adapters share one base model, sampling sees
+exactly what training sees, and a snapshot for a sampler is a reference. Names and files are those
+of peft, so ``PeftModel.from_pretrained`` loads what is written here.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import nn
+from torch.nn import functional as F  # noqa: N812
+
+from tinker_cookbook.exceptions import CheckpointError, ConfigurationError
+
+ALPHA = 32
+_PEFT_PREFIX = "base_model.model."
+
+Pairs = Mapping[str, tuple[torch.Tensor, torch.Tensor]]
+"""Target name -> (A [r, in], B [out, r] with alpha / r multiplied in), in the compute dtype."""
+
+
+@dataclass(frozen=True)
+class AdapterSpec:
+    """Shape of an adapter: rank, and which of the three groups of linear layers it covers."""
+
+    rank: int = 32
+    train_attn: bool = True
+    train_mlp: bool = True
+    train_unembed: bool = True
+
+    def __post_init__(self) -> None:
+        if self.rank < 1:
+            raise ConfigurationError(f"rank: got {self.rank}, expected a whole number >= 1")
+        if not (self.train_attn or self.train_mlp or self.train_unembed):
+            raise ConfigurationError(
+                "train_attn, train_mlp, train_unembed: all are false, so nothing would be "
+                "trained; set at least one of them to true"
+            )
+
+    @property
+    def scaling(self) -> float:
+        """alpha / r; alpha is 32 at every rank, so the learning rate does not depend on rank."""
+        return ALPHA / self.rank
+
+    def covers(self, group: str) -> bool:
+        """Whether layers of ``group`` ("attn", "mlp" or "unembed") carry an adapter."""
+        return {
+            "attn": self.train_attn,
+            "mlp": self.train_mlp,
+            "unembed": self.train_unembed,
+        }[group]
+
+
+@dataclass(frozen=True)
+class Target:
+    """One linear layer that can carry an adapter."""
+
+    name: str
+    group: str
+    in_features: int
+    out_features: int
+
+
+@dataclass
+class ActivePairs:
+    """The adapter that the next forward applies; shared by all hooked layers of a model."""
+
+    pairs: Pairs = field(default_factory=dict)
+
+    @contextmanager
+    def use(self, pairs: Pairs) -> Iterator[None]:
+        """Applies ``pairs`` inside the block; restores what was active before."""
+        before, self.pairs = self.pairs, pairs
+        try:
+            yield
+        finally:
+            self.pairs = before
+
+
+class AdapterLinear(nn.Module):
+    """A frozen linear layer that adds the active adapter's low-rank term."""
+
+    def __init__(self, base: nn.Linear, name: str, active: ActivePairs) -> None:
+        super().__init__()
+        self.weight = base.weight
+        self.bias = base.bias
+        self.in_features, self.out_features = base.in_features, base.out_features
+        self._name = name
+        self._active = active
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """``x`` [..., in] to [..., out]."""
+        out = F.linear(x, self.weight, self.bias)
+        pair = self._active.pairs.get(self._name)
+        if pair is None:
+            return out
+        a, b = pair
+        low = F.linear(x.reshape(-1, self.in_features), a)
+        # addmm writes the sum in one pass; `out + low @ b.T` would hold a second [T, out] tensor.
+        return torch.addmm(out.reshape(-1, self.out_features), low, b.t()).view(out.shape)
+
+
+class Adapter:
+    """The fp32 tensors of one adapter: ``A`` [r, in] and ``B`` [out, r] for each target."""
+
+    def __init__(
+        self,
+        spec: AdapterSpec,
+        targets: list[Target],
+        tensors: dict[str, tuple[torch.Tensor, torch.Tensor]],
+    ) -> None:
+        self.spec = spec
+        self.targets = targets
+        self.tensors = tensors
+
+    @classmethod
+    def create(
+        cls, spec: AdapterSpec, targets: list[Target], seed: int, device: torch.device
+    ) -> Adapter:
+        """A fresh adapter: ``A`` uniform as in ``nn.Linear``, ``B`` zero, so it changes nothing.
+
+        Drawn on the CPU, so a seed gives the same adapter on every device.
+        """
+        generator = torch.Generator().manual_seed(seed)
+        tensors = {}
+        for target in _covered(spec, targets):
+            bound = 1 / math.sqrt(target.in_features)  # kaiming_uniform with a = sqrt(5)
+            a = torch.empty(spec.rank, target.in_features)
+            a.uniform_(-bound, bound, generator=generator)
+            b = torch.zeros(target.out_features, spec.rank)
+            tensors[target.name] = (a.to(device), b.to(device))
+        return cls(spec, targets, tensors)
+
+    def parameters(self) -> dict[str, torch.Tensor]:
+        """All tensors by their peft name, in a fixed order."""
+        out = {}
+        for name, (a, b) in self.tensors.items():
+            out[f"{_PEFT_PREFIX}{name}.lora_A.weight"] = a
+            out[f"{_PEFT_PREFIX}{name}.lora_B.weight"] = b
+        return out
+
+    def pairs(self, dtype: torch.dtype) -> Pairs:
+        """What the layers apply, in the compute dtype; differentiable if the tensors are."""
+        scaling = self.spec.scaling
+        return {
+            name: (a.to(dtype), (b * scaling).to(dtype)) for name, (a, b) in self.tensors.items()
+        }
+
+    def requires_grad_(self, on: bool = True) -> Adapter:
+        """Marks all tensors as leaves that need a gradient."""
+        for tensor in self.parameters().values():
+            tensor.requires_grad_(on)
+        return self
+
+    def peft_config(self, base_model: str) -> dict[str, Any]:
+        """``adapter_config.json`` as peft reads it."""
+        return {
+            "peft_type": "LORA",
+            "task_type": "CAUSAL_LM",
+            "base_model_name_or_path": base_model,
+            "r": self.spec.rank,
+            "lora_alpha": ALPHA,
+            "lora_dropout": 0.0,
+            "bias": "none",
+            "fan_in_fan_out": False,
+            "init_lora_weights": True,
+            "inference_mode": True,
+            "use_rslora": False,
+            "use_dora": False,
+            "target_modules": sorted({name.rsplit(".", 1)[-1] for name in self.tensors}),
+        }
+
+    @classmethod
+    def load(
+        cls,
+        spec: AdapterSpec,
+        targets: list[Target],
+        saved: Mapping[str, torch.Tensor],
+        device: torch.device,
+        source: str,
+    ) -> Adapter:
+        """Builds the adapter from saved tensors; refuses any that do not fit the model."""
+        tensors, expected = {}, set()
+        for target in _covered(spec, targets):
+            shapes = {
+                "A": (spec.rank, target.in_features),
+                "B": (target.out_features, spec.rank),
+            }
+            loaded = []
+            for side, shape in shapes.items():
+                key = f"{_PEFT_PREFIX}{target.name}.lora_{side}.weight"
+                expected.add(key)
+                if key not in saved:
+                    raise CheckpointError(
+                        f"{source}: tensor {key!r} is missing; the checkpoint is of another model "
+                        "or other LoRA flags: load it with the base model it was trained on"
+                    )
+                if tuple(saved[key].shape) != shape:
+                    raise CheckpointError(
+                        f"{source}: tensor {key!r} has shape {tuple(saved[key].shape)}, expected "
+                        f"{shape}; the checkpoint is of another model"
+                    )
+                loaded.append(saved[key].to(device=device, dtype=torch.float32, copy=True))
+            tensors[target.name] = (loaded[0], loaded[1])
+        if surplus := sorted(set(saved) - expected):
+            raise CheckpointError(
+                f"{source}: {len(surplus)} tensors match no layer of the model, the first is "
+                f"{surplus[0]!r}; the checkpoint is of another model"
+            )
+        return cls(spec, targets, tensors)
+
+
+def _covered(spec: AdapterSpec, targets: list[Target]) -> list[Target]:
+    """The targets an adapter covers; a flag that matches no layer is refused, not ignored."""
+    for flag, group in (
+        ("train_attn", "attn"),
+        ("train_mlp", "mlp"),
+        ("train_unembed", "unembed"),
+    ):
+        if spec.covers(group) and not any(target.group == group for target in targets):
+            raise ConfigurationError(
+                f"{flag}=true, but this model has no {group} layer of type nn.Linear that an "
+                f"adapter could cover (stacked mixture-of-experts weights are not); set "
+                f"{flag}=false"
+            )
+    return [target for target in targets if spec.covers(target.group)]

@@ -1,0 +1,169 @@
+"""Target log-probabilities from hidden states, in chunks: the [T, V] logits never exist whole.
+
+For logits ``z = cap(scale * (W h + B A h))`` and upstream gradient ``g`` of the target's
+log-probability, ``dz = g (onehot(target) - softmax(z))``. Logits and log-sum-exp are fp32. The
+backward pass runs only over positions with a non-zero gradient; the frozen ``W`` gets none.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch.nn import functional as F  # noqa: N812
+
+LoraPair = tuple[torch.Tensor, torch.Tensor]
+"""(A [r, H], B [V, r] scaled) of the unembedding layer, in the compute dtype."""
+
+_CHUNK_BYTES_CPU = 24 << 20  # a chunk of logits stays within the last-level cache
+_CHUNK_BYTES_GPU = 512 << 20
+
+
+@dataclass
+class HeadGradients:
+    """Result of a backward pass: for the hidden states and for the layer's own adapter."""
+
+    hidden: torch.Tensor
+    a: torch.Tensor | None = None
+    b: torch.Tensor | None = None
+
+
+@dataclass(frozen=True)
+class Head:
+    """The unembedding layer of a model: ``weight`` [V, H], optional bias, scale and soft cap."""
+
+    weight: torch.Tensor
+    bias: torch.Tensor | None = None
+    scale: float = 1.0
+    softcap: float | None = None
+
+    @classmethod
+    def of(cls, model: Any, config: Any) -> Head:
+        """Reads weight and logit transformations of a transformers model."""
+        config = getattr(config, "text_config", config)
+        layer = model.get_output_embeddings()
+        scale = float(getattr(config, "logit_scale", None) or 1.0)  # Cohere multiplies
+        scale /= float(getattr(config, "logits_scaling", None) or 1.0)  # Granite divides
+        softcap = getattr(config, "final_logit_softcapping", None)  # Gemma
+        return cls(layer.weight, layer.bias, scale, float(softcap) if softcap else None)
+
+    @property
+    def chunk_rows(self) -> int:
+        """Positions a chunk holds."""
+        budget = _CHUNK_BYTES_CPU if self.weight.device.type == "cpu" else _CHUNK_BYTES_GPU
+        return max(8, budget // (4 * self.weight.shape[0]))
+
+    def logits(self, hidden: torch.Tensor, lora: LoraPair | None) -> torch.Tensor:
+        """fp32 logits [T, V] of a few positions ``hidden`` [T, H]."""
+        if lora is not None:
+            z = F.linear(hidden, self.weight, self.bias)
+            z = torch.addmm(z, F.linear(hidden, lora[0]), lora[1].t()).float()
+        elif hidden.is_cuda and self.bias is None and hidden.dtype != torch.float32:
+            z = torch.mm(hidden, self.weight.t(), out_dtype=torch.float32)
+        else:
+            z = F.linear(hidden, self.weight, self.bias).float()
+        if self.scale != 1.0:
+            z = z * self.scale
+        if self.softcap is not None:
+            z = self.softcap * torch.tanh(z / self.softcap)
+        return z
+
+    @torch.no_grad()
+    def logprobs(
+        self, hidden: torch.Tensor, targets: torch.Tensor, lora: LoraPair | None
+    ) -> torch.Tensor:
+        """fp32 log-probabilities, of the shape of ``targets`` ([T] or [T, K])."""
+        out = torch.empty(targets.shape, dtype=torch.float32, device=hidden.device)
+        for rows in self._chunks(len(hidden)):
+            z = self.logits(hidden[rows], lora)
+            out[rows] = _pick(z, targets[rows]) - _lse(z, targets)
+        return out
+
+    @torch.no_grad()
+    def topk(
+        self, hidden: torch.Tensor, k: int, lora: LoraPair | None
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """The ``k`` most probable tokens of each position: (logprobs [T, k], ids [T, k])."""
+        values, ids = [], []
+        for rows in self._chunks(len(hidden)):
+            z = self.logits(hidden[rows], lora)
+            top = z.topk(k, dim=-1)
+            values.append(top.values - z.logsumexp(-1, keepdim=True))
+            ids.append(top.indices)
+        return torch.cat(values), torch.cat(ids)
+
+    @torch.no_grad()
+    def backward(
+        self,
+        hidden: torch.Tensor,
+        targets: torch.Tensor,
+        upstream: torch.Tensor,
+        lora: LoraPair | None,
+        logprobs_out: torch.Tensor | None = None,
+    ) -> HeadGradients:
+        """Gradients, given those of the log-probabilities (``upstream``, shaped like ``targets``).
+
+        With ``logprobs_out`` the log-probabilities of *all* positions are written there as well,
+        in the same pass: a loss that is linear in them knows its gradient beforehand and needs
+        the logits only once.
+        """
+        grads = HeadGradients(torch.zeros_like(hidden))
+        if lora is not None:
+            grads.a = torch.zeros_like(lora[0], dtype=torch.float32)
+            grads.b = torch.zeros_like(lora[1], dtype=torch.float32)
+        needed = (upstream != 0) if upstream.dim() == 1 else (upstream != 0).any(-1)
+        order = needed.nonzero()[:, 0]
+        for rows in self._chunks(len(order)):
+            at = order[rows]
+            h, t = hidden[at], targets[at]
+            z = self.logits(h, lora)
+            lse = _lse(z, t)
+            if logprobs_out is not None:
+                logprobs_out[at] = _pick(z, t) - lse
+            dz = self._logit_gradient(z, lse, t, upstream[at]).to(hidden.dtype)
+            grads.hidden[at] = self._through_layer(dz, h, lora, grads)
+        if logprobs_out is not None:
+            rest = (~needed).nonzero()[:, 0]
+            logprobs_out[rest] = self.logprobs(hidden[rest], targets[rest], lora)
+        return grads
+
+    def _logit_gradient(
+        self, z: torch.Tensor, lse: torch.Tensor, targets: torch.Tensor, g: torch.Tensor
+    ) -> torch.Tensor:
+        """``d loss / d raw logits`` [T, V] from ``d loss / d logprobs``; reuses the memory of z."""
+        cap_slope = 1 - (z / self.softcap) ** 2 if self.softcap is not None else None
+        wide = targets.dim() == 2
+        dz = z.sub_(lse if wide else lse[:, None]).exp_()
+        total = g.sum(-1, keepdim=True) if wide else g[:, None]
+        dz.mul_(-total)
+        dz.scatter_add_(1, targets if wide else targets[:, None], g if wide else g[:, None])
+        if cap_slope is not None:
+            dz.mul_(cap_slope)
+        return dz.mul_(self.scale) if self.scale != 1.0 else dz
+
+    def _through_layer(
+        self, dz: torch.Tensor, hidden: torch.Tensor, lora: LoraPair | None, grads: HeadGradients
+    ) -> torch.Tensor:
+        d_hidden = dz @ self.weight
+        if lora is None or grads.a is None or grads.b is None:
+            return d_hidden
+        a, b = lora
+        d_low = dz @ b
+        grads.b += (dz.t() @ F.linear(hidden, a)).float()
+        grads.a += (d_low.t() @ hidden).float()
+        return d_hidden.addmm_(d_low, a)
+
+    def _chunks(self, rows: int) -> Iterator[slice]:
+        size = self.chunk_rows
+        return (slice(start, min(start + size, rows)) for start in range(0, rows, size))
+
+
+def _pick(z: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+    return z.gather(1, targets) if targets.dim() == 2 else z.gather(1, targets[:, None])[:, 0]
+
+
+def _lse(z: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+    """Log-sum-exp of each row, [T] or [T, 1] to broadcast against targets [T] or [T, K]."""
+    return z.logsumexp(-1, keepdim=targets.dim() == 2)

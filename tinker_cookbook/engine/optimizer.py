@@ -1,0 +1,104 @@
+"""AdamW on an adapter's tensors (Loshchilov & Hutter 2019, arXiv 1711.05101), torch's own.
+
+What this adds to ``torch.optim.AdamW``: hyper-parameters that come with each step, clipping by the
+global norm, refusal of non-finite gradients, and a state that goes to and from named tensors.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import torch
+
+from tinker_cookbook.exceptions import CheckpointError, ConfigurationError, TrainingError
+
+
+@dataclass(frozen=True)
+class AdamSettings:
+    """Hyper-parameters of one step, with the defaults of the Tinker API.
+
+    ``weight_decay`` is decoupled; ``grad_clip_norm`` 0 means no clipping.
+    """
+
+    learning_rate: float = 1e-4
+    beta1: float = 0.9
+    beta2: float = 0.95
+    eps: float = 1e-12
+    weight_decay: float = 0.0
+    grad_clip_norm: float = 0.0
+
+    def __post_init__(self) -> None:
+        for name, value, low, high in (
+            ("learning_rate", self.learning_rate, 0, math.inf),
+            ("beta1", self.beta1, 0, 1),
+            ("beta2", self.beta2, 0, 1),
+            ("eps", self.eps, 0, math.inf),
+            ("weight_decay", self.weight_decay, 0, math.inf),
+            ("grad_clip_norm", self.grad_clip_norm, 0, math.inf),
+        ):
+            if not low <= value < high:
+                raise ConfigurationError(
+                    f"{name}: got {value}, expected a number >= {low} and < {high}"
+                )
+
+
+class AdamW:
+    """Optimizer of one adapter. ``parameters`` are leaf tensors by name."""
+
+    def __init__(self, parameters: Mapping[str, torch.Tensor]) -> None:
+        self._parameters = dict(parameters)
+        self._optimizer = torch.optim.AdamW(list(self._parameters.values()), lr=0.0, fused=True)
+
+    def step(
+        self, gradients: Mapping[str, torch.Tensor], settings: AdamSettings
+    ) -> dict[str, float]:
+        """One step; returns ``grad_norm`` (before clipping). Weights are untouched on an error."""
+        grads = [gradients[name] for name in self._parameters]
+        norm = torch.nn.utils.get_total_norm(grads).item()
+        if not math.isfinite(norm):
+            raise TrainingError(
+                f"gradient norm is {norm}; the weights were left as they were. Lower learning_rate "
+                "or set grad_clip_norm, and look for extreme values in the data"
+            )
+        clip = settings.grad_clip_norm
+        if clip > 0 and norm > clip:
+            torch._foreach_mul_(grads, clip / norm)
+        group = self._optimizer.param_groups[0]
+        group.update(
+            lr=settings.learning_rate,
+            betas=(settings.beta1, settings.beta2),
+            eps=settings.eps,
+            weight_decay=settings.weight_decay,
+        )
+        for parameter, grad in zip(self._parameters.values(), grads, strict=True):
+            parameter.grad = grad
+        self._optimizer.step()
+        self._optimizer.zero_grad(set_to_none=True)
+        return {"grad_norm": norm}
+
+    def state(self) -> dict[str, torch.Tensor]:
+        """Moments and step counts by name; empty before the first step."""
+        out = {}
+        for name, parameter in self._parameters.items():
+            for key, value in self._optimizer.state.get(parameter, {}).items():
+                out[f"{name}.{key}"] = value.detach()
+        return out
+
+    def load(self, saved: Mapping[str, torch.Tensor], source: str) -> None:
+        """Restores what ``state`` returned, bit for bit."""
+        if not saved:
+            return
+        for name, parameter in self._parameters.items():
+            state = {}
+            for key in ("step", "exp_avg", "exp_avg_sq"):
+                value = saved.get(f"{name}.{key}")
+                if value is None:
+                    raise CheckpointError(
+                        f"{source}: optimizer state {name}.{key} is missing; load the checkpoint "
+                        "without its optimizer, or an earlier one"
+                    )
+                device = parameter.device
+                state[key] = value.to(device=device, dtype=torch.float32, copy=True)
+            self._optimizer.state[parameter] = state

@@ -1,0 +1,225 @@
+"""One training run: an adapter on a shared base model, its gradients and its optimizer.
+
+A pass over a micro-batch has three steps, which meet at the detached hidden states::
+
+    hidden  = model(tokens)                        # with autograd
+    g       = d loss / d logprobs(hidden)          # chunked head, then the loss on a small leaf
+    d_adapter = autograd(hidden, head.backward(g)) # through the head, then the body
+
+so the loss sees only [T] tensors, and the [T, V] logits are never kept.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+import torch
+
+from tinker_cookbook.engine.adapters import Adapter
+from tinker_cookbook.engine.base_model import BaseModel
+from tinker_cookbook.engine.examples import Example, check_examples
+from tinker_cookbook.engine.losses import LOSSES, Loss, LossInputs, get_loss
+from tinker_cookbook.engine.micro_batch import MicroBatchPass
+from tinker_cookbook.engine.optimizer import AdamSettings, AdamW
+from tinker_cookbook.engine.packing import MicroBatch, plan
+from tinker_cookbook.exceptions import DataValidationError, OutOfMemoryError
+
+logger = logging.getLogger(__name__)
+
+CustomLossFn = Callable[[list[torch.Tensor]], tuple[torch.Tensor, dict[str, float]]]
+
+
+@dataclass
+class LossOutput:
+    """Log-probabilities of each datum's targets (fp32, shape of the targets) and metrics."""
+
+    logprobs: list[np.ndarray]
+    metrics: dict[str, float] = field(default_factory=dict)
+
+
+class TrainingRun:
+    """The verbs of one run. Gradients add up until ``optim_step``."""
+
+    def __init__(
+        self, run_id: str, base: BaseModel, adapter: Adapter, token_budget: int, step: int = 0
+    ) -> None:
+        self.run_id = run_id
+        self.base = base
+        self.adapter = adapter.requires_grad_()
+        self.optimizer = AdamW(adapter.parameters())
+        self.step = step
+        self.token_budget = token_budget
+        self._gradients: dict[str, torch.Tensor] = {}
+        self._shared_with_sampler = False
+
+    def forward_backward(
+        self,
+        data: Sequence[Example],
+        loss_name: str,
+        loss_config: Mapping[str, float | str] | None = None,
+        *,
+        backward: bool = True,
+    ) -> LossOutput:
+        """Log-probabilities and summed loss of ``data``; adds the gradient if ``backward``.
+
+        Nothing is added when any part of the batch fails.
+        """
+        loss = get_loss(loss_name)
+        optional = check_examples(data, loss, self.base.vocab_size, self.base.context_length)
+        config = loss.resolve_config(loss_config, per_token=optional)
+        logprobs: list[np.ndarray] = [np.empty(0)] * len(data)
+        gradients = _GradientSum()
+        total = 0.0
+        for group in self._plan(data):
+            for part, result in self._with_retries(data, group, loss, config, backward):
+                total += result.loss
+                gradients.add(result.gradients)
+                for index, values in zip(part.indices, result.split_logprobs(), strict=True):
+                    logprobs[index] = values
+        self._keep(gradients)
+        return LossOutput(logprobs, {"loss:sum": total})
+
+    def forward_backward_custom(self, data: Sequence[Example], loss_fn: CustomLossFn) -> LossOutput:
+        """Adds the gradient of ``loss_fn(logprobs)``, a function over the whole batch.
+
+        The user's function runs once, under real autograd. Where the batch fits into one
+        micro-batch's budget its graph is kept; else the forward runs a second time for the
+        gradient, micro-batch by micro-batch.
+        """
+        loss = LOSSES["cross_entropy"]
+        check_examples(data, loss, self.base.vocab_size, self.base.context_length)
+        groups = self._plan(data)
+        keep = len(groups) == 1
+        passes = [MicroBatchPass(self.base, [data[i] for i in g.indices]) for g in groups]
+        leaves: list[torch.Tensor] = [torch.empty(0)] * len(data)
+        for group, micro in zip(groups, passes, strict=True):
+            micro.forward(self.adapter, grad=keep, checkpoint=False)
+            for index, values in zip(group.indices, micro.logprobs_by_row(), strict=True):
+                leaves[index] = values.requires_grad_()
+        value, metrics = loss_fn(leaves)
+        upstream = _custom_gradients(value, leaves)
+        gradients = _GradientSum()
+        for group, micro in zip(groups, passes, strict=True):
+            if not keep:
+                micro.forward(self.adapter, grad=True, checkpoint=self._too_long(group))
+            gradients.add(micro.backward(torch.cat([upstream[i] for i in group.indices])))
+            micro.release()
+        self._keep(gradients)
+        logprobs = [leaf.detach().float().cpu().numpy() for leaf in leaves]
+        return LossOutput(logprobs, {**metrics, "loss:sum": float(value.detach())})
+
+    def optim_step(self, settings: AdamSettings) -> dict[str, float]:
+        """One AdamW step on the gradients added up so far, which are then cleared."""
+        if not self._gradients:
+            raise DataValidationError(
+                "optim_step: no gradient was computed since the last step; call forward_backward "
+                "first"
+            )
+        if self._shared_with_sampler:
+            # A sampler holds the present tensors: move on to new ones and leave it those.
+            for tensor in self.adapter.parameters().values():
+                tensor.data = tensor.data.clone()
+            self._shared_with_sampler = False
+        gradients, self._gradients = self._gradients, {}
+        metrics = self.optimizer.step(gradients, settings)
+        self.step += 1
+        return metrics
+
+    def snapshot(self) -> Adapter:
+        """The present weights for a sampler, by reference; later steps leave them alone."""
+        self._shared_with_sampler = True
+        tensors = {n: (a.detach(), b.detach()) for n, (a, b) in self.adapter.tensors.items()}
+        return Adapter(self.adapter.spec, self.adapter.targets, tensors)
+
+    def _plan(self, data: Sequence[Example]) -> list[MicroBatch]:
+        return plan([len(example) for example in data], self.token_budget)
+
+    def _too_long(self, group: MicroBatch) -> bool:
+        """A single sequence well over the budget: recompute its layers rather than keep them."""
+        return group.padded_tokens > 4 * self.token_budget
+
+    def _with_retries(
+        self,
+        data: Sequence[Example],
+        group: MicroBatch,
+        loss: Loss,
+        config: Mapping[str, float],
+        backward: bool,
+    ) -> list[tuple[MicroBatch, MicroBatchPass]]:
+        """Runs a micro-batch; out of memory, runs its halves, and at last one row checkpointed."""
+        checkpoint = self._too_long(group)
+        while True:
+            micro = MicroBatchPass(self.base, [data[i] for i in group.indices])
+            try:
+                micro.run(self.adapter, loss, config, backward=backward, checkpoint=checkpoint)
+                return [(group, micro)]
+            except torch.OutOfMemoryError as error:
+                micro.release()
+                torch.cuda.empty_cache()
+                if len(group.indices) > 1:
+                    break
+                if checkpoint or not backward:
+                    raise OutOfMemoryError(
+                        f"a sequence of {group.padded_length} tokens does not fit into the memory "
+                        f"of {self.base.device}: {error}; set max_length lower"
+                    ) from error
+                checkpoint = True
+        logger.warning("Out of memory at %d tokens; halving.", group.padded_tokens)
+        self.token_budget = max(1, group.padded_tokens // 2)
+        half = len(group.indices) // 2
+        out = []
+        for indices in (group.indices[:half], group.indices[half:]):
+            part = MicroBatch(indices, max(len(data[i]) for i in indices))
+            out += self._with_retries(data, part, loss, config, backward)
+        return out
+
+    def _keep(self, gradients: _GradientSum) -> None:
+        """Adds a finished batch's gradient to the run's."""
+        total = _GradientSum(self._gradients)
+        total.add(gradients.by_name)
+        self._gradients = total.by_name
+
+
+class _GradientSum:
+    """Adds up fp32 gradients by name."""
+
+    def __init__(self, start: Mapping[str, torch.Tensor] | None = None) -> None:
+        self.by_name: dict[str, torch.Tensor] = dict(start or {})
+
+    def add(self, gradients: Mapping[str, torch.Tensor]) -> None:
+        for name, gradient in gradients.items():
+            if name in self.by_name:
+                self.by_name[name].add_(gradient)
+            else:
+                self.by_name[name] = gradient
+
+
+def _custom_gradients(value: torch.Tensor, leaves: list[torch.Tensor]) -> list[torch.Tensor]:
+    """``d value / d logprobs`` of each datum; zero where the loss does not use it."""
+    if not isinstance(value, torch.Tensor) or value.numel() != 1:
+        raise DataValidationError(
+            f"loss_fn: returned {type(value).__name__} "
+            f"{tuple(value.shape) if isinstance(value, torch.Tensor) else ''} as loss, expected a "
+            "tensor of one element"
+        )
+    if not value.requires_grad:
+        raise DataValidationError(
+            "loss_fn: the loss does not depend on the log-probabilities it was given; compute it "
+            "with torch operations, without .item() or .detach()"
+        )
+    gradients = torch.autograd.grad(value, leaves, allow_unused=True)
+    out = []
+    for index, (leaf, gradient) in enumerate(zip(leaves, gradients, strict=True)):
+        gradient = torch.zeros_like(leaf) if gradient is None else gradient.float()
+        if not torch.isfinite(gradient).all():
+            raise DataValidationError(
+                f"loss_fn: its gradient is not finite at datum {index}; check for log(0) or 0/0"
+            )
+        out.append(gradient)
+    return out
+
+
+__all__ = ["CustomLossFn", "LossInputs", "LossOutput", "TrainingRun"]
