@@ -1,0 +1,225 @@
+"""JSON lines that survive being killed: one row a line, each written by one call.
+
+The newline is the last byte of a row, so a process killed in mid-write leaves a last line without
+one. That line, and no other, may be dropped without asking; a broken line elsewhere means that
+something else wrote to the file.
+
+JSON has no NaN or infinity, and a reader that meets them (pandas, JavaScript, jq) fails on the
+whole file. They are written as ``null``, which pandas reads as NaN, and a ``"nonfinite"`` entry
+beside them keeps what they were: ``{"loss": null, "nonfinite": {"loss": "inf"}}``.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import math
+import os
+import shutil
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+from tinker_cookbook.exceptions import DataFormatError, TrainingError
+from tinker_cookbook.utils.paths import write_atomically
+
+Row = dict[str, Any]
+NONFINITE_KEY = "nonfinite"
+
+
+def encode_row(row: Mapping[str, Any]) -> bytes:
+    """Returns ``row`` as one line of valid JSON, newline included.
+
+    Numpy and torch scalars become numbers.
+
+    Raises:
+        DataFormatError: A value has no JSON form; names its key.
+    """
+    lost: dict[str, str] = {}
+    plain = {str(key): _plain(value, str(key), lost) for key, value in row.items()}
+    if lost:
+        plain[NONFINITE_KEY] = lost
+    text = json.dumps(plain, ensure_ascii=False, allow_nan=False)
+    # A lone surrogate cannot be UTF-8, but its backslash form is exactly the JSON escape.
+    return text.encode("utf-8", "backslashreplace") + b"\n"
+
+
+def append_row(path: str | os.PathLike[str], row: Mapping[str, Any], durable: bool = False) -> None:
+    """Appends one row by one write.
+
+    Args:
+        path: The file; made where it is missing (its folder is not).
+        row: What to write.
+        durable: Also wait until the row is on the disk, so that it outlives a power cut; a killed
+            process does not need this.
+
+    Raises:
+        TrainingError: The row could not be written whole (disk full, read-only, folder gone).
+            Rows written before are intact and no part of this one is left behind.
+        DataFormatError: A value has no JSON form.
+    """
+    line = encode_row(row)
+    try:
+        descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND, 0o644)
+    except OSError as error:
+        raise _cannot_write(path, error) from error
+    try:
+        _append_whole(descriptor, line, durable)
+    except OSError as error:
+        raise _cannot_write(path, error) from error
+    finally:
+        os.close(descriptor)
+
+
+def read_rows(path: str | os.PathLike[str]) -> list[Row]:
+    """Returns all rows; an absent file has none, and a torn last line is left out.
+
+    Raises:
+        DataFormatError: A line other than a torn last one is no JSON object; names file and line.
+    """
+    try:
+        content = Path(path).read_bytes()
+    except FileNotFoundError:
+        return []
+    return [row for _, row in _parse_lines(content, os.fspath(path))]
+
+
+def trim_rows(
+    path: str | os.PathLike[str], keep: Callable[[Row], bool], copy_to: str | None = None
+) -> int:
+    """Drops the rows for which ``keep`` is false, and a torn last line.
+
+    Args:
+        path: The file; nothing happens where it is absent.
+        keep: Called on each row.
+        copy_to: Where the uncut file is kept when anything is dropped. A copy that is already
+            there is not overwritten: ``_1``, ``_2``, … is appended to the name.
+
+    Returns:
+        The number of rows dropped (the torn line counts as one).
+    """
+    source = Path(path)
+    if not source.exists():
+        return 0
+    content = source.read_bytes()
+    lines = _parse_lines(content, str(source))
+    kept = [line for line, row in lines if keep(row)]
+    dropped = len(lines) - len(kept) + _ends_torn(content)
+    if not dropped:
+        return 0
+    try:
+        if copy_to is not None:
+            shutil.copyfile(source, free_name(Path(copy_to)))
+        write_atomically(source, b"".join(line + b"\n" for line in kept))
+    except OSError as error:
+        raise _cannot_write(source, error) from error
+    return dropped
+
+
+def free_name(path: Path) -> Path:
+    """Returns ``path``, or where that exists the first free one of ``path_1``, ``path_2``, …"""
+    candidate, number = path, 0
+    while candidate.exists():
+        number += 1
+        candidate = path.with_name(f"{path.name}_{number}")
+    return candidate
+
+
+def _plain(value: Any, where: str, lost: dict[str, str]) -> Any:
+    if value is None or isinstance(value, (str, bool, int)):
+        return value
+    if isinstance(value, float):
+        if math.isfinite(value):
+            return float(value)
+        lost[where] = str(float(value))
+        return None
+    if isinstance(value, Mapping):
+        return {str(key): _plain(item, f"{where}/{key}", lost) for key, item in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [_plain(item, f"{where}/{index}", lost) for index, item in enumerate(value)]
+    if hasattr(value, "tolist"):  # numpy and torch, scalars and arrays
+        return _plain(value.tolist(), where, lost)
+    if isinstance(value, os.PathLike):
+        return os.fspath(value)
+    raise DataFormatError(
+        f"{where}: got {type(value).__name__}, expected a number, a string, or lists and dicts of "
+        f"them; convert it before logging"
+    )
+
+
+def _parse_lines(content: bytes, name: str) -> list[tuple[bytes, Row]]:
+    """Each line as it stands with its row, blank lines and a torn last one left out."""
+    *lines, tail = content.split(b"\n")
+    parsed = [
+        (line, _parse(line, f"{name}:{number}"))
+        for number, line in enumerate(lines, start=1)
+        if line.strip()
+    ]
+    last = _row_or_none(tail)
+    return parsed if last is None else [*parsed, (tail, last)]
+
+
+def _parse(line: bytes, where: str) -> Row:
+    try:
+        row = json.loads(line)
+    except ValueError as error:  # covers UnicodeDecodeError
+        raise DataFormatError(
+            f"{where}: not JSON ({error}); expected one object a line. The file was damaged by "
+            f"something else than an interrupted write: repair or remove this line"
+        ) from error
+    if not isinstance(row, dict):
+        raise DataFormatError(f"{where}: got {type(row).__name__}, expected a JSON object")
+    return row
+
+
+def _row_or_none(tail: bytes) -> Row | None:
+    try:
+        row = json.loads(tail)
+    except ValueError:
+        return None
+    return row if isinstance(row, dict) else None
+
+
+def _ends_torn(content: bytes) -> bool:
+    tail = content.rpartition(b"\n")[2]
+    return bool(tail) and _row_or_none(tail) is None
+
+
+def _append_whole(descriptor: int, line: bytes, durable: bool) -> None:
+    length = _repair_tail(descriptor)
+    try:
+        written = os.write(descriptor, line)
+        if written != len(line):
+            raise OSError(f"only {written} of {len(line)} bytes fitted")
+        if durable:
+            os.fsync(descriptor)
+    except OSError:
+        _cut(descriptor, length)
+        raise
+
+
+def _repair_tail(descriptor: int) -> int:
+    """Ends or cuts a last line that has no newline; returns the file's length."""
+    length = os.fstat(descriptor).st_size
+    if length == 0 or os.pread(descriptor, 1, length - 1) == b"\n":
+        return length
+    content = os.pread(descriptor, length, 0)
+    if not _ends_torn(content):  # an editor left the newline out
+        return length + os.write(descriptor, b"\n")
+    start = content.rfind(b"\n") + 1
+    os.ftruncate(descriptor, start)
+    return start
+
+
+def _cut(descriptor: int, length: int) -> None:
+    # A device or pipe has no length, and a file on a dying disk keeps a torn line: readers drop it.
+    with contextlib.suppress(OSError):
+        os.ftruncate(descriptor, length)
+
+
+def _cannot_write(path: str | os.PathLike[str], error: OSError) -> TrainingError:
+    return TrainingError(
+        f"{os.fspath(path)} cannot be written: {error.strerror or error}; the rows before are "
+        f"intact. Free space or make the folder writable, then continue the run with "
+        f"behavior_if_log_dir_exists=resume"
+    )

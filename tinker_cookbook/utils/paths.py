@@ -1,0 +1,80 @@
+"""Checks on paths that a user gives: local, a folder, writable."""
+
+from __future__ import annotations
+
+import os
+import re
+import tempfile
+from pathlib import Path
+
+from tinker_cookbook.exceptions import ConfigurationError
+
+# Two letters at least, so that a Windows drive ("C:/runs") is no scheme. One slash is enough:
+# pathlib folds the second one away, and a path that was folded must not pass as a folder "s3:".
+_URL = re.compile(r"^([A-Za-z][A-Za-z0-9+.-]+):/")
+
+
+def local_path(value: str | os.PathLike[str], field: str = "log_path") -> Path:
+    """Returns ``value`` as a path on this machine, with ``~`` expanded.
+
+    Args:
+        value: What the user gave.
+        field: Name of the setting, for the message.
+
+    Raises:
+        ConfigurationError: ``value`` is empty or a URL such as ``s3://bucket/run``.
+    """
+    text = os.fspath(value)
+    if not text.strip():
+        raise ConfigurationError(
+            f"{field} is empty; expected a folder, e.g. {field}=/tmp/tinker-examples/my_run"
+        )
+    scheme = _URL.match(text)
+    if scheme:
+        raise ConfigurationError(
+            f"{field}={text} is a {scheme.group(1)} address, but only folders on this machine "
+            f"(or mounted on it) can be written; give a local path and copy the folder when the "
+            f"run is done"
+        )
+    return Path(text).expanduser()
+
+
+def ensure_writable_dir(value: str | os.PathLike[str], field: str = "log_path") -> Path:
+    """Makes the folder where it is missing and proves by a write that files can be made in it.
+
+    Permission bits say little (root, quotas, read-only mounts, full disks), so this writes.
+
+    Raises:
+        ConfigurationError: The folder cannot be made or written; names the reason the operating
+            system gave.
+    """
+    path = local_path(value, field)
+    try:
+        path.mkdir(parents=True, exist_ok=True)
+        with tempfile.NamedTemporaryFile(dir=path, prefix=".write_probe_") as probe:
+            probe.write(b"probe\n")
+            probe.flush()
+    except OSError as error:
+        raise ConfigurationError(
+            f"{field}={path} cannot be written: {error.strerror or error}; choose another folder "
+            f"with {field}=… or free this one"
+        ) from error
+    return path
+
+
+def write_atomically(path: Path, content: bytes) -> None:
+    """Writes a file so that a crash leaves the old content or the new, never a part.
+
+    Raises:
+        OSError: The folder cannot be written; the old file is intact.
+    """
+    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    try:
+        with open(temporary, "wb") as file:
+            file.write(content)
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(temporary, path)
+    except OSError:
+        temporary.unlink(missing_ok=True)
+        raise

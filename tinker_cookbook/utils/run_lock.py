@@ -1,0 +1,140 @@
+"""One run at a time on a log folder."""
+
+from __future__ import annotations
+
+import errno
+import json
+import logging
+import os
+import socket
+import time
+from pathlib import Path
+from types import TracebackType
+from typing import Self
+from weakref import WeakSet
+
+from tinker_cookbook.exceptions import ConfigurationError
+from tinker_cookbook.utils.paths import ensure_writable_dir, local_path
+
+try:
+    import fcntl
+except ImportError:  # Windows
+    fcntl = None
+
+logger = logging.getLogger(__name__)
+
+LOCK_FILE = ".lock"
+_UNSUPPORTED = {errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP}
+
+
+class RunLock:
+    """Holds ``log_path/.lock`` for as long as the ``with`` block runs.
+
+    Two runs on one folder would interleave their rows and overwrite each other's checkpoints. The
+    lock is the kernel's (``flock``), so it ends with its process however that ends: a run killed
+    by ``kill -9`` leaves no stale lock behind. The file itself stays; it names the last holder.
+
+    Raises:
+        ConfigurationError: Another process holds the folder; names its pid and what to do.
+    """
+
+    def __init__(self, log_path: str | os.PathLike[str]) -> None:
+        self.log_path = local_path(log_path)
+        self._descriptor: int | None = None
+
+    def __enter__(self) -> Self:
+        if self._descriptor is not None:
+            raise ConfigurationError(f"this lock on {self.log_path} is already held")
+        path = ensure_writable_dir(self.log_path) / LOCK_FILE
+        descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o644)
+        if not _try_lock(descriptor):
+            holder = _describe(descriptor)
+            os.close(descriptor)
+            raise ConfigurationError(
+                f"log_path={self.log_path} is in use by another run ({holder}); wait for it, stop "
+                f"it, or give this run its own log_path=…"
+            )
+        self._descriptor = descriptor
+        _held.add(self)
+        os.ftruncate(descriptor, 0)
+        os.pwrite(descriptor, _own_description(), 0)
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self.release()
+
+    def release(self) -> None:
+        """Gives the folder free; safe to call twice."""
+        if self._descriptor is not None:
+            descriptor, self._descriptor = self._descriptor, None
+            _held.discard(self)
+            # An explicit unlock also frees a description that a child process still shares.
+            if fcntl is not None:
+                fcntl.flock(descriptor, fcntl.LOCK_UN)
+            os.close(descriptor)
+
+    def _forget_in_child(self) -> None:
+        if self._descriptor is not None:
+            os.close(self._descriptor)
+            self._descriptor = None
+
+
+def lock_holder(log_path: str | os.PathLike[str]) -> str | None:
+    """Describes the process that runs on ``log_path``, or ``None`` when nobody does."""
+    path = Path(log_path) / LOCK_FILE
+    try:
+        descriptor = os.open(path, os.O_RDWR)
+    except OSError:
+        return None
+    try:
+        return None if _try_lock(descriptor) else _describe(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def _try_lock(descriptor: int) -> bool:
+    if fcntl is None:
+        logger.warning("this system has no flock: two runs on one log_path are not noticed")
+        return True
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    except OSError as error:
+        if error.errno not in _UNSUPPORTED:
+            raise
+        logger.warning("log_path is on a file system without locks: two runs are not noticed")
+    return True
+
+
+def _own_description() -> bytes:
+    started = time.strftime("%Y-%m-%d %H:%M:%S")
+    record = {"pid": os.getpid(), "host": socket.gethostname(), "started": started}
+    return (json.dumps(record) + "\n").encode()
+
+
+def _describe(descriptor: int) -> str:
+    try:
+        record = json.loads(os.pread(descriptor, 4096, 0))
+        return f"pid {record['pid']} on {record['host']}, started {record['started']}"
+    except (ValueError, KeyError, TypeError):  # the holder is just writing it
+        return "pid unknown, just starting"
+
+
+# A forked worker shares the lock with its parent and would keep it after the parent was killed.
+_held: WeakSet[RunLock] = WeakSet()
+
+
+def _forget_all_in_child() -> None:
+    for lock in list(_held):
+        lock._forget_in_child()
+    _held.clear()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_forget_all_in_child)
