@@ -1,0 +1,229 @@
+"""Chooses device and dtype, says why, and tells how much memory there is."""
+
+from __future__ import annotations
+
+import os
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+
+from tinker_cookbook.exceptions import ConfigurationError, nearest
+
+_DTYPES = {
+    "float32": torch.float32,
+    "fp32": torch.float32,
+    "bfloat16": torch.bfloat16,
+    "bf16": torch.bfloat16,
+    "float16": torch.float16,
+    "fp16": torch.float16,
+}
+_DEVICE_TYPES = ("cuda", "mps", "cpu")
+_CGROUP = Path("/sys/fs/cgroup")
+
+
+@dataclass(frozen=True)
+class DeviceChoice:
+    """Where the engine computes and in which type the base model is held, with the reasons."""
+
+    device: torch.device
+    dtype: torch.dtype
+    device_reason: str
+    dtype_reason: str
+
+
+def choose_device(device: str = "auto", dtype: str = "auto") -> DeviceChoice:
+    """Turns the settings ``device`` and ``dtype`` into what torch takes.
+
+    Args:
+        device: ``auto`` (CUDA, else MPS, else the CPU), ``cuda``, ``cuda:N``, ``mps`` or ``cpu``.
+        dtype: ``auto``, ``float32``/``fp32``, ``bfloat16``/``bf16`` or ``float16``/``fp16``
+            (CUDA only). On a CPU ``auto`` is bfloat16 where the processor computes it: emulated
+            bfloat16 is slower than float32.
+
+    Raises:
+        ConfigurationError: unknown spelling, or something that this machine does not have.
+    """
+    chosen, device_reason = _choose_device(device.strip().lower())
+    chosen_dtype, dtype_reason = _choose_dtype(dtype.strip().lower(), chosen)
+    return DeviceChoice(chosen, chosen_dtype, device_reason, dtype_reason)
+
+
+def cpu_threads() -> int:
+    """Threads worth starting: the cores this process may use, less where a container has fewer.
+
+    torch counts the machine's cores; a container's CPU quota is invisible to it, and threads
+    beyond the quota are put to sleep in the middle of an operation. A user's OMP_NUM_THREADS wins.
+    """
+    asked = os.environ.get("OMP_NUM_THREADS", "").split(",")[0]
+    if asked.isdigit() and int(asked) > 0:
+        return int(asked)
+    has_affinity = hasattr(os, "sched_getaffinity")
+    cores = len(os.sched_getaffinity(0)) if has_affinity else os.cpu_count() or 1
+    quota = _cgroup_cpu_quota()
+    return max(1, min(cores, quota) if quota else cores)
+
+
+def free_memory_bytes(device: torch.device) -> int:
+    """Bytes that can still be allocated on ``device``.
+
+    On CUDA that includes what torch's allocator holds in reserve; on a CPU it is what the kernel
+    can make available without swapping, or what is left of the container's limit.
+    """
+    if device.type == "cuda":
+        free, _ = torch.cuda.mem_get_info(device)
+        return free + torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
+    if device.type == "mps":
+        limit = torch.mps.recommended_max_memory()
+        return max(0, limit - torch.mps.current_allocated_memory())
+    available = _system_available_bytes()
+    in_container = _cgroup_free_bytes()
+    return available if in_container is None else min(available, in_container)
+
+
+def peak_memory_bytes(device: torch.device) -> int:
+    """Highest memory use so far: torch's on CUDA, the whole process's resident set elsewhere."""
+    if device.type == "cuda":
+        return torch.cuda.max_memory_allocated(device)
+    high_water = _proc_value_kib("/proc/self/status", "VmHWM")
+    if high_water is not None:
+        return high_water * 1024
+    import resource  # absent on Windows, which has no VmHWM either
+
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    return peak if sys.platform == "darwin" else peak * 1024
+
+
+def _choose_device(asked: str) -> tuple[torch.device, str]:
+    if asked == "auto":
+        if torch.cuda.is_available():
+            return torch.device("cuda"), f"a GPU was found: {torch.cuda.get_device_name()}"
+        if _has_mps():
+            return torch.device("mps"), "Apple's GPU was found"
+        return torch.device("cpu"), "no GPU was found"
+    kind, _, index = asked.partition(":")
+    if kind not in _DEVICE_TYPES or (index and not index.isdigit()):
+        raise ConfigurationError(
+            f"device: got {asked!r}, expected auto, cuda, cuda:N, mps or cpu"
+            + nearest(kind, _DEVICE_TYPES)
+        )
+    if kind == "cuda":
+        _require_cuda(asked, int(index or 0))
+    if kind == "mps" and not _has_mps():
+        raise ConfigurationError(
+            "device: got 'mps', but torch finds no Apple GPU here; set device=cpu or device=auto"
+        )
+    return torch.device(asked), "asked for"
+
+
+def _require_cuda(asked: str, index: int) -> None:
+    if not torch.cuda.is_available():
+        build = "built without CUDA" if torch.version.cuda is None else "finding no usable GPU"
+        raise ConfigurationError(
+            f"device: got {asked!r}, but torch {torch.__version__} is {build}; set device=cpu or "
+            "device=auto, or install a CUDA build of torch and check that nvidia-smi lists the GPU"
+        )
+    count = torch.cuda.device_count()
+    if index >= count:
+        raise ConfigurationError(
+            f"device: got {asked!r}, but this machine shows {count} GPU(s), "
+            f"cuda:0 to cuda:{count - 1}; choose one of them or check CUDA_VISIBLE_DEVICES"
+        )
+
+
+def _choose_dtype(asked: str, device: torch.device) -> tuple[torch.dtype, str]:
+    if asked == "auto":
+        return _auto_dtype(device)
+    if asked not in _DTYPES:
+        raise ConfigurationError(
+            f"dtype: got {asked!r}, expected auto, float32, bfloat16 or float16"
+            + nearest(asked, _DTYPES)
+        )
+    dtype = _DTYPES[asked]
+    if dtype == torch.float16 and device.type != "cuda":
+        raise ConfigurationError(
+            f"dtype: got {asked!r} on device {device.type}, but float16 is offered on cuda only; "
+            "set dtype=float32 or dtype=bfloat16"
+        )
+    if dtype == torch.bfloat16 and device.type == "cpu" and not _cpu_bfloat16():
+        return dtype, "asked for, although this processor only emulates it (float32 is faster)"
+    return dtype, "asked for"
+
+
+def _auto_dtype(device: torch.device) -> tuple[torch.dtype, str]:
+    if device.type == "cuda":
+        if torch.cuda.is_bf16_supported(including_emulation=False):
+            return torch.bfloat16, "this GPU computes bfloat16"
+        return torch.float32, "this GPU does not compute bfloat16"
+    if device.type == "mps":
+        return torch.float32, "bfloat16 is not offered by every Apple GPU; dtype=bfloat16 tries it"
+    if feature := _cpu_bfloat16():
+        return torch.bfloat16, f"this processor computes bfloat16 ({feature})"
+    return torch.float32, "this processor does not compute bfloat16, and emulating it is slower"
+
+
+def _cpu_bfloat16() -> str | None:
+    """Name of the processor feature that multiplies bfloat16 matrices, or ``None``."""
+    flags = _cpu_flags()
+    return next((name for name in ("amx_bf16", "avx512_bf16", "bf16") if name in flags), None)
+
+
+def _cpu_flags() -> set[str]:
+    """What the processor can do, in the kernel's names (on ARM plain ``bf16``)."""
+    try:
+        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace").splitlines()
+    except OSError:  # no Linux: torch's own detection, which older versions lack
+        detect = getattr(torch.cpu, "get_capabilities", dict)
+        return {name for name, present in detect().items() if present is True}
+    listed = (line for line in lines if line.startswith(("Features", "flags")))
+    return set(next(listed, "").partition(":")[2].split())
+
+
+def _has_mps() -> bool:
+    return torch.backends.mps.is_available()
+
+
+def _system_available_bytes() -> int:
+    available = _proc_value_kib("/proc/meminfo", "MemAvailable")
+    if available is not None:
+        return available * 1024
+    # Elsewhere the kernel's figure needs a further package; half of the memory errs low.
+    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") // 2
+
+
+def _proc_value_kib(file: str, key: str) -> int | None:
+    try:
+        lines = Path(file).read_text(encoding="utf-8").splitlines()
+    except OSError:
+        return None
+    return next((int(line.split()[1]) for line in lines if line.startswith(f"{key}:")), None)
+
+
+def _cgroup_free_bytes() -> int | None:
+    """What is left of a container's memory limit; page cache counts as free, as it can be."""
+    limit, used = _cgroup_number("memory.max"), _cgroup_number("memory.current")
+    if limit is None or used is None:
+        return None
+    try:
+        statistics = (_CGROUP / "memory.stat").read_text(encoding="utf-8").split()
+        cached = int(statistics[statistics.index("inactive_file") + 1])
+    except (OSError, ValueError, IndexError):
+        cached = 0
+    return max(0, limit - used + cached)
+
+
+def _cgroup_number(file: str) -> int | None:
+    try:
+        text = (_CGROUP / file).read_text(encoding="utf-8").strip()
+    except OSError:
+        return None
+    return int(text) if text.isdigit() else None
+
+
+def _cgroup_cpu_quota() -> int | None:
+    try:
+        quota, period = (_CGROUP / "cpu.max").read_text(encoding="utf-8").split()
+    except (OSError, ValueError):
+        return None
+    return max(1, round(int(quota) / int(period))) if quota.isdigit() else None
