@@ -1,0 +1,22 @@
+"""The one door to compute: ``connect()`` and the protocols of what it returns."""
+
+from tinker_cookbook.backends.connect import Connection, connect
+from tinker_cookbook.backends.protocols import (
+    CustomLoss,
+    Future,
+    RestClient,
+    SamplingClient,
+    ServiceClient,
+    TrainingClient,
+)
+
+__all__ = [
+    "Connection",
+    "CustomLoss",
+    "Future",
+    "RestClient",
+    "SamplingClient",
+    "ServiceClient",
+    "TrainingClient",
+    "connect",
+]

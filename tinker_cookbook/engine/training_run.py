@@ -134,6 +134,11 @@ class TrainingRun:
         tensors = {n: (a.detach(), b.detach()) for n, (a, b) in self.adapter.tensors.items()}
         return Adapter(self.adapter.spec, self.adapter.targets, tensors)
 
+    def replace_by(self, other: TrainingRun) -> None:
+        """Takes over weights, optimizer and step of another run, as ``load_state`` does."""
+        self.adapter, self.optimizer, self.step = other.adapter, other.optimizer, other.step
+        self._gradients, self._shared_with_sampler = {}, False
+
     def _plan(self, data: Sequence[Example]) -> list[MicroBatch]:
         return plan([len(example) for example in data], self.token_budget)
 

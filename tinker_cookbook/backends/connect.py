@@ -1,0 +1,119 @@
+"""Choosing a backend: ``backend=auto|local|tinker|URL``."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+from pathlib import Path
+from typing import cast
+
+from tinker_cookbook._process import openmp_policy_came_too_late
+from tinker_cookbook.backends.protocols import ServiceClient
+from tinker_cookbook.exceptions import ConfigurationError, nearest
+
+_NAMES = ("auto", "local", "tinker")
+
+
+@dataclass(frozen=True)
+class Connection:
+    """A connected backend: ``service`` to work with, ``kind`` ("local" or "tinker"), and the
+    sentences that tell a person what was chosen and why."""
+
+    service: ServiceClient
+    kind: str
+    reasons: tuple[str, ...]
+
+    def describe(self) -> str:
+        """The choice in one line."""
+        return "; ".join(self.reasons)
+
+
+def check_backend(
+    backend: str = "auto", base_url: str | None = None, device: str = "auto", dtype: str = "auto"
+) -> tuple[str, str | None, str]:
+    """Resolves the settings without connecting: (kind, URL or None, reason).
+
+    Contradictions are refused: ``base_url`` with the local engine, ``device`` with a remote one.
+    """
+    kind, url, reason = _choose(backend, base_url)
+    if kind == "tinker":
+        for name, value in (("device", device), ("dtype", dtype)):
+            if value != "auto":
+                raise ConfigurationError(
+                    f"{name}={value}: the remote backend decides that itself; leave {name} out or "
+                    "set backend=local"
+                )
+    return kind, url, reason
+
+
+def connect(
+    backend: str = "auto",
+    *,
+    base_url: str | None = None,
+    device: str = "auto",
+    dtype: str = "auto",
+    root: Path | None = None,
+    user_metadata: dict[str, str] | None = None,
+) -> Connection:
+    """Connects to a backend.
+
+    ``backend`` is ``local`` (the bundled engine), ``tinker`` (the hosted API), a URL that speaks
+    its protocol, or ``auto``: the hosted API where a key or base URL is set in the environment,
+    else the local engine. ``base_url`` is the other spelling of a URL. ``device``
+    (auto|cuda|mps|cpu), ``dtype`` (auto|float32|bfloat16) and ``root`` (where checkpoints are
+    kept) belong to the local engine.
+    """
+    kind, url, reason = check_backend(backend, base_url, device, dtype)
+    if kind == "tinker":
+        from tinker_cookbook.backends.hosted import connect_hosted
+
+        service = connect_hosted(url)
+        return Connection(cast(ServiceClient, service), kind, (reason,))
+    from tinker_cookbook.backends.local import LocalServiceClient
+
+    local = LocalServiceClient(device, dtype, root, user_metadata)
+    choice = local.engine.choice
+    reasons = [reason, choice.device_reason, choice.dtype_reason]
+    if choice.device.type == "cpu" and openmp_policy_came_too_late():
+        reasons.append(
+            "torch was imported before tinker_cookbook, so its threads spin and small steps are "
+            "slow: import tinker_cookbook first, or set OMP_WAIT_POLICY=PASSIVE"
+        )
+    return Connection(cast(ServiceClient, local), kind, tuple(reasons))
+
+
+def _choose(backend: str, base_url: str | None) -> tuple[str, str | None, str]:
+    if _is_url(backend):
+        if base_url is not None and base_url != backend:
+            raise ConfigurationError(
+                f"backend={backend} and base_url={base_url} name two servers; give one of them"
+            )
+        backend, base_url = "tinker", backend
+    if backend not in _NAMES:
+        raise ConfigurationError(
+            f"backend: got {backend!r}, expected auto, local, tinker or a URL"
+            f"{nearest(backend, _NAMES)}"
+        )
+    if base_url is not None and not _is_url(base_url):
+        raise ConfigurationError(
+            f"base_url: got {base_url!r}, expected a URL that starts with http:// or https://"
+        )
+    if backend == "local":
+        if base_url is not None:
+            raise ConfigurationError(
+                f"backend=local and base_url={base_url} contradict each other; leave one out"
+            )
+        return "local", None, "backend: the bundled engine, as asked"
+    if base_url is not None:
+        return "tinker", base_url, f"backend: the server at {base_url}, as asked"
+    if backend == "tinker":
+        return "tinker", None, "backend: the hosted Tinker API, as asked"
+    if os.environ.get("TINKER_BASE_URL"):
+        return "tinker", None, "backend: the server named by TINKER_BASE_URL"
+    if os.environ.get("TINKER_API_KEY"):
+        return "tinker", None, "backend: the hosted Tinker API, because TINKER_API_KEY is set"
+    return "local", None, "backend: the bundled engine, because no TINKER_API_KEY is set"
+
+
+def _is_url(text: str) -> bool:
+    return text.startswith(("http://", "https://"))

@@ -1,0 +1,137 @@
+"""Between the types of the ``tinker`` SDK and those of the engine.
+
+Loaded only through ``connect()``, so it may import the SDK at the top.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import tinker
+from tinker import types
+from tinker.types.topk_logprobs import TopkLogprobs
+
+from tinker_cookbook.engine.examples import Example
+from tinker_cookbook.engine.optimizer import AdamSettings
+from tinker_cookbook.engine.sampler import PromptScores, Sample, SamplingSettings
+from tinker_cookbook.engine.training_run import LossOutput
+from tinker_cookbook.exceptions import BackendError, ConfigurationError, DataValidationError
+
+
+def tokens_of(model_input: types.ModelInput, where: str) -> np.ndarray:
+    """Token ids [T] int64 of an input that is text alone."""
+    parts = []
+    for chunk in model_input.chunks:
+        if not isinstance(chunk, types.EncodedTextChunk):
+            raise DataValidationError(
+                f"{where}: holds a chunk of type {chunk.type!r}; the local engine takes text "
+                "tokens only (encoded_text)"
+            )
+        parts.append(np.asarray(chunk.tokens, dtype=np.int64))
+    return np.concatenate(parts) if parts else np.empty(0, dtype=np.int64)
+
+
+def examples_of(data: Sequence[tinker.Datum]) -> list[Example]:
+    """Engine examples of SDK datums; arrays are shared, not copied, where types allow."""
+    out = []
+    for index, datum in enumerate(data):
+        tokens = tokens_of(datum.model_input, f"datum {index}: model_input")
+        inputs = {name: value.to_numpy() for name, value in datum.loss_fn_inputs.items()}
+        out.append(Example(tokens, inputs))
+    return out
+
+
+def with_zero_weights(data: Sequence[tinker.Datum]) -> list[tinker.Datum]:
+    """The datums reduced to what a custom loss needs from the engine: tokens and targets."""
+    out = []
+    for index, datum in enumerate(data):
+        if "target_tokens" not in datum.loss_fn_inputs:
+            raise DataValidationError(f"datum {index}: loss_fn_inputs lacks 'target_tokens'")
+        targets = datum.loss_fn_inputs["target_tokens"]
+        weights = np.zeros(targets.to_numpy().shape, dtype=np.float32)
+        inputs = {"target_tokens": targets, "weights": types.TensorData.from_numpy(weights)}
+        out.append(tinker.Datum(model_input=datum.model_input, loss_fn_inputs=inputs))
+    return out
+
+
+def loss_output_of(output: LossOutput) -> types.ForwardBackwardOutput:
+    """The SDK's response to ``forward`` and ``forward_backward``."""
+    return types.ForwardBackwardOutput(
+        loss_fn_output_type="ArrayRecord",
+        loss_fn_outputs=[{"logprobs": types.TensorData.from_numpy(v)} for v in output.logprobs],
+        metrics=output.metrics,
+    )
+
+
+def adam_settings_of(params: types.AdamParams) -> AdamSettings:
+    """Checked settings of one optimizer step; other optimizers are refused."""
+    if not isinstance(params, types.AdamParams):
+        raise BackendError(
+            f"optim_params: got {type(params).__name__}; the local engine has AdamW, so give "
+            "AdamParams"
+        )
+    return AdamSettings(**params.model_dump())
+
+
+def sampling_settings_of(
+    params: types.SamplingParams, eos_ids: tuple[int, ...]
+) -> SamplingSettings:
+    """Checked settings of a sampling request.
+
+    ``stop`` None ends at the model's end-of-sequence tokens; strings or token ids end there as
+    well as at those; an empty list ends nowhere but at ``max_tokens``.
+    """
+    tokens: set[int] = set()
+    strings: tuple[str, ...] = ()
+    stop = params.stop
+    if stop is None:
+        tokens = set(eos_ids)
+    elif isinstance(stop, str):
+        strings, tokens = (stop,), set(eos_ids)
+    elif len(stop):
+        strings = tuple(item for item in stop if isinstance(item, str))
+        tokens = {item for item in stop if isinstance(item, int)} | set(eos_ids)
+    if any(not text for text in strings):
+        raise ConfigurationError("stop: holds an empty string, which would end every sample")
+    return SamplingSettings(
+        max_tokens=params.max_tokens,
+        temperature=params.temperature,
+        top_k=params.top_k,
+        top_p=params.top_p,
+        seed=params.seed,
+        stop_tokens=frozenset(tokens),
+        stop_strings=strings,
+    )
+
+
+def sample_response_of(
+    samples: Sequence[Sample],
+    scores: PromptScores,
+    target_logprobs: types.TensorData | None,
+    first_id: int,
+) -> types.SampleResponse:
+    """The SDK's response; ``first_id`` numbers the sequences of a client."""
+    topk = None
+    if scores.topk_ids is not None and scores.topk_logprobs is not None:
+        topk = TopkLogprobs(scores.topk_ids, scores.topk_logprobs)
+    return types.SampleResponse(
+        sequences=[_sequence_of(s, str(first_id + i)) for i, s in enumerate(samples)],
+        prompt_logprobs_np=scores.logprobs,
+        topk_prompt_logprobs_np=topk,
+        target_prompt_logprobs=target_logprobs,
+    )
+
+
+def _sequence_of(sample: Sample, sequence_id: str) -> types.SampledSequence:
+    topk = None
+    if sample.topk:
+        ids = np.stack([ids for ids, _ in sample.topk]).astype(np.int32)
+        topk = TopkLogprobs(ids, np.stack([values for _, values in sample.topk]))
+    return types.SampledSequence(
+        stop_reason="stop" if sample.stop_reason == "stop" else "length",
+        sequence_id=sequence_id,
+        tokens_np=np.asarray(sample.tokens, dtype=np.int32),
+        logprobs_np=np.asarray(sample.logprobs, dtype=np.float32),
+        topk_logprobs_np=topk,
+    )
