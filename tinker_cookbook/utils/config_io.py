@@ -202,10 +202,6 @@ def _dump_items(value: Any, where: str, kinds: _Kinds) -> list[Any]:
 
 
 def _dump_mapping(value: Mapping[Any, Any], where: str, kinds: _Kinds) -> Any:
-    if type(value).__name__ == "frozendict":
-        kinds[where] = "frozendict"
-        where_inner = _join(where, "items")
-        return {"items": _dump_mapping(dict(value), where_inner, kinds)}
     if type(value) is not dict:
         return {LOST_KEY: repr(value)}
     reserved = {TYPE_KEY, KINDS_KEY, LOST_KEY}
@@ -322,17 +318,12 @@ def _restore(kind: str, value: Any, label: str) -> Any:
         "pairs": dict,
         "partial": lambda p: functools.partial(p["func"], *p["args"], **p["keywords"]),
         "object": lambda name: _find(name, label),
-        "frozendict": _frozendict,
     }
     if kind not in makers:
         raise ConfigurationError(
             f"{label}: unknown kind {kind!r}; expected one of {', '.join(makers)}"
         )
     return makers[kind](value)
-
-
-def _frozendict(value: dict[str, Any]) -> Any:
-    return importlib.import_module("frozendict").frozendict(value["items"])
 
 
 def _find(name: str, label: str) -> Any:

@@ -1,0 +1,145 @@
+"""What training command lines share: where runs are written, and what to do where one exists."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Literal, get_args
+
+from tinker_cookbook.exceptions import ConfigurationError, nearest
+from tinker_cookbook.utils.config_io import CONFIG_FILE, TYPE_KEY
+from tinker_cookbook.utils.paths import local_path
+from tinker_cookbook.utils.run_lock import LOCK_FILE, lock_holder
+
+LogdirBehavior = Literal["delete", "resume", "ask", "raise"]
+
+_KEY = "behavior_if_log_dir_exists"
+_CHOICES = (
+    f"{_KEY}=resume (continue from its last checkpoint), {_KEY}=delete (start over), or another "
+    f"log_path=…"
+)
+_EXAMPLES_ROOT = "/tmp/tinker-examples"
+
+
+def check_log_dir(log_dir: str | os.PathLike[str], behavior_if_exists: LogdirBehavior) -> None:
+    """Decides what happens with a log folder that already holds something; never overwrites it.
+
+    Args:
+        log_dir: The run's folder. An absent or empty one passes whatever the behaviour is.
+        behavior_if_exists: ``resume`` leaves it as it is; ``delete`` empties it; ``raise`` refuses;
+            ``ask`` asks on a terminal and refuses where there is none.
+
+    Raises:
+        ConfigurationError: The folder is in use, refused, not local, no folder, or not one that
+            may be deleted.
+    """
+    choices = get_args(LogdirBehavior)
+    if behavior_if_exists not in choices:
+        raise ConfigurationError(
+            f"{_KEY}={behavior_if_exists!r}: expected one of {', '.join(choices)}"
+            f"{nearest(behavior_if_exists, choices)}"
+        )
+    path = local_path(log_dir)
+    if path.exists() and not path.is_dir():
+        raise ConfigurationError(f"log_path={path} is a file; expected a folder")
+    if not _has_content(path):
+        return
+    holder = lock_holder(path)
+    if holder is not None:
+        raise ConfigurationError(
+            f"log_path={path} is in use by another run ({holder}); wait for it, stop it, or give "
+            f"this run its own log_path=…"
+        )
+    if behavior_if_exists == "ask":
+        behavior_if_exists = _ask(path)
+    if behavior_if_exists == "raise":
+        raise ConfigurationError(f"log_path={path} already holds a run; add {_CHOICES}")
+    if behavior_if_exists == "delete":
+        _empty(path)
+
+
+def runs_path(*parts: str) -> Path:
+    """A folder under ``$TINKER_COOKBOOK_RUNS_DIR``, which is ``~/tinker-runs`` by default."""
+    root = os.environ.get("TINKER_COOKBOOK_RUNS_DIR") or "~/tinker-runs"
+    return local_path(root, "TINKER_COOKBOOK_RUNS_DIR").joinpath(*parts)
+
+
+def default_log_path(recipe: str) -> str:
+    """Where a recipe writes when no ``log_path`` is given: ``/tmp/tinker-examples/RECIPE``."""
+    return f"{_EXAMPLES_ROOT}/{recipe}"
+
+
+def model_name_from_argv(argv: Sequence[str], default: str) -> str:
+    """The model name on a command line, for defaults that must be known before it is parsed.
+
+    Understands ``model_name=X`` and chz's wildcard ``...model_name=X``; the last one wins, as in
+    chz.
+    """
+    name = default
+    for argument in argv:
+        key, equals, value = argument.partition("=")
+        if equals and value and key.lstrip(".") == "model_name":
+            name = value
+    return name
+
+
+def _has_content(path: Path) -> bool:
+    # A lock file alone is what a run leaves that was refused before it wrote anything.
+    return path.is_dir() and any(entry.name != LOCK_FILE for entry in path.iterdir())
+
+
+def _ask(path: Path) -> LogdirBehavior:
+    if not sys.stdin.isatty():
+        raise ConfigurationError(
+            f"log_path={path} already holds a run and there is no terminal to ask on; add "
+            f"{_CHOICES}"
+        )
+    while True:
+        answer = input(f"{path} already holds a run. [r]esume, [d]elete or [q]uit? ").strip()
+        if answer in ("r", "resume"):
+            return "resume"
+        if answer in ("d", "delete"):
+            return "delete"
+        if answer in ("q", "quit"):
+            raise ConfigurationError(f"log_path={path} already holds a run; stopped as asked")
+
+
+def _empty(path: Path) -> None:
+    target = path.resolve()
+    reason = _why_not_deletable(target)
+    if reason:
+        raise ConfigurationError(
+            f"{_KEY}=delete: {target} is not deleted because {reason}; remove it yourself or give "
+            f"another log_path=…"
+        )
+    # The list of checkpoints goes first: a deletion that is cut short leaves no run to resume.
+    entries = sorted(target.iterdir(), key=lambda entry: entry.name != "checkpoints.jsonl")
+    try:
+        for entry in entries:
+            if entry.is_dir() and not entry.is_symlink():
+                shutil.rmtree(entry)
+            else:
+                entry.unlink()
+    except OSError as error:
+        raise ConfigurationError(f"{_KEY}=delete: {error}; remove {target} yourself") from error
+
+
+def _why_not_deletable(target: Path) -> str | None:
+    for name, place in (("your home folder", Path.home()), ("the current folder", Path.cwd())):
+        if place.resolve().is_relative_to(target):
+            return f"it is or holds {name}"
+    if (target / ".git").exists():
+        return "it is a git checkout"
+    if not _was_written_by_a_run(target):
+        return "it holds none of the files of a run (metrics.jsonl, checkpoints.jsonl, config.json)"
+    return None
+
+
+def _was_written_by_a_run(target: Path) -> bool:
+    if any((target / name).exists() for name in ("metrics.jsonl", "checkpoints.jsonl", LOCK_FILE)):
+        return True
+    config = target / CONFIG_FILE  # a model folder has a file of this name too
+    return config.is_file() and f'"{TYPE_KEY}"' in config.read_text("utf-8", errors="replace")

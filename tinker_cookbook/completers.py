@@ -1,0 +1,173 @@
+"""What algorithms ask for text: tokens to tokens, or messages to a message.
+
+Rollouts, evaluators and environments take a ``TokenCompleter`` or a ``MessageCompleter``, so that
+a test, a person at the keyboard or another model can stand in for the sampling client.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, TypeAlias
+
+from tinker_cookbook.exceptions import ConfigurationError, DataValidationError
+from tinker_cookbook.utils.lazy_imports import lazy_module
+
+if TYPE_CHECKING:
+    import tinker
+
+    from tinker_cookbook.backends.protocols import SamplingClient
+    from tinker_cookbook.renderers import Message, Renderer
+else:
+    tinker = lazy_module("tinker")
+
+StopCondition: TypeAlias = list[str] | list[int]
+"""Stop strings, or token ids that end a sample."""
+
+
+@dataclass(frozen=True)
+class TokensWithLogprobs:
+    """One sampled continuation.
+
+    Attributes:
+        tokens: Sampled ids, the stop token included.
+        maybe_logprobs: Their log-probabilities under the policy that sampled them, in nats, one
+            each; ``None`` where the source has none (a person, an API).
+        stop_reason: ``"stop"`` when a stop condition ended it, ``"length"`` when it was cut off.
+        sequence_id: The backend's name for this sequence, where it gives one.
+        prompt_cache_hit_tokens: Prompt tokens that were not computed anew.
+    """
+
+    tokens: list[int]
+    maybe_logprobs: list[float] | None
+    stop_reason: str = "stop"
+    sequence_id: str | None = None
+    prompt_cache_hit_tokens: int = 0
+
+    @property
+    def logprobs(self) -> list[float]:
+        """The log-probabilities.
+
+        Raises:
+            DataValidationError: There are none.
+        """
+        if self.maybe_logprobs is None:
+            raise DataValidationError(
+                "this completion has no log-probabilities, which training on it needs; sample with "
+                "a completer that returns them, such as TinkerTokenCompleter"
+            )
+        return self.maybe_logprobs
+
+
+class TokenCompleter(ABC):
+    """Continues a sequence of tokens."""
+
+    @abstractmethod
+    async def __call__(
+        self, model_input: tinker.ModelInput, stop: StopCondition
+    ) -> TokensWithLogprobs:
+        """Returns one continuation of ``model_input``, ended by ``stop`` or a length limit."""
+
+
+class MessageCompleter(ABC):
+    """Answers a conversation."""
+
+    @abstractmethod
+    async def __call__(self, messages: list[Message]) -> Message:
+        """Returns the assistant's next message."""
+
+
+@dataclass
+class TinkerTokenCompleter(TokenCompleter):
+    """Samples tokens from a sampling client.
+
+    Attributes:
+        sampling_client: Of any backend; it stands for one fixed version of the weights.
+        max_tokens: Most tokens to sample.
+        temperature: Of the softmax; 0 is greedy.
+        context_window: Most tokens of prompt and sample together. ``max_tokens`` shrinks to what
+            is left of it.
+    """
+
+    sampling_client: SamplingClient
+    max_tokens: int
+    temperature: float = 1.0
+    context_window: int | None = None
+
+    def __post_init__(self) -> None:
+        _check_sampling(self.max_tokens, self.temperature)
+
+    async def __call__(
+        self, model_input: tinker.ModelInput, stop: StopCondition
+    ) -> TokensWithLogprobs:
+        """Returns one sample.
+
+        Raises:
+            DataValidationError: The prompt leaves no room in ``context_window``.
+        """
+        params = tinker.SamplingParams(
+            stop=stop, max_tokens=self._room(model_input.length), temperature=self.temperature
+        )
+        response = await self.sampling_client.sample(
+            prompt=model_input, num_samples=1, sampling_params=params
+        )
+        sequence = response.sequences[0]
+        return TokensWithLogprobs(
+            tokens=list(sequence.tokens),
+            maybe_logprobs=sequence.logprobs,
+            stop_reason=sequence.stop_reason,
+            sequence_id=sequence.sequence_id,
+            prompt_cache_hit_tokens=response.prompt_cache_hit_tokens,
+        )
+
+    def _room(self, prompt_length: int) -> int:
+        if self.context_window is None:
+            return self.max_tokens
+        room = self.context_window - prompt_length
+        if room < 1:
+            raise DataValidationError(
+                f"the prompt has {prompt_length} tokens and context_window={self.context_window} "
+                f"leaves no room to sample; shorten the prompt or raise context_window"
+            )
+        return min(self.max_tokens, room)
+
+
+@dataclass
+class TinkerMessageCompleter(MessageCompleter):
+    """Answers conversations with a sampling client and a renderer.
+
+    Attributes:
+        sampling_client: Of any backend.
+        renderer: Turns messages into the prompt and the sampled tokens into a message; it must be
+            the one the model was trained with.
+        max_tokens: Most tokens to sample.
+        stop_condition: Instead of the renderer's own stop sequences.
+        temperature: Of the softmax; 0 is greedy.
+    """
+
+    sampling_client: SamplingClient
+    renderer: Renderer
+    max_tokens: int
+    stop_condition: StopCondition | None = None
+    temperature: float = 1.0
+
+    def __post_init__(self) -> None:
+        _check_sampling(self.max_tokens, self.temperature)
+
+    async def __call__(self, messages: list[Message]) -> Message:
+        """Returns the parsed answer, also where it was cut off or does not parse cleanly."""
+        stop = self.stop_condition
+        complete = TinkerTokenCompleter(self.sampling_client, self.max_tokens, self.temperature)
+        completion = await complete(
+            self.renderer.build_generation_prompt(messages),
+            self.renderer.get_stop_sequences() if stop is None else stop,
+        )
+        message, _ = self.renderer.parse_response(completion.tokens)
+        return message
+
+
+def _check_sampling(max_tokens: int, temperature: float) -> None:
+    if max_tokens < 1:
+        raise ConfigurationError(f"max_tokens={max_tokens}; expected at least 1")
+    if not 0 <= temperature < float("inf"):
+        raise ConfigurationError(f"temperature={temperature}; expected a finite number >= 0")

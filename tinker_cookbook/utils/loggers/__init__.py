@@ -1,0 +1,1 @@
+"""Where metrics go; the public door is ``tinker_cookbook.utils.ml_log``."""

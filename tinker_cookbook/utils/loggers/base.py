@@ -1,0 +1,82 @@
+"""What every destination of metrics can do."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+
+class Logger(ABC):
+    """A destination of metrics. Only ``log_metrics`` must be implemented."""
+
+    @abstractmethod
+    def log_metrics(
+        self, metrics: Mapping[str, float | int | str], step: int | None = None
+    ) -> None:
+        """Takes the metrics of one step, all at once.
+
+        Args:
+            metrics: Name to value.
+            step: Optimizer updates done; 0 is before training.
+        """
+
+    def log_hparams(self, config: Any) -> None:  # noqa: B027 (optional)
+        """Takes the run's configuration: a chz object or a dict."""
+
+    def log_long_text(self, key: str, text: str) -> None:  # noqa: B027
+        """Takes a text that is too long for a metric."""
+
+    def sync(self) -> None:  # noqa: B027
+        """Makes sure that what was logged is where it belongs."""
+
+    def close(self) -> None:  # noqa: B027
+        """Ends the log; safe to call twice."""
+
+    def get_logger_url(self) -> str | None:
+        """A web page of this run, where there is one."""
+        return None
+
+
+class MultiplexLogger(Logger):
+    """Passes everything on to several loggers, in their order.
+
+    Args:
+        loggers: The destinations. The first one to fail stops the call, so put the file first.
+        on_close: Called after all were closed.
+    """
+
+    def __init__(
+        self, loggers: Sequence[Logger], on_close: Callable[[], None] | None = None
+    ) -> None:
+        self.loggers = list(loggers)
+        self._on_close = on_close
+
+    def log_metrics(
+        self, metrics: Mapping[str, float | int | str], step: int | None = None
+    ) -> None:
+        for logger in self.loggers:
+            logger.log_metrics(metrics, step)
+
+    def log_hparams(self, config: Any) -> None:
+        for logger in self.loggers:
+            logger.log_hparams(config)
+
+    def log_long_text(self, key: str, text: str) -> None:
+        for logger in self.loggers:
+            logger.log_long_text(key, text)
+
+    def sync(self) -> None:
+        for logger in self.loggers:
+            logger.sync()
+
+    def close(self) -> None:
+        for logger in self.loggers:
+            logger.close()
+        if self._on_close is not None:
+            self._on_close()
+            self._on_close = None
+
+    def get_logger_url(self) -> str | None:
+        urls = (logger.get_logger_url() for logger in self.loggers)
+        return next((url for url in urls if url), None)

@@ -1,0 +1,99 @@
+"""Metrics and configuration as files in the log folder."""
+
+from __future__ import annotations
+
+import logging
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from tinker_cookbook.exceptions import ConfigurationError, DataValidationError
+from tinker_cookbook.utils.config_io import CONFIG_FILE, write_config
+from tinker_cookbook.utils.jsonl import append_row, free_name, trim_rows
+from tinker_cookbook.utils.loggers.base import Logger
+
+METRICS_FILE = "metrics.jsonl"
+
+logger = logging.getLogger(__name__)
+
+
+class JsonLogger(Logger):
+    """Writes ``metrics.jsonl``, ``config.json`` and long texts.
+
+    Row k of ``metrics.jsonl`` is written once, whole, by one ``log_metrics`` call.
+
+    Args:
+        log_dir: The run's folder.
+        resume_step: Updates in the checkpoint that the run continues from. Rows of later steps are
+            cut; a copy stays as ``metrics.jsonl.pre_resume_NNNNNN``. ``None`` keeps all rows.
+    """
+
+    def __init__(self, log_dir: str | os.PathLike[str], resume_step: int | None = None) -> None:
+        self.log_dir = Path(log_dir)
+        self.path = self.log_dir / METRICS_FILE
+        if resume_step is not None:
+            self._cut_after(resume_step)
+
+    def log_metrics(
+        self, metrics: Mapping[str, float | int | str], step: int | None = None
+    ) -> None:
+        """Appends one row.
+
+        Raises:
+            TrainingError: It cannot be written; the rows before are intact.
+        """
+        if step is not None and metrics.get("step", step) != step:
+            raise DataValidationError(
+                f"metrics contain step={metrics['step']} but are logged for step={step}; 'step' is "
+                f"the row's own key, so use another name"
+            )
+        append_row(self.path, metrics if step is None else {"step": step, **metrics})
+
+    def log_hparams(self, config: Any) -> None:
+        """Writes ``config.json``; a different one that is there is kept under another name."""
+        path = self.log_dir / CONFIG_FILE
+        try:
+            before = path.read_bytes() if path.exists() else None
+            lost = write_config(path, config)
+            if before is not None and before != path.read_bytes():
+                kept = free_name(path.with_name("config.previous.json"))
+                kept.write_bytes(before)
+                logger.warning("the configuration changed; the one before is kept in %s", kept)
+        except OSError as error:
+            raise ConfigurationError(
+                f"{path} cannot be written: {error.strerror or error}; choose another log_path=…"
+            ) from error
+        for field in lost:
+            logger.warning(
+                "%s cannot be rebuilt from %s: give it as a function or class at the top level of "
+                "a module",
+                field,
+                path,
+            )
+
+    def log_long_text(self, key: str, text: str) -> None:
+        """Writes the text to a file named after the key."""
+        (self.log_dir / f"{key.replace('/', '_')}.txt").write_text(text, encoding="utf-8")
+
+    def sync(self) -> None:
+        """Waits until the rows are on the disk."""
+        if self.path.exists():
+            descriptor = os.open(self.path, os.O_RDONLY)
+            try:
+                os.fsync(descriptor)
+            finally:
+                os.close(descriptor)
+
+    def _cut_after(self, resume_step: int) -> None:
+        copy = f"{self.path}.pre_resume_{resume_step:06d}"
+        # A row without a step belongs to no point in time and is never cut.
+        dropped = trim_rows(self.path, lambda row: row.get("step", 0) <= resume_step, copy)
+        if dropped:
+            logger.info(
+                "resuming after step %d: %d later rows cut from %s, kept in %s",
+                resume_step,
+                dropped,
+                self.path,
+                copy,
+            )

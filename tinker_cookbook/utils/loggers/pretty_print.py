@@ -1,0 +1,63 @@
+"""Metrics for the person at the terminal."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+
+from rich.console import Console
+from rich.table import Table
+
+from tinker_cookbook.utils.console import get_console
+from tinker_cookbook.utils.loggers.base import Logger
+
+
+class PrettyPrintLogger(Logger):
+    """A table a step on a terminal; one line a step where standard output goes to a file.
+
+    Args:
+        console: Where to print; by default the shared one on standard output.
+    """
+
+    def __init__(self, console: Console | None = None) -> None:
+        self._console = console or get_console()
+
+    def log_metrics(
+        self, metrics: Mapping[str, float | int | str], step: int | None = None
+    ) -> None:
+        """Prints the metrics, sorted by group and name."""
+        if not metrics:
+            return
+        ordered = sorted(metrics.items(), key=lambda item: ("/" in item[0], item[0]))
+        if self._console.is_terminal:
+            self._console.print(_table(ordered, step))
+        else:
+            head = "" if step is None else f"step {step}  "
+            line = head + "  ".join(f"{name}={format_value(value)}" for name, value in ordered)
+            self._console.print(line, markup=False, soft_wrap=True)
+
+
+def format_value(value: object) -> str:
+    """Four significant digits for fractions, thousands separators for counts."""
+    if isinstance(value, bool) or not isinstance(value, (int, float)):
+        item = getattr(value, "item", None)  # numpy and torch scalars
+        return format_value(item()) if callable(item) else str(value)
+    if isinstance(value, int):
+        return f"{value:,}"
+    if not math.isfinite(value):
+        return str(value)
+    if value.is_integer() and abs(value) < 1e15:
+        return f"{int(value):,}"
+    if 1e-4 <= abs(value) < 1e6:
+        digits = max(0, 3 - math.floor(math.log10(abs(value))))
+        return f"{value:,.{digits}f}"
+    return f"{value:.3e}"
+
+
+def _table(ordered: list[tuple[str, float | int | str]], step: int | None) -> Table:
+    table = Table(title=None if step is None else f"step {step}", title_justify="left")
+    table.add_column("metric", no_wrap=True)
+    table.add_column("value", justify="right", overflow="fold")
+    for name, value in ordered:
+        table.add_row(name, format_value(value))
+    return table

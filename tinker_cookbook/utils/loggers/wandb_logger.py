@@ -1,0 +1,108 @@
+"""Metrics to Weights & Biases."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from tinker_cookbook.exceptions import ConfigurationError
+from tinker_cookbook.utils.config_io import dump_config
+from tinker_cookbook.utils.loggers.base import Logger
+from tinker_cookbook.utils.paths import write_atomically
+
+RUN_FILE = "wandb_run.json"
+
+
+class WandbLogger(Logger):
+    """A run of Weights & Biases, continued when its log folder is resumed.
+
+    The run's id is kept in ``log_path/wandb_run.json``. Metrics are plotted over their own
+    ``step``, not over the number of calls: a resumed run logs again steps that were logged before
+    the kill, and Weights & Biases would drop rows whose call count goes backwards.
+
+    Args:
+        project: Project of the run.
+        name: Its display name.
+        log_dir: The run's folder.
+        config: Its configuration.
+
+    Raises:
+        ConfigurationError: wandb is not installed, or it has no key and no terminal to ask on.
+    """
+
+    def __init__(
+        self,
+        project: str | None = None,
+        name: str | None = None,
+        log_dir: str | os.PathLike[str] = ".",
+        config: Any = None,
+    ) -> None:
+        try:
+            import wandb
+        except ImportError as error:
+            raise ConfigurationError(
+                "wandb_project is set but wandb is not installed; pip install wandb, or leave "
+                "wandb_project out"
+            ) from error
+        self._wandb = wandb
+        known = _known_run(Path(log_dir) / RUN_FILE)
+        try:
+            self._run = wandb.init(
+                project=project,
+                name=name,
+                dir=os.fspath(log_dir),
+                config=None if config is None else dump_config(config),
+                id=known,
+                resume="allow" if known else None,
+            )
+        except wandb.Error as error:
+            raise ConfigurationError(
+                f"Weights & Biases cannot start (wandb_project={project}): {error}; run `wandb "
+                f"login`, set WANDB_MODE=offline, or leave wandb_project out"
+            ) from error
+        self._run.define_metric("step")
+        self._run.define_metric("*", step_metric="step")
+        record = {"id": self._run.id, "project": project, "name": name}
+        write_atomically(Path(log_dir) / RUN_FILE, json.dumps(record).encode() + b"\n")
+
+    @property
+    def run_id(self) -> str:
+        """The id under which the run can be resumed."""
+        return self._run.id
+
+    def log_metrics(
+        self, metrics: Mapping[str, float | int | str], step: int | None = None
+    ) -> None:
+        """Sends the metrics in the background."""
+        self._run.log(dict(metrics) if step is None else {"step": step, **metrics})
+
+    def log_hparams(self, config: Any) -> None:
+        """Updates the run's configuration."""
+        self._run.config.update(dump_config(config), allow_val_change=True)
+
+    def log_long_text(self, key: str, text: str) -> None:
+        """Sends the text as a text panel."""
+        self._run.log({key: self._wandb.Html(text, inject=False)})
+
+    def close(self) -> None:
+        """Waits for the upload and ends the run."""
+        self._run.finish()
+
+    def get_logger_url(self) -> str | None:
+        """The run's web page; ``None`` offline."""
+        return self._run.url
+
+
+def _known_run(path: Path) -> str | None:
+    if not path.exists():
+        return None
+    try:
+        return json.loads(path.read_text(encoding="utf-8"))["id"]
+    except (ValueError, KeyError, TypeError) as error:
+        raise ConfigurationError(
+            f"{path} is damaged, so the run cannot be continued on Weights & Biases; remove the "
+            f"file to start a new one there"
+        ) from error

@@ -1,0 +1,143 @@
+"""A run's log: metrics, configuration, messages and code state in its folder and elsewhere.
+
+::
+
+    logger = setup_logging(log_dir=config.log_path, config=config)
+    logger.log_metrics({"train_mean_nll": 2.1}, step=1)
+    logger.close()
+
+leaves ``config.json``, ``metrics.jsonl``, ``logs.log`` and, in a git checkout, ``code.diff``.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from rich.logging import RichHandler
+
+from tinker_cookbook.exceptions import ConfigurationError
+from tinker_cookbook.utils.code_state import code_diff
+from tinker_cookbook.utils.config_io import dump_config
+from tinker_cookbook.utils.console import get_console
+from tinker_cookbook.utils.loggers.base import Logger, MultiplexLogger
+from tinker_cookbook.utils.loggers.json_logger import JsonLogger
+from tinker_cookbook.utils.loggers.pretty_print import PrettyPrintLogger
+from tinker_cookbook.utils.loggers.wandb_logger import WandbLogger
+from tinker_cookbook.utils.paths import ensure_writable_dir
+
+__all__ = [
+    "JsonLogger",
+    "Logger",
+    "MultiplexLogger",
+    "PrettyPrintLogger",
+    "WandbLogger",
+    "configure_logging_module",
+    "dump_config",
+    "setup_logging",
+]
+
+LOG_FILE = "logs.log"
+DIFF_FILE = "code.diff"
+
+# They report every request at INFO level, which drowns the run's own messages.
+_CHATTY = ("httpx", "httpcore", "urllib3", "filelock", "fsspec")
+_OURS = "_tinker_cookbook_handler"
+
+
+def setup_logging(
+    log_dir: str | os.PathLike[str],
+    wandb_project: str | None = None,
+    wandb_name: str | None = None,
+    config: Any = None,
+    do_configure_logging_module: bool = True,
+    resume_step: int | None = None,
+    print_metrics: bool = True,
+) -> Logger:
+    """Prepares the log of a run. Call it before anything heavy: it finds an unwritable folder.
+
+    Args:
+        log_dir: The run's folder; made where it is missing.
+        wandb_project: Also log to this project of Weights & Biases; the same run there is
+            continued when the folder is resumed.
+        wandb_name: The run's name there.
+        config: Written to ``config.json``.
+        do_configure_logging_module: Send Python's log messages to ``logs.log`` and the console.
+        resume_step: Updates in the checkpoint that the run continues from; rows of later steps are
+            cut. ``None`` for a new run.
+        print_metrics: Print metrics too; loops that show them otherwise switch it off.
+
+    Raises:
+        ConfigurationError: The folder cannot be written, or Weights & Biases cannot start.
+    """
+    path = ensure_writable_dir(log_dir)
+    stop_logging = (
+        configure_logging_module(path / LOG_FILE) if do_configure_logging_module else None
+    )
+    loggers: list[Logger] = [JsonLogger(path, resume_step)]
+    if print_metrics:
+        loggers.append(PrettyPrintLogger())
+    if wandb_project:
+        loggers.append(WandbLogger(wandb_project, wandb_name, path))
+    multiplex = MultiplexLogger(loggers, on_close=stop_logging)
+    if config is not None:
+        multiplex.log_hparams(config)
+    _write_code_diff(path)
+    url = multiplex.get_logger_url()
+    if url:
+        logging.getLogger(__name__).info("metrics are at %s", url)
+    return multiplex
+
+
+def configure_logging_module(
+    path: str | os.PathLike[str], level: int = logging.INFO
+) -> Callable[[], None]:
+    """Sends the messages of Python's ``logging`` to the file ``path`` and to the console.
+
+    Handlers of an earlier call are replaced, those of others stay. Returns a function that takes
+    the handlers off again.
+
+    Raises:
+        ConfigurationError: The file cannot be opened.
+    """
+    root = logging.getLogger()
+    _remove_handlers(root)
+    try:
+        to_file = logging.FileHandler(path, encoding="utf-8")
+    except OSError as error:
+        raise ConfigurationError(f"{path} cannot be written: {error.strerror or error}") from error
+    plain = logging.Formatter("%(asctime)s %(levelname)s %(name)s: %(message)s")
+    to_file.setFormatter(plain)
+    console = get_console()
+    if console.is_terminal:
+        # The shared console prints above a live progress bar instead of through it.
+        to_person: logging.Handler = RichHandler(console=console, show_path=False, markup=False)
+        to_person.setFormatter(logging.Formatter("%(message)s", datefmt="[%X]"))
+    else:
+        to_person = logging.StreamHandler(sys.stderr)
+        to_person.setFormatter(plain)
+    for handler in (to_file, to_person):
+        setattr(handler, _OURS, True)
+        root.addHandler(handler)
+    root.setLevel(level)
+    for name in _CHATTY:
+        logging.getLogger(name).setLevel(max(level, logging.WARNING))
+    return lambda: _remove_handlers(root)
+
+
+def _remove_handlers(root: logging.Logger) -> None:
+    for handler in [h for h in root.handlers if getattr(h, _OURS, False)]:
+        root.removeHandler(handler)
+        handler.close()
+
+
+def _write_code_diff(path: Path) -> None:
+    import tinker_cookbook
+
+    diff = code_diff([Path(tinker_cookbook.__file__).parent, Path.cwd()])
+    if diff:
+        (path / DIFF_FILE).write_text(diff, encoding="utf-8")
