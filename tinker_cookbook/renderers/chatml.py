@@ -1,0 +1,126 @@
+"""ChatML: ``<|im_start|>role``, a line break, the text, ``<|im_end|>``.
+
+Used by SmolLM2, Qwen and many others; ``chatml`` covers plain dialogue with any tokenizer that has
+the two tokens. What families add (thinking, tools) is in their own modules.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from tinker_cookbook.exceptions import RendererError
+from tinker_cookbook.renderers.base import (
+    ParseTermination,
+    RenderContext,
+    RenderedMessage,
+    Renderer,
+)
+from tinker_cookbook.renderers.messages import Message, Role
+from tinker_cookbook.renderers.stop_token import special_token_id, split_at_stop_token
+from tinker_cookbook.renderers.text_only import text_of
+from tinker_cookbook.tokenizer_utils import Tokenizer
+
+START, END = "<|im_start|>", "<|im_end|>"
+SMOLLM2_SYSTEM_PROMPT = "You are a helpful AI assistant named SmolLM, trained by Hugging Face"
+
+
+class ChatMLBase(Renderer):
+    """The frame of a ChatML message; subclasses say what stands in it."""
+
+    def __init__(self, tokenizer: Tokenizer, image_processor: Any = None) -> None:
+        super().__init__(tokenizer, image_processor)
+        self._end = special_token_id(tokenizer, END, type(self).__name__)
+        special_token_id(tokenizer, START, type(self).__name__)
+
+    def get_stop_sequences(self) -> list[int]:
+        """``<|im_end|>``."""
+        return [self._end]
+
+    def _generation_suffix(self, role: Role) -> list[int]:
+        return self.codec.constant(f"{START}{role}\n")
+
+    def _context(self, header: str, text: str) -> RenderedMessage:
+        """A message that the model reads, encoded in one piece as the template does.
+
+        Where white space at the beginning of the text merges with the header's line break, the
+        merged token counts as header.
+        """
+        tokens = self.codec.encode(f"{header}{text}{END}")
+        border = len(self.codec.constant(header))
+        return RenderedMessage(
+            header=tokens[:border], output=[tokens[border:]], footer=self.codec.constant("\n")
+        )
+
+    def _answer(self, header: str, text: str) -> RenderedMessage:
+        """A message that the model writes after the header's tokens."""
+        return RenderedMessage(
+            header=self.codec.constant(header),
+            output=[self.codec.encode(f"{text}{END}")],
+            footer=self.codec.constant("\n"),
+        )
+
+    def _response_text(self, response: Sequence[int]) -> tuple[str, ParseTermination]:
+        tokens, how = split_at_stop_token(response, self._end, self.tokenizer)
+        return self.codec.decode(tokens), how
+
+
+class ChatMLRenderer(ChatMLBase):
+    """Plain ChatML dialogue, roles as they are given; tools, thinking and media are refused.
+
+    ``default_system`` is written where a conversation does not begin with a system message:
+    ``None`` takes what the tokenizer's own chat template inserts, ``""`` writes nothing.
+    """
+
+    def __init__(
+        self,
+        tokenizer: Tokenizer,
+        image_processor: Any = None,
+        *,
+        default_system: str | None = None,
+    ) -> None:
+        super().__init__(tokenizer, image_processor)
+        self._default_system = (
+            self._inserted_system_prompt() if default_system is None else default_system
+        )
+
+    @property
+    def has_extension_property(self) -> bool:
+        """Holds: history is written as it was sampled."""
+        return True
+
+    def render_message(self, message: Message, ctx: RenderContext) -> RenderedMessage:
+        """Header, text and ``<|im_end|>``; the line break after it is the footer."""
+        text = text_of(message, ctx.idx, self._name)
+        header = f"{START}{message['role']}\n"
+        if message["role"] == "assistant":
+            return self._answer(header, text)
+        return self._context(header, text)
+
+    def parse_response(self, response: Sequence[int]) -> tuple[Message, ParseTermination]:
+        """Takes the text before ``<|im_end|>``."""
+        text, how = self._response_text(response)
+        return Message(role="assistant", content=text), how
+
+    def _conversation_prefix(self, messages: Sequence[Message]) -> list[int]:
+        if not self._default_system or not messages or messages[0]["role"] == "system":
+            return []
+        return self.codec.constant(f"{START}system\n{self._default_system}{END}\n")
+
+    def _inserted_system_prompt(self) -> str:
+        """Returns the system prompt that the tokenizer's chat template inserts of itself."""
+        if not getattr(self.tokenizer, "chat_template", None):
+            return ""
+        from jinja2 import TemplateError
+
+        probe = [{"role": "user", "content": "x"}]
+        try:
+            text = str(self.tokenizer.apply_chat_template(probe, tokenize=False))
+        except (TemplateError, ValueError, TypeError) as error:
+            raise RendererError(
+                "default_system: the tokenizer's chat template fails on one user message "
+                f"({error}); give the default system prompt yourself: chatml?default_system= "
+                "for none"
+            ) from error
+        before, opened, prompt = text.partition(f"{START}system\n")
+        return prompt.partition(END)[0] if opened and not before else ""

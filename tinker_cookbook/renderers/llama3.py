@@ -1,0 +1,153 @@
+"""Llama 3: ``<|start_header_id|>role<|end_header_id|>``, a blank line, the text, ``<|eot_id|>``.
+
+The plain format is that of the Llama 3 template. Llama 3.1 and 3.2 put two dates before every
+system prompt, of which one is the day the template is run: ``today_date`` writes them, with the
+date that you give, so that a run can be repeated (``llama3?today_date=26 Jul 2024`` is what the
+templates themselves fall back to). Tools are written as in 3.1: one call a message, JSON without
+other text.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from typing import Any
+
+from tinker_cookbook.exceptions import RendererError
+from tinker_cookbook.renderers.base import (
+    ParseTermination,
+    RenderContext,
+    RenderedMessage,
+    Renderer,
+)
+from tinker_cookbook.renderers.content import ensure_text
+from tinker_cookbook.renderers.messages import Message, Role, ToolCall, ToolSpec
+from tinker_cookbook.renderers.stop_token import special_token_id, split_at_stop_token
+from tinker_cookbook.renderers.text_only import check_parts
+from tinker_cookbook.renderers.tool_calls import as_openai_tool
+from tinker_cookbook.tokenizer_utils import Tokenizer
+
+_BOS, _END = "<|begin_of_text|>", "<|eot_id|>"
+_WITH_TOOLS = "Environment: ipython\n"
+_TOOLS_INTRODUCTION = (
+    "You have access to the following functions. To call a function, please respond with JSON for "
+    'a function call.Respond in the format {"name": function name, "parameters": dictionary of '
+    "argument name and its value}.Do not use variables.\n\n"
+)
+
+
+class Llama3Renderer(Renderer):
+    """Llama 3 dialogue and tool calls; white space around every text is trimmed, as the template
+    does. ``today_date`` adds the date header of Llama 3.1 and 3.2."""
+
+    def __init__(
+        self, tokenizer: Tokenizer, image_processor: Any = None, *, today_date: str | None = None
+    ) -> None:
+        super().__init__(tokenizer, image_processor)
+        self._end = special_token_id(tokenizer, _END, type(self).__name__)
+        self._bos = special_token_id(tokenizer, _BOS, type(self).__name__)
+        self._dates = (
+            f"Cutting Knowledge Date: December 2023\nToday Date: {today_date}\n\n"
+            if today_date
+            else ""
+        )
+
+    @property
+    def has_extension_property(self) -> bool:
+        """Holds: history is written as it was sampled (white space around it apart)."""
+        return True
+
+    def get_stop_sequences(self) -> list[int]:
+        """``<|eot_id|>``."""
+        return [self._end]
+
+    def render_message(self, message: Message, ctx: RenderContext) -> RenderedMessage:
+        """Header and trimmed text; results of tools as JSON strings under role ``ipython``."""
+        check_parts(message, ctx.idx, self._name, frozenset({"text"}))
+        role = message["role"]
+        text = ensure_text(message["content"])
+        if message.get("tool_calls") or message.get("unparsed_tool_calls"):
+            text = self._tool_call_text(message, text, ctx.idx)
+        elif role in ("tool", "ipython"):
+            role, text = "ipython", json.dumps(text, ensure_ascii=False)
+        else:
+            text = text.strip()
+        if ctx.idx == 0 and role == "system":
+            text = self._system_text(text)
+        return RenderedMessage(
+            header=self._generation_suffix(role), output=[self.codec.encode(f"{text}{_END}")]
+        )
+
+    def parse_response(self, response: Sequence[int]) -> tuple[Message, ParseTermination]:
+        """Takes the text before ``<|eot_id|>``; text that is one JSON call becomes that call."""
+        tokens, how = split_at_stop_token(response, self._end, self.tokenizer)
+        text = self.codec.decode(tokens)
+        call = _parse_call(text)
+        if call is not None:
+            return Message(role="assistant", content="", tool_calls=[call]), how
+        return Message(role="assistant", content=text), how
+
+    def create_conversation_prefix_with_tools(
+        self, tools: Sequence[ToolSpec], system_prompt: str = ""
+    ) -> list[Message]:
+        """Declares tools in the system message, as Llama 3.1's template does with
+        ``tools_in_user_message=False``."""
+        if not tools:
+            return [Message(role="system", content=system_prompt)] if system_prompt else []
+        declared = "".join(
+            json.dumps(as_openai_tool(tool), indent=4, ensure_ascii=False) + "\n\n"
+            for tool in tools
+        )
+        text = _WITH_TOOLS + _TOOLS_INTRODUCTION + declared + system_prompt.strip()
+        return [Message(role="system", content=text)]
+
+    def _bos_tokens(self) -> list[int]:
+        return [self._bos]
+
+    def _conversation_prefix(self, messages: Sequence[Message]) -> list[int]:
+        if not self._dates or not messages or messages[0]["role"] == "system":
+            return []
+        return [*self._generation_suffix("system"), *self.codec.constant(self._dates + _END)]
+
+    def _generation_suffix(self, role: Role) -> list[int]:
+        return self.codec.constant(f"<|start_header_id|>{role}<|end_header_id|>\n\n")
+
+    def _system_text(self, text: str) -> str:
+        if text.startswith(_WITH_TOOLS):
+            return _WITH_TOOLS + self._dates + text.removeprefix(_WITH_TOOLS)
+        return self._dates + text
+
+    def _tool_call_text(self, message: Message, text: str, idx: int) -> str:
+        unparsed = message.get("unparsed_tool_calls", [])
+        calls = message.get("tool_calls", [])
+        if len(calls) + len(unparsed) != 1 or text.strip():
+            raise RendererError(
+                f"messages[{idx}].tool_calls: got {len(calls) + len(unparsed)} calls and "
+                f"{len(text.strip())} characters of text, expected one call without text: Llama 3 "
+                "has no form for more; split the message, or use a renderer such as qwen3"
+            )
+        if unparsed:
+            return unparsed[0].raw_text
+        function = calls[0].function
+        try:
+            arguments = json.loads(function.arguments)
+        except json.JSONDecodeError as error:
+            raise RendererError(
+                f"messages[{idx}].tool_calls[0].function.arguments: got {function.arguments!r}, "
+                f"expected JSON ({error})"
+            ) from error
+        parameters = json.dumps(arguments, ensure_ascii=False)
+        return f'{{"name": "{function.name}", "parameters": {parameters}}}'
+
+
+def _parse_call(text: str) -> ToolCall | None:
+    if not text.lstrip().startswith("{"):
+        return None
+    try:
+        call = json.loads(text)
+    except json.JSONDecodeError:
+        return None
+    if set(call) != {"name", "parameters"} or not isinstance(call["name"], str):
+        return None
+    arguments = json.dumps(call["parameters"], ensure_ascii=False)
+    return ToolCall(function=ToolCall.FunctionBody(name=call["name"], arguments=arguments))

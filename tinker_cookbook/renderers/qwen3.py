@@ -1,0 +1,221 @@
+"""Qwen3: ChatML with thinking, tool calls and tool results.
+
+Three names for one vocabulary. ``qwen3`` is the hybrid model thinking: the last answer always
+carries a ``<think>`` block (an empty one where there is no thinking), earlier turns lose theirs.
+``qwen3_disable_thinking`` puts the empty block into the prompt. ``qwen3_instruct`` is the 2507
+release, which knows no thinking.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from tinker_cookbook.exceptions import RendererError
+from tinker_cookbook.renderers.base import ParseTermination, RenderContext, RenderedMessage
+from tinker_cookbook.renderers.chatml import START, ChatMLBase
+from tinker_cookbook.renderers.content import ensure_text, get_text_content, parse_think_blocks
+from tinker_cookbook.renderers.messages import (
+    ContentPart,
+    Message,
+    Role,
+    TextPart,
+    ThinkingPart,
+    ToolSpec,
+)
+from tinker_cookbook.renderers.text_only import check_parts
+from tinker_cookbook.renderers.tool_calls import declare_tools, format_tool_calls, parse_tool_calls
+from tinker_cookbook.tokenizer_utils import Tokenizer
+
+_EMPTY_THINKING = "<think>\n\n</think>\n\n"
+_ROLES = ("system", "user", "assistant", "tool")
+
+
+class Qwen3InstructRenderer(ChatMLBase):
+    """Qwen3-*-Instruct-2507: tools, no thinking."""
+
+    _parts = frozenset({"text"})
+
+    @property
+    def has_extension_property(self) -> bool:
+        """Holds: history is written as it was sampled."""
+        return True
+
+    def render_message(self, message: Message, ctx: RenderContext) -> RenderedMessage:
+        """Results of tools in a row share one user message, as the template writes them."""
+        check_parts(message, ctx.idx, self._name, self._parts)
+        role = message["role"]
+        if role not in _ROLES:
+            raise RendererError(
+                f"messages[{ctx.idx}].role: got {role!r}, expected one of {', '.join(_ROLES)}: "
+                f"{self._name} has no form for others"
+            )
+        if role == "assistant":
+            return self._render_answer(message, ctx)
+        if message.get("tool_calls") or message.get("unparsed_tool_calls"):
+            raise RendererError(
+                f"messages[{ctx.idx}].tool_calls: got tool calls by role {role!r}, expected them "
+                "in messages of role 'assistant' only"
+            )
+        if role == "tool":
+            return self._render_tool_result(message, ctx)
+        return self._context(f"{START}{role}\n", ensure_text(message["content"]))
+
+    def parse_response(self, response: Sequence[int]) -> tuple[Message, ParseTermination]:
+        """Reads tool calls; the rest is text."""
+        text, how = self._response_text(response)
+        parsed = parse_tool_calls(text)
+        message = Message(role="assistant", content=self._parse_content(parsed.text))
+        if parsed.calls:
+            message["tool_calls"] = parsed.calls
+        if parsed.unparsed:
+            message["unparsed_tool_calls"] = parsed.unparsed
+        return message, how
+
+    def create_conversation_prefix_with_tools(
+        self, tools: Sequence[ToolSpec], system_prompt: str = ""
+    ) -> list[Message]:
+        """Declares tools in the system message, as the template does with ``tools=``."""
+        text = declare_tools(tools, system_prompt)
+        return [Message(role="system", content=text)] if text else []
+
+    def _render_answer(self, message: Message, ctx: RenderContext) -> RenderedMessage:
+        text = _with_tool_calls(get_text_content(message), message)
+        return self._answer(f"{START}assistant\n", text)
+
+    def _render_tool_result(self, message: Message, ctx: RenderContext) -> RenderedMessage:
+        first = ctx.prev_message is None or ctx.prev_message["role"] != "tool"
+        last = ctx.next_message is None or ctx.next_message["role"] != "tool"
+        text = f"<tool_response>\n{ensure_text(message['content'])}\n</tool_response>"
+        header = f"{START}user\n" if first else "\n"
+        if last:
+            return self._context(header, text)
+        return RenderedMessage(header=self.codec.constant(header), output=[self.codec.encode(text)])
+
+    def _parse_content(self, text: str) -> str | list[ContentPart]:
+        return text
+
+
+class Qwen3Renderer(Qwen3InstructRenderer):
+    """Qwen3 hybrid models, thinking.
+
+    ``strip_thinking_from_history=True`` is the template's way: answers before the last question
+    lose their thinking, so each turn needs its own training example. ``False`` writes every answer
+    with its block, wherever it stands: the extension property holds.
+    """
+
+    _parts = frozenset({"text", "thinking"})
+
+    def __init__(
+        self,
+        tokenizer: Tokenizer,
+        image_processor: Any = None,
+        *,
+        strip_thinking_from_history: bool = True,
+    ) -> None:
+        super().__init__(tokenizer, image_processor)
+        self.strip_thinking_from_history = strip_thinking_from_history
+
+    @property
+    def has_extension_property(self) -> bool:
+        """Holds where thinking stays in history."""
+        return not self.strip_thinking_from_history
+
+    def _last_user_index(self, messages: Sequence[Message]) -> int:
+        """The last question: a user message that is not the result of a tool written by hand.
+
+        Without one the template counts every message as history.
+        """
+        for i in reversed(range(len(messages))):
+            text = get_text_content(messages[i])
+            result = text.startswith("<tool_response>") and text.endswith("</tool_response>")
+            if messages[i]["role"] == "user" and not result:
+                return i
+        return len(messages) - 1
+
+    def _render_answer(self, message: Message, ctx: RenderContext) -> RenderedMessage:
+        thinking, text = self._split_thinking(message, ctx)
+        in_turn = ctx.in_last_assistant_turn and (ctx.is_last or bool(thinking))
+        if in_turn or not self.strip_thinking_from_history:
+            block = "<think>\n" + thinking.strip("\n") + "\n</think>\n\n"
+            text = block + _with_tool_calls(text.lstrip("\n"), message, bool(text))
+        else:
+            text = _with_tool_calls(text, message)
+        return self._frame_answer(text, ctx)
+
+    def _frame_answer(self, text: str, ctx: RenderContext) -> RenderedMessage:
+        return self._answer(f"{START}assistant\n", text)
+
+    def _split_thinking(self, message: Message, ctx: RenderContext) -> tuple[str, str]:
+        """Returns thinking and text. Thinking in the text of a string is found by its tags."""
+        content = message["content"]
+        if not isinstance(content, str):
+            kinds = [part["type"] for part in content]
+            if "thinking" in kinds[1:]:
+                raise RendererError(
+                    f"messages[{ctx.idx}].content: got parts {', '.join(kinds)}, expected at most "
+                    f"one thinking part, before the text: {self._name} has no form for others"
+                )
+            if kinds[:1] == ["thinking"]:
+                thinking = content[0].get("thinking", "")
+                return str(thinking), get_text_content(message)
+        text = get_text_content(message)
+        before, closed, _ = text.partition("</think>")
+        if not closed:
+            return "", text
+        thinking = before.rstrip("\n").split("<think>")[-1].lstrip("\n")
+        return thinking, text.split("</think>")[-1].lstrip("\n")
+
+    def _parse_content(self, text: str) -> str | list[ContentPart]:
+        """Undoes what :meth:`_render_answer` adds; an empty block is no part."""
+        blocks = parse_think_blocks(text)
+        if blocks is None:
+            return text
+        parts: list[ContentPart] = []
+        for block in blocks:
+            if block["type"] == "thinking":
+                thinking = block["thinking"].strip("\n")
+                if thinking:
+                    parts.append(ThinkingPart(type="thinking", thinking=thinking))
+            elif block["type"] == "text" and block["text"].lstrip("\n"):
+                parts.append(TextPart(type="text", text=block["text"].lstrip("\n")))
+        if all(part["type"] == "text" for part in parts):
+            return ensure_text(parts)
+        return parts
+
+
+class Qwen3DisableThinkingRenderer(Qwen3Renderer):
+    """Qwen3 hybrid models told not to think: the prompt ends with an empty ``<think>`` block.
+
+    An answer that carries thinking has no place there and is refused; in history it is dropped.
+    """
+
+    @property
+    def disables_thinking(self) -> bool:
+        """True: the empty block stands in the prompt."""
+        return True
+
+    def _generation_suffix(self, role: Role) -> list[int]:
+        block = _EMPTY_THINKING if role == "assistant" else ""
+        return self.codec.constant(f"{START}{role}\n{block}")
+
+    def _frame_answer(self, text: str, ctx: RenderContext) -> RenderedMessage:
+        if not text.startswith("<think>\n"):
+            return self._answer(f"{START}assistant\n", text)
+        if not text.startswith(_EMPTY_THINKING):
+            raise RendererError(
+                f"messages[{ctx.idx}].content: got thinking, expected an answer without: "
+                f"{self._name} tells the model not to think; drop it with "
+                "remove_thinking(content), or use qwen3"
+            )
+        return self._answer(
+            f"{START}assistant\n{_EMPTY_THINKING}", text.removeprefix(_EMPTY_THINKING)
+        )
+
+
+def _with_tool_calls(text: str, message: Message, has_text: bool | None = None) -> str:
+    """Appends tool calls, each on a line of its own; ``has_text`` where text was trimmed since."""
+    text_before = bool(text) if has_text is None else has_text
+    blocks = format_tool_calls(message)
+    joined = "\n".join(blocks)
+    return text + ("\n" if blocks and text_before else "") + joined

@@ -1,0 +1,192 @@
+"""Renderers by name: ``get_renderer("qwen3", tokenizer)``.
+
+Options follow a question mark, as in a URL, so that a config, a checkpoint or a pickle can carry
+them in one string: ``qwen3?strip_thinking_from_history=false``. Several are joined by ``&``, and
+``%xx`` stands for any character.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable
+from typing import Any, TypeAlias
+from urllib.parse import parse_qsl, quote, urlencode
+
+from tinker_cookbook.exceptions import ConfigurationError, RendererError, nearest
+from tinker_cookbook.renderers.base import Renderer
+from tinker_cookbook.renderers.chatml import SMOLLM2_SYSTEM_PROMPT, ChatMLRenderer
+from tinker_cookbook.renderers.llama3 import Llama3Renderer
+from tinker_cookbook.renderers.qwen3 import (
+    Qwen3DisableThinkingRenderer,
+    Qwen3InstructRenderer,
+    Qwen3Renderer,
+)
+from tinker_cookbook.renderers.role_colon import RoleColonRenderer
+from tinker_cookbook.tokenizer_utils import Tokenizer, get_tokenizer, tokenizer_name
+
+RendererFactory: TypeAlias = Callable[..., Renderer]
+"""``factory(tokenizer, image_processor, **options)``; its keyword-only arguments are options."""
+
+
+def _smollm2(
+    tokenizer: Tokenizer,
+    image_processor: Any = None,
+    *,
+    default_system: str = SMOLLM2_SYSTEM_PROMPT,
+) -> Renderer:
+    return ChatMLRenderer(tokenizer, image_processor, default_system=default_system)
+
+
+_BUILT_IN: dict[str, RendererFactory] = {
+    "role_colon": RoleColonRenderer,
+    "chatml": ChatMLRenderer,
+    "smollm2": _smollm2,
+    "llama3": Llama3Renderer,
+    "qwen3": Qwen3Renderer,
+    "qwen3_disable_thinking": Qwen3DisableThinkingRenderer,
+    "qwen3_instruct": Qwen3InstructRenderer,
+}
+_registered: dict[str, RendererFactory] = {}
+
+
+def register_renderer(name: str, factory: RendererFactory) -> None:
+    """Makes ``get_renderer(name, …)`` call ``factory(tokenizer, image_processor, **options)``.
+
+    A registered name takes precedence over a built-in one. Processes that unpickle such a renderer
+    have to register it as well.
+    """
+    if not name or "?" in name:
+        raise ConfigurationError(
+            f"renderer_name: got {name!r}, expected a name without '?', which begins the options"
+        )
+    _registered[name] = factory
+
+
+def unregister_renderer(name: str) -> bool:
+    """Forgets a registered renderer; says whether there was one."""
+    return _registered.pop(name, None) is not None
+
+
+def is_renderer_registered(name: str) -> bool:
+    """Says whether ``register_renderer`` was called for this name."""
+    return name in _registered
+
+
+def get_registered_renderer_names() -> list[str]:
+    """Returns the names given to ``register_renderer``, sorted."""
+    return sorted(_registered)
+
+
+def get_renderer_names() -> list[str]:
+    """Returns all names that ``get_renderer`` knows, sorted."""
+    return sorted({*_BUILT_IN, *_registered})
+
+
+def check_renderer_name(name: str) -> None:
+    """Raises ConfigurationError for a name or option that ``get_renderer`` would refuse.
+
+    Needs no tokenizer: for checking a config before anything is loaded.
+    """
+    _resolve(name, {})
+
+
+def get_renderer(
+    name: str,
+    tokenizer: Tokenizer,
+    image_processor: Any = None,
+    model_name: str | None = None,
+    **options: Any,
+) -> Renderer:
+    """Returns the renderer called ``name`` for this tokenizer.
+
+    Options come after a question mark in the name, or as keywords, which win. ``model_name`` is
+    the name of the model, if its tokenizer came from elsewhere; a pickled renderer is made again
+    from it. Raises ConfigurationError for an unknown name, option or value.
+    """
+    base, factory, chosen = _resolve(name, options)
+    renderer = factory(tokenizer, image_processor, **chosen)
+    renderer.model_name = model_name
+    renderer.spec = _spec(base, chosen)
+    return renderer
+
+
+def reduce_renderer(renderer: Renderer) -> tuple[Any, ...]:
+    """Says how to make the renderer again: by its spec and the name of its tokenizer."""
+    if renderer.spec is None:
+        raise RendererError(
+            f"{type(renderer).__name__}: cannot be pickled, because it was made without a name; "
+            "make it with get_renderer (register_renderer gives a class of your own a name)"
+        )
+    source = tokenizer_name(renderer.tokenizer) or renderer.model_name
+    if not source:
+        raise RendererError(
+            f"{renderer.spec}: cannot be pickled, because its tokenizer has no name; load it with "
+            "get_tokenizer, or give it one with register_tokenizer"
+        )
+    return _restore, (renderer.spec, source, renderer.image_processor, renderer.model_name)
+
+
+def _restore(spec: str, source: str, image_processor: Any, model_name: str | None) -> Renderer:
+    return get_renderer(spec, get_tokenizer(source), image_processor, model_name)
+
+
+def _resolve(name: str, options: dict[str, Any]) -> tuple[str, RendererFactory, dict[str, Any]]:
+    base, _, query = name.partition("?")
+    factory = _registered.get(base) or _BUILT_IN.get(base)
+    if factory is None:
+        raise ConfigurationError(
+            f"renderer_name: got {base!r}, expected one of {', '.join(get_renderer_names())}"
+            f"{nearest(base, get_renderer_names())}"
+        )
+    try:
+        spelled = parse_qsl(query, keep_blank_values=True, strict_parsing=bool(query))
+    except ValueError as error:
+        raise ConfigurationError(
+            f"renderer_name: got options {query!r}, expected option=value&option=value"
+        ) from error
+    known = _options(factory)
+    chosen: dict[str, Any] = {}
+    for option, value in [*spelled, *options.items()]:
+        if known is not None and option not in known:
+            raise ConfigurationError(
+                f"renderer_name: {base} has no option {option!r}, expected "
+                f"{'one of ' + ', '.join(known) if known else 'none'}{nearest(option, known)}"
+            )
+        default = known[option] if known is not None else None
+        chosen[option] = _value(f"{base}?{option}", value, default)
+    return base, factory, chosen
+
+
+def _options(factory: RendererFactory) -> dict[str, Any] | None:
+    """Returns the options of a factory with their defaults; None where it takes any."""
+    parameters = inspect.signature(factory).parameters.values()
+    if any(p.kind is p.VAR_KEYWORD for p in parameters):
+        return None
+    return {p.name: p.default for p in parameters if p.kind is p.KEYWORD_ONLY}
+
+
+def _value(where: str, value: Any, default: Any) -> Any:
+    """Reads a value as the type of the option's default."""
+    if isinstance(default, bool):
+        words = {"true": True, "1": True, "false": False, "0": False}
+        found = value if isinstance(value, bool) else words.get(str(value).lower())
+        if found is None:
+            raise ConfigurationError(f"{where}: got {value!r}, expected true or false")
+        return found
+    if isinstance(default, (int, float)):
+        try:
+            return type(default)(value)
+        except (TypeError, ValueError) as error:
+            expected = "a whole number" if isinstance(default, int) else "a number"
+            raise ConfigurationError(f"{where}: got {value!r}, expected {expected}") from error
+    return value
+
+
+def _spec(base: str, options: dict[str, Any]) -> str:
+    """Returns ``name?option=value``; values as the name spells them, None left out."""
+    words = {
+        key: str(value).lower() if isinstance(value, bool) else value
+        for key, value in sorted(options.items())
+        if value is not None
+    }
+    return f"{base}?{urlencode(words, quote_via=quote)}" if words else base

@@ -1,0 +1,41 @@
+"""What chat formats without tools, thinking or media do with messages that have them: refuse.
+
+Training on a conversation whose tool calls were left out teaches something else than the data
+says, so nothing is dropped silently.
+"""
+
+from __future__ import annotations
+
+from tinker_cookbook.exceptions import RendererError
+from tinker_cookbook.renderers.content import ensure_text
+from tinker_cookbook.renderers.messages import Message
+
+
+def check_parts(message: Message, idx: int, renderer: str, allowed: frozenset[str]) -> None:
+    """Raises RendererError where the content has a part that the chat format cannot write."""
+    content = message["content"]
+    if isinstance(content, str):
+        return
+    for part in content:
+        if part["type"] not in allowed:
+            cure = (
+                "drop it with remove_thinking(content)"
+                if part["type"] == "thinking"
+                else "use the renderer of a model that takes it"
+            )
+            raise RendererError(
+                f"messages[{idx}].content: {renderer} cannot write a part of type "
+                f"{part['type']!r}, expected {' or '.join(sorted(allowed))}; {cure}"
+            )
+
+
+def text_of(message: Message, idx: int, renderer: str) -> str:
+    """Returns the text of a message that is nothing else; RendererError names what it is."""
+    check_parts(message, idx, renderer, frozenset({"text"}))
+    for field in ("tool_calls", "unparsed_tool_calls"):
+        if message.get(field):
+            raise RendererError(
+                f"messages[{idx}].{field}: {renderer} has no form for tool calls, expected a "
+                "message without; use a renderer with tools, such as qwen3 or llama3"
+            )
+    return ensure_text(message["content"])

@@ -1,0 +1,173 @@
+"""Tokenizers by model name, loaded once and checked.
+
+``get_tokenizer`` takes a local folder, a Hub name that is cached or can be downloaded, or a name
+given to ``register_tokenizer``.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import threading
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias, cast
+
+from tinker_cookbook.exceptions import ConfigurationError, ModelNotFoundError
+
+if TYPE_CHECKING:
+    from transformers.tokenization_utils_base import PreTrainedTokenizerBase
+
+    Tokenizer: TypeAlias = PreTrainedTokenizerBase
+else:
+    Tokenizer = Any
+
+logger = logging.getLogger(__name__)
+
+TokenizerFactory: TypeAlias = Callable[[], "Tokenizer"]
+
+# Llama 3 repositories are gated; their tokenizer is published without a gate under this name.
+_LLAMA3_PREFIXES = ("meta-llama/Llama-3", "meta-llama/Meta-Llama-3")
+_LLAMA3_TOKENIZER = "thinkingmachineslabinc/meta-llama-3-instruct-tokenizer"
+
+# Digits, runs of spaces, line breaks, accents, scripts and code: where rebuilt tokenizers differ.
+_PROBE = "Hello  world, it's 12345.67!\n\n\tif x == 1:\r\n    naïve café — 你好 Привет 🙂"
+
+_lock = threading.RLock()
+_factories: dict[str, TokenizerFactory] = {}
+_loaded: dict[str, Tokenizer] = {}
+
+
+def register_tokenizer(name: str, factory: TokenizerFactory) -> None:
+    """Makes ``get_tokenizer(name)`` call ``factory()`` (once); replaces an earlier registration."""
+    with _lock:
+        _factories[name] = factory
+        _loaded.pop(name, None)
+
+
+def unregister_tokenizer(name: str) -> bool:
+    """Forgets a registered tokenizer; says whether there was one."""
+    with _lock:
+        _loaded.pop(name, None)
+        return _factories.pop(name, None) is not None
+
+
+def is_tokenizer_registered(name: str) -> bool:
+    """Says whether ``register_tokenizer`` was called for this name."""
+    return name in _factories
+
+
+def get_registered_tokenizer_names() -> list[str]:
+    """Returns the registered names, sorted."""
+    return sorted(_factories)
+
+
+def get_tokenizer(model_name: str) -> Tokenizer:
+    """Returns the tokenizer of a model, loaded once per process.
+
+    ``model_name`` is a registered name, a folder in transformers format, or a Hub name; a suffix
+    ``:peft:…`` is ignored. Raises ModelNotFoundError where nothing of the kind is found, and
+    ConfigurationError where the loaded tokenizer disagrees with its own ``tokenizer.json``.
+    """
+    name = str(model_name)
+    with _lock:
+        if name not in _loaded:
+            tokenizer = _factories[name]() if name in _factories else _load(name)
+            tokenizer.cookbook_name = name  # by which a pickled renderer finds it again
+            _loaded[name] = tokenizer
+        return _loaded[name]
+
+
+def tokenizer_name(tokenizer: Tokenizer) -> str | None:
+    """Returns the name that makes ``get_tokenizer`` return this tokenizer, None without one."""
+    return getattr(tokenizer, "cookbook_name", None) or getattr(tokenizer, "name_or_path", None)
+
+
+def encode_without_special_tokens(tokenizer: Tokenizer, text: str) -> list[int]:
+    """Returns the tokens of ``text`` with no BOS or EOS added; special tokens in it count."""
+    return tokenizer.encode(text, add_special_tokens=False)
+
+
+def decode_exactly(tokenizer: Tokenizer, tokens: Sequence[int]) -> str:
+    """Returns the text of ``tokens`` with special tokens by name and no spaces tidied away.
+
+    Some tokenizer configs ask for ``clean_up_tokenization_spaces``, which turns ``Hi !`` to
+    ``Hi!``: a round trip must not.
+    """
+    text = tokenizer.decode(
+        list(tokens), skip_special_tokens=False, clean_up_tokenization_spaces=False
+    )
+    return cast(str, text)
+
+
+def special_id(tokenizer: Tokenizer, which: Literal["bos", "eos"]) -> int | None:
+    """Returns the id of the BOS or EOS token, None where the tokenizer has none."""
+    return cast("int | None", getattr(tokenizer, f"{which}_token_id"))
+
+
+def _load(name: str) -> Tokenizer:
+    from tinker_cookbook.engine.resolve import base_name, resolve_model
+
+    source = base_name(name).strip()
+    if not source.startswith(_LLAMA3_PREFIXES) or Path(source).is_dir():
+        return _load_checked(resolve_model(source, need="tokenizer").folder)
+    try:
+        found = resolve_model(source, allow_download=False, need="tokenizer")
+    except ModelNotFoundError as not_here:
+        try:
+            found = resolve_model(_LLAMA3_TOKENIZER, need="tokenizer")
+        except ModelNotFoundError as error:
+            raise ModelNotFoundError(
+                f"model_name: no tokenizer found for {name!r}: the repository is gated, and its "
+                f"tokenizer's ungated copy {_LLAMA3_TOKENIZER!r} cannot be reached either; "
+                "give a local folder in transformers format, or set HF_TOKEN and go online\n"
+                f"{not_here}\n{error}"
+            ) from error
+    return _load_checked(found.folder)
+
+
+def _load_checked(folder: Path) -> Tokenizer:
+    """Loads a tokenizer and compares it with its own ``tokenizer.json``.
+
+    transformers 5 rebuilds a tokenizer from the class named in its config; where that class is
+    not the one the file was written for, ids are silently wrong. The file is the truth.
+    """
+    from transformers import AutoTokenizer, PreTrainedTokenizerFast
+
+    options: dict[str, Any] = {"local_files_only": True}
+    if os.environ.get("HF_TRUST_REMOTE_CODE", "").lower() in ("1", "true", "yes"):
+        options["trust_remote_code"] = True
+    try:
+        tokenizer = AutoTokenizer.from_pretrained(str(folder), **options)
+    except (OSError, ValueError, KeyError, ImportError) as error:
+        raise ConfigurationError(
+            f"model_name: the tokenizer in {folder} cannot be loaded: {error}; expected files that "
+            "transformers' AutoTokenizer reads (set HF_TRUST_REMOTE_CODE=1 if it needs own code)"
+        ) from error
+    truth = _raw_ids(folder)
+    if truth is None or encode_without_special_tokens(tokenizer, _PROBE) == truth:
+        return tokenizer
+    wrong = type(tokenizer).__name__
+    tokenizer = PreTrainedTokenizerFast.from_pretrained(str(folder), **options)
+    if encode_without_special_tokens(tokenizer, _PROBE) != truth:
+        raise ConfigurationError(
+            f"model_name: the tokenizer in {folder} gives other ids than its tokenizer.json, "
+            f"as {wrong} and as PreTrainedTokenizerFast; expected the same: "
+            "check that tokenizer.json and tokenizer_config.json belong together"
+        )
+    logger.warning(
+        "%s: transformers loads this tokenizer as %s, which gives other ids than its "
+        "tokenizer.json; loaded as PreTrainedTokenizerFast instead, with the file's ids",
+        folder,
+        wrong,
+    )
+    return tokenizer
+
+
+def _raw_ids(folder: Path) -> list[int] | None:
+    from tokenizers import Tokenizer as RawTokenizer
+
+    path = folder / "tokenizer.json"
+    if not path.is_file():
+        return None
+    return RawTokenizer.from_file(str(path)).encode(_PROBE, add_special_tokens=False).ids
