@@ -28,6 +28,7 @@ import importlib
 import json
 import math
 import os
+import re
 import sys
 from collections.abc import Callable, Mapping
 from pathlib import Path, PurePath
@@ -128,7 +129,7 @@ def _dump_record(record: Any) -> dict[str, Any]:
     kind = type(record)
     name = _importable_name(kind)
     if name is None:  # defined in a function: no import can find it
-        return {LOST_KEY: repr(record)}
+        return _lost(record)
     kinds: _Kinds = {}
     data: dict[str, Any] = {TYPE_KEY: name}
     for field, value, given in _fields(record):
@@ -182,13 +183,13 @@ def _dump(value: Any, where: str, kinds: _Kinds) -> Any:
     if name is not None:
         kinds[where] = "object"
         return name
-    return {LOST_KEY: repr(value)}
+    return _lost(value)
 
 
 def _dump_enum(value: enum.Enum, where: str, kinds: _Kinds) -> Any:
     name = _importable_name(type(value))
     if name is None or value.value.__class__ not in (bool, int, float, str):
-        return {LOST_KEY: repr(value)}
+        return _lost(value)
     kinds[where] = f"enum {name}"
     return value.value
 
@@ -203,7 +204,7 @@ def _dump_items(value: Any, where: str, kinds: _Kinds) -> list[Any]:
 
 def _dump_mapping(value: Mapping[Any, Any], where: str, kinds: _Kinds) -> Any:
     if type(value) is not dict:
-        return {LOST_KEY: repr(value)}
+        return _lost(value)
     reserved = {TYPE_KEY, KINDS_KEY, LOST_KEY}
     if all(type(key) is str and key not in reserved for key in value):
         return {key: _dump(item, _join(where, key), kinds) for key, item in value.items()}
@@ -212,6 +213,11 @@ def _dump_mapping(value: Mapping[Any, Any], where: str, kinds: _Kinds) -> Any:
         [_dump(part, _join(_join(where, index), side), kinds) for side, part in enumerate(pair)]
         for index, pair in enumerate(value.items())
     ]
+
+
+def _lost(value: Any) -> dict[str, str]:
+    # Without the address, so that equal runs give equal files.
+    return {LOST_KEY: re.sub(r" at 0x[0-9a-fA-F]+", "", repr(value))}
 
 
 def _join(where: str, part: object) -> str:

@@ -75,9 +75,9 @@ def setup_logging(
         ConfigurationError: The folder cannot be written, or Weights & Biases cannot start.
     """
     path = ensure_writable_dir(log_dir)
-    stop_logging = (
-        configure_logging_module(path / LOG_FILE) if do_configure_logging_module else None
-    )
+    stop_logging: Callable[[], None] | None = None
+    if do_configure_logging_module:
+        stop_logging = configure_logging_module(path / LOG_FILE)
     loggers: list[Logger] = [JsonLogger(path, resume_step)]
     if print_metrics:
         loggers.append(PrettyPrintLogger())

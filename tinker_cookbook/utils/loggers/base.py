@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
+import contextlib
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import Any, TypeAlias
+
+Metrics: TypeAlias = Mapping[str, float | int | str]
 
 
 class Logger(ABC):
     """A destination of metrics. Only ``log_metrics`` must be implemented."""
 
     @abstractmethod
-    def log_metrics(
-        self, metrics: Mapping[str, float | int | str], step: int | None = None
-    ) -> None:
+    def log_metrics(self, metrics: Metrics, step: int | None = None) -> None:
         """Takes the metrics of one step, all at once.
 
         Args:
@@ -52,31 +53,36 @@ class MultiplexLogger(Logger):
         self.loggers = list(loggers)
         self._on_close = on_close
 
-    def log_metrics(
-        self, metrics: Mapping[str, float | int | str], step: int | None = None
-    ) -> None:
+    def log_metrics(self, metrics: Metrics, step: int | None = None) -> None:
+        """Passes on."""
         for logger in self.loggers:
             logger.log_metrics(metrics, step)
 
     def log_hparams(self, config: Any) -> None:
+        """Passes on."""
         for logger in self.loggers:
             logger.log_hparams(config)
 
     def log_long_text(self, key: str, text: str) -> None:
+        """Passes on."""
         for logger in self.loggers:
             logger.log_long_text(key, text)
 
     def sync(self) -> None:
+        """Passes on."""
         for logger in self.loggers:
             logger.sync()
 
     def close(self) -> None:
-        for logger in self.loggers:
-            logger.close()
-        if self._on_close is not None:
-            self._on_close()
-            self._on_close = None
+        """Closes all, also where one of them fails."""
+        with contextlib.ExitStack() as stack:
+            if self._on_close is not None:
+                stack.callback(self._on_close)
+            for logger in reversed(self.loggers):
+                stack.callback(logger.close)
+        self._on_close = None
 
     def get_logger_url(self) -> str | None:
+        """The first web page that a logger has."""
         urls = (logger.get_logger_url() for logger in self.loggers)
         return next((url for url in urls if url), None)

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from tinker_cookbook.exceptions import ConfigurationError, DataValidationError
 from tinker_cookbook.utils.config_io import CONFIG_FILE, write_config
 from tinker_cookbook.utils.jsonl import append_row, free_name, trim_rows
-from tinker_cookbook.utils.loggers.base import Logger
+from tinker_cookbook.utils.loggers.base import Logger, Metrics
 
 METRICS_FILE = "metrics.jsonl"
 
@@ -35,9 +34,7 @@ class JsonLogger(Logger):
         if resume_step is not None:
             self._cut_after(resume_step)
 
-    def log_metrics(
-        self, metrics: Mapping[str, float | int | str], step: int | None = None
-    ) -> None:
+    def log_metrics(self, metrics: Metrics, step: int | None = None) -> None:
         """Appends one row.
 
         Raises:

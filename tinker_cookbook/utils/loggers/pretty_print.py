@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
 
 from rich.console import Console
 from rich.table import Table
 
 from tinker_cookbook.utils.console import get_console
-from tinker_cookbook.utils.loggers.base import Logger
+from tinker_cookbook.utils.loggers.base import Logger, Metrics
 
 
 class PrettyPrintLogger(Logger):
@@ -22,9 +21,7 @@ class PrettyPrintLogger(Logger):
     def __init__(self, console: Console | None = None) -> None:
         self._console = console or get_console()
 
-    def log_metrics(
-        self, metrics: Mapping[str, float | int | str], step: int | None = None
-    ) -> None:
+    def log_metrics(self, metrics: Metrics, step: int | None = None) -> None:
         """Prints the metrics, sorted by group and name."""
         if not metrics:
             return

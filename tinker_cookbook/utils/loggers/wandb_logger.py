@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
+import html
 import json
 import os
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from tinker_cookbook.exceptions import ConfigurationError
 from tinker_cookbook.utils.config_io import dump_config
-from tinker_cookbook.utils.loggers.base import Logger
+from tinker_cookbook.utils.loggers.base import Logger, Metrics
 from tinker_cookbook.utils.paths import write_atomically
 
 RUN_FILE = "wandb_run.json"
@@ -73,9 +73,7 @@ class WandbLogger(Logger):
         """The id under which the run can be resumed."""
         return self._run.id
 
-    def log_metrics(
-        self, metrics: Mapping[str, float | int | str], step: int | None = None
-    ) -> None:
+    def log_metrics(self, metrics: Metrics, step: int | None = None) -> None:
         """Sends the metrics in the background."""
         self._run.log(dict(metrics) if step is None else {"step": step, **metrics})
 
@@ -85,7 +83,7 @@ class WandbLogger(Logger):
 
     def log_long_text(self, key: str, text: str) -> None:
         """Sends the text as a text panel."""
-        self._run.log({key: self._wandb.Html(text, inject=False)})
+        self._run.log({key: self._wandb.Html(f"<pre>{html.escape(text)}</pre>")})
 
     def close(self) -> None:
         """Waits for the upload and ends the run."""

@@ -1,0 +1,42 @@
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tinker_cookbook.exceptions import ConfigurationError
+from tinker_cookbook.utils.paths import ensure_writable_dir, local_path
+
+
+@pytest.mark.parametrize("url", ["s3://bucket/run", "s3:/bucket/run", "gs://b", "file:///tmp/x"])
+def test_urls_are_refused_not_mangled(url):
+    with pytest.raises(ConfigurationError, match=f"log_path={url} is a .* address"):
+        local_path(url)
+    with pytest.raises(ConfigurationError, match="is a .* address"):
+        local_path(Path(url))
+
+
+@pytest.mark.parametrize("text", ["/tmp/a", "runs/lr:1e-4/x", "a:b", "./x", "C:/runs", "lr-0.003"])
+def test_local_paths_pass(text):
+    assert local_path(text) == Path(text)
+
+
+def test_home_is_expanded_and_empty_is_refused():
+    assert local_path("~/runs") == Path.home() / "runs"
+    with pytest.raises(ConfigurationError, match="log_path is empty"):
+        local_path(" ")
+
+
+def test_writable_folder_is_made_and_left_clean(tmp_path):
+    assert list(ensure_writable_dir(tmp_path / "a" / "b").iterdir()) == []
+
+
+def test_unwritable_folder_is_named_with_the_reason(tmp_path):
+    (tmp_path / "file").write_text("x")
+    with pytest.raises(
+        ConfigurationError, match=r"log_path=.*/file/run cannot be written: Not a d"
+    ):
+        ensure_writable_dir(tmp_path / "file" / "run")
+    # Read-only for root as well.
+    with pytest.raises(ConfigurationError, match=r"log_path=/proc/self cannot be written"):
+        ensure_writable_dir("/proc/self")
