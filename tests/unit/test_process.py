@@ -1,0 +1,67 @@
+"""The process settings are measured, not read back: page faults of large repeated buffers."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import tinker_cookbook
+
+_PROBE = """
+import json, os, resource, sys, threading
+if sys.argv[1] == "with":
+    import tinker_cookbook
+import torch
+
+def faults():
+    return resource.getrusage(resource.RUSAGE_SELF).ru_minflt
+
+def allocate():
+    for i in range(30):
+        large = torch.ones(8_000_000 + i % 7 * 1000)
+        small = torch.ones(4_000_000 + i % 5 * 1000)
+        del large, small
+
+def measure(counts):
+    allocate()
+    before = faults()
+    allocate()
+    counts.append(faults() - before)
+
+counts = []
+measure(counts)
+worker = threading.Thread(target=measure, args=(counts,))
+worker.start(); worker.join()
+print(json.dumps({"counts": counts, "policy": os.environ.get("OMP_WAIT_POLICY")}))
+"""
+
+_ROOT = str(Path(tinker_cookbook.__file__).parent.parent)
+_KNOBS = ("MALLOC_MMAP_THRESHOLD_", "MALLOC_TRIM_THRESHOLD_", "MALLOC_ARENA_MAX", "OMP_WAIT_POLICY")
+
+
+def _probe(how: str, **environment: str) -> dict:
+    kept = {key: value for key, value in os.environ.items() if key not in _KNOBS}
+    environment = {**kept, "PYTHONPATH": _ROOT, **environment}
+    command = [sys.executable, "-c", _PROBE, how]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=True)
+    return json.loads(done.stdout)
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="glibc's allocator settings")
+def test_large_buffers_are_kept_in_the_main_and_in_a_worker_thread():
+    plain, ours = _probe("without"), _probe("with")
+    assert ours["policy"] == "PASSIVE"
+    assert sum(ours["counts"]) < 0.3 * sum(plain["counts"]), (ours, plain)
+    assert ours["counts"][1] < 0.1 * plain["counts"][1], (ours, plain)
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="glibc's allocator settings")
+def test_an_exported_value_wins():
+    asked = _probe("with", OMP_WAIT_POLICY="ACTIVE", MALLOC_MMAP_THRESHOLD_="131072")
+    assert asked["policy"] == "ACTIVE"
+    assert asked["counts"][1] > 10_000  # every buffer goes back to the kernel, as the user asked
