@@ -158,14 +158,10 @@ def test_file_and_folder_are_read(tmp_path):
 
 def test_errors_name_field_and_next_step(tmp_path):
     data = dump_config(full_run())
-    with pytest.raises(
-        ConfigurationError, match=r"no field 'lerning_rate'; did you mean 'learning_"
-    ):
+    with pytest.raises(ConfigurationError, match=r"'lerning_rate'; did you mean 'learning_"):
         load_config({**data, "lerning_rate": 1.0})
     gone = json.loads(json.dumps(data).replace("HubBuilder", "LostBuilder"))
-    with pytest.raises(
-        ConfigurationError, match=r"evaluators\.1: config_samples:LostBuilder cannot"
-    ):
+    with pytest.raises(ConfigurationError, match=r"evaluators\.1: config_samples:LostBuilder c"):
         load_config(gone)
     with pytest.raises(ConfigurationError, match="no chz class"):
         load_config({"_type": "os:getcwd"})

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import itertools
 import math
 
 import pytest
@@ -36,7 +37,7 @@ def test_decay_equals_that_of_transformers(name, reference, warmup):
 def test_warm_up_rises_to_one_and_joins_the_decay(name):
     values = [compute_schedule_lr_multiplier(name, step, 20, 4) for step in range(20)]
     assert values[:5] == [0.25, 0.5, 0.75, 1.0, 1.0]
-    assert all(b <= a for a, b in zip(values[4:], values[5:], strict=False))
+    assert all(b <= a for a, b in itertools.pairwise(values[4:]))
     assert all(value > 0 for value in values)
 
 

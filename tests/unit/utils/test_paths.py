@@ -12,7 +12,7 @@ from tinker_cookbook.utils.paths import ensure_writable_dir, local_path
 def test_urls_are_refused_not_mangled(url):
     with pytest.raises(ConfigurationError, match=f"log_path={url} is a .* address"):
         local_path(url)
-    with pytest.raises(ConfigurationError, match="is a .* address"):
+    with pytest.raises(ConfigurationError, match=r"is a .* address"):
         local_path(Path(url))
 
 
@@ -33,9 +33,7 @@ def test_writable_folder_is_made_and_left_clean(tmp_path):
 
 def test_unwritable_folder_is_named_with_the_reason(tmp_path):
     (tmp_path / "file").write_text("x")
-    with pytest.raises(
-        ConfigurationError, match=r"log_path=.*/file/run cannot be written: Not a d"
-    ):
+    with pytest.raises(ConfigurationError, match=r"log_path=.*/file/run cannot be written: Not"):
         ensure_writable_dir(tmp_path / "file" / "run")
     # Read-only for root as well.
     with pytest.raises(ConfigurationError, match=r"log_path=/proc/self cannot be written"):
