@@ -1,0 +1,139 @@
+from __future__ import annotations
+
+import json
+import logging
+import math
+import shutil
+from pathlib import Path
+
+import pytest
+
+from tinker_cookbook import hyperparam_utils as hp
+from tinker_cookbook.exceptions import ConfigurationError
+
+
+def test_llama_8b_gives_the_published_number():
+    assert hp.get_lr("meta-llama/Llama-3.1-8B") == 0.0002856415043086949
+    assert hp.get_lr("meta-llama/Llama-3.1-8B:peft:32768") == 0.0002856415043086949
+    assert hp.get_lr("meta-llama/Llama-3.1-8B", is_lora=False) == pytest.approx(2.856e-5, rel=1e-3)
+
+
+def test_qwen_has_its_own_exponent():
+    assert hp.get_lr("Qwen/Qwen3-8B") == pytest.approx(5e-4 * (2000 / 4096) ** 0.0775, rel=1e-12)
+    assert hp.get_lr("Qwen/Qwen3-30B-A3B-Base") == pytest.approx(5e-4, rel=2e-3)
+
+
+def test_a_local_model_is_judged_by_its_config(stories_model: str):
+    assert hp.get_lr(stories_model) == pytest.approx(5e-4 * (2000 / 64) ** 0.781, rel=1e-12)
+
+
+def test_an_unfitted_family_says_what_was_assumed(
+    stories_model: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
+):
+    folder = _with_config(stories_model, tmp_path / "gemma", model_type="gemma3_text")
+    with caplog.at_level(logging.WARNING):
+        rate = hp.get_lr(folder)
+    assert rate == hp.get_lr(stories_model)
+    assert "gemma3_text" in caplog.text
+    assert "0.781" in caplog.text
+
+
+def test_an_unknown_model_without_a_copy_names_the_nearest():
+    with pytest.raises(ConfigurationError, match=r"set learning_rate.*Qwen/Qwen3-8B"):
+        hp.get_lr("Qwen/Qwen3-8C")
+
+
+@pytest.mark.parametrize(
+    ("train", "pattern"),
+    [
+        ({"train_mlp": True}, r".*\.(gate|up|down)_proj"),
+        ({"train_attn": True}, r".*\.[qkvo]_proj"),
+        ({"train_unembed": True}, r"lm_head"),
+        ({"train_mlp": True, "train_attn": True, "train_unembed": True}, r".*_proj|lm_head"),
+    ],
+)
+def test_adapter_size_is_what_peft_makes(stories_model: str, train: dict, pattern: str):
+    from peft import LoraConfig, get_peft_model
+    from transformers import AutoModelForCausalLM
+
+    model = AutoModelForCausalLM.from_pretrained(stories_model)
+    wrapped = get_peft_model(model, LoraConfig(r=5, target_modules=pattern))
+    made = sum(p.numel() for n, p in wrapped.named_parameters() if ".lora_" in n)
+    flags = {"train_mlp": False, "train_attn": False, "train_unembed": False, **train}
+    assert hp.get_lora_param_count(stories_model, 5, **flags) == made > 0
+
+
+@pytest.mark.parametrize(
+    ("part", "size"), [("mlp", 1_769_472), ("attn", 958_464), ("unembed", 156_032)]
+)
+def test_adapter_size_of_a_named_model_is_the_published_one(part: str, size: int):
+    flags = {f"train_{name}": name == part for name in ("mlp", "attn", "unembed")}
+    assert hp.get_lora_param_count("Qwen/Qwen3-8B", lora_rank=1, **flags) == size
+
+
+@pytest.mark.parametrize(
+    ("name", "billions"),  # as the model cards state them
+    [
+        ("meta-llama/Llama-3.1-8B", 8.03),
+        ("meta-llama/Llama-3.2-1B", 1.24),
+        ("Qwen/Qwen3-8B", 8.19),
+        ("Qwen/Qwen3-30B-A3B", 30.5),
+        ("Qwen/Qwen3-235B-A22B", 235.1),
+    ],
+)
+def test_full_finetune_multiplier_follows_the_model_size(name: str, billions: float):
+    expected = 1 / math.sqrt(billions * 1e9)
+    assert hp.get_full_finetune_lr_multiplier(name) == pytest.approx(expected, rel=5e-3)
+    assert hp.get_lora_lr_multiplier(name) == pytest.approx(10 * expected, rel=5e-3)
+
+
+def test_stored_weights_are_counted_exactly(stories_model: str):
+    assert hp.get_full_finetune_lr_multiplier(stories_model) == 1 / math.sqrt(260_032)
+
+
+def test_the_table_agrees_with_transformers_models():
+    import torch
+    from transformers import AutoModelForCausalLM, LlamaConfig, Qwen3Config
+
+    for name, config_class in (
+        ("HuggingFaceTB/SmolLM2-135M", LlamaConfig),
+        ("Qwen/Qwen3-0.6B", Qwen3Config),
+    ):
+        shape = hp._SHAPES[name]
+        config = config_class(
+            hidden_size=shape.hidden,
+            intermediate_size=shape.intermediate,
+            num_hidden_layers=shape.layers,
+            num_attention_heads=shape.heads,
+            num_key_value_heads=shape.kv_heads,
+            head_dim=shape.head_dim,
+            vocab_size=shape.vocabulary,
+            tie_word_embeddings=shape.tied,
+        )
+        with torch.device("meta"):
+            model = AutoModelForCausalLM.from_config(config)
+        model.tie_weights()
+        assert hp._parameter_count(name) == sum(p.numel() for p in model.parameters())
+
+
+def test_refusals(stories_model: str, tmp_path: Path):
+    with pytest.raises(ConfigurationError, match="lora_rank: got 0"):
+        hp.get_lora_param_count(stories_model, 0)
+    with pytest.raises(ConfigurationError, match="lora_alpha: got 16"):
+        hp.get_lora_lr_over_full_finetune_lr(stories_model, lora_alpha=16)
+    assert hp.get_lora_lr_over_full_finetune_lr(stories_model) == 10.0
+    latent = _with_config(stories_model, tmp_path / "latent", kv_lora_rank=16)
+    with pytest.raises(ConfigurationError, match="kv_lora_rank"):
+        hp.get_lora_param_count(latent)
+    shapeless = _with_config(stories_model, tmp_path / "shapeless", hidden_size=None)
+    with pytest.raises(ConfigurationError, match="'hidden_size' is missing"):
+        hp.get_lr(shapeless)
+
+
+def _with_config(model: str, folder: Path, **changes: object) -> str:
+    shutil.copytree(model, folder)
+    path = folder / "config.json"
+    path.chmod(0o644)
+    config = {**json.loads(path.read_text()), **changes}
+    path.write_text(json.dumps({key: value for key, value in config.items() if value is not None}))
+    return str(folder)

@@ -1,0 +1,112 @@
+from __future__ import annotations
+
+import json
+import logging
+from pathlib import Path
+
+import pytest
+
+from tinker_cookbook import model_info
+from tinker_cookbook.model_info import (
+    ModelAttributes,
+    get_model_attributes,
+    get_recommended_renderer_name,
+    get_recommended_renderer_names,
+    resolve_renderer_name,
+    warn_if_renderer_not_recommended,
+)
+
+
+@pytest.mark.parametrize(
+    ("name", "expected"),
+    [
+        ("meta-llama/Llama-3.2-1B", ("meta-llama", "3.2", "1B", False, "role_colon")),
+        ("meta-llama/Llama-3.1-8B-Instruct", ("meta-llama", "3.1", "8B", True, "llama3")),
+        ("meta-llama/Llama-3.3-70B-Instruct", ("meta-llama", "3.3", "70B", True, "llama3")),
+        ("Qwen/Qwen3-8B", ("Qwen", "3", "8B", True, "qwen3")),
+        ("Qwen/Qwen3-8B-Base", ("Qwen", "3", "8B", False, "role_colon")),
+        ("Qwen/Qwen3-30B-A3B", ("Qwen", "3", "30B-A3B", True, "qwen3")),
+        ("Qwen/Qwen3-30B-A3B-Base", ("Qwen", "3", "30B-A3B", False, "role_colon")),
+        ("Qwen/Qwen3-4B-Instruct-2507", ("Qwen", "3", "4B", True, "qwen3_instruct")),
+        ("Qwen/Qwen3-235B-A22B-Instruct-2507", ("Qwen", "3", "235B-A22B", True, "qwen3_instruct")),
+        ("Qwen/Qwen3-VL-30B-A3B-Instruct", ("Qwen", "3", "30B-A3B", True, "qwen3_vl_instruct")),
+        ("Qwen/Qwen3.5-9B-Base", ("Qwen", "3.5", "9B", False, "role_colon")),
+        ("Qwen/Qwen3.6-35B-A3B", ("Qwen", "3.6", "35B-A3B", True, "qwen3_5")),
+        ("Qwen/Qwen3.8-27B", ("Qwen", "3.8", "27B", True, "qwen3_8_xhigh_reasoning")),
+        ("Qwen/Qwen2.5-0.5B-Instruct", ("Qwen", "2.5", "0.5B", True, "chatml")),
+        ("deepseek-ai/DeepSeek-V3.1", ("deepseek-ai", "3.1", "", True, "deepseekv3")),
+        ("deepseek-ai/DeepSeek-V3.1-Base", ("deepseek-ai", "3.1", "", False, "role_colon")),
+        ("openai/gpt-oss-20b", ("openai", "1", "20B", True, "gpt_oss_no_sysprompt")),
+        ("moonshotai/Kimi-K2-Thinking", ("moonshotai", "2", "1T-A32B", True, "kimi_k2")),
+        ("moonshotai/Kimi-K2.6", ("moonshotai", "2.6", "", True, "kimi_k26")),
+        ("zai-org/GLM-5.3", ("zai-org", "5.3", "", True, "glm5_3_max_reasoning")),
+        (
+            "nvidia/NVIDIA-Nemotron-3-Nano-30B-A3B-BF16",
+            ("nvidia", "3", "30B-A3B", True, "nemotron3"),
+        ),
+        ("HuggingFaceTB/SmolLM2-135M-Instruct", ("HuggingFaceTB", "2", "135M", True, "smollm2")),
+        ("HuggingFaceTB/SmolLM2-135M", ("HuggingFaceTB", "2", "135M", False, "role_colon")),
+    ],
+)
+def test_known_models(name: str, expected: tuple, caplog: pytest.LogCaptureFixture):
+    with caplog.at_level(logging.WARNING):
+        found = get_model_attributes(name)
+    summary = (found.organization, found.version_str, found.size_str, found.is_chat)
+    assert (*summary, found.recommended_renderers[0]) == expected
+    assert found.is_vl == ("VL" in name or "Qwen3.6" in name or "3.8" in name or "K2.6" in name)
+    assert not caplog.records
+
+
+def test_a_peft_suffix_and_a_folder_are_seen_through(tmp_path: Path):
+    plain = get_model_attributes("Qwen/Qwen3-8B")
+    assert get_model_attributes("Qwen/Qwen3-8B:peft:131072") == plain
+    assert get_model_attributes(str(tmp_path / "Qwen3-8B")) == plain
+    assert isinstance(plain, ModelAttributes)
+    assert get_recommended_renderer_names("Qwen/Qwen3-8B") == ["qwen3", "qwen3_disable_thinking"]
+
+
+@pytest.mark.parametrize(
+    ("family", "model_type", "renderer"),
+    [
+        ("qwen3", "qwen3", "qwen3"),
+        ("qwen2_5", "qwen2", "chatml"),
+        ("llama3", "llama", "llama3"),
+        ("smollm2", "llama", "smollm2"),
+        ("gemma3", "gemma3_text", "role_colon"),
+    ],
+)
+def test_an_unknown_folder_is_judged_by_its_template(
+    tokenizer_folder, caplog: pytest.LogCaptureFixture, family: str, model_type: str, renderer: str
+):
+    folder = Path(tokenizer_folder(family))
+    (folder / "config.json").write_text(json.dumps({"model_type": model_type}))
+    model_info._warn_once.cache_clear()
+    with caplog.at_level(logging.WARNING):
+        assert get_recommended_renderer_name(str(folder)) == renderer
+        assert get_recommended_renderer_name(str(folder)) == renderer
+    said = [r.message for r in caplog.records if "was assumed" in r.message]
+    assert len(said) == 1, "said once, not at every call"
+    assert repr(renderer) in said[0]
+    assert "set renderer_name" in said[0]
+
+
+def test_a_base_model_folder_is_role_colon(stories_model: str):
+    name, reason = resolve_renderer_name(stories_model, None)
+    assert name == "role_colon"
+    assert "has no chat template" in reason
+
+
+def test_an_unreachable_unknown_model_says_it_could_not_look():
+    name, reason = resolve_renderer_name("acme/unheard-of-7b", None)
+    assert name == "role_colon"
+    assert "no copy of its tokenizer" in reason
+
+
+def test_a_configured_renderer_wins_and_a_misfit_is_said(caplog: pytest.LogCaptureFixture):
+    with caplog.at_level(logging.WARNING):
+        assert resolve_renderer_name("Qwen/Qwen3-8B", "qwen3") == ("qwen3", "asked for")
+        assert not warn_if_renderer_not_recommended("Qwen/Qwen3-8B", None)
+        assert not caplog.records
+        assert resolve_renderer_name("Qwen/Qwen3-8B", "llama3") == ("llama3", "asked for")
+    assert "got 'llama3'" in caplog.text
+    assert "qwen3, qwen3_disable_thinking" in caplog.text

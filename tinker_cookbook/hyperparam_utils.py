@@ -1,0 +1,260 @@
+"""Learning rates and adapter sizes that follow from a model's shape.
+
+    LR(m) = 5e-5 · M_LoRA · (2000 / H_m) ^ P_m
+
+with ``M_LoRA`` = 10 for LoRA and 1 for full fine-tuning, ``H_m`` the hidden size, and ``P_m``
+fitted to sweeps: 0.781 for Llama models, 0.0775 for Qwen models. The LoRA rank does not enter. The
+factor 10 is that of "LoRA Without Regret" (Thinking Machines Lab, 2025).
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import math
+from dataclasses import dataclass
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+from tinker_cookbook.engine.resolve import base_name, model_config, resolve_model
+from tinker_cookbook.exceptions import ConfigurationError, ModelNotFoundError, nearest
+
+logger = logging.getLogger(__name__)
+
+_BASE_LR = 5e-5
+_LORA_FACTOR = 10.0
+_EXPONENTS = {"llama": 0.781, "qwen": 0.0775}
+_EXPERT_KEYS = ("num_experts", "num_local_experts", "n_routed_experts")
+# Latent attention, linear attention, state-space layers, experts that every token passes.
+_UNUSUAL_KEYS = (
+    "kv_lora_rank",
+    "linear_num_key_heads",
+    "mamba_num_heads",
+    "n_shared_experts",
+    "shared_expert_intermediate_size",
+    "mlp_only_layers",
+)
+
+
+@dataclass(frozen=True)
+class _Shape:
+    """Sizes of a decoder as its ``config.json`` names them; ``experts`` is 0 for a dense MLP."""
+
+    family: str
+    hidden: int
+    intermediate: int
+    layers: int
+    heads: int
+    kv_heads: int
+    head_dim: int
+    vocabulary: int
+    tied: bool = False
+    experts: int = 0
+    unusual: str = ""
+    """The configuration key that makes its layers others than those counted here."""
+
+
+def _llama(*sizes: int, tied: bool = False) -> _Shape:
+    return _Shape("llama", *sizes, vocabulary=128_256, tied=tied)
+
+
+def _qwen3(*sizes: int, tied: bool = False, experts: int = 0) -> _Shape:
+    return _Shape("qwen", *sizes, head_dim=128, vocabulary=151_936, tied=tied, experts=experts)
+
+
+# Hidden, intermediate, layers, heads, key-value heads(, head size); the longest prefix counts.
+_SHAPES = {
+    "meta-llama/Llama-3.2-1B": _llama(2048, 8192, 16, 32, 8, 64, tied=True),
+    "meta-llama/Llama-3.2-3B": _llama(3072, 8192, 28, 24, 8, 128, tied=True),
+    "meta-llama/Llama-3.1-8B": _llama(4096, 14336, 32, 32, 8, 128),
+    "meta-llama/Llama-3.1-70B": _llama(8192, 28672, 80, 64, 8, 128),
+    "meta-llama/Llama-3.3-70B": _llama(8192, 28672, 80, 64, 8, 128),
+    "Qwen/Qwen3-0.6B": _qwen3(1024, 3072, 28, 16, 8, tied=True),
+    "Qwen/Qwen3-1.7B": _qwen3(2048, 6144, 28, 16, 8, tied=True),
+    "Qwen/Qwen3-4B": _qwen3(2560, 9728, 36, 32, 8, tied=True),
+    "Qwen/Qwen3-8B": _qwen3(4096, 12288, 36, 32, 8),
+    "Qwen/Qwen3-14B": _qwen3(5120, 17408, 40, 40, 8),
+    "Qwen/Qwen3-32B": _qwen3(5120, 25600, 64, 64, 8),
+    "Qwen/Qwen3-30B-A3B": _qwen3(2048, 768, 48, 32, 4, experts=128),
+    "Qwen/Qwen3-235B-A22B": _qwen3(4096, 1536, 94, 64, 4, experts=128),
+    "HuggingFaceTB/SmolLM2-135M": _Shape("llama", 576, 1536, 30, 9, 3, 64, 49_152, tied=True),
+    "HuggingFaceTB/SmolLM2-360M": _Shape("llama", 960, 2560, 32, 15, 5, 64, 49_152, tied=True),
+    "HuggingFaceTB/SmolLM2-1.7B": _Shape("llama", 2048, 8192, 24, 32, 32, 64, 49_152, tied=True),
+}
+
+
+def get_lr(model_name: str, is_lora: bool = True) -> float:
+    """Recommended Adam learning rate for supervised fine-tuning (formula in the module's head).
+
+    For a model outside the table the hidden size is read from the ``config.json`` of a local
+    folder or cached copy; nothing is downloaded. A family other than Llama and Qwen is given
+    the Llama exponent, which a warning says.
+
+    Raises:
+        ConfigurationError: the model is unknown and no copy lies on this machine.
+    """
+    shape = _shape(base_name(model_name))
+    exponent = _EXPONENTS.get(shape.family)
+    if exponent is None:
+        exponent = _EXPONENTS["llama"]
+        _warn_once(
+            f"get_lr: no exponent was fitted for {model_name!r} (model_type {shape.family!r}); "
+            f"that of the Llama models, {exponent}, was assumed. Sweep learning_rate around it."
+        )
+    factor = _LORA_FACTOR if is_lora else 1.0
+    return _BASE_LR * factor * (2000 / shape.hidden) ** exponent
+
+
+def get_lora_lr_over_full_finetune_lr(model_name: str, lora_alpha: int = 32) -> float:
+    """How much higher the best LoRA learning rate is than the full fine-tuning one: 10.
+
+    Raises:
+        ConfigurationError: ``lora_alpha`` is not 32, for which alone the factor was measured.
+    """
+    if lora_alpha != 32:
+        raise ConfigurationError(
+            f"lora_alpha: got {lora_alpha}, expected 32; the factor between LoRA and full "
+            f"fine-tuning was measured at 32 only (model {model_name!r})"
+        )
+    return _LORA_FACTOR
+
+
+def get_full_finetune_lr_multiplier(model_name: str) -> float:
+    """Scale of the full fine-tuning learning rate: ``1 / sqrt(parameters of the model)``."""
+    return 1.0 / math.sqrt(_parameter_count(base_name(model_name)))
+
+
+def get_lora_lr_multiplier(model_name: str) -> float:
+    """Scale of the LoRA learning rate: the full fine-tuning one times the factor between them.
+
+    A rate tuned on model A carries over to B as ``lr_B = lr_A · multiplier(B) / multiplier(A)``.
+    """
+    factor = get_lora_lr_over_full_finetune_lr(model_name)
+    return get_full_finetune_lr_multiplier(model_name) * factor
+
+
+def get_lora_param_count(
+    model_name: str,
+    lora_rank: int = 32,
+    train_mlp: bool = True,
+    train_attn: bool = True,
+    train_unembed: bool = True,
+) -> int:
+    """Number of parameters of an adapter: ``rank · (inputs + outputs)`` summed over its layers.
+
+    In a mixture of experts each expert's three matrices count as layers of their own; the router
+    has no adapter.
+
+    Raises:
+        ConfigurationError: rank below 1, or an unknown model without a copy on this machine.
+    """
+    if lora_rank < 1:
+        raise ConfigurationError(f"lora_rank: got {lora_rank}, expected a whole number from 1")
+    shape = _shape(base_name(model_name))
+    if shape.unusual:
+        raise ConfigurationError(
+            f"model_name: the layers of {model_name!r} are not the usual ones (its config.json has "
+            f"{shape.unusual!r}), so the size of an adapter cannot be told from its configuration; "
+            "count the tensors of a saved adapter instead"
+        )
+    per_rank = 0
+    if train_mlp:
+        per_rank += sum(map(sum, _mlp_matrices(shape))) * max(1, shape.experts) * shape.layers
+    if train_attn:
+        per_rank += sum(map(sum, _attention_matrices(shape))) * shape.layers
+    if train_unembed:
+        per_rank += shape.hidden + shape.vocabulary
+    return lora_rank * per_rank
+
+
+def _mlp_matrices(shape: _Shape) -> list[tuple[int, int]]:
+    """(inputs, outputs) of gate, up and down projection."""
+    outwards = (shape.hidden, shape.intermediate)
+    return [outwards, outwards, (shape.intermediate, shape.hidden)]
+
+
+def _attention_matrices(shape: _Shape) -> list[tuple[int, int]]:
+    """(inputs, outputs) of q, k, v and o projection."""
+    query, key_value = shape.heads * shape.head_dim, shape.kv_heads * shape.head_dim
+    hidden = shape.hidden
+    return [(hidden, query), (hidden, key_value), (hidden, key_value), (query, hidden)]
+
+
+def _parameter_count(name: str) -> int:
+    """Exact where the weights lie here (their headers are read), else from the matrices."""
+    try:
+        return _stored_parameter_count(resolve_model(name, allow_download=False).folder)
+    except ModelNotFoundError:
+        shape = _shape(name)
+    mlp = sum(a * b for a, b in _mlp_matrices(shape)) * max(1, shape.experts)
+    router = shape.hidden * shape.experts
+    attention = sum(a * b for a, b in _attention_matrices(shape))
+    embeddings = shape.hidden * shape.vocabulary * (1 if shape.tied else 2)
+    norms = 2 * shape.hidden
+    query_key_norms = 2 * shape.head_dim if shape.family == "qwen" else 0
+    per_layer = mlp + router + attention + norms + query_key_norms
+    return shape.layers * per_layer + embeddings + shape.hidden
+
+
+def _stored_parameter_count(folder: Path) -> int:
+    total = 0
+    for file in sorted(folder.glob("model*.safetensors")):
+        with file.open("rb") as stream:  # 8 bytes with the header's length, then JSON
+            header = json.loads(stream.read(int.from_bytes(stream.read(8), "little")))
+        tensors = (entry for key, entry in header.items() if key != "__metadata__")
+        total += sum(math.prod(entry["shape"]) for entry in tensors)
+    if not total:
+        raise ModelNotFoundError(f"{folder} holds no safetensors weights to count")
+    return total
+
+
+def _shape(name: str) -> _Shape:
+    """From the table for named models, else from the configuration of a copy on this machine."""
+    known = [prefix for prefix in _SHAPES if name == prefix or name.startswith(f"{prefix}-")]
+    if known:
+        return _SHAPES[max(known, key=len)]
+    try:
+        folder = resolve_model(name, allow_download=False, need="config").folder
+    except ModelNotFoundError as error:
+        raise ConfigurationError(
+            f"model_name: the shape of {name!r} is not known and no copy of it lies on this "
+            "machine; set learning_rate yourself, or give a local folder" + nearest(name, _SHAPES)
+        ) from error
+    return _shape_of_config(folder, model_config(folder))
+
+
+def _shape_of_config(folder: Path, config: dict[str, Any]) -> _Shape:
+    config = {**config, **(config.get("text_config") or {})}  # multimodal models nest the decoder
+    try:
+        heads = int(config["num_attention_heads"])
+        hidden = int(config["hidden_size"])
+        model_type = str(config.get("model_type", ""))
+        experts = next((int(config[key]) for key in _EXPERT_KEYS if config.get(key)), 0)
+        is_wide = experts and "moe_intermediate_size" in config
+        width = "moe_intermediate_size" if is_wide else "intermediate_size"
+        return _Shape(
+            family=next(
+                (family for family in _EXPONENTS if model_type.startswith(family)), model_type
+            ),
+            hidden=hidden,
+            intermediate=int(config[width]),
+            layers=int(config["num_hidden_layers"]),
+            heads=heads,
+            kv_heads=int(config.get("num_key_value_heads") or heads),
+            head_dim=int(config.get("head_dim") or hidden // heads),
+            vocabulary=int(config["vocab_size"]),
+            tied=bool(config.get("tie_word_embeddings", False)),
+            experts=experts,
+            unusual=next((key for key in _UNUSUAL_KEYS if config.get(key)), ""),
+        )
+    except KeyError as error:
+        raise ConfigurationError(
+            f"{folder / 'config.json'}: {error} is missing, so the model's shape is not known; "
+            "set learning_rate yourself"
+        ) from error
+
+
+@lru_cache(maxsize=256)
+def _warn_once(message: str) -> None:
+    logger.warning("%s", message)

@@ -1,0 +1,242 @@
+"""What is known of a model by its name: family, size, and the renderers that fit it.
+
+The table holds rules, not names: a fine-tune or a local folder whose name keeps the family's
+pattern is recognised as well. A model that no rule matches is looked at (its chat template, where
+a copy lies on this machine), and what was assumed is said.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import re
+from dataclasses import dataclass
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+from tinker_cookbook.engine.resolve import base_name, model_config, resolve_model
+from tinker_cookbook.exceptions import ModelNotFoundError, TinkerCookbookError
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class ModelAttributes:
+    """Facts about a model; ``recommended_renderers`` has the best one first."""
+
+    organization: str
+    version_str: str
+    size_str: str
+    is_chat: bool
+    recommended_renderers: tuple[str, ...]
+    is_vl: bool = False
+    is_audio_in: bool = False
+
+
+@dataclass(frozen=True)
+class _Family:
+    """A rule. ``pattern`` matches the last part of the name, in lower case, from its start."""
+
+    pattern: str
+    organization: str
+    version: str
+    renderers: tuple[str, ...]
+    is_chat: bool = True
+    is_vl: bool = False
+    is_audio_in: bool = False
+    size: str = ""
+
+
+_BASE = ("role_colon",)
+_QWEN3_HYBRID = ("qwen3", "qwen3_disable_thinking")
+_QWEN35 = ("qwen3_5", "qwen3_5_disable_thinking", "qwen3_5_preserve_thinking")
+_QWEN38 = tuple(f"qwen3_8_{level}_reasoning" for level in ("xhigh", "medium", "low"))
+_GPT_OSS = (
+    "gpt_oss_no_sysprompt",
+    *(f"gpt_oss_{level}_reasoning" for level in ("low", "medium", "high")),
+)
+_DEEPSEEK_V3 = ("deepseekv3", "deepseekv3_thinking", "deepseekv3_disable_thinking")
+_NEMOTRON = ("nemotron3", "nemotron3_low_thinking", "nemotron3_disable_thinking")
+_ULTRA = ("nemotron3_ultra", "nemotron3_ultra_medium_thinking", "nemotron3_ultra_disable_thinking")
+_KIMI31 = tuple(f"kimi_k31_pro_{level}_reasoning" for level in ("max", "high", "low"))
+_GLM = tuple(f"glm5_3_{level}_reasoning" for level in ("max", "high", "low"))
+
+# The first rule that matches counts, so the special stands above the general.
+_FAMILIES = (
+    _Family(r"(meta-)?llama-?(?P<version>3(\.\d)?)-.*instruct", "meta-llama", "3", ("llama3",)),
+    _Family(r"(meta-)?llama-?(?P<version>3(\.\d)?)-", "meta-llama", "3", _BASE, is_chat=False),
+    _Family(r"qwen3-vl-.*instruct", "Qwen", "3", ("qwen3_vl_instruct",), is_vl=True),
+    _Family(r"qwen3-vl-", "Qwen", "3", ("qwen3_vl",), is_vl=True),
+    _Family(r"qwen(?P<version>[23](\.\d)?)-.*base", "Qwen", "3", _BASE, is_chat=False),
+    _Family(r"qwen3-.*instruct", "Qwen", "3", ("qwen3_instruct",)),
+    _Family(r"qwen3-.*thinking", "Qwen", "3", ("qwen3",)),
+    _Family(r"qwen3-", "Qwen", "3", _QWEN3_HYBRID),
+    _Family(r"qwen3\.8-", "Qwen", "3.8", (*_QWEN38, "qwen3_8_disable_thinking"), is_vl=True),
+    _Family(r"qwen(?P<version>3\.[56])-", "Qwen", "3.5", _QWEN35, is_vl=True),
+    _Family(r"qwen2\.5-(coder-|math-)?.*instruct", "Qwen", "2.5", ("chatml",)),
+    _Family(r"qwen2\.5-", "Qwen", "2.5", _BASE, is_chat=False),
+    _Family(r"deepseek-v4\.1", "deepseek-ai", "4.1", ("deepseekv4_1",)),
+    _Family(r"deepseek-v(?P<version>3(\.\d)?).*base", "deepseek-ai", "3", _BASE, is_chat=False),
+    _Family(r"deepseek-v(?P<version>3(\.\d)?)", "deepseek-ai", "3", _DEEPSEEK_V3),
+    _Family(r"gpt-oss-", "openai", "1", _GPT_OSS),
+    _Family(
+        r"kimi-k2\.5", "moonshotai", "2.5", ("kimi_k25", "kimi_k25_disable_thinking"), is_vl=True
+    ),
+    _Family(
+        r"kimi-k2\.6", "moonshotai", "2.6", ("kimi_k26", "kimi_k26_disable_thinking"), is_vl=True
+    ),
+    _Family(r"kimi-k3\.1", "moonshotai", "3.1", _KIMI31),
+    _Family(r"kimi-k2-base", "moonshotai", "2", _BASE, is_chat=False),
+    _Family(r"kimi-k2", "moonshotai", "2", ("kimi_k2",), size="1T-A32B"),
+    _Family(r"(nvidia-)?nemotron-3-ultra", "nvidia", "3", _ULTRA),
+    _Family(r"(nvidia-)?nemotron-3-.*base", "nvidia", "3", _BASE, is_chat=False),
+    _Family(r"(nvidia-)?nemotron-3", "nvidia", "3", _NEMOTRON),
+    _Family(r"glm-5\.3", "zai-org", "5.3", _GLM),
+    _Family(r"inkling", "thinkingmachines", "", ("tml_v0",), is_vl=True, is_audio_in=True),
+    _Family(r"smollm2-.*instruct", "HuggingFaceTB", "2", ("smollm2", "chatml")),
+    _Family(r"smollm2-", "HuggingFaceTB", "2", _BASE, is_chat=False),
+)
+_SIZE = re.compile(r"(?<![a-z0-9.])(\d+(?:\.\d+)?[kmbt](?:-a\d+(?:\.\d+)?b)?)(?![a-z0-9])")
+
+
+def get_model_attributes(model_name: str) -> ModelAttributes:
+    """Looks a model up by its Hub name or folder; a ``:peft:…`` suffix is ignored.
+
+    An unknown model gets attributes derived from its chat template; a warning, once a name, says
+    what was assumed.
+    """
+    attributes, reason = _attributes(base_name(model_name))
+    if reason:
+        _warn_once(reason)
+    return attributes
+
+
+def get_recommended_renderer_names(model_name: str) -> list[str]:
+    """Names of the renderers that fit ``model_name``, the best first."""
+    return list(get_model_attributes(model_name).recommended_renderers)
+
+
+def get_recommended_renderer_name(model_name: str) -> str:
+    """Name of the renderer that fits ``model_name`` best."""
+    return get_recommended_renderer_names(model_name)[0]
+
+
+def resolve_renderer_name(model_name: str, renderer_name: str | None) -> tuple[str, str]:
+    """The renderer that a run uses, with a sentence on why.
+
+    ``renderer_name`` as configured wins; ``None`` takes the recommended one.
+    """
+    if renderer_name is not None:
+        warn_if_renderer_not_recommended(model_name, renderer_name)
+        return renderer_name, "asked for"
+    attributes, reason = _attributes(base_name(model_name))
+    if reason:
+        _warn_once(reason)
+    kind = "chat" if attributes.is_chat else "base"
+    return (
+        attributes.recommended_renderers[0],
+        reason or f"recommended for {attributes.organization} {kind} models of this family",
+    )
+
+
+def warn_if_renderer_not_recommended(model_name: str, renderer_name: str | None) -> bool:
+    """Warns where ``renderer_name`` is not one of those that fit; returns whether it did."""
+    if renderer_name is None:
+        return False
+    attributes, guessed = _attributes(base_name(model_name))
+    if guessed or renderer_name in attributes.recommended_renderers:
+        return False
+    logger.warning(
+        "renderer_name: got %r, but %s was trained with another format; expected one of: %s. "
+        "Leave renderer_name unset to use %r.",
+        renderer_name,
+        model_name,
+        ", ".join(attributes.recommended_renderers),
+        attributes.recommended_renderers[0],
+    )
+    return True
+
+
+def _attributes(name: str) -> tuple[ModelAttributes, str]:
+    """Attributes and, for a model that no rule knows, the sentence on what was assumed."""
+    last = Path(name).name.lower()
+    for family in _FAMILIES:
+        if match := re.match(family.pattern, last):
+            version = match.groupdict().get("version") or family.version
+            return _from_family(family, version, last), ""
+    renderers, why = _renderers_by_template(name)
+    organization = name.split("/")[0] if name.count("/") == 1 else ""
+    attributes = ModelAttributes(organization, "", _size(last), renderers != _BASE, renderers)
+    return attributes, (
+        f"model {name!r} is not in the table of known models; renderer {renderers[0]!r} was "
+        f"assumed, because {why}; set renderer_name to choose another"
+    )
+
+
+def _from_family(family: _Family, version: str, last: str) -> ModelAttributes:
+    return ModelAttributes(
+        organization=family.organization,
+        version_str=version,
+        size_str=family.size or _size(last),
+        is_chat=family.is_chat,
+        recommended_renderers=family.renderers,
+        is_vl=family.is_vl,
+        is_audio_in=family.is_audio_in,
+    )
+
+
+def _size(last: str) -> str:
+    match = _SIZE.search(last)
+    return match.group(1).upper() if match else ""
+
+
+def _renderers_by_template(name: str) -> tuple[tuple[str, ...], str]:
+    """Renderers guessed from the chat template of a copy on this machine, and the grounds."""
+    try:
+        folder = resolve_model(name, allow_download=False, need="tokenizer").folder
+    except ModelNotFoundError:
+        return _BASE, "no copy of its tokenizer lies on this machine to look at"
+    template = _chat_template(folder)
+    if "<|im_start|>" in template:
+        if _model_type(folder).startswith("qwen3") and "<think>" in template:
+            return _QWEN3_HYBRID, "its chat template is that of Qwen3"
+        if "named SmolLM" in template:
+            return ("smollm2", "chatml"), "its chat template is that of SmolLM2"
+        return ("chatml",), "its chat template is ChatML"
+    if "<|start_header_id|>" in template:
+        return ("llama3",), "its chat template is that of Llama 3"
+    if template:
+        return _BASE, "its chat template is of a kind that no renderer is known for"
+    return _BASE, "its tokenizer has no chat template, as base models have none"
+
+
+def _chat_template(folder: Path) -> str:
+    separate = folder / "chat_template.jinja"
+    if separate.is_file():
+        return separate.read_text(encoding="utf-8")
+    template = _read_json(folder / "tokenizer_config.json").get("chat_template") or ""
+    if isinstance(template, list):  # several named templates: the default one counts
+        named = {entry.get("name"): entry.get("template", "") for entry in template}
+        return str(named.get("default", ""))
+    return str(template)
+
+
+def _model_type(folder: Path) -> str:
+    try:
+        return str(model_config(folder).get("model_type", ""))
+    except TinkerCookbookError:
+        return ""
+
+
+def _read_json(path: Path) -> dict[str, Any]:
+    try:
+        content = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return {}
+    return content if isinstance(content, dict) else {}
+
+
+@lru_cache(maxsize=256)
+def _warn_once(message: str) -> None:
+    logger.warning("%s", message)
