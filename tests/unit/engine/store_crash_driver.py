@@ -1,0 +1,123 @@
+"""Kills writers of a checkpoint again and again; run by test_store.py in a process of its own.
+
+The process forks its writers, so that torch is imported once for all of them.
+Usage: store_crash_driver.py ROOT steps|random KILLS
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import signal
+import sys
+import time
+from pathlib import Path
+
+import torch
+
+from tinker_cookbook.engine import store_files
+from tinker_cookbook.engine.store import CheckpointStore, RunInfo
+
+PATH = "tinker://crash/weights/latest"
+
+
+def write(store: CheckpointStore, step: int) -> None:
+    store.write_checkpoint(
+        "crash",
+        "weights",
+        "latest",
+        adapter={f"a{i}": torch.full((20_000,), float(step)) for i in range(3)},
+        adapter_config={"r": step},
+        optimizer={"m": torch.full((50_000,), float(step))},
+        state={"step": step},
+        overwrite=True,
+    )
+
+
+def check(root: Path) -> int:
+    """Opens the store as the next process would, and returns the step it holds, whole."""
+    checkpoint = CheckpointStore(root).read_checkpoint(PATH, with_optimizer=True)
+    assert checkpoint.optimizer is not None
+    step = checkpoint.state["step"]
+    for tensor in (*checkpoint.adapter.values(), *checkpoint.optimizer.values()):
+        assert (tensor == step).all()
+    assert checkpoint.adapter_config["r"] == step
+    names = sorted(os.listdir(root / "runs" / "crash" / "weights"))
+    assert names == ["latest"], f"left over: {names}"
+    return step
+
+
+def die_at(call: int) -> None:
+    """Kills this process just before its ``call``-th call that changes the file system."""
+    left = call
+
+    def dying(real):
+        def wrapped(*args, **kwargs):
+            nonlocal left
+            left -= 1
+            if left == 0:
+                os.kill(os.getpid(), signal.SIGKILL)
+            return real(*args, **kwargs)
+
+        return wrapped
+
+    for owner, name in ((os, "rename"), (os, "fsync"), (os, "mkdir"), (os, "unlink")):
+        setattr(owner, name, dying(getattr(owner, name)))
+    os.rmdir = dying(os.rmdir)
+
+
+def at_every_step(root: Path) -> dict[str, object]:
+    steps, call = [], 0
+    while True:
+        call += 1
+        before = check(root)
+        child = os.fork()
+        if child == 0:
+            store = CheckpointStore(root)
+            die_at(call)
+            write(store, before + 1)
+            os._exit(0)
+        _, status = os.waitpid(child, 0)
+        after = check(root)
+        assert after in (before, before + 1)
+        if os.WIFEXITED(status):
+            assert os.WEXITSTATUS(status) == 0
+            assert after == before + 1
+            return {"calls": call - 1, "new_after": steps}
+        if after == before + 1:
+            steps.append(call)
+
+
+def at_random(root: Path, kills: int) -> dict[str, object]:
+    chance = random.Random(0)
+    last, advanced, orphans = check(root), 0, 0
+    for _ in range(kills):
+        child = os.fork()
+        if child == 0:
+            store = CheckpointStore(root)
+            step = last
+            while True:
+                step += 1
+                write(store, step)
+        time.sleep(chance.uniform(0.0, 0.05))
+        os.kill(child, signal.SIGKILL)
+        os.waitpid(child, 0)
+        orphans += bool(store_files.leftovers(root / "runs" / "crash" / "weights"))
+        now = check(root)
+        assert now >= last
+        advanced += now > last
+        last = now
+    return {"kills": kills, "advanced": advanced, "orphans": orphans, "last": last}
+
+
+def main() -> None:
+    root, mode, kills = Path(sys.argv[1]), sys.argv[2], int(sys.argv[3])
+    store = CheckpointStore(root)
+    store.create_run("crash", RunInfo(base_model="m", lora_rank=1))
+    write(store, 1)
+    print(json.dumps(at_every_step(root) if mode == "steps" else at_random(root, kills)))
+
+
+if __name__ == "__main__":
+    main()
