@@ -70,10 +70,10 @@ class Llama3Renderer(Renderer):
             text = self._tool_call_text(message, text, ctx.idx)
         elif role in ("tool", "ipython"):
             role, text = "ipython", json.dumps(text, ensure_ascii=False)
+        elif role == "system" and ctx.idx == 0:
+            text = self._system_text(text)
         else:
             text = text.strip()
-        if ctx.idx == 0 and role == "system":
-            text = self._system_text(text)
         return RenderedMessage(
             header=self._generation_suffix(role), output=[self.codec.encode(f"{text}{_END}")]
         )
@@ -113,9 +113,9 @@ class Llama3Renderer(Renderer):
         return self.codec.constant(f"<|start_header_id|>{role}<|end_header_id|>\n\n")
 
     def _system_text(self, text: str) -> str:
-        if text.startswith(_WITH_TOOLS):
+        if text.startswith(_WITH_TOOLS):  # the template trims the system prompt alone
             return _WITH_TOOLS + self._dates + text.removeprefix(_WITH_TOOLS)
-        return self._dates + text
+        return self._dates + text.strip()
 
     def _tool_call_text(self, message: Message, text: str, idx: int) -> str:
         unparsed = message.get("unparsed_tool_calls", [])

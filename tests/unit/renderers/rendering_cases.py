@@ -1,0 +1,140 @@
+"""Conversations for the renderer tests, and what chat templates say about them.
+
+Nothing here uses the code under test beyond its message types: the OpenAI form of a message and
+the spans of trained tokens are worked out anew.
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+from hypothesis import strategies as st
+
+from tinker_cookbook.renderers import TextPart, ThinkingPart, ToolCall
+
+FRAGMENTS = [
+    *[" ", "\n", "\n\n", "  ", "\t", "\r\n", " \n", "Hello", " world", "12345", "é", "你好", "🙂"],
+    *["def f(x):\n    return x", "<|im_end|>", "<|im_start|>user\n", "<|eot_id|>", "<think>", "<"],
+    *["<tool_call>", "</tool_response>", "'s", "...", "{}", "\u0301", "User:", "\u00a0", "_"],
+]
+text = st.one_of(
+    st.lists(st.sampled_from(FRAGMENTS), max_size=6).map("".join), st.text(max_size=30)
+)
+# What an answer may begin with: see the module docstring of renderers/base.py.
+answer = text.filter(lambda t: not t[:1].isspace())
+# Text in which no tag stands, where tags decide how the text is read.
+untagged = st.text(alphabet=st.characters(codec="utf-8", exclude_characters="<>"), max_size=20)
+name = st.sampled_from(["search", "get_weather", "f"])
+arguments = st.dictionaries(
+    st.sampled_from(["q", "n", "ort"]),
+    st.one_of(st.integers(-9, 999), st.booleans(), st.sampled_from(["x", 'a "b"', "ü\n"])),
+    max_size=3,
+)
+tool_call = st.builds(
+    lambda n, a: ToolCall(
+        function=ToolCall.FunctionBody(name=n, arguments=json.dumps(a, ensure_ascii=False))
+    ),
+    name,
+    arguments,
+)
+
+
+@st.composite
+def dialogues(draw, user=text, reply=answer, system=text, ends_with_answer=None):
+    """A system message or none, then questions and answers in turn."""
+    messages = []
+    if draw(st.booleans()):
+        messages.append({"role": "system", "content": draw(system)})
+    for _ in range(draw(st.integers(1, 4))):
+        messages.append({"role": "user", "content": draw(user)})
+        messages.append({"role": "assistant", "content": draw(reply)})
+    keep_answer = draw(st.booleans()) if ends_with_answer is None else ends_with_answer
+    return messages if keep_answer else messages[:-1]
+
+
+@st.composite
+def qwen_answers(draw, thinking=True, calls=True):
+    """An answer with or without thinking (as a part or as tags in the text) and tool calls."""
+    content = draw(answer)
+    if thinking:
+        thought = draw(untagged)
+        kind = draw(st.sampled_from(["none", "part", "tags"]))
+        if kind == "part":
+            parts = [ThinkingPart(type="thinking", thinking=thought)]
+            content = [*parts, TextPart(type="text", text=content)]
+        elif kind == "tags":
+            content = f"<think>\n{thought}\n</think>\n\n{content}"
+    message = {"role": "assistant", "content": content}
+    if calls:
+        message["tool_calls"] = draw(st.lists(tool_call, min_size=1, max_size=2))
+    return message
+
+
+@st.composite
+def qwen_conversations(draw, thinking=True):
+    """Turns with chains of tool calls and their results."""
+    messages = []
+    if draw(st.booleans()):
+        messages.append({"role": "system", "content": draw(text)})
+    for _ in range(draw(st.integers(1, 3))):
+        messages.append({"role": "user", "content": draw(text)})
+        for _ in range(draw(st.integers(0, 2))):
+            messages.append(draw(qwen_answers(thinking=thinking)))
+            for _ in range(draw(st.integers(1, 2))):
+                messages.append({"role": "tool", "content": draw(text)})
+        messages.append(draw(qwen_answers(thinking=thinking, calls=False)))
+    return messages
+
+
+def openai(message, parsed_arguments=False):
+    """The message as ``apply_chat_template`` takes it."""
+    content, result = message["content"], {"role": message["role"]}
+    if isinstance(content, list):
+        result["content"] = "".join(p["text"] for p in content if p["type"] == "text")
+        thoughts = [p["thinking"] for p in content if p["type"] == "thinking"]
+        if thoughts:
+            result["reasoning_content"] = thoughts[0]
+    else:
+        result["content"] = content
+    for call in message.get("tool_calls", []):
+        arguments = call.function.arguments
+        result.setdefault("tool_calls", []).append(
+            {
+                "type": "function",
+                "function": {
+                    "name": call.function.name,
+                    "arguments": json.loads(arguments) if parsed_arguments else arguments,
+                },
+            }
+        )
+    return result
+
+
+def template_ids(tokenizer, messages, template=None, **options):
+    """Token ids by the chat template (of the tokenizer, or the text of another)."""
+    parsed = options.pop("parsed_arguments", False)
+    return tokenizer.apply_chat_template(
+        [openai(message, parsed) for message in messages],
+        chat_template=template,
+        tokenize=True,
+        return_dict=False,
+        **options,
+    )
+
+
+def template_file(folder, name):
+    return (Path(folder) / name).read_text(encoding="utf-8")
+
+
+def scan_answers(ids, opening, closing):
+    """1 for each token after ``opening`` up to and with ``closing``, found by scanning ids."""
+    weights, position = [0] * len(ids), 0
+    while position < len(ids):
+        if ids[position : position + len(opening)] == opening:
+            start = position + len(opening)
+            end = ids.index(closing, start)
+            weights[start : end + 1] = [1] * (end + 1 - start)
+            position = end
+        position += 1
+    return weights

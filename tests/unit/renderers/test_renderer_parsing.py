@@ -1,0 +1,213 @@
+"""Sampled tokens back to messages: round trips, terminations, tool calls, thinking."""
+
+from __future__ import annotations
+
+import copy
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from rendering_cases import tool_call, untagged
+
+from tinker_cookbook.renderers import (
+    ParseTermination,
+    TextPart,
+    ThinkingPart,
+    UnparsedToolCall,
+    get_renderer,
+    parse_response_for_stop_token,
+    parse_think_blocks,
+)
+from tinker_cookbook.tokenizer_utils import get_tokenizer
+
+examples = settings(
+    max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+)
+QUESTION = {"role": "user", "content": "Hi"}
+# Formats trim or merge white space around answers, and vocabularies normalise to NFC.
+ascii_text = st.text(
+    alphabet=st.characters(min_codepoint=32, max_codepoint=126, exclude_characters="<>")
+    | st.just("\n"),
+    max_size=30,
+)
+body = ascii_text.map(str.strip)
+
+
+def sampled(renderer, message):
+    model_input, weights = renderer.build_supervised_example([QUESTION, message])
+    return [t for t, w in zip(model_input.to_ints(), weights.tolist(), strict=True) if w]
+
+
+def encode(renderer, text):
+    return renderer.tokenizer.encode(text, add_special_tokens=False)
+
+
+@pytest.mark.parametrize(
+    ("spec", "family"),
+    [
+        ("smollm2", "smollm2"),
+        ("llama3", "llama3"),
+        ("role_colon", "llama3"),
+        ("role_colon", "smollm2"),
+        ("qwen3", "qwen3"),
+        ("qwen3_disable_thinking", "qwen3"),
+        ("qwen3_instruct", "qwen3"),
+    ],
+)
+@examples
+@given(content=body)
+def test_text_round_trip(make_renderer, spec, family, content):
+    renderer = make_renderer(spec, family)
+    message = {"role": "assistant", "content": content}
+    parsed, how = renderer.parse_response(sampled(renderer, message))
+    assert parsed == message
+    assert how is ParseTermination.STOP_SEQUENCE
+    assert how.is_clean
+    assert how.is_stop_sequence
+    assert how
+
+
+@examples
+@given(
+    content=body.filter(bool),
+    thought=body.filter(bool),
+    calls=st.lists(tool_call, max_size=3),
+)
+def test_qwen3_thinking_and_calls_round_trip(make_renderer, content, thought, calls):
+    renderer = make_renderer("qwen3", "qwen3")
+    parts = [
+        ThinkingPart(type="thinking", thinking=thought),
+        TextPart(type="text", text=content),
+    ]
+    message = {"role": "assistant", "content": parts} | ({"tool_calls": calls} if calls else {})
+    assert renderer.parse_response(sampled(renderer, message))[0] == message
+
+
+@examples
+@given(call=tool_call)
+def test_llama3_call_round_trip(make_renderer, call):
+    renderer = make_renderer("llama3", "llama3")
+    message = {"role": "assistant", "content": "", "tool_calls": [call]}
+    assert renderer.parse_response(sampled(renderer, message))[0] == message
+
+
+def test_llama3_json_that_is_no_call_is_text(make_renderer):
+    renderer = make_renderer("llama3", "llama3")
+    for text in ['{"name": "f"}', '{"name": 1, "parameters": {}}', "{", "[1]"]:
+        message, _ = renderer.parse_response(encode(renderer, text + "<|eot_id|>"))
+        assert message == {"role": "assistant", "content": text}
+
+
+@examples
+@given(content=body)
+def test_role_colon_on_a_sentencepiece_vocabulary(stories_model, content):
+    renderer = get_renderer("role_colon", get_tokenizer(stories_model))
+    message = {"role": "assistant", "content": content}
+    model_input, _ = renderer.build_supervised_example([QUESTION, message])
+    text = renderer.tokenizer.decode(model_input.to_ints(), skip_special_tokens=True)
+    assert text == f"User: Hi\n\nAssistant: {content}\n\nUser:"
+    assert renderer.parse_response(sampled(renderer, message))[0] == message
+
+
+@pytest.mark.parametrize(
+    ("text", "content", "expected"),
+    [
+        (" yes\n\nUser:", "yes", ParseTermination.STOP_SEQUENCE),
+        (" yes\n\nUser: no", "yes", ParseTermination.MALFORMED),
+        (" yes", "yes", ParseTermination.MALFORMED),
+        (" yes</s>", "yes", ParseTermination.EOS),
+        ("", "", ParseTermination.MALFORMED),
+    ],
+)
+def test_role_colon_terminations(stories_model, text, content, expected):
+    renderer = get_renderer("role_colon", get_tokenizer(stories_model))
+    assert renderer.get_stop_sequences() == ["\n\nUser:"]
+    message, how = renderer.parse_response(renderer.codec.encode(text))
+    assert message["content"] == content
+    assert how is expected
+    assert bool(how) == how.is_clean == (expected is not ParseTermination.MALFORMED)
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("yes<|im_end|>", ParseTermination.STOP_SEQUENCE),
+        ("yes<|im_end|>\n", ParseTermination.MALFORMED),
+        ("yes<|im_end|><|im_end|>", ParseTermination.MALFORMED),
+        ("yes", ParseTermination.MALFORMED),
+    ],
+)
+def test_stop_token_terminations(make_renderer, text, expected):
+    renderer = make_renderer("chatml", "smollm2")
+    message, how = renderer.parse_response(encode(renderer, text))
+    assert (message["content"], how) == ("yes", expected)
+    stop = renderer.get_stop_sequences()
+    assert stop == [renderer.tokenizer.convert_tokens_to_ids("<|im_end|>")]
+    assert parse_response_for_stop_token(encode(renderer, text), renderer.tokenizer, stop[0]) == (
+        message,
+        how,
+    )
+
+
+def test_eos_in_place_of_the_stop_token(tokenizer_folder):
+    tokenizer = copy.deepcopy(get_tokenizer(tokenizer_folder("smollm2")))
+    tokenizer.eos_token = "<|endoftext|>"
+    renderer = get_renderer("chatml", tokenizer)
+    message, how = renderer.parse_response(encode(renderer, "yes<|endoftext|>"))
+    assert (message["content"], how) == ("yes", ParseTermination.EOS)
+    assert not how.is_stop_sequence
+
+
+@pytest.mark.parametrize(
+    ("block", "error"),
+    [
+        ("<tool_call>\n{oops}\n</tool_call>", "Expecting property name"),
+        ('<tool_call>\n{"name": "f", "arguments": {oops}}\n</tool_call>', "Expecting property"),
+        ('<tool_call>\n{"arguments": {}}\n</tool_call>', "expected an object"),
+        ('<tool_call>\n{"name": "f", "argu', "without </tool_call>"),
+    ],
+)
+def test_unreadable_calls_are_kept_and_written_again(make_renderer, block, error):
+    renderer = make_renderer("qwen3_instruct", "qwen3")
+    tokens = encode(renderer, f"Hm\n{block}<|im_end|>")
+    message, how = renderer.parse_response(tokens)
+    assert how.is_clean
+    assert message["content"] == "Hm"
+    assert "tool_calls" not in message
+    [call] = message["unparsed_tool_calls"]
+    assert isinstance(call, UnparsedToolCall)
+    assert call.raw_text == block
+    assert error in call.error
+    assert sampled(renderer, message) == tokens
+
+
+def test_call_in_another_spelling_and_text_around_it(make_renderer):
+    renderer = make_renderer("qwen3_instruct", "qwen3")
+    text = 'a\n<tool_call>{"arguments": {"x": 1}, "name": "f"}</tool_call>\nb<|im_end|>'
+    message, _ = renderer.parse_response(encode(renderer, text))
+    assert message["content"] == "a\nb"
+    assert message["tool_calls"][0].function.model_dump() == {"name": "f", "arguments": '{"x": 1}'}
+
+
+def test_thinking_that_is_cut_off_is_thinking(make_renderer):
+    renderer = make_renderer("qwen3", "qwen3")
+    message, how = renderer.parse_response(encode(renderer, "<think>\nLet me see"))
+    assert message["content"] == [ThinkingPart(type="thinking", thinking="Let me see")]
+    assert not how
+
+
+@given(
+    texts=st.lists(st.tuples(untagged.filter(bool), untagged.filter(bool)), min_size=1, max_size=4)
+)
+def test_parse_think_blocks(texts):
+    written = "".join(f"{text}<think>{thought}</think>" for text, thought in texts)
+    expected = [
+        part
+        for text, thought in texts
+        for part in (
+            TextPart(type="text", text=text),
+            ThinkingPart(type="thinking", thinking=thought),
+        )
+    ]
+    assert parse_think_blocks(written) == expected
+    assert parse_think_blocks(texts[0][0]) is None

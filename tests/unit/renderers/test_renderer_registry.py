@@ -1,0 +1,197 @@
+"""Renderers by name: options, pickling, errors, and what importing the package costs."""
+
+from __future__ import annotations
+
+import copy
+import json
+import os
+import pickle
+import subprocess
+import sys
+
+import pytest
+
+from tinker_cookbook import renderers
+from tinker_cookbook.exceptions import ConfigurationError, RendererError
+from tinker_cookbook.renderers import RoleColonRenderer, ToolCall, get_renderer
+from tinker_cookbook.tokenizer_utils import get_tokenizer
+
+CONVERSATION = [
+    {"role": "user", "content": "q"},
+    {"role": "assistant", "content": "<think>\nt\n</think>\n\na"},
+    {"role": "user", "content": "r"},
+]
+CALL = ToolCall(function=ToolCall.FunctionBody(name="f", arguments='{"x": 1}'))
+
+
+def test_import_stays_light():
+    code = (
+        "import sys, json; from tinker_cookbook import renderers; "
+        "renderers.check_renderer_name('qwen3?strip_thinking_from_history=false'); "
+        "print(json.dumps([m for m in "
+        "('torch', 'transformers', 'tinker', 'datasets', 'tokenizers') if m in sys.modules]))"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=True, env=os.environ
+    )
+    assert json.loads(done.stdout) == []
+
+
+def test_options_by_name_and_by_keyword_agree(tokenizer_folder):
+    tokenizer = get_tokenizer(tokenizer_folder("qwen3"))
+    by_name = get_renderer("qwen3?strip_thinking_from_history=false", tokenizer)
+    by_keyword = get_renderer("qwen3", tokenizer, strip_thinking_from_history=False)
+    default = get_renderer("qwen3", tokenizer)
+    prompts = [
+        renderer.build_generation_prompt(CONVERSATION).to_ints()
+        for renderer in (by_name, by_keyword, default)
+    ]
+    assert prompts[0] == prompts[1] != prompts[2]
+    assert by_name.spec == by_keyword.spec == "qwen3?strip_thinking_from_history=false"
+    assert default.spec == "qwen3"
+
+
+@pytest.mark.parametrize(
+    ("spec", "family"),
+    [
+        ("qwen3?strip_thinking_from_history=false", "qwen3"),
+        ("llama3?today_date=26%20Jul%202024", "llama3"),
+        ("chatml?default_system=", "smollm2"),
+        ("smollm2", "smollm2"),
+    ],
+)
+def test_pickled_by_name(tokenizer_folder, spec, family):
+    tokenizer = get_tokenizer(tokenizer_folder(family))
+    renderer = get_renderer(spec, tokenizer)
+    pickled = pickle.dumps(renderer)
+    assert len(pickled) < 1000  # a name, not a vocabulary
+    for again in (pickle.loads(pickled), copy.deepcopy(renderer)):
+        assert again.spec == spec
+        assert type(again) is type(renderer)
+        assert again.tokenizer is tokenizer
+        prompt = again.build_generation_prompt(CONVERSATION).to_ints()
+        assert prompt == renderer.build_generation_prompt(CONVERSATION).to_ints()
+
+
+def test_pickle_works_in_another_process(tokenizer_folder, tmp_path):
+    tokenizer = get_tokenizer(tokenizer_folder("smollm2"))
+    renderer = get_renderer("chatml", tokenizer, default_system="Be brief.")
+    (tmp_path / "renderer.pkl").write_bytes(pickle.dumps(renderer))
+    code = (
+        "import pickle, sys, json; r = pickle.load(open(sys.argv[1], 'rb')); "
+        "print(json.dumps(r.build_generation_prompt([{'role': 'user', 'content': 'q'}]).to_ints()))"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code, str(tmp_path / "renderer.pkl")],
+        capture_output=True,
+        text=True,
+        check=True,
+        env=os.environ,
+    )
+    expected = renderer.build_generation_prompt([{"role": "user", "content": "q"}]).to_ints()
+    assert json.loads(done.stdout) == expected
+
+
+def test_nameless_renderer_does_not_pickle(tokenizer_folder):
+    renderer = RoleColonRenderer(get_tokenizer(tokenizer_folder("smollm2")))
+    with pytest.raises(RendererError, match="made without a name; make it with get_renderer"):
+        pickle.dumps(renderer)
+
+
+class ShoutingRenderer(RoleColonRenderer):
+    def __init__(self, tokenizer, image_processor=None, *, marks=1, loud=False):
+        super().__init__(tokenizer, image_processor)
+        self.marks, self.loud = marks, loud
+
+
+def test_registered_renderer(tokenizer_folder):
+    tokenizer = get_tokenizer(tokenizer_folder("smollm2"))
+    renderers.register_renderer("shout", ShoutingRenderer)
+    try:
+        assert renderers.is_renderer_registered("shout")
+        assert renderers.get_registered_renderer_names() == ["shout"]
+        renderer = pickle.loads(pickle.dumps(get_renderer("shout?marks=3&loud=true", tokenizer)))
+        assert (renderer.marks, renderer.loud) == (3, True)
+        assert renderer.spec == "shout?loud=true&marks=3"
+        with pytest.raises(ConfigurationError, match=r"shout\?marks: got 'x', expected a whole"):
+            get_renderer("shout?marks=x", tokenizer)
+    finally:
+        assert renderers.unregister_renderer("shout")
+    assert not renderers.unregister_renderer("shout")
+    with pytest.raises(ConfigurationError, match="shout"):
+        get_renderer("shout", tokenizer)
+
+
+@pytest.mark.parametrize(
+    ("name", "options", "message"),
+    [
+        (
+            "qwen33",
+            {},
+            r"renderer_name: got 'qwen33', expected one of chatml, .*; did you mean 'qw",
+        ),
+        ("qwen3?strip_thinking=false", {}, "qwen3 has no option 'strip_thinking', expected one of"),
+        ("llama3", {"date": "x"}, "llama3 has no option 'date', expected one of today_date"),
+        ("role_colon", {"x": 1}, "role_colon has no option 'x', expected none"),
+        ("qwen3?strip_thinking_from_history=maybe", {}, "got 'maybe', expected true or false"),
+        ("qwen3", {"strip_thinking_from_history": "no"}, "got 'no', expected true or false"),
+        ("qwen3?strip", {}, "got options 'strip', expected option=value&option=value"),
+    ],
+)
+def test_wrong_names_and_options(tokenizer_folder, name, options, message):
+    with pytest.raises(ConfigurationError, match=message):
+        get_renderer(name, get_tokenizer(tokenizer_folder("qwen3")), **options)
+
+
+def test_tokenizer_of_another_family(tokenizer_folder):
+    with pytest.raises(
+        RendererError, match=r"Llama3Renderer needs the special token '<\|eot_id\|>'"
+    ):
+        get_renderer("llama3", get_tokenizer(tokenizer_folder("qwen3")))
+
+
+IMAGE = [{"type": "image", "image": "x.png"}]
+THINKING = [{"type": "thinking", "thinking": "t"}]
+
+
+@pytest.mark.parametrize(
+    ("spec", "family", "message", "error"),
+    [
+        ("smollm2", "smollm2", {"tool_calls": [CALL]}, r"\[1\]\.tool_calls: smollm2 has no form"),
+        ("role_colon", "smollm2", {"tool_calls": [CALL]}, "role_colon has no form for tool calls"),
+        ("llama3", "llama3", {"tool_calls": [CALL, CALL]}, "got 2 calls and 0 characters of text"),
+        ("llama3", "llama3", {"tool_calls": [CALL], "content": "a"}, "got 1 calls and 1 char"),
+        ("smollm2", "smollm2", {"content": IMAGE}, "smollm2 cannot write a part of type 'image'"),
+        ("llama3", "llama3", {"content": THINKING}, "type 'thinking', expected text; drop it"),
+        ("qwen3_instruct", "qwen3", {"content": THINKING}, "drop it with remove_thinking"),
+        ("qwen3_disable_thinking", "qwen3", {"content": THINKING}, "tells the model not to think"),
+        ("qwen3", "qwen3", {"content": [*IMAGE]}, "'image', expected text or thinking"),
+        ("qwen3", "qwen3", {"content": THINKING * 2}, "expected at most one thinking part"),
+        ("qwen3", "qwen3", {"role": "developer"}, "got 'developer', expected one of system, user"),
+        ("qwen3", "qwen3", {"role": "user", "tool_calls": [CALL]}, "tool calls by role 'user'"),
+    ],
+)
+def test_what_a_format_cannot_say_is_refused(make_renderer, spec, family, message, error):
+    renderer = make_renderer(spec, family)
+    messages = [CONVERSATION[0], {"role": "assistant", "content": "", **message}]
+    with pytest.raises(RendererError, match=error):
+        renderer.build_supervised_example(messages)
+
+
+def test_tools_and_streams_are_refused_where_there_are_none(make_renderer):
+    renderer = make_renderer("smollm2", "smollm2")
+    with pytest.raises(RendererError, match="declares no tools; use a renderer with tools"):
+        renderer.create_conversation_prefix_with_tools([], "")
+    assert not renderer.supports_streaming
+    with pytest.raises(RendererError, match="cannot be parsed as a stream"):
+        renderer.parse_response_streaming([1])
+
+
+def test_template_that_rejects_plain_dialogue(tokenizer_folder):
+    tokenizer = copy.deepcopy(get_tokenizer(tokenizer_folder("smollm2")))
+    tokenizer.chat_template = "{{ raise_exception('no') }}"
+    with pytest.raises(RendererError, match=r"default_system: .* fails on one user message"):
+        get_renderer("chatml", tokenizer)
+    renderer = get_renderer("chatml?default_system=", tokenizer)
+    prompt = renderer.build_generation_prompt([{"role": "user", "content": "q"}]).to_ints()
+    assert tokenizer.decode(prompt) == "<|im_start|>user\nq<|im_end|>\n<|im_start|>assistant\n"

@@ -1,0 +1,248 @@
+"""Which tokens are trained on, how conversations are split, and the extension property."""
+
+from __future__ import annotations
+
+import time
+
+import pytest
+import torch
+from hypothesis import HealthCheck, given, settings
+from rendering_cases import dialogues, qwen_conversations, scan_answers, untagged
+
+from tinker_cookbook.exceptions import RendererError
+from tinker_cookbook.renderers import ThinkingPart, ToolCall, TrainOnWhat
+
+examples = settings(
+    max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+)
+plain = untagged.map(lambda t: t.strip() or "x")
+CONVERSATION = [
+    {"role": "system", "content": "S"},
+    {"role": "user", "content": "one"},
+    {"role": "assistant", "content": "A1"},
+    {"role": "user", "content": "two"},
+    {"role": "assistant", "content": "A2"},
+    {"role": "tool", "content": "T"},
+    {"role": "assistant", "content": "A3"},
+]
+FRAMES = {
+    "smollm2": ("smollm2", "<|im_start|>assistant\n", "<|im_end|>"),
+    "qwen3_instruct": ("qwen3", "<|im_start|>assistant\n", "<|im_end|>"),
+    "llama3": ("llama3", "<|start_header_id|>assistant<|end_header_id|>\n\n", "<|eot_id|>"),
+}
+
+
+def trained_text(renderer, messages, what):
+    model_input, weights = renderer.build_supervised_example(messages, what)
+    assert weights.dtype == torch.float32
+    assert weights.shape == (model_input.length,)
+    assert set(weights.tolist()) <= {0.0, 1.0}
+    return [
+        renderer.tokenizer.decode(token)
+        for token, weight in zip(model_input.to_ints(), weights.tolist(), strict=True)
+        if weight
+    ]
+
+
+@pytest.mark.parametrize("spec", FRAMES)
+@examples
+@given(messages=dialogues(user=plain, reply=plain, system=plain, ends_with_answer=True))
+def test_weights_of_all_answers_by_scanning_ids(make_renderer, spec, messages):
+    family, opening, closing = FRAMES[spec]
+    renderer = make_renderer(spec, family)
+    model_input, weights = renderer.build_supervised_example(messages, "all_assistant_messages")
+    encode = renderer.tokenizer.encode
+    opening_ids = encode(opening, add_special_tokens=False)
+    closing_id = renderer.tokenizer.convert_tokens_to_ids(closing)
+    assert weights.tolist() == scan_answers(model_input.to_ints(), opening_ids, closing_id)
+
+
+@pytest.mark.parametrize(
+    ("what", "expected"),
+    [
+        ("last_assistant_message", "A3|"),
+        ("last_assistant_turn", "A2|A3|"),
+        ("all_assistant_messages", "A1|A2|A3|"),
+        ("all_messages", "S|one|A1|two|A2|T|A3|"),
+        ("all_user_and_system_messages", "S|one|two|"),
+    ],
+)
+def test_each_train_on_what(make_renderer, what, expected):
+    renderer = make_renderer("smollm2", "smollm2")
+    trained = "".join(trained_text(renderer, CONVERSATION, what))
+    assert trained == expected.replace("|", "<|im_end|>")
+    assert trained == "".join(trained_text(renderer, CONVERSATION, TrainOnWhat(what)))
+
+
+def test_all_tokens_are_all_tokens(make_renderer):
+    for spec, family in [("smollm2", "smollm2"), ("llama3", "llama3"), ("role_colon", "llama3")]:
+        weights = make_renderer(spec, family).build_supervised_example(CONVERSATION, "all_tokens")[
+            1
+        ]
+        assert bool((weights == 1).all())
+
+
+def test_customized_counts_a_missing_key_as_false(make_renderer):
+    renderer = make_renderer("smollm2", "smollm2")
+    messages = [dict(m) for m in CONVERSATION]
+    messages[1]["trainable"] = True
+    messages[2]["trainable"] = False
+    messages[4]["trainable"] = True
+    assert "".join(trained_text(renderer, messages, "customized")) == "one<|im_end|>A2<|im_end|>"
+    assert trained_text(renderer, CONVERSATION, "customized") == []
+
+
+def test_trainable_under_another_mode_is_said_once(make_renderer, caplog):
+    renderer = make_renderer("chatml", "smollm2")
+    messages = [*CONVERSATION[:2], {"role": "assistant", "content": "A", "trainable": False}]
+    for _ in range(2):
+        assert trained_text(renderer, messages, "all_assistant_messages") == ["A", "<|im_end|>"]
+    assert caplog.text.count("train_on_what=customized does") == 1
+
+
+def test_question_after_the_last_answer_does_not_hide_it(make_renderer):
+    renderer = make_renderer("smollm2", "smollm2")
+    messages = CONVERSATION[:4]
+    for what in ("last_assistant_message", "last_assistant_turn"):
+        assert trained_text(renderer, messages, what) == ["A", "1", "<|im_end|>"]
+    assert trained_text(renderer, messages[:2], "last_assistant_message") == []
+
+
+def test_white_space_that_merges_with_the_header_is_not_trained(make_renderer):
+    renderer = make_renderer("smollm2", "smollm2")
+    messages = [{"role": "user", "content": "  Hi"}]
+    assert trained_text(renderer, messages, "all_messages") == [" Hi", "<|im_end|>"]
+    tokens = renderer.build_supervised_example(messages)[0].to_ints()
+    assert "\n " in [renderer.tokenizer.decode(token) for token in tokens]
+
+
+def test_prompt_block_of_disabled_thinking_is_not_trained(make_renderer):
+    messages = [{"role": "user", "content": "Hi"}, {"role": "assistant", "content": "Yo"}]
+    disabled = make_renderer("qwen3_disable_thinking", "qwen3")
+    assert trained_text(disabled, messages, "last_assistant_message") == ["Yo", "<|im_end|>"]
+    thinking = "".join(trained_text(make_renderer("qwen3", "qwen3"), messages, "all_messages"))
+    assert thinking == "Hi<|im_end|><think>\n\n</think>\n\nYo<|im_end|>"
+
+
+def test_role_colon_trains_the_stop_sequence_of_every_answer(make_renderer):
+    messages = [m for m in CONVERSATION if m["role"] != "tool"][:-1]
+    renderer = make_renderer("role_colon", "llama3")
+    trained = trained_text(renderer, messages, "all_assistant_messages")
+    assert "".join(trained) == " A1\n\nUser: A2\n\nUser:"
+    tokens = renderer.build_supervised_example(messages)[0].to_ints()
+    assert renderer.tokenizer.decode(tokens) == (
+        "<|begin_of_text|>System: S\n\nUser: one\n\nAssistant: A1\n\nUser: two\n\n"
+        "Assistant: A2\n\nUser:"
+    )
+
+
+EXTENDING = [
+    ("role_colon", "llama3"),
+    ("smollm2", "smollm2"),
+    ("llama3", "llama3"),
+    ("qwen3_instruct", "qwen3"),
+    ("qwen3?strip_thinking_from_history=false", "qwen3"),
+    ("qwen3_disable_thinking?strip_thinking_from_history=false", "qwen3"),
+]
+
+
+@pytest.mark.parametrize(("spec", "family"), EXTENDING)
+@examples
+@given(messages=dialogues(user=plain, reply=plain, system=plain, ends_with_answer=True))
+def test_extension_property_holds_where_claimed(make_renderer, spec, family, messages):
+    renderer = make_renderer(spec, family)
+    assert renderer.has_extension_property
+    before: list[int] = []
+    for i, message in enumerate(messages):
+        if message["role"] != "assistant":
+            continue
+        prompt = renderer.build_generation_prompt(messages[:i]).to_ints()
+        assert prompt[: len(before)] == before
+        tokens, weights = renderer.build_supervised_example(messages[: i + 1])
+        sampled = [t for t, w in zip(tokens.to_ints(), weights.tolist(), strict=True) if w]
+        before = prompt + sampled
+    assert len(renderer.build_supervised_examples(messages, "all_assistant_messages")) == 1
+
+
+def thinking_turn(question, thought, reply):
+    content = [ThinkingPart(type="thinking", thinking=thought), {"type": "text", "text": reply}]
+    return [{"role": "user", "content": question}, {"role": "assistant", "content": content}]
+
+
+def test_extension_property_fails_where_thinking_is_stripped(make_renderer):
+    messages = [*thinking_turn("2+2?", "Let me see", "4"), *thinking_turn("3+3?", "Again", "6")]
+    renderer = make_renderer("qwen3", "qwen3")
+    assert not renderer.has_extension_property
+    first = renderer.build_supervised_example(messages[:2])[0].to_ints()
+    assert renderer.build_generation_prompt(messages[:3]).to_ints()[: len(first)] != first
+    kept = make_renderer("qwen3?strip_thinking_from_history=false", "qwen3")
+    first = kept.build_supervised_example(messages[:2])[0].to_ints()
+    assert kept.build_generation_prompt(messages[:3]).to_ints()[: len(first)] == first
+
+
+@pytest.mark.parametrize("what", ["all_assistant_messages", "last_assistant_turn", "all_messages"])
+@examples
+@given(messages=qwen_conversations())
+def test_split_examples_train_on_inference_prompts(make_renderer, what, messages):
+    renderer = make_renderer("qwen3", "qwen3")
+    split = renderer.build_supervised_examples(messages, what)
+    answers = [i for i, m in enumerate(messages) if m["role"] == "assistant"]
+    if what == "last_assistant_turn":
+        last_question = max(i for i, m in enumerate(messages) if m["role"] == "user")
+        answers = [i for i in answers if i > last_question]
+    unseen = {i: renderer.build_generation_prompt(messages[:i]).to_ints() for i in answers}
+    for model_input, weights in split:
+        tokens, weights = model_input.to_ints(), weights.tolist()
+        for i in list(unseen):
+            start = len(unseen[i])
+            if tokens[:start] == unseen[i] and weights[start : start + 1] == [1.0]:
+                del unseen[i]
+    assert not unseen  # each answer is trained behind the prompt that inference gives it
+    if what != "all_messages":
+        single = [renderer.build_supervised_example(messages[: i + 1])[1].sum() for i in answers]
+        assert sum(w.sum() for _, w in split) == sum(single)  # … and exactly once
+
+
+def test_turns_that_extend_share_an_example(make_renderer):
+    call = ToolCall(function=ToolCall.FunctionBody(name="f", arguments="{}"))
+    first = [*thinking_turn("q", "t1", ""), {"role": "tool", "content": "r"}]
+    first[1]["tool_calls"] = [call]
+    answer = thinking_turn("", "t2", "a")[1]
+    messages = [*first, answer, *thinking_turn("next", "t3", "b")]
+    split = make_renderer("qwen3", "qwen3").build_supervised_examples(
+        messages, "all_assistant_messages"
+    )
+    assert len(split) == 2
+    decode = make_renderer("qwen3", "qwen3").tokenizer.decode
+    trained = [
+        "".join(decode(t) for t, w in zip(m.to_ints(), ws, strict=True) if w) for m, ws in split
+    ]
+    assert [("t1" in t, "t2" in t, "t3" in t) for t in trained] == [
+        (True, True, False),
+        (False, False, True),
+    ]
+
+
+def test_training_several_turns_unsplit_warns(make_renderer, caplog):
+    messages = [*thinking_turn("q", "t", "a"), *thinking_turn("q", "t", "a")]
+    make_renderer("qwen3", "qwen3").build_supervised_example(messages, "all_assistant_messages")
+    assert "build_supervised_examples gives one example for each prompt" in caplog.text
+
+
+def test_rendering_is_fast(make_renderer):
+    renderer = make_renderer("qwen3", "qwen3")
+    turn = [
+        {"role": "user", "content": "How many eggs are left over on each day? " * 3},
+        {"role": "assistant", "content": "She sells 9 eggs a day at $2, which makes $18. " * 3},
+    ]
+    renderer.build_supervised_example(turn)
+    start, tokens = time.perf_counter(), 0
+    for _ in range(20):
+        tokens += renderer.build_supervised_example(turn * 20)[0].length
+    assert tokens / (time.perf_counter() - start) > 20_000
+
+
+def test_empty_conversation(make_renderer):
+    renderer = make_renderer("smollm2", "smollm2")
+    with pytest.raises(RendererError, match="got an empty list, expected at least one message"):
+        renderer.build_supervised_example([])
