@@ -22,7 +22,7 @@ test: install
 check: install
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
-	$(BIN)/pyright
+	$(BIN)/pyright --pythonpath $(BIN)/python
 
 bench: install
 	$(BIN)/python -m tinker_cookbook.engine.bench $(ARGS)

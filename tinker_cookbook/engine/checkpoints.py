@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from dataclasses import asdict
 from importlib.metadata import version
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Literal
 
 from tinker_cookbook.engine.adapters import Adapter, AdapterSpec
 from tinker_cookbook.engine.base_model import BaseModel
 from tinker_cookbook.engine.store import CheckpointStore, LoadedCheckpoint
+from tinker_cookbook.engine.store_runs import RunInfo
 from tinker_cookbook.engine.training_run import TrainingRun
 from tinker_cookbook.exceptions import CheckpointError
 
@@ -18,17 +19,18 @@ if TYPE_CHECKING:
 Kind = Literal["weights", "sampler_weights"]
 
 
-def run_info(
-    run: TrainingRun, user_metadata: dict[str, str], seed: int | None = None
-) -> dict[str, Any]:
-    """What the store keeps about a run: ``run.json``."""
-    return {
-        "base_model": run.base.name,
-        **asdict(run.adapter.spec),
-        "seed": seed,
-        "dtype": str(run.base.dtype).removeprefix("torch."),
-        "user_metadata": user_metadata,
-    }
+def run_info(run: TrainingRun, user_metadata: dict[str, str], seed: int | None = None) -> RunInfo:
+    """What the store keeps about a run."""
+    spec = run.adapter.spec
+    return RunInfo(
+        base_model=run.base.name,
+        lora_rank=spec.rank,
+        train_mlp=spec.train_mlp,
+        train_attn=spec.train_attn,
+        train_unembed=spec.train_unembed,
+        seed=seed,
+        user_metadata=user_metadata,
+    )
 
 
 def save_run(

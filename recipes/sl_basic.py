@@ -1,0 +1,156 @@
+"""Supervised fine-tuning on conversations.
+
+    python -m recipes.sl_basic
+    python -m recipes.sl_basic model_name=… dataset_path=my.jsonl learning_rate=… log_path=…
+
+Without arguments it teaches the demo model (SmolLM2-135M-Instruct) the manner of answering of
+``example_data/``: three lines, "In short", "Why", "Try". Held-out loss falls from about START to
+END nats a token in one epoch of 45 steps.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import chz
+
+from tinker_cookbook import cli_utils, hyperparam_utils, model_info
+from tinker_cookbook.exceptions import ConfigurationError, nearest
+from tinker_cookbook.renderers import TrainOnWhat
+from tinker_cookbook.supervised import train
+from tinker_cookbook.supervised.conversation_file import FromConversationFileBuilder
+from tinker_cookbook.supervised.hf_datasets import NoRobotsBuilder
+from tinker_cookbook.supervised.types import ChatDatasetBuilder, ChatDatasetBuilderCommonConfig
+from tinker_cookbook.utils.entrypoint import run_entrypoint
+from tinker_cookbook.utils.lr_scheduling import LRSchedule
+
+DEMO_MODEL = "HuggingFaceTB/SmolLM2-135M-Instruct"
+EXAMPLES = Path(__file__).resolve().parent.parent / "example_data"
+DATASETS = ("example", "no_robots")
+
+
+@chz.chz
+class CLIConfig:
+    """Settings of the recipe; what is None is derived from the model and printed."""
+
+    model_name: str = chz.field(default=DEMO_MODEL, doc="Hub name or local folder of the model")
+    dataset: str = chz.field(default="example", doc=f"One of {', '.join(DATASETS)}")
+    dataset_path: str | None = chz.field(default=None, doc="Your conversations, a JSONL file")
+    test_path: str | None = chz.field(default=None, doc="Held-out conversations, a JSONL file")
+    test_size: int = chz.field(default=0, doc="Else: conversations to hold out of dataset_path")
+    renderer_name: str | None = chz.field(default=None, doc="Chat format; default: the model's")
+    train_on_what: TrainOnWhat = chz.field(
+        default=TrainOnWhat.ALL_ASSISTANT_MESSAGES, doc="Which messages are trained on"
+    )
+    max_length: int | None = chz.field(default=2048, doc="Tokens after which examples are cut")
+    batch_size: int = chz.field(default=8, doc="Conversations a step")
+
+    learning_rate: float | None = chz.field(default=None, doc="Default: the model's recommended")
+    lr_schedule: LRSchedule = chz.field(default="linear", doc="linear, cosine or constant")
+    warmup_steps: int = chz.field(default=0, doc="Steps over which the learning rate rises")
+    num_epochs: int = chz.field(default=1, doc="Passes over the training data")
+    max_steps: int | None = chz.field(default=None, doc="Stop after this many steps")
+    weight_decay: float = chz.field(default=0.0, doc="Decoupled weight decay")
+    grad_clip_norm: float = chz.field(default=0.0, doc="Largest gradient norm; 0 is no clipping")
+    lora_rank: int = chz.field(default=32, doc="Rank of the LoRA adapter")
+    seed: int = chz.field(default=0, doc="Seed of the adapter's start and of the data order")
+
+    backend: str = chz.field(default="auto", doc="auto, local, tinker, or the URL of a server")
+    base_url: str | None = chz.field(default=None, doc="URL of a Tinker server")
+    device: str = chz.field(default="auto", doc="auto, cuda, mps or cpu (local engine)")
+    dtype: str = chz.field(default="auto", doc="auto, float32 or bfloat16 (local engine)")
+
+    log_path: str = chz.field(
+        default=str(cli_utils.default_log_path("sl_basic")), doc="Folder of this run"
+    )
+    behavior_if_log_dir_exists: cli_utils.LogdirBehavior = chz.field(
+        default="ask", doc="ask, resume, delete or raise"
+    )
+    load_checkpoint_path: str | None = chz.field(default=None, doc="Weights to start from")
+    eval_every: int = chz.field(default=15, doc="Steps between evaluations on the held-out part")
+    save_every: int = chz.field(default=15, doc="Steps between checkpoints")
+    submit_ahead: int = chz.field(default=1, doc="Steps in flight beyond the one awaited")
+    show_samples: int = chz.field(default=1, doc="Held-out prompts answered before and after")
+    wandb_project: str | None = chz.field(default=None, doc="Also log to Weights & Biases")
+    wandb_name: str | None = chz.field(default=None, doc="Name of the run there")
+
+
+def build_dataset(cli: CLIConfig, renderer_name: str) -> ChatDatasetBuilder:
+    """The data that the settings ask for."""
+    common = ChatDatasetBuilderCommonConfig(
+        model_name_for_tokenizer=cli.model_name,
+        renderer_name=renderer_name,
+        max_length=cli.max_length,
+        batch_size=cli.batch_size,
+        train_on_what=cli.train_on_what,
+    )
+    if cli.dataset_path is not None:
+        return FromConversationFileBuilder(
+            common_config=common,
+            file_path=cli.dataset_path,
+            test_file_path=cli.test_path,
+            test_size=cli.test_size,
+            shuffle_seed=cli.seed,
+        )
+    if cli.dataset == "example":
+        return FromConversationFileBuilder(
+            common_config=common,
+            file_path=str(EXAMPLES / "conversations.jsonl"),
+            test_file_path=cli.test_path or str(EXAMPLES / "conversations_test.jsonl"),
+        )
+    if cli.dataset == "no_robots":
+        return NoRobotsBuilder(common_config=common)
+    raise ConfigurationError(
+        f"dataset: got {cli.dataset!r}, expected one of {', '.join(DATASETS)}"
+        f"{nearest(cli.dataset, DATASETS)} Your own file goes into dataset_path=…"
+    )
+
+
+def build_config(cli: CLIConfig) -> train.Config:
+    """Fills in what is derived from the model."""
+    renderer_name, _ = model_info.resolve_renderer_name(cli.model_name, cli.renderer_name)
+    learning_rate = cli.learning_rate
+    if learning_rate is None:
+        learning_rate = hyperparam_utils.get_lr(cli.model_name)
+    return train.Config(
+        recipe_name="sl_basic",
+        model_name=cli.model_name,
+        dataset_builder=build_dataset(cli, renderer_name),
+        renderer_name=renderer_name,
+        learning_rate=learning_rate,
+        **{name: getattr(cli, name) for name in _PASSED_ON},
+    )
+
+
+_PASSED_ON = (
+    "lr_schedule",
+    "warmup_steps",
+    "num_epochs",
+    "max_steps",
+    "weight_decay",
+    "grad_clip_norm",
+    "lora_rank",
+    "seed",
+    "backend",
+    "base_url",
+    "device",
+    "dtype",
+    "log_path",
+    "load_checkpoint_path",
+    "eval_every",
+    "save_every",
+    "submit_ahead",
+    "show_samples",
+    "wandb_project",
+    "wandb_name",
+)
+
+
+async def main(config: CLIConfig) -> None:
+    """Fine-tunes a model on conversations."""
+    cli_utils.check_log_dir(config.log_path, config.behavior_if_log_dir_exists)
+    await train.main(build_config(config))
+
+
+if __name__ == "__main__":
+    run_entrypoint(main)

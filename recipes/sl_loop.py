@@ -1,0 +1,157 @@
+"""Supervised fine-tuning on one page: no dataset classes, no session, just the loop.
+
+    python -m recipes.sl_loop learning_rate=0.001 log_path=/tmp/sft-lr-sweep/lr-0.001
+
+For people who write their own loop, and for sweeps: ``metrics.jsonl`` gets ``progress`` and
+``train_mean_nll`` a row, ``config.json`` the settings. ``recipes/sl_basic`` does the same with
+evaluations, samples and more knobs.
+"""
+
+from __future__ import annotations
+
+import logging
+import random
+import time
+from pathlib import Path
+
+import chz
+
+from tinker_cookbook import checkpoint_utils, cli_utils, hyperparam_utils, model_info
+from tinker_cookbook.backends import connect
+from tinker_cookbook.renderers import TrainOnWhat, get_renderer
+from tinker_cookbook.supervised.common import compute_mean_nll
+from tinker_cookbook.supervised.conversation_file import read_conversations
+from tinker_cookbook.supervised.data import conversation_to_datum
+from tinker_cookbook.tokenizer_utils import get_tokenizer
+from tinker_cookbook.utils import ml_log
+from tinker_cookbook.utils.entrypoint import run_entrypoint
+from tinker_cookbook.utils.run_lock import RunLock
+
+logger = logging.getLogger(__name__)
+EXAMPLES = Path(__file__).resolve().parent.parent / "example_data" / "conversations.jsonl"
+
+
+@chz.chz
+class Config:
+    """Settings of the loop."""
+
+    model_name: str = chz.field(
+        default="HuggingFaceTB/SmolLM2-135M-Instruct", doc="Hub name or local folder of the model"
+    )
+    dataset_path: str = chz.field(default=str(EXAMPLES), doc="Conversations, a JSONL file")
+    renderer_name: str | None = chz.field(default=None, doc="Chat format; default: the model's")
+    train_on_what: TrainOnWhat = chz.field(
+        default=TrainOnWhat.ALL_ASSISTANT_MESSAGES, doc="Which messages are trained on"
+    )
+    max_length: int = chz.field(default=2048, doc="Tokens after which examples are cut")
+    batch_size: int = chz.field(default=8, doc="Conversations a step")
+    learning_rate: float | None = chz.field(default=None, doc="Default: the model's recommended")
+    num_epochs: int = chz.field(default=1, doc="Passes over the training data")
+    max_steps: int | None = chz.field(default=None, doc="Stop after this many steps")
+    lora_rank: int = chz.field(default=32, doc="Rank of the LoRA adapter")
+    seed: int = chz.field(default=0, doc="Seed of the adapter's start and of the data order")
+    save_every: int = chz.field(default=20, doc="Steps between checkpoints; 0 is never")
+    backend: str = chz.field(default="auto", doc="auto, local, tinker, or the URL of a server")
+    base_url: str | None = chz.field(default=None, doc="URL of a Tinker server")
+    device: str = chz.field(default="auto", doc="auto, cuda, mps or cpu (local engine)")
+    dtype: str = chz.field(default="auto", doc="auto, float32 or bfloat16 (local engine)")
+    log_path: str = chz.field(
+        default=str(cli_utils.default_log_path("sl-loop")), doc="Folder of this run"
+    )
+    behavior_if_log_dir_exists: cli_utils.LogdirBehavior = chz.field(
+        default="ask", doc="ask, resume, delete or raise"
+    )
+    wandb_project: str | None = chz.field(default=None, doc="Also log to Weights & Biases")
+
+
+def main(config: Config) -> None:
+    """Fine-tunes a model, one step after the other."""
+    import tinker
+
+    cli_utils.check_log_dir(config.log_path, config.behavior_if_log_dir_exists)
+    # Values that follow from the model are resolved here, once, and logged as resolved.
+    config = chz.replace(
+        config,
+        renderer_name=model_info.resolve_renderer_name(config.model_name, config.renderer_name)[0],
+        learning_rate=config.learning_rate or hyperparam_utils.get_lr(config.model_name),
+    )
+    with RunLock(config.log_path):
+        last = checkpoint_utils.get_last_checkpoint(config.log_path)
+        start = last.batch if last is not None and last.batch is not None else 0
+        ml_logger = ml_log.setup_logging(
+            config.log_path,
+            wandb_project=config.wandb_project,
+            config=config,
+            resume_step=start if last is not None else -1,
+        )
+
+        # Data: conversations to tokens and weights.
+        renderer = get_renderer(str(config.renderer_name), get_tokenizer(config.model_name))
+        data = [
+            conversation_to_datum(row, renderer, config.max_length, config.train_on_what)
+            for row in read_conversations(config.dataset_path)
+        ]
+        batches_per_epoch = -(-len(data) // config.batch_size)
+        total_steps = batches_per_epoch * config.num_epochs
+        total_steps = min(total_steps, config.max_steps or total_steps)
+
+        # Backend: a fresh adapter, or the last checkpoint with its optimizer.
+        connection = connect(
+            config.backend, base_url=config.base_url, device=config.device, dtype=config.dtype
+        )
+        logger.info(connection.describe())
+        service = connection.service
+        if last is not None and last.state_path is not None:
+            client = service.create_training_client_from_state_with_optimizer(last.state_path)
+        else:
+            client = service.create_lora_training_client(
+                config.model_name, rank=config.lora_rank, seed=config.seed
+            )
+        client = client.result()
+
+        for step in range(start, total_steps):
+            started = time.monotonic()
+            epoch, index = divmod(step, batches_per_epoch)
+            order = random.Random(config.seed + epoch).sample(range(len(data)), len(data))
+            here = order[index * config.batch_size : (index + 1) * config.batch_size]
+            batch = [data[i] for i in here]
+
+            # Submit both, then wait: the step costs one round trip rather than two.
+            learning_rate = float(config.learning_rate or 0) * (1 - step / total_steps)
+            forward_backward = client.forward_backward(batch, "cross_entropy")
+            optim = client.optim_step(
+                tinker.AdamParams(learning_rate=learning_rate, beta1=0.9, beta2=0.95, eps=1e-8)
+            )
+            output = forward_backward.result()
+            optim.result()
+
+            ml_logger.log_metrics(
+                {
+                    "progress": (step + 1) / total_steps,
+                    "epoch": epoch,
+                    "learning_rate": learning_rate,
+                    "num_sequences": len(batch),
+                    "num_tokens": sum(datum.model_input.length for datum in batch),
+                    "train_mean_nll": compute_mean_nll(
+                        [record["logprobs"] for record in output.loss_fn_outputs],
+                        [datum.loss_fn_inputs["weights"] for datum in batch],
+                    ),
+                    "time/step": time.monotonic() - started,
+                },
+                step=step + 1,
+            )
+
+            done = step + 1
+            if done == total_steps or (config.save_every and done % config.save_every == 0):
+                checkpoint_utils.save_checkpoint(
+                    client,
+                    "final" if done == total_steps else f"{done:06d}",
+                    config.log_path,
+                    {"batch": done, "epoch": epoch, "final": done == total_steps},
+                    kind="both" if done == total_steps else "state",
+                )
+        ml_logger.close()
+
+
+if __name__ == "__main__":
+    run_entrypoint(main)

@@ -1,0 +1,69 @@
+"""Draws the curves of a run: ``python -m tinker_cookbook.plot log_path=… [metrics=a,b]``."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import chz
+
+from tinker_cookbook.exceptions import ConfigurationError, DataError, nearest
+from tinker_cookbook.utils.entrypoint import run_entrypoint
+from tinker_cookbook.utils.jsonl import read_rows
+
+
+@chz.chz
+class PlotConfig:
+    """What to draw."""
+
+    log_path: str = chz.field(doc="Folder of the run")
+    metrics: str = chz.field(
+        default="train_mean_nll,test/nll", doc="Names in metrics.jsonl, separated by commas"
+    )
+    output: str | None = chz.field(default=None, doc="PNG to write; default: LOG_PATH/curves.png")
+
+
+def main(config: PlotConfig) -> None:
+    """Writes a picture with one line a metric over the steps."""
+    rows = read_rows(Path(config.log_path) / "metrics.jsonl")
+    if not rows:
+        raise DataError(f"{config.log_path}: metrics.jsonl has no rows yet; is log_path right?")
+    names = [name.strip() for name in config.metrics.split(",") if name.strip()]
+    known = sorted({key for row in rows for key in row})
+    curves = {}
+    for name in names:
+        points = [(row["step"], row[name]) for row in rows if row.get(name) is not None]
+        if points:
+            curves[name] = points
+        elif config.metrics != PlotConfig(log_path="").metrics:
+            raise ConfigurationError(
+                f"metrics: {name!r} is in no row of {config.log_path}/metrics.jsonl"
+                f"{nearest(name, known)} It has: {', '.join(known)}"
+            )
+    print(draw(curves, Path(config.output or Path(config.log_path) / "curves.png")))
+
+
+def draw(curves: dict[str, list[tuple[float, float]]], path: Path) -> Path:
+    """Draws ``curves`` (name to (step, value) points) into a PNG and returns its path."""
+    try:
+        import matplotlib
+    except ImportError as error:
+        raise ConfigurationError(
+            "plotting needs matplotlib: pip install 'tinker_cookbook[plot]'"
+        ) from error
+    matplotlib.use("Agg")
+    from matplotlib import pyplot
+
+    figure, axes = pyplot.subplots(figsize=(7, 4), constrained_layout=True)
+    for name, points in curves.items():
+        steps, values = zip(*points, strict=True)
+        axes.plot(steps, values, label=name, marker="o" if len(points) < 20 else None)
+    axes.set_xlabel("step")
+    axes.grid(visible=True, alpha=0.3)
+    axes.legend()
+    figure.savefig(path, dpi=120)
+    pyplot.close(figure)
+    return path
+
+
+if __name__ == "__main__":
+    run_entrypoint(main)

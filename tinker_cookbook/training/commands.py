@@ -1,0 +1,26 @@
+"""The commands a person types next: to continue a run, and to plot it."""
+
+from __future__ import annotations
+
+import shlex
+import sys
+from pathlib import Path
+
+_BEHAVIOR = "behavior_if_log_dir_exists="
+
+
+def continue_command(log_path: str) -> str | None:
+    """The command line that continues this run, or ``None`` where no recipe was started."""
+    program = list(getattr(sys, "orig_argv", sys.argv))
+    if "-m" not in program:
+        return None
+    at = program.index("-m")
+    words = ["python", *program[at : at + 2]]
+    words += [w for w in program[at + 2 :] if not w.startswith((_BEHAVIOR, "log_path="))]
+    words += [f"log_path={log_path}", f"{_BEHAVIOR}resume"]
+    return shlex.join(words)
+
+
+def plot_command(log_path: str) -> str:
+    """The command line that draws the curves of a run."""
+    return shlex.join(["python", "-m", "tinker_cookbook.plot", f"log_path={Path(log_path)}"])

@@ -1,0 +1,256 @@
+"""A training run's session: its folder, log, backend, client, checkpoints and evaluations.
+
+Every loop opens one::
+
+    async with training_session(config) as session:
+        client = await session.start(total_steps)
+        ...
+            await session.finish_step(step, metrics, epoch=...)
+
+The order at a step's end is fixed here, because resuming depends on it: evaluate, write the row,
+save, append the checkpoint's line. A run killed between any two of these resumes from the last
+line and writes the same rows again.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
+from typing import TYPE_CHECKING
+
+from tinker_cookbook.backends import Connection, SamplingClient, TrainingClient, connect
+from tinker_cookbook.checkpoint_utils import (
+    CheckpointManager,
+    CheckpointRecord,
+    SavePolicy,
+    get_last_checkpoint,
+)
+from tinker_cookbook.eval.evaluators import Evaluator, TrainingClientEvaluator
+from tinker_cookbook.training.commands import continue_command, plot_command
+from tinker_cookbook.training.config import TrainingConfig
+from tinker_cookbook.utils.console import get_console
+from tinker_cookbook.utils.loggers.pretty_print import format_value
+from tinker_cookbook.utils.ml_log import Logger, setup_logging
+from tinker_cookbook.utils.run_lock import RunLock
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+logger = logging.getLogger(__name__)
+
+Metrics = dict[str, float | int | str]
+
+
+@asynccontextmanager
+async def training_session(config: TrainingConfig) -> AsyncIterator[TrainingSession]:
+    """Checks the settings, takes the folder, opens the log; closes the backend at the end."""
+    config.check()
+    with RunLock(config.log_path):
+        last = get_last_checkpoint(config.log_path)
+        log = setup_logging(
+            config.log_path,
+            config.wandb_project,
+            config.wandb_name,
+            config,
+            resume_step=last.batch if last is not None else -1,
+            print_metrics=False,
+        )
+        session = TrainingSession(config, log, last)
+        try:
+            yield session
+        except BaseException as error:
+            session.tell_how_to_continue(error)
+            raise
+        finally:
+            session.close()
+
+
+class TrainingSession:
+    """One run from its first or latest checkpoint to its end.
+
+    ``last`` is the checkpoint that the run continues from, ``start_step`` the updates in it.
+    """
+
+    def __init__(
+        self, config: TrainingConfig, log: Logger, last: CheckpointRecord | None
+    ) -> None:
+        self.config = config
+        self.last = last
+        self.start_step = (last.batch or 0) if last is not None else 0
+        self.evaluators: list[Evaluator] = []
+        self.infrequent_evaluators: list[Evaluator] = []
+        self._log = log
+        self._console: Console = get_console()
+        self._started = time.monotonic()
+        self._saved_any = last is not None
+
+    @property
+    def finished(self) -> bool:
+        """Whether the run in this folder had already come to its end."""
+        return self.last is not None and bool(self.last.final)
+
+    async def start(self, total_steps: int) -> TrainingClient:
+        """Connects, and creates or restores the training client."""
+        config = self.config
+        self.total_steps = total_steps
+        metadata = {"recipe": config.recipe_name, "log_path": config.log_path}
+        if config.renderer_name is not None:
+            metadata["renderer_name"] = config.renderer_name
+        if config.session_name is not None:
+            metadata["session_name"] = config.session_name
+        self.connection: Connection = connect(
+            config.backend,
+            base_url=config.base_url,
+            device=config.device,
+            dtype=config.dtype,
+            user_metadata=metadata,
+        )
+        for reason in self.connection.reasons:
+            self.say(reason)
+        self.client = await self._make_client(metadata)
+        self.checkpoints = CheckpointManager(
+            self.client,
+            config.log_path,
+            self._save_policy(),
+            total_steps,
+            tokens_done=self.restored("cumulative_tokens", 0),
+            rest_client=self.connection.service.create_rest_client(),
+        )
+        return self.client
+
+    def restored(self, key: str, default: int) -> int:
+        """A counter as it stood in the checkpoint that the run continues from."""
+        return default if self.last is None else int(self.last.extra.get(key, default))
+
+    def boundary(self, step: int, tokens: int) -> bool:
+        """Whether an evaluation or a checkpoint is due after update ``step``.
+
+        A loop that works ahead must submit nothing beyond a boundary before ``finish_step``.
+        """
+        return (
+            self.checkpoints.due(step, tokens) is not None
+            or self._due(step, self.config.eval_every)
+            or self._due(step, self.config.infrequent_eval_every)
+        )
+
+    async def finish_step(
+        self, step: int, metrics: Metrics, *, epoch: int, counters: dict[str, int]
+    ) -> None:
+        """Evaluates and saves what is due after update ``step``; writes the step's row."""
+        self.write_row({**metrics, **await self.evaluate(step)}, step)
+        reason = self.checkpoints.due(step, counters.get("cumulative_tokens", 0))
+        if reason is not None:
+            self._log.sync()
+            record = await self.checkpoints.save_async(step, epoch, reason, counters)
+            self._saved_any = True
+            logger.info("checkpoint after step %d: %s", step, record.state_path)
+
+    def write_row(self, row: Metrics, step: int) -> None:
+        """Appends the row of a step to the log, once and whole."""
+        self._log.log_metrics(row, step=step)
+
+    def say(self, *lines: str) -> None:
+        """Prints lines for the person at the terminal."""
+        for line in lines:
+            self._console.print(line, markup=False, highlight=False, soft_wrap=True)
+
+    async def evaluate(self, step: int) -> Metrics:
+        """Metrics of the evaluations that are due after update ``step``."""
+        due: list[Evaluator] = []
+        if self._due(step, self.config.eval_every):
+            due += self.evaluators
+        if self._due(step, self.config.infrequent_eval_every):
+            due += self.infrequent_evaluators
+        if not due:
+            return {}
+        started = time.monotonic()
+        metrics = await run_evaluators(due, self.client)
+        shown = "  ".join(f"{name} {format_value(value)}" for name, value in metrics.items())
+        self.say(f"step {step}/{self.total_steps}  {shown}")
+        return {**metrics, "time/eval": time.monotonic() - started}
+
+    async def sampling_client(self) -> SamplingClient:
+        """A client for the present weights."""
+        return await self.client.save_weights_and_get_sampling_client()
+
+    def tell_how_to_continue(self, error: BaseException) -> None:
+        """After an error or Ctrl-C: what is safe and how to go on."""
+        command = continue_command(self.config.log_path)
+        if self._saved_any and command is not None:
+            name = type(error).__name__
+            self.say(f"stopped by {name}; continue with:", f"  {command}")
+
+    def summary(self) -> list[str]:
+        """Where things are, and the commands to continue and to plot, one a line."""
+        final = get_last_checkpoint(self.config.log_path)
+        lines = [f"logs         {self.config.log_path}"]
+        if final is not None:
+            lines.append(f"weights      {final.state_path}")
+            if final.sampler_path:
+                lines.append(f"for sampling {final.sampler_path}")
+        command = continue_command(self.config.log_path)
+        if command is not None:
+            lines.append(f"continue     {command}")
+        lines.append(f"plot         {plot_command(self.config.log_path)}")
+        return lines
+
+    def close(self) -> None:
+        """Stops the backend and closes the log."""
+        service = getattr(getattr(self, "connection", None), "service", None)
+        close = getattr(service, "close", None)
+        if close is not None:
+            close()
+        self._log.close()
+
+    async def _make_client(self, metadata: dict[str, str]) -> TrainingClient:
+        service, config = self.connection.service, self.config
+        if self.last is not None and self.last.state_path is not None:
+            self.say(f"continuing after step {self.start_step} from {self.last.state_path}")
+            return await service.create_training_client_from_state_with_optimizer(
+                self.last.state_path, user_metadata=metadata
+            )
+        if config.load_checkpoint_path is not None:
+            return await service.create_training_client_from_state(
+                config.load_checkpoint_path, user_metadata=metadata
+            )
+        return await service.create_lora_training_client(
+            config.model_name,
+            rank=config.lora_rank,
+            seed=config.seed,
+            train_mlp=config.train_mlp,
+            train_attn=config.train_attn,
+            train_unembed=config.train_unembed,
+            user_metadata=metadata,
+        )
+
+    def _save_policy(self) -> SavePolicy:
+        config = self.config
+        return SavePolicy(
+            save_every=config.save_every,
+            save_every_tokens=config.save_every_tokens,
+            save_every_seconds=config.save_every_seconds,
+            rolling_save_every=config.rolling_save_every,
+            ttl_seconds=config.ttl_seconds,
+            rolling_ttl_seconds=config.rolling_ttl_seconds,
+        )
+
+    def _due(self, step: int, every: int) -> bool:
+        """Before training, after the last step, and in between every so many steps."""
+        ends = step in (0, self.total_steps)
+        return ends or (every > 0 and step % every == 0)
+
+
+async def run_evaluators(evaluators: Sequence[Evaluator], client: TrainingClient) -> Metrics:
+    """Runs evaluators on the client's present weights; sampling ones share one snapshot."""
+    metrics: Metrics = {}
+    snapshot: SamplingClient | None = None
+    for evaluator in evaluators:
+        if isinstance(evaluator, TrainingClientEvaluator):
+            metrics.update(await evaluator(client))
+            continue
+        if snapshot is None:
+            snapshot = await client.save_weights_and_get_sampling_client()
+        metrics.update(await evaluator(snapshot))
+    return metrics
