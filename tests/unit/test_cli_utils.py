@@ -1,0 +1,162 @@
+from __future__ import annotations
+
+import io
+import os
+import pty
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tinker_cookbook.cli_utils import (
+    check_log_dir,
+    default_log_path,
+    model_name_from_argv,
+    runs_path,
+)
+from tinker_cookbook.exceptions import ConfigurationError
+from tinker_cookbook.utils.ml_log import setup_logging
+from tinker_cookbook.utils.run_lock import RunLock
+
+
+@pytest.fixture
+def run(tmp_path) -> Path:
+    folder = tmp_path / "run"
+    folder.mkdir()
+    (folder / "metrics.jsonl").write_text('{"step": 0}\n')
+    (folder / "checkpoints.jsonl").write_text("")
+    (folder / "iteration_000001").mkdir()
+    (folder / "iteration_000001" / "train.html").write_text("x")
+    return folder
+
+
+@pytest.mark.parametrize("behavior", ["delete", "resume", "ask", "raise"])
+def test_absent_and_empty_folders_pass(tmp_path, behavior):
+    check_log_dir(tmp_path / "new", behavior)
+    check_log_dir(tmp_path, behavior)
+    with RunLock(tmp_path):
+        pass
+    check_log_dir(tmp_path, behavior)  # a lock file alone is no run
+    assert not (tmp_path / "new").exists()
+
+
+def test_resume_touches_nothing(run):
+    before = sorted(run.rglob("*"))
+    check_log_dir(run, "resume")
+    assert sorted(run.rglob("*")) == before
+
+
+def test_raise_lists_the_ways_out(run):
+    with pytest.raises(ConfigurationError) as error:
+        check_log_dir(str(run), "raise")
+    assert f"log_path={run} already holds a run" in str(error.value)
+    for way in ("=resume", "=delete"):
+        assert f"behavior_if_log_dir_exists{way}" in str(error.value)
+    assert "another log_path=" in str(error.value)
+
+
+def test_ask_without_a_terminal_is_raise(run, monkeypatch):
+    monkeypatch.setattr(sys, "stdin", io.StringIO("delete\n"))
+    with pytest.raises(ConfigurationError, match=r"no terminal to ask on; add behavior_if_log_dir"):
+        check_log_dir(run, "ask")
+    assert (run / "metrics.jsonl").exists()
+
+
+@pytest.mark.parametrize(("answer", "left"), [("r", 3), ("resume", 3), ("delete", 0), ("q", 3)])
+def test_ask_on_a_real_terminal(run, answer, left):
+    master, slave = pty.openpty()
+    program = f"from tinker_cookbook.cli_utils import check_log_dir as c; c({str(run)!r}, 'ask')"
+    child = subprocess.Popen(
+        [sys.executable, "-c", program], stdin=slave, stdout=subprocess.PIPE, stderr=subprocess.PIPE
+    )
+    os.write(master, f"what?\n{answer}\n".encode())
+    out, err = child.communicate(timeout=30)
+    os.close(master)
+    os.close(slave)
+    assert out.count(b"[r]esume, [d]elete or [q]uit") == 2
+    assert len(list(run.iterdir())) == left
+    assert (b"stopped as asked" in err) == (answer == "q")
+
+
+def test_delete_empties_the_folder_and_keeps_what_a_link_points_to(run, tmp_path):
+    (tmp_path / "precious").mkdir()
+    (tmp_path / "precious" / "data").write_text("x")
+    (run / "link").symlink_to(tmp_path / "precious")
+    (tmp_path / "alias").symlink_to(run)
+    check_log_dir(tmp_path / "alias", "delete")
+    assert list(run.iterdir()) == []
+    assert (tmp_path / "precious" / "data").exists()
+
+
+def test_delete_refuses_folders_that_are_no_run(tmp_path, monkeypatch):
+    model = tmp_path / "model"
+    model.mkdir()
+    (model / "config.json").write_text('{"hidden_size": 8}')  # a model folder has this name too
+    with pytest.raises(ConfigurationError, match="holds none of the files of a run"):
+        check_log_dir(model, "delete")
+    (model / "config.json").write_text('{"_type": "recipes.sl_basic:CLIConfig"}')
+    check_log_dir(model, "delete")
+    assert list(model.iterdir()) == []
+
+
+def test_delete_refuses_dangerous_places(run, tmp_path, monkeypatch):
+    def refuses(place, reason):
+        with pytest.raises(ConfigurationError, match=reason):
+            check_log_dir(place, "delete")
+        assert (run / "metrics.jsonl").exists()
+
+    refuses("/", "is or holds your home folder")
+    monkeypatch.setenv("HOME", str(run))
+    refuses("~", "is or holds your home folder")
+    monkeypatch.setenv("HOME", str(tmp_path / "elsewhere"))
+    monkeypatch.chdir(run / "iteration_000001")
+    refuses(run, "is or holds the current folder")
+    refuses(".." , "is or holds the current folder")  # fmt: skip
+    monkeypatch.chdir(tmp_path)
+    (run / ".git").mkdir()
+    refuses(run, "is a git checkout")
+
+
+def test_a_folder_in_use_is_refused_whatever_was_asked(run):
+    for behavior in ("delete", "resume", "raise"):
+        with RunLock(run), pytest.raises(ConfigurationError, match=f"in use .*pid {os.getpid()}"):
+            check_log_dir(run, behavior)
+    assert (run / "metrics.jsonl").exists()
+
+
+def test_other_mistakes_are_named(tmp_path):
+    with pytest.raises(ConfigurationError, match="did you mean 'resume'"):
+        check_log_dir(tmp_path, "resum")  # type: ignore[arg-type]
+    (tmp_path / "file").write_text("")
+    with pytest.raises(ConfigurationError, match="is a file; expected a folder"):
+        check_log_dir(tmp_path / "file", "raise")
+
+
+@pytest.mark.parametrize("url", ["s3://bucket/run", "s3:/bucket/run"])
+def test_cloud_addresses_are_refused_everywhere(url, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    for use in (
+        lambda: check_log_dir(url, "ask"),
+        lambda: setup_logging(url),
+        lambda: RunLock(url),
+    ):
+        with pytest.raises(ConfigurationError, match=r"is a s3 address, but only folders"):
+            use()
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_paths_of_runs(monkeypatch, tmp_path):
+    monkeypatch.delenv("TINKER_COOKBOOK_RUNS_DIR", raising=False)
+    assert runs_path("sl", "a") == Path.home() / "tinker-runs" / "sl" / "a"
+    monkeypatch.setenv("TINKER_COOKBOOK_RUNS_DIR", str(tmp_path))
+    assert runs_path() == tmp_path
+    assert runs_path("x") == tmp_path / "x"
+    assert default_log_path("sl_basic") == "/tmp/tinker-examples/sl_basic"
+
+
+def test_model_name_on_the_command_line():
+    argv = ["prog", "lr=1", "model_name=a/b", "log_path=model_name=x", "...model_name=c=d"]
+    assert model_name_from_argv(argv[:3], "z") == "a/b"
+    assert model_name_from_argv(argv, "z") == "c=d"
+    assert model_name_from_argv(["other_model_name=a", "model_name="], "z") == "z"

@@ -1,0 +1,278 @@
+from __future__ import annotations
+
+import io
+import json
+import logging
+import math
+import struct
+import subprocess
+import sys
+from pathlib import Path
+
+import chz
+import pandas
+import pytest
+from config_samples import FileBuilder, HubBuilder, Run
+from rich.console import Console
+
+from tinker_cookbook.exceptions import ConfigurationError, DataValidationError
+from tinker_cookbook.utils.config_io import load_config
+from tinker_cookbook.utils.loggers.pretty_print import format_value
+from tinker_cookbook.utils.ml_log import (
+    JsonLogger,
+    Logger,
+    MultiplexLogger,
+    PrettyPrintLogger,
+    WandbLogger,
+    setup_logging,
+)
+
+
+def rows(folder: Path) -> list[dict]:
+    return [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+
+
+def test_a_run_leaves_its_files(tmp_path, capsys):
+    config = Run(learning_rate=3e-3, dataset_builder=FileBuilder())
+    log = setup_logging(tmp_path / "run", config=config)
+    log.log_metrics({"test/nll": 3.0}, step=0)
+    log.log_metrics({"train_mean_nll": 2.5, "progress": 0.5}, step=1)
+    log.log_long_text("sample/before", "hello\n")
+    log.log_metrics({"train_mean_nll": math.nan, "progress": 1.0}, step=2)
+    logging.getLogger("anything").info("a message")
+    log.sync()
+    log.close()
+    log.close()
+    logging.getLogger("anything").warning("after the end")
+    folder = tmp_path / "run"
+    assert load_config(folder) == config
+    assert json.loads((folder / "config.json").read_text())["learning_rate"] == 3e-3
+    assert [row["step"] for row in rows(folder)] == [0, 1, 2]
+    assert "INFO anything: a message" in (folder / "logs.log").read_text()
+    assert "after the end" not in (folder / "logs.log").read_text()
+    assert (folder / "sample_before.txt").read_text() == "hello\n"
+    frame = pandas.read_json(folder / "metrics.jsonl", lines=True)  # as the documents read it
+    assert frame["progress"].iloc[-1] == 1.0
+    assert frame["train_mean_nll"].dtype == float
+    assert capsys.readouterr().out.splitlines() == [
+        "step 0  test/nll=3",
+        "step 1  progress=0.5000  train_mean_nll=2.500",
+        "step 2  progress=1  train_mean_nll=nan",
+    ]
+
+
+def test_resume_cuts_later_rows_and_keeps_a_copy(tmp_path):
+    log = setup_logging(tmp_path, print_metrics=False)
+    for step in range(8):
+        log.log_metrics({"loss": step / 7}, step)
+    log.close()
+    with open(tmp_path / "metrics.jsonl", "ab") as file:
+        file.write(b'{"step": 8, "lo')
+    whole = (tmp_path / "metrics.jsonl").read_bytes()
+
+    resumed = setup_logging(tmp_path, resume_step=5, print_metrics=False)
+    resumed.log_metrics({"loss": 6 / 7}, 6)
+    resumed.close()
+    assert rows(tmp_path) == [{"step": step, "loss": step / 7} for step in range(7)]
+    assert (tmp_path / "metrics.jsonl.pre_resume_000005").read_bytes() == whole
+    assert "3 later rows cut" in (tmp_path / "logs.log").read_text()
+
+
+def test_the_configuration_before_is_kept(tmp_path):
+    first, second = (Run(dataset_builder=builder()) for builder in (FileBuilder, HubBuilder))
+    for config in (first, first, second):
+        setup_logging(tmp_path, config=config).close()
+    assert load_config(tmp_path) == second
+    assert load_config(tmp_path / "config.previous.json") == first
+    assert not (tmp_path / "config.previous.json_1").exists()
+
+
+def test_what_cannot_be_rebuilt_is_said(tmp_path):
+    config = Run(dataset_builder=FileBuilder(), map_fn=lambda row: row)
+    setup_logging(tmp_path, config=config).close()
+    assert "WARNING" in (tmp_path / "logs.log").read_text()
+    assert "map_fn cannot be rebuilt" in (tmp_path / "logs.log").read_text()
+
+
+def test_an_unwritable_folder_is_found_first(tmp_path):
+    (tmp_path / "file").write_text("")
+    with pytest.raises(ConfigurationError, match=r"log_path=.*file/run cannot be written"):
+        setup_logging(tmp_path / "file" / "run", wandb_project="never reached")
+
+
+def test_a_second_setup_replaces_the_handlers(tmp_path):
+    before = list(logging.getLogger().handlers)
+    setup_logging(tmp_path / "a")
+    log = setup_logging(tmp_path / "b")
+    logging.info("only in b")
+    log.close()
+    assert "only in b" not in (tmp_path / "a" / "logs.log").read_text()
+    assert "only in b" in (tmp_path / "b" / "logs.log").read_text()
+    assert logging.getLogger().handlers == before
+
+
+def test_step_inside_the_metrics_must_agree(tmp_path):
+    log = JsonLogger(tmp_path)
+    log.log_metrics({"step": 3, "a": 1}, 3)
+    log.log_metrics({"a": 2})
+    with pytest.raises(DataValidationError, match="contain step=4 but are logged for step=3"):
+        log.log_metrics({"step": 4}, 3)
+    assert rows(tmp_path) == [{"step": 3, "a": 1}, {"a": 2}]
+
+
+def test_code_diff_is_a_patch_of_the_checkout(tmp_path, monkeypatch):
+    repo = tmp_path / "repo"
+    repo.mkdir()
+
+    def git(*arguments):
+        identity = ["-c", "user.name=a", "-c", "user.email=a@b"]
+        subprocess.run(["git", "-C", repo, *identity, *arguments], check=True, capture_output=True)
+
+    git("init", "-q")
+    (repo / "a.py").write_text("x = 1\n")
+    git("add", "a.py")
+    git("commit", "-q", "-m", "start")
+    (repo / "a.py").write_text("x = 2\n")
+    (repo / "new.py").write_text("")
+    monkeypatch.chdir(repo)
+    setup_logging(tmp_path / "run").close()
+    diff = (tmp_path / "run" / "code.diff").read_text()
+    mine = diff[diff.index(f"# checkout: {repo}") :]
+    assert "# untracked: new.py" in mine
+    assert "-x = 1\n+x = 2\n" in mine
+    git("checkout", "-q", "a.py")
+    (tmp_path / "patch").write_text(mine)
+    git("apply", str(tmp_path / "patch"))
+    assert (repo / "a.py").read_text() == "x = 2\n"
+
+
+def test_a_table_on_a_terminal():
+    out = io.StringIO()
+    log = PrettyPrintLogger(Console(file=out, width=60, force_terminal=True, color_system=None))
+    log.log_metrics({"test/nll": 1.25, "train_mean_nll": 2.0}, 3)
+    shown = out.getvalue()
+    assert "step 3" in shown
+    assert shown.index("train_mean_nll") < shown.index("test/nll")
+    assert "1.250" in shown
+
+
+@pytest.mark.parametrize(
+    ("value", "shown"),
+    [
+        (0.000123456, "0.0001235"), (1e-5, "1.000e-05"), (0.5, "0.5000"), (12345, "12,345"),
+        (1234.5678, "1,235"), (3.0, "3"), (-2.34567, "-2.346"), (True, "True"), ("x", "x"),
+        (float("inf"), "inf"), (1e20, "1.000e+20"), (0.0, "0"), (99999.9, "100,000"),
+    ],
+)  # fmt: skip
+def test_numbers_are_short(value, shown):
+    assert format_value(value) == shown
+
+
+class Note(Logger):
+    def __init__(self, notes: list, fail: bool = False):
+        self.notes, self.fail = notes, fail
+
+    def log_metrics(self, metrics, step=None):
+        self.notes.append((metrics, step))
+
+    def close(self):
+        self.notes.append("closed")
+        if self.fail:
+            raise RuntimeError("no network")
+
+    def get_logger_url(self):
+        return None if self.fail else "http://run"
+
+
+def test_multiplex_closes_all_also_when_one_fails():
+    notes: list = []
+    log = MultiplexLogger([Note(notes, fail=True), Note(notes)], lambda: notes.append("detached"))
+    log.log_metrics({"a": 1}, 2)
+    assert log.get_logger_url() == "http://run"
+    with pytest.raises(RuntimeError, match="no network"):
+        log.close()
+    assert notes == [({"a": 1}, 2), ({"a": 1}, 2), "closed", "closed", "detached"]
+
+
+@chz.chz
+class Small:
+    learning_rate: float = 0.5
+
+
+def test_wandb_offline_run_is_resumed_under_its_id(tmp_path, monkeypatch):
+    monkeypatch.setenv("WANDB_MODE", "offline")
+    monkeypatch.setenv("WANDB_SILENT", "true")
+    ids = []
+    for resume_step, steps in ((None, range(3)), (1, range(2, 4))):
+        log = setup_logging(
+            tmp_path, "project", "name", Small(), resume_step=resume_step, print_metrics=False
+        )
+        for step in steps:
+            log.log_metrics({"train_mean_nll": 1.0 + step}, step)
+        wandb_log = log.loggers[-1]  # type: ignore[attr-defined]
+        assert isinstance(wandb_log, WandbLogger)
+        ids.append(wandb_log.run_id)
+        log.close()
+    assert ids[0] == ids[1]
+    assert json.loads((tmp_path / "wandb_run.json").read_text())["id"] == ids[0]
+    assert [row["step"] for row in rows(tmp_path)] == [0, 1, 2, 3]
+    files = sorted((tmp_path / "wandb").glob(f"offline-run-*-{ids[0]}/run-{ids[0]}.wandb"))
+    assert len(files) == 2
+    assert [logged_steps(file) for file in files] == [[0, 1, 2], [2, 3]]
+
+
+def logged_steps(file: Path) -> list[int]:
+    """Reads the history of an offline run back: records in LevelDB's log format after 7 bytes."""
+    from wandb.proto import wandb_internal_pb2
+
+    content, place, parts, steps = file.read_bytes(), 7, b"", []
+    while place + 7 <= len(content):
+        left_in_block = 32768 - place % 32768
+        if left_in_block < 7:
+            place += left_in_block
+            continue
+        _, length, kind = struct.unpack_from("<IHB", content, place)
+        parts += content[place + 7 : place + 7 + length]
+        place += 7 + length
+        if kind in (1, 4):  # a whole record, or the last part of one
+            record = wandb_internal_pb2.Record()
+            record.ParseFromString(parts)
+            parts = b""
+            for item in record.history.item:
+                if item.key == "step" or list(item.nested_key) == ["step"]:
+                    steps.append(json.loads(item.value_json))
+    return steps
+
+
+def test_wandb_without_a_key_says_what_to_do(tmp_path):
+    program = (
+        "import sys\n"
+        "from tinker_cookbook.utils.ml_log import setup_logging\n"
+        f"setup_logging({str(tmp_path / 'run')!r}, wandb_project='p')\n"
+    )
+    environment = {"PATH": "/usr/bin:/bin", "HOME": str(tmp_path), "PYTHONPATH": ":".join(sys.path)}
+    done = subprocess.run(
+        [sys.executable, "-c", program],
+        env=environment, capture_output=True, text=True, stdin=subprocess.DEVNULL,
+    )  # fmt: skip
+    assert done.returncode == 1
+    assert "ConfigurationError: Weights & Biases cannot start (wandb_project=p)" in done.stderr
+    assert "WANDB_MODE=offline, or leave wandb_project out" in done.stderr
+
+
+def test_wandb_damaged_id_file_is_named(tmp_path):
+    (tmp_path / "wandb_run.json").write_text("{")
+    with pytest.raises(ConfigurationError, match=r"wandb_run\.json is damaged"):
+        WandbLogger("p", log_dir=tmp_path)
+
+
+def test_importing_the_utilities_loads_nothing_heavy():
+    program = (
+        "import sys\n"
+        "import tinker_cookbook.utils.ml_log, tinker_cookbook.display, tinker_cookbook.completers\n"
+        "import tinker_cookbook.checkpoint_utils, tinker_cookbook.cli_utils\n"
+        "heavy = {'torch', 'transformers', 'datasets', 'tinker', 'peft', 'wandb', 'numpy'}\n"
+        "print(sorted(heavy & set(sys.modules)))\n"
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
+    assert done.stdout == "[]\n", done.stdout + done.stderr
