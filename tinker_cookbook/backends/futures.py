@@ -1,0 +1,137 @@
+"""Futures of the local clients: awaited in async code, asked ``.result()`` elsewhere.
+
+They are ``tinker.APIFuture``s, so code that checks for the SDK's type takes them. Like all modules
+that only ``connect()`` loads, this one may import ``tinker`` at the top.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import warnings
+from concurrent.futures import CancelledError
+from concurrent.futures import Future as ConcurrentFuture
+from typing import Any, Generic, TypeVar, cast
+
+import tinker
+
+T = TypeVar("T")
+C = TypeVar("C")
+
+_warned_of_blocking = False
+
+
+class LocalFuture(tinker.APIFuture[T]):
+    """The result, to come, of an operation that was handed to the engine.
+
+    Giving up waiting (a timeout, a cancelled task) takes nothing back: the operation runs in its
+    turn, as later ones were submitted in the belief that it would. ``future().cancel()`` does take
+    it back while it has not begun.
+    """
+
+    def __init__(self, future: ConcurrentFuture[T]) -> None:
+        self._future = future
+
+    def result(self, timeout: float | None = None) -> T:
+        """Blocks until the operation is done; raises its error, or ``TimeoutError``.
+
+        In async code await the future instead: this stops the event loop, which is said once.
+        """
+        return _blocking_result(self._future, timeout)
+
+    async def result_async(self, timeout: float | None = None) -> T:
+        """Waits without blocking the event loop; raises the error, or ``TimeoutError``."""
+        return await _wait(self._future, timeout)
+
+    def future(self) -> ConcurrentFuture[T]:
+        """The ``concurrent.futures.Future`` beneath."""
+        return self._future
+
+    def __repr__(self) -> str:
+        return f"<LocalFuture {_describe(self._future)}>"
+
+
+def done_future(value: T) -> LocalFuture[T]:
+    """A future that already holds ``value``."""
+    future: ConcurrentFuture[T] = ConcurrentFuture()
+    future.set_result(value)
+    return LocalFuture(future)
+
+
+class ReadyClient(tinker.APIFuture[C], Generic[C]):
+    """Mixin of clients whose creation takes a while but which can be used at once.
+
+    ``class Client(ReadyClient["Client"])``: methods queue behind the creation. ``await client`` and
+    ``client.result()`` wait for it, raise its error, and give the client itself, so that code
+    written for a future of a client works as well.
+
+    Args:
+        creation: finishes when the client exists; its result is not used.
+    """
+
+    def __init__(self, creation: ConcurrentFuture[Any]) -> None:
+        self._creation = creation
+
+    def result(self, timeout: float | None = None) -> C:
+        """Blocks until the client exists; raises what kept it from being created."""
+        _blocking_result(self._creation, timeout)
+        return cast("C", self)
+
+    async def result_async(self, timeout: float | None = None) -> C:
+        """Waits until the client exists; raises what kept it from being created."""
+        await _wait(self._creation, timeout)
+        return cast("C", self)
+
+    def future(self) -> ConcurrentFuture[C]:
+        """A ``concurrent.futures.Future`` of the client. Cancelling it leaves the client alone."""
+        ready: ConcurrentFuture[C] = ConcurrentFuture()
+
+        def pass_on(creation: ConcurrentFuture[Any]) -> None:
+            if not ready.set_running_or_notify_cancel():
+                return
+            if creation.cancelled():
+                ready.set_exception(CancelledError())
+            elif (error := creation.exception()) is not None:
+                ready.set_exception(error)
+            else:
+                ready.set_result(cast("C", self))
+
+        self._creation.add_done_callback(pass_on)
+        return ready
+
+
+async def _wait(future: ConcurrentFuture[T], timeout: float | None) -> T:
+    async with asyncio.timeout(timeout):
+        # Unshielded, a waiter that gives up would cancel the operation in the engine's queue.
+        return await asyncio.shield(asyncio.wrap_future(future))
+
+
+def _blocking_result(future: ConcurrentFuture[T], timeout: float | None) -> T:
+    if not future.done():
+        _warn_if_it_stops_an_event_loop()
+    return future.result(timeout)
+
+
+def _warn_if_it_stops_an_event_loop() -> None:
+    global _warned_of_blocking
+    if _warned_of_blocking:
+        return
+    try:
+        asyncio.get_running_loop()
+    except RuntimeError:
+        return
+    _warned_of_blocking = True
+    warnings.warn(
+        ".result() in async code stops the event loop until the result is there: every other task "
+        "waits. Write `await future` instead. (Said once.)",
+        RuntimeWarning,
+        stacklevel=4,
+    )
+
+
+def _describe(future: ConcurrentFuture[Any]) -> str:
+    if not future.done():
+        return "running" if future.running() else "queued"
+    if future.cancelled():
+        return "cancelled"
+    error = future.exception()
+    return f"failed: {error!r}" if error is not None else "done"
