@@ -203,6 +203,19 @@ def test_saving_by_seconds(tmp_path):
     assert saved == [3, 6, 9]
 
 
+def test_the_clock_does_not_change_an_answer_given_for_a_step_in_flight(tmp_path):
+    now = [0.0]
+    policy = SavePolicy(save_every=0, save_every_seconds=60)
+    manager = CheckpointManager(RecordingClient(), tmp_path, policy, 100, clock=lambda: now[0])
+    assert manager.due(1) is None
+    now[0] = 61
+    assert manager.due(1) is None  # step 2 may be submitted by now
+    assert manager.due(2) == "periodic"
+    manager.submit(2, 0, "periodic")
+    assert manager.due(2) == "periodic"
+    assert manager.due(3) is None
+
+
 def test_rolling_checkpoints_give_way_only_once_the_next_is_listed(tmp_path):
     client = RecordingClient()
     policy = SavePolicy(save_every=6, rolling_save_every=2, ttl_seconds=9, rolling_ttl_seconds=7)

@@ -68,7 +68,7 @@ def setup_logging(
         config: Written to ``config.json``.
         do_configure_logging_module: Send Python's log messages to ``logs.log`` and the console.
         resume_step: Updates in the checkpoint that the run continues from; rows of later steps are
-            cut. ``None`` for a new run.
+            cut: -1, where there is no checkpoint, cuts all. ``None`` keeps all rows.
         print_metrics: Print metrics too; loops that show them otherwise switch it off.
 
     Raises:

@@ -78,6 +78,15 @@ def test_resume_cuts_later_rows_and_keeps_a_copy(tmp_path):
     assert "3 later rows cut" in (tmp_path / "logs.log").read_text()
 
 
+def test_a_run_killed_before_its_first_checkpoint_starts_its_rows_anew(tmp_path):
+    for _ in range(2):
+        log = setup_logging(tmp_path, resume_step=-1, print_metrics=False)
+        log.log_metrics({"test/nll": 3.0}, 0)
+        log.close()
+    assert rows(tmp_path) == [{"step": 0, "test/nll": 3.0}]
+    assert (tmp_path / "metrics.jsonl.pre_resume_000000").exists()
+
+
 def test_the_configuration_before_is_kept(tmp_path):
     first, second = (Run(dataset_builder=builder()) for builder in (FileBuilder, HubBuilder))
     for config in (first, first, second):

@@ -96,12 +96,24 @@ class CheckpointManager:
         self._clock = clock
         self._tokens = tokens_done
         self._last_save = clock()
+        self._answers: dict[int, SaveReason | None] = {}
 
     def due(self, step: int, tokens: int = 0) -> SaveReason | None:
         """Whether, and why, a checkpoint is due after update ``step`` (counted from 1).
 
-        Asking changes nothing; ``tokens`` is the count trained on up to and with this update.
+        The first answer for a step stands: a loop that asked when it submitted the step, and then
+        submitted more, must not be told otherwise by the clock when the step is done, because a
+        save submitted then would hold the later updates too.
+
+        Args:
+            step: Updates done, or submitted, this one included.
+            tokens: Tokens trained on up to and with this update.
         """
+        if step not in self._answers:
+            self._answers[step] = self._decide(step, tokens)
+        return self._answers[step]
+
+    def _decide(self, step: int, tokens: int) -> SaveReason | None:
         policy = self.policy
         if step >= self.total_steps:
             return "final"
@@ -127,6 +139,7 @@ class CheckpointManager:
             state["final"], ttl, kind = True, policy.final_ttl_seconds, "both"
         self._tokens = state.get("cumulative_tokens", self._tokens)
         self._last_save = self._clock()
+        self._answers = {asked: why for asked, why in self._answers.items() if asked >= step}
         name = FINAL_NAME if reason == "final" else f"{step:06d}"
         return submit_checkpoint(self._client, name, self._log_path, state, kind, ttl)
 

@@ -25,7 +25,7 @@ class JsonLogger(Logger):
     Args:
         log_dir: The run's folder.
         resume_step: Updates in the checkpoint that the run continues from. Rows of later steps are
-            cut; a copy stays as ``metrics.jsonl.pre_resume_NNNNNN``. ``None`` keeps all rows.
+            cut (-1, for a run killed before its first checkpoint, cuts all); a copy stays as ``metrics.jsonl.pre_resume_NNNNNN``. ``None`` keeps all rows.
     """
 
     def __init__(self, log_dir: str | os.PathLike[str], resume_step: int | None = None) -> None:
@@ -83,7 +83,7 @@ class JsonLogger(Logger):
                 os.close(descriptor)
 
     def _cut_after(self, resume_step: int) -> None:
-        copy = f"{self.path}.pre_resume_{resume_step:06d}"
+        copy = f"{self.path}.pre_resume_{max(resume_step, 0):06d}"
         # A row without a step belongs to no point in time and is never cut.
         dropped = trim_rows(self.path, lambda row: row.get("step", 0) <= resume_step, copy)
         if dropped:
