@@ -7,6 +7,7 @@ import math
 import struct
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import chz
@@ -222,6 +223,7 @@ def test_wandb_offline_run_is_resumed_under_its_id(tmp_path, monkeypatch):
         assert isinstance(wandb_log, WandbLogger)
         ids.append(wandb_log.run_id)
         log.close()
+        time.sleep(1.1)  # wandb names an offline folder by the second
     assert ids[0] == ids[1]
     assert json.loads((tmp_path / "wandb_run.json").read_text())["id"] == ids[0]
     assert [row["step"] for row in rows(tmp_path)] == [0, 1, 2, 3]

@@ -25,7 +25,8 @@ class JsonLogger(Logger):
     Args:
         log_dir: The run's folder.
         resume_step: Updates in the checkpoint that the run continues from. Rows of later steps are
-            cut (-1, for a run killed before its first checkpoint, cuts all); a copy stays as ``metrics.jsonl.pre_resume_NNNNNN``. ``None`` keeps all rows.
+            cut (-1, for a run killed before its first checkpoint, cuts all); a copy stays as
+            ``metrics.jsonl.pre_resume_NNNNNN``. ``None`` keeps all rows.
     """
 
     def __init__(self, log_dir: str | os.PathLike[str], resume_step: int | None = None) -> None:
