@@ -1,0 +1,260 @@
+"""The rest client of the bundled engine: lists and manages the runs and checkpoints on this disk.
+
+Method names, arguments and answers are those of ``tinker.RestClient``; ``copy_out`` is our own.
+Each method returns a future at once and works on a thread of its own, so archiving gigabytes stops
+no event loop. Like all modules that only ``connect()`` loads, this one may import ``tinker`` at the
+top.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any, Literal, TypeVar
+
+import tinker
+from tinker import types
+
+from tinker_cookbook.backends.futures import LocalFuture
+from tinker_cookbook.engine.store import CheckpointInfo, CheckpointStore, RunRecord, TinkerPath
+from tinker_cookbook.exceptions import BackendError, ConfigurationError
+
+T = TypeVar("T")
+
+AccessScope = Literal["owned", "accessible"]
+
+_TYPE_OF_KIND: dict[str, types.CheckpointType] = {
+    "weights": "training",
+    "sampler_weights": "sampler",
+}
+
+
+@dataclass(frozen=True)
+class ArchiveUrl:
+    """Where the archive of a checkpoint can be fetched; ``urllib`` reads it."""
+
+    url: str
+    expires: datetime | None
+    """When the checkpoint expires, and its archive with it."""
+
+
+class LocalRestClient:
+    """Lists and manages runs and checkpoints; see ``tinker.RestClient``.
+
+    Every method has its older ``*_async`` twin, of which awaiting gives the answer. All runs on
+    this disk are the user's own, so both access scopes show them all.
+    """
+
+    def __init__(self, store: CheckpointStore) -> None:
+        self._store = store
+        self._worker = ThreadPoolExecutor(max_workers=1, thread_name_prefix="rest")
+
+    def get_training_run(
+        self, training_run_id: str, access_scope: AccessScope = "owned"
+    ) -> LocalFuture[types.TrainingRun]:
+        """One run by its id."""
+        return self._submit(lambda: self._training_run(self._store.get_run(training_run_id)))
+
+    def get_training_run_by_tinker_path(
+        self, tinker_path: str, access_scope: AccessScope = "owned"
+    ) -> LocalFuture[types.TrainingRun]:
+        """The run that wrote a checkpoint, which may have been deleted since."""
+        return self.get_training_run(TinkerPath.parse(tinker_path).run_id)
+
+    def get_weights_info_by_tinker_path(
+        self, tinker_path: str
+    ) -> LocalFuture[types.WeightsInfoResponse]:
+        """Base model and adapter shape of a checkpoint."""
+
+        def work() -> types.WeightsInfoResponse:
+            checkpoint = self._store.get_checkpoint(tinker_path)
+            info = self._store.get_run(checkpoint.path.run_id).info
+            return types.WeightsInfoResponse(
+                base_model=info.base_model,
+                is_lora=True,
+                lora_rank=info.lora_rank,
+                train_unembed=info.train_unembed,
+                train_mlp=info.train_mlp,
+                train_attn=info.train_attn,
+            )
+
+        return self._submit(work)
+
+    def list_training_runs(
+        self,
+        limit: int = 20,
+        offset: int = 0,
+        access_scope: AccessScope = "owned",
+        project_id: str | None = None,
+    ) -> LocalFuture[types.TrainingRunsResponse]:
+        """Runs, newest first."""
+        _check_page(limit, offset)
+        if project_id is not None:
+            raise BackendError(
+                f"project_id: got {project_id!r}, but the local engine has no projects; leave it "
+                "out to list all runs"
+            )
+
+        def work() -> types.TrainingRunsResponse:
+            runs = self._store.list_runs()
+            page = [self._training_run(run) for run in runs[offset : offset + limit]]
+            return types.TrainingRunsResponse(
+                training_runs=page, cursor=_cursor(limit, offset, runs)
+            )
+
+        return self._submit(work)
+
+    def list_checkpoints(self, training_run_id: str) -> LocalFuture[types.CheckpointsListResponse]:
+        """Checkpoints of a run, oldest first."""
+        return self._submit(
+            lambda: types.CheckpointsListResponse(
+                checkpoints=[
+                    _checkpoint(info) for info in self._store.list_checkpoints(training_run_id)
+                ]
+            )
+        )
+
+    def list_user_checkpoints(
+        self, limit: int = 100, offset: int = 0
+    ) -> LocalFuture[types.CheckpointsListResponse]:
+        """Checkpoints of all runs, newest first."""
+        _check_page(limit, offset)
+
+        def work() -> types.CheckpointsListResponse:
+            infos = [
+                info
+                for run in self._store.list_runs()
+                for info in self._store.list_checkpoints(run.run_id)
+            ]
+            infos.sort(key=lambda info: (-info.created_at, str(info.path)))
+            return types.CheckpointsListResponse(
+                checkpoints=[_checkpoint(info) for info in infos[offset : offset + limit]],
+                cursor=_cursor(limit, offset, infos),
+            )
+
+        return self._submit(work)
+
+    def delete_checkpoint(self, training_run_id: str, checkpoint_id: str) -> LocalFuture[None]:
+        """Deletes the checkpoint ``weights/NAME`` or ``sampler_weights/NAME`` of a run for good."""
+        return self.delete_checkpoint_from_tinker_path(_path_of(training_run_id, checkpoint_id))
+
+    def delete_checkpoint_from_tinker_path(self, tinker_path: str) -> LocalFuture[None]:
+        """Deletes a checkpoint for good."""
+        return self._submit(lambda: self._store.delete_checkpoint(tinker_path))
+
+    def set_checkpoint_ttl_from_tinker_path(
+        self, tinker_path: str, ttl_seconds: int | None
+    ) -> LocalFuture[None]:
+        """Lets a checkpoint expire ``ttl_seconds`` from now; ``None`` keeps it for good."""
+        return self._submit(lambda: self._store.set_ttl(tinker_path, ttl_seconds))
+
+    def get_checkpoint_archive_url(
+        self, training_run_id: str, checkpoint_id: str
+    ) -> LocalFuture[ArchiveUrl]:
+        """``get_checkpoint_archive_url_from_tinker_path`` by run and ``weights/NAME``."""
+        path = _path_of(training_run_id, checkpoint_id)
+        return self.get_checkpoint_archive_url_from_tinker_path(path)
+
+    def get_checkpoint_archive_url_from_tinker_path(
+        self, tinker_path: str
+    ) -> LocalFuture[ArchiveUrl]:
+        """A ``file://`` address of a tar file with the adapter in PEFT's format.
+
+        The file lies in the store and goes with the checkpoint; ``copy_out`` gives a folder.
+        """
+
+        def work() -> ArchiveUrl:
+            archive = self._store.archive(tinker_path)
+            return ArchiveUrl(
+                url=archive.absolute().as_uri(),
+                expires=_time(self._store.get_checkpoint(tinker_path).expires_at),
+            )
+
+        return self._submit(work)
+
+    def copy_out(self, tinker_path: str, folder: str | Path) -> LocalFuture[Path]:
+        """Copies the adapter into a new folder that ``PeftModel.from_pretrained`` loads."""
+        return self._submit(lambda: self._store.copy_out(tinker_path, Path(folder)))
+
+    def publish_checkpoint_from_tinker_path(self, tinker_path: str) -> LocalFuture[None]:
+        """Raises ``BackendError``: there is nobody to publish to."""
+        raise BackendError(
+            f"{tinker_path}: a checkpoint of the local engine cannot be published. Use "
+            "copy_out(tinker_path, folder) and upload the folder."
+        )
+
+    def unpublish_checkpoint_from_tinker_path(self, tinker_path: str) -> LocalFuture[None]:
+        """Raises ``BackendError``: local checkpoints are never public."""
+        raise BackendError(
+            f"{tinker_path}: a checkpoint of the local engine is never public, so it cannot be "
+            "unpublished."
+        )
+
+    def __getattr__(self, name: str) -> Any:
+        twin = inspect.getattr_static(type(self), name.removesuffix("_async"), None)
+        if name.endswith("_async") and not name.startswith("_") and twin is not None:
+            method = getattr(self, name.removesuffix("_async"))
+
+            async def awaited(*args: Any, **kwargs: Any) -> Any:
+                return await method(*args, **kwargs)
+
+            return awaited
+        hosted = not name.startswith("_") and hasattr(tinker.RestClient, name)
+        raise AttributeError(
+            f"LocalRestClient has no {name!r}"
+            + ("; it is a feature of the hosted API (backend=tinker)" if hosted else "")
+        )
+
+    def _training_run(self, run: RunRecord) -> types.TrainingRun:
+        last: dict[str, types.Checkpoint] = {}
+        for info in self._store.list_checkpoints(run.run_id):  # oldest first
+            last[info.path.kind] = _checkpoint(info)
+        return types.TrainingRun(
+            training_run_id=run.run_id,
+            base_model=run.info.base_model,
+            model_owner="local",
+            is_lora=True,
+            lora_rank=run.info.lora_rank,
+            last_request_time=datetime.fromtimestamp(run.last_used_at, UTC),
+            last_checkpoint=last.get("weights"),
+            last_sampler_checkpoint=last.get("sampler_weights"),
+            user_metadata=run.info.user_metadata,
+        )
+
+    def _submit(self, work: Callable[[], T]) -> LocalFuture[T]:
+        return LocalFuture(self._worker.submit(work))
+
+
+def _checkpoint(info: CheckpointInfo) -> types.Checkpoint:
+    return types.Checkpoint(
+        checkpoint_id=f"{info.path.kind}/{info.path.name}",
+        checkpoint_type=_TYPE_OF_KIND[info.path.kind],
+        time=datetime.fromtimestamp(info.created_at, UTC),
+        tinker_path=str(info.path),
+        size_bytes=info.size_bytes,
+        user_metadata=info.user_metadata,
+        expires_at=_time(info.expires_at),
+    )
+
+
+def _path_of(training_run_id: str, checkpoint_id: str) -> str:
+    return f"tinker://{training_run_id}/{checkpoint_id}"
+
+
+def _time(seconds: float | None) -> datetime | None:
+    return None if seconds is None else datetime.fromtimestamp(seconds, UTC)
+
+
+def _cursor(limit: int, offset: int, found: Sequence[object]) -> types.Cursor:
+    return types.Cursor(offset=offset, limit=limit, total_count=len(found))
+
+
+def _check_page(limit: int, offset: int) -> None:
+    if limit < 1 or offset < 0:
+        raise ConfigurationError(
+            f"limit, offset: got {limit}, {offset}; expected limit >= 1 and offset >= 0"
+        )
