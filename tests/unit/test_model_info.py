@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import json
 import logging
+import shutil
 from pathlib import Path
 
 import pytest
@@ -76,9 +77,15 @@ def test_a_peft_suffix_and_a_folder_are_seen_through(tmp_path: Path):
     ],
 )
 def test_an_unknown_folder_is_judged_by_its_template(
-    tokenizer_folder, caplog: pytest.LogCaptureFixture, family: str, model_type: str, renderer: str
+    tokenizer_folder,
+    tmp_path: Path,
+    caplog: pytest.LogCaptureFixture,
+    family: str,
+    model_type: str,
+    renderer: str,
 ):
-    folder = Path(tokenizer_folder(family))
+    folder = tmp_path / "my-model"
+    shutil.copytree(tokenizer_folder(family), folder)
     (folder / "config.json").write_text(json.dumps({"model_type": model_type}))
     model_info._warn_once.cache_clear()
     with caplog.at_level(logging.WARNING):

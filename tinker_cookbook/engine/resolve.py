@@ -61,6 +61,7 @@ _TOKENIZER_FILES = (
     "tiktoken.model",
     "tekken.json",
 )
+_CACHE_PROBES = ("config.json", "tokenizer_config.json", "tokenizer.json", "tokenizer.model")
 _SMALL_FILES = ("*.json", "*.txt", "*.model", "*.jinja", "*.py")
 _NEVER_FETCHED = ("*.index.json",)  # comes with the weights that it lists
 
@@ -107,7 +108,7 @@ def resolve_model(name: str, *, allow_download: bool = True, need: Need = "model
     """
     name = base_name(name).strip()
     local = Path(name).expanduser()
-    if local.is_dir():
+    if name and local.is_dir():
         return ResolvedModel(name, _checked_folder(local, need), "local folder", f"folder {local}")
     if not _is_hub_name(name):
         raise ModelNotFoundError(
@@ -192,14 +193,16 @@ def _is_hub_name(name: str) -> bool:
 
 
 def _from_hub_cache(name: str, need: Need, tried: list[str]) -> ResolvedModel | None:
-    from huggingface_hub import snapshot_download
-    from huggingface_hub.errors import HFValidationError, LocalEntryNotFoundError
+    from huggingface_hub import try_to_load_from_cache
 
-    try:
-        folder = Path(snapshot_download(name, local_files_only=True))
-    except (LocalEntryNotFoundError, HFValidationError):
+    # Not snapshot_download(local_files_only=True): that takes a copy for broken which was fetched
+    # without the repository's other weight formats.
+    cached = (try_to_load_from_cache(name, file) for file in _CACHE_PROBES)
+    found = next((path for path in cached if isinstance(path, str)), None)
+    if found is None:
         tried.append("Hub cache: no copy")
         return None
+    folder = Path(found).parent
     if missing := missing_parts(folder, need):
         tried.append(f"Hub cache: incomplete copy in {folder}; missing: {', '.join(missing)}")
         return None
@@ -238,9 +241,7 @@ def _from_hub(name: str, need: Need, tried: list[str]) -> ResolvedModel | None:
     try:
         info = HfApi().model_info(name, timeout=_HUB_TIMEOUT_SECONDS)
         files = [sibling.rfilename for sibling in info.siblings or []]
-        folder = Path(
-            snapshot_download(name, revision=info.sha, allow_patterns=_wanted(files, need))
-        )
+        folder = Path(snapshot_download(name, allow_patterns=_wanted(files, need)))
     except GatedRepoError:
         tried.append("Hub: gated; accept its licence on the model's page and set HF_TOKEN")
         return None
