@@ -1,0 +1,249 @@
+"""Connecting to the hosted API: what is missing is said at once."""
+
+from __future__ import annotations
+
+import json
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+
+import pytest
+import tinker
+
+from tinker_cookbook.backends import hosted
+from tinker_cookbook.backends.hosted import (
+    connect_hosted,
+    hosted_credentials_present,
+    hosted_requested,
+)
+from tinker_cookbook.exceptions import BackendError
+
+MODELS = {"supported_models": [{"model_name": "org/model", "max_context_length": 128}]}
+
+
+class Handler(BaseHTTPRequestHandler):
+    """Knows the two calls that a rest client makes; everything else is 404."""
+
+    def do_GET(self) -> None:
+        self.server.seen.append((self.path, self.headers.get("X-API-Key")))
+        self.answer(MODELS if self.path.endswith("/get_server_capabilities") else None)
+
+    def do_POST(self) -> None:
+        self.rfile.read(int(self.headers.get("Content-Length") or 0))
+        self.server.seen.append((self.path, self.headers.get("X-API-Key")))
+        self.answer({} if "client" in self.path else None)
+
+    def answer(self, body: dict | None) -> None:
+        content = json.dumps({"detail": "not here"} if body is None else body).encode()
+        self.send_response(404 if body is None else 200)
+        self.send_header("Content-Type", "application/json")
+        self.send_header("Content-Length", str(len(content)))
+        self.end_headers()
+        self.wfile.write(content)
+
+    def log_message(self, *args: object) -> None:
+        pass
+
+
+class Server(ThreadingHTTPServer):
+    daemon_threads = True
+
+    def __init__(self) -> None:
+        super().__init__(("127.0.0.1", 0), Handler)
+        self.seen: list[tuple[str, str | None]] = []
+        self.url = f"http://127.0.0.1:{self.server_port}"
+
+
+@pytest.fixture
+def server() -> Iterator[Server]:
+    with Server() as server:
+        threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01}).start()
+        yield server
+        server.shutdown()
+
+
+@pytest.fixture(autouse=True)
+def user_home(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
+    """No key, no login, no proxy between the tests and this machine."""
+    monkeypatch.setenv("HOME", str(tmp_path))
+    for name in ("TINKER_API_KEY", "TINKER_CREDENTIAL_CMD", "TINKER_BASE_URL"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("no_proxy", "*")
+    return tmp_path
+
+
+def store_login(home: Path, content: str) -> Path:
+    path = home / ".tinker" / "credentials.json"
+    path.parent.mkdir(exist_ok=True)
+    path.write_text(content)
+    return path
+
+
+def store_key(home: Path) -> None:
+    """As ``tinker auth login`` stores it."""
+    from tinker.lib.credentials import JsonCredentialStore, ManualKey
+
+    credentials = JsonCredentialStore(home / ".tinker" / "credentials.json")
+    credentials.add_key("id", ManualKey(key="tml-stored", name="mine"))
+    credentials.set_default("id")
+
+
+def test_a_server_that_answers_is_connected_to(server: Server, monkeypatch) -> None:
+    monkeypatch.setenv("TINKER_API_KEY", "tml-secret")
+    client = connect_hosted(server.url)
+    assert isinstance(client, tinker.ServiceClient)
+    # It answered 404, which is an answer; and looking gave no secret away.
+    assert server.seen == [("/api/v1/healthz", None)]
+
+    rest = tinker.RestClient(base_url=server.url)
+    capabilities = rest.get_server_capabilities().result(timeout=20)
+    assert [model.model_name for model in capabilities.supported_models] == ["org/model"]
+    assert ("/api/v1/get_server_capabilities", "tml-secret") in server.seen
+
+
+def test_the_sdk_is_given_the_address_that_was_looked_at(server: Server, monkeypatch) -> None:
+    monkeypatch.setenv("TINKER_API_KEY", "tml-secret")
+    monkeypatch.setenv("TINKER_BASE_URL", server.url + "/prefix/")
+    client = connect_hosted()
+    with pytest.warns(FutureWarning):
+        rest = client.create_rest_client()
+    with pytest.raises(tinker.NotFoundError):
+        rest.get_training_run("x").result(timeout=20)
+    assert server.seen[0] == ("/prefix/api/v1/healthz", None)
+    assert ("/prefix/api/v1/training_runs/x", "tml-secret") in [
+        (path.partition("?")[0], key) for path, key in server.seen
+    ]
+
+
+def test_a_closed_port_is_said_at_once(monkeypatch) -> None:
+    monkeypatch.setenv("TINKER_API_KEY", "tml-secret")
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))  # bound but not listening: refuses
+        url = f"http://127.0.0.1:{taken.getsockname()[1]}"
+        start = time.monotonic()
+        with pytest.raises(BackendError, match=r"no answer from .*refused.*backend=local"):
+            connect_hosted(url)
+    assert time.monotonic() - start < 2
+
+
+def test_a_server_that_stays_silent_is_given_up(monkeypatch) -> None:
+    monkeypatch.setenv("TINKER_API_KEY", "tml-secret")
+    monkeypatch.setattr(hosted, "PROBE_SECONDS", 0.3)
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        start = time.monotonic()
+        with pytest.raises(BackendError, match=r"no answer from .*timed out"):
+            connect_hosted(f"http://127.0.0.1:{silent.getsockname()[1]}")
+    assert time.monotonic() - start < 2
+
+
+def test_a_name_lookup_that_hangs_is_given_up(monkeypatch) -> None:
+    monkeypatch.setenv("TINKER_API_KEY", "tml-secret")
+    monkeypatch.setattr(hosted, "PROBE_SECONDS", 0.2)
+    done = threading.Event()
+
+    def hang(*args: object, **kwargs: object) -> None:
+        done.wait(10)
+        raise OSError
+
+    monkeypatch.setattr(socket, "getaddrinfo", hang)
+    start = time.monotonic()
+    with pytest.raises(BackendError, match=r"nothing within 0\.2 s"):
+        connect_hosted("https://somewhere.example")
+    assert time.monotonic() - start < 3
+    done.set()
+
+
+def test_a_server_of_another_protocol_is_said(monkeypatch) -> None:
+    monkeypatch.setenv("TINKER_API_KEY", "tml-secret")
+    with socket.create_server(("127.0.0.1", 0)) as other:
+
+        def greet() -> None:
+            connection, _ = other.accept()
+            connection.recv(100)
+            connection.sendall(b"SSH-2.0-x\r\n")
+            connection.close()
+
+        thread = threading.Thread(target=greet)
+        thread.start()
+        with pytest.raises(BackendError, match=r"no answer from .*BadStatusLine"):
+            connect_hosted(f"http://127.0.0.1:{other.getsockname()[1]}")
+        thread.join()
+
+
+@pytest.mark.parametrize("key", [None, ""])
+def test_without_a_key(server: Server, monkeypatch, key: str | None) -> None:
+    if key is not None:
+        monkeypatch.setenv("TINKER_API_KEY", key)
+    with pytest.raises(BackendError, match=r"TINKER_API_KEY: got none.*tinker auth login") as error:
+        connect_hosted(server.url)
+    assert "backend=local" in str(error.value)
+    assert server.seen == []
+
+
+@pytest.mark.parametrize("key", ["sk-not-ours", "tml-with space", "tml-newline\n"])
+def test_a_malformed_key_is_refused_and_not_shown(server: Server, monkeypatch, key: str) -> None:
+    monkeypatch.setenv("TINKER_API_KEY", key)
+    with pytest.raises(BackendError, match=f"TINKER_API_KEY: got {len(key)} characters") as error:
+        connect_hosted(server.url)
+    assert key not in str(error.value)
+    assert server.seen == []
+
+
+def test_a_credential_command_stands_in_for_a_key(server: Server, monkeypatch) -> None:
+    monkeypatch.setenv("TINKER_CREDENTIAL_CMD", "echo tml-x")
+    assert hosted_credentials_present()
+    assert isinstance(connect_hosted(server.url), tinker.ServiceClient)
+
+
+def test_a_stored_login_stands_in_for_a_key(server: Server, user_home: Path) -> None:
+    assert not hosted_credentials_present()
+    store_login(user_home, '{"version": 1, "keys": {}}')
+    assert not hosted_credentials_present()
+    store_key(user_home)
+    assert hosted_credentials_present()
+    assert isinstance(connect_hosted(server.url), tinker.ServiceClient)
+
+
+@pytest.mark.parametrize("content", ["", "{", "[]", '{"default": "x", "keys": 3}'])
+def test_a_damaged_login_is_said(server: Server, user_home: Path, content: str) -> None:
+    path = store_login(user_home, content)
+    assert hosted_credentials_present()  # it asks for the hosted API, and fails there
+    with pytest.raises(BackendError, match=f"{path}: cannot be read as stored credentials"):
+        connect_hosted(server.url)
+
+
+@pytest.mark.parametrize(
+    "url", ["localhost:8000", "ftp://host", "https://", "http://host:port", "tinker", "file:///x"]
+)
+def test_a_malformed_address_is_said(monkeypatch, url: str) -> None:
+    monkeypatch.setenv("TINKER_API_KEY", "tml-secret")
+    with pytest.raises(BackendError, match=r"base_url: got .*expected an address like"):
+        connect_hosted(url)
+    monkeypatch.setenv("TINKER_BASE_URL", url)
+    with pytest.raises(BackendError, match=r"base_url: got .*expected an address like"):
+        connect_hosted()
+
+
+def test_what_the_environment_asks_for(monkeypatch) -> None:
+    assert not hosted_requested()
+    monkeypatch.setenv("TINKER_BASE_URL", "http://127.0.0.1:1")
+    assert hosted_requested()
+    assert not hosted_credentials_present()
+    monkeypatch.delenv("TINKER_BASE_URL")
+    monkeypatch.setenv("TINKER_API_KEY", "tml-x")
+    assert hosted_requested()
+    assert hosted_credentials_present()
+
+
+def test_asking_for_credentials_loads_no_sdk() -> None:
+    code = (
+        "import sys; from tinker_cookbook.backends.hosted import hosted_requested as h; h();"
+        "print([m for m in ('tinker', 'torch', 'transformers') if m in sys.modules])"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "[]"

@@ -1,0 +1,163 @@
+"""The hosted Tinker API, or any server that speaks its protocol, through the official SDK.
+
+The SDK connects on first use and then retries for minutes, by which time a run has loaded its data
+and lost its user. ``connect_hosted`` looks first: is there a key, and does the address answer?
+Nothing secret is sent in looking.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import ssl
+import threading
+import urllib.error
+import urllib.request
+from http.client import HTTPException
+from pathlib import Path
+from typing import TYPE_CHECKING
+from urllib.parse import urlsplit
+
+from tinker_cookbook.exceptions import BackendError
+from tinker_cookbook.utils.lazy_imports import lazy_module
+
+if TYPE_CHECKING:
+    import tinker
+else:
+    # Asking whether there are credentials must not cost the SDK's import, which pulls torch.
+    tinker = lazy_module("tinker")
+
+PROBE_SECONDS = 5.0
+"""How long an address may take to answer before it counts as unreachable."""
+
+_KEY_PREFIXES = ("tml-", "eyJ")  # an API key; a JSON web token
+_LOCAL_INSTEAD = "or train on this machine with backend=local"
+
+
+def hosted_credentials_present() -> bool:
+    """Whether there is a key, a stored login, or a command that gives one; well-formed or not.
+
+    Looks where the SDK looks: ``TINKER_API_KEY``, ``TINKER_CREDENTIAL_CMD``, and the file that
+    ``tinker auth login`` writes. Neither imports the SDK nor touches the network.
+    """
+    return bool(
+        os.environ.get("TINKER_API_KEY")
+        or os.environ.get("TINKER_CREDENTIAL_CMD")
+        or _stored_login_exists()
+    )
+
+
+def hosted_requested() -> bool:
+    """Whether the environment asks for the hosted API: credentials, or ``TINKER_BASE_URL``."""
+    return bool(os.environ.get("TINKER_BASE_URL")) or hosted_credentials_present()
+
+
+def connect_hosted(base_url: str | None = None) -> tinker.ServiceClient:
+    """The SDK's service client for ``base_url``.
+
+    Args:
+        base_url: ``None`` is ``TINKER_BASE_URL``, else the hosted API's own address.
+
+    Raises:
+        BackendError: no key, a malformed one, a malformed address, or nothing answers there within
+            ``PROBE_SECONDS``; the message says what to do.
+    """
+    _check_credentials()
+    if base_url or os.environ.get("TINKER_BASE_URL"):
+        _check_url(base_url or os.environ["TINKER_BASE_URL"])
+    url = _resolve_url(base_url)
+    reason = _why_unreachable(url, PROBE_SECONDS)
+    if reason is not None:
+        raise BackendError(
+            f"base_url: no answer from {url} ({reason}). Check the network and the address "
+            f"(base_url=, TINKER_BASE_URL), {_LOCAL_INSTEAD}."
+        )
+    return tinker.ServiceClient(base_url=url)
+
+
+def _resolve_url(base_url: str | None) -> str:
+    from tinker.lib.base_url import resolve_base_url
+
+    return resolve_base_url(base_url)
+
+
+def _check_credentials() -> None:
+    key = os.environ.get("TINKER_API_KEY")
+    if os.environ.get("TINKER_CREDENTIAL_CMD"):
+        return  # what it prints is known only when it runs, and a malformed key gives way to it
+    if key and (not key.startswith(_KEY_PREFIXES) or any(map(str.isspace, key))):
+        raise BackendError(
+            f"TINKER_API_KEY: got {len(key)} characters that do not begin with 'tml-' or that "
+            "hold white space, expected an API key like 'tml-...'. Copy the key again from the Tinker "
+            f"console (for a server that checks no keys, 'tml-local' will do), {_LOCAL_INSTEAD}."
+        )
+    if not key and not _stored_login_is_usable():
+        raise BackendError(
+            "TINKER_API_KEY: got none, and the hosted API needs a key. Get one in the Tinker "
+            "console and `export TINKER_API_KEY=tml-...` or run `tinker auth login` (for a server "
+            f"that checks no keys, 'tml-local' will do), {_LOCAL_INSTEAD}."
+        )
+
+
+def _stored_login_exists() -> bool:
+    """Whether ``tinker auth login`` left a key; one that is damaged counts as there."""
+    with contextlib.suppress(BackendError):
+        return _stored_login_is_usable()
+    return True
+
+
+def _stored_login_is_usable() -> bool:
+    path = Path("~/.tinker/credentials.json").expanduser()
+    try:
+        stored = json.loads(path.read_bytes())
+        return stored.get("default") in stored.get("keys", {})
+    except (FileNotFoundError, NotADirectoryError):
+        return False
+    except (OSError, ValueError, AttributeError, TypeError) as error:
+        raise BackendError(
+            f"{path}: cannot be read as stored credentials ({error}). Run `tinker auth login` "
+            f"again, or delete the file, {_LOCAL_INSTEAD}."
+        ) from error
+
+
+def _check_url(url: str) -> None:
+    try:
+        parts = urlsplit(url)
+        usable = parts.scheme in ("http", "https") and parts.hostname and parts.port != 0
+    except ValueError:  # a port that is no number
+        usable = False
+    if not usable:
+        raise BackendError(
+            f"base_url: got {url!r}, expected an address like 'https://host' or "
+            "'http://127.0.0.1:8000'"
+        )
+
+
+def _why_unreachable(url: str, seconds: float) -> str | None:
+    """Asks the server for its health; any HTTP answer at all will do. ``None``: it answered."""
+    answers: list[str | None] = []
+
+    def ask() -> None:
+        answers.append(_probe(f"{url}/api/v1/healthz", seconds))
+
+    # In a thread, because looking up a name has no timeout of its own.
+    thread = threading.Thread(target=ask, daemon=True, name="probe-hosted")
+    thread.start()
+    thread.join(seconds + 0.5)
+    return answers[0] if answers else f"nothing within {seconds:g} s"
+
+
+def _probe(url: str, seconds: float) -> str | None:
+    # The SDK checks certificates, by its own list; here only an answer counts.
+    context = ssl.create_default_context()
+    context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
+    try:
+        urllib.request.urlopen(url, timeout=seconds, context=context).close()
+    except urllib.error.HTTPError:
+        return None
+    except urllib.error.URLError as error:
+        return str(error.reason)
+    except (OSError, HTTPException, ValueError) as error:
+        return f"{type(error).__name__}: {error}"
+    return None
