@@ -19,28 +19,30 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum
-from typing import TYPE_CHECKING, Any, TypeAlias, cast
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 from tinker_cookbook.exceptions import RendererError
 from tinker_cookbook.renderers.codec import TextCodec
 from tinker_cookbook.renderers.content import get_text_content, has_thinking, normalize_messages
 from tinker_cookbook.renderers.messages import Message, Role, ToolSpec
+from tinker_cookbook.renderers.pieces import (
+    Piece,
+    flat,
+    join_pieces,
+    length,
+    spread_weights,
+    token_list,
+)
 from tinker_cookbook.renderers.train_on_what import TrainOnWhat, select_trained
-from tinker_cookbook.utils.lazy_imports import lazy_module
 
 if TYPE_CHECKING:
     import tinker
     import torch
 
     from tinker_cookbook.tokenizer_utils import Tokenizer
-else:
-    tinker = lazy_module("tinker")
-    torch = lazy_module("torch")
 
 logger = logging.getLogger(__name__)
 
-Piece: TypeAlias = "Sequence[int] | tinker.types.ModelInputChunk"
-"""A run of tokens, or a chunk of the SDK (an image)."""
 Example: TypeAlias = "tuple[tinker.ModelInput, torch.Tensor]"
 """Model input of T tokens and float32 weights [T]: 1 where the token itself is trained on."""
 
@@ -192,7 +194,7 @@ class Renderer(ABC):
     ) -> tinker.ModelInput:
         """Returns the prompt for the next message, of ``role``, that begins with ``prefill``."""
         pieces = self._prompt_pieces(normalize_messages(messages), role)
-        return _model_input([*pieces, self.codec.encode(prefill or "")])
+        return join_pieces([*pieces, self.codec.encode(prefill or "")])
 
     def build_supervised_example(
         self,
@@ -314,17 +316,17 @@ class Renderer(ABC):
         overlap: Piece = ()  # end of the previous answer's stop sequence, still to be trained
         for message_trained, rendered in zip(trained, self._render_all(messages), strict=True):
             header = rendered.header
-            shared = _length(overlap)
-            if shared and _tokens(header)[:shared] == _tokens(overlap):
+            shared = length(overlap)
+            if shared and token_list(header)[:shared] == token_list(overlap):
                 weighted.append((overlap, 1.0))
-                header = _tokens(header)[shared:]
+                header = token_list(header)[shared:]
             weight = float(message_trained)
             weighted.append((header, rest))
             weighted += [(piece, weight) for piece in rendered.output]
             weighted.append((rendered.footer, rest))
             overlap = rendered.stop_overlap if message_trained else ()
         weighted.append((overlap, 1.0))
-        return _model_input([piece for piece, _ in weighted]), _weights(weighted)
+        return join_pieces([piece for piece, _ in weighted]), spread_weights(weighted)
 
     def _example_ends(self, messages: Sequence[Message], trained: Sequence[bool]) -> list[int]:
         """Returns the last message of each example, by comparing tokens, not by rule."""
@@ -333,56 +335,13 @@ class Renderer(ABC):
         for i, message in enumerate(messages):
             if not (trained[i] and message["role"] == "assistant"):
                 continue
-            prompt = _flat(self._prompt_pieces(messages[:i], "assistant"))
+            prompt = flat(self._prompt_pieces(messages[:i], "assistant"))
             if ends and prompt[: len(answered)] == answered:
                 ends.pop()
             ends.append(i)
             pieces = self._prompt_pieces(messages[: i + 1], "assistant")
-            answered = _flat(pieces[:-1])
+            answered = flat(pieces[:-1])
         last = max((i for i, chosen in enumerate(trained) if chosen), default=-1)
         if last > max(ends, default=-1):
             ends.append(last)
         return ends
-
-
-def _is_tokens(piece: Piece) -> bool:
-    return isinstance(piece, (list, tuple)) or hasattr(piece, "tokens")
-
-
-def _tokens(piece: Piece) -> list[int]:
-    return list(cast(Sequence[int], getattr(piece, "tokens", piece)))
-
-
-def _length(piece: Piece) -> int:
-    return len(piece) if isinstance(piece, (list, tuple)) else piece.length  # pyright: ignore
-
-
-def _flat(pieces: Sequence[Piece]) -> list[Any]:
-    """Returns tokens and media of ``pieces`` in one list, for comparison."""
-    flat: list[Any] = []
-    for piece in pieces:
-        flat.extend(_tokens(piece) if _is_tokens(piece) else [piece])
-    return flat
-
-
-def _model_input(pieces: Sequence[Piece]) -> tinker.ModelInput:
-    """Joins runs of tokens to one chunk each; media keep chunks of their own."""
-    chunks: list[Any] = []
-    run: list[int] = []
-    for piece in pieces:
-        if _is_tokens(piece):
-            run.extend(_tokens(piece))
-            continue
-        if run:
-            chunks.append(tinker.EncodedTextChunk(tokens=run))
-        chunks.append(piece)
-        run = []
-    if run:
-        chunks.append(tinker.EncodedTextChunk(tokens=run))
-    return tinker.ModelInput(chunks=chunks)
-
-
-def _weights(weighted: Sequence[tuple[Piece, float]]) -> torch.Tensor:
-    """Spreads the weight of each piece over its tokens; media are never trained on."""
-    values = torch.tensor([weight if _is_tokens(piece) else 0.0 for piece, weight in weighted])
-    return values.repeat_interleave(torch.tensor([_length(piece) for piece, _ in weighted]))

@@ -137,14 +137,13 @@ class Qwen3Renderer(Qwen3InstructRenderer):
         thinking, text = self._split_thinking(message, ctx)
         in_turn = ctx.in_last_assistant_turn and (ctx.is_last or bool(thinking))
         if in_turn or not self.strip_thinking_from_history:
-            block = "<think>\n" + thinking.strip("\n") + "\n</think>\n\n"
-            text = block + _with_tool_calls(text.lstrip("\n"), message, bool(text))
-        else:
-            text = _with_tool_calls(text, message)
-        return self._frame_answer(text, ctx)
+            answer = _with_tool_calls(text.lstrip("\n"), message, bool(text))
+            return self._answer_behind_block(thinking.strip("\n"), answer, ctx)
+        return self._answer(f"{START}assistant\n", _with_tool_calls(text, message))
 
-    def _frame_answer(self, text: str, ctx: RenderContext) -> RenderedMessage:
-        return self._answer(f"{START}assistant\n", text)
+    def _answer_behind_block(self, thinking: str, text: str, ctx: RenderContext) -> RenderedMessage:
+        block = f"<think>\n{thinking}\n</think>\n\n"
+        return self._answer(f"{START}assistant\n", block + text)
 
     def _split_thinking(self, message: Message, ctx: RenderContext) -> tuple[str, str]:
         """Returns thinking and text. Thinking in the text of a string is found by its tags."""
@@ -199,18 +198,14 @@ class Qwen3DisableThinkingRenderer(Qwen3Renderer):
         block = _EMPTY_THINKING if role == "assistant" else ""
         return self.codec.constant(f"{START}{role}\n{block}")
 
-    def _frame_answer(self, text: str, ctx: RenderContext) -> RenderedMessage:
-        if not text.startswith("<think>\n"):
-            return self._answer(f"{START}assistant\n", text)
-        if not text.startswith(_EMPTY_THINKING):
+    def _answer_behind_block(self, thinking: str, text: str, ctx: RenderContext) -> RenderedMessage:
+        if thinking:
             raise RendererError(
                 f"messages[{ctx.idx}].content: got thinking, expected an answer without: "
                 f"{self._name} tells the model not to think; drop it with "
                 "remove_thinking(content), or use qwen3"
             )
-        return self._answer(
-            f"{START}assistant\n{_EMPTY_THINKING}", text.removeprefix(_EMPTY_THINKING)
-        )
+        return self._answer(f"{START}assistant\n{_EMPTY_THINKING}", text)
 
 
 def _with_tool_calls(text: str, message: Message, has_text: bool | None = None) -> str:

@@ -28,8 +28,8 @@ class ParsedToolCalls:
 
 
 def as_openai_tool(tool: ToolSpec) -> dict[str, Any]:
-    """Returns the declaration of a tool as chat templates expect it."""
-    return {"type": "function", "function": dict(tool)}
+    """Returns the declaration of a tool as chat templates expect it; one already so stays."""
+    return dict(tool) if "function" in tool else {"type": "function", "function": dict(tool)}
 
 
 def format_tool_calls(message: Message) -> list[str]:

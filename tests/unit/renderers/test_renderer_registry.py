@@ -195,3 +195,22 @@ def test_template_that_rejects_plain_dialogue(tokenizer_folder):
     renderer = get_renderer("chatml?default_system=", tokenizer)
     prompt = renderer.build_generation_prompt([{"role": "user", "content": "q"}]).to_ints()
     assert tokenizer.decode(prompt) == "<|im_start|>user\nq<|im_end|>\n<|im_start|>assistant\n"
+
+
+class MediaRenderer(RoleColonRenderer):
+    """Writes media as a chunk, as renderers of other packages return them."""
+
+    def render_message(self, message, ctx):
+        import tinker
+
+        image = tinker.types.ImageChunk(data=b"x", format="png", expected_tokens=5)
+        text = tinker.EncodedTextChunk(tokens=[1, 2])
+        return renderers.RenderedMessage(header=[7], output=[text, image, [3]])
+
+
+def test_chunks_of_the_sdk_are_pieces_too(tokenizer_folder):
+    renderer = MediaRenderer(get_tokenizer(tokenizer_folder("qwen3")))
+    model_input, weights = renderer.build_supervised_example(CONVERSATION[1:2])
+    assert [chunk.length for chunk in model_input.chunks] == [3, 5, 1]
+    assert list(model_input.chunks[0].tokens) == [7, 1, 2]
+    assert weights.tolist() == [0, 1, 1, 0, 0, 0, 0, 0, 1]

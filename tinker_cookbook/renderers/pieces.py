@@ -1,0 +1,60 @@
+"""Pieces of a rendered conversation: runs of tokens and media, put together with their weights."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any, TypeAlias, cast
+
+from tinker_cookbook.utils.lazy_imports import lazy_module
+
+if TYPE_CHECKING:
+    import tinker
+    import torch
+else:
+    tinker = lazy_module("tinker")
+    torch = lazy_module("torch")
+
+Piece: TypeAlias = "Sequence[int] | tinker.types.ModelInputChunk"
+"""A run of tokens, or a chunk of the SDK (an image)."""
+
+
+def _is_tokens(piece: Piece) -> bool:
+    return isinstance(piece, (list, tuple)) or hasattr(piece, "tokens")
+
+
+def token_list(piece: Piece) -> list[int]:
+    """Returns the tokens of a piece that is no medium."""
+    return list(cast(Sequence[int], getattr(piece, "tokens", piece)))
+
+
+def length(piece: Piece) -> int:
+    """Returns how many positions of the context a piece takes."""
+    return piece.length if hasattr(piece, "length") else len(token_list(piece))  # pyright: ignore[reportAttributeAccessIssue]
+
+
+def flat(pieces: Sequence[Piece]) -> list[Any]:
+    """Returns tokens and media of ``pieces`` in one list, for comparison."""
+    return [x for p in pieces for x in (token_list(p) if _is_tokens(p) else [p])]
+
+
+def join_pieces(pieces: Sequence[Piece]) -> tinker.ModelInput:
+    """Joins runs of tokens to one chunk each; media keep chunks of their own."""
+    chunks: list[Any] = []
+    run: list[int] = []
+    for piece in pieces:
+        if _is_tokens(piece):
+            run.extend(token_list(piece))
+            continue
+        if run:
+            chunks.append(tinker.EncodedTextChunk(tokens=run))
+        chunks.append(piece)
+        run = []
+    if run:
+        chunks.append(tinker.EncodedTextChunk(tokens=run))
+    return tinker.ModelInput(chunks=chunks)
+
+
+def spread_weights(weighted: Sequence[tuple[Piece, float]]) -> torch.Tensor:
+    """Spreads the weight of each piece over its tokens; media are never trained on."""
+    values = torch.tensor([weight if _is_tokens(piece) else 0.0 for piece, weight in weighted])
+    return values.repeat_interleave(torch.tensor([length(piece) for piece, _ in weighted]))
