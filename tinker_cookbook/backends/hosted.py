@@ -89,8 +89,9 @@ def _check_credentials() -> None:
     if key and (not key.startswith(_KEY_PREFIXES) or any(map(str.isspace, key))):
         raise BackendError(
             f"TINKER_API_KEY: got {len(key)} characters that do not begin with 'tml-' or that "
-            "hold white space, expected an API key like 'tml-...'. Copy the key again from the Tinker "
-            f"console (for a server that checks no keys, 'tml-local' will do), {_LOCAL_INSTEAD}."
+            "hold white space, expected an API key like 'tml-...'. Copy the key again from the "
+            "Tinker console (for a server that checks no keys, 'tml-local' will do), "
+            f"{_LOCAL_INSTEAD}."
         )
     if not key and not _stored_login_is_usable():
         raise BackendError(

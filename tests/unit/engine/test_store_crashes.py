@@ -47,7 +47,7 @@ def test_killed_before_every_single_file_operation(tmp_path: Path) -> None:
 def test_killed_at_random_moments(tmp_path: Path) -> None:
     report = run_driver(tmp_path, "random", 40)
     assert report["advanced"] >= 10
-    assert report["orphans"] >= 5  # the kills did fall into writes
+    assert report["orphans"] >= 10  # the kills did fall into writes
 
 
 def test_all_is_on_disk_before_the_rename_shows_it(store, monkeypatch) -> None:
