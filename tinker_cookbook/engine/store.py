@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import json
 import logging
+import os
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
@@ -24,7 +25,7 @@ import torch
 
 from tinker_cookbook.engine import store_files as files
 from tinker_cookbook.engine import store_format as fmt
-from tinker_cookbook.engine.store_paths import KINDS, Kind, TinkerPath, default_root
+from tinker_cookbook.engine.store_paths import KINDS, Kind, TinkerPath, default_root, is_safe_name
 from tinker_cookbook.engine.store_runs import RunInfo, RunRecord, RunStore, some_of
 from tinker_cookbook.exceptions import CheckpointError, nearest
 
@@ -181,10 +182,12 @@ class CheckpointStore(RunStore):
     def list_checkpoints(self, run_id: str) -> list[CheckpointInfo]:
         """Checkpoints of a run, oldest first; expired ones are left out."""
         self.get_run(run_id)
-        paths = [
-            TinkerPath(run_id, kind, name) for kind in KINDS for name in self._names(run_id, kind)
-        ]
-        found = [self._describe(path) for path in paths if not self._is_expired(self._folder(path))]
+        with files.folder_lock(self.run_folder(run_id), exclusive=False):
+            found = [
+                self._describe(path)
+                for path in self._paths(run_id)
+                if not self._is_expired(self._folder(path))
+            ]
         return sorted(found, key=lambda info: (info.created_at, str(info.path)))
 
     def delete_checkpoint(self, tinker_path: str) -> None:
@@ -218,7 +221,7 @@ class CheckpointStore(RunStore):
         One in a run that another process is writing to is left for the next time.
         """
         expired = []
-        for path in self._all_paths():
+        for path in chain.from_iterable(map(self._paths, self.run_ids())):
             if not self._is_expired(self._folder(path), now):
                 continue
             with suppress(CheckpointError, OSError), self._writing(path, timeout=0):
@@ -336,18 +339,13 @@ class CheckpointStore(RunStore):
                 for parent in parents:
                     files.recover(parent)
 
-    def _all_paths(self) -> list[TinkerPath]:
-        return [
-            TinkerPath(run_id, kind, name)
-            for run_id in self.run_ids()
-            for kind in KINDS
-            for name in self._names(run_id, kind)
-        ]
+    def _paths(self, run_id: str) -> list[TinkerPath]:
+        return [TinkerPath(run_id, kind, n) for kind in KINDS for n in self._names(run_id, kind)]
 
     def _names(self, run_id: str, kind: Kind) -> list[str]:
-        parent = self.run_folder(run_id) / kind
         try:
-            return sorted(e.name for e in parent.iterdir() if not e.name.startswith("."))
+            with os.scandir(self.run_folder(run_id) / kind) as entries:
+                return sorted(e.name for e in entries if e.is_dir() and is_safe_name(e.name))
         except FileNotFoundError:
             return []
 

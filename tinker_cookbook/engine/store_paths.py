@@ -65,8 +65,13 @@ class TinkerPath:
 
 def check_name(name: str, field: str) -> None:
     """Raises ``CheckpointError`` unless ``name`` can safely be a folder of the store."""
-    if not _SAFE_NAME.fullmatch(name):
+    if not is_safe_name(name):
         raise CheckpointError(
             f"{field}: got {name!r}, expected 1 to 128 of the characters A-Z a-z 0-9 _ . : = @ + - "
             "with a letter, digit or _ first. Choose a name like 'step-000100'."
         )
+
+
+def is_safe_name(name: str) -> bool:
+    """Whether ``check_name`` lets it pass."""
+    return _SAFE_NAME.fullmatch(name) is not None

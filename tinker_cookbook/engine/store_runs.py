@@ -12,7 +12,7 @@ from pathlib import Path
 
 from tinker_cookbook.engine.store_files import explain_disk_errors, replace_file
 from tinker_cookbook.engine.store_format import encode_json
-from tinker_cookbook.engine.store_paths import check_name, default_root
+from tinker_cookbook.engine.store_paths import check_name, default_root, is_safe_name
 from tinker_cookbook.exceptions import CheckpointError, nearest
 
 logger = logging.getLogger(__name__)
@@ -107,8 +107,9 @@ class RunStore:
         return sorted(records, key=lambda record: (-record.created_at, record.run_id))
 
     def run_ids(self) -> list[str]:
-        """Ids of all runs, sorted."""
-        return sorted(path.parent.name for path in (self.root / "runs").glob(f"*/{_RUN}"))
+        """Ids of all runs, sorted. What else lies in the folder is none of the store's."""
+        folders = (path.parent.name for path in (self.root / "runs").glob(f"*/{_RUN}"))
+        return sorted(filter(is_safe_name, folders))
 
     def run_folder(self, run_id: str) -> Path:
         """The folder of a run, existing or not."""

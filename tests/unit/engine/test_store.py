@@ -278,6 +278,24 @@ def test_a_damaged_run_file_hides_that_run_alone(store: CheckpointStore) -> None
         store.get_run("run-1")
 
 
+def test_what_is_not_the_stores_own_is_left_alone(store: CheckpointStore) -> None:
+    path = save(store)
+    strangers = [
+        store.root / "runs" / "notes.txt",
+        store.root / "runs" / "my run" / "run.json",
+        store.root / "runs" / "run-1" / "weights" / ".DS_Store",
+        store.root / "runs" / "run-1" / "weights" / "notes.txt",
+        store.root / "runs" / "run-1" / "weights" / "a copy" / "state.json",
+    ]
+    for stranger in strangers:
+        stranger.parent.mkdir(exist_ok=True)
+        stranger.write_text("mine")
+    reopened = CheckpointStore(store.root, store.clock)
+    assert [run.run_id for run in reopened.list_runs()] == ["run-1"]
+    assert [str(info.path) for info in reopened.list_checkpoints("run-1")] == [path]
+    assert all(stranger.read_text() == "mine" for stranger in strangers)
+
+
 def test_listing_is_oldest_first(store: CheckpointStore, clock: Clock) -> None:
     paths = []
     for name, kind in (("b", "weights"), ("a", "sampler_weights"), ("c", "weights")):

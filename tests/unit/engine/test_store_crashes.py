@@ -120,20 +120,59 @@ print(i, len(store.list_checkpoints("r")), len(list((store.root / "runs/r/weight
 """
 
 
-def test_a_disk_that_is_really_full(tmp_path: Path) -> None:
-    mount = f"mount -t tmpfs -o size=2m tmpfs {tmp_path}"
+def run_on_mount(code: str, mount: str, where: Path) -> str:
+    """Runs ``code`` with ``where`` mounted by ``mount``, in a name space of its own."""
     if (
         shutil.which("unshare") is None
         or subprocess.run(["unshare", "-rm", "sh", "-c", mount], capture_output=True).returncode
     ):
-        pytest.skip("cannot mount a small file system here")
-    script = f"{mount} && exec '{sys.executable}' -c '{FULL_DISK}' {tmp_path}"
+        pytest.skip("cannot mount a file system here")
+    script = f"{mount} && exec '{sys.executable}' -c '{code}' {where}"
     done = subprocess.run(["unshare", "-rm", "sh", "-c", script], capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
-    message, figures = done.stdout.strip().splitlines()
+    return done.stdout.strip()
+
+
+def test_a_disk_that_is_really_full(tmp_path: Path) -> None:
+    said = run_on_mount(FULL_DISK, f"mount -t tmpfs -o size=2m tmpfs {tmp_path}", tmp_path)
+    message, figures = said.splitlines()
     assert "the disk is full" in message
     saved, listed, on_disk = map(int, figures.split())
     assert 1 <= saved == listed == on_disk
+
+
+READ_ONLY = """
+import sys
+from pathlib import Path
+from tinker_cookbook.engine.store import CheckpointStore, RunInfo
+from tinker_cookbook.exceptions import CheckpointError
+store = CheckpointStore(Path(sys.argv[1]))
+print(store.read_checkpoint("tinker://run-1/weights/step-1", with_optimizer=True).state["step"])
+print(len(store.list_checkpoints("run-1")))
+for write in (
+    lambda: store.create_run("r", RunInfo("m", 1)),
+    lambda: store.delete_checkpoint("tinker://run-1/weights/step-1"),
+    lambda: store.write_checkpoint("run-1", "weights", "x", adapter={}, adapter_config={}),
+):
+    try:
+        write()
+    except CheckpointError as error:
+        print(error)
+"""
+
+
+def test_a_read_only_store_can_be_read(store: CheckpointStore) -> None:
+    save(store)
+    save(store, "expired", ttl_seconds=1)  # due for deletion, which is not possible
+    (store.root / "runs" / "run-1" / ".lock").unlink()
+    (store.root / "runs" / "run-1" / "weights" / ".step-2.new-0123abcd").mkdir()
+    mount = f"mount --bind {store.root} {store.root} && mount -o remount,bind,ro {store.root}"
+    step, listed, *errors = run_on_mount(READ_ONLY, mount, store.root).splitlines()
+    assert (step, listed) == ("5", "1")
+    assert len(errors) == 3
+    for error in errors:
+        assert "cannot be written to" in error
+        assert "TINKER_COOKBOOK_HOME" in error
 
 
 def test_a_root_that_cannot_be_written_to(tmp_path: Path) -> None:
