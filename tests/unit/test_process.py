@@ -28,7 +28,8 @@ def allocate():
         del large, small
 
 def measure(counts):
-    allocate()
+    for _ in range(4):  # the heap grows for a few rounds until every size finds its place
+        allocate()
     before = faults()
     allocate()
     counts.append(faults() - before)
@@ -56,7 +57,8 @@ def _probe(how: str, **environment: str) -> dict:
 def test_large_buffers_are_kept_in_the_main_and_in_a_worker_thread():
     plain, ours = _probe("without"), _probe("with")
     assert ours["policy"] == "PASSIVE"
-    assert sum(ours["counts"]) < 0.3 * sum(plain["counts"]), (ours, plain)
+    assert ours["counts"][0] < 10_000, (ours, plain)
+    assert plain["counts"][1] > 20_000, "the worker thread's arena is no trouble here any more"
     assert ours["counts"][1] < 0.1 * plain["counts"][1], (ours, plain)
 
 
