@@ -22,7 +22,7 @@ def faults():
     return resource.getrusage(resource.RUSAGE_SELF).ru_minflt
 
 def allocate():
-    for i in range(30):
+    for i in range(10):
         large = torch.ones(8_000_000 + i % 7 * 1000)
         small = torch.ones(4_000_000 + i % 5 * 1000)
         del large, small
@@ -57,8 +57,8 @@ def _probe(how: str, **environment: str) -> dict:
 def test_large_buffers_are_kept_in_the_main_and_in_a_worker_thread():
     plain, ours = _probe("without"), _probe("with")
     assert ours["policy"] == "PASSIVE"
-    assert ours["counts"][0] < 10_000, (ours, plain)
-    assert plain["counts"][1] > 20_000, "the worker thread's arena is no trouble here any more"
+    assert ours["counts"][0] < 3_000, (ours, plain)
+    assert plain["counts"][1] > 7_000, "the worker thread's arena is no trouble here any more"
     assert ours["counts"][1] < 0.1 * plain["counts"][1], (ours, plain)
 
 
@@ -66,4 +66,4 @@ def test_large_buffers_are_kept_in_the_main_and_in_a_worker_thread():
 def test_an_exported_value_wins():
     asked = _probe("with", OMP_WAIT_POLICY="ACTIVE", MALLOC_MMAP_THRESHOLD_="131072")
     assert asked["policy"] == "ACTIVE"
-    assert asked["counts"][1] > 10_000  # every buffer goes back to the kernel, as the user asked
+    assert asked["counts"][1] > 5_000  # every buffer goes back to the kernel, as the user asked
