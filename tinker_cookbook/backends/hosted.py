@@ -53,11 +53,14 @@ def hosted_requested() -> bool:
     return bool(os.environ.get("TINKER_BASE_URL")) or hosted_credentials_present()
 
 
-def connect_hosted(base_url: str | None = None) -> tinker.ServiceClient:
+def connect_hosted(
+    base_url: str | None = None, user_metadata: dict[str, str] | None = None
+) -> tinker.ServiceClient:
     """The SDK's service client for ``base_url``.
 
     Args:
         base_url: ``None`` is ``TINKER_BASE_URL``, else the hosted API's own address.
+        user_metadata: kept with the session on the server.
 
     Raises:
         BackendError: no key, a malformed one, a malformed address, or nothing answers there within
@@ -73,7 +76,7 @@ def connect_hosted(base_url: str | None = None) -> tinker.ServiceClient:
             f"base_url: no answer from {url} ({reason}). Check the network and the address "
             f"(base_url=, TINKER_BASE_URL), {_LOCAL_INSTEAD}."
         )
-    return tinker.ServiceClient(base_url=url)
+    return tinker.ServiceClient(base_url=url, user_metadata=user_metadata)
 
 
 def _resolve_url(base_url: str | None) -> str:

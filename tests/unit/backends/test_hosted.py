@@ -34,7 +34,9 @@ class Handler(BaseHTTPRequestHandler):
         self.answer(MODELS if self.path.endswith("/get_server_capabilities") else None)
 
     def do_POST(self) -> None:
-        self.rfile.read(int(self.headers.get("Content-Length") or 0))
+        sent = self.rfile.read(int(self.headers.get("Content-Length") or 0))
+        if self.path.endswith("/create_session"):
+            self.server.session = json.loads(sent)
         self.server.seen.append((self.path, self.headers.get("X-API-Key")))
         self.answer({} if "client" in self.path else None)
 
@@ -56,6 +58,7 @@ class Server(ThreadingHTTPServer):
     def __init__(self) -> None:
         super().__init__(("127.0.0.1", 0), Handler)
         self.seen: list[tuple[str, str | None]] = []
+        self.session: dict | None = None
         self.url = f"http://127.0.0.1:{self.server_port}"
 
 
@@ -118,6 +121,15 @@ def test_the_sdk_is_given_the_address_that_was_looked_at(server: Server, monkeyp
     assert ("/prefix/api/v1/training_runs/x", "tml-secret") in [
         (path.partition("?")[0], key) for path, key in server.seen
     ]
+
+
+def test_metadata_goes_to_the_session(server: Server, monkeypatch) -> None:
+    monkeypatch.setenv("TINKER_API_KEY", "tml-secret")
+    client = connect_hosted(server.url, {"recipe": "sl_basic"})
+    with pytest.raises(tinker.NotFoundError):  # this server makes no sessions
+        client.create_sampling_client(base_model="org/model").result(timeout=20)
+    assert server.session is not None
+    assert server.session["user_metadata"] == {"recipe": "sl_basic"}
 
 
 def test_a_closed_port_is_said_at_once(monkeypatch) -> None:
