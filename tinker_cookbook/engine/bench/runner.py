@@ -1,0 +1,187 @@
+"""Runs the parts of the benchmark in turn, each in a process of its own, and prints the report."""
+
+from __future__ import annotations
+
+import json
+import signal
+import subprocess
+import sys
+import tempfile
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+
+from tinker_cookbook.engine.bench import conversations, report, shapes
+from tinker_cookbook.engine.bench.config import Config, check_config
+from tinker_cookbook.engine.bench.flops import ModelSize, model_size
+from tinker_cookbook.engine.bench.machine import describe_machine
+from tinker_cookbook.engine.devices import DeviceChoice, choose_device
+from tinker_cookbook.engine.resolve import resolve_model
+from tinker_cookbook.exceptions import ConfigurationError, TrainingError
+
+_WORKER = "tinker_cookbook.engine.bench.worker"
+_STDERR_LINES = 15
+
+
+@dataclass(frozen=True)
+class Workload:
+    """Model and batches of one benchmark, and where the workers find them."""
+
+    folder: Path
+    data_file: Path
+    size: ModelSize
+    rows: list[conversations.Conversation]
+    notes: list[str]
+
+
+def run_benchmark(config: Config) -> int:
+    """Measures and prints; returns the exit status: 0 if every variant asked for has its number,
+    or lacks it for want of memory, and the variants agree on the loss."""
+    check_config(config)
+    choice = choose_device(config.device, config.dtype)
+    console = Console(highlight=False)
+    with tempfile.TemporaryDirectory(prefix="tinker-cookbook-bench-") as temporary:
+        work = Path(temporary)
+        load = _prepare(config, choice, work)
+        console.print(
+            f"{config.model} on {choice.device} ({choice.device_reason}) in "
+            f"{_name(choice)} ({choice.dtype_reason})"
+        )
+        ceilings = [_ceilings(choice, load, work)]
+        runs = _interleaved(config, choice, load, work, console)
+        ceilings.append(_ceilings(choice, load, work))
+    result = report.build(
+        settings=_settings(config, choice),
+        machine=describe_machine(choice.device),
+        size=load.size,
+        timed=load.rows[config.batch_size * config.warmup :],
+        runs=runs,
+        ceilings=ceilings,
+        notes=load.notes,
+    )
+    report.print_table(result, console)
+    if config.output is not None:
+        text = json.dumps(result, indent=2) + "\n"
+        Path(config.output).expanduser().write_text(text, encoding="utf-8")
+    console.file.flush()
+    print(json.dumps(result), flush=True)
+    return report.exit_status(result)
+
+
+def _settings(config: Config, choice: DeviceChoice) -> dict[str, Any]:
+    """The settings as JSON, with the dtype as resolved."""
+    names = ("model", "data", "batch_size", "steps", "warmup", "repeats", "rank", "max_length")
+    settings = {name: getattr(config, name) for name in names}
+    return settings | {"seed": config.seed, "dtype": _name(choice)}
+
+
+def _prepare(config: Config, choice: DeviceChoice, work: Path) -> Workload:
+    """Checks everything that can be checked, then makes what the workers load."""
+    random_data = conversations.is_random(config.data)
+    random_model = shapes.is_shape(config.model)
+    if random_model:
+        folder = work / "model"
+        shapes.shape_config(config.model).save_pretrained(folder)
+    else:
+        folder = resolve_model(config.model).folder
+    size = model_size(folder)
+    max_length = min(config.max_length or size.context, size.context)
+    if random_data:
+        drawn = conversations.random_conversations(
+            config.data, config.conversations_needed, size.vocab, config.seed
+        )
+        found = conversations.cut(drawn, max_length)
+    else:
+        found = _from_file(config, folder, max_length)
+    data_file = work / "data.npz"
+    conversations.save(data_file, found.rows)
+    if random_model:
+        job = {"folder": str(folder), "seed": config.seed}
+        outcome = _run_job("random_model", job, choice, work)
+        if outcome["status"] != "ok":
+            raise TrainingError(
+                f"model: random weights for {config.model} could not be made on {choice.device}: "
+                f"{outcome['status']}, {outcome['error']}; choose a smaller shape or another dtype"
+            )
+    return Workload(folder, data_file, size, found.rows, found.notes)
+
+
+def _from_file(config: Config, folder: Path, max_length: int) -> conversations.Conversations:
+    from transformers import AutoTokenizer
+
+    path = Path(config.data).expanduser()
+    if shapes.is_shape(config.model):
+        raise ConfigurationError(
+            f"data: got a file, but {config.model} has no tokenizer to read it with; set "
+            "data=random:40-400, or model= to a real model"
+        )
+    tokenizer = AutoTokenizer.from_pretrained(folder, local_files_only=True)
+    return conversations.read_conversations(
+        path, tokenizer, config.conversations_needed, config.seed, max_length
+    )
+
+
+def _interleaved(
+    config: Config, choice: DeviceChoice, load: Workload, work: Path, console: Console
+) -> dict[str, list[dict[str, Any]]]:
+    """A B A B; a variant that failed is not tried again."""
+    runs: dict[str, list[dict[str, Any]]] = {variant: [] for variant in config.variants}
+    for repeat in range(1, config.repeats + 1):
+        for variant in config.variants:
+            if runs[variant] and runs[variant][-1]["status"] != "ok":
+                continue
+            job = {
+                "variant": variant,
+                "folder": str(load.folder),
+                "data": str(load.data_file),
+                "batch_size": config.batch_size,
+                "rank": config.rank,
+                "seed": config.seed,
+                "warmup": config.warmup,
+            }
+            outcome = _run_job("variant", job, choice, work)
+            runs[variant].append(outcome)
+            timed = load.rows[config.batch_size * config.warmup :]
+            word = report.one_line(outcome, sum(len(row.tokens) for row in timed))
+            console.print(f"repeat {repeat}/{config.repeats} {variant}: {word}", markup=False)
+    return runs
+
+
+def _ceilings(choice: DeviceChoice, load: Workload, work: Path) -> dict[str, Any]:
+    tokens = min(4096, max(16, sum(len(row.tokens) for row in load.rows)))
+    job = {"shape": (tokens, load.size.hidden, load.size.inner)}
+    return _run_job("ceilings", job, choice, work)
+
+
+def _run_job(kind: str, job: dict[str, Any], choice: DeviceChoice, work: Path) -> dict[str, Any]:
+    """The worker's result, or what became of the worker: ``status`` and ``error``."""
+    job = job | {"kind": kind, "device": str(choice.device), "dtype": _name(choice)}
+    job_file, result_file, log_file = work / "job.json", work / "result.json", work / "log"
+    job_file.write_text(json.dumps(job), encoding="utf-8")
+    result_file.unlink(missing_ok=True)
+    with log_file.open("wb") as log:
+        done = subprocess.run(
+            [sys.executable, "-m", _WORKER, str(job_file), str(result_file)],
+            stdout=log,
+            stderr=log,
+            check=False,
+        )
+    if result_file.is_file():
+        outcome = json.loads(result_file.read_text(encoding="utf-8"))
+    elif done.returncode == -signal.SIGKILL:
+        outcome = {"status": "killed", "error": "killed by the system, most likely out of memory"}
+    elif done.returncode < 0:
+        name = signal.Signals(-done.returncode).name
+        outcome = {"status": "killed", "error": f"ended by signal {name}"}
+    else:
+        outcome = {"status": "failed", "error": f"exit status {done.returncode}"}
+    if outcome["status"] == "failed":
+        last = log_file.read_text(encoding="utf-8", errors="replace").splitlines()
+        print("\n".join(last[-_STDERR_LINES:]), file=sys.stderr)
+    return outcome
+
+
+def _name(choice: DeviceChoice) -> str:
+    return str(choice.dtype).removeprefix("torch.")
