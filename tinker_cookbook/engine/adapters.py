@@ -104,8 +104,8 @@ class AdapterLinear(nn.Module):
             return out
         a, b = pair
         low = F.linear(x.reshape(-1, self.in_features), a)
-        # addmm writes the sum in one pass; `out + low @ b.T` would hold a second [T, out] tensor.
-        return torch.addmm(out.reshape(-1, self.out_features), low, b.t()).view(out.shape)
+        # In place: `out + low @ b.T` would hold two more [T, out] tensors.
+        return out.view(-1, self.out_features).addmm_(low, b.t()).view(out.shape)
 
 
 class Adapter:
@@ -147,12 +147,28 @@ class Adapter:
             out[f"{_PEFT_PREFIX}{name}.lora_B.weight"] = b
         return out
 
-    def pairs(self, dtype: torch.dtype) -> Pairs:
-        """What the layers apply, in the compute dtype; differentiable if the tensors are."""
+    def pairs(self, dtype: torch.dtype, *, requires_grad: bool = False) -> Pairs:
+        """What the layers apply, in the compute dtype, cast once for a whole batch.
+
+        They are leaves of their own: ``parameter_gradients`` turns their gradients into those of
+        the tensors.
+        """
         scaling = self.spec.scaling
         return {
-            name: (a.to(dtype), (b * scaling).to(dtype)) for name, (a, b) in self.tensors.items()
+            name: (
+                a.detach().to(dtype).requires_grad_(requires_grad),
+                (b.detach() * scaling).to(dtype).requires_grad_(requires_grad),
+            )
+            for name, (a, b) in self.tensors.items()
         }
+
+    def parameter_gradients(self, of_pairs: Pairs) -> dict[str, torch.Tensor]:
+        """Gradients by peft name, from those of ``pairs`` (fp32, overwritten)."""
+        out = {}
+        for name, (a, b) in of_pairs.items():
+            out[f"{_PEFT_PREFIX}{name}.lora_A.weight"] = a
+            out[f"{_PEFT_PREFIX}{name}.lora_B.weight"] = b.mul_(self.spec.scaling)
+        return out
 
     def requires_grad_(self, on: bool = True) -> Adapter:
         """Marks all tensors as leaves that need a gradient."""

@@ -6,19 +6,22 @@ import logging
 import re
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import nn
+from torch.utils.checkpoint import checkpoint
 
+from tinker_cookbook.engine import cpu_attention
 from tinker_cookbook.engine.adapters import ActivePairs, AdapterLinear, Pairs, Target
 from tinker_cookbook.engine.head import Head
 from tinker_cookbook.exceptions import ConfigurationError, TrainingError
 
 logger = logging.getLogger(__name__)
 
-_ATTN = re.compile(r"\.(self_attn|attn|attention|linear_attn)\.")
+_ATTN = re.compile(r"\.(self_attn|attn|attention|self_attention|linear_attn)\.")
 _MLP = re.compile(r"\.(mlp|feed_forward|block_sparse_moe)\.")
 _LAYER = re.compile(r"\.\d+\.")
 
@@ -41,6 +44,7 @@ class BaseModel:
         self.eos_ids = _eos_ids(self._model)
         _check_head(self._model, self.head)
         self.targets = _hook(self._model, self._active)
+        self.unembed_name = next((t.name for t in self.targets if t.group == "unembed"), "")
         self._decoder: nn.Module = self._model.base_model
 
     @contextmanager
@@ -61,36 +65,71 @@ class BaseModel:
 
     def unembed_pair(self, pairs: Pairs) -> tuple[torch.Tensor, torch.Tensor] | None:
         """The adapter of the unembedding layer, if it has one."""
-        return next(
-            (pairs[t.name] for t in self.targets if t.group == "unembed" and t.name in pairs), None
-        )
+        return pairs.get(self.unembed_name)
 
     @contextmanager
     def checkpointed(self, on: bool) -> Iterator[None]:
         """Recomputes each layer in the backward pass: a third more work, a fraction of the memory.
 
-        transformers checkpoints layers that are in training mode. Only the layers' own flag is
-        set; their children stay in evaluation mode, so no dropout wakes up.
+        transformers' own switch works in training mode alone, in which a layer's dropout wakes
+        up. This one leaves the mode alone; nothing in evaluation mode draws random numbers, so
+        none are kept. The recomputation needs the adapter to be active again.
         """
         if not on:
             yield
             return
-        layers = [m for m in self._decoder.modules() if hasattr(m, "gradient_checkpointing")]
-        layers = [m for m in layers if type(m).__name__.endswith("Layer")]
+        from transformers.modeling_layers import GradientCheckpointingLayer
+
+        layers = [m for m in self._decoder.modules() if isinstance(m, GradientCheckpointingLayer)]
         if not layers:
             raise TrainingError(
                 f"{self.name}: this architecture does not support activation checkpointing, which "
                 "a sequence of this length needs; set max_length lower"
             )
-        self._model.gradient_checkpointing_enable({"use_reentrant": False})
         for layer in layers:
-            layer.training = True
+            layer.forward = partial(
+                checkpoint, layer.forward, use_reentrant=False, preserve_rng_state=False
+            )
         try:
             yield
         finally:
             for layer in layers:
-                layer.training = False
-            self._model.gradient_checkpointing_disable()
+                del layer.forward  # the class's own shows again
+
+    @cached_property
+    def shares_prefixes(self) -> bool:
+        """Whether sequences may share a row under a tree mask (see ``prefix_tree``).
+
+        Every layer must see the whole past through the mask alone: no sliding windows, no
+        recurrent state. A small trial then shows whether the architecture honours mask and
+        positions.
+        """
+        config = getattr(self.config, "text_config", self.config)
+        kinds = set(getattr(config, "layer_types", None) or ["full_attention"])
+        window = getattr(config, "sliding_window", None)
+        if kinds != {"full_attention"} or (window and not hasattr(config, "layer_types")):
+            return False
+        if getattr(config, "_attn_implementation", "") not in ("sdpa", cpu_attention.NAME):
+            return False
+        return self._tree_trial()
+
+    @torch.no_grad()
+    def _tree_trial(self) -> bool:
+        """Compares [a b | c d | e f] under a tree mask with the sequence a b e f alone."""
+        device = self.device
+        tokens = torch.arange(1, 7, device=device)[None] % self.vocab_size
+        keep = torch.tensor([0, 1, 4, 5], device=device)
+        mask = torch.ones(6, 6, dtype=torch.bool, device=device).tril()
+        mask[4:, 2:4] = False
+        positions = torch.tensor([[0, 1, 2, 3, 2, 3]], device=device)
+        try:
+            tree = self.hidden(tokens, attention_mask=mask[None, None], position_ids=positions)
+        except (TypeError, ValueError, RuntimeError) as error:
+            logger.info("%s: prefixes are not shared: %s", self.name, error)
+            return False
+        plain = self.hidden(tokens[:, keep])
+        error = (tree[:, keep] - plain).float().norm() / plain.float().norm()
+        return error.item() <= (1e-4 if self.dtype == torch.float32 else 0.05)
 
     def activation_bytes_per_token(self) -> int:
         """Memory that one trained token's activations take, from the model's shapes.
@@ -108,9 +147,10 @@ class BaseModel:
 def _load(folder: Path, device: torch.device, dtype: torch.dtype) -> Any:
     from transformers import AutoModelForCausalLM
 
-    model = AutoModelForCausalLM.from_pretrained(
-        folder, dtype=dtype, attn_implementation="sdpa", local_files_only=True
-    )
+    model: Any = AutoModelForCausalLM.from_pretrained(folder, dtype=dtype, local_files_only=True)
+    chosen = getattr(model.config, "_attn_implementation", None)  # eager where it must be (Gemma 2)
+    if chosen == "sdpa" and device.type == "cpu" and dtype == torch.bfloat16:
+        model.set_attn_implementation(cpu_attention.register())
     return model.requires_grad_(False).eval().to(device)
 
 

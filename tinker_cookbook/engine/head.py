@@ -57,13 +57,18 @@ class Head:
 
     def logits(self, hidden: torch.Tensor, lora: LoraPair | None) -> torch.Tensor:
         """fp32 logits [T, V] of a few positions ``hidden`` [T, H]."""
-        if lora is not None:
-            z = F.linear(hidden, self.weight, self.bias)
-            z = torch.addmm(z, F.linear(hidden, lora[0]), lora[1].t()).float()
-        elif hidden.is_cuda and self.bias is None and hidden.dtype != torch.float32:
+        if hidden.is_cuda and hidden.dtype != torch.float32:
             z = torch.mm(hidden, self.weight.t(), out_dtype=torch.float32)
-        else:
-            z = F.linear(hidden, self.weight, self.bias).float()
+            if self.bias is not None:
+                z += self.bias
+            if lora is not None:
+                low = F.linear(hidden, lora[0])
+                z += torch.mm(low, lora[1].t(), out_dtype=torch.float32)
+        else:  # other devices have no such product: in bfloat16 the logits are rounded to it
+            z = F.linear(hidden, self.weight, self.bias)
+            if lora is not None:
+                z.addmm_(F.linear(hidden, lora[0]), lora[1].t())
+            z = z.float()
         if self.scale != 1.0:
             z = z * self.scale
         if self.softcap is not None:

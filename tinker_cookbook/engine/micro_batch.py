@@ -7,73 +7,81 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 import torch
 
-from tinker_cookbook.engine.adapters import Adapter, Pairs
+from tinker_cookbook.engine.adapters import Pairs
 from tinker_cookbook.engine.base_model import BaseModel
 from tinker_cookbook.engine.examples import Example
 from tinker_cookbook.engine.losses import Loss, LossInputs
-from tinker_cookbook.engine.packing import concatenate, pad
+from tinker_cookbook.engine.packing import MicroBatch, concatenate, pad
 
 
 class MicroBatchPass:
     """Holds what lives between the forward and the backward pass of a few sequences.
 
-    After ``run``: ``loss`` (float), ``gradients`` (adapter tensors by peft name, empty without
-    backward) and ``split_logprobs()``.
+    ``pairs`` is the adapter as the layers apply it; gradients are those of its tensors. After
+    ``run``: ``loss`` (float), ``gradients`` (fp32 by target name, empty without backward) and
+    ``split_logprobs()``, in the order of ``micro.indices``.
     """
 
-    def __init__(self, base: BaseModel, examples: Sequence[Example]) -> None:
+    def __init__(
+        self, base: BaseModel, pairs: Pairs, data: Sequence[Example], micro: MicroBatch
+    ) -> None:
         self._base = base
-        self._examples = examples
-        device = base.device
-        self._batch = pad([e.tokens for e in examples], max(len(e) for e in examples), device)
-        self._targets = concatenate([e.targets for e in examples], torch.int64, device)
+        self._pairs = pairs
+        self._examples = [data[i] for i in micro.indices]
+        self._batch = pad(micro, [example.tokens for example in data], base.device)
+        targets = np.concatenate([example.targets for example in self._examples])
+        # Of sequences that share a prefix, most positions and targets are the same: the head
+        # computes each once, and `_expand` maps them back.
+        self._expand: torch.Tensor | None = None
+        flat = self._batch.flat
+        if self._batch.subtree_end is not None and targets.ndim == 1:
+            keys = flat.cpu().numpy() * base.vocab_size + targets
+            keys, expand = np.unique(keys, return_inverse=True)
+            targets = keys % base.vocab_size
+            flat = torch.from_numpy(keys // base.vocab_size).to(base.device)
+            self._expand = torch.from_numpy(expand).to(base.device)
+        self._flat = flat
+        self._targets = torch.from_numpy(targets).to(device=base.device, dtype=torch.int64)
         self._hidden: torch.Tensor | None = None
-        self._adapter: Adapter | None = None
-        self._pairs: Pairs = {}
         self._logprobs: torch.Tensor | None = None
         self.loss = 0.0
-        self.gradients: dict[str, torch.Tensor] = {}
+        self.gradients: dict[str, tuple[torch.Tensor, torch.Tensor]] = {}
 
     def run(
-        self,
-        adapter: Adapter,
-        loss: Loss,
-        config: Mapping[str, float],
-        *,
-        backward: bool,
-        checkpoint: bool,
+        self, loss: Loss, config: Mapping[str, float], *, backward: bool, checkpoint: bool
     ) -> None:
         """Forward, loss and, if asked, backward."""
         inputs = self._loss_inputs(loss, config)
         if backward and loss.linear:
-            self._body(adapter, grad=True, checkpoint=checkpoint)
+            self._body(grad=True, checkpoint=checkpoint)
             self.gradients = self.backward(-inputs["weights"], fill_logprobs=True)
-            assert self._logprobs is not None
-            self.loss = float(loss.function(self._logprobs, inputs))
+            self.loss = float(loss.function(self._expanded_logprobs(), inputs))
         else:
-            self.forward(adapter, grad=backward, checkpoint=checkpoint)
-            assert self._logprobs is not None
-            leaf = self._logprobs.clone().requires_grad_(backward)
+            self.forward(grad=backward, checkpoint=checkpoint)
+            leaf = self._expanded_logprobs().clone().requires_grad_(backward)
             value = loss.function(leaf, inputs)
-            self.loss = float(value)
+            self.loss = value.item()
             if backward:
                 (upstream,) = torch.autograd.grad(value, leaf)
                 self.gradients = self.backward(upstream)
         self.release(keep_result=True)
 
-    def forward(self, adapter: Adapter, *, grad: bool, checkpoint: bool) -> None:
+    def forward(self, *, grad: bool, checkpoint: bool) -> None:
         """Hidden states (with a graph if ``grad``) and log-probabilities."""
-        hidden = self._body(adapter, grad=grad, checkpoint=checkpoint)
+        hidden = self._body(grad=grad, checkpoint=checkpoint)
         self._logprobs = self._base.head.logprobs(
             hidden.detach(), self._targets, self._base.unembed_pair(self._pairs)
         )
 
     def backward(
         self, upstream: torch.Tensor, *, fill_logprobs: bool = False
-    ) -> dict[str, torch.Tensor]:
-        """Adapter gradients, by peft name, for those of the log-probabilities."""
-        hidden, adapter = self._hidden, self._adapter
-        assert hidden is not None and adapter is not None, "backward before forward"
+    ) -> dict[str, tuple[torch.Tensor, torch.Tensor]]:
+        """Gradients of the adapter's pairs, for those of the log-probabilities."""
+        hidden = self._hidden
+        assert hidden is not None, "backward before forward"
+        if self._expand is not None:
+            total = upstream.new_zeros(len(self._targets))
+            upstream = total.index_add_(0, self._expand, upstream)
         if fill_logprobs:
             self._logprobs = torch.empty(
                 self._targets.shape, dtype=torch.float32, device=hidden.device
@@ -85,46 +93,56 @@ class MicroBatchPass:
             self._base.unembed_pair(self._pairs),
             self._logprobs if fill_logprobs else None,
         )
-        parameters = adapter.parameters()
-        out: dict[str, torch.Tensor] = {}
-        if hidden.requires_grad:
-            leaves = list(parameters.values())
-            with self._base.adapted(self._pairs):  # checkpointed layers run forward again here
-                found = torch.autograd.grad(hidden, leaves, head.hidden, allow_unused=True)
-            out = {n: g for n, g in zip(parameters, found, strict=True) if g is not None}
+        out = self._body_gradients(hidden, head.hidden) if hidden.requires_grad else {}
         if head.a is not None and head.b is not None:
-            name = next(t.name for t in adapter.targets if t.group == "unembed")
-            out[f"base_model.model.{name}.lora_A.weight"] = head.a
-            out[f"base_model.model.{name}.lora_B.weight"] = head.b * adapter.spec.scaling
+            out[self._base.unembed_name] = (head.a, head.b)
         return out
 
-    def logprobs_by_row(self) -> list[torch.Tensor]:
+    def logprobs_by_sequence(self) -> list[torch.Tensor]:
         """Log-probabilities of each sequence, [T] or [T, K]."""
-        assert self._logprobs is not None
-        return list(self._logprobs.detach().split([len(e) for e in self._examples]))
+        return list(self._expanded_logprobs().split([len(e) for e in self._examples]))
 
     def split_logprobs(self) -> list[np.ndarray]:
         """Log-probabilities of each sequence on the host."""
-        return [row.cpu().numpy() for row in self.logprobs_by_row()]
+        return [row.cpu().numpy() for row in self.logprobs_by_sequence()]
 
     def release(self, *, keep_result: bool = False) -> None:
         """Drops graph and activations."""
-        self._hidden, self._adapter, self._pairs = None, None, {}
+        self._hidden = None
         if not keep_result:
             self._logprobs, self.gradients = None, {}
 
-    def _body(self, adapter: Adapter, *, grad: bool, checkpoint: bool) -> torch.Tensor:
-        """Hidden states [N, H] of the real positions."""
-        base = self._base
-        with torch.set_grad_enabled(grad):
-            pairs = adapter.pairs(base.dtype)
-            with base.adapted(pairs), base.checkpointed(checkpoint and grad):
-                hidden = base.hidden(self._batch.tokens)
+    def _body(self, *, grad: bool, checkpoint: bool) -> torch.Tensor:
+        """Hidden states of the positions that the head needs."""
+        base, batch = self._base, self._batch
+        layout = {}
+        if batch.subtree_end is not None:
+            layout = {"attention_mask": batch.mask(), "position_ids": batch.positions}
+        with torch.set_grad_enabled(grad), base.adapted(self._pairs):
+            with base.checkpointed(checkpoint and grad):
+                hidden = base.hidden(batch.tokens, **layout)
             hidden = hidden.reshape(-1, hidden.shape[-1])
-            if len(self._batch.flat) != len(hidden):
-                hidden = hidden[self._batch.flat]
-        self._adapter, self._hidden, self._pairs = adapter, hidden, pairs
+            if len(self._flat) != len(hidden) or batch.subtree_end is not None:
+                hidden = hidden[self._flat]
+        self._hidden = hidden
         return hidden
+
+    def _body_gradients(
+        self, hidden: torch.Tensor, upstream: torch.Tensor
+    ) -> dict[str, tuple[torch.Tensor, torch.Tensor]]:
+        names = [name for name in self._pairs if name != self._base.unembed_name]
+        leaves = [tensor for name in names for tensor in self._pairs[name]]
+        with self._base.adapted(self._pairs):  # checkpointed layers run forward again here
+            found = torch.autograd.grad(hidden, leaves, upstream, allow_unused=True)
+        filled = [
+            (torch.zeros_like(leaf) if gradient is None else gradient).float()
+            for leaf, gradient in zip(leaves, found, strict=True)
+        ]
+        return dict(zip(names, zip(filled[::2], filled[1::2], strict=True), strict=True))
+
+    def _expanded_logprobs(self) -> torch.Tensor:
+        assert self._logprobs is not None
+        return self._logprobs if self._expand is None else self._logprobs[self._expand]
 
     def _loss_inputs(self, loss: Loss, config: Mapping[str, float]) -> LossInputs:
         names = [n for n in (*loss.required, *loss.optional) if n in self._examples[0].inputs]

@@ -64,7 +64,8 @@ class AdamW:
             )
         clip = settings.grad_clip_norm
         if clip > 0 and norm > clip:
-            torch._foreach_mul_(grads, clip / norm)
+            for grad in grads:
+                grad.mul_(clip / norm)
         group = self._optimizer.param_groups[0]
         group.update(
             lr=settings.learning_rate,

@@ -1,8 +1,9 @@
 """Splitting a batch into micro-batches under a token budget.
 
-Sequences are sorted by length, so that a micro-batch holds similar lengths and little padding.
-On a CPU micro-batches are small (one or two dialogues), right-padded, and causal without a mask:
-that kept its caches warm and ran twice as fast as one long packed row under a dense mask.
+Rows are sorted by length, so that a micro-batch holds similar lengths and little padding. On a
+CPU micro-batches are small (one or two dialogues), right-padded, and causal without a mask: that
+kept its caches warm and ran twice as fast as one long packed row under a dense mask. A mask is
+built only where sequences share a prefix (see ``prefix_tree``).
 """
 
 from __future__ import annotations
@@ -13,61 +14,131 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
+from tinker_cookbook.engine.prefix_tree import TreeRow, group_by_prefix, lay_out, row_length
+
+
+@dataclass(frozen=True)
+class Row:
+    """Indices of the sequences that share a row (mostly one), and the row's length."""
+
+    indices: tuple[int, ...]
+    length: int
+
+    @property
+    def shared(self) -> bool:
+        """Whether it holds more than one sequence."""
+        return len(self.indices) > 1
+
 
 @dataclass(frozen=True)
 class MicroBatch:
-    """Indices of the sequences that run together and their padded length."""
+    """Rows that run together; all of them are shared, or none is."""
 
-    indices: tuple[int, ...]
-    padded_length: int
+    rows: tuple[Row, ...]
+
+    @property
+    def indices(self) -> tuple[int, ...]:
+        """The sequences, in the order in which their tokens are concatenated."""
+        return tuple(index for row in self.rows for index in row.indices)
+
+    @property
+    def padded_length(self) -> int:
+        """Length of the longest row."""
+        return max(row.length for row in self.rows)
 
     @property
     def padded_tokens(self) -> int:
         """Rows times padded length: what the forward pass computes."""
-        return len(self.indices) * self.padded_length
+        return len(self.rows) * self.padded_length
+
+    def halves(self, sequences: Sequence[np.ndarray]) -> list[MicroBatch]:
+        """Two smaller micro-batches, or an empty list where one sequence is all there is."""
+        if len(self.rows) > 1:
+            middle = len(self.rows) // 2
+            return [MicroBatch(self.rows[:middle]), MicroBatch(self.rows[middle:])]
+        indices = self.indices
+        middle = len(indices) // 2
+        parts = [part for part in (indices[:middle], indices[middle:]) if part]
+        if len(parts) < 2:
+            return []
+        return [MicroBatch((Row(p, row_length([sequences[i] for i in p])),)) for p in parts]
 
 
-def plan(lengths: Sequence[int], token_budget: int) -> list[MicroBatch]:
-    """Groups sequences of ``lengths`` so that no group exceeds ``token_budget`` padded tokens.
+def plan(
+    sequences: Sequence[np.ndarray], token_budget: int, *, share_prefixes: bool = False
+) -> list[MicroBatch]:
+    """Groups token sequences so that no group exceeds ``token_budget`` padded tokens.
 
-    A sequence longer than the budget stands alone. Longest first: what does not fit into memory
-    fails at the start, not after minutes.
+    A row longer than the budget stands alone. Longest first: what does not fit into memory fails
+    at the start, not after minutes. With ``share_prefixes`` sequences that begin alike may share
+    a row.
     """
-    order = sorted(range(len(lengths)), key=lambda i: (-lengths[i], i))
-    groups: list[MicroBatch] = []
-    start = 0
-    while start < len(order):
-        longest = lengths[order[start]]
-        rows = max(1, token_budget // longest)
-        members = tuple(order[start : start + rows])
-        groups.append(MicroBatch(members, longest))
-        start += len(members)
-    return groups
+    groups = [[index] for index in range(len(sequences))]
+    if share_prefixes and len(sequences) > 1:
+        groups = group_by_prefix(sequences, max_length=token_budget)
+    rows = [Row(tuple(group), row_length([sequences[i] for i in group])) for group in groups]
+    out: list[MicroBatch] = []
+    for shared in (True, False):
+        kind = [row for row in rows if row.shared == shared]
+        kind.sort(key=lambda row: (-row.length, row.indices))
+        start = 0
+        while start < len(kind):
+            count = max(1, token_budget // kind[start].length)
+            out.append(MicroBatch(tuple(kind[start : start + count])))
+            start += count
+    return out
 
 
 @dataclass(frozen=True)
 class PaddedBatch:
-    """Token rows and where their real positions lie.
+    """Token rows and where the positions of the sequences lie.
 
-    ``tokens`` [B, L]; ``flat`` [N] indexes the real positions in the flattened [B * L];
-    ``sequence`` [N] gives the row of each.
+    ``tokens`` [B, L]; ``flat`` [N] indexes the positions of all sequences, one after another, in
+    the flattened [B * L] (with repetitions where a prefix is shared); ``sequence`` [N] numbers
+    the sequence of each. ``positions`` [B, L] and ``subtree_end`` [B, L] are set if rows are
+    shared.
     """
 
     tokens: torch.Tensor
     flat: torch.Tensor
     sequence: torch.Tensor
+    positions: torch.Tensor | None = None
+    subtree_end: torch.Tensor | None = None
+
+    def mask(self) -> torch.Tensor | None:
+        """[B, 1, L, L], true where a query (row) sees a key (column); none if plainly causal."""
+        if self.subtree_end is None:
+            return None
+        index = torch.arange(self.tokens.shape[1], device=self.tokens.device)
+        query, key = index[:, None], index[None, :]
+        return ((key <= query) & (query < self.subtree_end[:, None, :]))[:, None]
 
 
-def pad(rows: Sequence[np.ndarray], length: int, device: torch.device) -> PaddedBatch:
-    """Right-pads token rows to ``length`` with id 0, which no real position can see."""
-    tokens = np.zeros((len(rows), length), dtype=np.int64)
-    lengths = np.fromiter((len(row) for row in rows), dtype=np.int64, count=len(rows))
-    real = np.arange(length) < lengths[:, None]
-    tokens[real] = np.concatenate(rows)
+def pad(micro: MicroBatch, sequences: Sequence[np.ndarray], device: torch.device) -> PaddedBatch:
+    """Lays out a micro-batch, right-padded with id 0, which no real position can see.
+
+    ``sequences`` are those of the whole batch.
+    """
+    length = micro.padded_length
+    laid_out = [lay_out([sequences[i] for i in row.indices]) for row in micro.rows]
+    lengths = [len(sequences[i]) for i in micro.indices]
+    flat = np.concatenate(
+        [where + number * length for number, row in enumerate(laid_out) for where in row.where]
+    )
+    tokens = _stack([row.tokens for row in laid_out], length)
+    number_of = np.repeat(np.arange(len(lengths)), lengths)
+
+    def put(array: np.ndarray) -> torch.Tensor:
+        return torch.from_numpy(array).to(device)
+
+    if not any(row.shared for row in micro.rows):
+        return PaddedBatch(put(tokens), put(flat), put(number_of))
     return PaddedBatch(
-        torch.from_numpy(tokens).to(device),
-        torch.from_numpy(np.flatnonzero(real)).to(device),
-        torch.from_numpy(np.repeat(np.arange(len(rows)), lengths)).to(device),
+        put(tokens),
+        put(flat),
+        put(number_of),
+        put(_stack([row.positions for row in laid_out], length)),
+        put(_stack([_padded_ends(row, length) for row in laid_out], length)),
     )
 
 
@@ -76,3 +147,15 @@ def concatenate(
 ) -> torch.Tensor:
     """One tensor of several arrays along their first axis."""
     return torch.from_numpy(np.concatenate(arrays)).to(device=device, dtype=dtype)
+
+
+def _stack(rows: Sequence[np.ndarray], length: int) -> np.ndarray:
+    out = np.zeros((len(rows), length), dtype=np.int64)
+    for number, row in enumerate(rows):
+        out[number, : len(row)] = row
+    return out
+
+
+def _padded_ends(row: TreeRow, length: int) -> np.ndarray:
+    """Padding sees itself: a query that sees nothing would make softmax return NaN."""
+    return np.concatenate([row.subtree_end, np.arange(len(row.tokens) + 1, length + 1)])

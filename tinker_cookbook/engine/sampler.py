@@ -64,7 +64,7 @@ class Sample:
 
 @dataclass
 class PromptScores:
-    """fp32 log-probabilities [T] of the prompt's tokens (NaN where not computed) and their top k."""
+    """fp32 log-probabilities [T] of the prompt's tokens (NaN where not computed), and top k."""
 
     logprobs: np.ndarray | None = None
     topk_logprobs: np.ndarray | None = None

@@ -12,20 +12,22 @@ so the loss sees only [T] tensors, and the [T, V] logits are never kept.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 
 import numpy as np
 import torch
 
-from tinker_cookbook.engine.adapters import Adapter
+from tinker_cookbook.engine.adapters import Adapter, Pairs
 from tinker_cookbook.engine.base_model import BaseModel
 from tinker_cookbook.engine.examples import Example, check_examples
 from tinker_cookbook.engine.losses import LOSSES, Loss, LossInputs, get_loss
+from tinker_cookbook.engine.memory import out_of_memory, release_cached_memory
 from tinker_cookbook.engine.micro_batch import MicroBatchPass
 from tinker_cookbook.engine.optimizer import AdamSettings, AdamW
 from tinker_cookbook.engine.packing import MicroBatch, plan
-from tinker_cookbook.exceptions import DataValidationError, OutOfMemoryError
+from tinker_cookbook.exceptions import DataValidationError, OutOfMemoryError, TrainingError
 
 logger = logging.getLogger(__name__)
 
@@ -53,6 +55,7 @@ class TrainingRun:
         self.step = step
         self.token_budget = token_budget
         self._gradients: dict[str, torch.Tensor] = {}
+        self._failure: Exception | None = None
         self._shared_with_sampler = False
 
     def forward_backward(
@@ -65,55 +68,71 @@ class TrainingRun:
     ) -> LossOutput:
         """Log-probabilities and summed loss of ``data``; adds the gradient if ``backward``.
 
-        Nothing is added when any part of the batch fails.
+        When any part of the batch fails, nothing is added, and the next ``optim_step`` refuses.
         """
-        loss = get_loss(loss_name)
-        optional = check_examples(data, loss, self.base.vocab_size, self.base.context_length)
-        config = loss.resolve_config(loss_config, per_token=optional)
-        logprobs: list[np.ndarray] = [np.empty(0)] * len(data)
-        gradients = _GradientSum()
-        total = 0.0
-        for group in self._plan(data):
-            for part, result in self._with_retries(data, group, loss, config, backward):
-                total += result.loss
-                gradients.add(result.gradients)
-                for index, values in zip(part.indices, result.split_logprobs(), strict=True):
-                    logprobs[index] = values
-        self._keep(gradients)
-        return LossOutput(logprobs, {"loss:sum": total})
+        with self._refusing_step_after_failure(backward):
+            loss = get_loss(loss_name)
+            optional = check_examples(data, loss, self.base.vocab_size, self.base.context_length)
+            config = loss.resolve_config(loss_config, per_token=optional)
+            pairs = self.adapter.pairs(self.base.dtype, requires_grad=backward)
+            logprobs: list[np.ndarray] = [np.empty(0)] * len(data)
+            gradients = _PairGradients()
+            total = 0.0
+            for group in self._plan(data):
+                for part, result in self._with_retries(data, group, pairs, loss, config, backward):
+                    total += result.loss
+                    gradients.add(result.gradients)
+                    for index, values in zip(part.indices, result.split_logprobs(), strict=True):
+                        logprobs[index] = values
+            self._keep(gradients)
+            return LossOutput(logprobs, {"loss:sum": total})
 
     def forward_backward_custom(self, data: Sequence[Example], loss_fn: CustomLossFn) -> LossOutput:
         """Adds the gradient of ``loss_fn(logprobs)``, a function over the whole batch.
 
         The user's function runs once, under real autograd. Where the batch fits into one
-        micro-batch's budget its graph is kept; else the forward runs a second time for the
-        gradient, micro-batch by micro-batch.
+        micro-batch its graph is kept; else the forward runs a second time for the gradient,
+        micro-batch by micro-batch.
         """
-        loss = LOSSES["cross_entropy"]
-        check_examples(data, loss, self.base.vocab_size, self.base.context_length)
-        groups = self._plan(data)
-        keep = len(groups) == 1
-        passes = [MicroBatchPass(self.base, [data[i] for i in g.indices]) for g in groups]
-        leaves: list[torch.Tensor] = [torch.empty(0)] * len(data)
-        for group, micro in zip(groups, passes, strict=True):
-            micro.forward(self.adapter, grad=keep, checkpoint=False)
-            for index, values in zip(group.indices, micro.logprobs_by_row(), strict=True):
-                leaves[index] = values.requires_grad_()
-        value, metrics = loss_fn(leaves)
-        upstream = _custom_gradients(value, leaves)
-        gradients = _GradientSum()
-        for group, micro in zip(groups, passes, strict=True):
-            if not keep:
-                micro.forward(self.adapter, grad=True, checkpoint=self._too_long(group))
-            gradients.add(micro.backward(torch.cat([upstream[i] for i in group.indices])))
-            micro.release()
-        self._keep(gradients)
-        logprobs = [leaf.detach().float().cpu().numpy() for leaf in leaves]
-        return LossOutput(logprobs, {**metrics, "loss:sum": float(value.detach())})
+        with self._refusing_step_after_failure(True):
+            loss = LOSSES["cross_entropy"]
+            check_examples(data, loss, self.base.vocab_size, self.base.context_length)
+            pairs = self.adapter.pairs(self.base.dtype, requires_grad=True)
+            groups = self._plan(data)
+            passes = [MicroBatchPass(self.base, pairs, data, group) for group in groups]
+            keep = len(groups) == 1
+            leaves: list[torch.Tensor] = [torch.empty(0)] * len(data)
+            for group, micro in zip(groups, passes, strict=True):
+                micro.forward(grad=keep, checkpoint=self._too_long(group))
+                for index, values in zip(group.indices, micro.logprobs_by_sequence(), strict=True):
+                    leaves[index] = values.detach().clone().requires_grad_()
+            value, metrics = _call_custom_loss(loss_fn, leaves)
+            upstream = _custom_gradients(value, leaves)
+            gradients = _PairGradients()
+            for group, micro in zip(groups, passes, strict=True):
+                if not keep:
+                    micro.forward(grad=True, checkpoint=self._too_long(group))
+                gradients.add(micro.backward(torch.cat([upstream[i] for i in group.indices])))
+                micro.release()
+            self._keep(gradients)
+            logprobs = [leaf.detach().cpu().numpy() for leaf in leaves]
+            return LossOutput(logprobs, {**metrics, "loss:sum": float(value.detach())})
 
     def optim_step(self, settings: AdamSettings) -> dict[str, float]:
-        """One AdamW step on the gradients added up so far, which are then cleared."""
-        if not self._gradients:
+        """One AdamW step on the gradients added up so far, which are then cleared.
+
+        Weights stay as they are, and gradients are cleared, if the gradient is not finite or if
+        a pass since the last step failed: a step that was submitted behind it must not apply
+        what is left.
+        """
+        gradients, self._gradients = self._gradients, {}
+        failure, self._failure = self._failure, None
+        if failure is not None:
+            raise TrainingError(
+                f"optim_step: a forward_backward since the last step failed ({failure}); the step "
+                "was not taken and its gradients are dropped. Repeat the batch, then step"
+            ) from failure
+        if not gradients:
             raise DataValidationError(
                 "optim_step: no gradient was computed since the last step; call forward_backward "
                 "first"
@@ -123,7 +142,6 @@ class TrainingRun:
             for tensor in self.adapter.parameters().values():
                 tensor.data = tensor.data.clone()
             self._shared_with_sampler = False
-        gradients, self._gradients = self._gradients, {}
         metrics = self.optimizer.step(gradients, settings)
         self.step += 1
         return metrics
@@ -137,10 +155,20 @@ class TrainingRun:
     def replace_by(self, other: TrainingRun) -> None:
         """Takes over weights, optimizer and step of another run, as ``load_state`` does."""
         self.adapter, self.optimizer, self.step = other.adapter, other.optimizer, other.step
-        self._gradients, self._shared_with_sampler = {}, False
+        self._gradients, self._failure, self._shared_with_sampler = {}, None, False
+
+    @contextmanager
+    def _refusing_step_after_failure(self, backward: bool) -> Iterator[None]:
+        try:
+            yield
+        except Exception as error:
+            if backward:
+                self._failure = error
+            raise
 
     def _plan(self, data: Sequence[Example]) -> list[MicroBatch]:
-        return plan([len(example) for example in data], self.token_budget)
+        tokens = [example.tokens for example in data]
+        return plan(tokens, self.token_budget, share_prefixes=self.base.shares_prefixes)
 
     def _too_long(self, group: MicroBatch) -> bool:
         """A single sequence well over the budget: recompute its layers rather than keep them."""
@@ -150,56 +178,75 @@ class TrainingRun:
         self,
         data: Sequence[Example],
         group: MicroBatch,
+        pairs: Pairs,
         loss: Loss,
         config: Mapping[str, float],
         backward: bool,
     ) -> list[tuple[MicroBatch, MicroBatchPass]]:
         """Runs a micro-batch; out of memory, runs its halves, and at last one row checkpointed."""
-        checkpoint = self._too_long(group)
-        while True:
-            micro = MicroBatchPass(self.base, [data[i] for i in group.indices])
+        halves = group.halves([example.tokens for example in data])
+        attempts = [self._too_long(group)]
+        if backward and not halves and not attempts[0]:
+            attempts.append(True)
+        reason = ""
+        for checkpoint in attempts:
+            micro = MicroBatchPass(self.base, pairs, data, group)
             try:
-                micro.run(self.adapter, loss, config, backward=backward, checkpoint=checkpoint)
+                micro.run(loss, config, backward=backward, checkpoint=checkpoint)
                 return [(group, micro)]
-            except torch.OutOfMemoryError as error:
-                micro.release()
-                torch.cuda.empty_cache()
-                if len(group.indices) > 1:
-                    break
-                if checkpoint or not backward:
-                    raise OutOfMemoryError(
-                        f"a sequence of {group.padded_length} tokens does not fit into the memory "
-                        f"of {self.base.device}: {error}; set max_length lower"
-                    ) from error
-                checkpoint = True
+            except RuntimeError as error:
+                if not out_of_memory(error):
+                    raise
+                reason = str(error)
+            # Outside of the handler: its traceback would keep the activations alive.
+            micro.release()
+            release_cached_memory(self.base.device)
+        if not halves:
+            raise OutOfMemoryError(
+                f"a sequence of {group.padded_length} tokens does not fit into the memory of "
+                f"{self.base.device}: {reason}; set max_length lower"
+            )
         logger.warning("Out of memory at %d tokens; halving.", group.padded_tokens)
         self.token_budget = max(1, group.padded_tokens // 2)
-        half = len(group.indices) // 2
         out = []
-        for indices in (group.indices[:half], group.indices[half:]):
-            part = MicroBatch(indices, max(len(data[i]) for i in indices))
-            out += self._with_retries(data, part, loss, config, backward)
+        for part in halves:
+            out += self._with_retries(data, part, pairs, loss, config, backward)
         return out
 
-    def _keep(self, gradients: _GradientSum) -> None:
+    def _keep(self, gradients: _PairGradients) -> None:
         """Adds a finished batch's gradient to the run's."""
-        total = _GradientSum(self._gradients)
-        total.add(gradients.by_name)
-        self._gradients = total.by_name
-
-
-class _GradientSum:
-    """Adds up fp32 gradients by name."""
-
-    def __init__(self, start: Mapping[str, torch.Tensor] | None = None) -> None:
-        self.by_name: dict[str, torch.Tensor] = dict(start or {})
-
-    def add(self, gradients: Mapping[str, torch.Tensor]) -> None:
-        for name, gradient in gradients.items():
-            if name in self.by_name:
-                self.by_name[name].add_(gradient)
+        for name, gradient in self.adapter.parameter_gradients(gradients.by_name).items():
+            if name in self._gradients:
+                self._gradients[name].add_(gradient)
             else:
-                self.by_name[name] = gradient
+                self._gradients[name] = gradient
+
+
+class _PairGradients:
+    """Adds up the fp32 gradients of an adapter's pairs over micro-batches."""
+
+    def __init__(self) -> None:
+        self.by_name: dict[str, tuple[torch.Tensor, torch.Tensor]] = {}
+
+    def add(self, gradients: Mapping[str, tuple[torch.Tensor, torch.Tensor]]) -> None:
+        for name, (a, b) in gradients.items():
+            if name in self.by_name:
+                self.by_name[name][0].add_(a)
+                self.by_name[name][1].add_(b)
+            else:
+                self.by_name[name] = (a, b)
+
+
+def _call_custom_loss(
+    loss_fn: CustomLossFn, leaves: list[torch.Tensor]
+) -> tuple[torch.Tensor, dict[str, float]]:
+    with torch.enable_grad():
+        result = loss_fn(leaves)
+    if not isinstance(result, tuple) or len(result) != 2:
+        raise DataValidationError(
+            f"loss_fn: returned {type(result).__name__}, expected a tuple (loss, metrics)"
+        )
+    return result
 
 
 def _custom_gradients(value: torch.Tensor, leaves: list[torch.Tensor]) -> list[torch.Tensor]:

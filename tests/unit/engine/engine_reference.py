@@ -1,0 +1,195 @@
+"""Independent references for the engine: plain transformers, peft, autograd, loss formulas."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from safetensors.torch import save_file
+
+from tinker_cookbook.engine.adapters import Adapter, AdapterSpec
+from tinker_cookbook.engine.base_model import BaseModel
+from tinker_cookbook.engine.examples import Example
+from tinker_cookbook.engine.sampler import Sampler, SamplingSettings
+from tinker_cookbook.engine.training_run import TrainingRun
+
+CPU = torch.device("cpu")
+SHAPE = {
+    "vocab_size": 320,
+    "hidden_size": 48,
+    "intermediate_size": 96,
+    "num_hidden_layers": 3,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": 128,
+    "bos_token_id": 1,
+    "eos_token_id": 2,
+    "pad_token_id": 0,
+}
+ARCHITECTURES = ("llama", "qwen3", "gemma2", "gemma3", "granite", "qwen2_bias")
+SLIDING = ("gemma2", "gemma3")
+
+
+def make_model(kind: str, folder: Path) -> Path:
+    """Saves a small random model whose logits are far from uniform."""
+    import transformers as tf
+
+    configs = {
+        "llama": lambda: tf.LlamaConfig(**SHAPE, tie_word_embeddings=False),
+        "qwen3": lambda: tf.Qwen3Config(**SHAPE, head_dim=16, tie_word_embeddings=True),
+        "gemma2": lambda: tf.Gemma2Config(
+            **SHAPE, head_dim=16, query_pre_attn_scalar=16, sliding_window=8
+        ),
+        "gemma3": lambda: tf.Gemma3TextConfig(
+            **SHAPE, head_dim=16, query_pre_attn_scalar=16, sliding_window=8,
+            layer_types=["sliding_attention", "full_attention", "sliding_attention"],
+        ),
+        "granite": lambda: tf.GraniteConfig(
+            **SHAPE, logits_scaling=4.0, embedding_multiplier=6.0, residual_multiplier=0.5,
+            attention_multiplier=0.1, tie_word_embeddings=True,
+        ),
+        "qwen2_bias": lambda: tf.Qwen2Config(**SHAPE, tie_word_embeddings=True),
+    }  # fmt: skip
+    torch.manual_seed(3)
+    model = tf.AutoModelForCausalLM.from_config(configs[kind]())
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            if parameter.dim() == 2:
+                parameter.normal_(0, 0.15)
+            elif name.endswith("bias") or "norm" in name:
+                parameter.add_(torch.randn_like(parameter) * 0.1)
+    model.save_pretrained(folder)
+    return folder
+
+
+def load_base(folder: str | Path, dtype: torch.dtype = torch.float32) -> BaseModel:
+    return BaseModel(str(folder), Path(folder), CPU, dtype)
+
+
+def random_adapter(
+    base: BaseModel, spec: AdapterSpec | None = None, seed: int = 0, size: float = 0.02
+) -> Adapter:
+    """An adapter whose B is not zero, so that it changes every layer it covers."""
+    adapter = Adapter.create(spec or AdapterSpec(rank=4), base.targets, seed, CPU)
+    generator = torch.Generator().manual_seed(seed + 1)
+    for _, b in adapter.tensors.values():
+        b.copy_(torch.randn(b.shape, generator=generator) * size)
+    return adapter
+
+
+def make_run(base: BaseModel, budget: int = 10_000, **kwargs: Any) -> TrainingRun:
+    return TrainingRun("run", base, random_adapter(base, **kwargs), budget)
+
+
+def peft_model(base: BaseModel, adapter: Adapter, folder: Path, dtype: Any = torch.float32) -> Any:
+    """The same adapter, written as peft files and loaded by peft onto a plain model."""
+    from peft import PeftModel
+    from transformers import AutoModelForCausalLM
+
+    folder.mkdir(parents=True, exist_ok=True)
+    config = json.dumps(adapter.peft_config(str(base.folder)))
+    (folder / "adapter_config.json").write_text(config)
+    tensors = {name: t.detach().contiguous() for name, t in adapter.parameters().items()}
+    save_file(tensors, str(folder / "adapter_model.safetensors"))
+    plain = AutoModelForCausalLM.from_pretrained(base.folder, dtype=dtype)
+    return PeftModel.from_pretrained(plain, str(folder), is_trainable=True).eval()
+
+
+def reference_logprobs(model: Any, tokens: np.ndarray, targets: np.ndarray) -> torch.Tensor:
+    """Log-probabilities [T] or [T, K] by a plain forward of one sequence."""
+    logits = model(input_ids=torch.from_numpy(tokens)[None], use_cache=False).logits[0]
+    index = torch.from_numpy(targets).long()
+    picked = logits.log_softmax(-1).gather(1, index if index.dim() == 2 else index[:, None])
+    return picked if index.dim() == 2 else picked[:, 0]
+
+
+def reference_loss(
+    name: str, lp: torch.Tensor, inputs: dict[str, torch.Tensor], config: dict[str, float]
+) -> torch.Tensor:
+    """The loss of one sequence, token by token, as its definition reads."""
+    if name == "cross_entropy":
+        return sum(-lp_i * w for lp_i, w in zip(lp.flatten(), inputs["weights"].flatten()))  # noqa: B905
+    q, adv = inputs["logprobs"], inputs["advantages"]
+    mask = inputs.get("sequence_ratio_mask")
+    total = torch.zeros(())
+    if name == "gspo":
+        chosen = [i for i in range(len(lp)) if mask[i] == 1]
+        mean = sum(lp[i].detach() - q[i] for i in chosen) / len(chosen)
+    for i in range(len(lp)):
+        a = adv[i]
+        low = inputs.get("clip_low_threshold", {i: config.get("clip_low_threshold")})[i]
+        high = inputs.get("clip_high_threshold", {i: config.get("clip_high_threshold")})[i]
+        ratio = (lp[i] - q[i]).exp()
+        if name == "gspo":
+            ratio = (mean + lp[i] - lp[i].detach()).exp()
+        if name == "importance_sampling":
+            term = ratio * a
+        elif name == "dro":
+            term = lp[i] * a - 0.5 * config["beta"] * (lp[i] - q[i]) ** 2
+        else:
+            clipped = ratio
+            if ratio < low:
+                clipped = torch.tensor(float(low))
+            elif ratio > high:
+                clipped = torch.tensor(float(high))
+            if name == "cispo":
+                term = clipped.detach() * lp[i] * a
+            else:
+                term = ratio * a if ratio * a <= clipped * a else clipped * a
+        total = total - term
+    return total
+
+
+def example(tokens: np.ndarray, **inputs: Any) -> Example:
+    """Next-token targets, unless given."""
+    arrays = {
+        name: np.asarray(value, dtype=np.int64 if name == "target_tokens" else np.float32)
+        for name, value in inputs.items()
+    }
+    if "target_tokens" not in arrays:
+        arrays["target_tokens"] = tokens[1:]
+        tokens = tokens[:-1]
+    return Example(tokens, arrays)
+
+
+def text(base: BaseModel, rng: np.random.Generator, length: int) -> np.ndarray:
+    """Tokens [length] drawn from the model: of random ids a trained model is so sure that they
+    are wrong (log-probabilities of -30) that fp32 itself rounds at the bounds tested."""
+    settings = SamplingSettings(max_tokens=length - 1, seed=int(rng.integers(1 << 30)))
+    (sample,) = Sampler(base, None).sample([1], 1, settings)
+    return np.array([1, *sample.tokens])
+
+
+def supervised(
+    rng: np.random.Generator, base: BaseModel, lengths: tuple[int, ...]
+) -> list[Example]:
+    """Sequences with signed weights and, at the front, zeros."""
+    out = []
+    for length in lengths:
+        weights = rng.normal(size=length).astype(np.float32)
+        weights[: length // 3] = 0
+        out.append(example(text(base, rng, length + 1), weights=weights))
+    return out
+
+
+def relative_error(found: dict[str, torch.Tensor], expected: dict[str, torch.Tensor]) -> float:
+    """Largest ``|found - expected| / |expected|`` (Frobenius) over all tensors."""
+    assert set(found) == set(expected)
+    scale = max(float(e.norm()) for e in expected.values())
+    return max(
+        float((found[n] - expected[n]).norm()) / max(float(expected[n].norm()), 1e-3 * scale)
+        for n in found
+    )
+
+
+def peft_gradients(model: Any, loss: torch.Tensor) -> dict[str, torch.Tensor]:
+    """Adapter gradients by the names of the files."""
+    named = {n: p for n, p in model.named_parameters() if p.requires_grad}
+    gradients = torch.autograd.grad(loss, list(named.values()), allow_unused=True)
+    return {
+        name.replace(".default.weight", ".weight"): torch.zeros_like(p) if g is None else g
+        for (name, p), g in zip(named.items(), gradients, strict=True)
+    }

@@ -1,0 +1,113 @@
+"""Attention for training in bfloat16 on a CPU.
+
+torch's fused kernel computes bfloat16 gradients there several times slower than batched matrix
+products do. For rows of moderate length this keeps the probabilities [heads, L, L] in bfloat16 and
+uses those products; scores and softmax are fp32, as inside the fused kernel. Everything else goes
+to transformers' ``sdpa``: inference, decoding with a cache, long rows.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+NAME = "tinker_cookbook_cpu"
+LONGEST_ROW = 1024
+"""Beyond it the probabilities take too much memory, and the fused kernel is no slower."""
+
+
+class _Attention(torch.autograd.Function):
+    """``softmax(scale * q k^T + bias) v`` over a batch of heads."""
+
+    @staticmethod
+    def forward(
+        ctx: Any,
+        q: torch.Tensor,
+        k: torch.Tensor,
+        v: torch.Tensor,
+        bias: torch.Tensor,
+        scale: float,
+    ) -> torch.Tensor:
+        scores = torch.baddbmm(bias, q.float(), k.float().transpose(1, 2), alpha=scale)
+        p = scores.softmax(-1).to(q.dtype)
+        ctx.save_for_backward(q, k, v, p)
+        ctx.scale = scale
+        return torch.bmm(p, v)
+
+    @staticmethod
+    def backward(ctx: Any, *upstream: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
+        q, k, v, p = ctx.saved_tensors
+        (d_out,) = upstream
+        d_v = torch.bmm(p.transpose(1, 2), d_out)
+        d_p = torch.bmm(d_out, v.transpose(1, 2)).float()
+        p = p.float()
+        # Softmax: dS = P * (dP - sum(P * dP)).
+        d_s = (d_p - (p * d_p).sum(-1, keepdim=True)).mul_(p).mul_(ctx.scale).to(q.dtype)
+        return torch.bmm(d_s, k), torch.bmm(d_s.transpose(1, 2), q), d_v, None, None
+
+
+def attention_forward(
+    module: torch.nn.Module,
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    attention_mask: torch.Tensor | None,
+    dropout: float = 0.0,
+    scaling: float | None = None,
+    **kwargs: Any,
+) -> tuple[torch.Tensor, None]:
+    """transformers' attention interface: q [B, heads, L, D], k and v [B, kv heads, L, D]."""
+    length = query.shape[2]
+    usable = (
+        query.requires_grad
+        and query.dtype == torch.bfloat16
+        and dropout == 0.0
+        and key.shape[2] == length <= LONGEST_ROW
+        and getattr(module, "is_causal", True)
+        and not any(kwargs.get(name) is not None for name in ("is_causal", "position_bias"))
+    )
+    if not usable:
+        from transformers.integrations.sdpa_attention import sdpa_attention_forward
+
+        return sdpa_attention_forward(
+            module, query, key, value, attention_mask, dropout, scaling, **kwargs
+        )
+    batch, heads, _, width = query.shape
+    kv_heads = key.shape[1]
+    # Query heads of one key head are stacked as rows: fewer, larger products, no repeated keys.
+    rows = (batch * kv_heads, heads // kv_heads * length, width)
+    keys = (batch * kv_heads, length, width)
+    bias = _bias(attention_mask, length, query.device)
+    together = batch * kv_heads if len(bias) > 1 else 1  # one for all is broadcast
+    bias = bias.expand(-1, together // len(bias), heads // kv_heads, length, length)
+    out = _Attention.apply(
+        query.reshape(rows),
+        key.reshape(keys),
+        value.reshape(batch * kv_heads, length, value.shape[-1]),
+        bias.reshape(together, rows[1], length),
+        width**-0.5 if scaling is None else scaling,
+    )
+    return out.view(batch, heads, length, -1).transpose(1, 2), None
+
+
+def register() -> str:
+    """Makes it known to transformers; returns the name for ``set_attn_implementation``."""
+    from transformers import AttentionInterface, AttentionMaskInterface
+    from transformers.masking_utils import sdpa_mask
+
+    AttentionInterface.register(NAME, attention_forward)
+    AttentionMaskInterface.register(NAME, sdpa_mask)
+    return NAME
+
+
+def _bias(mask: torch.Tensor | None, length: int, device: torch.device) -> torch.Tensor:
+    """fp32 [B or 1, 1, 1, L, L]: 0 where a query sees a key, -inf elsewhere."""
+    if mask is not None and mask.dtype != torch.bool:
+        return mask.float()[:, :, None]
+    if mask is None:
+        hidden = torch.ones(length, length, dtype=torch.bool, device=device).triu(1)
+        return torch.zeros(length, length, device=device).masked_fill_(hidden, -torch.inf)[
+            None, None, None
+        ]
+    return torch.zeros(mask.shape, device=device).masked_fill_(~mask, -torch.inf)[:, :, None]
