@@ -42,7 +42,9 @@ class CLIConfig:
     train_on_what: TrainOnWhat = chz.field(
         default=TrainOnWhat.ALL_ASSISTANT_MESSAGES, doc="Which messages are trained on"
     )
-    max_length: int | None = chz.field(default=2048, doc="Tokens after which examples are cut")
+    max_length: int | None = chz.field(
+        default=None, doc="Tokens after which examples are cut; default: the model's context"
+    )
     batch_size: int = chz.field(default=8, doc="Conversations a step")
 
     learning_rate: float | None = chz.field(default=None, doc="Default: the model's recommended")
@@ -75,12 +77,12 @@ class CLIConfig:
     wandb_name: str | None = chz.field(default=None, doc="Name of the run there")
 
 
-def build_dataset(cli: CLIConfig, renderer_name: str) -> ChatDatasetBuilder:
+def build_dataset(cli: CLIConfig, renderer_name: str, max_length: int | None) -> ChatDatasetBuilder:
     """The data that the settings ask for."""
     common = ChatDatasetBuilderCommonConfig(
         model_name_for_tokenizer=cli.model_name,
         renderer_name=renderer_name,
-        max_length=cli.max_length,
+        max_length=max_length,
         batch_size=cli.batch_size,
         train_on_what=cli.train_on_what,
     )
@@ -112,10 +114,11 @@ def build_config(cli: CLIConfig) -> train.Config:
     learning_rate = cli.learning_rate
     if learning_rate is None:
         learning_rate = hyperparam_utils.get_lr(cli.model_name)
+    max_length = model_info.resolve_max_length(cli.model_name, cli.max_length)
     return train.Config(
         recipe_name="sl_basic",
         model_name=cli.model_name,
-        dataset_builder=build_dataset(cli, renderer_name),
+        dataset_builder=build_dataset(cli, renderer_name, max_length),
         renderer_name=renderer_name,
         learning_rate=learning_rate,
         **{name: getattr(cli, name) for name in _PASSED_ON},

@@ -19,7 +19,7 @@ import chz
 from tinker_cookbook import checkpoint_utils, cli_utils, hyperparam_utils, model_info
 from tinker_cookbook.backends import connect
 from tinker_cookbook.renderers import TrainOnWhat, get_renderer
-from tinker_cookbook.supervised.common import compute_mean_nll
+from tinker_cookbook.supervised.common import compute_token_nll
 from tinker_cookbook.supervised.conversation_file import read_conversations
 from tinker_cookbook.supervised.data import conversation_to_datum
 from tinker_cookbook.tokenizer_utils import get_tokenizer
@@ -43,7 +43,9 @@ class Config:
     train_on_what: TrainOnWhat = chz.field(
         default=TrainOnWhat.ALL_ASSISTANT_MESSAGES, doc="Which messages are trained on"
     )
-    max_length: int = chz.field(default=2048, doc="Tokens after which examples are cut")
+    max_length: int | None = chz.field(
+        default=None, doc="Tokens after which examples are cut; default: the model's context"
+    )
     batch_size: int = chz.field(default=8, doc="Conversations a step")
     learning_rate: float | None = chz.field(default=None, doc="Default: the model's recommended")
     num_epochs: int = chz.field(default=1, doc="Passes over the training data")
@@ -74,6 +76,7 @@ def main(config: Config) -> None:
         config,
         renderer_name=model_info.resolve_renderer_name(config.model_name, config.renderer_name)[0],
         learning_rate=config.learning_rate or hyperparam_utils.get_lr(config.model_name),
+        max_length=model_info.resolve_max_length(config.model_name, config.max_length),
     )
     with RunLock(config.log_path):
         last = checkpoint_utils.get_last_checkpoint(config.log_path)
@@ -132,9 +135,8 @@ def main(config: Config) -> None:
                     "learning_rate": learning_rate,
                     "num_sequences": len(batch),
                     "num_tokens": sum(datum.model_input.length for datum in batch),
-                    "train_mean_nll": compute_mean_nll(
-                        [record["logprobs"] for record in output.loss_fn_outputs],
-                        [datum.loss_fn_inputs["weights"] for datum in batch],
+                    "train_mean_nll": compute_token_nll(
+                        [record["logprobs"] for record in output.loss_fn_outputs], batch
                     ),
                     "time/step": time.monotonic() - started,
                 },

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from tinker_cookbook.engine.resolve import base_name, model_config, resolve_model
-from tinker_cookbook.exceptions import ModelNotFoundError, TinkerCookbookError
+from tinker_cookbook.exceptions import ConfigurationError, ModelNotFoundError, TinkerCookbookError
 
 logger = logging.getLogger(__name__)
 
@@ -138,6 +138,25 @@ def resolve_renderer_name(model_name: str, renderer_name: str | None) -> tuple[s
         attributes.recommended_renderers[0],
         reason or f"recommended for {attributes.organization} {kind} models of this family",
     )
+
+
+def resolve_max_length(model_name: str, max_length: int | None) -> int | None:
+    """Tokens after which examples are cut: as configured, or the model's context.
+
+    ``None`` where the model's config is not on this machine. Raises ``ConfigurationError`` for a
+    ``max_length`` beyond the context, before any data are read.
+    """
+    try:
+        folder = resolve_model(model_name, allow_download=False, need="tokenizer").folder
+        context = int(model_config(folder).get("max_position_embeddings") or 0)
+    except (ModelNotFoundError, ConfigurationError):
+        return max_length
+    if max_length is not None and 0 < context < max_length:
+        raise ConfigurationError(
+            f"max_length: got {max_length}, but the context of {model_name} is {context}; expected "
+            f"at most {context}"
+        )
+    return max_length if max_length is not None else context or None
 
 
 def warn_if_renderer_not_recommended(model_name: str, renderer_name: str | None) -> bool:

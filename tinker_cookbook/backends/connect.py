@@ -67,13 +67,18 @@ def connect(
     if kind == "tinker":
         from tinker_cookbook.backends.hosted import connect_hosted
 
-        service = connect_hosted(url)
+        service = connect_hosted(url, user_metadata)
         return Connection(cast(ServiceClient, service), kind, (reason,))
     from tinker_cookbook.backends.local import LocalServiceClient
 
     local = LocalServiceClient(device, dtype, root, user_metadata)
     choice = local.engine.choice
-    reasons = [reason, choice.device_reason, choice.dtype_reason]
+    dtype_name = str(choice.dtype).removeprefix("torch.")
+    reasons = [
+        reason,
+        f"device: {choice.device}, {choice.device_reason}",
+        f"precision: {dtype_name}, {choice.dtype_reason}",
+    ]
     if choice.device.type == "cpu" and openmp_policy_came_too_late():
         reasons.append(
             "torch was imported before tinker_cookbook, so its threads spin and small steps are "
@@ -108,10 +113,12 @@ def _choose(backend: str, base_url: str | None) -> tuple[str, str | None, str]:
         return "tinker", base_url, f"backend: the server at {base_url}, as asked"
     if backend == "tinker":
         return "tinker", None, "backend: the hosted Tinker API, as asked"
+    from tinker_cookbook.backends.hosted import hosted_requested
+
     if os.environ.get("TINKER_BASE_URL"):
         return "tinker", None, "backend: the server named by TINKER_BASE_URL"
-    if os.environ.get("TINKER_API_KEY"):
-        return "tinker", None, "backend: the hosted Tinker API, because TINKER_API_KEY is set"
+    if hosted_requested():
+        return "tinker", None, "backend: the hosted Tinker API, because a key for it is set"
     return "local", None, "backend: the bundled engine, because no TINKER_API_KEY is set"
 
 

@@ -25,8 +25,9 @@ from tinker_cookbook.backends.local_rest import LocalRestClient
 from tinker_cookbook.backends.local_sampling import LocalSamplingClient
 from tinker_cookbook.backends.protocols import CustomLoss
 from tinker_cookbook.engine.adapters import AdapterSpec
-from tinker_cookbook.engine.checkpoints import Kind, load_run, run_info, save_run
+from tinker_cookbook.engine.checkpoints import load_run, run_info, save_run
 from tinker_cookbook.engine.engine import Engine
+from tinker_cookbook.engine.store import Kind
 from tinker_cookbook.engine.training_run import TrainingRun
 from tinker_cookbook.exceptions import BackendError
 

@@ -129,7 +129,9 @@ class RestClient(Protocol):
         """The run that wrote a checkpoint."""
         ...
 
-    def get_weights_info_by_tinker_path(self, tinker_path: str) -> Future[types.WeightsInfoResponse]:
+    def get_weights_info_by_tinker_path(
+        self, tinker_path: str
+    ) -> Future[types.WeightsInfoResponse]:
         """Base model and adapter shape of a checkpoint."""
         ...
 

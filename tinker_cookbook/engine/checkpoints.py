@@ -4,19 +4,17 @@ from __future__ import annotations
 
 from dataclasses import asdict
 from importlib.metadata import version
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING
 
 from tinker_cookbook.engine.adapters import Adapter, AdapterSpec
 from tinker_cookbook.engine.base_model import BaseModel
-from tinker_cookbook.engine.store import CheckpointStore, LoadedCheckpoint
+from tinker_cookbook.engine.store import CheckpointStore, Kind, LoadedCheckpoint
 from tinker_cookbook.engine.store_runs import RunInfo
 from tinker_cookbook.engine.training_run import TrainingRun
 from tinker_cookbook.exceptions import CheckpointError
 
 if TYPE_CHECKING:
     from tinker_cookbook.engine.engine import Engine
-
-Kind = Literal["weights", "sampler_weights"]
 
 
 def run_info(run: TrainingRun, user_metadata: dict[str, str], seed: int | None = None) -> RunInfo:

@@ -67,10 +67,12 @@ class Engine:
 
     def base_model(self, name: str) -> BaseModel:
         """Loads a base model, once. Runs on the worker."""
+        from transformers.utils.logging import disable_progress_bar
+
         resolved = self.resolve(name)
         folder = Path(resolved.folder)
         if folder not in self._models:
-            logger.info("Loading %s from %s", name, folder)
+            disable_progress_bar()  # it would cut into the run's own
             self._models[folder] = BaseModel(name, folder, self.choice.device, self.choice.dtype)
         return self._models[folder]
 

@@ -24,11 +24,15 @@ import chz
 from tinker_cookbook.display import TrainingProgress, print_example
 from tinker_cookbook.eval.evaluators import EvaluatorBuilder
 from tinker_cookbook.exceptions import ConfigurationError
-from tinker_cookbook.supervised.common import compute_mean_nll, count_loss_tokens
+from tinker_cookbook.supervised.common import compute_token_nll, count_loss_tokens
 from tinker_cookbook.supervised.evaluators import NLLEvaluator
 from tinker_cookbook.supervised.prefetch import Prefetcher
 from tinker_cookbook.supervised.showcase import Showcase
-from tinker_cookbook.supervised.types import SupervisedDataset, SupervisedDatasetBuilder
+from tinker_cookbook.supervised.types import (
+    ChatDatasetBuilder,
+    SupervisedDataset,
+    SupervisedDatasetBuilder,
+)
 from tinker_cookbook.training.config import TrainingConfig
 from tinker_cookbook.training.session import Metrics, TrainingSession, training_session
 
@@ -110,14 +114,17 @@ async def main(config: Config) -> None:
                 f"the run in {config.log_path} has {session.start_step} steps done, but this "
                 f"configuration has {schedule.total_steps} in all; raise num_epochs or max_steps"
             )
-        train_set.set_epoch(config.seed)
-        print_example(train_set.get_batch(0)[0], config.dataset_builder.tokenizer())
         client = await session.start(schedule.total_steps)
+        train_set.set_epoch(config.seed)
+        if isinstance(config.dataset_builder, ChatDatasetBuilder):
+            print_example(train_set.get_batch(0)[0], config.dataset_builder.tokenizer)
         session.evaluators = [build() for build in config.evaluator_builders]
         session.infrequent_evaluators = [b() for b in config.infrequent_evaluator_builders]
         if test_set is not None:
             session.evaluators.insert(0, NLLEvaluator.from_dataset(test_set, name="test"))
-        showcase = Showcase.of(config.dataset_builder, config.show_samples, config.sample_max_tokens)
+        showcase = Showcase.of(
+            config.dataset_builder, config.show_samples, config.sample_max_tokens
+        )
         await showcase.show(await session.sampling_client(), "before training")
         await _train(config, session, client, train_set, schedule)
         await showcase.show(await session.sampling_client(), "after training")
@@ -222,7 +229,6 @@ class _Loop:
         self._tokens_done += num_tokens
         seconds = time.monotonic() - self._finished_at
         logprobs = [record["logprobs"] for record in output.loss_fn_outputs]
-        weights = [datum.loss_fn_inputs["weights"] for datum in done.data]
         metrics: Metrics = {
             "epoch": self._schedule.place(done.step)[0],
             "progress": (done.step + 1) / self._schedule.total_steps,
@@ -231,7 +237,7 @@ class _Loop:
             "num_tokens": num_tokens,
             "num_loss_tokens": sum(count_loss_tokens(datum) for datum in done.data),
             "tokens/cumulative/trained": self._tokens_done,
-            "train_mean_nll": compute_mean_nll(logprobs, weights),
+            "train_mean_nll": compute_token_nll(logprobs, done.data),
             "time/step": seconds,
             "time/tokens_per_second": num_tokens / max(seconds, 1e-9),
         }

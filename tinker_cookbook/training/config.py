@@ -9,6 +9,7 @@ import chz
 
 from tinker_cookbook.backends.connect import check_backend
 from tinker_cookbook.exceptions import ConfigurationError
+from tinker_cookbook.renderers import check_renderer_name
 from tinker_cookbook.utils.lr_scheduling import LRSchedule, compute_schedule_lr_multiplier
 
 if TYPE_CHECKING:
@@ -74,6 +75,8 @@ class TrainingConfig:
         for bound in _BOUNDS:
             bound.check(getattr(self, bound.name))
         compute_schedule_lr_multiplier(self.lr_schedule, 0, 1, 0)
+        if self.renderer_name is not None:
+            check_renderer_name(self.renderer_name)
 
     def adam_params(self, step: int, total_steps: int) -> types.AdamParams:
         """Optimizer settings of the update that follows ``step`` finished ones."""

@@ -16,9 +16,9 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Iterator, Sequence
 from contextlib import asynccontextmanager
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from tinker_cookbook.backends import Connection, SamplingClient, TrainingClient, connect
 from tinker_cookbook.checkpoint_utils import (
@@ -32,7 +32,7 @@ from tinker_cookbook.training.commands import continue_command, plot_command
 from tinker_cookbook.training.config import TrainingConfig
 from tinker_cookbook.utils.console import get_console
 from tinker_cookbook.utils.loggers.pretty_print import format_value
-from tinker_cookbook.utils.ml_log import Logger, setup_logging
+from tinker_cookbook.utils.ml_log import Logger, dump_config, setup_logging
 from tinker_cookbook.utils.run_lock import RunLock
 
 if TYPE_CHECKING:
@@ -73,9 +73,7 @@ class TrainingSession:
     ``last`` is the checkpoint that the run continues from, ``start_step`` the updates in it.
     """
 
-    def __init__(
-        self, config: TrainingConfig, log: Logger, last: CheckpointRecord | None
-    ) -> None:
+    def __init__(self, config: TrainingConfig, log: Logger, last: CheckpointRecord | None) -> None:
         self.config = config
         self.last = last
         self.start_step = (last.batch or 0) if last is not None else 0
@@ -95,6 +93,7 @@ class TrainingSession:
         """Connects, and creates or restores the training client."""
         config = self.config
         self.total_steps = total_steps
+        self._print_settings()
         metadata = {"recipe": config.recipe_name, "log_path": config.log_path}
         if config.renderer_name is not None:
             metadata["renderer_name"] = config.renderer_name
@@ -109,6 +108,7 @@ class TrainingSession:
         )
         for reason in self.connection.reasons:
             self.say(reason)
+        self.say(self._model_line())
         self.client = await self._make_client(metadata)
         self.checkpoints = CheckpointManager(
             self.client,
@@ -204,6 +204,23 @@ class TrainingSession:
             close()
         self._log.close()
 
+    def _model_line(self) -> str:
+        """Which model is used, and from where if it is this machine's business."""
+        config = self.config
+        if self.connection.kind != "local":
+            return f"model: {config.model_name}"
+        from tinker_cookbook.engine.resolve import resolve_model
+
+        resolved = resolve_model(config.model_name)
+        note = f"; {resolved.note}" if resolved.note else ""
+        return f"model: {config.model_name} ({resolved.source}{note})"
+
+    def _print_settings(self) -> None:
+        """The resolved settings, as ``config.json`` has them."""
+        self.say("settings:")
+        for key, value in flatten(dump_config(self.config)):
+            self.say(f"  {key} = {value}")
+
     async def _make_client(self, metadata: dict[str, str]) -> TrainingClient:
         service, config = self.connection.service, self.config
         if self.last is not None and self.last.state_path is not None:
@@ -254,3 +271,14 @@ async def run_evaluators(evaluators: Sequence[Evaluator], client: TrainingClient
             snapshot = await client.save_weights_and_get_sampling_client()
         metrics.update(await evaluator(snapshot))
     return metrics
+
+
+def flatten(settings: Any, prefix: str = "") -> Iterator[tuple[str, Any]]:
+    """Nested settings as ``outer.inner`` keys; type marks are left out."""
+    for key, value in settings.items():
+        if key.startswith("_"):
+            continue
+        if isinstance(value, dict):
+            yield from flatten(value, f"{prefix}{key}.")
+        else:
+            yield f"{prefix}{key}", value

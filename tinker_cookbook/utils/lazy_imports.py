@@ -22,7 +22,7 @@ from typing import Any
 class _LazyModule(ModuleType):
     def __getattr__(self, attribute: str) -> Any:
         if attribute.startswith("__") and attribute.endswith("__"):
-            raise AttributeError(attribute)  # introspection (pickle, inspect) must not trigger a load
+            raise AttributeError(attribute)  # introspection must not load it
         value = getattr(importlib.import_module(self.__name__), attribute)
         setattr(self, attribute, value)
         return value
