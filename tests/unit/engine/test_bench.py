@@ -1,0 +1,371 @@
+"""The benchmark: real runs of tiny size, and its arithmetic against independent references."""
+
+from __future__ import annotations
+
+import json
+import math
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from tinker_cookbook.engine.bench import conversations, report, runner, shapes, variants
+from tinker_cookbook.engine.bench.config import Config, check_config
+from tinker_cookbook.engine.bench.flops import model_size
+from tinker_cookbook.engine.devices import choose_device
+from tinker_cookbook.exceptions import ConfigurationError, DataFormatError
+
+MODULE = "tinker_cookbook.engine.bench"
+
+
+def _bench(*arguments: str) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", MODULE, *arguments]
+    return subprocess.run(command, capture_output=True, text=True, timeout=300, check=False)
+
+
+# --- the whole of it -------------------------------------------------------------------------
+
+
+def test_tiny_run_from_the_command_line(tmp_path: Path) -> None:
+    output = tmp_path / "result.json"
+    arguments = ("model=shape:tiny", "data=random:16-64", "dtype=float32", "device=cpu")
+    done = _bench(*arguments, "repeats=1", "steps=2", "batch_size=4", f"output={output}")
+    assert done.returncode == 0, done.stderr
+    result = json.loads(done.stdout.splitlines()[-1])
+    assert json.loads(output.read_text()) == result
+
+    assert result["ratios_withheld"] is None
+    assert result["agreement"]["agree"]
+    assert result["agreement"]["all_steps"] < 1e-5
+    engine, plain = result["variants"]["engine"], result["variants"]["plain"]
+    (pair,) = result["ratios"]["tokens_per_second"]["pairs"]
+    assert pair == pytest.approx(engine["tokens_per_second"] / plain["tokens_per_second"])
+    for variant in (engine, plain):
+        (run,) = variant["runs"]
+        # A model that knows nothing has a loss of log(vocabulary).
+        assert run["first_loss"] == pytest.approx(math.log(1024), rel=0.02)
+        assert len(run["losses"]) == len(run["seconds"]) == 2
+        tokens = result["workload"]["tokens"]
+        assert variant["tokens_per_second"] == pytest.approx(tokens / sum(run["seconds"]))
+        assert 50 << 20 < run["loaded_bytes"] <= run["peak_bytes"] < 4 << 30
+        assert 0 < variant["ceiling_share"] < 1
+    rows = conversations.random_conversations("random:16-64", 12, 1024, seed=0)
+    assert result["workload"]["tokens"] == sum(len(row.tokens) for row in rows[4:])
+    assert result["versions"]["torch"] == torch.__version__
+    assert result["device"] == "cpu"
+    assert result["threads"] >= 1
+    for title in ("engine", "plain", "ceiling", "GiB", "GB/s"):
+        assert title in done.stdout
+
+
+def test_help_loads_no_torch() -> None:
+    code = f"import sys, {MODULE}.__main__; print('torch' in sys.modules)"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "False"
+
+
+def test_a_wrong_setting_ends_with_a_sentence() -> None:
+    done = _bench("model=shape:qwen3-0.8b")
+    assert done.returncode == 1
+    assert "Traceback" not in done.stderr
+    assert "model: got 'shape:qwen3-0.8b'" in done.stderr
+    assert "did you mean 'shape:qwen3-0.6b'?" in done.stderr
+
+
+# --- both variants do the same ---------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("dtype", "tolerance"), [("float32", 1e-5), ("bfloat16", 1e-2)])
+def test_variants_train_alike(
+    stories_model: str, dtype: str, tolerance: float, monkeypatch
+) -> None:
+    monkeypatch.setitem(variants.ADAM, "lr", 3e-3)  # so that a few steps change the loss
+    rows = conversations.random_conversations("random:8-40", 6, 500, seed=1)
+    setup = variants.Setup(Path(stories_model), "cpu", dtype, rank=4, seed=3, warmup=1)
+    engine, plain = (run(setup, [rows] * 4) for run in (variants.run_engine, variants.run_plain))
+    assert plain.first_loss - plain.losses[-1] > 20 * tolerance
+    assert engine.adapter_parameters == plain.adapter_parameters
+    assert engine.first_loss == pytest.approx(plain.first_loss, rel=tolerance)
+    assert engine.losses == pytest.approx(plain.losses, rel=tolerance)
+
+
+def test_flops_are_those_that_torch_counts(stories_model: str) -> None:
+    """One unpadded row, all of it trained, eager attention: torch counts the same but for what
+    the formula's docstring says, and the gradient for the embeddings that nobody needs."""
+    from torch.utils.flop_counter import FlopCounterMode
+
+    size, rank, length = model_size(Path(stories_model)), 4, 48
+    setup = variants.Setup(Path(stories_model), "cpu", "float32", rank, seed=0, warmup=1)
+    model = variants._peft_model(setup, torch.device("cpu"), torch.float32)
+    model.base_model.model.set_attn_implementation("eager")
+    ids = torch.arange(3, 3 + length)[None]
+    with FlopCounterMode(display=False) as counter:
+        model(input_ids=ids, labels=ids, use_cache=False).loss.backward()
+    attention = 6 * size.layers * size.attention_width * length**2
+    first = model.base_model.model.model.layers[0].self_attn
+    projections = (first.q_proj, first.k_proj, first.v_proj)
+    unneeded = 2 * length * sum(p.weight.numel() + rank * p.in_features for p in projections)
+    # torch multiplies the masked half of the attention matrix as well
+    expected = size.flops([length], length, rank) + attention - unneeded
+    assert counter.get_total_flops() == pytest.approx(expected, rel=1e-9)
+
+
+@pytest.mark.parametrize(
+    ("name", "parameters"),
+    [("qwen3-0.6b", 596_049_920), ("qwen3-4b", 4_022_468_096), ("qwen3-8b", 8_190_735_360)],
+)
+def test_shapes_have_the_published_size(name: str, parameters: int, tmp_path: Path) -> None:
+    shapes.shape_config(f"shape:{name}").save_pretrained(tmp_path)
+    assert model_size(tmp_path).total == parameters
+
+
+# --- data ------------------------------------------------------------------------------------
+
+
+def _file(folder: Path, *rows: object) -> Path:
+    path = folder / "data.jsonl"
+    path.write_text("\n".join(r if isinstance(r, str) else json.dumps(r) for r in rows) + "\n")
+    return path
+
+
+def _tokenizer(folder: str):
+    from transformers import AutoTokenizer
+
+    return AutoTokenizer.from_pretrained(folder, local_files_only=True)
+
+
+def test_answers_are_trained_and_nothing_else(tokenizer_folder, tmp_path: Path) -> None:
+    tokenizer = _tokenizer(tokenizer_folder("smollm2"))
+    path = _file(
+        tmp_path,
+        {"question": "Two and two?", "answer": "Four."},
+        {
+            "messages": [
+                {"role": "user", "content": "Hi"},
+                {"role": "assistant", "content": "Hello"},
+                {"role": "user", "content": "And?"},
+                {"role": "assistant", "content": "Bye"},
+                {"role": "user", "content": "unanswered"},
+            ]
+        },
+    )
+    found = conversations.read_conversations(path, tokenizer, 2, seed=0, max_length=512)
+    texts = {tokenizer.decode(row.tokens[row.trained]).replace("\n", "") for row in found.rows}
+    assert texts == {"Four.<|im_end|>", "Hello<|im_end|>Bye<|im_end|>"}
+    assert not any("unanswered" in tokenizer.decode(row.tokens) for row in found.rows)
+    assert found.notes == []
+
+
+def test_a_template_that_rewrites_history_is_said(tokenizer_folder, tmp_path: Path) -> None:
+    tokenizer = _tokenizer(tokenizer_folder("qwen3"))
+    turns = [("user", "Hi"), ("assistant", "Hello"), ("user", "And?"), ("assistant", "Bye")]
+    path = _file(tmp_path, {"messages": [{"role": r, "content": c} for r, c in turns]})
+    found = conversations.read_conversations(path, tokenizer, 1, seed=0, max_length=512)
+    (row,) = found.rows
+    trained = tokenizer.decode(row.tokens[row.trained])
+    assert "Bye" in trained
+    assert "Hello" not in trained
+    assert "only the last answer is trained" in found.notes[0]
+
+
+@pytest.mark.parametrize(
+    ("row", "error", "words"),
+    [
+        ('{"messages": [', DataFormatError, "line 1: is not JSON"),
+        ({"text": "x"}, DataFormatError, "line 1: expected an object with 'messages'"),
+        ({"messages": [{"role": "user", "content": "x"}]}, DataFormatError, "'assistant'"),
+        ({"question": "x", "answer": "y"}, ConfigurationError, "has 1 conversations"),
+    ],
+)
+def test_bad_data_is_named(tokenizer_folder, tmp_path: Path, row, error, words: str) -> None:
+    tokenizer = _tokenizer(tokenizer_folder("smollm2"))
+    with pytest.raises(error, match=words):
+        conversations.read_conversations(_file(tmp_path, row), tokenizer, 2, 0, 512)
+
+
+def test_random_lengths(tmp_path: Path) -> None:
+    rows = conversations.random_conversations("random:40-400", 4000, 1024, seed=0)
+    lengths = np.array([len(row.tokens) for row in rows])
+    assert lengths.min() == 40
+    assert lengths.max() == 400
+    assert np.median(lengths) == pytest.approx(math.sqrt(40 * 400), rel=0.05)
+    again = conversations.random_conversations("random:40-400", 4000, 1024, seed=0)
+    assert all((a.tokens == b.tokens).all() for a, b in zip(rows, again, strict=True))
+    other = conversations.random_conversations("random:40-400", 4000, 1024, seed=1)
+    assert [len(r.tokens) for r in other] != [len(r.tokens) for r in rows]
+
+    conversations.save(tmp_path / "rows.npz", rows[:7])
+    loaded = conversations.load(tmp_path / "rows.npz")
+    assert len(loaded) == 7
+    for row, back in zip(rows, loaded, strict=False):
+        assert (row.tokens == back.tokens).all()
+        assert (row.trained == back.trained).all()
+
+
+def test_cutting_drops_what_has_nothing_to_train_on() -> None:
+    late = conversations.Conversation(np.arange(10), np.arange(10) >= 8)
+    early = conversations.Conversation(np.arange(10), np.arange(10) >= 2)
+    found = conversations.cut([late, early], 5)
+    assert [row.tokens.tolist() for row in found.rows] == [[0, 1, 2, 3, 4]]
+    assert "2 conversations were cut" in found.notes[0]
+    assert "1 conversations were dropped" in found.notes[1]
+
+
+# --- settings --------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("settings", "words"),
+    [
+        ({"batch_size": 0}, "batch_size: got 0"),
+        ({"steps": 0}, "steps: got 0"),
+        ({"max_length": 1}, "max_length: got 1"),
+        ({"variants": ("engin",)}, "did you mean 'engine'?"),
+        ({"variants": ("plain", "plain")}, "each at most once"),
+        ({"output": "/no/such/folder/x.json"}, "output: the folder of"),
+    ],
+)
+def test_settings_are_checked_first(settings: dict, words: str) -> None:
+    with pytest.raises(ConfigurationError) as caught:
+        check_config(Config(**settings))
+    assert words in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("settings", "words"),
+    [
+        ({"data": "random:400-40"}, "expected random:MIN-MAX"),
+        ({"data": "rows.jsonl"}, "has no tokenizer"),
+        ({"dtype": "float23"}, "did you mean 'float32'?"),
+    ],
+)
+def test_data_that_does_not_fit_the_model(settings: dict, words: str) -> None:
+    with pytest.raises(ConfigurationError) as caught:
+        runner.run_benchmark(Config(model="shape:tiny", device="cpu", **settings))
+    assert words in str(caught.value)
+
+
+# --- processes that do not come back -----------------------------------------------------------
+
+
+def _python(folder: Path, script: str) -> str:
+    path = folder / "python"
+    path.write_text(f"#!/bin/sh\n{script}\n")
+    path.chmod(0o755)
+    return str(path)
+
+
+@pytest.mark.parametrize(
+    ("script", "status", "words"),
+    [
+        ("kill -KILL $$", "killed", "out of memory"),
+        ("kill -TERM $$", "killed", "SIGTERM"),
+        ("exit 3", "failed", "exit status 3"),
+    ],
+)
+def test_a_lost_worker_is_reported(
+    script: str, status: str, words: str, tmp_path: Path, monkeypatch
+) -> None:
+    monkeypatch.setattr(runner.sys, "executable", _python(tmp_path, script))
+    outcome = runner._run_job("ceilings", {}, choose_device("cpu", "float32"), tmp_path)
+    assert outcome["status"] == status
+    assert words in outcome["error"]
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="ulimit -v is Linux's")
+def test_running_out_of_memory_is_a_result(tmp_path: Path, monkeypatch) -> None:
+    limited = _python(tmp_path, f'ulimit -v 8000000; exec {sys.executable} "$@"')
+    monkeypatch.setattr(runner.sys, "executable", limited)
+    job = {"shape": (300_000, 300_000, 300_000)}
+    outcome = runner._run_job("ceilings", job, choose_device("cpu", "float32"), tmp_path)
+    assert outcome["status"] == "out of memory", outcome
+
+
+# --- the report --------------------------------------------------------------------------------
+
+
+def _run(seconds: float, loss: float = 2.0, **changes: object) -> dict:
+    run = {
+        "status": "ok",
+        "first_loss": loss,
+        "losses": [loss],
+        "seconds": [seconds],
+        "loaded_bytes": 1 << 29,
+        "peak_bytes": 1 << 30,
+        "adapter_parameters": 10,
+        "threads": 2,
+        "notes": [],
+    }
+    return run | changes
+
+
+@pytest.fixture(scope="module")
+def build(tmp_path_factory: pytest.TempPathFactory):
+    """``build(runs)`` gives the report of two rows of 100 tokens, half of them trained."""
+    folder = tmp_path_factory.mktemp("shape")
+    shapes.shape_config("shape:tiny").save_pretrained(folder)
+    size = model_size(folder)
+    row = conversations.Conversation(np.arange(100), np.arange(100) >= 50)
+    ceiling = {"status": "ok", "matmul_flops": 2e9, "matmul_square_flops": 3e9, "bandwidth": 1e10}
+
+    def report_of(runs: dict) -> dict:
+        return report.build(
+            settings={"batch_size": 2, "rank": 4, "model": "shape:tiny", "dtype": "float32"},
+            machine={"device": "cpu", "threads": 2},
+            size=size,
+            timed=[row, row],
+            runs=runs,
+            ceilings=[ceiling | {"shape": [1, 1, 1]}, {"status": "killed", "error": "x"}],
+            notes=[],
+        )
+
+    return report_of
+
+
+def _printed(result: dict) -> str:
+    import io
+
+    from rich.console import Console
+
+    out = io.StringIO()
+    report.print_table(result, Console(file=out, width=120))
+    return out.getvalue()
+
+
+def test_ratios_are_of_pairs(build) -> None:
+    engine = [_run(1.0), _run(4.0, peak_bytes=3 << 28), _run(1.0)]
+    plain = [_run(3.0), _run(8.0), _run(5.0)]
+    result = build({"engine": engine, "plain": plain})
+    assert result["ratios"]["tokens_per_second"] == {"pairs": [3.0, 2.0, 5.0], "median": 3.0}
+    assert result["ratios"]["peak_bytes"] == {"pairs": [1.0, 0.75, 1.0], "median": 1.0}
+    assert result["variants"]["plain"]["tokens_per_second"] == 200 / 5.0
+    assert result["variants"]["plain"]["trained_tokens_per_second"] == 100 / 5.0
+    share = result["workload"]["model_flops"] / 1.0 / 3e9
+    assert result["variants"]["engine"]["ceiling_share"] == pytest.approx(share)
+    assert report.exit_status(result) == 0
+    assert "3.00 x tokens/s" in _printed(result)
+
+
+@pytest.mark.parametrize("changes", [{"loss": 2.03}, {"loss": math.nan}, {"adapter_parameters": 9}])
+def test_no_ratio_where_the_work_differs(build, changes: dict) -> None:
+    result = build({"engine": [_run(1.0, **changes)], "plain": [_run(3.0)]})
+    assert result["ratios"] is None
+    assert report.exit_status(result) == 1
+    assert "no ratio" in _printed(result)
+
+
+def test_one_variant_lost_for_memory(build) -> None:
+    killed = {"status": "killed", "error": "killed by the system, most likely out of memory"}
+    result = build({"engine": [_run(1.0), _run(2.0)], "plain": [killed]})
+    assert result["ratios"] is None
+    assert result["variants"]["engine"]["tokens_per_second"] == 200 / 1.5
+    assert report.exit_status(result) == 0
+    text = _printed(result)
+    assert "most likely out of memory" in text
+    assert "133" in text
+    assert report.exit_status(build({"plain": [killed]})) == 1
+    broken = {"status": "failed", "error": "KeyError: 'x'"}
+    assert report.exit_status(build({"engine": [_run(1.0)], "plain": [broken]})) == 1
