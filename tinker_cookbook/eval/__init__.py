@@ -1,0 +1,1 @@
+"""Evaluators that training loops call, and evaluations of their own."""

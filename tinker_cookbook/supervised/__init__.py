@@ -1,0 +1,1 @@
+"""Supervised fine-tuning: conversations to datums, the training loop, held-out losses."""

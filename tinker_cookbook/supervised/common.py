@@ -1,0 +1,237 @@
+"""From tokens and weights to datums, and from log-probabilities to losses.
+
+Two notions of weight meet here. A datum's *weights* are what the loss multiplies each token's
+log-probability by; ``reduction="mean"`` scales them. Its *loss mask* says which tokens are trained
+on at all. Losses that are reported count every trained token once, by the mask, so that they can
+be compared between training and test data and do not depend on the reduction.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+
+from tinker_cookbook.exceptions import DataValidationError
+from tinker_cookbook.utils.lazy_imports import lazy_module
+
+if TYPE_CHECKING:
+    import tinker
+    import torch
+
+    from tinker_cookbook.tokenizer_utils import Tokenizer
+
+    Tokens: TypeAlias = torch.Tensor | npt.NDArray[Any] | Sequence[int]
+    Weights: TypeAlias = torch.Tensor | npt.NDArray[Any] | Sequence[float]
+else:
+    tinker = lazy_module("tinker")
+
+Reduction = Literal["none", "mean"]
+"""``none``: each trained token weighs 1, long examples more than short ones. ``mean``: the weights
+of an example add up to 1, so that examples count alike."""
+
+
+def tokens_of(model_input: tinker.ModelInput) -> npt.NDArray[np.int64]:
+    """Token ids [T] of a text-only input."""
+    parts = []
+    for chunk in model_input.chunks:
+        tokens = getattr(chunk, "tokens", None)
+        if tokens is None:
+            raise DataValidationError(
+                f"model_input: got a chunk of type {chunk.type!r}, expected 'encoded_text' only; "
+                "supervised data is text for now, so leave images and audio out"
+            )
+        parts.append(np.asarray(tokens, dtype=np.int64))
+    return np.concatenate(parts) if parts else np.empty(0, dtype=np.int64)
+
+
+def datum_from_model_input_weights(
+    model_input: tinker.ModelInput,
+    weights: Weights,
+    max_length: int | None = None,
+    reduction: Reduction = "none",
+) -> tinker.Datum:
+    """A datum that trains token i with weight i; ``model_input`` and ``weights`` are [T].
+
+    The model reads all tokens but the last and position i predicts token i + 1, so inputs,
+    ``target_tokens`` and ``weights`` of the datum are [T - 1]; the first token's weight is unused.
+    ``max_length`` keeps the first so many of the T tokens. Raises DataValidationError for lengths
+    that differ, weights that are not finite, and fewer than two tokens.
+    """
+    return datum_from_tokens_weights(tokens_of(model_input), weights, max_length, reduction)
+
+
+def datum_from_tokens_weights(
+    tokens: Tokens,
+    weights: Weights,
+    max_length: int | None = None,
+    reduction: Reduction = "none",
+) -> tinker.Datum:
+    """As ``datum_from_model_input_weights``, from token ids [T] and weights [T]."""
+    ids, values = _checked(tokens, weights, max_length)
+    return make_datum(ids, reduce_weights([values[1:]], reduction)[0])
+
+
+def make_datum(ids: npt.NDArray[np.int64], weights: npt.NDArray[np.float32]) -> tinker.Datum:
+    """A datum from token ids [T] and the weights [T - 1] of the targets, both already checked."""
+    return tinker.Datum(
+        model_input=tinker.ModelInput.from_ints(ids[:-1].tolist()),
+        loss_fn_inputs={
+            # Copies: the datum must not keep the longer arrays alive, nor change with them.
+            "target_tokens": tinker.TensorData.from_numpy(ids[1:].copy()),
+            "weights": tinker.TensorData.from_numpy(weights.copy()),
+        },
+    )
+
+
+def data_from_examples(
+    examples: Sequence[tuple[tinker.ModelInput, Weights]],
+    max_length: int | None = None,
+    reduction: Reduction = "none",
+) -> list[tinker.Datum]:
+    """One datum for each (model input, weights) pair into which a single conversation was split.
+
+    ``reduction="mean"`` makes the weights of all of them add up to 1 together: a conversation
+    counts as one, in however many pieces its renderer has to train it.
+    """
+    checked = [_checked(tokens_of(ids), weights, max_length) for ids, weights in examples]
+    reduced = reduce_weights([values[1:] for _, values in checked], reduction)
+    return [make_datum(ids, values) for (ids, _), values in zip(checked, reduced, strict=True)]
+
+
+def reduce_weights(
+    weights: Sequence[npt.NDArray[np.float32]], reduction: Reduction
+) -> list[npt.NDArray[np.float32]]:
+    """Divides by the sum over all arrays for ``mean``; weights that are all 0 stay so."""
+    if reduction not in ("none", "mean"):
+        raise DataValidationError(f"reduction: got {reduction!r}, expected 'none' or 'mean'")
+    if reduction == "none" or not any(values.any() for values in weights):
+        return list(weights)
+    total = sum(float(values.sum(dtype=np.float64)) for values in weights)
+    if total <= 0:
+        raise DataValidationError(
+            f"weights: their sum is {total:g}, expected it to be positive under reduction='mean', "
+            "which divides by it; use reduction='none' for signed weights"
+        )
+    return [values / np.float32(total) for values in weights]
+
+
+def _checked(
+    tokens: Tokens, weights: Weights, max_length: int | None
+) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.float32]]:
+    ids, values = np.asarray(tokens), np.asarray(weights, dtype=np.float32)
+    if ids.ndim != 1 or ids.shape != values.shape:
+        raise DataValidationError(
+            f"weights: got shape {values.shape}, expected one weight for each of the tokens, whose "
+            f"shape is {ids.shape}"
+        )
+    if max_length is not None:
+        if max_length < 2:
+            raise DataValidationError(
+                f"max_length: got {max_length}, expected at least 2 (one token to read and one to "
+                "predict), or None for no limit"
+            )
+        ids, values = ids[:max_length], values[:max_length]
+    if len(ids) < 2:
+        raise DataValidationError(
+            f"tokens: got {len(ids)}, expected at least 2: one to read and one to predict"
+        )
+    if ids.dtype.kind not in "iu":
+        raise DataValidationError(f"tokens: got dtype {ids.dtype}, expected integers")
+    if not np.isfinite(values).all():
+        at = int(np.flatnonzero(~np.isfinite(values))[0])
+        raise DataValidationError(f"weights[{at}]: got {values[at]}, expected a finite number")
+    return ids.astype(np.int64, copy=False), values
+
+
+def create_rightshifted_model_input_and_leftshifted_targets(
+    model_input: tinker.ModelInput,
+) -> tuple[tinker.ModelInput, list[int]]:
+    """All T tokens but the last as input, all but the first as targets: both [T - 1]."""
+    ids = tokens_of(model_input).tolist()
+    if len(ids) < 2:
+        raise DataValidationError(
+            f"model_input: got {len(ids)} tokens, expected at least 2: one to read and one to "
+            "predict"
+        )
+    return tinker.ModelInput.from_ints(ids[:-1]), ids[1:]
+
+
+def loss_mask(datum: tinker.Datum) -> npt.NDArray[np.bool_]:
+    """Which positions are trained on: bool [T]."""
+    return datum.loss_fn_inputs["weights"].to_numpy() != 0
+
+
+def count_loss_tokens(datum: tinker.Datum) -> int:
+    """Positions that are trained on, whatever their weight."""
+    return int(np.count_nonzero(loss_mask(datum)))
+
+
+def total_weight(datum: tinker.Datum) -> float:
+    """Sum of the weights: 1 for a whole example under ``reduction="mean"``."""
+    return float(datum.loss_fn_inputs["weights"].to_numpy().sum(dtype=np.float64))
+
+
+def compute_mean_nll(logprobs_list: Sequence[Any], weights_list: Sequence[Any]) -> float:
+    """Weighted mean negative log-likelihood in nats: ``-sum(w * lp) / sum(w)``.
+
+    Both hold one entry [T] a datum: ``TensorData``, tensors, arrays or lists. NaN where the weights
+    sum to 0: there is nothing to take the mean of.
+    """
+    if len(logprobs_list) != len(weights_list):
+        raise DataValidationError(
+            f"weights_list: got {len(weights_list)} entries, expected {len(logprobs_list)}, one "
+            "for each entry of logprobs_list"
+        )
+    total, weight = 0.0, 0.0
+    for i, (logprobs, weights) in enumerate(zip(logprobs_list, weights_list, strict=True)):
+        lp, w = _as_array(logprobs), _as_array(weights)
+        if lp.shape != w.shape:
+            raise DataValidationError(
+                f"weights_list[{i}]: got shape {w.shape}, expected {lp.shape}, that of its logprobs"
+            )
+        # A position without weight may hold -inf (a token the model rules out): 0 * inf is NaN.
+        used = w != 0
+        total -= float(lp[used] @ w[used])
+        weight += float(w.sum())
+    return total / weight if weight else math.nan
+
+
+def compute_token_nll(logprobs_list: Sequence[Any], data: Sequence[tinker.Datum]) -> float:
+    """Mean negative log-likelihood in nats over all trained tokens, each counting once.
+
+    ``compute_mean_nll`` with the loss masks as weights.
+    """
+    return compute_mean_nll(logprobs_list, [loss_mask(datum) for datum in data])
+
+
+def compute_bpb(
+    logprobs_list: Sequence[Any], data: Sequence[tinker.Datum], tokenizer: Tokenizer
+) -> float:
+    """Bits per byte of the trained text, comparable between tokenizers:
+    ``sum(-lp) / (ln 2 * bytes)`` over the trained tokens.
+
+    Bytes are those of the text in UTF-8 without special tokens: what the end of a message costs
+    counts as bits, its name as a token does not count as text. NaN where there is no text.
+    """
+    nats, size = 0.0, 0
+    for logprobs, datum in zip(logprobs_list, data, strict=True):
+        mask = loss_mask(datum)
+        targets = datum.loss_fn_inputs["target_tokens"].to_numpy()[mask].tolist()
+        text = tokenizer.decode(
+            targets, skip_special_tokens=True, clean_up_tokenization_spaces=False
+        )
+        nats -= float(_as_array(logprobs)[mask].sum())
+        size += len(str(text).encode())
+    return nats / math.log(2) / size if size else math.nan
+
+
+def _as_array(values: Any) -> npt.NDArray[np.float64]:
+    if hasattr(values, "to_numpy"):
+        values = values.to_numpy()
+    elif hasattr(values, "detach"):
+        values = values.detach().float().cpu().numpy()
+    return np.asarray(values, dtype=np.float64)

@@ -1,0 +1,141 @@
+"""Held-out loss, through the training client or through a sampling client.
+
+Both give ``NAME/nll``, nats a trained token: the sum over all data of ``-logprob`` at trained
+positions, over their number. A datum's weights only say which positions are trained; their scale
+(``reduction="mean"``) does not count, so results do not depend on how training weighs examples.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from tinker_cookbook.eval.evaluators import SamplingClientEvaluator, TrainingClientEvaluator
+from tinker_cookbook.exceptions import ConfigurationError, DataValidationError
+from tinker_cookbook.supervised.common import (
+    compute_bpb,
+    compute_token_nll,
+    count_loss_tokens,
+    tokens_of,
+)
+from tinker_cookbook.supervised.types import EmptyBatchError, SupervisedDataset
+from tinker_cookbook.tokenizer_utils import Tokenizer
+from tinker_cookbook.utils.lazy_imports import lazy_module
+
+if TYPE_CHECKING:
+    import tinker
+
+    from tinker_cookbook.backends import SamplingClient, TrainingClient
+else:
+    tinker = lazy_module("tinker")
+
+
+def all_data(dataset: SupervisedDataset) -> list[tinker.Datum]:
+    """Every datum of a dataset that can be trained, in the present order."""
+    data: list[tinker.Datum] = []
+    for index in range(len(dataset)):
+        try:
+            data += dataset.get_batch(index)
+        except EmptyBatchError:  # its examples are dropped and counted by the dataset
+            continue
+    return data
+
+
+class _HeldOutLoss:
+    """The data of an evaluator, and the metrics of their log-probabilities."""
+
+    def __init__(
+        self, data: Sequence[tinker.Datum], name: str, tokenizer: Tokenizer | None
+    ) -> None:
+        self._data, self._name, self._tokenizer = list(data), name, tokenizer
+        self._num_loss_tokens = sum(map(count_loss_tokens, self._data))
+        if not self._num_loss_tokens:
+            raise DataValidationError(
+                f"{name} data: got {len(self._data)} examples without a single token to score, "
+                "expected at least one; check max_length and train_on_what"
+            )
+        for i, datum in enumerate(self._data):
+            shape = datum.loss_fn_inputs["target_tokens"].to_numpy().shape
+            if len(shape) != 1:
+                raise DataValidationError(
+                    f"{name} data[{i}].target_tokens: got shape {shape}, expected one target a "
+                    "position"
+                )
+
+    def metrics(self, logprobs: list[Any]) -> dict[str, float]:
+        metrics = {
+            f"{self._name}/nll": compute_token_nll(logprobs, self._data),
+            f"{self._name}/num_loss_tokens": float(self._num_loss_tokens),
+        }
+        if self._tokenizer is not None:
+            metrics[f"{self._name}/bpb"] = compute_bpb(logprobs, self._data, self._tokenizer)
+        return metrics
+
+
+class NLLEvaluator(_HeldOutLoss, TrainingClientEvaluator):
+    """Mean negative log-likelihood of held-out data by ``TrainingClient.forward``.
+
+    Gives ``NAME/nll`` (nats a trained token), ``NAME/num_loss_tokens``, and with a tokenizer
+    ``NAME/bpb`` (bits a byte of text). ``batch_size`` is the number of examples a request.
+    """
+
+    def __init__(
+        self,
+        data: Sequence[tinker.Datum],
+        name: str = "test",
+        tokenizer: Tokenizer | None = None,
+        batch_size: int = 64,
+    ) -> None:
+        super().__init__(data, name, tokenizer)
+        if batch_size < 1:
+            raise ConfigurationError(f"batch_size: got {batch_size}, expected at least 1")
+        self._batch_size = batch_size
+
+    @classmethod
+    def from_dataset(
+        cls,
+        dataset: SupervisedDataset,
+        name: str = "test",
+        tokenizer: Tokenizer | None = None,
+        batch_size: int = 64,
+    ) -> NLLEvaluator:
+        """Over all of ``dataset``, rendered once, here."""
+        return cls(all_data(dataset), name, tokenizer, batch_size)
+
+    async def __call__(self, training_client: TrainingClient) -> dict[str, float]:
+        """Submits everything, then waits, so that the backend is never idle between requests."""
+        futures = [
+            training_client.forward(self._data[start : start + self._batch_size], "cross_entropy")
+            for start in range(0, len(self._data), self._batch_size)
+        ]
+        logprobs: list[Any] = []
+        for future in futures:
+            logprobs += [record["logprobs"] for record in (await future).loss_fn_outputs]
+        return self.metrics(logprobs)
+
+
+class SamplerNLLEvaluator(_HeldOutLoss, SamplingClientEvaluator):
+    """The metrics of ``NLLEvaluator`` from ``SamplingClient.compute_logprobs``: for weights that
+    are at hand only as a sampling client."""
+
+    def __init__(
+        self,
+        data: Sequence[tinker.Datum],
+        name: str = "test",
+        tokenizer: Tokenizer | None = None,
+    ) -> None:
+        super().__init__(data, name, tokenizer)
+
+    async def __call__(self, sampling_client: SamplingClient) -> dict[str, float]:
+        """Scores the whole sequences; the first token of each has no prediction."""
+        futures = [sampling_client.compute_logprobs(_whole(datum)) for datum in self._data]
+        logprobs = [np.array((await future)[1:], dtype=np.float64) for future in futures]
+        return self.metrics(logprobs)
+
+
+def _whole(datum: tinker.Datum) -> tinker.ModelInput:
+    """The T tokens that a datum's T - 1 inputs and targets were made of."""
+    last = datum.loss_fn_inputs["target_tokens"].to_numpy()[-1:]
+    return tinker.ModelInput.from_ints([*tokens_of(datum.model_input).tolist(), *last.tolist()])
