@@ -16,7 +16,7 @@ from __future__ import annotations
 import logging
 import operator
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum
 from typing import TYPE_CHECKING, Any, TypeAlias
@@ -34,6 +34,7 @@ from tinker_cookbook.renderers.pieces import (
     token_list,
 )
 from tinker_cookbook.renderers.train_on_what import TrainOnWhat, select_trained
+from tinker_cookbook.tokenizer_utils import tokenizer_name
 
 if TYPE_CHECKING:
     import tinker
@@ -115,6 +116,8 @@ class Renderer(ABC):
     spec: str | None = None
     """``name?option=value`` when made by ``get_renderer``."""
     model_name: str | None = None
+    restore: Callable[..., Renderer] | None = None
+    """Makes it again from its spec; set by ``get_renderer``."""
 
     def __init__(self, tokenizer: Tokenizer, image_processor: Any = None) -> None:
         self.tokenizer = tokenizer
@@ -261,9 +264,19 @@ class Renderer(ABC):
         return result | {key: value for key, value in message.items() if key in kept}
 
     def __reduce__(self) -> tuple[Any, ...]:
-        from tinker_cookbook.renderers.registry import reduce_renderer
-
-        return reduce_renderer(self)
+        """Says how to make the renderer again: by its spec and the name of its tokenizer."""
+        if self.spec is None or self.restore is None:
+            raise RendererError(
+                f"{type(self).__name__}: cannot be pickled, because it was made without a name; "
+                "make it with get_renderer (register_renderer gives a class of your own a name)"
+            )
+        source = tokenizer_name(self.tokenizer) or self.model_name
+        if not source:
+            raise RendererError(
+                f"{self.spec}: cannot be pickled, because its tokenizer has no name; load it with "
+                "get_tokenizer, or give it one with register_tokenizer"
+            )
+        return self.restore, (self.spec, source, self.image_processor, self.model_name)
 
     # --- assembly -----------------------------------------------------------------------------
 

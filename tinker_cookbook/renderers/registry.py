@@ -12,7 +12,7 @@ from collections.abc import Callable
 from typing import Any, TypeAlias
 from urllib.parse import parse_qsl, quote, urlencode
 
-from tinker_cookbook.exceptions import ConfigurationError, RendererError, nearest
+from tinker_cookbook.exceptions import ConfigurationError, nearest
 from tinker_cookbook.renderers.base import Renderer
 from tinker_cookbook.renderers.chatml import SMOLLM2_SYSTEM_PROMPT, ChatMLRenderer
 from tinker_cookbook.renderers.llama3 import Llama3Renderer
@@ -22,7 +22,7 @@ from tinker_cookbook.renderers.qwen3 import (
     Qwen3Renderer,
 )
 from tinker_cookbook.renderers.role_colon import RoleColonRenderer
-from tinker_cookbook.tokenizer_utils import Tokenizer, get_tokenizer, tokenizer_name
+from tinker_cookbook.tokenizer_utils import Tokenizer, get_tokenizer
 
 RendererFactory: TypeAlias = Callable[..., Renderer]
 """``factory(tokenizer, image_processor, **options)``; its keyword-only arguments are options."""
@@ -107,23 +107,8 @@ def get_renderer(
     renderer = factory(tokenizer, image_processor, **chosen)
     renderer.model_name = model_name
     renderer.spec = _spec(base, chosen)
+    renderer.restore = _restore
     return renderer
-
-
-def reduce_renderer(renderer: Renderer) -> tuple[Any, ...]:
-    """Says how to make the renderer again: by its spec and the name of its tokenizer."""
-    if renderer.spec is None:
-        raise RendererError(
-            f"{type(renderer).__name__}: cannot be pickled, because it was made without a name; "
-            "make it with get_renderer (register_renderer gives a class of your own a name)"
-        )
-    source = tokenizer_name(renderer.tokenizer) or renderer.model_name
-    if not source:
-        raise RendererError(
-            f"{renderer.spec}: cannot be pickled, because its tokenizer has no name; load it with "
-            "get_tokenizer, or give it one with register_tokenizer"
-        )
-    return _restore, (renderer.spec, source, renderer.image_processor, renderer.model_name)
 
 
 def _restore(spec: str, source: str, image_processor: Any, model_name: str | None) -> Renderer:
