@@ -41,7 +41,7 @@ def test_tiny_run_from_the_command_line(tmp_path: Path) -> None:
     assert result["agreement"]["agree"]
     assert result["agreement"]["all_steps"] < 1e-5
     engine, plain = result["variants"]["engine"], result["variants"]["plain"]
-    (pair,) = result["ratios"]["tokens_per_second"]["pairs"]
+    (pair,) = result["ratios"]["plain"]["tokens_per_second"]["pairs"]
     assert pair == pytest.approx(engine["tokens_per_second"] / plain["tokens_per_second"])
     for variant in (engine, plain):
         (run,) = variant["runs"]
@@ -275,6 +275,27 @@ def test_a_lost_worker_is_reported(
     assert words in outcome["error"]
 
 
+def test_stock_runs_without_the_settings_of_the_package(tmp_path: Path, monkeypatch) -> None:
+    script = f"env > {tmp_path}/seen; exit 1"
+    monkeypatch.setattr(runner.sys, "executable", _python(tmp_path, script))
+    seen = {}
+    for variant in ("plain", "stock"):
+        environment = runner._environment(variant)
+        runner._run_job("variant", {}, choose_device("cpu", "fp32"), tmp_path, environment)
+        seen[variant] = dict(
+            line.split("=", 1)
+            for line in (tmp_path / "seen").read_text().splitlines()
+            if "=" in line
+        )
+    added = seen["stock"].keys() - seen["plain"].keys()
+    assert added == {
+        "GOMP_SPINCOUNT",
+        "MALLOC_MMAP_THRESHOLD_",
+        "MALLOC_TRIM_THRESHOLD_",
+        "MALLOC_ARENA_MAX",
+    }
+
+
 @pytest.mark.skipif(sys.platform != "linux", reason="ulimit -v is Linux's")
 def test_running_out_of_memory_is_a_result(tmp_path: Path, monkeypatch) -> None:
     limited = _python(tmp_path, f'ulimit -v 8000000; exec {sys.executable} "$@"')
@@ -338,9 +359,13 @@ def _printed(result: dict) -> str:
 def test_ratios_are_of_pairs(build) -> None:
     engine = [_run(1.0), _run(4.0, peak_bytes=3 << 28), _run(1.0)]
     plain = [_run(3.0), _run(8.0), _run(5.0)]
-    result = build({"engine": engine, "plain": plain})
-    assert result["ratios"]["tokens_per_second"] == {"pairs": [3.0, 2.0, 5.0], "median": 3.0}
-    assert result["ratios"]["peak_bytes"] == {"pairs": [1.0, 0.75, 1.0], "median": 1.0}
+    result = build({"engine": engine, "plain": plain, "stock": [_run(2.0)]})
+    assert result["ratios"]["stock"]["tokens_per_second"]["pairs"] == [2.0]
+    assert result["ratios"]["plain"]["tokens_per_second"] == {
+        "pairs": [3.0, 2.0, 5.0],
+        "median": 3.0,
+    }
+    assert result["ratios"]["plain"]["peak_bytes"] == {"pairs": [1.0, 0.75, 1.0], "median": 1.0}
     assert result["variants"]["plain"]["tokens_per_second"] == 200 / 5.0
     assert result["variants"]["plain"]["trained_tokens_per_second"] == 100 / 5.0
     share = result["workload"]["model_flops"] / 1.0 / 3e9

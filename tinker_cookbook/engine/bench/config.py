@@ -8,7 +8,8 @@ import chz
 
 from tinker_cookbook.exceptions import ConfigurationError, nearest
 
-VARIANTS = ("engine", "plain")
+REFERENCES = ("plain", "stock")
+VARIANTS = ("engine", *REFERENCES)
 
 
 @chz.chz
@@ -31,7 +32,9 @@ class Config:
     warmup: int = chz.field(default=1, doc="Steps before the clock starts")
     repeats: int = chz.field(default=2, doc="Times each variant runs, in turn: A B A B")
     variants: tuple[str, ...] = chz.field(
-        default=VARIANTS, doc="Which of engine and plain run, in this order"
+        default=("engine", "plain"),
+        doc="Which run, in this order: engine, plain (transformers + peft), stock (plain without "
+        "the process settings of this package)",
     )
     rank: int = chz.field(default=32, doc="Rank of the LoRA adapter, on all linear layers")
     max_length: int | None = chz.field(

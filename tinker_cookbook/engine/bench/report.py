@@ -11,6 +11,7 @@ import numpy as np
 from rich.console import Console
 from rich.table import Table
 
+from tinker_cookbook.engine.bench.config import REFERENCES
 from tinker_cookbook.engine.bench.conversations import Conversation
 from tinker_cookbook.engine.bench.flops import ModelSize
 
@@ -119,11 +120,16 @@ def _ratio_lines(result: dict[str, Any]) -> list[str]:
     ratios, agreement = result["ratios"], result["agreement"]
     if ratios is None:
         return [f"no ratio: {result['ratios_withheld']}"]
-    speed, memory = ratios["tokens_per_second"], ratios["peak_bytes"]
-    pairs = ", ".join(f"{pair:.2f}" for pair in speed["pairs"])
+    lines = []
+    for reference, ratio in ratios.items():
+        speed, memory = ratio["tokens_per_second"], ratio["peak_bytes"]
+        pairs = ", ".join(f"{pair:.2f}" for pair in speed["pairs"])
+        lines.append(
+            f"engine / {reference}: {speed['median']:.2f} x tokens/s (pairs: {pairs}), "
+            f"{memory['median']:.2f} x peak memory"
+        )
     return [
-        f"engine / plain: {speed['median']:.2f} x tokens/s (pairs: {pairs}), "
-        f"{memory['median']:.2f} x peak memory",
+        *lines,
         f"losses: first batch differs by {agreement['first_batch']:.1e}, all steps by at most "
         f"{agreement['all_steps']:.1e} (relative)",
     ]
@@ -191,16 +197,16 @@ def _variant(
     }
 
 
-def _pairs(runs: dict[str, list[Run]]) -> list[tuple[Run, Run]]:
-    """(engine, plain) of each repeat in which both have a result."""
-    together = zip(runs.get("engine", []), runs.get("plain", []), strict=False)
+def _pairs(runs: dict[str, list[Run]], reference: str) -> list[tuple[Run, Run]]:
+    """(engine, reference) of each repeat in which both have a result."""
+    together = zip(runs.get("engine", []), runs.get(reference, []), strict=False)
     return [pair for pair in together if all(run["status"] == "ok" for run in pair)]
 
 
 def _agreement(runs: dict[str, list[Run]]) -> dict[str, Any]:
     """Largest relative differences of losses, and whether both variants did the same work."""
     first, every, same_size = [0.0], [0.0], True
-    for engine, plain in _pairs(runs):
+    for engine, plain in (pair for name in REFERENCES for pair in _pairs(runs, name)):
         first.append(_relative(engine["first_loss"], plain["first_loss"]))
         every += map(_relative, engine["losses"], plain["losses"])
         same_size = same_size and engine["adapter_parameters"] == plain["adapter_parameters"]
@@ -226,17 +232,24 @@ def _why_withheld(agreement: dict[str, Any], runs: dict[str, list[Run]]) -> str 
             f"losses of the first batch differ by {agreement['first_batch']:.1%}, more than "
             f"{LOSS_TOLERANCE:.0%}, so the variants do not compute the same"
         )
-    if len(runs) < 2:
-        return "only one variant was asked for"
-    return None if _pairs(runs) else "no repeat has a result of both variants"
+    if "engine" not in runs or len(runs) < 2:
+        return "it takes the engine and a reference, which were not both asked for"
+    if any(_pairs(runs, name) for name in REFERENCES):
+        return None
+    return "no repeat has a result of both the engine and a reference"
 
 
 def _ratios(runs: dict[str, list[Run]]) -> dict[str, Any]:
-    """engine / plain, pair by pair: neighbours in time saw the same machine."""
-    pairs = _pairs(runs)
-    speed = [sum(plain["seconds"]) / sum(engine["seconds"]) for engine, plain in pairs]
-    memory = [engine["peak_bytes"] / plain["peak_bytes"] for engine, plain in pairs]
-    return {
-        "tokens_per_second": {"pairs": speed, "median": median(speed)},
-        "peak_bytes": {"pairs": memory, "median": median(memory)},
-    }
+    """engine / reference, pair by pair: neighbours in time saw the same machine."""
+    ratios = {}
+    for reference in REFERENCES:
+        pairs = _pairs(runs, reference)
+        if not pairs:
+            continue
+        speed = [sum(other["seconds"]) / sum(engine["seconds"]) for engine, other in pairs]
+        memory = [engine["peak_bytes"] / other["peak_bytes"] for engine, other in pairs]
+        ratios[reference] = {
+            "tokens_per_second": {"pairs": speed, "median": median(speed)},
+            "peak_bytes": {"pairs": memory, "median": median(memory)},
+        }
+    return ratios

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import signal
 import subprocess
 import sys
@@ -141,7 +142,7 @@ def _interleaved(
                 "seed": config.seed,
                 "warmup": config.warmup,
             }
-            outcome = _run_job("variant", job, choice, work)
+            outcome = _run_job("variant", job, choice, work, _environment(variant))
             runs[variant].append(outcome)
             timed = load.rows[config.batch_size * config.warmup :]
             word = report.one_line(outcome, sum(len(row.tokens) for row in timed))
@@ -155,7 +156,29 @@ def _ceilings(choice: DeviceChoice, load: Workload, work: Path) -> dict[str, Any
     return _run_job("ceilings", job, choice, work)
 
 
-def _run_job(kind: str, job: dict[str, Any], choice: DeviceChoice, work: Path) -> dict[str, Any]:
+def _environment(variant: str) -> dict[str, str]:
+    """Variables beside the inherited ones; a variable that is set keeps the package's hands off.
+
+    For "stock" they are what a C runtime without settings comes to: glibc raises its thresholds
+    to 32 and 64 MiB by itself as a program frees large buffers, and libgomp spins 300,000 times.
+    """
+    if variant != "stock":
+        return {}
+    return {
+        "GOMP_SPINCOUNT": "300000",
+        "MALLOC_MMAP_THRESHOLD_": str(32 << 20),
+        "MALLOC_TRIM_THRESHOLD_": str(64 << 20),
+        "MALLOC_ARENA_MAX": str(8 * (os.cpu_count() or 1)),
+    }
+
+
+def _run_job(
+    kind: str,
+    job: dict[str, Any],
+    choice: DeviceChoice,
+    work: Path,
+    environment: dict[str, str] | None = None,
+) -> dict[str, Any]:
     """The worker's result, or what became of the worker: ``status`` and ``error``."""
     job = job | {"kind": kind, "device": str(choice.device), "dtype": _name(choice)}
     job_file, result_file, log_file = work / "job.json", work / "result.json", work / "log"
@@ -166,6 +189,7 @@ def _run_job(kind: str, job: dict[str, Any], choice: DeviceChoice, work: Path) -
             [sys.executable, "-m", _WORKER, str(job_file), str(result_file)],
             stdout=log,
             stderr=log,
+            env={**os.environ, **(environment or {})},
             check=False,
         )
     if result_file.is_file():
