@@ -21,8 +21,8 @@ from tinker_cookbook.supervised import train
 from tinker_cookbook.supervised.conversation_file import FromConversationFileBuilder
 from tinker_cookbook.supervised.hf_datasets import NoRobotsBuilder
 from tinker_cookbook.supervised.types import ChatDatasetBuilder, ChatDatasetBuilderCommonConfig
+from tinker_cookbook.training.config import RunSettings
 from tinker_cookbook.utils.entrypoint import run_entrypoint
-from tinker_cookbook.utils.lr_scheduling import LRSchedule
 
 DEMO_MODEL = "HuggingFaceTB/SmolLM2-135M-Instruct"
 EXAMPLES = Path(__file__).resolve().parent.parent / "example_data"
@@ -30,7 +30,7 @@ DATASETS = ("example", "no_robots")
 
 
 @chz.chz
-class CLIConfig:
+class CLIConfig(RunSettings):
     """Settings of the recipe; what is None is derived from the model and printed."""
 
     model_name: str = chz.field(default=DEMO_MODEL, doc="Hub name or local folder of the model")
@@ -46,35 +46,17 @@ class CLIConfig:
         default=None, doc="Tokens after which examples are cut; default: the model's context"
     )
     batch_size: int = chz.field(default=8, doc="Conversations a step")
-
     learning_rate: float | None = chz.field(default=None, doc="Default: the model's recommended")
-    lr_schedule: LRSchedule = chz.field(default="linear", doc="linear, cosine or constant")
-    warmup_steps: int = chz.field(default=0, doc="Steps over which the learning rate rises")
-    num_epochs: int = chz.field(default=1, doc="Passes over the training data")
-    max_steps: int | None = chz.field(default=None, doc="Stop after this many steps")
-    weight_decay: float = chz.field(default=0.0, doc="Decoupled weight decay")
-    grad_clip_norm: float = chz.field(default=0.0, doc="Largest gradient norm; 0 is no clipping")
-    lora_rank: int = chz.field(default=32, doc="Rank of the LoRA adapter")
-    seed: int = chz.field(default=0, doc="Seed of the adapter's start and of the data order")
-
-    backend: str = chz.field(default="auto", doc="auto, local, tinker, or the URL of a server")
-    base_url: str | None = chz.field(default=None, doc="URL of a Tinker server")
-    device: str = chz.field(default="auto", doc="auto, cuda, mps or cpu (local engine)")
-    dtype: str = chz.field(default="auto", doc="auto, float32 or bfloat16 (local engine)")
-
     log_path: str = chz.field(
         default=str(cli_utils.default_log_path("sl_basic")), doc="Folder of this run"
     )
     behavior_if_log_dir_exists: cli_utils.LogdirBehavior = chz.field(
         default="ask", doc="ask, resume, delete or raise"
     )
-    load_checkpoint_path: str | None = chz.field(default=None, doc="Weights to start from")
     eval_every: int = chz.field(default=15, doc="Steps between evaluations on the held-out part")
     save_every: int = chz.field(default=15, doc="Steps between checkpoints")
     submit_ahead: int = chz.field(default=1, doc="Steps in flight beyond the one awaited")
     show_samples: int = chz.field(default=1, doc="Held-out prompts answered before and after")
-    wandb_project: str | None = chz.field(default=None, doc="Also log to Weights & Biases")
-    wandb_name: str | None = chz.field(default=None, doc="Name of the run there")
 
 
 def build_dataset(cli: CLIConfig, renderer_name: str, max_length: int | None) -> ChatDatasetBuilder:
@@ -117,36 +99,15 @@ def build_config(cli: CLIConfig) -> train.Config:
     max_length = model_info.resolve_max_length(cli.model_name, cli.max_length)
     return train.Config(
         recipe_name="sl_basic",
+        log_path=cli.log_path,
         model_name=cli.model_name,
         dataset_builder=build_dataset(cli, renderer_name, max_length),
         renderer_name=renderer_name,
         learning_rate=learning_rate,
-        **{name: getattr(cli, name) for name in _PASSED_ON},
+        submit_ahead=cli.submit_ahead,
+        show_samples=cli.show_samples,
+        **cli.shared(),
     )
-
-
-_PASSED_ON = (
-    "lr_schedule",
-    "warmup_steps",
-    "num_epochs",
-    "max_steps",
-    "weight_decay",
-    "grad_clip_norm",
-    "lora_rank",
-    "seed",
-    "backend",
-    "base_url",
-    "device",
-    "dtype",
-    "log_path",
-    "load_checkpoint_path",
-    "eval_every",
-    "save_every",
-    "submit_ahead",
-    "show_samples",
-    "wandb_project",
-    "wandb_name",
-)
 
 
 async def main(config: CLIConfig) -> None:

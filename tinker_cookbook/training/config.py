@@ -19,18 +19,13 @@ DEFAULT_TTL_SECONDS = 604800
 
 
 @chz.chz
-class TrainingConfig:
-    """Common settings of a training run; each loop adds its own."""
+class RunSettings:
+    """Settings that mean the same in every recipe, which takes them over with their defaults."""
 
-    log_path: str = chz.field(doc="Folder of this run: metrics, config, checkpoint list")
-    model_name: str = chz.field(doc="Hub name or local folder of the base model")
-    recipe_name: str = chz.field(default="", doc="Name of the recipe, kept with the run")
-    renderer_name: str | None = chz.field(default=None, doc="Kept with the run's checkpoints")
     load_checkpoint_path: str | None = chz.field(
         default=None, doc="tinker:// path of weights to start from, with a fresh optimizer"
     )
 
-    learning_rate: float = chz.field(default=1e-4, doc="Peak learning rate of AdamW")
     lr_schedule: LRSchedule = chz.field(default="linear", doc="linear, cosine or constant")
     warmup_steps: int = chz.field(default=0, doc="Steps over which the learning rate rises")
     num_epochs: int = chz.field(default=1, doc="Passes over the training data")
@@ -68,6 +63,21 @@ class TrainingConfig:
     wandb_project: str | None = chz.field(default=None, doc="Also log to Weights & Biases")
     wandb_name: str | None = chz.field(default=None, doc="Name of the run there")
     session_name: str | None = chz.field(default=None, doc="Name of the run at the backend")
+
+    def shared(self) -> dict[str, Any]:
+        """These settings by name, to hand on to another config that has them."""
+        return {name: getattr(self, name) for name in chz.chz_fields(RunSettings)}
+
+
+@chz.chz
+class TrainingConfig(RunSettings):
+    """Common settings of a training run; each loop adds its own."""
+
+    log_path: str = chz.field(doc="Folder of this run: metrics, config, checkpoint list")
+    model_name: str = chz.field(doc="Hub name or local folder of the base model")
+    recipe_name: str = chz.field(default="", doc="Name of the recipe, kept with the run")
+    renderer_name: str | None = chz.field(default=None, doc="Kept with the run's checkpoints")
+    learning_rate: float = chz.field(default=1e-4, doc="Peak learning rate of AdamW")
 
     def check(self) -> None:
         """Raises ``ConfigurationError`` for the first setting that cannot work."""
