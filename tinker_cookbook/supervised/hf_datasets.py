@@ -14,7 +14,7 @@ from tinker_cookbook.renderers import Message, normalize_messages
 from tinker_cookbook.supervised.chat_dataset import chat_dataset
 from tinker_cookbook.supervised.conversation_file import prompts_of
 from tinker_cookbook.supervised.data import Rows
-from tinker_cookbook.supervised.local_rows import load_local_rows
+from tinker_cookbook.supervised.local_rows import SUFFIXES, load_local_rows
 from tinker_cookbook.supervised.types import ChatDatasetBuilder, SupervisedDataset
 
 _PROBE_SECONDS = 5.0
@@ -35,7 +35,7 @@ def load_hf_dataset(path: str, split: str, name: str | None = None) -> Rows:
                 "configurations; give the path of the one that you mean"
             )
         return load_local_rows(local, split)
-    if path.startswith((".", "/", "~")) or path.count("/") > 1:
+    if path.startswith((".", "/", "~")) or path.count("/") > 1 or path.endswith(SUFFIXES):
         raise DataValidationError(
             f"dataset: there is no file or folder {local}; expected one, or a Hub name such as "
             "HuggingFaceH4/no_robots"
