@@ -167,7 +167,11 @@ class TrainingSession:
             return {}
         started = time.monotonic()
         metrics = await run_evaluators(due, self.client)
-        shown = "  ".join(f"{name} {format_value(value)}" for name, value in metrics.items())
+        shown = "  ".join(
+            f"{name} {format_value(value)}"
+            for name, value in metrics.items()
+            if not name.rpartition("/")[2].startswith("num_")
+        )
         self.say(f"step {step}/{self.total_steps}  {shown}")
         return {**metrics, "time/eval": time.monotonic() - started}
 
