@@ -83,7 +83,7 @@ def _check_fields(where: str, example: Example, loss: Loss, vocab_size: int) -> 
     _check_tokens(where, "target_tokens", targets, vocab_size)
     for name, values in example.inputs.items():
         expected = targets.shape if name in ("target_tokens", "weights") else (len(example),)
-        if values.shape != expected or len(values) != len(example):
+        if values.shape != expected or values.shape[0] != len(example):
             raise DataValidationError(
                 f"{where}: {name} has shape {values.shape}, expected "
                 f"{(len(example), *expected[1:])} to match model_input's {len(example)} tokens"
@@ -99,9 +99,18 @@ def _check_fields(where: str, example: Example, loss: Loss, vocab_size: int) -> 
 def _check_tokens(where: str, name: str, tokens: np.ndarray, vocab_size: int) -> None:
     if tokens.size == 0:
         raise DataValidationError(f"{where}: {name} is empty, expected at least one token")
+    if tokens.dtype.kind not in "iu":
+        raise DataValidationError(
+            f"{where}: {name} has type {tokens.dtype}, expected integers (token ids)"
+        )
+    check_token_range(f"{where}: {name}", tokens, vocab_size)
+
+
+def check_token_range(what: str, tokens: np.ndarray, vocab_size: int) -> None:
+    """Raises ``DataValidationError`` if ``tokens`` (at least one) are not all in the vocabulary."""
     low, high = int(tokens.min()), int(tokens.max())
     if low < 0 or high >= vocab_size:
         raise DataValidationError(
-            f"{where}: {name} holds token id {low if low < 0 else high}, expected 0 to "
+            f"{what} holds token id {low if low < 0 else high}, expected 0 to "
             f"{vocab_size - 1}; it was probably tokenised for another model"
         )

@@ -19,6 +19,7 @@ advantages.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
@@ -54,6 +55,9 @@ class LossInputs:
         return torch.minimum(torch.maximum(ratio, low), high)
 
 
+_RL = ("target_tokens", "logprobs", "advantages")
+_CLIP = ("clip_low_threshold", "clip_high_threshold")
+
 LossFn = Callable[[torch.Tensor, LossInputs], torch.Tensor]
 
 
@@ -87,7 +91,7 @@ class Loss:
                     f"loss_fn_config[{key!r}]: {self.name} does not know it, expected {expected}"
                     f"{nearest(key, known)}"
                 )
-            if isinstance(value, str) or value != value:
+            if isinstance(value, str) or not math.isfinite(value):
                 raise ConfigurationError(
                     f"loss_fn_config[{key!r}]: got {value!r}, expected a finite number"
                 )
@@ -98,6 +102,12 @@ class Loss:
                     f"loss_fn_config[{key!r}]: {self.name} has no public default for it; "
                     f"{_ADVICE[self.name]}"
                 )
+        low, high = known.get(_CLIP[0]), known.get(_CLIP[1])
+        if low is not None and high is not None and low > high:
+            raise ConfigurationError(
+                f"loss_fn_config: clip_low_threshold is {low}, above clip_high_threshold of {high}; "
+                "both bound the ratio itself (0.8 and 1.2), not its distance from 1"
+            )
         return {key: value for key, value in known.items() if value is not None}
 
 
@@ -145,9 +155,6 @@ def _gspo(lp: torch.Tensor, inputs: LossInputs) -> torch.Tensor:
     log_ratio = (total / count.clamp(min=1))[inputs.sequence]
     return _clipped_surrogate((log_ratio + lp - lp.detach()).exp(), inputs)
 
-
-_RL = ("target_tokens", "logprobs", "advantages")
-_CLIP = ("clip_low_threshold", "clip_high_threshold")
 
 LOSSES: dict[str, Loss] = {
     loss.name: loss

@@ -17,6 +17,7 @@ import torch
 
 from tinker_cookbook.engine.adapters import Adapter, Pairs
 from tinker_cookbook.engine.base_model import BaseModel
+from tinker_cookbook.engine.examples import check_token_range
 from tinker_cookbook.engine.head import LoraPair
 from tinker_cookbook.exceptions import ConfigurationError, DataValidationError
 
@@ -90,6 +91,10 @@ class Sampler:
     ) -> list[Sample]:
         """Draws ``num_samples`` continuations of ``prompt`` (token ids, at least one)."""
         prompt = self._check_prompt(prompt)
+        if num_samples < 1:
+            raise ConfigurationError(f"num_samples: got {num_samples}, expected at least 1")
+        if settings.stop_strings and decode is None:
+            raise ConfigurationError("stop: strings need a tokenizer; give decode")
         room = self.base.context_length - len(prompt)
         limit = room if settings.max_tokens is None else min(settings.max_tokens, room)
         if limit < 1:
@@ -133,7 +138,16 @@ class Sampler:
     @torch.no_grad()
     def score_targets(self, prompt: Sequence[int], targets: torch.Tensor) -> np.ndarray:
         """fp32 log-probabilities of ``targets`` [T - 1, K] at each position after the first."""
-        hidden, lora = self._prompt_hidden(self._check_prompt(prompt))
+        prompt = self._check_prompt(prompt)
+        if targets.dim() != 2 or len(targets) != len(prompt) - 1:
+            raise DataValidationError(
+                f"target_prompt_logprobs: has shape {tuple(targets.shape)}, expected "
+                f"({len(prompt) - 1}, K): K tokens for each position after the first"
+            )
+        check_token_range(
+            "target_prompt_logprobs", targets.cpu().numpy(), self.base.vocab_size
+        )
+        hidden, lora = self._prompt_hidden(prompt)
         values = self.base.head.logprobs(hidden, targets.to(self.base.device), lora)
         return values.cpu().numpy()
 
@@ -151,12 +165,7 @@ class Sampler:
         tokens = [int(token) for token in prompt]
         if not tokens:
             raise DataValidationError("prompt: got no token, expected at least one")
-        low, high, vocab = min(tokens), max(tokens), self.base.vocab_size
-        if low < 0 or high >= vocab:
-            raise DataValidationError(
-                f"prompt: holds token id {low if low < 0 else high}, expected 0 to {vocab - 1}; "
-                "it was probably tokenised for another model"
-            )
+        check_token_range("prompt", np.array(tokens), self.base.vocab_size)
         if len(tokens) > self.base.context_length:
             raise DataValidationError(
                 f"prompt: {len(tokens)} tokens, but the model's context is "
@@ -228,9 +237,10 @@ class _Decoding:
         stop = sample.tokens[-1] in self._settings.stop_tokens
         if not stop and self._settings.stop_strings and self._decode is not None:
             # A stop string may end anywhere in the newest token, so look at a tail of the text
-            # that is longer than any of them.
+            # that is longer than any of them. A character has at most four bytes, a token at
+            # least one.
             longest = max(len(text) for text in self._settings.stop_strings)
-            tail = self._decode(sample.tokens[-(longest + 8) :])
+            tail = self._decode(sample.tokens[-(4 * longest + 8) :])
             stop = any(text in tail for text in self._settings.stop_strings)
         if stop:
             sample.stop_reason = "stop"
@@ -250,6 +260,8 @@ def _choose(
     """
     if settings.temperature == 0:
         return logits.argmax(-1)
+    if logits.device.type == "mps":  # it has no float64, which the long sum below needs
+        return _choose(logits.cpu(), settings, rngs).to(logits.device)
     scaled = logits / settings.temperature
     if settings.top_k != -1 and settings.top_k < scaled.shape[-1]:
         least = scaled.topk(settings.top_k, dim=-1).values[:, -1:]

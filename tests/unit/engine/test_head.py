@@ -1,0 +1,82 @@
+"""The chunked head against full logits and autograd."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from tinker_cookbook.engine import head as head_module
+from tinker_cookbook.engine.head import Head
+
+T, H, V, R = 37, 12, 50, 3
+
+
+@pytest.fixture(autouse=True)
+def small_chunks(monkeypatch):
+    monkeypatch.setattr(head_module, "_CHUNK_BYTES_CPU", 4 * V * 10)  # ten rows a chunk
+
+
+@pytest.mark.parametrize("lora", [False, True])
+@pytest.mark.parametrize("wide", [False, True])
+@pytest.mark.parametrize("kind", ["plain", "bias", "scale", "softcap", "all"])
+def test_forward_and_backward_equal_autograd(lora, wide, kind):
+    torch.manual_seed(0)
+    bias = torch.randn(V) if kind in ("bias", "all") else None
+    scale = 0.3 if kind in ("scale", "all") else 1.0
+    cap = 2.0 if kind in ("softcap", "all") else None
+    head = Head(torch.randn(V, H), bias, scale, cap)
+    hidden = torch.randn(T, H, requires_grad=True)
+    a, b = (torch.randn(R, H, requires_grad=True), torch.randn(V, R, requires_grad=True))
+    pair = (a, b) if lora else None
+    targets = torch.randint(0, V, (T, 4) if wide else (T,))
+    if wide:
+        targets[:, 1] = targets[:, 0]
+    upstream = torch.randn(targets.shape)
+    upstream[torch.randperm(T)[: T // 2]] = 0
+
+    z = hidden @ head.weight.t() + (0 if bias is None else bias)
+    z = (z + hidden @ a.t() @ b.t() if lora else z) * scale
+    z = cap * torch.tanh(z / cap) if cap else z
+    logprobs = z.log_softmax(-1).gather(1, targets if wide else targets[:, None])
+    logprobs = logprobs if wide else logprobs[:, 0]
+    leaves = [hidden, a, b] if lora else [hidden]
+    expected = torch.autograd.grad(logprobs, leaves, upstream)
+
+    plain = None if pair is None else (a.detach(), b.detach())
+    filled = torch.full(targets.shape, torch.nan)
+    found = head.backward(hidden.detach(), targets, upstream, plain, filled)
+    assert head.chunk_rows == 10
+    torch.testing.assert_close(head.logprobs(hidden.detach(), targets, plain), logprobs.detach())
+    torch.testing.assert_close(filled, logprobs.detach())
+    torch.testing.assert_close(found.hidden, expected[0], atol=1e-5, rtol=1e-5)
+    if lora:
+        torch.testing.assert_close(found.a, expected[1], atol=1e-5, rtol=1e-5)
+        torch.testing.assert_close(found.b, expected[2], atol=1e-5, rtol=1e-5)
+    else:
+        assert found.a is None
+
+
+def test_topk_equals_a_full_sort():
+    torch.manual_seed(1)
+    head, hidden = Head(torch.randn(V, H)), torch.randn(T, H)
+    values, ids = head.topk(hidden, 5, None)
+    full = (hidden @ head.weight.t()).log_softmax(-1)
+    expected, order = full.sort(-1, descending=True)
+    torch.testing.assert_close(values, expected[:, :5])
+    assert torch.equal(ids, order[:, :5])
+
+
+def test_positions_without_gradient_cost_no_backward(monkeypatch):
+    torch.manual_seed(2)
+    head, rows = Head(torch.randn(V, H)), []
+    original = Head._through_layer
+
+    def counting(self, dz, *args):
+        rows.append(len(dz))
+        return original(self, dz, *args)
+
+    monkeypatch.setattr(Head, "_through_layer", counting)
+    upstream = torch.zeros(T)
+    upstream[[3, 30]] = 1
+    head.backward(torch.randn(T, H), torch.zeros(T, dtype=torch.long), upstream, None)
+    assert sum(rows) == 2

@@ -1,0 +1,94 @@
+"""The loss table against hand-written numpy formulas, its defaults and its errors."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+import torch
+
+from tinker_cookbook.engine.losses import LOSSES, LossInputs, get_loss
+from tinker_cookbook.exceptions import ConfigurationError
+
+RNG = np.random.default_rng(0)
+N = 200
+LP, Q = -RNG.exponential(2, N), -RNG.exponential(2, N)
+A = RNG.normal(size=N)
+R = np.exp(LP - Q)
+SEQUENCE = np.repeat(np.arange(4), N // 4)
+MASK = (RNG.random(N) < 0.8).astype(float)
+
+
+def value(name: str, config=None, **extra) -> float:
+    loss = get_loss(name)
+    fields = {"logprobs": Q, "advantages": A, "weights": A, "sequence_ratio_mask": MASK, **extra}
+    resolved = loss.resolve_config(config, per_token=frozenset(extra))
+    inputs = LossInputs(
+        {n: torch.from_numpy(v) for n, v in fields.items()},
+        torch.from_numpy(SEQUENCE),
+        4,
+        resolved,
+    )
+    return loss.function(torch.from_numpy(LP), inputs).item()
+
+
+def surrogate(ratio, low, high) -> float:
+    return -np.minimum(ratio * A, np.clip(ratio, low, high) * A).sum()
+
+
+def test_values_are_those_of_the_definitions():
+    s = np.exp([((LP - Q) * MASK)[SEQUENCE == i].sum() / MASK[SEQUENCE == i].sum() for i in range(4)])
+    low, high = RNG.uniform(0.3, 0.9, N), RNG.uniform(1.1, 3, N)
+    clips = {"clip_low_threshold": low, "clip_high_threshold": high}
+    narrow = {"clip_low_threshold": 0.5, "clip_high_threshold": 1.5}
+    expected = {
+        value("cross_entropy"): -(LP * A).sum(),
+        value("importance_sampling"): -(R * A).sum(),
+        value("ppo"): surrogate(R, 0.8, 1.2),
+        value("ppo", narrow): surrogate(R, 0.5, 1.5),
+        value("ppo", **clips): surrogate(R, low, high),
+        value("cispo"): -(np.clip(R, 0.0, 4.0) * LP * A).sum(),
+        value("cispo", narrow): -(np.clip(R, 0.5, 1.5) * LP * A).sum(),
+        value("dro", {"beta": 0.05}): -(LP * A - 0.5 * 0.05 * (LP - Q) ** 2).sum(),
+        value("gspo", narrow): surrogate(s[SEQUENCE], 0.5, 1.5),
+        value("gspo", **clips): surrogate(s[SEQUENCE], low, high),
+    }
+    for found, wanted in expected.items():
+        assert found == pytest.approx(wanted, rel=1e-6)
+
+
+def test_a_sequence_without_ratio_tokens_has_ratio_one():
+    config = {"clip_low_threshold": 0.5, "clip_high_threshold": 1.5}
+    found = value("gspo", config, **{"sequence_ratio_mask": np.zeros(N)})
+    assert found == pytest.approx(-A.sum(), rel=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("name", "config", "message"),
+    [
+        ("ppoo", None, r"loss_fn: got 'ppoo', expected one of .*did you mean 'ppo'\?"),
+        ("stable_reinforce", None, r"'stable_reinforce' is not available here: .*proprietary"),
+        ("custom", None, r"forward_backward_custom"),
+        ("dro", None, r"loss_fn_config\['beta'\]: dro has no public default.*0\.05"),
+        ("gspo", {"clip_low_threshold": 0.9}, r"clip_high_threshold.*gspo has no public default"),
+        ("ppo", {"clip_low": 0.9}, r"'clip_low'\]: ppo does not know it.*did you mean"),
+        ("cross_entropy", {"beta": 1}, r"cross_entropy does not know it, expected no settings"),
+        ("dro", {"beta": math.nan}, r"got nan, expected a finite number"),
+        ("dro", {"beta": math.inf}, r"got inf, expected a finite number"),
+        ("dro", {"beta": "0.1"}, r"got '0.1', expected a finite number"),
+        (
+            "ppo",
+            {"clip_low_threshold": 1.5},
+            r"clip_low_threshold.*1\.5.*clip_high_threshold.*1\.2",
+        ),
+    ],
+)
+def test_wrong_settings_are_named(name, config, message):
+    with pytest.raises(ConfigurationError, match=message):
+        get_loss(name).resolve_config(config)
+
+
+def test_every_loss_is_in_the_table():
+    expected = {"cross_entropy", "importance_sampling", "ppo", "cispo", "dro", "gspo"}
+    assert set(LOSSES) == expected

@@ -1,0 +1,248 @@
+"""Sampling against ``generate``, the trainer, and exact distributions."""
+
+from __future__ import annotations
+
+import engine_reference as ref
+import numpy as np
+import pytest
+import torch
+
+from tinker_cookbook.engine.sampler import Sampler, SamplingSettings
+from tinker_cookbook.exceptions import ConfigurationError, DataValidationError
+
+BASES = ("stories", *ref.ARCHITECTURES)
+
+
+@pytest.fixture
+def base(request, tiny_base, stories_base):
+    return stories_base if request.param == "stories" else tiny_base(request.param)
+
+
+def settings(**kwargs) -> SamplingSettings:
+    return SamplingSettings(**{"max_tokens": 20, "seed": 1, **kwargs})
+
+
+@pytest.mark.parametrize("base", BASES, indirect=True)
+def test_greedy_equals_generate(base, tmp_path):
+    """Mixed prompts, some longer than the sliding windows of the models that have them."""
+    adapter = ref.random_adapter(base)
+    model = ref.peft_model(base, adapter, tmp_path)
+    sampler = Sampler(base, adapter)
+    rng = np.random.default_rng(0)
+    for length in (1, 4, 9, 33):
+        prompt = rng.integers(3, base.vocab_size, length)
+        with torch.no_grad():
+            expected = model.generate(
+                input_ids=torch.from_numpy(prompt)[None],
+                attention_mask=torch.ones(1, length, dtype=torch.long),
+                max_new_tokens=20,
+                do_sample=False,
+            )[0, length:].tolist()
+        greedy = settings(temperature=0.0, stop_tokens=frozenset(base.eos_ids))
+        samples = sampler.sample(prompt.tolist(), 3, greedy)
+        assert [s.tokens for s in samples] == [expected] * 3
+
+
+@pytest.mark.parametrize("base", BASES, indirect=True)
+def test_logprobs_equal_the_trainers(base, record_property):
+    """Rows leave at different times here, so caches are repeated and cut."""
+    run = ref.make_run(base)
+    sampler = Sampler(base, run.snapshot())
+    prompt = ref.text(base, np.random.default_rng(1), 12).tolist()
+    free = sampler.sample(prompt, 6, settings(max_tokens=25))
+    stops = frozenset(s.tokens[4 * i] for i, s in enumerate(free))
+    samples = sampler.sample(prompt, 6, settings(max_tokens=25, stop_tokens=stops))
+    assert len({len(s.tokens) for s in samples}) > 1
+    worst = 0.0
+    for sample in samples:
+        tokens = np.array(prompt + sample.tokens)
+        item = ref.example(tokens, weights=np.zeros(len(tokens) - 1))
+        trained = run.forward_backward([item], "cross_entropy", backward=False).logprobs[0]
+        worst = max(worst, np.abs(trained[len(prompt) - 1 :] - np.array(sample.logprobs)).max())
+    record_property("sampler_trainer_fp32", float(worst))
+    assert worst <= 1e-4
+
+
+def test_bf16_divergence_from_the_trainer(tiny_base, stories_model, record_property):
+    """KL(sampler || trainer), estimated on the sampler's own tokens: mean of exp(d) - 1 - d."""
+    base = ref.load_base(stories_model, torch.bfloat16)
+    run = ref.make_run(base)
+    samples = Sampler(base, run.snapshot()).sample([1], 16, settings(max_tokens=60))
+    data = [
+        ref.example(np.array([1, *s.tokens]), weights=np.zeros(len(s.tokens))) for s in samples
+    ]
+    trained = run.forward_backward(data, "cross_entropy", backward=False).logprobs
+    d = np.concatenate([t - np.array(s.logprobs) for t, s in zip(trained, samples, strict=True)])
+    kl = float((np.exp(d) - 1 - d).mean())
+    record_property("sampler_trainer_bf16_kl", kl)
+    assert len(d) > 500
+    assert kl < 1e-3
+
+
+@pytest.mark.parametrize(
+    "how", [{"temperature": 0.7}, {"top_k": 5}, {"top_p": 0.8}, {"temperature": 1.5, "top_k": 12}]
+)
+def test_frequencies_follow_the_distribution(stories_base, how):
+    """Chi-square of 6000 draws of one token, over outcomes expected at least five times."""
+    n = 6000
+    prompt = ref.text(stories_base, np.random.default_rng(3), 30)
+    logits = stories_base.head.logits(stories_base.hidden(torch.from_numpy(prompt)[None])[0], None)
+    least_sure = int(logits.softmax(-1).max(-1).values.argmin())
+    prompt, logits = prompt[: least_sure + 1], logits[: least_sure + 1]
+    p = (logits[-1].double() / how.get("temperature", 1.0)).softmax(-1).numpy()
+    order = np.argsort(-p)
+    keep = np.ones(len(p), bool)
+    if "top_k" in how:
+        keep[order[how["top_k"] :]] = False
+    if "top_p" in how:
+        before = np.cumsum(p[order]) - p[order]
+        keep[order[before >= how["top_p"]]] = False
+    p = np.where(keep, p, 0) / p[keep].sum()
+    draws = Sampler(stories_base, None).sample(prompt.tolist(), n, settings(max_tokens=1, **how))
+    counts = np.bincount([s.tokens[0] for s in draws], minlength=len(p))
+    assert counts[~keep].sum() == 0
+    common = p * n >= 5
+    observed = np.append(counts[common], counts[~common].sum())
+    expected = np.append(p[common], p[~common].sum()) * n
+    used = expected > 0
+    chi = ((observed - expected)[used] ** 2 / expected[used]).sum()
+    freedom = used.sum() - 1
+    assert freedom >= 2
+    assert chi < freedom + 4.5 * np.sqrt(2 * freedom)  # beyond it: about 1 in 10,000
+
+
+def test_seeds_repeat_and_do_not_depend_on_the_number_of_samples(stories_base):
+    sampler = Sampler(stories_base, None)
+    many = [s.tokens for s in sampler.sample([1], 8, settings(seed=7))]
+    again = [s.tokens for s in sampler.sample([1], 8, settings(seed=7))]
+    few = [s.tokens for s in sampler.sample([1], 3, settings(seed=7))]
+    assert many == again
+    assert many[:3] == few
+    assert len({tuple(t) for t in many}) > 4
+    assert [s.tokens for s in sampler.sample([1], 8, settings(seed=8))] != many
+    free = settings(seed=None)
+    assert [s.tokens for s in sampler.sample([1], 4, free)] != [
+        s.tokens for s in sampler.sample([1], 4, free)
+    ]
+
+
+def test_stop_tokens_end_a_sample_and_stay_in_it(stories_base):
+    sampler = Sampler(stories_base, None)
+    (free,) = sampler.sample([1], 1, settings())
+    assert free.stop_reason == "length"
+    assert len(free.tokens) == len(free.logprobs) == 20
+    stop = free.tokens[6]
+    (stopped,) = sampler.sample([1], 1, settings(stop_tokens=frozenset([stop])))
+    assert stopped.tokens == free.tokens[: free.tokens.index(stop) + 1]
+    assert stopped.stop_reason == "stop"
+
+
+def test_stop_strings_may_span_tokens(stories_base, stories_model):
+    from transformers import AutoTokenizer
+
+    tokenizer = AutoTokenizer.from_pretrained(stories_model)
+    sampler = Sampler(stories_base, None)
+    (free,) = sampler.sample([1], 1, settings(max_tokens=60))
+    text = tokenizer.decode(free.tokens)
+    across = text[len(text) // 2 - 6 : len(text) // 2 + 6]
+    assert len(tokenizer.encode(across, add_special_tokens=False)) > 3
+    (sample,) = sampler.sample(
+        [1], 1, settings(max_tokens=60, stop_strings=(across, "absent")), decode=tokenizer.decode
+    )
+    assert sample.stop_reason == "stop"
+    decoded = tokenizer.decode(sample.tokens)
+    assert across in decoded
+    assert across not in tokenizer.decode(sample.tokens[:-1])
+    assert free.tokens[: len(sample.tokens)] == sample.tokens
+
+
+def test_long_stop_string_of_many_byte_tokens(stories_base):
+    """A token may decode to less than a character, so that a tail of the ids is not enough."""
+    sampler = Sampler(stories_base, None)
+    (free,) = sampler.sample([1], 1, settings(max_tokens=60))
+
+    def decode(ids: list[int]) -> str:
+        return "x" * (len(ids) // 4)  # four tokens a character
+
+    stopping = settings(max_tokens=60, stop_strings=("x" * 12,))
+    (sample,) = sampler.sample([1], 1, stopping, decode=decode)
+    assert len(sample.tokens) == 48
+    assert sample.tokens == free.tokens[:48]
+
+
+def test_the_context_limits_a_sample(stories_base, tiny_base):
+    base = tiny_base("llama")
+    prompt = list(range(3, 123))
+    (sample,) = Sampler(base, None).sample(prompt, 1, settings(max_tokens=None))
+    assert len(sample.tokens) == 8
+    assert sample.stop_reason == "length"
+    with pytest.raises(DataValidationError, match="128 tokens leave no room"):
+        Sampler(base, None).sample([5] * 128, 1, settings())
+
+
+@pytest.mark.parametrize("base", ["stories", "gemma2"], indirect=True)
+def test_prompt_scores_equal_a_plain_forward(base, tmp_path):
+    adapter = ref.random_adapter(base)
+    model = ref.peft_model(base, adapter, tmp_path)
+    sampler = Sampler(base, adapter)
+    prompt = ref.text(base, np.random.default_rng(4), 40)
+    with torch.no_grad():
+        lp = model(input_ids=torch.from_numpy(prompt)[None]).logits[0].log_softmax(-1).numpy()
+    scores = sampler.score_prompt(prompt.tolist(), logprobs=True, topk=3)
+    expected = lp[np.arange(39), prompt[1:]]
+    assert np.isnan(scores.logprobs[0])
+    np.testing.assert_allclose(scores.logprobs[1:], expected, atol=2e-5)
+    np.testing.assert_allclose(scores.topk_logprobs[1:], -np.sort(-lp[:39])[:, :3], atol=2e-5)
+    chosen = np.take_along_axis(lp[:39], scores.topk_ids[1:].astype(int), 1)
+    np.testing.assert_allclose(scores.topk_logprobs[1:], chosen, atol=2e-5)
+    assert (scores.topk_logprobs[0] < -9000).all()
+    last = sampler.score_prompt(prompt.tolist(), logprobs=True, last_n=5).logprobs
+    assert np.isnan(last[:35]).all()
+    np.testing.assert_allclose(last[35:], expected[34:], atol=2e-5)
+    targets = np.random.default_rng(5).integers(0, base.vocab_size, (39, 4))
+    found = sampler.score_targets(prompt.tolist(), torch.from_numpy(targets))
+    np.testing.assert_allclose(found, np.take_along_axis(lp[:39], targets, 1), atol=4e-5)
+
+
+def test_topk_of_samples(stories_base):
+    (sample,) = Sampler(stories_base, None).sample(
+        [1], 1, settings(temperature=0.0), topk_sample=4
+    )
+    assert len(sample.topk) == 20
+    for token, lp, (ids, values) in zip(sample.tokens, sample.logprobs, sample.topk, strict=True):
+        assert ids[0] == token
+        assert values[0] == pytest.approx(lp)
+        assert (np.diff(values) <= 0).all()
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [("max_tokens", 0), ("temperature", -0.1), ("temperature", float("nan")), ("top_k", 0),
+     ("top_k", -2), ("top_p", 0.0), ("top_p", 1.1)],
+)  # fmt: skip
+def test_settings_out_of_range_are_named(field, value):
+    with pytest.raises(ConfigurationError, match=f"^{field}: got {value}, expected"):
+        SamplingSettings(**{field: value})
+
+
+def test_bad_prompts_are_named(stories_base):
+    sampler = Sampler(stories_base, None)
+    for prompt, message in (
+        ([], "prompt: got no token"),
+        ([1, 512], r"token id 512, expected 0 to 511"),
+        ([-1], "token id -1"),
+        ([1] * 600, "600 tokens, but the model's context is 512"),
+    ):
+        with pytest.raises(DataValidationError, match=message):
+            sampler.sample(prompt, 1, settings())
+    for last_n in (0, 3):
+        with pytest.raises(ConfigurationError, match=f"last_n: got {last_n}, expected 1 to 2"):
+            sampler.score_prompt([1, 2, 3], logprobs=True, last_n=last_n)
+    with pytest.raises(ConfigurationError, match="decode"):
+        sampler.sample([1], 1, settings(stop_strings=("a",)))
+    with pytest.raises(ConfigurationError, match="num_samples: got 0"):
+        sampler.sample([1], 0, settings())
+    with pytest.raises(DataValidationError, match="target_prompt_logprobs.*expected"):
+        sampler.score_targets([1, 2, 3], torch.zeros(3, 1, dtype=torch.long))
+    with pytest.raises(DataValidationError, match="token id 512"):
+        sampler.score_targets([1, 2, 3], torch.full((2, 1), 512))
