@@ -21,7 +21,7 @@ from tinker_cookbook.supervised import train
 from tinker_cookbook.supervised.conversation_file import FromConversationFileBuilder
 from tinker_cookbook.supervised.hf_datasets import NoRobotsBuilder
 from tinker_cookbook.supervised.types import ChatDatasetBuilder, ChatDatasetBuilderCommonConfig
-from tinker_cookbook.training.config import RunSettings
+from tinker_cookbook.training.config import RunSettings, check_model
 from tinker_cookbook.utils.entrypoint import run_entrypoint
 
 DEMO_MODEL = "HuggingFaceTB/SmolLM2-135M-Instruct"
@@ -60,7 +60,8 @@ class CLIConfig(RunSettings):
 
 
 def build_dataset(cli: CLIConfig, renderer_name: str, max_length: int | None) -> ChatDatasetBuilder:
-    """The data that the settings ask for."""
+    """The data that the settings ask for; refuses those that the others leave without effect."""
+    _check_dataset_settings(cli)
     common = ChatDatasetBuilderCommonConfig(
         model_name_for_tokenizer=cli.model_name,
         renderer_name=renderer_name,
@@ -82,16 +83,37 @@ def build_dataset(cli: CLIConfig, renderer_name: str, max_length: int | None) ->
             file_path=str(EXAMPLES / "conversations.jsonl"),
             test_file_path=cli.test_path or str(EXAMPLES / "conversations_test.jsonl"),
         )
-    if cli.dataset == "no_robots":
-        return NoRobotsBuilder(common_config=common)
-    raise ConfigurationError(
-        f"dataset: got {cli.dataset!r}, expected one of {', '.join(DATASETS)}"
-        f"{nearest(cli.dataset, DATASETS)} Your own file goes into dataset_path=…"
-    )
+    return NoRobotsBuilder(common_config=common)
+
+
+def _check_dataset_settings(cli: CLIConfig) -> None:
+    if cli.dataset not in DATASETS:
+        raise ConfigurationError(
+            f"dataset: got {cli.dataset!r}, expected one of {', '.join(DATASETS)}"
+            f"{nearest(cli.dataset, DATASETS)} Your own file goes into dataset_path=…"
+        )
+    if cli.dataset != "example":
+        for name in ("dataset_path", "test_path"):
+            if getattr(cli, name) is not None:
+                raise ConfigurationError(
+                    f"{name}={getattr(cli, name)} and dataset={cli.dataset} contradict each other; "
+                    "leave one out"
+                )
+    if cli.test_size and cli.dataset_path is None:
+        raise ConfigurationError(
+            f"test_size: got {cli.test_size} without dataset_path; expected it only beside a file "
+            "of yours, since the datasets by name have a held-out part of their own"
+        )
+    if cli.test_size and cli.test_path is not None:
+        raise ConfigurationError(
+            f"test_size={cli.test_size} and test_path={cli.test_path} both name the held-out part; "
+            "leave one out"
+        )
 
 
 def build_config(cli: CLIConfig) -> train.Config:
     """Fills in what is derived from the model."""
+    check_model(cli.model_name, cli.backend, cli.base_url)
     renderer_name, _ = model_info.resolve_renderer_name(cli.model_name, cli.renderer_name)
     learning_rate = cli.learning_rate
     if learning_rate is None:
@@ -112,8 +134,11 @@ def build_config(cli: CLIConfig) -> train.Config:
 
 async def main(config: CLIConfig) -> None:
     """Fine-tunes a model on conversations."""
+    train_config = build_config(config)
+    # First, so that a wrong setting beside behavior_if_log_dir_exists=delete deletes nothing.
+    train_config.check()
     cli_utils.check_log_dir(config.log_path, config.behavior_if_log_dir_exists)
-    await train.main(build_config(config))
+    await train.main(train_config)
 
 
 if __name__ == "__main__":

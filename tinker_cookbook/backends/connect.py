@@ -8,7 +8,9 @@ from pathlib import Path
 from typing import cast
 
 from tinker_cookbook._process import openmp_policy_came_too_late
+from tinker_cookbook.backends.hosted import check_credentials
 from tinker_cookbook.backends.protocols import ServiceClient
+from tinker_cookbook.engine.device_names import check_device_name, check_dtype_name
 from tinker_cookbook.exceptions import ConfigurationError, nearest
 
 _NAMES = ("auto", "local", "tinker")
@@ -33,8 +35,11 @@ def check_backend(
 ) -> tuple[str, str | None, str]:
     """Resolves the settings without connecting: (kind, URL or None, reason).
 
-    Contradictions are refused: ``base_url`` with the local engine, ``device`` with a remote one.
+    Contradictions are refused: ``base_url`` with the local engine, ``device`` with a remote one;
+    so is a remote backend without a key (BackendError).
     """
+    check_device_name(device)
+    check_dtype_name(dtype)
     kind, url, reason = _choose(backend, base_url)
     if kind == "tinker":
         for name, value in (("device", device), ("dtype", dtype)):
@@ -43,6 +48,7 @@ def check_backend(
                     f"{name}={value}: the remote backend decides that itself; leave {name} out or "
                     "set backend=local"
                 )
+        check_credentials()
     return kind, url, reason
 
 

@@ -66,7 +66,7 @@ def connect_hosted(
         BackendError: no key, a malformed one, a malformed address, or nothing answers there within
             ``PROBE_SECONDS``; the message says what to do.
     """
-    _check_credentials()
+    check_credentials()
     if base_url or os.environ.get("TINKER_BASE_URL"):
         _check_url(base_url or os.environ["TINKER_BASE_URL"])
     url = _resolve_url(base_url)
@@ -85,7 +85,8 @@ def _resolve_url(base_url: str | None) -> str:
     return resolve_base_url(base_url)
 
 
-def _check_credentials() -> None:
+def check_credentials() -> None:
+    """Raises BackendError where there is no key, or one that cannot be right. Asks no server."""
     key = os.environ.get("TINKER_API_KEY")
     if os.environ.get("TINKER_CREDENTIAL_CMD"):
         return  # what it prints is known only when it runs, and a malformed key gives way to it

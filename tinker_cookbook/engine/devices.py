@@ -9,17 +9,9 @@ from pathlib import Path
 
 import torch
 
-from tinker_cookbook.exceptions import ConfigurationError, nearest
+from tinker_cookbook.engine.device_names import check_device_name, check_dtype_name
+from tinker_cookbook.exceptions import ConfigurationError
 
-_DTYPES = {
-    "float32": torch.float32,
-    "fp32": torch.float32,
-    "bfloat16": torch.bfloat16,
-    "bf16": torch.bfloat16,
-    "float16": torch.float16,
-    "fp16": torch.float16,
-}
-_DEVICE_TYPES = ("cuda", "mps", "cpu")
 _CGROUP = Path("/sys/fs/cgroup")
 
 
@@ -45,8 +37,8 @@ def choose_device(device: str = "auto", dtype: str = "auto") -> DeviceChoice:
     Raises:
         ConfigurationError: unknown spelling, or something that this machine does not have.
     """
-    chosen, device_reason = _choose_device(device.strip().lower())
-    chosen_dtype, dtype_reason = _choose_dtype(dtype.strip().lower(), chosen)
+    chosen, device_reason = _choose_device(check_device_name(device))
+    chosen_dtype, dtype_reason = _choose_dtype(check_dtype_name(dtype), chosen)
     return DeviceChoice(chosen, chosen_dtype, device_reason, dtype_reason)
 
 
@@ -103,11 +95,6 @@ def _choose_device(asked: str) -> tuple[torch.device, str]:
             return torch.device("mps"), "Apple's GPU was found"
         return torch.device("cpu"), "no GPU was found"
     kind, _, index = asked.partition(":")
-    if kind not in _DEVICE_TYPES or (index and not index.isdigit()):
-        raise ConfigurationError(
-            f"device: got {asked!r}, expected auto, cuda, cuda:N, mps or cpu"
-            + nearest(kind, _DEVICE_TYPES)
-        )
     if kind == "cuda":
         _require_cuda(asked, int(index or 0))
     if kind == "mps" and not _has_mps():
@@ -135,12 +122,7 @@ def _require_cuda(asked: str, index: int) -> None:
 def _choose_dtype(asked: str, device: torch.device) -> tuple[torch.dtype, str]:
     if asked == "auto":
         return _auto_dtype(device)
-    if asked not in _DTYPES:
-        raise ConfigurationError(
-            f"dtype: got {asked!r}, expected auto, float32, bfloat16 or float16"
-            + nearest(asked, _DTYPES)
-        )
-    dtype = _DTYPES[asked]
+    dtype = getattr(torch, asked)
     if dtype == torch.float16 and device.type != "cuda":
         raise ConfigurationError(
             f"dtype: got {asked!r} on device {device.type}, but float16 is offered on cuda only; "

@@ -17,8 +17,12 @@ import torch
 
 from tinker_cookbook.engine.adapters import Adapter, AdapterSpec
 from tinker_cookbook.engine.base_model import BaseModel
-from tinker_cookbook.engine.devices import DeviceChoice, choose_device, cpu_threads
-from tinker_cookbook.engine.devices import free_memory_bytes
+from tinker_cookbook.engine.devices import (
+    DeviceChoice,
+    choose_device,
+    cpu_threads,
+    free_memory_bytes,
+)
 from tinker_cookbook.engine.resolve import ResolvedModel, model_config, resolve_model
 from tinker_cookbook.engine.store import CheckpointStore
 from tinker_cookbook.engine.training_run import TrainingRun
@@ -96,5 +100,5 @@ class Engine:
     def _start_worker(self) -> None:
         if self.choice.device.type == "cpu":
             torch.set_num_threads(cpu_threads())
-        else:
+        elif self.choice.device.index is not None:
             torch.cuda.set_device(self.choice.device)

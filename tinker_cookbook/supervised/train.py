@@ -63,6 +63,8 @@ class Config(TrainingConfig):
     def check(self) -> None:
         """Raises ``ConfigurationError`` for the first setting that cannot work."""
         super().check()
+        if isinstance(self.dataset_builder, ChatDatasetBuilder):
+            self.dataset_builder.common_config.check()
         for name, low in (("submit_ahead", 0), ("show_samples", 0), ("sample_max_tokens", 1)):
             if getattr(self, name) < low:
                 raise ConfigurationError(f"{name}: got {getattr(self, name)}, expected >= {low}")

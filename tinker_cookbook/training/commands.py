@@ -15,7 +15,8 @@ def continue_command(log_path: str) -> str | None:
     if "-m" not in program:
         return None
     at = program.index("-m")
-    words = ["python", *program[at : at + 2]]
+    # The interpreter as it was called: another "python" may not have the package.
+    words = program[: at + 2]
     words += [w for w in program[at + 2 :] if not w.startswith((_BEHAVIOR, "log_path="))]
     words += [f"log_path={log_path}", f"{_BEHAVIOR}resume"]
     return shlex.join(words)

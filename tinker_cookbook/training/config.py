@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 import chz
 
 from tinker_cookbook.backends.connect import check_backend
+from tinker_cookbook.engine.resolve import resolve_model
 from tinker_cookbook.exceptions import ConfigurationError
 from tinker_cookbook.renderers import check_renderer_name
 from tinker_cookbook.utils.lr_scheduling import LRSchedule, compute_schedule_lr_multiplier
@@ -69,6 +70,18 @@ class RunSettings:
         return {name: getattr(self, name) for name in chz.chz_fields(RunSettings)}
 
 
+def check_model(model_name: str, backend: str = "auto", base_url: str | None = None) -> None:
+    """Finds the model before settings are derived from it; a small part of it is fetched.
+
+    Raises:
+        ModelNotFoundError: The local engine would not find it; says where was looked. A remote
+            backend knows its models itself.
+    """
+    kind, _, _ = check_backend(backend, base_url)
+    if kind == "local":
+        resolve_model(model_name, need="tokenizer")
+
+
 @chz.chz
 class TrainingConfig(RunSettings):
     """Common settings of a training run; each loop adds its own."""
@@ -82,6 +95,7 @@ class TrainingConfig(RunSettings):
     def check(self) -> None:
         """Raises ``ConfigurationError`` for the first setting that cannot work."""
         check_backend(self.backend, self.base_url, self.device, self.dtype)
+        _check_weights_path(self.load_checkpoint_path)
         for bound in _BOUNDS:
             bound.check(getattr(self, bound.name))
         compute_schedule_lr_multiplier(self.lr_schedule, 0, 1, 0)
@@ -103,6 +117,16 @@ class TrainingConfig(RunSettings):
             weight_decay=self.weight_decay,
             grad_clip_norm=self.grad_clip_norm,
         )
+
+
+def _check_weights_path(path: str | None) -> None:
+    parts = (path or "").removeprefix("tinker://").split("/")
+    if path is None or (path.startswith("tinker://") and len(parts) == 3 and all(parts)):
+        return
+    raise ConfigurationError(
+        f"load_checkpoint_path: got {path!r}, expected tinker://RUN/weights/NAME; the state_path "
+        "in checkpoints.jsonl of the run that saved the weights is one"
+    )
 
 
 @dataclass(frozen=True)

@@ -14,6 +14,7 @@ line and writes the same rows again.
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import time
 from collections.abc import AsyncIterator, Iterator, Sequence
@@ -30,6 +31,7 @@ from tinker_cookbook.checkpoint_utils import (
 from tinker_cookbook.eval.evaluators import Evaluator, TrainingClientEvaluator
 from tinker_cookbook.training.commands import continue_command, plot_command
 from tinker_cookbook.training.config import TrainingConfig
+from tinker_cookbook.training.weights import check_weights
 from tinker_cookbook.utils.console import get_console
 from tinker_cookbook.utils.loggers.pretty_print import format_value
 from tinker_cookbook.utils.ml_log import Logger, dump_config, setup_logging
@@ -182,9 +184,13 @@ class TrainingSession:
     def tell_how_to_continue(self, error: BaseException) -> None:
         """After an error or Ctrl-C: what is safe and how to go on."""
         command = continue_command(self.config.log_path)
-        if self._saved_any and command is not None:
-            name = type(error).__name__
-            self.say(f"stopped by {name}; continue with:", f"  {command}")
+        # A cancelled task is what Ctrl-C looks like from inside an event loop.
+        interrupted = isinstance(error, (KeyboardInterrupt, asyncio.CancelledError))
+        if command is None or not (self._saved_any or interrupted):
+            return
+        by = "Ctrl-C" if interrupted else type(error).__name__
+        saved = "" if self._saved_any else " before the first checkpoint"
+        self.say(f"stopped by {by}{saved}; continue with:", f"  {command}")
 
     def summary(self) -> list[str]:
         """Where things are, and the commands to continue and to plot, one a line."""
@@ -228,11 +234,13 @@ class TrainingSession:
     async def _make_client(self, metadata: dict[str, str]) -> TrainingClient:
         service, config = self.connection.service, self.config
         if self.last is not None and self.last.state_path is not None:
+            await check_weights(service, self.last.state_path, config)
             self.say(f"continuing after step {self.start_step} from {self.last.state_path}")
             return await service.create_training_client_from_state_with_optimizer(
                 self.last.state_path, user_metadata=metadata
             )
         if config.load_checkpoint_path is not None:
+            await check_weights(service, config.load_checkpoint_path, config)
             return await service.create_training_client_from_state(
                 config.load_checkpoint_path, user_metadata=metadata
             )

@@ -78,7 +78,7 @@ def read_rows(path: str | os.PathLike[str]) -> list[Row]:
         DataFormatError: A line other than a torn last one is no JSON object; names file and line.
     """
     try:
-        content = Path(path).read_bytes()
+        content = _read(Path(path))
     except FileNotFoundError:
         return []
     return [row for _, row in _parse_lines(content, os.fspath(path))]
@@ -101,7 +101,7 @@ def trim_rows(
     source = Path(path)
     if not source.exists():
         return 0
-    content = source.read_bytes()
+    content = _read(source)
     lines = _parse_lines(content, str(source))
     kept = [line for line, row in lines if keep(row)]
     dropped = len(lines) - len(kept) + _ends_torn(content)
@@ -123,6 +123,16 @@ def free_name(path: Path) -> Path:
         number += 1
         candidate = path.with_name(f"{path.name}_{number}")
     return candidate
+
+
+def _read(path: Path) -> bytes:
+    # A device such as /dev/full has no end, and a pipe none until its writer is done.
+    if path.exists() and not path.is_file():
+        raise DataFormatError(
+            f"{path}: got a folder, device or pipe, expected a regular file; remove it, or give "
+            "the run another log_path=…"
+        )
+    return path.read_bytes()
 
 
 def _plain(value: Any, where: str, lost: dict[str, str]) -> Any:

@@ -84,9 +84,16 @@ def setup_logging(
     if wandb_project:
         loggers.append(WandbLogger(wandb_project, wandb_name, path))
     multiplex = MultiplexLogger(loggers, on_close=stop_logging)
-    if config is not None:
-        multiplex.log_hparams(config)
-    _write_code_diff(path)
+    try:
+        if config is not None:
+            multiplex.log_hparams(config)
+        _write_code_diff(path)
+    except OSError as error:
+        multiplex.close()
+        raise ConfigurationError(
+            f"log_path={path} cannot be written: {error.strerror or error}; free some space there "
+            "or choose another folder with log_path=…"
+        ) from error
     url = multiplex.get_logger_url()
     if url:
         logging.getLogger(__name__).info("metrics are at %s", url)

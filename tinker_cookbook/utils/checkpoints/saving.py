@@ -52,8 +52,8 @@ class PendingCheckpoint:
             except Exception as error:
                 raise CheckpointError(
                     f"checkpoint {self.name}: its {key.removesuffix('_path')} could not be saved: "
-                    f"{error}. The checkpoints listed in {self.log_path / CHECKPOINTS_FILE} are "
-                    f"intact"
+                    f"{str(error).rstrip('.')}. The checkpoints listed in "
+                    f"{self.log_path / CHECKPOINTS_FILE} are intact"
                 ) from error
         record = CheckpointRecord.from_row({"name": self.name, **self.loop_state, **paths})
         append_row(self.log_path / CHECKPOINTS_FILE, record.to_row(), durable=True)

@@ -1,0 +1,41 @@
+"""Spellings of ``device`` and ``dtype``, checked without importing torch.
+
+Whether the machine has such a device is asked in ``devices``, when the engine starts.
+"""
+
+from __future__ import annotations
+
+from tinker_cookbook.exceptions import ConfigurationError, nearest
+
+DEVICE_TYPES = ("cuda", "mps", "cpu")
+DTYPE_NAMES = {
+    "float32": "float32",
+    "fp32": "float32",
+    "bfloat16": "bfloat16",
+    "bf16": "bfloat16",
+    "float16": "float16",
+    "fp16": "float16",
+}
+
+
+def check_device_name(device: str) -> str:
+    """Returns ``auto``, ``cuda``, ``cuda:N``, ``mps`` or ``cpu``, in lower case."""
+    asked = device.strip().lower()
+    kind, _, index = asked.partition(":")
+    if asked != "auto" and (kind not in DEVICE_TYPES or (index and not index.isdigit())):
+        raise ConfigurationError(
+            f"device: got {asked!r}, expected auto, cuda, cuda:N, mps or cpu"
+            + nearest(kind, DEVICE_TYPES)
+        )
+    return asked
+
+
+def check_dtype_name(dtype: str) -> str:
+    """Returns ``auto`` or torch's name of the type."""
+    asked = dtype.strip().lower()
+    if asked != "auto" and asked not in DTYPE_NAMES:
+        raise ConfigurationError(
+            f"dtype: got {asked!r}, expected auto, float32, bfloat16 or float16"
+            + nearest(asked, DTYPE_NAMES)
+        )
+    return DTYPE_NAMES.get(asked, asked)
