@@ -104,6 +104,49 @@ def test_close_stops_the_thread_and_prepares_nothing_more():
         next(ahead)
 
 
+def test_nothing_follows_an_error_even_where_the_source_could_go_on():
+    class Source:
+        def __init__(self):
+            self.asked = 0
+
+        def __iter__(self):
+            return self
+
+        def __next__(self):
+            self.asked += 1
+            if self.asked == 2:
+                raise ValueError("the second")
+            return self.asked
+
+    with Prefetcher(Source(), depth=4) as ahead:
+        assert next(ahead) == 1
+        with pytest.raises(ValueError, match="the second"):
+            next(ahead)
+        with pytest.raises(StopIteration):
+            next(ahead)
+
+
+def test_items_wanted_but_not_begun_are_never_begun_after_close():
+    release, begun = threading.Event(), []
+
+    def items():
+        for i in range(5):
+            begun.append(i)
+            release.wait(5)
+            yield i
+
+    ahead = Prefetcher(items(), depth=4)
+    closing = threading.Thread(target=ahead.close)
+    closing.start()
+    deadline = time.monotonic() + 5
+    while ahead._ahead and time.monotonic() < deadline:  # until all that wait are called off
+        time.sleep(0.005)
+    release.set()
+    closing.join()
+    assert not ahead._thread.is_alive()
+    assert len(begun) <= 1
+
+
 @pytest.mark.timeout(30)
 def test_a_source_that_hangs_holds_up_neither_cancelling_nor_closing():
     never = threading.Event()
