@@ -57,18 +57,15 @@ class Head:
 
     def logits(self, hidden: torch.Tensor, lora: LoraPair | None) -> torch.Tensor:
         """fp32 logits [T, V] of a few positions ``hidden`` [T, H]."""
-        if hidden.is_cuda and hidden.dtype != torch.float32:
-            z = torch.mm(hidden, self.weight.t(), out_dtype=torch.float32)
-            if self.bias is not None:
-                z += self.bias
-            if lora is not None:
-                low = F.linear(hidden, lora[0])
-                z += torch.mm(low, lora[1].t(), out_dtype=torch.float32)
-        else:  # other devices have no such product: in bfloat16 the logits are rounded to it
-            z = F.linear(hidden, self.weight, self.bias)
-            if lora is not None:
-                z.addmm_(F.linear(hidden, lora[0]), lora[1].t())
-            z = z.float()
+        z = _product_fp32(hidden, self.weight)
+        if self.bias is not None:
+            z += self.bias
+        if lora is not None:
+            low = F.linear(hidden, lora[0])
+            if low.dtype == torch.float32:
+                z.addmm_(low, lora[1].t())
+            else:
+                z += _product_fp32(low, lora[1])
         if self.scale != 1.0:
             z = z * self.scale
         if self.softcap is not None:
@@ -163,6 +160,22 @@ class Head:
     def _chunks(self, rows: int) -> Iterator[slice]:
         size = self.chunk_rows
         return (slice(start, min(start + size, rows)) for start in range(0, rows, size))
+
+
+def _product_fp32(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+    """``x @ weight.T`` [T, V] in fp32, also where both are of half precision.
+
+    A logit of 20 rounded to bfloat16 is off by up to 0.06, which sampler and trainer round apart.
+    CUDA has a product with fp32 output. A CPU has none; there a second product gives what the
+    rounding lost, because the sum is rounded only after the subtraction.
+    """
+    if x.dtype == torch.float32:
+        return x @ weight.t()
+    if x.is_cuda:
+        return torch.mm(x, weight.t(), out_dtype=torch.float32)
+    rounded = x @ weight.t()
+    lost = torch.addmm(rounded, x, weight.t(), beta=-1)
+    return rounded.float().add_(lost)
 
 
 def _pick(z: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
