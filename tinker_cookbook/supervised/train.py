@@ -24,7 +24,7 @@ import chz
 from tinker_cookbook.display import TrainingProgress, print_example
 from tinker_cookbook.eval.evaluators import EvaluatorBuilder
 from tinker_cookbook.exceptions import ConfigurationError
-from tinker_cookbook.supervised.common import compute_token_nll, count_loss_tokens
+from tinker_cookbook.supervised.common import compute_bpb, compute_token_nll, count_loss_tokens
 from tinker_cookbook.supervised.evaluators import NLLEvaluator
 from tinker_cookbook.supervised.prefetch import Prefetcher
 from tinker_cookbook.supervised.showcase import Showcase
@@ -41,6 +41,7 @@ if TYPE_CHECKING:
     from tinker import types
 
     from tinker_cookbook.backends import Future, TrainingClient
+    from tinker_cookbook.tokenizer_utils import Tokenizer
 
 
 @chz.chz
@@ -108,29 +109,35 @@ async def main(config: Config) -> None:
     train_set, test_set = config.dataset_builder()
     schedule = Schedule.of(train_set, config)
     async with training_session(config) as session:
-        if session.finished:
-            session.say("This run is complete: nothing is left to do.", *session.summary())
-            return
         if session.start_step >= schedule.total_steps:
-            raise ConfigurationError(
-                f"the run in {config.log_path} has {session.start_step} steps done, but this "
-                f"configuration has {schedule.total_steps} in all; raise num_epochs or max_steps"
+            session.say(
+                f"This run is complete ({session.start_step} steps); num_epochs or max_steps can "
+                "make it longer.",
+                *session.summary(),
             )
+            return
         client = await session.start(schedule.total_steps)
         train_set.set_epoch(config.seed)
-        if isinstance(config.dataset_builder, ChatDatasetBuilder):
-            print_example(train_set.get_batch(0)[0], config.dataset_builder.tokenizer)
+        if (tokenizer := tokenizer_of(config.dataset_builder)) is not None:
+            print_example(train_set.get_batch(0)[0], tokenizer)
         session.evaluators = [build() for build in config.evaluator_builders]
         session.infrequent_evaluators = [b() for b in config.infrequent_evaluator_builders]
         if test_set is not None:
-            session.evaluators.insert(0, NLLEvaluator.from_dataset(test_set, name="test"))
+            session.evaluators.insert(0, NLLEvaluator.from_dataset(test_set, "test", tokenizer))
         showcase = Showcase.of(
             config.dataset_builder, config.show_samples, config.sample_max_tokens
         )
         await showcase.show(await session.sampling_client(), "before training")
         await _train(config, session, client, train_set, schedule)
         await showcase.show(await session.sampling_client(), "after training")
+        if train_set.num_dropped:
+            session.say(f"{train_set.num_dropped} examples had no token to train and were dropped")
         session.say(*session.summary())
+
+
+def tokenizer_of(builder: SupervisedDatasetBuilder) -> Tokenizer | None:
+    """The tokenizer of a builder of chat data."""
+    return builder.tokenizer if isinstance(builder, ChatDatasetBuilder) else None
 
 
 async def _train(
@@ -172,6 +179,7 @@ class _Loop:
 
     def __init__(self, config: Config, session: TrainingSession, schedule: Schedule) -> None:
         self._config, self._session, self._schedule = config, session, schedule
+        self._tokenizer = tokenizer_of(config.dataset_builder)
         self.in_flight: deque[_InFlight] = deque()
         self.progress = TrainingProgress(schedule.total_steps, session.start_step)
         self._tokens_submitted = session.restored("cumulative_tokens", 0)
@@ -243,6 +251,8 @@ class _Loop:
             "time/step": seconds,
             "time/tokens_per_second": num_tokens / max(seconds, 1e-9),
         }
+        if self._tokenizer is not None:
+            metrics["train_mean_bpb"] = compute_bpb(logprobs, done.data, self._tokenizer)
         for name, value in (optim.metrics or {}).items():
             metrics[f"optim/{name}"] = value
         return metrics

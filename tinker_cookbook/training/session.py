@@ -86,11 +86,6 @@ class TrainingSession:
         self._started = time.monotonic()
         self._saved_any = last is not None
 
-    @property
-    def finished(self) -> bool:
-        """Whether the run in this folder had already come to its end."""
-        return self.last is not None and bool(self.last.final)
-
     async def start(self, total_steps: int) -> TrainingClient:
         """Connects, and creates or restores the training client."""
         config = self.config
