@@ -9,23 +9,33 @@ evaluations, samples and more knobs.
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import random
 import time
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import chz
 
 from tinker_cookbook import checkpoint_utils, cli_utils, hyperparam_utils, model_info
 from tinker_cookbook.backends import connect
+from tinker_cookbook.exceptions import ConfigurationError, DataValidationError
 from tinker_cookbook.renderers import TrainOnWhat, get_renderer
-from tinker_cookbook.supervised.common import compute_token_nll
+from tinker_cookbook.supervised.common import compute_token_nll, count_loss_tokens
 from tinker_cookbook.supervised.conversation_file import read_conversations
 from tinker_cookbook.supervised.data import conversation_to_datum
 from tinker_cookbook.tokenizer_utils import get_tokenizer
+from tinker_cookbook.training.config import check_model, check_settings
+from tinker_cookbook.training.weights import check_weights
 from tinker_cookbook.utils import ml_log
 from tinker_cookbook.utils.entrypoint import run_entrypoint
 from tinker_cookbook.utils.run_lock import RunLock
+
+if TYPE_CHECKING:
+    import tinker
+
+    from tinker_cookbook.backends import TrainingClient
 
 logger = logging.getLogger(__name__)
 EXAMPLES = Path(__file__).resolve().parent.parent / "example_data" / "conversations.jsonl"
@@ -66,18 +76,69 @@ class Config:
     wandb_project: str | None = chz.field(default=None, doc="Also log to Weights & Biases")
 
 
-def main(config: Config) -> None:
-    """Fine-tunes a model, one step after the other."""
-    import tinker
-
-    cli_utils.check_log_dir(config.log_path, config.behavior_if_log_dir_exists)
-    # Values that follow from the model are resolved here, once, and logged as resolved.
+def resolve(config: Config) -> Config:
+    """Fills in what follows from the model, so that the log has it, and checks the settings."""
+    check_model(config.model_name, config.backend, config.base_url)
+    learning_rate = config.learning_rate
+    if learning_rate is None:
+        learning_rate = hyperparam_utils.get_lr(config.model_name)
     config = chz.replace(
         config,
         renderer_name=model_info.resolve_renderer_name(config.model_name, config.renderer_name)[0],
-        learning_rate=config.learning_rate or hyperparam_utils.get_lr(config.model_name),
+        learning_rate=learning_rate,
         max_length=model_info.resolve_max_length(config.model_name, config.max_length),
     )
+    check_settings(config)
+    return config
+
+
+def load_data(config: Config) -> list[tinker.Datum]:
+    """Conversations to tokens and weights; those with nothing left to train on are dropped."""
+    renderer = get_renderer(str(config.renderer_name), get_tokenizer(config.model_name))
+    rows = [
+        conversation_to_datum(row, renderer, config.max_length, config.train_on_what)
+        for row in read_conversations(config.dataset_path, config.train_on_what)
+    ]
+    data = [datum for datum in rows if count_loss_tokens(datum)]
+    if len(data) < len(rows):
+        logger.warning(
+            "%d of %d conversations were dropped: max_length=%s cuts off all that is trained on",
+            len(rows) - len(data),
+            len(rows),
+            config.max_length,
+        )
+    if not data:
+        raise DataValidationError(
+            f"{config.dataset_path}: nothing is left to train on with max_length="
+            f"{config.max_length}; expected one conversation at least: raise max_length"
+        )
+    if config.batch_size > len(data):
+        raise ConfigurationError(
+            f"batch_size: got {config.batch_size}, expected at most {len(data)}, the number of "
+            f"conversations to train on in {config.dataset_path}"
+        )
+    return data
+
+
+def make_client(config: Config, state_path: str | None) -> TrainingClient:
+    """A fresh adapter, or the one saved at ``state_path`` with its optimizer."""
+    connection = connect(
+        config.backend, base_url=config.base_url, device=config.device, dtype=config.dtype
+    )
+    logger.info(connection.describe())
+    service = connection.service
+    if state_path is not None:
+        asyncio.run(check_weights(service, state_path, config))
+        return service.create_training_client_from_state_with_optimizer(state_path).result()
+    return service.create_lora_training_client(
+        config.model_name, rank=config.lora_rank, seed=config.seed
+    ).result()
+
+
+def main(config: Config) -> None:
+    """Fine-tunes a model, one step after the other."""
+    config = resolve(config)
+    cli_utils.check_log_dir(config.log_path, config.behavior_if_log_dir_exists)
     with RunLock(config.log_path):
         last = checkpoint_utils.get_last_checkpoint(config.log_path)
         start = last.batch if last is not None and last.batch is not None else 0
@@ -87,72 +148,69 @@ def main(config: Config) -> None:
             config=config,
             resume_step=start if last is not None else -1,
         )
-
-        # Data: conversations to tokens and weights.
-        renderer = get_renderer(str(config.renderer_name), get_tokenizer(config.model_name))
-        data = [
-            conversation_to_datum(row, renderer, config.max_length, config.train_on_what)
-            for row in read_conversations(config.dataset_path)
-        ]
-        batches_per_epoch = -(-len(data) // config.batch_size)
-        total_steps = batches_per_epoch * config.num_epochs
-        total_steps = min(total_steps, config.max_steps or total_steps)
-
-        # Backend: a fresh adapter, or the last checkpoint with its optimizer.
-        connection = connect(
-            config.backend, base_url=config.base_url, device=config.device, dtype=config.dtype
-        )
-        logger.info(connection.describe())
-        service = connection.service
-        if last is not None and last.state_path is not None:
-            client = service.create_training_client_from_state_with_optimizer(last.state_path)
+        if last is not None and last.final:
+            logger.info("the run in %s is complete: nothing is left to do", config.log_path)
         else:
-            client = service.create_lora_training_client(
-                config.model_name, rank=config.lora_rank, seed=config.seed
-            )
-        client = client.result()
-
-        for step in range(start, total_steps):
-            started = time.monotonic()
-            epoch, index = divmod(step, batches_per_epoch)
-            order = random.Random(config.seed + epoch).sample(range(len(data)), len(data))
-            here = order[index * config.batch_size : (index + 1) * config.batch_size]
-            batch = [data[i] for i in here]
-
-            # Submit both, then wait: the step costs one round trip rather than two.
-            learning_rate = float(config.learning_rate or 0) * (1 - step / total_steps)
-            forward_backward = client.forward_backward(batch, "cross_entropy")
-            optim = client.optim_step(
-                tinker.AdamParams(learning_rate=learning_rate, beta1=0.9, beta2=0.95, eps=1e-8)
-            )
-            output = forward_backward.result()
-            optim.result()
-
-            ml_logger.log_metrics(
-                {
-                    "progress": (step + 1) / total_steps,
-                    "epoch": epoch,
-                    "learning_rate": learning_rate,
-                    "num_sequences": len(batch),
-                    "num_tokens": sum(datum.model_input.length for datum in batch),
-                    "train_mean_nll": compute_token_nll(
-                        [record["logprobs"] for record in output.loss_fn_outputs], batch
-                    ),
-                    "time/step": time.monotonic() - started,
-                },
-                step=step + 1,
-            )
-
-            done = step + 1
-            if done == total_steps or (config.save_every and done % config.save_every == 0):
-                checkpoint_utils.save_checkpoint(
-                    client,
-                    "final" if done == total_steps else f"{done:06d}",
-                    config.log_path,
-                    {"batch": done, "epoch": epoch, "final": done == total_steps},
-                    kind="both" if done == total_steps else "state",
-                )
+            data = load_data(config)
+            client = make_client(config, last.state_path if last is not None else None)
+            train(config, client, data, ml_logger, start)
         ml_logger.close()
+
+
+def train(
+    config: Config,
+    client: TrainingClient,
+    data: list[tinker.Datum],
+    ml_logger: ml_log.Logger,
+    start: int,
+) -> None:
+    """The loop over steps, from the first that the checkpoint does not hold."""
+    import tinker
+
+    batches_per_epoch = -(-len(data) // config.batch_size)
+    total_steps = batches_per_epoch * config.num_epochs
+    total_steps = min(total_steps, config.max_steps or total_steps)
+
+    for step in range(start, total_steps):
+        started = time.monotonic()
+        epoch, index = divmod(step, batches_per_epoch)
+        order = random.Random(config.seed + epoch).sample(range(len(data)), len(data))
+        here = order[index * config.batch_size : (index + 1) * config.batch_size]
+        batch = [data[i] for i in here]
+
+        # Submit both, then wait: the step costs one round trip rather than two.
+        learning_rate = (config.learning_rate or 0.0) * (1 - step / total_steps)
+        forward_backward = client.forward_backward(batch, "cross_entropy")
+        optim = client.optim_step(
+            tinker.AdamParams(learning_rate=learning_rate, beta1=0.9, beta2=0.95, eps=1e-8)
+        )
+        output = forward_backward.result()
+        optim.result()
+
+        ml_logger.log_metrics(
+            {
+                "progress": (step + 1) / total_steps,
+                "epoch": epoch,
+                "learning_rate": learning_rate,
+                "num_sequences": len(batch),
+                "num_tokens": sum(datum.model_input.length for datum in batch),
+                "train_mean_nll": compute_token_nll(
+                    [record["logprobs"] for record in output.loss_fn_outputs], batch
+                ),
+                "time/step": time.monotonic() - started,
+            },
+            step=step + 1,
+        )
+
+        done = step + 1
+        if done == total_steps or (config.save_every and done % config.save_every == 0):
+            checkpoint_utils.save_checkpoint(
+                client,
+                "final" if done == total_steps else f"{done:06d}",
+                config.log_path,
+                {"batch": done, "epoch": epoch, "final": done == total_steps},
+                kind="both" if done == total_steps else "state",
+            )
 
 
 if __name__ == "__main__":

@@ -82,6 +82,20 @@ def check_model(model_name: str, backend: str = "auto", base_url: str | None = N
         resolve_model(model_name, need="tokenizer")
 
 
+def check_settings(settings: Any) -> None:
+    """Raises ``ConfigurationError`` for the first setting that cannot work.
+
+    ``settings`` has ``backend``, ``base_url``, ``device``, ``dtype`` and ``renderer_name``; of the
+    numeric ones those are checked that it has, so a loop with few knobs can use this too.
+    """
+    check_backend(settings.backend, settings.base_url, settings.device, settings.dtype)
+    for bound in _BOUNDS:
+        if hasattr(settings, bound.name):
+            bound.check(getattr(settings, bound.name))
+    if settings.renderer_name is not None:
+        check_renderer_name(settings.renderer_name)
+
+
 @chz.chz
 class TrainingConfig(RunSettings):
     """Common settings of a training run; each loop adds its own."""
@@ -94,13 +108,9 @@ class TrainingConfig(RunSettings):
 
     def check(self) -> None:
         """Raises ``ConfigurationError`` for the first setting that cannot work."""
-        check_backend(self.backend, self.base_url, self.device, self.dtype)
+        check_settings(self)
         _check_weights_path(self.load_checkpoint_path)
-        for bound in _BOUNDS:
-            bound.check(getattr(self, bound.name))
         compute_schedule_lr_multiplier(self.lr_schedule, 0, 1, 0)
-        if self.renderer_name is not None:
-            check_renderer_name(self.renderer_name)
 
     def adam_params(self, step: int, total_steps: int) -> types.AdamParams:
         """Optimizer settings of the update that follows ``step`` finished ones."""
@@ -152,6 +162,7 @@ class _Bound:
 
 _BOUNDS = (
     _Bound("learning_rate", 0),
+    _Bound("batch_size", 1),
     _Bound("warmup_steps", 0),
     _Bound("num_epochs", 1),
     _Bound("max_steps", 1, none_allowed=True),

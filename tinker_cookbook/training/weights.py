@@ -3,33 +3,35 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 from tinker_cookbook.backends import ServiceClient
 from tinker_cookbook.engine.resolve import base_name
 from tinker_cookbook.exceptions import CheckpointError
-from tinker_cookbook.training.config import TrainingConfig
 
 _SHAPE = ("lora_rank", "train_attn", "train_mlp", "train_unembed")
 
 
-async def check_weights(service: ServiceClient, path: str, config: TrainingConfig) -> None:
+async def check_weights(service: ServiceClient, path: str, settings: Any) -> None:
     """Refuses weights of another model or adapter shape than the settings say.
 
     The backend would load them with the shape they have, and the settings would be ignored in
     silence; another model's tokens would even be trained on.
 
+    ``settings`` has ``model_name`` and may have ``lora_rank``, ``train_attn`` and so on.
+
     Raises:
         CheckpointError: names the setting, what the weights have, and the next step.
     """
     info = await service.create_rest_client().get_weights_info_by_tinker_path(path)
-    if not _same_model(info.base_model, config.model_name):
+    if not _same_model(info.base_model, settings.model_name):
         raise CheckpointError(
-            f"model_name: got {config.model_name}, but {path} was trained on {info.base_model}; "
+            f"model_name: got {settings.model_name}, but {path} was trained on {info.base_model}; "
             f"set model_name={info.base_model}, or start from other weights"
         )
     for name in _SHAPE:
-        saved, asked = getattr(info, name), getattr(config, name)
-        if saved is not None and saved != asked:  # None: the server does not say
+        saved, asked = getattr(info, name), getattr(settings, name, None)
+        if None not in (saved, asked) and saved != asked:  # None: it is not said
             raise CheckpointError(
                 f"{name}: got {asked}, but the adapter in {path} has {saved}; set {name}={saved}, "
                 "or start from other weights"
