@@ -3,16 +3,10 @@
 from __future__ import annotations
 
 import json
-import os
 import signal
-import subprocess
-import sys
-from pathlib import Path
 
 import pytest
-
-REPO = Path(__file__).resolve().parents[2]
-KILL_AT = Path(__file__).with_name("kill_at.py")
+from workplace import Workplace
 
 JSON_LOGGER = "tinker_cookbook.utils.loggers.json_logger:append_row"
 CHECKPOINT_LINE = "tinker_cookbook.utils.checkpoints.saving:append_row"
@@ -38,71 +32,9 @@ KILL_POINTS = [
 def workplace(tmp_path_factory, stories_model):
     """A folder with a small data set, and the finished run that was never killed."""
     folder = tmp_path_factory.mktemp("resume")
-    rows = (REPO / "example_data" / "conversations.jsonl").read_text().splitlines()
-    (folder / "train.jsonl").write_text("\n".join(rows[:22]) + "\n")
-    (folder / "test.jsonl").write_text("\n".join(rows[30:36]) + "\n")
     place = Workplace(folder, stories_model)
     assert place.run("straight").returncode == 0
     return place
-
-
-class Workplace:
-    def __init__(self, folder: Path, model: str) -> None:
-        self.folder, self.model = folder, model
-
-    def arguments(self, name: str, behavior: str = "raise") -> list[str]:
-        # 22 conversations in batches of 4: six steps an epoch, the last one partial.
-        return [
-            f"model_name={self.model}",
-            f"dataset_path={self.folder / 'train.jsonl'}",
-            f"test_path={self.folder / 'test.jsonl'}",
-            f"log_path={self.folder / name}",
-            f"behavior_if_log_dir_exists={behavior}",
-            "renderer_name=role_colon",
-            "batch_size=4",
-            "num_epochs=2",
-            "save_every=3",
-            "eval_every=4",
-            "lora_rank=4",
-            "learning_rate=0.005",
-            "show_samples=0",
-            "warmup_steps=2",
-            "device=cpu",
-            "dtype=float32",
-            "grad_clip_norm=3",
-            "weight_decay=0.01",
-            "submit_ahead=2",
-        ]
-
-    def environment(self) -> dict[str, str]:
-        # Each module of the test run shares one checkpoint root, as a user's runs do.
-        home = str(self.folder / "home")
-        return {**os.environ, "TINKER_COOKBOOK_HOME": home, "PYTHONPATH": str(REPO)}
-
-    def run(self, name: str, behavior: str = "raise", kill: list[str] | None = None):
-        program = [str(KILL_AT), *kill] if kill else ["-m"]
-        return subprocess.run(
-            [sys.executable, *program, "recipes.sl_basic", *self.arguments(name, behavior)],
-            cwd=REPO,
-            env=self.environment(),
-            capture_output=True,
-            text=True,
-            timeout=300,
-            check=False,
-        )
-
-    def rows(self, name: str) -> list[dict]:
-        lines = (self.folder / name / "metrics.jsonl").read_text().splitlines()
-        rows = [json.loads(line) for line in lines]
-        return [{k: v for k, v in row.items() if not k.startswith("time/")} for row in rows]
-
-    def adapter(self, name: str) -> bytes:
-        lines = (self.folder / name / "checkpoints.jsonl").read_text().splitlines()
-        final = json.loads(lines[-1])
-        assert final["final"]
-        run, kind, checkpoint = final["state_path"].removeprefix("tinker://").split("/")
-        folder = self.folder / "home" / "runs" / run / kind / checkpoint
-        return (folder / "adapter_model.safetensors").read_bytes()
 
 
 @pytest.mark.parametrize(("point", "count", "when"), KILL_POINTS)

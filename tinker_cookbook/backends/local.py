@@ -132,8 +132,12 @@ class LocalServiceClient(ServiceAsync):
         return types.GetServerCapabilitiesResponse(supported_models=supported)
 
     def close(self, status: str = "success", detail: str | None = None) -> None:
-        """Drops what is queued and stops the engine; saved checkpoints stay."""
-        self.engine.close()
+        """Drops what is queued and stops the engine; saved checkpoints stay.
+
+        ``status`` is ``success``, ``errored`` or ``interrupted``; the last does not wait for the
+        operation in progress, since somebody pressed Ctrl-C.
+        """
+        self.engine.close(wait=status != "interrupted")
 
     def __enter__(self) -> LocalServiceClient:
         return self

@@ -93,9 +93,9 @@ class Engine:
             budget = free_memory_bytes(base.device) // 2
         return max(64, budget // base.activation_bytes_per_token())
 
-    def close(self) -> None:
-        """Drops what is queued and waits for the operation in progress."""
-        self._worker.shutdown(wait=True, cancel_futures=True)
+    def close(self, wait: bool = True) -> None:
+        """Drops what is queued; with ``wait`` also waits for the operation in progress."""
+        self._worker.shutdown(wait=wait, cancel_futures=True)
 
     def _start_worker(self) -> None:
         if self.choice.device.type == "cpu":

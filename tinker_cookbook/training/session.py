@@ -64,9 +64,9 @@ async def training_session(config: TrainingConfig) -> AsyncIterator[TrainingSess
             yield session
         except BaseException as error:
             session.tell_how_to_continue(error)
+            session.close("interrupted" if _is_interruption(error) else "errored", str(error))
             raise
-        finally:
-            session.close()
+        session.close()
 
 
 class TrainingSession:
@@ -179,8 +179,7 @@ class TrainingSession:
     def tell_how_to_continue(self, error: BaseException) -> None:
         """After an error or Ctrl-C: what is safe and how to go on."""
         command = continue_command(self.config.log_path)
-        # A cancelled task is what Ctrl-C looks like from inside an event loop.
-        interrupted = isinstance(error, (KeyboardInterrupt, asyncio.CancelledError))
+        interrupted = _is_interruption(error)
         if command is None or not (self._saved_any or interrupted):
             return
         by = "Ctrl-C" if interrupted else type(error).__name__
@@ -201,12 +200,14 @@ class TrainingSession:
         lines.append(f"plot         {plot_command(self.config.log_path)}")
         return lines
 
-    def close(self) -> None:
-        """Stops the backend and closes the log."""
+    def close(self, status: str = "success", detail: str | None = None) -> None:
+        """Stops the backend, which is told how the run ended, and closes the log."""
         service = getattr(getattr(self, "connection", None), "service", None)
         close = getattr(service, "close", None)
         if close is not None:
-            close()
+            told = close(status, detail)
+            if status == "success" and told is not None:
+                told.result()
         self._log.close()
 
     def _model_line(self) -> str:
@@ -278,6 +279,11 @@ async def run_evaluators(evaluators: Sequence[Evaluator], client: TrainingClient
             snapshot = await client.save_weights_and_get_sampling_client()
         metrics.update(await evaluator(snapshot))
     return metrics
+
+
+def _is_interruption(error: BaseException) -> bool:
+    # A cancelled task is what Ctrl-C looks like from inside an event loop.
+    return isinstance(error, (KeyboardInterrupt, asyncio.CancelledError))
 
 
 def flatten(settings: Any, prefix: str = "") -> Iterator[tuple[str, Any]]:

@@ -1,0 +1,132 @@
+"""A folder in which recipes run as a user runs them: processes of their own, a small real model."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+REPO = Path(__file__).resolve().parents[2]
+KILL_AT = Path(__file__).with_name("kill_at.py")
+
+
+class Workplace:
+    """22 conversations to train on, 6 held out, and a checkpoint root that all runs share."""
+
+    def __init__(self, folder: Path, model: str, recipe: str = "recipes.sl_basic") -> None:
+        self.folder, self.model, self.recipe = folder, model, recipe
+        self.seconds = 0.0  # how long a whole run takes, where a test has measured it
+        rows = (REPO / "example_data" / "conversations.jsonl").read_text().splitlines()
+        (folder / "train.jsonl").write_text("\n".join(rows[:22]) + "\n")
+        (folder / "test.jsonl").write_text("\n".join(rows[30:36]) + "\n")
+
+    def arguments(self, name: str, behavior: str = "raise") -> list[str]:
+        # 22 conversations in batches of 4: six steps an epoch, the last one partial.
+        shared = [
+            f"model_name={self.model}",
+            f"dataset_path={self.folder / 'train.jsonl'}",
+            f"log_path={self.folder / name}",
+            f"behavior_if_log_dir_exists={behavior}",
+            "renderer_name=role_colon",
+            "batch_size=4",
+            "num_epochs=2",
+            "save_every=3",
+            "lora_rank=4",
+            "learning_rate=0.005",
+            "device=cpu",
+            "dtype=float32",
+        ]
+        if self.recipe != "recipes.sl_basic":
+            return shared
+        return [
+            *shared,
+            f"test_path={self.folder / 'test.jsonl'}",
+            "eval_every=4",
+            "show_samples=0",
+            "warmup_steps=2",
+            "grad_clip_norm=3",
+            "weight_decay=0.01",
+            "submit_ahead=2",
+        ]
+
+    def environment(self, **extra: str) -> dict[str, str]:
+        # Each module of the test run shares one checkpoint root, as a user's runs do.
+        home = str(self.folder / "home")
+        return {**os.environ, "TINKER_COOKBOOK_HOME": home, "PYTHONPATH": str(REPO), **extra}
+
+    def command(self, name: str, behavior: str = "raise", *extra: str) -> list[str]:
+        return [sys.executable, "-m", self.recipe, *self.arguments(name, behavior), *extra]
+
+    def start(self, command: list[str], **extra: str) -> subprocess.Popen[str]:
+        """Starts a command in the background; ``extra`` is added to its environment."""
+        return subprocess.Popen(
+            command,
+            cwd=REPO,
+            env=self.environment(**extra),
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+
+    def run(
+        self, name: str, behavior: str = "raise", *extra: str, kill: list[str] | None = None
+    ) -> subprocess.CompletedProcess[str]:
+        """Runs the recipe to its end, or to the point named by ``kill``."""
+        program = [str(KILL_AT), *kill] if kill else ["-m"]
+        return finish(
+            self.start(
+                [sys.executable, *program, self.recipe, *self.arguments(name, behavior), *extra]
+            )
+        )
+
+    def rows(self, name: str) -> list[dict]:
+        """The rows of ``metrics.jsonl``, times left out."""
+        lines = (self.folder / name / "metrics.jsonl").read_text().splitlines()
+        rows = [json.loads(line) for line in lines]
+        return [{k: v for k, v in row.items() if not k.startswith("time/")} for row in rows]
+
+    def adapter(self, name: str) -> bytes:
+        """The file of the final adapter."""
+        lines = (self.folder / name / "checkpoints.jsonl").read_text().splitlines()
+        final = json.loads(lines[-1])
+        assert final["final"]
+        return (self.weights(final["state_path"]) / "adapter_model.safetensors").read_bytes()
+
+    def weights(self, state_path: str, home: Path | None = None) -> Path:
+        """The folder of a checkpoint."""
+        run, kind, checkpoint = state_path.removeprefix("tinker://").split("/")
+        return (home or self.folder / "home") / "runs" / run / kind / checkpoint
+
+
+def finish(
+    process: subprocess.Popen[str], seconds: float = 300
+) -> subprocess.CompletedProcess[str]:
+    """Waits for a process, and ends it where it takes too long."""
+    try:
+        out, err = process.communicate(timeout=seconds)
+    except subprocess.TimeoutExpired:
+        process.kill()
+        process.communicate()
+        raise
+    return subprocess.CompletedProcess(process.args, process.returncode, out, err)
+
+
+def wait_for(
+    condition: Callable[[], bool], process: subprocess.Popen[str], seconds: float = 60
+) -> None:
+    """Waits until ``condition`` holds; fails where the process ends before."""
+    end = time.monotonic() + seconds
+    while not condition():
+        assert process.poll() is None, process.communicate()[1][-2000:]
+        assert time.monotonic() < end, "the process did not come so far"
+        time.sleep(0.02)
+
+
+def count_lines(path: Path) -> int:
+    """Lines of a file that may not be there yet."""
+    return path.read_text().count("\n") if path.exists() else 0
