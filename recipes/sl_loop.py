@@ -78,7 +78,7 @@ class Config:
 
 def resolve(config: Config) -> Config:
     """Fills in what follows from the model, so that the log has it, and checks the settings."""
-    check_model(config.model_name, config.backend, config.base_url)
+    check_model(config)
     learning_rate = config.learning_rate
     if learning_rate is None:
         learning_rate = hyperparam_utils.get_lr(config.model_name)

@@ -21,6 +21,7 @@ _CHOICES = (
     f"{_KEY}=resume (continue from its last checkpoint), {_KEY}=delete (start over), or another "
     f"log_path=…"
 )
+_LEFT_BY_A_FALSE_START = (LOCK_FILE, CONFIG_FILE, "config.previous.json", "logs.log", "code.diff")
 _EXAMPLES_ROOT = "/tmp/tinker-examples"
 
 
@@ -28,7 +29,8 @@ def check_log_dir(log_dir: str | os.PathLike[str], behavior_if_exists: LogdirBeh
     """Decides what happens with a log folder that already holds something; never overwrites it.
 
     Args:
-        log_dir: The run's folder. An absent or empty one passes whatever the behaviour is.
+        log_dir: The run's folder. One that is absent, empty, or left by a run that ended before
+            its first row passes whatever the behaviour is.
         behavior_if_exists: ``resume`` leaves it as it is; ``delete`` empties it; ``raise`` refuses;
             ``ask`` asks on a terminal and refuses where there is none.
 
@@ -53,6 +55,8 @@ def check_log_dir(log_dir: str | os.PathLike[str], behavior_if_exists: LogdirBeh
             f"log_path={path} is in use by another run ({holder}); wait for it, stop it, or give "
             f"this run its own log_path=…"
         )
+    if behavior_if_exists != "delete" and _is_false_start(path):
+        return
     if behavior_if_exists == "ask":
         behavior_if_exists = _ask(path)
     if behavior_if_exists == "raise":
@@ -89,6 +93,14 @@ def model_name_from_argv(argv: Sequence[str], default: str) -> str:
 def _has_content(path: Path) -> bool:
     # A lock file alone is what a run leaves that was refused before it wrote anything.
     return path.is_dir() and any(entry.name != LOCK_FILE for entry in path.iterdir())
+
+
+def _is_false_start(path: Path) -> bool:
+    """Whether a run ended here before its first row: starting again loses nothing."""
+    # By their beginnings, since copies of an earlier config are numbered.
+    names = [entry.name for entry in path.iterdir()]
+    known = all(name.startswith(_LEFT_BY_A_FALSE_START) for name in names)
+    return known and _was_written_by_a_run(path)
 
 
 def _ask(path: Path) -> LogdirBehavior:

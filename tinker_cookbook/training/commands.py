@@ -24,4 +24,5 @@ def continue_command(log_path: str) -> str | None:
 
 def plot_command(log_path: str) -> str:
     """The command line that draws the curves of a run."""
-    return shlex.join(["python", "-m", "tinker_cookbook.plot", f"log_path={Path(log_path)}"])
+    python = getattr(sys, "orig_argv", ["python"])[0]
+    return shlex.join([python, "-m", "tinker_cookbook.plot", f"log_path={Path(log_path)}"])

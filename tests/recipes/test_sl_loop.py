@@ -1,0 +1,86 @@
+"""The one-page loop: it resumes after a kill, and a sweep reads what it leaves."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+from glob import glob
+
+import pandas
+import pytest
+from workplace import Workplace
+
+CHECKPOINT_LINE = "tinker_cookbook.utils.checkpoints.saving:append_row"
+OPTIM_STEP = "tinker_cookbook.engine.training_run:TrainingRun.optim_step"
+
+
+@pytest.fixture(scope="module")
+def workplace(tmp_path_factory, stories_model):
+    folder = tmp_path_factory.mktemp("loop")
+    place = Workplace(folder, stories_model, recipe="recipes.sl_loop")
+    done = place.run("straight")
+    assert done.returncode == 0, done.stderr[-2000:]
+    return place
+
+
+def test_a_whole_run(workplace):
+    rows = workplace.rows("straight")
+    assert [row["step"] for row in rows] == list(range(1, 13))
+    assert rows[-1]["progress"] == 1.0
+    assert rows[-1]["train_mean_nll"] < rows[0]["train_mean_nll"]
+    # Each conversation once an epoch, the partial batch too.
+    assert [row["num_sequences"] for row in rows] == [4, 4, 4, 4, 4, 2] * 2
+
+
+@pytest.mark.parametrize(
+    ("point", "count"), [(CHECKPOINT_LINE, 2), (OPTIM_STEP, 5)], ids=["at a checkpoint", "between"]
+)
+def test_killed_and_resumed_equals_never_killed(workplace, request, point, count):
+    name = request.node.callspec.id.replace(" ", "-")
+    killed = workplace.run(name, kill=[point, str(count), "after"])
+    assert killed.returncode == -signal.SIGKILL, killed.stderr[-2000:]
+    assert 0 < len(workplace.rows(name)) < 12
+    resumed = workplace.run(name, "resume")
+    assert resumed.returncode == 0, resumed.stderr[-2000:]
+    assert workplace.rows(name) == workplace.rows("straight")
+    assert workplace.adapter(name) == workplace.adapter("straight")
+
+
+@pytest.mark.parametrize(
+    ("argument", "words"),
+    [
+        ("batch_size=0", "batch_size: got 0, expected at least 1"),
+        ("batch_size=23", "batch_size: got 23, expected at most 22"),
+        ("max_length=4", "nothing is left to train on with max_length=4"),
+        ("model_name=smollm", "model_name: got 'smollm'"),
+    ],
+)
+def test_settings_that_cannot_work(workplace, argument, words):
+    done = workplace.run("wrong", "raise", argument)
+    assert done.returncode == 1
+    assert words in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+def test_a_sweep_over_learning_rates_is_read_with_pandas(workplace):
+    rates = {"lr-0.005": 0.005, "lr-0.0001": 0.0001, "lr-cut": 0.001}
+    sweep = workplace.folder / "sweep"
+    for name, rate in rates.items():
+        extra = [f"log_path={sweep / name}", f"learning_rate={rate}", "max_steps=8"]
+        kill = [OPTIM_STEP, "4", "after"] if name == "lr-cut" else None
+        done = workplace.run(name, "raise", *extra, kill=kill)
+        assert done.returncode == (0 if kill is None else -signal.SIGKILL), done.stderr[-2000:]
+    found = []
+    for path in sorted(glob(os.path.expanduser(f"{sweep}/*/metrics.jsonl"))):
+        frame = pandas.read_json(path, lines=True)
+        if len(frame) == 0 or frame["progress"].iloc[-1] < 0.98:
+            continue  # the experiment is not complete
+        with open(path.replace("metrics.jsonl", "config.json"), "rb") as file:
+            config = json.load(file)
+        loss = frame["train_mean_nll"].iloc[-1].item()
+        found.append({"learning_rate": config["learning_rate"], "final_loss": loss})
+    table = pandas.DataFrame(found)
+    assert sorted(table["learning_rate"]) == [0.0001, 0.005]
+    # Eight steps at the small rate leave the model where it was.
+    assert table["learning_rate"][table["final_loss"].idxmin()] == 0.005
