@@ -74,7 +74,7 @@ def test_a_sweep_over_learning_rates_is_read_with_pandas(workplace):
     found = []
     for path in sorted(glob(os.path.expanduser(f"{sweep}/*/metrics.jsonl"))):
         frame = pandas.read_json(path, lines=True)
-        if len(frame) == 0 or frame["progress"].iloc[-1].item() < 0.98:
+        if len(frame) == 0 or frame["progress"].iloc[-1] < 0.98:  # pyright: ignore
             continue  # the experiment is not complete
         with open(path.replace("metrics.jsonl", "config.json"), "rb") as file:
             config = json.load(file)
