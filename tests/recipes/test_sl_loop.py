@@ -6,6 +6,7 @@ import json
 import os
 import signal
 from glob import glob
+from typing import Any
 
 import pandas
 import pytest
@@ -73,8 +74,8 @@ def test_a_sweep_over_learning_rates_is_read_with_pandas(workplace):
         assert done.returncode == (0 if kill is None else -signal.SIGKILL), done.stderr[-2000:]
     found = []
     for path in sorted(glob(os.path.expanduser(f"{sweep}/*/metrics.jsonl"))):
-        frame = pandas.read_json(path, lines=True)
-        if len(frame) == 0 or frame["progress"].iloc[-1] < 0.98:  # pyright: ignore
+        frame: Any = pandas.read_json(path, lines=True)
+        if len(frame) == 0 or frame["progress"].iloc[-1] < 0.98:
             continue  # the experiment is not complete
         with open(path.replace("metrics.jsonl", "config.json"), "rb") as file:
             config = json.load(file)
