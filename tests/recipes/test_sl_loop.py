@@ -74,14 +74,14 @@ def test_a_sweep_over_learning_rates_is_read_with_pandas(workplace):
         assert done.returncode == (0 if kill is None else -signal.SIGKILL), done.stderr[-2000:]
     found = []
     for path in sorted(glob(os.path.expanduser(f"{sweep}/*/metrics.jsonl"))):
-        frame: Any = pandas.read_json(path, lines=True)
+        frame = pandas.read_json(path, lines=True)
         if len(frame) == 0 or frame["progress"].iloc[-1] < 0.98:
             continue  # the experiment is not complete
         with open(path.replace("metrics.jsonl", "config.json"), "rb") as file:
             config = json.load(file)
         loss = frame["train_mean_nll"].iloc[-1].item()
         found.append({"learning_rate": config["learning_rate"], "final_loss": loss})
-    table = pandas.DataFrame(found)
+    table: Any = pandas.DataFrame(found)
     assert sorted(table["learning_rate"]) == [0.0001, 0.005]
     # Eight steps at the small rate leave the model where it was.
     assert table["learning_rate"][table["final_loss"].idxmin()] == 0.005
