@@ -105,7 +105,7 @@ class Loss:
         low, high = known.get(_CLIP[0]), known.get(_CLIP[1])
         if low is not None and high is not None and low > high:
             raise ConfigurationError(
-                f"loss_fn_config: clip_low_threshold is {low}, above clip_high_threshold of {high}; "
+                f"loss_fn_config: clip_low_threshold is {low}, above clip_high_threshold {high}; "
                 "both bound the ratio itself (0.8 and 1.2), not its distance from 1"
             )
         return {key: value for key, value in known.items() if value is not None}

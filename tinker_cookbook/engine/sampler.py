@@ -144,9 +144,7 @@ class Sampler:
                 f"target_prompt_logprobs: has shape {tuple(targets.shape)}, expected "
                 f"({len(prompt) - 1}, K): K tokens for each position after the first"
             )
-        check_token_range(
-            "target_prompt_logprobs", targets.cpu().numpy(), self.base.vocab_size
-        )
+        check_token_range("target_prompt_logprobs", targets.cpu().numpy(), self.base.vocab_size)
         hidden, lora = self._prompt_hidden(prompt)
         values = self.base.head.logprobs(hidden, targets.to(self.base.device), lora)
         return values.cpu().numpy()

@@ -6,7 +6,7 @@ import engine_reference as ref
 import numpy as np
 import pytest
 import torch
-from torch.nn import functional as F  # noqa: N812
+from torch.nn import functional as F
 
 from tinker_cookbook.engine import cpu_attention
 

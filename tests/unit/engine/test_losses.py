@@ -38,7 +38,9 @@ def surrogate(ratio, low, high) -> float:
 
 
 def test_values_are_those_of_the_definitions():
-    s = np.exp([((LP - Q) * MASK)[SEQUENCE == i].sum() / MASK[SEQUENCE == i].sum() for i in range(4)])
+    s = np.exp(
+        [((LP - Q) * MASK)[i == SEQUENCE].sum() / MASK[i == SEQUENCE].sum() for i in range(4)]
+    )
     low, high = RNG.uniform(0.3, 0.9, N), RNG.uniform(1.1, 3, N)
     clips = {"clip_low_threshold": low, "clip_high_threshold": high}
     narrow = {"clip_low_threshold": 0.5, "clip_high_threshold": 1.5}

@@ -14,7 +14,9 @@ from tinker_cookbook.exceptions import CheckpointError, ConfigurationError, Trai
 def parameters(seed: int = 0) -> dict[str, torch.Tensor]:
     generator = torch.Generator().manual_seed(seed)
     shapes = {"a": (4, 30), "b": (50, 4), "c": (7,)}
-    return {n: (torch.randn(s, generator=generator) * 0.2).requires_grad_() for n, s in shapes.items()}
+    return {
+        n: (torch.randn(s, generator=generator) * 0.2).requires_grad_() for n, s in shapes.items()
+    }
 
 
 def gradients(step: int, size: float = 1.0) -> dict[str, torch.Tensor]:

@@ -102,7 +102,10 @@ def test_shared_prefix_equals_unshared(tiny_base, kind, loss, record_property):
             inputs["weights"] = rng.normal(size=(length, 3))
         else:
             inputs["target_tokens"] = np.append(tokens[1:], 5)
-            inputs |= {"logprobs": rng.normal(size=length) - 6, "advantages": rng.normal(size=length)}
+            inputs |= {
+                "logprobs": rng.normal(size=length) - 6,
+                "advantages": rng.normal(size=length),
+            }
         if loss == "gspo":
             inputs["sequence_ratio_mask"] = np.ones(length)
         data.append(ref.example(tokens, **inputs))
@@ -115,7 +118,8 @@ def test_shared_prefix_equals_unshared(tiny_base, kind, loss, record_property):
         assert any(row.shared for row in rows) == share
         if loss == "custom":
             output = run.forward_backward_custom(
-                data, lambda lps: (sum(lp.sigmoid().sum() * (i + 1) for i, lp in enumerate(lps)), {})
+                data,
+                lambda lps: (sum(lp.sigmoid().sum() * (i + 1) for i, lp in enumerate(lps)), {}),
             )
         else:
             name = "cross_entropy" if loss == "wide" else loss

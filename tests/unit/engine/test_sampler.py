@@ -68,9 +68,7 @@ def test_bf16_divergence_from_the_trainer(stories_model, record_property):
     base = ref.load_base(stories_model, torch.bfloat16)
     run = ref.make_run(base, size=0.005)
     samples = Sampler(base, run.snapshot()).sample([1], 16, settings(max_tokens=60))
-    data = [
-        ref.example(np.array([1, *s.tokens]), weights=np.zeros(len(s.tokens))) for s in samples
-    ]
+    data = [ref.example(np.array([1, *s.tokens]), weights=np.zeros(len(s.tokens))) for s in samples]
     trained = run.forward_backward(data, "cross_entropy", backward=False).logprobs
     d = np.concatenate([t - np.array(s.logprobs) for t, s in zip(trained, samples, strict=True)])
     kl = float((np.exp(d) - 1 - d).mean())
@@ -205,9 +203,7 @@ def test_prompt_scores_equal_a_plain_forward(base, tmp_path):
 
 
 def test_topk_of_samples(stories_base):
-    (sample,) = Sampler(stories_base, None).sample(
-        [1], 1, settings(temperature=0.0), topk_sample=4
-    )
+    (sample,) = Sampler(stories_base, None).sample([1], 1, settings(temperature=0.0), topk_sample=4)
     assert len(sample.topk) == 20
     for token, lp, (ids, values) in zip(sample.tokens, sample.logprobs, sample.topk, strict=True):
         assert ids[0] == token
@@ -242,7 +238,7 @@ def test_bad_prompts_are_named(stories_base):
         sampler.sample([1], 1, settings(stop_strings=("a",)))
     with pytest.raises(ConfigurationError, match="num_samples: got 0"):
         sampler.sample([1], 0, settings())
-    with pytest.raises(DataValidationError, match="target_prompt_logprobs.*expected"):
+    with pytest.raises(DataValidationError, match=r"target_prompt_logprobs.*expected"):
         sampler.score_targets([1, 2, 3], torch.zeros(3, 1, dtype=torch.long))
     with pytest.raises(DataValidationError, match="token id 512"):
         sampler.score_targets([1, 2, 3], torch.full((2, 1), 512))

@@ -7,7 +7,6 @@ import numpy as np
 import pytest
 import torch
 
-
 from tinker_cookbook.engine.adapters import AdapterSpec
 from tinker_cookbook.engine.examples import Example
 from tinker_cookbook.engine.micro_batch import MicroBatchPass
@@ -242,5 +241,3 @@ def test_replace_by_takes_everything(stories_base):
     assert run.step == 7
     assert run._gradients == {}
     assert same(weights(run), weights(other))
-
-
