@@ -15,7 +15,7 @@ import time
 from pathlib import Path
 
 import pytest
-from workplace import Workplace, count_lines, finish, wait_for
+from recipe_runs import RecipeRuns, count_lines, finish, wait_for
 
 from recipes import sl_basic
 from tinker_cookbook.utils.entrypoint import run_entrypoint
@@ -25,20 +25,20 @@ REMOTE = ("device=auto", "dtype=auto")
 
 
 @pytest.fixture(scope="module")
-def workplace(tmp_path_factory, stories_model):
-    return Workplace(tmp_path_factory.mktemp("bad"), stories_model)
+def recipe_runs(tmp_path_factory, stories_model):
+    return RecipeRuns(tmp_path_factory.mktemp("bad"), stories_model)
 
 
 @pytest.fixture(scope="module")
-def trained(workplace):
+def trained(recipe_runs):
     """Two steps of training, a checkpoint after each."""
-    done = workplace.run("trained", "raise", "max_steps=2", "save_every=1")
+    done = recipe_runs.run("trained", "raise", "max_steps=2", "save_every=1")
     assert done.returncode == 0, done.stderr[-2000:]
-    return workplace
+    return recipe_runs
 
 
 @pytest.fixture
-def refused(workplace, monkeypatch, capsys):
+def refused(recipe_runs, monkeypatch, capsys):
     """Runs the recipe with arguments that cannot work; gives the message."""
     import tinker_cookbook.engine.base_model as base_model
 
@@ -50,8 +50,8 @@ def refused(workplace, monkeypatch, capsys):
     def run(
         *arguments: str, name: str = "refused", behavior: str = "raise", home: Path | None = None
     ) -> str:
-        line = [*workplace.arguments(name, behavior), *arguments]
-        monkeypatch.setenv("TINKER_COOKBOOK_HOME", str(home or workplace.folder / "home"))
+        line = [*recipe_runs.arguments(name, behavior), *arguments]
+        monkeypatch.setenv("TINKER_COOKBOOK_HOME", str(home or recipe_runs.folder / "home"))
         monkeypatch.setattr(sys, "argv", ["sl_basic", *line])
         with pytest.raises(SystemExit) as ended:
             run_entrypoint(sl_basic.main)
@@ -105,17 +105,17 @@ def test_settings(refused, monkeypatch, arguments, words):
         assert word in message, message
 
 
-def test_a_log_path_that_cannot_be_written(refused, workplace):
-    message = refused(f"log_path={workplace.folder / 'train.jsonl' / 'run'}")
+def test_a_log_path_that_cannot_be_written(refused, recipe_runs):
+    message = refused(f"log_path={recipe_runs.folder / 'train.jsonl' / 'run'}")
     assert "log_path=" in message
     assert "cannot be written: Not a directory" in message
     assert "choose another folder" in message
-    message = refused(f"log_path={workplace.folder / 'train.jsonl'}")
+    message = refused(f"log_path={recipe_runs.folder / 'train.jsonl'}")
     assert "is a file; expected a folder" in message
 
 
-def test_a_metrics_file_that_is_none(refused, workplace):
-    folder = workplace.folder / "device"
+def test_a_metrics_file_that_is_none(refused, recipe_runs):
+    folder = recipe_runs.folder / "device"
     folder.mkdir()
     (folder / "metrics.jsonl").symlink_to("/dev/full")  # endless when read
     message = refused(name="device", behavior="resume")
@@ -144,25 +144,25 @@ GOOD = '{"messages": [{"role": "user", "content": "a"}, {"role": "assistant", "c
     ],
     ids=["not JSON", "key", "list", "no message", "no answer", "no role", "empty", "few"],
 )
-def test_data(refused, workplace, content, words):
-    path = workplace.folder / "bad.jsonl"
+def test_data(refused, recipe_runs, content, words):
+    path = recipe_runs.folder / "bad.jsonl"
     path.write_text(content)
     message = refused(f"dataset_path={path}")
     for word in words:
         assert word in message, message
 
 
-def test_a_data_file_that_is_not_there(refused, workplace):
-    message = refused(f"dataset_path={workplace.folder / 'absent.jsonl'}")
+def test_a_data_file_that_is_not_there(refused, recipe_runs):
+    message = refused(f"dataset_path={recipe_runs.folder / 'absent.jsonl'}")
     assert "absent.jsonl: there is no such file" in message
-    message = refused(f"test_path={workplace.folder / 'absent_test.jsonl'}")
+    message = refused(f"test_path={recipe_runs.folder / 'absent_test.jsonl'}")
     assert "absent_test.jsonl: there is no such file" in message
 
 
 # --- checkpoints -----------------------------------------------------------------------------
 
 
-def last_state(place: Workplace) -> str:
+def last_state(place: RecipeRuns) -> str:
     lines = (place.folder / "trained" / "checkpoints.jsonl").read_text().splitlines()
     return json.loads(lines[-1])["state_path"]
 
@@ -223,7 +223,7 @@ def test_truncated_weights(refused, trained, how, file):
     assert "CheckpointError" in message
 
 
-def reopened(place: Workplace, name: str) -> str:
+def reopened(place: RecipeRuns, name: str) -> str:
     """A copy of the run that stopped before its last step."""
     shutil.copytree(place.folder / "trained", place.folder / name)
     checkpoints = place.folder / name / "checkpoints.jsonl"
@@ -234,31 +234,31 @@ def reopened(place: Workplace, name: str) -> str:
 # --- two runs at once, full disks, no network ------------------------------------------------
 
 
-def test_two_runs_on_one_log_path(refused, workplace):
-    process = workplace.start(workplace.command("busy", "raise", "num_epochs=500"))
+def test_two_runs_on_one_log_path(refused, recipe_runs):
+    process = recipe_runs.start(recipe_runs.command("busy", "raise", "num_epochs=500"))
     try:
-        wait_for(lambda: count_lines(workplace.folder / "busy" / "metrics.jsonl") > 1, process)
-        before = (workplace.folder / "busy" / "config.json").read_bytes()
+        wait_for(lambda: count_lines(recipe_runs.folder / "busy" / "metrics.jsonl") > 1, process)
+        before = (recipe_runs.folder / "busy" / "config.json").read_bytes()
         for behavior in ("raise", "resume", "delete", "ask"):
             message = refused(name="busy", behavior=behavior)
             assert f"in use by another run (pid {process.pid}" in message
             assert "log_path=…" in message
         assert process.poll() is None
-        assert (workplace.folder / "busy" / "config.json").read_bytes() == before
+        assert (recipe_runs.folder / "busy" / "config.json").read_bytes() == before
     finally:
         process.kill()
         finish(process)
 
 
 @pytest.fixture(scope="module")
-def plenty(workplace):
+def plenty(recipe_runs):
     """The rows of a run whose disk was large enough."""
-    assert workplace.run("plenty", "raise", LONG).returncode == 0
-    return workplace.rows("plenty")
+    assert recipe_runs.run("plenty", "raise", LONG).returncode == 0
+    return recipe_runs.rows("plenty")
 
 
 @pytest.fixture
-def small_disk(workplace, tmp_path):
+def small_disk(recipe_runs, tmp_path):
     """An empty file system of 4 MB; skips where this user may not mount one."""
     mount = ["mount", "-t", "tmpfs", "-o", "size=4m", "tmpfs", str(tmp_path)]
     if shutil.which("mount") is None or subprocess.run(mount, capture_output=True).returncode:
@@ -268,16 +268,16 @@ def small_disk(workplace, tmp_path):
 
 
 @pytest.mark.parametrize("which", ["log_path", "checkpoints"])
-def test_a_disk_that_fills_up(workplace, plenty, small_disk, which):
+def test_a_disk_that_fills_up(recipe_runs, plenty, small_disk, which):
     name, extra = f"disk-{which}", {}
-    log = workplace.folder / name
+    log = recipe_runs.folder / name
     if which == "log_path":
         log.symlink_to(small_disk / "log")
         (small_disk / "log").mkdir()
     else:
         extra = {"TINKER_COOKBOOK_HOME": str(small_disk / "home")}
-    command = workplace.command(name, "raise", LONG)
-    process = workplace.start(command, **extra)
+    command = recipe_runs.command(name, "raise", LONG)
+    process = recipe_runs.start(command, **extra)
     wait_for(lambda: count_lines(log / "checkpoints.jsonl") >= 1, process)
     fill(small_disk / "filler")
     stopped = finish(process, 60)
@@ -286,13 +286,13 @@ def test_a_disk_that_fills_up(workplace, plenty, small_disk, which):
     message = stopped.stderr.strip().splitlines()[-1]
     assert "intact" in message
     assert "space" in message
-    rows = workplace.rows(name)  # every line is whole
+    rows = recipe_runs.rows(name)  # every line is whole
     assert 1 < len(rows) < len(plenty)
     assert rows == plenty[: len(rows)]
     (small_disk / "filler").unlink()
-    continued = finish(workplace.start(workplace.command(name, "resume", LONG), **extra))
+    continued = finish(recipe_runs.start(recipe_runs.command(name, "resume", LONG), **extra))
     assert continued.returncode == 0, continued.stderr[-2000:]
-    assert workplace.rows(name) == plenty
+    assert recipe_runs.rows(name) == plenty
 
 
 def fill(path: Path) -> None:
@@ -305,7 +305,7 @@ def fill(path: Path) -> None:
                 continue
 
 
-def test_no_network_and_nothing_cached(workplace, tmp_path):
+def test_no_network_and_nothing_cached(recipe_runs, tmp_path):
     silent = socket.create_server(("127.0.0.1", 0))  # takes calls and never answers
     silent_hub = {"HF_ENDPOINT": f"http://127.0.0.1:{silent.getsockname()[1]}"}
     closed = "http://127.0.0.1:9"
@@ -320,9 +320,9 @@ def test_no_network_and_nothing_cached(workplace, tmp_path):
     begun = time.monotonic()
     running = {}
     for name, (model, environment, words) in cases.items():
-        command = workplace.command(name, "raise", f"model_name={model}", "learning_rate=None")
+        command = recipe_runs.command(name, "raise", f"model_name={model}", "learning_rate=None")
         home = {"HF_HOME": str(tmp_path / "hub"), "TINKER_COOKBOOK_HOME": str(tmp_path / name)}
-        process = workplace.start(command, **{"HF_HUB_OFFLINE": "0", **home, **environment})
+        process = recipe_runs.start(command, **{"HF_HUB_OFFLINE": "0", **home, **environment})
         running[name] = (process, words, model)
     for name, (process, words, model) in running.items():
         stopped = finish(process, 60)

@@ -12,7 +12,7 @@ import time
 
 import chz
 import pytest
-from workplace import REPO, Workplace, finish
+from recipe_runs import REPO, RecipeRuns, finish
 
 from recipes import sl_basic, sl_loop
 from tinker_cookbook.exceptions import ConfigurationError
@@ -37,8 +37,8 @@ print("LOADED", *(name for name in {HEAVY} if name in sys.modules))
 
 
 @pytest.fixture(scope="module")
-def workplace(tmp_path_factory, stories_model):
-    place = Workplace(tmp_path_factory.mktemp("line"), stories_model)
+def recipe_runs(tmp_path_factory, stories_model):
+    place = RecipeRuns(tmp_path_factory.mktemp("line"), stories_model)
     done = place.run("straight", "raise", "max_steps=2")
     assert done.returncode == 0, done.stderr[-2000:]
     return place
@@ -48,8 +48,8 @@ def workplace(tmp_path_factory, stories_model):
 
 
 @pytest.mark.parametrize("module", SPELLINGS)
-def test_help_lists_every_key_and_loads_nothing_heavy(workplace, module):
-    done = finish(workplace.start([sys.executable, "-c", LIST_MODULES, module]))
+def test_help_lists_every_key_and_loads_nothing_heavy(recipe_runs, module):
+    done = finish(recipe_runs.start([sys.executable, "-c", LIST_MODULES, module]))
     assert done.returncode == 0, done.stderr[-2000:]
     *shown, loaded = done.stdout.splitlines()
     assert loaded == "LOADED"
@@ -65,20 +65,20 @@ def test_help_lists_every_key_and_loads_nothing_heavy(workplace, module):
         assert meaning, name
 
 
-def test_help_is_quick(workplace):
+def test_help_is_quick(recipe_runs):
     def seconds() -> float:
         begun = time.perf_counter()
         command = [sys.executable, "-m", "recipes.sl_basic", "--help"]
-        assert finish(workplace.start(command)).returncode == 0
+        assert finish(recipe_runs.start(command)).returncode == 0
         return time.perf_counter() - begun
 
     # The best of some: what else runs on the machine is not the recipe's doing.
     assert min(seconds() for _ in range(4)) < 1.5
 
 
-def test_help_through_a_closed_pipe(workplace):
+def test_help_through_a_closed_pipe(recipe_runs):
     command = f"{sys.executable} -m recipes.sl_basic --help | head -1"
-    done = finish(workplace.start(["sh", "-c", command]))
+    done = finish(recipe_runs.start(["sh", "-c", command]))
     assert done.stdout.startswith("python -m recipes.sl_basic")
     assert done.stderr == ""
 
@@ -125,20 +125,20 @@ def test_arguments_are_taken_as_they_are_meant():
     assert (config.learning_rate, config.batch_size, config.max_length) == (3e-4, 2, None)
 
 
-def test_wrong_arguments_end_the_program_with_one_sentence(workplace):
-    done = finish(workplace.start(workplace.command("x", "raise", "learning_rat=1")))
+def test_wrong_arguments_end_the_program_with_one_sentence(recipe_runs):
+    done = finish(recipe_runs.start(recipe_runs.command("x", "raise", "learning_rat=1")))
     assert done.returncode == 1
     assert done.stderr.strip().count("\n") == 0
     assert done.stdout == ""
-    assert not (workplace.folder / "x").exists()
+    assert not (recipe_runs.folder / "x").exists()
 
 
 # --- an existing folder ----------------------------------------------------------------------
 
 
-def test_config_json_rebuilds_the_resolved_config(workplace):
-    config = load_config(workplace.folder / "straight")
-    arguments = workplace.arguments("straight", "raise")
+def test_config_json_rebuilds_the_resolved_config(recipe_runs):
+    config = load_config(recipe_runs.folder / "straight")
+    arguments = recipe_runs.arguments("straight", "raise")
     cli = parse_arguments(sl_basic.CLIConfig, [*arguments, "max_steps=2"])
     assert config == sl_basic.build_config(cli)
     assert type(config.dataset_builder).__name__ == "FromConversationFileBuilder"
@@ -146,46 +146,46 @@ def test_config_json_rebuilds_the_resolved_config(workplace):
 
 
 @pytest.mark.parametrize("behavior", ["raise", "ask"])
-def test_refused_with_the_three_choices(workplace, behavior):
-    before = snapshot(workplace)
-    done = workplace.run("straight", behavior)
+def test_refused_with_the_three_choices(recipe_runs, behavior):
+    before = snapshot(recipe_runs)
+    done = recipe_runs.run("straight", behavior)
     assert done.returncode == 1
     for choice in ("=resume", "=delete", "log_path="):
         assert choice in done.stderr
     if behavior == "ask":
         assert "no terminal" in done.stderr
-    assert snapshot(workplace) == before
+    assert snapshot(recipe_runs) == before
 
 
-def test_a_wrong_setting_beside_delete_deletes_nothing(workplace):
-    before = snapshot(workplace)
+def test_a_wrong_setting_beside_delete_deletes_nothing(recipe_runs):
+    before = snapshot(recipe_runs)
     for wrong in ("batch_size=0", "device=xpu", "renderer_name=nope", "model_name=no-such/model"):
-        done = workplace.run("straight", "delete", wrong)
+        done = recipe_runs.run("straight", "delete", wrong)
         assert done.returncode == 1
-        assert snapshot(workplace) == before
+        assert snapshot(recipe_runs) == before
 
 
-def test_ask_on_a_terminal(workplace):
-    command = workplace.command("straight", "ask", "max_steps=2")
-    code, seen = on_a_terminal(workplace, command, b"what?\nq\n")
+def test_ask_on_a_terminal(recipe_runs):
+    command = recipe_runs.command("straight", "ask", "max_steps=2")
+    code, seen = on_a_terminal(recipe_runs, command, b"what?\nq\n")
     assert code == 1
     assert seen.count("[r]esume, [d]elete or [q]uit?") == 2
-    code, seen = on_a_terminal(workplace, command, b"r\n")
+    code, seen = on_a_terminal(recipe_runs, command, b"r\n")
     assert code == 0
     assert "This run is complete" in seen, seen[-3000:]
-    before = json.loads(snapshot(workplace)["checkpoints.jsonl"].splitlines()[-1])
-    code, seen = on_a_terminal(workplace, command, b"d\n")
+    before = json.loads(snapshot(recipe_runs)["checkpoints.jsonl"].splitlines()[-1])
+    code, seen = on_a_terminal(recipe_runs, command, b"d\n")
     assert code == 0, seen[-2000:]
-    after = json.loads(snapshot(workplace)["checkpoints.jsonl"].splitlines()[-1])
+    after = json.loads(snapshot(recipe_runs)["checkpoints.jsonl"].splitlines()[-1])
     assert before["state_path"] != after["state_path"]
-    assert [row["step"] for row in workplace.rows("straight")] == [0, 1, 2]
+    assert [row["step"] for row in recipe_runs.rows("straight")] == [0, 1, 2]
 
 
-def snapshot(place: Workplace) -> dict[str, bytes]:
+def snapshot(place: RecipeRuns) -> dict[str, bytes]:
     return {path.name: path.read_bytes() for path in (place.folder / "straight").iterdir()}
 
 
-def on_a_terminal(place: Workplace, command: list[str], answer: bytes) -> tuple[int, str]:
+def on_a_terminal(place: RecipeRuns, command: list[str], answer: bytes) -> tuple[int, str]:
     """Runs a command on a terminal of its own and types the answer to its first question."""
     ours, theirs = pty.openpty()
     process = subprocess.Popen(

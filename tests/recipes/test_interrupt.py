@@ -9,14 +9,14 @@ import subprocess
 import time
 
 import pytest
-from workplace import Workplace, count_lines, finish, wait_for
+from recipe_runs import RecipeRuns, count_lines, finish, wait_for
 
 LONG = ("num_epochs=5",)  # 30 steps: long enough to be interrupted in
 
 
 @pytest.fixture(scope="module")
-def workplace(tmp_path_factory, stories_model):
-    place = Workplace(tmp_path_factory.mktemp("interrupt"), stories_model)
+def recipe_runs(tmp_path_factory, stories_model):
+    place = RecipeRuns(tmp_path_factory.mktemp("interrupt"), stories_model)
     begun = time.monotonic()
     assert place.run("straight", "raise", *LONG).returncode == 0
     place.seconds = time.monotonic() - begun
@@ -41,35 +41,35 @@ def printed_command(stdout: str) -> list[str]:
     return shlex.split(lines[at + 1])
 
 
-def test_ctrl_c_prints_the_command_that_continues(workplace):
-    stopped, seconds = interrupt(workplace, "ctrl-c", 8)
+def test_ctrl_c_prints_the_command_that_continues(recipe_runs):
+    stopped, seconds = interrupt(recipe_runs, "ctrl-c", 8)
     assert stopped.returncode == 130
     assert seconds < 10
     assert "stopped by Ctrl-C" in stopped.stdout
     assert "Traceback" not in stopped.stderr
-    assert len(workplace.rows("ctrl-c")) < len(workplace.rows("straight"))
+    assert len(recipe_runs.rows("ctrl-c")) < len(recipe_runs.rows("straight"))
     # What was printed runs as it stands, in a shell's words.
-    continued = finish(workplace.start(printed_command(stopped.stdout)))
+    continued = finish(recipe_runs.start(printed_command(stopped.stdout)))
     assert continued.returncode == 0, continued.stderr[-2000:]
     assert "continuing after step" in continued.stdout
-    assert workplace.rows("ctrl-c") == workplace.rows("straight")
-    assert workplace.adapter("ctrl-c") == workplace.adapter("straight")
+    assert recipe_runs.rows("ctrl-c") == recipe_runs.rows("straight")
+    assert recipe_runs.adapter("ctrl-c") == recipe_runs.adapter("straight")
 
 
-def test_ctrl_c_before_the_first_checkpoint(workplace):
-    stopped, seconds = interrupt(workplace, "early", 1, "save_every=25")
+def test_ctrl_c_before_the_first_checkpoint(recipe_runs):
+    stopped, seconds = interrupt(recipe_runs, "early", 1, "save_every=25")
     assert stopped.returncode == 130
     assert seconds < 10
     assert "before the first checkpoint" in stopped.stdout
-    assert count_lines(workplace.folder / "early" / "checkpoints.jsonl") == 0
-    continued = finish(workplace.start(printed_command(stopped.stdout)))
+    assert count_lines(recipe_runs.folder / "early" / "checkpoints.jsonl") == 0
+    continued = finish(recipe_runs.start(printed_command(stopped.stdout)))
     assert continued.returncode == 0, continued.stderr[-2000:]
-    assert workplace.rows("early") == workplace.rows("straight")
+    assert recipe_runs.rows("early") == recipe_runs.rows("straight")
 
 
-def test_ctrl_c_while_the_program_starts(workplace):
-    process = workplace.start(workplace.command("starting"))
-    wait_for((workplace.folder / "starting" / ".lock").exists, process)
+def test_ctrl_c_while_the_program_starts(recipe_runs):
+    process = recipe_runs.start(recipe_runs.command("starting"))
+    wait_for((recipe_runs.folder / "starting" / ".lock").exists, process)
     process.send_signal(signal.SIGINT)
     stopped = finish(process, 30)
     assert stopped.returncode == 130
@@ -78,15 +78,15 @@ def test_ctrl_c_while_the_program_starts(workplace):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("seed", [1, 2, 3])
-def test_killed_at_a_random_moment(workplace, seed):
+def test_killed_at_a_random_moment(recipe_runs, seed):
     name = f"random-{seed}"
-    process = workplace.start(workplace.command(name, "raise", *LONG))
+    process = recipe_runs.start(recipe_runs.command(name, "raise", *LONG))
     try:
-        process.wait(timeout=random.Random(seed).uniform(0.2, 0.95) * workplace.seconds)
+        process.wait(timeout=random.Random(seed).uniform(0.2, 0.95) * recipe_runs.seconds)
     except subprocess.TimeoutExpired:
         process.kill()
     finish(process)
-    continued = workplace.run(name, "resume", *LONG)
+    continued = recipe_runs.run(name, "resume", *LONG)
     assert continued.returncode == 0, continued.stderr[-2000:]
-    assert workplace.rows(name) == workplace.rows("straight")
-    assert workplace.adapter(name) == workplace.adapter("straight")
+    assert recipe_runs.rows(name) == recipe_runs.rows("straight")
+    assert recipe_runs.adapter(name) == recipe_runs.adapter("straight")

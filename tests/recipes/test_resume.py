@@ -6,7 +6,7 @@ import json
 import signal
 
 import pytest
-from workplace import Workplace
+from recipe_runs import RecipeRuns
 
 JSON_LOGGER = "tinker_cookbook.utils.loggers.json_logger:append_row"
 CHECKPOINT_LINE = "tinker_cookbook.utils.checkpoints.saving:append_row"
@@ -29,53 +29,53 @@ KILL_POINTS = [
 
 
 @pytest.fixture(scope="module")
-def workplace(tmp_path_factory, stories_model):
+def recipe_runs(tmp_path_factory, stories_model):
     """A folder with a small data set, and the finished run that was never killed."""
     folder = tmp_path_factory.mktemp("resume")
-    place = Workplace(folder, stories_model)
+    place = RecipeRuns(folder, stories_model)
     assert place.run("straight").returncode == 0
     return place
 
 
 @pytest.mark.parametrize(("point", "count", "when"), KILL_POINTS)
-def test_killed_and_resumed_equals_never_killed(workplace, request, point, count, when):
+def test_killed_and_resumed_equals_never_killed(recipe_runs, request, point, count, when):
     name = request.node.callspec.id.replace(" ", "-")
-    killed = workplace.run(name, kill=[point, str(count), when])
+    killed = recipe_runs.run(name, kill=[point, str(count), when])
     assert killed.returncode == -signal.SIGKILL, killed.stderr[-2000:]
-    resumed = workplace.run(name, "resume")
+    resumed = recipe_runs.run(name, "resume")
     assert resumed.returncode == 0, resumed.stderr[-2000:]
-    assert workplace.rows(name) == workplace.rows("straight")
-    assert workplace.adapter(name) == workplace.adapter("straight")
+    assert recipe_runs.rows(name) == recipe_runs.rows("straight")
+    assert recipe_runs.adapter(name) == recipe_runs.adapter("straight")
 
 
-def test_the_same_config_gives_the_same_metrics(workplace):
-    assert workplace.run("again").returncode == 0
-    assert workplace.rows("again") == workplace.rows("straight")
-    assert workplace.adapter("again") == workplace.adapter("straight")
+def test_the_same_config_gives_the_same_metrics(recipe_runs):
+    assert recipe_runs.run("again").returncode == 0
+    assert recipe_runs.rows("again") == recipe_runs.rows("straight")
+    assert recipe_runs.adapter("again") == recipe_runs.adapter("straight")
 
 
-def test_the_straight_run_is_what_it_says(workplace):
-    rows = workplace.rows("straight")
+def test_the_straight_run_is_what_it_says(recipe_runs):
+    rows = recipe_runs.rows("straight")
     assert [row["step"] for row in rows] == list(range(13))
     assert rows[-1]["progress"] == 1.0
     assert [row["step"] for row in rows if "test/nll" in row] == [0, 4, 8, 12]
     # The last, partial batch trains: 4+4+4+4+4+2 conversations an epoch.
     assert [row["num_sequences"] for row in rows[1:7]] == [4, 4, 4, 4, 4, 2]
     assert rows[-1]["test/nll"] < rows[0]["test/nll"]
-    lines = (workplace.folder / "straight" / "checkpoints.jsonl").read_text().splitlines()
+    lines = (recipe_runs.folder / "straight" / "checkpoints.jsonl").read_text().splitlines()
     assert [json.loads(line)["batch"] for line in lines] == [3, 6, 9, 12]
 
 
-def test_a_finished_run_is_left_alone(workplace):
-    before = (workplace.folder / "straight" / "metrics.jsonl").read_bytes()
-    again = workplace.run("straight", "resume")
+def test_a_finished_run_is_left_alone(recipe_runs):
+    before = (recipe_runs.folder / "straight" / "metrics.jsonl").read_bytes()
+    again = recipe_runs.run("straight", "resume")
     assert again.returncode == 0
     assert "complete" in again.stdout
-    assert (workplace.folder / "straight" / "metrics.jsonl").read_bytes() == before
+    assert (recipe_runs.folder / "straight" / "metrics.jsonl").read_bytes() == before
 
 
-def test_an_existing_folder_is_never_overwritten_silently(workplace):
+def test_an_existing_folder_is_never_overwritten_silently(recipe_runs):
     for behavior in ("raise", "ask"):
-        refused = workplace.run("straight", behavior)
+        refused = recipe_runs.run("straight", behavior)
         assert refused.returncode == 1
         assert "behavior_if_log_dir_exists" in refused.stderr

@@ -10,23 +10,23 @@ from typing import Any
 
 import pandas
 import pytest
-from workplace import Workplace
+from recipe_runs import RecipeRuns
 
 CHECKPOINT_LINE = "tinker_cookbook.utils.checkpoints.saving:append_row"
 OPTIM_STEP = "tinker_cookbook.engine.training_run:TrainingRun.optim_step"
 
 
 @pytest.fixture(scope="module")
-def workplace(tmp_path_factory, stories_model):
+def recipe_runs(tmp_path_factory, stories_model):
     folder = tmp_path_factory.mktemp("loop")
-    place = Workplace(folder, stories_model, recipe="recipes.sl_loop")
+    place = RecipeRuns(folder, stories_model, recipe="recipes.sl_loop")
     done = place.run("straight")
     assert done.returncode == 0, done.stderr[-2000:]
     return place
 
 
-def test_a_whole_run(workplace):
-    rows = workplace.rows("straight")
+def test_a_whole_run(recipe_runs):
+    rows = recipe_runs.rows("straight")
     assert [row["step"] for row in rows] == list(range(1, 13))
     assert rows[-1]["progress"] == 1.0
     assert rows[-1]["train_mean_nll"] < rows[0]["train_mean_nll"]
@@ -37,15 +37,15 @@ def test_a_whole_run(workplace):
 @pytest.mark.parametrize(
     ("point", "count"), [(CHECKPOINT_LINE, 2), (OPTIM_STEP, 5)], ids=["at a checkpoint", "between"]
 )
-def test_killed_and_resumed_equals_never_killed(workplace, request, point, count):
+def test_killed_and_resumed_equals_never_killed(recipe_runs, request, point, count):
     name = request.node.callspec.id.replace(" ", "-")
-    killed = workplace.run(name, kill=[point, str(count), "after"])
+    killed = recipe_runs.run(name, kill=[point, str(count), "after"])
     assert killed.returncode == -signal.SIGKILL, killed.stderr[-2000:]
-    assert 0 < len(workplace.rows(name)) < 12
-    resumed = workplace.run(name, "resume")
+    assert 0 < len(recipe_runs.rows(name)) < 12
+    resumed = recipe_runs.run(name, "resume")
     assert resumed.returncode == 0, resumed.stderr[-2000:]
-    assert workplace.rows(name) == workplace.rows("straight")
-    assert workplace.adapter(name) == workplace.adapter("straight")
+    assert recipe_runs.rows(name) == recipe_runs.rows("straight")
+    assert recipe_runs.adapter(name) == recipe_runs.adapter("straight")
 
 
 @pytest.mark.parametrize(
@@ -57,20 +57,20 @@ def test_killed_and_resumed_equals_never_killed(workplace, request, point, count
         ("model_name=smollm", "model_name: got 'smollm'"),
     ],
 )
-def test_settings_that_cannot_work(workplace, argument, words):
-    done = workplace.run("wrong", "raise", argument)
+def test_settings_that_cannot_work(recipe_runs, argument, words):
+    done = recipe_runs.run("wrong", "raise", argument)
     assert done.returncode == 1
     assert words in done.stderr
     assert "Traceback" not in done.stderr
 
 
-def test_a_sweep_over_learning_rates_is_read_with_pandas(workplace):
+def test_a_sweep_over_learning_rates_is_read_with_pandas(recipe_runs):
     rates = {"lr-0.005": 0.005, "lr-0.0001": 0.0001, "lr-cut": 0.001}
-    sweep = workplace.folder / "sweep"
+    sweep = recipe_runs.folder / "sweep"
     for name, rate in rates.items():
         extra = [f"log_path={sweep / name}", f"learning_rate={rate}", "max_steps=8"]
         kill = [OPTIM_STEP, "4", "after"] if name == "lr-cut" else None
-        done = workplace.run(name, "raise", *extra, kill=kill)
+        done = recipe_runs.run(name, "raise", *extra, kill=kill)
         assert done.returncode == (0 if kill is None else -signal.SIGKILL), done.stderr[-2000:]
     found = []
     for path in sorted(glob(os.path.expanduser(f"{sweep}/*/metrics.jsonl"))):

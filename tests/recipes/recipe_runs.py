@@ -14,7 +14,7 @@ REPO = Path(__file__).resolve().parents[2]
 KILL_AT = Path(__file__).with_name("kill_at.py")
 
 
-class Workplace:
+class RecipeRuns:
     """22 conversations to train on, 6 held out, and a checkpoint root that all runs share."""
 
     def __init__(self, folder: Path, model: str, recipe: str = "recipes.sl_basic") -> None:
