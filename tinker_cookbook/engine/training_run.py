@@ -22,7 +22,7 @@ import torch
 from tinker_cookbook.engine.adapters import Adapter, Pairs
 from tinker_cookbook.engine.base_model import BaseModel
 from tinker_cookbook.engine.examples import Example, check_examples
-from tinker_cookbook.engine.losses import LOSSES, Loss, LossInputs, get_loss
+from tinker_cookbook.engine.losses import LOSSES, Loss, get_loss
 from tinker_cookbook.engine.memory import out_of_memory, release_cached_memory
 from tinker_cookbook.engine.micro_batch import MicroBatchPass
 from tinker_cookbook.engine.optimizer import AdamSettings, AdamW
@@ -272,6 +272,3 @@ def _custom_gradients(value: torch.Tensor, leaves: list[torch.Tensor]) -> list[t
             )
         out.append(gradient)
     return out
-
-
-__all__ = ["CustomLossFn", "LossInputs", "LossOutput", "TrainingRun"]

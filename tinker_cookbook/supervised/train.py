@@ -12,7 +12,6 @@ evaluations after it.
 
 from __future__ import annotations
 
-import asyncio
 import time
 from collections import deque
 from collections.abc import Iterator
@@ -100,7 +99,6 @@ class _InFlight:
     forward_backward: Future[types.ForwardBackwardOutput]
     optim_step: Future[types.OptimStepResponse]
     learning_rate: float
-    submitted_at: float
 
 
 async def main(config: Config) -> None:
@@ -204,7 +202,6 @@ class _Loop:
                 client.forward_backward(data, "cross_entropy"),
                 client.optim_step(params),
                 params.learning_rate,
-                time.monotonic(),
             )
         )
 
@@ -256,8 +253,3 @@ class _Loop:
         for name, value in (optim.metrics or {}).items():
             metrics[f"optim/{name}"] = value
         return metrics
-
-
-def run(config: Config) -> None:
-    """Runs the loop from code without an event loop."""
-    asyncio.run(main(config))
