@@ -109,14 +109,14 @@ def sample_response_of(
     samples: Sequence[Sample],
     scores: PromptScores,
     target_logprobs: types.TensorData | None,
-    first_id: int,
+    sequence_ids: Sequence[str],
 ) -> types.SampleResponse:
-    """The SDK's response; ``first_id`` numbers the sequences of a client."""
+    """The SDK's response; ``sequence_ids`` names the sequences, no two of a client alike."""
     topk = None
     if scores.topk_ids is not None and scores.topk_logprobs is not None:
         topk = TopkLogprobs(scores.topk_ids, scores.topk_logprobs)
     return types.SampleResponse(
-        sequences=[_sequence_of(s, str(first_id + i)) for i, s in enumerate(samples)],
+        sequences=[_sequence_of(s, i) for s, i in zip(samples, sequence_ids, strict=True)],
         prompt_logprobs_np=scores.logprobs,
         topk_prompt_logprobs_np=topk,
         target_prompt_logprobs=target_logprobs,

@@ -16,7 +16,7 @@ from tinker_cookbook.engine.checkpoints import load_adapter
 from tinker_cookbook.engine.engine import Engine
 from tinker_cookbook.engine.sampler import PromptScores, Sampler
 from tinker_cookbook.engine.training_run import TrainingRun
-from tinker_cookbook.exceptions import BackendError, ConfigurationError
+from tinker_cookbook.exceptions import BackendError
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -80,15 +80,13 @@ class LocalSamplingClient(ReadyClient["LocalSamplingClient"]):
         ``target_prompt_logprobs`` [len - 1, K] asks for the log-probabilities of given token ids
         at each position after the first; -1 skips an entry (0.0 in the response).
         """
-        if num_samples < 1:
-            raise ConfigurationError(f"num_samples: got {num_samples}, expected at least 1")
         if prompt_alt_tokens_k:
             raise BackendError(
                 "prompt_alt_tokens_k: the local engine does not draw alternative prompt tokens; "
                 "use topk_prompt_logprobs"
             )
         tokens = convert.tokens_of(prompt, "prompt").tolist()
-        first_id = next(self._ids) * num_samples
+        sequence_ids = [str(next(self._ids)) for _ in range(num_samples)]
 
         def work() -> types.SampleResponse:
             sampler = self._made.result()
@@ -108,7 +106,7 @@ class LocalSamplingClient(ReadyClient["LocalSamplingClient"]):
             samples = sampler.sample(
                 tokens, num_samples, settings, decode=decode, topk_sample=topk_sample_logprobs
             )
-            return convert.sample_response_of(samples, scores, asked, first_id)
+            return convert.sample_response_of(samples, scores, asked, sequence_ids)
 
         return LocalFuture(self._engine.submit(work))
 
@@ -158,10 +156,6 @@ def _score_targets(
 ) -> types.TensorData:
     """Log-probabilities of the ids ``asked`` [len - 1, K] at each position after the first."""
     ids = asked.to_torch(pad_value=-1)
-    if ids.dim() != 2 or len(ids) != len(prompt) - 1:
-        raise ConfigurationError(
-            f"target_prompt_logprobs: got shape {tuple(ids.shape)}, expected ({len(prompt) - 1}, K)"
-        )
     values = sampler.score_targets(prompt, ids.clamp(min=0))
     values[(ids < 0).numpy()] = 0.0
     return types.TensorData.from_torch(torch.from_numpy(values))

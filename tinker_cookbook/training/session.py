@@ -83,7 +83,6 @@ class TrainingSession:
         self.infrequent_evaluators: list[Evaluator] = []
         self._log = log
         self._console: Console = get_console()
-        self._started = time.monotonic()
         self._saved_any = last is not None
 
     async def start(self, total_steps: int) -> TrainingClient:
