@@ -92,10 +92,11 @@ class Schedule:
 
 @dataclass(frozen=True)
 class _InFlight:
-    """A submitted step."""
+    """A submitted step. ``tokens`` counts those read up to and with it."""
 
     step: int
     data: list[tinker.Datum]
+    tokens: int
     forward_backward: Future[types.ForwardBackwardOutput]
     optim_step: Future[types.OptimStepResponse]
     learning_rate: float
@@ -180,8 +181,7 @@ class _Loop:
         self._tokenizer = tokenizer_of(config.dataset_builder)
         self.in_flight: deque[_InFlight] = deque()
         self.progress = TrainingProgress(schedule.total_steps, session.start_step)
-        self._tokens_submitted = session.restored("cumulative_tokens", 0)
-        self._tokens_done = self._tokens_submitted
+        self._tokens = session.restored("cumulative_tokens", 0)
         self._finished_at = time.monotonic()
 
     async def record_start(self) -> None:
@@ -194,11 +194,12 @@ class _Loop:
     def submit(self, client: TrainingClient, step: int, data: list[tinker.Datum]) -> None:
         """Queues one update."""
         params = self._config.adam_params(step, self._schedule.total_steps)
-        self._tokens_submitted += sum(datum.model_input.length for datum in data)
+        self._tokens += _num_tokens(data)
         self.in_flight.append(
             _InFlight(
                 step,
                 data,
+                self._tokens,
                 client.forward_backward(data, "cross_entropy"),
                 client.optim_step(params),
                 params.learning_rate,
@@ -207,7 +208,7 @@ class _Loop:
 
     def at_boundary(self) -> bool:
         """Whether something is due after the newest submitted update."""
-        return self._session.boundary(self.in_flight[-1].step + 1, self._tokens_submitted)
+        return self._session.boundary(self.in_flight[-1].step + 1, self._tokens)
 
     async def finish_oldest(self) -> None:
         """Waits for the oldest update and writes its row."""
@@ -222,7 +223,7 @@ class _Loop:
             oldest.step + 1,
             metrics,
             epoch=self._schedule.place(oldest.step)[0],
-            counters={"cumulative_tokens": self._tokens_done},
+            counters={"cumulative_tokens": oldest.tokens},
         )
         self._finished_at = time.monotonic()
 
@@ -232,8 +233,7 @@ class _Loop:
         output: types.ForwardBackwardOutput,
         optim: types.OptimStepResponse,
     ) -> Metrics:
-        num_tokens = sum(datum.model_input.length for datum in done.data)
-        self._tokens_done += num_tokens
+        num_tokens = _num_tokens(done.data)
         seconds = time.monotonic() - self._finished_at
         logprobs = [record["logprobs"] for record in output.loss_fn_outputs]
         metrics: Metrics = {
@@ -243,7 +243,7 @@ class _Loop:
             "num_sequences": len(done.data),
             "num_tokens": num_tokens,
             "num_loss_tokens": sum(count_loss_tokens(datum) for datum in done.data),
-            "tokens/cumulative/trained": self._tokens_done,
+            "tokens/cumulative/trained": done.tokens,
             "train_mean_nll": compute_token_nll(logprobs, done.data),
             "time/step": seconds,
             "time/tokens_per_second": num_tokens / max(seconds, 1e-9),
@@ -253,3 +253,7 @@ class _Loop:
         for name, value in (optim.metrics or {}).items():
             metrics[f"optim/{name}"] = value
         return metrics
+
+
+def _num_tokens(data: list[tinker.Datum]) -> int:
+    return sum(datum.model_input.length for datum in data)
