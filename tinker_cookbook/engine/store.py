@@ -296,11 +296,12 @@ class CheckpointStore(RunStore):
     def _reading(self, path: TinkerPath) -> Iterator[Path]:
         """The checkpoint's folder, which stays as it is meanwhile; errors say how to go on."""
         folder = self._folder(path)
+        if not self.run_folder(path.run_id).exists():
+            raise self._missing(path)
+        # Without the lock nothing is known: a living writer looks like one that crashed.
         if not folder.exists() and files.leftovers(folder.parent):
             with files.explain_disk_errors(f"recovering {path}", self.root), self._writing(path):
                 pass
-        if not folder.exists():
-            raise self._missing(path)
         with files.folder_lock(self.run_folder(path.run_id), exclusive=False):
             if not folder.exists():
                 raise self._missing(path)

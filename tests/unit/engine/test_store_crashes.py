@@ -10,6 +10,7 @@ import subprocess
 import sys
 import threading
 import time
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 import pytest
@@ -227,3 +228,34 @@ def test_readers_and_writers_at_once_see_whole_checkpoints(store: CheckpointStor
         reader.join()
     assert not failures
     assert len(seen) > 1
+
+
+def test_a_reader_waits_for_a_replacement_that_begins_while_it_looks(store, monkeypatch) -> None:
+    """The reader recovers after a crash; at that very moment another writer begins."""
+    path = save(store, state={"step": 7}, optimizer=None)
+    folder = store.root / "runs" / path.removeprefix("tinker://")
+    aside = folder.with_name(f".{folder.name}.old-01234567")
+    folder.rename(aside)
+    real_lock = store_files.folder_lock
+    writers: list[threading.Timer] = []
+
+    @contextmanager
+    def lock(run: Path, *, exclusive: bool, timeout: float = 120.0):
+        with real_lock(run, exclusive=exclusive, timeout=timeout):
+            yield
+        if not exclusive or writers:
+            return
+        held = ExitStack()
+        held.enter_context(real_lock(run, exclusive=True))
+        folder.rename(aside)
+
+        def finish() -> None:
+            aside.rename(folder)
+            held.close()
+
+        writers.append(threading.Timer(0.1, finish))
+        writers[0].start()
+
+    monkeypatch.setattr(store_files, "folder_lock", lock)
+    assert store.read_checkpoint(path, with_optimizer=False).state == {"step": 7}
+    writers[0].join()
