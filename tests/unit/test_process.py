@@ -38,11 +38,18 @@ counts = []
 measure(counts)
 worker = threading.Thread(target=measure, args=(counts,))
 worker.start(); worker.join()
-print(json.dumps({"counts": counts, "policy": os.environ.get("OMP_WAIT_POLICY")}))
+names = {"policy": "OMP_WAIT_POLICY", "spins": "GOMP_SPINCOUNT"}
+print(json.dumps({"counts": counts, **{k: os.environ.get(v) for k, v in names.items()}}))
 """
 
 _ROOT = str(Path(tinker_cookbook.__file__).parent.parent)
-_KNOBS = ("MALLOC_MMAP_THRESHOLD_", "MALLOC_TRIM_THRESHOLD_", "MALLOC_ARENA_MAX", "OMP_WAIT_POLICY")
+_KNOBS = (
+    "MALLOC_MMAP_THRESHOLD_",
+    "MALLOC_TRIM_THRESHOLD_",
+    "MALLOC_ARENA_MAX",
+    "OMP_WAIT_POLICY",
+    "GOMP_SPINCOUNT",
+)
 
 
 def _probe(how: str, **environment: str) -> dict:
@@ -56,7 +63,7 @@ def _probe(how: str, **environment: str) -> dict:
 @pytest.mark.skipif(sys.platform != "linux", reason="glibc's allocator settings")
 def test_large_buffers_are_kept_in_the_main_and_in_a_worker_thread():
     plain, ours = _probe("without"), _probe("with")
-    assert ours["policy"] == "PASSIVE"
+    assert (ours["policy"], ours["spins"]) == ("PASSIVE", "2000")
     assert ours["counts"][0] < 3_000, (ours, plain)
     assert plain["counts"][1] > 7_000, "the worker thread's arena is no trouble here any more"
     assert ours["counts"][1] < 0.1 * plain["counts"][1], (ours, plain)
@@ -65,5 +72,5 @@ def test_large_buffers_are_kept_in_the_main_and_in_a_worker_thread():
 @pytest.mark.skipif(sys.platform != "linux", reason="glibc's allocator settings")
 def test_an_exported_value_wins():
     asked = _probe("with", OMP_WAIT_POLICY="ACTIVE", MALLOC_MMAP_THRESHOLD_="131072")
-    assert asked["policy"] == "ACTIVE"
+    assert (asked["policy"], asked["spins"]) == ("ACTIVE", None)
     assert asked["counts"][1] > 5_000  # every buffer goes back to the kernel, as the user asked

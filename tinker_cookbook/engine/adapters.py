@@ -18,6 +18,7 @@ import torch
 from torch import nn
 from torch.nn import functional as F  # noqa: N812
 
+from tinker_cookbook.engine.frozen import FrozenWeight, frozen
 from tinker_cookbook.exceptions import CheckpointError, ConfigurationError
 
 ALPHA = 32
@@ -90,22 +91,59 @@ class AdapterLinear(nn.Module):
 
     def __init__(self, base: nn.Linear, name: str, active: ActivePairs) -> None:
         super().__init__()
-        self.weight = base.weight
+        self._frozen = frozen(base.weight)
         self.bias = base.bias
         self.in_features, self.out_features = base.in_features, base.out_features
         self._name = name
         self._active = active
 
+    @property
+    def weight(self) -> torch.Tensor:
+        """The frozen matrix [out, in]; some architectures ask for its dtype."""
+        return self._frozen.dense()
+
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """``x`` [..., in] to [..., out]."""
-        out = F.linear(x, self.weight, self.bias)
-        pair = self._active.pairs.get(self._name)
-        if pair is None:
-            return out
-        a, b = pair
-        low = F.linear(x.reshape(-1, self.in_features), a)
-        # In place: `out + low @ b.T` would hold two more [T, out] tensors.
-        return out.view(-1, self.out_features).addmm_(low, b.t()).view(out.shape)
+        rows = x.reshape(-1, self.in_features)
+        a, b = self._active.pairs.get(self._name, (None, None))
+        out = _AdaptedProduct.apply(rows, self._frozen, self.bias, a, b)
+        return out.view(*x.shape[:-1], self.out_features)
+
+
+class _AdaptedProduct(torch.autograd.Function):
+    """``x W^T + bias + (x A^T) B^T`` with gradients for ``x``, ``A`` and ``B``."""
+
+    @staticmethod
+    def forward(
+        ctx: Any,
+        x: torch.Tensor,
+        weight: FrozenWeight,
+        bias: torch.Tensor | None,
+        a: torch.Tensor | None,
+        b: torch.Tensor | None,
+    ) -> torch.Tensor:
+        out = weight.product(x, bias)
+        ctx.weight, ctx.adapted = weight, a is not None
+        if a is not None and b is not None:
+            low = F.linear(x, a)
+            out.addmm_(low, b.t())  # in place: another [T, out] would cost memory
+            ctx.save_for_backward(x, low, a, b)
+        return out
+
+    @staticmethod
+    def backward(ctx: Any, *upstream: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
+        gradient = upstream[0].contiguous()
+        d_x = ctx.weight.back(gradient) if ctx.needs_input_grad[0] else None
+        if not ctx.adapted:
+            return d_x, None, None, None, None
+        x, low, a, b = ctx.saved_tensors  # to be read once, says activation checkpointing
+        d_low = gradient @ b
+        if d_x is not None:
+            d_x.addmm_(d_low, a)
+        # The same product either way round; the faster one depends on the dtype.
+        wide = low.dtype != torch.float32
+        d_b = (low.t() @ gradient).t() if wide else gradient.t() @ low
+        return d_x, None, None, d_low.t() @ x, d_b
 
 
 class Adapter:

@@ -38,14 +38,35 @@ class BaseModel:
         self._model = _load(folder, device, dtype)
         self.config: Any = self._model.config
         self._active = ActivePairs()
-        self.head = Head.of(self._model, self.config)
-        self.vocab_size = self.head.weight.shape[0]
         self.context_length = int(getattr(self.config, "max_position_embeddings", 0) or 1 << 30)
         self.eos_ids = _eos_ids(self._model)
-        _check_head(self._model, self.head)
+        expected = _own_logprobs(self._model)
+        self.head = Head.of(self._model, self.config)
+        self.vocab_size = self.head.weight.shape[0]
         self.targets = _hook(self._model, self._active)
         self.unembed_name = next((t.name for t in self.targets if t.group == "unembed"), "")
         self._decoder: nn.Module = self._model.base_model
+        if device.type == "cpu":
+            _leave_file(self._model)
+        self._check(expected)
+
+    @torch.no_grad()
+    def _check(self, expected: torch.Tensor) -> None:
+        """Compares layers and head, as the engine computes them, with transformers' own, once.
+
+        Architectures scale, cap or shift logits in their own ways; one that ``Head`` does not
+        know would train silently wrong.
+        """
+        tokens = _trial_tokens(self._model.get_input_embeddings().weight)
+        found = self.head.logprobs(self.hidden(tokens)[0], tokens[0].roll(-1), None)
+        difference = (found - expected).abs().max().item()
+        tolerance = 1e-3 if self.dtype == torch.float32 else 0.2
+        if not difference <= tolerance:
+            raise ConfigurationError(
+                f"{type(self._model).__name__}: log-probabilities of the engine differ from the "
+                f"model's own by {difference:.2g} (expected <= {tolerance:g}); it computes "
+                "something that the engine does not know, so it would train wrongly"
+            )
 
     @contextmanager
     def adapted(self, pairs: Pairs) -> Iterator[None]:
@@ -167,9 +188,9 @@ def _hook(model: Any, active: ActivePairs) -> list[Target]:
     """Replaces every linear layer of the decoder, and the head, by one that takes an adapter."""
     head = model.get_output_embeddings()
     targets = []
-    for name, module in list(model.named_modules()):
-        if not isinstance(module, nn.Linear):
-            continue
+    # By name, so that each plain matrix is freed as soon as its packed form stands.
+    for name in [n for n, m in model.named_modules() if isinstance(m, nn.Linear)]:
+        module = model.get_submodule(name)
         if module is head:
             group = "unembed"
         elif not _LAYER.search(name) or "vis" in name:
@@ -191,24 +212,25 @@ def _hook(model: Any, active: ActivePairs) -> list[Target]:
     return targets
 
 
-@torch.no_grad()
-def _check_head(model: Any, head: Head) -> None:
-    """Compares the chunked head with the model's own logits once, at load.
+def _leave_file(model: Any) -> None:
+    """Copies what is still a window into the weights' file, whose pages then count no longer.
 
-    Architectures scale, cap or shift logits in their own ways; one that ``Head`` does not know
-    would train silently wrong.
+    Most matrices were laid out anew by now, and so was the head: its own plain form goes.
     """
-    device = head.weight.device
-    tokens = torch.arange(1, 9, device=device)[None] % head.weight.shape[0]
-    targets = tokens[0].roll(-1)
-    expected = model(input_ids=tokens, use_cache=False).logits[0].float().log_softmax(-1)
-    expected = expected.gather(1, targets[:, None])[:, 0]
-    hidden = model.base_model(input_ids=tokens, use_cache=False).last_hidden_state[0]
-    difference = (head.logprobs(hidden, targets, None) - expected).abs().max().item()
-    tolerance = 1e-3 if head.weight.dtype == torch.float32 else 0.2
-    if not difference <= tolerance:
-        raise ConfigurationError(
-            f"{type(model).__name__}: log-probabilities of the engine differ from the model's own "
-            f"by {difference:.2g} (expected <= {tolerance:g}); its output layer has a "
-            "transformation that the engine does not know, so it would train wrongly"
-        )
+    head, embedding = model.get_output_embeddings(), model.get_input_embeddings()
+    if head.weight is not embedding.weight:
+        head.weight = nn.Parameter(head.weight.new_empty(0), requires_grad=False)
+    for parameter in model.parameters():
+        parameter.data = parameter.data.clone()
+
+
+@torch.no_grad()
+def _own_logprobs(model: Any) -> torch.Tensor:
+    """fp32 log-probabilities [8] of a few tokens, as transformers computes them."""
+    tokens = _trial_tokens(model.get_input_embeddings().weight)
+    logprobs = model(input_ids=tokens, use_cache=False).logits[0].float().log_softmax(-1)
+    return logprobs.gather(1, tokens[0].roll(-1)[:, None])[:, 0]
+
+
+def _trial_tokens(embedding: torch.Tensor) -> torch.Tensor:
+    return torch.arange(1, 9, device=embedding.device)[None] % embedding.shape[0]

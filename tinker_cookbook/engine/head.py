@@ -14,6 +14,8 @@ from typing import Any
 import torch
 from torch.nn import functional as F  # noqa: N812
 
+from tinker_cookbook.engine.frozen import FrozenWeight, frozen
+
 LoraPair = tuple[torch.Tensor, torch.Tensor]
 """(A [r, H], B [V, r] scaled) of the unembedding layer, in the compute dtype."""
 
@@ -34,7 +36,7 @@ class HeadGradients:
 class Head:
     """The unembedding layer of a model: ``weight`` [V, H], optional bias, scale and soft cap."""
 
-    weight: torch.Tensor
+    weight: FrozenWeight
     bias: torch.Tensor | None = None
     scale: float = 1.0
     softcap: float | None = None
@@ -47,7 +49,8 @@ class Head:
         scale = float(getattr(config, "logit_scale", None) or 1.0)  # Cohere multiplies
         scale /= float(getattr(config, "logits_scaling", None) or 1.0)  # Granite divides
         softcap = getattr(config, "final_logit_softcapping", None)  # Gemma
-        return cls(layer.weight, layer.bias, scale, float(softcap) if softcap else None)
+        weight = frozen(layer.weight)
+        return cls(weight, layer.bias, scale, float(softcap) if softcap else None)
 
     @property
     def chunk_rows(self) -> int:
@@ -61,11 +64,7 @@ class Head:
         if self.bias is not None:
             z += self.bias
         if lora is not None:
-            low = F.linear(hidden, lora[0])
-            if low.dtype == torch.float32:
-                z.addmm_(low, lora[1].t())
-            else:
-                z += _product_fp32(low, lora[1])
+            z.addmm_(F.linear(hidden, lora[0]).float(), lora[1].float().t())
         if self.scale != 1.0:
             z = z * self.scale
         if self.softcap is not None:
@@ -80,7 +79,9 @@ class Head:
         out = torch.empty(targets.shape, dtype=torch.float32, device=hidden.device)
         for rows in self._chunks(len(hidden)):
             z = self.logits(hidden[rows], lora)
-            out[rows] = _pick(z, targets[rows]) - _lse(z, targets)
+            at_target = _pick(z, targets[rows])
+            lse, _ = _exponentiate(z)
+            out[rows] = at_target - (lse if targets.dim() == 2 else lse[:, 0])
         return out
 
     @torch.no_grad()
@@ -121,10 +122,12 @@ class Head:
             at = order[rows]
             h, t = hidden[at], targets[at]
             z = self.logits(h, lora)
-            lse = _lse(z, t)
+            at_target = _pick(z, t)
+            cap_slope = 1 - (z / self.softcap) ** 2 if self.softcap is not None else None
+            lse, total = _exponentiate(z)
             if logprobs_out is not None:
-                logprobs_out[at] = _pick(z, t) - lse
-            dz = self._logit_gradient(z, lse, t, upstream[at]).to(hidden.dtype)
+                logprobs_out[at] = at_target - (lse if t.dim() == 2 else lse[:, 0])
+            dz = self._logit_gradient(z, total, t, upstream[at], cap_slope).to(hidden.dtype)
             grads.hidden[at] = self._through_layer(dz, h, lora, grads)
         if logprobs_out is not None:
             rest = (~needed).nonzero()[:, 0]
@@ -132,15 +135,18 @@ class Head:
         return grads
 
     def _logit_gradient(
-        self, z: torch.Tensor, lse: torch.Tensor, targets: torch.Tensor, g: torch.Tensor
+        self,
+        exponents: torch.Tensor,
+        total: torch.Tensor,
+        targets: torch.Tensor,
+        g: torch.Tensor,
+        cap_slope: torch.Tensor | None,
     ) -> torch.Tensor:
-        """``d loss / d raw logits`` [T, V] from ``d loss / d logprobs``; reuses the memory of z."""
-        cap_slope = 1 - (z / self.softcap) ** 2 if self.softcap is not None else None
-        wide = targets.dim() == 2
-        dz = z.sub_(lse if wide else lse[:, None]).exp_()
-        total = g.sum(-1, keepdim=True) if wide else g[:, None]
-        dz.mul_(-total)
-        dz.scatter_add_(1, targets if wide else targets[:, None], g if wide else g[:, None])
+        """``d loss / d raw logits`` [T, V] from ``d loss / d logprobs``; reuses ``exponents``."""
+        if targets.dim() == 1:
+            targets, g = targets[:, None], g[:, None]
+        dz = exponents.mul_(-g.sum(-1, keepdim=True) / total)
+        dz.scatter_add_(1, targets, g)
         if cap_slope is not None:
             dz.mul_(cap_slope)
         return dz.mul_(self.scale) if self.scale != 1.0 else dz
@@ -148,7 +154,7 @@ class Head:
     def _through_layer(
         self, dz: torch.Tensor, hidden: torch.Tensor, lora: LoraPair | None, grads: HeadGradients
     ) -> torch.Tensor:
-        d_hidden = dz @ self.weight
+        d_hidden = self.weight.back(dz)
         if lora is None or grads.a is None or grads.b is None:
             return d_hidden
         a, b = lora
@@ -162,26 +168,30 @@ class Head:
         return (slice(start, min(start + size, rows)) for start in range(0, rows, size))
 
 
-def _product_fp32(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
-    """``x @ weight.T`` [T, V] in fp32, also where both are of half precision.
+def _product_fp32(x: torch.Tensor, weight: FrozenWeight) -> torch.Tensor:
+    """``x W^T`` [T, V] in fp32, also where both are of half precision.
 
     A logit of 20 rounded to bfloat16 is off by up to 0.06, which sampler and trainer round apart.
     CUDA has a product with fp32 output. A CPU has none; there a second product gives what the
-    rounding lost, because the sum is rounded only after the subtraction.
+    rounding lost.
     """
     if x.dtype == torch.float32:
-        return x @ weight.t()
+        return weight.product(x)
     if x.is_cuda:
-        return torch.mm(x, weight.t(), out_dtype=torch.float32)
-    rounded = x @ weight.t()
-    lost = torch.addmm(rounded, x, weight.t(), beta=-1)
-    return rounded.float().add_(lost)
+        return torch.mm(x, weight.dense().t(), out_dtype=torch.float32)
+    rounded = weight.product(x)
+    return rounded.float().add_(weight.rounding_error(x, rounded))
 
 
 def _pick(z: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
     return z.gather(1, targets) if targets.dim() == 2 else z.gather(1, targets[:, None])[:, 0]
 
 
-def _lse(z: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
-    """Log-sum-exp of each row, [T] or [T, 1] to broadcast against targets [T] or [T, K]."""
-    return z.logsumexp(-1, keepdim=targets.dim() == 2)
+def _exponentiate(z: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """Turns ``z`` [T, V] into ``exp(z - max)``; returns log-sum-exp and the sums, both [T, 1].
+
+    In place, since passes over [T, V] are what the head spends its time on besides products.
+    """
+    highest = z.amax(-1, keepdim=True)
+    total = z.sub_(highest).exp_().sum(-1, keepdim=True)
+    return highest + total.log(), total

@@ -134,8 +134,12 @@ class MicroBatchPass:
         leaves = [tensor for name in names for tensor in self._pairs[name]]
         with self._base.adapted(self._pairs):  # checkpointed layers run forward again here
             found = torch.autograd.grad(hidden, leaves, upstream, allow_unused=True)
+        # A transposed gradient must not leave here: fused AdamW reads memory in order, whatever
+        # the strides, and would silently apply it to the wrong elements.
         filled = [
-            (torch.zeros_like(leaf) if gradient is None else gradient).float()
+            (torch.zeros_like(leaf) if gradient is None else gradient).to(
+                torch.float32, memory_format=torch.contiguous_format
+            )
             for leaf, gradient in zip(leaves, found, strict=True)
         ]
         return dict(zip(names, zip(filled[::2], filled[1::2], strict=True), strict=True))

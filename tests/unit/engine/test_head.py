@@ -6,6 +6,7 @@ import pytest
 import torch
 
 from tinker_cookbook.engine import head as head_module
+from tinker_cookbook.engine.frozen import DenseWeight, frozen
 from tinker_cookbook.engine.head import Head
 
 T, H, V, R = 37, 12, 50, 3
@@ -19,12 +20,14 @@ def small_chunks(monkeypatch):
 @pytest.mark.parametrize("lora", [False, True])
 @pytest.mark.parametrize("wide", [False, True])
 @pytest.mark.parametrize("kind", ["plain", "bias", "scale", "softcap", "all"])
-def test_forward_and_backward_equal_autograd(lora, wide, kind):
+@pytest.mark.parametrize("layout", [frozen, DenseWeight])
+def test_forward_and_backward_equal_autograd(layout, lora, wide, kind):
     torch.manual_seed(0)
     bias = torch.randn(V) if kind in ("bias", "all") else None
     scale = 0.3 if kind in ("scale", "all") else 1.0
     cap = 2.0 if kind in ("softcap", "all") else None
-    head = Head(torch.randn(V, H), bias, scale, cap)
+    weight = torch.randn(V, H)
+    head = Head(layout(weight), bias, scale, cap)
     hidden = torch.randn(T, H, requires_grad=True)
     a, b = (torch.randn(R, H, requires_grad=True), torch.randn(V, R, requires_grad=True))
     pair = (a, b) if lora else None
@@ -34,7 +37,7 @@ def test_forward_and_backward_equal_autograd(lora, wide, kind):
     upstream = torch.randn(targets.shape)
     upstream[torch.randperm(T)[: T // 2]] = 0
 
-    z = hidden @ head.weight.t() + (0 if bias is None else bias)
+    z = hidden @ weight.t() + (0 if bias is None else bias)
     z = (z + hidden @ a.t() @ b.t() if lora else z) * scale
     z = cap * torch.tanh(z / cap) if cap else z
     logprobs = z.log_softmax(-1).gather(1, targets if wide else targets[:, None])
@@ -58,9 +61,10 @@ def test_forward_and_backward_equal_autograd(lora, wide, kind):
 
 def test_topk_equals_a_full_sort():
     torch.manual_seed(1)
-    head, hidden = Head(torch.randn(V, H)), torch.randn(T, H)
+    weight, hidden = torch.randn(V, H), torch.randn(T, H)
+    head = Head(frozen(weight))
     values, ids = head.topk(hidden, 5, None)
-    full = (hidden @ head.weight.t()).log_softmax(-1)
+    full = (hidden @ weight.t()).log_softmax(-1)
     expected, order = full.sort(-1, descending=True)
     torch.testing.assert_close(values, expected[:, :5])
     assert torch.equal(ids, order[:, :5])
@@ -68,7 +72,7 @@ def test_topk_equals_a_full_sort():
 
 def test_positions_without_gradient_cost_no_backward(monkeypatch):
     torch.manual_seed(2)
-    head, rows = Head(torch.randn(V, H)), []
+    head, rows = Head(frozen(torch.randn(V, H))), []
     original = Head._through_layer
 
     def counting(self, dz, *args):
@@ -90,7 +94,8 @@ def test_bf16_logits_are_not_rounded_to_bf16():
     exact = hidden.double() @ weight.double().t()
     plain = (hidden @ weight.t()).double()
     assert (plain - exact).abs().max() > 0.02
-    assert (Head(weight).logits(hidden, None).double() - exact).abs().max() < 1e-3
+    for head in (Head(frozen(weight)), Head(DenseWeight(weight))):
+        assert (head.logits(hidden, None).double() - exact).abs().max() < 1e-3
     low = (hidden @ pair[0].t()).double()
     exact += low @ pair[1].double().t()
-    assert (Head(weight).logits(hidden, pair).double() - exact).abs().max() < 2e-3
+    assert (Head(frozen(weight)).logits(hidden, pair).double() - exact).abs().max() < 2e-3

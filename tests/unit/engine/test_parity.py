@@ -39,16 +39,26 @@ def test_logprobs_and_gradients_equal_peft(base, flags, tmp_path, record_propert
     run = ref.make_run(base, spec=FLAGS[flags])
     output = run.forward_backward(data, "cross_entropy")
     model = ref.peft_model(base, run.adapter, tmp_path)
+    reference = [ref.reference_logprobs(model, item.tokens, item.targets) for item in data]
     loss = torch.zeros(())
     worst = 0.0
-    for item, found in zip(data, output.logprobs, strict=True):
-        lp = ref.reference_logprobs(model, item.tokens, item.targets)
+    for item, lp, found in zip(data, reference, output.logprobs, strict=True):
         worst = max(worst, float(np.abs(lp.detach().numpy() - found).max()))
         loss = loss - (lp * torch.from_numpy(item.inputs["weights"])).sum()
     error = ref.relative_error(gradients_of(run), ref.peft_gradients(model, loss))
     record_property("logprob_max_abs", worst)
     record_property("gradient_relative", error)
-    assert worst <= 1e-5
+    if worst > 1e-5:  # two fp32 computations may lie apart; the engine must be the nearer one
+        exact = ref.peft_model(base, run.adapter, tmp_path, torch.float64).double()
+        ours, theirs = (
+            max(
+                (lp - ref.reference_logprobs(exact, item.tokens, item.targets)).abs().max().item()
+                for item, lp in zip(data, logprobs, strict=True)
+            )
+            for logprobs in (map(torch.from_numpy, output.logprobs), reference)
+        )
+        record_property("logprob_from_fp64", ours)
+        assert ours <= max(1e-5, theirs)
     assert error <= 1e-5
     assert output.metrics["loss:sum"] == pytest.approx(loss.item(), abs=2e-3)
 

@@ -29,7 +29,7 @@ def test_greedy_equals_generate(base, tmp_path):
     model = ref.peft_model(base, adapter, tmp_path)
     sampler = Sampler(base, adapter)
     rng = np.random.default_rng(0)
-    for length in (1, 4, 9, 33):
+    for length in (1, 33, *rng.integers(2, 30, 30)):  # 32 prompts
         prompt = rng.integers(3, base.vocab_size, length)
         with torch.no_grad():
             expected = model.generate(
@@ -39,8 +39,8 @@ def test_greedy_equals_generate(base, tmp_path):
                 do_sample=False,
             )[0, length:].tolist()
         greedy = settings(temperature=0.0, stop_tokens=frozenset(base.eos_ids))
-        samples = sampler.sample(prompt.tolist(), 3, greedy)
-        assert [s.tokens for s in samples] == [expected] * 3
+        samples = sampler.sample(prompt.tolist(), 2, greedy)
+        assert [s.tokens for s in samples] == [expected] * 2
 
 
 @pytest.mark.parametrize("base", BASES, indirect=True)

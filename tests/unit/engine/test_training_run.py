@@ -51,6 +51,20 @@ def test_steps_lower_the_loss(stories_base):
     assert run.step == 8
 
 
+def test_a_bf16_step_moves_every_weight_as_an_fp32_step_does(tiny_base):
+    """Gradients of half precision take other paths; each must reach the element it belongs to."""
+    moves, data = [], batch(tiny_base("llama"))
+    for dtype in (torch.float32, torch.bfloat16):
+        run = ref.make_run(tiny_base("llama", dtype))
+        before = weights(run)
+        run.forward_backward(data, "cross_entropy")
+        run.optim_step(STEP)
+        moves.append({name: tensor - before[name] for name, tensor in weights(run).items()})
+    for name, expected in moves[0].items():
+        same_sign = (expected * moves[1][name] > 0).float().mean().item()
+        assert same_sign > 0.9, (name, same_sign)
+
+
 def test_optim_step_needs_a_gradient(stories_base):
     run = ref.make_run(stories_base)
     run.forward_backward(batch(stories_base), "cross_entropy", backward=False)
