@@ -17,6 +17,7 @@ import torch
 from tinker_cookbook.engine.prefix_tree import TreeRow, group_by_prefix, lay_out, row_length
 
 _LENGTH_MULTIPLE = 8
+_SHORT = 64
 
 
 @dataclass(frozen=True)
@@ -157,6 +158,8 @@ def concatenate(
 
 
 def _round_up(length: int) -> int:
+    if length < _SHORT:  # padding would cost more than the kernels
+        return length
     return -(-length // _LENGTH_MULTIPLE) * _LENGTH_MULTIPLE
 
 
