@@ -13,8 +13,13 @@ from typing import Any, Protocol
 import torch
 from torch.nn import functional as F  # noqa: N812
 
+from tinker_cookbook.engine.devices import free_memory_bytes
+
 SMALLEST = 1 << 16
 """Elements from which on packing pays; a call of oneDNN costs some 10 us more than one of torch."""
+
+SPARE_BYTES = 4 << 30
+"""Memory that copies for the backward direction leave to activations and to other programs."""
 
 
 class FrozenWeight(Protocol):
@@ -67,7 +72,10 @@ class DenseWeight:
 
 
 class PackedWeight:
-    """oneDNN's layout, a copy for each direction; that for ``back`` is made when first needed."""
+    """oneDNN's layout, a copy for each direction.
+
+    That for ``back`` is made when first needed, and kept where memory allows.
+    """
 
     _ROWS = 256  # what oneDNN chooses the layout for; others multiply it as well
 
@@ -83,9 +91,12 @@ class PackedWeight:
 
     def back(self, gradient: torch.Tensor) -> torch.Tensor:
         """``gradient W``, [T, in]."""
-        if self._backward is None:
-            self._backward = self._pack(self.dense().t())
-        return _ops()._linear_pointwise(gradient, self._backward, None, "none", [], "")
+        packed = self._backward
+        if packed is None:
+            packed = self._pack(self.dense().t())
+            if free_memory_bytes(self.device) > SPARE_BYTES:
+                self._backward = packed  # else made anew each time: slower, and the same bits
+        return _ops()._linear_pointwise(gradient, packed, None, "none", [], "")
 
     def rounding_error(self, x: torch.Tensor, rounded: torch.Tensor) -> torch.Tensor:
         """``x W^T - rounded``."""

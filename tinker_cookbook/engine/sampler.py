@@ -17,6 +17,7 @@ import torch
 
 from tinker_cookbook.engine.adapters import Adapter, Pairs
 from tinker_cookbook.engine.base_model import BaseModel
+from tinker_cookbook.engine.draw import draw_tokens
 from tinker_cookbook.engine.examples import check_token_range
 from tinker_cookbook.engine.head import LoraPair
 from tinker_cookbook.exceptions import ConfigurationError, DataValidationError
@@ -219,7 +220,14 @@ class _Decoding:
         """Draws the next token of each running row and records it."""
         logits = self._base.head.logits(hidden, self._lora)
         logprobs = logits - logits.logsumexp(-1, keepdim=True)
-        drawn = _choose(logits, self._settings, [self._rngs[row] for row in rows])
+        settings, count = self._settings, len(rows)
+        drawn = draw_tokens(
+            logits,
+            np.full(count, settings.temperature),
+            np.full(count, settings.top_k),
+            np.full(count, settings.top_p),
+            np.array([self._rngs[row].random() for row in rows]),
+        )
         chosen = logprobs.gather(1, drawn[:, None])[:, 0].tolist()
         top = logprobs.topk(self._topk, dim=-1) if self._topk else None
         for i, (row, token) in enumerate(zip(rows, drawn.tolist(), strict=True)):
@@ -247,31 +255,3 @@ class _Decoding:
 
 def _generator(seed: int | None, index: int) -> np.random.Generator:
     return np.random.default_rng(None if seed is None else [seed, index])
-
-
-def _choose(
-    logits: torch.Tensor, settings: SamplingSettings, rngs: Sequence[np.random.Generator]
-) -> torch.Tensor:
-    """Draws one token a row by inverting the cumulative distribution at a uniform number.
-
-    One number a token from each row's own generator: what else is in the batch has no influence.
-    """
-    if settings.temperature == 0:
-        return logits.argmax(-1)
-    if logits.device.type == "mps":  # it has no float64, which the long sum below needs
-        return _choose(logits.cpu(), settings, rngs).to(logits.device)
-    scaled = logits / settings.temperature
-    if settings.top_k != -1 and settings.top_k < scaled.shape[-1]:
-        least = scaled.topk(settings.top_k, dim=-1).values[:, -1:]
-        scaled = scaled.masked_fill(scaled < least, -torch.inf)
-    if settings.top_p < 1:
-        ranked, order = scaled.softmax(-1).sort(dim=-1, descending=True)
-        # A token is cut when those before it already hold the mass; the first always stays.
-        cut = ranked.cumsum(-1) - ranked >= settings.top_p
-        scaled = scaled.masked_fill(torch.zeros_like(cut).scatter(1, order, cut), -torch.inf)
-    cumulative = scaled.double().softmax(-1).cumsum(-1)
-    uniform = torch.tensor([rng.random() for rng in rngs], device=logits.device).double()
-    threshold = (uniform * cumulative[:, -1])[:, None]
-    return torch.searchsorted(cumulative, threshold, right=True)[:, 0].clamp_max(
-        logits.shape[-1] - 1
-    )

@@ -69,6 +69,19 @@ def test_a_row_does_not_depend_on_the_rows_beside_it(dtype):
         assert torch.equal(packed.product(x[:rows].contiguous()), together[:rows])
 
 
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_without_memory_to_spare_no_second_copy_is_kept(dtype, monkeypatch):
+    weight, gradient = torch.randn(48, 80).to(dtype), torch.randn(9, 48).to(dtype)
+    roomy, tight = frozen(weight), frozen(weight)
+    if not (isinstance(roomy, PackedWeight) and isinstance(tight, PackedWeight)):
+        pytest.skip("no packed layout on this processor")
+    expected = roomy.back(gradient)
+    monkeypatch.setattr(frozen_module, "free_memory_bytes", lambda _: 1 << 20)
+    assert torch.equal(tight.back(gradient), expected)
+    assert tight._backward is None
+    assert roomy._backward is not None
+
+
 def test_other_dtypes_and_small_matrices_stay_as_they_are(monkeypatch):
     assert isinstance(frozen(torch.randn(4, 4).half()), DenseWeight)
     monkeypatch.undo()

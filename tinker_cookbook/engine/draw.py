@@ -1,0 +1,105 @@
+"""Drawing tokens from logits, each row with its own temperature, top-k and top-p.
+
+A token is found by inverting the cumulative distribution at one uniform number a row, so that what
+else is in the batch has no influence. The sum over a vocabulary must be exact to many digits;
+summing blocks first leaves only one block a row to be summed token by token in float64.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+from torch.nn import functional as F  # noqa: N812
+
+_BLOCK = 256
+
+
+def draw_tokens(
+    logits: torch.Tensor,
+    temperature: np.ndarray,
+    top_k: np.ndarray,
+    top_p: np.ndarray,
+    uniform: np.ndarray,
+) -> torch.Tensor:
+    """One token id a row, int64 [R].
+
+    Args:
+        logits: fp32 [R, V].
+        temperature: [R]; 0 takes the most probable token.
+        top_k: [R], the number of most probable tokens that may be drawn; -1 for all. Of equals at
+            the border all may be.
+        top_p: [R] in (0, 1]: tokens are left out once more probable ones hold this much.
+        uniform: float64 [R] in [0, 1).
+    """
+    if logits.device.type == "mps":  # it has no float64
+        found = draw_tokens(logits.cpu(), temperature, top_k, top_p, uniform)
+        return found.to(logits.device)
+    hot = np.flatnonzero(temperature > 0)
+    if len(hot) == 0:
+        return logits.argmax(-1)
+    if len(hot) == len(logits):
+        return _draw(logits, temperature, top_k, top_p, uniform)
+    out = logits.argmax(-1)
+    rows = torch.from_numpy(hot).to(logits.device)
+    out[rows] = _draw(logits[rows], temperature[hot], top_k[hot], top_p[hot], uniform[hot])
+    return out
+
+
+def _draw(
+    logits: torch.Tensor,
+    temperature: np.ndarray,
+    top_k: np.ndarray,
+    top_p: np.ndarray,
+    uniform: np.ndarray,
+) -> torch.Tensor:
+    scaled = logits / _column(temperature, logits)
+    narrow = np.flatnonzero((top_k != -1) & (top_k < logits.shape[-1]))
+    if len(narrow):
+        _keep_top_k(scaled, narrow, top_k[narrow])
+    nucleus = np.flatnonzero(top_p < 1)
+    if len(nucleus):
+        _keep_top_p(scaled, nucleus, top_p[nucleus])
+    return _invert(scaled, torch.from_numpy(uniform).to(logits.device))
+
+
+def _keep_top_k(scaled: torch.Tensor, where: np.ndarray, top_k: np.ndarray) -> None:
+    rows = torch.from_numpy(where).to(scaled.device)
+    part = scaled[rows]
+    index = torch.from_numpy(top_k.astype(np.int64) - 1).to(scaled.device)
+    least = part.topk(int(top_k.max()), dim=-1).values.gather(1, index[:, None])
+    scaled[rows] = part.masked_fill(part < least, -torch.inf)
+
+
+def _keep_top_p(scaled: torch.Tensor, where: np.ndarray, top_p: np.ndarray) -> None:
+    rows = torch.from_numpy(where).to(scaled.device)
+    ranked, order = scaled[rows].softmax(-1).sort(dim=-1, descending=True)
+    # A token is cut when those before it already hold the mass; the first always stays.
+    cut = ranked.cumsum(-1) - ranked >= _column(top_p, scaled)
+    cut = torch.zeros_like(cut).scatter(1, order, cut)
+    scaled[rows] = scaled[rows].masked_fill(cut, -torch.inf)
+
+
+def _invert(scaled: torch.Tensor, uniform: torch.Tensor) -> torch.Tensor:
+    """The index at which the cumulative distribution of each row passes ``uniform``."""
+    weights = scaled.sub(scaled.amax(-1, keepdim=True)).exp_()
+    rest = -weights.shape[-1] % _BLOCK
+    weights = F.pad(weights, (0, rest)) if rest else weights  # padding by nothing copies
+    weights = weights.view(len(weights), -1, _BLOCK)
+    blocks = weights.sum(-1).double().cumsum(-1)
+    block, passed = _pass(blocks, uniform * blocks[:, -1])
+    tokens = weights[torch.arange(len(weights), device=weights.device), block].double().cumsum(-1)
+    token, _ = _pass(tokens, passed)
+    return block * _BLOCK + token
+
+
+def _pass(cumulative: torch.Tensor, at: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """The first index of each row whose sum exceeds ``at``, and how far ``at`` reaches into it."""
+    # Sums of sums round apart in the last digit; past the end there would be nothing to draw.
+    at = torch.minimum(at, cumulative[:, -1] * (1 - 1e-15))
+    index = torch.searchsorted(cumulative, at[:, None], right=True)
+    before = F.pad(cumulative, (1, 0)).gather(1, index)
+    return index[:, 0], at - before[:, 0]
+
+
+def _column(values: np.ndarray, like: torch.Tensor) -> torch.Tensor:
+    return torch.from_numpy(values.astype(np.float32)).to(like.device)[:, None]
