@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -174,65 +173,6 @@ def supervised(
         weights[: length // 3] = 0
         out.append(example(text(base, rng, length + 1), weights=weights))
     return out
-
-
-def cross_entropy(model: Any, data: list[Example]) -> torch.Tensor:
-    """The cross-entropy loss as plain autograd sees it."""
-    total = torch.zeros(())
-    for item in data:
-        lp = reference_logprobs(model, item.tokens, item.targets)
-        total = total - (lp * torch.from_numpy(item.inputs["weights"])).sum()
-    return total
-
-
-def logprob_error(
-    data: list[Example], found: list[np.ndarray], base: BaseModel, adapter: Adapter, folder: Path
-) -> float:
-    """Largest difference of log-probabilities from plain transformers and peft.
-
-    Beyond 1e-5 two fp32 computations may lie apart; then fp64 judges, and the engine must be the
-    nearer one.
-    """
-
-    def computed(dtype: torch.dtype) -> list[torch.Tensor]:
-        model = peft_model(base, adapter, folder, dtype).to(dtype)
-        with torch.no_grad():
-            return [reference_logprobs(model, item.tokens, item.targets) for item in data]
-
-    def apart(one: list[torch.Tensor], other: list[torch.Tensor]) -> float:
-        return max((a - b).abs().max().item() for a, b in zip(one, other, strict=True))
-
-    ours, expected = [torch.from_numpy(row) for row in found], computed(torch.float32)
-    error = apart(ours, expected)
-    if error > 1e-5:
-        truth = computed(torch.float64)
-        error = apart(ours, truth)
-        assert error <= max(1e-5, apart(expected, truth))
-    return error
-
-
-def gradient_error(
-    found: dict[str, torch.Tensor],
-    loss_of: Callable[[Any], torch.Tensor],
-    base: BaseModel,
-    adapter: Adapter,
-    folder: Path,
-) -> float:
-    """Relative error of gradients against autograd through peft.
-
-    Beyond 1e-5 two fp32 computations may lie apart; then fp64 judges, and the engine must be the
-    nearer one.
-    """
-    plain = peft_model(base, adapter, folder)
-    expected = peft_gradients(plain, loss_of(plain))
-    error = relative_error(found, expected)
-    if error > 1e-5:
-        exact = peft_model(base, adapter, folder, torch.float64).double()
-        truth = peft_gradients(exact, loss_of(exact))
-        truth = {name: gradient.float() for name, gradient in truth.items()}
-        error = relative_error(found, truth)
-        assert error <= max(1e-5, relative_error(expected, truth))
-    return error
 
 
 def relative_error(found: dict[str, torch.Tensor], expected: dict[str, torch.Tensor]) -> float:
