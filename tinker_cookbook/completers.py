@@ -6,9 +6,12 @@ a test, a person at the keyboard or another model can stand in for the sampling 
 
 from __future__ import annotations
 
+import asyncio
 from abc import ABC, abstractmethod
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, TypeAlias
+
+import numpy as np
 
 from tinker_cookbook.exceptions import ConfigurationError, DataValidationError
 from tinker_cookbook.utils.lazy_imports import lazy_module
@@ -68,6 +71,21 @@ class TokenCompleter(ABC):
     ) -> TokensWithLogprobs:
         """Returns one continuation of ``model_input``, ended by ``stop`` or a length limit."""
 
+    async def sample_many(
+        self, model_input: tinker.ModelInput, stop: StopCondition, num_samples: int
+    ) -> list[TokensWithLogprobs]:
+        """Returns several continuations; override where one request can ask for all of them."""
+        return list(
+            await asyncio.gather(*(self.derived(i)(model_input, stop) for i in range(num_samples)))
+        )
+
+    def derived(self, *path: int) -> TokenCompleter:
+        """This completer with random numbers of its own, which depend on ``path`` alone.
+
+        One without a seed returns itself.
+        """
+        return self
+
 
 class MessageCompleter(ABC):
     """Answers a conversation."""
@@ -87,12 +105,18 @@ class TinkerTokenCompleter(TokenCompleter):
         temperature: Of the softmax; 0 is greedy.
         context_window: Most tokens of prompt and sample together. ``max_tokens`` shrinks to what
             is left of it.
+        top_p: Draw among the most probable tokens that hold this much; 1 is all.
+        top_k: Draw among this many of the most probable tokens; -1 is all.
+        seed: Makes samples repeatable: they depend on it and on the call's place (``derived``).
     """
 
     sampling_client: SamplingClient
     max_tokens: int
     temperature: float = 1.0
     context_window: int | None = None
+    top_p: float = 1.0
+    top_k: int = -1
+    seed: int | None = None
 
     def __post_init__(self) -> None:
         _check_sampling(self.max_tokens, self.temperature)
@@ -105,20 +129,40 @@ class TinkerTokenCompleter(TokenCompleter):
         Raises:
             DataValidationError: The prompt leaves no room in ``context_window``.
         """
+        return (await self.sample_many(model_input, stop, 1))[0]
+
+    async def sample_many(
+        self, model_input: tinker.ModelInput, stop: StopCondition, num_samples: int
+    ) -> list[TokensWithLogprobs]:
+        """Returns ``num_samples`` samples of one request, for which the prompt is run once."""
         params = tinker.SamplingParams(
-            stop=stop, max_tokens=self._room(model_input.length), temperature=self.temperature
+            stop=stop,
+            max_tokens=self._room(model_input.length),
+            temperature=self.temperature,
+            top_p=self.top_p,
+            top_k=self.top_k,
+            seed=self.seed,
         )
         response = await self.sampling_client.sample(
-            prompt=model_input, num_samples=1, sampling_params=params
+            prompt=model_input, num_samples=num_samples, sampling_params=params
         )
-        sequence = response.sequences[0]
-        return TokensWithLogprobs(
-            tokens=list(sequence.tokens),
-            maybe_logprobs=sequence.logprobs,
-            stop_reason=sequence.stop_reason,
-            sequence_id=sequence.sequence_id,
-            prompt_cache_hit_tokens=response.prompt_cache_hit_tokens,
-        )
+        return [
+            TokensWithLogprobs(
+                tokens=list(sequence.tokens),
+                maybe_logprobs=sequence.logprobs,
+                stop_reason=sequence.stop_reason,
+                sequence_id=sequence.sequence_id,
+                prompt_cache_hit_tokens=response.prompt_cache_hit_tokens,
+            )
+            for sequence in response.sequences
+        ]
+
+    def derived(self, *path: int) -> TinkerTokenCompleter:
+        """This completer with a seed made of its own and ``path``."""
+        if self.seed is None:
+            return self
+        words = np.random.SeedSequence([self.seed, *path]).generate_state(1)
+        return replace(self, seed=int(words[0]) >> 1)
 
     def _room(self, prompt_length: int) -> int:
         if self.context_window is None:

@@ -45,7 +45,7 @@ class SupervisedDataset(ABC):
     def __len__(self) -> int:
         """Batches in an epoch; the last one may be smaller."""
 
-    def set_epoch(self, seed: int = 0) -> None:  # noqa: B027 (a fixed order is fine)
+    def set_epoch(self, seed: int = 0) -> None:
         """Orders the data for an epoch: a function of ``seed`` and the data, of nothing else."""
 
 

@@ -22,16 +22,16 @@ class Logger(ABC):
             step: Optimizer updates done; 0 is before training.
         """
 
-    def log_hparams(self, config: Any) -> None:  # noqa: B027 (optional)
+    def log_hparams(self, config: Any) -> None:
         """Takes the run's configuration: a chz object or a dict."""
 
-    def log_long_text(self, key: str, text: str) -> None:  # noqa: B027
+    def log_long_text(self, key: str, text: str) -> None:
         """Takes a text that is too long for a metric."""
 
-    def sync(self) -> None:  # noqa: B027
+    def sync(self) -> None:
         """Makes sure that what was logged is where it belongs."""
 
-    def close(self) -> None:  # noqa: B027
+    def close(self) -> None:
         """Ends the log; safe to call twice."""
 
     def get_logger_url(self) -> str | None:

@@ -1,0 +1,238 @@
+"""What reinforcement learning here is made of: environments, and what comes of playing them.
+
+An ``RLDataset`` gives batches of ``EnvGroupBuilder``s. Each builds a group of ``Env``s, which
+mostly are copies of one problem; advantages are centred within the group. An ``Env`` is one
+episode: it is played once, and it speaks tokens, because training needs the very tokens that were
+sampled.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from enum import StrEnum
+from typing import TYPE_CHECKING, TypeAlias
+
+import chz
+
+from tinker_cookbook.completers import StopCondition, TokensWithLogprobs
+from tinker_cookbook.exceptions import DataValidationError
+
+if TYPE_CHECKING:
+    import tinker
+
+__all__ = [
+    "Action",
+    "ActionExtra",
+    "Env",
+    "EnvGroupBuilder",
+    "InitialObservationOverflow",
+    "Logprobs",
+    "Logs",
+    "Metrics",
+    "Observation",
+    "RLDataset",
+    "RLDatasetBuilder",
+    "StepResult",
+    "StopCondition",
+    "StopReason",
+    "TokensWithLogprobs",
+    "Trajectory",
+    "TrajectoryGroup",
+    "Transition",
+]
+
+Action: TypeAlias = list[int]
+"""Token ids that the policy sampled, the stop token included."""
+
+Observation: TypeAlias = "tinker.ModelInput"
+"""All that the policy sees when it acts: the whole prompt, not what is new in it."""
+
+Logprobs: TypeAlias = list[float]
+Metrics: TypeAlias = dict[str, float | int]
+"""Numbers of a step or an episode; averaged over a batch and logged as ``env/all/NAME``."""
+
+Logs: TypeAlias = dict[str, str | int | float]
+"""What the transcript of a step shows beside the text."""
+
+
+class StopReason(StrEnum):
+    """Why an episode ended. Counted as ``stop/REASON``."""
+
+    COMPLETED = "completed"
+    TOOL_STOPPED = "tool_stopped"
+    MAX_TURNS = "max_turns"
+    MAX_TOKENS = "max_tokens"
+    MAX_SAMPLED_TOKENS = "max_sampled_tokens"
+    MAX_TOOL_CALLS = "max_tool_calls"
+    CONTEXT_OVERFLOW = "context_overflow"
+    PARSE_ERROR = "parse_error"
+    ROLLOUT_TIMEOUT = "rollout_timeout"
+
+
+@dataclass(frozen=True)
+class InitialObservationOverflow:
+    """Returned by ``initial_observation`` if the first prompt leaves no room to answer.
+
+    The episode ends at once, without a transition, with ``reward``.
+    """
+
+    reward: float = 0.0
+    metrics: Metrics = field(default_factory=dict)
+    logs: Logs = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class ActionExtra:
+    """What is known of an action beside its tokens: ``stop_reason`` is "stop" or "length"."""
+
+    stop_reason: str | None = None
+
+
+@dataclass
+class StepResult:
+    """What an environment answers to an action."""
+
+    reward: float
+    """For this step alone; an episode's reward is the sum over its steps."""
+    episode_done: bool
+    next_observation: Observation
+    next_stop_condition: StopCondition
+    metrics: Metrics = field(default_factory=dict)
+    logs: Logs = field(default_factory=dict)
+    stop_reason: StopReason | None = None
+    """Why the episode ended, where the environment knows better than "completed"."""
+
+
+class Env(ABC):
+    """One episode. Make a new one for the next: there is no reset."""
+
+    @abstractmethod
+    async def initial_observation(
+        self,
+    ) -> tuple[Observation, StopCondition] | InitialObservationOverflow:
+        """The first prompt, and what ends the answer to it."""
+
+    @abstractmethod
+    async def step(self, action: Action, *, extra: ActionExtra | None = None) -> StepResult:
+        """Takes the policy's answer, the stop token included.
+
+        An environment that does not care how the answer ended may leave ``extra`` out of its
+        signature: ``async def step(self, action)``.
+        """
+
+
+@dataclass
+class Transition:
+    """One turn: what the policy saw, what it did, what that earned."""
+
+    ob: Observation
+    ac: TokensWithLogprobs
+    reward: float
+    episode_done: bool
+    metrics: Metrics = field(default_factory=dict)
+    logs: Logs = field(default_factory=dict)
+    masked: bool = False
+    """Not trained on (a malformed turn under ``ParseErrorPolicy.mask_error_turns``)."""
+
+
+@dataclass
+class Trajectory:
+    """One episode. ``final_ob`` is what the policy would have seen next."""
+
+    transitions: list[Transition]
+    final_ob: Observation
+    stop_reason: StopReason = StopReason.COMPLETED
+
+    @property
+    def reward(self) -> float:
+        """Sum of the steps' rewards; rewards of the group come on top."""
+        return sum(transition.reward for transition in self.transitions)
+
+
+@dataclass
+class TrajectoryGroup:
+    """The episodes of one group, in the order of its environments.
+
+    ``final_rewards_G`` and ``metrics_G`` are those of ``compute_group_rewards``;
+    ``rollout_errors`` names what went wrong on the way, also where a retry mended it;
+    ``sampling_client_step`` is the number of updates in the weights that sampled the group.
+    """
+
+    trajectories_G: list[Trajectory]
+    final_rewards_G: list[float]
+    metrics_G: list[Metrics]
+    rollout_errors: list[str] = field(default_factory=list)
+    sampling_client_step: int = 0
+
+    def __post_init__(self) -> None:
+        lengths = {
+            "trajectories_G": len(self.trajectories_G),
+            "final_rewards_G": len(self.final_rewards_G),
+            "metrics_G": len(self.metrics_G),
+        }
+        if len(set(lengths.values())) > 1:
+            raise DataValidationError(
+                f"TrajectoryGroup: got {lengths}, expected one entry for each member of the group"
+            )
+
+    def get_total_rewards(self) -> list[float]:
+        """Each member's reward: that of its steps plus that of the group."""
+        return [
+            trajectory.reward + final
+            for trajectory, final in zip(self.trajectories_G, self.final_rewards_G, strict=True)
+        ]
+
+
+class EnvGroupBuilder(ABC):
+    """Builds the environments of one group. Must pickle, as a group may be played elsewhere."""
+
+    @abstractmethod
+    async def make_envs(self) -> Sequence[Env]:
+        """New environments, one for each member of the group."""
+
+    async def make_env(self, index: int) -> Env:
+        """Member ``index`` alone, for a retry. Override where making all of them costs much."""
+        envs = await self.make_envs()
+        return envs[index]
+
+    async def compute_group_rewards(
+        self, trajectory_group: list[Trajectory], env_group: Sequence[Env]
+    ) -> list[tuple[float, Metrics]]:
+        """A reward for each member that depends on all of them; by default nothing."""
+        return [(0.0, {}) for _ in trajectory_group]
+
+    async def cleanup(self) -> None:
+        """Gives back what the group held (a sandbox, a connection); called once, always."""
+
+    def logging_tags(self) -> list[str]:
+        """Names under which the group's metrics are logged too, as ``env/TAG/…``."""
+        return []
+
+
+class RLDataset(ABC):
+    """Batches of problems, by index."""
+
+    @abstractmethod
+    def get_batch(self, index: int) -> Sequence[EnvGroupBuilder]:
+        """Batch ``index``; the same one each time. Called in a thread of its own."""
+
+    @abstractmethod
+    def __len__(self) -> int:
+        """Number of batches."""
+
+    def set_epoch(self, seed: int) -> None:
+        """Reorders the problems for an epoch, if the dataset shuffles; by default nothing."""
+
+
+@chz.chz
+class RLDatasetBuilder:
+    """Settings from which a dataset is made: training data and, if there are any, test data."""
+
+    async def __call__(self) -> tuple[RLDataset, RLDataset | None]:
+        """Builds both."""
+        raise NotImplementedError(f"{type(self).__name__} must define __call__")
+
+    def check(self) -> None:
+        """Raises ``ConfigurationError`` for settings that cannot work, before anything loads."""
