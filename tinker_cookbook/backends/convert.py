@@ -120,6 +120,7 @@ def sample_response_of(
         prompt_logprobs_np=scores.logprobs,
         topk_prompt_logprobs_np=topk,
         target_prompt_logprobs=target_logprobs,
+        prompt_cache_hit_tokens=samples[0].cached_prompt_tokens,
     )
 
 

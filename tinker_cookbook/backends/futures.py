@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import asyncio
 import warnings
+import weakref
+from collections.abc import Callable
 from concurrent.futures import CancelledError
 from concurrent.futures import Future as ConcurrentFuture
 from typing import Any, Generic, TypeVar, cast
@@ -15,6 +17,7 @@ from typing import Any, Generic, TypeVar, cast
 import tinker
 
 T = TypeVar("T")
+R = TypeVar("R")
 C = TypeVar("C")
 
 _warned_of_blocking = False
@@ -48,6 +51,72 @@ class LocalFuture(tinker.APIFuture[T]):
 
     def __repr__(self) -> str:
         return f"<LocalFuture {_describe(self._future)}>"
+
+
+class SampleFuture(LocalFuture[T]):
+    """The samples, to come, of a request.
+
+    Unlike an operation it stands in no order with others. So once nobody can read the result any
+    more, because the future is gone (the task that awaited it was cancelled, say), the request is
+    taken back and what it held in the running batch is free.
+    """
+
+    def __init__(self, future: ConcurrentFuture[T]) -> None:
+        super().__init__(future)
+        self._abandon = weakref.finalize(self, future.cancel)
+        self._abandon.atexit = False
+
+    def future(self) -> ConcurrentFuture[T]:
+        """The ``concurrent.futures.Future`` beneath, which stands for the request from now on."""
+        self._abandon.detach()
+        return self._future
+
+
+def chain(
+    first: ConcurrentFuture[Any],
+    then: Callable[[], ConcurrentFuture[T]],
+    finish: Callable[[T], R],
+) -> ConcurrentFuture[R]:
+    """The future of ``finish(then().result())``; ``then`` is called when ``first`` is done.
+
+    Cancelling it, at any time before its end, cancels what ``then`` began.
+    """
+    out: ConcurrentFuture[R] = ConcurrentFuture()
+
+    def begin(_: ConcurrentFuture[Any]) -> None:
+        if out.cancelled():
+            return
+        try:
+            inner = then()
+        except BaseException as error:
+            _end(out, error=error)
+            return
+        out.add_done_callback(lambda _: inner.cancel())  # does nothing to one that is done
+        inner.add_done_callback(end)
+
+    def end(inner: ConcurrentFuture[T]) -> None:
+        try:
+            result = finish(inner.result())
+        except CancelledError:
+            out.cancel()
+        except BaseException as error:
+            _end(out, error=error)
+        else:
+            _end(out, result)
+
+    first.add_done_callback(begin)
+    return out
+
+
+def _end(
+    future: ConcurrentFuture[Any], result: Any = None, error: BaseException | None = None
+) -> None:
+    if not future.set_running_or_notify_cancel():
+        return
+    if error is not None:
+        future.set_exception(error)
+    else:
+        future.set_result(result)
 
 
 def done_future(value: T) -> LocalFuture[T]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable
+from concurrent.futures import Future
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -11,9 +12,10 @@ import torch
 from tinker import types
 
 from tinker_cookbook.backends import convert
-from tinker_cookbook.backends.futures import LocalFuture, ReadyClient
+from tinker_cookbook.backends.futures import LocalFuture, ReadyClient, SampleFuture, chain
 from tinker_cookbook.engine.checkpoints import load_adapter
 from tinker_cookbook.engine.engine import Engine
+from tinker_cookbook.engine.requests import Sample
 from tinker_cookbook.engine.sampler import PromptScores, Sampler
 from tinker_cookbook.engine.training_run import TrainingRun
 from tinker_cookbook.exceptions import BackendError
@@ -85,13 +87,11 @@ class LocalSamplingClient(ReadyClient["LocalSamplingClient"]):
                 "prompt_alt_tokens_k: the local engine does not draw alternative prompt tokens; "
                 "use topk_prompt_logprobs"
             )
-        tokens = convert.tokens_of(prompt, "prompt").tolist()
+        tokens = convert.tokens_of(prompt, "prompt")
         sequence_ids = [str(next(self._ids)) for _ in range(num_samples)]
 
-        def work() -> types.SampleResponse:
-            sampler = self._made.result()
-            settings = convert.sampling_settings_of(sampling_params, sampler.base.eos_ids)
-            scores = PromptScores()
+        def score() -> tuple[PromptScores, types.TensorData | None]:
+            sampler, scores, asked = self._made.result(), PromptScores(), None
             if include_prompt_logprobs or topk_prompt_logprobs:
                 scores = sampler.score_prompt(
                     tokens,
@@ -99,22 +99,36 @@ class LocalSamplingClient(ReadyClient["LocalSamplingClient"]):
                     topk=topk_prompt_logprobs,
                     last_n=prompt_logprobs_last_n,
                 )
-            asked = None
             if target_prompt_logprobs is not None:
                 asked = _score_targets(sampler, tokens, target_prompt_logprobs)
-            decode = self._decode if settings.stop_strings else None
-            samples = sampler.sample(
-                tokens, num_samples, settings, decode=decode, topk_sample=topk_sample_logprobs
+            return scores, asked
+
+        def draw() -> Future[list[Sample]]:
+            sampler = self._made.result()
+            settings = convert.sampling_settings_of(sampling_params, sampler.base.eos_ids)
+            return self._engine.sample(
+                sampler,
+                tokens,
+                num_samples,
+                settings,
+                decode=self._decode if settings.stop_strings else None,
+                topk_sample=topk_sample_logprobs,
             )
+
+        def answer(samples: list[Sample]) -> types.SampleResponse:
+            scores, asked = scored.result() if scored is not None else (PromptScores(), None)
             return convert.sample_response_of(samples, scores, asked, sequence_ids)
 
-        return LocalFuture(self._engine.submit(work))
+        scored = None
+        if include_prompt_logprobs or topk_prompt_logprobs or target_prompt_logprobs is not None:
+            scored = self._engine.submit(score)
+        return SampleFuture(chain(scored or self._made, draw, answer))
 
     def compute_logprobs(
         self, prompt: types.ModelInput, prompt_logprobs_last_n: int | None = None
     ) -> LocalFuture[list[float | None]]:
         """Log-probability of each token given those before it; the first is ``None``."""
-        tokens = convert.tokens_of(prompt, "prompt").tolist()
+        tokens = convert.tokens_of(prompt, "prompt")
 
         def work() -> list[float | None]:
             scores = self._made.result().score_prompt(
@@ -152,7 +166,7 @@ class LocalSamplingClient(ReadyClient["LocalSamplingClient"]):
 
 
 def _score_targets(
-    sampler: Sampler, prompt: list[int], asked: types.TensorData
+    sampler: Sampler, prompt: np.ndarray, asked: types.TensorData
 ) -> types.TensorData:
     """Log-probabilities of the ids ``asked`` [len - 1, K] at each position after the first."""
     ids = asked.to_torch(pad_value=-1)

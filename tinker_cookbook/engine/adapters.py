@@ -9,7 +9,7 @@ of peft, so ``PeftModel.from_pretrained`` loads what is written here.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
@@ -70,20 +70,50 @@ class Target:
     out_features: int
 
 
+@dataclass(frozen=True)
+class Segment:
+    """Tokens of a batch that have an adapter in common; ``rows`` [R] indexes them, none is all."""
+
+    pairs: Pairs
+    rows: torch.Tensor | None = None
+
+    def add(self, name: str, out: torch.Tensor, x: torch.Tensor) -> None:
+        """Adds the term of layer ``name`` for inputs ``x`` [T, in] to ``out`` [T, out]."""
+        pair = self.pairs.get(name)
+        if pair is None:
+            return
+        # fp32 whatever the dtype of the model: for the few rows of decoding the small products
+        # are faster so, and the pairs' values are those of the model's dtype.
+        a, b = pair
+        part = x if self.rows is None else x[self.rows]
+        low = F.linear(part.float(), a)
+        if self.rows is not None:
+            out.index_add_(0, self.rows, F.linear(low, b).to(out.dtype))
+        elif out.dtype == torch.float32:
+            out.addmm_(low, b.t())
+        else:
+            out.add_(F.linear(low, b))
+
+
 @dataclass
 class ActivePairs:
-    """The adapter that the next forward applies; shared by all hooked layers of a model."""
+    """The adapter that the next forward applies; shared by all hooked layers of a model.
+
+    ``segments`` are set instead of ``pairs`` while a batch of several clients is sampled.
+    """
 
     pairs: Pairs = field(default_factory=dict)
+    segments: Sequence[Segment] | None = None
 
     @contextmanager
-    def use(self, pairs: Pairs) -> Iterator[None]:
-        """Applies ``pairs`` inside the block; restores what was active before."""
-        before, self.pairs = self.pairs, pairs
+    def use(self, pairs: Pairs, segments: Sequence[Segment] | None = None) -> Iterator[None]:
+        """Applies them inside the block; restores what was active before."""
+        before = self.pairs, self.segments
+        self.pairs, self.segments = pairs, segments
         try:
             yield
         finally:
-            self.pairs = before
+            self.pairs, self.segments = before
 
 
 class AdapterLinear(nn.Module):
@@ -105,6 +135,11 @@ class AdapterLinear(nn.Module):
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """``x`` [..., in] to [..., out]."""
         rows = x.reshape(-1, self.in_features)
+        if self._active.segments is not None:
+            out = self._frozen.product(rows, self.bias)
+            for segment in self._active.segments:
+                segment.add(self._name, out, rows)
+            return out.view(*x.shape[:-1], self.out_features)
         a, b = self._active.pairs.get(self._name, (None, None))
         out = _AdaptedProduct.apply(rows, self._frozen, self.bias, a, b)
         return out.view(*x.shape[:-1], self.out_features)

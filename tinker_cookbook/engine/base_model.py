@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from functools import cached_property, partial
 from pathlib import Path
@@ -14,9 +14,12 @@ import torch
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 
-from tinker_cookbook.engine import cpu_attention
-from tinker_cookbook.engine.adapters import ActivePairs, AdapterLinear, Pairs, Target
+from tinker_cookbook.engine import batch_attention, cpu_attention
+from tinker_cookbook.engine.adapters import ActivePairs, AdapterLinear, Pairs, Segment, Target
+from tinker_cookbook.engine.batch_attention import BatchLayout
+from tinker_cookbook.engine.batch_trial import batch_trial
 from tinker_cookbook.engine.head import Head
+from tinker_cookbook.engine.kv_cache import LayerShape
 from tinker_cookbook.exceptions import ConfigurationError, TrainingError
 
 logger = logging.getLogger(__name__)
@@ -45,7 +48,7 @@ class BaseModel:
         self.vocab_size = self.head.weight.shape[0]
         self.targets = _hook(self._model, self._active)
         self.unembed_name = next((t.name for t in self.targets if t.group == "unembed"), "")
-        self._decoder: nn.Module = self._model.base_model
+        self._decoder: Any = self._model.base_model
         if device.type == "cpu":
             _leave_file(self._model)
         self._check(expected)
@@ -74,6 +77,12 @@ class BaseModel:
         with self._active.use(pairs):
             yield
 
+    @contextmanager
+    def with_segments(self, pairs: Pairs) -> Iterator[None]:
+        """As ``adapted``, with fp32 pairs and without gradients, as samplers apply them."""
+        with self._active.use({}, [Segment(pairs)]):
+            yield
+
     def hidden(self, tokens: torch.Tensor, **kwargs: Any) -> torch.Tensor:
         """Last hidden states [B, L, H] of right-padded ``tokens`` [B, L].
 
@@ -83,6 +92,28 @@ class BaseModel:
         """
         kwargs.setdefault("use_cache", False)
         return self._decoder(input_ids=tokens, **kwargs).last_hidden_state
+
+    def hidden_of_batch(
+        self,
+        tokens: torch.Tensor,
+        positions: torch.Tensor,
+        layout: BatchLayout,
+        segments: Sequence[Segment],
+    ) -> torch.Tensor:
+        """Last hidden states [T, H] of the tokens [T] of many sequences (``batch_attention``)."""
+        config = self._decoder.config
+        usual = config._attn_implementation
+        config._attn_implementation = batch_attention.NAME
+        try:
+            with self._active.use({}, segments), batch_attention.use(layout):
+                return self.hidden(tokens[None], position_ids=positions[None])[0]
+        finally:
+            config._attn_implementation = usual
+
+    @cached_property
+    def kv_shapes(self) -> list[LayerShape] | None:
+        """What each layer keeps of a token; none if sequences cannot be batched."""
+        return batch_trial(self)
 
     def unembed_pair(self, pairs: Pairs) -> tuple[torch.Tensor, torch.Tensor] | None:
         """The adapter of the unembedding layer, if it has one."""

@@ -83,7 +83,8 @@ def load_run(
         )
     base = engine.base_model(base_model)
     adapter = load_adapter(base, loaded, path)
-    run = TrainingRun(run_id, base, adapter, engine.token_budget(base), loaded.state["step"])
+    budget, step = engine.token_budget(base), loaded.state["step"]
+    run = TrainingRun(run_id, base, adapter, budget, step, pause=engine.pause)
     if loaded.optimizer is not None:
         run.optimizer.load(loaded.optimizer, path)
     else:

@@ -7,6 +7,8 @@ summing blocks first leaves only one block a row to be summed token by token in 
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 import numpy as np
 import torch
 from torch.nn import functional as F  # noqa: N812
@@ -14,52 +16,53 @@ from torch.nn import functional as F  # noqa: N812
 _BLOCK = 256
 
 
-def draw_tokens(
-    logits: torch.Tensor,
-    temperature: np.ndarray,
-    top_k: np.ndarray,
-    top_p: np.ndarray,
-    uniform: np.ndarray,
-) -> torch.Tensor:
-    """One token id a row, int64 [R].
+@dataclass(frozen=True)
+class DrawSettings:
+    """How each row is drawn, [R] each.
 
-    Args:
-        logits: fp32 [R, V].
-        temperature: [R]; 0 takes the most probable token.
-        top_k: [R], the number of most probable tokens that may be drawn; -1 for all. Of equals at
-            the border all may be.
-        top_p: [R] in (0, 1]: tokens are left out once more probable ones hold this much.
-        uniform: float64 [R] in [0, 1).
+    ``temperature`` 0 takes the most probable token; ``top_k`` is the number of most probable
+    tokens that may be drawn, -1 for all (of equals at the border all may be); ``top_p`` in (0, 1]
+    leaves tokens out once more probable ones hold this much; ``uniform`` float64 in [0, 1) decides.
     """
+
+    temperature: np.ndarray
+    top_k: np.ndarray
+    top_p: np.ndarray
+    uniform: np.ndarray
+
+    def take(self, rows: np.ndarray) -> DrawSettings:
+        """The settings of some rows."""
+        return DrawSettings(
+            self.temperature[rows], self.top_k[rows], self.top_p[rows], self.uniform[rows]
+        )
+
+
+def draw_tokens(logits: torch.Tensor, how: DrawSettings) -> torch.Tensor:
+    """One token id a row, int64 [R], from fp32 ``logits`` [R, V]."""
     if logits.device.type == "mps":  # it has no float64
-        found = draw_tokens(logits.cpu(), temperature, top_k, top_p, uniform)
-        return found.to(logits.device)
-    hot = np.flatnonzero(temperature > 0)
+        return draw_tokens(logits.cpu(), how).to(logits.device)
+    hot = np.flatnonzero(how.temperature > 0)
     if len(hot) == 0:
         return logits.argmax(-1)
     if len(hot) == len(logits):
-        return _draw(logits, temperature, top_k, top_p, uniform)
+        return _draw(logits, how)
     out = logits.argmax(-1)
     rows = torch.from_numpy(hot).to(logits.device)
-    out[rows] = _draw(logits[rows], temperature[hot], top_k[hot], top_p[hot], uniform[hot])
+    out[rows] = _draw(logits[rows], how.take(hot))
     return out
 
 
-def _draw(
-    logits: torch.Tensor,
-    temperature: np.ndarray,
-    top_k: np.ndarray,
-    top_p: np.ndarray,
-    uniform: np.ndarray,
-) -> torch.Tensor:
-    scaled = logits / _column(temperature, logits)
-    narrow = np.flatnonzero((top_k != -1) & (top_k < logits.shape[-1]))
+def _draw(logits: torch.Tensor, how: DrawSettings) -> torch.Tensor:
+    scaled = logits if (how.temperature == 1).all() else logits / _column(how.temperature, logits)
+    narrow = np.flatnonzero((how.top_k != -1) & (how.top_k < logits.shape[-1]))
+    nucleus = np.flatnonzero(how.top_p < 1)
+    if scaled is logits and (len(narrow) or len(nucleus)):
+        scaled = logits.clone()
     if len(narrow):
-        _keep_top_k(scaled, narrow, top_k[narrow])
-    nucleus = np.flatnonzero(top_p < 1)
+        _keep_top_k(scaled, narrow, how.top_k[narrow])
     if len(nucleus):
-        _keep_top_p(scaled, nucleus, top_p[nucleus])
-    return _invert(scaled, torch.from_numpy(uniform).to(logits.device))
+        _keep_top_p(scaled, nucleus, how.top_p[nucleus])
+    return _invert(scaled, torch.from_numpy(how.uniform).to(logits.device))
 
 
 def _keep_top_k(scaled: torch.Tensor, where: np.ndarray, top_k: np.ndarray) -> None:

@@ -1,15 +1,18 @@
 """The engine: one worker thread that owns the device, the base models on it, and the runs.
 
 Operations are functions that run on the worker in the order in which they were submitted, so the
-operations of one run keep their order and never overlap.
+operations of one run keep their order and never overlap. Requests for samples are no operations:
+they join the running batch of their base model (``batcher``), which takes turns with them.
 """
 
 from __future__ import annotations
 
 import logging
 import threading
+from collections import deque
 from collections.abc import Callable
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future
+from functools import partial
 from pathlib import Path
 from typing import ParamSpec, TypeVar
 
@@ -17,15 +20,20 @@ import torch
 
 from tinker_cookbook.engine.adapters import Adapter, AdapterSpec
 from tinker_cookbook.engine.base_model import BaseModel
+from tinker_cookbook.engine.batcher import Batcher
 from tinker_cookbook.engine.devices import (
     DeviceChoice,
     choose_device,
     cpu_threads,
     free_memory_bytes,
 )
+from tinker_cookbook.engine.one_by_one import sample_one_by_one
+from tinker_cookbook.engine.requests import Prompt, Sample, SampleRequest, SamplingSettings
 from tinker_cookbook.engine.resolve import ResolvedModel, model_config, resolve_model
+from tinker_cookbook.engine.sampler import Sampler
 from tinker_cookbook.engine.store import CheckpointStore
 from tinker_cookbook.engine.training_run import TrainingRun
+from tinker_cookbook.engine.worker import Worker
 
 logger = logging.getLogger(__name__)
 
@@ -46,13 +54,35 @@ class Engine:
         self._models: dict[Path, BaseModel] = {}
         self._resolved: dict[str, ResolvedModel] = {}
         self._resolving = threading.Lock()
-        self._worker = ThreadPoolExecutor(
-            max_workers=1, thread_name_prefix="engine", initializer=self._start_worker
-        )
+        self._batchers: dict[BaseModel, Batcher] = {}
+        self._arrived: deque[SampleRequest] = deque()
+        self._single: deque[SampleRequest] = deque()
+        self._worker = Worker(self._start_worker, self._sample_step, self._drop_samples)
 
     def submit(self, fn: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> Future[T]:
         """Queues ``fn`` on the worker; returns at once."""
-        return self._worker.submit(fn, *args, **kwargs)
+        return self._worker.submit(partial(fn, *args, **kwargs))
+
+    def sample(
+        self,
+        sampler: Sampler,
+        prompt: Prompt,
+        num_samples: int,
+        settings: SamplingSettings,
+        *,
+        decode: Callable[[list[int]], str] | None = None,
+        topk_sample: int = 0,
+    ) -> Future[list[Sample]]:
+        """Draws ``num_samples`` continuations of ``prompt``, in one batch with other requests.
+
+        Cancelling the future, at any time, frees what the request holds.
+        """
+        request = sampler.request(
+            prompt, num_samples, settings, decode=decode, topk_sample=topk_sample
+        )
+        self._arrived.append(request)
+        self._worker.wake()
+        return request.future
 
     def resolve(self, name: str) -> ResolvedModel:
         """The folder of a model name; raises ``ModelNotFoundError``. Cached."""
@@ -84,7 +114,7 @@ class Engine:
         """A run with a fresh adapter. Runs on the worker."""
         base = self.base_model(model)
         adapter = Adapter.create(spec, base.targets, seed, base.device)
-        return TrainingRun(run_id, base, adapter, self.token_budget(base))
+        return TrainingRun(run_id, base, adapter, self.token_budget(base), pause=self.pause)
 
     def token_budget(self, base: BaseModel) -> int:
         """Padded tokens a micro-batch may hold, from the memory at hand."""
@@ -95,7 +125,36 @@ class Engine:
 
     def close(self, wait: bool = True) -> None:
         """Drops what is queued; with ``wait`` also waits for the operation in progress."""
-        self._worker.shutdown(wait=wait, cancel_futures=True)
+        self._worker.close(wait)
+
+    def pause(self) -> None:
+        """Lets sampling have its turn; long operations call it between their parts."""
+        self._worker.pause()
+
+    def _sample_step(self) -> bool:
+        """One step of every running batch; returns whether there was any."""
+        while self._arrived:
+            request = self._arrived.popleft()
+            base = request.sampler.base
+            if base.kv_shapes is None:
+                self._single.append(request)
+                continue
+            if base not in self._batchers:
+                self._batchers[base] = Batcher(base, base.kv_shapes)
+            self._batchers[base].add(request)
+        busy = [batcher for batcher in self._batchers.values() if batcher.busy]
+        for batcher in busy:
+            batcher.step()
+        if self._single:
+            sample_one_by_one(self._single.popleft())
+        return bool(busy or self._single)
+
+    def _drop_samples(self) -> None:
+        """The engine closes: nobody shall wait for what does not come."""
+        for request in (*self._arrived, *self._single):
+            request.future.cancel()
+        for batcher in self._batchers.values():
+            batcher.cancel_all()
 
     def _start_worker(self) -> None:
         if self.choice.device.type == "cpu":

@@ -17,7 +17,7 @@ from torch.nn import functional as F  # noqa: N812
 from tinker_cookbook.engine.frozen import FrozenWeight, frozen
 
 LoraPair = tuple[torch.Tensor, torch.Tensor]
-"""(A [r, H], B [V, r] scaled) of the unembedding layer, in the compute dtype."""
+"""(A [r, H], B [V, r] scaled) of the unembedding layer, in the compute dtype or fp32."""
 
 _CHUNK_BYTES_CPU = 32 << 20  # larger chunks make better products but take several times their size
 _CHUNK_BYTES_GPU = 512 << 20
@@ -64,7 +64,8 @@ class Head:
         if self.bias is not None:
             z += self.bias
         if lora is not None:
-            z.addmm_(F.linear(hidden, lora[0]).float(), lora[1].float().t())
+            low = F.linear(hidden.to(lora[0].dtype), lora[0])
+            z.addmm_(low.float(), lora[1].float().t())
         if self.scale != 1.0:
             z = z * self.scale
         if self.softcap is not None:

@@ -52,7 +52,7 @@ def group_by_prefix(sequences: Sequence[np.ndarray], max_length: int) -> list[li
 
     for index in sorted(range(len(sequences)), key=lambda i: _sort_key(sequences[i])):
         length = len(sequences[index])
-        common = _common_prefix(sequences[group[-1]], sequences[index]) if group else 0
+        common = common_prefix(sequences[group[-1]], sequences[index]) if group else 0
         fits = row_length + length - common <= max_length
         if group and fits and common >= MIN_SAVED_SHARE * length:
             group.append(index)
@@ -75,7 +75,7 @@ def lay_out(sequences: Sequence[np.ndarray]) -> TreeRow:
     previous = np.empty(0, dtype=np.int64)
     for index in order:
         sequence = sequences[index]
-        common = _common_prefix(previous, sequence)
+        common = common_prefix(previous, sequence)
         ends[path[common:]] = row_length  # the branch that is left ends here
         added = len(sequence) - common
         path = np.concatenate([path[:common], np.arange(row_length, row_length + added)])
@@ -99,7 +99,8 @@ def _sort_key(sequence: np.ndarray) -> bytes:
     return sequence.astype(">i8").tobytes()
 
 
-def _common_prefix(a: np.ndarray, b: np.ndarray) -> int:
+def common_prefix(a: np.ndarray, b: np.ndarray) -> int:
+    """Number of tokens at the beginning that two sequences have in common."""
     shorter = min(len(a), len(b))
     differs = a[:shorter] != b[:shorter]
     return int(differs.argmax()) if differs.any() else shorter

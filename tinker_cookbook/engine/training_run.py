@@ -46,7 +46,13 @@ class TrainingRun:
     """The verbs of one run. Gradients add up until ``optim_step``."""
 
     def __init__(
-        self, run_id: str, base: BaseModel, adapter: Adapter, token_budget: int, step: int = 0
+        self,
+        run_id: str,
+        base: BaseModel,
+        adapter: Adapter,
+        token_budget: int,
+        step: int = 0,
+        pause: Callable[[], None] = lambda: None,
     ) -> None:
         self.run_id = run_id
         self.base = base
@@ -54,6 +60,7 @@ class TrainingRun:
         self.optimizer = AdamW(adapter.parameters())
         self.step = step
         self.token_budget = token_budget
+        self._pause = pause  # called between micro-batches: sampling goes on meanwhile
         self._gradients: dict[str, torch.Tensor] = {}
         self._failure: Exception | None = None
         self._shared_with_sampler = False
@@ -84,6 +91,7 @@ class TrainingRun:
                     gradients.add(result.gradients)
                     for index, values in zip(part.indices, result.split_logprobs(), strict=True):
                         logprobs[index] = values
+                self._pause()
             self._keep(gradients)
             return LossOutput(logprobs, {"loss:sum": total})
 
@@ -106,6 +114,7 @@ class TrainingRun:
                 micro.forward(grad=keep, checkpoint=self._too_long(group))
                 for index, values in zip(group.indices, micro.logprobs_by_sequence(), strict=True):
                     leaves[index] = values.detach().clone().requires_grad_()
+                self._pause()
             value, metrics = _call_custom_loss(loss_fn, leaves)
             upstream = _custom_gradients(value, leaves)
             gradients = _PairGradients()
@@ -114,6 +123,7 @@ class TrainingRun:
                     micro.forward(grad=True, checkpoint=self._too_long(group))
                 gradients.add(micro.backward(torch.cat([upstream[i] for i in group.indices])))
                 micro.release()
+                self._pause()
             self._keep(gradients)
             logprobs = [leaf.detach().cpu().numpy() for leaf in leaves]
             return LossOutput(logprobs, {**metrics, "loss:sum": float(value.detach())})

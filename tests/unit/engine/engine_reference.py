@@ -12,8 +12,10 @@ from safetensors.torch import save_file
 
 from tinker_cookbook.engine.adapters import Adapter, AdapterSpec
 from tinker_cookbook.engine.base_model import BaseModel
+from tinker_cookbook.engine.batcher import Batcher
 from tinker_cookbook.engine.examples import Example
-from tinker_cookbook.engine.sampler import Sampler, SamplingSettings
+from tinker_cookbook.engine.requests import Sample, SampleRequest, SamplingSettings
+from tinker_cookbook.engine.sampler import Sampler
 from tinker_cookbook.engine.training_run import TrainingRun
 
 CPU = torch.device("cpu")
@@ -155,11 +157,32 @@ def example(tokens: np.ndarray, **inputs: Any) -> Example:
     return Example(tokens, arrays)
 
 
+def draw(
+    sampler: Sampler, prompt: Any, count: int, settings: SamplingSettings, **kwargs: Any
+) -> list[Sample]:
+    """Samples of one request, in a batch of its own."""
+    request = sampler.request(prompt, count, settings, **kwargs)
+    run_batch(sampler.base, [request])
+    return request.future.result(timeout=0)
+
+
+def run_batch(base: BaseModel, requests: list[SampleRequest]) -> Batcher:
+    """Samples all requests together."""
+    shapes = base.kv_shapes
+    assert shapes is not None, "this model cannot be batched"
+    batcher = Batcher(base, shapes)
+    for request in requests:
+        batcher.add(request)
+    while batcher.busy:
+        batcher.step()
+    return batcher
+
+
 def text(base: BaseModel, rng: np.random.Generator, length: int) -> np.ndarray:
     """Tokens [length] drawn from the model: of random ids a trained model is so sure that they
     are wrong (log-probabilities of -30) that fp32 itself rounds at the bounds tested."""
     settings = SamplingSettings(max_tokens=length - 1, seed=int(rng.integers(1 << 30)))
-    (sample,) = Sampler(base, None).sample([1], 1, settings)
+    (sample,) = draw(Sampler(base, None), [1], 1, settings)
     return np.array([1, *sample.tokens])
 
 

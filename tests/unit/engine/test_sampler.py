@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 import torch
 
+from tinker_cookbook.engine.one_by_one import sample_one_by_one
 from tinker_cookbook.engine.sampler import Sampler, SamplingSettings
 from tinker_cookbook.exceptions import ConfigurationError, DataValidationError
 
@@ -39,8 +40,11 @@ def test_greedy_equals_generate(base, tmp_path):
                 do_sample=False,
             )[0, length:].tolist()
         greedy = settings(temperature=0.0, stop_tokens=frozenset(base.eos_ids))
-        samples = sampler.sample(prompt.tolist(), 2, greedy)
+        samples = ref.draw(sampler, prompt, 2, greedy)
         assert [s.tokens for s in samples] == [expected] * 2
+        alone = sampler.request(prompt, 2, greedy)
+        sample_one_by_one(alone)  # what models do that cannot be batched
+        assert [s.tokens for s in alone.future.result(timeout=0)] == [expected] * 2
 
 
 @pytest.mark.parametrize("base", BASES, indirect=True)
@@ -49,9 +53,9 @@ def test_logprobs_equal_the_trainers(base, record_property):
     run = ref.make_run(base)
     sampler = Sampler(base, run.snapshot())
     prompt = ref.text(base, np.random.default_rng(1), 12).tolist()
-    free = sampler.sample(prompt, 6, settings(max_tokens=25))
+    free = ref.draw(sampler, prompt, 6, settings(max_tokens=25))
     stops = frozenset(s.tokens[4 * i] for i, s in enumerate(free))
-    samples = sampler.sample(prompt, 6, settings(max_tokens=25, stop_tokens=stops))
+    samples = ref.draw(sampler, prompt, 6, settings(max_tokens=25, stop_tokens=stops))
     assert len({len(s.tokens) for s in samples}) > 1
     worst = 0.0
     for sample in samples:
@@ -67,7 +71,7 @@ def test_bf16_divergence_from_the_trainer(stories_model, record_property):
     """KL(sampler || trainer), estimated on the sampler's own tokens: mean of exp(d) - 1 - d."""
     base = ref.load_base(stories_model, torch.bfloat16)
     run = ref.make_run(base, size=0.005)
-    samples = Sampler(base, run.snapshot()).sample([1], 16, settings(max_tokens=60))
+    samples = ref.draw(Sampler(base, run.snapshot()), [1], 16, settings(max_tokens=60))
     data = [ref.example(np.array([1, *s.tokens]), weights=np.zeros(len(s.tokens))) for s in samples]
     trained = run.forward_backward(data, "cross_entropy", backward=False).logprobs
     d = np.concatenate([t - np.array(s.logprobs) for t, s in zip(trained, samples, strict=True)])
@@ -96,7 +100,7 @@ def test_frequencies_follow_the_distribution(stories_base, how):
         before = np.cumsum(p[order]) - p[order]
         keep[order[before >= how["top_p"]]] = False
     p = np.where(keep, p, 0) / p[keep].sum()
-    draws = Sampler(stories_base, None).sample(prompt.tolist(), n, settings(max_tokens=1, **how))
+    draws = ref.draw(Sampler(stories_base, None), prompt.tolist(), n, settings(max_tokens=1, **how))
     counts = np.bincount([s.tokens[0] for s in draws], minlength=len(p))
     assert counts[~keep].sum() == 0
     common = p * n >= 5
@@ -111,26 +115,26 @@ def test_frequencies_follow_the_distribution(stories_base, how):
 
 def test_seeds_repeat_and_do_not_depend_on_the_number_of_samples(stories_base):
     sampler = Sampler(stories_base, None)
-    many = [s.tokens for s in sampler.sample([1], 8, settings(seed=7))]
-    again = [s.tokens for s in sampler.sample([1], 8, settings(seed=7))]
-    few = [s.tokens for s in sampler.sample([1], 3, settings(seed=7))]
+    many = [s.tokens for s in ref.draw(sampler, [1], 8, settings(seed=7))]
+    again = [s.tokens for s in ref.draw(sampler, [1], 8, settings(seed=7))]
+    few = [s.tokens for s in ref.draw(sampler, [1], 3, settings(seed=7))]
     assert many == again
     assert many[:3] == few
     assert len({tuple(t) for t in many}) > 4
-    assert [s.tokens for s in sampler.sample([1], 8, settings(seed=8))] != many
+    assert [s.tokens for s in ref.draw(sampler, [1], 8, settings(seed=8))] != many
     free = settings(seed=None)
-    assert [s.tokens for s in sampler.sample([1], 4, free)] != [
-        s.tokens for s in sampler.sample([1], 4, free)
+    assert [s.tokens for s in ref.draw(sampler, [1], 4, free)] != [
+        s.tokens for s in ref.draw(sampler, [1], 4, free)
     ]
 
 
 def test_stop_tokens_end_a_sample_and_stay_in_it(stories_base):
     sampler = Sampler(stories_base, None)
-    (free,) = sampler.sample([1], 1, settings())
+    (free,) = ref.draw(sampler, [1], 1, settings())
     assert free.stop_reason == "length"
     assert len(free.tokens) == len(free.logprobs) == 20
     stop = free.tokens[6]
-    (stopped,) = sampler.sample([1], 1, settings(stop_tokens=frozenset([stop])))
+    (stopped,) = ref.draw(sampler, [1], 1, settings(stop_tokens=frozenset([stop])))
     assert stopped.tokens == free.tokens[: free.tokens.index(stop) + 1]
     assert stopped.stop_reason == "stop"
 
@@ -140,12 +144,16 @@ def test_stop_strings_may_span_tokens(stories_base, stories_model):
 
     tokenizer = AutoTokenizer.from_pretrained(stories_model)
     sampler = Sampler(stories_base, None)
-    (free,) = sampler.sample([1], 1, settings(max_tokens=60))
+    (free,) = ref.draw(sampler, [1], 1, settings(max_tokens=60))
     text = tokenizer.decode(free.tokens)
     across = text[len(text) // 2 - 6 : len(text) // 2 + 6]
     assert len(tokenizer.encode(across, add_special_tokens=False)) > 3
-    (sample,) = sampler.sample(
-        [1], 1, settings(max_tokens=60, stop_strings=(across, "absent")), decode=tokenizer.decode
+    (sample,) = ref.draw(
+        sampler,
+        [1],
+        1,
+        settings(max_tokens=60, stop_strings=(across, "absent")),
+        decode=tokenizer.decode,
     )
     assert sample.stop_reason == "stop"
     decoded = tokenizer.decode(sample.tokens)
@@ -157,13 +165,13 @@ def test_stop_strings_may_span_tokens(stories_base, stories_model):
 def test_long_stop_string_of_many_byte_tokens(stories_base):
     """A token may decode to less than a character, so that a tail of the ids is not enough."""
     sampler = Sampler(stories_base, None)
-    (free,) = sampler.sample([1], 1, settings(max_tokens=60))
+    (free,) = ref.draw(sampler, [1], 1, settings(max_tokens=60))
 
     def decode(ids: list[int]) -> str:
         return "x" * (len(ids) // 4)  # four tokens a character
 
     stopping = settings(max_tokens=60, stop_strings=("x" * 12,))
-    (sample,) = sampler.sample([1], 1, stopping, decode=decode)
+    (sample,) = ref.draw(sampler, [1], 1, stopping, decode=decode)
     assert len(sample.tokens) == 48
     assert sample.tokens == free.tokens[:48]
 
@@ -171,11 +179,11 @@ def test_long_stop_string_of_many_byte_tokens(stories_base):
 def test_the_context_limits_a_sample(stories_base, tiny_base):
     base = tiny_base("llama")
     prompt = list(range(3, 123))
-    (sample,) = Sampler(base, None).sample(prompt, 1, settings(max_tokens=None))
+    (sample,) = ref.draw(Sampler(base, None), prompt, 1, settings(max_tokens=None))
     assert len(sample.tokens) == 8
     assert sample.stop_reason == "length"
     with pytest.raises(DataValidationError, match="128 tokens leave no room"):
-        Sampler(base, None).sample([5] * 128, 1, settings())
+        ref.draw(Sampler(base, None), [5] * 128, 1, settings())
 
 
 @pytest.mark.parametrize("base", ["stories", "gemma2"], indirect=True)
@@ -203,7 +211,9 @@ def test_prompt_scores_equal_a_plain_forward(base, tmp_path):
 
 
 def test_topk_of_samples(stories_base):
-    (sample,) = Sampler(stories_base, None).sample([1], 1, settings(temperature=0.0), topk_sample=4)
+    (sample,) = ref.draw(
+        Sampler(stories_base, None), [1], 1, settings(temperature=0.0), topk_sample=4
+    )
     assert len(sample.topk) == 20
     for token, lp, (ids, values) in zip(sample.tokens, sample.logprobs, sample.topk, strict=True):
         assert ids[0] == token
@@ -230,14 +240,14 @@ def test_bad_prompts_are_named(stories_base):
         ([1] * 600, "600 tokens, but the model's context is 512"),
     ):
         with pytest.raises(DataValidationError, match=message):
-            sampler.sample(prompt, 1, settings())
+            ref.draw(sampler, prompt, 1, settings())
     for last_n in (0, 3):
         with pytest.raises(ConfigurationError, match=f"last_n: got {last_n}, expected 1 to 2"):
             sampler.score_prompt([1, 2, 3], logprobs=True, last_n=last_n)
     with pytest.raises(ConfigurationError, match="decode"):
-        sampler.sample([1], 1, settings(stop_strings=("a",)))
+        ref.draw(sampler, [1], 1, settings(stop_strings=("a",)))
     with pytest.raises(ConfigurationError, match="num_samples: got 0"):
-        sampler.sample([1], 0, settings())
+        ref.draw(sampler, [1], 0, settings())
     with pytest.raises(DataValidationError, match=r"target_prompt_logprobs.*expected"):
         sampler.score_targets([1, 2, 3], torch.zeros(3, 1, dtype=torch.long))
     with pytest.raises(DataValidationError, match="token id 512"):

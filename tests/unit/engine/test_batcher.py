@@ -1,0 +1,304 @@
+"""Many requests in one batch: right, repeatable, and cheap where they have something in common."""
+
+from __future__ import annotations
+
+import gc
+
+import engine_reference as ref
+import numpy as np
+import pytest
+import torch
+
+from tinker_cookbook.engine.adapters import AdapterSpec
+from tinker_cookbook.engine.batcher import Batcher
+from tinker_cookbook.engine.optimizer import AdamSettings
+from tinker_cookbook.engine.requests import SamplingSettings
+from tinker_cookbook.engine.sampler import Sampler
+from tinker_cookbook.exceptions import OutOfMemoryError
+
+BASES = ("stories", *ref.ARCHITECTURES)
+
+
+@pytest.fixture
+def base(request, tiny_base, stories_base):
+    return stories_base if request.param == "stories" else tiny_base(request.param)
+
+
+def settings(**kwargs) -> SamplingSettings:
+    return SamplingSettings(**{"max_tokens": 20, "seed": 1, **kwargs})
+
+
+def tokens_of(request) -> list[list[int]]:
+    return [sample.tokens for sample in request.future.result(timeout=0)]
+
+
+def prompts(base, count: int, longest: int = 34, seed: int = 0) -> list[np.ndarray]:
+    rng = np.random.default_rng(seed)
+    return [rng.integers(3, base.vocab_size, rng.integers(1, longest)) for _ in range(count)]
+
+
+def count_computed(base, monkeypatch) -> list[int]:
+    """Tokens of each forward pass of a batch."""
+    computed, forward = [], base.hidden_of_batch
+
+    def counting(tokens, *args):
+        computed.append(len(tokens))
+        return forward(tokens, *args)
+
+    monkeypatch.setattr(base, "hidden_of_batch", counting)
+    return computed
+
+
+@pytest.mark.parametrize("base", BASES, indirect=True)
+def test_greedy_of_32_mixed_prompts_equals_generate(base, tmp_path):
+    """In one batch, some prompts and answers longer than the sliding windows."""
+    adapter = ref.random_adapter(base)
+    model = ref.peft_model(base, adapter, tmp_path)
+    sampler = Sampler(base, adapter)
+    requests = []
+    for i, prompt in enumerate(prompts(base, 32)):
+        greedy = settings(temperature=0.0, max_tokens=5 + i, stop_tokens=frozenset(base.eos_ids))
+        requests.append(sampler.request(prompt, 1 + i % 2, greedy))
+    ref.run_batch(base, requests)
+    for request in requests:
+        prompt = torch.from_numpy(request.prompt)[None]
+        with torch.no_grad():
+            expected = model.generate(
+                input_ids=prompt,
+                attention_mask=torch.ones_like(prompt),
+                max_new_tokens=request.settings.max_tokens,
+                do_sample=False,
+            )[0, prompt.shape[1] :].tolist()
+        assert tokens_of(request) == [expected] * request.num_samples
+
+
+@pytest.mark.parametrize("base", BASES, indirect=True)
+def test_a_seed_gives_the_same_tokens_whatever_else_is_in_the_batch(base):
+    sampler = Sampler(base, ref.random_adapter(base))
+    others = [sampler.request(p, 3, settings(seed=i)) for i, p in enumerate(prompts(base, 12))]
+    mine = sampler.request([5, 6, 7], 4, settings(seed=99))
+    ref.run_batch(base, [*others[:6], mine, *others[6:]])
+    alone = ref.draw(sampler, [5, 6, 7], 4, settings(seed=99))
+    assert tokens_of(mine) == [sample.tokens for sample in alone]
+
+
+def test_adapters_share_a_batch(stories_base):
+    base = stories_base
+    samplers = [Sampler(base, None)]
+    samplers += [
+        Sampler(base, ref.random_adapter(base, AdapterSpec(rank=4 * i), seed=i)) for i in (1, 2)
+    ]
+    texts = prompts(base, 4, seed=5)
+    requests = [s.request(p, 2, settings(seed=3)) for p in texts for s in samplers]
+    ref.run_batch(base, requests)
+    for request in requests:
+        alone = ref.draw(request.sampler, request.prompt, 2, settings(seed=3))
+        assert tokens_of(request) == [sample.tokens for sample in alone]
+    assert tokens_of(requests[0]) != tokens_of(requests[1]) != tokens_of(requests[2])
+
+
+def test_a_prompt_is_read_once_for_its_group(stories_base, monkeypatch):
+    computed = count_computed(stories_base, monkeypatch)
+    prompt = ref.text(stories_base, np.random.default_rng(2), 100)
+    del computed[:]
+    sampler = Sampler(stories_base, None)
+    same = [sampler.request(prompt, 8, settings()), sampler.request(prompt, 1, settings(seed=2))]
+    ref.run_batch(stories_base, same)
+    assert computed[0] == 100
+    assert sum(computed) == 100 + 9 * 19  # the last token drawn is not computed
+    cached = [s.cached_prompt_tokens for r in same for s in r.future.result()]
+    assert cached == [0] + [100] * 8
+
+
+def test_a_next_turn_reuses_what_was_computed(stories_base, monkeypatch):
+    sampler = Sampler(stories_base, None)
+    batcher = Batcher(stories_base, stories_base.kv_shapes)
+    prompt = ref.text(stories_base, np.random.default_rng(2), 60)
+    computed = count_computed(stories_base, monkeypatch)
+
+    def play(tokens):
+        request = sampler.request(tokens, 1, settings())
+        batcher.add(request)
+        while batcher.busy:
+            batcher.step()
+        return request.future.result(timeout=0)[0]
+
+    first = play(prompt)
+    longer = np.concatenate([prompt, first.tokens, [9, 8, 7]])
+    del computed[:]
+    second = play(longer)
+    assert computed[0] == 4  # the last token drawn, whose keys were not needed, and three new ones
+    assert second.cached_prompt_tokens == len(longer) - 4
+    fresh = ref.draw(sampler, longer, 1, settings())[0]
+    assert second.tokens == fresh.tokens
+    np.testing.assert_allclose(second.logprobs, fresh.logprobs, atol=1e-5)
+    elsewhere = play(np.concatenate([longer[:30], [3, 3, 3]]))  # leaves the known path half way
+    assert elsewhere.cached_prompt_tokens == 30
+
+
+def test_a_new_snapshot_never_sees_what_an_old_one_computed(stories_base):
+    """With the prefix cache on, and old and new in one batch."""
+    run = ref.make_run(stories_base)
+    prompt = ref.text(stories_base, np.random.default_rng(2), 80)
+    old = Sampler(stories_base, run.snapshot())
+    before = ref.draw(old, prompt, 4, settings())
+    batcher = ref.run_batch(stories_base, [old.request(prompt, 1, settings())])
+    run.forward_backward(
+        ref.supervised(np.random.default_rng(1), stories_base, (30,)), "cross_entropy"
+    )
+    run.optim_step(AdamSettings(1e-2))
+    new = Sampler(stories_base, run.snapshot())
+    requests = [sampler.request(prompt, 4, settings()) for sampler in (old, new)]
+    for request in requests:
+        batcher.add(request)
+    while batcher.busy:
+        batcher.step()
+    assert requests[0].future.result()[0].cached_prompt_tokens == len(prompt) - 1
+    assert requests[1].future.result()[0].cached_prompt_tokens == 0
+    assert tokens_of(requests[0]) == [sample.tokens for sample in before]
+    fresh = ref.draw(Sampler(stories_base, run.snapshot()), prompt, 4, settings())
+    assert tokens_of(requests[1]) == [sample.tokens for sample in fresh]
+    lps = [np.array(request.future.result()[0].logprobs[0]) for request in requests]
+    assert lps[0] != lps[1]
+
+
+def test_a_dropped_sampler_leaves_nothing_behind(stories_base):
+    sampler = Sampler(stories_base, ref.random_adapter(stories_base))
+    batcher = ref.run_batch(stories_base, [sampler.request(range(3, 63), 4, settings())])
+    assert batcher._kept.held > 0
+    del sampler
+    gc.collect()
+    other = Sampler(stories_base, None)
+    batcher.add(other.request([1], 1, settings(max_tokens=1)))
+    batcher.step()
+    assert batcher._kept.held == 0
+
+
+def test_cancelling_frees_the_rows(stories_base):
+    sampler = Sampler(stories_base, None)
+    batcher = Batcher(stories_base, stories_base.kv_shapes)
+    kept = sampler.request([1], 2, settings(max_tokens=30))
+    cancelled = [
+        sampler.request([1, 2, 3], 300, settings(max_tokens=400)),  # running, and some waiting
+        sampler.request([4], 1, settings()),
+    ]
+    for request in (kept, *cancelled):
+        batcher.add(request)
+    for _ in range(3):
+        batcher.step()
+    for request in cancelled:
+        assert request.future.cancel()
+    batcher.step()
+    assert len(batcher._rows) == 2
+    assert not batcher._waiting
+    while batcher.busy:
+        batcher.step()
+    alone = ref.draw(sampler, [1], 2, settings(max_tokens=30))
+    assert tokens_of(kept) == [sample.tokens for sample in alone]
+
+
+def test_more_samples_than_rows(stories_base, monkeypatch):
+    sampler = Sampler(stories_base, None)
+    batcher = Batcher(stories_base, stories_base.kv_shapes)
+    batcher._most_rows = 5
+    requests = [
+        sampler.request(p, 7, settings(seed=i)) for i, p in enumerate(prompts(stories_base, 4))
+    ]
+    for request in requests:
+        batcher.add(request)
+    while batcher.busy:
+        batcher.step()
+        assert len(batcher._rows) <= 5
+    for request in requests:
+        alone = ref.draw(sampler, request.prompt, 7, request.settings)
+        assert tokens_of(request) == [sample.tokens for sample in alone]
+
+
+def test_short_memory_sends_samples_back_and_changes_nothing(stories_base):
+    """Rows that outgrow the memory begin again later, after what they have drawn so far."""
+    sampler = Sampler(stories_base, None)
+    batcher = Batcher(stories_base, stories_base.kv_shapes)
+    requests = [
+        sampler.request(p, 2, settings(seed=i, max_tokens=150))
+        for i, p in enumerate(prompts(stories_base, 4))
+    ]
+    for request in requests:
+        batcher.add(request)
+    batcher._budget = 700
+    sent_back, begin_again = [], batcher._begin_again
+    batcher._begin_again = lambda slot: (sent_back.append(slot), begin_again(slot))
+    while batcher.busy:
+        batcher.step()
+    assert sent_back
+    for request in requests:
+        alone = ref.draw(sampler, request.prompt, 2, request.settings)
+        assert tokens_of(request) == [sample.tokens for sample in alone]
+
+
+def test_out_of_memory_goes_on_with_half_the_rows(stories_base, monkeypatch, caplog):
+    sampler = Sampler(stories_base, None)
+    requests = [
+        sampler.request(p, 4, settings(seed=i)) for i, p in enumerate(prompts(stories_base, 6))
+    ]
+    forward = stories_base.hidden_of_batch
+
+    def scarce(tokens, positions, layout, segments):
+        if len(layout.parts[0].arena.slots if hasattr(layout.parts[0], "arena") else []) > 7:
+            raise RuntimeError("DefaultCPUAllocator: can't allocate memory")
+        return forward(tokens, positions, layout, segments)
+
+    monkeypatch.setattr(stories_base, "hidden_of_batch", scarce)
+    ref.run_batch(stories_base, requests)
+    monkeypatch.undo()
+    assert "going on with half of them" in caplog.text
+    for request in requests:
+        alone = ref.draw(sampler, request.prompt, 4, request.settings)
+        assert tokens_of(request) == [sample.tokens for sample in alone]
+
+
+def test_one_sequence_that_does_not_fit_is_told(stories_base, monkeypatch):
+    def never(*args):
+        raise RuntimeError("DefaultCPUAllocator: can't allocate memory")
+
+    monkeypatch.setattr(stories_base, "hidden_of_batch", never)
+    request = Sampler(stories_base, None).request([1, 2, 3], 2, settings())
+    ref.run_batch(stories_base, [request])
+    with pytest.raises(OutOfMemoryError, match=r"3 tokens does not fit .* set max_tokens lower"):
+        request.future.result(timeout=0)
+
+
+def test_an_error_reaches_those_who_wait_and_no_others(stories_base, monkeypatch):
+    sampler = Sampler(stories_base, None)
+
+    def broken(ids: list[int]) -> str:
+        raise ValueError("this tokenizer is broken")
+
+    bad = sampler.request([1], 2, settings(stop_strings=("x",)), decode=broken)
+    batcher = ref.run_batch(stories_base, [bad])
+    with pytest.raises(ValueError, match="this tokenizer is broken"):
+        bad.future.result(timeout=0)
+    good = sampler.request([1], 1, settings())
+    batcher.add(good)
+    while batcher.busy:
+        batcher.step()
+    assert len(tokens_of(good)[0]) == 20
+
+
+@pytest.mark.parametrize("base", BASES, indirect=True)
+def test_logprobs_in_a_mixed_batch_equal_the_trainers(base):
+    run = ref.make_run(base)
+    sampler = Sampler(base, run.snapshot())
+    requests = [
+        sampler.request(p, 2, settings(seed=i, temperature=0.8, max_tokens=6 + i))
+        for i, p in enumerate(prompts(base, 10))
+    ]
+    ref.run_batch(base, requests)
+    worst = 0.0
+    for request in requests:
+        for sample in request.future.result():
+            tokens = np.concatenate([request.prompt, sample.tokens])
+            item = ref.example(tokens, weights=np.zeros(len(tokens) - 1))
+            trained = run.forward_backward([item], "cross_entropy", backward=False).logprobs[0]
+            found = np.array(sample.logprobs)
+            worst = max(worst, np.abs(trained[len(request.prompt) - 1 :] - found).max())
+    assert worst <= 1e-4

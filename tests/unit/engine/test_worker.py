@@ -1,0 +1,188 @@
+"""The engine's thread: order of operations, turns of sampling, and how it ends."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import threading
+import time
+from concurrent.futures import CancelledError
+
+import numpy as np
+import pytest
+
+from tinker_cookbook.engine.engine import Engine
+from tinker_cookbook.engine.optimizer import AdamSettings
+from tinker_cookbook.engine.requests import SamplingSettings
+from tinker_cookbook.engine.sampler import Sampler
+from tinker_cookbook.engine.worker import Worker
+
+SECONDS = 20
+
+
+class Batch:
+    """Something to sample: so many steps, and when they were taken."""
+
+    def __init__(self) -> None:
+        self.steps = 0
+        self.taken: list[float] = []
+        self.ended = False
+
+    def step(self) -> bool:
+        if not self.steps:
+            return False
+        self.steps -= 1
+        time.sleep(0.005)
+        self.taken.append(time.monotonic())
+        return True
+
+    def end(self) -> None:
+        self.ended = True
+
+
+@pytest.fixture
+def batch():
+    return Batch()
+
+
+@pytest.fixture
+def worker(batch):
+    made = Worker(lambda: None, batch.step, batch.end)
+    yield made
+    made.close()
+
+
+def test_operations_keep_their_order_and_one_thread(worker):
+    seen = []
+    for i in range(50):
+        worker.submit(lambda i=i: seen.append((i, threading.current_thread().name)))
+    worker.submit(lambda: None).result(SECONDS)
+    assert seen == [(i, "engine") for i in range(50)]
+
+
+def test_an_error_is_the_callers_and_the_next_operation_runs(worker):
+    failed = worker.submit(lambda: 1 / 0)
+    assert worker.submit(lambda: 7).result(SECONDS) == 7
+    with pytest.raises(ZeroDivisionError):
+        failed.result(0)
+
+
+def test_sampling_and_a_long_operation_take_turns(worker, batch):
+    """The operation pauses between its parts; about half of the time goes to sampling."""
+    batch.steps = 1000
+    spans = []
+
+    def train() -> None:
+        for _ in range(6):
+            start = time.monotonic()
+            time.sleep(0.04)
+            spans.append((start, time.monotonic()))
+            worker.pause()
+
+    worker.wake()
+    worker.submit(train).result(SECONDS)
+    inside = [t for t in batch.taken if spans[0][1] < t < spans[-1][0]]
+    assert not any(start < t < end for t in inside for start, end in spans)
+    assert 15 <= len(inside) <= 60  # 5 gaps of 0.04 s, 5 ms a step and what the clock adds
+    worker.submit(lambda: None).result(SECONDS)  # a short operation waits for a step at the most
+
+
+def test_sampling_alone_begins_at_once(worker, batch):
+    worker.submit(lambda: None).result(SECONDS)
+    batch.steps = 1
+    asked = time.monotonic()
+    worker.wake()
+    while not batch.taken:
+        time.sleep(0.0005)
+    assert batch.taken[0] - asked < 0.05
+
+
+def test_closing_drops_what_is_queued(batch):
+    worker = Worker(lambda: None, batch.step, batch.end)
+    begun, go_on = threading.Event(), threading.Event()
+
+    def first() -> str:
+        begun.set()
+        go_on.wait(SECONDS)
+        return "done"
+
+    running, queued = worker.submit(first), worker.submit(lambda: None)
+    begun.wait(SECONDS)
+    worker.close(wait=False)
+    with pytest.raises(CancelledError):
+        queued.result(SECONDS)
+    with pytest.raises(RuntimeError, match="the engine is closed"):
+        worker.submit(lambda: None)
+    go_on.set()
+    assert running.result(SECONDS) == "done"
+    worker.close()
+    assert batch.ended
+
+
+def test_the_end_of_a_script_waits_for_its_operations(tmp_path):
+    """A script that ends right after it asked for a checkpoint gets it."""
+    code = f"""
+import time, pathlib
+from tinker_cookbook.engine.worker import Worker
+worker = Worker(lambda: None, lambda: False, lambda: None)
+worker.submit(lambda: (time.sleep(0.3), pathlib.Path({str(tmp_path / "out")!r}).write_text("x")))
+"""
+    subprocess.run([sys.executable, "-c", code], check=True, timeout=60)
+    assert (tmp_path / "out").read_text() == "x"
+
+
+@pytest.fixture
+def engine(stories_base, tmp_path):
+    made = Engine("cpu", "float32", tmp_path)
+    made._models[stories_base.folder] = stories_base
+    yield made
+    made.close()
+
+
+def test_the_first_token_comes_soon(engine, stories_base):
+    """From the call to the first step of the batch: 5 ms, so that a machine under load passes."""
+    sampler = Sampler(stories_base, None)
+    one = SamplingSettings(max_tokens=1, seed=0)
+    engine.sample(sampler, [1], 1, one).result(SECONDS)
+    began, forward = [], stories_base.hidden_of_batch
+
+    def noting(*args):
+        began.append(time.perf_counter())
+        return forward(*args)
+
+    stories_base.hidden_of_batch = noting
+    try:
+        waits = []
+        for _ in range(15):
+            called = time.perf_counter()
+            engine.sample(sampler, [1], 1, one).result(SECONDS)
+            waits.append(began.pop() - called)
+    finally:
+        del stories_base.hidden_of_batch
+    assert np.median(waits) < 5e-3
+
+
+def test_samples_arrive_while_another_run_trains(engine, stories_base):
+    import engine_reference as ref
+
+    run = ref.make_run(stories_base, budget=64)
+    run._pause = engine.pause
+    data = ref.supervised(np.random.default_rng(0), stories_base, (60,) * 16)
+    sampler = Sampler(stories_base, None)
+    training = engine.submit(run.forward_backward, data, "cross_entropy")
+    sampled = engine.sample(sampler, [1], 4, SamplingSettings(max_tokens=10, seed=0))
+    samples = sampled.result(60)
+    assert not training.done()
+    training.result(120)
+    engine.submit(run.optim_step, AdamSettings(1e-3)).result(SECONDS)
+    again = engine.sample(sampler, [1], 4, SamplingSettings(max_tokens=10, seed=0)).result(SECONDS)
+    assert [s.tokens for s in again] == [s.tokens for s in samples]
+
+
+def test_closing_cancels_requests(engine, stories_base):
+    waiting = engine.sample(
+        Sampler(stories_base, None), [1], 4, SamplingSettings(max_tokens=500, seed=0)
+    )
+    engine.close()
+    with pytest.raises(CancelledError):
+        waiting.result(SECONDS)

@@ -1,0 +1,229 @@
+"""Attention over a batch in which sequences decode while others are still reading their prompt.
+
+The tokens of all sequences form one row [1, T], so every linear layer is a single product. Only
+attention needs to know which token belongs to which sequence: a ``BatchLayout`` says where each
+lies, and new keys and values go into the sequences' slots before anything attends. transformers
+calls ``attention_forward`` in place of its own attention while a layout is in use.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch.nn import functional as F  # noqa: N812
+
+from tinker_cookbook.engine.kv_cache import Arena, Slot
+
+NAME = "tinker_cookbook_batch"
+
+
+class DecodeRows:
+    """All slots of an arena that get one token each, in the order of the slots.
+
+    ``first`` is where they begin in the row of tokens; ``lengths`` counts the tokens that each
+    holds before this step.
+    """
+
+    def __init__(self, arena: Arena, first: int, lengths: Sequence[int]) -> None:
+        self.arena, self.first, self.count = arena, first, len(lengths)
+        device = arena.keys[0].device
+        self._places = torch.arange(self.count, device=device)
+        self._at = torch.tensor(lengths, device=device)
+        self._biases: dict[int | None, torch.Tensor] = {}
+
+    def write(self, layer: int, key: torch.Tensor, value: torch.Tensor) -> None:
+        """Stores this step's ``key`` and ``value`` [R, kv heads, D]."""
+        self.arena.keys[layer][self._places, :, self._at] = key
+        self.arena.values[layer][self._places, :, self._at] = value
+
+    def attend(self, layer: int, query: torch.Tensor, call: AttentionCall) -> torch.Tensor:
+        """``query`` [R, heads, D] over everything each row holds; returns [R, heads, D]."""
+        keys = self.arena.keys[layer][: self.count]
+        values = self.arena.values[layer][: self.count]
+        count, kv_heads, capacity, width = keys.shape
+        grouped = query.reshape(count * kv_heads, -1, width)
+        weights = call.weights(
+            grouped,
+            keys.view(count * kv_heads, capacity, width),
+            self._bias(call.window, kv_heads),
+            count,
+        )
+        out = torch.bmm(weights, values.view(count * kv_heads, capacity, -1))
+        return out.view(count, query.shape[1], -1)
+
+    def _bias(self, window: int | None, kv_heads: int) -> torch.Tensor:
+        """fp32 [R * kv heads, 1, capacity]: 0 where a row sees a key, -inf elsewhere."""
+        if window not in self._biases:
+            index = torch.arange(self.arena.capacity, device=self._at.device)
+            seen = index <= self._at[:, None]
+            if window is not None:
+                seen &= index > self._at[:, None] - window
+            self._biases[window] = _as_bias(seen).repeat_interleave(kv_heads, 0)[:, None]
+        return self._biases[window]
+
+
+class PrefillRow:
+    """One sequence that reads ``count`` tokens of its prompt, which begin at ``first``."""
+
+    def __init__(self, slot: Slot, first: int, count: int) -> None:
+        self.slot, self.first, self.count = slot, first, count
+        self._start = slot.length
+        self._biases: dict[int | None, torch.Tensor] = {}
+
+    def write(self, layer: int, key: torch.Tensor, value: torch.Tensor) -> None:
+        """Stores ``key`` and ``value`` [S, kv heads, D]."""
+        arena, end = self.slot.arena, self._start + self.count
+        arena.keys[layer][self.slot.index, :, self._start : end] = key.transpose(0, 1)
+        arena.values[layer][self.slot.index, :, self._start : end] = value.transpose(0, 1)
+
+    def attend(self, layer: int, query: torch.Tensor, call: AttentionCall) -> torch.Tensor:
+        """Causal attention of ``query`` [S, heads, D]; returns [S, heads, D]."""
+        arena, end = self.slot.arena, self._start + self.count
+        keys = arena.keys[layer][self.slot.index, :, :end]
+        values = arena.values[layer][self.slot.index, :, :end]
+        kv_heads, _, width = keys.shape
+        group = query.shape[1] // kv_heads
+        if call.plain:
+            causal = self._start == 0
+            mask = None if causal else self._bias(call.window)[0].to(query.dtype)
+            out = F.scaled_dot_product_attention(
+                query.transpose(0, 1)[None],
+                keys.repeat_interleave(group, 0)[None],
+                values.repeat_interleave(group, 0)[None],
+                attn_mask=mask,
+                is_causal=causal,
+                scale=call.scale,
+            )
+            return out[0].transpose(0, 1)
+        grouped = query.transpose(0, 1).reshape(kv_heads, group * self.count, width)
+        bias = self._bias(call.window).repeat(1, group, 1)
+        weights = call.weights(grouped, keys, bias, 1)
+        out = torch.bmm(weights, values)
+        return out.view(query.shape[1], self.count, -1).transpose(0, 1)
+
+    def _bias(self, window: int | None) -> torch.Tensor:
+        """fp32 [1, S, end]: 0 where a query sees a key, -inf elsewhere."""
+        if window not in self._biases:
+            end = self._start + self.count
+            key = torch.arange(end, device=self.slot.arena.keys[0].device)
+            query = key[self._start :, None]
+            seen = key <= query
+            if window is not None:
+                seen &= key > query - window
+            self._biases[window] = _as_bias(seen)[None]
+        return self._biases[window]
+
+
+@dataclass(frozen=True)
+class AttentionCall:
+    """The settings of one layer's attention."""
+
+    scale: float
+    window: int | None = None
+    softcap: float | None = None
+    sinks: torch.Tensor | None = None
+
+    @property
+    def plain(self) -> bool:
+        """Whether torch's own function computes it."""
+        return self.window is None and self.softcap is None and self.sinks is None
+
+    def weights(
+        self, query: torch.Tensor, keys: torch.Tensor, bias: torch.Tensor, count: int
+    ) -> torch.Tensor:
+        """Attention weights [N, Q, K] of ``query`` [N, Q, D] over ``keys`` [N, K, D].
+
+        ``bias`` [N or 1, Q or 1, K]; N is ``count`` sequences times kv heads. Scores and softmax
+        are fp32.
+        """
+        if query.dtype == torch.float32 and self.softcap is None:
+            scores = torch.baddbmm(bias, query, keys.transpose(1, 2), alpha=self.scale)
+        else:
+            scores = torch.bmm(query, keys.transpose(1, 2)).float().mul_(self.scale)
+            if self.softcap is not None:
+                scores = torch.tanh(scores / self.softcap) * self.softcap
+            scores += bias
+        if self.sinks is None:
+            return scores.softmax(-1).to(query.dtype)
+        return self._with_sinks(scores, count).to(query.dtype)
+
+    def _with_sinks(self, scores: torch.Tensor, count: int) -> torch.Tensor:
+        """Softmax with one more logit a head, whose weight goes nowhere."""
+        assert self.sinks is not None
+        kv_heads = len(scores) // count
+        sinks = self.sinks.float().view(1, kv_heads, -1, 1)
+        sinks = sinks.repeat_interleave(scores.shape[1] // sinks.shape[2], 2)
+        sinks = sinks.expand(count, -1, -1, -1).reshape(len(scores), scores.shape[1], 1)
+        return torch.cat([scores, sinks], -1).softmax(-1)[..., :-1]
+
+
+@dataclass
+class BatchLayout:
+    """Where the sequences of a batch lie in its row of tokens."""
+
+    parts: Sequence[DecodeRows | PrefillRow]
+    windows_seen: dict[int, int | None] = field(default_factory=dict)
+    """Window that each layer asked for, kept for the trial at load."""
+
+
+_layout: ContextVar[BatchLayout] = ContextVar("batch layout")
+
+
+@contextmanager
+def use(layout: BatchLayout) -> Iterator[None]:
+    """Attention inside the block is that of ``layout``."""
+    token = _layout.set(layout)
+    try:
+        yield
+    finally:
+        _layout.reset(token)
+
+
+def attention_forward(
+    module: torch.nn.Module,
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    attention_mask: torch.Tensor | None,
+    dropout: float = 0.0,
+    scaling: float | None = None,
+    sliding_window: int | None = None,
+    softcap: float | None = None,
+    s_aux: torch.Tensor | None = None,
+    **kwargs: Any,
+) -> tuple[torch.Tensor, None]:
+    """transformers' attention interface: q [1, heads, T, D], k and v [1, kv heads, T, D]."""
+    layout = _layout.get()
+    layer = int(module.layer_idx)  # type: ignore[arg-type]
+    layout.windows_seen[layer] = sliding_window
+    scale = query.shape[-1] ** -0.5 if scaling is None else scaling
+    call = AttentionCall(scale, sliding_window, softcap, s_aux)
+    q, k, v = (tensor[0].transpose(0, 1) for tensor in (query, key, value))
+    out = query.new_zeros(q.shape[0], q.shape[1], v.shape[-1])
+    for part in layout.parts:
+        here = slice(part.first, part.first + part.count)
+        part.write(layer, k[here], v[here])
+        out[here] = part.attend(layer, q[here], call)
+    return out[None], None
+
+
+def register() -> str:
+    """Makes it known to transformers; returns its name."""
+    from transformers import AttentionInterface, AttentionMaskInterface
+
+    AttentionInterface.register(NAME, attention_forward)
+    AttentionMaskInterface.register(NAME, _no_mask)
+    return NAME
+
+
+def _no_mask(*args: Any, **kwargs: Any) -> None:
+    return None
+
+
+def _as_bias(seen: torch.Tensor) -> torch.Tensor:
+    return torch.zeros(seen.shape, device=seen.device).masked_fill_(~seen, -torch.inf)

@@ -1,0 +1,119 @@
+"""What one step of a batch computes: which tokens, where they lie, and whose they are."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+import torch
+
+from tinker_cookbook.engine.adapters import Segment
+from tinker_cookbook.engine.batch_attention import BatchLayout, DecodeRows, PrefillRow
+from tinker_cookbook.engine.kv_cache import KVCache, Slot
+from tinker_cookbook.engine.requests import SampleRow
+from tinker_cookbook.engine.sampler import Sampler
+
+
+@dataclass(eq=False)
+class Reading:
+    """A prompt on its way into ``slot``; the samples of ``rows`` begin once it is read."""
+
+    sampler: Sampler
+    tokens: np.ndarray
+    slot: Slot
+    rows: list[SampleRow]
+
+
+@dataclass
+class BatchPlan:
+    """The tokens of a step, in one row; ``owners`` names the sampler of each."""
+
+    parts: list[DecodeRows | PrefillRow] = field(default_factory=list)
+    tokens: list[int] = field(default_factory=list)
+    positions: list[int] = field(default_factory=list)
+    owners: list[Sampler] = field(default_factory=list)
+    outputs: list[tuple[int, SampleRow]] = field(default_factory=list)
+    """Rows that draw a token in this step, and the place of the hidden state that decides it."""
+    _progress: list[tuple[Reading, int]] = field(default_factory=list)
+
+    @classmethod
+    def of(
+        cls,
+        cache: KVCache,
+        rows: Mapping[Slot, SampleRow],
+        readings: Sequence[Reading],
+        step_tokens: int,
+    ) -> BatchPlan | None:
+        """One token for each of ``rows``, then prompts up to ``step_tokens``; ``None`` if empty."""
+        plan = cls()
+        for arena in cache.arenas():
+            plan._decode(arena.slots, rows)
+        for reading in readings:
+            room = step_tokens - len(plan.tokens)
+            if room > 0:
+                plan._read(reading, room)
+        if not plan.tokens:
+            return None
+        if len(plan.tokens) == 1:
+            # A lone row goes through other kernels than rows in company, and rounds otherwise;
+            # what it draws must not depend on that. Nobody attends to the second.
+            plan._append([0], [0], plan.owners[0])
+        return plan
+
+    @property
+    def layout(self) -> BatchLayout:
+        """Where attention finds the sequences."""
+        return BatchLayout(self.parts)
+
+    def segments(self, device: torch.device) -> list[Segment]:
+        """The tokens of each adapter."""
+        owners = list(dict.fromkeys(self.owners))
+        if len(owners) == 1:
+            return [Segment(owners[0].pairs())]
+        rows: dict[Sampler, list[int]] = {owner: [] for owner in owners}
+        for index, owner in enumerate(self.owners):
+            rows[owner].append(index)
+        return [
+            Segment(owner.pairs(), torch.tensor(rows[owner], device=device)) for owner in owners
+        ]
+
+    def outputs_by_sampler(self) -> Iterator[tuple[Sampler, list[int], list[SampleRow]]]:
+        """(sampler, places, rows): ``outputs``, those of one sampler together."""
+        grouped: dict[Sampler, tuple[list[int], list[SampleRow]]] = {}
+        for place, row in self.outputs:
+            places, rows = grouped.setdefault(row.request.sampler, ([], []))
+            places.append(place)
+            rows.append(row)
+        return ((sampler, places, rows) for sampler, (places, rows) in grouped.items())
+
+    def advance(self) -> list[Reading]:
+        """Counts what was read; returns the prompts that are complete."""
+        done = []
+        for reading, count in self._progress:
+            reading.slot.length += count
+            if reading.slot.length == len(reading.tokens):
+                done.append(reading)
+        return done
+
+    def _decode(self, slots: Sequence[Slot], rows: Mapping[Slot, SampleRow]) -> None:
+        lengths = [slot.length for slot in slots]
+        self.parts.append(DecodeRows(slots[0].arena, len(self.tokens), lengths))
+        for slot in slots:
+            row = rows[slot]
+            self.outputs.append((len(self.tokens), row))
+            self._append([row.sample.tokens[-1]], [slot.length], row.request.sampler)
+
+    def _read(self, reading: Reading, room: int) -> None:
+        start = reading.slot.length
+        end = min(len(reading.tokens), start + room)
+        self.parts.append(PrefillRow(reading.slot, len(self.tokens), end - start))
+        self._append(reading.tokens[start:end].tolist(), list(range(start, end)), reading.sampler)
+        self._progress.append((reading, end - start))
+        if end == len(reading.tokens):
+            self.outputs += [(len(self.tokens) - 1, row) for row in reading.rows]
+
+    def _append(self, tokens: list[int], positions: list[int], owner: Sampler) -> None:
+        self.tokens += tokens
+        self.positions += positions
+        self.owners += [owner] * len(tokens)

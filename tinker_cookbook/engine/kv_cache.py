@@ -1,0 +1,169 @@
+"""Keys and values of the sequences that are being sampled.
+
+Each sequence has a slot in an arena: per layer a tensor [slots, kv heads, capacity, head dim], of
+which the first slots are taken. Sequences of like length share an arena, so that attention is one
+batched product over contiguous memory with little padding; a sequence that outgrows its arena
+moves to the next. (Pages would have to be gathered at every layer of every step; a move copies a
+sequence a handful of times in its life.)
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+
+import torch
+
+
+@dataclass(frozen=True)
+class LayerShape:
+    """What one layer keeps of a token: for each head a key and a value of these widths."""
+
+    heads: int
+    key: int
+    value: int
+
+
+@dataclass(eq=False)
+class Slot:
+    """The place of one sequence; ``length`` tokens of it are filled."""
+
+    arena: Arena
+    index: int
+    length: int = 0
+
+
+class Arena:
+    """Slots of one capacity; those taken are the first."""
+
+    def __init__(
+        self,
+        capacity: int,
+        shapes: Sequence[LayerShape],
+        dtype: torch.dtype,
+        device: torch.device,
+    ) -> None:
+        self.capacity = capacity
+        self._shapes, self._dtype, self._device = shapes, dtype, device
+        self.slots: list[Slot] = []
+        self.keys = [self._empty(0, shape.heads, shape.key) for shape in shapes]
+        self.values = [self._empty(0, shape.heads, shape.value) for shape in shapes]
+
+    def take(self) -> Slot:
+        """A slot behind those taken."""
+        held = len(self.keys[0])
+        if len(self.slots) == held:
+            self._resize(max(4, held + held // 2))
+        slot = Slot(self, len(self.slots))
+        self.slots.append(slot)
+        return slot
+
+    def give_back(self, slot: Slot) -> None:
+        """Frees a slot; the last one moves into its place."""
+        last = self.slots.pop()
+        if last is slot:
+            return
+        for tensor in (*self.keys, *self.values):
+            tensor[slot.index, :, : last.length] = tensor[last.index, :, : last.length]
+        last.index = slot.index
+        self.slots[last.index] = last
+
+    def shrink(self) -> None:
+        """Gives back memory that no slot needs."""
+        if len(self.slots) < len(self.keys[0]):
+            self._resize(len(self.slots))
+
+    def _resize(self, count: int) -> None:
+        taken = len(self.slots)
+        for tensors, width in ((self.keys, "key"), (self.values, "value")):
+            for layer, shape in enumerate(self._shapes):
+                new = self._empty(count, shape.heads, getattr(shape, width))
+                new[:taken] = tensors[layer][:taken]
+                tensors[layer] = new  # one layer at a time: the old one is freed at once
+
+    def _empty(self, count: int, heads: int, width: int) -> torch.Tensor:
+        # Zeros, because attention multiplies what lies beyond a sequence's end by zero, and
+        # memory that was never written may hold NaN.
+        return torch.zeros(
+            count, heads, self.capacity, width, dtype=self._dtype, device=self._device
+        )
+
+
+@dataclass
+class KVCache:
+    """All arenas of one base model.
+
+    ``shapes`` has one entry for each layer; ``longest`` is the longest sequence there may be.
+    """
+
+    shapes: Sequence[LayerShape]
+    dtype: torch.dtype
+    device: torch.device
+    longest: int
+    _arenas: dict[int, Arena] = field(default_factory=dict)
+
+    def arenas(self) -> Iterator[Arena]:
+        """Arenas that hold sequences, short ones first."""
+        return (self._arenas[c] for c in sorted(self._arenas) if self._arenas[c].slots)
+
+    @property
+    def bytes_per_token(self) -> int:
+        """Memory that one token takes in all layers."""
+        numbers = sum(shape.heads * (shape.key + shape.value) for shape in self.shapes)
+        return numbers * self.dtype.itemsize
+
+    def capacity(self, length: int) -> int:
+        """Tokens that the slot of a sequence of ``length`` tokens holds."""
+        return min(self.longest, _round_up(length))
+
+    def new(self, length: int) -> Slot:
+        """An empty slot with room for ``length`` tokens."""
+        return self._arena(length).take()
+
+    def grow(self, slot: Slot, length: int) -> Slot:
+        """``slot``, or one with its content, with room for ``length`` tokens."""
+        if length <= slot.arena.capacity:
+            return slot
+        moved = self.copy(slot, slot.length, length)
+        slot.arena.give_back(slot)
+        return moved
+
+    def copy(self, slot: Slot, length: int, room: int) -> Slot:
+        """A further slot with the first ``length`` tokens of ``slot`` and room for ``room``."""
+        new = self.new(room)
+        for source, target in (
+            (slot.arena.keys, new.arena.keys),
+            (slot.arena.values, new.arena.values),
+        ):
+            for here, there in zip(source, target, strict=True):
+                there[new.index, :, :length] = here[slot.index, :, :length]
+        new.length = length
+        return new
+
+    def free(self, slot: Slot) -> None:
+        """Gives back a slot."""
+        slot.arena.give_back(slot)
+
+    def shrink(self) -> None:
+        """Gives back all memory that no sequence needs."""
+        for arena in self._arenas.values():
+            arena.shrink()
+
+    def _arena(self, length: int) -> Arena:
+        capacity = self.capacity(length)
+        if capacity not in self._arenas:
+            self._arenas[capacity] = Arena(capacity, self.shapes, self.dtype, self.device)
+        return self._arenas[capacity]
+
+
+_STEPS = (64, 96, 128, 192, 256, 320, 384, 512)
+
+
+def _round_up(length: int) -> int:
+    """The next capacity: a third to a half apart, so that padding costs a fifth on the average."""
+    scale = 1
+    while length > _STEPS[-1] * scale:
+        scale *= 2
+    steps = _STEPS if scale == 1 else [step * scale for step in _STEPS[3:]]
+    return steps[bisect_left(steps, length)]

@@ -1,0 +1,133 @@
+"""The engine's one thread: operations in their order, and sampling whenever there is time.
+
+Operations (training passes, steps, loading, saving) run in the order in which they were submitted.
+Sampling is no operation: between two of them, and at the pauses that long ones make, the running
+batches get as much time as the operations took, and all of it while no operation waits.
+"""
+
+from __future__ import annotations
+
+import atexit
+import threading
+import time
+import weakref
+from collections import deque
+from collections.abc import Callable
+from concurrent.futures import Future
+from dataclasses import dataclass
+from typing import Any
+
+
+@dataclass(frozen=True)
+class _Operation:
+    work: Callable[[], Any]
+    future: Future[Any]
+
+
+class Worker:
+    """Runs operations and, in turn with them, ``sample``: one step of sampling.
+
+    ``sample`` returns whether it did anything; ``start`` runs first in the thread, ``end`` last.
+    """
+
+    def __init__(
+        self, start: Callable[[], None], sample: Callable[[], bool], end: Callable[[], None]
+    ) -> None:
+        self._start, self._sample, self._end = start, sample, end
+        self._operations: deque[_Operation] = deque()
+        self._wake = threading.Condition()
+        self._woken = self._closed = False
+        self._pause_began: float | None = None
+        self._thread = threading.Thread(target=self._run, name="engine", daemon=True)
+        self._thread.start()
+        _workers.add(self)
+
+    def submit(self, work: Callable[[], Any]) -> Future[Any]:
+        """Queues an operation; returns at once."""
+        future: Future[Any] = Future()
+        with self._wake:
+            if self._closed:
+                raise RuntimeError("the engine is closed; connect again for a new one")
+            self._operations.append(_Operation(work, future))
+            self._wake.notify()
+        return future
+
+    def wake(self) -> None:
+        """Says that there is something to sample."""
+        with self._wake:
+            self._woken = True
+            self._wake.notify()
+
+    def pause(self) -> None:
+        """Called by long operations between their parts: lets sampling have its share."""
+        if threading.current_thread() is not self._thread or self._pause_began is None:
+            return
+        self._sample_for(time.monotonic() - self._pause_began)
+        self._pause_began = time.monotonic()
+
+    def close(self, wait: bool = True) -> None:
+        """Drops what is queued; with ``wait`` also waits for the operation in progress."""
+        with self._wake:
+            self._closed = True
+            dropped, self._operations = self._operations, deque()
+            self._wake.notify()
+        for operation in dropped:
+            operation.future.cancel()
+        if wait and threading.current_thread() is not self._thread:
+            self._thread.join()
+
+    def _run(self) -> None:
+        self._start()
+        idle = True
+        while True:
+            with self._wake:
+                while idle and not (self._operations or self._woken or self._closed):
+                    self._wake.wait()
+                if self._closed:
+                    break
+                self._woken = False
+                operation = self._operations.popleft() if self._operations else None
+            if operation is None:
+                idle = not self._sample()
+            else:
+                self._operate(operation)
+                idle = False
+        self._end()
+
+    def finish_operations(self) -> None:
+        """Waits until all operations that were submitted are done."""
+        with self._wake:
+            if self._closed:
+                return
+        self.submit(lambda: None).result()
+
+    def _operate(self, operation: _Operation) -> None:
+        future = operation.future
+        if not future.set_running_or_notify_cancel():
+            return
+        self._pause_began = time.monotonic()
+        try:
+            result = operation.work()
+        except BaseException as error:
+            future.set_exception(error)
+            del error, future, operation  # a traceback would keep tensors alive
+        else:
+            future.set_result(result)
+            del result, future, operation
+        self._sample_for(time.monotonic() - self._pause_began)
+        self._pause_began = None
+
+    def _sample_for(self, seconds: float) -> None:
+        until = time.monotonic() + seconds
+        while not self._closed and self._sample() and time.monotonic() < until:
+            pass
+
+
+_workers: weakref.WeakSet[Worker] = weakref.WeakSet()
+
+
+@atexit.register
+def _finish_operations() -> None:
+    """A script may end right after it has asked for a checkpoint, which shall be written."""
+    for worker in list(_workers):
+        worker.finish_operations()
