@@ -1,0 +1,99 @@
+"""Requests for samples that somebody no longer waits for."""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import time
+
+import pytest
+import tinker
+
+from tinker_cookbook.backends import connect
+
+LONG = tinker.SamplingParams(max_tokens=400, seed=0, stop=[])
+
+
+@pytest.fixture
+def service(stories_model):
+    connection = connect("local", device="cpu", dtype="float32")
+    with connection.service as service:
+        yield service
+
+
+def running(service) -> int:
+    return sum(len(b._all_rows()) for b in service.engine._batchers.values())
+
+
+def wait_until(condition) -> None:
+    until = time.monotonic() + 20
+    while not condition():
+        assert time.monotonic() < until, "it did not come about"
+        time.sleep(0.002)
+
+
+@pytest.fixture
+def client(service, stories_model):
+    return service.create_sampling_client(base_model=str(stories_model)).result()
+
+
+def ask(client, **kwargs):
+    return client.sample(tinker.ModelInput.from_ints([1]), 4, LONG, **kwargs)
+
+
+def test_cancelling_frees_what_it_held(service, client):
+    future = ask(client).future()
+    wait_until(lambda: running(service))
+    assert future.cancel()
+    wait_until(lambda: not running(service))
+
+
+def test_a_client_that_goes_away_frees_what_it_held(service, client):
+    future = ask(client)
+    wait_until(lambda: running(service))
+    del future
+    gc.collect()
+    wait_until(lambda: not running(service))
+
+
+def test_a_cancelled_task_frees_what_it_held(service, client):
+    async def give_up() -> None:
+        async with asyncio.timeout(0.05):
+            await ask(client)
+
+    with pytest.raises(TimeoutError):
+        asyncio.run(give_up())
+    gc.collect()
+    wait_until(lambda: not running(service))
+
+
+def test_a_future_that_is_kept_stands(service, client):
+    """Giving up waiting once is no reason to lose the samples."""
+
+    async def wait_twice():
+        future = ask(client)
+        with pytest.raises(TimeoutError):
+            async with asyncio.timeout(0.02):
+                await future
+        return await future
+
+    response = asyncio.run(wait_twice())
+    assert [len(sequence.tokens) for sequence in response.sequences] == [400] * 4
+
+
+def test_prompt_scores_come_with_the_samples(client):
+    prompt = tinker.ModelInput.from_ints([1, 5, 9, 12])
+    response = client.sample(
+        prompt, 1, LONG, include_prompt_logprobs=True, topk_prompt_logprobs=2
+    ).result(60)
+    alone = client.compute_logprobs(prompt).result(60)
+    assert response.prompt_logprobs == alone
+    assert len(response.topk_prompt_logprobs) == 4
+
+
+def test_a_bad_request_fails_by_itself(client):
+    with pytest.raises(ValueError, match="temperature"):
+        client.sample(
+            tinker.ModelInput.from_ints([1]), 1, tinker.SamplingParams(temperature=-1)
+        ).result(60)
+    assert ask(client).result(60).sequences
