@@ -1,9 +1,13 @@
 """The bundled engine: LoRA training and sampling of transformers models on one device.
 
 It knows nothing of the rest of the package but its exceptions. Read it in this order:
-``base_model`` (frozen weights and where adapters hook in), ``adapters`` (LoRA tensors),
-``packing`` and ``prefix_tree`` (micro-batches), ``head`` (log-probabilities without full logits),
-``losses``, ``micro_batch`` (one pass), ``training_run`` (the verbs of one run), ``sampler``,
-``store`` (checkpoints), ``engine`` (the worker that owns the device). ``devices``, ``memory`` and
-``cpu_attention`` deal with the machine; ``resolve``, ``demo_model`` and ``gguf`` find models.
+``base_model`` (frozen weights and where adapters hook in), ``adapters`` (LoRA tensors), ``head``
+(log-probabilities without full logits). Training: ``packing``, ``prefix_tree`` and
+``tree_attention`` (micro-batches), ``losses``, ``micro_batch`` (one pass), ``training_run`` (the
+verbs of one run), ``store`` (checkpoints). Sampling: ``requests``, ``sampler`` (a snapshot),
+``batcher`` and ``batch_plan`` (the running batch), ``kv_cache``, ``prefix_cache`` and
+``batch_attention`` (what it keeps and reads), ``draw`` and ``draw_rows`` (tokens),
+``one_by_one`` (for models that cannot be batched). ``worker`` is the thread that owns the device,
+``engine`` what the clients call. ``devices``, ``memory`` and ``cpu_attention`` deal with the
+machine; ``resolve``, ``demo_model`` and ``gguf`` find models.
 """

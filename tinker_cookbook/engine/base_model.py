@@ -14,12 +14,13 @@ import torch
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 
-from tinker_cookbook.engine import batch_attention, cpu_attention
+from tinker_cookbook.engine import batch_attention, cpu_attention, tree_attention
 from tinker_cookbook.engine.adapters import ActivePairs, AdapterLinear, Pairs, Segment, Target
+from tinker_cookbook.engine.attention_trials import batch_trial, tree_trial
 from tinker_cookbook.engine.batch_attention import BatchLayout
-from tinker_cookbook.engine.batch_trial import batch_trial
 from tinker_cookbook.engine.head import Head
 from tinker_cookbook.engine.kv_cache import LayerShape
+from tinker_cookbook.engine.tree_attention import TreeLayout
 from tinker_cookbook.exceptions import ConfigurationError, TrainingError
 
 logger = logging.getLogger(__name__)
@@ -101,12 +102,36 @@ class BaseModel:
         segments: Sequence[Segment],
     ) -> torch.Tensor:
         """Last hidden states [T, H] of the tokens [T] of many sequences (``batch_attention``)."""
+        with (
+            self._attending(batch_attention.NAME),
+            batch_attention.use(layout),
+            self._active.use({}, segments),
+        ):
+            return self.hidden(tokens[None], position_ids=positions[None])[0]
+
+    def hidden_of_tree(
+        self, tokens: torch.Tensor, positions: torch.Tensor, layout: TreeLayout
+    ) -> torch.Tensor:
+        """Last hidden states [1, T, H] of a row of sequences that share prefixes."""
+        with self.along_tree(layout):
+            return self.hidden(tokens, position_ids=positions)
+
+    @contextmanager
+    def along_tree(self, layout: TreeLayout | None) -> Iterator[None]:
+        """Attention inside the block is that of ``layout``, also where layers are recomputed."""
+        if layout is None:
+            yield
+            return
+        with self._attending(tree_attention.NAME), tree_attention.use(layout):
+            yield
+
+    @contextmanager
+    def _attending(self, name: str) -> Iterator[None]:
         config = self._decoder.config
         usual = config._attn_implementation
-        config._attn_implementation = batch_attention.NAME
+        config._attn_implementation = name
         try:
-            with self._active.use({}, segments), batch_attention.use(layout):
-                return self.hidden(tokens[None], position_ids=positions[None])[0]
+            yield
         finally:
             config._attn_implementation = usual
 
@@ -150,38 +175,8 @@ class BaseModel:
 
     @cached_property
     def shares_prefixes(self) -> bool:
-        """Whether sequences may share a row under a tree mask (see ``prefix_tree``).
-
-        Every layer must see the whole past through the mask alone: no sliding windows, no
-        recurrent state. A small trial then shows whether the architecture honours mask and
-        positions.
-        """
-        config = getattr(self.config, "text_config", self.config)
-        kinds = set(getattr(config, "layer_types", None) or ["full_attention"])
-        window = getattr(config, "sliding_window", None)
-        if kinds != {"full_attention"} or (window and not hasattr(config, "layer_types")):
-            return False
-        if getattr(config, "_attn_implementation", "") not in ("sdpa", cpu_attention.NAME):
-            return False
-        return self._tree_trial()
-
-    @torch.no_grad()
-    def _tree_trial(self) -> bool:
-        """Compares [a b | c d | e f] under a tree mask with the sequence a b e f alone."""
-        device = self.device
-        tokens = torch.arange(1, 7, device=device)[None] % self.vocab_size
-        keep = torch.tensor([0, 1, 4, 5], device=device)
-        mask = torch.ones(6, 6, dtype=torch.bool, device=device).tril()
-        mask[4:, 2:4] = False
-        positions = torch.tensor([[0, 1, 2, 3, 2, 3]], device=device)
-        try:
-            tree = self.hidden(tokens, attention_mask=mask[None, None], position_ids=positions)
-        except (TypeError, ValueError, RuntimeError) as error:
-            logger.info("%s: prefixes are not shared: %s", self.name, error)
-            return False
-        plain = self.hidden(tokens[:, keep])
-        error = (tree[:, keep] - plain).float().norm() / plain.float().norm()
-        return error.item() <= (1e-4 if self.dtype == torch.float32 else 0.05)
+        """Whether sequences may share a row (see ``prefix_tree``)."""
+        return tree_trial(self)
 
     def activation_bytes_per_token(self) -> int:
         """Memory that one trained token's activations take, from the model's shapes.

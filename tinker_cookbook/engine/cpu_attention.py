@@ -73,22 +73,32 @@ def attention_forward(
         return sdpa_attention_forward(
             module, query, key, value, attention_mask, dropout, scaling, **kwargs
         )
-    batch, heads, _, width = query.shape
-    kv_heads = key.shape[1]
-    # Query heads of one key head are stacked as rows: fewer, larger products, no repeated keys.
-    rows = (batch * kv_heads, heads // kv_heads * length, width)
-    keys = (batch * kv_heads, length, width)
     bias = _bias(attention_mask, length, query.device)
+    scale = query.shape[-1] ** -0.5 if scaling is None else scaling
+    return grouped_attention(query, key, value, bias, scale).transpose(1, 2), None
+
+
+def grouped_attention(
+    query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, bias: torch.Tensor, scale: float
+) -> torch.Tensor:
+    """Attention [B, heads, L, D] of ``query`` [B, heads, L, D] over S keys and values.
+
+    ``key`` and ``value`` are [B, kv heads, S, D], the fp32 ``bias`` [B or 1, L, S].
+    """
+    batch, heads, length, width = query.shape
+    kv_heads, seen = key.shape[1], key.shape[2]
+    # Query heads of one key head are stacked as rows: fewer, larger products, no repeated keys.
+    group = heads // kv_heads
     together = batch * kv_heads if len(bias) > 1 else 1  # one for all is broadcast
-    bias = bias.expand(-1, together // len(bias), heads // kv_heads, length, length)
+    bias = bias[:, None, None].expand(-1, together // len(bias), group, length, seen)
     out = _Attention.apply(
-        query.reshape(rows),
-        key.reshape(keys),
-        value.reshape(batch * kv_heads, length, value.shape[-1]),
-        bias.reshape(together, rows[1], length),
-        width**-0.5 if scaling is None else scaling,
+        query.reshape(batch * kv_heads, group * length, width),
+        key.reshape(batch * kv_heads, seen, width),
+        value.reshape(batch * kv_heads, seen, value.shape[-1]),
+        bias.reshape(together, group * length, seen),
+        scale,
     )
-    return out.view(batch, heads, length, -1).transpose(1, 2), None
+    return out.view(batch, heads, length, -1)
 
 
 def register() -> str:
@@ -102,12 +112,10 @@ def register() -> str:
 
 
 def _bias(mask: torch.Tensor | None, length: int, device: torch.device) -> torch.Tensor:
-    """fp32 [B or 1, 1, 1, L, L]: 0 where a query sees a key, -inf elsewhere."""
-    if mask is not None and mask.dtype != torch.bool:
-        return mask.float()[:, :, None]
+    """fp32 [B or 1, L, L]: 0 where a query sees a key, -inf elsewhere."""
     if mask is None:
         hidden = torch.ones(length, length, dtype=torch.bool, device=device).triu(1)
-        return torch.zeros(length, length, device=device).masked_fill_(hidden, -torch.inf)[
-            None, None, None
-        ]
-    return torch.zeros(mask.shape, device=device).masked_fill_(~mask, -torch.inf)[:, :, None]
+        return torch.zeros(length, length, device=device).masked_fill_(hidden, -torch.inf)[None]
+    if mask.dtype != torch.bool:
+        return mask.float()[:, 0]
+    return torch.zeros(mask.shape, device=device).masked_fill_(~mask, -torch.inf)[:, 0]

@@ -34,7 +34,7 @@ class MicroBatchPass:
         # computes each once, and `_expand` maps them back.
         self._expand: torch.Tensor | None = None
         flat = self._batch.flat
-        if self._batch.subtree_end is not None and targets.ndim == 1:
+        if self._batch.tree is not None and targets.ndim == 1:
             keys = flat.cpu().numpy() * base.vocab_size + targets
             keys, expand = np.unique(keys, return_inverse=True)
             targets = keys % base.vocab_size
@@ -115,14 +115,12 @@ class MicroBatchPass:
     def _body(self, *, grad: bool, checkpoint: bool) -> torch.Tensor:
         """Hidden states of the positions that the head needs."""
         base, batch = self._base, self._batch
-        layout = {}
-        if batch.subtree_end is not None:
-            layout = {"attention_mask": batch.mask(), "position_ids": batch.positions}
+        layout = {} if batch.positions is None else {"position_ids": batch.positions}
         with torch.set_grad_enabled(grad), base.adapted(self._pairs):
-            with base.checkpointed(checkpoint and grad):
+            with base.checkpointed(checkpoint and grad), base.along_tree(batch.tree):
                 hidden = base.hidden(batch.tokens, **layout)
             hidden = hidden.reshape(-1, hidden.shape[-1])
-            if len(self._flat) != len(hidden) or batch.subtree_end is not None:
+            if len(self._flat) != len(hidden) or batch.tree is not None:
                 hidden = hidden[self._flat]
         self._hidden = hidden
         return hidden
@@ -132,7 +130,8 @@ class MicroBatchPass:
     ) -> dict[str, tuple[torch.Tensor, torch.Tensor]]:
         names = [name for name in self._pairs if name != self._base.unembed_name]
         leaves = [tensor for name in names for tensor in self._pairs[name]]
-        with self._base.adapted(self._pairs):  # checkpointed layers run forward again here
+        # Checkpointed layers run forward again here.
+        with self._base.adapted(self._pairs), self._base.along_tree(self._batch.tree):
             found = torch.autograd.grad(hidden, leaves, upstream, allow_unused=True)
         # A transposed gradient must not leave here: fused AdamW reads memory in order, whatever
         # the strides, and would silently apply it to the wrong elements.

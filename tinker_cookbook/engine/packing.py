@@ -2,8 +2,8 @@
 
 Rows are sorted by length, so that a micro-batch holds similar lengths and little padding. On a
 CPU micro-batches are small (one or two dialogues), right-padded, and causal without a mask: that
-kept its caches warm and ran twice as fast as one long packed row under a dense mask. A mask is
-built only where sequences share a prefix (see ``prefix_tree``).
+kept its caches warm and ran twice as fast as one long packed row under a dense mask. Sequences that
+share a prefix are laid out in one long row instead, without padding (see ``prefix_tree``).
 """
 
 from __future__ import annotations
@@ -14,7 +14,8 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
-from tinker_cookbook.engine.prefix_tree import TreeRow, group_by_prefix, lay_out, row_length
+from tinker_cookbook.engine.prefix_tree import group_by_prefix, lay_out, row_length
+from tinker_cookbook.engine.tree_attention import TreeLayout
 
 _LENGTH_MULTIPLE = 8
 _SHORT = 64
@@ -53,8 +54,15 @@ class MicroBatch:
         return _round_up(max(row.length for row in self.rows))
 
     @property
+    def shared(self) -> bool:
+        """Whether its rows are shared ones, which follow one another in a single row."""
+        return self.rows[0].shared
+
+    @property
     def padded_tokens(self) -> int:
-        """Rows times padded length: what the forward pass computes."""
+        """What the forward pass computes."""
+        if self.shared:
+            return sum(row.length for row in self.rows)
         return len(self.rows) * self.padded_length
 
     def halves(self, sequences: Sequence[np.ndarray]) -> list[MicroBatch]:
@@ -71,29 +79,31 @@ class MicroBatch:
 
 
 def plan(
-    sequences: Sequence[np.ndarray], token_budget: int, *, share_prefixes: bool = False
+    sequences: Sequence[np.ndarray], token_budget: int, *, shared_budget: int = 0
 ) -> list[MicroBatch]:
     """Groups token sequences so that no group exceeds ``token_budget`` padded tokens.
 
     A row longer than the budget stands alone. Longest first: what does not fit into memory fails
-    at the start, not after minutes. With ``share_prefixes`` sequences that begin alike may share
-    a row.
+    at the start, not after minutes. With a ``shared_budget`` sequences that begin alike may share
+    a row of as many tokens.
     """
     groups = [[index] for index in range(len(sequences))]
-    if share_prefixes and len(sequences) > 1:
-        groups = group_by_prefix(
-            sequences, max_length=token_budget // _LENGTH_MULTIPLE * _LENGTH_MULTIPLE
-        )
+    if shared_budget and len(sequences) > 1:
+        groups = group_by_prefix(sequences, max_length=shared_budget)
     rows = [Row(tuple(group), row_length([sequences[i] for i in group])) for group in groups]
+    rows.sort(key=lambda row: (-row.length, row.indices))
     out: list[MicroBatch] = []
-    for shared in (True, False):
-        kind = [row for row in rows if row.shared == shared]
-        kind.sort(key=lambda row: (-row.length, row.indices))
-        start = 0
-        while start < len(kind):
-            count = max(1, token_budget // _round_up(kind[start].length))
-            out.append(MicroBatch(tuple(kind[start : start + count])))
-            start += count
+    for row in (row for row in rows if row.shared):
+        if out and out[-1].padded_tokens + row.length <= shared_budget:
+            out[-1] = MicroBatch((*out[-1].rows, row))
+        else:
+            out.append(MicroBatch((row,)))
+    alone = [row for row in rows if not row.shared]
+    start = 0
+    while start < len(alone):
+        count = max(1, token_budget // _round_up(alone[start].length))
+        out.append(MicroBatch(tuple(alone[start : start + count])))
+        start += count
     return out
 
 
@@ -103,50 +113,40 @@ class PaddedBatch:
 
     ``tokens`` [B, L]; ``flat`` [N] indexes the positions of all sequences, one after another, in
     the flattened [B * L] (with repetitions where a prefix is shared); ``sequence`` [N] numbers
-    the sequence of each. ``positions`` [B, L] and ``subtree_end`` [B, L] are set if rows are
-    shared.
+    the sequence of each. ``positions`` [B, L] and ``tree`` are set if rows are shared; B is then 1.
     """
 
     tokens: torch.Tensor
     flat: torch.Tensor
     sequence: torch.Tensor
     positions: torch.Tensor | None = None
-    subtree_end: torch.Tensor | None = None
-
-    def mask(self) -> torch.Tensor | None:
-        """[B, 1, L, L], true where a query (row) sees a key (column); none if plainly causal."""
-        if self.subtree_end is None:
-            return None
-        index = torch.arange(self.tokens.shape[1], device=self.tokens.device)
-        query, key = index[:, None], index[None, :]
-        return ((key <= query) & (query < self.subtree_end[:, None, :]))[:, None]
+    tree: TreeLayout | None = None
 
 
 def pad(micro: MicroBatch, sequences: Sequence[np.ndarray], device: torch.device) -> PaddedBatch:
-    """Lays out a micro-batch, right-padded with id 0, which no real position can see.
+    """Lays out a micro-batch. Rows are right-padded with id 0, which no real position can see.
 
     ``sequences`` are those of the whole batch.
     """
-    length = micro.padded_length
-    laid_out = [lay_out([sequences[i] for i in row.indices]) for row in micro.rows]
     lengths = [len(sequences[i]) for i in micro.indices]
-    flat = np.concatenate(
-        [where + number * length for number, row in enumerate(laid_out) for where in row.where]
-    )
-    tokens = _stack([row.tokens for row in laid_out], length)
-    number_of = np.repeat(np.arange(len(lengths)), lengths)
-
-    def put(array: np.ndarray) -> torch.Tensor:
-        return torch.from_numpy(array).to(device)
-
-    if not any(row.shared for row in micro.rows):
-        return PaddedBatch(put(tokens), put(flat), put(number_of))
+    number_of = torch.from_numpy(np.repeat(np.arange(len(lengths)), lengths)).to(device)
+    if not micro.shared:
+        length = micro.padded_length
+        places = [
+            np.arange(len(sequences[i])) + number * length for number, i in enumerate(micro.indices)
+        ]
+        rows = _stack([sequences[i] for i in micro.indices], length)
+        tokens, flat = torch.from_numpy(rows), torch.from_numpy(np.concatenate(places))
+        return PaddedBatch(tokens.to(device), flat.to(device), number_of)
+    laid_out = [lay_out([sequences[i] for i in row.indices]) for row in micro.rows]
+    starts = np.cumsum([0] + [len(row.tokens) for row in laid_out])
+    flat = [where + at for row, at in zip(laid_out, starts, strict=False) for where in row.where]
     return PaddedBatch(
-        put(tokens),
-        put(flat),
-        put(number_of),
-        put(_stack([row.positions for row in laid_out], length)),
-        put(_stack([_padded_ends(row, length) for row in laid_out], length)),
+        concatenate([row.tokens for row in laid_out], torch.int64, device)[None],
+        concatenate(flat, torch.int64, device),
+        number_of,
+        concatenate([row.positions for row in laid_out], torch.int64, device)[None],
+        TreeLayout.of(laid_out, device),
     )
 
 
@@ -168,8 +168,3 @@ def _stack(rows: Sequence[np.ndarray], length: int) -> np.ndarray:
     for number, row in enumerate(rows):
         out[number, : len(row)] = row
     return out
-
-
-def _padded_ends(row: TreeRow, length: int) -> np.ndarray:
-    """Padding sees itself: a query that sees nothing would make softmax return NaN."""
-    return np.concatenate([row.subtree_end, np.arange(len(row.tokens) + 1, length + 1)])

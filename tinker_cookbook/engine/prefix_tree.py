@@ -1,34 +1,44 @@
 """Sequences that begin alike, laid out as one row: their common beginnings are computed once.
 
-The sequences form a tree whose nodes are tokens. A row lists it in depth-first order, so the
-subtree of a token is contiguous, and one number a token says everything about visibility::
-
-    position i sees position j   iff   j <= i < subtree_end[j]
-
-A group of eight samples of one prompt becomes ``[prompt | answer 1 | ... | answer 8]``; turns of a
-conversation of which each extends the last become one path. Positions count along the path, so
-rotary embeddings are those of the sequence alone.
+The sequences form a tree of segments. A group of eight samples of one prompt becomes
+``[prompt | answer 1 | ... | answer 8]``; turns of a conversation of which each extends the last
+become one path. Each segment sees the path from the root to it and, causally, itself. Segments that
+continue the same path are ``Siblings``: attention treats them as a batch that shares the keys of
+the path (``tree_attention``). Positions count along the path, so rotary embeddings are those of
+the sequence alone.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 
 import numpy as np
 
 MIN_SAVED_TOKENS = 64
 MIN_SAVED_SHARE = 0.25
-"""A shared row needs a mask and so loses the causal kernel's shortcuts; it must save this much."""
+"""A shared row costs some copying in attention; it must save this much."""
+
+SHORTEST_SEGMENT = 16
+"""Fewer common tokens are computed for each sequence: a segment of its own would cost more."""
+
+
+@dataclass(frozen=True)
+class Siblings:
+    """Segments that continue the same ``path`` [P]; ``places`` has those of each one's tokens."""
+
+    path: np.ndarray
+    places: list[np.ndarray]
 
 
 @dataclass(frozen=True)
 class TreeRow:
-    """One row [L]: token ids, positions, subtree ends; ``where[i]`` maps sequence i to the row."""
+    """One row [L]: token ids and positions; ``where[i]`` maps sequence i to places in the row."""
 
     tokens: np.ndarray
     positions: np.ndarray
-    subtree_end: np.ndarray
+    siblings: list[Siblings]
     where: list[np.ndarray]
 
 
@@ -53,6 +63,7 @@ def group_by_prefix(sequences: Sequence[np.ndarray], max_length: int) -> list[li
     for index in sorted(range(len(sequences)), key=lambda i: _sort_key(sequences[i])):
         length = len(sequences[index])
         common = common_prefix(sequences[group[-1]], sequences[index]) if group else 0
+        common = max(0, common - SHORTEST_SEGMENT + 1)  # what the row will share at the least
         fits = row_length + length - common <= max_length
         if group and fits and common >= MIN_SAVED_SHARE * length:
             group.append(index)
@@ -64,29 +75,60 @@ def group_by_prefix(sequences: Sequence[np.ndarray], max_length: int) -> list[li
     return groups
 
 
-def lay_out(sequences: Sequence[np.ndarray]) -> TreeRow:
+def lay_out(sequences: Sequence[np.ndarray], shortest: int = SHORTEST_SEGMENT) -> TreeRow:
     """The shared row of ``sequences``, each of at least one token."""
+    tree = _Tree(sequences, shortest)
     order = sorted(range(len(sequences)), key=lambda i: _sort_key(sequences[i]))
-    where: list[np.ndarray] = [np.empty(0, dtype=np.int64)] * len(sequences)
-    tokens, positions = [], []
-    ends = np.zeros(sum(len(sequence) for sequence in sequences), dtype=np.int64)
-    row_length = 0
-    path = np.empty(0, dtype=np.int64)
-    previous = np.empty(0, dtype=np.int64)
-    for index in order:
-        sequence = sequences[index]
-        common = common_prefix(previous, sequence)
-        ends[path[common:]] = row_length  # the branch that is left ends here
-        added = len(sequence) - common
-        path = np.concatenate([path[:common], np.arange(row_length, row_length + added)])
-        tokens.append(sequence[common:])
-        positions.append(np.arange(common, len(sequence)))
-        row_length += added
-        where[index], previous = path, sequence
-    ends[path] = row_length
+    tree.grow(order, 0, np.empty(0, dtype=np.int64))
     return TreeRow(
-        np.concatenate(tokens), np.concatenate(positions), ends[:row_length].copy(), where
+        np.concatenate(tree.tokens), np.concatenate(tree.positions), tree.siblings, tree.where
     )
+
+
+class _Tree:
+    """The row as it grows, from the root on."""
+
+    def __init__(self, sequences: Sequence[np.ndarray], shortest: int) -> None:
+        self._sequences, self._shortest = sequences, shortest
+        self._length = 0
+        self.tokens: list[np.ndarray] = []
+        self.positions: list[np.ndarray] = []
+        self.siblings: list[Siblings] = []
+        self.where: list[np.ndarray] = [np.empty(0, dtype=np.int64)] * len(sequences)
+
+    def grow(self, members: list[int], depth: int, path: np.ndarray) -> None:
+        """Adds what follows ``path`` in ``members``, sorted sequences longer than ``depth``."""
+        places, families = [], self._families(members, depth)
+        for family, end in families:
+            here = np.arange(self._length, self._length + end - depth)
+            self._length += end - depth
+            self.tokens.append(self._sequences[family[0]][depth:end])
+            self.positions.append(np.arange(depth, end))
+            places.append(here)
+        self.siblings.append(Siblings(path, places))
+        for (family, end), here in zip(families, places, strict=True):
+            longer = np.concatenate([path, here])
+            for member in family:
+                if len(self._sequences[member]) == end:
+                    self.where[member] = longer
+            rest = [member for member in family if len(self._sequences[member]) > end]
+            if rest:
+                self.grow(rest, end, longer)
+
+    def _families(self, members: list[int], depth: int) -> list[tuple[list[int], int]]:
+        """Runs of sorted sequences with a common segment, and the depth at which it ends."""
+        out: list[tuple[list[int], int]] = []
+        family, end = [members[0]], len(self._sequences[members[0]])
+        for before, member in pairwise(members):
+            common = common_prefix(self._sequences[before], self._sequences[member])
+            if common - depth >= self._shortest:
+                family.append(member)
+                end = min(end, common)
+            else:
+                out.append((family, end))
+                family, end = [member], len(self._sequences[member])
+        out.append((family, end))
+        return out
 
 
 def row_length(sequences: Sequence[np.ndarray]) -> int:

@@ -31,6 +31,10 @@ from tinker_cookbook.exceptions import DataValidationError, OutOfMemoryError, Tr
 
 logger = logging.getLogger(__name__)
 
+_SHARED_ROWS = 3
+"""Micro-batches' worth of tokens in a row that shares a prefix: each further row would compute the
+prefix again, which costs more than a large row does."""
+
 CustomLossFn = Callable[[list[torch.Tensor]], tuple[torch.Tensor, dict[str, float]]]
 
 
@@ -178,7 +182,10 @@ class TrainingRun:
 
     def _plan(self, data: Sequence[Example]) -> list[MicroBatch]:
         tokens = [example.tokens for example in data]
-        return plan(tokens, self.token_budget, share_prefixes=self.base.shares_prefixes)
+        shared = self.token_budget if self.base.shares_prefixes else 0
+        if self.base.device.type == "cpu":  # elsewhere the budget is all there is
+            shared *= _SHARED_ROWS
+        return plan(tokens, self.token_budget, shared_budget=shared)
 
     def _too_long(self, group: MicroBatch) -> bool:
         """A single sequence well over the budget: recompute its layers rather than keep them."""
