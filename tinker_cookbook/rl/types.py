@@ -144,11 +144,18 @@ class Trajectory:
     transitions: list[Transition]
     final_ob: Observation
     stop_reason: StopReason = StopReason.COMPLETED
+    reward_without_turn: float = 0.0
+    """Earned though no turn was played: that of an ``InitialObservationOverflow``."""
+    metrics: Metrics = field(default_factory=dict)
+    """Of the episode rather than of a turn; a group's rollout adds them to ``metrics_G``."""
+    logs: Logs = field(default_factory=dict)
+    seconds: dict[str, float] = field(default_factory=dict, compare=False)
+    """Time waited for ``sampling`` and for the environment's ``env`` and ``grading``."""
 
     @property
     def reward(self) -> float:
         """Sum of the steps' rewards; rewards of the group come on top."""
-        return sum(transition.reward for transition in self.transitions)
+        return self.reward_without_turn + sum(turn.reward for turn in self.transitions)
 
 
 @dataclass

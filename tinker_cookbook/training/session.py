@@ -17,7 +17,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import AsyncIterator, Iterator, Sequence
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING, Any
 
@@ -72,7 +72,8 @@ async def training_session(config: TrainingConfig) -> AsyncIterator[TrainingSess
 class TrainingSession:
     """One run from its first or latest checkpoint to its end.
 
-    ``last`` is the checkpoint that the run continues from, ``start_step`` the updates in it.
+    ``last`` is the checkpoint that the run continues from, ``start_step`` the updates in it;
+    ``shows`` says which metrics of an evaluation a person gets to see at once.
     """
 
     def __init__(self, config: TrainingConfig, log: Logger, last: CheckpointRecord | None) -> None:
@@ -81,6 +82,7 @@ class TrainingSession:
         self.start_step = (last.batch or 0) if last is not None else 0
         self.evaluators: list[Evaluator] = []
         self.infrequent_evaluators: list[Evaluator] = []
+        self.shows: Callable[[str], bool] = _is_no_count
         self._log = log
         self._console: Console = get_console()
         self._saved_any = last is not None
@@ -132,12 +134,24 @@ class TrainingSession:
         )
 
     async def finish_step(
-        self, step: int, metrics: Metrics, *, epoch: int, counters: dict[str, int]
+        self,
+        step: int,
+        metrics: Metrics,
+        *,
+        epoch: int,
+        counters: dict[str, int],
+        before_save: Callable[[], None] | None = None,
     ) -> None:
-        """Evaluates and saves what is due after update ``step``; writes the step's row."""
+        """Evaluates and saves what is due after update ``step``; writes the step's row.
+
+        ``before_save`` writes what else belongs to a checkpoint, if one is due; its line comes last
+        and so vouches for that too.
+        """
         self.write_row({**metrics, **await self.evaluate(step)}, step)
         reason = self.checkpoints.due(step, counters.get("cumulative_tokens", 0))
         if reason is not None:
+            if before_save is not None:
+                before_save()
             self._log.sync()
             record = await self.checkpoints.save_async(step, epoch, reason, counters)
             self._saved_any = True
@@ -164,9 +178,7 @@ class TrainingSession:
         started = time.monotonic()
         metrics = await run_evaluators(due, self.client)
         shown = "  ".join(
-            f"{name} {format_value(value)}"
-            for name, value in metrics.items()
-            if not name.rpartition("/")[2].startswith("num_")
+            f"{name} {format_value(value)}" for name, value in metrics.items() if self.shows(name)
         )
         self.say(f"step {step}/{self.total_steps}  {shown}")
         return {**metrics, "time/eval": time.monotonic() - started}
@@ -278,6 +290,10 @@ async def run_evaluators(evaluators: Sequence[Evaluator], client: TrainingClient
             snapshot = await client.save_weights_and_get_sampling_client()
         metrics.update(await evaluator(snapshot))
     return metrics
+
+
+def _is_no_count(name: str) -> bool:
+    return not name.rpartition("/")[2].startswith("num_")
 
 
 def _is_interruption(error: BaseException) -> bool:

@@ -1,28 +1,146 @@
-"""How far a run is: a live line on a terminal, now and then a plain one elsewhere."""
+"""How far a run is: live lines on a terminal, now and then a plain one elsewhere."""
 
 from __future__ import annotations
 
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from types import TracebackType
 from typing import TYPE_CHECKING, Self
 
-from rich.progress import BarColumn, Progress, TaskID, TextColumn
+from rich.cells import cell_len
+from rich.console import Group
+from rich.live import Live
+from rich.progress_bar import ProgressBar
+from rich.table import Table
+from rich.text import Text
 
 from tinker_cookbook.utils.console import get_console
 
 if TYPE_CHECKING:
-    from rich.console import Console
+    from rich.console import Console, RenderableType
 
 _WINDOW = 20
+_WIDEST_BAR, _NARROWEST_BAR = 40, 8
+_REFRESHES_PER_SECOND = 4
+
+
+class Pace:
+    """Rates over the last 20 updates, so that a slow first step (compilation, cold caches) or an
+    evaluation in between is forgotten soon."""
+
+    def __init__(self, now: float, step: int) -> None:
+        self._seen: deque[tuple[float, int, int]] = deque([(now, step, 0)], maxlen=_WINDOW + 1)
+
+    def update(self, now: float, step: int, tokens: int = 0) -> None:
+        """``step`` updates are done; the last of them had ``tokens``."""
+        self._seen.append((now, step, self._seen[-1][2] + tokens))
+
+    def describe(self, total_steps: int) -> list[str]:
+        """Tokens/s and the time left, as far as they are known."""
+        (then, first_step, first_tokens), (now, step, tokens) = self._seen[0], self._seen[-1]
+        seconds = now - then
+        parts: list[str] = []
+        if seconds > 0 and tokens > first_tokens:
+            parts.append(f"{(tokens - first_tokens) / seconds:,.0f} tok/s")
+        if seconds > 0 and step > first_step:
+            left = (total_steps - step) * seconds / (step - first_step)
+            parts.append(f"ETA {format_seconds(left)}")
+        return parts
+
+
+class ProgressDisplay:
+    """A bar with a status beside it and lines below it; without a terminal, one line an update.
+
+    Args:
+        total_steps: Updates of the whole run.
+        initial_step: Updates done before (on resume).
+        description: What is running.
+        console: By default the shared one on standard output.
+        min_interval_s: Where nobody watches: seconds between two lines. The first and the last
+            step always get one.
+        clock: Seconds, monotonic.
+        lines: Asked for what stands below the bar, a few times a second. A line that the terminal
+            is too narrow for is cut.
+    """
+
+    def __init__(
+        self,
+        total_steps: int,
+        initial_step: int = 0,
+        description: str = "training",
+        console: Console | None = None,
+        min_interval_s: float = 10.0,
+        clock: Callable[[], float] = time.monotonic,
+        lines: Callable[[], Sequence[Text]] | None = None,
+    ) -> None:
+        self.total_steps = total_steps
+        self.console = console or get_console()
+        self.clock = clock
+        self._description = description
+        self._interval = min_interval_s
+        self._lines = lines
+        self._step = initial_step
+        self._status = f"step {initial_step}/{total_steps}"
+        self._printed_at: float | None = None
+        self._live: Live | None = None
+
+    def start(self) -> None:
+        """Shows the bar, where there is a terminal."""
+        if self.console.is_terminal:
+            self._live = Live(
+                console=self.console,
+                get_renderable=self._render,
+                refresh_per_second=_REFRESHES_PER_SECOND,
+            )
+            self._live.start()
+
+    def stop(self) -> None:
+        """Leaves the bar as it is."""
+        live, self._live = self._live, None
+        if live is not None:
+            live.stop()
+
+    def update(self, step: int, status: str, details: str = "") -> None:
+        """Shows that ``step`` updates are done.
+
+        Args:
+            step: Updates done.
+            status: Stands beside the bar.
+            details: Follows the status where there is no terminal and so no lines below.
+        """
+        self._step, self._status = step, status
+        if self._live is not None:
+            return
+        now = self.clock()
+        waited = self._printed_at is None or now - self._printed_at >= self._interval
+        if waited or step >= self.total_steps:
+            self._printed_at = now
+            line = "  ".join(part for part in (status, details) if part)
+            self.console.print(f"{self._description}: {line}", markup=False, soft_wrap=True)
+
+    def _render(self) -> RenderableType:
+        width = self.console.width
+        room = width - cell_len(self._description) - cell_len(self._status) - 2
+        bar = ProgressBar(
+            total=max(self.total_steps, 1),
+            completed=self._step,
+            width=max(_NARROWEST_BAR, min(_WIDEST_BAR, room)),
+        )
+        grid = Table.grid(padding=(0, 1, 0, 0))
+        grid.add_column(no_wrap=True)
+        grid.add_column(no_wrap=True)
+        grid.add_column(no_wrap=True, overflow="ellipsis")
+        grid.add_row(Text(self._description), bar, Text(self._status))
+        rows: list[RenderableType] = [grid]
+        for line in self._lines() if self._lines is not None else ():
+            line.truncate(width, overflow="ellipsis")
+            rows.append(line)
+        return Group(*rows)
 
 
 class TrainingProgress:
     """Shows step, loss, tokens/s and the time left.
-
-    Rates are over the last 20 updates, so that a slow first step (compilation, cold caches) or an
-    evaluation in between is forgotten soon.
 
     Args:
         total_steps: Updates of the whole run.
@@ -45,32 +163,15 @@ class TrainingProgress:
     ) -> None:
         self.total_steps = total_steps
         self._initial = initial_step
-        self._description = description
-        self._console = console or get_console()
-        self._interval = min_interval_s
         self._clock = clock
-        self._tokens = 0
-        self._seen: deque[tuple[float, int, int]] = deque(maxlen=_WINDOW + 1)
-        self._printed_at: float | None = None
-        self._bar: Progress | None = None
-        self._task = TaskID(0)
+        self._display = ProgressDisplay(
+            total_steps, initial_step, description, console, min_interval_s, clock
+        )
+        self._pace = Pace(clock(), initial_step)
 
     def __enter__(self) -> Self:
-        self._seen.append((self._clock(), self._initial, 0))
-        if self._console.is_terminal:
-            self._bar = Progress(
-                TextColumn("{task.description}"),
-                BarColumn(),
-                TextColumn("{task.fields[status]}"),
-                console=self._console,
-            )
-            self._task = self._bar.add_task(
-                self._description,
-                total=self.total_steps,
-                completed=self._initial,
-                status=f"step {self._initial}/{self.total_steps}",
-            )
-            self._bar.start()
+        self._pace = Pace(self._clock(), self._initial)
+        self._display.start()
         return self
 
     def __exit__(
@@ -79,9 +180,7 @@ class TrainingProgress:
         error: BaseException | None,
         traceback: TracebackType | None,
     ) -> None:
-        if self._bar is not None:
-            self._bar.stop()
-            self._bar = None
+        self._display.stop()
 
     def update(self, step: int, loss: float | None = None, tokens: int = 0) -> None:
         """Says that an update is done.
@@ -91,31 +190,12 @@ class TrainingProgress:
             loss: What to show as the loss.
             tokens: Tokens of this step's batch.
         """
-        now = self._clock()
-        self._tokens += tokens
-        self._seen.append((now, step, self._tokens))
-        status = self._status(step, loss)
-        if self._bar is not None:
-            self._bar.update(self._task, completed=step, status=status)
-            return
-        waited = self._printed_at is None or now - self._printed_at >= self._interval
-        if waited or step >= self.total_steps:
-            self._printed_at = now
-            self._console.print(f"{self._description}: {status}", markup=False, soft_wrap=True)
-
-    def _status(self, step: int, loss: float | None) -> str:
+        self._pace.update(self._clock(), step, tokens)
         parts = [f"step {step}/{self.total_steps}"]
         if loss is not None:
             parts.append(f"loss {loss:.4f}")
-        (then, first_step, first_tokens), (now, _, tokens) = self._seen[0], self._seen[-1]
-        seconds = now - then
-        if seconds > 0:
-            if tokens > first_tokens:
-                parts.append(f"{(tokens - first_tokens) / seconds:,.0f} tok/s")
-            if step > first_step:
-                left = (self.total_steps - step) * seconds / (step - first_step)
-                parts.append(f"ETA {format_seconds(left)}")
-        return "  ".join(parts)
+        parts += self._pace.describe(self.total_steps)
+        self._display.update(step, "  ".join(parts))
 
 
 def format_seconds(seconds: float) -> str:

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 import torch
 
-from tinker_cookbook.engine.bench import conversations, report, runner, shapes, variants
+from tinker_cookbook.engine.bench import conversations, jobs, report, runner, shapes, variants
 from tinker_cookbook.engine.bench.config import Config, check_config
 from tinker_cookbook.engine.bench.flops import model_size
 from tinker_cookbook.engine.devices import choose_device
@@ -73,6 +73,9 @@ def test_a_wrong_setting_ends_with_a_sentence() -> None:
     assert "Traceback" not in done.stderr
     assert "model: got 'shape:qwen3-0.8b'" in done.stderr
     assert "did you mean 'shape:qwen3-0.6b'?" in done.stderr
+    done = _bench("work=sampled")
+    assert done.returncode == 1
+    assert "work: got 'sampled', expected one of training, sampling" in done.stderr
 
 
 # --- both variants do the same ---------------------------------------------------------------
@@ -269,19 +272,19 @@ def _python(folder: Path, script: str) -> str:
 def test_a_lost_worker_is_reported(
     script: str, status: str, words: str, tmp_path: Path, monkeypatch
 ) -> None:
-    monkeypatch.setattr(runner.sys, "executable", _python(tmp_path, script))
-    outcome = runner._run_job("ceilings", {}, choose_device("cpu", "float32"), tmp_path)
+    monkeypatch.setattr(jobs.sys, "executable", _python(tmp_path, script))
+    outcome = jobs.run_job("ceilings", {}, choose_device("cpu", "float32"), tmp_path)
     assert outcome["status"] == status
     assert words in outcome["error"]
 
 
 def test_stock_runs_without_the_settings_of_the_package(tmp_path: Path, monkeypatch) -> None:
     script = f"env > {tmp_path}/seen; exit 1"
-    monkeypatch.setattr(runner.sys, "executable", _python(tmp_path, script))
+    monkeypatch.setattr(jobs.sys, "executable", _python(tmp_path, script))
     seen = {}
     for variant in ("plain", "stock"):
         environment = runner._environment(variant)
-        runner._run_job("variant", {}, choose_device("cpu", "fp32"), tmp_path, environment)
+        jobs.run_job("variant", {}, choose_device("cpu", "fp32"), tmp_path, environment)
         seen[variant] = dict(
             line.split("=", 1)
             for line in (tmp_path / "seen").read_text().splitlines()
@@ -300,9 +303,9 @@ def test_stock_runs_without_the_settings_of_the_package(tmp_path: Path, monkeypa
 @pytest.mark.skipif(sys.platform != "linux", reason="ulimit -v is Linux's")
 def test_running_out_of_memory_is_a_result(tmp_path: Path, monkeypatch) -> None:
     limited = _python(tmp_path, f'ulimit -v 8000000; exec {sys.executable} "$@"')
-    monkeypatch.setattr(runner.sys, "executable", limited)
+    monkeypatch.setattr(jobs.sys, "executable", limited)
     job = {"shape": (300_000, 300_000, 300_000)}
-    outcome = runner._run_job("ceilings", job, choose_device("cpu", "float32"), tmp_path)
+    outcome = jobs.run_job("ceilings", job, choose_device("cpu", "float32"), tmp_path)
     assert outcome["status"] == "out of memory", outcome
 
 
@@ -372,7 +375,7 @@ def test_ratios_are_of_pairs(build) -> None:
     share = result["workload"]["model_flops"] / 1.0 / 3e9
     assert result["variants"]["engine"]["ceiling_share"] == pytest.approx(share)
     assert report.exit_status(result) == 0
-    assert "3.00 x tokens/s" in _printed(result)
+    assert "3.00 (3.00, 2.00, 5.00) x tokens/s" in _printed(result)
 
 
 @pytest.mark.parametrize("changes", [{"loss": 2.03}, {"loss": math.nan}, {"adapter_parameters": 9}])

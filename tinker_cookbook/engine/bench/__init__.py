@@ -1,9 +1,13 @@
-"""Training speed and memory of the engine beside plain transformers + peft, in one run.
+"""Speed and memory of the engine beside plain transformers + peft, in one run.
 
     python -m tinker_cookbook.engine.bench model=FOLDER data=conversations.jsonl dtype=float32
+    python -m tinker_cookbook.engine.bench work=sampling
+    python -m tinker_cookbook.engine.bench work=shared_prefix
 
-Read it in this order: ``config`` (the settings), ``runner`` (what runs when, each part in a process
-of its own), ``worker`` (that process), ``variants`` (the two training loops), ``conversations``
-(the batches), ``shapes`` (random models of true shapes), ``ceilings`` and ``flops`` (what the
-machine could do and what the work needs), ``report`` (ratios, table, JSON).
+Read it in this order: ``config`` (the settings), ``jobs`` and ``worker`` (each part runs in a
+process of its own). Training: ``runner`` (what runs when), ``variants`` (the two training loops),
+``conversations`` (the batches), ``ceilings`` and ``flops`` (what the machine could do and what the
+work needs), ``report`` (ratios, table, JSON). ``sampling`` and ``shared_prefix`` are packages of
+their own. ``shapes`` makes random models of true shapes; ``checks``, ``machine`` and ``summary``
+serve all of them.
 """

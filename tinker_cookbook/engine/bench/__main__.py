@@ -1,4 +1,4 @@
-"""Command line of the benchmark."""
+"""Command line of the benchmarks."""
 
 from __future__ import annotations
 
@@ -6,20 +6,50 @@ import sys
 
 import chz
 
-from tinker_cookbook.engine.bench.config import Config
-from tinker_cookbook.exceptions import TinkerCookbookError
+from tinker_cookbook.engine.bench.config import Config, SamplingConfig, SharedPrefixConfig
+from tinker_cookbook.exceptions import ConfigurationError, TinkerCookbookError, nearest
+
+# The runners are imported late: --help needs no torch.
 
 
-def main(config: Config) -> None:
+def training(config: Config) -> None:
     """Measures training tokens/s and peak memory; the last line printed is one JSON object."""
-    from tinker_cookbook.engine.bench.runner import run_benchmark  # --help needs no torch
+    from tinker_cookbook.engine.bench.runner import run_benchmark
 
     sys.exit(run_benchmark(config))
 
 
+def sampling(config: SamplingConfig) -> None:
+    """Measures sampled tokens/s and peak memory; the last line printed is one JSON object."""
+    from tinker_cookbook.engine.bench.sampling.runner import run_benchmark
+
+    sys.exit(run_benchmark(config))
+
+
+def shared_prefix(config: SharedPrefixConfig) -> None:
+    """Measures what sharing prompts saves in training; the last line is one JSON object."""
+    from tinker_cookbook.engine.bench.shared_prefix.runner import run_benchmark
+
+    sys.exit(run_benchmark(config))
+
+
+_WORKS = {"training": training, "sampling": sampling, "shared_prefix": shared_prefix}
+
+
+def main() -> None:
+    """Hands over to the benchmark that ``work=`` names, whose settings the others are."""
+    asked = [word.removeprefix("work=") for word in sys.argv[1:] if word.startswith("work=")]
+    work = asked[-1] if asked else "training"
+    if work not in _WORKS:
+        raise ConfigurationError(
+            f"work: got {work!r}, expected one of {', '.join(_WORKS)}{nearest(work, _WORKS)}"
+        )
+    chz.nested_entrypoint(_WORKS[work])
+
+
 if __name__ == "__main__":
     try:
-        chz.nested_entrypoint(main)
+        main()
     except TinkerCookbookError as error:
         print(f"\n{type(error).__name__}: {error}", file=sys.stderr)
         sys.exit(1)

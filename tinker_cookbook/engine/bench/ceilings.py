@@ -42,7 +42,7 @@ def _bandwidth(device: torch.device) -> float:
     copied = (256 << 20) if device.type == "cpu" else (2 << 30)
     source = torch.ones(copied, dtype=torch.uint8, device=device)
     target = torch.zeros_like(source)
-    return 2 * copied / _best(lambda: target.copy_(source), device)
+    return 2 * copied / best_seconds(lambda: target.copy_(source), device)
 
 
 def _matmul(device: torch.device, dtype: torch.dtype, shape: tuple[int, int, int]) -> float:
@@ -51,16 +51,18 @@ def _matmul(device: torch.device, dtype: torch.dtype, shape: tuple[int, int, int
     x = torch.randn(tokens, inner, generator=generator, device=device, dtype=dtype)
     weight = torch.randn(outer, inner, generator=generator, device=device, dtype=dtype)
     out = torch.empty(tokens, outer, device=device, dtype=dtype)
-    seconds = _best(lambda: torch.mm(x, weight.t(), out=out), device)
+    seconds = best_seconds(lambda: torch.mm(x, weight.t(), out=out), device)
     return 2.0 * tokens * inner * outer / seconds
 
 
-def _best(work: Callable[[], object], device: torch.device) -> float:
+def best_seconds(
+    work: Callable[[], object], device: torch.device, seconds: float = _SECONDS
+) -> float:
     """Least seconds of one run, the first (which warms up) left out."""
     work()
     synchronize(device)
     best, runs, start = float("inf"), 0, time.perf_counter()
-    while runs < _LEAST_RUNS or time.perf_counter() - start < _SECONDS:
+    while runs < _LEAST_RUNS or time.perf_counter() - start < seconds:
         began = time.perf_counter()
         work()
         synchronize(device)

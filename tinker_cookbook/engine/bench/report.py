@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import datetime
 from collections.abc import Sequence
 from statistics import median
 from typing import Any
@@ -14,12 +13,9 @@ from rich.table import Table
 from tinker_cookbook.engine.bench.config import REFERENCES
 from tinker_cookbook.engine.bench.conversations import Conversation
 from tinker_cookbook.engine.bench.flops import ModelSize
+from tinker_cookbook.engine.bench.summary import GIB, Run, good, now, pairs, ratio, ratio_text
 
 LOSS_TOLERANCE = 0.01
-_GIB = float(1 << 30)
-_FOR_WANT_OF_MEMORY = ("out of memory", "killed")
-
-Run = dict[str, Any]
 
 
 def build(
@@ -39,7 +35,7 @@ def build(
     withheld = _why_withheld(agreement, runs)
     return {
         "benchmark": "training",
-        "date": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
+        "date": now(),
         **machine,
         **settings,
         "model_parameters": size.total,
@@ -66,7 +62,7 @@ def one_line(run: Run, tokens: int) -> str:
     if run["status"] != "ok":
         return f"{run['status']} ({run['error']})"
     speed = tokens / sum(run["seconds"])
-    return f"{speed:,.0f} tok/s, peak {run['peak_bytes'] / _GIB:.2f} GiB"
+    return f"{speed:,.0f} tok/s, peak {run['peak_bytes'] / GIB:.2f} GiB"
 
 
 def print_table(result: dict[str, Any], console: Console) -> None:
@@ -110,8 +106,8 @@ def _cells(variant: dict[str, Any]) -> list[str]:
         f"{variant['tokens_per_second']:,.0f}",
         f"{variant['trained_tokens_per_second']:,.0f}",
         f"{variant['step_seconds']:.3g} s",
-        f"{variant['peak_bytes'] / _GIB:.2f} GiB",
-        f"{variant['loaded_bytes'] / _GIB:.2f} GiB",
+        f"{variant['peak_bytes'] / GIB:.2f} GiB",
+        f"{variant['loaded_bytes'] / GIB:.2f} GiB",
         "" if share is None else f"{share:.0%}",
     ]
 
@@ -121,12 +117,10 @@ def _ratio_lines(result: dict[str, Any]) -> list[str]:
     if ratios is None:
         return [f"no ratio: {result['ratios_withheld']}"]
     lines = []
-    for reference, ratio in ratios.items():
-        speed, memory = ratio["tokens_per_second"], ratio["peak_bytes"]
-        pairs = ", ".join(f"{pair:.2f}" for pair in speed["pairs"])
+    for reference, found in ratios.items():
         lines.append(
-            f"engine / {reference}: {speed['median']:.2f} x tokens/s (pairs: {pairs}), "
-            f"{memory['median']:.2f} x peak memory"
+            f"engine / {reference}: {ratio_text(found['tokens_per_second'])} x tokens/s, "
+            f"{found['peak_bytes']['median']:.2f} x peak memory"
         )
     return [
         *lines,
@@ -160,47 +154,46 @@ def _workload(
 
 def _ceiling(measured: Sequence[Run], work: dict[str, Any]) -> dict[str, Any] | None:
     """The best of all measurements; ``tokens_per_second`` is this work at the full matmul rate."""
-    good = [run for run in measured if run["status"] == "ok"]
-    if not good:
+    finished = good(measured)
+    if not finished:
         return None
     names = ("matmul_flops", "matmul_square_flops", "bandwidth")
-    best = {name: max(run[name] for run in good) for name in names}
+    best = {name: max(run[name] for run in finished) for name in names}
     flops = max(best["matmul_flops"], best["matmul_square_flops"])
     speed = work["tokens"] * flops / work["model_flops"]
-    return best | {"shape": good[0]["shape"], "tokens_per_second": speed}
+    return best | {"shape": finished[0]["shape"], "tokens_per_second": speed}
 
 
 def _variant(
     found: Sequence[Run], work: dict[str, Any], ceiling: dict[str, Any] | None
 ) -> dict[str, Any]:
-    good = [run for run in found if run["status"] == "ok"]
+    finished = good(found)
     last = found[-1]
     entry: dict[str, Any] = {
         "status": last["status"],
         "error": last.get("error"),
         "tokens_per_second": None,
-        "notes": good[0]["notes"] if good else [],
+        "notes": finished[0]["notes"] if finished else [],
         "runs": list(found),
     }
-    if not good:
+    if not finished:
         return entry
-    seconds = median(sum(run["seconds"]) for run in good)
+    seconds = median(sum(run["seconds"]) for run in finished)
     speed = work["tokens"] / seconds
     return entry | {
         "tokens_per_second": speed,
         "trained_tokens_per_second": work["trained_tokens"] / seconds,
         "step_seconds": seconds / work["steps"],
-        "peak_bytes": max(run["peak_bytes"] for run in good),
-        "loaded_bytes": max(run["loaded_bytes"] for run in good),
-        "adapter_parameters": good[0]["adapter_parameters"],
+        "peak_bytes": max(run["peak_bytes"] for run in finished),
+        "loaded_bytes": max(run["loaded_bytes"] for run in finished),
+        "adapter_parameters": finished[0]["adapter_parameters"],
         "ceiling_share": None if ceiling is None else speed / ceiling["tokens_per_second"],
     }
 
 
 def _pairs(runs: dict[str, list[Run]], reference: str) -> list[tuple[Run, Run]]:
     """(engine, reference) of each repeat in which both have a result."""
-    together = zip(runs.get("engine", []), runs.get(reference, []), strict=False)
-    return [pair for pair in together if all(run["status"] == "ok" for run in pair)]
+    return pairs(runs.get("engine", []), runs.get(reference, []))
 
 
 def _agreement(runs: dict[str, list[Run]]) -> dict[str, Any]:
@@ -241,15 +234,15 @@ def _why_withheld(agreement: dict[str, Any], runs: dict[str, list[Run]]) -> str 
 
 def _ratios(runs: dict[str, list[Run]]) -> dict[str, Any]:
     """engine / reference, pair by pair: neighbours in time saw the same machine."""
-    ratios = {}
-    for reference in REFERENCES:
-        pairs = _pairs(runs, reference)
-        if not pairs:
-            continue
-        speed = [sum(other["seconds"]) / sum(engine["seconds"]) for engine, other in pairs]
-        memory = [engine["peak_bytes"] / other["peak_bytes"] for engine, other in pairs]
-        ratios[reference] = {
-            "tokens_per_second": {"pairs": speed, "median": median(speed)},
-            "peak_bytes": {"pairs": memory, "median": median(memory)},
+    return {
+        reference: {
+            "tokens_per_second": ratio(
+                [sum(other["seconds"]) / sum(engine["seconds"]) for engine, other in found]
+            ),
+            "peak_bytes": ratio(
+                [engine["peak_bytes"] / other["peak_bytes"] for engine, other in found]
+            ),
         }
-    return ratios
+        for reference in REFERENCES
+        if (found := _pairs(runs, reference))
+    }

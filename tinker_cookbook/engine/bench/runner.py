@@ -2,11 +2,7 @@
 
 from __future__ import annotations
 
-import json
 import os
-import signal
-import subprocess
-import sys
 import tempfile
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,16 +10,20 @@ from typing import Any
 
 from rich.console import Console
 
-from tinker_cookbook.engine.bench import conversations, report, shapes
+from tinker_cookbook.engine.bench import conversations, report, shapes, summary
 from tinker_cookbook.engine.bench.config import Config, check_config
-from tinker_cookbook.engine.bench.flops import ModelSize, model_size
+from tinker_cookbook.engine.bench.flops import ModelSize
+from tinker_cookbook.engine.bench.jobs import (
+    Outcome,
+    describe_choice,
+    draw_weights,
+    dtype_name,
+    read_model,
+    run_job,
+)
 from tinker_cookbook.engine.bench.machine import describe_machine
 from tinker_cookbook.engine.devices import DeviceChoice, choose_device
-from tinker_cookbook.engine.resolve import resolve_model
-from tinker_cookbook.exceptions import ConfigurationError, TrainingError
-
-_WORKER = "tinker_cookbook.engine.bench.worker"
-_STDERR_LINES = 15
+from tinker_cookbook.exceptions import ConfigurationError
 
 
 @dataclass(frozen=True)
@@ -46,10 +46,7 @@ def run_benchmark(config: Config) -> int:
     with tempfile.TemporaryDirectory(prefix="tinker-cookbook-bench-") as temporary:
         work = Path(temporary)
         load = _prepare(config, choice, work)
-        console.print(
-            f"{config.model} on {choice.device} ({choice.device_reason}) in "
-            f"{_name(choice)} ({choice.dtype_reason})"
-        )
+        console.print(describe_choice(config, choice))
         ceilings = [_ceilings(choice, load, work)]
         runs = _interleaved(config, choice, load, work, console)
         ceilings.append(_ceilings(choice, load, work))
@@ -63,11 +60,7 @@ def run_benchmark(config: Config) -> int:
         notes=load.notes,
     )
     report.print_table(result, console)
-    if config.output is not None:
-        text = json.dumps(result, indent=2) + "\n"
-        Path(config.output).expanduser().write_text(text, encoding="utf-8")
-    console.file.flush()
-    print(json.dumps(result), flush=True)
+    summary.deliver(result, config.output, console)
     return report.exit_status(result)
 
 
@@ -75,19 +68,14 @@ def _settings(config: Config, choice: DeviceChoice) -> dict[str, Any]:
     """The settings as JSON, with the dtype as resolved."""
     names = ("model", "data", "batch_size", "steps", "warmup", "repeats", "rank", "max_length")
     settings = {name: getattr(config, name) for name in names}
-    return settings | {"seed": config.seed, "dtype": _name(choice)}
+    return settings | {"seed": config.seed, "dtype": dtype_name(choice)}
 
 
 def _prepare(config: Config, choice: DeviceChoice, work: Path) -> Workload:
     """Checks everything that can be checked, then makes what the workers load."""
     random_data = conversations.is_random(config.data)
-    random_model = shapes.is_shape(config.model)
-    if random_model:
-        folder = work / "model"
-        shapes.shape_config(config.model).save_pretrained(folder)
-    else:
-        folder = resolve_model(config.model).folder
-    size = model_size(folder)
+    model = read_model(config, work)
+    size = model.size
     max_length = min(config.max_length or size.context, size.context)
     if random_data:
         drawn = conversations.random_conversations(
@@ -95,18 +83,11 @@ def _prepare(config: Config, choice: DeviceChoice, work: Path) -> Workload:
         )
         found = conversations.cut(drawn, max_length)
     else:
-        found = _from_file(config, folder, max_length)
+        found = _from_file(config, model.folder, max_length)
     data_file = work / "data.npz"
     conversations.save(data_file, found.rows)
-    if random_model:
-        job = {"folder": str(folder), "seed": config.seed}
-        outcome = _run_job("random_model", job, choice, work)
-        if outcome["status"] != "ok":
-            raise TrainingError(
-                f"model: random weights for {config.model} could not be made on {choice.device}: "
-                f"{outcome['status']}, {outcome['error']}; choose a smaller shape or another dtype"
-            )
-    return Workload(folder, data_file, size, found.rows, found.notes)
+    draw_weights(config, choice, model, work)
+    return Workload(model.folder, data_file, size, found.rows, found.notes)
 
 
 def _from_file(config: Config, folder: Path, max_length: int) -> conversations.Conversations:
@@ -126,9 +107,9 @@ def _from_file(config: Config, folder: Path, max_length: int) -> conversations.C
 
 def _interleaved(
     config: Config, choice: DeviceChoice, load: Workload, work: Path, console: Console
-) -> dict[str, list[dict[str, Any]]]:
+) -> dict[str, list[Outcome]]:
     """A B A B; a variant that failed is not tried again."""
-    runs: dict[str, list[dict[str, Any]]] = {variant: [] for variant in config.variants}
+    runs: dict[str, list[Outcome]] = {variant: [] for variant in config.variants}
     for repeat in range(1, config.repeats + 1):
         for variant in config.variants:
             if runs[variant] and runs[variant][-1]["status"] != "ok":
@@ -142,7 +123,7 @@ def _interleaved(
                 "seed": config.seed,
                 "warmup": config.warmup,
             }
-            outcome = _run_job("variant", job, choice, work, _environment(variant))
+            outcome = run_job("variant", job, choice, work, _environment(variant))
             runs[variant].append(outcome)
             timed = load.rows[config.batch_size * config.warmup :]
             word = report.one_line(outcome, sum(len(row.tokens) for row in timed))
@@ -150,10 +131,10 @@ def _interleaved(
     return runs
 
 
-def _ceilings(choice: DeviceChoice, load: Workload, work: Path) -> dict[str, Any]:
+def _ceilings(choice: DeviceChoice, load: Workload, work: Path) -> Outcome:
     tokens = min(4096, max(16, sum(len(row.tokens) for row in load.rows)))
     job = {"shape": (tokens, load.size.hidden, load.size.inner)}
-    return _run_job("ceilings", job, choice, work)
+    return run_job("ceilings", job, choice, work)
 
 
 def _environment(variant: str) -> dict[str, str]:
@@ -172,42 +153,3 @@ def _environment(variant: str) -> dict[str, str]:
         "MALLOC_TRIM_THRESHOLD_": str(64 << 20),
         "MALLOC_ARENA_MAX": str(8 * (os.cpu_count() or 1)),
     }
-
-
-def _run_job(
-    kind: str,
-    job: dict[str, Any],
-    choice: DeviceChoice,
-    work: Path,
-    environment: dict[str, str] | None = None,
-) -> dict[str, Any]:
-    """The worker's result, or what became of the worker: ``status`` and ``error``."""
-    job = job | {"kind": kind, "device": str(choice.device), "dtype": _name(choice)}
-    job_file, result_file, log_file = work / "job.json", work / "result.json", work / "log"
-    job_file.write_text(json.dumps(job), encoding="utf-8")
-    result_file.unlink(missing_ok=True)
-    with log_file.open("wb") as log:
-        done = subprocess.run(
-            [sys.executable, "-m", _WORKER, str(job_file), str(result_file)],
-            stdout=log,
-            stderr=log,
-            env={**os.environ, **(environment or {})},
-            check=False,
-        )
-    if result_file.is_file():
-        outcome = json.loads(result_file.read_text(encoding="utf-8"))
-    elif done.returncode == -signal.SIGKILL:
-        outcome = {"status": "killed", "error": "killed by the system, most likely out of memory"}
-    elif done.returncode < 0:
-        name = signal.Signals(-done.returncode).name
-        outcome = {"status": "killed", "error": f"ended by signal {name}"}
-    else:
-        outcome = {"status": "failed", "error": f"exit status {done.returncode}"}
-    if outcome["status"] == "failed":
-        last = log_file.read_text(encoding="utf-8", errors="replace").splitlines()
-        print("\n".join(last[-_STDERR_LINES:]), file=sys.stderr)
-    return outcome
-
-
-def _name(choice: DeviceChoice) -> str:
-    return str(choice.dtype).removeprefix("torch.")

@@ -17,7 +17,9 @@ import torch
 
 from tinker_cookbook.engine.bench import conversations
 from tinker_cookbook.engine.bench.ceilings import measure_ceilings
+from tinker_cookbook.engine.bench.sampling import jobs as sampling_jobs
 from tinker_cookbook.engine.bench.shapes import write_random_model
+from tinker_cookbook.engine.bench.shared_prefix import measure as shared_prefix
 from tinker_cookbook.engine.bench.variants import RUNNERS, Setup
 from tinker_cookbook.engine.devices import cpu_threads
 from tinker_cookbook.exceptions import OutOfMemoryError, TinkerCookbookError
@@ -54,7 +56,15 @@ def _random_model(job: dict[str, Any]) -> dict[str, Any]:
     return {}
 
 
-_KINDS = {"variant": _variant, "ceilings": _ceilings, "random_model": _random_model}
+_KINDS = {
+    "variant": _variant,
+    "ceilings": _ceilings,
+    "random_model": _random_model,
+    "sample": sampling_jobs.sample,
+    "greedy": sampling_jobs.greedy,
+    "adapter": sampling_jobs.adapter,
+    "shared_prefix": shared_prefix.run,
+}
 
 
 def _is_out_of_memory(error: BaseException) -> bool:

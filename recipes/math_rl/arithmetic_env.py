@@ -1,0 +1,144 @@
+"""Addition of numbers as large as one likes; problems are drawn, so they never run out."""
+
+from __future__ import annotations
+
+import itertools
+import random
+from functools import partial
+
+import chz
+
+from tinker_cookbook.exceptions import ConfigurationError
+from tinker_cookbook.renderers import Message, Renderer, get_renderer
+from tinker_cookbook.rl.grading import equal_plain_numbers, last_number
+from tinker_cookbook.rl.problem_dataset import ProblemDataset
+from tinker_cookbook.rl.problem_env import ProblemEnv, ProblemGroupBuilder
+from tinker_cookbook.rl.types import EnvGroupBuilder, RLDataset, RLDatasetBuilder
+from tinker_cookbook.tokenizer_utils import get_tokenizer
+
+# Of three digits, so that it gives the manner of answering but no answer of a small task.
+FEWSHOT: tuple[Message, ...] = (
+    {"role": "user", "content": "What is 120 + 345?"},
+    {"role": "assistant", "content": "465"},
+)
+
+
+class ArithmeticEnv(ProblemEnv):
+    """``What is x + y?`` The last number of the answer counts.
+
+    An answer without any number, or one that was cut off, is badly formed.
+    """
+
+    def __init__(
+        self,
+        x: int,
+        y: int,
+        renderer: Renderer,
+        convo_prefix: list[Message] | None = None,
+        format_coef: float = 0.1,
+    ) -> None:
+        super().__init__(renderer, convo_prefix, format_coef=format_coef)
+        self.x, self.y = x, y
+
+    def get_question(self) -> str:
+        """The problem in words."""
+        return f"What is {self.x} + {self.y}?"
+
+    def check_answer(self, sample_str: str) -> bool:
+        """Whether the last number is the sum."""
+        number = last_number(sample_str)
+        return number is not None and bool(equal_plain_numbers(number, self.get_reference_answer()))
+
+    def check_format(self, sample_str: str) -> bool:
+        """Whether there is a number at all."""
+        return last_number(sample_str) is not None
+
+    def get_reference_answer(self) -> str:
+        """The sum."""
+        return str(self.x + self.y)
+
+
+@chz.chz
+class ArithmeticDatasetBuilder(RLDatasetBuilder):
+    """Addition of two numbers from 0 to ``max_operand``.
+
+    ``num_test`` sums are held out with both orders of their operands: of 3 + 4, also 4 + 3.
+    """
+
+    model_name_for_tokenizer: str = chz.field(doc="Whose tokenizer turns text into tokens")
+    renderer_name: str = chz.field(doc="Chat format")
+    groups_per_batch: int = chz.field(doc="Problems a step")
+    group_size: int = chz.field(doc="Episodes of a problem")
+    max_operand: int = chz.field(default=9, doc="Largest operand")
+    num_batches: int = chz.field(default=40, doc="Steps an epoch")
+    num_test: int = chz.field(default=10, doc="Sums held out for evaluation")
+    test_group_size: int = chz.field(default=4, doc="Episodes of a held-out problem")
+    include_fewshot: bool = chz.field(default=False, doc="Show a worked example first")
+    format_coef: float = chz.field(default=0.1, doc="Taken off the reward of a badly formed answer")
+    seed: int = chz.field(default=0, doc="Seed of the problems")
+
+    def held_out(self) -> list[tuple[int, int]]:
+        """The operands of the held-out sums, the smaller one first."""
+        rng = random.Random(f"{self.seed} held out")
+        drawn: dict[tuple[int, int], None] = {}
+        while len(drawn) < self.num_test:
+            x, y = self._draw(rng)
+            drawn[min(x, y), max(x, y)] = None
+        return list(drawn)
+
+    def training(self) -> list[tuple[int, int]]:
+        """The operands of all batches, drawn anew for each; those of a batch are all different.
+
+        Where there are fewer pairs than groups in a batch, each of them occurs as often as another.
+        """
+        rng = random.Random(f"{self.seed} training")
+        held_out = set(self.held_out())
+        free = (self.max_operand + 1) ** 2 - sum(1 if x == y else 2 for x, y in held_out)
+        pairs: list[tuple[int, int]] = []
+        for _ in range(self.num_batches):
+            batch: dict[tuple[int, int], None] = {}
+            while len(batch) < min(self.groups_per_batch, free):
+                x, y = self._draw(rng)
+                if (min(x, y), max(x, y)) not in held_out:
+                    batch[x, y] = None
+            pairs += itertools.islice(itertools.cycle(batch), self.groups_per_batch)
+        return pairs
+
+    def _draw(self, rng: random.Random) -> tuple[int, int]:
+        return rng.randint(0, self.max_operand), rng.randint(0, self.max_operand)
+
+    def _group(self, renderer: Renderer, size: int, pair: tuple[int, int]) -> EnvGroupBuilder:
+        prefix = list(FEWSHOT) if self.include_fewshot else None
+        env = partial(ArithmeticEnv, *pair, renderer, prefix, self.format_coef)
+        return ProblemGroupBuilder(env, size, "arithmetic")
+
+    def check(self) -> None:
+        """Raises ``ConfigurationError`` for numbers that leave nothing to draw."""
+        for name, low in (("max_operand", 1), ("num_batches", 1), ("num_test", 0)):
+            if getattr(self, name) < low:
+                raise ConfigurationError(
+                    f"{name}: got {getattr(self, name)}, expected at least {low}"
+                )
+        sums = (self.max_operand + 1) * (self.max_operand + 2) // 2
+        if self.num_test > sums // 2:
+            raise ConfigurationError(
+                f"num_test: got {self.num_test}, expected at most {sums // 2}, half of the {sums} "
+                f"sums of numbers from 0 to {self.max_operand}"
+            )
+
+    async def __call__(self) -> tuple[RLDataset, RLDataset | None]:
+        """Problems to train on, and the held-out ones."""
+        self.check()
+        renderer = get_renderer(self.renderer_name, get_tokenizer(self.model_name_for_tokenizer))
+        test = self.held_out()
+        return (
+            ProblemDataset(
+                self.training(),
+                partial(self._group, renderer, self.group_size),
+                self.groups_per_batch,
+                shuffle=False,  # it would bring equal problems into one batch
+            ),
+            ProblemDataset(test, partial(self._group, renderer, self.test_group_size), len(test))
+            if test
+            else None,
+        )

@@ -1,0 +1,141 @@
+"""Reinforcement learning on mathematics with answers that a program can check.
+
+    python -m recipes.math_rl.train env=arithmetic
+    python -m recipes.math_rl.train env=gsm8k dataset_path=FOLDER   # with train.jsonl, test.jsonl
+    python -m recipes.math_rl.train env=math model_name=… group_size=16 groups_per_batch=64
+    python -m recipes.math_rl.train env=reasoning_gym:chain_sum reasoning_gym_config.max_terms=3
+
+``gsm8k``, ``math``, ``polaris`` and ``deepmath`` come from the Hub, or from files in their place
+(``dataset_path``, ``test_path``: JSON lines with ``question`` or ``problem``, and ``answer``).
+``arithmetic`` and the generators of reasoning-gym need no data.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import chz
+
+from recipes.math_rl.arithmetic_env import ArithmeticDatasetBuilder
+from recipes.math_rl.datasets import MathDatasetBuilder
+from recipes.math_rl.problems import HUB_NAMES
+from recipes.rl_settings import RLSettings, resolve_renderer, rl_config, run
+from tinker_cookbook.exceptions import ConfigurationError, nearest
+from tinker_cookbook.rl import train
+from tinker_cookbook.rl.grading import DEFAULT_TIMEOUT_SECONDS
+from tinker_cookbook.rl.reasoning_gym_env import ReasoningGymDatasetBuilder
+from tinker_cookbook.rl.types import RLDatasetBuilder
+from tinker_cookbook.training.config import check_model
+from tinker_cookbook.utils.entrypoint import run_entrypoint
+
+GENERATOR_PREFIX = "reasoning_gym:"
+ENVS = ("arithmetic", *HUB_NAMES)
+
+
+@chz.chz
+class CLIConfig(RLSettings):
+    """Settings of the recipe; what is None is derived from the model and printed."""
+
+    env: str = chz.field(
+        default="arithmetic", doc=f"{', '.join(ENVS)}, or {GENERATOR_PREFIX}GENERATOR"
+    )
+    dataset_path: str | None = chz.field(
+        default=None, doc="Problems to train on instead of the Hub's: a JSONL file or a folder"
+    )
+    test_path: str | None = chz.field(default=None, doc="Problems to evaluate on, likewise")
+    num_test: int = chz.field(default=50, doc="Most problems to evaluate on; 0: no evaluation")
+    include_fewshot: bool = chz.field(
+        default=False, doc="Show a worked example before the question"
+    )
+    format_coef: float = chz.field(default=0.1, doc="Taken off the reward of a badly formed answer")
+    grading_timeout_seconds: float = chz.field(
+        default=DEFAULT_TIMEOUT_SECONDS, doc="After which an answer counts as wrong"
+    )
+    max_operand: int = chz.field(default=99, doc="env=arithmetic: a + b with a and b from 0 to it")
+    num_problems: int = chz.field(
+        default=1000, doc="env=arithmetic, reasoning_gym: problems to make for training"
+    )
+    reasoning_gym_config: dict[str, Any] = chz.field(
+        default_factory=dict, doc="The generator's own settings: reasoning_gym_config.max_terms=3"
+    )
+    answer_tag: str | None = chz.field(
+        default="answer", doc="reasoning_gym: tag around the answer; None: the reply is the answer"
+    )
+
+
+def build_dataset(cli: CLIConfig) -> RLDatasetBuilder:
+    """The problems that ``env`` names; refuses settings that it leaves without effect."""
+    _check_env(cli)
+    common: dict[str, Any] = {
+        "model_name_for_tokenizer": cli.model_name,
+        "renderer_name": resolve_renderer(cli),
+        "groups_per_batch": cli.groups_per_batch,
+        "group_size": cli.group_size,
+        "num_test": cli.num_test,
+        "format_coef": cli.format_coef,
+        "seed": cli.seed,
+    }
+    if cli.env == "arithmetic":
+        return ArithmeticDatasetBuilder(
+            **common,
+            max_operand=cli.max_operand,
+            num_batches=max(1, cli.num_problems // cli.groups_per_batch),
+            include_fewshot=cli.include_fewshot,
+        )
+    if cli.env.startswith(GENERATOR_PREFIX):
+        return ReasoningGymDatasetBuilder(
+            **common,
+            generator=cli.env.removeprefix(GENERATOR_PREFIX),
+            size=cli.num_problems,
+            config=cli.reasoning_gym_config,
+            answer_tag=cli.answer_tag,
+            scoring_timeout_seconds=cli.grading_timeout_seconds,
+        )
+    return MathDatasetBuilder(
+        **common,
+        env=cli.env,
+        dataset_path=cli.dataset_path,
+        test_path=cli.test_path,
+        include_fewshot=cli.include_fewshot,
+        grading_timeout_seconds=cli.grading_timeout_seconds,
+    )
+
+
+def _check_env(cli: CLIConfig) -> None:
+    made = cli.env == "arithmetic" or cli.env.startswith(GENERATOR_PREFIX)
+    if not made and cli.env not in ENVS:
+        raise ConfigurationError(
+            f"env: got {cli.env!r}, expected one of {', '.join(ENVS)}, or "
+            f"{GENERATOR_PREFIX}GENERATOR{nearest(cli.env, ENVS)}"
+        )
+    for name in ("dataset_path", "test_path"):
+        if made and getattr(cli, name) is not None:
+            raise ConfigurationError(
+                f"{name}={getattr(cli, name)}: env={cli.env} makes its own problems; expected "
+                f"{name} with one of {', '.join(HUB_NAMES)}, whose place it takes"
+            )
+    if cli.reasoning_gym_config and not cli.env.startswith(GENERATOR_PREFIX):
+        raise ConfigurationError(
+            f"reasoning_gym_config={cli.reasoning_gym_config}: env={cli.env} has no such "
+            f"settings; expected them with env={GENERATOR_PREFIX}GENERATOR"
+        )
+    if cli.include_fewshot and cli.env.startswith(GENERATOR_PREFIX):
+        raise ConfigurationError(
+            f"include_fewshot: got True, expected False with env={cli.env}, for which there is "
+            "no worked example"
+        )
+
+
+def build_config(cli: CLIConfig) -> train.Config:
+    """The problems, and what is derived from the model."""
+    check_model(cli)
+    return rl_config(cli, "math_rl", build_dataset(cli))
+
+
+async def main(config: CLIConfig) -> None:
+    """Teaches a model mathematics."""
+    await run(config, build_config(config))
+
+
+if __name__ == "__main__":
+    run_entrypoint(main)

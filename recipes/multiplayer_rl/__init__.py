@@ -1,0 +1,1 @@
+"""Games of several turns, against a rule or against another model."""

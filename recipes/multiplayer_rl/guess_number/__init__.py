@@ -1,0 +1,1 @@
+"""Guess the number: ``python -m recipes.multiplayer_rl.guess_number.train``."""

@@ -1,0 +1,197 @@
+"""A number is thought of; the model guesses, and is told each time whether it is higher or lower.
+
+The smallest game of several turns in which the second answer should depend on the first. Halving
+what is left always wins where ``2 ** max_turns > high - low + 1``; guessing at random, without
+saying a number twice, wins ``max_turns / (high - low + 1)`` of the games.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import partial
+
+import chz
+
+from tinker_cookbook.exceptions import ConfigurationError
+from tinker_cookbook.renderers import Message, Renderer, get_renderer, get_text_content
+from tinker_cookbook.rl.grading import last_number
+from tinker_cookbook.rl.message_env import EnvFromMessageEnv, MessageEnv, MessageStepResult
+from tinker_cookbook.rl.problem_dataset import ProblemDataset
+from tinker_cookbook.rl.types import (
+    Env,
+    EnvGroupBuilder,
+    Metrics,
+    RLDataset,
+    RLDatasetBuilder,
+    StopReason,
+)
+from tinker_cookbook.tokenizer_utils import get_tokenizer
+
+
+@chz.chz
+class Game:
+    """The rules."""
+
+    low: int = chz.field(default=1, doc="Smallest number")
+    high: int = chz.field(default=7, doc="Largest number")
+    max_turns: int = chz.field(default=3, doc="Guesses")
+    malformed_reward: float = chz.field(
+        default=-0.1, doc="Reward of an answer that names no number of the range, or is cut off"
+    )
+
+    @chz.validate
+    def _check(self) -> None:
+        if self.high <= self.low:
+            raise ConfigurationError(
+                f"high: got {self.high}, expected more than low={self.low}: there is nothing to "
+                "guess"
+            )
+        if self.max_turns < 1:
+            raise ConfigurationError(f"max_turns: got {self.max_turns}, expected at least 1")
+
+
+class GuessNumberEnv(MessageEnv):
+    """One game. A right guess earns 1 and ends it, and so does the last wrong one with 0.
+
+    The last number in an answer is the guess. An answer without one, or with one that is not in
+    the range, ends the game with ``malformed_reward``.
+    """
+
+    def __init__(self, secret: int, game: Game) -> None:
+        if not game.low <= secret <= game.high:
+            raise ConfigurationError(
+                f"secret: got {secret}, expected a number from {game.low} to {game.high}"
+            )
+        self.secret, self.game = secret, game
+        self.messages: list[Message] = []
+        self.turns = 0
+        self.won = False
+
+    async def initial_observation(self) -> list[Message]:
+        """The rules, and the call for the first guess."""
+        question = (
+            f"I am thinking of a whole number from {self.game.low} to {self.game.high}. Guess it! "
+            "Reply with one number only."
+        )
+        self.messages = [{"role": "user", "content": question}]
+        return self.messages
+
+    async def step(self, message: Message) -> MessageStepResult:
+        """Takes a guess."""
+        self.turns += 1
+        self.messages = [*self.messages, message]
+        guess = self._guess(get_text_content(message))
+        if guess is None:
+            return self._end(self.game.malformed_reward)
+        if guess == self.secret:
+            self.won = True
+            return self._end(1.0)
+        if self.turns >= self.game.max_turns:
+            return self._end(0.0)
+        way = "higher" if self.secret > guess else "lower"
+        self.messages = [
+            *self.messages,
+            {"role": "user", "content": f"No. My number is {way} than {guess}. Guess again."},
+        ]
+        return MessageStepResult(reward=0.0, episode_done=False, next_messages=self.messages)
+
+    async def grade(
+        self, messages: list[Message], stop_reason: StopReason
+    ) -> tuple[float, Metrics]:
+        """Counts games won, also those that an unreadable answer ended; the steps have paid."""
+        return 0.0, {"correct": float(self.won), "guesses": self.turns}
+
+    def _guess(self, text: str) -> int | None:
+        number = last_number(text)
+        if number is None or not number.lstrip("-").isdecimal() or len(number) > 18:
+            return None
+        return int(number) if self.game.low <= int(number) <= self.game.high else None
+
+    def _end(self, reward: float) -> MessageStepResult:
+        return MessageStepResult(reward=reward, episode_done=True, next_messages=self.messages)
+
+
+@dataclass(frozen=True)
+class GuessNumberGroupBuilder(EnvGroupBuilder):
+    """Games about the same number."""
+
+    secret: int
+    game: Game
+    renderer: Renderer
+    num_envs: int
+
+    async def make_envs(self) -> Sequence[Env]:
+        """All games of the group."""
+        return [await self.make_env(i) for i in range(self.num_envs)]
+
+    async def make_env(self, index: int) -> Env:
+        """One game."""
+        return EnvFromMessageEnv(
+            self.renderer,
+            GuessNumberEnv(self.secret, self.game),
+            failed_parse_reward=self.game.malformed_reward,
+        )
+
+    def logging_tags(self) -> list[str]:
+        """The game's name."""
+        return ["guess_number"]
+
+
+@chz.chz
+class GuessNumberDatasetBuilder(RLDatasetBuilder):
+    """Games about numbers of the range, each of which comes up equally often.
+
+    As the range is all there is, evaluation asks for every number of it once, or for ``num_test``
+    of them.
+    """
+
+    game: Game = chz.field(doc="The rules")
+    model_name_for_tokenizer: str = chz.field(doc="Whose tokenizer turns text into tokens")
+    renderer_name: str = chz.field(doc="Chat format")
+    groups_per_batch: int = chz.field(doc="Numbers a step")
+    group_size: int = chz.field(doc="Games about a number")
+    num_batches: int = chz.field(default=40, doc="Steps an epoch")
+    num_test: int = chz.field(default=7, doc="Numbers to evaluate on; 0: no evaluation")
+    test_group_size: int = chz.field(default=4, doc="Games about a number in evaluation")
+    seed: int = chz.field(default=0, doc="Seed of the numbers")
+
+    def check(self) -> None:
+        """Raises ``ConfigurationError`` for a number out of range."""
+        for name, low in (("num_batches", 1), ("num_test", 0), ("test_group_size", 1)):
+            if getattr(self, name) < low:
+                raise ConfigurationError(
+                    f"{name}: got {getattr(self, name)}, expected at least {low}"
+                )
+
+    def secrets(self) -> list[int]:
+        """The numbers of all batches: the range in a new random order again and again."""
+        rng = random.Random(self.seed)
+        numbers = range(self.game.low, self.game.high + 1)
+        needed = self.num_batches * self.groups_per_batch
+        drawn: list[int] = []
+        while len(drawn) < needed:
+            drawn += rng.sample(numbers, min(len(numbers), needed - len(drawn)))
+        return drawn
+
+    async def __call__(self) -> tuple[RLDataset, RLDataset | None]:
+        """Games to train on and to evaluate on."""
+        self.check()
+        renderer = get_renderer(self.renderer_name, get_tokenizer(self.model_name_for_tokenizer))
+        numbers = range(self.game.low, self.game.high + 1)
+        test = random.Random(self.seed).sample(numbers, min(self.num_test, len(numbers)))
+        return (
+            ProblemDataset(
+                self.secrets(),
+                partial(self._group, renderer, self.group_size),
+                self.groups_per_batch,
+                shuffle=False,  # it would bring a number into one batch twice
+            ),
+            ProblemDataset(test, partial(self._group, renderer, self.test_group_size), len(test))
+            if test
+            else None,
+        )
+
+    def _group(self, renderer: Renderer, size: int, secret: int) -> EnvGroupBuilder:
+        return GuessNumberGroupBuilder(secret, self.game, renderer, size)

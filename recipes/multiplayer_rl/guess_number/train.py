@@ -1,0 +1,65 @@
+"""Learning a game of several turns: guess a number in as few questions as halving takes.
+
+    python -m recipes.multiplayer_rl.guess_number.train
+    python -m recipes.multiplayer_rl.guess_number.train high=1000 max_turns=10 model_name=…
+
+With the defaults (1 to 7, three guesses) a player who halves always wins, and one who guesses at
+random wins three games of seven. The small range is for the small demo model.
+"""
+
+from __future__ import annotations
+
+import chz
+
+from recipes.multiplayer_rl.guess_number.env import Game, GuessNumberDatasetBuilder
+from recipes.rl_settings import RLSettings, resolve_renderer, rl_config, run
+from tinker_cookbook.rl import train
+from tinker_cookbook.training.config import check_model
+from tinker_cookbook.utils.entrypoint import run_entrypoint
+
+
+@chz.chz
+class CLIConfig(RLSettings):
+    """Settings of the recipe; what is None is derived from the model and printed."""
+
+    low: int = chz.field(default=1, doc="Smallest number")
+    high: int = chz.field(default=7, doc="Largest number")
+    max_turns: int = chz.field(default=3, doc="Guesses in a game")
+    malformed_reward: float = chz.field(
+        default=-0.1, doc="Reward of an answer that names no number of the range, or is cut off"
+    )
+    groups_per_batch: int = chz.field(default=7, doc="Numbers a step: each of the range once")
+    group_size: int = chz.field(default=16, doc="Games about a number")
+    max_tokens: int = chz.field(default=8, doc="Most tokens of a guess")
+    num_batches: int = chz.field(default=60, doc="Steps an epoch")
+    num_test: int = chz.field(default=7, doc="Numbers to evaluate on; 0: no evaluation")
+
+
+def build_config(cli: CLIConfig) -> train.Config:
+    """The game, and what is derived from the model."""
+    check_model(cli)
+    dataset = GuessNumberDatasetBuilder(
+        game=Game(
+            low=cli.low,
+            high=cli.high,
+            max_turns=cli.max_turns,
+            malformed_reward=cli.malformed_reward,
+        ),
+        model_name_for_tokenizer=cli.model_name,
+        renderer_name=resolve_renderer(cli),
+        groups_per_batch=cli.groups_per_batch,
+        group_size=cli.group_size,
+        num_batches=cli.num_batches,
+        num_test=cli.num_test,
+        seed=cli.seed,
+    )
+    return rl_config(cli, "guess_number", dataset)
+
+
+async def main(config: CLIConfig) -> None:
+    """Teaches a model to guess numbers."""
+    await run(config, build_config(config))
+
+
+if __name__ == "__main__":
+    run_entrypoint(main)

@@ -1,0 +1,1 @@
+"""Twenty questions: ``python -m recipes.multiplayer_rl.twenty_questions.train``."""

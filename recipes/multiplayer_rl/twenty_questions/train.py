@@ -1,0 +1,87 @@
+"""Learning to ask: a model finds out a word by questions that another model answers.
+
+    python -m recipes.multiplayer_rl.twenty_questions.train
+    python -m recipes.multiplayer_rl.twenty_questions.train answerer_model_name=… max_questions=10
+
+The answerer is the same model, untrained, unless ``answerer_model_name`` names another. The small
+demo model runs the game and wins none; a model of some billions of parameters learns it.
+"""
+
+from __future__ import annotations
+
+import chz
+
+from recipes.multiplayer_rl.twenty_questions.dataset import (
+    WORDS,
+    AnswererConfig,
+    TwentyQuestionsDatasetBuilder,
+)
+from recipes.multiplayer_rl.twenty_questions.env import Rules
+from recipes.rl_settings import RLSettings, resolve_renderer, rl_config, run
+from tinker_cookbook.exceptions import ConfigurationError
+from tinker_cookbook.rl import train
+from tinker_cookbook.training.config import check_model
+from tinker_cookbook.utils.entrypoint import run_entrypoint
+
+
+@chz.chz
+class CLIConfig(RLSettings):
+    """Settings of the recipe; what is None is derived from the model and printed."""
+
+    answerer_model_name: str | None = chz.field(
+        default=None, doc="Model that answers; default: model_name, untrained"
+    )
+    answerer_renderer_name: str | None = chz.field(
+        default=None, doc="Its chat format; default: its own"
+    )
+    answerer_path: str | None = chz.field(
+        default=None, doc="tinker:// path of its adapter, where it has one"
+    )
+    answerer_max_tokens: int = chz.field(default=5, doc="Most tokens of one of its answers")
+    words_path: str = chz.field(default=str(WORDS), doc="The words to guess, one a line")
+    max_questions: int = chz.field(default=20, doc="Questions and guesses in a game")
+    malformed_reward: float = chz.field(default=-0.1, doc="Reward of a message that was cut off")
+    num_test: int = chz.field(default=16, doc="Words held out for evaluation; 0: no evaluation")
+    max_tokens: int = chz.field(default=24, doc="Most tokens of a question")
+
+
+def build_config(cli: CLIConfig) -> train.Config:
+    """The game, its answerer, and what is derived from the model."""
+    check_model(cli)
+    if cli.answerer_max_tokens < 1:
+        raise ConfigurationError(
+            f"answerer_max_tokens: got {cli.answerer_max_tokens}, expected at least 1"
+        )
+    renderer = resolve_renderer(cli)
+    other = cli.answerer_model_name is not None and cli.answerer_model_name != cli.model_name
+    answerer = AnswererConfig(
+        model_name=cli.answerer_model_name or cli.model_name,
+        renderer_name=cli.answerer_renderer_name or (None if other else renderer),
+        model_path=cli.answerer_path,
+        max_tokens=cli.answerer_max_tokens,
+        backend=cli.backend,
+        base_url=cli.base_url,
+        device=cli.device,
+        dtype=cli.dtype,
+    )
+    dataset = TwentyQuestionsDatasetBuilder(
+        answerer=answerer,
+        rules=Rules(max_questions=cli.max_questions, malformed_reward=cli.malformed_reward),
+        model_name_for_tokenizer=cli.model_name,
+        renderer_name=renderer,
+        groups_per_batch=cli.groups_per_batch,
+        group_size=cli.group_size,
+        words_path=cli.words_path,
+        num_test=cli.num_test,
+        seed=cli.seed,
+    )
+    return rl_config(cli, "twenty_questions", dataset)
+
+
+async def main(config: CLIConfig) -> None:
+    """Teaches a model to ask."""
+    await run(config, build_config(config))
+
+
+if __name__ == "__main__":
+    run_entrypoint(main)

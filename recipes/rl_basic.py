@@ -1,0 +1,60 @@
+"""Reinforcement learning on a task small enough to watch: adding two digits.
+
+    python -m recipes.rl_basic
+    python -m recipes.rl_basic model_name=… learning_rate=… group_size=… log_path=…
+
+Each step asks eight problems ("What is 3 + 4?") eight times each, rewards the answers whose last
+number is the sum, and moves the model (SmolLM2-135M-Instruct by default) towards those of a group
+that did better than the others. No data is needed and nothing is downloaded but the model.
+"""
+
+from __future__ import annotations
+
+import chz
+
+from recipes.math_rl.arithmetic_env import ArithmeticDatasetBuilder
+from recipes.rl_settings import RLSettings, resolve_renderer, rl_config, run
+from tinker_cookbook.rl import train
+from tinker_cookbook.training.config import check_model
+from tinker_cookbook.utils.entrypoint import run_entrypoint
+
+
+@chz.chz
+class CLIConfig(RLSettings):
+    """Settings of the recipe; what is None is derived from the model and printed."""
+
+    max_operand: int = chz.field(default=9, doc="Problems are a + b with a and b from 0 to this")
+    include_fewshot: bool = chz.field(
+        default=False, doc="Show a worked example before the question"
+    )
+    num_test: int = chz.field(default=10, doc="Sums held out for evaluation; 0: no evaluation")
+    num_batches: int = chz.field(default=40, doc="Steps an epoch, as problems never run out")
+    max_tokens: int = chz.field(default=12, doc="Most tokens to sample in an answer")
+    eval_every: int = chz.field(default=10, doc="Steps between evaluations; 0 is ends only")
+    save_every: int = chz.field(default=10, doc="Steps between checkpoints")
+
+
+def build_config(cli: CLIConfig) -> train.Config:
+    """The task, and what is derived from the model."""
+    check_model(cli)
+    dataset = ArithmeticDatasetBuilder(
+        model_name_for_tokenizer=cli.model_name,
+        renderer_name=resolve_renderer(cli),
+        groups_per_batch=cli.groups_per_batch,
+        group_size=cli.group_size,
+        max_operand=cli.max_operand,
+        num_batches=cli.num_batches,
+        num_test=cli.num_test,
+        include_fewshot=cli.include_fewshot,
+        seed=cli.seed,
+    )
+    return rl_config(cli, "rl_basic", dataset)
+
+
+async def main(config: CLIConfig) -> None:
+    """Teaches a model to add."""
+    await run(config, build_config(config))
+
+
+if __name__ == "__main__":
+    run_entrypoint(main)

@@ -1,0 +1,250 @@
+"""Reinforcement learning on one page: no environment classes, no session, just the loop.
+
+    python -m recipes.rl_loop
+    python -m recipes.rl_loop dataset_path=train.jsonl max_tokens=256 log_path=…
+
+For people who write their own loop, and for learning how it works. A step samples ``group_size``
+answers to each of ``groups_per_batch`` questions (sums of two digits, or rows of a file), gives
+each answer a reward, and moves the model towards those that did better than the others of their
+group. ``metrics.jsonl`` gets ``reward/total`` a row. ``recipes/rl_basic`` does the same with
+environments, evaluations and more knobs.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import random
+import time
+from typing import TYPE_CHECKING, Any
+
+import chz
+import numpy as np
+
+from recipes.math_rl.problems import Problem, read_problems
+from tinker_cookbook import checkpoint_utils, cli_utils, hyperparam_utils, model_info
+from tinker_cookbook.backends import connect
+from tinker_cookbook.exceptions import ConfigurationError
+from tinker_cookbook.renderers import ensure_text, get_renderer
+from tinker_cookbook.rl.grading import equal_plain_numbers, extract_gsm8k_answer
+from tinker_cookbook.tokenizer_utils import get_tokenizer
+from tinker_cookbook.training.config import check_model, check_settings
+from tinker_cookbook.training.weights import check_weights
+from tinker_cookbook.utils import ml_log
+from tinker_cookbook.utils.entrypoint import run_entrypoint
+from tinker_cookbook.utils.run_lock import RunLock
+
+if TYPE_CHECKING:
+    import tinker
+
+    from tinker_cookbook.backends import TrainingClient
+    from tinker_cookbook.renderers import Renderer
+
+logger = logging.getLogger(__name__)
+
+
+@chz.chz
+class Config:
+    """Settings of the loop."""
+
+    model_name: str = chz.field(
+        default="HuggingFaceTB/SmolLM2-135M-Instruct", doc="Hub name or local folder of the model"
+    )
+    dataset_path: str | None = chz.field(
+        default=None, doc="Problems with numbers as answers, a JSONL file; default: sums"
+    )
+    renderer_name: str | None = chz.field(default=None, doc="Chat format; default: the model's")
+    groups_per_batch: int = chz.field(default=8, doc="Questions a step")
+    group_size: int = chz.field(default=8, doc="Answers to a question")
+    max_tokens: int = chz.field(default=12, doc="Most tokens of an answer")
+    learning_rate: float | None = chz.field(
+        default=None, doc="Default: a quarter of what is recommended for supervised fine-tuning"
+    )
+    num_steps: int = chz.field(default=40, doc="Steps; a file is gone through as often as it takes")
+    lora_rank: int = chz.field(default=32, doc="Rank of the LoRA adapter")
+    seed: int = chz.field(default=0, doc="Seed of the adapter's start, the questions, the samples")
+    save_every: int = chz.field(default=20, doc="Steps between checkpoints; 0 is never")
+    backend: str = chz.field(default="auto", doc="auto, local, tinker, or the URL of a server")
+    base_url: str | None = chz.field(default=None, doc="URL of a Tinker server")
+    device: str = chz.field(default="auto", doc="auto, cuda, mps or cpu (local engine)")
+    dtype: str = chz.field(default="auto", doc="auto, float32 or bfloat16 (local engine)")
+    log_path: str = chz.field(
+        default=str(cli_utils.default_log_path("rl-loop")), doc="Folder of this run"
+    )
+    behavior_if_log_dir_exists: cli_utils.LogdirBehavior = chz.field(
+        default="ask", doc="ask, resume, delete or raise"
+    )
+
+
+def resolve(config: Config) -> Config:
+    """Fills in what follows from the model, so that the log has it, and checks the settings."""
+    for name in ("groups_per_batch", "group_size", "max_tokens", "num_steps"):
+        if getattr(config, name) < 1:
+            raise ConfigurationError(f"{name}: got {getattr(config, name)}, expected at least 1")
+    check_model(config)
+    rate, name = config.learning_rate, config.renderer_name
+    config = chz.replace(
+        config,
+        renderer_name=model_info.resolve_renderer_name(config.model_name, name)[0],
+        learning_rate=hyperparam_utils.get_lr(config.model_name) / 4 if rate is None else rate,
+    )
+    check_settings(config)
+    return config
+
+
+def questions_of_step(config: Config, rows: list[Problem], step: int) -> list[Problem]:
+    """What is asked in a step: it follows from the seed and the step, so a resumed run agrees."""
+    rng = random.Random(f"{config.seed} {step}")
+    if rows:
+        return rng.sample(rows, min(config.groups_per_batch, len(rows)))
+    pairs = [(rng.randint(0, 9), rng.randint(0, 9)) for _ in range(config.groups_per_batch)]
+    return [Problem(f"What is {a} + {b}?", str(a + b)) for a, b in pairs]
+
+
+def reward_of(answer: str, reference: str) -> float:
+    """1 if the number after ``####``, or else the last one, is the reference."""
+    number = extract_gsm8k_answer(answer)
+    return float(number is not None and equal_plain_numbers(number, reference) is True)
+
+
+def make_datum(
+    prompt: tinker.ModelInput, tokens: list[int], logprobs: list[float], advantage: float
+) -> tinker.Datum:
+    """A sample as training data: prompt tokens have advantage 0, so no say in the loss."""
+    import tinker
+
+    masked = prompt.length - 1
+    fields: dict[str, Any] = {
+        "target_tokens": [*prompt.to_ints()[1:], *tokens],
+        "logprobs": [0.0] * masked + logprobs,
+        "advantages": [0.0] * masked + [advantage] * len(tokens),
+    }
+    whole = tinker.ModelInput.from_ints([*prompt.to_ints(), *tokens[:-1]])
+    return tinker.Datum(model_input=whole, loss_fn_inputs=fields)
+
+
+def make_client(config: Config, state_path: str | None) -> TrainingClient:
+    """A fresh adapter, or the one saved at ``state_path`` with its optimizer."""
+    connection = connect(
+        config.backend, base_url=config.base_url, device=config.device, dtype=config.dtype
+    )
+    logger.info(connection.describe())
+    service = connection.service
+    if state_path is None:
+        model, rank, seed = config.model_name, config.lora_rank, config.seed
+        future = service.create_lora_training_client(model, rank=rank, seed=seed)
+    else:
+        asyncio.run(check_weights(service, state_path, config))
+        future = service.create_training_client_from_state_with_optimizer(state_path)
+    return future.result()
+
+
+def main(config: Config) -> None:
+    """Trains a model by reinforcement, one step after the other."""
+    config = resolve(config)
+    rows = read_problems(config.dataset_path) if config.dataset_path is not None else []
+    cli_utils.check_log_dir(config.log_path, config.behavior_if_log_dir_exists)
+    with RunLock(config.log_path):
+        last = checkpoint_utils.get_last_checkpoint(config.log_path)
+        start = last.batch if last is not None and last.batch is not None else 0
+        resume_step = start if last is not None else -1
+        ml_logger = ml_log.setup_logging(config.log_path, config=config, resume_step=resume_step)
+        if last is not None and last.final:
+            logger.info("the run in %s is complete: nothing is left to do", config.log_path)
+        else:
+            client = make_client(config, last.state_path if last is not None else None)
+            train(config, client, rows, ml_logger, start)
+        ml_logger.close()
+
+
+def train(
+    config: Config, client: TrainingClient, rows: list[Problem], log: ml_log.Logger, start: int
+) -> None:
+    """The loop over steps, from the first that the checkpoint does not hold."""
+    import tinker
+
+    renderer = get_renderer(str(config.renderer_name), get_tokenizer(config.model_name))
+    rate = config.learning_rate or 0.0
+    adam = tinker.AdamParams(learning_rate=rate, beta1=0.9, beta2=0.95, eps=1e-8)
+    for step in range(start, config.num_steps):
+        started = time.monotonic()
+        data, metrics = sample_batch(config, client, renderer, rows, step)
+        metrics["time/sampling"] = time.monotonic() - started
+
+        if data:  # else all answers of each group earned the same: there is nothing to learn
+            forward_backward = client.forward_backward(data, "importance_sampling")
+            optim = client.optim_step(adam)
+            output = forward_backward.result()
+            optim.result()
+            metrics["optim/kl_sample_train_v1"] = kl_sample_train(data, output)
+        done, final = step + 1, step + 1 == config.num_steps
+        metrics["progress/done_frac"] = done / config.num_steps
+        metrics["optim/lr"] = rate
+        metrics["time/step"] = time.monotonic() - started
+        log.log_metrics(metrics, step=done)
+
+        if final or (config.save_every and done % config.save_every == 0):
+            checkpoint_utils.save_checkpoint(
+                client,
+                "final" if final else f"{done:06d}",
+                config.log_path,
+                {"batch": done, "final": final},
+                kind="both" if final else "state",
+            )
+
+
+def sample_batch(
+    config: Config, client: TrainingClient, renderer: Renderer, rows: list[Problem], step: int
+) -> tuple[list[tinker.Datum], dict[str, float]]:
+    """Samples the answers of a step and turns their rewards into training data."""
+    import tinker
+
+    # A sampling client stands for the weights as they are now; the next step makes its own.
+    sampler = client.save_weights_and_get_sampling_client().result()
+    requests = []
+    for place, problem in enumerate(questions_of_step(config, rows, step)):
+        prompt = renderer.build_generation_prompt([{"role": "user", "content": problem.question}])
+        params = tinker.SamplingParams(
+            max_tokens=config.max_tokens,
+            temperature=1.0,  # the loss compares with log-probabilities at 1
+            stop=renderer.get_stop_sequences(),
+            seed=random.Random(f"{config.seed} {step} {place}").getrandbits(31),
+        )
+        # Asked for all at once, so that the backend samples them side by side.
+        requests.append((problem, prompt, sampler.sample(prompt, config.group_size, params)))
+
+    data: list[tinker.Datum] = []
+    rewards: list[float] = []
+    mixed = 0
+    for problem, prompt, future in requests:
+        samples = future.result().sequences
+        texts = [ensure_text(renderer.parse_response(s.tokens)[0]["content"]) for s in samples]
+        group = [reward_of(text, problem.answer) for text in texts]
+        mean = sum(group) / len(group)
+        mixed += len(set(group)) > 1
+        rewards += group
+        # Where all answers earned the same there is nothing to prefer: every advantage is 0.
+        data += [
+            make_datum(prompt, list(sample.tokens), list(sample.logprobs or ()), reward - mean)
+            for sample, reward in zip(samples, group, strict=True)
+            if reward != mean
+        ]
+    fraction = mixed / len(requests)
+    return data, {"reward/total": sum(rewards) / len(rewards), "by_group/frac_mixed": fraction}
+
+
+def kl_sample_train(data: list[tinker.Datum], output: tinker.ForwardBackwardOutput) -> float:
+    """Mean of log q - log p over sampled tokens; near 0, as the sampler had the same weights."""
+    records = [
+        {**datum.loss_fn_inputs, "trainer": scored["logprobs"]}
+        for datum, scored in zip(data, output.loss_fn_outputs, strict=True)
+    ]
+    q, p, advantages = (
+        np.concatenate([record[name].tolist() for record in records])
+        for name in ("logprobs", "trainer", "advantages")
+    )
+    return float((q - p)[advantages != 0].mean())
+
+
+if __name__ == "__main__":
+    run_entrypoint(main)

@@ -1,0 +1,194 @@
+"""Settings that every RL recipe takes, and how they become a ``train.Config``.
+
+A recipe subclasses :class:`RLSettings`, adds the settings of its task, builds its dataset and hands
+both to :func:`rl_config`. What follows from the model (renderer, learning rate) is None on the
+command line and resolved here.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import chz
+
+from tinker_cookbook import cli_utils, hyperparam_utils, model_info
+from tinker_cookbook.exceptions import ConfigurationError
+from tinker_cookbook.rl import train
+from tinker_cookbook.rl.advantages import AdvantageNormalization
+from tinker_cookbook.rl.rollout_strategy import RetryOnFailure
+from tinker_cookbook.rl.types import RLDatasetBuilder
+from tinker_cookbook.training.config import RunSettings
+from tinker_cookbook.utils.lr_scheduling import LRSchedule
+
+DEMO_MODEL = "HuggingFaceTB/SmolLM2-135M-Instruct"
+# Rewards are a noisier teacher than texts: a quarter of the rate recommended for those.
+_RL_FRACTION_OF_SFT_LR = 0.25
+
+
+@chz.chz
+class RLSettings(RunSettings):
+    """Settings of a reinforcement learning run; what is None is derived and printed."""
+
+    model_name: str = chz.field(default=DEMO_MODEL, doc="Hub name or local folder of the model")
+    renderer_name: str | None = chz.field(default=None, doc="Chat format; default: the model's")
+    group_size: int = chz.field(default=8, doc="Episodes of a problem, compared with each other")
+    groups_per_batch: int = chz.field(default=8, doc="Problems a step")
+    learning_rate: float | None = chz.field(
+        default=None, doc="Default: a quarter of what is recommended for supervised fine-tuning"
+    )
+    lr_schedule: LRSchedule = chz.field(default="constant", doc="linear, cosine or constant")
+
+    max_tokens: int = chz.field(default=256, doc="Most tokens to sample in a turn")
+    temperature: float = chz.field(default=1.0, doc="Of sampling; the losses assume 1")
+    top_p: float = chz.field(default=1.0, doc="Sample among the tokens that hold this much; 1: all")
+    top_k: int = chz.field(default=-1, doc="Sample among this many tokens; -1: all")
+    eval_temperature: float = chz.field(default=1.0, doc="Temperature on the test set; 0: greedy")
+
+    loss_fn: str = chz.field(
+        default="importance_sampling", doc="importance_sampling, ppo, cispo, dro or gspo"
+    )
+    loss_fn_config: dict[str, float] | None = chz.field(
+        default=None, doc="The loss's own settings: loss_fn_config.clip_high_threshold=1.3"
+    )
+    advantage_normalization: AdvantageNormalization = chz.field(
+        default="center", doc="center, std or leave_one_out"
+    )
+    remove_constant_reward_groups: bool = chz.field(
+        default=False, doc="Leave groups without any difference in reward out of training"
+    )
+    num_substeps: int = chz.field(default=1, doc="Optimizer steps a batch is split into")
+
+    kl_penalty_coef: float = chz.field(default=0.0, doc="Weight of the KL penalty; 0: none")
+    kl_discount_factor: float = chz.field(
+        default=0.0, doc="Discount at which a token pays for the KL of those after it; 0: its own"
+    )
+    kl_reference_model: str | None = chz.field(
+        default=None, doc="Model that the penalty pulls towards; default: model_name, untrained"
+    )
+    kl_reference_path: str | None = chz.field(
+        default=None, doc="tinker:// path of the reference's adapter, where it has one"
+    )
+    compute_post_kl: bool = chz.field(
+        default=False, doc="Score each batch again with the new weights (kl_pre_post_v1/_v2)"
+    )
+
+    max_steps_off_policy: int | None = chz.field(
+        default=None, doc="Sample on while training, with weights at most so many updates old"
+    )
+    num_minibatches: int | None = chz.field(
+        default=None, doc="Begin to train on parts of the batch while the rest still samples"
+    )
+    rollout_max_retries: int | None = chz.field(
+        default=None, doc="Times a failed episode is played again; default: it ends the run"
+    )
+
+    log_path: str | None = chz.field(
+        default=None, doc="Folder of this run; default: /tmp/tinker-examples/RECIPE"
+    )
+    behavior_if_log_dir_exists: cli_utils.LogdirBehavior = chz.field(
+        default="ask", doc="ask, resume, delete or raise"
+    )
+    eval_every: int = chz.field(default=20, doc="Steps between evaluations; 0 is ends only")
+    num_groups_to_log: int = chz.field(default=4, doc="Groups whose transcripts are written a step")
+    rollout_json_export: bool = chz.field(
+        default=True, doc="Write transcripts of all groups as JSON lines too"
+    )
+
+    @chz.validate
+    def _check_group(self) -> None:
+        for name in ("group_size", "groups_per_batch"):
+            if getattr(self, name) < 1:
+                raise ConfigurationError(f"{name}: got {getattr(self, name)}, expected at least 1")
+
+
+_SAME_NAME = (
+    "max_tokens",
+    "temperature",
+    "top_p",
+    "top_k",
+    "eval_temperature",
+    "loss_fn",
+    "loss_fn_config",
+    "advantage_normalization",
+    "remove_constant_reward_groups",
+    "num_substeps",
+    "kl_penalty_coef",
+    "kl_discount_factor",
+    "compute_post_kl",
+    "num_groups_to_log",
+    "rollout_json_export",
+)
+
+
+def resolve_renderer(cli: RLSettings) -> str:
+    """The chat format that the settings or else the model ask for."""
+    return model_info.resolve_renderer_name(cli.model_name, cli.renderer_name)[0]
+
+
+def rl_learning_rate(model_name: str) -> float:
+    """A quarter of ``hyperparam_utils.get_lr``: 3.3e-4 for the demo model, 7e-5 for Llama 8B."""
+    return _RL_FRACTION_OF_SFT_LR * hyperparam_utils.get_lr(model_name)
+
+
+def rl_config(cli: RLSettings, recipe_name: str, dataset: RLDatasetBuilder) -> train.Config:
+    """The run's config: settings as given, and those that follow from the model filled in."""
+    learning_rate = cli.learning_rate
+    if learning_rate is None:
+        learning_rate = rl_learning_rate(cli.model_name)
+    return train.Config(
+        recipe_name=recipe_name,
+        log_path=cli.log_path or cli_utils.default_log_path(recipe_name),
+        model_name=cli.model_name,
+        renderer_name=resolve_renderer(cli),
+        learning_rate=learning_rate,
+        dataset_builder=dataset,
+        **{name: getattr(cli, name) for name in _SAME_NAME},
+        **_reference(cli),
+        **_mode(cli),
+        rollout_error_tolerance=(
+            None
+            if cli.rollout_max_retries is None
+            else RetryOnFailure(max_retries=cli.rollout_max_retries)
+        ),
+        **cli.shared(),
+    )
+
+
+def _reference(cli: RLSettings) -> dict[str, Any]:
+    """The KL penalty's reference, where there is a penalty."""
+    if cli.kl_penalty_coef == 0:
+        for name in ("kl_reference_model", "kl_reference_path"):
+            if getattr(cli, name) is not None:
+                raise ConfigurationError(
+                    f"{name}={getattr(cli, name)} without kl_penalty_coef; expected a coefficient "
+                    "above 0 beside it, since the reference is used by the penalty alone"
+                )
+        return {}
+    return {
+        "kl_reference_config": train.KLReferenceConfig(
+            base_model=cli.kl_reference_model or cli.model_name,
+            load_checkpoint_path=cli.kl_reference_path,
+        )
+    }
+
+
+def _mode(cli: RLSettings) -> dict[str, Any]:
+    """Which of the two ways to overlap sampling and training was asked for, if any."""
+    mode: dict[str, Any] = {}
+    if cli.max_steps_off_policy is not None:
+        mode["async_config"] = train.AsyncConfig(
+            max_steps_off_policy=cli.max_steps_off_policy, groups_per_batch=cli.groups_per_batch
+        )
+    if cli.num_minibatches is not None:
+        mode["stream_minibatch_config"] = train.StreamMinibatchConfig(
+            groups_per_batch=cli.groups_per_batch, num_minibatches=cli.num_minibatches
+        )
+    return mode
+
+
+async def run(cli: RLSettings, config: train.Config) -> None:
+    """Checks the config, then the log folder, then trains."""
+    # First, so that a wrong setting beside behavior_if_log_dir_exists=delete deletes nothing.
+    config.check()
+    cli_utils.check_log_dir(config.log_path, cli.behavior_if_log_dir_exists)
+    await train.main(config)

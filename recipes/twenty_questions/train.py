@@ -1,0 +1,12 @@
+"""Another name of ``recipes.multiplayer_rl.twenty_questions.train``.
+
+python -m recipes.twenty_questions.train
+"""
+
+from recipes.multiplayer_rl.twenty_questions.train import CLIConfig, build_config, main
+from tinker_cookbook.utils.entrypoint import run_entrypoint
+
+__all__ = ["CLIConfig", "build_config", "main"]
+
+if __name__ == "__main__":
+    run_entrypoint(main)

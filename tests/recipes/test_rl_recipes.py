@@ -1,0 +1,290 @@
+"""The RL recipes as commands: their help, what they derive, one step of each, and resuming."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import signal
+import subprocess
+import sys
+from importlib import import_module
+from pathlib import Path
+
+import pytest
+from recipe_runs import REPO, RecipeRuns, finish
+from tiny_model import make_tiny_model
+
+from recipes import rl_basic, rl_loop
+from recipes.math_rl import train as math_rl
+from recipes.math_rl.arithmetic_env import ArithmeticDatasetBuilder
+from recipes.math_rl.datasets import MathDatasetBuilder
+from recipes.multiplayer_rl.guess_number import train as guess_number
+from recipes.multiplayer_rl.twenty_questions import train as twenty_questions
+from tinker_cookbook.exceptions import ConfigurationError, DataError
+from tinker_cookbook.rl.reasoning_gym_env import ReasoningGymDatasetBuilder
+from tinker_cookbook.rl.rollout_strategy import RetryOnFailure
+from tinker_cookbook.utils.config_io import load_config
+from tinker_cookbook.utils.entrypoint import parse_arguments
+
+MODULES = (
+    "recipes.rl_basic",
+    "recipes.rl_loop",
+    "recipes.math_rl.train",
+    "recipes.multiplayer_rl.guess_number.train",
+    "recipes.multiplayer_rl.twenty_questions.train",
+    "recipes.twenty_questions.train",
+    "tinker_cookbook.recipes.rl_basic",
+    "tinker_cookbook.recipes.twenty_questions.train",
+)
+HEAVY = ("torch", "transformers", "datasets", "tinker", "math_verify", "reasoning_gym", "pebble")
+HELP = f"""
+import runpy, sys
+sys.argv = [sys.argv[1], "--help"]
+try:
+    runpy.run_module(sys.argv[0], run_name="__main__", alter_sys=True)
+except SystemExit as end:
+    assert end.code == 0, end.code
+print("LOADED", *(name for name in {HEAVY} if name in sys.modules))
+"""
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory) -> str:
+    return make_tiny_model(tmp_path_factory.mktemp("model"))
+
+
+@pytest.fixture
+def common(model, tmp_path) -> list[str]:
+    """Arguments that make any of the recipes a matter of seconds."""
+    return [
+        f"model_name={model}",
+        f"log_path={tmp_path / 'run'}",
+        "renderer_name=role_colon",
+        "backend=local",
+        "device=cpu",
+        "dtype=float32",
+        "lora_rank=4",
+        "groups_per_batch=2",
+        "group_size=2",
+        "max_tokens=4",
+    ]
+
+
+# --- the command line ------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("module", MODULES)
+def test_help_lists_the_keys_and_loads_nothing_heavy(module):
+    done = subprocess.run(
+        [sys.executable, "-c", HELP, module], cwd=REPO, capture_output=True, text=True, timeout=60
+    )
+    assert done.returncode == 0, done.stderr[-2000:]
+    *shown, loaded = done.stdout.splitlines()
+    assert loaded == "LOADED"
+    text = "\n".join(shown)
+    assert text.startswith(f"python -m {module}")
+    for key in ("group_size", "groups_per_batch", "learning_rate", "max_tokens", "log_path"):
+        assert f"\n  {key} " in text, key
+
+
+@pytest.mark.parametrize("recipe", [rl_basic, math_rl, guess_number, twenty_questions])
+def test_the_documented_command_derives_renderer_and_learning_rate(recipe, monkeypatch):
+    monkeypatch.setenv("TINKER_API_KEY", "tml-not-a-key")
+    arguments = ["model_name=meta-llama/Llama-3.1-8B", "log_path=/tmp/rl_training"]
+    config = recipe.build_config(parse_arguments(recipe.CLIConfig, arguments))
+    config.check()
+    assert config.renderer_name == config.dataset_builder.renderer_name == "role_colon"
+    assert config.learning_rate == pytest.approx(5e-4 * (2000 / 4096) ** 0.781 / 4)
+    assert config.lr_schedule == "constant"
+    assert config.log_path == "/tmp/rl_training"
+
+
+def test_the_demo_model_is_the_default():
+    cli = parse_arguments(rl_basic.CLIConfig, [])
+    loop = parse_arguments(rl_loop.Config, [])
+    assert cli.model_name == loop.model_name == "HuggingFaceTB/SmolLM2-135M-Instruct"
+    assert cli.backend == loop.backend == "auto"
+    assert loop.log_path == "/tmp/tinker-examples/rl-loop"
+    assert (cli.max_tokens, cli.eval_every) == (12, 10)
+
+
+def test_where_a_run_goes_without_a_log_path(common):
+    common = [argument for argument in common if not argument.startswith("log_path=")]
+    config = rl_basic.build_config(parse_arguments(rl_basic.CLIConfig, common))
+    assert config.log_path == "/tmp/tinker-examples/rl_basic"
+
+
+@pytest.mark.parametrize(
+    ("env", "kind"),
+    [
+        ("arithmetic", ArithmeticDatasetBuilder),
+        ("reasoning_gym:letter_counting", ReasoningGymDatasetBuilder),
+        ("gsm8k", MathDatasetBuilder),
+        ("deepmath", MathDatasetBuilder),
+    ],
+)
+def test_math_environments_by_name(common, env, kind):
+    cli = parse_arguments(math_rl.CLIConfig, [*common, f"env={env}"])
+    assert type(math_rl.build_config(cli).dataset_builder) is kind
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["env=arithmetics"], "env: got 'arithmetics'.*did you mean 'arithmetic'"),
+        (["env=reasoning_gym:chain_sm"], "did you mean 'chain_sum'"),
+        (["dataset_path=x.jsonl"], "dataset_path=x.jsonl: env=arithmetic makes its own"),
+        (["env=gsm8k", "dataset_path=x.jsonl"], "dataset_path: there is no file or folder x"),
+        (["reasoning_gym_config.max_terms=3"], "reasoning_gym_config"),
+        (["env=reasoning_gym:chain_sum", "include_fewshot=True"], "include_fewshot: got True"),
+        (["group_size=0"], "group_size: got 0"),
+        (["groups_per_batch=-1"], "groups_per_batch: got -1"),
+        (["kl_reference_model=x"], "kl_reference_model=x without kl_penalty_coef"),
+        (["loss_fn=ppoo"], "did you mean 'ppo'"),
+        (["max_steps_off_policy=1", "num_minibatches=1"], "async_config and stream_minibatch"),
+    ],
+)
+def test_settings_that_cannot_work(common, arguments, words):
+    with pytest.raises((ConfigurationError, DataError), match=words):
+        math_rl.build_config(parse_arguments(math_rl.CLIConfig, [*common, *arguments])).check()
+
+
+def test_settings_reach_the_run(common):
+    arguments = [
+        *common,
+        "kl_penalty_coef=0.1",
+        "loss_fn=ppo",
+        "loss_fn_config.clip_high_threshold=1.3",
+        "loss_fn_config.clip_low_threshold=0.8",
+        "advantage_normalization=std",
+        "rollout_max_retries=2",
+        "max_steps_off_policy=3",
+        "top_p=0.9",
+        "eval_every=7",
+        "weight_decay=0.01",
+    ]
+    config = rl_basic.build_config(parse_arguments(rl_basic.CLIConfig, arguments))
+    config.check()
+    assert config.kl_reference_config.base_model == config.model_name
+    assert config.loss_fn_config == {"clip_high_threshold": 1.3, "clip_low_threshold": 0.8}
+    assert config.rollout_error_tolerance == RetryOnFailure(max_retries=2)
+    assert config.async_config.max_steps_off_policy == 3
+    assert config.async_config.groups_per_batch == 2
+    assert (config.top_p, config.eval_every, config.weight_decay) == (0.9, 7, 0.01)
+    assert (config.loss_fn, config.advantage_normalization) == ("ppo", "std")
+
+
+# --- one step of each ------------------------------------------------------------------------
+
+PROBLEMS = [{"question": f"What is {i} + 1?", "answer": f"#### {i + 1}"} for i in range(4)]
+STEPS = {
+    "rl_basic": (rl_basic, ["num_test=2", "eval_every=1"]),
+    "kl penalty": (rl_basic, ["num_test=0", "kl_penalty_coef=0.1"]),
+    "arithmetic": (math_rl, ["num_test=0", "include_fewshot=True"]),
+    "gsm8k": (math_rl, ["env=gsm8k", "dataset_path=FOLDER/problems.jsonl"]),
+    "math": (math_rl, ["env=math", "dataset_path=FOLDER/problems.jsonl", "num_substeps=2"]),
+    "reasoning_gym": (math_rl, ["env=reasoning_gym:chain_sum", "num_test=2", "answer_tag=None"]),
+    "guess_number": (guess_number, ["num_test=2"]),
+    "twenty_questions": (twenty_questions, ["num_test=2", "max_questions=2"]),
+}
+
+
+@pytest.mark.parametrize("name", STEPS)
+def test_one_step(common, tmp_path, name):
+    (tmp_path / "problems.jsonl").write_text("\n".join(map(json.dumps, PROBLEMS)))
+    recipe, extra = STEPS[name]
+    extra = [argument.replace("FOLDER", str(tmp_path)) for argument in extra]
+    cli = parse_arguments(recipe.CLIConfig, [*common, *extra, "max_steps=1"])
+    asyncio.run(recipe.main(cli))
+    rows = list(map(json.loads, (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()))
+    last = rows[-1]
+    assert last["env/all/total_episodes"] == 4
+    assert -1 <= last["env/all/reward/total"] <= 1
+    assert 0 <= last["env/all/correct"] <= 1
+    if "num_test=2" in extra:
+        assert 0 <= last["test/env/all/correct"] <= 1
+    assert ("kl_policy_base" in last) == (name == "kl penalty")
+    assert load_config(tmp_path / "run") == recipe.build_config(cli)
+
+
+# --- the loop on one page --------------------------------------------------------------------
+
+
+class Loop(RecipeRuns):
+    """Runs of ``recipes.rl_loop`` that share a checkpoint root."""
+
+    def __init__(self, folder: Path, model: str) -> None:
+        self.folder, self.model, self.recipe = folder, model, "recipes.rl_loop"
+        (folder / "seven.jsonl").write_text('{"question": "What?", "answer": "7"}\n')
+
+    def arguments(self, name: str, behavior: str = "raise") -> list[str]:
+        return [
+            f"model_name={self.model}",
+            f"dataset_path={self.folder / 'seven.jsonl'}",
+            f"log_path={self.folder / name}",
+            f"behavior_if_log_dir_exists={behavior}",
+            "renderer_name=role_colon",
+            "num_steps=10",
+            "groups_per_batch=1",
+            "group_size=128",
+            "max_tokens=6",
+            "lora_rank=8",
+            "learning_rate=0.03",
+            "save_every=3",
+            "backend=local",
+            "device=cpu",
+            "dtype=float32",
+        ]
+
+
+@pytest.fixture(scope="module")
+def loop(tmp_path_factory, model) -> Loop:
+    place = Loop(tmp_path_factory.mktemp("loop"), model)
+    done = place.run("straight")
+    assert done.returncode == 0, done.stderr[-2000:]
+    return place
+
+
+def test_the_loop_learns_to_say_seven(loop):
+    rows = loop.rows("straight")
+    assert [row["step"] for row in rows] == list(range(1, 11))
+    assert rows[-1]["progress/done_frac"] == 1
+    rewards = [row["reward/total"] for row in rows]
+    assert rewards[0] < 0.1
+    assert max(rewards[-3:]) > 0.5, rewards
+    assert all(abs(row.get("optim/kl_sample_train_v1", 0)) < 1e-4 for row in rows)
+
+
+def test_a_loop_that_was_killed_goes_on_as_if_it_had_not_been(loop):
+    optim_step = "tinker_cookbook.engine.training_run:TrainingRun.optim_step"
+    killed = loop.run("killed", kill=[optim_step, "5", "after"])
+    assert killed.returncode == -signal.SIGKILL, killed.stderr[-2000:]
+    assert 0 < len(loop.rows("killed")) < 10
+    resumed = loop.run("killed", "resume")
+    assert resumed.returncode == 0, resumed.stderr[-2000:]
+    assert loop.rows("killed") == loop.rows("straight")
+    assert loop.adapter("killed") == loop.adapter("straight")
+
+
+@pytest.mark.parametrize(
+    ("argument", "words"),
+    [
+        ("group_size=0", "group_size: got 0"),
+        ("num_steps=0", "num_steps: got 0"),
+        ("dataset_path=absent.jsonl", "there is no file or folder absent.jsonl"),
+        ("model_name=smollm", "model_name: got 'smollm'"),
+    ],
+)
+def test_loop_settings_that_cannot_work_delete_nothing(loop, argument, words):
+    before = (loop.folder / "straight" / "metrics.jsonl").read_bytes()
+    done = finish(loop.start(loop.command("straight", "delete", argument)))
+    assert done.returncode == 1
+    assert words in done.stderr
+    assert "Traceback" not in done.stderr
+    assert (loop.folder / "straight" / "metrics.jsonl").read_bytes() == before
+
+
+def test_both_names_of_twenty_questions_are_one_recipe():
+    alias = import_module("recipes.twenty_questions.train")
+    assert alias.main is twenty_questions.main
+    assert alias.CLIConfig is twenty_questions.CLIConfig

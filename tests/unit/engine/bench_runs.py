@@ -1,0 +1,63 @@
+"""Benchmarks run within the test's own process: starting a process for each part takes seconds."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Callable, Iterator
+from types import ModuleType
+from typing import Any
+
+import pytest
+import torch
+
+from tinker_cookbook.engine.bench import jobs, worker
+
+IN_PROCESS = {
+    "model": "shape:tiny",
+    "dtype": "float32",
+    "device": "cpu",
+    "repeats": 1,
+    "rank": 4,
+}
+
+RunBench = Callable[[ModuleType, Any], tuple[dict[str, Any], str]]
+
+
+def run_job(
+    kind: str, job: dict[str, Any], choice: Any, work: Any, environment: Any = None
+) -> dict[str, Any]:
+    """Stands in for ``jobs.run_job``; jobs and results go through JSON here as well."""
+    job = job | {"device": str(choice.device), "dtype": jobs.dtype_name(choice)}
+    result = worker._KINDS[kind](json.loads(json.dumps(job)))
+    return json.loads(json.dumps({"status": "ok", **result}))
+
+
+@pytest.fixture(scope="module")
+def one_thread() -> Iterator[None]:
+    """Tiny models are no quicker with more, and beside other processes far slower."""
+    before, threads = os.environ.get("OMP_NUM_THREADS"), torch.get_num_threads()
+    os.environ["OMP_NUM_THREADS"] = "1"  # what ``cpu_threads`` goes by
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(threads)
+    if before is None:
+        del os.environ["OMP_NUM_THREADS"]
+    else:
+        os.environ["OMP_NUM_THREADS"] = before
+
+
+@pytest.fixture
+def in_process_bench(
+    one_thread: None, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> RunBench:
+    """``in_process_bench(runner, config)`` gives the JSON object and all that was printed."""
+
+    def run(runner: ModuleType, config: Any) -> tuple[dict[str, Any], str]:
+        monkeypatch.setattr(jobs, "run_job", run_job)
+        monkeypatch.setattr(runner, "run_job", run_job)
+        assert runner.run_benchmark(config) == 0
+        printed = capsys.readouterr().out
+        return json.loads(printed.splitlines()[-1]), printed
+
+    return run

@@ -1,0 +1,117 @@
+"""The benchmark of shared prefixes: a real run of tiny size, and what it compares."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from bench_runs import IN_PROCESS
+
+from tinker_cookbook.engine.bench.config import SharedPrefixConfig, check_shared_prefix_config
+from tinker_cookbook.engine.bench.shared_prefix import measure, report, runner
+from tinker_cookbook.exceptions import ConfigurationError
+
+pytest_plugins = ("bench_runs",)
+
+JOB = {
+    "seed": 0,
+    "groups": 3,
+    "group_size": 4,
+    "distinct": 5,
+    "prompt_tokens": 90,
+    "answer_tokens": 12,
+}
+
+
+def test_tiny_run(in_process_bench) -> None:
+    sizes = {name: value for name, value in JOB.items() if name != "seed"}
+    config = SharedPrefixConfig(**IN_PROCESS, **sizes, steps=2)
+    result, printed = in_process_bench(runner, config)
+
+    shared, distinct = result["cases"]["shared"], result["cases"]["distinct"]
+    assert shared["tokens"] == 3 * 4 * 101
+    assert distinct["tokens"] == 5 * 101
+    for case in (shared, distinct):
+        agreement = case["agreement"]
+        assert agreement["agree"]
+        assert max(agreement["logprobs"], agreement["grad_norms"]) < 1e-5
+        for variant in case["variants"].values():
+            (run,) = variant["runs"]
+            assert len(run["seconds"]) == len(run["losses"]) == 2
+            assert variant["tokens_per_second"] == pytest.approx(
+                case["tokens"] / np.median(run["seconds"])
+            )
+    # Three prompts and twelve answers, each less its last token; rows may be padded to 8.
+    computed = {name: of["computed_tokens"] for name, of in shared["variants"].items()}
+    assert 3 * (90 + 4 * 11) <= computed["shared"] <= 3 * 136
+    assert 12 * 101 <= computed["unshared"] <= 12 * 104
+    computed = {name: of["computed_tokens"] for name, of in distinct["variants"].items()}
+    assert computed["shared"] == computed["unshared"]
+    for word in ("shared / unshared", "differences of log-probabilities", "tok/s"):
+        assert word in printed
+
+
+def test_sequences_of_a_group_share_their_prompt_and_nothing_else() -> None:
+    shared = measure.draw_tokens({**JOB, "case": "shared"}, 1000)
+    assert [len(row) for row in shared] == [102] * 12
+    assert len({row[:90].tobytes() for row in shared}) == 3
+    assert len({row[90:].tobytes() for row in shared}) == 12
+    distinct = measure.draw_tokens({**JOB, "case": "distinct"}, 1000)
+    assert len({row[:2].tobytes() for row in distinct}) == len(distinct) == 5
+
+
+@pytest.mark.parametrize(
+    ("settings", "words"),
+    [
+        ({"groups": 0}, "groups: got 0"),
+        ({"answer_tokens": 0}, "answer_tokens: got 0"),
+        ({"cases": ("sharde",)}, "did you mean 'shared'?"),
+        ({"output": "/no/such/folder/x.json"}, "output: the folder of"),
+    ],
+)
+def test_settings_are_checked_first(settings: dict, words: str) -> None:
+    with pytest.raises(ConfigurationError) as caught:
+        check_shared_prefix_config(SharedPrefixConfig(**settings))
+    assert words in str(caught.value)
+
+
+def _run(*seconds: float) -> dict:
+    figures = {"computed_tokens": 10, "peak_bytes": 1 << 30}
+    return {"status": "ok", "seconds": list(seconds), **figures}
+
+
+def _build(runs: dict[str, list[dict]], **agreement: float) -> dict:
+    found = {"logprobs": 1e-6, "losses": 0.0, "grad_norms": 1e-6} | agreement
+    settings = {"dtype": "float32", "model": "m"}
+    return report.build(
+        settings=settings, machine={}, cases={"shared": report.case(runs, 100, found)}
+    )
+
+
+def test_ratios_are_of_pairs() -> None:
+    runs = {
+        "shared": [_run(1.0, 1.0), _run(2.0, 2.0)],
+        "unshared": [_run(3.0, 3.0), _run(4.0, 4.0)],
+    }
+    result = _build(runs)
+    case = result["cases"]["shared"]
+    assert case["ratio"]["tokens_per_second"] == {"pairs": [3.0, 2.0], "median": 2.5}
+    assert case["variants"]["shared"]["tokens_per_second"] == 100 / 1.5
+    assert report.exit_status(result) == 0
+
+
+@pytest.mark.parametrize(
+    "agreement", [{"logprobs": 0.1}, {"logprobs": float("nan")}, {"grad_norms": 0.2}]
+)
+def test_no_ratio_where_the_variants_differ(agreement: dict) -> None:
+    result = _build({"shared": [_run(1.0)], "unshared": [_run(3.0)]}, **agreement)
+    assert result["cases"]["shared"]["ratio"] is None
+    assert report.exit_status(result) == 1
+
+
+def test_one_variant_lost_for_memory() -> None:
+    killed = {"status": "killed", "error": "most likely out of memory"}
+    runs = {"shared": [_run(1.0)], "unshared": [killed]}
+    cases = {"shared": report.case(runs, 100, None)}
+    result = report.build(settings={"dtype": "float32"}, machine={}, cases=cases)
+    assert result["cases"]["shared"]["ratio"] is None
+    assert report.exit_status(result) == 0

@@ -1,0 +1,132 @@
+"""Groups played in the threads or processes of a pool."""
+
+from __future__ import annotations
+
+import asyncio
+import multiprocessing
+import os
+import threading
+import time
+from concurrent.futures import ProcessPoolExecutor, ThreadPoolExecutor
+
+import pytest
+from rollout_samples import Group, Policy, Steps
+
+from tinker_cookbook.backends import connect
+from tinker_cookbook.completers import TinkerTokenCompleter
+from tinker_cookbook.exceptions import ConfigurationError
+from tinker_cookbook.rl.executor import get_rollout_executor, run_group, set_rollout_executor
+from tinker_cookbook.rl.rollout_config import RolloutConfig
+from tinker_cookbook.rl.rollout_strategy import RetryOnFailure
+from tinker_cookbook.rl.rollouts import do_group_rollout
+from tinker_cookbook.rl.types import StepResult
+
+
+class Where(Steps):
+    """Says in its metrics which process and thread it is played in."""
+
+    async def step(self, action, *, extra=None):
+        result: StepResult = await super().step(action, extra=extra)
+        result.metrics = {"process": os.getpid(), "thread": threading.get_ident()}
+        return result
+
+
+def played_in(executor, builder, policy=None, **options):
+    async def run():
+        set_rollout_executor(executor)
+        return await run_group(builder, policy or Policy(), **options)
+
+    return asyncio.run(run())
+
+
+def here(group):
+    metrics = group.trajectories_G[0].transitions[0].metrics
+    return metrics["process"] == os.getpid(), metrics["thread"] == threading.get_ident()
+
+
+def test_without_an_executor_a_group_is_played_on_the_callers_loop():
+    assert here(played_in(None, Group(Where, Where))) == (True, True)
+    assert get_rollout_executor() is None
+
+
+def test_threads_play_the_same_group():
+    builder = Group(Where, lambda: Where(turns=2))
+    with ThreadPoolExecutor(1) as pool:
+        group = played_in(pool, builder, strategy=RetryOnFailure(), config=RolloutConfig())
+    assert here(group) == (True, False)
+    inline = asyncio.run(do_group_rollout(Group(Where, lambda: Where(turns=2)), Policy()))
+    assert group.get_total_rewards() == inline.get_total_rewards()
+    assert [t.final_ob for t in group.trajectories_G] == [t.final_ob for t in inline.trajectories_G]
+    assert builder.cleaned == 1
+
+
+def test_threads_sample_from_the_local_engine(stories_model):
+    service = connect("local", device="cpu", dtype="float32").service
+    client = service.create_sampling_client(base_model=stories_model).result()
+    policy = TinkerTokenCompleter(client, 3, seed=2)
+    with ThreadPoolExecutor(2) as pool:
+        group = played_in(pool, Group(Steps, Steps), policy)
+        inline = asyncio.run(do_group_rollout(Group(Steps, Steps), policy))
+        with pytest.raises(ConfigurationError, match=r"local engine.*ThreadPoolExecutor"):
+            played_in(_spawning(), Group(Steps, Steps), policy)
+    assert _answers(group) == _answers(inline)
+
+
+def _answers(group):
+    turns = [trajectory.transitions[0] for trajectory in group.trajectories_G]
+    return [(turn.ac.tokens, turn.ac.logprobs) for turn in turns]
+
+
+def _spawning():
+    return ProcessPoolExecutor(1, mp_context=multiprocessing.get_context("spawn"))
+
+
+def test_processes_play_what_pickles():
+    with _spawning() as pool:
+        group = played_in(pool, Group(Where, Where))
+        assert here(group)[0] is False
+        assert group.get_total_rewards() == [1.5, 1.5]
+        with pytest.raises(
+            ConfigurationError, match=r"group's builder \(Group\) cannot be pickled"
+        ):
+            played_in(pool, Group(lambda: Where()))
+
+
+def test_a_pool_that_forks_is_refused():
+    with pytest.raises(ConfigurationError, match="'fork', expected 'spawn'"):
+        set_rollout_executor(ProcessPoolExecutor(1, mp_context=multiprocessing.get_context("fork")))
+    assert get_rollout_executor() is None
+
+
+def test_the_executor_belongs_to_its_context():
+    async def run():
+        with ThreadPoolExecutor(1) as pool:
+
+            async def inner():
+                set_rollout_executor(pool)
+                return get_rollout_executor() is pool
+
+            assert await asyncio.create_task(inner())
+            assert get_rollout_executor() is None
+
+    asyncio.run(run())
+
+
+@pytest.mark.parametrize("busy", [False, True])
+def test_cancelling_reaches_the_thread(busy):
+    builder = Group(Steps, Steps)
+
+    async def run(pool):
+        set_rollout_executor(pool)
+        if busy:  # it has not begun
+            pool.submit(time.sleep, 0.3)
+        task = asyncio.ensure_future(run_group(builder, Policy(delay=60)))
+        await asyncio.sleep(0.1)
+        task.cancel()
+        await task
+
+    started = time.monotonic()
+    with ThreadPoolExecutor(1) as pool, pytest.raises(asyncio.CancelledError):
+        asyncio.run(run(pool))
+    assert time.monotonic() - started < 5
+    assert builder.cleaned == (0 if busy else 1)

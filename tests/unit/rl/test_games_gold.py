@@ -1,0 +1,245 @@
+"""The games pay 1 for a game that is won and nothing for rubbish; no model takes part."""
+
+from __future__ import annotations
+
+import asyncio
+
+import byte_tokenizer
+import pytest
+from scripted_policy import COMMON, RUBBISH, Script, play
+
+from recipes.multiplayer_rl.guess_number.env import Game, GuessNumberDatasetBuilder, GuessNumberEnv
+from recipes.multiplayer_rl.twenty_questions.dataset import (
+    WORDS,
+    AnswererConfig,
+    TwentyQuestionsDatasetBuilder,
+    read_words,
+)
+from recipes.multiplayer_rl.twenty_questions.env import (
+    Rules,
+    TwentyQuestionsEnv,
+    TwentyQuestionsGroupBuilder,
+    is_right,
+)
+from tinker_cookbook import tokenizer_utils
+from tinker_cookbook.completers import MessageCompleter
+from tinker_cookbook.exceptions import ConfigurationError, DataError, DataValidationError
+from tinker_cookbook.renderers import Message, get_renderer, get_text_content
+from tinker_cookbook.rl.message_env import EnvFromMessageEnv
+from tinker_cookbook.rl.rollouts import do_group_rollout
+from tinker_cookbook.rl.types import Env, StopReason
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _byte_tokenizer():
+    with byte_tokenizer.registered():
+        yield
+
+
+@pytest.fixture
+def renderer():
+    return get_renderer("role_colon", tokenizer_utils.get_tokenizer(byte_tokenizer.NAME))
+
+
+def correct(env: Env, *lines: str) -> float:
+    """What a game says of itself, which must agree with what it paid."""
+    trajectory = play(env, *lines)
+    won = trajectory.metrics["correct"]
+    assert (trajectory.reward == 1) == (won == 1)
+    return won
+
+
+# --- guess the number ------------------------------------------------------------------------
+
+
+def guess_env(renderer, secret: int, **rules) -> Env:
+    game = Game(**rules)
+    env = GuessNumberEnv(secret, game)
+    return EnvFromMessageEnv(renderer, env, failed_parse_reward=game.malformed_reward)
+
+
+@pytest.mark.parametrize("secret", range(1, 8))
+def test_halving_always_wins(renderer, secret):
+    low, high, guesses = 1, 7, []
+    while not guesses or guesses[-1] != secret:
+        guesses.append((low + high) // 2)
+        low, high = (guesses[-1] + 1, high) if secret > guesses[-1] else (low, guesses[-1] - 1)
+    trajectory = play(guess_env(renderer, secret), *map(str, guesses))
+    assert trajectory.reward == 1
+    assert trajectory.metrics["correct"] == 1
+    assert len(trajectory.transitions) == len(guesses)
+
+
+@pytest.mark.parametrize(
+    ("guesses", "reward"),
+    [
+        (["1", "2", "3"], 0.0),
+        (["I say 4", "5!"], 1.0),
+        ([RUBBISH], -0.1),
+        (["8"], -0.1),
+        (["4.5"], -0.1),
+        (["9" * 30], -0.1),
+        (["4", RUBBISH], -0.1),
+    ],
+)
+def test_guesses(renderer, guesses, reward):
+    trajectory = play(guess_env(renderer, 5), *guesses)
+    assert trajectory.reward == pytest.approx(reward)
+    assert trajectory.metrics["correct"] == (reward == 1)
+
+
+def test_a_guess_that_was_cut_off(renderer):
+    trajectory = play(guess_env(renderer, 5), "5", cut=True)
+    assert trajectory.reward == pytest.approx(-0.1)
+    assert trajectory.metrics["correct"] == 0
+    assert trajectory.stop_reason == StopReason.MAX_TOKENS
+
+
+def test_the_model_is_told_the_way(renderer):
+    async def said(guess: str) -> str:
+        env = GuessNumberEnv(5, Game())
+        await env.initial_observation()
+        result = await env.step(Message(role="assistant", content=guess))
+        return get_text_content(result.next_messages[-1])
+
+    assert "higher than 4" in asyncio.run(said("4"))
+    assert "lower than 6" in asyncio.run(said("6"))
+
+
+def test_each_number_comes_up_equally_often():
+    builder = GuessNumberDatasetBuilder(
+        **{**COMMON, "groups_per_batch": 7}, game=Game(), num_batches=5, num_test=3
+    )
+    train, test = asyncio.run(builder())
+    assert test is not None
+    for epoch in range(2):
+        train.set_epoch(epoch)
+        for i in range(5):
+            assert sorted(group.secret for group in train.get_batch(i)) == list(range(1, 8))
+    assert len(test.get_batch(0)) == 3
+
+
+@pytest.mark.parametrize(
+    ("rules", "words"),
+    [({"low": 7}, "high: got 7"), ({"max_turns": 0}, "max_turns: got 0")],
+)
+def test_games_that_cannot_be_played(rules, words):
+    with pytest.raises(ConfigurationError, match=words):
+        Game(**rules)
+
+
+# --- twenty questions ------------------------------------------------------------------------
+
+
+class Knowing(MessageCompleter):
+    """Says yes where the question has the letter that the word begins with."""
+
+    def __init__(self, reply: str | None = None) -> None:
+        self.reply, self.asked = reply, []
+
+    async def __call__(self, messages: list[Message]) -> Message:
+        self.asked.append(messages)
+        return Message(role="assistant", content=self.reply or "yes, it is")
+
+
+def questions_env(renderer, answerer: MessageCompleter | None = None, **rules) -> Env:
+    env = TwentyQuestionsEnv("dog", answerer or Knowing(), Rules(**rules))
+    return EnvFromMessageEnv(renderer, env, failed_parse_reward=-0.1)
+
+
+def test_the_word_wins_and_rubbish_does_not(renderer):
+    assert correct(questions_env(renderer), "Guess: dog") == 1
+    assert correct(questions_env(renderer), "Does it bark?", "Is it a dog?") == 1
+    assert correct(questions_env(renderer), *[RUBBISH] * 20) == 0
+    assert correct(questions_env(renderer, max_questions=2), "Does it bark?", "Guess: cat") == 0
+    assert correct(questions_env(renderer, max_questions=1), "Guess: dog") == 1
+
+
+def test_every_word_can_be_guessed():
+    for word in read_words(WORDS):
+        assert is_right(f"Guess: {word}", word)
+        assert is_right(f"Is it the {word}?", word)
+        assert not is_right(f"Guess: {RUBBISH}", word)
+        assert not is_right(word, word)
+        assert not is_right(f"Guess: {word}. Guess: banjo", word)
+
+
+@pytest.mark.parametrize(
+    ("reply", "passed_on", "unclear"),
+    [
+        ("Yes, dogs do.", "Yes.", 0),
+        ("no", "No.", 0),
+        ("  **No**", "No.", 0),
+        ("Nobody knows", "I cannot say.", 1),
+        ("The thing is a dog!", "I cannot say.", 1),
+    ],
+)
+def test_only_yes_or_no_is_passed_on(renderer, reply, passed_on, unclear):
+    answerer = Knowing(reply)
+    env = TwentyQuestionsEnv("dog", answerer, Rules())
+
+    async def first_answer() -> str:
+        await env.initial_observation()
+        result = await env.step(Message(role="assistant", content="Does it bark?"))
+        return get_text_content(result.next_messages[-1])
+
+    assert asyncio.run(first_answer()) == passed_on
+    assert env.unclear == unclear
+    told, asked = answerer.asked[0]
+    assert "dog" in get_text_content(told)
+    assert get_text_content(asked) == "Does it bark?"
+
+
+def test_a_group_asks_the_answerer_it_is_given(renderer):
+    answerer = Knowing()
+    builder = TwentyQuestionsGroupBuilder("dog", lambda: answerer, Rules(), renderer, 2)
+    # The members of a group sample their first turn together, so they say the same here.
+    group = asyncio.run(do_group_rollout(builder, SameForAll("Does it bark?", "Guess: dog")))
+    assert group.get_total_rewards() == [1, 1]
+    assert len(answerer.asked) == 2
+    assert builder.logging_tags() == ["twenty_questions"]
+
+
+class SameForAll(Script):
+    """Says the n-th line in the n-th turn, whoever asks."""
+
+    def derived(self, *path: int) -> SameForAll:
+        other = SameForAll(*self.lines)
+        if len(path) > 1:
+            other.lines = self.lines[path[1] :]
+        return other
+
+    async def sample_many(self, model_input, stop, num_samples):
+        return [await self.derived(0, 0)(model_input, stop) for _ in range(num_samples)]
+
+
+def test_held_out_words_are_not_trained_on():
+    builder = TwentyQuestionsDatasetBuilder(
+        **COMMON,
+        answerer=AnswererConfig(model_name=byte_tokenizer.NAME),
+        rules=Rules(),
+        num_test=16,
+    )
+    train, test = asyncio.run(builder())
+    assert test is not None
+    words = [{g.word for i in range(len(d)) for g in d.get_batch(i)} for d in (train, test)]
+    assert words[0] | words[1] == set(read_words(WORDS))
+    assert not words[0] & words[1]
+    assert len(words[1]) == 16
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [("dog\nDogs\n", ":2: got 'Dogs'"), ("# none\n", "has no word"), ("...\n", ":1: got '...'")],
+)
+def test_word_files_that_cannot_be_used(tmp_path, text, words):
+    (tmp_path / "words.txt").write_text(text)
+    with pytest.raises(DataError, match=words):
+        read_words(tmp_path / "words.txt")
+    with pytest.raises(DataValidationError, match="cannot be read"):
+        read_words(tmp_path / "absent.txt")
+
+
+def test_the_readme_states_how_many_words_there_are():
+    readme = WORDS.with_name("README.md").read_text(encoding="utf-8")
+    assert f"`{WORDS.name}`: {len(read_words(WORDS))} things" in readme

@@ -1,0 +1,290 @@
+"""Grading: what counts as equal, and that no answer holds up the others or the event loop."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import subprocess
+import sys
+import textwrap
+import time
+from pathlib import Path
+
+import pytest
+
+from tinker_cookbook.exceptions import ConfigurationError
+from tinker_cookbook.rl import grading
+from tinker_cookbook.rl.grading import (
+    TimedPool,
+    equal_plain_numbers,
+    extract_boxed,
+    extract_gsm8k_answer,
+    grade_math,
+    last_number,
+)
+
+REPO = Path(__file__).resolve().parents[3]
+
+
+def loop_forever() -> None:
+    while True:
+        pass
+
+
+def die() -> None:
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+@pytest.fixture(scope="module")
+def pool():
+    pool = TimedPool(max_workers=1, timeout_seconds=30, preload=["math_verify"])
+    yield pool
+    pool.close()
+
+
+# --- what is equal ---------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("answer", "reference", "equal"),
+    [
+        ("72", "72", True),
+        ("72.0", "72", True),
+        ("-3", "3", False),
+        ("+3", "3", True),
+        ("$1,234.50", "1234.5", True),
+        ("\\$5", "5", True),
+        ("7.", "7", True),
+        ("", "3", False),
+        ("3", "", False),
+        ("0.1", "0.10000001", False),
+        ("9" * 5000, "9" * 5000 + ".0", True),
+        ("1/2", "\\frac{1}{2}", True),
+        ("0.5", "\\frac12", True),
+        ("(3,\\pi/2)", "\\left( 3, \\frac{\\pi}{2} \\right)", True),
+        ("x+1", "1+x", True),
+        ("2\\sqrt{2}", "\\sqrt{8}", True),
+        ("x", "y", False),
+        ("1,2,3", "3", False),
+        ("\\frac{", "3", False),
+    ],
+)
+def test_equality(pool, answer, reference, equal):
+    assert asyncio.run(grade_math(answer, reference, pool=pool, timeout_seconds=30)) is equal
+
+
+def test_plain_numbers_need_no_process():
+    pool = TimedPool(max_workers=1)
+    assert asyncio.run(grade_math("12.50", "12.5", pool=pool))
+    assert not asyncio.run(grade_math("12", "13", pool=pool))
+    assert asyncio.run(grade_math("\\pi", "\\pi", pool=pool))
+    assert pool._pool is None
+    assert equal_plain_numbers("1,23", "123") is None
+    assert equal_plain_numbers("seven", "7") is None
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("3 + 4 = 7.", "7"),
+        ("It is 1,234 in all", "1234"),
+        ("5-3", "3"),
+        ("x = -3", "-3"),
+        ("0.50 dollars", "0.50"),
+        ("none", None),
+        ("", None),
+    ],
+)
+def test_last_number(text, expected):
+    assert last_number(text) == expected
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        (r"so \boxed{\frac{1}{2}}.", r"\frac{1}{2}"),
+        (r"\boxed{1} and then \boxed{2}", "2"),
+        (r"\boxed {5}", "5"),
+        (r"\fbox{5}", "5"),
+        (r"\boxed{\{1, 2\}}", r"\{1, 2\}"),
+        (r"\boxed{1} then \boxed{2", "1"),
+        (r"\boxed{}", ""),
+        (r"\boxed{2", None),
+        ("2", None),
+    ],
+)
+def test_boxed(text, expected):
+    assert extract_boxed(text) == expected
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("48/2 = 24\n#### 72", "72"),
+        ("#### 1 no\n#### $1,000\n5", "1000"),
+        ("#### none", None),
+        (r"4 of 9: \boxed{36}, out of 40", "36"),
+        ("she earns 5, so 10", "10"),
+    ],
+)
+def test_gsm8k_answers(text, expected):
+    assert extract_gsm8k_answer(text) == expected
+
+
+# --- the timeout holds -----------------------------------------------------------------------
+
+
+def test_an_endless_grader_is_killed_and_the_loop_goes_on(pool, caplog):
+    async def scenario() -> tuple[float, int, bool]:
+        assert await grade_math("2/4", "1/2", pool=pool, timeout_seconds=30)
+        ticks = 0
+
+        async def tick() -> None:
+            nonlocal ticks
+            while True:
+                await asyncio.sleep(0.01)
+                ticks += 1
+
+        ticking = asyncio.create_task(tick())
+        begun = time.monotonic()
+        # sympy computes this power in C, where no signal handler and no exception gets in.
+        stuck = grade_math("9^{9^{9^{9}}}", "2", pool=pool, timeout_seconds=1)
+        assert await stuck is False
+        seconds = time.monotonic() - begun
+        ticking.cancel()
+        # One worker: it is a new one that grades this, and its start counts for nothing.
+        return seconds, ticks, await grade_math("2/4", "1/2", pool=pool, timeout_seconds=30)
+
+    seconds, ticks, next_grade = asyncio.run(scenario())
+    assert 1 <= seconds < 3
+    assert ticks > 20
+    assert next_grade is True
+    assert "more than 1 s" in caplog.text
+
+
+def test_waiting_for_a_worker_is_not_held_against_an_answer(pool):
+    async def scenario() -> list[bool | BaseException]:
+        async def stuck() -> bool:
+            with pytest.raises(TimeoutError):
+                await pool.call(loop_forever, timeout_seconds=1)
+            return True
+
+        # Behind two that take a second each, with less of its own.
+        return await asyncio.gather(
+            stuck(), stuck(), grade_math("2/4", "1/2", pool=pool, timeout_seconds=0.9)
+        )
+
+    assert asyncio.run(scenario()) == [True, True, True]
+
+
+def test_a_worker_that_dies_costs_one_answer(pool, caplog, monkeypatch):
+    monkeypatch.setattr(grading, "_verify", die_verifying)
+    assert asyncio.run(grade_math("2/4", "1/2", pool=pool)) is False
+    assert "died" in caplog.text
+    monkeypatch.undo()
+    assert asyncio.run(grade_math("2/4", "1/2", pool=pool, timeout_seconds=30)) is True
+
+
+def die_verifying(answer: str, reference: str) -> bool:
+    die()
+    return True
+
+
+def test_errors_of_the_function_reach_the_caller(pool):
+    with pytest.raises(ValueError, match="invalid literal"):
+        asyncio.run(pool.call(int, "seven"))
+
+
+def test_a_cancelled_caller_frees_its_worker(pool):
+    async def scenario() -> bool:
+        task = asyncio.create_task(pool.call(loop_forever, timeout_seconds=60))
+        await asyncio.sleep(0.3)
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+        return await grade_math("2/4", "1/2", pool=pool, timeout_seconds=30)
+
+    begun = time.monotonic()
+    assert asyncio.run(scenario())
+    assert time.monotonic() - begun < 30
+
+
+def test_a_closed_pool_starts_again():
+    pool = TimedPool(max_workers=1, timeout_seconds=30)
+    assert asyncio.run(pool.call(abs, -1)) == 1
+    pool.close()
+    assert asyncio.run(pool.call(abs, -2)) == 2
+    pool.close()
+    pool.close()
+
+
+@pytest.mark.parametrize("seconds", [0, -1, float("inf"), float("nan")])
+def test_a_timeout_that_is_none(seconds):
+    with pytest.raises(ConfigurationError, match="timeout_seconds"):
+        TimedPool(timeout_seconds=seconds)
+    with pytest.raises(ConfigurationError, match="timeout_seconds"):
+        asyncio.run(TimedPool().call(int, timeout_seconds=seconds))
+    with pytest.raises(ConfigurationError, match="max_workers"):
+        TimedPool(max_workers=0)
+
+
+PROGRAM = """
+import asyncio
+from tinker_cookbook.rl.grading import TimedPool
+
+pool = TimedPool(max_workers=1, timeout_seconds=30)
+
+async def main():
+    import os
+    print(await pool.call(os.getpid), flush=True)
+    {rest}
+
+if __name__ == "__main__":
+    asyncio.run(main())
+"""
+
+
+def start(folder: Path, rest: str) -> tuple[subprocess.Popen[str], int]:
+    program = folder / "program.py"
+    program.write_text(textwrap.dedent(PROGRAM).format(rest=rest))
+    process = subprocess.Popen(
+        [sys.executable, str(program)],
+        env={**os.environ, "PYTHONPATH": str(REPO)},
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+    assert process.stdout is not None
+    return process, int(process.stdout.readline())
+
+
+def gone(pid: int, seconds: float) -> bool:
+    end = time.monotonic() + seconds
+    while time.monotonic() < end:
+        try:
+            os.kill(pid, 0)
+            state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+        except (ProcessLookupError, FileNotFoundError):
+            return True
+        if state == "Z":  # dead, and nobody has asked how
+            return True
+        time.sleep(0.05)
+    return False
+
+
+@pytest.mark.skipif(not Path("/proc/self/stat").exists(), reason="looks into /proc")
+def test_workers_end_with_the_program(tmp_path):
+    process, worker = start(tmp_path, "return")
+    assert process.wait(timeout=30) == 0
+    assert gone(worker, 5)
+
+
+@pytest.mark.skipif(not Path("/proc/self/stat").exists(), reason="looks into /proc")
+def test_a_worker_that_hangs_does_not_outlive_a_killed_program_for_long(tmp_path):
+    # int is C code and this takes it for ever: nothing but a signal without handler ends it.
+    process, worker = start(tmp_path, "await pool.call(pow, 9, 9**9, timeout_seconds=1.5)")
+    time.sleep(0.5)
+    process.kill()
+    process.wait(timeout=30)
+    assert not gone(worker, 0.2)
+    assert gone(worker, 15)

@@ -1,0 +1,338 @@
+"""Environments of messages, played with tokens: malformed answers, limits, what the grader sees."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+
+import byte_tokenizer
+import pytest
+from rollout_samples import Group
+
+from tinker_cookbook.completers import TokenCompleter, TokensWithLogprobs
+from tinker_cookbook.exceptions import ConfigurationError
+from tinker_cookbook.renderers import ToolCall, UnparsedToolCall, get_renderer, get_text_content
+from tinker_cookbook.rl.message_env import EnvFromMessageEnv, MessageEnv, MessageStepResult
+from tinker_cookbook.rl.message_history import History
+from tinker_cookbook.rl.rollout_config import (
+    ParseErrorPolicy,
+    RolloutConfig,
+    RolloutLimits,
+    TerminationRewardPolicy,
+)
+from tinker_cookbook.rl.rollouts import RolloutHooks, do_group_rollout, run_rollout
+from tinker_cookbook.rl.types import StopReason
+from tinker_cookbook.tokenizer_utils import get_tokenizer
+
+
+@pytest.fixture(scope="module")
+def renderer():
+    with byte_tokenizer.registered():
+        yield get_renderer("role_colon", get_tokenizer(byte_tokenizer.NAME))
+
+
+def user(text):
+    return {"role": "user", "content": text}
+
+
+class Echo(MessageEnv):
+    """Says back what was said, ``turns`` times; pays 1 a turn."""
+
+    def __init__(self, turns=2):
+        self.turns, self.messages, self.told, self.graded = turns, [user("go")], [], None
+
+    def begin_rollout(self, config):
+        self.config = config
+
+    async def initial_observation(self):
+        return self.messages
+
+    async def step(self, message):
+        self.turns -= 1
+        self.told.append(get_text_content(message))
+        self.messages = [*self.messages, message, user(f"you said {self.told[-1]}")]
+        return MessageStepResult(
+            1.0, self.turns == 0, self.messages, {"m": 1}, {"said": self.told[-1]}
+        )
+
+    async def grade(self, messages, stop_reason):
+        self.graded = ([get_text_content(m) for m in messages], stop_reason)
+        return 10.0, {"judged": 1.0}
+
+
+class Says(TokenCompleter):
+    """Answers with these texts in turn; one that ends with … was cut off, with ! it has no end."""
+
+    def __init__(self, renderer, *texts):
+        self.codec, self.texts, self.prompts = renderer.codec, list(texts), []
+
+    async def __call__(self, model_input, stop):
+        self.prompts.append(self.codec.decode(model_input.to_ints()))
+        text = self.texts.pop(0)
+        cut, endless = text.endswith("…"), text.endswith("!")
+        tokens = self.codec.encode(f" {text}" if cut or endless else f" {text}\n\nUser:")
+        return TokensWithLogprobs(tokens, [0.0] * len(tokens), "length" if cut else "stop")
+
+
+def play(env, policy, **options):
+    return asyncio.run(run_rollout(policy, env, **options))
+
+
+def test_messages_become_tokens_and_back(renderer):
+    env, policy = Echo(), Says(renderer, "a", "b")
+    trajectory = play(EnvFromMessageEnv(renderer, env), policy)
+    assert env.told == ["a", "b"]
+    assert policy.prompts == [
+        "User: go\n\nAssistant:",
+        "User: go\n\nAssistant: a\n\nUser: you said a\n\nAssistant:",
+    ]
+    assert [t.reward for t in trajectory.transitions] == [1.0, 11.0]
+    assert trajectory.transitions[0].metrics == {"parse_error": 0.0, "m": 1}
+    assert trajectory.transitions[1].logs == {"said": "b"}
+    assert trajectory.metrics == {"judged": 1.0}
+    assert env.graded == (["go", "a", "you said a", "b", "you said b"], StopReason.COMPLETED)
+    assert isinstance(env.config, RolloutConfig)
+
+
+def test_a_step_may_change_what_ends_the_next_answer(renderer):
+    class Pick(Echo):
+        async def step(self, message):
+            result = await super().step(message)
+            result.next_stop_condition = [7]
+            return result
+
+    env = EnvFromMessageEnv(renderer, Pick())
+
+    async def run():
+        _, first = await env.initial_observation()
+        return first, (await env.step(renderer.codec.encode(" a\n\nUser:"))).next_stop_condition
+
+    assert asyncio.run(run()) == (["\n\nUser:"], [7])
+
+
+# --- malformed answers ------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("text", "reason"), [("oops!", StopReason.PARSE_ERROR), ("oops…", StopReason.MAX_TOKENS)]
+)
+def test_a_malformed_answer_ends_the_episode_by_default(renderer, text, reason):
+    env = Echo()
+    trajectory = play(EnvFromMessageEnv(renderer, env), Says(renderer, text))
+    assert trajectory.transitions[0].reward == -1.0 + 10.0  # the grader pays for the rest
+    assert trajectory.stop_reason is reason
+    assert env.told == []
+    assert trajectory.transitions[0].metrics == {"parse_error": 1.0}
+    assert "parse_error" in trajectory.transitions[0].logs
+
+
+def test_without_that_the_model_is_asked_again_and_sees_what_it_said(renderer):
+    env = Echo()
+    wrapped = EnvFromMessageEnv(renderer, env, -0.5, terminate_on_parse_error=False)
+    policy = Says(renderer, "oops!", "a", "b")
+    trajectory = play(wrapped, policy)
+    assert [t.reward for t in trajectory.transitions] == [-0.5, 1.0, 11.0]
+    assert env.told == ["a", "b"]
+    # Each prompt begins with all that was said before: the turns train as one sequence.
+    for shorter, longer in zip(policy.prompts, policy.prompts[1:], strict=False):
+        assert longer.startswith(shorter)
+    assert "oops!" in policy.prompts[2]
+    assert env.graded[0] == ["go", "a", "you said a", "b", "you said b"]
+
+
+def test_the_policy_of_the_rollout_goes_before_the_environments_rules(renderer):
+    policy = ParseErrorPolicy(
+        max_consecutive=1,
+        retry_message_template="again: {details}",
+        penalty_per_error=0.25,
+        terminal_reward=-2.0,
+        mask_error_turns=True,
+    )
+    says = Says(renderer, "x!", "a", "y…", "z!")
+    trajectory = play(EnvFromMessageEnv(renderer, Echo(5)), says, parse_errors=policy)
+    assert [t.reward for t in trajectory.transitions] == [-0.25, 1.0, -0.25, -2.25 + 10.0]
+    assert [t.masked for t in trajectory.transitions] == [True, False, True, True]
+    assert trajectory.stop_reason is StopReason.PARSE_ERROR
+    assert "User: again: the message did not end properly" in says.prompts[1]
+    assert "User: again: the message is too long and was cut off" in says.prompts[3]
+
+
+def test_an_answer_cut_off_may_end_what_a_malformed_one_does_not(renderer):
+    wrapped = EnvFromMessageEnv(renderer, Echo(), terminate_on_length=True)
+    retry = ParseErrorPolicy(max_consecutive=5, terminal_reward=-3)
+    trajectory = play(wrapped, Says(renderer, "x!", "y…"), parse_errors=retry)
+    assert trajectory.stop_reason is StopReason.MAX_TOKENS
+    assert trajectory.transitions[-1].reward == -3 + 10
+
+
+def test_an_environment_may_take_what_was_cut_off(renderer):
+    class Patient(Echo):
+        async def observe_truncated_response(self, message):
+            return await self.step(message)
+
+    env = Patient(1)
+    trajectory = play(EnvFromMessageEnv(renderer, env), Says(renderer, "so far…"))
+    assert env.told == ["so far…"]
+    assert (trajectory.reward, trajectory.stop_reason) == (11.0, StopReason.MAX_TOKENS)
+
+
+def test_the_grader_sees_all_where_so_wished(renderer):
+    env = Echo(1)
+    config = RolloutConfig(
+        parse_errors=ParseErrorPolicy(max_consecutive=1, retry_message_template="again"),
+        termination=TerminationRewardPolicy(pass_all_messages_to_grader=True),
+    )
+    play(EnvFromMessageEnv(renderer, env), Says(renderer, "x!", "a"), config=config)
+    assert env.graded[0] == ["go", "x!", "again", "a", "you said a"]
+
+
+class Tools(Echo):
+    """Forgets the calls, which role_colon cannot write."""
+
+    async def step(self, message):
+        return await super().step({"role": "assistant", "content": message["content"]})
+
+
+def parse_as(renderer, monkeypatch, **extra):
+    parse = renderer.parse_response
+
+    def parsed(tokens):
+        message, ending = parse(tokens)
+        return {**message, **extra}, ending
+
+    monkeypatch.setattr(renderer, "parse_response", parsed)
+
+
+def test_a_tool_call_that_cannot_be_read_is_malformed(renderer, monkeypatch):
+    broken = UnparsedToolCall(raw_text="<", error="no JSON")
+    parse_as(renderer, monkeypatch, unparsed_tool_calls=[broken])
+    trajectory = play(EnvFromMessageEnv(renderer, Echo()), Says(renderer, "a"))
+    assert trajectory.stop_reason is StopReason.PARSE_ERROR
+    assert trajectory.transitions[0].logs == {"parse_error": "no JSON"}
+
+
+def test_tool_calls_are_counted_and_those_beyond_the_limit_not_made(renderer, monkeypatch):
+    call = ToolCall(function=ToolCall.FunctionBody(name="f", arguments="{}"))
+    parse_as(renderer, monkeypatch, tool_calls=[call, call])
+    env = Tools(9)
+    trajectory = play(
+        EnvFromMessageEnv(renderer, env),
+        Says(renderer, *"abcd"),
+        limits=RolloutLimits(max_tool_calls=5),
+    )
+    assert env.told == ["a", "b"]
+    assert trajectory.stop_reason is StopReason.MAX_TOOL_CALLS
+    assert len(trajectory.transitions) == 3
+    assert trajectory.transitions[0].metrics["tool_calls"] == 2
+
+
+# --- length -----------------------------------------------------------------------------------
+
+
+def test_a_conversation_that_grows_too_long_ends_with_a_penalty(renderer):
+    first = len("User: go\n\nAssistant:")
+    wrapped = EnvFromMessageEnv(renderer, Echo(9), max_trajectory_tokens=first + 10)
+    trajectory = play(wrapped, Says(renderer, "a"))
+    assert trajectory.stop_reason is StopReason.CONTEXT_OVERFLOW
+    assert trajectory.transitions[0].reward == 1.0 - 0.1 + 10.0
+    assert trajectory.transitions[0].metrics["context_overflow"] == 1.0
+
+
+@pytest.mark.parametrize(("room", "plays"), [(10, True), (11, False)])
+def test_a_first_prompt_must_leave_room_for_an_answer(renderer, room, plays):
+    first = len("User: go\n\nAssistant:")
+    wrapped = EnvFromMessageEnv(
+        renderer,
+        Echo(1),
+        max_trajectory_tokens=first + 10,
+        max_generation_tokens=room,
+        context_overflow_reward=-0.5,
+    )
+    trajectory = play(wrapped, Says(renderer, "a"))
+    if plays:
+        assert trajectory.stop_reason is StopReason.COMPLETED
+    else:
+        assert (trajectory.reward, trajectory.transitions) == (-0.5, [])
+        assert trajectory.metrics == {"context_overflow": 1.0}
+
+
+def test_lengths_must_be_positive(renderer):
+    with pytest.raises(ConfigurationError, match="max_trajectory_tokens: got 0"):
+        EnvFromMessageEnv(renderer, Echo(), max_trajectory_tokens=0)
+
+
+# --- messages from outside; threads -----------------------------------------------------------
+
+
+class Hurry(RolloutHooks):
+    async def on_turn_begin(self, context):
+        return [user(f"hurry {context.turn}")]
+
+
+def test_hooks_put_messages_into_the_conversation(renderer):
+    env, policy = Echo(), Says(renderer, "a", "b")
+    play(EnvFromMessageEnv(renderer, env), policy, hooks=Hurry())
+    assert policy.prompts[0] == "User: go\n\nUser: hurry 0\n\nAssistant:"
+    assert policy.prompts[1].startswith(policy.prompts[0] + " a")
+    assert policy.prompts[1].endswith("User: you said a\n\nUser: hurry 1\n\nAssistant:")
+
+
+def test_an_environment_may_keep_them_itself(renderer):
+    class Keeper(Echo):
+        async def add_messages(self, messages):
+            self.messages = [*self.messages, *messages]
+            return True
+
+    env, policy = Keeper(), Says(renderer, "a", "b")
+    play(EnvFromMessageEnv(renderer, env), policy, hooks=Hurry())
+    assert policy.prompts[1].count("hurry 0") == 1
+    assert env.graded[0][:3] == ["go", "hurry 0", "a"]
+
+
+def test_a_group_with_hooks_still_shares_its_first_request(renderer):
+    class Counting(Says):
+        async def sample_many(self, model_input, stop, num_samples):
+            assert b"hurry" in bytes(self.codec.decode(model_input.to_ints()), "utf8")
+            requests.append(num_samples)
+            one = await self(model_input, stop)
+            return [one] * num_samples
+
+    requests = []
+
+    def make():
+        return EnvFromMessageEnv(renderer, Echo(1))
+
+    group = asyncio.run(do_group_rollout(Group(make, make), Counting(renderer, "a"), hooks=Hurry()))
+    assert requests == [2]
+    assert len(group.trajectories_G) == 2
+
+
+def test_history_keeps_messages_in_the_order_in_which_they_were_said():
+    history = History()
+    history.update([user("1")])
+    history.add([user("x"), user("y")])
+    history.update([user("1"), user("2")])
+    history.add([user("z")])
+    assert [m["content"] for m in history.seen] == ["1", "x", "y", "2", "z"]
+    assert [m["content"] for m in history.own] == ["1", "2"]
+    history.update([user("short")])  # a compaction: what came later is gone
+    assert [m["content"] for m in history.seen] == ["short", "x", "y"]
+
+
+def test_rendering_and_parsing_keep_off_the_event_loop(renderer, monkeypatch):
+    threads = []
+
+    def watch(name):
+        work = getattr(renderer, name)
+
+        def watched(*args):
+            threads.append(threading.current_thread())
+            return work(*args)
+
+        monkeypatch.setattr(renderer, name, watched)
+
+    watch("build_generation_prompt")
+    watch("parse_response")
+    play(EnvFromMessageEnv(renderer, Echo()), Says(renderer, "a", "b"))
+    assert len(threads) == 4
+    assert threading.main_thread() not in threads

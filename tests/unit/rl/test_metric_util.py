@@ -1,0 +1,173 @@
+"""Metrics of trajectories: names and numbers, for batches written down by hand."""
+
+from __future__ import annotations
+
+import pytest
+from trajectory_samples import action, episode, group, group_of_rewards, turn
+
+from tinker_cookbook.exceptions import DataValidationError
+from tinker_cookbook.rl.advantages import indices_of_varying_groups
+from tinker_cookbook.rl.metric_util import (
+    compute_rollout_error_metrics,
+    compute_sampling_client_metrics,
+    compute_trajectory_metrics,
+)
+from tinker_cookbook.rl.trajectory_metrics import TrajectoryTotals
+from tinker_cookbook.rl.types import StopReason
+
+
+def two_groups():
+    """One group of two: three turns and one; one group of one that played nothing."""
+    long = episode(
+        turn([1], action([2, 3]), 0.5, done=False, metrics={"hits": 1}),
+        turn([1, 2, 3, 4], action([5], prompt_cache_hit_tokens=3), metrics={"hits": 0, "easy": 1}),
+        turn([9, 9], action([5, 6, 7], prompt_cache_hit_tokens=1), 0.25, metrics={"hits": 2}),
+    )
+    short = episode(turn([1], [2]), stop_reason=StopReason.MAX_TOKENS)
+    first = group(long, short, final=[0.0, 0.25], metrics=[{"judge": 2}, {"judge": 5, "hits": 9}])
+    return [first, group(episode(), final=[0.5])]
+
+
+def test_every_name_of_a_batch_with_its_number():
+    assert compute_trajectory_metrics(two_groups(), [[], []]) == pytest.approx(
+        {
+            "env/all/ac_tokens_per_turn": 7 / 4,
+            "env/all/ob_tokens_per_turn": 8 / 4,
+            "env/all/turns_per_episode": 4 / 3,
+            "env/all/total_episodes": 3,
+            "env/all/total_turns": 4,
+            "env/all/total_ac_tokens": 7,
+            "env/all/total_ob_tokens": 8,
+            "env/all/total_cached_ob_tokens": 4,
+            "env/all/reward/total": 1.5 / 3,
+            "env/all/by_group/frac_mixed": 1 / 2,
+            "env/all/by_group/frac_all_good": 1 / 2,
+            "env/all/by_group/frac_all_bad": 0,
+            "env/all/hits": 12 / 4,
+            "env/all/easy": 1,
+            "env/all/judge": 3.5,
+            "stop/completed": 2 / 3,
+            "stop/max_tokens": 1 / 3,
+        }
+    )
+
+
+def test_groups_are_good_from_one_half_and_mixed_unless_equal():
+    rewards = [(0.5, 0.5), (0.49, 0.49), (1, 0), (-1,), (2, 2), (0.1 + 0.2, 0.3)]
+    groups = [group_of_rewards(*r) for r in rewards]
+    metrics = compute_trajectory_metrics(groups, [[]] * 6)
+    assert metrics["env/all/by_group/frac_all_good"] == pytest.approx(2 / 6)
+    assert metrics["env/all/by_group/frac_all_bad"] == pytest.approx(3 / 6)
+    assert metrics["env/all/by_group/frac_mixed"] == pytest.approx(1 / 6)
+
+
+def test_a_tag_has_metrics_if_some_groups_lack_it():
+    groups = [group_of_rewards(r) for r in (0.0, 1.0, 3.0)]
+    tags = [["math", "easy"], ["math", "code"], ["math", "code"]]
+    metrics = compute_trajectory_metrics(groups, tags)
+    assert metrics["env/easy/reward/total"] == 0
+    assert metrics["env/code/reward/total"] == 2
+    assert metrics["env/code/total_episodes"] == 2
+    assert not [name for name in metrics if name.startswith("env/math/")]
+    # A group that carries a tag twice counts once, and no tag takes the place of "all".
+    metrics = compute_trajectory_metrics(groups, [["a", "a"], ["all"], []])
+    assert metrics["env/a/total_episodes"] == 1
+    assert metrics["env/all/total_episodes"] == 3
+
+
+def test_groups_left_after_filtering_keep_their_own_tags():
+    """Kept groups zipped with the tags of all would report "math, code" as "easy, math"."""
+    groups = [group_of_rewards(*r) for r in [(1, 1), (0, 1), (0, 3)]]
+    tags = [["easy"], ["math"], ["code"]]
+    whole = compute_trajectory_metrics(groups, tags)
+    places = indices_of_varying_groups(groups)
+    kept = [groups[i] for i in places]
+    metrics = compute_trajectory_metrics(kept, [tags[i] for i in places])
+    for tag, reward in (("math", 0.5), ("code", 1.5)):
+        assert metrics[f"env/{tag}/reward/total"] == whole[f"env/{tag}/reward/total"] == reward
+    assert "env/easy/reward/total" not in metrics
+    with pytest.raises(DataValidationError, match=r"taglist_P: got 3 entries, expected 2.* places"):
+        compute_trajectory_metrics(kept, tags)
+
+
+def test_events_are_shares_of_all_turns_and_episodes():
+    bad, good = {"parse_error": 1}, {"parse_error": 0}
+    groups = [
+        group(
+            episode(turn([1], [2], metrics=bad), turn([1], [2]), turn([1], [2], metrics=good)),
+            episode(turn([1], [2], metrics={"num_truncations_max_turn_tokens": 1})),
+            metrics=[{"zero_reward_on_limit": 1, "num_truncations_max_turn_tokens": 2}, {}],
+        ),
+        group(episode(turn([1], [2], metrics={"zero_reward_on_limit": True}))),
+        group(episode()),
+    ]
+    metrics = compute_trajectory_metrics(groups, [[]] * 3)
+    assert metrics["parse_error"] == pytest.approx(1 / 5)
+    assert metrics["zero_reward_on_limit"] == pytest.approx(2 / 4)
+    assert metrics["num_truncations_max_turn_tokens"] == 3
+    assert not [name for name in metrics if name.startswith("env/") and "error" in name]
+    quiet = compute_trajectory_metrics([group_of_rewards(1)], [[]])
+    assert not {"parse_error", "zero_reward_on_limit"} & set(quiet)
+
+
+def test_stop_reasons_add_up_to_one():
+    reasons = [StopReason.MAX_TURNS, StopReason.MAX_TURNS, StopReason.PARSE_ERROR]
+    groups = [group(*(episode(stop_reason=reason) for reason in reasons))]
+    stops = {k: v for k, v in compute_trajectory_metrics(groups, [[]]).items() if "stop/" in k}
+    assert stops == pytest.approx({"stop/max_turns": 2 / 3, "stop/parse_error": 1 / 3})
+
+
+def test_an_environment_cannot_overwrite_what_is_measured():
+    tricky = group(episode(turn([1], [2], 1.0, metrics={"reward/total": 99, "total_turns": 99})))
+    metrics = compute_trajectory_metrics([tricky], [[]])
+    assert metrics["env/all/reward/total"] == 1
+    assert metrics["env/all/total_turns"] == 1
+
+
+def test_nothing_played_and_values_that_are_no_numbers():
+    assert compute_trajectory_metrics([], [])["env/all/total_episodes"] == 0
+    wrong = group(episode(turn([1], [2], metrics={"note": "fine"})))
+    with pytest.raises(DataValidationError, match=r"metrics\['note'\]: got 'fine' of type str"):
+        compute_trajectory_metrics([wrong], [[]])
+
+
+def test_totals_of_parts_are_those_of_the_whole():
+    groups = [*two_groups(), group_of_rewards(0.1, 0.2, 0.3)]
+    tags = [["a"], ["b"], ["a"]]
+    whole = compute_trajectory_metrics(groups, tags)
+    added = TrajectoryTotals.sum(TrajectoryTotals.of(g) for g in groups)
+    again = TrajectoryTotals.sum([added])
+    assert {f"env/all/{k}": v for k, v in again.env_metrics().items()} == {
+        k: v for k, v in whole.items() if k.startswith("env/all/")
+    }
+
+
+def test_age_of_the_weights_that_sampled():
+    groups = [group_of_rewards(1, sampling_client_step=step) for step in (5, 7, 7)]
+    assert compute_sampling_client_metrics(groups, 8) == pytest.approx(
+        {
+            "training_client/step": 8,
+            "sampling_client/step_max": 7,
+            "sampling_client/step_min": 5,
+            "sampling_client/step_mean": 19 / 3,
+            "async/staleness_max": 3,
+            "async/staleness_min": 1,
+            "async/staleness_mean": 5 / 3,
+        }
+    )
+    assert compute_sampling_client_metrics([], 8) == {}
+
+
+def test_rollout_errors_are_counted_by_type():
+    groups = [
+        group_of_rewards(1, rollout_errors=["TimeoutError: member 1: no answer after 60 s"]),
+        group_of_rewards(1, rollout_errors=["TimeoutError", "KeyError: 'answer'"]),
+        group_of_rewards(1),
+    ]
+    assert compute_rollout_error_metrics(groups, groups_skipped=2) == {
+        "rollout_errors/TimeoutError": 2,
+        "rollout_errors/KeyError": 1,
+        "rollout_errors/total": 3,
+        "rollout_errors/groups_skipped": 2,
+    }
+    assert compute_rollout_error_metrics(groups[2:]) == {}

@@ -1,0 +1,216 @@
+"""One question, one answer: what it earns, and where grading runs."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+import time
+from functools import partial
+
+import byte_tokenizer
+import pytest
+
+from tinker_cookbook.completers import TokenCompleter, TokensWithLogprobs
+from tinker_cookbook.exceptions import ConfigurationError, DataValidationError
+from tinker_cookbook.renderers import get_renderer
+from tinker_cookbook.rl.problem_env import ProblemEnv, ProblemGroupBuilder
+from tinker_cookbook.rl.rollout_config import RolloutConfig, TerminationRewardPolicy
+from tinker_cookbook.rl.rollout_strategy import RetryOnFailure
+from tinker_cookbook.rl.rollouts import do_group_rollout, run_rollout
+from tinker_cookbook.rl.types import StopReason
+from tinker_cookbook.tokenizer_utils import get_tokenizer
+
+
+@pytest.fixture(scope="module")
+def renderer():
+    with byte_tokenizer.registered():
+        yield get_renderer("role_colon", get_tokenizer(byte_tokenizer.NAME))
+
+
+class Sum(ProblemEnv):
+    def get_question(self):
+        return "2+3?"
+
+    def check_answer(self, sample_str):
+        return sample_str.strip() == "5"
+
+    def check_format(self, sample_str):
+        return sample_str.strip().isdigit()
+
+    def get_reference_answer(self):
+        return "5"
+
+
+class Says(TokenCompleter):
+    """Answers with a text, ended properly or not."""
+
+    def __init__(self, renderer, text, ended=True):
+        self.codec, self.ended = renderer.codec, ended
+        self.text = f" {text}\n\nUser:" if ended else f" {text}"
+        self.prompts = []
+
+    async def __call__(self, model_input, stop):
+        self.prompts.append(self.codec.decode(model_input.to_ints()))
+        assert stop == ["\n\nUser:"]
+        tokens = self.codec.encode(self.text)
+        return TokensWithLogprobs(tokens, [0.0] * len(tokens), "stop" if self.ended else "length")
+
+
+def play(env, policy, **options):
+    return asyncio.run(run_rollout(policy, env, **options))
+
+
+@pytest.mark.parametrize(
+    ("text", "ended", "strict", "expected"),
+    [
+        ("5", True, True, (1, 1, 1.0)),
+        ("6", True, True, (1, 0, 0.0)),
+        ("five", True, True, (0, 0, -0.25)),
+        ("5", False, True, (0, 1, 0.75)),
+        ("5", False, False, (1, 1, 1.0)),
+    ],
+)
+def test_the_reward_is_what_the_formula_says(renderer, text, ended, strict, expected):
+    env = Sum(renderer, format_coef=0.25, require_stop_sequence_for_format=strict)
+    trajectory = play(env, Says(renderer, text, ended))
+    (turn,) = trajectory.transitions
+    assert (turn.metrics["format"], turn.metrics["correct"], turn.reward) == expected
+    assert turn.logs == {"question": "2+3?", "answer": text, "reference": "5"}
+    ends = StopReason.COMPLETED if ended else StopReason.MAX_TOKENS
+    assert trajectory.stop_reason is ends
+
+
+def test_the_prefix_comes_before_the_question(renderer):
+    policy = Says(renderer, "5")
+    play(
+        Sum(renderer, [{"role": "user", "content": "1+1?"}, {"role": "assistant", "content": "2"}]),
+        policy,
+    )
+    assert policy.prompts == ["User: 1+1?\n\nAssistant: 2\n\nUser: 2+3?\n\nAssistant:"]
+
+
+def test_a_part_of_an_answer_may_be_right(renderer):
+    class Part(Sum):
+        def check_answer(self, sample_str):
+            return 0.5
+
+    assert play(Part(renderer), Says(renderer, "5")).reward == 0.5
+
+
+def test_an_async_grader_runs_on_the_loop_and_a_plain_one_elsewhere(renderer):
+    where = []
+
+    class Plain(Sum):
+        def check_answer(self, sample_str):
+            where.append(threading.current_thread())
+            return True
+
+    class Async(Sum):
+        async def check_answer(self, sample_str):
+            await asyncio.sleep(0)
+            where.append(threading.current_thread())
+            return True
+
+    class Deferred(Sum):
+        def check_answer(self, sample_str):
+            return Async.check_answer(self, sample_str)
+
+    for kind in (Plain, Async, Deferred):
+        assert play(kind(renderer), Says(renderer, "5")).reward == 1
+    main = threading.main_thread()
+    assert [thread is main for thread in where] == [False, True, True]
+
+
+def test_nothing_that_takes_long_runs_on_the_event_loop(renderer, monkeypatch):
+    class Slow(Sum):
+        def get_question(self):
+            time.sleep(0.1)  # rendering asks for it
+            return "2+3?"
+
+        def check_format(self, sample_str):
+            time.sleep(0.1)
+            return True
+
+        def check_answer(self, sample_str):
+            time.sleep(0.1)
+            return True
+
+    threads = set()
+
+    def watch(name):
+        work = getattr(renderer, name)
+
+        def watched(*args):
+            threads.add(threading.current_thread())
+            return work(*args)
+
+        monkeypatch.setattr(renderer, name, watched)
+
+    watch("build_generation_prompt")
+    watch("parse_response")
+
+    async def run():
+        gaps, done = [], False
+
+        async def beat():
+            last = time.monotonic()
+            while not done:
+                await asyncio.sleep(0.005)
+                gaps.append(time.monotonic() - last)
+                last = time.monotonic()
+
+        heart = asyncio.ensure_future(beat())
+        env = Slow(renderer)
+        await run_rollout(Says(renderer, "5"), env)
+        done = True
+        await heart
+        return max(gaps)
+
+    longest = asyncio.run(run())
+    assert threads
+    assert threading.main_thread() not in threads
+    assert longest < 0.09
+
+
+def test_a_grader_that_hangs_is_given_up_and_holds_up_no_exit(renderer):
+    release = threading.Event()
+
+    class Stuck(Sum):
+        def check_answer(self, sample_str):
+            release.wait(30)
+            return True
+
+    config = RolloutConfig(termination=TerminationRewardPolicy(grader_timeout_seconds=0.2))
+    started = time.monotonic()
+    trajectory = play(Stuck(renderer), Says(renderer, "5"), config=config)
+    assert trajectory.reward == 0
+    assert trajectory.transitions[0].metrics["grader_timeout"] == 1
+    builder = ProblemGroupBuilder(partial(Stuck, renderer), 2)
+    strategy = RetryOnFailure(max_retries=0, per_rollout_timeout=0.2)
+    with pytest.raises(TimeoutError):
+        asyncio.run(do_group_rollout(builder, Says(renderer, "5"), strategy=strategy))
+    assert time.monotonic() - started < 10  # asyncio.run waits for threads of its own pool
+    release.set()
+
+
+def test_a_verdict_must_be_a_number(renderer):
+    class Mute(Sum):
+        def check_answer(self, sample_str):
+            return None
+
+    with pytest.raises(
+        DataValidationError, match="Mute, member 0, turn 0: check_answer returned None"
+    ):
+        play(Mute(renderer), Says(renderer, "5"))
+
+
+def test_a_group_is_copies_of_one_problem(renderer):
+    builder = ProblemGroupBuilder(partial(Sum, renderer), 3, "sums")
+    group = asyncio.run(do_group_rollout(builder, Says(renderer, "5")))
+    assert group.get_total_rewards() == [1.0, 1.0, 1.0]
+    assert builder.logging_tags() == ["sums"]
+    made = []
+    asyncio.run(ProblemGroupBuilder(lambda: made.append(1) or Sum(renderer), 3).make_env(2))
+    assert made == [1]
+    with pytest.raises(ConfigurationError, match="num_envs: got 0"):
+        ProblemGroupBuilder(partial(Sum, renderer), 0)

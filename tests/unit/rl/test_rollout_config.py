@@ -1,0 +1,79 @@
+"""Settings of rollouts: what is refused when they are made, and by the command line."""
+
+from __future__ import annotations
+
+import pickle
+
+import chz
+import pytest
+
+from tinker_cookbook.exceptions import ConfigurationError
+from tinker_cookbook.rl.rollout_config import (
+    ParseErrorPolicy,
+    RolloutConfig,
+    RolloutLimits,
+    TerminationRewardPolicy,
+)
+from tinker_cookbook.rl.types import StopReason
+from tinker_cookbook.utils.entrypoint import parse_arguments
+
+
+@pytest.mark.parametrize(
+    ("make", "field"),
+    [
+        (lambda: RolloutLimits(max_turns=0), "limits.max_turns: got 0"),
+        (lambda: RolloutLimits(max_trajectory_tokens=0), "max_trajectory_tokens"),
+        (lambda: RolloutLimits(max_sampled_tokens=-1), "max_sampled_tokens"),
+        (lambda: RolloutLimits(max_turn_tokens=0), "max_turn_tokens"),
+        (lambda: RolloutLimits(max_tool_calls=-1), "max_tool_calls"),
+        (lambda: RolloutLimits(rollout_timeout_seconds=0.0), "rollout_timeout_seconds"),
+        (lambda: RolloutLimits(sampling_turn_timeout_seconds=-1.0), "sampling_turn_timeout"),
+        (lambda: ParseErrorPolicy(max_consecutive=-1), "max_consecutive"),
+        (lambda: ParseErrorPolicy(penalty_per_error=-0.1), "penalty_per_error"),
+        (lambda: ParseErrorPolicy(terminal_reward=float("nan")), "terminal_reward"),
+        (lambda: ParseErrorPolicy(retry_message_template="{what}"), "retry_message_template"),
+        (lambda: ParseErrorPolicy(retry_message_template="{"), "retry_message_template"),
+        (lambda: TerminationRewardPolicy(grader_timeout_seconds=0.0), "grader_timeout_seconds"),
+        (lambda: RolloutConfig(tool_execution="concurrent_safe"), "tool_execution"),
+    ],
+)
+def test_nonsense_is_refused_when_it_is_written(make, field):
+    with pytest.raises(ConfigurationError, match=field):
+        make()
+
+
+def test_no_setting_bounds_anything_by_default():
+    limits = RolloutLimits()
+    assert all(getattr(limits, name) is None for name in chz.chz_fields(limits))
+    config = RolloutConfig.simple()
+    assert config.parse_errors is None
+    assert not config.termination.zero_reward_on_limit
+    assert RolloutLimits(max_tool_calls=0).max_tool_calls == 0
+
+
+def test_the_agentic_settings():
+    config = RolloutConfig.agentic()
+    limits = config.limits
+    assert (limits.max_turns, limits.max_trajectory_tokens, limits.max_tool_calls) == (
+        10,
+        65536,
+        30,
+    )
+    assert config.parse_errors is not None
+    assert config.parse_errors.max_consecutive == 2
+    assert config.termination.grader_timeout_seconds == 900
+    assert config.tool_execution == "sequential"
+    assert pickle.loads(pickle.dumps(config)) == config
+    # A timeout depends on the machine, so it is none of the limits that cost the reward.
+    assert StopReason.ROLLOUT_TIMEOUT not in config.termination.limit_stop_reasons
+    assert len(config.termination.limit_stop_reasons) == 5
+
+
+def test_they_can_be_set_on_the_command_line():
+    config = parse_arguments(
+        RolloutConfig, ["limits.max_turns=4", "termination.zero_reward_on_limit=True"]
+    )
+    assert config.limits.max_turns == 4
+    assert config.termination.zero_reward_on_limit
+    with pytest.raises(ConfigurationError, match="max_turns: got 0"):
+        parse_arguments(RolloutConfig, ["limits.max_turns=0"])

@@ -1,0 +1,199 @@
+"""What a group does about rollouts that fail."""
+
+from __future__ import annotations
+
+import asyncio
+import pickle
+import time
+
+import pytest
+from rollout_samples import Group, Policy, Steps, fail, hang
+
+from tinker_cookbook.exceptions import AllTrajectoriesFailedError, ConfigurationError
+from tinker_cookbook.rl.rollout_errors import RolloutTimeoutError
+from tinker_cookbook.rl.rollout_strategy import (
+    FailFast,
+    MinViableGroup,
+    RetryOnFailure,
+    rollout_strategy_from_config,
+)
+from tinker_cookbook.rl.rollouts import RolloutError, do_group_rollout
+from tinker_cookbook.rl.types import EnvGroupBuilder
+
+
+def play(group, strategy, policy=None):
+    return asyncio.run(do_group_rollout(group, policy or Policy(), strategy=strategy))
+
+
+def broken():
+    return Steps(faults={0: fail(OSError("down"))})
+
+
+def player(i, **options):
+    """An environment that shows by its prompt whose it is."""
+    return lambda: Steps(start=(100 + i,), **options)
+
+
+def slow(i):
+    async def wait():
+        await asyncio.sleep(0.05 * (3 - i))
+
+    return player(i, faults={0: wait})
+
+
+def whose(group):
+    return [t.transitions[0].ob.to_ints()[0] - 100 for t in group.trajectories_G]
+
+
+def test_a_retried_member_keeps_its_place_and_gets_its_own_environment():
+    # Members differ and are done in the reverse of their order; 1 and 2 fail at first.
+    group = Group(
+        slow(0),
+        player(1, faults={0: fail(OSError("down"))}),
+        player(2, faults={-1: fail(OSError("down"))}),
+        slow(3),
+        spares={1: player(1), 2: player(2)},
+    )
+    policy = Policy()
+    result = play(group, RetryOnFailure(), policy)
+    assert whose(result) == [0, 1, 2, 3]
+    assert (group.made, sorted(group.remade)) == (1, [1, 2])  # no full group for a retry
+    trajectories, envs = group.graded
+    assert trajectories == result.trajectories_G
+    assert [env.tokens[0] - 100 for env in envs] == [0, 1, 2, 3]
+    assert all(env.taken for env in envs)  # the environment that was played, not the failed one
+    assert [line.split(":")[0] for line in result.rollout_errors] == ["OSError"] * 2
+    assert "Steps, member 1, turn 0: OSError: down" in result.rollout_errors[0]
+    paths = {path for path, _, _ in policy.asked}
+    assert paths == {(0, 0), (1, 0), (3, 0), (1, 0, 1), (2, 0, 1)}
+
+
+def test_a_builder_without_make_env_of_its_own_is_retried_too():
+    class Plain(EnvGroupBuilder):
+        times = 0
+
+        async def make_envs(self):
+            self.times += 1
+            return [player(0)(), player(1, faults={0: fail(OSError())} if self.times < 2 else {})()]
+
+    assert whose(play(Plain(), RetryOnFailure())) == [0, 1]
+
+
+def test_fail_fast_cancels_the_others():
+    group = Group(lambda: Steps(faults={0: hang}), broken)
+    started = time.monotonic()
+    with pytest.raises(RolloutError, match=r"Steps, member 1, turn 0: OSError: down"):
+        play(group, FailFast())
+    assert time.monotonic() - started < 5
+    assert (group.cleaned, group.remade) == (1, [])
+    with pytest.raises(RolloutError, match="before its first turn"):
+        play(
+            Group(lambda: Steps(faults={-1: hang}), lambda: Steps(faults={-1: fail(OSError())})),
+            None,
+        )
+
+
+def test_retries_are_limited():
+    group = Group(Steps, broken)
+    with pytest.raises(RolloutError, match="member 1"):
+        play(group, RetryOnFailure(max_retries=2))
+    assert (group.remade, group.cleaned) == ([1, 1], 1)
+
+
+def test_a_make_env_that_fails_is_an_attempt_that_failed():
+    calls = []
+
+    def flaky():
+        calls.append(1)
+        if len(calls) < 2:
+            raise OSError("no sandbox")
+        return Steps()
+
+    result = play(Group(broken, spares={0: flaky}), RetryOnFailure())
+    assert "make_env of Group, member 0: OSError: no sandbox" in result.rollout_errors[1]
+
+
+@pytest.mark.parametrize("fault", [0, -1])
+@pytest.mark.parametrize("stubborn", [False, True])
+def test_an_environment_that_hangs_is_given_up(fault, stubborn):
+    async def ignore():
+        for _ in range(2):
+            try:
+                await asyncio.sleep(3)
+            except asyncio.CancelledError:
+                continue
+
+    stuck = ignore if stubborn else hang
+    group = Group(Steps, lambda: Steps(faults={fault: stuck}), spares={1: Steps})
+    started = time.monotonic()
+    result = play(group, RetryOnFailure(per_rollout_timeout=0.2))
+    assert time.monotonic() - started < 8
+    assert len(result.trajectories_G) == 2
+    assert result.rollout_errors[0].startswith("RolloutTimeoutError")
+    if not stubborn:
+        group = Group(lambda: Steps(faults={fault: hang}))
+        with pytest.raises(RolloutTimeoutError, match=r"0\.2 s"):
+            play(group, RetryOnFailure(max_retries=0, per_rollout_timeout=0.2))
+
+
+def test_a_viable_group_goes_on_without_those_that_failed():
+    group = Group(player(0), broken, player(2), player(3))
+    result = play(group, MinViableGroup(max_retries=1))
+    assert whose(result) == [0, 2, 3]
+    assert [env.tokens[0] - 100 for env in group.graded[1]] == [0, 2, 3]
+    assert len(result.final_rewards_G) == len(result.metrics_G) == 3
+    assert len(result.rollout_errors) == 2
+    assert group.remade == [1]
+
+
+@pytest.mark.parametrize(
+    ("needed", "good", "viable"),
+    [(None, 2, False), (None, 3, True), (2, 2, True), (9, 4, True), (9, 3, False)],
+)
+def test_how_many_must_succeed(needed, good, viable):
+    group = Group(*[Steps] * good, *[broken] * (4 - good))
+    strategy = MinViableGroup(needed, max_retries=0)
+    if viable:
+        assert len(play(group, strategy).trajectories_G) == good
+    else:
+        with pytest.raises(AllTrajectoriesFailedError, match=f"{good} of 4 rollouts.*OSError: "):
+            play(group, strategy)
+    assert group.cleaned == 1
+
+
+def test_nothing_that_fails_in_a_tolerant_group_ends_the_run():
+    class NoEnvs(Group):
+        async def make_envs(self):
+            raise OSError("no sandbox")
+
+    class Unjudged(Group):
+        async def compute_group_rewards(self, trajectory_group, env_group):
+            raise OSError("judge is out")
+
+    for group, what in (
+        (Group(broken, broken), "0 of 2"),
+        (NoEnvs(), "make_envs of NoEnvs"),
+        (Unjudged(Steps), "judge is out"),
+    ):
+        with pytest.raises(AllTrajectoriesFailedError, match=what):
+            play(group, MinViableGroup(max_retries=0))
+        assert group.cleaned == 1
+    with pytest.raises(RolloutError, match="compute_group_rewards of Unjudged"):
+        play(Unjudged(Steps), RetryOnFailure())
+
+
+def test_strategies_from_a_config():
+    assert rollout_strategy_from_config(None) == rollout_strategy_from_config(False) == FailFast()
+    assert rollout_strategy_from_config(True) == RetryOnFailure(max_retries=3)
+    mine = MinViableGroup(2, per_rollout_timeout=5)
+    assert rollout_strategy_from_config(mine) is mine
+    assert pickle.loads(pickle.dumps(mine)) == mine
+    with pytest.raises(ConfigurationError, match="rollout_error_tolerance: got 'yes'"):
+        rollout_strategy_from_config("yes")  # type: ignore[arg-type]
+    for make, field in (
+        (lambda: RetryOnFailure(max_retries=-1), "max_retries"),
+        (lambda: RetryOnFailure(per_rollout_timeout=float("nan")), "per_rollout_timeout"),
+        (lambda: MinViableGroup(min_successful=0), "min_successful"),
+    ):
+        with pytest.raises(ConfigurationError, match=field):
+            make()

@@ -1,0 +1,370 @@
+"""Episodes and groups: what is sampled by which random numbers, limits, ends, and bad input."""
+
+from __future__ import annotations
+
+import asyncio
+import math
+import time
+
+import numpy as np
+import pytest
+import tinker
+from rollout_samples import Group, Policy, Steps, fail, hang, prompt
+
+from tinker_cookbook.completers import TinkerTokenCompleter, TokensWithLogprobs
+from tinker_cookbook.exceptions import BackendError, ConfigurationError, DataValidationError
+from tinker_cookbook.rl.rollout_config import (
+    ParseErrorPolicy,
+    RolloutConfig,
+    RolloutLimits,
+    TerminationRewardPolicy,
+)
+from tinker_cookbook.rl.rollouts import (
+    Opening,
+    RolloutError,
+    RolloutHooks,
+    SamplingTurnTimeoutError,
+    do_group_rollout,
+    do_single_rollout,
+    run_rollout,
+)
+from tinker_cookbook.rl.types import (
+    Env,
+    InitialObservationOverflow,
+    StepResult,
+    StopReason,
+)
+
+
+def play(env, policy=None, **options):
+    return asyncio.run(run_rollout(policy or Policy(), env, **options))
+
+
+def play_group(builder, policy=None, **options):
+    return asyncio.run(do_group_rollout(builder, policy or Policy(), **options))
+
+
+def limits(**bounds):
+    return {"limits": RolloutLimits(**bounds)}
+
+
+# --- one episode ------------------------------------------------------------------------------
+
+
+def test_an_episode_is_its_turns():
+    env = Steps(turns=2, metrics={"m": 3})
+    trajectory = asyncio.run(do_single_rollout(Policy(), env))
+    first, second = trajectory.transitions
+    assert first.ob.to_ints() == [1, 2]
+    assert first.ac.tokens == [0, 0]
+    assert second.ob.to_ints() == [1, 2, 0, 0, 0]
+    assert second.ac.tokens == [0, 1]
+    assert trajectory.final_ob.to_ints() == [1, 2, 0, 0, 0, 0, 1, 1]
+    assert (trajectory.reward, trajectory.stop_reason) == (2.0, StopReason.COMPLETED)
+    assert [t.episode_done for t in trajectory.transitions] == [False, True]
+    assert first.metrics == {"m": 3}
+    assert env.extras[0].stop_reason == "stop"
+    assert set(trajectory.seconds) == {"sampling", "env", "grading"}
+
+
+def test_an_environment_may_leave_extra_out():
+    class Plain(Env):
+        async def initial_observation(self):
+            return prompt(1), [0]
+
+        async def step(self, action):
+            return StepResult(1, True, tinker.ModelInput.empty(), [0])
+
+    assert play(Plain()).reward == 1
+
+
+def test_random_numbers_depend_on_member_turn_and_attempt_alone():
+    policy = Policy()
+    play(Steps(turns=2), policy, opening=Opening(member=3))
+    play(Steps(turns=2), policy, opening=Opening(member=3, attempt=2))
+    paths = [path for path, _, _ in policy.asked]
+    assert paths == [(3, 0), (3, 1), (3, 0, 2), (3, 1, 2)]
+
+
+def test_an_answer_that_was_cut_off_ends_as_max_tokens():
+    class Cut(Policy):
+        async def sample_many(self, model_input, stop, num_samples):
+            return [TokensWithLogprobs([1], [-1.0], "length")] * num_samples
+
+    assert play(Steps(), Cut()).stop_reason is StopReason.MAX_TOKENS
+
+
+def test_the_environment_may_say_why_it_ended():
+    end = StepResult(0, True, prompt(1), [0], stop_reason=StopReason.TOOL_STOPPED)
+    assert play(Steps(faults={0: lambda: end})).stop_reason is StopReason.TOOL_STOPPED
+
+
+def test_an_overflow_at_the_start_keeps_its_reward_and_metrics():
+    overflow = InitialObservationOverflow(-0.25, {"too_long": 1}, {"why": "x"})
+    trajectory = play(Steps(faults={-1: lambda: overflow}))
+    assert trajectory.transitions == []
+    assert trajectory.reward == -0.25
+    assert trajectory.stop_reason is StopReason.CONTEXT_OVERFLOW
+    assert (trajectory.metrics, trajectory.logs) == ({"too_long": 1}, {"why": "x"})
+    group = play_group(Group(lambda: Steps(faults={-1: lambda: overflow}), Steps))
+    assert group.get_total_rewards() == [0.25, 1.5]
+    assert group.metrics_G == [{"too_long": 1, "place": 0}, {"place": 1}]
+
+
+# --- limits -----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("bounds", "turns", "reason"),
+    [
+        ({"max_turns": 3}, 3, StopReason.MAX_TURNS),
+        ({"max_tool_calls": 4}, 3, StopReason.MAX_TOOL_CALLS),
+        ({"max_sampled_tokens": 4}, 2, StopReason.MAX_SAMPLED_TOKENS),
+        ({"max_trajectory_tokens": 8}, 2, StopReason.MAX_TOKENS),
+        ({"max_trajectory_tokens": 2}, 0, StopReason.MAX_TOKENS),
+    ],
+)
+def test_a_limit_ends_the_episode_and_says_which(bounds, turns, reason):
+    trajectory = play(Steps(turns=9, metrics={"tool_calls": 2}), **limits(**bounds))
+    assert (len(trajectory.transitions), trajectory.stop_reason) == (turns, reason)
+    assert [t.episode_done for t in trajectory.transitions] == [False] * (turns - 1) + [True] * (
+        turns > 0
+    )
+
+
+def test_a_token_limit_shortens_the_request_rather_than_drop_tokens():
+    asked = []
+
+    class Client:
+        async def sample(self, prompt, num_samples, sampling_params):
+            asked.append(sampling_params.max_tokens)
+            sequence = tinker.SampledSequence(
+                stop_reason="length",
+                sequence_id="s",
+                _tokens_list=[5] * sampling_params.max_tokens,
+                _logprobs_list=[-1.0] * sampling_params.max_tokens,
+            )
+            return tinker.SampleResponse(sequences=[sequence] * num_samples)
+
+    policy = TinkerTokenCompleter(Client(), max_tokens=6)
+    trajectory = play(Steps(turns=9), policy, **limits(max_sampled_tokens=10))
+    assert asked == [6, 4]
+    assert trajectory.stop_reason is StopReason.MAX_SAMPLED_TOKENS
+    asked.clear()
+    trajectory = play(Steps(turns=2), policy, **limits(max_turn_tokens=3))
+    assert asked == [3, 3]
+    assert trajectory.metrics["num_truncations_max_turn_tokens"] == 2
+    asked.clear()
+    group = Group(Steps, Steps)
+    play_group(group, policy, config=RolloutConfig(limits=RolloutLimits(max_turn_tokens=3)))
+    assert asked == [3]
+
+
+def test_a_policy_without_max_tokens_is_cut_to_the_limit():
+    trajectory = play(Steps(), Policy(length=5), **limits(max_turn_tokens=3))
+    action = trajectory.transitions[0].ac
+    assert (len(action.tokens), len(action.logprobs)) == (3, 3)
+    assert action.stop_reason == "length"
+
+
+def test_a_conversation_that_outgrows_the_context_ends_and_a_first_prompt_is_an_error():
+    class Client:
+        async def sample(self, prompt, num_samples, sampling_params):
+            sequence = tinker.SampledSequence(
+                stop_reason="stop",
+                sequence_id="s",
+                _tokens_list=[5, 0],
+                _logprobs_list=[-1.0] * 2,
+            )
+            return tinker.SampleResponse(sequences=[sequence])
+
+    policy = TinkerTokenCompleter(Client(), 4, context_window=8)
+    trajectory = play(Steps(turns=9), policy)
+    assert trajectory.stop_reason is StopReason.CONTEXT_OVERFLOW
+    assert len(trajectory.transitions) == 2
+    with pytest.raises(DataValidationError, match=r"Steps, member 0, turn 0: .*context_window=8"):
+        play(Steps(start=range(8)), policy)
+
+
+def test_a_rollout_out_of_time_keeps_its_finished_turns():
+    started = time.monotonic()
+    trajectory = play(Steps(turns=9, faults={2: hang}), **limits(rollout_timeout_seconds=0.3))
+    assert time.monotonic() - started < 5
+    assert trajectory.stop_reason is StopReason.ROLLOUT_TIMEOUT
+    assert len(trajectory.transitions) == 2
+    assert trajectory.transitions[-1].episode_done
+
+
+def test_an_answer_that_does_not_come_is_an_error():
+    with pytest.raises(SamplingTurnTimeoutError, match=r"turn 0.*sampling_turn_timeout_seconds=0"):
+        play(Steps(), Policy(delay=60), **limits(sampling_turn_timeout_seconds=0.1))
+    group = Group(Steps, Steps)  # the request that they share
+    with pytest.raises(SamplingTurnTimeoutError):
+        play_group(
+            group,
+            Policy(delay=60),
+            config=RolloutConfig(limits=RolloutLimits(sampling_turn_timeout_seconds=0.1)),
+        )
+
+
+# --- rewards of episodes that were cut; hooks --------------------------------------------------
+
+
+class Graded(Steps):
+    """Pays 10 at the end."""
+
+    async def grade(self, stop_reason):
+        self.graded_for = stop_reason
+        await self._fault("grade")
+        return 10.0, {"judged": 1}
+
+
+def terminate(**settings):
+    return RolloutConfig(
+        limits=RolloutLimits(max_turns=2), termination=TerminationRewardPolicy(**settings)
+    )
+
+
+def test_the_whole_episode_is_graded_whatever_ended_it():
+    env = Graded(turns=9)
+    trajectory = play(env, config=terminate())
+    assert env.graded_for is StopReason.MAX_TURNS
+    assert [t.reward for t in trajectory.transitions] == [1.0, 11.0]
+    assert trajectory.metrics == {"judged": 1}
+
+
+def test_an_episode_that_hit_a_limit_earns_nothing_where_so_wished():
+    config = terminate(zero_reward_on_limit=True)
+    cut, done = play(Graded(turns=9), config=config), play(Graded(turns=1), config=config)
+    assert (cut.reward, cut.metrics["zero_reward_on_limit"]) == (0.0, 1.0)
+    assert (done.reward, done.metrics["zero_reward_on_limit"]) == (11.0, 0.0)
+    group = play_group(Group(lambda: Graded(turns=9), Graded), config=config)
+    assert group.get_total_rewards() == [0.0, 11.5]
+
+
+def test_a_grader_that_hangs_is_not_waited_for():
+    config = terminate(grader_timeout_seconds=0.2)
+    trajectory = play(Graded(faults={"grade": hang}), config=config)
+    assert (trajectory.reward, trajectory.metrics) == (1.0, {"grader_timeout": 1.0})
+
+    class Judged(Group):
+        async def compute_group_rewards(self, trajectory_group, env_group):
+            await hang()
+
+    group = play_group(Judged(Steps), config=config)
+    assert group.final_rewards_G == [0.0]
+    assert group.metrics_G[0]["grader_timeout"] == 1.0
+    assert "Judged" in group.rollout_errors[0]
+
+
+def test_a_timed_out_episode_may_go_ungraded():
+    config = RolloutConfig(
+        limits=RolloutLimits(rollout_timeout_seconds=0.1),
+        termination=TerminationRewardPolicy(skip_grading_on_timeout=True),
+    )
+    assert play(Graded(faults={0: hang}), config=config).reward == 0
+
+
+def test_malformed_turns_are_masked_where_so_wished():
+    def step(bad):
+        return lambda: StepResult(0, False, prompt(1), [0], {"parse_error": bad})
+
+    env = Steps(turns=3, faults={0: step(1.0), 1: step(0.0)})
+    trajectory = play(env, parse_errors=ParseErrorPolicy(mask_error_turns=True))
+    assert [t.masked for t in trajectory.transitions] == [True, False, False]
+
+
+def test_hooks_see_and_steer():
+    seen = []
+
+    class Hooks(RolloutHooks):
+        async def on_turn_begin(self, context):
+            seen.append(("turn", context.turn, len(context.transitions)))
+
+        async def on_stop_reason(self, context, stop_reason):
+            return StopReason.TOOL_STOPPED
+
+        async def on_grade(self, context, reward, metrics):
+            seen.append(("grade", reward, metrics))
+
+        async def on_artifacts(self, context, trajectory):
+            seen.append(("end", context.env.taken, trajectory.reward))
+
+    trajectory = play(Graded(turns=2), hooks=Hooks())
+    assert trajectory.stop_reason is StopReason.TOOL_STOPPED
+    assert seen == [("turn", 0, 0), ("turn", 1, 1), ("grade", 10.0, {"judged": 1}), ("end", 2, 12)]
+
+
+def test_messages_need_an_environment_of_messages():
+    class Hooks(RolloutHooks):
+        async def on_turn_begin(self, context):
+            return [{"role": "user", "content": "hurry"}]
+
+    with pytest.raises(ConfigurationError, match="Steps has no add_messages"):
+        play(Steps(), hooks=Hooks())
+
+
+# --- bad input --------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("reward", [math.nan, math.inf, "1", None, 1j])
+def test_a_reward_must_be_a_finite_number(reward):
+    with pytest.raises(DataValidationError, match=r"Steps, member 0, turn 0: reward is .*finite"):
+        play(Steps(reward=reward))
+
+    class Judged(Group):
+        async def compute_group_rewards(self, trajectory_group, env_group):
+            return [(0.0, {}), (reward, {})]
+
+    with pytest.raises(DataValidationError, match=r"compute_group_rewards of Judged, member 1"):
+        play_group(Judged(Steps, Steps))
+
+
+@pytest.mark.parametrize("reward", [True, np.float32(1), 1])
+def test_other_numbers_become_floats(reward):
+    value = play(Steps(reward=reward)).transitions[0].reward
+    assert type(value) is float
+    assert value == 1.0
+
+
+@pytest.mark.parametrize("turn", [-1, 0])
+def test_an_empty_observation_is_refused(turn):
+    empty = tinker.ModelInput.empty()
+    result = (empty, [0]) if turn < 0 else StepResult(0, False, empty, [0])
+    with pytest.raises(DataValidationError, match=r"observation is empty.*episode_done"):
+        play(Steps(turns=2, faults={turn: lambda: result}))
+
+
+def test_an_error_of_the_environment_names_it_the_member_and_the_turn():
+    bug = KeyError("colour")
+    group = Group(Steps, lambda: Steps(turns=3, faults={1: fail(bug)}))
+    with pytest.raises(RolloutError, match=r"Steps, member 1, turn 1: KeyError: 'colour' .*py:\d"):
+        play_group(group)
+    with pytest.raises(RolloutError, match="before its first turn") as caught:
+        play(Steps(faults={-1: fail(bug)}))
+    assert caught.value.__cause__ is bug
+    with pytest.raises(BackendError, match="Steps, member 0, turn 0: gone"):  # keeps its type
+        play(Steps(faults={0: fail(BackendError("gone"))}))
+    with pytest.raises(DataValidationError, match="step returned int"):
+        play(Steps(faults={0: lambda: 3}))
+
+
+def test_a_group_needs_members_and_a_reward_for_each():
+    with pytest.raises(DataValidationError, match="make_envs of Group: got no environments"):
+        play_group(Group())
+
+    class Judged(Group):
+        async def compute_group_rewards(self, trajectory_group, env_group):
+            return [(0.0, {})]
+
+    with pytest.raises(DataValidationError, match="got 1 rewards, expected 2"):
+        play_group(Judged(Steps, Steps))
+
+
+def test_logprobs_must_match_the_tokens():
+    class Short(Policy):
+        async def sample_many(self, model_input, stop, num_samples):
+            return [TokensWithLogprobs([1, 2], [-1.0])] * num_samples
+
+    with pytest.raises(DataValidationError, match="2 tokens and 1 log-prob"):
+        play(Steps(), Short())

@@ -1,0 +1,244 @@
+"""The evaluator plays a whole test set, with the real small model where sampling matters."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from concurrent.futures import ThreadPoolExecutor
+
+import numpy as np
+import pytest
+import tinker
+
+from tinker_cookbook.backends import connect
+from tinker_cookbook.completers import TinkerTokenCompleter
+from tinker_cookbook.exceptions import (
+    AllTrajectoriesFailedError,
+    ConfigurationError,
+    DataValidationError,
+)
+from tinker_cookbook.rl.executor import set_rollout_executor
+from tinker_cookbook.rl.metric_util import RLTestSetEvaluator, compute_trajectory_metrics
+from tinker_cookbook.rl.rollout_strategy import MinViableGroup
+from tinker_cookbook.rl.rollouts import do_group_rollout
+from tinker_cookbook.rl.types import Env, EnvGroupBuilder, RLDataset, StepResult
+
+
+class Story(Env):
+    """One turn; the reward is the mean token id, scaled."""
+
+    def __init__(self, tokens, watch):
+        self.tokens, self.watch = tokens, watch
+
+    async def initial_observation(self):
+        self.watch.enter()
+        return tinker.ModelInput.from_ints(self.tokens), [0]
+
+    async def step(self, action):
+        self.watch.leave()
+        if self.watch.fails(self.tokens):
+            raise KeyError("broken problem")
+        await self.watch.turn_of(self.tokens[-1])
+        reward = float(np.mean(action)) / 777
+        return StepResult(reward, True, tinker.ModelInput.empty(), [], metrics={"again": reward})
+
+
+class Watch:
+    """How many episodes play at once, and which problems fail."""
+
+    def __init__(self, failing=(), backwards_from=None):
+        self.playing, self.most, self.failing = 0, 0, failing
+        self.ended, self.backwards_from = asyncio.Condition(), backwards_from
+        self.threads = set()
+
+    def enter(self):
+        self.threads.add(threading.current_thread().name)
+        self.playing += 1
+        self.most = max(self.most, self.playing)
+
+    def leave(self):
+        self.playing -= 1
+
+    async def turn_of(self, number):
+        """Lets problems end from the last to the first, if asked to."""
+        if self.backwards_from is not None:
+            async with self.ended:
+                await self.ended.wait_for(lambda: number >= self.backwards_from)
+                self.backwards_from = min(self.backwards_from, number - 1)
+                self.ended.notify_all()
+
+    def fails(self, tokens):
+        return tokens[-1] in self.failing
+
+
+class Builder(EnvGroupBuilder):
+    def __init__(self, tokens, size, watch, tags):
+        self.tokens, self.size, self.watch, self.tags = tokens, size, watch, tags
+
+    async def make_envs(self):
+        return [Story(self.tokens, self.watch) for _ in range(self.size)]
+
+    def logging_tags(self):
+        return self.tags
+
+
+class Stories(RLDataset):
+    """Batches of up to three groups: problem i ends with token 300 + i."""
+
+    def __init__(
+        self, num_groups=7, size=2, watch=None, tags=lambda i: ["even" if i % 2 == 0 else "odd"]
+    ):
+        self.watch = watch or Watch()
+        self.builders = [
+            Builder([1, 300 + i], size, self.watch, [("even", "odd")[i % 2]])
+            for i in range(num_groups)
+        ]
+        self.threads = set()
+
+    def get_batch(self, index):
+        self.threads.add(threading.current_thread())
+        return self.builders[3 * index : 3 * index + 3]
+
+    def __len__(self):
+        return -(-len(self.builders) // 3)
+
+
+class Asked:
+    """A sampling client that notes what it is asked and passes it on."""
+
+    def __init__(self, client):
+        self.client, self.params = client, []
+
+    def sample(self, *, prompt, num_samples, sampling_params):
+        self.params.append(sampling_params)
+        return self.client.sample(prompt, num_samples, sampling_params)
+
+
+@pytest.fixture(scope="module")
+def sampler(stories_model):
+    service = connect("local", device="cpu", dtype="float32").service
+    return service.create_sampling_client(base_model=stories_model).result()
+
+
+def evaluate(evaluator, client):
+    return asyncio.run(evaluator(client))
+
+
+def test_the_whole_test_set_is_played_and_measured(sampler):
+    dataset = Stories()
+    evaluator = RLTestSetEvaluator(dataset, max_tokens=5, seed=1)
+    metrics = evaluate(evaluator, sampler)
+
+    async def play():
+        policy = TinkerTokenCompleter(sampler, 5, seed=1)
+        return [
+            await do_group_rollout(builder, policy.derived(i))
+            for i, builder in enumerate(dataset.builders)
+        ]
+
+    groups = asyncio.run(play())
+    tags = [builder.logging_tags() for builder in dataset.builders]
+    expected = compute_trajectory_metrics(groups, tags)
+    cached = "total_cached_ob_tokens"  # depends on what was sampled before
+    assert {k: v for k, v in metrics.items() if not k.endswith(cached)} == {
+        f"test/{k}": v for k, v in expected.items() if not k.endswith(cached)
+    }
+    assert metrics["test/env/all/total_episodes"] == 14
+    assert metrics["test/env/odd/total_episodes"] == 6
+    assert 0 < metrics["test/env/all/reward/total"] < 1
+    assert metrics["test/env/all/again"] == pytest.approx(metrics["test/env/all/reward/total"])
+    # Batches are built in threads, off the loop that drives sampling.
+    assert dataset.threads
+    assert threading.main_thread() not in dataset.threads
+
+
+def test_metrics_do_not_depend_on_how_many_play_at_once(sampler):
+    results, mosts = [], []
+    for in_flight in (1, 3, 100):
+        dataset = Stories()
+        evaluator = RLTestSetEvaluator(
+            dataset, max_tokens=5, seed=1, max_groups_in_flight=in_flight
+        )
+        metrics = evaluate(evaluator, sampler)
+        results.append({k: v for k, v in metrics.items() if "cached" not in k})
+        mosts.append(dataset.watch.most)
+    assert results[0] == results[1] == results[2]
+    assert mosts[0] == 2
+    assert mosts[1] <= 6
+    assert mosts[2] > 6
+    # Sums are taken in the order of the dataset even where its last group is done first.
+    reversed_ = Stories(watch=Watch(backwards_from=306))
+    metrics = evaluate(RLTestSetEvaluator(reversed_, max_tokens=5, seed=1), sampler)
+    assert {k: v for k, v in metrics.items() if "cached" not in k} == results[0]
+
+
+def test_groups_are_played_where_the_executor_says(sampler):
+    inline = evaluate(RLTestSetEvaluator(Stories(4), max_tokens=5, seed=1), sampler)
+    with ThreadPoolExecutor(2, thread_name_prefix="player") as pool:
+        dataset = Stories(4)
+
+        async def run():
+            set_rollout_executor(pool)
+            return await RLTestSetEvaluator(dataset, max_tokens=5, seed=1)(sampler)
+
+        pooled = asyncio.run(run())
+    assert {name.partition("_")[0] for name in dataset.watch.threads} == {"player"}
+    assert pooled["test/env/all/reward/total"] == inline["test/env/all/reward/total"]
+
+
+def test_temperature_and_the_like_are_knobs(sampler):
+    client = Asked(sampler)
+    evaluator = RLTestSetEvaluator(
+        Stories(1), max_tokens=4, temperature=0.0, top_p=0.9, top_k=7, name="held"
+    )
+    metrics = evaluate(evaluator, client)
+    assert {(p.max_tokens, p.temperature, p.top_p, p.top_k) for p in client.params} == {
+        (4, 0.0, 0.9, 7)
+    }
+    assert "held/env/all/reward/total" in metrics
+    # Greedy answers of a group are one answer, so no group is mixed.
+    greedy = evaluate(RLTestSetEvaluator(Stories(size=4), 6, temperature=0.0), sampler)
+    warm = evaluate(RLTestSetEvaluator(Stories(size=4), 6, temperature=1.0, seed=2), sampler)
+    assert greedy["test/env/all/by_group/frac_mixed"] == 0
+    assert warm["test/env/all/by_group/frac_mixed"] > 0.5
+
+
+def test_the_first_groups_of_the_latest_evaluation_are_kept(sampler):
+    evaluator = RLTestSetEvaluator(Stories(), max_tokens=2, num_groups_to_log=3, seed=0)
+    assert evaluator.last_groups == []
+    for _ in range(2):
+        evaluate(evaluator, sampler)
+        seen = [g.trajectories_G[0].transitions[0].ob.to_ints()[-1] for g in evaluator.last_groups]
+        assert seen == [300, 301, 302]
+        assert evaluator.last_tags == [["even"], ["odd"], ["even"]]
+    none = RLTestSetEvaluator(Stories(1), max_tokens=2, num_groups_to_log=0)
+    evaluate(none, sampler)
+    assert none.last_groups == []
+
+
+def test_failures_end_the_evaluation_unless_they_are_tolerated(sampler):
+    def dataset():
+        return Stories(watch=Watch(failing=(301,)))
+
+    with pytest.raises(Exception, match="broken problem"):
+        evaluate(RLTestSetEvaluator(dataset(), max_tokens=2), sampler)
+    tolerant = RLTestSetEvaluator(dataset(), 2, strategy=MinViableGroup(max_retries=0))
+    metrics = evaluate(tolerant, sampler)
+    assert metrics["test/env/all/total_episodes"] == 12
+    assert metrics["test/rollout_errors/groups_skipped"] == 1
+    hopeless = Stories(2, watch=Watch(failing=(300, 301)))
+    none = RLTestSetEvaluator(hopeless, 2, strategy=MinViableGroup(max_retries=0))
+    with pytest.raises(AllTrajectoriesFailedError, match="test: none of 2 groups could be played"):
+        evaluate(none, sampler)
+
+
+def test_what_cannot_be_played_is_said(sampler):
+    with pytest.raises(DataValidationError, match="test dataset: got no group in 0 batches"):
+        evaluate(RLTestSetEvaluator(Stories(0), max_tokens=2), sampler)
+    for settings, message in [
+        ({"max_tokens": 0}, "max_tokens: got 0, expected at least 1"),
+        ({"max_tokens": 1, "temperature": -1}, "temperature: got -1, expected a finite"),
+        ({"max_tokens": 1, "max_groups_in_flight": 0}, "max_groups_in_flight: got 0"),
+    ]:
+        with pytest.raises(ConfigurationError, match=message):
+            RLTestSetEvaluator(Stories(1), **settings)

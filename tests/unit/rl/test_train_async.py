@@ -1,0 +1,302 @@
+"""Asynchronous training: what may be trained, what is discarded, and in which order."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from animal_stories import StoryDataset, story_config
+
+from tinker_cookbook.exceptions import AllTrajectoriesFailedError
+from tinker_cookbook.rl import train
+from tinker_cookbook.rl.async_source import AsyncSource, ProblemQueue
+from tinker_cookbook.rl.sources_play import PlayedGroup, Player, Snapshot
+from tinker_cookbook.rl.train import AsyncConfig
+from tinker_cookbook.rl.types import TrajectoryGroup
+
+NO_CLIENT: Any = None
+
+
+def weights(step: int) -> Snapshot:
+    return Snapshot(NO_CLIENT, step)
+
+
+class FakePlayer(Player):
+    """Plays without a model: ``seconds(problem)`` says how long; ``None`` fails."""
+
+    def __init__(self, config, seconds=lambda problem: 0.0) -> None:
+        super().__init__(config)
+        self.seconds_of, self.started = seconds, []
+        self.most_at_once = self._now = 0
+
+    async def play(self, problem, snapshot):
+        self.started.append((problem.place, snapshot.step))
+        self._now += 1
+        self.most_at_once = max(self.most_at_once, self._now)
+        try:
+            seconds = self.seconds_of(problem)
+            await asyncio.sleep(seconds or 0.0)
+        finally:
+            self._now -= 1
+        if seconds is None:
+            return None
+        group = TrajectoryGroup([], [], [], sampling_client_step=snapshot.step)
+        return PlayedGroup(problem.batch, problem.index, group)
+
+
+def make_source(tmp_path, player, config, total_steps=5, start_step=0) -> AsyncSource:
+    dataset = StoryDataset(config.dataset_builder)
+    return AsyncSource(dataset, player, config, total_steps, tmp_path, start_step)
+
+
+def async_config(tmp_path, k=1, groups=2, data=None, **settings):
+    return story_config(
+        "no-such-model",
+        tmp_path,
+        data,
+        async_config=AsyncConfig(max_steps_off_policy=k, groups_per_batch=groups),
+        **settings,
+    )
+
+
+async def run_steps(source, steps, seconds_of_training=0.0, start=0):
+    """Goes through iterations; gives what each trained."""
+    found = []
+
+    async def consume(groups):
+        await asyncio.sleep(seconds_of_training)
+
+    for step in range(start, start + steps):
+        collected = await source.collect(step, weights(step), consume)
+        source.renew(weights(step + 1))
+        found.append(collected)
+    return found
+
+
+def places(collected) -> list[tuple[int, int]]:
+    return [(group.batch, group.index) for group in collected.groups]
+
+
+def test_no_trained_group_is_older_than_k_updates(tmp_path):
+    config = async_config(tmp_path, k=2, groups=4)
+    player = FakePlayer(config, lambda problem: 0.001 * ((problem.batch * 7 + problem.index) % 9))
+
+    async def go():
+        async with make_source(tmp_path, player, config, 12) as source:
+            return await run_steps(source, 12, 0.003)
+
+    found = asyncio.run(go())
+    lags = [step - g.sampling_step for step, one in enumerate(found) for g in one.groups]
+    assert len(lags) == 48
+    assert 0 <= min(lags) <= max(lags) <= 2
+    assert max(lags) > 0  # sampling did go on while training
+    assert player.most_at_once <= 4 * 3
+    # The oldest first, and no group twice.
+    everything = [place for one in found for place in places(one)]
+    assert len(set(everything)) == len(everything)
+
+
+def test_a_group_that_became_too_old_is_discarded_also_while_it_runs(tmp_path):
+    config = async_config(tmp_path, k=1, groups=2)
+    stuck = (0, 1)
+    player = FakePlayer(config, lambda problem: 60.0 if problem.place == stuck else 0.001)
+
+    async def go():
+        async with make_source(tmp_path, player, config, 6) as source:
+            return await run_steps(source, 6, 0.002)
+
+    found = asyncio.run(go())
+    assert all(stuck not in places(one) for one in found)
+    assert sum(one.metrics["async/groups_discarded"] for one in found) == 1
+    # What was lost is made up for by further problems.
+    assert all(len(one.groups) == 2 for one in found)
+
+
+def test_a_finished_group_that_became_too_old_is_discarded(tmp_path):
+    config = async_config(tmp_path, k=0, groups=2)
+
+    async def go():
+        async with make_source(tmp_path, FakePlayer(config), config, 3) as source:
+            await run_steps(source, 1)
+            while len(source.finished()) < 2:
+                await asyncio.sleep(0.001)
+            # Weights moved on by two updates at once: what was sampled with the first is stale.
+            source.renew(weights(2))
+
+            async def consume(groups):
+                pass
+
+            return await source.collect(2, weights(2), consume)
+
+    collected = asyncio.run(go())
+    assert collected.metrics["async/groups_discarded"] == 2
+    assert {group.sampling_step for group in collected.groups} == {2}
+
+
+def test_k_of_zero_is_on_policy(tmp_path):
+    config = async_config(tmp_path, k=0, groups=3)
+    player = FakePlayer(config)
+
+    async def go():
+        async with make_source(tmp_path, player, config, 4) as source:
+            return await run_steps(source, 4, 0.002)
+
+    found = asyncio.run(go())
+    assert [{g.sampling_step for g in one.groups} for one in found] == [{0}, {1}, {2}, {3}]
+    assert len(player.started) == 12
+
+
+def test_no_more_is_played_than_the_run_needs(tmp_path):
+    config = async_config(tmp_path, k=3, groups=2)
+    player = FakePlayer(config)
+
+    async def go():
+        async with make_source(tmp_path, player, config, 3) as source:
+            await run_steps(source, 3, 0.002)
+            await asyncio.sleep(0.01)
+
+    asyncio.run(go())
+    assert len(player.started) == 6
+
+
+def test_groups_are_started_with_the_newest_weights(tmp_path):
+    config = async_config(tmp_path, k=1, groups=2)
+    player = FakePlayer(config)
+
+    async def go():
+        async with make_source(tmp_path, player, config, 4) as source:
+            await run_steps(source, 4, 0.003)
+
+    asyncio.run(go())
+    steps = [step for _, step in player.started]
+    assert steps == sorted(steps)
+    assert steps[-1] >= 2
+
+
+def test_an_error_of_an_environment_reaches_the_loop(tmp_path):
+    config = async_config(tmp_path)
+
+    class Broken(FakePlayer):
+        async def play(self, problem, snapshot):
+            if problem.place == (1, 0):
+                raise OSError("the judge is away")
+            return await super().play(problem, snapshot)
+
+    async def go():
+        async with make_source(tmp_path, Broken(config), config) as source:
+            await run_steps(source, 5)
+
+    with pytest.raises(OSError, match="the judge is away"):
+        asyncio.run(go())
+
+
+def test_where_every_group_fails_the_run_ends(tmp_path):
+    config = async_config(tmp_path)
+
+    async def go():
+        async with make_source(tmp_path, FakePlayer(config, lambda _: None), config) as source:
+            await run_steps(source, 1)
+
+    with pytest.raises(AllTrajectoriesFailedError, match="not one of"):
+        asyncio.run(go())
+
+
+def test_groups_that_fail_are_counted_and_made_up_for(tmp_path):
+    config = async_config(tmp_path, groups=4)
+    player = FakePlayer(config, lambda problem: None if problem.index == 1 else 0.0)
+
+    async def go():
+        async with make_source(tmp_path, player, config) as source:
+            return await run_steps(source, 3)
+
+    found = asyncio.run(go())
+    assert [len(one.groups) for one in found] == [4, 4, 4]
+    assert sum(one.num_failed for one in found) >= 3
+
+
+def test_substeps_split_the_batch(tmp_path):
+    config = async_config(tmp_path, groups=4, num_substeps=2)
+
+    async def go():
+        async with make_source(tmp_path, FakePlayer(config), config) as source:
+            return await run_steps(source, 1)
+
+    (collected,) = asyncio.run(go())
+    assert [group.substep for group in collected.groups] == [0, 0, 1, 1]
+
+
+def test_the_problem_queue_goes_on_where_it_was(tmp_path):
+    config = async_config(tmp_path, data={"num_batches": 3, "groups_per_batch": 4})
+    dataset = StoryDataset(config.dataset_builder)
+
+    async def take(queue, count):
+        return [(await queue.next()).place for _ in range(count)]
+
+    async def go():
+        whole = ProblemQueue(dataset, 0)
+        first = await take(whole, 30)
+        assert first == [(batch, index) for batch in range(8) for index in range(4)][:30]
+        again = [(1, 2), (2, 3)]
+        resumed = ProblemQueue(dataset, 0, (4, 1), again)
+        assert await take(resumed, 1) == [(1, 2)]
+        # Not given yet, so a second kill must not lose it; and the place has not moved.
+        assert (resumed.again, resumed.position) == ({(2, 3)}, (4, 1))
+        assert await take(resumed, 4) == [(2, 3), (4, 1), (4, 2), (4, 3)]
+        assert (resumed.again, resumed.position) == (set(), (4, 4))
+        whole.close()
+        resumed.close()
+
+    asyncio.run(go())
+
+
+def test_nothing_is_lost_or_trained_twice_when_a_run_is_killed(tmp_path):
+    """Queue, groups in flight and place in the data as they were after update 3."""
+    config = async_config(tmp_path, k=2, groups=3)
+    slow = FakePlayer(config, lambda problem: 0.002 * (problem.index + 1))
+
+    async def killed():
+        async with make_source(tmp_path, slow, config, 8) as source:
+            found = await run_steps(source, 3, 0.004)
+            source.save(tmp_path, 3)
+            return [place for one in found for place in places(one)]
+
+    async def resumed():
+        player = FakePlayer(config)
+        async with make_source(tmp_path, player, config, 8, start_step=3) as source:
+            found = await run_steps(source, 5, 0.001, start=3)
+            return [place for one in found for place in places(one)]
+
+    before, after = asyncio.run(killed()), asyncio.run(resumed())
+    assert len(before) == 9
+    assert len(after) == 15
+    assert not set(before) & set(after)
+    # Every problem up to the last one trained, and no gap but those discarded as too old.
+    everything = sorted(before + after)
+    assert everything[:20] == [(batch, index) for batch in range(6) for index in range(4)][:20]
+
+
+def test_an_asynchronous_run_end_to_end(stories_model, tmp_path):
+    config = story_config(
+        stories_model,
+        tmp_path,
+        {"num_batches": 6, "groups_per_batch": 3, "reward_for": "length", "test_groups": 2},
+        async_config=AsyncConfig(max_steps_off_policy=1, groups_per_batch=3, loss_fn="ppo"),
+        eval_every=2,
+        save_every=2,
+    )
+    asyncio.run(train.main(config))
+    lines = (tmp_path / "metrics.jsonl").read_text().splitlines()
+    found = [json.loads(line) for line in lines]
+    assert [row["step"] for row in found] == list(range(7))
+    for row in found[1:]:
+        assert 0 <= row["async/staleness_min"] <= row["async/staleness_max"] <= 1
+        assert row["env/all/total_episodes"] == 12
+        assert row["training_client/step"] == row["step"] - 1
+        assert row["sampling_client/step_mean"] == pytest.approx(
+            row["step"] - 1 - row["async/staleness_mean"]
+        )
+    saved = sorted(path.name for path in Path(tmp_path).glob("async_queue_*.jsonl"))
+    assert saved == [f"async_queue_{step:06d}.jsonl" for step in (2, 4, 6)]

@@ -1,0 +1,156 @@
+"""Settings of an RL run: each that cannot work is refused before anything is loaded."""
+
+from __future__ import annotations
+
+import asyncio
+import subprocess
+import sys
+
+import chz
+import pytest
+from animal_stories import StoryDataset, StoryDatasetBuilder, story_config
+
+from tinker_cookbook.exceptions import ConfigurationError, DataValidationError
+from tinker_cookbook.rl import train
+from tinker_cookbook.rl.train import AsyncConfig, KLReferenceConfig, StreamMinibatchConfig
+from tinker_cookbook.utils.config_io import dump_config, load_config
+
+ASYNC = AsyncConfig(max_steps_off_policy=1, groups_per_batch=4)
+STREAM = StreamMinibatchConfig(groups_per_batch=4, num_minibatches=2)
+
+
+def test_the_defaults_pass_and_are_the_public_ones(stories_model, tmp_path):
+    config = story_config(stories_model, tmp_path)
+    config.check()
+    assert config.lr_schedule == "constant"
+    assert config.loss_fn == "importance_sampling"
+    assert (config.eval_every, config.num_substeps, config.temperature) == (20, 1, 1.0)
+    assert (config.top_p, config.top_k, config.seed) == (1.0, -1, 0)
+    assert (config.num_groups_to_log, config.rollout_json_export) == (4, True)
+    assert (config.kl_penalty_coef, config.kl_reference_config) == (0.0, None)
+
+
+WRONG = [
+    ({"kl_penalty_coef": 0.1}, "kl_reference_config"),
+    ({"kl_penalty_coef": -0.1}, "kl_penalty_coef"),
+    ({"kl_discount_factor": 1.5}, "kl_discount_factor"),
+    ({"max_tokens": 0}, "max_tokens"),
+    ({"max_tokens": 512}, "max_tokens: got 512, but the context"),
+    ({"temperature": 0.0}, "temperature: got 0"),
+    ({"temperature": float("nan")}, "temperature"),
+    ({"eval_temperature": -1.0}, "eval_temperature"),
+    ({"top_p": 0.0}, "top_p"),
+    ({"top_k": 0}, "top_k"),
+    ({"num_substeps": 0}, "num_substeps"),
+    ({"loss_fn": "pp0"}, "did you mean 'ppo'"),
+    ({"loss_fn": "cross_entropy"}, "loss_fn: got 'cross_entropy'"),
+    ({"loss_fn": "stable_reinforce"}, "hosted API alone"),
+    ({"loss_fn": "dro"}, "beta"),
+    ({"loss_fn": "ppo", "loss_fn_config": {"clip": 0.2}}, "loss_fn_config['clip']"),
+    ({"async_config": chz.replace(ASYNC, loss_fn="gspo")}, "clip_low_threshold"),
+    ({"async_config": ASYNC, "stream_minibatch_config": STREAM}, "expected one of them"),
+    ({"async_config": chz.replace(ASYNC, max_steps_off_policy=-1)}, "max_steps_off_policy"),
+    ({"async_config": ASYNC, "num_substeps": 3}, "async_config.groups_per_batch is 4"),
+    ({"stream_minibatch_config": STREAM, "num_substeps": 3}, "multiple of num_substeps"),
+    ({"stream_minibatch_config": chz.replace(STREAM, num_minibatches=0)}, "num_minibatches"),
+    ({"warmup_steps": -1}, "warmup_steps"),
+    ({"renderer_name": "qwen33"}, "qwen33"),
+]
+
+
+@pytest.mark.parametrize(("settings", "message"), WRONG, ids=[str(w[0])[:60] for w in WRONG])
+def test_what_cannot_work_is_refused(stories_model, tmp_path, settings, message):
+    with pytest.raises(ConfigurationError) as error:
+        story_config(stories_model, tmp_path, **settings).check()
+    assert message in str(error.value)
+
+
+def test_a_kl_penalty_without_reference_fails_before_anything_is_made(stories_model, tmp_path):
+    """The public package finds out after the clients and the dataset were created."""
+    config = story_config(stories_model, tmp_path / "run", kl_penalty_coef=0.1)
+    config = chz.replace(config, dataset_builder=_MustNotBeBuilt(model=stories_model))
+    with pytest.raises(ConfigurationError, match="KLReferenceConfig"):
+        asyncio.run(train.main(config))
+    assert not (tmp_path / "run").exists()
+
+
+@chz.chz
+class _MustNotBeBuilt(StoryDatasetBuilder):
+    async def __call__(self):
+        raise AssertionError("the dataset was built")
+
+
+def test_a_kl_penalty_with_reference_passes(stories_model, tmp_path):
+    reference = KLReferenceConfig(base_model=stories_model)
+    settings = {"kl_penalty_coef": 0.1, "kl_reference_config": reference}
+    story_config(stories_model, tmp_path, **settings).check()
+    with pytest.raises(ConfigurationError, match="centred over the whole batch"):
+        story_config(stories_model, tmp_path, stream_minibatch_config=STREAM, **settings).check()
+    wrong = chz.replace(reference, load_checkpoint_path="tinker://run/000020")
+    with pytest.raises(ConfigurationError, match="sampler_path"):
+        story_config(
+            stories_model, tmp_path, kl_penalty_coef=0.1, kl_reference_config=wrong
+        ).check()
+
+
+def test_losses_that_need_settings_pass_with_them(stories_model, tmp_path):
+    for loss_fn, given in (
+        ("ppo", {"clip_high_threshold": 1.3}),
+        ("cispo", None),
+        ("dro", {"beta": 0.05}),
+        ("gspo", {"clip_low_threshold": 0.9997, "clip_high_threshold": 1.0004}),
+    ):
+        story_config(stories_model, tmp_path, loss_fn=loss_fn, loss_fn_config=given).check()
+
+
+def test_the_first_batch_must_fit_the_settings(stories_model, tmp_path):
+    def check(groups: int, **settings) -> int:
+        config = story_config(stories_model, tmp_path, {"groups_per_batch": groups}, **settings)
+        return train.check_first_batch(config, StoryDataset(config.dataset_builder))
+
+    assert check(4, num_substeps=2) == 4
+    with pytest.raises(ConfigurationError, match="num_substeps: got 3, but groups_per_batch is 4"):
+        check(4, num_substeps=3)
+    with pytest.raises(ConfigurationError, match="first batch has 6 groups"):
+        check(6, stream_minibatch_config=STREAM)
+    with pytest.raises(DataValidationError, match="batch 0 of StoryDataset is empty"):
+        check(0)
+    # An asynchronous run makes its own batches.
+    assert check(3, async_config=ASYNC, num_substeps=2) == 3
+
+
+def test_a_dataset_without_batches_is_refused(stories_model, tmp_path):
+    config = story_config(stories_model, tmp_path, {"num_batches": 0})
+    with pytest.raises(DataValidationError, match="has 0 batches"):
+        asyncio.run(train.main(config))
+
+
+def test_the_number_of_steps(stories_model, tmp_path):
+    config = story_config(stories_model, tmp_path, num_epochs=2)
+    assert train.count_steps(config, 5, 4) == 10
+    assert train.count_steps(chz.replace(config, max_steps=3), 5, 4) == 3
+    assert train.count_steps(chz.replace(config, max_steps=30), 5, 4) == 10
+    # 5 batches of 6 groups, twice, in updates of 4.
+    assert train.count_steps(chz.replace(config, async_config=ASYNC), 5, 6) == 15
+
+
+def test_the_config_survives_its_file(stories_model, tmp_path):
+    config = story_config(
+        stories_model,
+        tmp_path,
+        async_config=ASYNC,
+        loss_fn="ppo",
+        loss_fn_config={"clip_low_threshold": 0.7},
+        kl_reference_config=KLReferenceConfig(base_model=stories_model),
+    )
+    assert load_config(dump_config(config)) == config
+
+
+def test_importing_the_loop_loads_nothing_heavy():
+    code = (
+        "import sys, tinker_cookbook.rl.train;"
+        "heavy = {'torch', 'transformers', 'datasets', 'tinker', 'peft', 'wandb'};"
+        "print(heavy & set(sys.modules))"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "set()"

@@ -1,0 +1,348 @@
+"""Transcripts: rows for machines, pages for people, and what a stopped run leaves."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import math
+import threading
+from html.parser import HTMLParser
+from pathlib import Path
+
+import pytest
+import tinker
+from talk_samples import ASK, END, answers, encode, group_of, talk, tokenizer
+
+from tinker_cookbook.completers import TinkerTokenCompleter
+from tinker_cookbook.exceptions import DataValidationError, TrainingError
+from tinker_cookbook.rl.advantages import compute_advantages
+from tinker_cookbook.rl.transcript_text import TokenText, plain
+from tinker_cookbook.rl.transcripts import TranscriptWriter, group_log, member_log
+from tinker_cookbook.rl.types import StopReason, Trajectory, Transition
+from tinker_cookbook.tokenizer_utils import get_tokenizer
+from tinker_cookbook.utils import logtree
+
+HINTS = talk(
+    (f"{ASK}number?", f"10{END}", 0.0, {"valid": 1.0}, {"hint": "up"}),
+    (f"{ASK}higher", f"15{END}", 1.0, {"valid": 0.5}),
+    final=f"{ASK}right!",
+)
+
+
+def rows_of(folder: Path, split: str = "train") -> list[dict]:
+    def forbid(constant: str) -> None:
+        raise AssertionError(f"{constant} is no JSON")
+
+    lines = (folder / f"{split}_rollout_summaries.jsonl").read_text().splitlines()
+    return [json.loads(line, parse_constant=forbid) for line in lines]
+
+
+class Page(HTMLParser):
+    """Text of each element with an id, and of the whole page; fails on bad nesting."""
+
+    def __init__(self, html: str) -> None:
+        super().__init__()
+        self.open: list[tuple[str, str | None]] = []
+        self.by_id: dict[str, str] = {}
+        self.text = ""
+        self.links: list[str] = []
+        self.tags: list[str] = []
+        self.feed(html)
+        assert self.open == []
+
+    def handle_starttag(self, tag, attrs):
+        given = dict(attrs)
+        self.tags.append(tag)
+        if "href" in given:
+            self.links.append(str(given["href"]))
+        if tag != "meta":
+            self.open.append((tag, given.get("id")))
+
+    def handle_endtag(self, tag):
+        assert self.open.pop()[0] == tag
+
+    def handle_data(self, data):
+        if ("style", None) in self.open:
+            return
+        self.text += data
+        for _, name in self.open:
+            if name is not None:
+                self.by_id[name] = self.by_id.get(name, "") + data
+
+
+def write(path: Path, groups, tags=None, split="train", iteration=3, **options) -> Path:
+    extra = {name: options.pop(name) for name in ("advantages", "logs") if name in options}
+    with TranscriptWriter(path, tokenizer=options.pop("tokenizer", tokenizer()), **options) as w:
+        w.write(iteration, split, groups, tags or [[] for _ in groups], **extra)
+    return path / f"iteration_{iteration:06d}"
+
+
+def test_rows_hold_the_numbers_and_the_text(tmp_path: Path):
+    group = group_of(
+        HINTS, talk((f"{ASK}number?", "7", 0.25), stop_reason=StopReason.MAX_TOKENS),
+        final_rewards_G=[0.5, 0.0], metrics_G=[{"wins": 1}, {}], sampling_client_step=9,
+    )  # fmt: skip
+    folder = write(tmp_path, [group], [["guess", "easy"]], advantages=[[0.6, -0.6]])
+    first, second = rows_of(folder)
+    assert first == {
+        "schema_version": 1, "split": "train", "iteration": 3, "group_idx": 0, "traj_idx": 0,
+        "tags": ["guess", "easy"], "sampling_client_step": 9, "total_reward": 1.5,
+        "final_reward": 0.5, "advantage": 0.6, "stop_reason": "completed",
+        "trajectory_metrics": {"wins": 1}, "trajectory_logs": {},
+        "steps": [
+            {"step_idx": 0, "ob_len": 8, "ob_new_len": 8, "ac_len": 3, "reward": 0.0,
+             "episode_done": False, "stop_reason": "stop", "masked": False,
+             "prompt_text": f"{ASK}number?", "action_text": f"10{END}",
+             "metrics": {"valid": 1.0}, "logs": {"hint": "up"}},
+            {"step_idx": 1, "ob_len": 18, "ob_new_len": 7, "ac_len": 3, "reward": 1.0,
+             "episode_done": True, "stop_reason": "stop", "masked": False,
+             "prompt_text": f"{ASK}higher", "action_text": f"15{END}",
+             "metrics": {"valid": 0.5}, "logs": {}},
+        ],
+        "final_ob_len": 28, "final_text": f"{ASK}right!",
+    }  # fmt: skip
+    assert second["steps"][0]["stop_reason"] == "length"
+    assert (second["stop_reason"], second["total_reward"]) == ("max_tokens", 0.25)
+
+
+def test_what_json_cannot_hold_is_still_written(tmp_path: Path):
+    odd = talk(("q", f"a{END}", 0.0, {"x": math.nan, "y": -math.inf}, {"obj": {1, 2}}))
+    (row,) = rows_of(write(tmp_path, [group_of(odd)]))
+    assert row["steps"][0]["metrics"] == {"x": None, "y": None}
+    assert row["nonfinite"] == {"steps/0/metrics/x": "nan", "steps/0/metrics/y": "-inf"}
+    assert row["steps"][0]["logs"] == {"obj": "{1, 2}"}
+    assert row["advantage"] is None
+
+
+def test_a_prompt_that_does_not_extend_the_turn_before_is_shown_from_the_first_difference():
+    """As where a renderer strips the thinking of earlier turns."""
+    first, second = encode(f"{ASK}abc"), encode(f"{ASK}abX new")
+    episode = talk((f"{ASK}abc", f"z{END}", 0.0))
+    last = episode.transitions[0]
+    episode.transitions.append(
+        Transition(tinker.ModelInput.from_ints(second), last.ac, 0.0, True)
+    )  # fmt: skip
+    text = TokenText(tokenizer()).episode(episode)
+    assert first[:3] == second[:3]
+    assert plain(text.turns[1].prompt) == "X new"
+    assert text.turns[1].num_new_tokens == 5
+    assert text.final == []  # the final observation belongs to the first turn alone
+
+
+def test_images_stand_where_they_are():
+    image = tinker.types.ImageChunk(data=b"1", format="png", expected_tokens=7)
+    other = tinker.types.ImageChunk(data=b"2", format="png", expected_tokens=7)
+    chunks = [tinker.EncodedTextChunk(tokens=encode(f"{ASK}a")), image]
+    ob = tinker.ModelInput(chunks=[*chunks, tinker.EncodedTextChunk(tokens=encode(ASK))])
+    text = TokenText(tokenizer())
+    assert plain(text.prompt(ob)) == f"{ASK}a[image: 7 tokens]{ASK}"
+    swapped = tinker.ModelInput(chunks=[chunks[0], other])
+    answer = talk(("q", END, 0.0)).transitions[0].ac
+    turns = [Transition(ob, answer, 0.0, False), Transition(swapped, answer, 0.0, True)]
+    (_, second) = text.episode(Trajectory(turns, tinker.ModelInput.empty())).turns
+    assert (plain(second.prompt), second.num_new_tokens) == ("[image: 7 tokens]", 7)
+
+
+@pytest.mark.shared
+def test_sentencepiece_keeps_the_space_between_prompt_and_answer(stories_model):
+    from transformers import AutoTokenizer
+
+    stories = AutoTokenizer.from_pretrained(stories_model)
+    whole = stories.encode("Once upon a time there was a dog")
+    text = TokenText(stories)
+    parts = [text.pieces(whole[:4]), text.pieces(whole[4:], before=whole[:4])]
+    assert "".join(map(plain, parts)) == stories.decode(whole)
+    assert plain(parts[1]).startswith(" ")
+
+
+def test_without_a_tokenizer_tokens_are_numbers(tmp_path: Path):
+    folder = write(tmp_path, [group_of(talk(("a", END, 1.0)))], tokenizer=None)
+    assert rows_of(folder)[0]["steps"][0]["action_text"] == f"[{encode(END)[0]}]"
+
+
+def test_the_page_shows_groups_samples_and_turns(tmp_path: Path):
+    group = group_of(HINTS, talk((f"{ASK}number?", "  <b>\n7", 0.0)))
+    groups = [group, answers(0.0, 0.0, 0.0), answers(1.0, 1.0)]
+    groups[1].rollout_errors.append("TimeoutError: member 2")
+    advantages = [list(a) for a in compute_advantages(groups)]
+    folder = write(
+        tmp_path, groups, [["guess"], ["sums"], []], advantages=advantages, num_groups_to_log=2
+    )
+    page = Page((folder / "train.html").read_text())
+    assert set(page.by_id) == {
+        "group-0", "group-0-sample-0", "group-0-sample-1", "group-1",
+        *(f"group-1-sample-{i}" for i in range(3)),
+    }  # fmt: skip
+    assert page.links == ["#group-0", "#group-1"]  # the third is in the table only
+    assert "Iteration 3 · train" in page.text
+    assert "The table alone has 1 more group;" in page.text
+    # The prompt that all share stands once.
+    assert page.by_id["group-0"].count(f"{ASK}number?") == 1
+    best, other = page.by_id["group-0-sample-0"], page.by_id["group-0-sample-1"]
+    facts = ["reward 1.000", "advantage +0.500", "completed", "6 tokens", "2 turns"]
+    for part in [*facts, f"10{END}", f"{ASK}higher", f"15{END}", f"{ASK}right!", "hint", "valid"]:
+        assert part in best, part
+    assert best.index(f"10{END}") < best.index("higher") < best.index(f"15{END}")
+    assert "  <b>\n7" in other  # whitespace kept, markup shown
+    assert '10<span class="rl-special">&lt;|end|&gt;</span>' in (folder / "train.html").read_text()
+    assert "cut off" in other
+    assert "nothing to learn from" in page.by_id["group-1"]
+    assert "TimeoutError: member 2" in page.by_id["group-1"]
+
+
+def test_members_that_begin_differently_each_show_their_prompt(tmp_path: Path):
+    group = group_of(talk(("one", f"a{END}", 0.0)), talk(("two", f"b{END}", 1.0)))
+    page = Page((write(tmp_path, [group]) / "train.html").read_text())
+    assert "one" in page.by_id["group-0-sample-0"]
+    assert "two" in page.by_id["group-0-sample-1"]
+
+
+def test_logs_that_repeat_prompt_or_answer_are_left_out_of_the_page(tmp_path: Path):
+    question = "what is " + "6 times 7, and why? " * 4
+    logs = {"question": question, "answer": "42", "reference": "42", "essay": "ab\n" * 30}
+    folder = write(tmp_path, [group_of(talk((f"{ASK}{question}", f"42{END}", 1.0, {}, logs)))])
+    sample = Page((folder / "train.html").read_text()).by_id["group-0-sample-0"]
+    assert question not in sample
+    assert sample.count("42") == 3  # short ones stay: the reference may agree with the answer
+    assert "logs: essay" in sample
+    assert rows_of(folder)[0]["steps"][0]["logs"] == logs
+
+
+def test_an_episode_without_a_turn_has_a_place(tmp_path: Path):
+    empty = Trajectory(
+        [], tinker.ModelInput.empty(), StopReason.CONTEXT_OVERFLOW, reward_without_turn=-0.5
+    )
+    folder = write(tmp_path, [group_of(empty, empty)])
+    assert "left no room" in Page((folder / "train.html").read_text()).by_id["group-0-sample-0"]
+    assert rows_of(folder)[0]["total_reward"] == -0.5
+    assert rows_of(folder)[0]["steps"] == []
+
+
+def test_what_environments_log_is_with_their_sample(tmp_path: Path):
+    async def member(index: int) -> None:
+        with member_log(index), logtree.scope_header(f"grading {index}"):
+            await asyncio.sleep(0)
+            logtree.log_text(f"said by {index}")
+
+    async def play(index: int) -> logtree.Trace | None:
+        with group_log(enabled=index == 0) as log:
+            logtree.log_text(f"drawn {index}")
+            await asyncio.gather(*(member(j) for j in range(2)))
+        return log
+
+    logs = [asyncio.run(play(i)) for i in range(2)]
+    assert logs[1] is None
+    groups = [answers(0.0, 1.0), answers(0.0, 1.0)]
+    folder = write(tmp_path, groups, logs=logs, num_groups_to_log=1)
+    page = Page((folder / "train.html").read_text())
+    for i in range(2):
+        assert f"said by {i}" in page.by_id[f"group-0-sample-{i}"]
+        assert f"said by {1 - i}" not in page.by_id[f"group-0-sample-{i}"]
+    assert page.by_id["group-0"].count("drawn 0") == 1
+    assert "drawn 1" not in page.text
+
+
+def test_settings_say_which_files_there_are(tmp_path: Path):
+    groups = [answers(0.0, 1.0)]
+
+    def names(name: str, **options) -> list[str]:
+        return sorted(p.name for p in write(tmp_path / name, groups, **options).iterdir())
+
+    assert names("all") == ["train.html", "train_logtree.json", "train_rollout_summaries.jsonl"]
+    assert names("html", json_export=False) == ["train.html"]
+    assert names("rows", num_groups_to_log=0) == ["train_rollout_summaries.jsonl"]
+    assert names("test", split="eval_test", json_export=False) == ["eval_test.html"]
+    tree = json.loads((tmp_path / "all/iteration_000003/train_logtree.json").read_text())
+    assert tree["root"]["tag"] == "body"
+
+
+def test_an_unfinished_step_keeps_its_finished_groups(tmp_path: Path):
+    writer = TranscriptWriter(tmp_path, tokenizer=tokenizer())
+    writer.write(5, "train", [None, answers(0.0, 1.0), None], [[], ["sums"], []])
+    writer.flush()  # without close, which a killed loop may not reach
+    folder = tmp_path / "iteration_000005"
+    assert [(row["group_idx"], row["traj_idx"]) for row in rows_of(folder)] == [(1, 0), (1, 1)]
+    assert "1 group of 3, the others were not finished" in (folder / "train.html").read_text()
+    writer.close()
+
+
+def test_a_step_without_any_group_has_empty_files(tmp_path: Path):
+    folder = write(tmp_path, [None])
+    assert rows_of(folder) == []
+    assert "No group was finished." in Page((folder / "train.html").read_text()).text
+
+
+def test_an_error_of_the_block_goes_before_one_of_writing(tmp_path: Path, caplog):
+    (tmp_path / "iteration_000003").write_text("in the way")
+
+    def run() -> None:
+        with TranscriptWriter(tmp_path) as writer:
+            writer.write(3, "train", [answers(0.0)], [[]])
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        run()
+    assert "cannot be written" in caplog.text
+
+
+def test_writing_again_replaces_whole_files(tmp_path: Path):
+    write(tmp_path, [answers(0.0, 1.0), answers(1.0)])
+    folder = write(tmp_path, [answers(0.5)])
+    assert [row["total_reward"] for row in rows_of(folder)] == [0.5]
+    assert not [path for path in folder.iterdir() if path.name.startswith(".")]
+
+
+def test_it_writes_in_another_thread(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    threads = []
+    original = TokenText.episode
+
+    def record(self, trajectory):
+        threads.append(threading.current_thread())
+        return original(self, trajectory)
+
+    monkeypatch.setattr(TokenText, "episode", record)
+    write(tmp_path, [answers(0.0)])
+    assert threads
+    assert threading.main_thread() not in threads
+
+
+def test_files_that_cannot_be_written_are_an_error(tmp_path: Path):
+    (tmp_path / "iteration_000003").write_text("in the way")
+    writer = TranscriptWriter(tmp_path, tokenizer=tokenizer())
+    writer.write(3, "train", [answers(0.0)], [[]])
+    with pytest.raises(TrainingError, match="num_groups_to_log=0"):
+        writer.flush()
+    writer.close()
+
+
+def test_lists_of_different_lengths_are_named(tmp_path: Path):
+    with TranscriptWriter(tmp_path) as writer:
+        with pytest.raises(DataValidationError, match="'groups': 1, 'tags': 2"):
+            writer.write(0, "train", [answers(0.0)], [[], []])
+        with pytest.raises(DataValidationError, match="group 0 has 1 advantages for 2 members"):
+            writer.write(0, "train", [answers(0.0, 1.0)], [[]], [[0.0]])
+
+
+@pytest.mark.shared
+def test_real_samples_of_a_small_model(tmp_path: Path, stories_model):
+    """The text of prompt and answer together is what the tokenizer says of all tokens."""
+    from tinker_cookbook.backends import connect
+
+    service = connect("local", device="cpu", dtype="float32").service
+    client = service.create_sampling_client(base_model=stories_model).result()
+    stories = get_tokenizer(stories_model)
+    prompt = tinker.ModelInput.from_ints(stories.encode("Once upon a time, there was a"))
+    policy = TinkerTokenCompleter(client, max_tokens=24, seed=1)
+    samples = asyncio.run(policy.sample_many(prompt, ["\x00"], 4))
+    trajectories = [
+        Trajectory([Transition(prompt, sample, float(i), True)], prompt)
+        for i, sample in enumerate(samples)
+    ]
+    folder = write(tmp_path, [group_of(*trajectories)], tokenizer=stories)
+    for row, sample in zip(rows_of(folder), samples, strict=True):
+        step = row["steps"][0]
+        whole = stories.decode([*prompt.to_ints(), *sample.tokens])
+        assert step["prompt_text"] + step["action_text"] == whole
+        assert step["ac_len"] == 24
+    page = Page((folder / "train.html").read_text())
+    assert rows_of(folder)[2]["steps"][0]["action_text"].strip() in page.by_id["group-0-sample-2"]

@@ -1,0 +1,37 @@
+"""Running the RL loop in a test, and reading what it left."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from pathlib import Path
+
+import numpy as np
+
+from tinker_cookbook.rl import train
+
+
+def run(config) -> list[dict]:
+    """Trains; gives the rows of ``metrics.jsonl``."""
+    asyncio.run(train.main(config))
+    return rows(config.log_path)
+
+
+def rows(log_path) -> list[dict]:
+    lines = (Path(log_path) / "metrics.jsonl").read_text().splitlines()
+    return [json.loads(line) for line in lines]
+
+
+def adapter(log_path) -> dict[str, np.ndarray]:
+    """The tensors of the last checkpoint."""
+    from safetensors.numpy import load_file
+
+    from tinker_cookbook.engine.store import default_root
+
+    line = (Path(log_path) / "checkpoints.jsonl").read_text().splitlines()[-1]
+    run_id, kind, name = json.loads(line)["state_path"].removeprefix("tinker://").split("/")
+    return load_file(default_root() / "runs" / run_id / kind / name / "adapter_model.safetensors")
+
+
+def without_times(row: dict) -> dict:
+    return {key: value for key, value in row.items() if not key.startswith("time/")}

@@ -1,0 +1,282 @@
+"""Asynchronous sampling: groups are started all the time, each with the newest weights.
+
+At most ``groups_per_batch * (K + 1)`` groups are started and not yet trained, so that sampling goes
+on while the policy trains, and yet runs no more than K updates ahead of training. With s updates in
+the weights that sampled a group and t updates done when it would be trained, its lag is t - s; a
+group whose lag exceeds K is discarded, also while it still runs. Training takes the oldest groups
+first.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections import deque
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from tinker_cookbook.exceptions import TrainingError
+from tinker_cookbook.rl.async_state import QueueState, read_queue, write_queue
+from tinker_cookbook.rl.sources import (
+    Collected,
+    Consume,
+    GroupSource,
+    Metrics,
+    nothing_played,
+    problem_batches,
+)
+from tinker_cookbook.rl.sources_play import PlayedGroup, Player, Problem, Snapshot, cancel_all
+from tinker_cookbook.rl.train_config import AsyncConfig, Config
+from tinker_cookbook.rl.types import RLDataset
+from tinker_cookbook.supervised.prefetch import Prefetcher
+
+logger = logging.getLogger(__name__)
+
+
+class ProblemQueue:
+    """The problems of a dataset one by one, from a place on, epoch after epoch.
+
+    Args:
+        dataset: Whose problems.
+        seed: Of the order of the epochs.
+        position: (batch, index) of the first problem to give.
+        again: Problems before that place which were begun but not finished.
+    """
+
+    def __init__(
+        self,
+        dataset: RLDataset,
+        seed: int,
+        position: tuple[int, int] = (0, 0),
+        again: Sequence[tuple[int, int]] = (),
+    ) -> None:
+        self.position = position
+        self.again = set(again)
+        """Those of ``again`` that have not been given yet."""
+        self.epoch = 0
+        """Of the problem given last."""
+        first = min([position[0], *(place[0] for place in again)])
+        batches = problem_batches(dataset, seed, first)
+        self._rest: deque[Problem] = deque()
+        self._ahead = Prefetcher(_from(batches, position, frozenset(again)))
+
+    async def next(self) -> Problem:
+        """The next problem."""
+        while not self._rest:
+            self._rest.extend(await self._ahead.next())
+        problem = self._rest.popleft()
+        self.epoch = problem.epoch
+        if problem.place >= self.position:
+            self.position = (problem.batch, problem.index + 1)
+        self.again.discard(problem.place)
+        return problem
+
+    def close(self) -> None:
+        """Ends the thread that reads ahead."""
+        self._ahead.close()
+
+
+def _from(
+    batches: Iterator[list[Problem]], position: tuple[int, int], again: frozenset[tuple[int, int]]
+) -> Iterator[list[Problem]]:
+    for problems in batches:
+        yield [one for one in problems if one.place >= position or one.place in again]
+
+
+@dataclass
+class _Discarded:
+    """What was thrown away as too old since the last update."""
+
+    groups: int = 0
+    tokens: int = 0
+
+    def add(self, group: PlayedGroup | None) -> None:
+        self.groups += 1
+        if group is not None:
+            self.tokens += sampled_tokens(group)
+
+
+class AsyncSource(GroupSource):
+    """Groups that are up to ``max_steps_off_policy`` updates old.
+
+    Args:
+        dataset: Its problems go round until the run has its updates: what is discarded is made up
+            for by problems of a further epoch.
+        player: Plays the groups.
+        config: The run's.
+        total_steps: Updates of the whole run.
+        log_path: Where ``save`` has written, if the run is continued.
+        start_step: Updates done.
+    """
+
+    def __init__(
+        self,
+        dataset: RLDataset,
+        player: Player,
+        config: Config,
+        total_steps: int,
+        log_path: Path,
+        start_step: int = 0,
+    ) -> None:
+        assert config.async_config is not None
+        self._config: AsyncConfig = config.async_config
+        self._num_substeps = config.num_substeps
+        self._player = player
+        state = _restored(log_path, start_step)
+        self._problems = ProblemQueue(dataset, config.seed, state.position, state.in_flight)
+        self._queue = list(state.queue)
+        self._running: dict[asyncio.Task[PlayedGroup | None], tuple[Problem, Snapshot]] = {}
+        self._taken = start_step * self._config.groups_per_batch
+        self._wanted = total_steps * self._config.groups_per_batch
+        self._in_training = 0
+        self._discarded = _Discarded()
+        self._failed = self._failed_in_a_row = 0
+        self._current: list[PlayedGroup] = []
+        self._error: BaseException | None = None
+        self._changed = asyncio.Event()
+        self._newest: Snapshot | None = None
+        self._feeder: asyncio.Task[None] | None = None
+
+    async def collect(self, step: int, snapshot: Snapshot, consume: Consume) -> Collected:
+        """See :meth:`GroupSource.collect`."""
+        self.renew(snapshot)
+        size = self._config.groups_per_batch
+        self._player.begin(size, done=len(self._queue))
+        while True:
+            if self._error is not None:
+                raise self._error
+            if self._failed_in_a_row >= size:
+                raise nothing_played(step, self._failed_in_a_row)
+            self._discard_stale(step)
+            if len(self._queue) >= size:
+                break
+            self._changed.clear()
+            await self._changed.wait()
+        self._current = self._take(size)
+        seconds = self._player.seconds
+        failed, self._failed = self._failed, 0
+        metrics = self._metrics()
+        await consume(self._current)
+        return Collected(self._current, self._problems.epoch, failed, seconds, metrics)
+
+    def renew(self, snapshot: Snapshot) -> None:
+        """Groups are started with these weights from now on; those too old for them go."""
+        if self._newest is None or snapshot.step > self._newest.step:
+            self._newest = snapshot
+            self._in_training, self._current = 0, []
+            self._discard_stale(snapshot.step)
+        if self._feeder is None:
+            self._feeder = asyncio.create_task(self._feed())
+            self._feeder.add_done_callback(self._feeder_done)
+        self._changed.set()
+
+    def finished(self) -> list[PlayedGroup]:
+        """See :meth:`GroupSource.finished`."""
+        return [*self._current, *self._queue]
+
+    def save(self, log_path: Path, step: int) -> None:
+        """Writes the queue, the place in the data, and what was begun but not finished."""
+        begun = [one.place for task, (one, _) in self._running.items() if not task.cancelling()]
+        begun += self._problems.again
+        write_queue(log_path, step, QueueState(self._problems.position, begun, self._queue))
+
+    async def close(self) -> None:
+        """Cancels what runs."""
+        feeder = [self._feeder] if self._feeder is not None else []
+        await cancel_all([*feeder, *self._running])
+        await asyncio.to_thread(self._problems.close)
+
+    def _take(self, size: int) -> list[PlayedGroup]:
+        """The oldest groups of the queue, which they leave."""
+        self._queue.sort(key=lambda group: (group.sampling_step, group.batch, group.index))
+        groups, self._queue = self._queue[:size], self._queue[size:]
+        for place, group in enumerate(groups):
+            group.substep = place * self._num_substeps // size
+        self._taken += size
+        self._in_training = size
+        return groups
+
+    def _discard_stale(self, step: int) -> None:
+        oldest = step - self._config.max_steps_off_policy
+        for group in [group for group in self._queue if group.sampling_step < oldest]:
+            self._queue.remove(group)
+            self._discarded.add(group)
+        for task, (_, snapshot) in list(self._running.items()):
+            if snapshot.step < oldest and not (task.done() or task.cancelling()):
+                task.cancel()
+                self._discarded.add(None)
+
+    def _metrics(self) -> Metrics:
+        metrics: Metrics = {
+            "async/groups_discarded": self._discarded.groups,
+            "async/groups_queued": len(self._queue),
+            "async/groups_in_flight": len(self._running),
+            "tokens/discarded/sampled": self._discarded.tokens,
+        }
+        self._discarded = _Discarded()
+        return metrics
+
+    def _has_room(self) -> bool:
+        """Whether one more group may be started."""
+        size = self._config.groups_per_batch
+        outstanding = len(self._running) + len(self._queue)
+        if self._taken + outstanding >= self._wanted:
+            return False  # enough for all updates that are left
+        most = size * (self._config.max_steps_off_policy + 1)
+        return outstanding + self._in_training < most
+
+    async def _feed(self) -> None:
+        """Starts groups whenever there is room."""
+        while True:
+            while not self._has_room():
+                self._changed.clear()
+                await self._changed.wait()
+            problem = await self._problems.next()
+            assert self._newest is not None
+            task = asyncio.create_task(self._player.play(problem, self._newest))
+            self._running[task] = (problem, self._newest)
+            task.add_done_callback(self._group_done)
+
+    def _group_done(self, task: asyncio.Task[PlayedGroup | None]) -> None:
+        del self._running[task]
+        if not task.cancelled():
+            if (error := task.exception()) is not None:
+                self._error = self._error or error
+            elif (group := task.result()) is None:
+                self._failed += 1
+                self._failed_in_a_row += 1
+            else:
+                self._failed_in_a_row = 0
+                self._queue.append(group)
+                self._player.note(group)
+        self._changed.set()
+
+    def _feeder_done(self, task: asyncio.Task[None]) -> None:
+        if not task.cancelled():
+            self._error = task.exception() or TrainingError("the dataset has no problems left")
+            self._changed.set()
+
+
+def sampled_tokens(group: PlayedGroup) -> int:
+    """Tokens that were sampled for a group."""
+    return sum(
+        len(transition.ac.tokens)
+        for trajectory in group.group.trajectories_G
+        for transition in trajectory.transitions
+    )
+
+
+def _restored(log_path: Path, step: int) -> QueueState:
+    """What ``save`` wrote after this update; where it wrote nothing, the data from there on."""
+    state = read_queue(log_path, step)
+    if state is not None:
+        return state
+    if step > 0:
+        logger.warning(
+            "no queue of groups was saved with the checkpoint after step %d (the run was not "
+            "asynchronous then); the data go on with batch %d",
+            step,
+            step,
+        )
+    return QueueState((step, 0), [], [])

@@ -1,0 +1,329 @@
+"""From trajectories to training data.
+
+A turn's observation is the whole prompt, so it mostly begins with everything that came before it:
+the last observation and the last action. As long as it does, turns are one sequence and are trained
+as one datum; where it does not (a renderer strips earlier thinking, say), a new datum begins.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Any, TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+
+from tinker_cookbook.exceptions import DataValidationError
+from tinker_cookbook.rl.advantages import (
+    compute_advantages,
+    indices_of_varying_groups,
+    remove_constant_reward_groups,
+)
+from tinker_cookbook.rl.types import Trajectory, TrajectoryGroup, Transition
+from tinker_cookbook.utils.lazy_imports import lazy_module
+
+if TYPE_CHECKING:
+    import tinker
+    from tinker import types
+else:
+    tinker = lazy_module("tinker")
+    types = lazy_module("tinker.types")
+
+__all__ = [
+    "DatumPlace",
+    "assemble_training_data",
+    "compute_advantages",
+    "data_for_loss",
+    "indices_of_varying_groups",
+    "remove_constant_reward_groups",
+    "trajectory_to_data",
+]
+
+_Keys: TypeAlias = npt.NDArray[np.int64]
+
+
+@dataclass(frozen=True)
+class DatumPlace:
+    """Whose datum it is: the place of its group in the batch and of its trajectory in the group."""
+
+    group: int
+    member: int
+
+
+def trajectory_to_data(
+    traj: Trajectory, traj_advantage: float, *, provenance: bool = False
+) -> list[tinker.Datum]:
+    """One datum for each longest run of turns of which each extends the one before.
+
+    A turn extends the last if its observation begins with the last observation and action, token
+    by token (images: chunk by chunk). Of a run of T tokens, which ends with its last action token,
+    the datum's ``model_input`` is all but the last and position i predicts token i + 1; all of the
+    following are [T - 1]:
+
+    - ``target_tokens`` int64; 0 where an image stands
+    - ``mask`` float32: 1 for action tokens that are trained, 0 for observations and masked turns
+    - ``advantages`` float32: ``traj_advantage * mask``
+    - ``logprobs`` float32: those of the sampler where the mask is 1, else 0
+
+    Turns without a token are left out, and so are runs that have no others.
+
+    Args:
+        traj: What was played.
+        traj_advantage: Of the whole trajectory; each of its action tokens gets it.
+        provenance: Attach which sampled sequence each token came from, as the hosted loss
+            ``stable_reinforce`` needs it. Every action must have its ``sequence_id``.
+
+    Raises:
+        DataValidationError: An action has no or not as many log-probabilities as tokens, or one
+            that is not finite; an observation is empty; an image has no ``expected_tokens``.
+    """
+    if not np.isfinite(traj_advantage):
+        raise DataValidationError(
+            f"traj_advantage: got {traj_advantage}, expected a finite number; check the rewards"
+        )
+    chunks = _Chunks()
+    return [run.to_datum(traj_advantage, chunks, provenance) for run in _runs(traj, chunks)]
+
+
+def assemble_training_data(
+    trajectory_groups_P: Sequence[TrajectoryGroup],
+    advantages_P: Sequence[npt.NDArray[np.floating[Any]]],
+    *,
+    provenance: bool = False,
+) -> tuple[list[tinker.Datum], list[DatumPlace]]:
+    """The data of all trajectories in order, and where each datum comes from.
+
+    ``advantages_P`` holds [G] for each group, as ``compute_advantages`` gives them. Both lists are
+    empty if no trajectory has an action. Raises DataValidationError where the lengths differ, and
+    what ``trajectory_to_data`` raises, naming group and member.
+    """
+    _check_lengths(trajectory_groups_P, advantages_P)
+    data_D: list[tinker.Datum] = []
+    places_D: list[DatumPlace] = []
+    for g, (group, advantages_G) in enumerate(zip(trajectory_groups_P, advantages_P, strict=True)):
+        for m, (traj, advantage) in enumerate(zip(group.trajectories_G, advantages_G, strict=True)):
+            try:
+                made = trajectory_to_data(traj, float(advantage), provenance=provenance)
+            except DataValidationError as error:
+                raise DataValidationError(f"group {g}, member {m}: {error}") from error
+            data_D += made
+            places_D += [DatumPlace(g, m)] * len(made)
+    return data_D, places_D
+
+
+def data_for_loss(data_D: Sequence[tinker.Datum], loss_fn: str) -> list[tinker.Datum]:
+    """The data with the fields that ``loss_fn`` takes; arrays are shared, not copied.
+
+    Backends refuse fields that a loss does not use, and ``mask`` is ours: it goes, as advantages
+    are 0 where it is. ``gspo`` averages over the sequence and takes it as ``sequence_ratio_mask``.
+    """
+    out = []
+    for datum in data_D:
+        inputs = {name: value for name, value in datum.loss_fn_inputs.items() if name != "mask"}
+        if loss_fn == "gspo":
+            inputs["sequence_ratio_mask"] = datum.loss_fn_inputs["mask"]
+        out.append(replace(datum, loss_fn_inputs=inputs))
+    return out
+
+
+def _check_lengths(
+    trajectory_groups_P: Sequence[TrajectoryGroup],
+    advantages_P: Sequence[npt.NDArray[np.floating[Any]]],
+) -> None:
+    groups = [len(group.trajectories_G) for group in trajectory_groups_P]
+    given = [len(advantages_G) for advantages_G in advantages_P]
+    if groups != given:
+        raise DataValidationError(
+            f"advantages_P: got groups of {given}, expected {groups}, one advantage for each "
+            "trajectory"
+        )
+
+
+class _Chunks:
+    """Writes a model input as one int64 key for each position, and back.
+
+    A token is its own key. A chunk of another type (an image) that takes n positions is n times
+    the same negative key, which stands for its content. So inputs with images compare, cut and
+    join as arrays like any other.
+    """
+
+    def __init__(self) -> None:
+        self._known: list[tuple[types.ModelInputChunk, int]] = []
+
+    def keys(self, model_input: tinker.ModelInput) -> _Keys:
+        """[T] keys of all positions."""
+        parts = [self._chunk_keys(chunk) for chunk in model_input.chunks]
+        return np.concatenate(parts) if parts else np.empty(0, dtype=np.int64)
+
+    def model_input(self, keys: _Keys) -> tinker.ModelInput:
+        """The input that the keys were made of, adjacent text in one chunk."""
+        if not self._known:
+            return tinker.ModelInput.from_ints(keys.tolist())
+        starts = np.flatnonzero(np.diff(np.where(keys < 0, keys, 0), prepend=1))
+        chunks: list[types.ModelInputChunk] = []
+        for part in np.split(keys, starts[1:]):
+            if part[0] >= 0:
+                chunks.append(tinker.EncodedTextChunk(tokens=part.tolist()))
+            else:
+                chunk, length = self._known[-1 - int(part[0])]
+                chunks += [chunk] * (len(part) // length)
+        return tinker.ModelInput(chunks=chunks)
+
+    def _chunk_keys(self, chunk: types.ModelInputChunk) -> _Keys:
+        tokens = getattr(chunk, "tokens", None)
+        if tokens is not None:
+            return np.asarray(tokens, dtype=np.int64)
+        for place, (known, length) in enumerate(self._known):
+            if known == chunk:
+                return np.full(length, -1 - place, dtype=np.int64)
+        length = _positions(chunk)
+        self._known.append((chunk, length))
+        return np.full(length, -len(self._known), dtype=np.int64)
+
+
+def _positions(chunk: types.ModelInputChunk) -> int:
+    try:
+        length = int(chunk.length)
+    except ValueError:
+        length = 0
+    if length < 1:
+        raise DataValidationError(
+            f"observation: a chunk of type {chunk.type!r} does not say how many positions it "
+            "takes, which training needs; set its expected_tokens"
+        )
+    return length
+
+
+@dataclass
+class _Run:
+    """Turns that extend one another: arrays that are joined when the run is complete."""
+
+    turns: list[_Turn] = field(default_factory=list)
+    length: int = 0
+
+    def add(self, turn: _Turn) -> None:
+        self.turns.append(turn)
+        self.length += len(turn.new) + len(turn.action)
+
+    def to_datum(self, advantage: float, chunks: _Chunks, provenance: bool) -> tinker.Datum:
+        keys = np.concatenate([part for turn in self.turns for part in (turn.new, turn.action)])
+        mask = np.concatenate([part for turn in self.turns for part in turn.mask])[1:]
+        logprobs = np.concatenate([part for turn in self.turns for part in turn.logprobs])[1:]
+        datum = tinker.Datum(
+            model_input=chunks.model_input(keys[:-1]),
+            loss_fn_inputs={
+                "target_tokens": tinker.TensorData.from_numpy(np.maximum(keys[1:], 0)),
+                "logprobs": tinker.TensorData.from_numpy(logprobs * mask),
+                "advantages": tinker.TensorData.from_numpy(np.float32(advantage) * mask),
+                "mask": tinker.TensorData.from_numpy(mask),
+            },
+        )
+        return _with_provenance(datum, self.turns) if provenance else datum
+
+
+@dataclass(frozen=True)
+class _Turn:
+    """One turn in its run: the part of its observation that is new there, and its action."""
+
+    new: _Keys
+    action: _Keys
+    sampled: npt.NDArray[np.float32]
+    masked: bool
+    sequence_id: str | None
+    offset: int
+    """Of ``new`` in the observation."""
+
+    @property
+    def mask(self) -> tuple[npt.NDArray[np.float32], npt.NDArray[np.float32]]:
+        trained = np.float32(0 if self.masked else 1)
+        action = np.full(len(self.action), trained, dtype=np.float32)
+        return np.zeros(len(self.new), dtype=np.float32), action
+
+    @property
+    def logprobs(self) -> tuple[npt.NDArray[np.float32], npt.NDArray[np.float32]]:
+        return np.zeros(len(self.new), dtype=np.float32), self.sampled
+
+
+def _runs(traj: Trajectory, chunks: _Chunks) -> Iterator[_Run]:
+    """The trajectory's runs. Each turn is compared with the observation and action before it."""
+    run, before = _Run(), np.empty(0, dtype=np.int64)
+    for number, transition in enumerate(traj.transitions):
+        if not transition.ac.tokens:
+            continue  # nothing to train, and what was seen returns with the next observation
+        seen = chunks.keys(transition.ob)
+        if not len(seen):
+            raise DataValidationError(
+                f"turn {number}: its observation is empty, expected at least one token to predict "
+                "the action from; check the environment"
+            )
+        if run.turns and not _extends(seen, before):
+            yield run
+            run = _Run()
+        action = np.asarray(transition.ac.tokens, dtype=np.int64)
+        run.add(
+            _Turn(
+                new=seen[run.length :],
+                action=action,
+                sampled=_sampled_logprobs(transition, number),
+                masked=transition.masked,
+                sequence_id=transition.ac.sequence_id,
+                offset=run.length,
+            )
+        )
+        before = np.concatenate([seen, action])
+    if run.turns:
+        yield run
+
+
+def _extends(seen: _Keys, before: _Keys) -> bool:
+    return len(seen) >= len(before) and np.array_equal(seen[: len(before)], before)
+
+
+def _sampled_logprobs(transition: Transition, number: int) -> npt.NDArray[np.float32]:
+    tokens, given = transition.ac.tokens, transition.ac.maybe_logprobs
+    if given is None and transition.masked:
+        return np.zeros(len(tokens), dtype=np.float32)
+    try:
+        logprobs = np.asarray(transition.ac.logprobs, dtype=np.float32)
+    except DataValidationError as error:
+        raise DataValidationError(f"turn {number}: {error}") from error
+    if logprobs.shape != (len(tokens),):
+        raise DataValidationError(
+            f"turn {number}: its action has {len(tokens)} tokens, but log-probabilities of shape "
+            f"{logprobs.shape}; expected one for each token"
+        )
+    wrong = np.flatnonzero(~np.isfinite(logprobs))
+    if wrong.size:
+        raise DataValidationError(
+            f"turn {number}: the log-probability of action token {wrong[0]} is "
+            f"{logprobs[wrong[0]]}, expected a finite number; check the sampler"
+        )
+    return logprobs
+
+
+def _with_provenance(datum: tinker.Datum, turns: Sequence[_Turn]) -> tinker.Datum:
+    """Names the sampled sequence, and the place in its prompt or sample, of every position."""
+    spans: list[types.PromptProvenanceSpan | types.SampledProvenanceSpan] = []
+    for turn in turns:
+        if not turn.sequence_id:
+            raise DataValidationError(
+                "sequence_id: an action has none, which provenance needs; sample with a client "
+                "that names its sequences, or choose another loss_fn than stable_reinforce"
+            )
+        spans.append(
+            types.PromptProvenanceSpan(
+                sequence_id=turn.sequence_id, offset=turn.offset, length=len(turn.new)
+            )
+        )
+        spans.append(
+            types.SampledProvenanceSpan(sequence_id=turn.sequence_id, length=len(turn.action))
+        )
+    spans = [span for span in spans if span.length]
+    # The input lacks the run's last token; the targets lack its first.
+    last = replace(spans[-1], length=spans[-1].length - 1)
+    first = replace(spans[0], offset=spans[0].offset + 1, length=spans[0].length - 1)
+    return datum.with_provenance(
+        model_input=[*spans[:-1], *([last] if last.length else [])],
+        loss_fn_inputs=[*([first] if first.length else []), *spans[1:]],
+    )

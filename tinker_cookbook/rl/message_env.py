@@ -1,0 +1,293 @@
+"""Environments that speak messages, and the wrapper that lets a policy of tokens play them."""
+
+from __future__ import annotations
+
+import asyncio
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from tinker_cookbook.exceptions import ConfigurationError
+from tinker_cookbook.renderers import Message, Renderer
+from tinker_cookbook.rl.message_history import History
+from tinker_cookbook.rl.rollout_config import (
+    DEFAULT_RETRY_MESSAGE,
+    RolloutConfig,
+)
+from tinker_cookbook.rl.types import (
+    Action,
+    ActionExtra,
+    Env,
+    InitialObservationOverflow,
+    Logs,
+    Metrics,
+    Observation,
+    StepResult,
+    StopCondition,
+    StopReason,
+)
+from tinker_cookbook.utils.lazy_imports import lazy_module
+
+if TYPE_CHECKING:
+    import tinker
+else:
+    tinker = lazy_module("tinker")
+
+
+@dataclass
+class MessageStepResult:
+    """What an environment of messages answers."""
+
+    reward: float
+    """For this step alone."""
+    episode_done: bool
+    next_messages: list[Message]
+    """The whole conversation that the policy sees next, the answer just given included."""
+    metrics: Metrics = field(default_factory=dict)
+    logs: Logs = field(default_factory=dict)
+    next_stop_condition: StopCondition | None = None
+    """In place of the renderer's own."""
+    stop_reason: StopReason | None = None
+    """Why the episode ended, where that is not "completed"."""
+
+
+class MessageEnv(ABC):
+    """One episode, in messages. ``EnvFromMessageEnv`` makes an ``Env`` of it."""
+
+    @abstractmethod
+    async def initial_observation(self) -> list[Message]:
+        """The conversation up to the first answer."""
+
+    @abstractmethod
+    async def step(self, message: Message) -> MessageStepResult:
+        """Takes the policy's answer."""
+
+    def begin_rollout(self, config: RolloutConfig) -> None:
+        """Called first, with how the episode is played (``config.tool_execution``, say)."""
+
+    async def observe_truncated_response(self, message: Message) -> MessageStepResult | None:
+        """Takes an answer that was cut off, as far as it goes. ``None``, which is the default,
+        leaves it to the wrapper: it is malformed."""
+        return None
+
+    async def add_messages(self, messages: Sequence[Message]) -> bool:
+        """Is told of messages that come from outside: a malformed answer and the hint to try
+        again, or what a hook puts in.
+
+        Returns:
+            Whether the environment keeps them in its conversation, so that ``next_messages`` has
+            them. ``False``, the default, has the wrapper keep them in their place.
+        """
+        return False
+
+    async def grade(
+        self, messages: list[Message], stop_reason: StopReason
+    ) -> tuple[float, Metrics]:
+        """A reward for the episode as a whole, whatever ended it; by default nothing.
+
+        Args:
+            messages: The conversation; malformed answers and what was put in from outside are in
+                it only under ``TerminationRewardPolicy.pass_all_messages_to_grader``.
+            stop_reason: What ended the episode.
+        """
+        return 0.0, {}
+
+
+class EnvFromMessageEnv(Env):
+    """Plays a ``MessageEnv`` with tokens: renders what it says, parses what the policy answers.
+
+    An answer is malformed if it did not end properly or has a tool call that cannot be read. A
+    ``ParseErrorPolicy`` of the rollout says what follows; without one the arguments here do.
+
+    Args:
+        renderer: Of the model's chat format.
+        message_env: Is used up with it.
+        failed_parse_reward: Reward of a malformed answer.
+        terminate_on_parse_error: Whether it ends the episode; else the model is asked again.
+        max_trajectory_tokens: The episode ends once the next prompt, with
+            ``max_generation_tokens``, would have more tokens.
+        max_generation_tokens: Room to keep for an answer.
+        context_overflow_reward: Added to the step's reward where that happens.
+        terminate_on_length: Whether an answer that was cut off ends the episode also where the
+            model would be asked again.
+    """
+
+    def __init__(
+        self,
+        renderer: Renderer,
+        message_env: MessageEnv,
+        failed_parse_reward: float = -1.0,
+        terminate_on_parse_error: bool = True,
+        max_trajectory_tokens: int | None = None,
+        max_generation_tokens: int | None = None,
+        context_overflow_reward: float = -0.1,
+        terminate_on_length: bool = False,
+    ) -> None:
+        for name, value in (
+            ("max_trajectory_tokens", max_trajectory_tokens),
+            ("max_generation_tokens", max_generation_tokens),
+        ):
+            if value is not None and value < 1:
+                raise ConfigurationError(f"{name}: got {value}, expected at least 1, or None")
+        self.renderer = renderer
+        self.message_env = message_env
+        self.failed_parse_reward = failed_parse_reward
+        self.terminate_on_parse_error = terminate_on_parse_error
+        self.max_trajectory_tokens = max_trajectory_tokens
+        self.max_generation_tokens = max_generation_tokens
+        self.context_overflow_reward = context_overflow_reward
+        self.terminate_on_length = terminate_on_length
+        self._config = RolloutConfig()
+        self._history = History()
+        self._stop: StopCondition | None = None
+        self._errors_in_a_row = 0
+        self._tool_calls = 0
+
+    @property
+    def messages(self) -> list[Message]:
+        """The conversation as the policy sees it."""
+        return self._history.seen
+
+    def begin_rollout(self, config: RolloutConfig) -> None:
+        """Takes over the rollout's rules for malformed answers, tool calls and grading."""
+        self._config = config
+        self.message_env.begin_rollout(config)
+
+    async def initial_observation(
+        self,
+    ) -> tuple[Observation, StopCondition] | InitialObservationOverflow:
+        """The first prompt; an overflow where it leaves no room to answer."""
+        self._history.update(await self.message_env.initial_observation())
+        ob = await self._render()
+        if self._overflows(ob):
+            return InitialObservationOverflow(
+                self.context_overflow_reward, {"context_overflow": 1.0}
+            )
+        return ob, self._stop_condition
+
+    async def step(self, action: Action, *, extra: ActionExtra | None = None) -> StepResult:
+        """Parses the answer and hands it on, or deals with it where it is malformed."""
+        cut = extra is not None and extra.stop_reason == "length"
+        message, ending = await asyncio.to_thread(self.renderer.parse_response, action)
+        if cut:
+            observed = await self.message_env.observe_truncated_response(message)
+            if observed is not None:
+                return await self._answered(observed, {})
+        details = _what_is_wrong(message, ending.is_clean, cut)
+        if details is not None:
+            return await self._malformed(message, details, cut)
+        self._errors_in_a_row = 0
+        calls = len(message.get("tool_calls", ()))
+        metrics: Metrics = {"parse_error": 0.0}
+        most = self._config.limits.max_tool_calls
+        if most is not None and self._tool_calls + calls > most:
+            self._history.add([message])
+            return self._over(0.0, StopReason.MAX_TOOL_CALLS, metrics)
+        if most is not None or calls:
+            metrics["tool_calls"] = calls
+        self._tool_calls += calls
+        return await self._answered(await self.message_env.step(message), metrics)
+
+    async def add_messages(self, messages: Sequence[Message]) -> tuple[Observation, StopCondition]:
+        """Puts messages from outside at the end of the conversation."""
+        await self._put_in(messages)
+        return await self._render(), self._stop_condition
+
+    async def grade(self, stop_reason: StopReason) -> tuple[float, Metrics]:
+        """The message environment's reward for the whole."""
+        everything = self._config.termination.pass_all_messages_to_grader
+        messages = self._history.seen if everything else self._history.own
+        return await self.message_env.grade(list(messages), stop_reason)
+
+    @property
+    def _stop_condition(self) -> StopCondition:
+        return self.renderer.get_stop_sequences() if self._stop is None else self._stop
+
+    async def _render(self) -> Observation:
+        return await asyncio.to_thread(
+            self.renderer.build_generation_prompt, list(self._history.seen)
+        )
+
+    def _overflows(self, ob: Observation) -> bool:
+        if self.max_trajectory_tokens is None:
+            return False
+        return ob.length + (self.max_generation_tokens or 1) > self.max_trajectory_tokens
+
+    async def _put_in(self, messages: Sequence[Message]) -> None:
+        if await self.message_env.add_messages(messages):
+            self._history.update([*self._history.own, *messages])
+        else:
+            self._history.add(messages)
+
+    async def _answered(self, result: MessageStepResult, metrics: Metrics) -> StepResult:
+        self._history.update(result.next_messages)
+        self._stop = result.next_stop_condition
+        metrics = {**metrics, **result.metrics}
+        if result.episode_done:
+            done = self._over(result.reward, result.stop_reason, metrics)
+            done.logs = dict(result.logs)
+            return done
+        return await self._go_on(result.reward, metrics, dict(result.logs))
+
+    async def _malformed(self, message: Message, details: str, cut: bool) -> StepResult:
+        """The policy of the rollout decides, or the arguments of this wrapper."""
+        self._errors_in_a_row += 1
+        policy = self._config.parse_errors
+        ends = cut and self.terminate_on_length
+        if policy is None:
+            ends = ends or self.terminate_on_parse_error
+            template = DEFAULT_RETRY_MESSAGE
+            reward = self.failed_parse_reward
+        else:
+            ends = ends or self._errors_in_a_row > policy.max_consecutive
+            template = policy.retry_message_template
+            reward = (policy.terminal_reward if ends else 0.0) - policy.penalty_per_error
+        metrics: Metrics = {"parse_error": 1.0}
+        logs: Logs = {"parse_error": details}
+        if ends:
+            self._history.add([message])
+            reason = StopReason.MAX_TOKENS if cut else StopReason.PARSE_ERROR
+            result = self._over(reward, reason, metrics)
+            result.logs = logs
+            return result
+        hint = Message(role="user", content=template.format(details=details))
+        await self._put_in([message, hint])
+        return await self._go_on(reward, metrics, logs)
+
+    async def _go_on(self, reward: float, metrics: Metrics, logs: Logs) -> StepResult:
+        ob = await self._render()
+        overflows = self._overflows(ob)
+        if self.max_trajectory_tokens is not None:
+            metrics = {**metrics, "context_overflow": float(overflows)}
+        return StepResult(
+            reward=reward + (self.context_overflow_reward if overflows else 0.0),
+            episode_done=overflows,
+            next_observation=ob,
+            next_stop_condition=self._stop_condition,
+            metrics=metrics,
+            logs=logs,
+            stop_reason=StopReason.CONTEXT_OVERFLOW if overflows else None,
+        )
+
+    def _over(self, reward: float, reason: StopReason | None, metrics: Metrics) -> StepResult:
+        return StepResult(
+            reward=reward,
+            episode_done=True,
+            next_observation=tinker.ModelInput.empty(),
+            next_stop_condition=self._stop_condition,
+            metrics=metrics,
+            stop_reason=reason,
+        )
+
+
+def _what_is_wrong(message: Message, ended: bool, cut: bool) -> str | None:
+    """What keeps the answer from being read as a message, in words for the model."""
+    unread = message.get("unparsed_tool_calls", ())
+    if unread:
+        return "; ".join(call.error for call in unread)
+    if ended:
+        return None
+    if cut:
+        return "the message is too long and was cut off"
+    return "the message did not end properly"

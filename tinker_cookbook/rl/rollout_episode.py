@@ -1,0 +1,380 @@
+"""One episode, turn by turn: observe, sample, step, until the environment or a limit ends it."""
+
+from __future__ import annotations
+
+import inspect
+import time
+from collections.abc import Awaitable, Mapping
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from tinker_cookbook.completers import StopCondition, TokenCompleter, TokensWithLogprobs
+from tinker_cookbook.exceptions import ConfigurationError, DataValidationError
+from tinker_cookbook.rl.rollout_budget import TurnBudget, limit_tokens, turn_budget
+from tinker_cookbook.rl.rollout_config import RolloutConfig
+from tinker_cookbook.rl.rollout_errors import (
+    Place,
+    RolloutTimeoutError,
+    SamplingTurnTimeoutError,
+    checked_reward,
+    located_at,
+)
+from tinker_cookbook.rl.rollout_hooks import (
+    RolloutContext,
+    RolloutHooks,
+    SupportsGrading,
+    SupportsMessages,
+    SupportsRolloutConfig,
+)
+from tinker_cookbook.rl.rollout_waiting import bounded
+from tinker_cookbook.rl.types import (
+    ActionExtra,
+    Env,
+    InitialObservationOverflow,
+    Metrics,
+    Observation,
+    StepResult,
+    StopReason,
+    Trajectory,
+    Transition,
+)
+from tinker_cookbook.utils.lazy_imports import lazy_module
+
+if TYPE_CHECKING:
+    import tinker
+else:
+    tinker = lazy_module("tinker")
+
+T = TypeVar("T")
+
+
+class _OutOfTimeError(Exception):
+    """``rollout_timeout_seconds`` are over."""
+
+
+@dataclass
+class Opening:
+    """How an episode begins: its first prompt, and the answer to it where that is on its way.
+
+    ``first_action`` lets the members of a group share one request. ``member`` and ``attempt`` give
+    the episode its own random numbers: turn t is sampled by ``policy.derived(member, t)``, in a
+    retry by ``policy.derived(member, t, attempt)``.
+    """
+
+    observation: Observation | None = None
+    stop: StopCondition | None = None
+    overflow: InitialObservationOverflow | None = None
+    first_action: Awaitable[TokensWithLogprobs] | None = None
+    member: int = 0
+    attempt: int = 0
+
+
+class Episode:
+    """Plays one environment once: ``open`` it, then ``play`` it."""
+
+    def __init__(
+        self,
+        policy: TokenCompleter,
+        env: Env,
+        config: RolloutConfig,
+        hooks: RolloutHooks,
+        member: int = 0,
+        attempt: int = 0,
+    ) -> None:
+        self._policy = policy
+        self._env = env
+        self._config = config
+        self._hooks = hooks
+        self._context = RolloutContext(env, config, member, attempt)
+        self._turns: list[Transition] = self._context.transitions
+        self._sampled = 0
+        self._truncations = 0
+        self._tool_calls = 0.0
+        self._seconds = {"sampling": 0.0, "env": 0.0, "grading": 0.0}
+        self._metrics: Metrics = {}
+        self._deadline: float | None = None
+        self._opened = False
+
+    @property
+    def place(self) -> Place:
+        """Where the episode stands, for messages."""
+        turn = self._context.turn if self._opened else None
+        return Place(_name(self._env), self._context.member, turn)
+
+    def first_budget(self, opening: Opening) -> TurnBudget:
+        """Tokens that the first answer may have."""
+        assert opening.observation is not None
+        return turn_budget(self._config.limits, opening.observation.length, 0)
+
+    async def open(self, timeout_seconds: float | None = None) -> Opening:
+        """Asks the environment for its first observation; may be done for a whole group before
+        any of it is played."""
+        bounds = (timeout_seconds, self._config.limits.rollout_timeout_seconds)
+        seconds = min((bound for bound in bounds if bound), default=None)
+        with located_at(lambda: self.place):
+            if isinstance(self._env, SupportsRolloutConfig):
+                self._env.begin_rollout(self._config)
+            started = time.monotonic()
+            first = await bounded(
+                self._env.initial_observation(),
+                seconds,
+                lambda: RolloutTimeoutError(
+                    f"initial_observation took longer than the rollout may ({seconds:g} s); look "
+                    "for a call in it that hangs, or raise the timeout"
+                ),
+            )
+            self._seconds["env"] += time.monotonic() - started
+            opening = Opening(member=self._context.member, attempt=self._context.attempt)
+            if isinstance(first, InitialObservationOverflow):
+                opening.overflow = first
+                return opening
+            opening.observation, opening.stop = await self._begin_turn(*first)
+            self._check_observation(opening.observation)
+            return opening
+
+    async def play(self, opening: Opening) -> Trajectory:
+        """Plays to the end. Errors name the environment, the member and the turn."""
+        self._opened = True
+        seconds = self._config.limits.rollout_timeout_seconds
+        self._deadline = None if seconds is None else time.monotonic() + seconds
+        with located_at(lambda: self.place):
+            if opening.overflow is not None:
+                return await self._finish(
+                    StopReason.CONTEXT_OVERFLOW, tinker.ModelInput.empty(), opening.overflow
+                )
+            assert opening.observation is not None
+            assert opening.stop is not None
+            reason, final_ob = await self._play(
+                opening.observation, opening.stop, opening.first_action
+            )
+            return await self._finish(reason, final_ob)
+
+    async def _play(
+        self,
+        ob: Observation,
+        stop: StopCondition,
+        first_action: Awaitable[TokensWithLogprobs] | None,
+    ) -> tuple[StopReason, Observation]:
+        try:
+            while True:
+                self._check_observation(ob)
+                budget = turn_budget(self._config.limits, ob.length, self._sampled)
+                if (reason := self._reason_before(ob, budget)) is not None:
+                    return reason, ob
+                action = await self._sample(ob, stop, budget, first_action)
+                first_action = None
+                step = await self._step(action)
+                self._record(ob, action, step)
+                ob, stop = step.next_observation, step.next_stop_condition
+                if (reason := self._reason_after(action, step)) is not None:
+                    return reason, ob
+                self._context.turn += 1
+                ob, stop = await self._begin_turn(ob, stop)
+        except _OutOfTimeError:
+            return StopReason.ROLLOUT_TIMEOUT, ob
+
+    async def _begin_turn(
+        self, ob: Observation, stop: StopCondition
+    ) -> tuple[Observation, StopCondition]:
+        messages = await self._hooks.on_turn_begin(self._context)
+        if not messages:
+            return ob, stop
+        if not isinstance(self._env, SupportsMessages):
+            raise ConfigurationError(
+                f"on_turn_begin of {type(self._hooks).__name__} gave messages, and "
+                f"{type(self._env).__name__} has no add_messages to take them; derive from "
+                "MessageEnv and wrap it in EnvFromMessageEnv, or give none"
+            )
+        return await self._env.add_messages(messages)
+
+    def _reason_before(self, ob: Observation, budget: TurnBudget) -> StopReason | None:
+        """Why no further answer can be sampled, if none can."""
+        if budget.exhausted:
+            return budget.reason
+        window = getattr(self._policy, "context_window", None)
+        # The first prompt is the data's doing rather than the episode's: there the policy's own
+        # error stands, which says what to change.
+        if self._turns and window is not None and ob.length >= window:
+            return StopReason.CONTEXT_OVERFLOW
+        return None
+
+    def _reason_after(self, action: TokensWithLogprobs, step: StepResult) -> StopReason | None:
+        """Why the episode is over after this step, if it is."""
+        limits = self._config.limits
+        if step.episode_done:
+            cut = action.stop_reason == "length"
+            return step.stop_reason or (StopReason.MAX_TOKENS if cut else StopReason.COMPLETED)
+        if limits.max_tool_calls is not None and self._tool_calls > limits.max_tool_calls:
+            return StopReason.MAX_TOOL_CALLS
+        if limits.max_turns is not None and len(self._turns) >= limits.max_turns:
+            return StopReason.MAX_TURNS
+        return None
+
+    async def _sample(
+        self,
+        ob: Observation,
+        stop: StopCondition,
+        budget: TurnBudget,
+        first_action: Awaitable[TokensWithLogprobs] | None,
+    ) -> TokensWithLogprobs:
+        work = first_action
+        if work is None:
+            context = self._context
+            retry = (context.attempt,) if context.attempt else ()
+            policy = self._policy.derived(context.member, context.turn, *retry)
+            work = limit_tokens(policy, budget.tokens)(ob, stop)
+        seconds = self._config.limits.sampling_turn_timeout_seconds
+        action = await self._wait(
+            "sampling",
+            work,
+            seconds,
+            SamplingTurnTimeoutError(
+                f"no answer came within sampling_turn_timeout_seconds={seconds}; raise it, lower "
+                "max_tokens, or look whether the backend still answers"
+            ),
+        )
+        logprobs = action.maybe_logprobs
+        if logprobs is not None and len(logprobs) != len(action.tokens):
+            raise DataValidationError(
+                f"the policy gave {len(action.tokens)} tokens and {len(logprobs)} "
+                "log-probabilities, expected one for each token"
+            )
+        cut = action.stop_reason == "length"
+        self._truncations += cut and len(action.tokens) == self._config.limits.max_turn_tokens
+        self._sampled += len(action.tokens)
+        return action
+
+    async def _step(self, action: TokensWithLogprobs) -> StepResult:
+        tokens = list(action.tokens)
+        if _takes_extra(type(self._env)):
+            work = self._env.step(tokens, extra=ActionExtra(action.stop_reason))
+        else:
+            work = self._env.step(tokens)
+        result = await self._wait("env", work)
+        if not isinstance(result, StepResult):
+            raise DataValidationError(
+                f"step returned {type(result).__name__}, expected a StepResult"
+            )
+        return result
+
+    def _record(self, ob: Observation, action: TokensWithLogprobs, step: StepResult) -> None:
+        parse_errors = self._config.parse_errors
+        self._tool_calls += step.metrics.get("tool_calls", 0)
+        self._turns.append(
+            Transition(
+                ob=ob,
+                ac=action,
+                reward=checked_reward(step.reward, self.place),
+                episode_done=step.episode_done,
+                metrics=dict(step.metrics),
+                logs=dict(step.logs),
+                masked=parse_errors is not None
+                and parse_errors.mask_error_turns
+                and bool(step.metrics.get("parse_error")),
+            )
+        )
+
+    async def _finish(
+        self,
+        reason: StopReason,
+        final_ob: Observation,
+        overflow: InitialObservationOverflow | None = None,
+    ) -> Trajectory:
+        reason = await self._hooks.on_stop_reason(self._context, reason) or reason
+        if overflow is not None:
+            earned = checked_reward(overflow.reward, self.place)
+            self._metrics.update(overflow.metrics)
+        else:
+            earned = await self._grade(reason)
+        if self._turns:
+            self._turns[-1].episode_done = True
+            self._turns[-1].reward += earned
+            earned = 0.0
+        if self._config.limits.max_turn_tokens is not None:
+            self._metrics["num_truncations_max_turn_tokens"] = self._truncations
+        if self._config.termination.zero_reward_on_limit:
+            zeroed = reason in self._config.termination.limit_stop_reasons
+            self._metrics["zero_reward_on_limit"] = float(zeroed)
+            if zeroed:
+                earned = 0.0
+                for turn in self._turns:
+                    turn.reward = 0.0
+        trajectory = Trajectory(
+            self._turns,
+            final_ob,
+            reason,
+            reward_without_turn=earned,
+            metrics=self._metrics,
+            logs={} if overflow is None else dict(overflow.logs),
+            seconds=self._seconds,
+        )
+        await self._hooks.on_artifacts(self._context, trajectory)
+        return trajectory
+
+    async def _grade(self, reason: StopReason) -> float:
+        """Reward for the episode as a whole; 0 where the grader was too slow."""
+        termination = self._config.termination
+        timed_out = reason is StopReason.ROLLOUT_TIMEOUT
+        if not isinstance(self._env, SupportsGrading) or (
+            timed_out and termination.skip_grading_on_timeout
+        ):
+            return 0.0
+        seconds = termination.grader_timeout_seconds
+        started = time.monotonic()
+        too_slow = 0.0
+        reward, metrics = 0.0, {}
+        try:
+            reward, metrics = await bounded(self._env.grade(reason), seconds, _OutOfTimeError)
+        except _OutOfTimeError:
+            too_slow = 1.0
+        self._seconds["grading"] += time.monotonic() - started
+        if seconds is not None:
+            self._metrics["grader_timeout"] = too_slow
+        self._metrics.update(metrics)
+        reward = checked_reward(reward, f"{self.place}, grade")
+        await self._hooks.on_grade(self._context, reward, metrics)
+        return reward
+
+    async def _wait(
+        self,
+        what: str,
+        work: Awaitable[T],
+        seconds: float | None = None,
+        error: Exception | None = None,
+    ) -> T:
+        """Awaits work within its own bound and within what is left of the rollout's."""
+        started = time.monotonic()
+        left = None if self._deadline is None else max(0.0, self._deadline - started)
+        if left is not None and (seconds is None or left < seconds):
+            seconds, error = left, _OutOfTimeError()
+        try:
+            return await bounded(work, seconds, lambda: error or _OutOfTimeError())
+        finally:
+            self._seconds[what] += time.monotonic() - started
+
+    def _check_observation(self, ob: Observation) -> None:
+        if not isinstance(getattr(ob, "length", None), int):
+            raise DataValidationError(
+                f"the observation is a {type(ob).__name__}, expected a tinker.ModelInput; "
+                "ModelInput.from_ints(tokens) makes one"
+            )
+        if ob.length == 0:
+            raise DataValidationError(
+                "the observation is empty, expected a prompt of one token at least; an episode "
+                "that is over says so with episode_done=True"
+            )
+
+
+def _name(env: Env) -> str:
+    """Its class; of a wrapper that of what it wraps too."""
+    inner = getattr(env, "message_env", None)
+    name = type(env).__name__
+    return name if inner is None else f"{name} of {type(inner).__name__}"
+
+
+@lru_cache(maxsize=256)
+def _takes_extra(env_class: type[Any]) -> bool:
+    parameters: Mapping[str, inspect.Parameter] = inspect.signature(env_class.step).parameters
+    kinds = {parameter.kind for parameter in parameters.values()}
+    return "extra" in parameters or inspect.Parameter.VAR_KEYWORD in kinds

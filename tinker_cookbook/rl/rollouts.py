@@ -1,0 +1,327 @@
+"""A policy plays environments: one alone, or a group whose members share what they have in common.
+
+``do_group_rollout`` is what the training loop calls. What it returns depends on the policy's seed
+and on each member's place alone, never on which answer came first.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Hashable, Sequence
+from typing import TYPE_CHECKING, Any
+
+import chz
+
+from tinker_cookbook.completers import TokenCompleter, TokensWithLogprobs
+from tinker_cookbook.exceptions import BackendError, DataValidationError
+from tinker_cookbook.rl.rollout_budget import limit_tokens
+from tinker_cookbook.rl.rollout_config import ParseErrorPolicy, RolloutConfig, RolloutLimits
+from tinker_cookbook.rl.rollout_episode import Episode, Opening
+from tinker_cookbook.rl.rollout_errors import (
+    RolloutError,
+    SamplingTurnTimeoutError,
+    checked_reward,
+    error_line,
+    located,
+)
+from tinker_cookbook.rl.rollout_hooks import RolloutContext, RolloutHooks
+from tinker_cookbook.rl.rollout_strategy import FailFast, RolloutStrategy
+from tinker_cookbook.rl.rollout_waiting import bounded, gather_or_cancel, stop_tasks
+from tinker_cookbook.rl.types import (
+    Env,
+    EnvGroupBuilder,
+    Metrics,
+    Observation,
+    StopCondition,
+    Trajectory,
+    TrajectoryGroup,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable, Generator
+
+__all__ = [
+    "Opening",
+    "RolloutContext",
+    "RolloutError",
+    "RolloutHooks",
+    "SamplingTurnTimeoutError",
+    "do_group_rollout",
+    "do_single_rollout",
+    "run_rollout",
+]
+
+logger = logging.getLogger(__name__)
+
+
+async def run_rollout(
+    policy: TokenCompleter,
+    env: Env,
+    *,
+    limits: RolloutLimits | None = None,
+    hooks: RolloutHooks | None = None,
+    parse_errors: ParseErrorPolicy | None = None,
+    config: RolloutConfig | None = None,
+    opening: Opening | None = None,
+) -> Trajectory:
+    """Plays one episode.
+
+    Args:
+        policy: Turn t is sampled by ``policy.derived(member, t)``.
+        env: Is used up by it.
+        limits: In place of ``config.limits``.
+        hooks: Called at the seams of the rollout.
+        parse_errors: In place of ``config.parse_errors``.
+        config: How to play; by default without bounds.
+        opening: How the episode begins where that is known; else the environment is asked.
+
+    Raises:
+        RolloutError: The environment raised; the message names it and the turn.
+        DataValidationError: A reward that is no finite number, an empty observation.
+        SamplingTurnTimeoutError: An answer did not come in time.
+    """
+    config = config or RolloutConfig()
+    if limits is not None:
+        config = chz.replace(config, limits=limits)
+    if parse_errors is not None:
+        config = chz.replace(config, parse_errors=parse_errors)
+    member, attempt = (opening.member, opening.attempt) if opening is not None else (0, 0)
+    episode = Episode(policy, env, config, hooks or RolloutHooks(), member, attempt)
+    if opening is None or (opening.observation is None and opening.overflow is None):
+        opening = await episode.open()
+    return await episode.play(opening)
+
+
+async def do_single_rollout(policy: TokenCompleter, env: Env) -> Trajectory:
+    """Plays one episode, bounded by nothing but the environment."""
+    return await run_rollout(policy, env)
+
+
+async def do_group_rollout(
+    env_group_builder: EnvGroupBuilder,
+    policy: TokenCompleter,
+    *,
+    strategy: RolloutStrategy | None = None,
+    config: RolloutConfig | None = None,
+    hooks: RolloutHooks | None = None,
+) -> TrajectoryGroup:
+    """Plays a group and has it paid.
+
+    Members that begin with the same prompt are answered by one request,
+    ``policy.derived(first member, 0).sample_many(prompt, stop, n)``; later turns are sampled by
+    ``policy.derived(member, turn)``, retries by ``policy.derived(member, turn, attempt)``.
+
+    ``cleanup`` of the builder is called once, also where the group fails or is cancelled.
+
+    Raises:
+        AllTrajectoriesFailedError: The strategy found too few rollouts to go on with.
+        RolloutError: The strategy is to give up; the message names environment, member and turn.
+    """
+    group = _Group(
+        env_group_builder,
+        policy,
+        strategy or FailFast(),
+        config or RolloutConfig(),
+        hooks or RolloutHooks(),
+    )
+    try:
+        result = await group.run()
+    except BaseException:
+        await group.clean_up()
+        raise
+    result.rollout_errors += await group.clean_up()
+    return result
+
+
+class _Group:
+    def __init__(
+        self,
+        builder: EnvGroupBuilder,
+        policy: TokenCompleter,
+        strategy: RolloutStrategy,
+        config: RolloutConfig,
+        hooks: RolloutHooks,
+    ) -> None:
+        self._builder = builder
+        self._policy = policy
+        self._strategy = strategy
+        self._config = config
+        self._hooks = hooks
+        self._envs_G: list[Env] = []
+        self._episodes_G: list[Episode] = []
+        self._openings_G: list[Opening | Exception] = []
+
+    async def run(self) -> TrajectoryGroup:
+        self._envs_G = await self._make_envs()
+        self._episodes_G = [self._episode(i, 0) for i in range(len(self._envs_G))]
+        self._openings_G = await self._open_all()
+        requests = self._share_first_answers()
+        try:
+            outcome = await self._strategy.run(len(self._envs_G), self._attempt)
+        finally:
+            await stop_tasks(requests)
+        kept = [i for i, result in enumerate(outcome.results_G) if result is not None]
+        trajectories_G = [result for result in outcome.results_G if result is not None]
+        envs_G = [self._envs_G[i] for i in kept]
+        rewards_G, metrics_G, errors = await self._reward(trajectories_G, envs_G)
+        return TrajectoryGroup(trajectories_G, rewards_G, metrics_G, outcome.errors + errors)
+
+    async def clean_up(self) -> list[str]:
+        """Returns the error, if any: it must not hide that of a rollout nor cost the group."""
+        try:
+            await self._builder.cleanup()
+        except Exception as error:
+            logger.exception("cleanup of %s failed", self._name)
+            return [error_line(located(error, f"cleanup of {self._name}"))]
+        return []
+
+    @property
+    def _name(self) -> str:
+        return type(self._builder).__name__
+
+    def _episode(self, member: int, attempt: int) -> Episode:
+        env = self._envs_G[member]
+        return Episode(self._policy, env, self._config, self._hooks, member, attempt)
+
+    async def _make_envs(self) -> list[Env]:
+        place = f"make_envs of {self._name}"
+        try:
+            envs_G = list(await self._builder.make_envs())
+            if not envs_G:
+                raise DataValidationError("got no environments, expected at least one")
+        except Exception as error:
+            raise self._strategy.group_failed(located(error, place)) from error
+        return envs_G
+
+    async def _open_all(self) -> list[Opening | Exception]:
+        """Every member's first prompt, before any is answered: only then is it known which are
+        the same."""
+        seconds = self._strategy.timeout_seconds
+
+        async def open_one(episode: Episode) -> Opening | Exception:
+            try:
+                return await episode.open(seconds)
+            except Exception as error:
+                if self._strategy.fails_fast:
+                    raise
+                return error
+
+        return await gather_or_cancel(map(open_one, self._episodes_G))
+
+    def _share_first_answers(self) -> list[asyncio.Task[list[TokensWithLogprobs]]]:
+        """Sends one request for all members with the same first prompt."""
+        alike: dict[Hashable, list[Opening]] = {}
+        for opening in self._openings_G:
+            if isinstance(opening, Opening) and opening.observation is not None:
+                assert opening.stop is not None
+                alike.setdefault(_key(opening.observation, opening.stop), []).append(opening)
+        requests: list[asyncio.Task[list[TokensWithLogprobs]]] = []
+        for openings in alike.values():
+            budget = self._episodes_G[openings[0].member].first_budget(openings[0])
+            if len(openings) == 1 or budget.exhausted:
+                continue
+            policy = limit_tokens(self._policy.derived(openings[0].member, 0), budget.tokens)
+            request = asyncio.create_task(_sample_many(policy, openings))
+            requests.append(request)
+            for i, opening in enumerate(openings):
+                opening.first_action = _Nth(request, i)
+        return requests
+
+    async def _attempt(self, member: int, attempt: int) -> Trajectory:
+        if attempt == 0:
+            opening = self._openings_G[member]
+            if isinstance(opening, Exception):
+                raise opening
+            return await self._episodes_G[member].play(opening)
+        try:
+            self._envs_G[member] = await self._builder.make_env(member)
+        except Exception as error:
+            raise located(error, f"make_env of {self._name}, member {member}") from error
+        episode = self._episode(member, attempt)
+        return await episode.play(await episode.open(self._strategy.timeout_seconds))
+
+    async def _reward(
+        self, trajectories_G: list[Trajectory], envs_G: Sequence[Env]
+    ) -> tuple[list[float], list[Metrics], list[str]]:
+        """Final rewards, metrics (those of the episodes among them), and lines of errors."""
+        place = f"compute_group_rewards of {self._name}"
+        errors: list[str] = []
+        try:
+            graded_G = await bounded(
+                self._builder.compute_group_rewards(trajectories_G, envs_G),
+                self._config.termination.grader_timeout_seconds,
+                _GraderTimeoutError,
+            )
+            rewards_G, metrics_G = self._checked(graded_G, trajectories_G, place)
+        except _GraderTimeoutError:
+            errors.append(f"TimeoutError: {place}: longer than grader_timeout_seconds")
+            rewards_G = [0.0 for _ in trajectories_G]
+            metrics_G = [{**t.metrics, "grader_timeout": 1.0} for t in trajectories_G]
+        except Exception as error:
+            raise self._strategy.group_failed(located(error, place)) from error
+        return rewards_G, metrics_G, errors
+
+    def _checked(
+        self,
+        graded_G: Sequence[tuple[float, Metrics]],
+        trajectories_G: Sequence[Trajectory],
+        place: str,
+    ) -> tuple[list[float], list[Metrics]]:
+        termination = self._config.termination
+        if len(graded_G) != len(trajectories_G):
+            raise DataValidationError(
+                f"got {len(graded_G)} rewards, expected {len(trajectories_G)}, one for each "
+                "trajectory it was given"
+            )
+        rewards_G: list[float] = []
+        metrics_G: list[Metrics] = []
+        for i, trajectory in enumerate(trajectories_G):
+            value, metrics = graded_G[i]
+            reward = checked_reward(value, f"{place}, member {i}")
+            limited = trajectory.stop_reason in termination.limit_stop_reasons
+            rewards_G.append(0.0 if termination.zero_reward_on_limit and limited else reward)
+            metrics_G.append({**trajectory.metrics, **metrics})
+        return rewards_G, metrics_G
+
+
+class _GraderTimeoutError(Exception):
+    """``grader_timeout_seconds`` are over."""
+
+
+def _key(ob: Observation, stop: StopCondition) -> Hashable:
+    """Equal for observations of the same tokens that are ended by the same."""
+    chunks = []
+    for chunk in ob.chunks:
+        tokens = getattr(chunk, "tokens", None)
+        chunks += [chunk.model_dump_json()] if tokens is None else tokens
+    return tuple(chunks), tuple(stop)
+
+
+async def _sample_many(
+    policy: TokenCompleter, openings: Sequence[Opening]
+) -> list[TokensWithLogprobs]:
+    ob, stop = openings[0].observation, openings[0].stop
+    assert ob is not None
+    assert stop is not None
+    samples = await policy.sample_many(ob, stop, len(openings))
+    if len(samples) != len(openings):
+        raise BackendError(
+            f"the policy gave {len(samples)} samples, expected num_samples={len(openings)}"
+        )
+    return samples
+
+
+class _Nth:
+    """One of the answers of a shared request; a member that gives up waiting leaves it to the
+    others. Unlike a coroutine it may stay unused."""
+
+    def __init__(self, request: Awaitable[list[TokensWithLogprobs]], i: int) -> None:
+        self._request = request
+        self._i = i
+
+    async def _wait(self) -> TokensWithLogprobs:
+        return (await asyncio.shield(self._request))[self._i]
+
+    def __await__(self) -> Generator[Any, None, TokensWithLogprobs]:
+        return self._wait().__await__()

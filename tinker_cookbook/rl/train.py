@@ -1,0 +1,204 @@
+"""The reinforcement learning loop.
+
+An iteration: play a batch of groups with the newest weights, train on them, take the new weights.
+Where the groups come from, and when their training is submitted, is the business of a source
+(``sources.py``: synchronous and streaming, ``async_source.py``: asynchronous); what training does
+with them that of an ``Update`` (``train_step.py``). What is left is here.
+
+Rows of ``metrics.jsonl``: ``step`` counts finished iterations (with ``num_substeps`` each has
+several optimizer steps). Row 0 holds the evaluations before training; row k the metrics of the k-th
+batch, sampled and trained with the weights before its update, and the evaluations after it.
+Transcripts of that batch are in ``iteration_{k-1}``, whose number is ``progress/batch``.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from concurrent.futures import Executor
+from typing import TYPE_CHECKING
+
+from tinker_cookbook.exceptions import ConfigurationError, DataValidationError
+from tinker_cookbook.rl.async_source import AsyncSource
+from tinker_cookbook.rl.executor import set_rollout_executor
+from tinker_cookbook.rl.kl import compute_post_kl
+from tinker_cookbook.rl.live_view import RLProgress
+from tinker_cookbook.rl.sources import BatchSource, GroupSource, problem_batches
+from tinker_cookbook.rl.sources_play import Player, Snapshot
+from tinker_cookbook.rl.train_config import (
+    AsyncConfig,
+    Config,
+    KLReferenceConfig,
+    StreamMinibatchConfig,
+    check_substeps,
+)
+from tinker_cookbook.rl.train_report import IterationReport, Reporter
+from tinker_cookbook.rl.train_step import Update
+from tinker_cookbook.rl.types import RLDataset
+from tinker_cookbook.training.session import TrainingSession, training_session
+from tinker_cookbook.utils.paths import local_path
+
+if TYPE_CHECKING:
+    from tinker_cookbook.backends import SamplingClient
+
+__all__ = ["AsyncConfig", "Config", "KLReferenceConfig", "StreamMinibatchConfig", "main"]
+
+
+async def main(config: Config, rollout_executor: Executor | None = None) -> None:
+    """Trains, or continues the run in ``config.log_path``.
+
+    Args:
+        config: The run's settings.
+        rollout_executor: Plays groups elsewhere (see ``rl.executor``); by default in this process.
+
+    Raises:
+        ConfigurationError: A setting cannot work; nothing was loaded or sampled.
+    """
+    config.check()
+    train_set, test_set = await config.dataset_builder()
+    batch_size = await asyncio.to_thread(check_first_batch, config, train_set)
+    total_steps = count_steps(config, len(train_set), batch_size)
+    set_rollout_executor(rollout_executor)
+    async with training_session(config) as session:
+        if session.start_step >= total_steps:
+            session.say(
+                f"This run is complete ({session.start_step} steps); num_epochs or max_steps can "
+                "make it longer.",
+                *session.summary(),
+            )
+            return
+        client = await session.start(total_steps)
+        tokenizer = await asyncio.to_thread(client.get_tokenizer)
+        reference = await _reference(config, session)
+        progress = RLProgress(total_steps, session.start_step)
+        with Reporter(config, session, progress, tokenizer) as reporter:
+            reporter.add_evaluators(test_set)
+            player = Player(config, progress.sampling)
+            source = make_source(config, session, train_set, player, total_steps)
+            loop = _Loop(config, session, source, reporter, reference)
+            async with source:
+                await loop.run(total_steps)
+        session.say(*session.summary())
+
+
+def check_first_batch(config: Config, dataset: RLDataset) -> int:
+    """The number of groups in the dataset's first batch, before anything is sampled.
+
+    Raises:
+        DataValidationError: There are no batches, or the first is empty.
+        ConfigurationError: The settings do not fit it.
+    """
+    if len(dataset) < 1:
+        raise DataValidationError(
+            f"dataset_builder: {type(dataset).__name__} has {len(dataset)} batches, expected at "
+            "least one; is groups_per_batch larger than the number of problems?"
+        )
+    first = next(problem_batches(dataset, config.seed, 0, 1))
+    if config.async_config is not None:
+        return len(first)  # its batches are its own
+    check_substeps(len(first), config.num_substeps)
+    stream = config.stream_minibatch_config
+    if stream is not None and stream.groups_per_batch != len(first):
+        raise ConfigurationError(
+            f"stream_minibatch_config.groups_per_batch: got {stream.groups_per_batch}, but the "
+            f"dataset's first batch has {len(first)} groups; expected the same number"
+        )
+    return len(first)
+
+
+def count_steps(config: Config, num_batches: int, batch_size: int) -> int:
+    """Iterations of the run: as many as the epochs have, or ``max_steps`` if that is less."""
+    total = num_batches * config.num_epochs
+    if config.async_config is not None:
+        total = max(1, total * batch_size // config.async_config.groups_per_batch)
+    return total if config.max_steps is None else min(total, config.max_steps)
+
+
+def make_source(
+    config: Config,
+    session: TrainingSession,
+    dataset: RLDataset,
+    player: Player,
+    total_steps: int,
+) -> GroupSource:
+    """The source for the mode of training that the config asks for."""
+    start = session.start_step
+    if config.async_config is not None:
+        log_path = local_path(config.log_path)
+        return AsyncSource(dataset, player, config, total_steps, log_path, start)
+    stream = config.stream_minibatch_config
+    return BatchSource(
+        problem_batches(dataset, config.seed, start, total_steps),
+        player,
+        config.num_substeps,
+        num_minibatches=0 if stream is None else stream.num_minibatches,
+    )
+
+
+async def _reference(config: Config, session: TrainingSession) -> SamplingClient | None:
+    """The policy that the KL penalty pulls towards, if there is one."""
+    reference = config.kl_reference_config
+    if config.kl_penalty_coef == 0 or reference is None:
+        return None
+    service = session.connection.service
+    if reference.load_checkpoint_path is not None:
+        return await service.create_sampling_client(model_path=reference.load_checkpoint_path)
+    return await service.create_sampling_client(base_model=reference.base_model)
+
+
+class _Loop:
+    """The iterations of a run, whatever its mode."""
+
+    def __init__(
+        self,
+        config: Config,
+        session: TrainingSession,
+        source: GroupSource,
+        reporter: Reporter,
+        reference: SamplingClient | None,
+    ) -> None:
+        self._config, self._session = config, session
+        self._source, self._reporter = source, reporter
+        self._reference = reference
+
+    async def run(self, total_steps: int) -> None:
+        """From the session's first iteration to the last."""
+        start = self._session.start_step
+        if start == 0:
+            await self._reporter.record_start()
+        snapshot = await self._snapshot(start)
+        for step in range(start, total_steps):
+            snapshot = await self._iteration(step, total_steps, snapshot)
+
+    async def _iteration(self, step: int, total_steps: int, snapshot: Snapshot) -> Snapshot:
+        """One update, its row, and what is due after it; gives the new weights."""
+        config, source = self._config, self._source
+        began = time.monotonic()
+        update = Update(
+            config, self._session.client, config.adam_params(step, total_steps), self._reference
+        )
+        try:
+            collected = await source.collect(step, snapshot, update.add)
+            self._reporter.training()
+            trained = await update.finish()
+            training = time.monotonic() - began - collected.sampling_seconds
+            snapshot = await self._snapshot(step + 1)
+            source.renew(snapshot)
+            if config.compute_post_kl and update.data:
+                trained.update(await compute_post_kl(update.data, snapshot.client))
+        except BaseException:  # Ctrl-C too: what was played is worth reading
+            self._reporter.keep(step, source.finished())
+            raise
+        report = IterationReport(step, collected, trained, training, time.monotonic() - began)
+        metrics, counters = await self._reporter.report(report)
+        await self._session.finish_step(
+            step + 1,
+            metrics,
+            epoch=collected.epoch,
+            counters=counters,
+            before_save=lambda: source.save(local_path(config.log_path), step + 1),
+        )
+        return snapshot
+
+    async def _snapshot(self, step: int) -> Snapshot:
+        return Snapshot(await self._session.sampling_client(), step)

@@ -1,0 +1,252 @@
+"""Settings of a reinforcement learning run, and the checks they pass before anything is loaded."""
+
+from __future__ import annotations
+
+import math
+
+import chz
+
+from tinker_cookbook.backends.connect import check_backend
+from tinker_cookbook.eval.evaluators import EvaluatorBuilder
+from tinker_cookbook.exceptions import ConfigurationError, nearest
+from tinker_cookbook.model_info import resolve_max_length
+from tinker_cookbook.rl.advantages import AdvantageNormalization
+from tinker_cookbook.rl.rollout_config import RolloutConfig, TerminationRewardPolicy
+from tinker_cookbook.rl.rollout_strategy import RolloutStrategy
+from tinker_cookbook.rl.types import RLDatasetBuilder
+from tinker_cookbook.training.config import TrainingConfig
+from tinker_cookbook.utils.lr_scheduling import LRSchedule
+
+RL_LOSSES = ("importance_sampling", "ppo", "cispo", "dro", "gspo", "stable_reinforce")
+
+
+@chz.chz
+class KLReferenceConfig:
+    """The policy that the KL penalty pulls towards."""
+
+    base_model: str = chz.field(doc="Hub name or local folder of the reference model")
+    load_checkpoint_path: str | None = chz.field(
+        default=None, doc="tinker:// path of its adapter; without one the plain base model"
+    )
+
+    def check(self) -> None:
+        """Raises ``ConfigurationError`` for a path that is none."""
+        parts = (self.load_checkpoint_path or "tinker://a/b/c").removeprefix("tinker://").split("/")
+        if len(parts) != 3 or not all(parts):
+            raise ConfigurationError(
+                f"kl_reference_config.load_checkpoint_path: got {self.load_checkpoint_path!r}, "
+                "expected tinker://RUN/sampler_weights/NAME; the sampler_path in checkpoints.jsonl "
+                "of the run that saved the weights is one"
+            )
+
+
+@chz.chz
+class AsyncConfig:
+    """Sampling goes on while the policy trains; what was sampled too long ago is discarded."""
+
+    max_steps_off_policy: int = chz.field(
+        doc="Most updates between the weights that sampled a group and the update that trains it"
+    )
+    groups_per_batch: int = chz.field(doc="Groups an update trains, whatever the dataset's batches")
+    loss_fn: str | None = chz.field(default=None, doc="Instead of the run's loss_fn")
+
+    def check(self) -> None:
+        """Raises ``ConfigurationError`` for a number out of range."""
+        _at_least("async_config.max_steps_off_policy", self.max_steps_off_policy, 0)
+        _at_least("async_config.groups_per_batch", self.groups_per_batch, 1)
+
+
+@chz.chz
+class StreamMinibatchConfig:
+    """Training starts on the first groups while the others of the batch are still sampling."""
+
+    groups_per_batch: int = chz.field(doc="Groups in a batch of the dataset")
+    num_minibatches: int = chz.field(doc="Parts into which each substep's data is split")
+
+    def check(self, num_substeps: int) -> None:
+        """Raises ``ConfigurationError`` where the batch cannot be split so."""
+        _at_least("stream_minibatch_config.groups_per_batch", self.groups_per_batch, 1)
+        _at_least("stream_minibatch_config.num_minibatches", self.num_minibatches, 1)
+        parts = num_substeps * self.num_minibatches
+        if self.groups_per_batch % parts:
+            raise ConfigurationError(
+                f"stream_minibatch_config.groups_per_batch: got {self.groups_per_batch}, expected "
+                f"a multiple of num_substeps x num_minibatches = {num_substeps} x "
+                f"{self.num_minibatches} = {parts}"
+            )
+
+
+@chz.chz
+class Config(TrainingConfig):
+    """Settings of a reinforcement learning run."""
+
+    dataset_builder: RLDatasetBuilder = chz.field(doc="Training and test environments")
+    max_tokens: int = chz.field(doc="Most tokens to sample in a turn")
+    temperature: float = chz.field(
+        default=1.0, doc="Of sampling. The losses assume 1: they compare with log-probs at 1"
+    )
+    top_p: float = chz.field(default=1.0, doc="Sample among the tokens that hold this much; 1: all")
+    top_k: int = chz.field(default=-1, doc="Sample among this many tokens; -1: all")
+    eval_temperature: float = chz.field(default=1.0, doc="Temperature on the test set; 0: greedy")
+    lr_schedule: LRSchedule = chz.field(default="constant", doc="linear, cosine or constant")
+
+    loss_fn: str = chz.field(default="importance_sampling", doc=f"One of {', '.join(RL_LOSSES)}")
+    loss_fn_config: dict[str, float] | None = chz.field(
+        default=None, doc="The loss's own settings, such as clip_high_threshold"
+    )
+    advantage_normalization: AdvantageNormalization = chz.field(
+        default="center", doc="center, std or leave_one_out"
+    )
+    remove_constant_reward_groups: bool = chz.field(
+        default=False, doc="Leave groups without any difference in reward out of training"
+    )
+    num_substeps: int = chz.field(default=1, doc="Optimizer steps a batch is split into")
+    kl_penalty_coef: float = chz.field(default=0.0, doc="Weight of the KL penalty; 0: none")
+    kl_discount_factor: float = chz.field(
+        default=0.0, doc="Discount at which a token pays for the KL of those after it; 0: its own"
+    )
+    kl_reference_config: KLReferenceConfig | None = chz.field(
+        default=None, doc="The policy that the penalty pulls towards; needed with kl_penalty_coef"
+    )
+    compute_post_kl: bool = chz.field(
+        default=False, doc="Score each batch again with the new weights (kl_pre_post_v1/_v2)"
+    )
+
+    rollout_error_tolerance: bool | RolloutStrategy | None = chz.field(
+        default=None, doc="What to do when an episode fails; None or False: end the run"
+    )
+    rollout_config: RolloutConfig | None = chz.field(
+        default=None, doc="Limits of an episode, parse errors, termination"
+    )
+    termination: TerminationRewardPolicy | None = chz.field(
+        default=None, doc="Instead of the termination policy in rollout_config"
+    )
+    async_config: AsyncConfig | None = chz.field(default=None, doc="Asynchronous training")
+    stream_minibatch_config: StreamMinibatchConfig | None = chz.field(
+        default=None, doc="Streaming training"
+    )
+
+    eval_every: int = chz.field(default=20, doc="Steps between evaluations; 0 is ends only")
+    evaluator_builders: list[EvaluatorBuilder] = chz.field(
+        default_factory=list, doc="Evaluations every eval_every steps, beside the test set"
+    )
+    infrequent_evaluator_builders: list[EvaluatorBuilder] = chz.field(
+        default_factory=list, doc="Evaluations every infrequent_eval_every steps"
+    )
+    num_groups_to_log: int = chz.field(default=4, doc="Groups whose transcripts are written a step")
+    rollout_json_export: bool = chz.field(
+        default=True, doc="Write transcripts of all groups as JSON lines too"
+    )
+
+    @property
+    def loss_name(self) -> str:
+        """The loss that is trained with."""
+        if self.async_config is not None and self.async_config.loss_fn is not None:
+            return self.async_config.loss_fn
+        return self.loss_fn
+
+    def rollouts(self) -> RolloutConfig:
+        """How episodes are played, ``termination`` included."""
+        config = self.rollout_config if self.rollout_config is not None else RolloutConfig()
+        if self.termination is not None:
+            config = chz.replace(config, termination=self.termination)
+        return config
+
+    def check(self) -> None:
+        """Raises ``ConfigurationError`` for the first setting that cannot work."""
+        super().check()
+        self.dataset_builder.check()
+        self._check_sampling()
+        self._check_loss()
+        self._check_kl()
+        _at_least("num_substeps", self.num_substeps, 1)
+        _at_least("num_groups_to_log", self.num_groups_to_log, 0)
+        self._check_mode()
+
+    def _check_sampling(self) -> None:
+        _at_least("max_tokens", self.max_tokens, 1)
+        for name in ("temperature", "eval_temperature"):
+            _between(name, getattr(self, name), 0, math.inf)
+        if self.temperature == 0:
+            raise ConfigurationError(
+                "temperature: got 0, expected more: greedy samples of a group are all alike, so "
+                "there is nothing to learn from; temperature=1 is usual"
+            )
+        if not 0 < self.top_p <= 1:
+            raise ConfigurationError(f"top_p: got {self.top_p}, expected more than 0 and at most 1")
+        if self.top_k != -1 and self.top_k < 1:
+            raise ConfigurationError(f"top_k: got {self.top_k}, expected -1 (all) or at least 1")
+        context = resolve_max_length(self.model_name, None)
+        if context is not None and self.max_tokens >= context:
+            raise ConfigurationError(
+                f"max_tokens: got {self.max_tokens}, but the context of {self.model_name} is "
+                f"{context}, prompt included; expected less than {context}"
+            )
+
+    def _check_loss(self) -> None:
+        name = self.loss_name
+        if name not in RL_LOSSES:
+            raise ConfigurationError(
+                f"loss_fn: got {name!r}, expected one of {', '.join(RL_LOSSES)}"
+                f"{nearest(name, RL_LOSSES)}"
+            )
+        kind, _, _ = check_backend(self.backend, self.base_url, self.device, self.dtype)
+        if kind == "local":
+            # Loads torch, which the local engine needs anyway.
+            from tinker_cookbook.engine.losses import get_loss
+
+            get_loss(name).resolve_config(self.loss_fn_config)
+
+    def _check_kl(self) -> None:
+        _between("kl_penalty_coef", self.kl_penalty_coef, 0, math.inf)
+        _between("kl_discount_factor", self.kl_discount_factor, 0, 1)
+        if self.kl_penalty_coef == 0:
+            return
+        if self.kl_reference_config is None:
+            raise ConfigurationError(
+                f"kl_penalty_coef={self.kl_penalty_coef:g} without kl_reference_config: expected "
+                "the policy that the penalty pulls towards; set "
+                f"kl_reference_config=KLReferenceConfig(base_model={self.model_name!r}), or "
+                "kl_penalty_coef=0"
+            )
+        self.kl_reference_config.check()
+        if self.stream_minibatch_config is not None:
+            raise ConfigurationError(
+                f"kl_penalty_coef={self.kl_penalty_coef:g} with stream_minibatch_config: the "
+                "penalty is centred over the whole batch, which is not there when the first "
+                "minibatch trains; leave stream_minibatch_config out"
+            )
+
+    def _check_mode(self) -> None:
+        if self.async_config is not None and self.stream_minibatch_config is not None:
+            raise ConfigurationError(
+                "async_config and stream_minibatch_config are two ways to overlap sampling with "
+                "training; expected one of them: async_config trains on data of older weights, "
+                "stream_minibatch_config does not"
+            )
+        if self.stream_minibatch_config is not None:
+            self.stream_minibatch_config.check(self.num_substeps)
+        if self.async_config is not None:
+            self.async_config.check()
+            check_substeps(self.async_config.groups_per_batch, self.num_substeps, "async_config.")
+
+
+def check_substeps(groups_per_batch: int, num_substeps: int, where: str = "") -> None:
+    """Raises ``ConfigurationError`` where a batch is not a multiple of the substeps."""
+    if groups_per_batch % num_substeps:
+        raise ConfigurationError(
+            f"num_substeps: got {num_substeps}, but {where}groups_per_batch is {groups_per_batch}; "
+            "expected a divisor of it, as each substep trains the same number of groups"
+        )
+
+
+def _at_least(name: str, value: int, low: int) -> None:
+    if value < low:
+        raise ConfigurationError(f"{name}: got {value}, expected at least {low}")
+
+
+def _between(name: str, value: float, low: float, high: float) -> None:
+    # Also false for NaN.
+    if not low <= value <= high or math.isinf(value):
+        end = f" and at most {high:g}" if math.isfinite(high) else ""
+        raise ConfigurationError(f"{name}: got {value}, expected a number of at least {low:g}{end}")

@@ -1,0 +1,64 @@
+"""A report that grows while code runs, nested as the code's scopes are.
+
+::
+
+    with logtree.init_trace("Step 12", path=folder / "train.html") as trace:
+        with logtree.scope_header("Grading"):
+            logtree.log_text("the answer is 4, the gold one is 5")
+        logtree.table([{"sample": 0, "reward": 1.0}])
+    logtree.write_trace_json(trace, folder / "train_logtree.json")
+
+Where the report is open lies in a context variable: tasks and threads (``asyncio.to_thread``) that
+start inside a scope write into that scope, and concurrent tasks do not see one another's. Without
+an open report every function does nothing, so library code may call them always.
+"""
+
+from tinker_cookbook.utils.logtree.content import (
+    details,
+    header,
+    log_formatter,
+    log_html,
+    log_text,
+)
+from tinker_cookbook.utils.logtree.formatters import ConversationFormatter, Formatter
+from tinker_cookbook.utils.logtree.nodes import Node, Raw
+from tinker_cookbook.utils.logtree.scopes import (
+    optional_enable_logging,
+    scope_details,
+    scope_disable,
+    scope_div,
+    scope_header,
+    scope_header_decorator,
+)
+from tinker_cookbook.utils.logtree.tables import table, table_from_dict, table_from_dict_of_lists
+from tinker_cookbook.utils.logtree.trace import (
+    Trace,
+    flush_trace,
+    init_trace,
+    write_trace_json,
+)
+
+__all__ = [
+    "ConversationFormatter",
+    "Formatter",
+    "Node",
+    "Raw",
+    "Trace",
+    "details",
+    "flush_trace",
+    "header",
+    "init_trace",
+    "log_formatter",
+    "log_html",
+    "log_text",
+    "optional_enable_logging",
+    "scope_details",
+    "scope_disable",
+    "scope_div",
+    "scope_header",
+    "scope_header_decorator",
+    "table",
+    "table_from_dict",
+    "table_from_dict_of_lists",
+    "write_trace_json",
+]
