@@ -9,6 +9,7 @@ importance_sampling     ``-(r * A).sum()``
 ppo                     ``-min(r * A, clip(r, lo, hi) * A).sum()``          (arXiv 1707.06347)
 cispo                   ``-(clip(r, lo, hi).detach() * lp * A).sum()``      (arXiv 2506.13585)
 dro                     ``-(lp * A - beta / 2 * (lp - q)**2).sum()``        (arXiv 2405.19107)
+                        (no penalty where ``q`` is exactly 0: nobody sampled that token)
 gspo                    ppo with the sequence's ratio in place of the token's (arXiv 2507.18071)
 ======================  =====================================================================
 
@@ -141,7 +142,9 @@ def _cispo(lp: torch.Tensor, inputs: LossInputs) -> torch.Tensor:
 
 
 def _dro(lp: torch.Tensor, inputs: LossInputs) -> torch.Tensor:
-    deviation = lp - inputs["logprobs"]
+    # A q of exactly 0 marks a token that nobody sampled (a prompt's): nothing to stay close to.
+    q = inputs["logprobs"]
+    deviation = (lp - q) * (q != 0)
     penalty = 0.5 * inputs.config["beta"] * deviation.square()
     return -(lp * inputs["advantages"] - penalty).sum()
 

@@ -28,6 +28,7 @@ from tinker_cookbook.rl.rollout_errors import (
 from tinker_cookbook.rl.rollout_hooks import RolloutContext, RolloutHooks
 from tinker_cookbook.rl.rollout_strategy import FailFast, RolloutStrategy
 from tinker_cookbook.rl.rollout_waiting import bounded, gather_or_cancel, stop_tasks
+from tinker_cookbook.rl.transcripts import member_log
 from tinker_cookbook.rl.types import (
     Env,
     EnvGroupBuilder,
@@ -199,15 +200,16 @@ class _Group:
         the same."""
         seconds = self._strategy.timeout_seconds
 
-        async def open_one(episode: Episode) -> Opening | Exception:
+        async def open_one(member: int, episode: Episode) -> Opening | Exception:
             try:
-                return await episode.open(seconds)
+                with member_log(member):
+                    return await episode.open(seconds)
             except Exception as error:
                 if self._strategy.fails_fast:
                     raise
                 return error
 
-        return await gather_or_cancel(map(open_one, self._episodes_G))
+        return await gather_or_cancel(open_one(*one) for one in enumerate(self._episodes_G))
 
     def _share_first_answers(self) -> list[asyncio.Task[list[TokensWithLogprobs]]]:
         """Sends one request for all members with the same first prompt."""
@@ -229,6 +231,10 @@ class _Group:
         return requests
 
     async def _attempt(self, member: int, attempt: int) -> Trajectory:
+        with member_log(member):  # what the environment logs belongs to this episode
+            return await self._play(member, attempt)
+
+    async def _play(self, member: int, attempt: int) -> Trajectory:
         if attempt == 0:
             opening = self._openings_G[member]
             if isinstance(opening, Exception):

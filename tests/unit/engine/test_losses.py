@@ -94,3 +94,12 @@ def test_wrong_settings_are_named(name, config, message):
 def test_every_loss_is_in_the_table():
     expected = {"cross_entropy", "importance_sampling", "ppo", "cispo", "dro", "gspo"}
     assert set(LOSSES) == expected
+
+
+def test_dro_leaves_tokens_alone_that_nobody_sampled():
+    """Prompt tokens have neither an advantage nor a sampler's log-probability."""
+    lp = torch.tensor([-3.0, -2.0], requires_grad=True)
+    fields = {"logprobs": torch.tensor([0.0, -1.0]), "advantages": torch.tensor([0.0, 0.0])}
+    inputs = LossInputs(fields, torch.zeros(2, dtype=torch.long), 1, {"beta": 0.5})
+    (gradient,) = torch.autograd.grad(LOSSES["dro"].function(lp, inputs), lp)
+    assert gradient.tolist() == [0.0, -0.5]

@@ -60,13 +60,29 @@ class StoryEnv(Env):
 
 
 class StoryGroupBuilder(EnvGroupBuilder):
-    """A group of one opening. ``reward_for``: animals, constant, nothing (raises), nan."""
+    """A group of one opening.
 
-    def __init__(self, model, opening, group_size, reward_for="animals", delay=0.0, tag="story"):
+    ``reward_for`` is animals, length, constant, nan or error. Groups that share ``turn`` are played
+    one after the other.
+    """
+
+    def __init__(
+        self,
+        model,
+        opening,
+        group_size,
+        reward_for="animals",
+        delay=0.0,
+        tag="story",
+        turn: asyncio.Lock | None = None,
+    ):
+        self.turn = turn
         self.model, self.opening, self.group_size = model, opening, group_size
         self.reward_for, self.delay, self.tag = reward_for, delay, tag
 
     async def make_envs(self):
+        if self.turn is not None:
+            await self.turn.acquire()
         return [StoryEnv(self, member) for member in range(self.group_size)]
 
     def reward(self, text: str) -> float:
@@ -80,6 +96,10 @@ class StoryGroupBuilder(EnvGroupBuilder):
             return len(text) / 50
         return float(any(animal in text for animal in ANIMALS))
 
+    async def cleanup(self):
+        if self.turn is not None and self.turn.locked():
+            self.turn.release()
+
     def logging_tags(self):
         return [self.tag]
 
@@ -89,6 +109,7 @@ class StoryDataset(RLDataset):
 
     def __init__(self, builder: Any) -> None:
         self._builder, self._shift = builder, 0
+        self._turn = asyncio.Lock() if builder.in_turn else None
 
     def set_epoch(self, seed: int) -> None:
         self._shift = seed
@@ -108,6 +129,7 @@ class StoryDataset(RLDataset):
                 b.reward_for,
                 delay=b.slow_seconds if place % len(OPENINGS) == 0 else 0.0,
                 tag=f"opening_{place % len(OPENINGS)}",
+                turn=self._turn,
             )
             for place in places
         ]
@@ -122,6 +144,7 @@ class StoryDatasetBuilder(RLDatasetBuilder):
     reward_for: str = "animals"
     slow_seconds: float = 0.0
     test_groups: int = 0
+    in_turn: bool = False
 
     async def __call__(self):
         test = None
@@ -164,6 +187,7 @@ class CLIConfig(RunSettings):
     num_batches: int = 4
     slow_seconds: float = 0.0
     reward_for: str = "animals"
+    in_turn: bool = True
 
 
 async def main(cli: CLIConfig) -> None:
@@ -185,6 +209,7 @@ async def main(cli: CLIConfig) -> None:
             "slow_seconds": cli.slow_seconds,
             "reward_for": cli.reward_for,
             "test_groups": 2,
+            "in_turn": cli.in_turn,
         },
         num_substeps=cli.num_substeps,
         learning_rate=0.002,

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import threading
+from concurrent.futures import ThreadPoolExecutor
 
 import chz
 import numpy as np
@@ -76,7 +77,8 @@ def test_transcripts_and_the_final_checkpoint_are_there(stories_model, tmp_path)
 def test_the_same_seed_gives_the_same_run_and_another_does_not(stories_model, tmp_path):
     found = []
     for name, seed in (("a", 0), ("b", 0), ("c", 1)):
-        found.append(run(story_config(stories_model, tmp_path / name, seed=seed)))
+        config = story_config(stories_model, tmp_path / name, {"in_turn": True}, seed=seed)
+        found.append(run(config))
     a, b, c = [[without_times(row) for row in one] for one in found]
     assert a == b
     assert a != c
@@ -286,14 +288,19 @@ class _Counting(SamplingClientEvaluator):
         return {"counted": 1.0}
 
 
-def test_groups_are_played_in_an_executor(stories_model, tmp_path):
-    from concurrent.futures import ThreadPoolExecutor
+def test_groups_are_played_in_an_executor(stories_model, tmp_path, monkeypatch):
+    seen: set[str] = set()
+    original = StoryEnv.step
 
-    data = {"num_batches": 2, "reward_for": "length"}
-    here = run(story_config(stories_model, tmp_path / "here", data))
-    with ThreadPoolExecutor(2) as pool:
-        config = story_config(stories_model, tmp_path / "pool", data)
+    async def step(self, action):
+        seen.add(threading.current_thread().name.split("_")[0])
+        return await original(self, action)
+
+    monkeypatch.setattr(StoryEnv, "step", step)
+    config = story_config(stories_model, tmp_path, {"num_batches": 1, "reward_for": "length"})
+    with ThreadPoolExecutor(2, thread_name_prefix="pool") as pool:
         asyncio.run(train.main(config, rollout_executor=pool))
-    assert [without_times(row) for row in rows(tmp_path / "pool")] == [
-        without_times(row) for row in here
-    ]
+    assert seen == {"pool"}
+    (row,) = rows(tmp_path)
+    assert row["env/all/total_episodes"] == 16
+    assert row["optim/grad_norm"] > 0
