@@ -13,6 +13,7 @@ from animal_stories import StoryDataset, story_config
 from tinker_cookbook.exceptions import AllTrajectoriesFailedError
 from tinker_cookbook.rl import train
 from tinker_cookbook.rl.async_source import AsyncSource, ProblemQueue
+from tinker_cookbook.rl.async_state import QueueState, read_queue, write_queue
 from tinker_cookbook.rl.sources_play import PlayedGroup, Player, Snapshot
 from tinker_cookbook.rl.train import AsyncConfig
 from tinker_cookbook.rl.types import TrajectoryGroup
@@ -276,6 +277,21 @@ def test_nothing_is_lost_or_trained_twice_when_a_run_is_killed(tmp_path):
     # Every problem up to the last one trained, and no gap but those discarded as too old.
     everything = sorted(before + after)
     assert everything[:20] == [(batch, index) for batch in range(6) for index in range(4)][:20]
+
+
+def test_a_second_kill_right_after_the_first_loses_nothing(tmp_path):
+    config = async_config(tmp_path, k=2, groups=3)
+    begun = [(0, 1), (0, 3), (1, 0)]
+    write_queue(tmp_path, 1, QueueState((1, 2), begun, []))
+
+    async def go():
+        async with make_source(tmp_path, FakePlayer(config), config, start_step=1) as source:
+            source.save(tmp_path, 2)
+
+    asyncio.run(go())
+    state = read_queue(tmp_path, 2)
+    assert state is not None
+    assert (state.position, list(state.in_flight)) == ((1, 2), begun)
 
 
 def test_an_asynchronous_run_end_to_end(stories_model, tmp_path):
