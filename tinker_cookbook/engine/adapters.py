@@ -70,6 +70,15 @@ class Target:
     out_features: int
 
 
+def filling(rows: int) -> int:
+    """Rows of nothing to add: products of a few rows go through kernels of their own.
+
+    They round otherwise, and what a sample draws must not depend on its company. Measured with MKL
+    and oneDNN on x86: from 16 on, and for multiples of 4, a row's result is the same to the bit.
+    """
+    return 0 if rows >= 16 else -rows % 8
+
+
 @dataclass(frozen=True)
 class Segment:
     """Tokens of a batch that have an adapter in common; ``rows`` [R] indexes them, none is all."""
@@ -85,11 +94,14 @@ class Segment:
         # fp32 whatever the dtype of the model: for the few rows of decoding the small products
         # are faster so, and the pairs' values are those of the model's dtype.
         a, b = pair
-        part = x if self.rows is None else x[self.rows]
-        low = F.linear(part.float(), a)
         if self.rows is not None:
-            out.index_add_(0, self.rows, F.linear(low, b).to(out.dtype))
-        elif out.dtype == torch.float32:
+            count = len(self.rows)
+            part = F.pad(x[self.rows].float(), (0, 0, 0, filling(count)))
+            added = F.linear(F.linear(part, a), b)[:count]
+            out.index_copy_(0, self.rows, (out[self.rows] + added).to(out.dtype))
+            return
+        low = F.linear(x.float(), a)
+        if out.dtype == torch.float32:
             out.addmm_(low, b.t())
         else:
             out.add_(F.linear(low, b))

@@ -136,6 +136,15 @@ class BaseModel:
             config._attn_implementation = usual
 
     @cached_property
+    def ragged(self) -> bool:
+        """Whether some layer's width is no multiple of 16.
+
+        Element-wise functions treat the end of their memory, and of each thread's part, in another
+        way than whole vectors; with such a width that end is in the middle of some token.
+        """
+        return any(target.out_features % 16 for target in self.targets if target.group != "unembed")
+
+    @cached_property
     def kv_shapes(self) -> list[LayerShape] | None:
         """What each layer keeps of a token; none if sequences cannot be batched."""
         return batch_trial(self)

@@ -20,6 +20,8 @@ from torch.nn import functional as F  # noqa: N812
 from tinker_cookbook.engine.kv_cache import Arena, Slot
 
 NAME = "tinker_cookbook_batch"
+BLOCK = 64
+"""Queries of a prompt that attend together; arenas hold a multiple, or the whole context."""
 
 
 class DecodeRows:
@@ -68,12 +70,17 @@ class DecodeRows:
 
 
 class PrefillRow:
-    """One sequence that reads ``count`` tokens of its prompt, which begin at ``first``."""
+    """One sequence that reads ``count`` tokens of its prompt, which begin at ``first``.
+
+    Queries go in blocks that begin at multiples of ``BLOCK`` in the sequence and are always full,
+    padded where they are not. So what a token attends to is computed by the same products however
+    the prompt was cut, by a known prefix or by the size of a step, and rounds alike to the bit.
+    """
 
     def __init__(self, slot: Slot, first: int, count: int) -> None:
         self.slot, self.first, self.count = slot, first, count
         self._start = slot.length
-        self._biases: dict[int | None, torch.Tensor] = {}
+        self._biases: dict[tuple[int, int | None], torch.Tensor] = {}
 
     def write(self, layer: int, key: torch.Tensor, value: torch.Tensor) -> None:
         """Stores ``key`` and ``value`` [S, kv heads, D]."""
@@ -83,40 +90,39 @@ class PrefillRow:
 
     def attend(self, layer: int, query: torch.Tensor, call: AttentionCall) -> torch.Tensor:
         """Causal attention of ``query`` [S, heads, D]; returns [S, heads, D]."""
-        arena, end = self.slot.arena, self._start + self.count
+        before = self._start % BLOCK
+        after = -(self._start + self.count) % BLOCK
+        blocks = F.pad(query, (0, 0, 0, 0, before, after)).split(BLOCK)
+        first = self._start // BLOCK
+        outs = [self._block(layer, first + i, block, call) for i, block in enumerate(blocks)]
+        return torch.cat(outs)[before : before + self.count]
+
+    def _block(
+        self, layer: int, number: int, query: torch.Tensor, call: AttentionCall
+    ) -> torch.Tensor:
+        """Attention of the queries [BLOCK, heads, D] of one block."""
+        arena = self.slot.arena
+        end = min((number + 1) * BLOCK, arena.capacity)
         keys = arena.keys[layer][self.slot.index, :, :end]
         values = arena.values[layer][self.slot.index, :, :end]
         kv_heads, _, width = keys.shape
-        group = query.shape[1] // kv_heads
-        if call.plain:
-            causal = self._start == 0
-            mask = None if causal else self._bias(call.window)[0].to(query.dtype)
-            out = F.scaled_dot_product_attention(
-                query.transpose(0, 1)[None],
-                keys.repeat_interleave(group, 0)[None],
-                values.repeat_interleave(group, 0)[None],
-                attn_mask=mask,
-                is_causal=causal,
-                scale=call.scale,
-            )
-            return out[0].transpose(0, 1)
-        grouped = query.transpose(0, 1).reshape(kv_heads, group * self.count, width)
-        bias = self._bias(call.window).repeat(1, group, 1)
-        weights = call.weights(grouped, keys, bias, 1)
-        out = torch.bmm(weights, values)
-        return out.view(query.shape[1], self.count, -1).transpose(0, 1)
+        grouped = query.transpose(0, 1).reshape(kv_heads, -1, width)
+        group = grouped.shape[1] // BLOCK
+        bias = self._bias(number, end, call.window).repeat(1, group, 1)
+        out = torch.bmm(call.weights(grouped, keys, bias, 1), values)
+        return out.view(query.shape[1], BLOCK, -1).transpose(0, 1)
 
-    def _bias(self, window: int | None) -> torch.Tensor:
-        """fp32 [1, S, end]: 0 where a query sees a key, -inf elsewhere."""
-        if window not in self._biases:
-            end = self._start + self.count
-            key = torch.arange(end, device=self.slot.arena.keys[0].device)
-            query = key[self._start :, None]
+    def _bias(self, number: int, end: int, window: int | None) -> torch.Tensor:
+        """fp32 [1, BLOCK, end]: 0 where a query sees a key, -inf elsewhere."""
+        if (number, window) not in self._biases:
+            device = self.slot.arena.keys[0].device
+            key = torch.arange(end, device=device)
+            query = torch.arange(number * BLOCK, (number + 1) * BLOCK, device=device)[:, None]
             seen = key <= query
             if window is not None:
                 seen &= key > query - window
-            self._biases[window] = _as_bias(seen)[None]
-        return self._biases[window]
+            self._biases[number, window] = _as_bias(seen)[None]
+        return self._biases[number, window]
 
 
 @dataclass(frozen=True)
@@ -127,11 +133,6 @@ class AttentionCall:
     window: int | None = None
     softcap: float | None = None
     sinks: torch.Tensor | None = None
-
-    @property
-    def plain(self) -> bool:
-        """Whether torch's own function computes it."""
-        return self.window is None and self.softcap is None and self.sinks is None
 
     def weights(
         self, query: torch.Tensor, keys: torch.Tensor, bias: torch.Tensor, count: int

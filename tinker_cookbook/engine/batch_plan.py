@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 import numpy as np
 import torch
 
-from tinker_cookbook.engine.adapters import Segment
+from tinker_cookbook.engine.adapters import Segment, filling
 from tinker_cookbook.engine.batch_attention import BatchLayout, DecodeRows, PrefillRow
 from tinker_cookbook.engine.kv_cache import KVCache, Slot
 from tinker_cookbook.engine.requests import SampleRow
@@ -55,10 +55,10 @@ class BatchPlan:
                 plan._read(reading, room)
         if not plan.tokens:
             return None
-        if len(plan.tokens) == 1:
-            # A lone row goes through other kernels than rows in company, and rounds otherwise;
-            # what it draws must not depend on that. Nobody attends to the second.
-            plan._append([0], [0], plan.owners[0])
+        # Nobody attends to the filling.
+        count = len(plan.tokens)
+        short = -count % 32 if plan.owners[0].base.ragged else filling(count)
+        plan._append([0] * short, [0] * short, plan.owners[0])
         return plan
 
     @property

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 import numpy as np
 import torch
 
+from tinker_cookbook.engine.adapters import filling
 from tinker_cookbook.engine.draw import DrawSettings, draw_tokens
 from tinker_cookbook.engine.requests import SampleRow
 from tinker_cookbook.engine.sampler import Sampler
@@ -21,11 +22,12 @@ def draw_rows(
     """
     device = hidden.device
     once, which = np.unique(places, return_inverse=True)
+    filled = np.pad(once, (0, filling(len(once))), mode="edge")
     logits = sampler.base.head.logits(
-        hidden[torch.from_numpy(once).to(device)], sampler.unembed_pair()
+        hidden[torch.from_numpy(filled).to(device)], sampler.unembed_pair()
     )
     normalizer = logits.logsumexp(-1, keepdim=True)
-    if len(once) < len(rows):
+    if len(filled) != len(rows) or len(once) < len(rows):
         shared = torch.from_numpy(which).to(device)
         logits, normalizer = logits[shared], normalizer[shared]
     drawn = draw_tokens(logits, _settings(rows))

@@ -81,7 +81,7 @@ class Engine:
             prompt, num_samples, settings, decode=decode, topk_sample=topk_sample
         )
         self._arrived.append(request)
-        self._worker.wake()
+        self._worker.wake()  # raises if the engine is closed
         return request.future
 
     def resolve(self, name: str) -> ResolvedModel:

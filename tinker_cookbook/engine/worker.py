@@ -46,8 +46,7 @@ class Worker:
         """Queues an operation; returns at once."""
         future: Future[Any] = Future()
         with self._wake:
-            if self._closed:
-                raise RuntimeError("the engine is closed; connect again for a new one")
+            self._require_open()
             self._operations.append(_Operation(work, future))
             self._wake.notify()
         return future
@@ -55,6 +54,7 @@ class Worker:
     def wake(self) -> None:
         """Says that there is something to sample."""
         with self._wake:
+            self._require_open()
             self._woken = True
             self._wake.notify()
 
@@ -75,6 +75,10 @@ class Worker:
             operation.future.cancel()
         if wait and threading.current_thread() is not self._thread:
             self._thread.join()
+
+    def _require_open(self) -> None:
+        if self._closed:
+            raise RuntimeError("the engine is closed; connect again for a new one")
 
     def _run(self) -> None:
         self._start()

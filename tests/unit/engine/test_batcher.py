@@ -41,9 +41,9 @@ def count_computed(base, monkeypatch) -> list[int]:
     """Tokens of each forward pass of a batch."""
     computed, forward = [], base.hidden_of_batch
 
-    def counting(tokens, *args):
-        computed.append(len(tokens))
-        return forward(tokens, *args)
+    def counting(tokens, positions, layout, segments):
+        computed.append(sum(part.count for part in layout.parts))
+        return forward(tokens, positions, layout, segments)
 
     monkeypatch.setattr(base, "hidden_of_batch", counting)
     return computed
@@ -73,13 +73,29 @@ def test_greedy_of_32_mixed_prompts_equals_generate(base, tmp_path):
 
 
 @pytest.mark.parametrize("base", BASES, indirect=True)
-def test_a_seed_gives_the_same_tokens_whatever_else_is_in_the_batch(base):
+def test_company_changes_neither_tokens_nor_a_bit_of_their_logprobs(base):
+    """Whatever else is in the batch, whenever it came, and whatever was known of the prompt."""
     sampler = Sampler(base, ref.random_adapter(base))
-    others = [sampler.request(p, 3, settings(seed=i)) for i, p in enumerate(prompts(base, 12))]
-    mine = sampler.request([5, 6, 7], 4, settings(seed=99))
-    ref.run_batch(base, [*others[:6], mine, *others[6:]])
-    alone = ref.draw(sampler, [5, 6, 7], 4, settings(seed=99))
-    assert tokens_of(mine) == [sample.tokens for sample in alone]
+    other = Sampler(base, ref.random_adapter(base, seed=5))
+    stem = np.arange(3, 40)
+    mine = [np.concatenate([stem[: 20 + 4 * i], [50 + i, 60]]) for i in range(4)]
+    alone = [ref.draw(sampler, prompt, 3, settings(seed=9)) for prompt in mine]
+    batcher = Batcher(base, base.kv_shapes)
+    requests = []
+    for i, prompt in enumerate(mine):  # they come one by one, each with company
+        batcher.add(other.request(prompts(base, 1, seed=i)[0], 2, settings(seed=i)))
+        requests.append(sampler.request(prompt, 3, settings(seed=9)))
+        batcher.add(requests[-1])
+        batcher.add(sampler.request(stem[: 20 + i], 1 + i, settings(seed=i, max_tokens=9)))
+        for _ in range(3):
+            batcher.step()
+    while batcher.busy:
+        batcher.step()
+    for request, expected in zip(requests, alone, strict=True):
+        found = request.future.result(timeout=0)
+        assert [sample.tokens for sample in found] == [sample.tokens for sample in expected]
+        assert [sample.logprobs for sample in found] == [sample.logprobs for sample in expected]
+    assert any(r.future.result()[0].cached_prompt_tokens for r in requests)
 
 
 def test_adapters_share_a_batch(stories_base):

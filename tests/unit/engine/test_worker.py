@@ -186,3 +186,5 @@ def test_closing_cancels_requests(engine, stories_base):
     engine.close()
     with pytest.raises(CancelledError):
         waiting.result(SECONDS)
+    with pytest.raises(RuntimeError, match="the engine is closed"):
+        engine.sample(Sampler(stories_base, None), [1], 1, SamplingSettings(max_tokens=1))
