@@ -15,6 +15,7 @@ from tinker_cookbook import cli_utils, hyperparam_utils, model_info
 from tinker_cookbook.exceptions import ConfigurationError
 from tinker_cookbook.rl import train
 from tinker_cookbook.rl.advantages import AdvantageNormalization
+from tinker_cookbook.rl.control import RandomRewardDatasetBuilder
 from tinker_cookbook.rl.rollout_strategy import RetryOnFailure
 from tinker_cookbook.rl.types import RLDatasetBuilder
 from tinker_cookbook.training.config import RunSettings
@@ -78,6 +79,9 @@ class RLSettings(RunSettings):
     num_minibatches: int | None = chz.field(
         default=None, doc="Begin to train on parts of the batch while the rest still samples"
     )
+    random_rewards: bool = chz.field(
+        default=False, doc="A control: training rewards are tosses of a coin; scores must not rise"
+    )
     rollout_max_retries: int | None = chz.field(
         default=None, doc="Times a failed episode is played again; default: it ends the run"
     )
@@ -135,6 +139,8 @@ def rl_config(cli: RLSettings, recipe_name: str, dataset: RLDatasetBuilder) -> t
     learning_rate = cli.learning_rate
     if learning_rate is None:
         learning_rate = rl_learning_rate(cli.model_name)
+    if cli.random_rewards:
+        dataset = RandomRewardDatasetBuilder(inner=dataset, seed=cli.seed)
     return train.Config(
         recipe_name=recipe_name,
         log_path=cli.log_path or cli_utils.default_log_path(recipe_name),

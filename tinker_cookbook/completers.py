@@ -11,8 +11,6 @@ from abc import ABC, abstractmethod
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, TypeAlias
 
-import numpy as np
-
 from tinker_cookbook.exceptions import ConfigurationError, DataValidationError
 from tinker_cookbook.utils.lazy_imports import lazy_module
 
@@ -161,6 +159,8 @@ class TinkerTokenCompleter(TokenCompleter):
         """This completer with a seed made of its own and ``path``."""
         if self.seed is None:
             return self
+        import numpy as np  # not at the top: it would slow every start
+
         words = np.random.SeedSequence([self.seed, *path]).generate_state(1)
         return replace(self, seed=int(words[0]) >> 1)
 

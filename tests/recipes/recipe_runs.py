@@ -14,6 +14,11 @@ REPO = Path(__file__).resolve().parents[2]
 KILL_AT = Path(__file__).with_name("kill_at.py")
 
 
+def of_the_moment(key: str) -> bool:
+    """Whether a metric depends on timing."""
+    return key.startswith(("time/", "tokens/prefill_")) or key.endswith("total_cached_ob_tokens")
+
+
 class RecipeRuns:
     """22 conversations to train on, 6 held out, and a checkpoint root that all runs share."""
 
@@ -85,10 +90,11 @@ class RecipeRuns:
         )
 
     def rows(self, name: str) -> list[dict]:
-        """The rows of ``metrics.jsonl``, times left out."""
+        """The rows of ``metrics.jsonl`` without what depends on the moment: times, and how many
+        prompt tokens the sampler happened to have at hand."""
         lines = (self.folder / name / "metrics.jsonl").read_text().splitlines()
         rows = [json.loads(line) for line in lines]
-        return [{k: v for k, v in row.items() if not k.startswith("time/")} for row in rows]
+        return [{k: v for k, v in row.items() if not of_the_moment(k)} for row in rows]
 
     def adapter(self, name: str) -> bytes:
         """The file of the final adapter."""

@@ -86,6 +86,8 @@ class Batcher:
                 failed = self._shed(error)
             if failed is not None:
                 self._fail_all(failed)
+        if not self.busy:
+            self._active.shrink()  # training may need the memory
 
     def cancel_all(self) -> None:
         """Cancels every request."""

@@ -29,6 +29,7 @@ from tinker_cookbook.rl.rollout_hooks import (
 )
 from tinker_cookbook.rl.rollout_waiting import bounded
 from tinker_cookbook.rl.types import (
+    Action,
     ActionExtra,
     Env,
     InitialObservationOverflow,
@@ -246,11 +247,7 @@ class Episode:
         return action
 
     async def _step(self, action: TokensWithLogprobs) -> StepResult:
-        tokens = list(action.tokens)
-        if _takes_extra(type(self._env)):
-            work = self._env.step(tokens, extra=ActionExtra(action.stop_reason))
-        else:
-            work = self._env.step(tokens)
+        work = call_step(self._env, list(action.tokens), ActionExtra(action.stop_reason))
         result = await self._wait("env", work)
         if not isinstance(result, StepResult):
             raise DataValidationError(
@@ -371,6 +368,11 @@ def _name(env: Env) -> str:
     inner = getattr(env, "message_env", None)
     name = type(env).__name__
     return name if inner is None else f"{name} of {type(inner).__name__}"
+
+
+def call_step(env: Env, action: Action, extra: ActionExtra | None) -> Awaitable[StepResult]:
+    """``env.step``, whether it takes ``extra`` or not."""
+    return env.step(action, extra=extra) if _takes_extra(type(env)) else env.step(action)
 
 
 @lru_cache(maxsize=256)

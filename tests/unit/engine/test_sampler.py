@@ -24,27 +24,20 @@ def settings(**kwargs) -> SamplingSettings:
 
 
 @pytest.mark.parametrize("base", BASES, indirect=True)
-def test_greedy_equals_generate(base, tmp_path):
-    """Mixed prompts, some longer than the sliding windows of the models that have them."""
-    adapter = ref.random_adapter(base)
-    model = ref.peft_model(base, adapter, tmp_path)
-    sampler = Sampler(base, adapter)
+def test_one_by_one_equals_the_batch(base):
+    """What models get that cannot be batched; the batch equals ``generate`` (test_batcher)."""
+    sampler = Sampler(base, ref.random_adapter(base))
     rng = np.random.default_rng(0)
-    for length in (1, 33, *rng.integers(2, 30, 30)):  # 32 prompts
+    for length in (1, 33, 17):
         prompt = rng.integers(3, base.vocab_size, length)
-        with torch.no_grad():
-            expected = model.generate(
-                input_ids=torch.from_numpy(prompt)[None],
-                attention_mask=torch.ones(1, length, dtype=torch.long),
-                max_new_tokens=20,
-                do_sample=False,
-            )[0, length:].tolist()
-        greedy = settings(temperature=0.0, stop_tokens=frozenset(base.eos_ids))
-        samples = ref.draw(sampler, prompt, 2, greedy)
-        assert [s.tokens for s in samples] == [expected] * 2
-        alone = sampler.request(prompt, 2, greedy)
-        sample_one_by_one(alone)  # what models do that cannot be batched
-        assert [s.tokens for s in alone.future.result(timeout=0)] == [expected] * 2
+        for how in ({"temperature": 0.0}, {"seed": 5, "stop_tokens": frozenset(range(3, 60))}):
+            alone = sampler.request(prompt, 3, settings(**how))
+            sample_one_by_one(alone)
+            found, expected = alone.future.result(0), ref.draw(sampler, prompt, 3, settings(**how))
+            assert [s.tokens for s in found] == [s.tokens for s in expected]
+            assert [s.stop_reason for s in found] == [s.stop_reason for s in expected]
+            for one, other in zip(found, expected, strict=True):
+                np.testing.assert_allclose(one.logprobs, other.logprobs, atol=1e-4)
 
 
 @pytest.mark.parametrize("base", BASES, indirect=True)

@@ -60,11 +60,7 @@ class StoryEnv(Env):
 
 
 class StoryGroupBuilder(EnvGroupBuilder):
-    """A group of one opening.
-
-    ``reward_for`` is animals, length, constant, nan or error. Groups that share ``turn`` are played
-    one after the other.
-    """
+    """A group of one opening. ``reward_for`` is animals, length, constant, nan or error."""
 
     def __init__(
         self,
@@ -74,15 +70,11 @@ class StoryGroupBuilder(EnvGroupBuilder):
         reward_for="animals",
         delay=0.0,
         tag="story",
-        turn: asyncio.Lock | None = None,
     ):
-        self.turn = turn
         self.model, self.opening, self.group_size = model, opening, group_size
         self.reward_for, self.delay, self.tag = reward_for, delay, tag
 
     async def make_envs(self):
-        if self.turn is not None:
-            await self.turn.acquire()
         return [StoryEnv(self, member) for member in range(self.group_size)]
 
     def reward(self, text: str) -> float:
@@ -96,10 +88,6 @@ class StoryGroupBuilder(EnvGroupBuilder):
             return len(text) / 50
         return float(any(animal in text for animal in ANIMALS))
 
-    async def cleanup(self):
-        if self.turn is not None and self.turn.locked():
-            self.turn.release()
-
     def logging_tags(self):
         return [self.tag]
 
@@ -109,7 +97,6 @@ class StoryDataset(RLDataset):
 
     def __init__(self, builder: Any) -> None:
         self._builder, self._shift = builder, 0
-        self._turn = asyncio.Lock() if builder.in_turn else None
 
     def set_epoch(self, seed: int) -> None:
         self._shift = seed
@@ -129,7 +116,6 @@ class StoryDataset(RLDataset):
                 b.reward_for,
                 delay=b.slow_seconds if place % len(OPENINGS) == 0 else 0.0,
                 tag=f"opening_{place % len(OPENINGS)}",
-                turn=self._turn,
             )
             for place in places
         ]
@@ -144,7 +130,6 @@ class StoryDatasetBuilder(RLDatasetBuilder):
     reward_for: str = "animals"
     slow_seconds: float = 0.0
     test_groups: int = 0
-    in_turn: bool = False
 
     async def __call__(self):
         test = None
@@ -187,7 +172,6 @@ class CLIConfig(RunSettings):
     num_batches: int = 4
     slow_seconds: float = 0.0
     reward_for: str = "animals"
-    in_turn: bool = True
 
 
 async def main(cli: CLIConfig) -> None:
@@ -209,7 +193,6 @@ async def main(cli: CLIConfig) -> None:
             "slow_seconds": cli.slow_seconds,
             "reward_for": cli.reward_for,
             "test_groups": 2,
-            "in_turn": cli.in_turn,
         },
         num_substeps=cli.num_substeps,
         learning_rate=0.002,

@@ -77,7 +77,7 @@ def test_transcripts_and_the_final_checkpoint_are_there(stories_model, tmp_path)
 def test_the_same_seed_gives_the_same_run_and_another_does_not(stories_model, tmp_path):
     found = []
     for name, seed in (("a", 0), ("b", 0), ("c", 1)):
-        config = story_config(stories_model, tmp_path / name, {"in_turn": True}, seed=seed)
+        config = story_config(stories_model, tmp_path / name, seed=seed)
         found.append(run(config))
     a, b, c = [[without_times(row) for row in one] for one in found]
     assert a == b

@@ -34,4 +34,10 @@ def adapter(log_path) -> dict[str, np.ndarray]:
 
 
 def without_times(row: dict) -> dict:
-    return {key: value for key, value in row.items() if not key.startswith("time/")}
+    """The row without what depends on the moment: times, and prompt tokens found in a cache."""
+    moment = ("time/", "tokens/prefill_")
+    return {
+        key: value
+        for key, value in row.items()
+        if not key.startswith(moment) and not key.endswith("total_cached_ob_tokens")
+    }
