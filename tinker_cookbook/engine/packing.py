@@ -85,7 +85,7 @@ def plan(
 
     A row longer than the budget stands alone. Longest first: what does not fit into memory fails
     at the start, not after minutes. With a ``shared_budget`` sequences that begin alike may share
-    a row of as many tokens.
+    a row of as many tokens, alone where it is over the other budget.
     """
     groups = [[index] for index in range(len(sequences))]
     if shared_budget and len(sequences) > 1:
@@ -94,7 +94,7 @@ def plan(
     rows.sort(key=lambda row: (-row.length, row.indices))
     out: list[MicroBatch] = []
     for row in (row for row in rows if row.shared):
-        if out and out[-1].padded_tokens + row.length <= shared_budget:
+        if out and out[-1].padded_tokens + row.length <= token_budget:
             out[-1] = MicroBatch((*out[-1].rows, row))
         else:
             out.append(MicroBatch((row,)))
