@@ -51,7 +51,6 @@ class _CoinEnv(Env):
         reward = float(self._rng.integers(2)) if result.episode_done else 0.0
         return replace(result, reward=reward, metrics=metrics)
 
-
     def begin_rollout(self, config: RolloutConfig) -> None:
         """That of the environment, where it has one."""
         begin = getattr(self._env, "begin_rollout", None)
