@@ -17,7 +17,8 @@ class PlotConfig:
 
     log_path: str = chz.field(doc="Folder of the run")
     metrics: str = chz.field(
-        default="train_mean_nll,test/nll", doc="Names in metrics.jsonl, separated by commas"
+        default="train_mean_nll,test/nll,reward/total,test/env/all/reward/total",
+        doc="Names in metrics.jsonl, separated by commas; of the default those that are there",
     )
     output: str | None = chz.field(default=None, doc="PNG to write; default: LOG_PATH/curves.png")
 
@@ -39,6 +40,11 @@ def main(config: PlotConfig) -> None:
                 f"metrics: {name!r} is in no row of {config.log_path}/metrics.jsonl"
                 f"{nearest(name, known)} It has: {', '.join(known)}"
             )
+    if not curves:
+        raise ConfigurationError(
+            f"metrics: none of {config.metrics} is in {config.log_path}/metrics.jsonl; it has: "
+            f"{', '.join(known)}"
+        )
     print(draw(curves, Path(config.output or Path(config.log_path) / "curves.png")))
 
 

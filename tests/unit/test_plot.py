@@ -1,0 +1,24 @@
+"""The picture that a finished run offers to draw."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from tinker_cookbook.exceptions import ConfigurationError
+from tinker_cookbook.plot import PlotConfig, main
+
+
+@pytest.mark.parametrize("key", ["train_mean_nll", "reward/total"])
+def test_without_settings_it_draws_what_the_run_has(tmp_path, key):
+    rows = [{"step": i, key: 1.0 / (i + 1)} for i in range(3)]
+    (tmp_path / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    main(PlotConfig(log_path=str(tmp_path)))
+    assert (tmp_path / "curves.png").stat().st_size > 5000
+
+
+def test_a_run_without_these_metrics_says_which_it_has(tmp_path):
+    (tmp_path / "metrics.jsonl").write_text('{"step": 1, "other": 2.0}\n')
+    with pytest.raises(ConfigurationError, match="it has: other, step"):
+        main(PlotConfig(log_path=str(tmp_path)))
