@@ -8,8 +8,8 @@ calls ``attention_forward`` in place of its own attention while a layout is in u
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
+from contextlib import AbstractContextManager
 from contextvars import ContextVar
 from dataclasses import dataclass, field
 from typing import Any
@@ -17,6 +17,8 @@ from typing import Any
 import torch
 from torch.nn import functional as F  # noqa: N812
 
+from tinker_cookbook.engine import attention_hook
+from tinker_cookbook.engine.attention_hook import causal_bias
 from tinker_cookbook.engine.kv_cache import Arena, Slot
 
 NAME = "tinker_cookbook_batch"
@@ -62,10 +64,8 @@ class DecodeRows:
         """fp32 [R * kv heads, 1, capacity]: 0 where a row sees a key, -inf elsewhere."""
         if window not in self._biases:
             index = torch.arange(self.arena.capacity, device=self._at.device)
-            seen = index <= self._at[:, None]
-            if window is not None:
-                seen &= index > self._at[:, None] - window
-            self._biases[window] = _as_bias(seen).repeat_interleave(kv_heads, 0)[:, None]
+            bias = causal_bias(self._at, index, window)
+            self._biases[window] = bias.repeat_interleave(kv_heads, 0)[:, None]
         return self._biases[window]
 
 
@@ -116,12 +116,9 @@ class PrefillRow:
         """fp32 [1, BLOCK, end]: 0 where a query sees a key, -inf elsewhere."""
         if (number, window) not in self._biases:
             device = self.slot.arena.keys[0].device
-            key = torch.arange(end, device=device)
-            query = torch.arange(number * BLOCK, (number + 1) * BLOCK, device=device)[:, None]
-            seen = key <= query
-            if window is not None:
-                seen &= key > query - window
-            self._biases[number, window] = _as_bias(seen)[None]
+            query = torch.arange(number * BLOCK, (number + 1) * BLOCK, device=device)
+            bias = causal_bias(query, torch.arange(end, device=device), window)
+            self._biases[number, window] = bias[None]
         return self._biases[number, window]
 
 
@@ -175,14 +172,9 @@ class BatchLayout:
 _layout: ContextVar[BatchLayout] = ContextVar("batch layout")
 
 
-@contextmanager
-def use(layout: BatchLayout) -> Iterator[None]:
+def use(layout: BatchLayout) -> AbstractContextManager[None]:
     """Attention inside the block is that of ``layout``."""
-    token = _layout.set(layout)
-    try:
-        yield
-    finally:
-        _layout.reset(token)
+    return attention_hook.using(_layout, layout)
 
 
 def attention_forward(
@@ -213,18 +205,6 @@ def attention_forward(
     return out[None], None
 
 
-def register() -> str:
-    """Makes it known to transformers; returns its name."""
-    from transformers import AttentionInterface, AttentionMaskInterface
-
-    AttentionInterface.register(NAME, attention_forward)
-    AttentionMaskInterface.register(NAME, _no_mask)
-    return NAME
-
-
-def _no_mask(*args: Any, **kwargs: Any) -> None:
-    return None
-
-
-def _as_bias(seen: torch.Tensor) -> torch.Tensor:
-    return torch.zeros(seen.shape, device=seen.device).masked_fill_(~seen, -torch.inf)
+def register() -> None:
+    """Makes it known to transformers."""
+    attention_hook.register(NAME, attention_forward)

@@ -133,6 +133,8 @@ class _Tree:
 
 def row_length(sequences: Sequence[np.ndarray]) -> int:
     """Tokens of the shared row of ``sequences``."""
+    if len(sequences) == 1:  # most rows of a batch: nothing to lay out
+        return len(sequences[0])
     return len(lay_out(sequences).tokens)
 
 

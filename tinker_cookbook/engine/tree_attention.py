@@ -7,8 +7,8 @@ would hide, most of it where answers to one prompt stand side by side, is never 
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
+from contextlib import AbstractContextManager
 from contextvars import ContextVar
 from dataclasses import dataclass, field
 from typing import Any
@@ -17,6 +17,7 @@ import numpy as np
 import torch
 from torch.nn import functional as F  # noqa: N812
 
+from tinker_cookbook.engine import attention_hook
 from tinker_cookbook.engine.cpu_attention import grouped_attention
 from tinker_cookbook.engine.prefix_tree import Siblings, TreeRow
 
@@ -47,12 +48,7 @@ class _Batch:
         if window not in self.biases:
             before, own = len(self.path), self.places.shape[1]
             key = torch.arange(before + own, device=self.path.device)
-            query = key[before:, None]
-            seen = key <= query
-            if window is not None:
-                seen &= key > query - window
-            bias = torch.zeros(seen.shape, device=seen.device)
-            self.biases[window] = bias.masked_fill_(~seen, -torch.inf)[None]
+            self.biases[window] = attention_hook.causal_bias(key[before:], key, window)[None]
         return self.biases[window]
 
 
@@ -85,14 +81,9 @@ class TreeLayout:
 _layout: ContextVar[TreeLayout] = ContextVar("tree layout")
 
 
-@contextmanager
-def use(layout: TreeLayout) -> Iterator[None]:
+def use(layout: TreeLayout) -> AbstractContextManager[None]:
     """Attention inside the block is that of ``layout``."""
-    token = _layout.set(layout)
-    try:
-        yield
-    finally:
-        _layout.reset(token)
+    return attention_hook.using(_layout, layout)
 
 
 def attention_forward(
@@ -118,13 +109,9 @@ def attention_forward(
     return torch.cat(parts).index_select(0, layout.order)[None], None
 
 
-def register() -> str:
-    """Makes it known to transformers; returns its name."""
-    from transformers import AttentionInterface, AttentionMaskInterface
-
-    AttentionInterface.register(NAME, attention_forward)
-    AttentionMaskInterface.register(NAME, lambda *args, **kwargs: None)
-    return NAME
+def register() -> None:
+    """Makes it known to transformers."""
+    attention_hook.register(NAME, attention_forward)
 
 
 def _attend(

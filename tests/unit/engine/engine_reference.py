@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -206,6 +208,81 @@ def relative_error(found: dict[str, torch.Tensor], expected: dict[str, torch.Ten
         float((found[n] - expected[n]).norm()) / max(float(expected[n].norm()), 1e-3 * scale)
         for n in found
     )
+
+
+def weighted(data: list[Example]) -> Callable[[list[torch.Tensor]], torch.Tensor]:
+    """Cross-entropy of ``data`` as a function of their log-probabilities."""
+    weights = [torch.from_numpy(item.inputs["weights"]) for item in data]
+
+    def loss_of(lps: list[torch.Tensor]) -> torch.Tensor:
+        terms = [(lp * w).sum() for lp, w in zip(lps, weights, strict=True)]
+        return -torch.stack(terms).sum()
+
+    return loss_of
+
+
+@dataclass
+class Errors:
+    """Distances of a training pass from transformers + peft + autograd in float64.
+
+    ``of_float32`` are those of the same reference in float32: on the trained model rounding alone
+    comes to 1e-5, more or less by the processor, and the engine rounds in another order.
+    """
+
+    logprobs: float
+    gradients: float
+    loss: float
+    of_float32: Errors | None = None
+
+    def check(self, bound: float = 1e-5) -> None:
+        """Each is within ``bound``, or twice what the reference itself loses by rounding."""
+        rounding = self.of_float32 or Errors(0, 0, 0)
+        for name in ("logprobs", "gradients", "loss"):
+            allowed = max(bound, 2 * getattr(rounding, name))
+            assert getattr(self, name) <= allowed, f"{name}: {self}"
+
+
+def errors_of(
+    run: TrainingRun,
+    base: BaseModel,
+    folder: Path,
+    data: list[Example],
+    loss_of: Callable[[list[torch.Tensor]], torch.Tensor],
+    output: Any,
+    record: Callable[[str, object], None],
+) -> Errors:
+    """Compares ``output`` and the gradients that ``run`` holds; takes them from it.
+
+    ``loss_of`` makes the loss from the log-probabilities [T] or [T, K] of each sequence.
+    """
+    taken, run._gradients = run._gradients, {}
+    found = [torch.from_numpy(lp) for lp in output.logprobs], output.metrics["loss:sum"], taken
+    exact, rounded = (
+        _reference_pass(base, run.adapter, folder, data, loss_of, dtype)
+        for dtype in (torch.float64, torch.float32)
+    )
+    errors = _distance(found, exact)
+    errors.of_float32 = _distance(rounded, exact)
+    record("errors", errors)
+    return errors
+
+
+_Pass = tuple[list[torch.Tensor], float, dict[str, torch.Tensor]]
+
+
+def _reference_pass(
+    base: BaseModel, adapter: Adapter, folder: Path, data: list[Example], loss_of: Any, dtype: Any
+) -> _Pass:
+    model = peft_model(base, adapter, folder).to(dtype)
+    lps = [reference_logprobs(model, item.tokens, item.targets) for item in data]
+    loss = loss_of(lps)
+    return [lp.detach() for lp in lps], float(loss.detach()), peft_gradients(model, loss)
+
+
+def _distance(found: _Pass, exact: _Pass) -> Errors:
+    worst = max(float((a - b).abs().max()) for a, b in zip(found[0], exact[0], strict=True))
+    loss = abs(found[1] - exact[1]) / max(1.0, abs(exact[1]))
+    return Errors(worst, relative_error(found[2], exact[2]), loss)
 
 
 def peft_gradients(model: Any, loss: torch.Tensor) -> dict[str, torch.Tensor]:

@@ -94,14 +94,5 @@ def test_a_packed_model_equals_peft(kind, tmp_path, record_property):
     data = ref.supervised(np.random.default_rng(0), base, (40, 23, 57, 8))
     run = ref.make_run(base)
     output = run.forward_backward(data, "cross_entropy")
-    model = ref.peft_model(base, run.adapter, tmp_path / "peft")
-    loss, worst = torch.zeros(()), 0.0
-    for item, found in zip(data, output.logprobs, strict=True):
-        lp = ref.reference_logprobs(model, item.tokens, item.targets)
-        worst = max(worst, float(np.abs(lp.detach().numpy() - found).max()))
-        loss = loss - (lp * torch.from_numpy(item.inputs["weights"])).sum()
-    error = ref.relative_error(run._gradients, ref.peft_gradients(model, loss))
-    record_property("logprob_max_abs", worst)
-    record_property("gradient_relative", error)
-    assert worst <= 1e-5
-    assert error <= 1e-5
+    loss_of = ref.weighted(data)
+    ref.errors_of(run, base, tmp_path / "peft", data, loss_of, output, record_property).check()

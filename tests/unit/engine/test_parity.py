@@ -38,19 +38,8 @@ def test_logprobs_and_gradients_equal_peft(base, flags, tmp_path, record_propert
     data = ref.supervised(rng, base, (40, 23, 57, 8))
     run = ref.make_run(base, spec=FLAGS[flags])
     output = run.forward_backward(data, "cross_entropy")
-    model = ref.peft_model(base, run.adapter, tmp_path)
-    loss = torch.zeros(())
-    worst = 0.0
-    for item, found in zip(data, output.logprobs, strict=True):
-        lp = ref.reference_logprobs(model, item.tokens, item.targets)
-        worst = max(worst, float(np.abs(lp.detach().numpy() - found).max()))
-        loss = loss - (lp * torch.from_numpy(item.inputs["weights"])).sum()
-    error = ref.relative_error(gradients_of(run), ref.peft_gradients(model, loss))
-    record_property("logprob_max_abs", worst)
-    record_property("gradient_relative", error)
-    assert worst <= 1e-5
-    assert error <= 1e-5
-    assert output.metrics["loss:sum"] == pytest.approx(loss.item(), abs=2e-3)
+    loss_of = ref.weighted(data)
+    ref.errors_of(run, base, tmp_path, data, loss_of, output, record_property).check()
 
 
 def rl_data(rng: np.random.Generator, base, run: TrainingRun, clip: bool) -> list:
@@ -101,16 +90,15 @@ def test_every_rl_loss_equals_autograd_through_peft(base, case, tmp_path, record
             mask = (rng.random(len(item)) < 0.7).astype(np.float32)
             item.inputs["sequence_ratio_mask"] = mask  # type: ignore[index]
     output = run.forward_backward(data, name, given)
-    model = ref.peft_model(base, run.adapter, tmp_path)
-    total = torch.zeros(())
-    for item in data:
-        lp = ref.reference_logprobs(model, item.tokens, item.targets)
-        inputs = {k: torch.from_numpy(v) for k, v in item.inputs.items()}
-        total = total + ref.reference_loss(name, lp, inputs, config)
-    error = ref.relative_error(gradients_of(run), ref.peft_gradients(model, total))
-    record_property("gradient_relative", error)
-    assert error <= 1e-5
-    assert output.metrics["loss:sum"] == pytest.approx(total.item(), rel=1e-5, abs=1e-4)
+
+    def loss_of(lps: list[torch.Tensor]) -> torch.Tensor:
+        total = torch.zeros(())
+        for lp, item in zip(lps, data, strict=True):
+            inputs = {k: torch.from_numpy(v) for k, v in item.inputs.items()}
+            total = total + ref.reference_loss(name, lp, inputs, config)
+        return total
+
+    ref.errors_of(run, base, tmp_path, data, loss_of, output, record_property).check()
 
 
 @pytest.mark.parametrize("base", ["stories", "gemma2", "granite"], indirect=True)
@@ -129,17 +117,8 @@ def test_several_targets_a_position(base, tmp_path, record_property):
         data.append(ref.example(tokens, target_tokens=targets, weights=weights))
     run = ref.make_run(base)
     output = run.forward_backward(data, "cross_entropy")
-    model = ref.peft_model(base, run.adapter, tmp_path)
-    total, worst = torch.zeros(()), 0.0
-    for item, found in zip(data, output.logprobs, strict=True):
-        lp = ref.reference_logprobs(model, item.tokens, item.targets)
-        worst = max(worst, float(np.abs(lp.detach().numpy() - found).max()))
-        total = total - (lp * torch.from_numpy(item.inputs["weights"])).sum()
-    error = ref.relative_error(gradients_of(run), ref.peft_gradients(model, total))
-    record_property("logprob_max_abs", worst)
-    record_property("gradient_relative", error)
-    assert worst <= 1e-5
-    assert error <= 1e-5
+    loss_of = ref.weighted(data)
+    ref.errors_of(run, base, tmp_path, data, loss_of, output, record_property).check()
 
 
 @pytest.mark.parametrize("budget", [1, 40, 10_000])
@@ -155,14 +134,15 @@ def test_custom_loss_equals_autograd_through_peft(stories_base, budget, tmp_path
 
     run = ref.make_run(stories_base, budget)
     output = run.forward_backward_custom(data, loss_fn)
-    model = ref.peft_model(stories_base, run.adapter, tmp_path)
-    lps = [ref.reference_logprobs(model, item.tokens, item.targets) for item in data]
-    value, metrics = loss_fn(lps)
-    error = ref.relative_error(gradients_of(run), ref.peft_gradients(model, value))
-    record_property("gradient_relative", error)
-    assert error <= 1e-5
-    assert output.metrics["loss:sum"] == pytest.approx(value.item(), rel=1e-5)
-    assert output.metrics["margin"] == pytest.approx(metrics["margin"], rel=1e-4)
+    margins = []
+
+    def loss_of(lps: list[torch.Tensor]) -> torch.Tensor:
+        value, metrics = loss_fn(lps)
+        margins.append(metrics["margin"])
+        return value
+
+    ref.errors_of(run, stories_base, tmp_path, data, loss_of, output, record_property).check()
+    assert output.metrics["margin"] == pytest.approx(margins[0], rel=1e-4)
 
 
 @pytest.mark.parametrize("factor", [10.0, 0.01, -1.0])
