@@ -70,7 +70,7 @@ class Sampler:
         """The adapter as a batch applies it: in fp32, with the values of the model's dtype."""
         if self._pairs is None:
             adapter = {} if self._adapter is None else self._adapter.pairs(self.base.dtype)
-            self._pairs = {name: (a.float(), b.float()) for name, (a, b) in adapter.items()}
+            self._pairs = {n: (_by_column(a), _by_column(b)) for n, (a, b) in adapter.items()}
         return self._pairs
 
     def unembed_pair(self) -> LoraPair | None:
@@ -138,3 +138,12 @@ class Sampler:
                 f"{self.base.context_length}; shorten the prompt"
             )
         return tokens
+
+
+def _by_column(matrix: torch.Tensor) -> torch.Tensor:
+    """``matrix`` in fp32, one column after another in memory.
+
+    Layers multiply with its transpose, and for the few rows of decoding a product with a matrix
+    that lies row by row takes a third to a half of the time.
+    """
+    return matrix.float().t().contiguous().t()
