@@ -20,6 +20,7 @@ from tinker_cookbook.engine.attention_trials import batch_trial, tree_trial
 from tinker_cookbook.engine.batch_attention import BatchLayout
 from tinker_cookbook.engine.head import Head
 from tinker_cookbook.engine.kv_cache import LayerShape
+from tinker_cookbook.engine.memory import release_cached_memory
 from tinker_cookbook.engine.tree_attention import TreeLayout
 from tinker_cookbook.exceptions import ConfigurationError, TrainingError
 
@@ -53,6 +54,7 @@ class BaseModel:
         if device.type == "cpu":
             _leave_file(self._model)
         self._check(expected)
+        release_cached_memory(device)  # loading passes through a second copy of the weights
 
     @torch.no_grad()
     def _check(self, expected: torch.Tensor) -> None:

@@ -40,7 +40,7 @@ logger = logging.getLogger(__name__)
 P = ParamSpec("P")
 T = TypeVar("T")
 
-_ACTIVATION_ELEMENTS_CPU = 192 << 20
+_ACTIVATION_BYTES_CPU = 384 << 20
 """What a micro-batch's activations may take on a CPU. Small is fast there: a few hundred tokens
 keep the caches warm, and more only adds memory."""
 
@@ -118,7 +118,7 @@ class Engine:
 
     def token_budget(self, base: BaseModel) -> int:
         """Padded tokens a micro-batch may hold, from the memory at hand."""
-        budget = _ACTIVATION_ELEMENTS_CPU * base.dtype.itemsize
+        budget = _ACTIVATION_BYTES_CPU
         if base.device.type != "cpu":
             budget = free_memory_bytes(base.device) // 2
         return max(64, budget // base.activation_bytes_per_token())

@@ -9,7 +9,6 @@ sequence a handful of times in its life.)
 
 from __future__ import annotations
 
-from bisect import bisect_left
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
@@ -54,7 +53,7 @@ class Arena:
         """A slot behind those taken."""
         held = len(self.keys[0])
         if len(self.slots) == held:
-            self._resize(max(4, held + held // 2))
+            self._resize(held + max(8, held // 4))
         slot = Slot(self, len(self.slots))
         self.slots.append(slot)
         return slot
@@ -62,12 +61,13 @@ class Arena:
     def give_back(self, slot: Slot) -> None:
         """Frees a slot; the last one moves into its place."""
         last = self.slots.pop()
-        if last is slot:
-            return
-        for tensor in (*self.keys, *self.values):
-            tensor[slot.index, :, : last.length] = tensor[last.index, :, : last.length]
-        last.index = slot.index
-        self.slots[last.index] = last
+        if last is not slot:
+            for tensor in (*self.keys, *self.values):
+                tensor[slot.index, :, : last.length] = tensor[last.index, :, : last.length]
+            last.index = slot.index
+            self.slots[last.index] = last
+        if 4 * len(self.slots) < len(self.keys[0]):
+            self._resize(2 * len(self.slots))
 
     def shrink(self) -> None:
         """Gives back memory that no slot needs."""
@@ -170,13 +170,14 @@ class KVCache:
         return self._arenas[capacity]
 
 
-_STEPS = (64, 96, 128, 192, 256, 320, 384, 512)
-
-
 def _round_up(length: int) -> int:
-    """The next capacity: a third to a half apart, so that padding costs a fifth on the average."""
-    scale = 1
-    while length > _STEPS[-1] * scale:
-        scale *= 2
-    steps = _STEPS if scale == 1 else [step * scale for step in _STEPS[3:]]
-    return steps[bisect_left(steps, length)]
+    """The next of 64, 96, 128, 192, 256, 384, 512, 768 …
+
+    Finer steps would save padding, but attention is a call for each arena, and calls with a few
+    rows cost as much as what they save.
+    """
+    size = 64
+    while size < length:
+        power = size & (size - 1) == 0
+        size = size // 2 * 3 if power else size // 3 * 4
+    return size

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import ctypes
+
 import torch
 
 _MESSAGES = ("out of memory", "can't allocate memory", "not enough memory")
@@ -15,8 +17,19 @@ def out_of_memory(error: RuntimeError) -> bool:
 
 
 def release_cached_memory(device: torch.device) -> None:
-    """Lets a smaller attempt use what the failed one left in the allocator's cache."""
+    """Gives back what the allocator keeps: to a smaller attempt, or to the rest of the machine."""
     if device.type == "cuda":
         torch.cuda.empty_cache()
     elif device.type == "mps":
         torch.mps.empty_cache()
+    else:
+        _trim_heap()
+
+
+def _trim_heap() -> None:
+    """Returns free pages to the kernel; the package tells glibc to keep all it ever had."""
+    try:
+        trim = ctypes.CDLL(None).malloc_trim
+    except (AttributeError, OSError, TypeError):  # another C library
+        return
+    trim(0)

@@ -89,7 +89,7 @@ def plan(
     """
     groups = [[index] for index in range(len(sequences))]
     if shared_budget and len(sequences) > 1:
-        groups = group_by_prefix(sequences, max_length=shared_budget)
+        groups = group_by_prefix(sequences, shared_budget, enough=token_budget // 2)
     rows = [Row(tuple(group), row_length([sequences[i] for i in group])) for group in groups]
     rows.sort(key=lambda row: (-row.length, row.indices))
     out: list[MicroBatch] = []

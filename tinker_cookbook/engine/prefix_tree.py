@@ -20,6 +20,9 @@ MIN_SAVED_TOKENS = 64
 MIN_SAVED_SHARE = 0.25
 """A shared row costs some copying in attention; it must save this much."""
 
+SMALL_REPETITION = 0.15
+"""Share of a row that the next may compute again, where that keeps rows short."""
+
 SHORTEST_SEGMENT = 16
 """Fewer common tokens are computed for each sequence: a segment of its own would cost more."""
 
@@ -42,12 +45,15 @@ class TreeRow:
     where: list[np.ndarray]
 
 
-def group_by_prefix(sequences: Sequence[np.ndarray], max_length: int) -> list[list[int]]:
+def group_by_prefix(
+    sequences: Sequence[np.ndarray], max_length: int, enough: int | None = None
+) -> list[list[int]]:
     """Partitions sequences into groups worth a shared row of at most ``max_length`` tokens.
 
     In lexicographic order neighbours share most, so a group is a run of neighbours; a sequence
-    joins while it shares ``MIN_SAVED_SHARE`` of its tokens with the one before it. Groups that
-    save too little are taken apart again.
+    joins while it shares ``MIN_SAVED_SHARE`` of its tokens with the one before it. From ``enough``
+    tokens on, a row also ends where the next computes little again (``SMALL_REPETITION``): longer
+    ones would only take memory. Groups that save too little are taken apart again.
     """
     groups: list[list[int]] = []
     group: list[int] = []
@@ -65,6 +71,8 @@ def group_by_prefix(sequences: Sequence[np.ndarray], max_length: int) -> list[li
         common = common_prefix(sequences[group[-1]], sequences[index]) if group else 0
         common = max(0, common - SHORTEST_SEGMENT + 1)  # what the row will share at the least
         fits = row_length + length - common <= max_length
+        if enough is not None and row_length >= enough:
+            fits = fits and common > SMALL_REPETITION * row_length
         if group and fits and common >= MIN_SAVED_SHARE * length:
             group.append(index)
             row_length, saved = row_length + length - common, saved + common

@@ -81,11 +81,17 @@ class SampleRequest:
     def row_ended(self) -> None:
         """Counts a sample that is done; the last one completes the future."""
         self._running -= 1
-        if self._running == 0 and self.future.set_running_or_notify_cancel():
-            self.future.set_result([row.sample for row in self.rows])
+        if self._running:
+            return
+        # Request and rows hold each other: left so, the sampler and all that is kept for it would
+        # live until the garbage collector comes by.
+        samples, self.rows = [row.sample for row in self.rows], []
+        if self.future.set_running_or_notify_cancel():
+            self.future.set_result(samples)
 
     def fail(self, error: Exception) -> None:
         """Raises ``error`` for whoever waits."""
+        self.rows = []
         if not self.future.done() and self.future.set_running_or_notify_cancel():
             self.future.set_exception(error)
 

@@ -31,9 +31,9 @@ from tinker_cookbook.exceptions import DataValidationError, OutOfMemoryError, Tr
 
 logger = logging.getLogger(__name__)
 
-_SHARED_ROWS = 3
-"""Micro-batches' worth of tokens in a row that shares a prefix: each further row would compute the
-prefix again, which costs more than a large row does."""
+_SHARED_ROWS = 5
+"""Micro-batches' worth of tokens in a row that shares a long prefix: each further row would compute
+the prefix again, which costs more than a large row does."""
 
 CustomLossFn = Callable[[list[torch.Tensor]], tuple[torch.Tensor, dict[str, float]]]
 
