@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import weakref
 
 import engine_reference as ref
 import numpy as np
@@ -11,6 +12,7 @@ import torch
 
 from tinker_cookbook.engine.adapters import AdapterSpec
 from tinker_cookbook.engine.batcher import Batcher
+from tinker_cookbook.engine.kv_cache import KVCache
 from tinker_cookbook.engine.optimizer import AdamSettings
 from tinker_cookbook.engine.requests import SamplingSettings
 from tinker_cookbook.engine.sampler import Sampler
@@ -188,6 +190,57 @@ def test_a_dropped_sampler_leaves_nothing_behind(stories_base):
     batcher.add(other.request([1], 1, settings(max_tokens=1)))
     batcher.step()
     assert batcher._kept.held == 0
+
+
+def test_a_finished_request_holds_nothing_even_before_the_garbage_collector(stories_base):
+    """Else all that was kept for old snapshots of a run would pile up between collections."""
+    sampler = Sampler(stories_base, ref.random_adapter(stories_base))
+    gone = weakref.ref(sampler)
+    gc.collect()
+    gc.disable()
+    try:
+        request = sampler.request(np.arange(3, 30), 3, settings())
+        batcher = ref.run_batch(stories_base, [request])
+        failed = sampler.request([5], 1, settings())
+        failed.fail(OutOfMemoryError("full"))
+        future = request.future
+        del sampler, request, failed
+        assert gone() is None
+        assert len(future.result(timeout=0)) == 3
+        assert batcher._kept.held > 0
+        batcher._kept.purge()
+        assert batcher._kept.held == 0
+    finally:
+        gc.enable()
+
+
+def test_arenas_give_memory_back_as_their_slots_empty(stories_base):
+    shapes = stories_base.kv_shapes
+    cache = KVCache(shapes, torch.float32, torch.device("cpu"), 512)
+    slots = [cache.new(60) for _ in range(40)]
+    arena = slots[0].arena
+    for number, slot in enumerate(slots):
+        slot.length = 8
+        for tensor in (*arena.keys, *arena.values):
+            tensor[slot.index, :, :8] = number
+    for slot in slots[3:]:
+        cache.free(slot)
+    assert len(arena.keys[0]) <= 12
+    for number, slot in enumerate(slots[:3]):
+        for tensor in (*arena.keys, *arena.values):
+            assert (tensor[slot.index, :, :8] == number).all()
+    for slot in slots[:3]:
+        cache.free(slot)
+    assert len(arena.keys[0]) == 0
+
+
+@pytest.mark.parametrize(
+    ("length", "capacity"),
+    [(1, 64), (64, 64), (65, 96), (97, 128), (129, 192), (193, 256), (257, 384), (900, 1000)],
+)
+def test_capacities_are_a_third_or_a_half_apart(stories_base, length, capacity):
+    cache = KVCache(stories_base.kv_shapes, torch.float32, torch.device("cpu"), 1000)
+    assert cache.capacity(length) == capacity
 
 
 def test_cancelling_frees_the_rows(stories_base):

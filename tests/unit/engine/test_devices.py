@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import os
+import platform
 import resource
 from pathlib import Path
 
@@ -14,6 +15,7 @@ from tinker_cookbook.engine.devices import (
     free_memory_bytes,
     peak_memory_bytes,
 )
+from tinker_cookbook.engine.memory import release_cached_memory
 from tinker_cookbook.exceptions import ConfigurationError
 
 _CPU = torch.device("cpu")
@@ -100,6 +102,20 @@ def test_free_memory_falls_and_the_peak_stays():
         resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024, rel=0.1
     )
     assert peak_memory_bytes(_CPU) >= risen
+
+
+@pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="glibc alone can be told")
+def test_free_pieces_of_the_heap_go_back_to_the_kernel():
+    def resident() -> int:
+        return int(Path("/proc/self/statm").read_text().split()[1]) * resource.getpagesize()
+
+    pieces = [torch.ones(1 << 20) for _ in range(40)]  # 4 MiB each
+    pins = [torch.ones(1 << 10) for _ in range(40)]
+    held = resident()
+    del pieces
+    release_cached_memory(_CPU)
+    assert resident() <= held - (100 << 20)
+    assert all(pin.sum() == 1 << 10 for pin in pins)
 
 
 def test_a_containers_limits_count(monkeypatch: pytest.MonkeyPatch, tmp_path: Path):

@@ -60,7 +60,7 @@ def draw_greedy(config: SamplingConfig, vocab: int) -> list[Request]:
 
 def check_context(requests: Sequence[Request], context: int) -> None:
     """Raises ``ConfigurationError`` where a prompt and its answer do not fit into the model."""
-    longest = max(len(request.prompt) + request.tokens for request in requests)
+    longest = max((len(request.prompt) + request.tokens for request in requests), default=0)
     if longest > context:
         raise ConfigurationError(
             f"model: its context is {context} tokens, but prompt and answer come to {longest}; "
