@@ -14,12 +14,11 @@ import chz
 from tinker_cookbook import cli_utils, hyperparam_utils, model_info
 from tinker_cookbook.exceptions import ConfigurationError
 from tinker_cookbook.rl import train
-from tinker_cookbook.rl.advantages import AdvantageNormalization
 from tinker_cookbook.rl.control import RandomRewardDatasetBuilder
+from tinker_cookbook.rl.policy_settings import PolicySettings
 from tinker_cookbook.rl.rollout_strategy import RetryOnFailure
 from tinker_cookbook.rl.types import RLDatasetBuilder
 from tinker_cookbook.training.config import RunSettings
-from tinker_cookbook.utils.lr_scheduling import LRSchedule
 
 DEMO_MODEL = "HuggingFaceTB/SmolLM2-135M-Instruct"
 # Rewards are a noisier teacher than texts: a quarter of the rate recommended for those.
@@ -27,7 +26,7 @@ _RL_FRACTION_OF_SFT_LR = 0.25
 
 
 @chz.chz
-class RLSettings(RunSettings):
+class RLSettings(PolicySettings, RunSettings):
     """Settings of a reinforcement learning run; what is None is derived and printed."""
 
     model_name: str = chz.field(default=DEMO_MODEL, doc="Hub name or local folder of the model")
@@ -37,40 +36,12 @@ class RLSettings(RunSettings):
     learning_rate: float | None = chz.field(
         default=None, doc="Default: a quarter of what is recommended for supervised fine-tuning"
     )
-    lr_schedule: LRSchedule = chz.field(default="constant", doc="linear, cosine or constant")
-
     max_tokens: int = chz.field(default=256, doc="Most tokens to sample in a turn")
-    temperature: float = chz.field(default=1.0, doc="Of sampling; the losses assume 1")
-    top_p: float = chz.field(default=1.0, doc="Sample among the tokens that hold this much; 1: all")
-    top_k: int = chz.field(default=-1, doc="Sample among this many tokens; -1: all")
-    eval_temperature: float = chz.field(default=1.0, doc="Temperature on the test set; 0: greedy")
-
-    loss_fn: str = chz.field(
-        default="importance_sampling", doc="importance_sampling, ppo, cispo, dro or gspo"
-    )
-    loss_fn_config: dict[str, float] | None = chz.field(
-        default=None, doc="The loss's own settings: loss_fn_config.clip_high_threshold=1.3"
-    )
-    advantage_normalization: AdvantageNormalization = chz.field(
-        default="center", doc="center, std or leave_one_out"
-    )
-    remove_constant_reward_groups: bool = chz.field(
-        default=False, doc="Leave groups without any difference in reward out of training"
-    )
-    num_substeps: int = chz.field(default=1, doc="Optimizer steps a batch is split into")
-
-    kl_penalty_coef: float = chz.field(default=0.0, doc="Weight of the KL penalty; 0: none")
-    kl_discount_factor: float = chz.field(
-        default=0.0, doc="Discount at which a token pays for the KL of those after it; 0: its own"
-    )
     kl_reference_model: str | None = chz.field(
         default=None, doc="Model that the penalty pulls towards; default: model_name, untrained"
     )
     kl_reference_path: str | None = chz.field(
         default=None, doc="tinker:// path of the reference's adapter, where it has one"
-    )
-    compute_post_kl: bool = chz.field(
-        default=False, doc="Score each batch again with the new weights (kl_pre_post_v1/_v2)"
     )
 
     max_steps_off_policy: int | None = chz.field(
@@ -92,36 +63,12 @@ class RLSettings(RunSettings):
     behavior_if_log_dir_exists: cli_utils.LogdirBehavior = chz.field(
         default="ask", doc="ask, resume, delete or raise"
     )
-    eval_every: int = chz.field(default=20, doc="Steps between evaluations; 0 is ends only")
-    num_groups_to_log: int = chz.field(default=4, doc="Groups whose transcripts are written a step")
-    rollout_json_export: bool = chz.field(
-        default=True, doc="Write transcripts of all groups as JSON lines too"
-    )
 
     @chz.validate
     def _check_group(self) -> None:
         for name in ("group_size", "groups_per_batch"):
             if getattr(self, name) < 1:
                 raise ConfigurationError(f"{name}: got {getattr(self, name)}, expected at least 1")
-
-
-_SAME_NAME = (
-    "max_tokens",
-    "temperature",
-    "top_p",
-    "top_k",
-    "eval_temperature",
-    "loss_fn",
-    "loss_fn_config",
-    "advantage_normalization",
-    "remove_constant_reward_groups",
-    "num_substeps",
-    "kl_penalty_coef",
-    "kl_discount_factor",
-    "compute_post_kl",
-    "num_groups_to_log",
-    "rollout_json_export",
-)
 
 
 def resolve_renderer(cli: RLSettings) -> str:
@@ -148,7 +95,7 @@ def rl_config(cli: RLSettings, recipe_name: str, dataset: RLDatasetBuilder) -> t
         renderer_name=resolve_renderer(cli),
         learning_rate=learning_rate,
         dataset_builder=dataset,
-        **{name: getattr(cli, name) for name in _SAME_NAME},
+        max_tokens=cli.max_tokens,
         **_reference(cli),
         **_mode(cli),
         rollout_error_tolerance=(

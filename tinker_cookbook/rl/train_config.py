@@ -10,14 +10,11 @@ from tinker_cookbook.backends.connect import check_backend
 from tinker_cookbook.eval.evaluators import EvaluatorBuilder
 from tinker_cookbook.exceptions import ConfigurationError, nearest
 from tinker_cookbook.model_info import resolve_max_length
-from tinker_cookbook.rl.advantages import AdvantageNormalization
+from tinker_cookbook.rl.policy_settings import RL_LOSSES, PolicySettings
 from tinker_cookbook.rl.rollout_config import RolloutConfig, TerminationRewardPolicy
 from tinker_cookbook.rl.rollout_strategy import RolloutStrategy
 from tinker_cookbook.rl.types import RLDatasetBuilder
 from tinker_cookbook.training.config import TrainingConfig
-from tinker_cookbook.utils.lr_scheduling import LRSchedule
-
-RL_LOSSES = ("importance_sampling", "ppo", "cispo", "dro", "gspo", "stable_reinforce")
 
 
 @chz.chz
@@ -77,41 +74,14 @@ class StreamMinibatchConfig:
 
 
 @chz.chz
-class Config(TrainingConfig):
+class Config(PolicySettings, TrainingConfig):
     """Settings of a reinforcement learning run."""
 
     dataset_builder: RLDatasetBuilder = chz.field(doc="Training and test environments")
     max_tokens: int = chz.field(doc="Most tokens to sample in a turn")
-    temperature: float = chz.field(
-        default=1.0, doc="Of sampling. The losses assume 1: they compare with log-probs at 1"
-    )
-    top_p: float = chz.field(default=1.0, doc="Sample among the tokens that hold this much; 1: all")
-    top_k: int = chz.field(default=-1, doc="Sample among this many tokens; -1: all")
-    eval_temperature: float = chz.field(default=1.0, doc="Temperature on the test set; 0: greedy")
-    lr_schedule: LRSchedule = chz.field(default="constant", doc="linear, cosine or constant")
-
-    loss_fn: str = chz.field(default="importance_sampling", doc=f"One of {', '.join(RL_LOSSES)}")
-    loss_fn_config: dict[str, float] | None = chz.field(
-        default=None, doc="The loss's own settings, such as clip_high_threshold"
-    )
-    advantage_normalization: AdvantageNormalization = chz.field(
-        default="center", doc="center, std or leave_one_out"
-    )
-    remove_constant_reward_groups: bool = chz.field(
-        default=False, doc="Leave groups without any difference in reward out of training"
-    )
-    num_substeps: int = chz.field(default=1, doc="Optimizer steps a batch is split into")
-    kl_penalty_coef: float = chz.field(default=0.0, doc="Weight of the KL penalty; 0: none")
-    kl_discount_factor: float = chz.field(
-        default=0.0, doc="Discount at which a token pays for the KL of those after it; 0: its own"
-    )
     kl_reference_config: KLReferenceConfig | None = chz.field(
         default=None, doc="The policy that the penalty pulls towards; needed with kl_penalty_coef"
     )
-    compute_post_kl: bool = chz.field(
-        default=False, doc="Score each batch again with the new weights (kl_pre_post_v1/_v2)"
-    )
-
     rollout_error_tolerance: bool | RolloutStrategy | None = chz.field(
         default=None, doc="What to do when an episode fails; None or False: end the run"
     )
@@ -126,16 +96,11 @@ class Config(TrainingConfig):
         default=None, doc="Streaming training"
     )
 
-    eval_every: int = chz.field(default=20, doc="Steps between evaluations; 0 is ends only")
     evaluator_builders: list[EvaluatorBuilder] = chz.field(
         default_factory=list, doc="Evaluations every eval_every steps, beside the test set"
     )
     infrequent_evaluator_builders: list[EvaluatorBuilder] = chz.field(
         default_factory=list, doc="Evaluations every infrequent_eval_every steps"
-    )
-    num_groups_to_log: int = chz.field(default=4, doc="Groups whose transcripts are written a step")
-    rollout_json_export: bool = chz.field(
-        default=True, doc="Write transcripts of all groups as JSON lines too"
     )
 
     @property

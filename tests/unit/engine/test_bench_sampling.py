@@ -186,6 +186,7 @@ def test_ways_to_batch() -> None:
 
 def test_a_context_too_short_is_said_first() -> None:
     check_context([Request([1] * 8, 1, 8)], 16)
+    check_context([], 16)  # greedy_prompts=0
     with pytest.raises(ConfigurationError, match=r"context is 15 tokens, but .* 16"):
         check_context([Request([1] * 8, 1, 8)], 15)
 
