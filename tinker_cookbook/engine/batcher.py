@@ -31,7 +31,7 @@ _MOST_ROWS_CPU = 128  # beyond, a step only takes longer
 _MOST_ROWS_GPU = 512
 _STEP_TOKENS_CPU = 512
 _STEP_TOKENS_GPU = 8192
-_KEPT_BYTES_CPU = 256 << 20
+_KEPT_BYTES_CPU = 512 << 20
 _HEADROOM = 64  # tokens that a new sample is expected to need beside its prompt
 
 
