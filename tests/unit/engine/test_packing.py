@@ -99,15 +99,15 @@ def test_groups_form_only_where_they_save_enough():
 def test_rows_that_share_little_end_once_they_are_long_enough():
     """Eight groups of eight answers: the template's head in common, then each its own prompt."""
     rng = np.random.default_rng(2)
-    head = rng.integers(0, 100, 30)
+    head = rng.integers(0, 100, 40)
     prompts = [np.concatenate([head, rng.integers(0, 100, 24)]) for _ in range(8)]
     samples = [np.concatenate([p, rng.integers(0, 100, 10)]) for p in prompts for _ in range(8)]
     (whole,) = group_by_prefix(samples, 2000)
     assert len(whole) == 64
-    groups = group_by_prefix(samples, 2000, enough=200)
+    groups = group_by_prefix(samples, 2000, enough=260)
     rows = [len(lay_out([samples[i] for i in group]).tokens) for group in groups]
     assert max(rows) <= 440
-    assert sum(rows) <= 1.15 * len(lay_out(samples).tokens)
+    assert sum(rows) <= 1.2 * len(lay_out(samples).tokens)
     members = [{i // 8 for i in group} for group in groups]
     assert sum(len(m) for m in members) == 8, "a group's answers stay together"
     long = [np.concatenate([np.arange(200), rng.integers(0, 100, 40)]) for _ in range(16)]
