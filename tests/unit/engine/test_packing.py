@@ -104,10 +104,10 @@ def test_rows_that_share_little_end_once_they_are_long_enough():
     samples = [np.concatenate([p, rng.integers(0, 100, 10)]) for p in prompts for _ in range(8)]
     (whole,) = group_by_prefix(samples, 2000)
     assert len(whole) == 64
-    groups = group_by_prefix(samples, 2000, enough=260)
+    groups = group_by_prefix(samples, 2000, enough=200)
     rows = [len(lay_out([samples[i] for i in group]).tokens) for group in groups]
     assert max(rows) <= 440
-    assert sum(rows) <= 1.2 * len(lay_out(samples).tokens)
+    assert sum(rows) <= 1.35 * len(lay_out(samples).tokens)
     members = [{i // 8 for i in group} for group in groups]
     assert sum(len(m) for m in members) == 8, "a group's answers stay together"
     long = [np.concatenate([np.arange(200), rng.integers(0, 100, 40)]) for _ in range(16)]
