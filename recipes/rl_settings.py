@@ -18,7 +18,6 @@ from tinker_cookbook.rl.control import RandomRewardDatasetBuilder
 from tinker_cookbook.rl.policy_settings import PolicySettings
 from tinker_cookbook.rl.rollout_strategy import RetryOnFailure
 from tinker_cookbook.rl.types import RLDatasetBuilder
-from tinker_cookbook.training.config import RunSettings
 
 DEMO_MODEL = "HuggingFaceTB/SmolLM2-135M-Instruct"
 # Rewards are a noisier teacher than texts: a quarter of the rate recommended for those.
@@ -26,7 +25,7 @@ _RL_FRACTION_OF_SFT_LR = 0.25
 
 
 @chz.chz
-class RLSettings(PolicySettings, RunSettings):
+class RLSettings(PolicySettings):
     """Settings of a reinforcement learning run; what is None is derived and printed."""
 
     model_name: str = chz.field(default=DEMO_MODEL, doc="Hub name or local folder of the model")

@@ -7,13 +7,14 @@ from typing import Any
 import chz
 
 from tinker_cookbook.rl.advantages import AdvantageNormalization
+from tinker_cookbook.training.config import RunSettings
 from tinker_cookbook.utils.lr_scheduling import LRSchedule
 
 RL_LOSSES = ("importance_sampling", "ppo", "cispo", "dro", "gspo", "stable_reinforce")
 
 
 @chz.chz
-class PolicySettings:
+class PolicySettings(RunSettings):
     """How samples are drawn, what is learned from them, and what is written of them."""
 
     temperature: float = chz.field(
@@ -51,5 +52,4 @@ class PolicySettings:
 
     def shared(self) -> dict[str, Any]:
         """These settings, and those of the run, by name."""
-        own = {name: getattr(self, name) for name in chz.chz_fields(PolicySettings)}
-        return super().shared() | own  # type: ignore[misc]
+        return {name: getattr(self, name) for name in chz.chz_fields(PolicySettings)}
