@@ -12,6 +12,7 @@ from collections.abc import Sequence
 from contextlib import AbstractContextManager
 from contextvars import ContextVar
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any
 
 import torch
@@ -20,6 +21,8 @@ from torch.nn import functional as F  # noqa: N812
 from tinker_cookbook.engine import attention_hook
 from tinker_cookbook.engine.attention_hook import causal_bias
 from tinker_cookbook.engine.kv_cache import Arena, Slot
+from tinker_cookbook.engine.native.attention import Run, SlotAttention
+from tinker_cookbook.engine.native.build import suits
 
 NAME = "tinker_cookbook_batch"
 BLOCK = 64
@@ -39,6 +42,11 @@ class DecodeRows:
         self._places = torch.arange(self.count, device=device)
         self._at = torch.tensor(lengths, device=device)
         self._biases: dict[int | None, torch.Tensor] = {}
+
+    def runs(self) -> list[Run]:
+        """What each slot gets."""
+        lengths = enumerate(self._at.tolist())
+        return [Run(self.arena, i, length, self.first + i, 1) for i, length in lengths]
 
     def write(self, layer: int, key: torch.Tensor, value: torch.Tensor) -> None:
         """Stores this step's ``key`` and ``value`` [R, kv heads, D]."""
@@ -81,6 +89,10 @@ class PrefillRow:
         self.slot, self.first, self.count = slot, first, count
         self._start = slot.length
         self._biases: dict[tuple[int, int | None], torch.Tensor] = {}
+
+    def runs(self) -> list[Run]:
+        """What the slot gets."""
+        return [Run(self.slot.arena, self.slot.index, self._start, self.first, self.count)]
 
     def write(self, layer: int, key: torch.Tensor, value: torch.Tensor) -> None:
         """Stores ``key`` and ``value`` [S, kv heads, D]."""
@@ -168,6 +180,13 @@ class BatchLayout:
     windows_seen: dict[int, int | None] = field(default_factory=dict)
     """Window that each layer asked for, kept for the trial at load."""
 
+    @cached_property
+    def slots(self) -> SlotAttention | None:
+        """One call a layer for all parts, where there is a routine for it."""
+        runs = [run for part in self.parts for run in part.runs()]
+        fitting = runs and suits(runs[0].arena.dtype, runs[0].arena.device)
+        return SlotAttention(runs) if fitting else None
+
 
 _layout: ContextVar[BatchLayout] = ContextVar("batch layout")
 
@@ -197,6 +216,8 @@ def attention_forward(
     scale = query.shape[-1] ** -0.5 if scaling is None else scaling
     call = AttentionCall(scale, sliding_window, softcap, s_aux)
     q, k, v = (tensor[0].transpose(0, 1) for tensor in (query, key, value))
+    if softcap is None and s_aux is None and layout.slots is not None:
+        return layout.slots(layer, q, k, v, scale, sliding_window)[None], None
     out = query.new_zeros(q.shape[0], q.shape[1], v.shape[-1])
     for part in layout.parts:
         here = slice(part.first, part.first + part.count)

@@ -14,6 +14,8 @@ from dataclasses import dataclass, field
 
 import torch
 
+from tinker_cookbook.engine.native.build import LANES, suits
+
 
 @dataclass(frozen=True)
 class LayerShape:
@@ -44,7 +46,8 @@ class Arena:
         device: torch.device,
     ) -> None:
         self.capacity = capacity
-        self._shapes, self._dtype, self._device = shapes, dtype, device
+        self._shapes, self.dtype, self.device = shapes, dtype, device
+        self._wide = device.type == "cpu" and dtype == torch.float32
         self.slots: list[Slot] = []
         self.keys = [self._empty(0, shape.heads, shape.key, by_column=True) for shape in shapes]
         self.values = [self._empty(0, shape.heads, shape.value) for shape in shapes]
@@ -92,13 +95,13 @@ class Arena:
     ) -> torch.Tensor:
         """[count, heads, capacity, width]; ``by_column`` has it [.., width, capacity] in memory.
 
-        Queries are multiplied with transposed keys. In float32 a CPU takes half the time for it if
-        the transpose lies row by row; in bfloat16 there is little to gain.
+        Queries are multiplied with transposed keys, and a CPU takes half the time for it if the
+        transpose lies row by row; with torch's own products in bfloat16 there is little to gain.
         """
         # Zeros, because attention multiplies what lies beyond a sequence's end by zero, and
         # memory that was never written may hold NaN.
-        kind = {"dtype": self._dtype, "device": self._device}
-        if by_column and self._dtype == torch.float32 and self._device.type == "cpu":
+        kind = {"dtype": self.dtype, "device": self.device}
+        if by_column and (self._wide or suits(self.dtype, self.device)):
             return torch.zeros(count, heads, width, self.capacity, **kind).transpose(2, 3)
         return torch.zeros(count, heads, self.capacity, width, **kind)
 
@@ -128,7 +131,7 @@ class KVCache:
 
     def capacity(self, length: int) -> int:
         """Tokens that the slot of a sequence of ``length`` tokens holds."""
-        return min(self.longest, _round_up(length))
+        return min(-(-self.longest // LANES) * LANES, _round_up(length))
 
     def new(self, length: int) -> Slot:
         """An empty slot with room for ``length`` tokens."""

@@ -1,0 +1,141 @@
+"""The routine in C against attention in float64, and what happens where it cannot be had."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+
+import pytest
+import torch
+
+from tinker_cookbook.engine.kv_cache import KVCache, LayerShape, Slot
+from tinker_cookbook.engine.native import build
+from tinker_cookbook.engine.native.attention import Run, SlotAttention
+
+CPU = torch.device("cpu")
+LENGTHS, COUNTS = (5, 130, 400, 64, 0, 300), (1, 1, 37, 1, 30, 1)
+SHAPES = {
+    "three heads to a key": (9, LayerShape(3, 64, 64), None),
+    "one head to a key, odd widths": (4, LayerShape(4, 20, 12), None),
+    "six heads to a key": (12, LayerShape(2, 128, 128), None),
+    "short window": (8, LayerShape(2, 128, 64), 7),
+    "window longer than a chunk": (4, LayerShape(1, 32, 48), 150),
+}
+
+needs_compiler = pytest.mark.skipif(
+    not any(map(shutil.which, ("cc", "gcc", "clang"))), reason="needs a C compiler"
+)
+
+
+class Batch:
+    """Sequences of ``LENGTHS`` tokens, each with some more to come, and three rows of nothing."""
+
+    def __init__(self, heads: int, shape: LayerShape, dtype: torch.dtype) -> None:
+        generator = torch.Generator().manual_seed(0)
+        cache = KVCache([shape, shape], dtype, CPU, longest=1000)
+        self.slots = [cache.new(length + 40) for length in LENGTHS]
+        for slot in self.slots:
+            for tensors in (slot.arena.keys, slot.arena.values):
+                tensors[1][slot.index].normal_(generator=generator)
+        rows = sum(COUNTS) + 3
+        self.query = torch.randn(heads, rows, shape.key, generator=generator).to(dtype)
+        self.key = torch.randn(rows, shape.heads, shape.key, generator=generator).to(dtype)
+        self.value = torch.randn(rows, shape.heads, shape.value, generator=generator).to(dtype)
+        self.scale = shape.key**-0.5
+
+    def runs(self) -> list[Run]:
+        firsts = [sum(COUNTS[:i]) for i in range(len(COUNTS))]
+        return [
+            Run(slot.arena, slot.index, length, first, count)
+            for slot, length, first, count in zip(self.slots, LENGTHS, firsts, COUNTS, strict=True)
+        ]
+
+    def attend(self, runs: list[Run], window: int | None) -> torch.Tensor:
+        query = self.query.transpose(0, 1)  # as the layers give it: heads are not next to tokens
+        return SlotAttention(runs)(1, query, self.key, self.value, self.scale, window)
+
+    def expected(self, slot: Slot, run: Run, window: int | None) -> torch.Tensor:
+        """Attention [tokens, heads, D] in float64, from what the slot holds by now."""
+        length = run.position + run.tokens
+        keys = slot.arena.keys[1][slot.index, :, :length].double()
+        values = slot.arena.values[1][slot.index, :, :length].double()
+        group = len(self.query) // len(keys)
+        query = self.query[:, run.first : run.first + run.tokens].double()
+        scores = query @ keys.repeat_interleave(group, 0).transpose(1, 2) * self.scale
+        at, seen = torch.arange(run.position, length)[:, None], torch.arange(length)
+        mask = seen <= at
+        if window is not None:
+            mask &= seen > at - window
+        weights = scores.masked_fill(~mask, -torch.inf).softmax(-1)
+        return (weights @ values.repeat_interleave(group, 0)).transpose(0, 1)
+
+
+@needs_compiler
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=["fp32", "bf16"])
+@pytest.mark.parametrize("case", SHAPES)
+def test_equals_attention_in_float64(case: str, dtype: torch.dtype) -> None:
+    heads, shape, window = SHAPES[case]
+    batch = Batch(heads, shape, dtype)
+    runs = batch.runs()
+    out = batch.attend(runs, window)
+    for slot, run in zip(batch.slots, runs, strict=True):
+        new = slice(run.position, run.position + run.tokens)
+        here = slice(run.first, run.first + run.tokens)
+        assert torch.equal(slot.arena.keys[1][slot.index, :, new], batch.key[here].transpose(0, 1))
+        expected = batch.expected(slot, run, window)
+        unit = 2e-6 if dtype == torch.float32 else 2**-8  # of a number around one
+        bound = unit * (1 + expected.abs())
+        assert ((out[here].double() - expected).abs() <= bound).all(), run
+    assert not out[sum(COUNTS) :].any()
+
+
+@needs_compiler
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=["fp32", "bf16"])
+@pytest.mark.parametrize("case", SHAPES)
+def test_a_token_is_the_same_to_the_bit_in_any_company(case: str, dtype: torch.dtype) -> None:
+    heads, shape, window = SHAPES[case]
+    together, alone = Batch(heads, shape, dtype), Batch(heads, shape, dtype)
+    out = together.attend(together.runs(), window)
+    for run in alone.runs():
+        for i in range(run.tokens):  # read as part of a prompt, or drawn one by one
+            single = Run(run.arena, run.slot, run.position + i, run.first + i, 1)
+            at = run.first + i
+            assert torch.equal(alone.attend([single], window)[at], out[at])
+
+
+@needs_compiler
+def test_not_a_number_stays_visible() -> None:
+    batch = Batch(9, LayerShape(3, 64, 64), torch.float32)
+    run = batch.runs()[1]
+    run.arena.keys[1][run.slot, 1, 70, 3] = torch.nan
+    out = batch.attend([run], None)[run.first]
+    assert out[3:6].isnan().all()
+    assert not out[:3].isnan().any()
+    assert not out[6:].isnan().any()
+
+
+@needs_compiler
+def test_is_compiled_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TINKER_COOKBOOK_HOME", str(tmp_path))
+    assert build.library.__wrapped__("attention") is not None
+    (built,) = (tmp_path / "native").iterdir()
+    monkeypatch.setattr(build, "_run", lambda command: pytest.fail(f"ran {command}"))
+    assert build.library.__wrapped__("attention") is not None
+    assert list((tmp_path / "native").iterdir()) == [built]
+
+
+def test_is_done_without(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setenv("TINKER_COOKBOOK_HOME", str(tmp_path))
+    monkeypatch.setenv(build.SWITCH, "0")
+    assert build.library.__wrapped__("attention") is None
+    assert not caplog.records
+    monkeypatch.setenv(build.SWITCH, "1")
+    compiler = tmp_path / "cc"
+    compiler.write_text("#!/bin/sh\necho no such flag >&2\nexit 1\n")
+    compiler.chmod(0o755)
+    monkeypatch.setenv("CC", str(compiler))
+    assert build.library.__wrapped__("attention") is None
+    assert "sampling is slower" in caplog.text
+    assert "no such flag" in caplog.text
