@@ -37,32 +37,67 @@ class DrawSettings:
         )
 
 
-def draw_tokens(logits: torch.Tensor, how: DrawSettings) -> torch.Tensor:
-    """One token id a row, int64 [R], from fp32 ``logits`` [R, V]."""
-    if logits.device.type == "mps":  # it has no float64
-        return draw_tokens(logits.cpu(), how).to(logits.device)
+@dataclass(frozen=True)
+class Exponentials:
+    """``e^(z - top)`` of logits ``z`` [R, V], in blocks: what the normalizer and a draw share.
+
+    ``weights`` fp32 [R, blocks, 256], filled up with zeros; ``sums`` float64 [R, blocks].
+    """
+
+    top: torch.Tensor
+    weights: torch.Tensor
+    sums: torch.Tensor
+
+    @classmethod
+    def of(cls, logits: torch.Tensor) -> Exponentials:
+        """Of fp32 ``logits`` [R, V]."""
+        top = logits.amax(-1, keepdim=True)
+        weights = logits.sub(top).exp_()
+        rest = -weights.shape[-1] % _BLOCK
+        weights = F.pad(weights, (0, rest)) if rest else weights  # padding by nothing copies
+        weights = weights.view(len(weights), -1, _BLOCK)
+        return cls(top, weights, weights.sum(-1).double())
+
+    def normalizer(self) -> torch.Tensor:
+        """Log of the sum of ``e^z``, fp32 [R, 1]."""
+        return self.top + self.sums.sum(-1, keepdim=True).log().float()
+
+    def take(self, rows: torch.Tensor) -> Exponentials:
+        """Those of some rows."""
+        return Exponentials(self.top[rows], self.weights[rows], self.sums[rows])
+
+
+def draw_tokens(
+    logits: torch.Tensor, how: DrawSettings, known: Exponentials | None = None
+) -> torch.Tensor:
+    """One token id a row, int64 [R], from fp32 ``logits`` [R, V]; ``known`` saves their passes."""
     hot = np.flatnonzero(how.temperature > 0)
     if len(hot) == 0:
         return logits.argmax(-1)
     if len(hot) == len(logits):
-        return _draw(logits, how)
+        return _draw(logits, how, known)
     out = logits.argmax(-1)
     rows = torch.from_numpy(hot).to(logits.device)
     out[rows] = _draw(logits[rows], how.take(hot))
     return out
 
 
-def _draw(logits: torch.Tensor, how: DrawSettings) -> torch.Tensor:
+def _draw(
+    logits: torch.Tensor, how: DrawSettings, known: Exponentials | None = None
+) -> torch.Tensor:
     scaled = logits if (how.temperature == 1).all() else logits / _column(how.temperature, logits)
     narrow = np.flatnonzero((how.top_k != -1) & (how.top_k < logits.shape[-1]))
     nucleus = np.flatnonzero(how.top_p < 1)
-    if scaled is logits and (len(narrow) or len(nucleus)):
+    uniform = torch.from_numpy(how.uniform).to(logits.device)
+    if scaled is logits and not len(narrow) and not len(nucleus):
+        return _invert(known or Exponentials.of(logits), uniform)
+    if scaled is logits:
         scaled = logits.clone()
     if len(narrow):
         _keep_top_k(scaled, narrow, how.top_k[narrow])
     if len(nucleus):
         _keep_top_p(scaled, nucleus, how.top_p[nucleus])
-    return _invert(scaled, torch.from_numpy(how.uniform).to(logits.device))
+    return _invert(Exponentials.of(scaled), uniform)
 
 
 def _keep_top_k(scaled: torch.Tensor, where: np.ndarray, top_k: np.ndarray) -> None:
@@ -82,13 +117,9 @@ def _keep_top_p(scaled: torch.Tensor, where: np.ndarray, top_p: np.ndarray) -> N
     scaled[rows] = scaled[rows].masked_fill(cut, -torch.inf)
 
 
-def _invert(scaled: torch.Tensor, uniform: torch.Tensor) -> torch.Tensor:
+def _invert(of: Exponentials, uniform: torch.Tensor) -> torch.Tensor:
     """The index at which the cumulative distribution of each row passes ``uniform``."""
-    weights = scaled.sub(scaled.amax(-1, keepdim=True)).exp_()
-    rest = -weights.shape[-1] % _BLOCK
-    weights = F.pad(weights, (0, rest)) if rest else weights  # padding by nothing copies
-    weights = weights.view(len(weights), -1, _BLOCK)
-    blocks = weights.sum(-1).double().cumsum(-1)
+    weights, blocks = of.weights, of.sums.cumsum(-1)
     block, passed = _pass(blocks, uniform * blocks[:, -1])
     tokens = weights[torch.arange(len(weights), device=weights.device), block].double().cumsum(-1)
     token, _ = _pass(tokens, passed)

@@ -8,7 +8,7 @@ import numpy as np
 import torch
 
 from tinker_cookbook.engine.adapters import filling
-from tinker_cookbook.engine.draw import DrawSettings, draw_tokens
+from tinker_cookbook.engine.draw import DrawSettings, Exponentials, draw_tokens
 from tinker_cookbook.engine.requests import SampleRow
 from tinker_cookbook.engine.sampler import Sampler
 
@@ -26,11 +26,14 @@ def draw_rows(
     logits = sampler.base.head.logits(
         hidden[torch.from_numpy(filled).to(device)], sampler.unembed_pair()
     )
-    normalizer = logits.logsumexp(-1, keepdim=True)
+    if device.type == "mps":  # it has no float64
+        logits = logits.cpu()
+    known = Exponentials.of(logits)
     if len(filled) != len(rows) or len(once) < len(rows):
-        shared = torch.from_numpy(which).to(device)
-        logits, normalizer = logits[shared], normalizer[shared]
-    drawn = draw_tokens(logits, _settings(rows))
+        shared = torch.from_numpy(which).to(logits.device)
+        logits, known = logits[shared], known.take(shared)
+    normalizer = known.normalizer()
+    drawn = draw_tokens(logits, _settings(rows), known)
     logprobs = (logits.gather(1, drawn[:, None]) - normalizer)[:, 0].tolist()
     most = max(row.request.topk for row in rows)
     top = (logits - normalizer).topk(most, dim=-1) if most else None

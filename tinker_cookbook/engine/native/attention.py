@@ -50,7 +50,10 @@ class Run(NamedTuple):
 
 
 class SlotAttention:
-    """The attention of one step: for each layer, where the slots of its tokens lie in memory."""
+    """The attention of one step: for each layer, where the slots of its tokens lie in memory.
+
+    The runs follow each other in the row of tokens.
+    """
 
     def __init__(self, runs: Iterable[Run]) -> None:
         tiles = [
@@ -64,6 +67,7 @@ class SlotAttention:
         slot, self._position, self._first, self._count = (
             np.array(column, dtype=np.int64) for column in list(zip(*tiles, strict=True))[1:]
         )
+        self._tokens = int(self._first[-1] + self._count[-1])
         self._capacity = np.array([tile.arena.capacity for tile in tiles], dtype=np.int64)
         self._keys = _addresses([a.keys for a in arenas], arena, slot)
         self._values = _addresses([a.values for a in arenas], arena, slot)
@@ -88,10 +92,11 @@ class SlotAttention:
     ) -> torch.Tensor:
         """Stores ``key`` [T, kv heads, D] and ``value``; returns what ``query`` attends to.
 
-        All are of the arenas' dtype. Rows of the result [T, heads, D] that belong to no run are 0.
+        All are of the arenas' dtype. Rows of the result [T, heads, D] after the last run are 0.
         """
         query, key, value = (t if t.stride(2) == 1 else t.contiguous() for t in (query, key, value))
-        out = query.new_zeros(query.shape[0], query.shape[1], value.shape[2])
+        out = query.new_empty(query.shape[0], query.shape[1], value.shape[2])
+        out[self._tokens :] = 0
         call = self._call
         call.tokens, call.heads, call.width = query.shape
         call.kv_heads, call.value_width = value.shape[1:]
