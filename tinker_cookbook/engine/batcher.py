@@ -120,14 +120,23 @@ class Batcher:
 
     def _end_reading(self, reading: Reading, finished: set[SampleRow]) -> None:
         """A prompt was read: its samples run on, each with a copy of its keys and values."""
+        room = self._room(reading)
+        alike = (row for r in self._readings if self._room(r) == room for row in r.rows)
+        self._active.reserve(room, sum(row.request.limit > 1 for row in alike))
         self._readings.remove(reading)
         for row in reading.rows:
             if row in finished:
                 row.request.row_ended()
             else:
-                slot = self._active.copy(reading.slot, reading.slot.length, row.length)
+                slot = self._active.copy(reading.slot, reading.slot.length, room)
                 self._rows[slot] = row
         self._kept.adopt(reading.sampler, reading.tokens, reading.slot)
+
+    def _room(self, reading: Reading) -> int:
+        """Tokens that a slot for each of its samples is to hold at first."""
+        length = len(reading.tokens)
+        limits = (row.request.limit + len(row.request.prompt) for row in reading.rows)
+        return self._active.capacity(max(length + 1, min(max(limits), length + _HEADROOM)))
 
     def _retire(self, slot: Slot) -> None:
         """A sample has ended: what was computed for it is kept for a next turn."""

@@ -61,6 +61,11 @@ class Arena:
         self.slots.append(slot)
         return slot
 
+    def reserve(self, count: int) -> None:
+        """Makes room for ``count`` further slots, so that they need not be moved one by one."""
+        if len(self.slots) + count > len(self.keys[0]):
+            self._resize(len(self.slots) + count)
+
     def give_back(self, slot: Slot) -> None:
         """Frees a slot; the last one moves into its place."""
         last = self.slots.pop()
@@ -136,6 +141,10 @@ class KVCache:
     def new(self, length: int) -> Slot:
         """An empty slot with room for ``length`` tokens."""
         return self._arena(length).take()
+
+    def reserve(self, length: int, count: int) -> None:
+        """Makes room for ``count`` further slots of ``length`` tokens."""
+        self._arena(length).reserve(count)
 
     def grow(self, slot: Slot, length: int) -> Slot:
         """``slot``, or one with its content, with room for ``length`` tokens."""
