@@ -115,6 +115,14 @@ def test_not_a_number_stays_visible() -> None:
 
 
 @needs_compiler
+def test_another_dtype_is_refused() -> None:
+    batch = Batch(9, LayerShape(3, 64, 64), torch.float32)
+    batch.value = batch.value.double()
+    with pytest.raises(TypeError, match=r"float64.*expected torch\.float32"):
+        batch.attend(batch.runs(), None)
+
+
+@needs_compiler
 def test_is_compiled_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TINKER_COOKBOOK_HOME", str(tmp_path))
     assert build.library.__wrapped__("attention") is not None

@@ -67,6 +67,7 @@ class SlotAttention:
         slot, self._position, self._first, self._count = (
             np.array(column, dtype=np.int64) for column in list(zip(*tiles, strict=True))[1:]
         )
+        self._dtype = arenas[0].dtype
         self._tokens = int(self._first[-1] + self._count[-1])
         self._capacity = np.array([tile.arena.capacity for tile in tiles], dtype=np.int64)
         self._keys = _addresses([a.keys for a in arenas], arena, slot)
@@ -92,8 +93,15 @@ class SlotAttention:
     ) -> torch.Tensor:
         """Stores ``key`` [T, kv heads, D] and ``value``; returns what ``query`` attends to.
 
-        All are of the arenas' dtype. Rows of the result [T, heads, D] after the last run are 0.
+        Rows of the result [T, heads, D] after the last run are 0.
+
+        Raises:
+            TypeError: one of them is not of the arenas' dtype.
+            RuntimeError: out of memory.
         """
+        if not query.dtype == key.dtype == value.dtype == self._dtype:
+            kinds = [str(tensor.dtype) for tensor in (query, key, value)]
+            raise TypeError(f"query, key and value are {kinds}, expected {self._dtype}")
         query, key, value = (t if t.stride(2) == 1 else t.contiguous() for t in (query, key, value))
         out = query.new_empty(query.shape[0], query.shape[1], value.shape[2])
         out[self._tokens :] = 0
@@ -110,7 +118,7 @@ class SlotAttention:
         call.values_at = self._values[layer].ctypes.data
         call.out = out.data_ptr()
         if self._routine(ctypes.byref(call)):
-            raise MemoryError("no memory for the sums of attention")
+            raise RuntimeError("out of memory: the sums of attention did not fit")
         return out
 
 
