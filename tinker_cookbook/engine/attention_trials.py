@@ -24,7 +24,6 @@ from tinker_cookbook.engine.batch_attention import (
     register,
 )
 from tinker_cookbook.engine.kv_cache import KVCache, LayerShape
-from tinker_cookbook.engine.native.attention import Run
 from tinker_cookbook.engine.prefix_tree import lay_out
 
 if TYPE_CHECKING:
@@ -36,14 +35,11 @@ logger = logging.getLogger(__name__)
 class _Probe:
     """Stands in for a sequence and notes what each layer would store."""
 
-    first = 0
+    first, native = 0, False
 
     def __init__(self, count: int) -> None:
         self.count = count
         self.shapes: dict[int, LayerShape] = {}
-
-    def runs(self) -> list[Run]:
-        return []
 
     def write(self, layer: int, key: torch.Tensor, value: torch.Tensor) -> None:
         self.shapes[layer] = LayerShape(key.shape[1], key.shape[2], value.shape[2])

@@ -22,7 +22,6 @@ from tinker_cookbook.engine import attention_hook
 from tinker_cookbook.engine.attention_hook import causal_bias
 from tinker_cookbook.engine.kv_cache import Arena, Slot
 from tinker_cookbook.engine.native.attention import Run, SlotAttention
-from tinker_cookbook.engine.native.build import suits
 
 NAME = "tinker_cookbook_batch"
 BLOCK = 64
@@ -38,14 +37,15 @@ class DecodeRows:
 
     def __init__(self, arena: Arena, first: int, lengths: Sequence[int]) -> None:
         self.arena, self.first, self.count = arena, first, len(lengths)
-        device = arena.keys[0].device
+        self.native, self._lengths = arena.native, lengths
+        device = arena.device
         self._places = torch.arange(self.count, device=device)
         self._at = torch.tensor(lengths, device=device)
         self._biases: dict[int | None, torch.Tensor] = {}
 
     def runs(self) -> list[Run]:
         """What each slot gets."""
-        lengths = enumerate(self._at.tolist())
+        lengths = enumerate(self._lengths)
         return [Run(self.arena, i, length, self.first + i, 1) for i, length in lengths]
 
     def write(self, layer: int, key: torch.Tensor, value: torch.Tensor) -> None:
@@ -87,6 +87,7 @@ class PrefillRow:
 
     def __init__(self, slot: Slot, first: int, count: int) -> None:
         self.slot, self.first, self.count = slot, first, count
+        self.native = slot.arena.native
         self._start = slot.length
         self._biases: dict[tuple[int, int | None], torch.Tensor] = {}
 
@@ -127,7 +128,7 @@ class PrefillRow:
     def _bias(self, number: int, end: int, window: int | None) -> torch.Tensor:
         """fp32 [1, BLOCK, end]: 0 where a query sees a key, -inf elsewhere."""
         if (number, window) not in self._biases:
-            device = self.slot.arena.keys[0].device
+            device = self.slot.arena.device
             query = torch.arange(number * BLOCK, (number + 1) * BLOCK, device=device)
             bias = causal_bias(query, torch.arange(end, device=device), window)
             self._biases[number, window] = bias[None]
@@ -183,9 +184,9 @@ class BatchLayout:
     @cached_property
     def slots(self) -> SlotAttention | None:
         """One call a layer for all parts, where there is a routine for it."""
-        runs = [run for part in self.parts for run in part.runs()]
-        fitting = runs and suits(runs[0].arena.dtype, runs[0].arena.device)
-        return SlotAttention(runs) if fitting else None
+        if not self.parts[0].native:
+            return None
+        return SlotAttention(run for part in self.parts for run in part.runs())
 
 
 _layout: ContextVar[BatchLayout] = ContextVar("batch layout")

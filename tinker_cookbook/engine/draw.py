@@ -62,7 +62,7 @@ class Exponentials:
         """Log of the sum of ``e^z``, fp32 [R, 1]."""
         return self.top + self.sums.sum(-1, keepdim=True).log().float()
 
-    def take(self, rows: torch.Tensor) -> Exponentials:
+    def take(self, rows: torch.Tensor | slice) -> Exponentials:
         """Those of some rows."""
         return Exponentials(self.top[rows], self.weights[rows], self.sums[rows])
 

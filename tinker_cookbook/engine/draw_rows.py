@@ -29,9 +29,9 @@ def draw_rows(
     if device.type == "mps":  # it has no float64
         logits = logits.cpu()
     known = Exponentials.of(logits)
-    if len(filled) != len(rows) or len(once) < len(rows):
-        shared = torch.from_numpy(which).to(logits.device)
-        logits, known = logits[shared], known.take(shared)
+    in_order = np.array_equal(once, places)  # then the filling is cut off, and nothing copied
+    chosen = slice(len(rows)) if in_order else torch.from_numpy(which).to(logits.device)
+    logits, known = logits[chosen], known.take(chosen)
     normalizer = known.normalizer()
     drawn = draw_tokens(logits, _settings(rows), known)
     logprobs = (logits.gather(1, drawn[:, None]) - normalizer)[:, 0].tolist()

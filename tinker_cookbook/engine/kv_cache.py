@@ -36,7 +36,10 @@ class Slot:
 
 
 class Arena:
-    """Slots of one capacity; those taken are the first."""
+    """Slots of one capacity; those taken are the first.
+
+    ``native`` says that they lie as the routine of ``native.attention`` reads them.
+    """
 
     def __init__(
         self,
@@ -47,7 +50,7 @@ class Arena:
     ) -> None:
         self.capacity = capacity
         self._shapes, self.dtype, self.device = shapes, dtype, device
-        self._wide = device.type == "cpu" and dtype == torch.float32
+        self.native = suits(dtype, device)
         self.slots: list[Slot] = []
         self.keys = [self._empty(0, shape.heads, shape.key, by_column=True) for shape in shapes]
         self.values = [self._empty(0, shape.heads, shape.value) for shape in shapes]
@@ -106,7 +109,8 @@ class Arena:
         # Zeros, because attention multiplies what lies beyond a sequence's end by zero, and
         # memory that was never written may hold NaN.
         kind = {"dtype": self.dtype, "device": self.device}
-        if by_column and (self._wide or suits(self.dtype, self.device)):
+        wide = self.device.type == "cpu" and self.dtype == torch.float32
+        if by_column and (wide or self.native):
             return torch.zeros(count, heads, width, self.capacity, **kind).transpose(2, 3)
         return torch.zeros(count, heads, self.capacity, width, **kind)
 

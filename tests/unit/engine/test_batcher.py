@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import torch
 
-from tinker_cookbook.engine import batch_attention, kv_cache
+from tinker_cookbook.engine import kv_cache
 from tinker_cookbook.engine.adapters import AdapterSpec
 from tinker_cookbook.engine.batcher import Batcher
 from tinker_cookbook.engine.kv_cache import KVCache
@@ -26,8 +26,7 @@ BASES = ("stories", *ref.ARCHITECTURES, "stories without native", "gemma3 withou
 def base(request, tiny_base, stories_base, monkeypatch):
     name, _, without = request.param.partition(" ")
     if without:  # as on a machine that has no compiler
-        for module in (batch_attention, kv_cache):
-            monkeypatch.setattr(module, "suits", lambda *_: False)
+        monkeypatch.setattr(kv_cache, "suits", lambda *_: False)
     return stories_base if name == "stories" else tiny_base(name)
 
 

@@ -38,7 +38,7 @@ INLINE uint16_t narrow(float x) { /* to nearest, ties to even */
 }
 
 typedef struct {
-    int64_t tokens, runs, heads, kv_heads, width, value_width, window, threads;
+    int64_t runs, heads, kv_heads, width, value_width, window, threads;
     int64_t query_stride[2], key_stride[2], value_stride[2]; /* a token, a head; in elements */
     const void *query, *key, *value;                         /* of this step */
     void *out;                                               /* [tokens, heads, value_width] */
@@ -301,7 +301,8 @@ int tinker_attend(const Call *c) {
         }
         const int64_t items = c->runs * c->kv_heads;
 #pragma omp for
-        for (int64_t item = 0; item < items; item++)  store(c, item / c->kv_heads, item % c->kv_heads);
+        for (int64_t item = 0; item < items; item++)
+            store(c, item / c->kv_heads, item % c->kv_heads);
 #pragma omp for schedule(dynamic, 1)
         for (int64_t item = 0; item < items; item++)
             for (int64_t i = 0; scratch != NULL && i < c->run_count[item / c->kv_heads]; i++)

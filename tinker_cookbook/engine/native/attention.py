@@ -26,7 +26,7 @@ class _Call(ctypes.Structure):
     """``Call`` of attention.c, in its order."""
 
     _fields_ = (
-        *((name, _int64) for name in ("tokens", "runs", "heads", "kv_heads", "width")),
+        *((name, _int64) for name in ("runs", "heads", "kv_heads", "width")),
         *((name, _int64) for name in ("value_width", "window", "threads")),
         *((name, _int64 * 2) for name in ("query_stride", "key_stride", "value_stride")),
         *((name, _pointer) for name in ("query", "key", "value", "out")),
@@ -106,7 +106,7 @@ class SlotAttention:
         out = query.new_empty(query.shape[0], query.shape[1], value.shape[2])
         out[self._tokens :] = 0
         call = self._call
-        call.tokens, call.heads, call.width = query.shape
+        call.heads, call.width = query.shape[1:]
         call.kv_heads, call.value_width = value.shape[1:]
         call.window, call.scale = window or 0, scale
         call.half = query.dtype == torch.bfloat16

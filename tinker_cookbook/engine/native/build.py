@@ -78,7 +78,7 @@ def _built(source: Path, compiler: str) -> Path:
         compiled, linked = Path(work, "o.o"), Path(work, "o.so")
         _run([compiler, *flags, "-c", str(source), "-o", str(compiled)])
         link = [openmp] if openmp else ["-fopenmp"]
-        _run([compiler, "-shared", str(compiled), "-o", str(linked), *link, "-lm"])
+        _run([compiler, "-shared", str(compiled), "-o", str(linked), *link])
         os.replace(linked, built)  # whoever was first, the same content
     return built
 
