@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import sys
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 
 import torch
@@ -128,7 +129,7 @@ def _choose_dtype(asked: str, device: torch.device) -> tuple[torch.dtype, str]:
             f"dtype: got {asked!r} on device {device.type}, but float16 is offered on cuda only; "
             "set dtype=float32 or dtype=bfloat16"
         )
-    if dtype == torch.bfloat16 and device.type == "cpu" and not _cpu_bfloat16():
+    if dtype == torch.bfloat16 and device.type == "cpu" and not cpu_bfloat16():
         return dtype, "asked for, although this processor only emulates it (float32 is faster)"
     return dtype, "asked for"
 
@@ -140,17 +141,18 @@ def _auto_dtype(device: torch.device) -> tuple[torch.dtype, str]:
         return torch.float32, "this GPU does not compute bfloat16"
     if device.type == "mps":
         return torch.float32, "bfloat16 is not offered by every Apple GPU; dtype=bfloat16 tries it"
-    if feature := _cpu_bfloat16():
+    if feature := cpu_bfloat16():
         return torch.bfloat16, f"this processor computes bfloat16 ({feature})"
     return torch.float32, "this processor does not compute bfloat16, and emulating it is slower"
 
 
-def _cpu_bfloat16() -> str | None:
+def cpu_bfloat16() -> str | None:
     """Name of the processor feature that multiplies bfloat16 matrices, or ``None``."""
     flags = _cpu_flags()
     return next((name for name in ("amx_bf16", "avx512_bf16", "bf16") if name in flags), None)
 
 
+@cache
 def _cpu_flags() -> set[str]:
     """What the processor can do, in the kernel's names (on ARM plain ``bf16``)."""
     try:

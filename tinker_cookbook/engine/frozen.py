@@ -1,22 +1,26 @@
 """Frozen weight matrices, laid out as their device multiplies them fastest.
 
-A matrix that never changes is worth reordering once. On x86, oneDNN multiplies its own blocked
-layout 1.1 to 2.4 times as fast as torch multiplies the plain one, most of all for the few rows of
-decoding, and a row's result then hardly depends on how many rows stand beside it.
+A matrix that never changes is worth reordering once. Our own panels (``native/product.c``) read it
+once and in order for a few rows, and keep up with oneDNN and MKL for many. Where a processor
+multiplies bfloat16 itself, or there is no compiler, oneDNN's blocked layout takes their place. In
+both a row's result does not depend on the rows beside it, which torch's plain products do not give.
 """
 
 from __future__ import annotations
 
 import platform
+from collections.abc import Callable
 from typing import Any, Protocol
 
 import torch
 from torch.nn import functional as F  # noqa: N812
 
-from tinker_cookbook.engine.devices import free_memory_bytes
+from tinker_cookbook.engine.devices import cpu_bfloat16, free_memory_bytes
+from tinker_cookbook.engine.native.build import library
+from tinker_cookbook.engine.native.product import Panels
 
 SMALLEST = 1 << 16
-"""Elements from which on packing pays; a call of oneDNN costs some 10 us more than one of torch."""
+"""Elements from which on packing pays; a call costs up to 10 us more than one of torch."""
 
 SPARE_BYTES = 4 << 30
 """Memory that copies for the backward direction leave to activations and to other programs."""
@@ -37,8 +41,8 @@ class FrozenWeight(Protocol):
         """``gradient W`` for ``gradient`` [T, out], as a new [T, in]."""
         ...
 
-    def rounding_error(self, x: torch.Tensor, rounded: torch.Tensor) -> torch.Tensor:
-        """``x W^T - rounded``, summed in fp32 and rounded afterwards: what ``product`` lost."""
+    def product_fp32(self, x: torch.Tensor) -> torch.Tensor:
+        """``x W^T`` with fp32's precision, also where both are of half precision."""
         ...
 
     def dense(self) -> torch.Tensor:
@@ -62,70 +66,118 @@ class DenseWeight:
         """``gradient W``, [T, in]."""
         return gradient @ self._weight
 
-    def rounding_error(self, x: torch.Tensor, rounded: torch.Tensor) -> torch.Tensor:
-        """``x W^T - rounded``."""
-        return torch.addmm(rounded, x, self._weight.t(), beta=-1)
+    def product_fp32(self, x: torch.Tensor) -> torch.Tensor:
+        """``x W^T`` in fp32: CUDA has such a product, a CPU gets what rounding lost by another."""
+        if x.dtype == torch.float32:
+            return self.product(x)
+        if x.is_cuda:
+            return torch.mm(x, self._weight.t(), out_dtype=torch.float32)
+        rounded = self.product(x)
+        lost = torch.addmm(rounded, x, self._weight.t(), beta=-1)
+        return rounded.float().add_(lost)
 
     def dense(self) -> torch.Tensor:
         """The matrix in the plain layout."""
         return self._weight
 
 
-class PackedWeight:
-    """oneDNN's layout, a copy for each direction.
+class Layout(Protocol):
+    """A matrix of one direction, reordered."""
 
-    That for ``back`` is made when first needed, and kept where memory allows.
-    """
+    def product(self, x: torch.Tensor, bias: torch.Tensor | None = None) -> torch.Tensor:
+        """``x W^T + bias``, [T, out]."""
+        ...
+
+    def product_fp32(self, x: torch.Tensor) -> torch.Tensor:
+        """``x W^T`` with fp32's precision."""
+        ...
+
+    def dense(self) -> torch.Tensor:
+        """The matrix in the plain layout."""
+        ...
+
+
+class OneDnn:
+    """oneDNN's blocked layout."""
 
     _ROWS = 256  # what oneDNN chooses the layout for; others multiply it as well
 
     def __init__(self, weight: torch.Tensor) -> None:
-        self.shape = (weight.shape[0], weight.shape[1])
-        self.dtype, self.device = weight.dtype, weight.device
-        self._forward = self._pack(weight)
-        self._backward: torch.Tensor | None = None
+        self._packed = _ops()._reorder_linear_weight(weight.contiguous(), self._ROWS)
 
     def product(self, x: torch.Tensor, bias: torch.Tensor | None = None) -> torch.Tensor:
         """``x W^T + bias``, [T, out]."""
-        return _ops()._linear_pointwise(x, self._forward, bias, "none", [], "")
+        return _ops()._linear_pointwise(x, self._packed, bias, "none", [], "")
+
+    def product_fp32(self, x: torch.Tensor) -> torch.Tensor:
+        """``x W^T``; in half precision by a second product, of what rounding the first lost."""
+        rounded = self.product(x)
+        if x.dtype == torch.float32:
+            return rounded
+        lost = _ops()._linear_pointwise.binary(x, rounded, self._packed, None, "sub")
+        return rounded.float().add_(lost)
+
+    def dense(self) -> torch.Tensor:
+        """The matrix in the plain layout."""
+        return self._packed.to_dense()
+
+
+class PackedWeight:
+    """A layout, with a copy for each direction.
+
+    That for ``back`` is made when first needed, and kept where memory allows.
+    """
+
+    def __init__(self, weight: torch.Tensor, layout: Callable[[torch.Tensor], Layout]) -> None:
+        self.shape = (weight.shape[0], weight.shape[1])
+        self.dtype, self.device = weight.dtype, weight.device
+        self._layout = layout
+        self._forward = layout(weight)
+        self._backward: Layout | None = None
+
+    def product(self, x: torch.Tensor, bias: torch.Tensor | None = None) -> torch.Tensor:
+        """``x W^T + bias``, [T, out]."""
+        return self._forward.product(x, bias)
 
     def back(self, gradient: torch.Tensor) -> torch.Tensor:
         """``gradient W``, [T, in]."""
         packed = self._backward
         if packed is None:
-            packed = self._pack(self.dense().t())
+            packed = self._layout(self.dense().t())
             if free_memory_bytes(self.device) > SPARE_BYTES:
                 self._backward = packed  # else made anew each time: slower, and the same bits
-        return _ops()._linear_pointwise(gradient, packed, None, "none", [], "")
+        return packed.product(gradient)
 
-    def rounding_error(self, x: torch.Tensor, rounded: torch.Tensor) -> torch.Tensor:
-        """``x W^T - rounded``."""
-        return _ops()._linear_pointwise.binary(x, rounded, self._forward, None, "sub")
+    def product_fp32(self, x: torch.Tensor) -> torch.Tensor:
+        """``x W^T`` with fp32's precision."""
+        return self._forward.product_fp32(x)
 
     def dense(self) -> torch.Tensor:
         """The matrix in the plain layout."""
-        return self._forward.to_dense()
-
-    def _pack(self, weight: torch.Tensor) -> torch.Tensor:
-        return _ops()._reorder_linear_weight(weight.contiguous(), self._ROWS)
+        return self._forward.dense()
 
 
 def frozen(weight: torch.Tensor) -> FrozenWeight:
     """The fastest form for the tensor's device and dtype."""
     weight = weight.detach()
-    return PackedWeight(weight) if _packs(weight) else DenseWeight(weight)
+    layout = _layout(weight)
+    return DenseWeight(weight) if layout is None else PackedWeight(weight, layout)
 
 
-def _packs(weight: torch.Tensor) -> bool:
-    if weight.numel() < SMALLEST:
-        return False
-    if weight.device.type != "cpu" or platform.machine().lower() not in ("x86_64", "amd64"):
-        return False
+def _layout(weight: torch.Tensor) -> Callable[[torch.Tensor], Layout] | None:
+    """What suits the matrix; ``None`` for the plain layout."""
+    if weight.numel() < SMALLEST or weight.device.type != "cpu":
+        return None
+    if platform.machine().lower() not in ("x86_64", "amd64"):
+        return None
+    half = weight.dtype == torch.bfloat16
+    if not (half or weight.dtype == torch.float32):
+        return None
+    if not (half and cpu_bfloat16()) and library("product") is not None:
+        return Panels
     if not (torch.backends.mkldnn.is_available() and hasattr(_ops(), "_linear_pointwise")):
-        return False
-    if weight.dtype == torch.bfloat16:
-        return bool(_ops()._is_mkldnn_bf16_supported())
-    return weight.dtype == torch.float32
+        return None
+    return OneDnn if not half or _ops()._is_mkldnn_bf16_supported() else None
 
 
 def _ops() -> Any:

@@ -60,7 +60,8 @@ class Head:
 
     def logits(self, hidden: torch.Tensor, lora: LoraPair | None) -> torch.Tensor:
         """fp32 logits [T, V] of a few positions ``hidden`` [T, H]."""
-        z = _product_fp32(hidden, self.weight)
+        # A logit of 20 in bfloat16 is off by up to 0.06, which sampler and trainer round apart.
+        z = self.weight.product_fp32(hidden)
         if self.bias is not None:
             z += self.bias
         if lora is not None:
@@ -167,21 +168,6 @@ class Head:
     def _chunks(self, rows: int) -> Iterator[slice]:
         size = self.chunk_rows
         return (slice(start, min(start + size, rows)) for start in range(0, rows, size))
-
-
-def _product_fp32(x: torch.Tensor, weight: FrozenWeight) -> torch.Tensor:
-    """``x W^T`` [T, V] in fp32, also where both are of half precision.
-
-    A logit of 20 rounded to bfloat16 is off by up to 0.06, which sampler and trainer round apart.
-    CUDA has a product with fp32 output. A CPU has none; there a second product gives what the
-    rounding lost.
-    """
-    if x.dtype == torch.float32:
-        return weight.product(x)
-    if x.is_cuda:
-        return torch.mm(x, weight.dense().t(), out_dtype=torch.float32)
-    rounded = weight.product(x)
-    return rounded.float().add_(weight.rounding_error(x, rounded))
 
 
 def _pick(z: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:

@@ -1,34 +1,41 @@
-"""Both layouts of a frozen matrix compute what plain products do."""
+"""All layouts of a frozen matrix compute what plain products do."""
 
 from __future__ import annotations
 
-import engine_reference as ref
-import numpy as np
 import pytest
 import torch
 
 from tinker_cookbook.engine import frozen as frozen_module
-from tinker_cookbook.engine.frozen import DenseWeight, PackedWeight, frozen
+from tinker_cookbook.engine.frozen import DenseWeight, FrozenWeight, OneDnn, PackedWeight
+from tinker_cookbook.engine.native.build import library
+from tinker_cookbook.engine.native.product import Panels
 
 DTYPES = [torch.float32, torch.bfloat16]
 
 
-@pytest.fixture(autouse=True)
-def pack_small_ones(monkeypatch):
-    monkeypatch.setattr(frozen_module, "SMALLEST", 0)
+def layouts(weight: torch.Tensor) -> list[FrozenWeight]:
+    """Those that this processor can have."""
+    out: list[FrozenWeight] = [DenseWeight(weight)]
+    if library("product") is not None:
+        out.append(PackedWeight(weight, Panels))
+    half = weight.dtype == torch.bfloat16
+    mkldnn = torch.backends.mkldnn.is_available() and hasattr(torch.ops.mkldnn, "_linear_pointwise")
+    if mkldnn and (not half or torch.ops.mkldnn._is_mkldnn_bf16_supported()):
+        out.append(PackedWeight(weight, OneDnn))
+    return out
 
 
-def layouts(weight: torch.Tensor) -> list[DenseWeight | PackedWeight]:
-    packed = frozen(weight)
-    return [DenseWeight(weight), *([packed] if isinstance(packed, PackedWeight) else [])]
+SHAPES = [(48, 80), (130, 40), (7, 2100)]
+"""[out, in]: whole panels, panels cut short, more inputs than stay in a cache."""
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("rows", [1, 3, 64, 257])
-def test_products_in_both_directions(rows, dtype):
+@pytest.mark.parametrize("rows", [0, 1, 3, 64, 257])
+@pytest.mark.parametrize("shape", SHAPES)
+def test_products_in_both_directions(shape, rows, dtype):
     torch.manual_seed(rows)
-    weight, bias = torch.randn(48, 80).to(dtype), torch.randn(48).to(dtype)
-    x, gradient = torch.randn(rows, 80).to(dtype), torch.randn(rows, 48).to(dtype)
+    weight, bias = torch.randn(shape).to(dtype), torch.randn(shape[0]).to(dtype)
+    x, gradient = torch.randn(rows, shape[1]).to(dtype), torch.randn(rows, shape[0]).to(dtype)
     exact = x.double() @ weight.double().t()
     tolerance = (
         {"atol": 1e-4, "rtol": 1e-5} if dtype == torch.float32 else {"atol": 1e-3, "rtol": 8e-3}
@@ -40,7 +47,7 @@ def test_products_in_both_directions(rows, dtype):
         back = gradient.double() @ weight.double()
         torch.testing.assert_close(layout.back(gradient).double(), back, **tolerance)
         assert torch.equal(layout.dense(), weight)
-        assert (layout.shape, layout.dtype) == ((48, 80), dtype)
+        assert (layout.shape, layout.dtype) == (shape, dtype)
 
 
 def test_what_bfloat16_rounds_away_can_be_had():
@@ -48,51 +55,73 @@ def test_what_bfloat16_rounds_away_can_be_had():
     weight, x = torch.randn(48, 80).bfloat16(), torch.randn(7, 80).bfloat16()
     exact = x.double() @ weight.double().t()
     for layout in layouts(weight):
-        rounded = layout.product(x)
-        lost = layout.rounding_error(x, rounded)
-        assert (rounded.double() - exact).abs().max() > 0.02
-        assert (rounded.double() + lost.double() - exact).abs().max() < 1e-3
+        assert (layout.product(x).double() - exact).abs().max() > 0.02
+        assert layout.product_fp32(x).dtype == torch.float32
+        assert (layout.product_fp32(x).double() - exact).abs().max() < 1e-3
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_a_row_does_not_depend_on_the_rows_beside_it(dtype):
     """What makes a sample the same whatever else is in the batch."""
-    packed = frozen(torch.randn(576, 1536).to(dtype))
-    if (
-        not isinstance(packed, PackedWeight)
-        or "AVX512" not in torch.backends.cpu.get_cpu_capability()
-    ):
-        pytest.skip("shown for oneDNN on AVX-512 alone")
     x = torch.randn(300, 1536).to(dtype)
-    together = packed.product(x)
-    for rows in (2, 8, 32, 170):
-        assert torch.equal(packed.product(x[:rows].contiguous()), together[:rows])
+    for layout in layouts(torch.randn(576, 1536).to(dtype))[1:]:
+        few = (2, 8, 32, 170)
+        if isinstance(layout._forward, Panels):  # type: ignore[attr-defined]
+            few = (1, 2, 3, 7, 8, 9, 31, 170)
+        elif "AVX512" not in torch.backends.cpu.get_cpu_capability():
+            continue  # shown for oneDNN on AVX-512 alone
+        together = layout.product(x)
+        for rows in few:
+            assert torch.equal(layout.product(x[-rows:].contiguous()), together[-rows:])
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_rows_that_are_not_next_to_each_other(dtype):
+    x = torch.randn(80, 9).to(dtype).t()
+    wide = torch.randn(9, 200).to(dtype)[:, 20:100]
+    for layout in layouts(torch.randn(48, 80).to(dtype)):
+        for rows in (x, wide):
+            assert torch.equal(layout.product(rows), layout.product(rows.contiguous()))
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_without_memory_to_spare_no_second_copy_is_kept(dtype, monkeypatch):
     weight, gradient = torch.randn(48, 80).to(dtype), torch.randn(9, 48).to(dtype)
-    roomy, tight = frozen(weight), frozen(weight)
-    if not (isinstance(roomy, PackedWeight) and isinstance(tight, PackedWeight)):
-        pytest.skip("no packed layout on this processor")
-    expected = roomy.back(gradient)
-    monkeypatch.setattr(frozen_module, "free_memory_bytes", lambda _: 1 << 20)
-    assert torch.equal(tight.back(gradient), expected)
-    assert tight._backward is None
-    assert roomy._backward is not None
+    for roomy, tight in zip(layouts(weight)[1:], layouts(weight)[1:], strict=True):
+        monkeypatch.undo()
+        expected = roomy.back(gradient)
+        monkeypatch.setattr(frozen_module, "free_memory_bytes", lambda _: 1 << 20)
+        assert torch.equal(tight.back(gradient), expected)
+        assert tight._backward is None  # type: ignore[attr-defined]
 
 
-def test_other_dtypes_and_small_matrices_stay_as_they_are(monkeypatch):
-    assert isinstance(frozen(torch.randn(4, 4).half()), DenseWeight)
-    monkeypatch.undo()
-    assert isinstance(frozen(torch.randn(64, 172)), DenseWeight)
+@pytest.mark.parametrize("threads", [1, 2, 5])
+def test_any_number_of_threads_gives_the_same_bits(threads):
+    if library("product") is None:
+        pytest.skip("needs a C compiler")
+    layout, x = Panels(torch.randn(130, 2100)), torch.randn(300, 2100)
+    expected, before = layout.product(x), torch.get_num_threads()
+    torch.set_num_threads(threads)
+    try:
+        assert torch.equal(layout.product(x), expected)
+    finally:
+        torch.set_num_threads(before)
 
 
-@pytest.mark.parametrize("kind", ["llama", "qwen3", "qwen2_bias", "gemma3"])
-def test_a_packed_model_equals_peft(kind, tmp_path, record_property):
-    base = ref.load_base(ref.make_model(kind, tmp_path / "model"))
-    data = ref.supervised(np.random.default_rng(0), base, (40, 23, 57, 8))
-    run = ref.make_run(base)
-    output = run.forward_backward(data, "cross_entropy")
-    loss_of = ref.weighted(data)
-    ref.errors_of(run, base, tmp_path / "peft", data, loss_of, output, record_property).check()
+def test_the_choice(monkeypatch):
+    def chosen(dtype: torch.dtype, elements: int = frozen_module.SMALLEST) -> object:
+        return frozen_module._layout(torch.zeros(elements // 64, 64).to(dtype))
+
+    monkeypatch.setattr(frozen_module.platform, "machine", lambda: "x86_64")
+    monkeypatch.setattr(frozen_module, "cpu_bfloat16", lambda: None)
+    assert chosen(torch.float32, frozen_module.SMALLEST // 2) is None
+    assert chosen(torch.float16) is None
+    if library("product") is not None:
+        assert chosen(torch.float32) is Panels
+        assert chosen(torch.bfloat16) is Panels
+    monkeypatch.setattr(frozen_module, "cpu_bfloat16", lambda: "avx512_bf16")
+    assert chosen(torch.bfloat16) is not Panels
+    monkeypatch.setattr(frozen_module, "library", lambda name: None)
+    assert chosen(torch.float32) in (OneDnn, None)
+    monkeypatch.setattr(frozen_module.platform, "machine", lambda: "aarch64")
+    assert chosen(torch.float32) is None

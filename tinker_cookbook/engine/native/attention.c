@@ -6,36 +6,16 @@
    whether the token was read with a prompt or drawn. All sums are fp32.
 
    A slot holds keys as [kv_heads, width, capacity], so that one vector is LANES tokens, and values
-   as [kv_heads, capacity, value_width]. The capacity is a multiple of LANES. */
+   as [kv_heads, capacity, value_width]. The capacity is a multiple of 16, and so of LANES. */
 
 #include <math.h>
-#include <stdint.h>
 #include <stdlib.h>
-#include <string.h>
 
-#define INLINE static inline __attribute__((always_inline))
+#include "vectors.h"
 
-/* LANES numbers make a vector, which the compiler splits where a processor's are narrower; TOGETHER
-   heads share what is read; keys are fetched AHEAD rows before their turn. */
-enum { LANES = 16, CHUNK = 128, TOGETHER = 4, AHEAD = 12 };
-
-typedef float Floats __attribute__((vector_size(LANES * 4)));
-typedef int32_t Ints __attribute__((vector_size(LANES * 4)));
-typedef uint32_t Words __attribute__((vector_size(LANES * 4)));
-typedef uint16_t Halves __attribute__((vector_size(LANES * 2)));
-
-INLINE float widen(uint16_t x) {
-    uint32_t bits = (uint32_t)x << 16;
-    float out;
-    memcpy(&out, &bits, 4);
-    return out;
-}
-
-INLINE uint16_t narrow(float x) { /* to nearest, ties to even */
-    uint32_t bits;
-    memcpy(&bits, &x, 4);
-    return x != x ? 0x7fc0 : (uint16_t)((bits + 0x7fff + ((bits >> 16) & 1)) >> 16);
-}
+/* TOGETHER heads share what is read, AT_ONCE vectors of it; keys are fetched AHEAD rows before
+   their turn. */
+enum { CHUNK = 128, TOGETHER = 4, AT_ONCE = REGISTERS / 8, AHEAD = 12 };
 
 typedef struct {
     int64_t runs, heads, kv_heads, width, value_width, window, threads;
@@ -48,27 +28,6 @@ typedef struct {
     float scale;
     int32_t half; /* 1: bfloat16, 0: float32 */
 } Call;
-
-INLINE float one(const void *from, int64_t at, int half) {
-    return half ? widen(((const uint16_t *)from)[at]) : ((const float *)from)[at];
-}
-
-INLINE Floats many(const void *from, int64_t at, int half) {
-    Floats out;
-    if (half) {
-        Halves raw;
-        memcpy(&raw, (const uint16_t *)from + at, sizeof raw);
-        Words bits = __builtin_convertvector(raw, Words) << 16;
-        memcpy(&out, &bits, sizeof out);
-    } else {
-        memcpy(&out, (const float *)from + at, sizeof out);
-    }
-    return out;
-}
-
-INLINE Floats all(float x) {
-    return x - (Floats){0}; /* a vector minus zeros keeps every bit of x */
-}
 
 INLINE Floats choose(Ints where, Floats yes, Floats no) {
     Ints a, b;
@@ -99,13 +58,12 @@ INLINE Floats exp_negative(Floats x) {
 /* Scores [group][CHUNK] of `group` queries [group][width] for the tokens at `from` and after it. */
 INLINE void score_vectors(float *scores, const float *q, const void *keys, int64_t from,
                           int64_t capacity, int64_t width, int group, int vectors, int half) {
-    Floats sums[TOGETHER][4];
+    Floats sums[TOGETHER][AT_ONCE];
     for (int g = 0; g < group; g++)
         for (int v = 0; v < vectors; v++) sums[g][v] = (Floats){0};
     for (int64_t d = 0; d < width; d++) {
-        const char *ahead = (const char *)keys + ((d + AHEAD) * capacity + from) * (half ? 2 : 4);
-        for (int line = 0; line < vectors; line += half ? 2 : 1)
-            __builtin_prefetch(ahead + 32 * (half ? 1 : 2) * line);
+        const int64_t size = half ? 2 : 4;
+        fetch((const char *)keys + ((d + AHEAD) * capacity + from) * size, vectors * LANES * size);
         for (int v = 0; v < vectors; v++) {
             const Floats k = many(keys, d * capacity + from + v * LANES, half);
             for (int g = 0; g < group; g++) sums[g][v] += q[g * width + d] * k;
@@ -119,8 +77,8 @@ INLINE void score_vectors(float *scores, const float *q, const void *keys, int64
 INLINE void score(float *scores, const float *q, const void *keys, int64_t from, int64_t count,
                   int64_t capacity, int64_t width, int group, int half) {
     int64_t j = 0;
-    for (; j + 3 * LANES < count; j += 4 * LANES)
-        score_vectors(scores + j, q, keys, from + j, capacity, width, group, 4, half);
+    for (; j + (AT_ONCE - 1) * LANES < count; j += AT_ONCE * LANES)
+        score_vectors(scores + j, q, keys, from + j, capacity, width, group, AT_ONCE, half);
     for (; j < count; j += LANES)
         score_vectors(scores + j, q, keys, from + j, capacity, width, group, 1, half);
 }
@@ -128,7 +86,7 @@ INLINE void score(float *scores, const float *q, const void *keys, int64_t from,
 /* Adds the values of `count` tokens, weighted, to `sums` [group][value_width]. */
 INLINE void add_vectors(float *sums, const float *weights, const void *values, int64_t from,
                         int64_t count, int64_t width, int group, int vectors, int half) {
-    Floats part[TOGETHER][4];
+    Floats part[TOGETHER][AT_ONCE];
     for (int g = 0; g < group; g++)
         for (int v = 0; v < vectors; v++)
             memcpy(&part[g][v], sums + g * width + v * LANES, sizeof(Floats));
@@ -147,8 +105,8 @@ INLINE void add(float *sums, const float *weights, const char *values, int64_t f
                 int64_t width, int group, int half) {
     const int64_t size = half ? 2 : 4;
     int64_t d = 0;
-    for (; d + 4 * LANES <= width; d += 4 * LANES)
-        add_vectors(sums + d, weights, values + d * size, from, count, width, group, 4, half);
+    for (; d + AT_ONCE * LANES <= width; d += AT_ONCE * LANES)
+        add_vectors(sums + d, weights, values + d * size, from, count, width, group, AT_ONCE, half);
     for (; d + LANES <= width; d += LANES)
         add_vectors(sums + d, weights, values + d * size, from, count, width, group, 1, half);
     for (; d < width; d++)
@@ -161,7 +119,8 @@ INLINE void add(float *sums, const float *weights, const char *values, int64_t f
 /* From scores [CHUNK] to weights relative to e^top, where `top` is the highest so far; those before
    `skip` and from `count` on weigh nothing. Returns what older sums are to be multiplied with. */
 static float weigh(float *scores, int64_t skip, int64_t count, float *top, float *total) {
-    static const Ints order = {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15};
+    Ints order;
+    for (int i = 0; i < LANES; i++) order[i] = i;
     Floats x, highest = all(*top), sum = {0};
     for (int64_t j = 0; j < count; j += LANES) {
         const Ints place = order + (int32_t)j;

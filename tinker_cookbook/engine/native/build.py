@@ -27,10 +27,10 @@ logger = logging.getLogger(__name__)
 
 SWITCH = "TINKER_COOKBOOK_NATIVE"
 _FLAGS = ("-std=c11", "-O3", "-march=native", "-fPIC", "-fopenmp")
-_FLAGS += ("-fno-math-errno", "-fno-trapping-math")
+_FLAGS += ("-ffp-contract=fast", "-fno-math-errno", "-fno-trapping-math")
 _SECONDS = 120
 LANES = 16
-"""Tokens that a vector holds: the capacity of a slot is a multiple."""
+"""Numbers in the widest vector: the capacity of a slot is a multiple."""
 
 _DTYPES = (torch.float32, torch.bfloat16)
 
@@ -68,7 +68,8 @@ def _built(source: Path, compiler: str) -> Path:
     """The compiled library, from the cache where it is there."""
     flags = (*_FLAGS, *_widest_vectors())
     openmp = _openmp_of_torch()
-    what = (source.read_text(), flags, compiler, os.stat(compiler).st_mtime, openmp, _processor())
+    sources = [file.read_text() for file in (source, *sorted(source.parent.glob("*.h")))]
+    what = (sources, flags, compiler, os.stat(compiler).st_mtime, openmp, _processor())
     folder = default_root() / "native"
     built = folder / f"{source.stem}-{hashlib.sha256(repr(what).encode()).hexdigest()[:16]}.so"
     if built.exists():

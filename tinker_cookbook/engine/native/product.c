@@ -1,0 +1,114 @@
+/* Products with a matrix that never changes, for processors.
+
+   The matrix W [out, in] lies in panels of PANEL outputs, each [in, PANEL], so that a product of
+   few rows reads it once and in order. Every output is one sum over the inputs from the first to
+   the last, so a row's result is the same to the bit whatever rows stand beside it, and for any
+   number of threads. All sums are fp32, also of a matrix in bfloat16. */
+
+#include "vectors.h"
+
+/* A block of ROWS x PANEL sums stays in registers. WIDE vectors make a panel; DEEP inputs of it,
+   and of CHUNK rows, stay in the second cache; a panel is fetched AHEAD inputs before their turn. */
+enum { WIDE = 3, PANEL = WIDE * LANES, ROWS = REGISTERS / 4, DEEP = 1024, CHUNK = 128, AHEAD = 24 };
+
+int64_t tinker_panel(void) { return PANEL; }
+
+INLINE void block_as(const float *x, int64_t x_stride, const void *panel, int64_t depth, float *out,
+                     int64_t out_stride, int goes_on, int rows, int half) {
+    const int64_t size = half ? 2 : 4;
+    Floats sums[ROWS][WIDE];
+    for (int r = 0; r < rows; r++)
+        for (int v = 0; v < WIDE; v++)
+            sums[r][v] = goes_on ? many(out, r * out_stride + v * LANES, 0) : (Floats){0};
+    for (int64_t k = 0; k < depth; k++) {
+        fetch((const char *)panel + (k + AHEAD) * PANEL * size, PANEL * size);
+        Floats weights[WIDE];
+        for (int v = 0; v < WIDE; v++) weights[v] = many(panel, k * PANEL + v * LANES, half);
+        for (int r = 0; r < rows; r++)
+            for (int v = 0; v < WIDE; v++) sums[r][v] += x[r * x_stride + k] * weights[v];
+    }
+    for (int r = 0; r < rows; r++)
+        for (int v = 0; v < WIDE; v++)
+            memcpy(out + r * out_stride + v * LANES, &sums[r][v], sizeof(Floats));
+}
+
+/* With the number of rows known, the compiler keeps all sums in registers. */
+static void block(const float *x, int64_t x_stride, const void *panel, int64_t depth, float *out,
+                  int64_t out_stride, int goes_on, int rows, int half) {
+#define CASE(R)                                                                            \
+    case R:                                                                                \
+        if (half) block_as(x, x_stride, panel, depth, out, out_stride, goes_on, R, 1);     \
+        else block_as(x, x_stride, panel, depth, out, out_stride, goes_on, R, 0);          \
+        break
+    switch (rows) {
+        CASE(1);
+        CASE(2);
+        CASE(3);
+        CASE(4);
+#if defined __AVX512F__ || defined __aarch64__
+        CASE(5);
+        CASE(6);
+        CASE(7);
+        CASE(8);
+#endif
+    }
+#undef CASE
+}
+
+typedef struct {
+    int64_t rows, inputs, outputs, x_stride, threads, half; /* half: W is bfloat16 */
+    const float *x;                                 /* [rows, inputs] */
+    const void *panels;
+    float *result; /* [rows, outputs] */
+} Call;
+
+/* Outputs `begin` to `begin + width` of up to ROWS rows, of `depth` inputs from `k` on. A panel
+   that the matrix's end cuts short goes by way of a copy. */
+static void add_part(const Call *c, const void *part, int64_t k, int64_t depth, int64_t row,
+                     int rows, int64_t begin, int64_t width, int half) {
+    const float *x = c->x + row * c->x_stride + k;
+    float *result = c->result + row * c->outputs + begin, cut[ROWS * PANEL];
+    if (width == PANEL) {
+        block(x, c->x_stride, part, depth, result, c->outputs, k > 0, rows, half);
+        return;
+    }
+    for (int i = 0; k > 0 && i < rows; i++)
+        memcpy(cut + i * PANEL, result + i * c->outputs, (size_t)width * 4);
+    block(x, c->x_stride, part, depth, cut, PANEL, k > 0, rows, half);
+    for (int i = 0; i < rows; i++)
+        memcpy(result + i * c->outputs, cut + i * PANEL, (size_t)width * 4);
+}
+
+/* Outputs of one panel for `rows` rows. For many of them bfloat16 is widened once, beforehand. */
+static void multiply(const Call *c, int64_t panel, int64_t first, int64_t rows) {
+    const int64_t size = c->half ? 2 : 4, begin = panel * PANEL;
+    const int64_t width = c->outputs - begin < PANEL ? c->outputs - begin : PANEL;
+    const int widens = c->half && rows > 2 * ROWS;
+    float wide[DEEP * PANEL];
+    for (int64_t k = 0; k < c->inputs; k += DEEP) {
+        const void *part = (const char *)c->panels + (panel * c->inputs + k) * PANEL * size;
+        const int64_t depth = c->inputs - k < DEEP ? c->inputs - k : DEEP;
+        for (int64_t i = 0; widens && i < depth * PANEL; i += LANES) {
+            const Floats x = many(part, i, 1);
+            memcpy(wide + i, &x, sizeof x);
+        }
+        for (int64_t r = first; r < first + rows; r += ROWS) {
+            const int count = (int)(first + rows - r < ROWS ? first + rows - r : ROWS);
+            add_part(c, widens ? wide : part, k, depth, r, count, begin, width, c->half && !widens);
+        }
+    }
+}
+
+void tinker_multiply(const Call *c) {
+    const int64_t panels = (c->outputs + PANEL - 1) / PANEL;
+    int64_t chunk = CHUNK;
+    while (chunk > 2 * ROWS && panels * ((c->rows + chunk - 1) / chunk) < 2 * c->threads)
+        chunk /= 2;
+    const int64_t chunks = (c->rows + chunk - 1) / chunk;
+#pragma omp parallel for num_threads(c->threads) if (c->threads > 1) schedule(dynamic, 1)
+    for (int64_t item = 0; item < panels * chunks; item++) {
+        const int64_t first = item / panels * chunk;
+        const int64_t rows = c->rows - first < chunk ? c->rows - first : chunk;
+        multiply(c, item % panels, first, rows);
+    }
+}
