@@ -19,6 +19,7 @@ from torch import nn
 from torch.nn import functional as F  # noqa: N812
 
 from tinker_cookbook.engine.frozen import FrozenWeight, frozen
+from tinker_cookbook.engine.low_rank import Segment, parts_of
 from tinker_cookbook.exceptions import CheckpointError, ConfigurationError
 
 ALPHA = 32
@@ -70,45 +71,6 @@ class Target:
     out_features: int
 
 
-def filling(rows: int) -> int:
-    """Rows of nothing to add to a product, so that it has a multiple of 8.
-
-    Products of a few rows go through kernels of their own, which round otherwise, and what a sample
-    draws must not depend on its company. Measured with MKL and oneDNN on x86: for multiples of 4 a
-    row's result is the same to the bit. And of the kernels that oneDNN makes for each number of
-    rows that occurs, an eighth is needed.
-    """
-    return -rows % 8
-
-
-@dataclass(frozen=True)
-class Segment:
-    """Tokens of a batch that have an adapter in common; ``rows`` [R] indexes them, none is all."""
-
-    pairs: Pairs
-    rows: torch.Tensor | None = None
-
-    def add(self, name: str, out: torch.Tensor, x: torch.Tensor) -> None:
-        """Adds the term of layer ``name`` for inputs ``x`` [T, in] to ``out`` [T, out]."""
-        pair = self.pairs.get(name)
-        if pair is None:
-            return
-        # fp32 whatever the dtype of the model: for the few rows of decoding the small products
-        # are faster so, and the pairs' values are those of the model's dtype.
-        a, b = pair
-        if self.rows is not None:
-            count = len(self.rows)
-            part = F.pad(x[self.rows].float(), (0, 0, 0, filling(count)))
-            added = F.linear(F.linear(part, a), b)[:count]
-            out.index_copy_(0, self.rows, (out[self.rows] + added).to(out.dtype))
-            return
-        low = F.linear(x.float(), a)
-        if out.dtype == torch.float32:
-            out.addmm_(low, b.t())
-        else:
-            out.add_(F.linear(low, b))
-
-
 @dataclass
 class ActivePairs:
     """The adapter that the next forward applies; shared by all hooked layers of a model.
@@ -150,9 +112,8 @@ class AdapterLinear(nn.Module):
         """``x`` [..., in] to [..., out]."""
         rows = x.reshape(-1, self.in_features)
         if self._active.segments is not None:
-            out = self._frozen.product(rows, self.bias)
-            for segment in self._active.segments:
-                segment.add(self._name, out, rows)
+            parts = parts_of(self._active.segments, self._name)
+            out = self._frozen.adapted(rows, self.bias, parts)
             return out.view(*x.shape[:-1], self.out_features)
         a, b = self._active.pairs.get(self._name, (None, None))
         out = _AdaptedProduct.apply(rows, self._frozen, self.bias, a, b)

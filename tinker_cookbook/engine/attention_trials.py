@@ -90,7 +90,7 @@ def _agrees(base: BaseModel, shapes: list[LayerShape]) -> bool:
     """Compares sequences read and continued together with each alone."""
     device = base.device
     cache = KVCache(shapes, base.dtype, device, longest=16)
-    sequences = [_row(base, _trial_tokens(base, n)) for n in (5, 8, 12, 3)]
+    sequences = [_row(base, trial_tokens(base.vocab_size, n)) for n in (5, 8, 12, 3)]
     slots = [cache.new(16) for _ in sequences]
     parts, first = [], 0
     for slot, row in zip(slots, sequences, strict=True):
@@ -113,7 +113,7 @@ def _agrees(base: BaseModel, shapes: list[LayerShape]) -> bool:
 def tree_trial(base: BaseModel) -> bool:
     """Whether sequences may share a row: tries two with a common beginning beside each alone."""
     tree_attention.register()
-    tokens = _trial_tokens(base, 19)
+    tokens = trial_tokens(base.vocab_size, 19)
     sequences = [tokens[:11], np.concatenate([tokens[:3], tokens[11:]])]
     row = lay_out(sequences, shortest=1)
     layout = tree_attention.TreeLayout.of([row], base.device)
@@ -135,9 +135,9 @@ def tree_trial(base: BaseModel) -> bool:
     )
 
 
-def _trial_tokens(base: BaseModel, count: int) -> np.ndarray:
+def trial_tokens(vocab_size: int, count: int) -> np.ndarray:
     """Ids from all over the vocabulary: the first ones are special, and models go wild on them."""
-    return (base.vocab_size // 3 + 37 * np.arange(count)) % base.vocab_size
+    return (vocab_size // 3 + 37 * np.arange(count)) % vocab_size
 
 
 def _row(base: BaseModel, sequence: np.ndarray) -> torch.Tensor:

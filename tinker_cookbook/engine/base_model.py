@@ -15,11 +15,12 @@ from torch import nn
 from torch.utils.checkpoint import checkpoint
 
 from tinker_cookbook.engine import batch_attention, cpu_attention, tree_attention
-from tinker_cookbook.engine.adapters import ActivePairs, AdapterLinear, Pairs, Segment, Target
-from tinker_cookbook.engine.attention_trials import batch_trial, tree_trial
+from tinker_cookbook.engine.adapters import ActivePairs, AdapterLinear, Pairs, Target
+from tinker_cookbook.engine.attention_trials import batch_trial, tree_trial, trial_tokens
 from tinker_cookbook.engine.batch_attention import BatchLayout
 from tinker_cookbook.engine.head import Head
 from tinker_cookbook.engine.kv_cache import LayerShape
+from tinker_cookbook.engine.low_rank import Segment, Terms
 from tinker_cookbook.engine.memory import release_cached_memory
 from tinker_cookbook.engine.tree_attention import TreeLayout
 from tinker_cookbook.exceptions import ConfigurationError, TrainingError
@@ -63,10 +64,12 @@ class BaseModel:
         Architectures scale, cap or shift logits in their own ways; one that ``Head`` does not
         know would train silently wrong.
         """
-        tokens = _trial_tokens(self._model.get_input_embeddings().weight)
+        tokens = _trial_row(self._model)
         found = self.head.logprobs(self.hidden(tokens)[0], tokens[0].roll(-1), None)
-        difference = (found - expected).abs().max().item()
-        tolerance = 1e-3 if self.dtype == torch.float32 else 0.2
+        exact = self.dtype == torch.float32
+        differences = (found - expected).abs()  # half precision rounds some position far off
+        difference = (differences.max() if exact else differences.median()).item()
+        tolerance = 1e-3 if exact else 0.1
         if not difference <= tolerance:
             raise ConfigurationError(
                 f"{type(self._model).__name__}: log-probabilities of the engine differ from the "
@@ -81,9 +84,9 @@ class BaseModel:
             yield
 
     @contextmanager
-    def with_segments(self, pairs: Pairs) -> Iterator[None]:
-        """As ``adapted``, with fp32 pairs and without gradients, as samplers apply them."""
-        with self._active.use({}, [Segment(pairs)]):
+    def with_segments(self, terms: Terms) -> Iterator[None]:
+        """As ``adapted``, without gradients, as samplers apply adapters."""
+        with self._active.use({}, [Segment(terms)]):
             yield
 
     def hidden(self, tokens: torch.Tensor, **kwargs: Any) -> torch.Tensor:
@@ -264,10 +267,12 @@ def _leave_file(model: Any) -> None:
 @torch.no_grad()
 def _own_logprobs(model: Any) -> torch.Tensor:
     """fp32 log-probabilities [8] of a few tokens, as transformers computes them."""
-    tokens = _trial_tokens(model.get_input_embeddings().weight)
+    tokens = _trial_row(model)
     logprobs = model(input_ids=tokens, use_cache=False).logits[0].float().log_softmax(-1)
     return logprobs.gather(1, tokens[0].roll(-1)[:, None])[:, 0]
 
 
-def _trial_tokens(embedding: torch.Tensor) -> torch.Tensor:
-    return torch.arange(1, 9, device=embedding.device)[None] % embedding.shape[0]
+def _trial_row(model: Any) -> torch.Tensor:
+    """Token ids [1, 8]."""
+    embedding = model.get_input_embeddings().weight
+    return torch.from_numpy(trial_tokens(embedding.shape[0], 8)).to(embedding.device)[None]

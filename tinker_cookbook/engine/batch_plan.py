@@ -8,9 +8,9 @@ from dataclasses import dataclass, field
 import numpy as np
 import torch
 
-from tinker_cookbook.engine.adapters import Segment, filling
 from tinker_cookbook.engine.batch_attention import BatchLayout, DecodeRows, PrefillRow
 from tinker_cookbook.engine.kv_cache import KVCache, Slot
+from tinker_cookbook.engine.low_rank import Segment, filling
 from tinker_cookbook.engine.requests import SampleRow
 from tinker_cookbook.engine.sampler import Sampler
 
@@ -70,12 +70,12 @@ class BatchPlan:
         """The tokens of each adapter."""
         owners = list(dict.fromkeys(self.owners))
         if len(owners) == 1:
-            return [Segment(owners[0].pairs())]
+            return [Segment(owners[0].terms())]
         rows: dict[Sampler, list[int]] = {owner: [] for owner in owners}
         for index, owner in enumerate(self.owners):
             rows[owner].append(index)
         return [
-            Segment(owner.pairs(), torch.tensor(rows[owner], device=device)) for owner in owners
+            Segment(owner.terms(), torch.tensor(rows[owner], device=device)) for owner in owners
         ]
 
     def outputs_by_sampler(self) -> Iterator[tuple[Sampler, list[int], list[SampleRow]]]:

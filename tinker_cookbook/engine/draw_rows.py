@@ -7,8 +7,8 @@ from collections.abc import Sequence
 import numpy as np
 import torch
 
-from tinker_cookbook.engine.adapters import filling
 from tinker_cookbook.engine.draw import DrawSettings, Exponentials, draw_tokens
+from tinker_cookbook.engine.low_rank import filling
 from tinker_cookbook.engine.requests import SampleRow
 from tinker_cookbook.engine.sampler import Sampler
 

@@ -9,13 +9,14 @@ both a row's result does not depend on the rows beside it, which torch's plain p
 from __future__ import annotations
 
 import platform
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
 import torch
 from torch.nn import functional as F  # noqa: N812
 
 from tinker_cookbook.engine.devices import cpu_bfloat16, free_memory_bytes
+from tinker_cookbook.engine.low_rank import Part
 from tinker_cookbook.engine.native.build import library
 from tinker_cookbook.engine.native.product import Panels
 
@@ -39,6 +40,12 @@ class FrozenWeight(Protocol):
 
     def back(self, gradient: torch.Tensor) -> torch.Tensor:
         """``gradient W`` for ``gradient`` [T, out], as a new [T, in]."""
+        ...
+
+    def adapted(
+        self, x: torch.Tensor, bias: torch.Tensor | None, parts: Sequence[Part]
+    ) -> torch.Tensor:
+        """``product`` with low-rank terms, each for its rows."""
         ...
 
     def product_fp32(self, x: torch.Tensor) -> torch.Tensor:
@@ -76,6 +83,12 @@ class DenseWeight:
         lost = torch.addmm(rounded, x, self._weight.t(), beta=-1)
         return rounded.float().add_(lost)
 
+    def adapted(
+        self, x: torch.Tensor, bias: torch.Tensor | None, parts: Sequence[Part]
+    ) -> torch.Tensor:
+        """``product`` with low-rank terms, each for its rows."""
+        return _with_parts(self.product(x, bias), x, parts)
+
     def dense(self) -> torch.Tensor:
         """The matrix in the plain layout."""
         return self._weight
@@ -86,6 +99,12 @@ class Layout(Protocol):
 
     def product(self, x: torch.Tensor, bias: torch.Tensor | None = None) -> torch.Tensor:
         """``x W^T + bias``, [T, out]."""
+        ...
+
+    def adapted(
+        self, x: torch.Tensor, bias: torch.Tensor | None, parts: Sequence[Part]
+    ) -> torch.Tensor:
+        """``product`` with low-rank terms, each for its rows."""
         ...
 
     def product_fp32(self, x: torch.Tensor) -> torch.Tensor:
@@ -116,6 +135,12 @@ class OneDnn:
             return rounded
         lost = _ops()._linear_pointwise.binary(x, rounded, self._packed, None, "sub")
         return rounded.float().add_(lost)
+
+    def adapted(
+        self, x: torch.Tensor, bias: torch.Tensor | None, parts: Sequence[Part]
+    ) -> torch.Tensor:
+        """``product`` with low-rank terms, each for its rows."""
+        return _with_parts(self.product(x, bias), x, parts)
 
     def dense(self) -> torch.Tensor:
         """The matrix in the plain layout."""
@@ -148,6 +173,12 @@ class PackedWeight:
                 self._backward = packed  # else made anew each time: slower, and the same bits
         return packed.product(gradient)
 
+    def adapted(
+        self, x: torch.Tensor, bias: torch.Tensor | None, parts: Sequence[Part]
+    ) -> torch.Tensor:
+        """``product`` with low-rank terms, each for its rows."""
+        return self._forward.adapted(x, bias, parts)
+
     def product_fp32(self, x: torch.Tensor) -> torch.Tensor:
         """``x W^T`` with fp32's precision."""
         return self._forward.product_fp32(x)
@@ -178,6 +209,12 @@ def _layout(weight: torch.Tensor) -> Callable[[torch.Tensor], Layout] | None:
     if not (torch.backends.mkldnn.is_available() and hasattr(_ops(), "_linear_pointwise")):
         return None
     return OneDnn if not half or _ops()._is_mkldnn_bf16_supported() else None
+
+
+def _with_parts(out: torch.Tensor, x: torch.Tensor, parts: Sequence[Part]) -> torch.Tensor:
+    for low_rank, rows in parts:
+        low_rank.add(out, x, rows)
+    return out
 
 
 def _ops() -> Any:

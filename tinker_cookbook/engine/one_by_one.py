@@ -23,7 +23,7 @@ def sample_one_by_one(request: SampleRequest) -> None:
         return
     sampler, base = request.sampler, request.sampler.base
     try:
-        with base.with_segments(sampler.pairs()):
+        with base.with_segments(sampler.terms()):
             cache: Any = DynamicCache(config=base.config)
             tokens = torch.from_numpy(request.prompt).to(base.device)[None]
             hidden = base.hidden(tokens, past_key_values=cache, use_cache=True)[:, -1]

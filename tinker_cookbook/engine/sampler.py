@@ -13,10 +13,11 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
-from tinker_cookbook.engine.adapters import Adapter, Pairs
+from tinker_cookbook.engine.adapters import Adapter
 from tinker_cookbook.engine.base_model import BaseModel
 from tinker_cookbook.engine.examples import check_token_range
 from tinker_cookbook.engine.head import LoraPair
+from tinker_cookbook.engine.low_rank import LowRank, Terms
 from tinker_cookbook.engine.requests import Prompt, Sample, SampleRequest, SamplingSettings
 from tinker_cookbook.exceptions import ConfigurationError, DataValidationError
 
@@ -40,7 +41,7 @@ class Sampler:
     def __init__(self, base: BaseModel, adapter: Adapter | None) -> None:
         self.base = base
         self._adapter = adapter
-        self._pairs: Pairs | None = None
+        self._terms: Terms | None = None
 
     def request(
         self,
@@ -66,16 +67,17 @@ class Sampler:
             )
         return SampleRequest(self, tokens, num_samples, settings, limit, decode, topk_sample)
 
-    def pairs(self) -> Pairs:
+    def terms(self) -> Terms:
         """The adapter as a batch applies it: in fp32, with the values of the model's dtype."""
-        if self._pairs is None:
-            adapter = {} if self._adapter is None else self._adapter.pairs(self.base.dtype)
-            self._pairs = {n: (_by_column(a), _by_column(b)) for n, (a, b) in adapter.items()}
-        return self._pairs
+        if self._terms is None:
+            pairs = {} if self._adapter is None else self._adapter.pairs(self.base.dtype)
+            self._terms = {name: LowRank(a, b) for name, (a, b) in pairs.items()}
+        return self._terms
 
     def unembed_pair(self) -> LoraPair | None:
-        """The part of ``pairs`` that belongs to the unembedding layer."""
-        return self.base.unembed_pair(self.pairs())
+        """The part of ``terms`` that belongs to the unembedding layer."""
+        low_rank = self.terms().get(self.base.unembed_name)
+        return None if low_rank is None else low_rank.by_column
 
     @torch.no_grad()
     def score_prompt(
@@ -138,12 +140,3 @@ class Sampler:
                 f"{self.base.context_length}; shorten the prompt"
             )
         return tokens
-
-
-def _by_column(matrix: torch.Tensor) -> torch.Tensor:
-    """``matrix`` in fp32, one column after another in memory.
-
-    Layers multiply with its transpose, and for the few rows of decoding a product with a matrix
-    that lies row by row takes a third to a half of the time.
-    """
-    return matrix.float().t().contiguous().t()

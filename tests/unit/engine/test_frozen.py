@@ -7,6 +7,7 @@ import torch
 
 from tinker_cookbook.engine import frozen as frozen_module
 from tinker_cookbook.engine.frozen import DenseWeight, FrozenWeight, OneDnn, PackedWeight
+from tinker_cookbook.engine.low_rank import LowRank
 from tinker_cookbook.engine.native.build import library
 from tinker_cookbook.engine.native.product import Panels
 
@@ -82,6 +83,48 @@ def test_rows_that_are_not_next_to_each_other(dtype):
     for layout in layouts(torch.randn(48, 80).to(dtype)):
         for rows in (x, wide):
             assert torch.equal(layout.product(rows), layout.product(rows.contiguous()))
+
+
+def low_rank(rank: int, dtype: torch.dtype) -> LowRank:
+    return LowRank(torch.randn(rank, 80).to(dtype), torch.randn(130, rank).to(dtype))
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("rank", [1, 32, 100])
+def test_low_rank_terms_are_added(rank, dtype):
+    torch.manual_seed(rank)
+    weight, bias, x = torch.randn(130, 80), torch.randn(130), torch.randn(70, 80)
+    weight, bias, x = weight.to(dtype), bias.to(dtype), x.to(dtype)
+    one, other = low_rank(rank, dtype), low_rank(rank, dtype)
+    rows = torch.tensor([3, 60, 4, 69])
+    plain = x.double() @ weight.double().t() + bias.double()
+    terms = [(x.double() @ t.a.double().t()) @ t.b.double().t() for t in (one, other)]
+    mixed = plain.clone()
+    mixed[rows] += terms[0][rows]
+    mixed[5:50] += terms[1][5:50]
+    for layout in layouts(weight):
+        cases = [
+            ([], plain),
+            ([(one, None)], plain + terms[0]),
+            ([(one, rows), (other, torch.arange(5, 50))], mixed),
+        ]
+        for parts, expected in cases:
+            found = layout.adapted(x, bias, parts).double()
+            off = (found - expected).abs() / (expected.abs() + rank**0.5 * 9)
+            assert off.max() < (2e-6 if dtype == torch.float32 else 8e-3)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_a_term_for_all_rows_gives_the_bits_of_one_for_some(dtype):
+    """So a sample does not change when a client with another adapter joins the batch."""
+    if library("product") is None:
+        pytest.skip("needs a C compiler")
+    weight, x, own = torch.randn(130, 80).to(dtype), torch.randn(70, 80), low_rank(32, dtype)
+    layout, x = Panels(weight), x.to(dtype)
+    alone = layout.adapted(x, None, [(own, None)])
+    rows, rest = torch.tensor([3, 60, 4]), torch.arange(10, 40)
+    together = layout.adapted(x, None, [(own, rows), (low_rank(8, dtype), rest)])
+    assert torch.equal(together[rows], alone[rows])
 
 
 @pytest.mark.parametrize("dtype", DTYPES)

@@ -55,60 +55,81 @@ static void block(const float *x, int64_t x_stride, const void *panel, int64_t d
 #undef CASE
 }
 
+/* x W^T, where W [outputs, inputs] lies in panels. */
 typedef struct {
-    int64_t rows, inputs, outputs, x_stride, threads, half; /* half: W is bfloat16 */
-    const float *x;                                 /* [rows, inputs] */
+    int64_t inputs, x_stride, half; /* half: W is bfloat16, else float32 */
+    const float *x;                 /* [rows, inputs] */
     const void *panels;
+} Term;
+
+/* The sum of `terms` terms, and of what the result holds where it `goes_on`. */
+typedef struct {
+    int64_t terms, outputs, goes_on;
     float *result; /* [rows, outputs] */
+    Term term[2];
+} Sum;
+
+/* Sums of the same rows, the second of which may have the first one's result as an input. */
+typedef struct {
+    int64_t rows, sums, threads;
+    Sum sum[2];
 } Call;
 
-/* Outputs `begin` to `begin + width` of up to ROWS rows, of `depth` inputs from `k` on. A panel
-   that the matrix's end cuts short goes by way of a copy. */
-static void add_part(const Call *c, const void *part, int64_t k, int64_t depth, int64_t row,
-                     int rows, int64_t begin, int64_t width, int half) {
-    const float *x = c->x + row * c->x_stride + k;
-    float *result = c->result + row * c->outputs + begin, cut[ROWS * PANEL];
+/* A part of a panel, `depth` inputs from `k` on, for up to ROWS rows. Outputs `begin` to `begin +
+   width`: a panel that the matrix's end cuts short goes by way of a copy. */
+static void add_part(const Sum *s, const Term *t, const void *part, int64_t k, int64_t depth,
+                     int64_t row, int rows, int64_t begin, int64_t width, int goes_on, int half) {
+    const float *x = t->x + row * t->x_stride + k;
+    float *result = s->result + row * s->outputs + begin, cut[ROWS * PANEL];
     if (width == PANEL) {
-        block(x, c->x_stride, part, depth, result, c->outputs, k > 0, rows, half);
+        block(x, t->x_stride, part, depth, result, s->outputs, goes_on, rows, half);
         return;
     }
-    for (int i = 0; k > 0 && i < rows; i++)
-        memcpy(cut + i * PANEL, result + i * c->outputs, (size_t)width * 4);
-    block(x, c->x_stride, part, depth, cut, PANEL, k > 0, rows, half);
+    for (int i = 0; goes_on && i < rows; i++)
+        memcpy(cut + i * PANEL, result + i * s->outputs, (size_t)width * 4);
+    block(x, t->x_stride, part, depth, cut, PANEL, goes_on, rows, half);
     for (int i = 0; i < rows; i++)
-        memcpy(result + i * c->outputs, cut + i * PANEL, (size_t)width * 4);
+        memcpy(result + i * s->outputs, cut + i * PANEL, (size_t)width * 4);
 }
 
-/* Outputs of one panel for `rows` rows. For many of them bfloat16 is widened once, beforehand. */
-static void multiply(const Call *c, int64_t panel, int64_t first, int64_t rows) {
-    const int64_t size = c->half ? 2 : 4, begin = panel * PANEL;
-    const int64_t width = c->outputs - begin < PANEL ? c->outputs - begin : PANEL;
-    const int widens = c->half && rows > 2 * ROWS;
+/* Outputs of one panel of a term. For many rows bfloat16 is widened once, beforehand. */
+static void add_term(const Sum *s, const Term *t, int64_t panel, int64_t first, int64_t rows,
+                     int goes_on) {
+    const int64_t size = t->half ? 2 : 4, begin = panel * PANEL;
+    const int64_t width = s->outputs - begin < PANEL ? s->outputs - begin : PANEL;
+    const int widens = t->half && rows > 2 * ROWS;
     float wide[DEEP * PANEL];
-    for (int64_t k = 0; k < c->inputs; k += DEEP) {
-        const void *part = (const char *)c->panels + (panel * c->inputs + k) * PANEL * size;
-        const int64_t depth = c->inputs - k < DEEP ? c->inputs - k : DEEP;
+    for (int64_t k = 0; k < t->inputs; k += DEEP) {
+        const void *part = (const char *)t->panels + (panel * t->inputs + k) * PANEL * size;
+        const int64_t depth = t->inputs - k < DEEP ? t->inputs - k : DEEP;
         for (int64_t i = 0; widens && i < depth * PANEL; i += LANES) {
             const Floats x = many(part, i, 1);
             memcpy(wide + i, &x, sizeof x);
         }
         for (int64_t r = first; r < first + rows; r += ROWS) {
             const int count = (int)(first + rows - r < ROWS ? first + rows - r : ROWS);
-            add_part(c, widens ? wide : part, k, depth, r, count, begin, width, c->half && !widens);
+            add_part(s, t, widens ? wide : part, k, depth, r, count, begin, width,
+                     goes_on || k > 0, t->half && !widens);
         }
     }
 }
 
-void tinker_multiply(const Call *c) {
-    const int64_t panels = (c->outputs + PANEL - 1) / PANEL;
+/* Every thread takes its share of the panels, with CHUNK rows or as few as it takes for all. */
+static void add_terms(const Sum *s, int64_t rows, int64_t threads) {
+    const int64_t panels = (s->outputs + PANEL - 1) / PANEL;
     int64_t chunk = CHUNK;
-    while (chunk > 2 * ROWS && panels * ((c->rows + chunk - 1) / chunk) < 2 * c->threads)
-        chunk /= 2;
-    const int64_t chunks = (c->rows + chunk - 1) / chunk;
-#pragma omp parallel for num_threads(c->threads) if (c->threads > 1) schedule(dynamic, 1)
+    while (chunk > 2 * ROWS && panels * ((rows + chunk - 1) / chunk) < 2 * threads) chunk /= 2;
+    const int64_t chunks = (rows + chunk - 1) / chunk;
+#pragma omp for schedule(dynamic, 1)
     for (int64_t item = 0; item < panels * chunks; item++) {
         const int64_t first = item / panels * chunk;
-        const int64_t rows = c->rows - first < chunk ? c->rows - first : chunk;
-        multiply(c, item % panels, first, rows);
+        const int64_t some = rows - first < chunk ? rows - first : chunk;
+        for (int64_t i = 0; i < s->terms; i++)
+            add_term(s, &s->term[i], item % panels, first, some, s->goes_on || i > 0);
     }
+}
+
+void tinker_add(const Call *c) {
+#pragma omp parallel num_threads(c->threads) if (c->threads > 1)
+    for (int64_t i = 0; i < c->sums; i++) add_terms(&c->sum[i], c->rows, c->threads);
 }
