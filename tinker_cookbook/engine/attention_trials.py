@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -19,11 +20,12 @@ from tinker_cookbook.engine import tree_attention
 from tinker_cookbook.engine.batch_attention import (
     AttentionCall,
     BatchLayout,
-    DecodeRows,
-    PrefillRow,
+    decoding,
+    reading,
     register,
 )
-from tinker_cookbook.engine.kv_cache import KVCache, LayerShape
+from tinker_cookbook.engine.kv_cache import LayerShape
+from tinker_cookbook.engine.paged_cache import cache_for
 from tinker_cookbook.engine.prefix_tree import lay_out
 
 if TYPE_CHECKING:
@@ -35,7 +37,7 @@ logger = logging.getLogger(__name__)
 class _Probe:
     """Stands in for a sequence and notes what each layer would store."""
 
-    first, native = 0, False
+    first = 0
 
     def __init__(self, count: int) -> None:
         self.count = count
@@ -45,6 +47,8 @@ class _Probe:
         self.shapes[layer] = LayerShape(key.shape[1], key.shape[2], value.shape[2])
 
     def attend(self, layer: int, query: torch.Tensor, call: AttentionCall) -> torch.Tensor:
+        plain = call.softcap is None and call.sinks is None
+        self.shapes[layer] = replace(self.shapes[layer], plain=plain)
         return query.new_zeros(*query.shape[:2], self.shapes[layer].value)
 
 
@@ -89,21 +93,23 @@ def _every_layer_asked(base: BaseModel, windows: Mapping[int, int | None]) -> bo
 def _agrees(base: BaseModel, shapes: list[LayerShape]) -> bool:
     """Compares sequences read and continued together with each alone."""
     device = base.device
-    cache = KVCache(shapes, base.dtype, device, longest=16)
+    cache = cache_for(shapes, base.dtype, device, longest=16)
     sequences = [_row(base, trial_tokens(base.vocab_size, n)) for n in (5, 8, 12, 3)]
     slots = [cache.new(16) for _ in sequences]
     parts, first = [], 0
     for slot, row in zip(slots, sequences, strict=True):
-        parts.append(PrefillRow(slot, first, row.shape[1] - 1))
+        parts.append(reading(slot, first, row.shape[1] - 1))
         first += row.shape[1] - 1
     positions = [torch.arange(row.shape[1] - 1, device=device) for row in sequences]
     read = torch.cat([row[0, :-1] for row in sequences])
     base.hidden_of_batch(read, torch.cat(positions), BatchLayout(parts), [])
     lengths = [row.shape[1] - 1 for row in sequences]
+    for slot, length in zip(slots, lengths, strict=True):
+        slot.length = length
     found = base.hidden_of_batch(
         torch.stack([row[0, -1] for row in sequences]),
         torch.tensor(lengths, device=device),
-        BatchLayout([DecodeRows(slots[0].arena, 0, lengths)]),
+        BatchLayout(decoding(slots, 0)),
         [],
     )
     return _close(found, torch.cat([base.hidden(row)[:, -1] for row in sequences]))

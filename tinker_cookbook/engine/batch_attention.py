@@ -13,15 +13,16 @@ from contextlib import AbstractContextManager
 from contextvars import ContextVar
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Any
+from typing import Any, TypeAlias
 
 import torch
 from torch.nn import functional as F  # noqa: N812
 
 from tinker_cookbook.engine import attention_hook
 from tinker_cookbook.engine.attention_hook import causal_bias
-from tinker_cookbook.engine.kv_cache import Arena, Slot
+from tinker_cookbook.engine.kv_cache import AnySlot, Arena, Slot
 from tinker_cookbook.engine.native.attention import Run, SlotAttention
+from tinker_cookbook.engine.paged_cache import PagedSlot
 
 NAME = "tinker_cookbook_batch"
 BLOCK = 64
@@ -37,16 +38,10 @@ class DecodeRows:
 
     def __init__(self, arena: Arena, first: int, lengths: Sequence[int]) -> None:
         self.arena, self.first, self.count = arena, first, len(lengths)
-        self.native, self._lengths = arena.native, lengths
         device = arena.device
         self._places = torch.arange(self.count, device=device)
         self._at = torch.tensor(lengths, device=device)
         self._biases: dict[int | None, torch.Tensor] = {}
-
-    def runs(self) -> list[Run]:
-        """What each slot gets."""
-        lengths = enumerate(self._lengths)
-        return [Run(self.arena, i, length, self.first + i, 1) for i, length in lengths]
 
     def write(self, layer: int, key: torch.Tensor, value: torch.Tensor) -> None:
         """Stores this step's ``key`` and ``value`` [R, kv heads, D]."""
@@ -87,13 +82,8 @@ class PrefillRow:
 
     def __init__(self, slot: Slot, first: int, count: int) -> None:
         self.slot, self.first, self.count = slot, first, count
-        self.native = slot.arena.native
         self._start = slot.length
         self._biases: dict[tuple[int, int | None], torch.Tensor] = {}
-
-    def runs(self) -> list[Run]:
-        """What the slot gets."""
-        return [Run(self.slot.arena, self.slot.index, self._start, self.first, self.count)]
 
     def write(self, layer: int, key: torch.Tensor, value: torch.Tensor) -> None:
         """Stores ``key`` and ``value`` [S, kv heads, D]."""
@@ -173,20 +163,39 @@ class AttentionCall:
         return torch.cat([scores, sinks], -1).softmax(-1)[..., :-1]
 
 
+Part: TypeAlias = DecodeRows | PrefillRow | Run
+"""Tokens of a step; a ``Run`` where the compiled routine attends."""
+
+
+def decoding(slots: Sequence[AnySlot], first: int) -> list[Part]:
+    """One token for each of ``slots``, all of an arena; they begin at ``first`` in the row."""
+    if isinstance(slots[0], Slot):
+        return [DecodeRows(slots[0].arena, first, [slot.length for slot in slots])]
+    paged = (slot for slot in slots if isinstance(slot, PagedSlot))
+    return [Run(slot, slot.length, first + i, 1) for i, slot in enumerate(paged)]
+
+
+def reading(slot: AnySlot, first: int, count: int) -> Part:
+    """``count`` tokens of a prompt."""
+    if isinstance(slot, Slot):
+        return PrefillRow(slot, first, count)
+    assert isinstance(slot, PagedSlot)
+    return Run(slot, slot.length, first, count)
+
+
 @dataclass
 class BatchLayout:
     """Where the sequences of a batch lie in its row of tokens."""
 
-    parts: Sequence[DecodeRows | PrefillRow]
+    parts: Sequence[Part]
     windows_seen: dict[int, int | None] = field(default_factory=dict)
     """Window that each layer asked for, kept for the trial at load."""
 
     @cached_property
     def slots(self) -> SlotAttention | None:
         """One call a layer for all parts, where there is a routine for it."""
-        if not self.parts[0].native:
-            return None
-        return SlotAttention(run for part in self.parts for run in part.runs())
+        runs = [part for part in self.parts if isinstance(part, Run)]
+        return SlotAttention(runs) if runs else None
 
 
 _layout: ContextVar[BatchLayout] = ContextVar("batch layout")
@@ -217,10 +226,11 @@ def attention_forward(
     scale = query.shape[-1] ** -0.5 if scaling is None else scaling
     call = AttentionCall(scale, sliding_window, softcap, s_aux)
     q, k, v = (tensor[0].transpose(0, 1) for tensor in (query, key, value))
-    if softcap is None and s_aux is None and layout.slots is not None:
+    if layout.slots is not None:  # so there is neither a cap nor a sink
         return layout.slots(layer, q, k, v, scale, sliding_window)[None], None
     out = query.new_zeros(q.shape[0], q.shape[1], v.shape[-1])
     for part in layout.parts:
+        assert not isinstance(part, Run)
         here = slice(part.first, part.first + part.count)
         part.write(layer, k[here], v[here])
         out[here] = part.attend(layer, q[here], call)

@@ -8,8 +8,8 @@ from dataclasses import dataclass, field
 import numpy as np
 import torch
 
-from tinker_cookbook.engine.batch_attention import BatchLayout, DecodeRows, PrefillRow
-from tinker_cookbook.engine.kv_cache import KVCache, Slot
+from tinker_cookbook.engine.batch_attention import BatchLayout, Part, decoding, reading
+from tinker_cookbook.engine.kv_cache import AnyCache, AnySlot
 from tinker_cookbook.engine.low_rank import Segment, filling
 from tinker_cookbook.engine.requests import SampleRow
 from tinker_cookbook.engine.sampler import Sampler
@@ -21,7 +21,7 @@ class Reading:
 
     sampler: Sampler
     tokens: np.ndarray
-    slot: Slot
+    slot: AnySlot
     rows: list[SampleRow]
 
 
@@ -29,7 +29,7 @@ class Reading:
 class BatchPlan:
     """The tokens of a step, in one row; ``owners`` names the sampler of each."""
 
-    parts: list[DecodeRows | PrefillRow] = field(default_factory=list)
+    parts: list[Part] = field(default_factory=list)
     tokens: list[int] = field(default_factory=list)
     positions: list[int] = field(default_factory=list)
     owners: list[Sampler] = field(default_factory=list)
@@ -40,19 +40,19 @@ class BatchPlan:
     @classmethod
     def of(
         cls,
-        cache: KVCache,
-        rows: Mapping[Slot, SampleRow],
+        cache: AnyCache,
+        rows: Mapping[AnySlot, SampleRow],
         readings: Sequence[Reading],
         step_tokens: int,
     ) -> BatchPlan | None:
         """One token for each of ``rows``, then prompts up to ``step_tokens``; ``None`` if empty."""
         plan = cls()
-        for arena in cache.arenas():
-            plan._decode(arena.slots, rows)
-        for reading in readings:
+        for slots in cache.groups(rows):
+            plan._decode(slots, rows)
+        for prompt in readings:
             room = step_tokens - len(plan.tokens)
             if room > 0:
-                plan._read(reading, room)
+                plan._read(prompt, room)
         if not plan.tokens:
             return None
         # Nobody attends to the filling.
@@ -90,28 +90,27 @@ class BatchPlan:
     def advance(self) -> list[Reading]:
         """Counts what was read; returns the prompts that are complete."""
         done = []
-        for reading, count in self._progress:
-            reading.slot.length += count
-            if reading.slot.length == len(reading.tokens):
-                done.append(reading)
+        for prompt, count in self._progress:
+            prompt.slot.length += count
+            if prompt.slot.length == len(prompt.tokens):
+                done.append(prompt)
         return done
 
-    def _decode(self, slots: Sequence[Slot], rows: Mapping[Slot, SampleRow]) -> None:
-        lengths = [slot.length for slot in slots]
-        self.parts.append(DecodeRows(slots[0].arena, len(self.tokens), lengths))
+    def _decode(self, slots: Sequence[AnySlot], rows: Mapping[AnySlot, SampleRow]) -> None:
+        self.parts += decoding(slots, len(self.tokens))
         for slot in slots:
             row = rows[slot]
             self.outputs.append((len(self.tokens), row))
             self._append([row.sample.tokens[-1]], [slot.length], row.request.sampler)
 
-    def _read(self, reading: Reading, room: int) -> None:
-        start = reading.slot.length
-        end = min(len(reading.tokens), start + room)
-        self.parts.append(PrefillRow(reading.slot, len(self.tokens), end - start))
-        self._append(reading.tokens[start:end].tolist(), list(range(start, end)), reading.sampler)
-        self._progress.append((reading, end - start))
-        if end == len(reading.tokens):
-            self.outputs += [(len(self.tokens) - 1, row) for row in reading.rows]
+    def _read(self, prompt: Reading, room: int) -> None:
+        start = prompt.slot.length
+        end = min(len(prompt.tokens), start + room)
+        self.parts.append(reading(prompt.slot, len(self.tokens), end - start))
+        self._append(prompt.tokens[start:end].tolist(), list(range(start, end)), prompt.sampler)
+        self._progress.append((prompt, end - start))
+        if end == len(prompt.tokens):
+            self.outputs += [(len(self.tokens) - 1, row) for row in prompt.rows]
 
     def _append(self, tokens: list[int], positions: list[int], owner: Sampler) -> None:
         self.tokens += tokens

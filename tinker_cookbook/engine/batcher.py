@@ -18,8 +18,9 @@ from tinker_cookbook.engine.base_model import BaseModel
 from tinker_cookbook.engine.batch_plan import BatchPlan, Reading
 from tinker_cookbook.engine.devices import free_memory_bytes
 from tinker_cookbook.engine.draw_rows import draw_rows
-from tinker_cookbook.engine.kv_cache import KVCache, LayerShape, Slot
+from tinker_cookbook.engine.kv_cache import AnyCache, AnySlot, LayerShape
 from tinker_cookbook.engine.memory import out_of_memory, release_cached_memory
+from tinker_cookbook.engine.paged_cache import PagedCache, cache_for
 from tinker_cookbook.engine.prefix_cache import PrefixCache
 from tinker_cookbook.engine.requests import SampleRequest, SampleRow
 from tinker_cookbook.engine.sampler import Sampler
@@ -138,12 +139,10 @@ class Batcher:
         limits = (row.request.limit + len(row.request.prompt) for row in reading.rows)
         return self._active.capacity(max(length + 1, min(max(limits), length + _HEADROOM)))
 
-    def _retire(self, slot: Slot) -> None:
+    def _retire(self, slot: AnySlot) -> None:
         """A sample has ended: what was computed for it is kept for a next turn."""
         row = self._rows.pop(slot)
-        kept = self._idle.copy(slot, slot.length, slot.length)
-        self._active.free(slot)
-        self._kept.adopt(row.request.sampler, row.tokens, kept)
+        self._kept.adopt(row.request.sampler, row.tokens, self._idle.adopt(slot))
         row.request.row_ended()
 
     def _drop_cancelled(self) -> None:
@@ -201,26 +200,29 @@ class Batcher:
     def _make_room(self) -> None:
         """Moves rows that have filled their slot; where memory is short the newest begin again."""
         for slot, row in list(self._rows.items()):
-            if slot not in self._rows or slot.length < slot.arena.capacity:
+            if slot not in self._rows or slot.length < slot.capacity:
                 continue
-            while self._held() + 2 * slot.arena.capacity > self._budget and len(self._rows) > 1:
+            needed = self._active.to_grow(slot)
+            while self._held() + needed > self._budget and len(self._rows) > 1:
                 newest = next(reversed(self._rows))
                 self._begin_again(newest)
                 if newest is slot:
                     break
             else:
-                del self._rows[slot]
-                self._rows[self._active.grow(slot, slot.length + 1)] = row
+                grown = self._active.grow(slot, slot.length + 1)
+                if grown is not slot:
+                    del self._rows[slot]
+                    self._rows[grown] = row
 
-    def _begin_again(self, slot: Slot) -> None:
+    def _begin_again(self, slot: AnySlot) -> None:
         row = self._rows.pop(slot)
         self._active.free(slot)
         self._waiting.appendleft(_Waiting(row.request.sampler, row.tokens, deque([row])))
 
     def _held(self) -> int:
         """Tokens for which there is memory in use, prompts that are kept for others aside."""
-        running = sum(slot.arena.capacity for slot in self._rows)
-        return running + sum(reading.slot.arena.capacity for reading in self._readings)
+        running = sum(slot.capacity for slot in self._rows)
+        return running + sum(reading.slot.capacity for reading in self._readings)
 
     def _free_tokens(self) -> int:
         """Tokens whose keys and values fit into half of the memory at hand."""
@@ -263,12 +265,15 @@ class Batcher:
         """Forgets everything that was computed."""
         base = self._base
         layout = (self._shapes, base.dtype, base.device, base.context_length)
-        self._active, self._idle = KVCache(*layout), KVCache(*layout)
+        self._active: AnyCache = cache_for(*layout)
+        self._idle = self._active
+        if not isinstance(self._active, PagedCache):
+            self._idle = cache_for(*layout)  # what does not run must not be in between
         kept = self._free_tokens() // 8
         if base.device.type == "cpu":
             kept = min(kept, _KEPT_BYTES_CPU // self._idle.bytes_per_token)
         self._kept = PrefixCache(self._idle, kept)
         self._readings: list[Reading] = []
-        self._rows: dict[Slot, SampleRow] = {}
+        self._rows: dict[AnySlot, SampleRow] = {}
         self._budget = self._free_tokens()
         release_cached_memory(base.device)

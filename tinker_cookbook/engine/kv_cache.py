@@ -1,4 +1,4 @@
-"""Keys and values of the sequences that are being sampled.
+"""Keys and values of the sequences that are being sampled, for torch's own operators.
 
 Each sequence has a slot in an arena: per layer a tensor [slots, kv heads, capacity, head dim], of
 which the first slots are taken. Sequences of like length share an arena, so that attention is one
@@ -9,21 +9,84 @@ sequence a handful of times in its life.)
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
+from typing import Any, Protocol
 
 import torch
-
-from tinker_cookbook.engine.native.build import LANES, suits
 
 
 @dataclass(frozen=True)
 class LayerShape:
-    """What one layer keeps of a token: for each head a key and a value of these widths."""
+    """What one layer keeps of a token: for each head a key and a value of these widths.
+
+    ``plain`` is attention by softmax alone, with neither a cap on its scores nor sinks.
+    """
 
     heads: int
     key: int
     value: int
+    plain: bool = True
+
+
+class AnySlot(Protocol):
+    """The place of one sequence, of which ``length`` tokens are filled."""
+
+    length: int
+
+    @property
+    def capacity(self) -> int:
+        """Tokens that there is room for."""
+        ...
+
+
+class AnyCache(Protocol):
+    """What a batch asks of its cache; each kind has slots of its own."""
+
+    @property
+    def bytes_per_token(self) -> int:
+        """Memory that one token takes in all layers."""
+        ...
+
+    def groups(self, slots: Iterable[Any]) -> Iterator[Sequence[AnySlot]]:
+        """``slots``, which are all, as they lie."""
+        ...
+
+    def capacity(self, length: int) -> int:
+        """Tokens that the slot of a sequence of ``length`` tokens holds."""
+        ...
+
+    def new(self, length: int) -> AnySlot:
+        """An empty slot with room for ``length`` tokens."""
+        ...
+
+    def reserve(self, length: int, count: int) -> None:
+        """Makes room for ``count`` further slots of ``length`` tokens."""
+        ...
+
+    def grow(self, slot: Any, length: int) -> AnySlot:
+        """``slot``, or one with its content, with room for ``length`` tokens."""
+        ...
+
+    def to_grow(self, slot: Any) -> int:
+        """Tokens for which ``grow`` takes memory."""
+        ...
+
+    def copy(self, slot: Any, length: int, room: int) -> AnySlot:
+        """A further slot with the first ``length`` tokens of ``slot`` and room for ``room``."""
+        ...
+
+    def adopt(self, slot: Any) -> AnySlot:
+        """Takes over a sequence that has ended."""
+        ...
+
+    def free(self, slot: Any) -> None:
+        """Gives back a slot."""
+        ...
+
+    def shrink(self) -> None:
+        """Gives back all memory that no sequence needs."""
+        ...
 
 
 @dataclass(eq=False)
@@ -34,12 +97,14 @@ class Slot:
     index: int
     length: int = 0
 
+    @property
+    def capacity(self) -> int:
+        """Tokens that there is room for."""
+        return self.arena.capacity
+
 
 class Arena:
-    """Slots of one capacity; those taken are the first.
-
-    ``native`` says that they lie as the routine of ``native.attention`` reads them.
-    """
+    """Slots of one capacity; those taken are the first."""
 
     def __init__(
         self,
@@ -50,7 +115,6 @@ class Arena:
     ) -> None:
         self.capacity = capacity
         self._shapes, self.dtype, self.device = shapes, dtype, device
-        self.native = suits(dtype, device)
         self.slots: list[Slot] = []
         self.keys = [self._empty(0, shape.heads, shape.key, by_column=True) for shape in shapes]
         self.values = [self._empty(0, shape.heads, shape.value) for shape in shapes]
@@ -110,7 +174,7 @@ class Arena:
         # memory that was never written may hold NaN.
         kind = {"dtype": self.dtype, "device": self.device}
         wide = self.device.type == "cpu" and self.dtype == torch.float32
-        if by_column and (wide or self.native):
+        if by_column and wide:
             return torch.zeros(count, heads, width, self.capacity, **kind).transpose(2, 3)
         return torch.zeros(count, heads, self.capacity, width, **kind)
 
@@ -128,9 +192,9 @@ class KVCache:
     longest: int
     _arenas: dict[int, Arena] = field(default_factory=dict)
 
-    def arenas(self) -> Iterator[Arena]:
-        """Arenas that hold sequences, short ones first."""
-        return (self._arenas[c] for c in sorted(self._arenas) if self._arenas[c].slots)
+    def groups(self, slots: Iterable[Slot]) -> Iterator[list[Slot]]:
+        """``slots``, which are all, as they lie: those of one arena together, short ones first."""
+        return (self._arenas[c].slots for c in sorted(self._arenas) if self._arenas[c].slots)
 
     @property
     def bytes_per_token(self) -> int:
@@ -140,7 +204,7 @@ class KVCache:
 
     def capacity(self, length: int) -> int:
         """Tokens that the slot of a sequence of ``length`` tokens holds."""
-        return min(-(-self.longest // LANES) * LANES, _round_up(length))
+        return min(self.longest, _round_up(length))
 
     def new(self, length: int) -> Slot:
         """An empty slot with room for ``length`` tokens."""
@@ -157,6 +221,16 @@ class KVCache:
         moved = self.copy(slot, slot.length, length)
         slot.arena.give_back(slot)
         return moved
+
+    def to_grow(self, slot: Slot) -> int:
+        """Tokens for which ``grow`` takes memory, until the old slot is free."""
+        return 2 * slot.capacity
+
+    def adopt(self, slot: Slot) -> Slot:
+        """Takes over a sequence of another cache that has ended."""
+        kept = self.copy(slot, slot.length, slot.length)
+        slot.arena.give_back(slot)
+        return kept
 
     def copy(self, slot: Slot, length: int, room: int) -> Slot:
         """A further slot with the first ``length`` tokens of ``slot`` and room for ``room``."""

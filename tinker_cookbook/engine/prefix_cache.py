@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from tinker_cookbook.engine.kv_cache import KVCache, Slot
+from tinker_cookbook.engine.kv_cache import AnyCache, AnySlot
 from tinker_cookbook.engine.prefix_tree import common_prefix
 
 SHORTEST = 16
@@ -23,19 +23,19 @@ SHORTEST = 16
 class _Entry:
     owner: weakref.ref[object]
     tokens: np.ndarray
-    slot: Slot
+    slot: AnySlot
 
 
 class PrefixCache:
     """Sequences in the slots of ``cache``, at most ``budget`` tokens; the least used go first."""
 
-    def __init__(self, cache: KVCache, budget: int) -> None:
+    def __init__(self, cache: AnyCache, budget: int) -> None:
         self._cache = cache
         self._budget = budget
         self._entries: list[_Entry] = []  # the least recently used first
         self._held = 0
 
-    def adopt(self, owner: object, tokens: np.ndarray, slot: Slot) -> None:
+    def adopt(self, owner: object, tokens: np.ndarray, slot: AnySlot) -> None:
         """Takes over ``slot`` of the cache, which holds the first of ``tokens``."""
         tokens = tokens[: slot.length]
         if len(tokens) < SHORTEST:
@@ -49,10 +49,10 @@ class PrefixCache:
             if shared == len(entry.tokens):
                 self._remove(entry)
         self._entries.append(_Entry(weakref.ref(owner), tokens, slot))
-        self._held += slot.arena.capacity
+        self._held += slot.capacity
         self.trim(self._budget)
 
-    def find(self, owner: object, tokens: np.ndarray) -> tuple[Slot, int] | None:
+    def find(self, owner: object, tokens: np.ndarray) -> tuple[AnySlot, int] | None:
         """The slot that shares most with ``tokens``, and how many tokens that are.
 
         One token at least is left to be computed, since its hidden state is needed.
@@ -86,5 +86,5 @@ class PrefixCache:
 
     def _remove(self, entry: _Entry) -> None:
         self._entries.remove(entry)
-        self._held -= entry.slot.arena.capacity
+        self._held -= entry.slot.capacity
         self._cache.free(entry.slot)

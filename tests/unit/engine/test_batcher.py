@@ -10,8 +10,9 @@ import numpy as np
 import pytest
 import torch
 
-from tinker_cookbook.engine import kv_cache
+from tinker_cookbook.engine import paged_cache
 from tinker_cookbook.engine.adapters import AdapterSpec
+from tinker_cookbook.engine.batch_attention import DecodeRows
 from tinker_cookbook.engine.batcher import Batcher
 from tinker_cookbook.engine.kv_cache import KVCache
 from tinker_cookbook.engine.optimizer import AdamSettings
@@ -26,7 +27,7 @@ BASES = ("stories", *ref.ARCHITECTURES, "stories without native", "gemma3 withou
 def base(request, tiny_base, stories_base, monkeypatch):
     name, _, without = request.param.partition(" ")
     if without:  # as on a machine that has no compiler
-        monkeypatch.setattr(kv_cache, "suits", lambda *_: False)
+        monkeypatch.setattr(paged_cache, "suits", lambda *_: False)
     return stories_base if name == "stories" else tiny_base(name)
 
 
@@ -241,7 +242,7 @@ def test_arenas_give_memory_back_as_their_slots_empty(stories_base):
 
 @pytest.mark.parametrize(
     ("length", "capacity"),
-    [(1, 64), (64, 64), (65, 96), (97, 128), (129, 192), (193, 256), (257, 384), (900, 1008)],
+    [(1, 64), (64, 64), (65, 96), (97, 128), (129, 192), (193, 256), (257, 384), (900, 1000)],
 )
 def test_capacities_are_a_third_or_a_half_apart(stories_base, length, capacity):
     cache = KVCache(stories_base.kv_shapes, torch.float32, torch.device("cpu"), 1000)
@@ -317,7 +318,8 @@ def test_out_of_memory_goes_on_with_half_the_rows(stories_base, monkeypatch, cap
     forward = stories_base.hidden_of_batch
 
     def scarce(tokens, positions, layout, segments):
-        if len(layout.parts[0].arena.slots if hasattr(layout.parts[0], "arena") else []) > 7:
+        decoding = (p for p in layout.parts if p.count == 1 or isinstance(p, DecodeRows))
+        if sum(part.count for part in decoding) > 7:
             raise RuntimeError("DefaultCPUAllocator: can't allocate memory")
         return forward(tokens, positions, layout, segments)
 

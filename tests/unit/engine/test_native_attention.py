@@ -8,9 +8,10 @@ from pathlib import Path
 import pytest
 import torch
 
-from tinker_cookbook.engine.kv_cache import KVCache, LayerShape, Slot
+from tinker_cookbook.engine.kv_cache import LayerShape
 from tinker_cookbook.engine.native import build
 from tinker_cookbook.engine.native.attention import Run, SlotAttention
+from tinker_cookbook.engine.paged_cache import PagedCache, PagedSlot
 
 CPU = torch.device("cpu")
 LENGTHS, COUNTS = (5, 130, 400, 64, 0, 300), (1, 1, 37, 1, 30, 1)
@@ -32,11 +33,11 @@ class Batch:
 
     def __init__(self, heads: int, shape: LayerShape, dtype: torch.dtype) -> None:
         generator = torch.Generator().manual_seed(0)
-        cache = KVCache([shape, shape], dtype, CPU, longest=1000)
+        self.shape, cache = shape, PagedCache([shape, shape], dtype, CPU)
         self.slots = [cache.new(length + 40) for length in LENGTHS]
         for slot in self.slots:
-            for tensors in (slot.arena.keys, slot.arena.values):
-                tensors[1][slot.index].normal_(generator=generator)
+            for page in slot.pages:
+                page.memory.normal_(generator=generator)
         rows = sum(COUNTS) + 3
         self.query = torch.randn(heads, rows, shape.key, generator=generator).to(dtype)
         self.key = torch.randn(rows, shape.heads, shape.key, generator=generator).to(dtype)
@@ -46,7 +47,7 @@ class Batch:
     def runs(self) -> list[Run]:
         firsts = [sum(COUNTS[:i]) for i in range(len(COUNTS))]
         return [
-            Run(slot.arena, slot.index, length, first, count)
+            Run(slot, length, first, count)
             for slot, length, first, count in zip(self.slots, LENGTHS, firsts, COUNTS, strict=True)
         ]
 
@@ -54,13 +55,23 @@ class Batch:
         query = self.query.transpose(0, 1)  # as the layers give it: heads are not next to tokens
         return SlotAttention(runs)(1, query, self.key, self.value, self.scale, window)
 
-    def expected(self, slot: Slot, run: Run, window: int | None) -> torch.Tensor:
+    def held(self, slot: PagedSlot) -> tuple[torch.Tensor, torch.Tensor]:
+        """Keys and values [kv heads, T, D] of the second layer."""
+        cache, heads, tokens = slot.cache, self.shape.heads, slot.cache.page
+        keys, values = [], []
+        for page in slot.pages:
+            part = page.memory[cache.keys_at[1] :][: heads * self.shape.key * tokens]
+            keys.append(part.view(heads, self.shape.key, tokens).transpose(1, 2))
+            part = page.memory[cache.values_at[1] :][: heads * self.shape.value * tokens]
+            values.append(part.view(heads, tokens, self.shape.value))
+        return torch.cat(keys, 1), torch.cat(values, 1)
+
+    def expected(self, slot: PagedSlot, run: Run, window: int | None) -> torch.Tensor:
         """Attention [tokens, heads, D] in float64, from what the slot holds by now."""
-        length = run.position + run.tokens
-        keys = slot.arena.keys[1][slot.index, :, :length].double()
-        values = slot.arena.values[1][slot.index, :, :length].double()
+        length = run.position + run.count
+        keys, values = (held[:, :length].double() for held in self.held(slot))
         group = len(self.query) // len(keys)
-        query = self.query[:, run.first : run.first + run.tokens].double()
+        query = self.query[:, run.first : run.first + run.count].double()
         scores = query @ keys.repeat_interleave(group, 0).transpose(1, 2) * self.scale
         at, seen = torch.arange(run.position, length)[:, None], torch.arange(length)
         mask = seen <= at
@@ -79,9 +90,11 @@ def test_equals_attention_in_float64(case: str, dtype: torch.dtype) -> None:
     runs = batch.runs()
     out = batch.attend(runs, window)
     for slot, run in zip(batch.slots, runs, strict=True):
-        new = slice(run.position, run.position + run.tokens)
-        here = slice(run.first, run.first + run.tokens)
-        assert torch.equal(slot.arena.keys[1][slot.index, :, new], batch.key[here].transpose(0, 1))
+        new = slice(run.position, run.position + run.count)
+        here = slice(run.first, run.first + run.count)
+        keys, values = batch.held(slot)
+        assert torch.equal(keys[:, new], batch.key[here].transpose(0, 1))
+        assert torch.equal(values[:, new], batch.value[here].transpose(0, 1))
         expected = batch.expected(slot, run, window)
         unit = 2e-6 if dtype == torch.float32 else 2**-8  # of a number around one
         bound = unit * (1 + expected.abs())
@@ -97,8 +110,8 @@ def test_a_token_is_the_same_to_the_bit_in_any_company(case: str, dtype: torch.d
     together, alone = Batch(heads, shape, dtype), Batch(heads, shape, dtype)
     out = together.attend(together.runs(), window)
     for run in alone.runs():
-        for i in range(run.tokens):  # read as part of a prompt, or drawn one by one
-            single = Run(run.arena, run.slot, run.position + i, run.first + i, 1)
+        for i in range(run.count):  # read as part of a prompt, or drawn one by one
+            single = Run(run.slot, run.position + i, run.first + i, 1)
             at = run.first + i
             assert torch.equal(alone.attend([single], window)[at], out[at])
 
@@ -107,7 +120,8 @@ def test_a_token_is_the_same_to_the_bit_in_any_company(case: str, dtype: torch.d
 def test_not_a_number_stays_visible() -> None:
     batch = Batch(9, LayerShape(3, 64, 64), torch.float32)
     run = batch.runs()[1]
-    run.arena.keys[1][run.slot, 1, 70, 3] = torch.nan
+    keys = run.slot.cache.keys_at[1]
+    run.slot.pages[1].memory[keys + (1 * 64 + 3) * run.slot.cache.page + 6] = torch.nan
     out = batch.attend([run], None)[run.first]
     assert out[3:6].isnan().all()
     assert not out[:3].isnan().any()

@@ -1,12 +1,13 @@
-/* Attention of tokens whose keys and values lie in slots of their own, for processors.
+/* Attention of tokens whose keys and values lie in pages, for processors.
 
-   Every token attends to the first `position + 1` tokens of its slot, or the last `window` of
-   them. They come in chunks that begin at multiples of CHUNK in the sequence, under a running
-   maximum and sum, so a token's result is the same to the bit whatever else is in the call, and
-   whether the token was read with a prompt or drawn. All sums are fp32.
+   Every token attends to the first `position + 1` tokens of its sequence, or the last `window` of
+   them. They come page by page, under a running maximum and sum, so a token's result is the same
+   to the bit whatever else is in the call, and whether the token was read with a prompt or drawn.
+   All sums are fp32.
 
-   A slot holds keys as [kv_heads, width, capacity], so that one vector is LANES tokens, and values
-   as [kv_heads, capacity, value_width]. The capacity is a multiple of 16, and so of LANES. */
+   A page holds PAGE tokens; of each layer the keys as [kv_heads, width, PAGE], so that one vector
+   is LANES tokens, and the values as [kv_heads, PAGE, value_width]. Sequences that begin alike
+   may have pages in common; nobody writes to those. */
 
 #include <math.h>
 #include <stdlib.h>
@@ -15,19 +16,22 @@
 
 /* TOGETHER heads share what is read, AT_ONCE vectors of it; keys are fetched AHEAD rows before
    their turn. */
-enum { CHUNK = 128, TOGETHER = 4, AT_ONCE = REGISTERS / 8, AHEAD = 12 };
+enum { PAGE = 64, TOGETHER = 4, AT_ONCE = REGISTERS / 8, AHEAD = 12 };
 
 typedef struct {
     int64_t runs, heads, kv_heads, width, value_width, window, threads;
     int64_t query_stride[2], key_stride[2], value_stride[2]; /* a token, a head; in elements */
     const void *query, *key, *value;                         /* of this step */
     void *out;                                               /* [tokens, heads, value_width] */
-    const int64_t *run_first, *run_count;                    /* tokens in order, of one slot */
-    const int64_t *keys_at, *values_at;                      /* addresses of the slots */
-    const int64_t *capacity, *position;                      /* position: of a run's first token */
+    const int64_t *run_first, *run_count;                    /* tokens in order, of a sequence */
+    const int64_t *position;                                 /* of a run's first token */
+    const int64_t *first_page, *pages; /* addresses of a run's pages begin at first_page */
+    int64_t keys_at, values_at;        /* where those of the layer begin in a page, in bytes */
     float scale;
     int32_t half; /* 1: bfloat16, 0: float32 */
 } Call;
+
+int64_t tinker_page(void) { return PAGE; }
 
 INLINE Floats choose(Ints where, Floats yes, Floats no) {
     Ints a, b;
@@ -55,32 +59,32 @@ INLINE Floats exp_negative(Floats x) {
     return p * power;
 }
 
-/* Scores [group][CHUNK] of `group` queries [group][width] for the tokens at `from` and after it. */
+/* Scores [group][PAGE] of `group` queries [group][width] for the tokens at `from` and after it. */
 INLINE void score_vectors(float *scores, const float *q, const void *keys, int64_t from,
-                          int64_t capacity, int64_t width, int group, int vectors, int half) {
+                          int64_t width, int group, int vectors, int half) {
     Floats sums[TOGETHER][AT_ONCE];
     for (int g = 0; g < group; g++)
         for (int v = 0; v < vectors; v++) sums[g][v] = (Floats){0};
     for (int64_t d = 0; d < width; d++) {
         const int64_t size = half ? 2 : 4;
-        fetch((const char *)keys + ((d + AHEAD) * capacity + from) * size, vectors * LANES * size);
+        fetch((const char *)keys + ((d + AHEAD) * PAGE + from) * size, vectors * LANES * size);
         for (int v = 0; v < vectors; v++) {
-            const Floats k = many(keys, d * capacity + from + v * LANES, half);
+            const Floats k = many(keys, d * PAGE + from + v * LANES, half);
             for (int g = 0; g < group; g++) sums[g][v] += q[g * width + d] * k;
         }
     }
     for (int g = 0; g < group; g++)
         for (int v = 0; v < vectors; v++)
-            memcpy(scores + g * CHUNK + v * LANES, &sums[g][v], sizeof(Floats));
+            memcpy(scores + g * PAGE + v * LANES, &sums[g][v], sizeof(Floats));
 }
 
 INLINE void score(float *scores, const float *q, const void *keys, int64_t from, int64_t count,
-                  int64_t capacity, int64_t width, int group, int half) {
+                  int64_t width, int group, int half) {
     int64_t j = 0;
     for (; j + (AT_ONCE - 1) * LANES < count; j += AT_ONCE * LANES)
-        score_vectors(scores + j, q, keys, from + j, capacity, width, group, AT_ONCE, half);
+        score_vectors(scores + j, q, keys, from + j, width, group, AT_ONCE, half);
     for (; j < count; j += LANES)
-        score_vectors(scores + j, q, keys, from + j, capacity, width, group, 1, half);
+        score_vectors(scores + j, q, keys, from + j, width, group, 1, half);
 }
 
 /* Adds the values of `count` tokens, weighted, to `sums` [group][value_width]. */
@@ -93,7 +97,7 @@ INLINE void add_vectors(float *sums, const float *weights, const void *values, i
     for (int64_t j = 0; j < count; j++) {
         for (int v = 0; v < vectors; v++) {
             const Floats value = many(values, (from + j) * width + v * LANES, half);
-            for (int g = 0; g < group; g++) part[g][v] += weights[g * CHUNK + j] * value;
+            for (int g = 0; g < group; g++) part[g][v] += weights[g * PAGE + j] * value;
         }
     }
     for (int g = 0; g < group; g++)
@@ -113,10 +117,10 @@ INLINE void add(float *sums, const float *weights, const char *values, int64_t f
         for (int g = 0; g < group; g++)
             for (int64_t j = 0; j < count; j++)
                 sums[g * width + d] +=
-                    weights[g * CHUNK + j] * one(values, (from + j) * width + d, half);
+                    weights[g * PAGE + j] * one(values, (from + j) * width + d, half);
 }
 
-/* From scores [CHUNK] to weights relative to e^top, where `top` is the highest so far; those before
+/* From scores [PAGE] to weights relative to e^top, where `top` is the highest so far; those before
    `skip` and from `count` on weigh nothing. Returns what older sums are to be multiplied with. */
 static float weigh(float *scores, int64_t skip, int64_t count, float *top, float *total) {
     Ints order;
@@ -150,11 +154,11 @@ typedef struct {
 } Heads;
 
 INLINE void see_as(const Call *c, Heads of, const void *keys, const char *values, int64_t from,
-                   int64_t skip, int64_t count, int64_t capacity, int group, int half) {
-    float scores[TOGETHER * CHUNK];
-    score(scores, of.q, keys, from, count, capacity, c->width, group, half);
+                   int64_t skip, int64_t count, int group, int half) {
+    float scores[TOGETHER * PAGE];
+    score(scores, of.q, keys, from, count, c->width, group, half);
     for (int g = 0; g < group; g++) {
-        const float shrink = weigh(scores + g * CHUNK, skip, count, of.top + g, of.total + g);
+        const float shrink = weigh(scores + g * PAGE, skip, count, of.top + g, of.total + g);
         float *sums = of.sums + g * c->value_width;
         for (int64_t d = 0; d < c->value_width; d++) sums[d] *= shrink;
     }
@@ -163,11 +167,11 @@ INLINE void see_as(const Call *c, Heads of, const void *keys, const char *values
 
 /* With the group's size and the type known, the compiler keeps all sums in registers. */
 static void see(const Call *c, Heads of, const void *keys, const char *values, int64_t from,
-                int64_t skip, int64_t count, int64_t capacity, int group) {
+                int64_t skip, int64_t count, int group) {
 #define CASE(G)                                                                      \
     case G:                                                                          \
-        if (c->half) see_as(c, of, keys, values, from, skip, count, capacity, G, 1); \
-        else see_as(c, of, keys, values, from, skip, count, capacity, G, 0);         \
+        if (c->half) see_as(c, of, keys, values, from, skip, count, G, 1); \
+        else see_as(c, of, keys, values, from, skip, count, G, 0);         \
         break
     switch (group) {
         CASE(1);
@@ -178,23 +182,29 @@ static void see(const Call *c, Heads of, const void *keys, const char *values, i
 #undef CASE
 }
 
-/* Puts this step's keys and values of a run into its slot. */
+/* Where the keys or values of head `h`, `width` numbers a token, lie in a run's page. */
+static char *place(const Call *c, int64_t run, int64_t page, int64_t at, int64_t h, int64_t width) {
+    const int64_t address = c->pages[c->first_page[run] + page] + at;
+    return (char *)address + h * width * PAGE * (c->half ? 2 : 4);
+}
+
+/* Puts this step's keys and values of a run into its pages. */
 static void store(const Call *c, int64_t run, int64_t h) {
-    const int64_t size = c->half ? 2 : 4, capacity = c->capacity[run], at = c->position[run];
-    const int64_t first = c->run_first[run], count = c->run_count[run];
-    char *keys = (char *)c->keys_at[run] + h * c->width * capacity * size;
-    char *values = (char *)c->values_at[run] + h * capacity * c->value_width * size;
+    const int64_t size = c->half ? 2 : 4, first = c->run_first[run], count = c->run_count[run];
     for (int64_t i = 0; i < count; i++) {
+        const int64_t page = (c->position[run] + i) / PAGE, at = (c->position[run] + i) % PAGE;
         const int64_t k = (first + i) * c->key_stride[0] + h * c->key_stride[1];
         const int64_t v = (first + i) * c->value_stride[0] + h * c->value_stride[1];
+        char *keys = place(c, run, page, c->keys_at, h, c->width);
+        char *values = place(c, run, page, c->values_at, h, c->value_width);
         if (c->half) {
             for (int64_t d = 0; d < c->width; d++)
-                ((uint16_t *)keys)[d * capacity + at + i] = ((const uint16_t *)c->key)[k + d];
+                ((uint16_t *)keys)[d * PAGE + at] = ((const uint16_t *)c->key)[k + d];
         } else {
             for (int64_t d = 0; d < c->width; d++)
-                ((float *)keys)[d * capacity + at + i] = ((const float *)c->key)[k + d];
+                ((float *)keys)[d * PAGE + at] = ((const float *)c->key)[k + d];
         }
-        memcpy(values + (at + i) * c->value_width * size, (const char *)c->value + v * size,
+        memcpy(values + at * c->value_width * size, (const char *)c->value + v * size,
                (size_t)(c->value_width * size));
     }
 }
@@ -205,12 +215,10 @@ static int64_t scratch_floats(const Call *c) {
 
 /* The queries of one token that share key head `h`. */
 static void attend(const Call *c, int64_t run, int64_t i, int64_t h, float *scratch) {
-    const int64_t group = c->heads / c->kv_heads, capacity = c->capacity[run];
-    const int64_t width = c->width, value_width = c->value_width, size = c->half ? 2 : 4;
+    const int64_t group = c->heads / c->kv_heads;
+    const int64_t width = c->width, value_width = c->value_width;
     const int64_t t = c->run_first[run] + i, end = c->position[run] + i + 1;
     const int64_t begin = c->window && end > c->window ? end - c->window : 0;
-    const char *keys = (const char *)c->keys_at[run] + h * width * capacity * size;
-    const char *values = (const char *)c->values_at[run] + h * capacity * value_width * size;
     Heads mine = {scratch, scratch + group * width, NULL, NULL};
     mine.top = mine.sums + group * value_width;
     mine.total = mine.top + group;
@@ -224,16 +232,17 @@ static void attend(const Call *c, int64_t run, int64_t i, int64_t h, float *scra
     }
     memset(mine.sums, 0, (size_t)(group * value_width) * 4);
 
-    for (int64_t chunk = begin / CHUNK * CHUNK; chunk < end; chunk += CHUNK) {
-        /* A vector must not cross the end of the slot, so a window begins with a whole one. */
-        const int64_t from = chunk > begin ? chunk : begin / LANES * LANES;
-        const int64_t skip = begin > from ? begin - from : 0;
-        const int64_t until = chunk + CHUNK < end ? chunk + CHUNK : end;
+    for (int64_t page = begin / PAGE; page * PAGE < end; page++) {
+        const char *keys = place(c, run, page, c->keys_at, h, width);
+        const char *values = place(c, run, page, c->values_at, h, value_width);
+        const int64_t seen = begin > page * PAGE ? begin - page * PAGE : 0;
+        const int64_t from = seen / LANES * LANES; /* a window begins with a whole vector */
+        const int64_t until = end - page * PAGE < PAGE ? end - page * PAGE : PAGE;
         for (int64_t g = 0; g < group; g += TOGETHER) {
             const Heads some = {mine.q + g * width, mine.sums + g * value_width, mine.top + g,
                                 mine.total + g};
             const int64_t count = group - g < TOGETHER ? group - g : TOGETHER;
-            see(c, some, keys, values, from, skip, until - from, capacity, (int)count);
+            see(c, some, keys, values, from, seen - from, until - from, (int)count);
         }
     }
 

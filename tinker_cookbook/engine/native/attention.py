@@ -1,4 +1,4 @@
-"""Attention over the slots of running sequences, one call a layer for all of them.
+"""Attention over the pages of running sequences, one call a layer for all of them.
 
 The torch operators of ``batch_attention`` take a dozen calls for each arena and each block of a
 prompt, and read the whole of every slot; this reads what is filled, once (``attention.c``).
@@ -7,14 +7,15 @@ prompt, and read the whole of every slot; this reads what is filled, once (``att
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Iterable, Sequence
-from typing import NamedTuple
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import chain
 
 import numpy as np
 import torch
 
-from tinker_cookbook.engine.kv_cache import Arena
 from tinker_cookbook.engine.native.build import library
+from tinker_cookbook.engine.paged_cache import PagedSlot
 
 _TILE = 16
 """Tokens of a prompt that one thread takes at a time."""
@@ -30,55 +31,54 @@ class _Call(ctypes.Structure):
         *((name, _int64) for name in ("value_width", "window", "threads")),
         *((name, _int64 * 2) for name in ("query_stride", "key_stride", "value_stride")),
         *((name, _pointer) for name in ("query", "key", "value", "out")),
-        *((name, _pointer) for name in ("run_first", "run_count", "keys_at", "values_at")),
-        *((name, _pointer) for name in ("capacity", "position")),
+        *((name, _pointer) for name in ("run_first", "run_count", "position")),
+        *((name, _pointer) for name in ("first_page", "pages")),
+        *((name, _int64) for name in ("keys_at", "values_at")),
         ("scale", ctypes.c_float),
         ("half", ctypes.c_int32),
     )
 
 
-class Run(NamedTuple):
-    """``tokens`` tokens of the sequence in ``slot`` of ``arena``, those at ``position`` and
-    after it; ``first`` is where they begin in the row of tokens.
+@dataclass(frozen=True, slots=True)
+class Run:
+    """``count`` tokens of the sequence in ``slot``, those at ``position`` and after it; ``first``
+    is where they begin in the row of tokens.
     """
 
-    arena: Arena
-    slot: int
+    slot: PagedSlot
     position: int
     first: int
-    tokens: int
+    count: int
 
 
 class SlotAttention:
-    """The attention of one step: for each layer, where the slots of its tokens lie in memory.
+    """The attention of one step: where the pages of its tokens lie in memory.
 
     The runs follow each other in the row of tokens.
     """
 
-    def __init__(self, runs: Iterable[Run]) -> None:
+    def __init__(self, runs: Sequence[Run]) -> None:
         tiles = [
-            Run(run.arena, run.slot, run.position + i, run.first + i, min(_TILE, run.tokens - i))
-            for run in runs
-            for i in range(0, run.tokens, _TILE)
+            (run.position + i, run.first + i, min(_TILE, run.count - i), number)
+            for number, run in enumerate(runs)
+            for i in range(0, run.count, _TILE)
         ]
-        arenas = list(dict.fromkeys(tile.arena for tile in tiles))
-        number = {arena: i for i, arena in enumerate(arenas)}
-        arena = np.array([number[tile.arena] for tile in tiles])
-        slot, self._position, self._first, self._count = (
-            np.array(column, dtype=np.int64) for column in list(zip(*tiles, strict=True))[1:]
-        )
-        self._dtype = arenas[0].dtype
+        columns = np.array(tiles, dtype=np.int64).T.copy()
+        self._position, self._first, self._count, number = columns
+        addresses = [[page.address for page in run.slot.pages] for run in runs]
+        ends = np.cumsum([0, *map(len, addresses)])
+        self._first_page = ends[number]
+        self._pages = np.fromiter(chain.from_iterable(addresses), np.int64, ends[-1])
+        self._cache = runs[0].slot.cache
         self._tokens = int(self._first[-1] + self._count[-1])
-        self._capacity = np.array([tile.arena.capacity for tile in tiles], dtype=np.int64)
-        self._keys = _addresses([a.keys for a in arenas], arena, slot)
-        self._values = _addresses([a.values for a in arenas], arena, slot)
         self._call = _Call(
             runs=len(tiles),
             threads=torch.get_num_threads(),
             run_first=self._first.ctypes.data,
             run_count=self._count.ctypes.data,
             position=self._position.ctypes.data,
-            capacity=self._capacity.ctypes.data,
+            first_page=self._first_page.ctypes.data,
+            pages=self._pages.ctypes.data,
         )
         self._routine = library("attention").tinker_attend  # type: ignore[union-attr]
 
@@ -96,12 +96,13 @@ class SlotAttention:
         Rows of the result [T, heads, D] after the last run are 0.
 
         Raises:
-            TypeError: one of them is not of the arenas' dtype.
+            TypeError: one of them is not of the cache's dtype.
             RuntimeError: out of memory.
         """
-        if not query.dtype == key.dtype == value.dtype == self._dtype:
+        dtype = self._cache.dtype
+        if not query.dtype == key.dtype == value.dtype == dtype:
             kinds = [str(tensor.dtype) for tensor in (query, key, value)]
-            raise TypeError(f"query, key and value are {kinds}, expected {self._dtype}")
+            raise TypeError(f"query, key and value are {kinds}, expected {dtype}")
         query, key, value = (t if t.stride(2) == 1 else t.contiguous() for t in (query, key, value))
         out = query.new_empty(query.shape[0], query.shape[1], value.shape[2])
         out[self._tokens :] = 0
@@ -114,18 +115,9 @@ class SlotAttention:
         call.query_stride[:] = query.stride()[:2]
         call.key_stride[:] = key.stride()[:2]
         call.value_stride[:] = value.stride()[:2]
-        call.keys_at = self._keys[layer].ctypes.data
-        call.values_at = self._values[layer].ctypes.data
+        call.keys_at = self._cache.keys_at[layer] * dtype.itemsize
+        call.values_at = self._cache.values_at[layer] * dtype.itemsize
         call.out = out.data_ptr()
         if self._routine(ctypes.byref(call)):
             raise RuntimeError("out of memory: the sums of attention did not fit")
         return out
-
-
-def _addresses(
-    of_arenas: Sequence[Sequence[torch.Tensor]], arena: np.ndarray, slot: np.ndarray
-) -> np.ndarray:
-    """Where the ``slot`` of each run in its ``arena`` begins in memory, [layers, runs]."""
-    first = np.array([[tensor.data_ptr() for tensor in tensors] for tensors in of_arenas])
-    step = np.array([[t.stride(0) * t.element_size() for t in ts] for ts in of_arenas])
-    return np.ascontiguousarray((first[arena] + step[arena] * slot[:, None]).T, dtype=np.int64)

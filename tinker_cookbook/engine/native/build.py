@@ -29,9 +29,6 @@ SWITCH = "TINKER_COOKBOOK_NATIVE"
 _FLAGS = ("-std=c11", "-O3", "-march=native", "-fPIC", "-fopenmp")
 _FLAGS += ("-ffp-contract=fast", "-fno-math-errno", "-fno-trapping-math")
 _SECONDS = 120
-LANES = 16
-"""Numbers in the widest vector: the capacity of a slot is a multiple."""
-
 _DTYPES = (torch.float32, torch.bfloat16)
 
 

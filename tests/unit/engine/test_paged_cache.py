@@ -1,0 +1,152 @@
+"""Pages are shared by sequences that begin alike, written by nobody else, and never lost."""
+
+from __future__ import annotations
+
+import shutil
+
+import numpy as np
+import pytest
+import torch
+from engine_reference import draw, run_batch
+
+from tinker_cookbook.engine.batcher import Batcher
+from tinker_cookbook.engine.kv_cache import KVCache, LayerShape
+from tinker_cookbook.engine.paged_cache import PagedCache, cache_for
+from tinker_cookbook.engine.requests import SamplingSettings
+from tinker_cookbook.engine.sampler import Sampler
+
+CPU = torch.device("cpu")
+SHAPES = [LayerShape(2, 8, 4), LayerShape(1, 16, 16)]
+
+pytestmark = pytest.mark.skipif(
+    not any(map(shutil.which, ("cc", "gcc", "clang"))), reason="needs a C compiler"
+)
+
+
+@pytest.fixture
+def cache() -> PagedCache:
+    return PagedCache(SHAPES, torch.float32, CPU)
+
+
+def test_layers_lie_one_after_another(cache):
+    token = 2 * (8 + 4) + 16 + 16
+    assert cache.bytes_per_token == token * 4
+    assert cache.keys_at == [0, cache.page * 24]
+    assert cache.values_at == [cache.page * 16, cache.page * 40]
+    assert cache.new(1).pages[0].memory.numel() == token * cache.page
+
+
+def test_a_copy_shares_full_pages_and_owns_the_rest(cache):
+    slot = cache.new(2 * cache.page + 10)
+    for number, page in enumerate(slot.pages):
+        page.memory.fill_(number)
+    other = cache.copy(slot, 2 * cache.page + 5, 3 * cache.page + 1)
+    assert other.pages[:2] == slot.pages[:2]
+    assert other.pages[2] is not slot.pages[2]
+    assert torch.equal(other.pages[2].memory, slot.pages[2].memory)
+    assert len(other.pages) == 4
+    assert other.length == 2 * cache.page + 5
+    at_an_end = cache.copy(slot, cache.page, cache.page + 1)
+    assert at_an_end.pages[0] is slot.pages[0]
+    assert at_an_end.pages[1] not in (*slot.pages, *other.pages)
+
+
+def test_a_page_is_free_when_its_last_user_is(cache):
+    slot = cache.new(cache.page)
+    other = cache.copy(slot, cache.page, cache.page)
+    (page,) = slot.pages
+    cache.free(slot)
+    assert not cache._free
+    assert cache.new(1).pages[0] is not page
+    cache.free(other)
+    assert cache._free == [page]
+    assert cache.new(1).pages[0] is page
+
+
+def test_growing_takes_a_page_and_moves_nothing(cache):
+    slot = cache.new(1)
+    first = slot.pages[0]
+    assert cache.grow(slot, cache.page) is slot
+    assert slot.capacity == cache.page
+    assert cache.grow(slot, cache.page + 1) is slot
+    assert slot.capacity == 2 * cache.page
+    assert slot.pages[0] is first
+
+
+def test_what_ends_keeps_no_page_that_it_did_not_need(cache):
+    slot = cache.new(5 * cache.page)
+    slot.length = cache.page + 1
+    assert cache.adopt(slot).capacity == 2 * cache.page
+    assert len(cache._free) == 3
+    cache.shrink()
+    assert not cache._free
+
+
+def test_the_choice(cache):
+    assert isinstance(cache_for(SHAPES, torch.float32, CPU, 100), PagedCache)
+    capped = [*SHAPES, LayerShape(1, 8, 8, plain=False)]
+    assert isinstance(cache_for(capped, torch.float32, CPU, 100), KVCache)
+    assert isinstance(cache_for(SHAPES, torch.float64, CPU, 100), KVCache)
+
+
+def test_samples_of_a_prompt_share_its_pages(stories_base):
+    sampler = Sampler(stories_base, None)
+    batcher = Batcher(stories_base, stories_base.kv_shapes)
+    page = batcher._active.page
+    prompt = np.arange(3, 3 + 2 * page + 9)
+    settings = SamplingSettings(max_tokens=20, seed=0)
+    batcher.add(sampler.request(prompt, 6, settings))
+    for _ in range(4):
+        batcher.step()
+    held = [slot.pages for slot in batcher._rows]
+    assert len(held) == 6
+    assert len({id(p) for pages in held for p in pages}) == 2 + 6
+    assert all(p.users == 7 for p in held[0][:2])  # those samples, and what is kept for others
+
+
+def test_no_page_is_lost(stories_base):
+    """Whatever ends, goes away or comes again, all pages are free in the end, or kept."""
+    sampler = Sampler(stories_base, None)
+    settings = SamplingSettings(max_tokens=90, seed=0)
+    prompts = [np.arange(3, 3 + n) for n in (5, 64, 130, 200)]
+    requests = [sampler.request(p, 5, settings) for p in prompts]
+    batcher = Batcher(stories_base, stories_base.kv_shapes)
+    for request in requests:
+        batcher.add(request)
+    for _ in range(10):
+        batcher.step()
+    requests[1].future.cancel()
+    while batcher.busy:
+        batcher.step()
+    again = sampler.request(requests[2].future.result()[0].tokens, 2, settings)
+    batcher.add(again)
+    while batcher.busy:
+        batcher.step()
+    pages = {id(p): p for entry in batcher._kept._entries for p in entry.slot.pages}
+    users = [sum(p in e.slot.pages for e in batcher._kept._entries) for p in pages.values()]
+    assert [p.users for p in pages.values()] == users
+    del sampler, request, requests, again
+    batcher._kept.trim(0)
+    assert not any(p.users for p in pages.values())
+
+
+def test_a_next_turn_reads_what_the_last_one_left(stories_base):
+    """The pages of a finished sample serve longer and shorter prompts, to the same bits."""
+    sampler = Sampler(stories_base, None)
+    settings = SamplingSettings(max_tokens=100, seed=1, temperature=1.0)
+    first = sampler.request(np.arange(3, 90), 1, settings)
+    batcher = run_batch(stories_base, [first])
+    answer = first.future.result()[0].tokens
+    turn = np.concatenate([first.prompt, answer, [9, 8, 7]])
+    second = sampler.request(turn, 2, settings)
+    third = sampler.request(turn[:120], 1, settings)
+    for request in (second, third):
+        batcher.add(request)
+    while batcher.busy:
+        batcher.step()
+    assert second.future.result()[0].cached_prompt_tokens > 150
+    for request in (second, third):
+        alone = draw(Sampler(stories_base, None), request.prompt, request.num_samples, settings)
+        found = request.future.result()
+        assert [s.tokens for s in found] == [s.tokens for s in alone]
+        assert [s.logprobs for s in found] == [s.logprobs for s in alone]
