@@ -23,9 +23,7 @@ SHAPES = {
     "window longer than a chunk": (4, LayerShape(1, 32, 48), 150),
 }
 
-needs_compiler = pytest.mark.skipif(
-    not any(map(shutil.which, ("cc", "gcc", "clang"))), reason="needs a C compiler"
-)
+needs_compiler = pytest.mark.skipif(shutil.which("gcc") is None, reason="needs gcc")
 
 
 class Batch:

@@ -18,9 +18,7 @@ from tinker_cookbook.engine.sampler import Sampler
 CPU = torch.device("cpu")
 SHAPES = [LayerShape(2, 8, 4), LayerShape(1, 16, 16)]
 
-pytestmark = pytest.mark.skipif(
-    not any(map(shutil.which, ("cc", "gcc", "clang"))), reason="needs a C compiler"
-)
+pytestmark = pytest.mark.skipif(shutil.which("gcc") is None, reason="needs gcc")
 
 
 @pytest.fixture

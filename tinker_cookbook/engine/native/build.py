@@ -45,19 +45,21 @@ def library(name: str) -> ctypes.CDLL | None:
     source = Path(__file__).with_name(f"{name}.c")
     compiler = _compiler()
     if compiler is None:
-        logger.info("No C compiler was found: sampling is slower (install gcc or clang).")
+        logger.info("No C compiler was found: sampling is slower (install gcc).")
         return None
     try:
         built = _built(source, compiler)
         return ctypes.CDLL(str(built))
     except (OSError, subprocess.SubprocessError) as error:
         detail = getattr(error, "stderr", None) or error
-        logger.warning("%s did not compile %s, sampling is slower: %s", compiler, name, detail)
+        text = "%s did not compile %s, sampling is slower (gcc does, or set CC): %s"
+        logger.warning(text, compiler, name, detail)
         return None
 
 
 def _compiler() -> str | None:
-    names = (os.environ.get("CC"), "cc", "gcc", "clang")
+    """gcc first: clang's code asks for an OpenMP runtime that torch does not bring."""
+    names = (os.environ.get("CC"), "gcc", "cc")
     return next((path for name in names if name and (path := shutil.which(name))), None)
 
 
