@@ -27,19 +27,11 @@ SPARE_BYTES = 4 << 30
 """Memory that copies for the backward direction leave to activations and to other programs."""
 
 
-class FrozenWeight(Protocol):
-    """A matrix ``W`` [out, in] that takes no gradient."""
-
-    shape: tuple[int, int]
-    dtype: torch.dtype
-    device: torch.device
+class Layout(Protocol):
+    """A matrix ``W`` [out, in], multiplied in one direction."""
 
     def product(self, x: torch.Tensor, bias: torch.Tensor | None = None) -> torch.Tensor:
         """``x W^T + bias`` for ``x`` [T, in], as a new [T, out]."""
-        ...
-
-    def back(self, gradient: torch.Tensor) -> torch.Tensor:
-        """``gradient W`` for ``gradient`` [T, out], as a new [T, in]."""
         ...
 
     def adapted(
@@ -54,6 +46,18 @@ class FrozenWeight(Protocol):
 
     def dense(self) -> torch.Tensor:
         """The matrix in the plain layout."""
+        ...
+
+
+class FrozenWeight(Layout, Protocol):
+    """A matrix ``W`` [out, in] that takes no gradient."""
+
+    shape: tuple[int, int]
+    dtype: torch.dtype
+    device: torch.device
+
+    def back(self, gradient: torch.Tensor) -> torch.Tensor:
+        """``gradient W`` for ``gradient`` [T, out], as a new [T, in]."""
         ...
 
 
@@ -92,28 +96,6 @@ class DenseWeight:
     def dense(self) -> torch.Tensor:
         """The matrix in the plain layout."""
         return self._weight
-
-
-class Layout(Protocol):
-    """A matrix of one direction, reordered."""
-
-    def product(self, x: torch.Tensor, bias: torch.Tensor | None = None) -> torch.Tensor:
-        """``x W^T + bias``, [T, out]."""
-        ...
-
-    def adapted(
-        self, x: torch.Tensor, bias: torch.Tensor | None, parts: Sequence[Part]
-    ) -> torch.Tensor:
-        """``product`` with low-rank terms, each for its rows."""
-        ...
-
-    def product_fp32(self, x: torch.Tensor) -> torch.Tensor:
-        """``x W^T`` with fp32's precision."""
-        ...
-
-    def dense(self) -> torch.Tensor:
-        """The matrix in the plain layout."""
-        ...
 
 
 class OneDnn:
