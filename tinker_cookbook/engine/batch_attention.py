@@ -168,7 +168,7 @@ Part: TypeAlias = DecodeRows | PrefillRow | Run
 
 
 def decoding(slots: Sequence[AnySlot], first: int) -> list[Part]:
-    """One token for each of ``slots``, all of an arena; they begin at ``first`` in the row."""
+    """One token for each of ``slots``, a group of their cache, from ``first`` in the row on."""
     if isinstance(slots[0], Slot):
         return [DecodeRows(slots[0].arena, first, [slot.length for slot in slots])]
     paged = (slot for slot in slots if isinstance(slot, PagedSlot))

@@ -198,7 +198,7 @@ class Batcher:
             )
 
     def _make_room(self) -> None:
-        """Moves rows that have filled their slot; where memory is short the newest begin again."""
+        """Gives room to rows that have none left; where memory is short the newest begin again."""
         for slot, row in list(self._rows.items()):
             if slot not in self._rows or slot.length < slot.capacity:
                 continue
