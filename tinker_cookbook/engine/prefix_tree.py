@@ -34,6 +34,16 @@ class Siblings:
     path: np.ndarray
     places: list[np.ndarray]
 
+    @property
+    def longest(self) -> int:
+        """Tokens of the longest segment."""
+        return max(map(len, self.places))
+
+    @property
+    def scores(self) -> int:
+        """Pairs of query and key that attention computes for them as a batch."""
+        return len(self.places) * self.longest * (len(self.path) + self.longest)
+
 
 @dataclass(frozen=True)
 class TreeRow:

@@ -9,6 +9,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tinker_cookbook.engine import tree_attention
 from tinker_cookbook.engine.packing import pad, plan
 from tinker_cookbook.engine.prefix_tree import group_by_prefix, lay_out
 from tinker_cookbook.exceptions import DataValidationError
@@ -128,9 +129,14 @@ def take(run) -> dict[str, torch.Tensor]:
     return taken
 
 
+@pytest.mark.parametrize("part", ["_Batch", "_Whole"])
 @pytest.mark.parametrize("kind", ["llama", "qwen3", "granite", "gemma3"])
 @pytest.mark.parametrize("loss", ["cross_entropy", "wide", "ppo", "gspo", "custom"])
-def test_shared_prefix_equals_unshared(tiny_base, kind, loss, record_property):
+def test_shared_prefix_equals_unshared(
+    tiny_base, kind, loss, part, record_property, monkeypatch: pytest.MonkeyPatch
+):
+    limit = -1 if part == "_Batch" else 1 << 30
+    monkeypatch.setattr(tree_attention, "_HIDDEN_SCORES", limit)
     base = tiny_base(kind)
     assert base.shares_prefixes
     rng = np.random.default_rng(5)
@@ -157,8 +163,11 @@ def test_shared_prefix_equals_unshared(tiny_base, kind, loss, record_property):
     for share in (False, True):
         run = ref.make_run(base, 400)
         base.__dict__["shares_prefixes"] = share
-        rows = [row for group in run._plan(data) for row in group.rows]
-        assert any(row.shared for row in rows) == share
+        groups = run._plan(data)
+        assert any(row.shared for group in groups for row in group.rows) == share
+        trees = [pad(group, [e.tokens for e in data], base.device).tree for group in groups]
+        kinds = {type(p).__name__ for tree in trees if tree is not None for p in tree.parts}
+        assert kinds == ({part} if share else set())
         if loss == "custom":
             output = run.forward_backward_custom(
                 data,
