@@ -18,6 +18,7 @@ from tinker_cookbook.engine import batch_attention, cpu_attention, tree_attentio
 from tinker_cookbook.engine.adapters import ActivePairs, AdapterLinear, Pairs, Target
 from tinker_cookbook.engine.attention_trials import batch_trial, tree_trial, trial_tokens
 from tinker_cookbook.engine.batch_attention import BatchLayout
+from tinker_cookbook.engine.fused import fuse
 from tinker_cookbook.engine.head import Head
 from tinker_cookbook.engine.kv_cache import LayerShape
 from tinker_cookbook.engine.low_rank import Segment, Terms
@@ -51,6 +52,7 @@ class BaseModel:
         self.vocab_size = self.head.weight.shape[0]
         self.targets = _hook(self._model, self._active)
         self.unembed_name = next((t.name for t in self.targets if t.group == "unembed"), "")
+        self._rotary = fuse(self._model, dtype)
         self._decoder: Any = self._model.base_model
         if device.type == "cpu":
             _leave_file(self._model)
@@ -79,8 +81,8 @@ class BaseModel:
 
     @contextmanager
     def adapted(self, pairs: Pairs) -> Iterator[None]:
-        """Applies an adapter to the forwards inside the block."""
-        with self._active.use(pairs):
+        """Applies an adapter to the forwards inside the block, and to what they recompute."""
+        with self._active.use(pairs), self._rotary.fused():
             yield
 
     @contextmanager
@@ -97,7 +99,8 @@ class BaseModel:
         positions, mask).
         """
         kwargs.setdefault("use_cache", False)
-        return self._decoder(input_ids=tokens, **kwargs).last_hidden_state
+        with self._rotary.fused():
+            return self._decoder(input_ids=tokens, **kwargs).last_hidden_state
 
     def hidden_of_batch(
         self,

@@ -33,32 +33,6 @@ typedef struct {
 
 int64_t tinker_page(void) { return PAGE; }
 
-INLINE Floats choose(Ints where, Floats yes, Floats no) {
-    Ints a, b;
-    memcpy(&a, &yes, sizeof a);
-    memcpy(&b, &no, sizeof b);
-    a = (a & where) | (b & ~where);
-    memcpy(&yes, &a, sizeof a);
-    return yes;
-}
-
-/* e^x for x <= 0 to 2 ulp; what is below -87 counts as -87. */
-INLINE Floats exp_negative(Floats x) {
-    x = choose(x < -87.0f, all(-87.0f), x);
-    const float to_integer = 12582912.0f; /* 1.5 * 2^23: adding it rounds */
-    const Floats k = (x * 1.44269504f + to_integer) - to_integer;
-    const Floats r = (x - k * 0.693359375f) + k * 2.12194440e-4f;
-    Floats p = r * 1.3981999507e-3f + 8.3334519073e-3f;
-    p = p * r + 4.1665795894e-2f;
-    p = p * r + 1.6666665459e-1f;
-    p = p * r + 5.0000001201e-1f;
-    p = p * r * r + r + 1.0f;
-    const Ints exponent = (__builtin_convertvector(k, Ints) + 127) << 23;
-    Floats power;
-    memcpy(&power, &exponent, sizeof power);
-    return p * power;
-}
-
 /* Scores [group][PAGE] of `group` queries [group][width] for the tokens at `from` and after it. */
 INLINE void score_vectors(float *scores, const float *q, const void *keys, int64_t from,
                           int64_t width, int group, int vectors, int half) {

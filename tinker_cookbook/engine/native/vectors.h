@@ -1,4 +1,4 @@
-/* Vectors of fp32 numbers as wide as the processor's registers, filled from fp32 or bfloat16. */
+/* Vectors of fp32 numbers as wide as the processor's registers, in memory fp32 or bfloat16. */
 
 #ifndef TINKER_VECTORS_H
 #define TINKER_VECTORS_H
@@ -54,8 +54,48 @@ INLINE Floats many(const void *from, int64_t at, int half) {
     return out;
 }
 
+INLINE void put(void *to, int64_t at, Floats x, int half) {
+    if (half) {
+        Words bits;
+        memcpy(&bits, &x, sizeof bits);
+        bits = (bits + 0x7fff + ((bits >> 16) & 1)) >> 16; /* as `narrow` */
+        const Words nan = (Words)(x != x);
+        const Halves raw = __builtin_convertvector((bits & ~nan) | (nan & 0x7fc0), Halves);
+        memcpy((uint16_t *)to + at, &raw, sizeof raw);
+    } else {
+        memcpy((float *)to + at, &x, sizeof x);
+    }
+}
+
 INLINE Floats all(float x) {
     return x - (Floats){0}; /* a vector minus zeros keeps every bit of x */
+}
+
+INLINE Floats choose(Ints where, Floats yes, Floats no) {
+    Ints a, b;
+    memcpy(&a, &yes, sizeof a);
+    memcpy(&b, &no, sizeof b);
+    a = (a & where) | (b & ~where);
+    memcpy(&yes, &a, sizeof a);
+    return yes;
+}
+
+/* e^x for x <= 0 to 1 ulp; what is below -87 counts as -87. */
+INLINE Floats exp_negative(Floats x) {
+    x = choose(x < -87.0f, all(-87.0f), x);
+    const float to_integer = 12582912.0f; /* 1.5 * 2^23: adding it rounds */
+    const Floats k = (x * 1.44269504f + to_integer) - to_integer;
+    const Floats r = (x - k * 0.693359375f) + k * 2.12194440e-4f;
+    Floats p = r * 1.9875691500e-4f + 1.3981999507e-3f;
+    p = p * r + 8.3334519073e-3f;
+    p = p * r + 4.1665795894e-2f;
+    p = p * r + 1.6666665459e-1f;
+    p = p * r + 5.0000001201e-1f;
+    p = p * r * r + r + 1.0f;
+    const Ints exponent = (__builtin_convertvector(k, Ints) + 127) << 23;
+    Floats power;
+    memcpy(&power, &exponent, sizeof power);
+    return p * power;
 }
 
 /* Fetches the lines of `bytes` bytes. */

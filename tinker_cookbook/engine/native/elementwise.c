@@ -1,0 +1,189 @@
+/* What a decoder layer computes number by number: RMS norms, gates, rotary embeddings, each with its
+   gradient, in one pass over memory.
+
+   A result does not depend on what else is in the call: a row that is no multiple of a vector ends
+   in one that is filled up. All is computed in fp32. */
+
+#include <math.h>
+
+#include "vectors.h"
+
+/* `count` numbers, LANES or fewer. */
+INLINE Floats some(const void *from, int64_t at, int64_t count, int half) {
+    Floats out = {0};
+    if (count >= LANES) return many(from, at, half);
+    for (int64_t i = 0; i < count; i++) out[i] = one(from, at + i, half);
+    return out;
+}
+
+INLINE void put_some(void *to, int64_t at, Floats x, int64_t count, int half) {
+    if (count >= LANES) {
+        put(to, at, x, half);
+        return;
+    }
+    for (int64_t i = 0; i < count; i++) {
+        if (half) ((uint16_t *)to)[at + i] = narrow(x[i]);
+        else ((float *)to)[at + i] = x[i];
+    }
+}
+
+/* In double, as is what comes of it for a whole row: its rounding would be in every number. */
+INLINE double sum_of(Floats x) {
+    double out = 0;
+    for (int i = 0; i < LANES; i++) out += x[i];
+    return out;
+}
+
+/* As bfloat16 keeps it, where that is what a model computes in. */
+INLINE Floats rounded(Floats x, int half) {
+    uint16_t raw[LANES];
+    if (!half) return x;
+    put(raw, 0, x, 1);
+    return many(raw, 0, 1);
+}
+
+/* y = x * r * w, r = 1 / sqrt(mean(x^2) + eps), of rows of `width` numbers. */
+typedef struct {
+    int64_t rows, width, threads;
+    const void *x, *upstream; /* [rows, width]; upstream: of y, for the gradient */
+    const float *weight;      /* [width] */
+    void *out;                /* y or the gradient of x */
+    float *inverse;           /* [rows], r; may be NULL */
+    float eps;
+    int32_t half, rounds; /* rounds: x * r is rounded to the dtype before w comes in */
+} Norm;
+
+INLINE void norm_row(const Norm *n, int64_t row, int half) {
+    const int64_t at = row * n->width;
+    Floats squares = {0};
+    for (int64_t i = 0; i < n->width; i += LANES) {
+        const Floats x = some(n->x, at + i, n->width - i, half);
+        squares += x * x;
+    }
+    const float r = (float)(1.0 / sqrt(sum_of(squares) / (double)n->width + n->eps));
+    if (n->inverse != NULL) n->inverse[row] = r;
+    for (int64_t i = 0; i < n->width; i += LANES) {
+        const int64_t count = n->width - i;
+        const Floats x = some(n->x, at + i, count, half) * r;
+        const Floats w = some(n->weight, i, count, 0);
+        put_some(n->out, at + i, rounded(x, half && n->rounds) * w, count, half);
+    }
+}
+
+/* dx = r * (g - x * r^2 * mean(g * x)) for g = upstream * w. */
+INLINE void norm_back_row(const Norm *n, int64_t row, int half) {
+    const int64_t at = row * n->width;
+    Floats products = {0};
+    for (int64_t i = 0; i < n->width; i += LANES) {
+        const int64_t count = n->width - i;
+        const Floats g = some(n->upstream, at + i, count, half) * some(n->weight, i, count, 0);
+        products += g * some(n->x, at + i, count, half);
+    }
+    const float r = n->inverse[row];
+    const float share = (float)(sum_of(products) * r * r / (double)n->width);
+    for (int64_t i = 0; i < n->width; i += LANES) {
+        const int64_t count = n->width - i;
+        const Floats g = some(n->upstream, at + i, count, half) * some(n->weight, i, count, 0);
+        const Floats x = some(n->x, at + i, count, half);
+        put_some(n->out, at + i, (g - x * share) * r, count, half);
+    }
+}
+
+void tinker_norm(const Norm *n) {
+#pragma omp parallel for num_threads(n->threads) if (n->threads > 1)
+    for (int64_t row = 0; row < n->rows; row++) {
+        if (n->half) norm_row(n, row, 1);
+        else norm_row(n, row, 0);
+    }
+}
+
+void tinker_norm_back(const Norm *n) {
+#pragma omp parallel for num_threads(n->threads) if (n->threads > 1)
+    for (int64_t row = 0; row < n->rows; row++) {
+        if (n->half) norm_back_row(n, row, 1);
+        else norm_back_row(n, row, 0);
+    }
+}
+
+/* y = silu(gate) * up, number by number. */
+typedef struct {
+    int64_t count, threads;
+    const void *gate, *up, *upstream;
+    void *out, *d_gate, *d_up;
+    int64_t half;
+} Gate;
+
+/* y * sigmoid(x), with one rounding less than a product of the two. */
+INLINE Floats gated(Floats y, Floats x) {
+    const Floats e = exp_negative(choose(x > 0.0f, -x, x));
+    return choose(x > 0.0f, y, y * e) / (1.0f + e);
+}
+
+INLINE void gate(const Gate *c, int64_t at, int64_t count, int half) {
+    const Floats g = some(c->gate, at, count, half), u = some(c->up, at, count, half);
+    put_some(c->out, at, rounded(gated(g, g), half) * u, count, half);
+}
+
+INLINE void gate_back(const Gate *c, int64_t at, int64_t count, int half) {
+    const Floats g = some(c->gate, at, count, half), u = some(c->up, at, count, half);
+    const Floats d = some(c->upstream, at, count, half), s = gated(all(1.0f), g);
+    put_some(c->d_up, at, d * g * s, count, half);
+    put_some(c->d_gate, at, d * u * s * (1.0f + g * (1.0f - s)), count, half);
+}
+
+void tinker_gate(const Gate *c) {
+#pragma omp parallel for num_threads(c->threads) if (c->threads > 1)
+    for (int64_t i = 0; i < c->count; i += LANES) {
+        if (c->half) gate(c, i, c->count - i, 1);
+        else gate(c, i, c->count - i, 0);
+    }
+}
+
+void tinker_gate_back(const Gate *c) {
+#pragma omp parallel for num_threads(c->threads) if (c->threads > 1)
+    for (int64_t i = 0; i < c->count; i += LANES) {
+        if (c->half) gate_back(c, i, c->count - i, 1);
+        else gate_back(c, i, c->count - i, 0);
+    }
+}
+
+/* Pairs (a, b) of a head, half its width apart, to (a cos - b sin, b cos + a sin); backward, their
+   gradients from those of the result. */
+typedef struct {
+    int64_t tokens, heads, width, threads;
+    int64_t stride[2]; /* of x: a token, a head; in numbers */
+    int64_t angles;    /* tokens that cosine and sine are for: further ones begin again */
+    const void *x;
+    const void *cosine, *sine; /* [angles, width] */
+    void *out;                 /* [tokens, heads, width] */
+    int32_t half, backward;
+} Rotation;
+
+INLINE void rotate(const Rotation *c, int64_t token, int64_t head, int half) {
+    const int64_t middle = c->width / 2, to = (token * c->heads + head) * c->width;
+    const int64_t from = token * c->stride[0] + head * c->stride[1];
+    for (int64_t i = 0; i < middle; i += LANES) {
+        const int64_t count = middle - i, at = token % c->angles * c->width + i;
+        const Floats a = some(c->x, from + i, count, half);
+        const Floats b = some(c->x, from + middle + i, count, half);
+        const Floats cos1 = some(c->cosine, at, count, half);
+        const Floats cos2 = some(c->cosine, at + middle, count, half);
+        const Floats sin1 = some(c->sine, at, count, half);
+        const Floats sin2 = some(c->sine, at + middle, count, half);
+        const Floats x = rounded(a * cos1, half), y = rounded(b * cos2, half);
+        const Floats p = rounded(b * (c->backward ? sin2 : sin1), half);
+        const Floats q = rounded(a * (c->backward ? sin1 : sin2), half);
+        put_some(c->out, to + i, c->backward ? x + p : x - p, count, half);
+        put_some(c->out, to + middle + i, c->backward ? y - q : y + q, count, half);
+    }
+}
+
+void tinker_rotate(const Rotation *c) {
+#pragma omp parallel for num_threads(c->threads) if (c->threads > 1)
+    for (int64_t token = 0; token < c->tokens; token++) {
+        for (int64_t head = 0; head < c->heads; head++) {
+            if (c->half) rotate(c, token, head, 1);
+            else rotate(c, token, head, 0);
+        }
+    }
+}
