@@ -16,17 +16,17 @@ from typing import Any
 
 import torch
 from torch import nn
-from torch.nn import functional as F  # noqa: N812
 
 from tinker_cookbook.engine.frozen import FrozenWeight, frozen
-from tinker_cookbook.engine.low_rank import Segment, parts_of
+from tinker_cookbook.engine.low_rank import LowRank, Segment, Terms, parts_of
 from tinker_cookbook.exceptions import CheckpointError, ConfigurationError
 
 ALPHA = 32
 _PEFT_PREFIX = "base_model.model."
 
-Pairs = Mapping[str, tuple[torch.Tensor, torch.Tensor]]
-"""Target name -> (A [r, in], B [out, r] with alpha / r multiplied in), in the compute dtype."""
+
+TermGradients = Mapping[str, tuple[torch.Tensor, torch.Tensor]]
+"""Target name -> gradients of A [r, in] and of B [out, r]."""
 
 
 @dataclass(frozen=True)
@@ -72,30 +72,30 @@ class Target:
 
 
 @dataclass
-class ActivePairs:
+class ActiveTerms:
     """The adapter that the next forward applies; shared by all hooked layers of a model.
 
-    ``segments`` are set instead of ``pairs`` while a batch of several clients is sampled.
+    ``segments`` are set instead of ``terms`` while a batch of several clients is sampled.
     """
 
-    pairs: Pairs = field(default_factory=dict)
+    terms: Terms = field(default_factory=dict)
     segments: Sequence[Segment] | None = None
 
     @contextmanager
-    def use(self, pairs: Pairs, segments: Sequence[Segment] | None = None) -> Iterator[None]:
+    def use(self, terms: Terms, segments: Sequence[Segment] | None = None) -> Iterator[None]:
         """Applies them inside the block; restores what was active before."""
-        before = self.pairs, self.segments
-        self.pairs, self.segments = pairs, segments
+        before = self.terms, self.segments
+        self.terms, self.segments = terms, segments
         try:
             yield
         finally:
-            self.pairs, self.segments = before
+            self.terms, self.segments = before
 
 
 class AdapterLinear(nn.Module):
     """A frozen linear layer that adds the active adapter's low-rank term."""
 
-    def __init__(self, base: nn.Linear, name: str, active: ActivePairs) -> None:
+    def __init__(self, base: nn.Linear, name: str, active: ActiveTerms) -> None:
         super().__init__()
         self._frozen = frozen(base.weight)
         self.bias = base.bias
@@ -115,13 +115,17 @@ class AdapterLinear(nn.Module):
             parts = parts_of(self._active.segments, self._name)
             out = self._frozen.adapted(rows, self.bias, parts)
             return out.view(*x.shape[:-1], self.out_features)
-        a, b = self._active.pairs.get(self._name, (None, None))
-        out = _AdaptedProduct.apply(rows, self._frozen, self.bias, a, b)
+        term = self._active.terms.get(self._name)
+        a, b = (None, None) if term is None else (term.a, term.b)
+        out = _AdaptedProduct.apply(rows, self._frozen, self.bias, term, a, b)
         return out.view(*x.shape[:-1], self.out_features)
 
 
 class _AdaptedProduct(torch.autograd.Function):
-    """``x W^T + bias + (x A^T) B^T`` with gradients for ``x``, ``A`` and ``B``."""
+    """``x W^T + bias + (x A^T) B^T`` with gradients for ``x``, ``A`` and ``B``.
+
+    ``a`` and ``b`` are those of ``term``, for autograd to know.
+    """
 
     @staticmethod
     def forward(
@@ -129,31 +133,37 @@ class _AdaptedProduct(torch.autograd.Function):
         x: torch.Tensor,
         weight: FrozenWeight,
         bias: torch.Tensor | None,
+        term: LowRank | None,
         a: torch.Tensor | None,
         b: torch.Tensor | None,
     ) -> torch.Tensor:
-        out = weight.product(x, bias)
-        ctx.weight, ctx.adapted = weight, a is not None
-        if a is not None and b is not None:
-            low = F.linear(x, a)
-            out.addmm_(low, b.t())  # in place: another [T, out] would cost memory
-            ctx.save_for_backward(x, low, a, b)
+        ctx.weight, ctx.term = weight, term
+        if term is None:
+            return weight.product(x, bias)
+        out, low = weight.trained(x, bias, term)
+        ctx.save_for_backward(x, low)
         return out
 
     @staticmethod
     def backward(ctx: Any, *upstream: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
-        gradient = upstream[0].contiguous()
-        d_x = ctx.weight.back(gradient) if ctx.needs_input_grad[0] else None
-        if not ctx.adapted:
-            return d_x, None, None, None, None
-        x, low, a, b = ctx.saved_tensors  # to be read once, says activation checkpointing
-        d_low = gradient @ b
-        if d_x is not None:
-            d_x.addmm_(d_low, a)
-        # The same product either way round; the faster one depends on the dtype.
-        wide = low.dtype != torch.float32
-        d_b = (low.t() @ gradient).t() if wide else gradient.t() @ low
-        return d_x, None, None, d_low.t() @ x, d_b
+        gradient, term = upstream[0].contiguous(), ctx.term
+        if term is None:
+            d_x = ctx.weight.back(gradient) if ctx.needs_input_grad[0] else None
+            return d_x, None, None, None, None, None
+        x, low = ctx.saved_tensors  # to be read once, says activation checkpointing
+        d_x, d_low = ctx.weight.trained_back(gradient, term)
+        rank = term.a.shape[0]
+        d_a = _outer(d_low[:, :rank], x)
+        d_b = _outer(gradient, low[:, :rank])
+        return d_x, None, None, None, d_a, d_b
+
+
+def _outer(left: torch.Tensor, right: torch.Tensor) -> torch.Tensor:
+    """``left^T right`` [m, n] of [T, m] and [T, n]; in fp32 where one of them is."""
+    dtype = torch.promote_types(left.dtype, right.dtype)
+    left, right = left.to(dtype), right.to(dtype)
+    # The same product either way round; the faster one depends on the dtype.
+    return left.t() @ right if dtype == torch.float32 else (right.t() @ left).t()
 
 
 class Adapter:
@@ -195,25 +205,25 @@ class Adapter:
             out[f"{_PEFT_PREFIX}{name}.lora_B.weight"] = b
         return out
 
-    def pairs(self, dtype: torch.dtype, *, requires_grad: bool = False) -> Pairs:
+    def terms(self, dtype: torch.dtype, *, requires_grad: bool = False) -> Terms:
         """What the layers apply, in the compute dtype, cast once for a whole batch.
 
-        They are leaves of their own: ``parameter_gradients`` turns their gradients into those of
-        the tensors.
+        ``B`` has alpha / r multiplied in. They are leaves of their own: ``parameter_gradients``
+        turns their gradients into those of the tensors.
         """
         scaling = self.spec.scaling
         return {
-            name: (
+            name: LowRank(
                 a.detach().to(dtype).requires_grad_(requires_grad),
                 (b.detach() * scaling).to(dtype).requires_grad_(requires_grad),
             )
             for name, (a, b) in self.tensors.items()
         }
 
-    def parameter_gradients(self, of_pairs: Pairs) -> dict[str, torch.Tensor]:
-        """Gradients by peft name, from those of ``pairs`` (fp32, overwritten)."""
+    def parameter_gradients(self, of_terms: TermGradients) -> dict[str, torch.Tensor]:
+        """Gradients by peft name, from those of ``terms`` (fp32, overwritten)."""
         out = {}
-        for name, (a, b) in of_pairs.items():
+        for name, (a, b) in of_terms.items():
             out[f"{_PEFT_PREFIX}{name}.lora_A.weight"] = a
             out[f"{_PEFT_PREFIX}{name}.lora_B.weight"] = b.mul_(self.spec.scaling)
         return out

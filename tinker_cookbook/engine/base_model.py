@@ -15,7 +15,7 @@ from torch import nn
 from torch.utils.checkpoint import checkpoint
 
 from tinker_cookbook.engine import batch_attention, cpu_attention, tree_attention
-from tinker_cookbook.engine.adapters import ActivePairs, AdapterLinear, Pairs, Target
+from tinker_cookbook.engine.adapters import ActiveTerms, AdapterLinear, Target
 from tinker_cookbook.engine.attention_trials import batch_trial, tree_trial, trial_tokens
 from tinker_cookbook.engine.batch_attention import BatchLayout
 from tinker_cookbook.engine.fused import fuse
@@ -44,7 +44,7 @@ class BaseModel:
         self.name, self.folder, self.device, self.dtype = name, folder, device, dtype
         self._model = _load(folder, device, dtype)
         self.config: Any = self._model.config
-        self._active = ActivePairs()
+        self._active = ActiveTerms()
         self.context_length = int(getattr(self.config, "max_position_embeddings", 0) or 1 << 30)
         self.eos_ids = _eos_ids(self._model)
         expected = _own_logprobs(self._model)
@@ -80,9 +80,9 @@ class BaseModel:
             )
 
     @contextmanager
-    def adapted(self, pairs: Pairs) -> Iterator[None]:
+    def adapted(self, terms: Terms) -> Iterator[None]:
         """Applies an adapter to the forwards inside the block, and to what they recompute."""
-        with self._active.use(pairs), self._rotary.fused():
+        with self._active.use(terms), self._rotary.fused():
             yield
 
     @contextmanager
@@ -157,9 +157,10 @@ class BaseModel:
         """What each layer keeps of a token; none if sequences cannot be batched."""
         return batch_trial(self)
 
-    def unembed_pair(self, pairs: Pairs) -> tuple[torch.Tensor, torch.Tensor] | None:
+    def unembed_pair(self, terms: Terms) -> tuple[torch.Tensor, torch.Tensor] | None:
         """The adapter of the unembedding layer, if it has one."""
-        return pairs.get(self.unembed_name)
+        term = terms.get(self.unembed_name)
+        return None if term is None else (term.a, term.b)
 
     @contextmanager
     def checkpointed(self, on: bool) -> Iterator[None]:
@@ -227,7 +228,7 @@ def _eos_ids(model: Any) -> tuple[int, ...]:
     return ()
 
 
-def _hook(model: Any, active: ActivePairs) -> list[Target]:
+def _hook(model: Any, active: ActiveTerms) -> list[Target]:
     """Replaces every linear layer of the decoder, and the head, by one that takes an adapter."""
     head = model.get_output_embeddings()
     targets = []

@@ -16,7 +16,7 @@ import torch
 from torch.nn import functional as F  # noqa: N812
 
 from tinker_cookbook.engine.devices import cpu_bfloat16, free_memory_bytes
-from tinker_cookbook.engine.low_rank import Part
+from tinker_cookbook.engine.low_rank import LowRank, Part
 from tinker_cookbook.engine.native.build import library
 from tinker_cookbook.engine.native.product import Panels
 
@@ -40,6 +40,12 @@ class Layout(Protocol):
         """``product`` with low-rank terms, each for its rows."""
         ...
 
+    def trained(
+        self, x: torch.Tensor, bias: torch.Tensor | None, term: LowRank
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """``product`` with one term for all rows, and its ``x A^T`` [T, r or more]."""
+        ...
+
     def product_fp32(self, x: torch.Tensor) -> torch.Tensor:
         """``x W^T`` with fp32's precision, also where both are of half precision."""
         ...
@@ -58,6 +64,12 @@ class FrozenWeight(Layout, Protocol):
 
     def back(self, gradient: torch.Tensor) -> torch.Tensor:
         """``gradient W`` for ``gradient`` [T, out], as a new [T, in]."""
+        ...
+
+    def trained_back(
+        self, gradient: torch.Tensor, term: LowRank
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """``back`` through ``trained``, and its ``gradient B`` [T, r or more]."""
         ...
 
 
@@ -93,6 +105,20 @@ class DenseWeight:
         """``product`` with low-rank terms, each for its rows."""
         return _with_parts(self.product(x, bias), x, parts)
 
+    def trained(
+        self, x: torch.Tensor, bias: torch.Tensor | None, term: LowRank
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """``product`` with one term, and its ``x A^T``."""
+        out = self.product(x, bias)
+        return out, term.add_keeping(out, x)
+
+    def trained_back(
+        self, gradient: torch.Tensor, term: LowRank
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """``back`` through ``trained``, and its ``gradient B``."""
+        out = self.back(gradient)
+        return out, term.back.add_keeping(out, gradient)
+
     def dense(self) -> torch.Tensor:
         """The matrix in the plain layout."""
         return self._weight
@@ -124,6 +150,13 @@ class OneDnn:
         """``product`` with low-rank terms, each for its rows."""
         return _with_parts(self.product(x, bias), x, parts)
 
+    def trained(
+        self, x: torch.Tensor, bias: torch.Tensor | None, term: LowRank
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """``product`` with one term, and its ``x A^T``."""
+        out = self.product(x, bias)
+        return out, term.add_keeping(out, x)
+
     def dense(self) -> torch.Tensor:
         """The matrix in the plain layout."""
         return self._packed.to_dense()
@@ -148,12 +181,19 @@ class PackedWeight:
 
     def back(self, gradient: torch.Tensor) -> torch.Tensor:
         """``gradient W``, [T, in]."""
-        packed = self._backward
-        if packed is None:
-            packed = self._layout(self.dense().t())
-            if free_memory_bytes(self.device) > SPARE_BYTES:
-                self._backward = packed  # else made anew each time: slower, and the same bits
-        return packed.product(gradient)
+        return self._transposed().product(gradient)
+
+    def trained(
+        self, x: torch.Tensor, bias: torch.Tensor | None, term: LowRank
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """``product`` with one term, and its ``x A^T``."""
+        return self._forward.trained(x, bias, term)
+
+    def trained_back(
+        self, gradient: torch.Tensor, term: LowRank
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """``back`` through ``trained``, and its ``gradient B``."""
+        return self._transposed().trained(gradient, None, term.back)
 
     def adapted(
         self, x: torch.Tensor, bias: torch.Tensor | None, parts: Sequence[Part]
@@ -168,6 +208,14 @@ class PackedWeight:
     def dense(self) -> torch.Tensor:
         """The matrix in the plain layout."""
         return self._forward.dense()
+
+    def _transposed(self) -> Layout:
+        packed = self._backward
+        if packed is None:
+            packed = self._layout(self.dense().t())
+            if free_memory_bytes(self.device) > SPARE_BYTES:
+                self._backward = packed  # else made anew each time: slower, and the same bits
+        return packed
 
 
 def frozen(weight: torch.Tensor) -> FrozenWeight:

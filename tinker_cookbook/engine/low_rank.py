@@ -1,8 +1,4 @@
-"""Low-rank terms of adapters as samplers add them: for all tokens of a batch, or each for its own.
-
-They are in fp32 whatever the dtype of the model, with values of that dtype: for the few rows of
-decoding the small products are faster so.
-"""
+"""Low-rank terms of adapters: for all tokens of a batch, or each for its own."""
 
 from __future__ import annotations
 
@@ -21,17 +17,32 @@ class LowRank:
     """``(x A^T) B^T`` of one layer, for ``A`` [r, in] and ``B`` [out, r] with its scaling."""
 
     def __init__(self, a: torch.Tensor, b: torch.Tensor) -> None:
-        self.a, self.b = a.float(), b.float()
+        self.a, self.b = a, b
         self._packed: tuple[Any, Any] | None = None
 
     def packed(self, layout: Callable[[torch.Tensor], T]) -> tuple[T, T]:
-        """Both in the layout that the products of the batch have, made once."""
+        """Both in the layout that the products of the batch have, made once, in fp32."""
         if self._packed is None:
-            self._packed = layout(self.a), layout(self.b)
+            self._packed = layout(self.a.detach().float()), layout(self.b.detach().float())
         return self._packed
 
+    @cached_property
+    def back(self) -> LowRank:
+        """The way back: ``(y B) A``."""
+        return LowRank(self.b.detach().t(), self.a.detach().t())
+
+    def add_keeping(self, out: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
+        """Adds the term for ``x`` [T, in] to ``out``; returns ``x A^T`` [T, r] for gradients."""
+        low = F.linear(x, self.a)
+        out.addmm_(low, self.b.t())  # in place: another [T, out] would cost memory
+        return low
+
     def add(self, out: torch.Tensor, x: torch.Tensor, rows: torch.Tensor | None = None) -> None:
-        """Adds the term for inputs ``x`` [T, in], or some ``rows`` [R] of it, to ``out``."""
+        """Adds the term for inputs ``x`` [T, in], or some ``rows`` [R] of it, to ``out``.
+
+        In fp32 whatever the dtype of the model, with values of that dtype: for the few rows of
+        decoding the small products are faster so.
+        """
         a, b = self.by_column
         if rows is not None:
             count = len(rows)
@@ -52,7 +63,7 @@ class LowRank:
         Layers multiply with their transposes, and for the few rows of decoding a product with a
         matrix that lies row by row takes a third to a half of the time.
         """
-        return self.a.t().contiguous().t(), self.b.t().contiguous().t()
+        return self.a.float().t().contiguous().t(), self.b.float().t().contiguous().t()
 
 
 Part = tuple[LowRank, torch.Tensor | None]

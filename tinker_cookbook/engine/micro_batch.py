@@ -7,26 +7,26 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 import torch
 
-from tinker_cookbook.engine.adapters import Pairs
 from tinker_cookbook.engine.base_model import BaseModel
 from tinker_cookbook.engine.examples import Example
 from tinker_cookbook.engine.losses import Loss, LossInputs
+from tinker_cookbook.engine.low_rank import Terms
 from tinker_cookbook.engine.packing import MicroBatch, concatenate, pad
 
 
 class MicroBatchPass:
     """Holds what lives between the forward and the backward pass of a few sequences.
 
-    ``pairs`` is the adapter as the layers apply it; gradients are those of its tensors. After
+    ``terms`` is the adapter as the layers apply it; gradients are those of its tensors. After
     ``run``: ``loss`` (float), ``gradients`` (fp32 by target name, empty without backward) and
     ``split_logprobs()``, in the order of ``micro.indices``.
     """
 
     def __init__(
-        self, base: BaseModel, pairs: Pairs, data: Sequence[Example], micro: MicroBatch
+        self, base: BaseModel, terms: Terms, data: Sequence[Example], micro: MicroBatch
     ) -> None:
         self._base = base
-        self._pairs = pairs
+        self._terms = terms
         self._examples = [data[i] for i in micro.indices]
         self._batch = pad(micro, [example.tokens for example in data], base.device)
         targets = np.concatenate([example.targets for example in self._examples])
@@ -70,13 +70,13 @@ class MicroBatchPass:
         """Hidden states (with a graph if ``grad``) and log-probabilities."""
         hidden = self._body(grad=grad, checkpoint=checkpoint)
         self._logprobs = self._base.head.logprobs(
-            hidden.detach(), self._targets, self._base.unembed_pair(self._pairs)
+            hidden.detach(), self._targets, self._base.unembed_pair(self._terms)
         )
 
     def backward(
         self, upstream: torch.Tensor, *, fill_logprobs: bool = False
     ) -> dict[str, tuple[torch.Tensor, torch.Tensor]]:
-        """Gradients of the adapter's pairs, for those of the log-probabilities."""
+        """Gradients of the adapter's terms, for those of the log-probabilities."""
         hidden = self._hidden
         assert hidden is not None, "backward before forward"
         if self._expand is not None:
@@ -90,7 +90,7 @@ class MicroBatchPass:
             hidden.detach(),
             self._targets,
             upstream,
-            self._base.unembed_pair(self._pairs),
+            self._base.unembed_pair(self._terms),
             self._logprobs if fill_logprobs else None,
         )
         out = self._body_gradients(hidden, head.hidden) if hidden.requires_grad else {}
@@ -116,7 +116,7 @@ class MicroBatchPass:
         """Hidden states of the positions that the head needs."""
         base, batch = self._base, self._batch
         layout = {} if batch.positions is None else {"position_ids": batch.positions}
-        with torch.set_grad_enabled(grad), base.adapted(self._pairs):
+        with torch.set_grad_enabled(grad), base.adapted(self._terms):
             with base.checkpointed(checkpoint and grad), base.along_tree(batch.tree):
                 hidden = base.hidden(batch.tokens, **layout)
             hidden = hidden.reshape(-1, hidden.shape[-1])
@@ -128,10 +128,10 @@ class MicroBatchPass:
     def _body_gradients(
         self, hidden: torch.Tensor, upstream: torch.Tensor
     ) -> dict[str, tuple[torch.Tensor, torch.Tensor]]:
-        names = [name for name in self._pairs if name != self._base.unembed_name]
-        leaves = [tensor for name in names for tensor in self._pairs[name]]
+        names = [name for name in self._terms if name != self._base.unembed_name]
+        leaves = [tensor for name in names for tensor in (self._terms[name].a, self._terms[name].b)]
         # Checkpointed layers run forward again here.
-        with self._base.adapted(self._pairs), self._base.along_tree(self._batch.tree):
+        with self._base.adapted(self._terms), self._base.along_tree(self._batch.tree):
             found = torch.autograd.grad(hidden, leaves, upstream, allow_unused=True)
         # A transposed gradient must not leave here: fused AdamW reads memory in order, whatever
         # the strides, and would silently apply it to the wrong elements.

@@ -17,7 +17,7 @@ from tinker_cookbook.engine.adapters import Adapter
 from tinker_cookbook.engine.base_model import BaseModel
 from tinker_cookbook.engine.examples import check_token_range
 from tinker_cookbook.engine.head import LoraPair
-from tinker_cookbook.engine.low_rank import LowRank, Terms
+from tinker_cookbook.engine.low_rank import Terms
 from tinker_cookbook.engine.requests import Prompt, Sample, SampleRequest, SamplingSettings
 from tinker_cookbook.exceptions import ConfigurationError, DataValidationError
 
@@ -68,10 +68,9 @@ class Sampler:
         return SampleRequest(self, tokens, num_samples, settings, limit, decode, topk_sample)
 
     def terms(self) -> Terms:
-        """The adapter as a batch applies it: in fp32, with the values of the model's dtype."""
+        """The adapter as layers apply it."""
         if self._terms is None:
-            pairs = {} if self._adapter is None else self._adapter.pairs(self.base.dtype)
-            self._terms = {name: LowRank(a, b) for name, (a, b) in pairs.items()}
+            self._terms = {} if self._adapter is None else self._adapter.terms(self.base.dtype)
         return self._terms
 
     def unembed_pair(self) -> LoraPair | None:
@@ -123,11 +122,11 @@ class Sampler:
 
     def _prompt_hidden(self, prompt: np.ndarray) -> tuple[torch.Tensor, LoraPair | None]:
         """Hidden states [T - 1, H] that predict the tokens after the first."""
-        pairs = {} if self._adapter is None else self._adapter.pairs(self.base.dtype)
+        terms = self.terms()
         tokens = torch.from_numpy(prompt).to(self.base.device)
-        with self.base.adapted(pairs):
+        with self.base.adapted(terms):
             hidden = self.base.hidden(tokens[None])
-        return hidden[0, :-1], self.base.unembed_pair(pairs)
+        return hidden[0, :-1], self.base.unembed_pair(terms)
 
     def _check_prompt(self, prompt: Prompt) -> np.ndarray:
         tokens = np.asarray(prompt, dtype=np.int64)

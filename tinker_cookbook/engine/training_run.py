@@ -19,10 +19,11 @@ from dataclasses import dataclass, field
 import numpy as np
 import torch
 
-from tinker_cookbook.engine.adapters import Adapter, Pairs
+from tinker_cookbook.engine.adapters import Adapter
 from tinker_cookbook.engine.base_model import BaseModel
 from tinker_cookbook.engine.examples import Example, check_examples
 from tinker_cookbook.engine.losses import LOSSES, Loss, get_loss
+from tinker_cookbook.engine.low_rank import Terms
 from tinker_cookbook.engine.memory import out_of_memory, release_cached_memory
 from tinker_cookbook.engine.micro_batch import MicroBatchPass
 from tinker_cookbook.engine.optimizer import AdamSettings, AdamW
@@ -85,12 +86,12 @@ class TrainingRun:
             loss = get_loss(loss_name)
             optional = check_examples(data, loss, self.base.vocab_size, self.base.context_length)
             config = loss.resolve_config(loss_config, per_token=optional)
-            pairs = self.adapter.pairs(self.base.dtype, requires_grad=backward)
+            terms = self.adapter.terms(self.base.dtype, requires_grad=backward)
             logprobs: list[np.ndarray] = [np.empty(0)] * len(data)
-            gradients = _PairGradients()
+            gradients = _GradientSums()
             total = 0.0
             for group in self._plan(data):
-                for part, result in self._with_retries(data, group, pairs, loss, config, backward):
+                for part, result in self._with_retries(data, group, terms, loss, config, backward):
                     total += result.loss
                     gradients.add(result.gradients)
                     for index, values in zip(part.indices, result.split_logprobs(), strict=True):
@@ -109,9 +110,9 @@ class TrainingRun:
         with self._refusing_step_after_failure(True):
             loss = LOSSES["cross_entropy"]
             check_examples(data, loss, self.base.vocab_size, self.base.context_length)
-            pairs = self.adapter.pairs(self.base.dtype, requires_grad=True)
+            terms = self.adapter.terms(self.base.dtype, requires_grad=True)
             groups = self._plan(data)
-            passes = [MicroBatchPass(self.base, pairs, data, group) for group in groups]
+            passes = [MicroBatchPass(self.base, terms, data, group) for group in groups]
             keep = len(groups) == 1
             leaves: list[torch.Tensor] = [torch.empty(0)] * len(data)
             for group, micro in zip(groups, passes, strict=True):
@@ -121,7 +122,7 @@ class TrainingRun:
                 self._pause()
             value, metrics = _call_custom_loss(loss_fn, leaves)
             upstream = _custom_gradients(value, leaves)
-            gradients = _PairGradients()
+            gradients = _GradientSums()
             for group, micro in zip(groups, passes, strict=True):
                 if not keep:
                     micro.forward(grad=True, checkpoint=self._too_long(group))
@@ -195,7 +196,7 @@ class TrainingRun:
         self,
         data: Sequence[Example],
         group: MicroBatch,
-        pairs: Pairs,
+        terms: Terms,
         loss: Loss,
         config: Mapping[str, float],
         backward: bool,
@@ -207,7 +208,7 @@ class TrainingRun:
             attempts.append(True)
         reason = ""
         for checkpoint in attempts:
-            micro = MicroBatchPass(self.base, pairs, data, group)
+            micro = MicroBatchPass(self.base, terms, data, group)
             try:
                 micro.run(loss, config, backward=backward, checkpoint=checkpoint)
                 return [(group, micro)]
@@ -227,10 +228,10 @@ class TrainingRun:
         self.token_budget = max(1, group.padded_tokens // 2)
         out = []
         for part in halves:
-            out += self._with_retries(data, part, pairs, loss, config, backward)
+            out += self._with_retries(data, part, terms, loss, config, backward)
         return out
 
-    def _keep(self, gradients: _PairGradients) -> None:
+    def _keep(self, gradients: _GradientSums) -> None:
         """Adds a finished batch's gradient to the run's."""
         for name, gradient in self.adapter.parameter_gradients(gradients.by_name).items():
             if name in self._gradients:
@@ -239,8 +240,8 @@ class TrainingRun:
                 self._gradients[name] = gradient
 
 
-class _PairGradients:
-    """Adds up the fp32 gradients of an adapter's pairs over micro-batches."""
+class _GradientSums:
+    """Adds up the fp32 gradients of an adapter's terms over micro-batches."""
 
     def __init__(self) -> None:
         self.by_name: dict[str, tuple[torch.Tensor, torch.Tensor]] = {}

@@ -72,18 +72,26 @@ class Panels:
         """``product`` with low-rank terms, each for its rows."""
         x = _in_rows(x)
         if len(parts) == 1 and parts[0][1] is None:
-            out = x.new_empty(x.shape[0], self._outputs)
-            self._add_low_rank(parts[0][0], x, out, self._term(x))
+            out, _ = self._with_low_rank(x, parts[0][0])
         else:
             out = self.product_fp32(x)
             for low_rank, rows in parts:
                 own = out if rows is None else out[rows]
-                self._add_low_rank(low_rank, x if rows is None else x[rows], own)
+                _add_low_rank(low_rank, x if rows is None else x[rows], own)
                 if rows is not None:
                     out[rows] = own
         if bias is not None:
             out += bias
         return out.to(self._panels.dtype)
+
+    def trained(
+        self, x: torch.Tensor, bias: torch.Tensor | None, term: LowRank
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """``product`` with one term, and its ``x A^T`` in fp32, filled up to whole panels."""
+        out, low = self._with_low_rank(_in_rows(x), term)
+        if bias is not None:
+            out += bias
+        return out.to(self._panels.dtype), low
 
     def dense(self) -> torch.Tensor:
         """The matrix in the plain layout, a copy."""
@@ -94,15 +102,26 @@ class Panels:
         half = self._panels.dtype == torch.bfloat16
         return _Term(self._inputs, x.stride(0), half, x.data_ptr(), self._panels.data_ptr())
 
-    @staticmethod
-    def _add_low_rank(
-        low_rank: LowRank, x: torch.Tensor, out: torch.Tensor, first: _Term | None = None
-    ) -> None:
-        """``(x A^T) B^T``, added to the first term or, without one, to what ``out`` holds."""
-        a, b = low_rank.packed(Panels)
-        low = x.new_empty(x.shape[0], a._outputs)
-        terms = [b._term(low)] if first is None else [first, b._term(low)]
-        _add(x.shape[0], [_sum(low, a._term(x)), _sum(out, *terms, goes_on=first is None)])
+    def _with_low_rank(
+        self, x: torch.Tensor, low_rank: LowRank
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """The product of ``x`` [T, in] with the term in it, fp32, and the term's ``x A^T``."""
+        out = x.new_empty(x.shape[0], self._outputs)
+        return out, _add_low_rank(low_rank, x, out, self._term(x))
+
+
+def _add_low_rank(
+    low_rank: LowRank, x: torch.Tensor, out: torch.Tensor, first: _Term | None = None
+) -> torch.Tensor:
+    """``(x A^T) B^T``, added to the first term or, without one, to what ``out`` holds.
+
+    Returns ``x A^T`` [T, r], filled up to whole panels with zeros.
+    """
+    a, b = low_rank.packed(Panels)
+    low = x.new_empty(x.shape[0], a._panels.shape[0] * a._panels.shape[2])
+    terms = [b._term(low)] if first is None else [first, b._term(low)]
+    _add(x.shape[0], [_sum(low, a._term(x)), _sum(out, *terms, goes_on=first is None)])
+    return low
 
 
 def _in_rows(x: torch.Tensor) -> torch.Tensor:
