@@ -1,4 +1,4 @@
-"""Low-rank terms of adapters: for all tokens of a batch, or each for its own."""
+"""Low-rank terms of adapters as layers apply them: for all tokens of a batch, or some of them."""
 
 from __future__ import annotations
 

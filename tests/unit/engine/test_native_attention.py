@@ -157,5 +157,5 @@ def test_is_done_without(
     compiler.chmod(0o755)
     monkeypatch.setenv("CC", str(compiler))
     assert build.library.__wrapped__("attention") is None
-    assert "sampling is slower" in caplog.text
+    assert "the engine is slower" in caplog.text
     assert "no such flag" in caplog.text

@@ -45,14 +45,14 @@ def library(name: str) -> ctypes.CDLL | None:
     source = Path(__file__).with_name(f"{name}.c")
     compiler = _compiler()
     if compiler is None:
-        logger.info("No C compiler was found: sampling is slower (install gcc).")
+        logger.info("No C compiler was found: sampling and training are slower (install gcc).")
         return None
     try:
         built = _built(source, compiler)
         return ctypes.CDLL(str(built))
     except (OSError, subprocess.SubprocessError) as error:
         detail = getattr(error, "stderr", None) or error
-        text = "%s did not compile %s, sampling is slower (gcc does, or set CC): %s"
+        text = "%s did not compile %s, so the engine is slower (gcc does, or set CC): %s"
         logger.warning(text, compiler, name, detail)
         return None
 

@@ -11,7 +11,7 @@ from rich.table import Table
 from tinker_cookbook.engine.bench.summary import GIB, Run, good, now, pairs, ratio, ratio_text
 
 VARIANTS = ("shared", "unshared")
-TOLERANCES = {"float32": 1e-4, "bfloat16": 0.5, "float16": 0.1}
+TOLERANCES = {"float32": 3e-4, "bfloat16": 0.5, "float16": 0.1}
 """Largest difference of log-probabilities that rounding explains, far from what a mask that is
 wrong gives. In float32 the test suite holds 1e-5 on small models; deep ones round more."""
 
