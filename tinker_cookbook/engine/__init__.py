@@ -8,7 +8,8 @@ layers apply them), ``head`` (log-probabilities without full logits). Training: 
 ``training_run`` (the verbs of one run), ``store`` (checkpoints). Sampling: ``requests``,
 ``sampler`` (a snapshot), ``batcher`` and ``batch_plan`` (the running batch), ``kv_cache``,
 ``paged_cache``, ``prefix_cache`` and ``batch_attention`` (what it keeps and reads), ``draw`` and
-``draw_rows`` (tokens), ``one_by_one`` (for models that cannot be batched). ``native`` holds what is written in C. ``worker`` is the thread that owns the device,
-``engine`` what the clients call. ``devices``, ``memory`` and ``cpu_attention`` deal with the
-machine; ``resolve``, ``demo_model`` and ``gguf`` find models.
+``draw_rows`` (tokens), ``one_by_one`` (for models that cannot be batched). ``native`` holds what is
+written in C. ``worker`` is the thread that owns the device, ``engine`` what the clients call.
+``devices``, ``memory`` and ``cpu_attention`` deal with the machine; ``resolve``, ``demo_model`` and
+``gguf`` find models.
 """
