@@ -24,7 +24,6 @@ from tinker_cookbook.exceptions import CheckpointError, ConfigurationError
 ALPHA = 32
 _PEFT_PREFIX = "base_model.model."
 
-
 TermGradients = Mapping[str, tuple[torch.Tensor, torch.Tensor]]
 """Target name -> gradients of A [r, in] and of B [out, r]."""
 
@@ -151,19 +150,22 @@ class _AdaptedProduct(torch.autograd.Function):
             d_x = ctx.weight.back(gradient) if ctx.needs_input_grad[0] else None
             return d_x, None, None, None, None, None
         x, low = ctx.saved_tensors  # to be read once, says activation checkpointing
-        d_x, d_low = ctx.weight.trained_back(gradient, term)
+        if ctx.needs_input_grad[0]:
+            d_x, d_low = ctx.weight.trained_back(gradient, term)
+        else:  # the first layer's: nothing before it learns
+            d_x, d_low = None, gradient @ term.b.detach()
         rank = term.a.shape[0]
-        d_a = _outer(d_low[:, :rank], x)
-        d_b = _outer(gradient, low[:, :rank])
-        return d_x, None, None, None, d_a, d_b
+        d_low, low = d_low[:, :rank], low[:, :rank]
+        # The same product either way round; the faster one depends on the dtype.
+        wide = low.dtype != torch.float32
+        d_b = _outer(low, gradient).t() if wide else _outer(gradient, low)
+        return d_x, None, None, None, _outer(d_low, x), d_b
 
 
 def _outer(left: torch.Tensor, right: torch.Tensor) -> torch.Tensor:
     """``left^T right`` [m, n] of [T, m] and [T, n]; in fp32 where one of them is."""
     dtype = torch.promote_types(left.dtype, right.dtype)
-    left, right = left.to(dtype), right.to(dtype)
-    # The same product either way round; the faster one depends on the dtype.
-    return left.t() @ right if dtype == torch.float32 else (right.t() @ left).t()
+    return left.to(dtype).t() @ right.to(dtype)
 
 
 class Adapter:

@@ -135,6 +135,12 @@ def test_gradients_equal_autograd(rank, tokens, dtype):
         for got, want in zip([found, *gradients], expected, strict=True):
             off = (got.double() - want).norm() / want.norm()
             assert off < (1e-6 if dtype == torch.float32 else 1e-2)
+        first = _AdaptedProduct.apply(x, layout, bias, term, *leaves[1:])  # as in the first layer
+        for got, want in zip(
+            torch.autograd.grad(first, leaves[1:], upstream), gradients[1:], strict=True
+        ):
+            off = (got.double() - want.double()).norm() / want.double().norm()
+            assert off < (1e-6 if dtype == torch.float32 else 1e-2)
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
