@@ -5,12 +5,7 @@
 
 from __future__ import annotations
 
-from tinker_cookbook.renderers.base import (
-    ParseTermination,
-    RenderContext,
-    RenderedMessage,
-    Renderer,
-)
+from tinker_cookbook.renderers.base import Renderer
 from tinker_cookbook.renderers.chatml import ChatMLRenderer
 from tinker_cookbook.renderers.content import (
     content_to_jsonable,
@@ -38,6 +33,14 @@ from tinker_cookbook.renderers.messages import (
     ToolSpec,
     UnparsedToolCall,
 )
+from tinker_cookbook.renderers.parse_outcome import (
+    PARSE_FAILURE_DETAIL_MAX_CHARS,
+    UNTERMINATED_TOOL_BLOCK_ERROR,
+    ParseFailureKind,
+    ParseTermination,
+    classify_parse_failure,
+    detect_unterminated_tool_block,
+)
 from tinker_cookbook.renderers.qwen3 import (
     Qwen3DisableThinkingRenderer,
     Qwen3InstructRenderer,
@@ -52,8 +55,18 @@ from tinker_cookbook.renderers.registry import (
     register_renderer,
     unregister_renderer,
 )
+from tinker_cookbook.renderers.rendered import RenderContext, RenderedMessage
 from tinker_cookbook.renderers.role_colon import RoleColonRenderer
 from tinker_cookbook.renderers.stop_token import parse_response_for_stop_token
+from tinker_cookbook.renderers.streaming import (
+    MessageDelta,
+    MessageReader,
+    ResponseParser,
+    StreamingMessageHeader,
+    StreamingTextDelta,
+    StreamingThinkingDelta,
+    Utf8TokenDecoder,
+)
 from tinker_cookbook.renderers.tokens import tokens_weights_from_strings_weights
 from tinker_cookbook.renderers.train_on_what import TrainOnWhat, select_trained
 from tinker_cookbook.tokenizer_utils import Tokenizer
@@ -102,4 +115,16 @@ __all__ = [
     "select_trained",
     "tokens_weights_from_strings_weights",
     "unregister_renderer",
+    "PARSE_FAILURE_DETAIL_MAX_CHARS",
+    "UNTERMINATED_TOOL_BLOCK_ERROR",
+    "ParseFailureKind",
+    "classify_parse_failure",
+    "detect_unterminated_tool_block",
+    "MessageDelta",
+    "MessageReader",
+    "ResponseParser",
+    "StreamingMessageHeader",
+    "StreamingTextDelta",
+    "StreamingThinkingDelta",
+    "Utf8TokenDecoder",
 ]

@@ -1,9 +1,10 @@
 """The renderer: messages to tokens with training weights, sampled tokens back to a message.
 
 A chat format is written as one subclass with few hooks; this module puts the pieces together.
-Token ids are those of the model's own chat template. A special token that stands in a message's
-text becomes that special token, as it does there: the template joins text before it encodes, so
-data from strangers is to be cleaned before it is rendered.
+Token ids are those of the model's own chat template. The name of a control token that stands in a
+message's text becomes that token, as it does there, because the template joins text before it
+encodes; where a user or a tool wrote it, a warning says so, and ``?split_special_tokens=true``
+behind a renderer's name makes it plain text.
 
 One difference is on purpose. The text of an assistant message is encoded on its own, apart from
 its header, because at inference the model continues from the header's tokens; a template would
@@ -16,25 +17,31 @@ from __future__ import annotations
 import logging
 import operator
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
-from enum import Enum
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 from tinker_cookbook.exceptions import RendererError
 from tinker_cookbook.renderers.codec import TextCodec
-from tinker_cookbook.renderers.content import get_text_content, has_thinking, normalize_messages
+from tinker_cookbook.renderers.content import map_text, normalize_messages, openai_message
 from tinker_cookbook.renderers.messages import Message, Role, ToolSpec
-from tinker_cookbook.renderers.pieces import (
-    Piece,
-    flat,
-    join_pieces,
-    length,
-    spread_weights,
-    token_list,
+from tinker_cookbook.renderers.parse_outcome import ParseTermination
+from tinker_cookbook.renderers.pieces import Piece, join_pieces, spread_weights
+from tinker_cookbook.renderers.rendered import (
+    RenderContext,
+    RenderedMessage,
+    contexts,
+    example_ends,
+    weigh,
+)
+from tinker_cookbook.renderers.streaming import (
+    MessageDelta,
+    MessageReader,
+    PlainReader,
+    ResponseParser,
+    StreamingMessageHeader,
 )
 from tinker_cookbook.renderers.train_on_what import TrainOnWhat, select_trained
-from tinker_cookbook.tokenizer_utils import tokenizer_name
+from tinker_cookbook.tokenizer_utils import special_id, tokenizer_name
 
 if TYPE_CHECKING:
     import tinker
@@ -46,63 +53,6 @@ logger = logging.getLogger(__name__)
 
 Example: TypeAlias = "tuple[tinker.ModelInput, torch.Tensor]"
 """Model input of T tokens and float32 weights [T]: 1 where the token itself is trained on."""
-
-
-class ParseTermination(Enum):
-    """How a sampled response ended. True in a condition exactly where it ended properly."""
-
-    STOP_SEQUENCE = "stop_sequence"
-    """With the renderer's stop sequence, once and at the end."""
-    EOS = "eos"
-    """With the tokenizer's end-of-sequence token in place of the stop sequence."""
-    MALFORMED = "malformed"
-    """Cut off (no stop sequence), or with text after the stop sequence."""
-
-    @property
-    def is_stop_sequence(self) -> bool:
-        """Whether the response ended with the renderer's stop sequence."""
-        return self is ParseTermination.STOP_SEQUENCE
-
-    @property
-    def is_clean(self) -> bool:
-        """Whether the model ended the response itself."""
-        return self is not ParseTermination.MALFORMED
-
-    def __bool__(self) -> bool:
-        return self.is_clean
-
-
-@dataclass(frozen=True)
-class RenderContext:
-    """Where a message stands in its conversation: what chat formats make it depend on."""
-
-    idx: int
-    is_last: bool
-    prev_message: Message | None
-    next_message: Message | None
-    last_user_index: int
-    """Index of the last question of the user, -1 without one."""
-
-    @property
-    def in_last_assistant_turn(self) -> bool:
-        """Whether the message comes after the last question of the user."""
-        return self.idx > self.last_user_index
-
-
-@dataclass(frozen=True)
-class RenderedMessage:
-    """The tokens of one message.
-
-    ``header`` precedes what the model writes and ``footer`` follows the stop token: both are
-    trained on only under ``TrainOnWhat.ALL_TOKENS``. ``output`` ends with the stop token.
-    ``stop_overlap`` is the part of a stop sequence that is also the beginning of the next message's
-    header (role_colon's ``User:``).
-    """
-
-    output: Sequence[Piece]
-    header: Piece = ()
-    footer: Piece = ()
-    stop_overlap: Piece = ()
 
 
 class Renderer(ABC):
@@ -118,14 +68,14 @@ class Renderer(ABC):
     model_name: str | None = None
     restore: Callable[..., Renderer] | None = None
     """Makes it again from its spec; set by ``get_renderer``."""
+    split_special_tokens: bool = False
+    """Whether names of control tokens in what users and tools wrote stay plain text."""
 
     def __init__(self, tokenizer: Tokenizer, image_processor: Any = None) -> None:
         self.tokenizer = tokenizer
         self.image_processor = image_processor
         self.codec = TextCodec(tokenizer)
         self._warned: set[str] = set()
-
-    # --- what a chat format defines -----------------------------------------------------------
 
     @abstractmethod
     def render_message(self, message: Message, ctx: RenderContext) -> RenderedMessage:
@@ -136,12 +86,12 @@ class Renderer(ABC):
         """Returns what ends a response: for ``SamplingParams(stop=…)``."""
 
     @abstractmethod
-    def parse_response(self, response: Sequence[int]) -> tuple[Message, ParseTermination]:
-        """Returns the message that sampled tokens say, and how they ended. Never raises."""
-
-    @abstractmethod
     def _generation_suffix(self, role: Role) -> list[int]:
         """Returns the tokens after which a message of ``role`` is sampled."""
+
+    def _reader(self) -> MessageReader:
+        """Returns what reads the text of one response: tool calls, thinking."""
+        return PlainReader()
 
     def _bos_tokens(self) -> list[int]:
         return []
@@ -164,19 +114,13 @@ class Renderer(ABC):
 
     @property
     def supports_streaming(self) -> bool:
-        """Whether :meth:`parse_response_streaming` works."""
-        return False
+        """Whether :meth:`parse_response_streaming` works: always."""
+        return True
 
     @property
     def disables_thinking(self) -> bool:
         """Whether prompts tell the model to answer without thinking."""
         return False
-
-    def parse_response_streaming(self, response: Sequence[int]) -> Iterator[Any]:
-        """Yields pieces of a response as they can be told apart."""
-        raise RendererError(
-            f"{self._name}: responses cannot be parsed as a stream; use parse_response"
-        )
 
     def create_conversation_prefix_with_tools(
         self, tools: Sequence[ToolSpec], system_prompt: str = ""
@@ -187,7 +131,34 @@ class Renderer(ABC):
             "qwen3 or llama3, or describe the tools in a system message of your own"
         )
 
-    # --- tokens -------------------------------------------------------------------------------
+    def response_parser(self) -> ResponseParser:
+        """Returns a parser for one response, to be fed with tokens as they are sampled."""
+        stops = [stop for stop in self.get_stop_sequences() if isinstance(stop, int)]
+        eos = special_id(self.tokenizer, "eos")
+        return ResponseParser(self.codec, self._reader(), stops, eos)
+
+    def parse_response(self, response: Sequence[int]) -> tuple[Message, ParseTermination]:
+        """Returns the message that sampled tokens say, and how they ended. Never raises.
+
+        Text that cannot be read as a tool call is kept in ``unparsed_tool_calls``;
+        ``classify_parse_failure`` says what is wrong with a response, if anything.
+        """
+        parser = self.response_parser()
+        parser.feed(list(response))
+        parser.finish()
+        return parser.message, parser.termination
+
+    def parse_response_streaming(self, response: Iterable[int]) -> Iterator[MessageDelta]:
+        """Yields a header, the content piece by piece as ``response`` gives tokens, the message.
+
+        ``response`` may be a live stream: a token is taken when the next piece is asked for.
+        """
+        parser = self.response_parser()
+        yield StreamingMessageHeader(role="assistant")
+        for token in response:
+            yield from parser.feed([token])
+        yield from parser.finish()
+        yield parser.message
 
     def build_generation_prompt(
         self,
@@ -196,7 +167,7 @@ class Renderer(ABC):
         prefill: str | None = None,
     ) -> tinker.ModelInput:
         """Returns the prompt for the next message, of ``role``, that begins with ``prefill``."""
-        pieces = self._prompt_pieces(normalize_messages(messages), role)
+        pieces = self._prompt_pieces(self._normalize(messages), role)
         return join_pieces([*pieces, self.codec.encode(prefill or "")])
 
     def build_supervised_example(
@@ -243,7 +214,7 @@ class Renderer(ABC):
             return [self._example(normal, trained, what)]
         examples: list[Example] = []
         done = -1
-        for end in self._example_ends(normal, trained):
+        for end in example_ends(self._prompt_pieces, normal, trained):
             part = [t and done < i for i, t in enumerate(trained[: end + 1])]
             examples.append(self._example(normal[: end + 1], part, what))
             done = end
@@ -251,17 +222,7 @@ class Renderer(ABC):
 
     def to_openai_message(self, message: Message) -> dict[str, Any]:
         """Returns the message as the OpenAI API and chat templates spell it."""
-        result: dict[str, Any] = {"role": message["role"], "content": get_text_content(message)}
-        content = message["content"]
-        if not isinstance(content, str) and has_thinking(content):
-            thoughts = (part["thinking"] for part in content if part["type"] == "thinking")
-            result["reasoning_content"] = "".join(thoughts)
-        if "tool_calls" in message:
-            result["tool_calls"] = [
-                call.model_dump(exclude_none=True) for call in message["tool_calls"]
-            ]
-        kept = ("tool_call_id", "name")
-        return result | {key: value for key, value in message.items() if key in kept}
+        return openai_message(message)
 
     def __reduce__(self) -> tuple[Any, ...]:
         """Says how to make the renderer again: by its spec and the name of its tokenizer."""
@@ -278,8 +239,6 @@ class Renderer(ABC):
             )
         return self.restore, (self.spec, source, self.image_processor, self.model_name)
 
-    # --- assembly -----------------------------------------------------------------------------
-
     @property
     def _name(self) -> str:
         return self.spec or type(self).__name__
@@ -289,8 +248,28 @@ class Renderer(ABC):
             self._warned.add(text)
             logger.warning(text)
 
-    def _conversation(self, messages: Sequence[Mapping[str, Any]], what: TrainOnWhat) -> Any:
+    def _normalize(self, messages: Sequence[Mapping[str, Any]]) -> list[Message]:
+        """Checks messages, and sees to control tokens that users and tools wrote."""
         normal = normalize_messages(messages)
+        return [
+            map_text(m, self._outside_text) if m["role"] in ("user", "tool") else m for m in normal
+        ]
+
+    def _outside_text(self, text: str) -> str:
+        if self.split_special_tokens:
+            return self.codec.split_control_tokens(text)
+        if token := self.codec.control_token_in(text):
+            self._warn_once(
+                f"{self._name}: a message of a user or tool contains {token!r}, which becomes that "
+                "control token, as in the model's own chat template; add "
+                "'?split_special_tokens=true' to renderer_name to keep such text plain"
+            )
+        return text
+
+    def _conversation(
+        self, messages: Sequence[Mapping[str, Any]], what: TrainOnWhat
+    ) -> list[Message]:
+        normal = self._normalize(messages)
         if not normal:
             raise RendererError("messages: got an empty list, expected at least one message")
         if what is not TrainOnWhat.CUSTOMIZED and any("trainable" in m for m in normal):
@@ -300,17 +279,9 @@ class Renderer(ABC):
             )
         return normal
 
-    def _render_all(self, messages: Sequence[Message]) -> Iterator[RenderedMessage]:
+    def _render_all(self, messages: Sequence[Message]) -> list[RenderedMessage]:
         last_user_index = self._last_user_index(messages)
-        for i, message in enumerate(messages):
-            ctx = RenderContext(
-                idx=i,
-                is_last=i == len(messages) - 1,
-                prev_message=messages[i - 1] if i else None,
-                next_message=messages[i + 1] if i + 1 < len(messages) else None,
-                last_user_index=last_user_index,
-            )
-            yield self.render_message(message, ctx)
+        return [self.render_message(m, ctx) for m, ctx in contexts(messages, last_user_index)]
 
     def _prompt_pieces(self, messages: Sequence[Message], role: Role) -> list[Piece]:
         pieces: list[Piece] = [self._bos_tokens(), self._conversation_prefix(messages)]
@@ -325,36 +296,6 @@ class Renderer(ABC):
         weighted: list[tuple[Piece, float]] = [
             (self._bos_tokens(), rest),
             (self._conversation_prefix(messages), rest),
+            *weigh(self._render_all(messages), trained, rest),
         ]
-        overlap: Piece = ()  # end of the previous answer's stop sequence, still to be trained
-        for message_trained, rendered in zip(trained, self._render_all(messages), strict=True):
-            header = rendered.header
-            shared = length(overlap)
-            if shared and token_list(header)[:shared] == token_list(overlap):
-                weighted.append((overlap, 1.0))
-                header = token_list(header)[shared:]
-            weight = float(message_trained)
-            weighted.append((header, rest))
-            weighted += [(piece, weight) for piece in rendered.output]
-            weighted.append((rendered.footer, rest))
-            overlap = rendered.stop_overlap if message_trained else ()
-        weighted.append((overlap, 1.0))
         return join_pieces([piece for piece, _ in weighted]), spread_weights(weighted)
-
-    def _example_ends(self, messages: Sequence[Message], trained: Sequence[bool]) -> list[int]:
-        """Returns the last message of each example, by comparing tokens, not by rule."""
-        ends: list[int] = []
-        answered: list[int] = []
-        for i, message in enumerate(messages):
-            if not (trained[i] and message["role"] == "assistant"):
-                continue
-            prompt = flat(self._prompt_pieces(messages[:i], "assistant"))
-            if ends and prompt[: len(answered)] == answered:
-                ends.pop()
-            ends.append(i)
-            pieces = self._prompt_pieces(messages[: i + 1], "assistant")
-            answered = flat(pieces[:-1])
-        last = max((i for i, chosen in enumerate(trained) if chosen), default=-1)
-        if last > max(ends, default=-1):
-            ends.append(last)
-        return ends

@@ -10,14 +10,10 @@ from collections.abc import Sequence
 from typing import Any
 
 from tinker_cookbook.exceptions import RendererError
-from tinker_cookbook.renderers.base import (
-    ParseTermination,
-    RenderContext,
-    RenderedMessage,
-    Renderer,
-)
+from tinker_cookbook.renderers.base import Renderer
 from tinker_cookbook.renderers.messages import Message, Role
-from tinker_cookbook.renderers.stop_token import special_token_id, split_at_stop_token
+from tinker_cookbook.renderers.rendered import RenderContext, RenderedMessage
+from tinker_cookbook.renderers.stop_token import special_token_id
 from tinker_cookbook.renderers.text_only import text_of
 from tinker_cookbook.tokenizer_utils import Tokenizer
 
@@ -60,10 +56,6 @@ class ChatMLBase(Renderer):
             footer=self.codec.constant("\n"),
         )
 
-    def _response_text(self, response: Sequence[int]) -> tuple[str, ParseTermination]:
-        tokens, how = split_at_stop_token(response, self._end, self.tokenizer)
-        return self.codec.decode(tokens), how
-
 
 class ChatMLRenderer(ChatMLBase):
     """Plain ChatML dialogue, roles as they are given; tools, thinking and media are refused.
@@ -97,11 +89,6 @@ class ChatMLRenderer(ChatMLBase):
             return self._answer(header, text)
         return self._context(header, text)
 
-    def parse_response(self, response: Sequence[int]) -> tuple[Message, ParseTermination]:
-        """Takes the text before ``<|im_end|>``."""
-        text, how = self._response_text(response)
-        return Message(role="assistant", content=text), how
-
     def _conversation_prefix(self, messages: Sequence[Message]) -> list[int]:
         if not self._default_system or not messages or messages[0]["role"] == "system":
             return []
@@ -124,3 +111,13 @@ class ChatMLRenderer(ChatMLBase):
             ) from error
         before, opened, prompt = text.partition(f"{START}system\n")
         return prompt.partition(END)[0] if opened and not before else ""
+
+
+def smollm2(
+    tokenizer: Tokenizer,
+    image_processor: Any = None,
+    *,
+    default_system: str = SMOLLM2_SYSTEM_PROMPT,
+) -> ChatMLRenderer:
+    """ChatML with the system prompt that SmolLM2's template inserts."""
+    return ChatMLRenderer(tokenizer, image_processor, default_system=default_system)

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
+from functools import cached_property
+from itertools import takewhile
 from typing import TYPE_CHECKING
 
 from tinker_cookbook.tokenizer_utils import decode_exactly, encode_without_special_tokens
@@ -12,6 +15,8 @@ if TYPE_CHECKING:
 
 # A line break is a token border in every vocabulary met so far.
 _ANCHOR = "\n"
+# Stands in text where no token may span: a code point that Unicode keeps free of characters.
+_SPLIT = "\ufdd0"
 
 
 class TextCodec:
@@ -31,9 +36,12 @@ class TextCodec:
             self._anchor = encode_without_special_tokens(tokenizer, _ANCHOR)
 
     def encode(self, text: str) -> list[int]:
-        """Returns the tokens of ``text``; names of special tokens in it become those tokens."""
+        """Returns the tokens of ``text``; names of control tokens in it become those tokens,
+        but for names that :meth:`split_control_tokens` took apart."""
         if not text:
             return []
+        if _SPLIT in text:
+            return [token for piece in text.split(_SPLIT) for token in self.encode(piece)]
         if not self._anchor:
             return encode_without_special_tokens(self.tokenizer, text)
         return encode_without_special_tokens(self.tokenizer, _ANCHOR + text)[len(self._anchor) :]
@@ -49,3 +57,34 @@ class TextCodec:
         """Returns the text of ``tokens``, special tokens by their names."""
         text = decode_exactly(self.tokenizer, [*self._anchor, *tokens])
         return text[len(decode_exactly(self.tokenizer, self._anchor)) :] if self._anchor else text
+
+    def control_token_in(self, text: str) -> str | None:
+        """Returns the first name of a control token that stands in ``text``, None without one."""
+        found = self._control_tokens.search(text) if self._control_tokens else None
+        return found[0] if found else None
+
+    def split_control_tokens(self, text: str) -> str:
+        """Returns ``text`` marked so that :meth:`encode` reads names of control tokens as text."""
+        if self._control_tokens is None:
+            return text
+        return self._control_tokens.sub(lambda name: f"{name[0][0]}{_SPLIT}{name[0][1:]}", text)
+
+    def trailing_bytes(self, tokens: Sequence[int]) -> int:
+        """Returns how many tokens at the end are single bytes (``<0x0A>``) of a byte fallback."""
+        return sum(1 for _ in takewhile(self._byte_tokens.__contains__, reversed(tokens)))
+
+    @cached_property
+    def _control_tokens(self) -> re.Pattern[str] | None:
+        added = getattr(self.tokenizer, "added_tokens_decoder", {}).values()
+        # Of one character, or white space (Gemma adds runs of it), nothing can be taken apart.
+        names = {name for token in added if len((name := str(token)).strip()) > 1}
+        longest_first = sorted(names, key=lambda name: -len(name))
+        return re.compile("|".join(map(re.escape, longest_first))) if names else None
+
+    @cached_property
+    def _byte_tokens(self) -> frozenset[int]:
+        tokenizer = self.tokenizer
+        ids = {f"<0x{byte:02X}>": None for byte in range(256)}
+        found = (tokenizer.convert_tokens_to_ids(name) for name in ids)
+        unknown = getattr(tokenizer, "unk_token_id", None)
+        return frozenset(i for i in found if isinstance(i, int) and i != unknown)

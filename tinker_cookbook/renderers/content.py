@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, cast
 
 from pydantic import ValidationError
@@ -122,6 +122,41 @@ def message_to_jsonable(message: Message) -> dict[str, Any]:
             call.model_dump() for call in message["unparsed_tool_calls"]
         ]
     return plain
+
+
+def map_text(message: Message, change: Callable[[str], str]) -> Message:
+    """Returns the message with ``change`` applied to its text; itself where nothing changes."""
+    content = message["content"]
+    if isinstance(content, str):
+        text = change(content)
+        return message if text is content else Message(**{**message, "content": text})
+    parts = [
+        TextPart(type="text", text=change(part["text"])) if part["type"] == "text" else part
+        for part in content
+    ]
+    return Message(**{**message, "content": parts})
+
+
+def openai_message(message: Message) -> dict[str, Any]:
+    """Returns the message as the OpenAI API and chat templates spell it.
+
+    Content with images stays a list of parts; other content becomes its text, with thinking as
+    ``reasoning_content``.
+    """
+    content = message["content"]
+    result: dict[str, Any] = {"role": message["role"], "content": get_text_content(message)}
+    if not isinstance(content, str):
+        if any(part["type"] in ("image", "audio") for part in content):
+            result["content"] = [dict(part) for part in content if part["type"] != "thinking"]
+        if has_thinking(content):
+            thoughts = (part["thinking"] for part in content if part["type"] == "thinking")
+            result["reasoning_content"] = "".join(thoughts)
+    if "tool_calls" in message:
+        result["tool_calls"] = [
+            call.model_dump(exclude_none=True) for call in message["tool_calls"]
+        ]
+    kept = ("tool_call_id", "name")
+    return result | {key: value for key, value in message.items() if key in kept}
 
 
 def normalize_messages(messages: Sequence[Mapping[str, Any]]) -> list[Message]:

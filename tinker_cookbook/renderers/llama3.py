@@ -14,15 +14,12 @@ from collections.abc import Sequence
 from typing import Any
 
 from tinker_cookbook.exceptions import RendererError
-from tinker_cookbook.renderers.base import (
-    ParseTermination,
-    RenderContext,
-    RenderedMessage,
-    Renderer,
-)
+from tinker_cookbook.renderers.base import Renderer
 from tinker_cookbook.renderers.content import ensure_text
 from tinker_cookbook.renderers.messages import Message, Role, ToolCall, ToolSpec
-from tinker_cookbook.renderers.stop_token import special_token_id, split_at_stop_token
+from tinker_cookbook.renderers.rendered import RenderContext, RenderedMessage
+from tinker_cookbook.renderers.stop_token import special_token_id
+from tinker_cookbook.renderers.streaming import ContentDelta, MessageReader
 from tinker_cookbook.renderers.text_only import check_parts
 from tinker_cookbook.renderers.tool_calls import as_openai_tool
 from tinker_cookbook.tokenizer_utils import Tokenizer
@@ -78,14 +75,8 @@ class Llama3Renderer(Renderer):
             header=self._generation_suffix(role), output=[self.codec.encode(f"{text}{_END}")]
         )
 
-    def parse_response(self, response: Sequence[int]) -> tuple[Message, ParseTermination]:
-        """Takes the text before ``<|eot_id|>``; text that is one JSON call becomes that call."""
-        tokens, how = split_at_stop_token(response, self._end, self.tokenizer)
-        text = self.codec.decode(tokens)
-        call = _parse_call(text)
-        if call is not None:
-            return Message(role="assistant", content="", tool_calls=[call]), how
-        return Message(role="assistant", content=text), how
+    def _reader(self) -> MessageReader:
+        return _CallOrText()
 
     def create_conversation_prefix_with_tools(
         self, tools: Sequence[ToolSpec], system_prompt: str = ""
@@ -138,6 +129,33 @@ class Llama3Renderer(Renderer):
             ) from error
         parameters = json.dumps(arguments, ensure_ascii=False)
         return f'{{"name": "{function.name}", "parameters": {parameters}}}'
+
+
+class _CallOrText(MessageReader):
+    """A response that is one JSON object may be a call: it waits for its end."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._waiting: str | None = ""  # None once the response is known to be text
+
+    def feed(self, text: str) -> list[ContentDelta]:
+        """Passes text on, unless it may be a call."""
+        if self._waiting is None:
+            return self.add_text(text)
+        self._waiting += text
+        if self._waiting.lstrip()[:1] in ("", "{"):
+            return []
+        ready, self._waiting = self._waiting, None
+        return self.add_text(ready)
+
+    def finish(self) -> list[ContentDelta]:
+        """What waited is a call, or text."""
+        text, self._waiting = self._waiting or "", None
+        call = _parse_call(text)
+        if call is None:
+            return self.add_text(text)
+        self.calls.append(call)
+        return []
 
 
 def _parse_call(text: str) -> ToolCall | None:

@@ -12,21 +12,18 @@ from collections.abc import Sequence
 from typing import Any
 
 from tinker_cookbook.exceptions import RendererError
-from tinker_cookbook.renderers.base import ParseTermination, RenderContext, RenderedMessage
+from tinker_cookbook.renderers.blocks import Block, BlockReader
 from tinker_cookbook.renderers.chatml import START, ChatMLBase
-from tinker_cookbook.renderers.content import ensure_text, get_text_content, parse_think_blocks
-from tinker_cookbook.renderers.messages import (
-    ContentPart,
-    Message,
-    Role,
-    TextPart,
-    ThinkingPart,
-    ToolSpec,
-)
+from tinker_cookbook.renderers.content import ensure_text, get_text_content
+from tinker_cookbook.renderers.messages import Message, Role, ToolSpec
+from tinker_cookbook.renderers.rendered import RenderContext, RenderedMessage
+from tinker_cookbook.renderers.streaming import MessageReader
 from tinker_cookbook.renderers.text_only import check_parts
-from tinker_cookbook.renderers.tool_calls import declare_tools, format_tool_calls, parse_tool_calls
+from tinker_cookbook.renderers.tool_calls import JSON_CALL, declare_tools, format_tool_calls
 from tinker_cookbook.tokenizer_utils import Tokenizer
 
+THINKING = Block("<think>", "</think>", trim="\n", after="\n")
+"""Thinking as Qwen's templates write it; the line breaks around it are the format's."""
 _EMPTY_THINKING = "<think>\n\n</think>\n\n"
 _ROLES = ("system", "user", "assistant", "tool")
 
@@ -61,16 +58,8 @@ class Qwen3InstructRenderer(ChatMLBase):
             return self._render_tool_result(message, ctx)
         return self._context(f"{START}{role}\n", ensure_text(message["content"]))
 
-    def parse_response(self, response: Sequence[int]) -> tuple[Message, ParseTermination]:
-        """Reads tool calls; the rest is text."""
-        text, how = self._response_text(response)
-        parsed = parse_tool_calls(text)
-        message = Message(role="assistant", content=self._parse_content(parsed.text))
-        if parsed.calls:
-            message["tool_calls"] = parsed.calls
-        if parsed.unparsed:
-            message["unparsed_tool_calls"] = parsed.unparsed
-        return message, how
+    def _reader(self) -> MessageReader:
+        return BlockReader((JSON_CALL,))
 
     def create_conversation_prefix_with_tools(
         self, tools: Sequence[ToolSpec], system_prompt: str = ""
@@ -91,9 +80,6 @@ class Qwen3InstructRenderer(ChatMLBase):
         if last:
             return self._context(header, text)
         return RenderedMessage(header=self.codec.constant(header), output=[self.codec.encode(text)])
-
-    def _parse_content(self, text: str) -> str | list[ContentPart]:
-        return text
 
 
 class Qwen3Renderer(Qwen3InstructRenderer):
@@ -165,22 +151,8 @@ class Qwen3Renderer(Qwen3InstructRenderer):
         thinking = before.rstrip("\n").split("<think>")[-1].lstrip("\n")
         return thinking, text.split("</think>")[-1].lstrip("\n")
 
-    def _parse_content(self, text: str) -> str | list[ContentPart]:
-        """Undoes what :meth:`_render_answer` adds; an empty block is no part."""
-        blocks = parse_think_blocks(text)
-        if blocks is None:
-            return text
-        parts: list[ContentPart] = []
-        for block in blocks:
-            if block["type"] == "thinking":
-                thinking = block["thinking"].strip("\n")
-                if thinking:
-                    parts.append(ThinkingPart(type="thinking", thinking=thinking))
-            elif block["type"] == "text" and block["text"].lstrip("\n"):
-                parts.append(TextPart(type="text", text=block["text"].lstrip("\n")))
-        if all(part["type"] == "text" for part in parts):
-            return ensure_text(parts)
-        return parts
+    def _reader(self) -> MessageReader:
+        return BlockReader((THINKING, JSON_CALL))
 
 
 class Qwen3DisableThinkingRenderer(Qwen3Renderer):

@@ -2,50 +2,22 @@
 
 Options follow a question mark, as in a URL, so that a config, a checkpoint or a pickle can carry
 them in one string: ``qwen3?strip_thinking_from_history=false``. Several are joined by ``&``, and
-``%xx`` stands for any character.
+``%xx`` stands for any character. Every renderer has ``split_special_tokens`` (see
+:mod:`tinker_cookbook.renderers.base`) besides its own.
 """
 
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable
-from typing import Any, TypeAlias
+from typing import Any
 from urllib.parse import parse_qsl, quote, urlencode
 
 from tinker_cookbook.exceptions import ConfigurationError, nearest
 from tinker_cookbook.renderers.base import Renderer
-from tinker_cookbook.renderers.chatml import SMOLLM2_SYSTEM_PROMPT, ChatMLRenderer
-from tinker_cookbook.renderers.llama3 import Llama3Renderer
-from tinker_cookbook.renderers.qwen3 import (
-    Qwen3DisableThinkingRenderer,
-    Qwen3InstructRenderer,
-    Qwen3Renderer,
-)
-from tinker_cookbook.renderers.role_colon import RoleColonRenderer
+from tinker_cookbook.renderers.names import BUILT_IN, UNAVAILABLE, RendererFactory
 from tinker_cookbook.tokenizer_utils import Tokenizer, get_tokenizer
 
-RendererFactory: TypeAlias = Callable[..., Renderer]
-"""``factory(tokenizer, image_processor, **options)``; its keyword-only arguments are options."""
-
-
-def _smollm2(
-    tokenizer: Tokenizer,
-    image_processor: Any = None,
-    *,
-    default_system: str = SMOLLM2_SYSTEM_PROMPT,
-) -> Renderer:
-    return ChatMLRenderer(tokenizer, image_processor, default_system=default_system)
-
-
-_BUILT_IN: dict[str, RendererFactory] = {
-    "role_colon": RoleColonRenderer,
-    "chatml": ChatMLRenderer,
-    "smollm2": _smollm2,
-    "llama3": Llama3Renderer,
-    "qwen3": Qwen3Renderer,
-    "qwen3_disable_thinking": Qwen3DisableThinkingRenderer,
-    "qwen3_instruct": Qwen3InstructRenderer,
-}
+_COMMON_OPTIONS = {"split_special_tokens": False}
 _registered: dict[str, RendererFactory] = {}
 
 
@@ -79,7 +51,7 @@ def get_registered_renderer_names() -> list[str]:
 
 def get_renderer_names() -> list[str]:
     """Returns all names that ``get_renderer`` knows, sorted."""
-    return sorted({*_BUILT_IN, *_registered})
+    return sorted({*BUILT_IN, *_registered})
 
 
 def check_renderer_name(name: str) -> None:
@@ -104,7 +76,9 @@ def get_renderer(
     from it. Raises ConfigurationError for an unknown name, option or value.
     """
     base, factory, chosen = _resolve(name, options)
-    renderer = factory(tokenizer, image_processor, **chosen)
+    own = {key: value for key, value in chosen.items() if key not in _COMMON_OPTIONS}
+    renderer = factory(tokenizer, image_processor, **own)
+    renderer.split_special_tokens = chosen.get("split_special_tokens", False)
     renderer.model_name = model_name
     renderer.spec = _spec(base, chosen)
     renderer.restore = _restore
@@ -117,7 +91,14 @@ def _restore(spec: str, source: str, image_processor: Any, model_name: str | Non
 
 def _resolve(name: str, options: dict[str, Any]) -> tuple[str, RendererFactory, dict[str, Any]]:
     base, _, query = name.partition("?")
-    factory = _registered.get(base) or _BUILT_IN.get(base)
+    factory = _registered.get(base) or BUILT_IN.get(base)
+    if factory is None and base in UNAVAILABLE:
+        raise ConfigurationError(
+            f"renderer_name: got {base!r}, the format of {UNAVAILABLE[base]}, whose chat template "
+            "could not be had when this version was written: no renderer of it could be checked "
+            "against the model's own tokens. Use 'template', which takes the format from the "
+            "template that comes with the model's tokenizer"
+        )
     if factory is None:
         raise ConfigurationError(
             f"renderer_name: got {base!r}, expected one of {', '.join(get_renderer_names())}"
@@ -130,6 +111,7 @@ def _resolve(name: str, options: dict[str, Any]) -> tuple[str, RendererFactory, 
             f"renderer_name: got options {query!r}, expected option=value&option=value"
         ) from error
     known = _options(factory)
+    known = known if known is None else known | _COMMON_OPTIONS
     chosen: dict[str, Any] = {}
     for option, value in [*spelled, *options.items()]:
         if known is not None and option not in known:
@@ -137,7 +119,7 @@ def _resolve(name: str, options: dict[str, Any]) -> tuple[str, RendererFactory, 
                 f"renderer_name: {base} has no option {option!r}, expected "
                 f"{'one of ' + ', '.join(known) if known else 'none'}{nearest(option, known)}"
             )
-        default = known[option] if known is not None else None
+        default = (known or _COMMON_OPTIONS).get(option)
         chosen[option] = _value(f"{base}?{option}", value, default)
     return base, factory, chosen
 

@@ -6,15 +6,11 @@ Works with any tokenizer, because it uses no special tokens beyond BOS. A messag
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
-from tinker_cookbook.renderers.base import (
-    ParseTermination,
-    RenderContext,
-    RenderedMessage,
-    Renderer,
-)
+from tinker_cookbook.renderers.base import Renderer
 from tinker_cookbook.renderers.messages import Message, Role
+from tinker_cookbook.renderers.parse_outcome import ParseTermination
+from tinker_cookbook.renderers.rendered import RenderContext, RenderedMessage
+from tinker_cookbook.renderers.streaming import ContentDelta, MessageReader
 from tinker_cookbook.renderers.text_only import text_of
 from tinker_cookbook.tokenizer_utils import special_id
 
@@ -43,18 +39,8 @@ class RoleColonRenderer(Renderer):
             stop_overlap=self.codec.constant(_NEXT_USER) if message["role"] == "assistant" else (),
         )
 
-    def parse_response(self, response: Sequence[int]) -> tuple[Message, ParseTermination]:
-        """Takes the text before the stop sequence or EOS."""
-        tokens = list(response)
-        eos = special_id(self.tokenizer, "eos")
-        ended = bool(tokens) and tokens[-1] == eos
-        text, stopped, after = self.codec.decode(tokens[:-1] if ended else tokens).partition(_STOP)
-        if stopped:
-            clean = not after.strip()
-            how = ParseTermination.STOP_SEQUENCE if clean else ParseTermination.MALFORMED
-        else:
-            how = ParseTermination.EOS if ended else ParseTermination.MALFORMED
-        return Message(role="assistant", content=text.removeprefix(" ")), how
+    def _reader(self) -> MessageReader:
+        return _UntilUser()
 
     def _bos_tokens(self) -> list[int]:
         bos = special_id(self.tokenizer, "bos")
@@ -62,3 +48,37 @@ class RoleColonRenderer(Renderer):
 
     def _generation_suffix(self, role: Role) -> list[int]:
         return self.codec.constant(f"{role.capitalize()}:")
+
+
+class _UntilUser(MessageReader):
+    """Text, without the space at its beginning, up to where the user's turn would begin."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._begun = False
+        self._buffer = ""
+        self._after: str | None = None  # what follows the stop sequence, once it came
+
+    def feed(self, text: str) -> list[ContentDelta]:
+        """Passes text on; what may be the stop sequence waits."""
+        if self._after is not None:
+            self._after += text
+            return []
+        self._buffer += text
+        if not self._begun and self._buffer:
+            self._buffer, self._begun = self._buffer.removeprefix(" "), True
+        ready, stop, after = self._buffer.partition(_STOP)
+        if stop:
+            self._buffer, self._after = "", after
+            return self.add_text(ready)
+        waiting = next(n for n in range(len(_STOP) - 1, -1, -1) if ready.endswith(_STOP[:n]))
+        self._buffer = ready[len(ready) - waiting :]
+        return self.add_text(ready[: len(ready) - waiting])
+
+    def finish(self) -> list[ContentDelta]:
+        """What waited is text."""
+        if self._after is None:
+            return self.add_text(self._buffer)
+        clean = not self._after.strip()
+        self.ending = ParseTermination.STOP_SEQUENCE if clean else ParseTermination.MALFORMED
+        return []

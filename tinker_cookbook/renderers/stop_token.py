@@ -5,9 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from tinker_cookbook.exceptions import RendererError
-from tinker_cookbook.renderers.base import ParseTermination
+from tinker_cookbook.renderers.codec import TextCodec
 from tinker_cookbook.renderers.messages import Message
-from tinker_cookbook.tokenizer_utils import Tokenizer, decode_exactly, special_id
+from tinker_cookbook.renderers.parse_outcome import ParseTermination
+from tinker_cookbook.renderers.streaming import PlainReader, ResponseParser
+from tinker_cookbook.tokenizer_utils import Tokenizer, special_id
 
 
 def special_token_id(tokenizer: Tokenizer, token: str, renderer: str) -> int:
@@ -22,24 +24,12 @@ def special_token_id(tokenizer: Tokenizer, token: str, renderer: str) -> int:
     return token_id
 
 
-def split_at_stop_token(
-    response: Sequence[int], stop_token: int, tokenizer: Tokenizer
-) -> tuple[list[int], ParseTermination]:
-    """Returns the tokens before the stop token, and how the response ended."""
-    tokens = list(response)
-    if stop_token in tokens:
-        end = tokens.index(stop_token)
-        clean = end == len(tokens) - 1
-        how = ParseTermination.STOP_SEQUENCE if clean else ParseTermination.MALFORMED
-        return tokens[:end], how
-    if tokens and tokens[-1] == special_id(tokenizer, "eos"):
-        return tokens[:-1], ParseTermination.EOS
-    return tokens, ParseTermination.MALFORMED
-
-
 def parse_response_for_stop_token(
     response: Sequence[int], tokenizer: Tokenizer, stop_token: int
 ) -> tuple[Message, ParseTermination]:
     """Returns the text before ``stop_token`` as an assistant message, and how it ended."""
-    tokens, how = split_at_stop_token(response, stop_token, tokenizer)
-    return Message(role="assistant", content=decode_exactly(tokenizer, tokens)), how
+    eos = special_id(tokenizer, "eos")
+    parser = ResponseParser(TextCodec(tokenizer), PlainReader(), [stop_token], eos)
+    parser.feed(list(response))
+    parser.finish()
+    return parser.message, parser.termination

@@ -5,26 +5,16 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any
 
-from tinker_cookbook.renderers.messages import Message, ToolCall, ToolSpec, UnparsedToolCall
+from tinker_cookbook.renderers.blocks import Block
+from tinker_cookbook.renderers.messages import Message, ToolCall, ToolSpec
 
 _OPEN, _CLOSE = "<tool_call>", "</tool_call>"
-_BLOCK = re.compile(r"<tool_call>(.*?)(?:</tool_call>|\Z)", re.DOTALL)
 _NAME_FIRST = re.compile(
     r'\s*\{\s*"name"\s*:\s*"(?P<name>[^"\\]*)"\s*,\s*"arguments"\s*:\s*(?P<arguments>.*)\}\s*',
     re.DOTALL,
 )
-
-
-@dataclass(frozen=True)
-class ParsedToolCalls:
-    """Text apart from the calls, the calls that could be read, and those that could not."""
-
-    text: str
-    calls: list[ToolCall]
-    unparsed: list[UnparsedToolCall]
 
 
 def as_openai_tool(tool: ToolSpec) -> dict[str, Any]:
@@ -42,33 +32,8 @@ def format_tool_calls(message: Message) -> list[str]:
     return blocks + [call.raw_text for call in message.get("unparsed_tool_calls", [])]
 
 
-def parse_tool_calls(text: str) -> ParsedToolCalls:
-    """Splits a response into text and tool calls.
-
-    The line break before each block belongs to the format, not to the text. A call that is cut off
-    or no JSON becomes an ``UnparsedToolCall`` with its whole text, so that nothing is lost.
-    """
-    calls: list[ToolCall] = []
-    unparsed: list[UnparsedToolCall] = []
-    outside: list[str] = []
-    end = 0
-    for block in _BLOCK.finditer(text):
-        outside.append(text[end : block.start()].removesuffix("\n"))
-        end = block.end()
-        if not block[0].endswith(_CLOSE):
-            unparsed.append(
-                UnparsedToolCall(raw_text=block[0], error=f"tool call without {_CLOSE}")
-            )
-            continue
-        try:
-            calls.append(_parse_call(block[1]))
-        except ValueError as error:
-            unparsed.append(UnparsedToolCall(raw_text=block[0], error=str(error)))
-    outside.append(text[end:])
-    return ParsedToolCalls("".join(outside), calls, unparsed)
-
-
-def _parse_call(body: str) -> ToolCall:
+def read_json_call(body: str) -> list[ToolCall]:
+    """Returns the call that a block says; ValueError where it is none."""
     match = _NAME_FIRST.fullmatch(body)
     if match:
         # Arguments keep the spelling the model gave them: written again, they are the same tokens.
@@ -76,7 +41,12 @@ def _parse_call(body: str) -> ToolCall:
         json.loads(arguments)
     else:
         name, arguments = _from_json(json.loads(body))
-    return ToolCall(function=ToolCall.FunctionBody(name=name, arguments=arguments))
+    return [ToolCall(function=ToolCall.FunctionBody(name=name, arguments=arguments))]
+
+
+# The line break before a block belongs to the format, not to the text.
+JSON_CALL = Block(_OPEN, _CLOSE, read=read_json_call, before=("\n",))
+"""A call as JSON between tags."""
 
 
 def _from_json(call: Any) -> tuple[str, str]:

@@ -25,6 +25,13 @@ text = st.one_of(
 answer = text.filter(lambda t: not t[:1].isspace())
 # Text in which no tag stands, where tags decide how the text is read.
 untagged = st.text(alphabet=st.characters(codec="utf-8", exclude_characters="<>"), max_size=20)
+# Formats trim or merge white space around answers, and vocabularies normalise to NFC.
+ascii_text = st.text(
+    alphabet=st.characters(min_codepoint=32, max_codepoint=126, exclude_characters="<>")
+    | st.just("\n"),
+    max_size=30,
+)
+body = ascii_text.map(str.strip)
 name = st.sampled_from(["search", "get_weather", "f"])
 arguments = st.dictionaries(
     st.sampled_from(["q", "n", "ort"]),
@@ -85,6 +92,31 @@ def qwen_conversations(draw, thinking=True):
                 messages.append({"role": "tool", "content": draw(text)})
         messages.append(draw(qwen_answers(thinking=thinking, calls=False)))
     return messages
+
+
+@st.composite
+def cut_conversations(draw, conversations):
+    """Conversations that end anywhere."""
+    messages = draw(conversations)
+    return messages[: draw(st.integers(1, len(messages)))]
+
+
+def plain_answers():
+    """Answers that are text."""
+    return st.fixed_dictionaries({"role": st.just("assistant"), "content": body})
+
+
+@st.composite
+def tagged_answers(draw, thinking=True, calls=True):
+    """Answers with text, thinking and calls, of which each may be absent."""
+    content = draw(body)
+    if thinking and (thought := draw(st.just("") | body)):
+        text_parts = [TextPart(type="text", text=content)] if content else []
+        content = [ThinkingPart(type="thinking", thinking=thought), *text_parts]
+    message = {"role": "assistant", "content": content}
+    if calls and (made := draw(st.lists(tool_call, max_size=3))):
+        message["tool_calls"] = made
+    return message
 
 
 def openai(message, parsed_arguments=False):

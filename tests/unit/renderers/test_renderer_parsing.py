@@ -7,7 +7,7 @@ import copy
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from rendering_cases import tool_call, untagged
+from rendering_cases import body, tool_call, untagged
 
 from tinker_cookbook.renderers import (
     ParseTermination,
@@ -24,13 +24,6 @@ examples = settings(
     max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
 )
 QUESTION = {"role": "user", "content": "Hi"}
-# Formats trim or merge white space around answers, and vocabularies normalise to NFC.
-ascii_text = st.text(
-    alphabet=st.characters(min_codepoint=32, max_codepoint=126, exclude_characters="<>")
-    | st.just("\n"),
-    max_size=30,
-)
-body = ascii_text.map(str.strip)
 
 
 def sampled(renderer, message):
@@ -164,7 +157,10 @@ def test_eos_in_place_of_the_stop_token(tokenizer_folder):
         ("<tool_call>\n{oops}\n</tool_call>", "Expecting property name"),
         ('<tool_call>\n{"name": "f", "arguments": {oops}}\n</tool_call>', "Expecting property"),
         ('<tool_call>\n{"arguments": {}}\n</tool_call>', "expected an object"),
-        ('<tool_call>\n{"name": "f", "argu', "without </tool_call>"),
+        (
+            '<tool_call>\n{"name": "f", "argu',
+            "unterminated tool block: <tool_call> with",
+        ),
     ],
 )
 def test_unreadable_calls_are_kept_and_written_again(make_renderer, block, error):

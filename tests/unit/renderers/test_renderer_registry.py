@@ -132,7 +132,7 @@ def test_registered_renderer(tokenizer_folder):
         ),
         ("qwen3?strip_thinking=false", {}, "qwen3 has no option 'strip_thinking', expected one of"),
         ("llama3", {"date": "x"}, "llama3 has no option 'date', expected one of today_date"),
-        ("role_colon", {"x": 1}, "role_colon has no option 'x', expected none"),
+        ("role_colon", {"x": 1}, "has no option 'x', expected one of split_special_tokens"),
         ("qwen3?strip_thinking_from_history=maybe", {}, "got 'maybe', expected true or false"),
         ("qwen3", {"strip_thinking_from_history": "no"}, "got 'no', expected true or false"),
         ("qwen3?strip", {}, "got options 'strip', expected option=value&option=value"),
@@ -178,13 +178,17 @@ def test_what_a_format_cannot_say_is_refused(make_renderer, spec, family, messag
         renderer.build_supervised_example(messages)
 
 
-def test_tools_and_streams_are_refused_where_there_are_none(make_renderer):
+def test_tools_are_refused_where_there_are_none(make_renderer):
     renderer = make_renderer("smollm2", "smollm2")
     with pytest.raises(RendererError, match="declares no tools; use a renderer with tools"):
         renderer.create_conversation_prefix_with_tools([], "")
-    assert not renderer.supports_streaming
-    with pytest.raises(RendererError, match="cannot be parsed as a stream"):
-        renderer.parse_response_streaming([1])
+
+
+def test_names_without_a_template_say_so():
+    for name in ("kimi_k25", "qwen3_8_medium_reasoning", "tml_v0"):
+        with pytest.raises(ConfigurationError, match=f"'{name}', the format of .* Use 'template'"):
+            renderers.check_renderer_name(name)
+        assert name not in renderers.get_renderer_names()
 
 
 def test_template_that_rejects_plain_dialogue(tokenizer_folder):

@@ -1,0 +1,1 @@
+"""The cases of each family: see ``family_case.py``."""

@@ -1,0 +1,270 @@
+"""Every family's renderer against the template that its model ships.
+
+Each check runs on every case of ``families/``. The last test compares what was seen with the table
+in ``docs/06-renderers.md``; ``UPDATE_DOCS=1`` writes it.
+"""
+
+from __future__ import annotations
+
+import copy
+import importlib
+import itertools
+import os
+import pkgutil
+from collections import defaultdict
+from pathlib import Path
+
+import families
+import pytest
+from family_case import Case, Side
+from hypothesis import HealthCheck, assume, given, settings
+from hypothesis import strategies as st
+
+from tinker_cookbook.renderers import ParseTermination, StreamingMessageHeader, ToolSpec
+from tinker_cookbook.tokenizer_utils import get_tokenizer
+
+DOCS = Path(__file__).resolve().parents[3] / "docs" / "06-renderers.md"
+TOOLS = [
+    ToolSpec(
+        name="get_weather",
+        description='Says how "the weather" is, é',
+        parameters={
+            "type": "object",
+            "properties": {
+                "city": {"type": "string", "description": "Where?"},
+                "days": {"type": "array", "items": {"type": "integer"}},
+                "unit": {"type": "string", "enum": ["C", "F"], "default": "C"},
+            },
+            "required": ["city"],
+        },
+    ),
+    ToolSpec(name="stop", description="", parameters={"type": "object", "properties": {}}),
+]
+CASES: list[Case] = [
+    case
+    for module in sorted(m.name for m in pkgutil.iter_modules(families.__path__))
+    for case in importlib.import_module(f"families.{module}").CASES
+]
+seen: dict[str, dict[str, int]] = defaultdict(lambda: defaultdict(int))
+
+
+def checked(number):
+    return settings(
+        max_examples=number,
+        deadline=None,
+        derandomize=True,
+        database=None,
+        suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
+    )
+
+
+@pytest.fixture(scope="session")
+def load(shared_dir, tokenizer_folder):
+    tokenizers = {}
+
+    def load_side(case, **options):
+        key = (case.tokenizer, tuple(case.added_tokens))
+        if key not in tokenizers:
+            tokenizer = get_tokenizer(tokenizer_folder(case.tokenizer))
+            if case.added_tokens:
+                tokenizer = copy.deepcopy(tokenizer)
+                tokenizer.add_special_tokens({"additional_special_tokens": [*case.added_tokens]})
+            tokenizers[key] = tokenizer
+        return Side.load(case, tokenizers[key], shared_dir / "tokenizers", **options)
+
+    return load_side
+
+
+each_case = pytest.mark.parametrize("case", CASES, ids=lambda case: case.label)
+
+
+def count(case, messages):
+    seen[case.label]["cases"] += 1
+    seen[case.label]["tools"] += any(m.get("tool_calls") for m in messages)
+    parts = [p["type"] for m in messages if isinstance(m["content"], list) for p in m["content"]]
+    seen[case.label]["thinking"] += "thinking" in parts
+    seen[case.label]["images"] += "image" in parts
+
+
+@each_case
+def test_tokens_equal_the_template(load, case):
+    side = load(case)
+
+    @checked(200)
+    @given(messages=case.conversations)
+    def check(messages):
+        assert side.tokens(messages) == side.expected(messages)
+        assert side.prompt(messages) == side.expected(messages, prompt=True)
+        count(case, messages)
+
+    check()
+
+
+@each_case
+def test_weights_are_what_follows_the_prompt(load, case):
+    """By the template's ids alone: the answer is what the prompt before it does not have."""
+    side = load(case)
+    stops = set(side.renderer.response_parser()._stops)
+
+    @checked(60)
+    @given(messages=case.conversations, answer=case.answers)
+    def check(messages, answer):
+        end = max((i for i, m in enumerate(messages) if m["role"] == "user"), default=None)
+        assume(end is not None)
+        messages = [*messages[: end + 1], answer]
+        example, weights = side.renderer.build_supervised_example(messages)
+        prompt = side.expected(messages[:-1], prompt=True)
+        tokens = example.to_ints()
+        assert tokens[: len(prompt)] == prompt
+        stop = max(i for i, token in enumerate(tokens) if token in stops)
+        expected = [float(len(prompt) <= i <= stop) for i in range(len(tokens))]
+        assert weights.tolist() == expected
+
+    check()
+
+
+@each_case
+def test_parse_gives_the_message_back_in_any_cut(load, case):
+    side = load(case)
+
+    @checked(100)
+    @given(answer=case.answers, data=st.data())
+    def check(answer, data):
+        tokens = side.sampled(answer)
+        parsed, how = side.renderer.parse_response(tokens)
+        assert parsed == answer
+        assert how is ParseTermination.STOP_SEQUENCE
+        keep = data.draw(st.integers(0, len(tokens)))
+        for whole in (tokens, tokens[:keep]):
+            assert_any_cut(side.renderer, whole, data)
+
+    check()
+
+
+def assert_any_cut(renderer, tokens, data):
+    message, how = renderer.parse_response(tokens)
+    cuts = sorted(data.draw(st.sets(st.integers(0, len(tokens)), max_size=6)))
+    parser = renderer.response_parser()
+    deltas = []
+    for start, end in itertools.pairwise([0, *cuts, len(tokens)]):
+        deltas += parser.feed(tokens[start:end])
+    deltas += parser.finish()
+    assert (parser.message, parser.termination) == (message, how)
+    header, *singles, last = renderer.parse_response_streaming(iter(tokens))
+    assert header == StreamingMessageHeader(role="assistant")
+    assert last == message
+    content = message["content"]
+    parts = content if isinstance(content, list) else [{"type": "text", "text": content}]
+    written = [part.get("text", part.get("thinking")) for part in parts]
+    for stream in (deltas, singles):
+        pieces = defaultdict(str)
+        for delta in stream:
+            pieces[delta.content_index] += getattr(delta, "text", "") or delta.thinking
+        assert [pieces[i] for i in sorted(pieces)] == [text for text in written if text]
+
+
+@each_case
+def test_random_tokens_never_raise_and_cut_alike(load, case):
+    side = load(case)
+    control = sorted(side.tokenizer.added_tokens_decoder)
+    token = st.integers(0, min(len(side.tokenizer) - 1, 60_000)) | st.sampled_from(control)
+
+    @checked(60)
+    @given(tokens=st.lists(token, max_size=12), data=st.data())
+    def check(tokens, data):
+        assert_any_cut(side.renderer, tokens, data)
+
+    check()
+
+
+@pytest.mark.parametrize("system", ["", "Be brief."])
+@each_case
+def test_tool_declarations_equal_the_template(load, case, system):
+    side = load(case)
+    question = {"role": "user", "content": "Hi"}
+    if case.declares_tools is None:
+        pytest.skip("this template declares no tools")
+    prefix = side.renderer.create_conversation_prefix_with_tools(TOOLS, system)
+    declared = [{"type": "function", "function": copy.deepcopy(dict(tool))} for tool in TOOLS]
+    with_system = [{"role": "system", "content": system}] if system else []
+    assert side.prompt([*prefix, question]) == side.expected(
+        [*with_system, question], prompt=True, tools=declared, **case.declares_tools
+    )
+    seen[case.label]["tools"] += 1
+
+
+@each_case
+def test_split_control_tokens_stay_text(load, case):
+    """A control token typed by a user: said by default, plain text with the option."""
+    side = load(case, split_special_tokens=True)
+    names = [str(token) for token in side.tokenizer.added_tokens_decoder.values()]
+    names = [name for name in names if len(name.strip()) > 1]
+    prefix = [m for m in case.question if m["role"] != "user"]
+
+    @checked(60)
+    @given(name=st.sampled_from(names), around=st.sampled_from(["", "a", " ", "<|", "é"]))
+    def check(name, around):
+        typed = {"role": "user", "content": f"a{around}{name}{around}b"}
+        neutral = {"role": "user", "content": "ab"}
+        tokens, plain = side.prompt([*prefix, typed]), side.prompt([*prefix, neutral])
+        control = set(side.tokenizer.added_tokens_decoder)
+        assert [t for t in tokens if t in control] == [t for t in plain if t in control]
+        assert typed["content"] in side.tokenizer.decode(
+            tokens, skip_special_tokens=False, clean_up_tokenization_spaces=False
+        )
+
+    check()
+
+
+@each_case
+def test_extension_property_is_as_said(load, case):
+    side = load(case)
+    broken = 0
+
+    @checked(60)
+    @given(messages=case.conversations)
+    def check(messages):
+        nonlocal broken
+        for i, message in enumerate(messages[:-1]):
+            if message["role"] == "assistant" and messages[i + 1]["role"] != "assistant":
+                before = side.prompt(messages[:i])
+                example, weights = side.renderer.build_supervised_example(messages[: i + 1])
+                stop = max((j for j, w in enumerate(weights.tolist()) if w), default=-1)
+                answered = example.to_ints()[: stop + 1]
+                after = side.prompt(messages[: i + 2])
+                broken += not (
+                    answered[: len(before)] == before and after[: len(answered)] == answered
+                )
+        assert not (broken and side.renderer.has_extension_property)
+
+    check()
+    assert bool(broken) != side.renderer.has_extension_property
+
+
+def test_table_in_the_documentation_is_what_was_seen(load):
+    table = make_table(load)
+    text = DOCS.read_text(encoding="utf-8")
+    start, end = "<!-- table: begin -->\n", "<!-- table: end -->"
+    before, _, rest = text.partition(start)
+    _, _, after = rest.partition(end)
+    if os.environ.get("UPDATE_DOCS"):
+        DOCS.write_text(f"{before}{start}{table}{end}{after}", encoding="utf-8")
+    else:
+        assert rest.partition(end)[0] == table, "run the tests of renderers with UPDATE_DOCS=1"
+
+
+def make_table(load):
+    if len(seen) < len(CASES):
+        pytest.skip("the table is made from all cases: run the whole file")
+    lines = [
+        "| family | template of | equal in tokens | tools | thinking | images | streaming "
+        "| extension |\n|---|---|---|---|---|---|---|---|\n"
+    ]
+    for case in CASES:
+        found, renderer = seen[case.label], load(case).renderer
+        marks = ["✓" if found[key] else "–" for key in ("tools", "thinking", "images")]
+        stand_in = "¹" if case.added_tokens else ""
+        extension = "✓" if renderer.has_extension_property else "–"
+        cells = [f"`{case.spec}`", case.model, f"{found['cases']}{stand_in}", *marks]
+        lines.append(f"| {' | '.join([*cells, '✓', extension])} |\n")
+    return "".join(lines)

@@ -1,0 +1,156 @@
+"""Responses with tagged blocks in them: thinking, and tool calls.
+
+Nearly every chat format is text with blocks between tags. A format names its blocks; this module
+finds them in text that comes in pieces of any size.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import TypeAlias
+
+from tinker_cookbook.renderers.messages import ToolCall, UnparsedToolCall
+from tinker_cookbook.renderers.parse_outcome import unterminated
+from tinker_cookbook.renderers.streaming import ContentDelta, MessageReader
+
+ReadCalls: TypeAlias = Callable[[str], Sequence[ToolCall]]
+"""Takes what stands between the tags; raises ValueError where that is no call."""
+
+
+@dataclass(frozen=True)
+class Block:
+    """One kind of block. White space that the format writes around it is not the message's."""
+
+    opening: str
+    closing: str
+    read: ReadCalls | None = None
+    """Reads the tool calls of the block; None: the block is thinking."""
+    trim: str = ""
+    """Characters stripped from both ends of thinking."""
+    before: tuple[str, ...] = ()
+    """What the format writes before the block: the first of these that ends the text is dropped."""
+    after: str = ""
+    """Characters stripped from the beginning of the text that follows the block."""
+
+
+class BlockReader(MessageReader):
+    """Text with blocks. ``inside`` is the block that the prompt has already opened, if any."""
+
+    def __init__(self, blocks: Sequence[Block], inside: Block | None = None) -> None:
+        super().__init__()
+        self._blocks = tuple(blocks)
+        self._needles = tuple(
+            before + block.opening for block in blocks for before in ("", *block.before)
+        )
+        self._inside = inside
+        self._skip = inside.trim if inside else ""  # characters dropped until another one comes
+        self._opened_by_prompt = inside.opening if inside else ""
+        self._buffer = ""
+
+    def feed(self, text: str) -> list[ContentDelta]:
+        """Takes more text; what may be the beginning of a tag waits."""
+        self._buffer += text
+        if self._opened_by_prompt and not self._settle_opening(ended=False):
+            return []
+        return self._advance()
+
+    def finish(self) -> list[ContentDelta]:
+        """Text that waited is text; a block without its end is thinking, or an unread call."""
+        self._settle_opening(ended=True)
+        deltas = self._advance()
+        rest, self._buffer = self._strip_skipped(self._buffer), ""
+        block = self._inside
+        if block is None:
+            return [*deltas, *self.add_text(rest)]
+        if block.read is None:
+            return [*deltas, *self.add_thinking(rest.rstrip(block.trim) if block.trim else rest)]
+        self.unparsed.append(unterminated(block.opening + rest, block.opening, block.closing))
+        return deltas
+
+    def _settle_opening(self, ended: bool) -> bool:
+        """Drops an opening tag that the response repeats; False while that is not certain."""
+        opening = self._opened_by_prompt
+        if not opening:
+            return True
+        start = self._buffer.lstrip(self._skip) if self._skip else self._buffer
+        if not ended and len(start) < len(opening) and opening.startswith(start):
+            return False
+        if start.startswith(opening):
+            self._buffer = start[len(opening) :]
+        self._opened_by_prompt = ""
+        return True
+
+    def _advance(self) -> list[ContentDelta]:
+        deltas: list[ContentDelta] = []
+        while True:
+            before = self._inside, len(self._buffer)
+            deltas += self._read_text() if self._inside is None else self._read_block(self._inside)
+            if (self._inside, len(self._buffer)) == before:
+                return deltas
+
+    def _strip_skipped(self, text: str) -> str:
+        return text.lstrip(self._skip) if self._skip else text
+
+    def _read_text(self) -> list[ContentDelta]:
+        self._buffer = self._strip_skipped(self._buffer)
+        if self._buffer:
+            self._skip = ""
+        found = [(at, b) for b in self._blocks if (at := self._buffer.find(b.opening)) >= 0]
+        if not found:
+            return self.add_text(self._take(len(self._buffer) - self._waiting(self._needles)))
+        at, block = min(found, key=lambda match: match[0])
+        text = self._take(at)
+        self._take(len(block.opening))
+        dropped = next((before for before in block.before if text.endswith(before)), "")
+        self._inside, self._skip = block, block.trim
+        return self.add_text(text.removesuffix(dropped) if dropped else text)
+
+    def _read_block(self, block: Block) -> list[ContentDelta]:
+        end = self._buffer.find(block.closing)
+        if block.read is not None:
+            if end >= 0:
+                self._read_calls(block, self._take(end))
+                self._leave(block)
+            return []
+        self._buffer, end = self._strip_inside(end)
+        if end >= 0:
+            thinking = self._take(end)
+            self._leave(block)
+            return self.add_thinking(thinking.rstrip(block.trim) if block.trim else thinking)
+        ready = self._buffer[: len(self._buffer) - self._waiting((block.closing,))]
+        ready = ready.rstrip(block.trim) if block.trim else ready
+        return self.add_thinking(self._take(len(ready)))
+
+    def _strip_inside(self, end: int) -> tuple[str, int]:
+        """Strips the beginning of thinking; returns the text and where the block now ends."""
+        stripped = self._strip_skipped(self._buffer if end < 0 else self._buffer[:end])
+        cut = (len(self._buffer) if end < 0 else end) - len(stripped)
+        if stripped:
+            self._skip = ""
+        return self._buffer[cut:], end - cut if end >= 0 else end
+
+    def _read_calls(self, block: Block, body: str) -> None:
+        assert block.read is not None
+        try:
+            self.calls.extend(block.read(body))
+        except ValueError as error:
+            raw = f"{block.opening}{body}{block.closing}"
+            self.unparsed.append(UnparsedToolCall(raw_text=raw, error=str(error)))
+
+    def _leave(self, block: Block) -> None:
+        self._take(len(block.closing))
+        self._inside, self._skip = None, block.after
+
+    def _take(self, length: int) -> str:
+        taken, self._buffer = self._buffer[:length], self._buffer[length:]
+        return taken
+
+    def _waiting(self, needles: Sequence[str]) -> int:
+        """Returns how many characters at the end of the buffer may be the beginning of a needle."""
+        longest = max((len(needle) for needle in needles), default=1) - 1
+        for length in range(min(longest, len(self._buffer)), 0, -1):
+            tail = self._buffer[-length:]
+            if any(needle.startswith(tail) for needle in needles):
+                return length
+        return 0

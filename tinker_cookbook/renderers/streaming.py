@@ -1,0 +1,220 @@
+"""A response as it comes: tokens in, pieces of the message out, the whole message in the end.
+
+There is one parser. ``Renderer.parse_response`` gives it all tokens at once and
+``parse_response_streaming`` one by one; the message is put together from the pieces, so every cut
+of the tokens gives the same message.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass
+from typing import TypeAlias
+
+from tinker_cookbook.renderers.codec import TextCodec
+from tinker_cookbook.renderers.messages import (
+    ContentPart,
+    Message,
+    TextPart,
+    ThinkingPart,
+    ToolCall,
+    UnparsedToolCall,
+)
+from tinker_cookbook.renderers.parse_outcome import ParseTermination
+from tinker_cookbook.tokenizer_utils import Tokenizer
+
+_REPLACEMENT = "\ufffd"  # what a decoder writes for bytes that are no whole character
+_MAX_CHARACTER_TOKENS = 4  # bytes of the longest character in UTF-8
+
+
+@dataclass(frozen=True)
+class StreamingMessageHeader:
+    """A message begins."""
+
+    role: str
+    name: str | None = None
+
+
+@dataclass(frozen=True)
+class StreamingTextDelta:
+    """More text. ``content_index`` counts the parts of the message's content from 0."""
+
+    text: str
+    content_index: int = 0
+
+
+@dataclass(frozen=True)
+class StreamingThinkingDelta:
+    """More thinking. ``content_index`` counts the parts of the message's content from 0."""
+
+    thinking: str
+    content_index: int = 0
+
+
+ContentDelta: TypeAlias = StreamingTextDelta | StreamingThinkingDelta
+MessageDelta: TypeAlias = StreamingMessageHeader | ContentDelta | Message
+"""A header first, then the content piece by piece, last the whole ``Message``, calls included."""
+
+
+class Utf8TokenDecoder:
+    """Decodes tokens as they come; a character that spans tokens waits for the last of them."""
+
+    def __init__(self, tokenizer: Tokenizer | TextCodec) -> None:
+        self._codec = tokenizer if isinstance(tokenizer, TextCodec) else TextCodec(tokenizer)
+        self._pending: list[int] = []
+
+    def decode(self, tokens: Sequence[int]) -> str | None:
+        """Returns the text that has become certain, None where there is none yet."""
+        self._pending.extend(tokens)
+        # Bytes in a row decode to replacements, all of them, where one is wrong: never split them.
+        bytes_run = self._codec.trailing_bytes(self._pending)
+        most = len(self._pending) - bytes_run
+        for waiting in range(min(_MAX_CHARACTER_TOKENS, most)):
+            ready = self._pending[: most - waiting]
+            text = self._codec.decode(ready)
+            if text and not text.endswith(_REPLACEMENT):
+                self._pending = self._pending[len(ready) :]
+                return text
+        return None
+
+    def flush(self) -> str:
+        """Returns the text of what still waits, broken characters as U+FFFD."""
+        text, self._pending = self._codec.decode(self._pending), []
+        return text
+
+    def reset(self) -> None:
+        """Forgets what waits."""
+        self._pending = []
+
+    def has_pending(self) -> bool:
+        """Whether tokens wait for the rest of a character."""
+        return bool(self._pending)
+
+
+class MessageReader(ABC):
+    """Reads the text of one response into the parts of a message; a chat format subclasses it.
+
+    ``ending`` overrules how the tokens ended, for formats whose stop sequence is text.
+    """
+
+    ending: ParseTermination | None = None
+
+    def __init__(self) -> None:
+        self.calls: list[ToolCall] = []
+        self.unparsed: list[UnparsedToolCall] = []
+        self._parts: list[ContentPart] = []
+
+    @abstractmethod
+    def feed(self, text: str) -> list[ContentDelta]:
+        """Takes more text; returns what has become certain of the content."""
+
+    @abstractmethod
+    def finish(self) -> list[ContentDelta]:
+        """Takes the end of the response; returns the rest of the content."""
+
+    def message(self) -> Message:
+        """Returns what was read. Content is a string where there is no thinking."""
+        content: str | list[ContentPart] = self._parts
+        if all(part["type"] == "text" for part in self._parts):
+            content = "".join(part["text"] for part in self._parts if part["type"] == "text")
+        message = Message(role="assistant", content=content)
+        if self.calls:
+            message["tool_calls"] = self.calls
+        if self.unparsed:
+            message["unparsed_tool_calls"] = self.unparsed
+        return message
+
+    def add_text(self, text: str) -> list[ContentDelta]:
+        """Appends text to the content."""
+        if not text:
+            return []
+        last = self._parts[-1] if self._parts else None
+        if last is not None and last["type"] == "text":
+            last["text"] += text
+        else:
+            self._parts.append(TextPart(type="text", text=text))
+        return [StreamingTextDelta(text, len(self._parts) - 1)]
+
+    def add_thinking(self, thinking: str) -> list[ContentDelta]:
+        """Appends thinking to the content."""
+        if not thinking:
+            return []
+        last = self._parts[-1] if self._parts else None
+        if last is not None and last["type"] == "thinking":
+            last["thinking"] += thinking
+        else:
+            self._parts.append(ThinkingPart(type="thinking", thinking=thinking))
+        return [StreamingThinkingDelta(thinking, len(self._parts) - 1)]
+
+
+class PlainReader(MessageReader):
+    """Everything is text."""
+
+    def feed(self, text: str) -> list[ContentDelta]:
+        """Passes text on."""
+        return self.add_text(text)
+
+    def finish(self) -> list[ContentDelta]:
+        """Nothing waits."""
+        return []
+
+
+class ResponseParser:
+    """Tokens of one response to a message: ``feed`` them in any cut, then ``finish``.
+
+    ``stop_tokens`` end the message; one of the tokens after them, or none of them, is MALFORMED.
+    The tokenizer's EOS ends it too, where it comes last.
+    """
+
+    def __init__(
+        self,
+        codec: TextCodec,
+        reader: MessageReader,
+        stop_tokens: Collection[int],
+        eos: int | None,
+    ) -> None:
+        self._decoder = Utf8TokenDecoder(codec)
+        self._reader = reader
+        self._stops = frozenset(stop_tokens)
+        self._eos = None if eos in self._stops else eos
+        self._stopped = False
+        self._beyond = False  # tokens came after the stop token
+        self._held_eos: list[int] = []
+
+    def feed(self, tokens: Sequence[int]) -> list[ContentDelta]:
+        """Takes more tokens; returns what has become certain of the content."""
+        if self._stopped:
+            self._beyond = self._beyond or len(tokens) > 0
+            return []
+        end = next((i for i, token in enumerate(tokens) if token in self._stops), None)
+        if end is not None:
+            self._stopped = True
+            self._beyond = end + 1 < len(tokens)
+        run = [*self._held_eos, *tokens[:end]]
+        self._held_eos = []
+        if end is None and run and run[-1] == self._eos:
+            self._held_eos = [run.pop()]
+        text = self._decoder.decode(run) if run else None
+        return self._reader.feed(text) if text else []
+
+    def finish(self) -> list[ContentDelta]:
+        """Takes the end of the tokens; returns the rest of the content."""
+        rest = self._decoder.flush()
+        deltas = self._reader.feed(rest) if rest else []
+        return [*deltas, *self._reader.finish()]
+
+    @property
+    def message(self) -> Message:
+        """What was read: complete after :meth:`finish`."""
+        return self._reader.message()
+
+    @property
+    def termination(self) -> ParseTermination:
+        """How the response ended, after :meth:`finish`."""
+        if self._reader.ending is not None:
+            return self._reader.ending
+        if self._stopped:
+            clean = not self._beyond
+            return ParseTermination.STOP_SEQUENCE if clean else ParseTermination.MALFORMED
+        return ParseTermination.EOS if self._held_eos else ParseTermination.MALFORMED
