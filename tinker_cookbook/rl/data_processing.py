@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
@@ -21,6 +21,7 @@ from tinker_cookbook.rl.advantages import (
     remove_constant_reward_groups,
 )
 from tinker_cookbook.rl.types import Trajectory, TrajectoryGroup, Transition
+from tinker_cookbook.utils.chunk_keys import ChunkKeys, Keys
 from tinker_cookbook.utils.lazy_imports import lazy_module
 
 if TYPE_CHECKING:
@@ -39,8 +40,6 @@ __all__ = [
     "remove_constant_reward_groups",
     "trajectory_to_data",
 ]
-
-_Keys: TypeAlias = npt.NDArray[np.int64]
 
 
 @dataclass(frozen=True)
@@ -82,7 +81,7 @@ def trajectory_to_data(
         raise DataValidationError(
             f"traj_advantage: got {traj_advantage}, expected a finite number; check the rewards"
         )
-    chunks = _Chunks()
+    chunks = ChunkKeys()
     return [run.to_datum(traj_advantage, chunks, provenance) for run in _runs(traj, chunks)]
 
 
@@ -140,61 +139,6 @@ def _check_lengths(
         )
 
 
-class _Chunks:
-    """Writes a model input as one int64 key for each position, and back.
-
-    A token is its own key. A chunk of another type (an image) that takes n positions is n times
-    the same negative key, which stands for its content. So inputs with images compare, cut and
-    join as arrays like any other.
-    """
-
-    def __init__(self) -> None:
-        self._known: list[tuple[types.ModelInputChunk, int]] = []
-
-    def keys(self, model_input: tinker.ModelInput) -> _Keys:
-        """[T] keys of all positions."""
-        parts = [self._chunk_keys(chunk) for chunk in model_input.chunks]
-        return np.concatenate(parts) if parts else np.empty(0, dtype=np.int64)
-
-    def model_input(self, keys: _Keys) -> tinker.ModelInput:
-        """The input that the keys were made of, adjacent text in one chunk."""
-        if not self._known:
-            return tinker.ModelInput.from_ints(keys.tolist())
-        starts = np.flatnonzero(np.diff(np.where(keys < 0, keys, 0), prepend=1))
-        chunks: list[types.ModelInputChunk] = []
-        for part in np.split(keys, starts[1:]):
-            if part[0] >= 0:
-                chunks.append(tinker.EncodedTextChunk(tokens=part.tolist()))
-            else:
-                chunk, length = self._known[-1 - int(part[0])]
-                chunks += [chunk] * (len(part) // length)
-        return tinker.ModelInput(chunks=chunks)
-
-    def _chunk_keys(self, chunk: types.ModelInputChunk) -> _Keys:
-        tokens = getattr(chunk, "tokens", None)
-        if tokens is not None:
-            return np.asarray(tokens, dtype=np.int64)
-        for place, (known, length) in enumerate(self._known):
-            if known == chunk:
-                return np.full(length, -1 - place, dtype=np.int64)
-        length = _positions(chunk)
-        self._known.append((chunk, length))
-        return np.full(length, -len(self._known), dtype=np.int64)
-
-
-def _positions(chunk: types.ModelInputChunk) -> int:
-    try:
-        length = int(chunk.length)
-    except ValueError:
-        length = 0
-    if length < 1:
-        raise DataValidationError(
-            f"observation: a chunk of type {chunk.type!r} does not say how many positions it "
-            "takes, which training needs; set its expected_tokens"
-        )
-    return length
-
-
 @dataclass
 class _Run:
     """Turns that extend one another: arrays that are joined when the run is complete."""
@@ -206,7 +150,7 @@ class _Run:
         self.turns.append(turn)
         self.length += len(turn.new) + len(turn.action)
 
-    def to_datum(self, advantage: float, chunks: _Chunks, provenance: bool) -> tinker.Datum:
+    def to_datum(self, advantage: float, chunks: ChunkKeys, provenance: bool) -> tinker.Datum:
         keys = np.concatenate([part for turn in self.turns for part in (turn.new, turn.action)])
         mask = np.concatenate([part for turn in self.turns for part in turn.mask])[1:]
         logprobs = np.concatenate([part for turn in self.turns for part in turn.logprobs])[1:]
@@ -226,8 +170,8 @@ class _Run:
 class _Turn:
     """One turn in its run: the part of its observation that is new there, and its action."""
 
-    new: _Keys
-    action: _Keys
+    new: Keys
+    action: Keys
     sampled: npt.NDArray[np.float32]
     masked: bool
     sequence_id: str | None
@@ -245,7 +189,7 @@ class _Turn:
         return np.zeros(len(self.new), dtype=np.float32), self.sampled
 
 
-def _runs(traj: Trajectory, chunks: _Chunks) -> Iterator[_Run]:
+def _runs(traj: Trajectory, chunks: ChunkKeys) -> Iterator[_Run]:
     """The trajectory's runs. Each turn is compared with the observation and action before it."""
     run, before = _Run(), np.empty(0, dtype=np.int64)
     for number, transition in enumerate(traj.transitions):
@@ -276,7 +220,7 @@ def _runs(traj: Trajectory, chunks: _Chunks) -> Iterator[_Run]:
         yield run
 
 
-def _extends(seen: _Keys, before: _Keys) -> bool:
+def _extends(seen: Keys, before: Keys) -> bool:
     return len(seen) >= len(before) and np.array_equal(seen[: len(before)], before)
 
 

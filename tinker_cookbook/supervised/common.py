@@ -16,6 +16,7 @@ import numpy as np
 import numpy.typing as npt
 
 from tinker_cookbook.exceptions import DataValidationError
+from tinker_cookbook.utils.chunk_keys import ChunkKeys, Keys
 from tinker_cookbook.utils.lazy_imports import lazy_module
 
 if TYPE_CHECKING:
@@ -36,16 +37,14 @@ of an example add up to 1, so that examples count alike."""
 
 def tokens_of(model_input: tinker.ModelInput) -> npt.NDArray[np.int64]:
     """Token ids [T] of a text-only input."""
-    parts = []
-    for chunk in model_input.chunks:
-        tokens = getattr(chunk, "tokens", None)
-        if tokens is None:
-            raise DataValidationError(
-                f"model_input: got a chunk of type {chunk.type!r}, expected 'encoded_text' only; "
-                "supervised data is text for now, so leave images and audio out"
-            )
-        parts.append(np.asarray(tokens, dtype=np.int64))
-    return np.concatenate(parts) if parts else np.empty(0, dtype=np.int64)
+    keys = ChunkKeys().keys(model_input)
+    if (keys < 0).any():
+        kinds = sorted({chunk.type for chunk in model_input.chunks} - {"encoded_text"})
+        raise DataValidationError(
+            f"model_input: got chunks of type {', '.join(kinds)}, expected 'encoded_text' only: "
+            "what is done here is done with tokens, so leave images and audio out"
+        )
+    return keys
 
 
 def datum_from_model_input_weights(
@@ -58,10 +57,12 @@ def datum_from_model_input_weights(
 
     The model reads all tokens but the last and position i predicts token i + 1, so inputs,
     ``target_tokens`` and ``weights`` of the datum are [T - 1]; the first token's weight is unused.
-    ``max_length`` keeps the first so many of the T tokens. Raises DataValidationError for lengths
-    that differ, weights that are not finite, and fewer than two tokens.
+    An image of n tokens takes n positions, whose targets are 0 and whose weights must be 0.
+    ``max_length`` keeps the first so many of the T tokens, and of images only whole ones that text
+    follows. Raises DataValidationError for lengths that differ, weights that are not finite, and
+    fewer than two tokens.
     """
-    return datum_from_tokens_weights(tokens_of(model_input), weights, max_length, reduction)
+    return data_from_examples([(model_input, weights)], max_length, reduction)[0]
 
 
 def datum_from_tokens_weights(
@@ -77,11 +78,19 @@ def datum_from_tokens_weights(
 
 def make_datum(ids: npt.NDArray[np.int64], weights: npt.NDArray[np.float32]) -> tinker.Datum:
     """A datum from token ids [T] and the weights [T - 1] of the targets, both already checked."""
+    return _make_datum(tinker.ModelInput.from_ints(ids[:-1].tolist()), ids[1:], weights)
+
+
+def _make_datum(
+    model_input: tinker.ModelInput,
+    targets: npt.NDArray[np.int64],
+    weights: npt.NDArray[np.float32],
+) -> tinker.Datum:
     return tinker.Datum(
-        model_input=tinker.ModelInput.from_ints(ids[:-1].tolist()),
+        model_input=model_input,
         loss_fn_inputs={
             # Copies: the datum must not keep the longer arrays alive, nor change with them.
-            "target_tokens": tinker.TensorData.from_numpy(ids[1:].copy()),
+            "target_tokens": tinker.TensorData.from_numpy(targets.copy()),
             "weights": tinker.TensorData.from_numpy(weights.copy()),
         },
     )
@@ -97,9 +106,31 @@ def data_from_examples(
     ``reduction="mean"`` makes the weights of all of them add up to 1 together: a conversation
     counts as one, in however many pieces its renderer has to train it.
     """
-    checked = [_checked(tokens_of(ids), weights, max_length) for ids, weights in examples]
+    chunks = ChunkKeys()
+    checked = [
+        _checked_keys(chunks.keys(model_input), weights, max_length)
+        for model_input, weights in examples
+    ]
     reduced = reduce_weights([values[1:] for _, values in checked], reduction)
-    return [make_datum(ids, values) for (ids, _), values in zip(checked, reduced, strict=True)]
+    return [
+        _make_datum(chunks.model_input(keys[:-1]), np.maximum(keys[1:], 0), values)
+        for (keys, _), values in zip(checked, reduced, strict=True)
+    ]
+
+
+def _checked_keys(
+    keys: Keys, weights: Weights, max_length: int | None
+) -> tuple[Keys, npt.NDArray[np.float32]]:
+    keys, values = _checked(keys, weights, max_length)
+    trained_media = np.flatnonzero((keys < 0) & (values != 0))
+    if trained_media.size:
+        at = int(trained_media[0])
+        raise DataValidationError(
+            f"weights[{at}]: got {values[at]} where an image stands, expected 0: an image is read, "
+            "never predicted"
+        )
+    keys = ChunkKeys.without_trailing_media(keys)
+    return _checked(keys, values[: len(keys)], None)
 
 
 def reduce_weights(
@@ -150,14 +181,18 @@ def _checked(
 def create_rightshifted_model_input_and_leftshifted_targets(
     model_input: tinker.ModelInput,
 ) -> tuple[tinker.ModelInput, list[int]]:
-    """All T tokens but the last as input, all but the first as targets: both [T - 1]."""
-    ids = tokens_of(model_input).tolist()
-    if len(ids) < 2:
+    """All T tokens but the last as input, all but the first as targets: both [T - 1].
+
+    Where an image stands the targets are 0; images that no text follows are left out.
+    """
+    chunks = ChunkKeys()
+    keys = ChunkKeys.without_trailing_media(chunks.keys(model_input))
+    if len(keys) < 2:
         raise DataValidationError(
-            f"model_input: got {len(ids)} tokens, expected at least 2: one to read and one to "
+            f"model_input: got {len(keys)} tokens, expected at least 2: one to read and one to "
             "predict"
         )
-    return tinker.ModelInput.from_ints(ids[:-1]), ids[1:]
+    return chunks.model_input(keys[:-1]), np.maximum(keys[1:], 0).tolist()
 
 
 def loss_mask(datum: tinker.Datum) -> npt.NDArray[np.bool_]:

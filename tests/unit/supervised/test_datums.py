@@ -21,6 +21,7 @@ from tinker_cookbook.supervised.common import (
     data_from_examples,
     datum_from_model_input_weights,
     datum_from_tokens_weights,
+    tokens_of,
     total_weight,
 )
 from tinker_cookbook.tokenizer_utils import get_tokenizer
@@ -127,11 +128,41 @@ def test_bad_tokens_and_weights_are_named(arguments, word):
         datum_from_tokens_weights(*arguments)
 
 
-def test_images_are_refused():
-    image = tinker.types.ImageChunk(data=b"x", format="png", expected_tokens=2)
-    model_input = tinker.ModelInput(chunks=[tinker.EncodedTextChunk(tokens=[1]), image])
-    with pytest.raises(DataValidationError, match=r"got a chunk of type 'image'.*leave images"):
-        datum_from_model_input_weights(model_input, [0, 0, 1])
+def image(positions, data=b"x"):
+    return tinker.types.ImageChunk(data=data, format="png", expected_tokens=positions)
+
+
+def text(*tokens):
+    return tinker.EncodedTextChunk(tokens=list(tokens))
+
+
+def test_images_are_read_and_never_predicted():
+    model_input = tinker.ModelInput(
+        chunks=[text(1, 2), image(3), image(2, b"y"), text(5, 6, 7), image(4)]
+    )
+    values = [0.0] * 8 + [1.0, 1.0] + [0.0] * 4
+    datum = datum_from_model_input_weights(model_input, values)
+    assert [chunk.length for chunk in datum.model_input.chunks] == [2, 3, 2, 2]
+    assert datum.model_input.chunks[2].data == b"y"
+    assert datum.loss_fn_inputs["target_tokens"].tolist() == [2, 0, 0, 0, 0, 0, 5, 6, 7]
+    assert weights(datum) == [0.0] * 7 + [1.0, 1.0]
+    cut_in_text = datum_from_model_input_weights(model_input, values, max_length=9)
+    assert [chunk.length for chunk in cut_in_text.model_input.chunks] == [2, 3, 2, 1]
+    for cut_in_image in (3, 5, 6):
+        datum = datum_from_model_input_weights(model_input, values, max_length=cut_in_image)
+        assert datum.model_input.to_ints() == [1]
+        assert datum.loss_fn_inputs["target_tokens"].tolist() == [2]
+    shifted, targets = create_rightshifted_model_input_and_leftshifted_targets(model_input)
+    assert [chunk.length for chunk in shifted.chunks] == [2, 3, 2, 2]
+    assert targets == [2, 0, 0, 0, 0, 0, 5, 6, 7]
+
+
+def test_a_weight_on_an_image_is_named():
+    model_input = tinker.ModelInput(chunks=[text(1), image(2), text(3)])
+    with pytest.raises(DataValidationError, match=r"weights\[2\]: got 1.0 where an image stands"):
+        datum_from_model_input_weights(model_input, [0, 0, 1, 1])
+    with pytest.raises(DataValidationError, match="got chunks of type image, expected"):
+        tokens_of(model_input)
 
 
 def test_shift_of_a_model_input():

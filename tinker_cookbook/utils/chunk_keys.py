@@ -1,0 +1,80 @@
+"""Model inputs with images as arrays of numbers, so that training data is cut and shifted as text."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+
+from tinker_cookbook.exceptions import DataValidationError
+from tinker_cookbook.utils.lazy_imports import lazy_module
+
+if TYPE_CHECKING:
+    import tinker
+    from tinker import types
+else:
+    tinker = lazy_module("tinker")
+
+Keys: TypeAlias = npt.NDArray[np.int64]
+"""[T]: the token at each position, negative where a medium stands."""
+
+
+class ChunkKeys:
+    """Writes a model input as one int64 key for each position, and back.
+
+    A token is its own key. A chunk of another type (an image) that takes n positions is n times
+    the same negative key, which stands for its content. So inputs with images compare, cut and
+    join as arrays like any other.
+    """
+
+    def __init__(self) -> None:
+        self._known: list[tuple[types.ModelInputChunk, int]] = []
+
+    def keys(self, model_input: tinker.ModelInput) -> Keys:
+        """[T] keys of all positions."""
+        parts = [self._chunk_keys(chunk) for chunk in model_input.chunks]
+        return np.concatenate(parts) if parts else np.empty(0, dtype=np.int64)
+
+    def model_input(self, keys: Keys) -> tinker.ModelInput:
+        """The input that the keys were made of, adjacent text in one chunk."""
+        if not self._known:
+            return tinker.ModelInput.from_ints(keys.tolist())
+        starts = np.flatnonzero(np.diff(np.where(keys < 0, keys, 0), prepend=1))
+        chunks: list[types.ModelInputChunk] = []
+        for part in np.split(keys, starts[1:]):
+            if part[0] >= 0:
+                chunks.append(tinker.EncodedTextChunk(tokens=part.tolist()))
+            else:
+                chunk, length = self._known[-1 - int(part[0])]
+                chunks += [chunk] * (len(part) // length)
+        return tinker.ModelInput(chunks=chunks)
+
+    @staticmethod
+    def without_trailing_media(keys: Keys) -> Keys:
+        """The keys up to the last token: a medium at the end, whole or cut, predicts nothing."""
+        return keys[: int(np.flatnonzero(keys >= 0)[-1]) + 1] if (keys >= 0).any() else keys[:0]
+
+    def _chunk_keys(self, chunk: types.ModelInputChunk) -> Keys:
+        tokens = getattr(chunk, "tokens", None)
+        if tokens is not None:
+            return np.asarray(tokens, dtype=np.int64)
+        for place, (known, length) in enumerate(self._known):
+            if known == chunk:
+                return np.full(length, -1 - place, dtype=np.int64)
+        length = _positions(chunk)
+        self._known.append((chunk, length))
+        return np.full(length, -len(self._known), dtype=np.int64)
+
+
+def _positions(chunk: types.ModelInputChunk) -> int:
+    try:
+        length = int(chunk.length)
+    except ValueError:
+        length = 0
+    if length < 1:
+        raise DataValidationError(
+            f"model_input: a chunk of type {chunk.type!r} does not say how many positions it "
+            "takes, which training needs; set its expected_tokens"
+        )
+    return length
