@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from rich.console import Console
     from transformers import PreTrainedTokenizerBase
 
-__all__ = ["TrainingProgress", "colorize_example", "example_text", "print_example"]
+__all__ = ["TrainingProgress", "colorize_example", "example_text", "print_example", "special_ids"]
 
 CONTEXT_STYLE = "yellow"
 TRAINED_STYLE = "green"
@@ -68,7 +68,7 @@ def example_text(
 ) -> Text:
     """As :func:`colorize_example`, as rich text. Special tokens are bold and underlined."""
     tokens, weights = _sequence(datum, key)
-    special = _special_ids(tokenizer)
+    special = special_ids(tokenizer)
     text = Text()
     held: list[int] = []
     runs = _runs(tokens, weights, special)
@@ -151,7 +151,8 @@ def _row(datum: tinker.Datum, key: str, length: int) -> list[float]:
     return values.tolist()
 
 
-def _special_ids(tokenizer: PreTrainedTokenizerBase) -> set[int]:
+def special_ids(tokenizer: PreTrainedTokenizerBase) -> set[int]:
+    """The tokens that are no text: those marked special, and tags such as ``<think>``."""
     added = {
         index
         for index, token in tokenizer.added_tokens_decoder.items()

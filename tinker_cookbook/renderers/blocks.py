@@ -35,16 +35,20 @@ class Block:
 
 
 class BlockReader(MessageReader):
-    """Text with blocks. ``inside`` is the block that the prompt has already opened, if any."""
+    """Text with blocks. ``inside`` is the block that the prompt has already opened, if any;
+    ``skip`` are characters that the format writes before text, dropped where a response begins
+    with them."""
 
-    def __init__(self, blocks: Sequence[Block], inside: Block | None = None) -> None:
+    def __init__(
+        self, blocks: Sequence[Block], inside: Block | None = None, skip: str = ""
+    ) -> None:
         super().__init__()
         self._blocks = tuple(blocks)
         self._needles = tuple(
             before + block.opening for block in blocks for before in ("", *block.before)
         )
         self._inside = inside
-        self._skip = inside.trim if inside else ""  # characters dropped until another one comes
+        self._skip = inside.trim if inside else skip  # characters dropped until another one comes
         self._opened_by_prompt = inside.opening if inside else ""
         self._buffer = ""
 

@@ -11,7 +11,9 @@ from typing import Any
 
 from tinker_cookbook.exceptions import RendererError
 from tinker_cookbook.renderers.base import Renderer
+from tinker_cookbook.renderers.images import Segment, encode_segments
 from tinker_cookbook.renderers.messages import Message, Role
+from tinker_cookbook.renderers.pieces import token_list
 from tinker_cookbook.renderers.rendered import RenderContext, RenderedMessage
 from tinker_cookbook.renderers.stop_token import special_token_id
 from tinker_cookbook.renderers.text_only import text_of
@@ -36,16 +38,20 @@ class ChatMLBase(Renderer):
     def _generation_suffix(self, role: Role) -> list[int]:
         return self.codec.constant(f"{START}{role}\n")
 
-    def _context(self, header: str, text: str) -> RenderedMessage:
-        """A message that the model reads, encoded in one piece as the template does.
+    def _context(self, header: str, *content: Segment) -> RenderedMessage:
+        """A message that the model reads, encoded in one piece as the template does, but for
+        images.
 
         Where white space at the beginning of the text merges with the header's line break, the
         merged token counts as header.
         """
-        tokens = self.codec.encode(f"{header}{text}{END}")
-        border = len(self.codec.constant(header))
+        segments = [header, *content, END]
+        first, *rest = encode_segments(segments, self.codec.encode)
+        tokens, border = token_list(first), len(self.codec.constant(header))
         return RenderedMessage(
-            header=tokens[:border], output=[tokens[border:]], footer=self.codec.constant("\n")
+            header=tokens[:border],
+            output=[tokens[border:], *rest],
+            footer=self.codec.constant("\n"),
         )
 
     def _answer(self, header: str, text: str) -> RenderedMessage:

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import re
+import string
 from collections.abc import Sequence
-from functools import cached_property
+from functools import cached_property, lru_cache
 from itertools import takewhile
 from typing import TYPE_CHECKING
 
@@ -15,8 +16,11 @@ if TYPE_CHECKING:
 
 # A line break is a token border in every vocabulary met so far.
 _ANCHOR = "\n"
+# White space, and what SentencePiece vocabularies spell a space as.
+_WHITE = string.whitespace + "\u2581"
 # Stands in text where no token may span: a code point that Unicode keeps free of characters.
 _SPLIT = "\ufdd0"
+_REMEMBERED = 512  # texts
 
 
 class TextCodec:
@@ -30,6 +34,8 @@ class TextCodec:
     def __init__(self, tokenizer: Tokenizer) -> None:
         self.tokenizer = tokenizer
         self._constants: dict[str, list[int]] = {}
+        # A turn's prompt has the texts of the turn before it: history is encoded once.
+        self._remembered = lru_cache(maxsize=_REMEMBERED)(self._encode)
         twice = [*encode_without_special_tokens(tokenizer, "x")] * 2
         self._anchor: list[int] = []
         if decode_exactly(tokenizer, twice) != "xx":
@@ -37,9 +43,10 @@ class TextCodec:
 
     def encode(self, text: str) -> list[int]:
         """Returns the tokens of ``text``; names of control tokens in it become those tokens,
-        but for names that :meth:`split_control_tokens` took apart."""
-        if not text:
-            return []
+        but for names that :meth:`split_control_tokens` took apart. Not to be changed: shared."""
+        return self._remembered(text) if text else []
+
+    def _encode(self, text: str) -> list[int]:
         if _SPLIT in text:
             return [token for piece in text.split(_SPLIT) for token in self.encode(piece)]
         if not self._anchor:
@@ -77,7 +84,7 @@ class TextCodec:
     def _control_tokens(self) -> re.Pattern[str] | None:
         added = getattr(self.tokenizer, "added_tokens_decoder", {}).values()
         # Of one character, or white space (Gemma adds runs of it), nothing can be taken apart.
-        names = {name for token in added if len((name := str(token)).strip()) > 1}
+        names = {name for token in added if len((name := str(token)).strip(_WHITE)) > 1}
         longest_first = sorted(names, key=lambda name: -len(name))
         return re.compile("|".join(map(re.escape, longest_first))) if names else None
 

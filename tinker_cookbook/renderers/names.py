@@ -3,29 +3,75 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import TypeAlias
 
 from tinker_cookbook.renderers.base import Renderer
 from tinker_cookbook.renderers.chatml import ChatMLRenderer, smollm2
+from tinker_cookbook.renderers.deepseek_v3 import (
+    DeepSeekV3Renderer,
+    DeepSeekV3ThinkingRenderer,
+)
+from tinker_cookbook.renderers.deepseek_v3_2 import (
+    DeepSeekV32Renderer,
+    DeepSeekV32ThinkingRenderer,
+)
+from tinker_cookbook.renderers.gemma3 import Gemma3Renderer
+from tinker_cookbook.renderers.glm4 import Glm46DisableThinkingRenderer, Glm46Renderer
+from tinker_cookbook.renderers.gpt_oss import GptOssRenderer
+from tinker_cookbook.renderers.kimi_k2 import KimiK2InstructRenderer, KimiK2Renderer
 from tinker_cookbook.renderers.llama3 import Llama3Renderer
+from tinker_cookbook.renderers.nemotron3 import (
+    Nemotron3DisableThinkingRenderer,
+    Nemotron3Renderer,
+)
+from tinker_cookbook.renderers.qwen2_5 import Qwen2_5Renderer
 from tinker_cookbook.renderers.qwen3 import (
     Qwen3DisableThinkingRenderer,
     Qwen3InstructRenderer,
     Qwen3Renderer,
 )
+from tinker_cookbook.renderers.qwen3_5 import Qwen3_5DisableThinkingRenderer, Qwen3_5Renderer
+from tinker_cookbook.renderers.qwen3_vl import Qwen3VLInstructRenderer, Qwen3VLRenderer
 from tinker_cookbook.renderers.role_colon import RoleColonRenderer
+from tinker_cookbook.renderers.template import TemplateRenderer
 
 RendererFactory: TypeAlias = Callable[..., Renderer]
 """``factory(tokenizer, image_processor, **options)``; its keyword-only arguments are options."""
 
 BUILT_IN: dict[str, RendererFactory] = {
     "role_colon": RoleColonRenderer,
+    "template": TemplateRenderer,
     "chatml": ChatMLRenderer,
     "smollm2": smollm2,
     "llama3": Llama3Renderer,
+    "deepseekv3": DeepSeekV3Renderer,
+    "deepseekv3_disable_thinking": DeepSeekV3Renderer,
+    "deepseekv3_thinking": DeepSeekV3ThinkingRenderer,
+    "deepseekv3_2": DeepSeekV32Renderer,
+    "deepseekv3_2_thinking": DeepSeekV32ThinkingRenderer,
+    "kimi_k2": KimiK2Renderer,
+    "kimi_k2_instruct": KimiK2InstructRenderer,
+    "gemma3": Gemma3Renderer,
+    "glm4_6": Glm46Renderer,
+    "glm4_6_disable_thinking": Glm46DisableThinkingRenderer,
+    "nemotron3": Nemotron3Renderer,
+    "nemotron3_low_thinking": partial(Nemotron3Renderer, low_effort=True),
+    "nemotron3_preserve_thinking": partial(Nemotron3Renderer, strip_thinking_from_history=False),
+    "nemotron3_disable_thinking": Nemotron3DisableThinkingRenderer,
+    "qwen2_5": Qwen2_5Renderer,
     "qwen3": Qwen3Renderer,
     "qwen3_disable_thinking": Qwen3DisableThinkingRenderer,
     "qwen3_instruct": Qwen3InstructRenderer,
+    "gpt_oss_no_sysprompt": partial(GptOssRenderer, system_prompt=False),
+    "gpt_oss_low_reasoning": partial(GptOssRenderer, reasoning_effort="low"),
+    "gpt_oss_medium_reasoning": partial(GptOssRenderer, reasoning_effort="medium"),
+    "gpt_oss_high_reasoning": partial(GptOssRenderer, reasoning_effort="high"),
+    "qwen3_vl": Qwen3VLRenderer,
+    "qwen3_vl_instruct": Qwen3VLInstructRenderer,
+    "qwen3_5": Qwen3_5Renderer,
+    "qwen3_5_disable_thinking": Qwen3_5DisableThinkingRenderer,
+    "qwen3_5_preserve_thinking": partial(Qwen3_5Renderer, strip_thinking_from_history=False),
 }
 
 _LEVELS = ("max", "high", "low")
@@ -36,6 +82,7 @@ UNAVAILABLE: dict[str, str] = {
     **{f"deepseekv4_1_{level}_reasoning": "DeepSeek V4.1" for level in ("low", "max")},
     "deepseekv4_1_disable_thinking": "DeepSeek V4.1",
     "deepseekv4_1_preserve_thinking": "DeepSeek V4.1",
+    "mistral": "Mistral",
     "kimi_k25": "Kimi K2.5",
     "kimi_k25_disable_thinking": "Kimi K2.5",
     "kimi_k26": "Kimi K2.6",

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, TypeAlias, cast
 
+import numpy as np
+
 from tinker_cookbook.utils.lazy_imports import lazy_module
 
 if TYPE_CHECKING:
@@ -24,17 +26,25 @@ def _is_tokens(piece: Piece) -> bool:
 
 def token_list(piece: Piece) -> list[int]:
     """Returns the tokens of a piece that is no medium."""
-    return list(cast(Sequence[int], getattr(piece, "tokens", piece)))
+    return list(_tokens(piece))
+
+
+def _tokens(piece: Piece) -> Sequence[int]:
+    if isinstance(piece, (list, tuple)):
+        return piece
+    return cast(Sequence[int], getattr(piece, "tokens", piece))
 
 
 def length(piece: Piece) -> int:
     """Returns how many positions of the context a piece takes."""
-    return piece.length if hasattr(piece, "length") else len(token_list(piece))  # pyright: ignore[reportAttributeAccessIssue]
+    if isinstance(piece, (list, tuple)):
+        return len(piece)
+    return getattr(piece, "length", None) or len(_tokens(piece))
 
 
 def flat(pieces: Sequence[Piece]) -> list[Any]:
     """Returns tokens and media of ``pieces`` in one list, for comparison."""
-    return [x for p in pieces for x in (token_list(p) if _is_tokens(p) else [p])]
+    return [x for p in pieces for x in (_tokens(p) if _is_tokens(p) else [p])]
 
 
 def join_pieces(pieces: Sequence[Piece]) -> tinker.ModelInput:
@@ -43,7 +53,7 @@ def join_pieces(pieces: Sequence[Piece]) -> tinker.ModelInput:
     run: list[int] = []
     for piece in pieces:
         if _is_tokens(piece):
-            run.extend(token_list(piece))
+            run.extend(_tokens(piece))
             continue
         if run:
             chunks.append(tinker.EncodedTextChunk(tokens=run))
@@ -56,5 +66,6 @@ def join_pieces(pieces: Sequence[Piece]) -> tinker.ModelInput:
 
 def spread_weights(weighted: Sequence[tuple[Piece, float]]) -> torch.Tensor:
     """Spreads the weight of each piece over its tokens; media are never trained on."""
-    values = torch.tensor([weight if _is_tokens(piece) else 0.0 for piece, weight in weighted])
-    return values.repeat_interleave(torch.tensor([length(piece) for piece, _ in weighted]))
+    values = [weight if _is_tokens(piece) else 0.0 for piece, weight in weighted]
+    lengths = [length(piece) for piece, _ in weighted]
+    return torch.from_numpy(np.repeat(np.array(values, dtype=np.float32), lengths))

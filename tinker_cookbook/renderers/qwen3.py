@@ -15,6 +15,7 @@ from tinker_cookbook.exceptions import RendererError
 from tinker_cookbook.renderers.blocks import Block, BlockReader
 from tinker_cookbook.renderers.chatml import START, ChatMLBase
 from tinker_cookbook.renderers.content import ensure_text, get_text_content
+from tinker_cookbook.renderers.images import Segments, encode_segments
 from tinker_cookbook.renderers.messages import Message, Role, ToolSpec
 from tinker_cookbook.renderers.rendered import RenderContext, RenderedMessage
 from tinker_cookbook.renderers.streaming import MessageReader
@@ -40,7 +41,7 @@ class Qwen3InstructRenderer(ChatMLBase):
 
     def render_message(self, message: Message, ctx: RenderContext) -> RenderedMessage:
         """Results of tools in a row share one user message, as the template writes them."""
-        check_parts(message, ctx.idx, self._name, self._parts)
+        check_parts(message, ctx.idx, self._name, self._allowed_parts(message["role"]))
         role = message["role"]
         if role not in _ROLES:
             raise RendererError(
@@ -56,7 +57,14 @@ class Qwen3InstructRenderer(ChatMLBase):
             )
         if role == "tool":
             return self._render_tool_result(message, ctx)
-        return self._context(f"{START}{role}\n", ensure_text(message["content"]))
+        return self._context(f"{START}{role}\n", *self._content(message, ctx))
+
+    def _allowed_parts(self, role: Role) -> frozenset[str]:
+        return self._parts
+
+    def _content(self, message: Message, ctx: RenderContext) -> Segments:
+        """Returns what a message that the model reads says, between its tags."""
+        return [ensure_text(message["content"])]
 
     def _reader(self) -> MessageReader:
         return BlockReader((JSON_CALL,))
@@ -75,11 +83,15 @@ class Qwen3InstructRenderer(ChatMLBase):
     def _render_tool_result(self, message: Message, ctx: RenderContext) -> RenderedMessage:
         first = ctx.prev_message is None or ctx.prev_message["role"] != "tool"
         last = ctx.next_message is None or ctx.next_message["role"] != "tool"
-        text = f"<tool_response>\n{ensure_text(message['content'])}\n</tool_response>"
-        header = f"{START}user\n" if first else "\n"
+        content = ["<tool_response>\n", *self._content(message, ctx), "\n</tool_response>"]
+        header = f"{START}user\n" if first else ""
         if last:
-            return self._context(header, text)
-        return RenderedMessage(header=self.codec.constant(header), output=[self.codec.encode(text)])
+            return self._context(header, *content)
+        # The line break before the next result stands here: Qwen2.5 merges it with the tag.
+        return RenderedMessage(
+            header=self.codec.constant(header),
+            output=encode_segments([*content, "\n"], self.codec.encode),
+        )
 
 
 class Qwen3Renderer(Qwen3InstructRenderer):
@@ -113,11 +125,15 @@ class Qwen3Renderer(Qwen3InstructRenderer):
         Without one the template counts every message as history.
         """
         for i in reversed(range(len(messages))):
-            text = get_text_content(messages[i])
+            text = self._question(messages[i])
             result = text.startswith("<tool_response>") and text.endswith("</tool_response>")
             if messages[i]["role"] == "user" and not result:
                 return i
         return len(messages) - 1
+
+    def _question(self, message: Message) -> str:
+        """Returns the text by which a question is told from the result of a tool."""
+        return get_text_content(message)
 
     def _render_answer(self, message: Message, ctx: RenderContext) -> RenderedMessage:
         thinking, text = self._split_thinking(message, ctx)

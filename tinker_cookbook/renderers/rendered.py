@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 from tinker_cookbook.renderers.messages import Message, Role
-from tinker_cookbook.renderers.pieces import Piece, flat, length, token_list
+from tinker_cookbook.renderers.pieces import Piece, flat, token_list
 
 
 @dataclass(frozen=True)
@@ -67,13 +67,13 @@ def weigh(
     overlap: Piece = ()  # end of the previous answer's stop sequence, still to be trained
     for message_trained, message in zip(trained, rendered, strict=True):
         header = message.header
-        shared = length(overlap)
-        if shared and token_list(header)[:shared] == token_list(overlap):
+        if overlap and (shared := token_list(overlap)) == token_list(header)[: len(shared)]:
             yield overlap, 1.0
-            header = token_list(header)[shared:]
+            header = token_list(header)[len(shared) :]
         yield header, rest
         weight = float(message_trained)
-        yield from ((piece, weight) for piece in message.output)
+        for piece in message.output:
+            yield piece, weight
         yield message.footer, rest
         overlap = message.stop_overlap if message_trained else ()
     yield overlap, 1.0
@@ -90,15 +90,15 @@ def example_ends(
     earlier answer. ``prompt_pieces(messages, role)`` ends with what opens a message of the role.
     """
     ends: list[int] = []
-    answered: list[int] = []
     for i, message in enumerate(messages):
         if not (trained[i] and message["role"] == "assistant"):
             continue
-        prompt = flat(prompt_pieces(messages[:i], "assistant"))
-        if ends and prompt[: len(answered)] == answered:
-            ends.pop()
+        if ends:
+            prompt = flat(prompt_pieces(messages[:i], "assistant"))
+            answered = flat(prompt_pieces(messages[: ends[-1] + 1], "assistant")[:-1])
+            if prompt[: len(answered)] == answered:
+                ends.pop()
         ends.append(i)
-        answered = flat(prompt_pieces(messages[: i + 1], "assistant")[:-1])
     last = max((i for i, chosen in enumerate(trained) if chosen), default=-1)
     if last > max(ends, default=-1):
         ends.append(last)

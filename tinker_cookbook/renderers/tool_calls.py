@@ -8,9 +8,20 @@ from collections.abc import Sequence
 from typing import Any
 
 from tinker_cookbook.renderers.blocks import Block
-from tinker_cookbook.renderers.messages import Message, ToolCall, ToolSpec
+from tinker_cookbook.renderers.messages import (
+    ContentPart,
+    Message,
+    TextPart,
+    ThinkingPart,
+    ToolCall,
+    ToolSpec,
+    UnparsedToolCall,
+)
 
 _OPEN, _CLOSE = "<tool_call>", "</tool_call>"
+_THINKING_OR_CALL = re.compile(
+    r"<think>(?P<thinking>.*?)</think>|<tool_call>(?P<call>.*?)</tool_call>", re.DOTALL
+)
 _NAME_FIRST = re.compile(
     r'\s*\{\s*"name"\s*:\s*"(?P<name>[^"\\]*)"\s*,\s*"arguments"\s*:\s*(?P<arguments>.*)\}\s*',
     re.DOTALL,
@@ -57,6 +68,33 @@ def _from_json(call: Any) -> tuple[str, str]:
         json.loads(arguments)
         return call["name"], arguments
     return call["name"], json.dumps(arguments, ensure_ascii=False)
+
+
+def parse_content_blocks(
+    content: str,
+) -> tuple[list[ContentPart], list[ToolCall | UnparsedToolCall]] | None:
+    """Splits text into thinking and text parts, and the calls between ``<tool_call>`` tags.
+
+    White space stays as it is; a block that is not closed is text. Returns None where there is no
+    tag of either kind.
+    """
+    if "<think>" not in content and _OPEN not in content:
+        return None
+    parts: list[ContentPart] = []
+    calls: list[ToolCall | UnparsedToolCall] = []
+    end = 0
+    for block in _THINKING_OR_CALL.finditer(content):
+        parts.append(TextPart(type="text", text=content[end : block.start()]))
+        end = block.end()
+        if block["thinking"] is not None:
+            parts.append(ThinkingPart(type="thinking", thinking=block["thinking"]))
+            continue
+        try:
+            calls += read_json_call(block["call"])
+        except ValueError as error:
+            calls.append(UnparsedToolCall(raw_text=block[0], error=str(error)))
+    parts.append(TextPart(type="text", text=content[end:]))
+    return [part for part in parts if part.get("text") or part.get("thinking")], calls
 
 
 def declare_tools(tools: Sequence[ToolSpec], system_prompt: str) -> str:

@@ -63,6 +63,24 @@ def read_conversations(
     return rows
 
 
+def read_conversation(path: str | Path, index: int) -> tuple[list[Message], str]:
+    """The conversation at ``index``, counted from 0 over lines that are not blank, and FILE:LINE.
+
+    Lines behind it are not looked at, and it may have nothing to train on. Raises as
+    ``read_conversations`` does, and DataValidationError for an index that the file does not have.
+    """
+    file = Path(path).expanduser()
+    reader, count = _Reader(TrainOnWhat.ALL_TOKENS), 0
+    for where, row in json_lines(file, f"lines like {EXPECTED}"):
+        if count == index:
+            return reader.messages(row, where), where
+        count += 1
+    expected = f"0 to {count - 1}" if count else f"lines like {EXPECTED}"
+    raise DataValidationError(
+        f"index: got {index}, but {file} has {count} conversations; expected {expected}"
+    )
+
+
 class _Reader:
     """Rows to conversations; remembers what it saw but does not read."""
 
@@ -71,8 +89,8 @@ class _Reader:
         self.unread_keys: set[str] = set()
 
     def conversation(self, row: Any, where: str) -> list[Message]:
+        messages = self.messages(row, where)
         try:
-            messages = normalize_messages(self._raw_messages(row, where))
             trained = select_trained(messages, self._train_on_what)
         except RendererError as error:
             raise DataFormatError(f"{where}: {error}") from error
@@ -83,6 +101,13 @@ class _Reader:
                 f"{self._train_on_what.value} selects none; expected at least one to train on"
             )
         return messages
+
+    def messages(self, row: Any, where: str) -> list[Message]:
+        """The row's messages, whether or not there is one to train on."""
+        try:
+            return normalize_messages(self._raw_messages(row, where))
+        except RendererError as error:
+            raise DataFormatError(f"{where}: {error}") from error
 
     def _raw_messages(self, row: Any, where: str) -> list[Any]:
         messages = row.get("messages") if isinstance(row, Mapping) else None

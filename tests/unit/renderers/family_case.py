@@ -50,6 +50,23 @@ class Case:
     """What precedes an answer where it is rendered alone."""
     declares_tools: Mapping[str, Any] | None = None
     """Arguments of the template where it declares tools, None where it cannot."""
+    stop_behind: Callable[[dict[str, Any]], str] = lambda message: ""
+    """The stop token behind a message at the end of a supervised example, for formats in which it
+    is the beginning of the next message: the template cannot know that one."""
+    corrections: Mapping[str, str] = field(default_factory=dict)
+    """Text of the template and what is read in its place: where the copy at hand is not what the
+    model ships, or does not run in the sandbox in which templates are run. The family's module
+    says why for each."""
+    image_processor: Callable[[], Any] | None = None
+    """Makes transformers' processor of images, where messages have images (of Pillow)."""
+    image_token: str = "<|image_pad|>"
+    """What the template writes once for each image, and processors once for each of its tokens."""
+    prompt_end: str = ""
+    """What a prompt ends with where it has already begun the answer: tokens begin anew behind it,
+    as the model cannot be asked to continue from a token that spans the border."""
+    train_on_what: str = "last_assistant_message"
+    """What is trained where tokens alone are compared: ``all_tokens`` where a renderer refuses to
+    train an answer that its template writes otherwise once the conversation goes on."""
     difference: str = ""
     """What differs from the template on purpose, and why; the conversations leave it out."""
 
@@ -71,8 +88,14 @@ class Side:
     @classmethod
     def load(cls, case: Case, tokenizer: Any, templates: Path, **options: Any) -> Side:
         """Returns both sides; ``options`` are the renderer's."""
+        if case.image_processor:
+            options["image_processor"] = case.image_processor()
         renderer = get_renderer(case.spec, tokenizer, **options)
-        return cls(case, renderer, (templates / case.template).read_text(encoding="utf-8"))
+        template = (templates / case.template).read_text(encoding="utf-8")
+        for wrong, right in case.corrections.items():
+            assert wrong in template, f"{case.template}: {wrong!r} is no longer in the template"
+            template = template.replace(wrong, right)
+        return cls(case, renderer, template)
 
     @property
     def tokenizer(self) -> Any:
@@ -82,22 +105,54 @@ class Side:
     def expected(self, messages: Sequence[Any], *, prompt: bool = False, **more: Any) -> list[int]:
         """Returns the template's tokens of a conversation, or of the prompt that follows it."""
         options = {**self.case.options, **(self.case.prompt_options if prompt else {}), **more}
-        return self.tokenizer.apply_chat_template(
+        border = self.case.prompt_end
+        found = self.tokenizer.apply_chat_template(
             [self.case.as_template(copy.deepcopy(message)) for message in messages],
             chat_template=self.template,
-            tokenize=True,
+            tokenize=not border,
             return_dict=False,
             add_generation_prompt=prompt,
             **options,
         )
+        if border:
+            *heads, last = found.split(border)
+            runs = [*(f"{head}{border}" for head in heads), last]
+            encoded = (self.tokenizer.encode(run, add_special_tokens=False) for run in runs)
+            found = [token for run in encoded for token in run]
+        return self._with_images(found, messages)
+
+    def _with_images(self, ids: list[int], messages: Sequence[Any]) -> list[int]:
+        """Repeats each image's token as often as transformers' processor does."""
+        contents = (m["content"] for m in messages if isinstance(m["content"], list))
+        images = [part["image"] for parts in contents for part in parts if "image" in part]
+        if not images:
+            return ids
+        pad = self.tokenizer.convert_tokens_to_ids(self.case.image_token)
+        assert ids.count(pad) == len(images)
+        processor = self.renderer.image_processor
+        grids = processor(images=images, return_tensors="np")["image_grid_thw"]
+        counts = iter((grids.prod(axis=1) // processor.merge_size**2).tolist())
+        return [t for token in ids for t in [token] * (next(counts) if token == pad else 1)]
+
+    def ids(self, model_input: Any) -> list[int]:
+        """Returns the tokens of a model input, an image as its token repeated."""
+        pad = self.tokenizer.convert_tokens_to_ids(self.case.image_token)
+        runs = (getattr(c, "tokens", None) or [pad] * c.length for c in model_input.chunks)
+        return [token for run in runs for token in run]
 
     def tokens(self, messages: Sequence[Any]) -> list[int]:
         """Returns the renderer's tokens of a conversation."""
-        return self.renderer.build_supervised_example(messages)[0].to_ints()
+        what = self.case.train_on_what
+        return self.ids(self.renderer.build_supervised_example(messages, what)[0])
+
+    def stop_behind(self, messages: Sequence[Any]) -> list[int]:
+        """Returns the tokens that a supervised example has behind those of the template."""
+        token = self.case.stop_behind(messages[-1])
+        return self.tokenizer.encode(token, add_special_tokens=False)
 
     def prompt(self, messages: Sequence[Any]) -> list[int]:
         """Returns the renderer's prompt after a conversation."""
-        return self.renderer.build_generation_prompt(messages).to_ints()
+        return self.ids(self.renderer.build_generation_prompt(messages))
 
     def sampled(self, message: dict[str, Any]) -> list[int]:
         """Returns what a model writes to say ``message``, its stop token included."""

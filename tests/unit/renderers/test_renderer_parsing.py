@@ -10,11 +10,15 @@ from hypothesis import strategies as st
 from rendering_cases import body, tool_call, untagged
 
 from tinker_cookbook.renderers import (
+    ParseFailureKind,
     ParseTermination,
     TextPart,
     ThinkingPart,
     UnparsedToolCall,
+    classify_parse_failure,
+    detect_unterminated_tool_block,
     get_renderer,
+    parse_content_blocks,
     parse_response_for_stop_token,
     parse_think_blocks,
 )
@@ -207,3 +211,41 @@ def test_parse_think_blocks(texts):
     ]
     assert parse_think_blocks(written) == expected
     assert parse_think_blocks(texts[0][0]) is None
+
+
+def test_parse_content_blocks_keeps_white_space_and_order():
+    call = '<tool_call>{"name": "f", "arguments": {}}</tool_call>'
+    parts, calls = parse_content_blocks(f"<think> a\n</think>b {call}\nc<tool_call>x</tool_call>")
+    assert parts == [
+        ThinkingPart(type="thinking", thinking=" a\n"),
+        TextPart(type="text", text="b "),
+        TextPart(type="text", text="\nc"),
+    ]
+    assert [type(c).__name__ for c in calls] == ["ToolCall", "UnparsedToolCall"]
+    assert calls[1].raw_text == "<tool_call>x</tool_call>"
+    assert parse_content_blocks("<think>never closed") == (
+        [TextPart(type="text", text="<think>never closed")],
+        [],
+    )
+    assert parse_content_blocks("plain") is None
+
+
+def test_failures_are_classified(make_renderer):
+    renderer = make_renderer("qwen3_instruct", "qwen3")
+
+    def classified(text):
+        return classify_parse_failure(*renderer.parse_response(encode(renderer, text)))
+
+    assert classified("fine<|im_end|>") is None
+    kind, detail = classified("cut off")
+    assert kind is ParseFailureKind.STRUCTURAL
+    assert "max_tokens" in detail
+    kind, detail = classified("<tool_call>\n{oops}\n</tool_call><|im_end|>")
+    assert kind is ParseFailureKind.CONTENT
+    assert "Expecting property name" in detail
+    kind, detail = classified("<tool_call>" + "x" * 50_000 + "<|im_end|>")
+    assert (kind, detail.startswith("unterminated tool block")) == (ParseFailureKind.CONTENT, True)
+    open_block = detect_unterminated_tool_block("a<t>b</t><t>c", "<t>", "</t>")
+    assert open_block is not None
+    assert open_block.raw_text == "<t>c"
+    assert detect_unterminated_tool_block("a<t>b</t>", "<t>", "</t>") is None

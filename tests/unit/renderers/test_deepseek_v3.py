@@ -1,0 +1,241 @@
+"""DeepSeek beside what the shared checks cover: last answers, histories, options, refusals."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+from families.deepseek_v3 import CASES, conversations, up_to_a_user
+from family_case import Side
+from hypothesis import HealthCheck, given, settings
+
+from tinker_cookbook.exceptions import RendererError
+from tinker_cookbook.renderers import (
+    Message,
+    TextPart,
+    ThinkingPart,
+    ToolCall,
+    ToolSpec,
+    TrainOnWhat,
+    get_renderer,
+)
+
+QUESTION = {"role": "user", "content": "Hi"}
+THOUGHT = {
+    "role": "assistant",
+    "content": [
+        ThinkingPart(type="thinking", thinking="hm"),
+        TextPart(type="text", text="Hello"),
+    ],
+}
+
+
+def call(name="f", arguments="{}"):
+    return ToolCall(function=ToolCall.FunctionBody(name=name, arguments=arguments))
+
+
+def called(*calls):
+    return {"role": "assistant", "content": "", "tool_calls": [*calls]}
+
+
+def text_of(renderer, model_input):
+    tokens = model_input.to_ints()
+    return renderer.tokenizer.decode(tokens, skip_special_tokens=False)
+
+
+@pytest.fixture
+def shown(make_renderer):
+    """``shown(spec, messages)``: the example as text; ``prompt=True`` gives the prompt."""
+
+    def show(spec, messages, prompt=False, vocabulary="deepseek_v3_1"):
+        renderer = make_renderer(spec, vocabulary)
+        if prompt:
+            return text_of(renderer, renderer.build_generation_prompt(messages))
+        return text_of(renderer, renderer.build_supervised_example(messages)[0])
+
+    return show
+
+
+@pytest.mark.parametrize(
+    ("spec", "opening", "answer"),
+    [
+        ("deepseekv3_thinking", "<think>", "hm</think>Hello"),
+        ("deepseekv3_thinking?version=3", "<think>\n", "hm\n</think>\n\nHello"),
+        ("deepseekv3_2_thinking", "<think>", "hm</think>Hello"),
+    ],
+)
+def test_a_last_answer_is_the_prompt_and_what_is_sampled(shown, spec, opening, answer):
+    prompt = shown(spec, [QUESTION], prompt=True)
+    assert prompt == f"<｜begin▁of▁sentence｜><｜User｜>Hi<｜Assistant｜>{opening}"
+    assert shown(spec, [QUESTION, THOUGHT]) == f"{prompt}{answer}<｜end▁of▁sentence｜>"
+
+
+def test_the_answer_without_thinking_follows_its_end(shown):
+    prompt = "<｜begin▁of▁sentence｜><｜User｜>Hi<｜Assistant｜></think>"
+    for spec in ("deepseekv3", "deepseekv3_disable_thinking", "deepseekv3_2"):
+        assert shown(spec, [QUESTION], prompt=True) == prompt
+    plain = shown("deepseekv3?version=3", [QUESTION], prompt=True, vocabulary="deepseek_v3")
+    assert plain == prompt.removesuffix("</think>")
+
+
+def test_thinking_stays_in_history_where_told(shown):
+    history = [QUESTION, THOUGHT, QUESTION]
+    kept = shown("deepseekv3_thinking?strip_thinking_from_history=false", history)
+    assert "<｜Assistant｜><think>hm</think>Hello" in kept
+    assert "<｜Assistant｜></think>Hello" in shown("deepseekv3_thinking", history)
+
+
+@pytest.mark.parametrize("case", [case for case in CASES if "3_thinking" in case.spec][:1])
+def test_histories_with_results_equal_the_template(case, shared_dir, make_renderer):
+    """The shared checks ask for the prompt behind each message, which results have none of."""
+    side = Side.load(
+        case,
+        make_renderer("deepseekv3", "deepseek_v3_1").tokenizer,
+        shared_dir / "tokenizers",
+    )
+
+    @settings(max_examples=200, deadline=None, derandomize=True, database=None)
+    @settings(suppress_health_check=[HealthCheck.too_slow])
+    @given(messages=up_to_a_user(conversations(thinking="none part tags")))
+    def check(messages):
+        assert side.tokens(messages) == side.expected(messages)
+        assert side.prompt(messages) == side.expected(messages, prompt=True)
+
+    check()
+
+
+def test_thinking_of_earlier_turns_is_dropped_without_thinking(shown):
+    answers = [THOUGHT, {"role": "assistant", "content": "<think>hm</think>Hello"}]
+    for answer in answers:
+        shown_history = shown("deepseekv3", [QUESTION, answer, QUESTION])
+        assert "<｜Assistant｜></think>Hello<｜end▁of▁sentence｜>" in shown_history
+        with pytest.raises(RendererError, match="got thinking"):
+            shown("deepseekv3", [QUESTION, answer])
+
+
+@pytest.mark.parametrize(
+    ("spec", "messages", "match"),
+    [
+        ("deepseekv3", [QUESTION, {"role": "system", "content": "x"}], "got 'system'"),
+        ("deepseekv3", [{"role": "developer", "content": "x"}], "got 'developer'"),
+        ("deepseekv3", [QUESTION | {"tool_calls": [call()]}], "got tool calls by role 'user'"),
+        (
+            "deepseekv3_thinking",
+            [QUESTION, called(call()), {"role": "tool", "content": "1"}],
+            "behind",
+        ),
+        ("deepseekv3_2", [QUESTION, called(call(arguments="[1]"))], "got '\\[1\\]'"),
+        (
+            "deepseekv3_thinking",
+            [QUESTION, {"role": "assistant", "content": THOUGHT["content"][::-1]}],
+            "got parts text, thinking",
+        ),
+    ],
+)
+def test_what_the_format_cannot_write_is_refused(shown, spec, messages, match):
+    with pytest.raises(RendererError, match=match):
+        shown(spec, messages, prompt=True)
+
+
+def test_options_are_checked(make_renderer):
+    with pytest.raises(RendererError, match=r"version: got '2', expected one of 3.1, 3"):
+        make_renderer("deepseekv3?version=2", "deepseek_v3_1")
+    with pytest.raises(RendererError, match="version=3"):
+        make_renderer("deepseekv3", "deepseek_v3")
+
+
+def test_tools_are_declared_as_the_model_card_says(make_renderer):
+    tool = ToolSpec(name="f", description="é", parameters={"type": "object"})
+    renderer = make_renderer("deepseekv3", "deepseek_v3_1")
+    (message,) = renderer.create_conversation_prefix_with_tools([tool], "Be brief.")
+    assert message["content"].startswith(
+        "Be brief.\n\n## Tools\nYou have access to the following tools:\n\n### f\n"
+        'Description: é\n\nParameters: {"type": "object"}\n\nIMPORTANT: ALWAYS adhere'
+    )
+    assert "<｜tool▁call▁end｜>{{additional_tool_calls}}<｜tool▁calls▁end｜>" in message["content"]
+    assert renderer.create_conversation_prefix_with_tools([], "x")[0]["content"] == "x"
+    for spec in ("deepseekv3_thinking", "deepseekv3?version=3"):
+        with pytest.raises(RendererError, match="declares no tools"):
+            make_renderer(spec, "deepseek_v3_1").create_conversation_prefix_with_tools([tool])
+
+
+def test_several_system_messages_are_trained_each_by_its_own(make_renderer):
+    renderer = make_renderer("deepseekv3", "deepseek_v3_1")
+    messages = [{"role": "system", "content": text} for text in ("One.", "", "Two!")]
+    messages[2]["trainable"] = True
+    example, weights = renderer.build_supervised_example(
+        [*messages, QUESTION], TrainOnWhat.CUSTOMIZED
+    )
+    pairs = zip(example.to_ints(), weights.tolist(), strict=True)
+    trained = renderer.tokenizer.decode([token for token, weight in pairs if weight])
+    assert "Two!" in trained
+    assert "One" not in trained
+
+
+def sampled(renderer, text):
+    return renderer.codec.encode(text + "<｜end▁of▁sentence｜>")
+
+
+@pytest.mark.parametrize(
+    ("spec", "block"),
+    [
+        ("deepseekv3", "<｜tool▁calls▁begin｜>f<｜tool▁calls▁end｜>"),
+        (
+            "deepseekv3",
+            "<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>f<｜tool▁sep｜>[1]<｜tool▁call▁end｜><｜tool▁calls▁end｜>",
+        ),
+        ("deepseekv3", "<｜tool▁calls▁begin｜><｜tool▁calls▁end｜>"),
+        ("deepseekv3_2", "<｜DSML｜function_calls>\nf\n</｜DSML｜function_calls>"),
+        (
+            "deepseekv3_2",
+            '<｜DSML｜function_calls>\n<｜DSML｜invoke name="f">\n<｜DSML｜parameter name="a" '
+            'string="false">1, "b": 2</｜DSML｜parameter>\n</｜DSML｜invoke>\n</｜DSML｜function_calls>',
+        ),
+    ],
+)
+def test_calls_that_cannot_be_read_keep_their_text(make_renderer, spec, block):
+    renderer = make_renderer(spec, "deepseek_v3_1")
+    before = "\n\n" if spec == "deepseekv3_2" else ""
+    tokens = sampled(renderer, f"So.{before}{block}")
+    message, how = renderer.parse_response(tokens)
+    assert how
+    assert message["content"] == "So."
+    assert [c.raw_text for c in message["unparsed_tool_calls"]] == [block]
+    example, weights = renderer.build_supervised_example([QUESTION, message])
+    pairs = zip(example.to_ints(), weights.tolist(), strict=True)
+    assert [token for token, weight in pairs if weight] == tokens
+
+
+def test_arguments_keep_their_spelling_in_v3_2(make_renderer):
+    renderer = make_renderer("deepseekv3_2", "deepseek_v3_1")
+    text = (
+        '\n\n<｜DSML｜function_calls>\n<｜DSML｜invoke name="f">\n'
+        '<｜DSML｜parameter name="a" string="false">[1,2.50]</｜DSML｜parameter>\n'
+        '<｜DSML｜parameter name="b" string="true">say "x"\n</｜DSML｜parameter>\n'
+        "</｜DSML｜invoke>\n</｜DSML｜function_calls>"
+    )
+    tokens = sampled(renderer, text)
+    message, _ = renderer.parse_response(tokens)
+    (made,) = message["tool_calls"]
+    assert json.loads(made.function.arguments) == {"a": [1, 2.5], "b": 'say "x"\n'}
+    example, weights = renderer.build_supervised_example([QUESTION, message])
+    pairs = zip(example.to_ints(), weights.tolist(), strict=True)
+    assert [token for token, weight in pairs if weight] == tokens
+
+
+def test_chains_of_calls_share_an_example_in_v3_2(make_renderer):
+    """Thinking between results stays until the next question."""
+    renderer = make_renderer("deepseekv3_2_thinking", "deepseek_v3_1")
+    chain = [QUESTION, THOUGHT | called(call()) | {"content": THOUGHT["content"]}]
+    chain += [{"role": "tool", "content": "1"}, THOUGHT]
+    turns: list[Message] = [*chain, *chain]
+    what = TrainOnWhat.ALL_ASSISTANT_MESSAGES
+    assert len(renderer.build_supervised_examples(chain, what)) == 1
+    assert len(renderer.build_supervised_examples(turns, what)) == 2
+
+
+def test_names_are_as_the_models_are_called(make_renderer):
+    tokenizer = make_renderer("deepseekv3", "deepseek_v3_1").tokenizer
+    assert get_renderer("deepseekv3", tokenizer).disables_thinking
+    assert not get_renderer("deepseekv3_thinking", tokenizer).disables_thinking
+    assert not get_renderer("deepseekv3?version=3", tokenizer).disables_thinking

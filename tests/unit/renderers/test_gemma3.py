@@ -1,0 +1,69 @@
+"""Gemma 3 beyond its cases: the place of the system message, order, refusals."""
+
+from __future__ import annotations
+
+import pytest
+
+from tinker_cookbook.exceptions import RendererError
+from tinker_cookbook.renderers import TextPart, ToolCall
+
+QUESTION = {"role": "user", "content": "Hi"}
+ANSWER = {"role": "assistant", "content": "Hello"}
+SYSTEM = {"role": "system", "content": "Be brief."}
+
+
+@pytest.fixture
+def gemma(make_renderer):
+    return make_renderer("gemma3", "gemma3")
+
+
+def weighed(renderer, messages, what):
+    example, weights = renderer.build_supervised_example(messages, what)
+    pairs = zip(example.to_ints(), weights.tolist(), strict=True)
+    return renderer.codec.decode([token for token, weight in pairs if weight])
+
+
+def test_system_text_is_the_output_of_the_system_message(gemma):
+    messages = [{**SYSTEM, "trainable": True}, QUESTION, ANSWER]
+    assert weighed(gemma, messages, "customized") == "Be brief.\n\n"
+    messages = [SYSTEM, {**QUESTION, "trainable": True}, ANSWER]
+    assert weighed(gemma, messages, "customized") == "Hi<end_of_turn>"
+
+
+def test_each_part_is_trimmed_as_the_template_does(gemma):
+    parts = [TextPart(type="text", text=" a "), TextPart(type="text", text=" b ")]
+    messages = [SYSTEM, {"role": "user", "content": parts}, ANSWER]
+    expected = gemma.tokenizer.apply_chat_template(messages, return_dict=False)
+    assert gemma.build_supervised_example(messages)[0].to_ints() == expected
+
+
+@pytest.mark.parametrize(
+    ("messages", "said"),
+    [
+        ([ANSWER], "got 'assistant' first"),
+        ([QUESTION, QUESTION], "got 'user' after 'user'"),
+        ([QUESTION, SYSTEM], "got 'system' after 'user'"),
+        ([QUESTION, ANSWER, ANSWER], "got 'assistant' after 'assistant'"),
+        ([QUESTION, {"role": "tool", "content": "12"}], "got 'tool' after 'user'"),
+        ([SYSTEM], "got a system message alone"),
+    ],
+)
+def test_messages_out_of_order_are_refused(gemma, messages, said):
+    with pytest.raises(RendererError, match=said):
+        gemma.build_supervised_example(messages)
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        ({"content": [{"type": "image", "image": "x.png"}]}, "part of type 'image'"),
+        ({"content": [{"type": "thinking", "thinking": "x"}]}, "part of type 'thinking'"),
+        (
+            {"tool_calls": [ToolCall(function=ToolCall.FunctionBody(name="f", arguments="{}"))]},
+            "no form for tool calls",
+        ),
+    ],
+)
+def test_what_the_format_cannot_write_is_refused(gemma, change, said):
+    with pytest.raises(RendererError, match=said):
+        gemma.build_supervised_example([QUESTION, {**ANSWER, **change}])

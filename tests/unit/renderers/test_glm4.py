@@ -1,0 +1,181 @@
+"""GLM-4.6 beyond its cases: the stop token that begins the next message, options, calls."""
+
+from __future__ import annotations
+
+import copy
+import json
+
+import pytest
+from families.glm4 import ADDED, TEMPLATE, parsed
+
+from tinker_cookbook.exceptions import RendererError
+from tinker_cookbook.renderers import (
+    ParseTermination,
+    TextPart,
+    ThinkingPart,
+    ToolCall,
+    UnparsedToolCall,
+    get_renderer,
+)
+from tinker_cookbook.tokenizer_utils import get_tokenizer
+
+QUESTION = {"role": "user", "content": "Hi"}
+
+
+def thought(thinking, text):
+    parts = [ThinkingPart(type="thinking", thinking=thinking), TextPart(type="text", text=text)]
+    return {"role": "assistant", "content": parts}
+
+
+def call(name, arguments):
+    function = ToolCall.FunctionBody(name=name, arguments=json.dumps(arguments))
+    return {"role": "assistant", "content": "", "tool_calls": [ToolCall(function=function)]}
+
+
+@pytest.fixture(scope="module")
+def glm(tokenizer_folder):
+    tokenizer = copy.deepcopy(get_tokenizer(tokenizer_folder("qwen3")))
+    tokenizer.add_special_tokens({"additional_special_tokens": [*ADDED]})
+    return lambda spec="glm4_6": get_renderer(spec, tokenizer)
+
+
+def spans(renderer, messages, what):
+    """Returns the text of each run of trained tokens."""
+    example, weights = renderer.build_supervised_example(messages, what)
+    runs, run = [], []
+    for token, weight in zip(example.to_ints(), weights.tolist(), strict=True):
+        if weight:
+            run.append(token)
+        elif run:
+            runs.append(run)
+            run = []
+    return [renderer.codec.decode(tokens) for tokens in [*runs, run] if tokens]
+
+
+def test_an_answer_is_trained_up_to_what_begins_the_next_message(glm):
+    result = {"role": "tool", "content": "12"}
+    messages = [QUESTION, call("f", {}), result, thought("b", "B"), QUESTION, thought("c", "C")]
+    assert spans(
+        glm("glm4_6?strip_thinking_from_history=false"), messages, "all_assistant_messages"
+    ) == [
+        "\n<think></think>\n<tool_call>f\n</tool_call><|observation|>",
+        "\n<think>b</think>\nB<|user|>",
+        "\n<think>c</think>\nC<|user|>",
+    ]
+    assert spans(glm(), messages, "last_assistant_message") == ["\n<think>c</think>\nC<|user|>"]
+
+
+def test_a_conversation_that_ends_with_a_call_waits_for_its_result(glm):
+    assert spans(glm(), [QUESTION, call("f", {"q": 1})], "last_assistant_message") == [
+        "\n<think></think>\n<tool_call>f\n<arg_key>q</arg_key>\n<arg_value>1</arg_value>\n"
+        "</tool_call><|observation|>"
+    ]
+
+
+def test_an_answer_that_is_not_trained_has_no_stop_token_behind_it(glm):
+    messages = [{**QUESTION, "trainable": True}, {**thought("a", "A"), "trainable": False}]
+    assert spans(glm(), messages, "customized") == ["\nHi"]
+
+
+def test_history_that_keeps_thinking_extends(glm):
+    renderer = glm("glm4_6?strip_thinking_from_history=false")
+    assert renderer.has_extension_property
+    messages = [QUESTION, thought("a", "A"), QUESTION, thought("b", "B")]
+    first = renderer.build_supervised_example(messages[:2])[0].to_ints()
+    assert renderer.build_generation_prompt(messages[:3]).to_ints()[: len(first)] == first
+    assert len(renderer.build_supervised_examples(messages, "all_assistant_messages")) == 1
+    assert len(glm().build_supervised_examples(messages, "all_assistant_messages")) == 2
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        {"a": {"b": [1, None, "x"]}, "c": 1.5, "d": None, "e": True, "f": ""},
+        {"text": "two\nlines <b>é</b> </arg_value> and on", "list": []},
+    ],
+)
+def test_arguments_of_every_kind_equal_the_template_and_come_back(glm, shared_dir, arguments):
+    renderer, message = glm(), call("f", arguments)
+    example, weights = renderer.build_supervised_example([QUESTION, message])
+    expected = renderer.tokenizer.apply_chat_template(
+        [QUESTION, parsed(message)],
+        chat_template=(shared_dir / "tokenizers" / TEMPLATE).read_text(encoding="utf-8"),
+        return_dict=False,
+    )
+    assert example.to_ints()[:-1] == expected
+    sampled = [t for t, w in zip(example.to_ints(), weights.tolist(), strict=True) if w]
+    back, how = renderer.parse_response(sampled)
+    assert how is ParseTermination.STOP_SEQUENCE
+    assert json.loads(back["tool_calls"][0].function.arguments) == arguments
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        "",
+        "\n<arg_key>q</arg_key>\n<arg_value>1</arg_value>\n",
+        "f\n<arg_key>q</arg_key>\n",
+        "f\n<arg_key>q</arg_key>\n<arg_value>1</arg_value>\nand more",
+        "f\n<arg_key>q</arg_key><arg_value>1</arg_value><arg_key>q</arg_key><arg_value>2</arg_value>",
+        '{"name": "f",\n"arguments": {}}',
+    ],
+)
+def test_calls_that_cannot_be_read_are_kept_and_written_as_they_were(glm, body):
+    renderer = glm()
+    raw = f"<tool_call>{body}</tool_call>"
+    said = f"\n<think></think>\n{raw}<|observation|>"
+    message, how = renderer.parse_response(renderer.codec.encode(said))
+    assert how is ParseTermination.STOP_SEQUENCE
+    assert [unread.raw_text for unread in message["unparsed_tool_calls"]] == [raw]
+    assert spans(renderer, [QUESTION, message], "last_assistant_message") == [said]
+
+
+def test_without_thinking_history_loses_it_and_an_answer_with_it_is_refused(glm):
+    renderer = glm("glm4_6_disable_thinking")
+    messages = [QUESTION, thought("a", "A"), {"role": "user", "content": "x /nothink"}]
+    text = renderer.codec.decode(renderer.build_generation_prompt(messages).to_ints())
+    assert text == (
+        "[gMASK]<sop><|user|>\nHi/nothink<|assistant|>\n<think></think>\nA"
+        "<|user|>\nx /nothink<|assistant|>\n<think></think>"
+    )
+    with pytest.raises(RendererError, match=r"messages\[1\].content: got thinking"):
+        renderer.build_supervised_example(messages[:2])
+
+
+@pytest.mark.parametrize(
+    ("message", "said"),
+    [
+        ({"role": "observation", "content": "x"}, "got 'observation', expected one of"),
+        ({**call("f", {}), "role": "user"}, "got tool calls by role 'user'"),
+        (call("f", [1]), "expected a JSON object"),
+        ({**thought("a", ""), "role": "user"}, "cannot write a part of type 'thinking'"),
+        (
+            {
+                "role": "assistant",
+                "content": [{"type": "text", "text": "a"}, *thought("a", "b")["content"]],
+            },
+            "expected at most one thinking part",
+        ),
+        (
+            {"role": "assistant", "content": "", "unparsed_tool_calls": []}
+            | {"content": [{"type": "image", "image": "x"}]},
+            "cannot write a part of type 'image'",
+        ),
+    ],
+)
+def test_what_the_format_cannot_write_is_refused(glm, message, said):
+    with pytest.raises(RendererError, match=said):
+        glm().build_supervised_example([QUESTION, message])
+
+
+def test_a_vocabulary_without_the_tokens_is_refused(tokenizer_folder):
+    with pytest.raises(RendererError, match="needs the special token"):
+        get_renderer("glm4_6", get_tokenizer(tokenizer_folder("smollm2")))
+
+
+def test_unread_calls_of_data_are_written_behind_the_others(glm):
+    broken = UnparsedToolCall(raw_text="<tool_call>x", error="unterminated tool block")
+    message = {**call("f", {}), "unparsed_tool_calls": [broken]}
+    assert spans(glm(), [QUESTION, message], "last_assistant_message") == [
+        "\n<think></think>\n<tool_call>f\n</tool_call>\n<tool_call>x<|observation|>"
+    ]

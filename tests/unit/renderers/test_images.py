@@ -1,0 +1,135 @@
+"""Image chunks: as many tokens as transformers' processor makes, and the same pixels."""
+
+from __future__ import annotations
+
+import io
+import pickle
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from image_cases import pictures, qwen_image_processor
+from PIL import Image, ImageOps
+
+from tinker_cookbook.exceptions import RendererError
+from tinker_cookbook.image_processing_utils import image_to_data_uri
+from tinker_cookbook.renderers import ImagePart, TextPart, TrainOnWhat, get_renderer, image_to_chunk
+from tinker_cookbook.tokenizer_utils import get_tokenizer
+
+NAMES = ["qwen3_vl", "qwen3_vl_instruct", "qwen3_5", "qwen3_5_disable_thinking"]
+
+
+def qwen2_vl_processor():
+    """Of other numbers: Qwen2-VL's."""
+    from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import Qwen2VLImageProcessorPil
+
+    return Qwen2VLImageProcessorPil()
+
+
+def pixels(chunk):
+    return Image.open(io.BytesIO(chunk.data))
+
+
+@pytest.mark.parametrize("make", [qwen_image_processor, qwen2_vl_processor])
+def test_tokens_are_what_the_processor_makes(make):
+    processor = make()
+
+    @settings(max_examples=40, deadline=None, derandomize=True, database=None)
+    @given(width=st.integers(1, 700), height=st.integers(1, 700))
+    def check(width, height):
+        image = Image.new("RGB", (width, height))
+        if max(width, height) > 200 * min(width, height):
+            with pytest.raises(RendererError, match=r"refuses .* pixels: .* aspect ratio"):
+                image_to_chunk(image, processor)
+            return
+        chunk = image_to_chunk(image, processor)
+        grid = processor(images=[image], return_tensors="np")["image_grid_thw"]
+        assert chunk.expected_tokens == chunk.length == grid.prod() // processor.merge_size**2
+
+    check()
+
+
+def test_rgb_png_and_jpeg_stay_as_they_are(tmp_path):
+    image, processor = pictures()[4].convert("RGB"), qwen_image_processor()
+    for kind in ("png", "jpeg"):
+        image.save(tmp_path / "x", format=kind)
+        chunk = image_to_chunk(tmp_path / "x", processor)
+        assert (chunk.format, chunk.data) == (kind, (tmp_path / "x").read_bytes())
+
+
+@pytest.mark.parametrize("mode", ["L", "RGBA", "P", "CMYK", "1"])
+def test_other_images_become_png_of_the_same_pixels(mode):
+    image = Image.linear_gradient("L").resize((40, 30)).convert(mode)
+    chunk = image_to_chunk(image, qwen_image_processor())
+    assert (chunk.format, pixels(chunk).mode) == ("png", "RGB")
+    assert pixels(chunk).tobytes() == image.convert("RGB").tobytes()
+
+
+def test_first_frame_and_orientation(tmp_path):
+    processor = qwen_image_processor()
+    frames = [Image.new("RGB", (30, 20), color) for color in ("red", "blue")]
+    for kind in ("gif", "png"):
+        frames[0].save(tmp_path / "x", format=kind, save_all=True, append_images=frames[1:])
+        chunk = image_to_chunk(tmp_path / "x", processor)
+        assert getattr(pixels(chunk), "n_frames", 1) == 1
+        assert pixels(chunk).getpixel((0, 0)) == (255, 0, 0)
+    exif = Image.Exif()
+    exif[0x0112] = 6
+    pictures()[4].convert("RGB").save(tmp_path / "x.jpg", exif=exif)
+    chunk = image_to_chunk(tmp_path / "x.jpg", processor)
+    upright = ImageOps.exif_transpose(Image.open(tmp_path / "x.jpg"))
+    assert pixels(chunk).tobytes() == upright.tobytes()
+    assert pixels(chunk).size == (333, 100)
+
+
+def test_max_image_size_bounds_the_image_and_its_tokens(tokenizer_folder):
+    image, processor = Image.new("RGB", (1000, 400)), qwen_image_processor()
+    chunk = image_to_chunk(image, processor, max_image_size=500)
+    assert pixels(chunk).size == (500, 200)
+    tokenizer = get_tokenizer(tokenizer_folder("qwen3"))
+    for name in NAMES:
+        renderer = get_renderer(f"{name}?max_image_size=500", tokenizer, processor)
+        prompt = renderer.build_generation_prompt([says(image)])
+        assert prompt.chunks[1] == chunk
+
+
+def says(image, role="user"):
+    text = TextPart(type="text", text="What?")
+    return {"role": role, "content": [ImagePart(type="image", image=image), text]}
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_images_are_context(tokenizer_folder, name):
+    renderer = get_renderer(name, get_tokenizer(tokenizer_folder("qwen3")), qwen_image_processor())
+    image = pictures()[1]
+    messages = [says(image), {"role": "assistant", "content": "A cat."}]
+    example, weights = renderer.build_supervised_example(messages, TrainOnWhat.ALL_TOKENS)
+    before, chunk, _ = example.chunks
+    assert before.tokens[-1] == renderer.tokenizer.convert_tokens_to_ids("<|vision_start|>")
+    start, end = before.length, before.length + chunk.length
+    assert weights.tolist()[start:end] == [0.0] * chunk.length
+    assert all(weights.tolist()[:start] + weights.tolist()[end:])
+    assert len(weights) == example.length
+    prompt = renderer.build_generation_prompt([says(image_to_data_uri(image))])
+    assert prompt.chunks[1] == chunk
+    again = pickle.loads(pickle.dumps(renderer))
+    assert again.build_generation_prompt([says(image)]) == prompt
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_images_out_of_place_are_refused(tokenizer_folder, name):
+    tokenizer = get_tokenizer(tokenizer_folder("qwen3"))
+    blind = get_renderer(name, tokenizer)
+    with pytest.raises(RendererError, match=r"messages\[0\].content\[0\]: .* no image processor"):
+        blind.build_generation_prompt([says(pictures()[0])])
+    renderer = get_renderer(name, tokenizer, qwen_image_processor())
+    for role in ("system", "assistant"):
+        with pytest.raises(RendererError, match=r"messages\[0\].content: .* type 'image'"):
+            renderer.build_supervised_example([says(pictures()[0], role)])
+    with pytest.raises(RendererError, match=r"messages\[0\].content\[0\]: image: .* download it"):
+        renderer.build_generation_prompt([says("https://example.com/cat.png")])
+    audio = {"role": "user", "content": [{"type": "audio", "audio": "x"}]}
+    with pytest.raises(RendererError, match="'audio'"):
+        renderer.build_generation_prompt([audio])
+    with pytest.raises(RendererError, match="'image'"):
+        get_renderer("qwen3", tokenizer).build_generation_prompt([says(pictures()[0])])

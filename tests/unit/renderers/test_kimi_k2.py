@@ -1,0 +1,180 @@
+"""Kimi K2 beside what the shared checks cover: ids of calls, the default prompt, last answers."""
+
+from __future__ import annotations
+
+import copy
+
+import pytest
+from families.kimi_k2 import TOKENS
+from hypothesis import HealthCheck, given, settings
+from rendering_cases import dialogues, template_ids
+
+from tinker_cookbook.exceptions import RendererError
+from tinker_cookbook.renderers import (
+    TextPart,
+    ThinkingPart,
+    ToolCall,
+    TrainOnWhat,
+    get_renderer,
+)
+from tinker_cookbook.tokenizer_utils import get_tokenizer
+
+QUESTION = {"role": "user", "content": "Hi"}
+PROMPT = "<|im_user|>user<|im_middle|>Hi<|im_end|><|im_assistant|>assistant<|im_middle|>"
+SECTION = "<|tool_calls_section_begin|>{}<|tool_calls_section_end|>"
+CALL = "<|tool_call_begin|>{}<|tool_call_argument_begin|>{}<|tool_call_end|>"
+
+
+@pytest.fixture(scope="module")
+def kimi(tokenizer_folder):
+    """``kimi(spec)``: a renderer on a vocabulary with Kimi's control tokens."""
+    tokenizer = copy.deepcopy(get_tokenizer(tokenizer_folder("qwen3")))
+    tokenizer.add_special_tokens({"additional_special_tokens": TOKENS})
+    return lambda spec: get_renderer(spec, tokenizer)
+
+
+def text_of(renderer, model_input):
+    return renderer.tokenizer.decode(model_input.to_ints(), skip_special_tokens=False)
+
+
+def prompt_text(renderer, messages):
+    return text_of(renderer, renderer.build_generation_prompt(messages))
+
+
+def example_text(renderer, messages):
+    return text_of(renderer, renderer.build_supervised_example(messages)[0])
+
+
+def thought(thinking, text="", **more):
+    parts = [ThinkingPart(type="thinking", thinking=thinking), TextPart(type="text", text=text)]
+    return {"role": "assistant", "content": parts, **more}
+
+
+def call(name="f", call_id=None):
+    return ToolCall(function=ToolCall.FunctionBody(name=name, arguments="{}"), id=call_id)
+
+
+def result(text, **more):
+    return {"role": "tool", "content": text, **more}
+
+
+def test_a_chain_keeps_its_thinking_until_it_is_answered(kimi):
+    renderer = kimi("kimi_k2")
+    chain = [QUESTION, thought("A", tool_calls=[call()]), result("1")]
+    answered = [*chain, thought("B", "Hello")]
+    assert "<think>A</think>" in prompt_text(renderer, chain)
+    assert example_text(renderer, answered).startswith(prompt_text(renderer, chain))
+    assert example_text(renderer, answered).endswith("<think>B</think>Hello<|im_end|>")
+    later = prompt_text(renderer, [*answered, QUESTION])
+    assert later.count("<think></think>") == 2
+    kept = kimi("kimi_k2?strip_thinking_from_history=false")
+    assert prompt_text(kept, [*answered, QUESTION]).startswith(example_text(renderer, answered))
+    assert kept.has_extension_property
+    what = TrainOnWhat.ALL_ASSISTANT_MESSAGES
+    assert len(renderer.build_supervised_examples(answered, what)) == 1
+    assert len(renderer.build_supervised_examples([*answered, *answered], what)) == 2
+
+
+def test_ids_that_the_model_has_written_stay(kimi):
+    renderer = kimi("kimi_k2_instruct")
+    calls = [call(call_id="functions.f:7"), call("g", "call_x"), call("h")]
+    asked = {"role": "assistant", "content": "", "tool_calls": calls}
+    results = [result("2", tool_call_id="call_x"), result("1"), result("3"), result("4")]
+    written = prompt_text(renderer, [QUESTION, asked, *results])
+    for call_id in ("functions.f:7", "functions.g:1", "functions.h:2"):
+        assert CALL.format(call_id, "{}") in written
+    assert written.count("## Return of functions.g:1\n2<|im_end|>") == 1
+    order = [line.split("\n")[0] for line in written.split("## Return of ")[1:]]
+    assert order == ["functions.g:1", "functions.f:7", "functions.h:2", "functions.unknown:3"]
+
+
+@pytest.mark.parametrize(
+    "inside",
+    [
+        "",
+        "f",
+        CALL.format("f", "{}"),
+        CALL.format("functions.f:0", "{"),
+        CALL.format("functions.f:0", "{}") + "x",
+        CALL.format("functions.f:0", "[" * 100_000),
+    ],
+)
+def test_calls_that_cannot_be_read_keep_their_text(kimi, inside):
+    renderer = kimi("kimi_k2")
+    section = SECTION.format(inside)
+    tokens = renderer.codec.encode(f"<think></think>So.{section}<|im_end|>")
+    message, how = renderer.parse_response(tokens)
+    assert how
+    assert message["content"] == "So."
+    assert [c.raw_text for c in message["unparsed_tool_calls"]] == [section]
+    example, weights = renderer.build_supervised_example([QUESTION, message])
+    pairs = zip(example.to_ints(), weights.tolist(), strict=True)
+    assert [token for token, weight in pairs if weight] == tokens
+
+
+def test_calls_read_have_the_ids_that_were_written(kimi):
+    renderer = kimi("kimi_k2")
+    section = SECTION.format(CALL.format("functions.a.b:4", '{"x": 1}'))
+    message, _ = renderer.parse_response(
+        renderer.codec.encode(f"<think>t</think>{section}<|im_end|>")
+    )
+    (made,) = message["tool_calls"]
+    assert (made.id, made.function.name) == ("functions.a.b:4", "a.b")
+    assert message["content"] == [ThinkingPart(type="thinking", thinking="t")]
+
+
+def test_the_default_prompt_is_an_option(kimi):
+    default = (
+        "<|im_system|>system<|im_middle|>You are Kimi, an AI assistant created by Moonshot AI."
+    )
+    assert prompt_text(kimi("kimi_k2"), [QUESTION]) == f"{default}<|im_end|>{PROMPT}"
+    assert prompt_text(kimi("kimi_k2_instruct"), [QUESTION]) == f"{default}<|im_end|>\n{PROMPT}"
+    assert prompt_text(kimi("kimi_k2?default_system="), [QUESTION]) == PROMPT
+
+
+def test_dialogues_equal_the_first_revision_of_k2(kimi, shared_dir):
+    """``moonshotai-Kimi-K2`` has another default prompt; the later template ends its own with a
+    line break."""
+    path = shared_dir / "tokenizers" / "templates_only" / "moonshotai-Kimi-K2.jinja"
+    template = path.read_text(encoding="utf-8")
+    renderer = kimi("kimi_k2_instruct?default_system=")
+    default = {"role": "system", "content": "You are a helpful assistant"}
+
+    @settings(max_examples=100, deadline=None, derandomize=True, database=None)
+    @settings(suppress_health_check=[HealthCheck.too_slow])
+    @given(messages=dialogues())
+    def check(messages):
+        begins = messages[0]["role"] == "system"
+        ours = messages if begins else [default, *messages]
+        prompt = renderer.build_generation_prompt(ours).to_ints()
+        assert prompt == template_ids(
+            renderer.tokenizer, messages, template, add_generation_prompt=True
+        )
+
+    check()
+
+
+@pytest.mark.parametrize(
+    ("spec", "messages", "match"),
+    [
+        (
+            "kimi_k2_instruct",
+            [QUESTION, thought("t", "x")],
+            "cannot write a part of type 'thinking'",
+        ),
+        ("kimi_k2", [QUESTION | {"tool_calls": [call()]}], "got tool calls by role 'user'"),
+        (
+            "kimi_k2",
+            [QUESTION, {"role": "assistant", "content": thought("t", "x")["content"][::-1]}],
+            "got parts text, thinking",
+        ),
+    ],
+)
+def test_what_the_format_cannot_write_is_refused(kimi, spec, messages, match):
+    with pytest.raises(RendererError, match=match):
+        kimi(spec).build_supervised_example(messages)
+
+
+def test_a_vocabulary_without_the_tokens_is_refused(make_renderer):
+    with pytest.raises(RendererError, match="im_middle"):
+        make_renderer("kimi_k2", "qwen3")

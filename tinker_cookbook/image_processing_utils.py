@@ -1,0 +1,180 @@
+"""Images: the processor of a model, and images from files, data URIs and Pillow.
+
+Needs Pillow (``pip install pillow``), which is imported when the first image comes.
+"""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import io
+import os
+import re
+import threading
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeAlias, cast
+from urllib.parse import unquote_to_bytes, urlsplit
+from urllib.request import url2pathname
+
+from tinker_cookbook.exceptions import ConfigurationError, DataFormatError, ModelNotFoundError
+
+if TYPE_CHECKING:
+    from PIL import Image
+
+ImageSource: TypeAlias = "Image.Image | str | os.PathLike[str]"
+"""A Pillow image, a data URI, a ``file://`` URI or the path of a local file."""
+
+_CONFIG_FILES = ("preprocessor_config.json", "processor_config.json")
+_DATA_URI = re.compile(r"data:image/[\w.+-]+(?P<options>(?:;[^;,]*)*),(?P<data>.*)", re.DOTALL)
+_REMOTE = re.compile(r"(?!file:|data:)[a-z][a-z0-9+.-]+://", re.IGNORECASE)
+
+_lock = threading.RLock()
+_loaded: dict[str, Any] = {}
+
+
+def get_image_processor(model_name: str) -> Any:
+    """Returns transformers' image processor of a model, loaded once per process.
+
+    ``model_name`` is a folder with ``preprocessor_config.json``, or a Hub name that is cached or
+    can be downloaded; a suffix ``:peft:…`` is ignored. Code that comes with a model runs only where
+    ``HF_TRUST_REMOTE_CODE=1`` is set. Raises ModelNotFoundError where there is no such model or it
+    has no image processor, and ConfigurationError where the processor cannot be loaded.
+    """
+    name = str(model_name)
+    with _lock:
+        if name not in _loaded:
+            _loaded[name] = _load_processor(name)
+        return _loaded[name]
+
+
+def resize_image(image: Image.Image, max_size: int) -> Image.Image:
+    """Returns the image with its longest side at most ``max_size`` pixels, aspect kept.
+
+    An image that is small enough is returned as it is.
+    """
+    if max_size < 1:
+        raise ConfigurationError(
+            f"max_size: got {max_size}, expected the longest side in pixels, at least 1"
+        )
+    longest = max(image.size)
+    if longest <= max_size:
+        return image
+    width, height = (max(1, round(side * max_size / longest)) for side in image.size)
+    return image.resize((width, height), pillow().Resampling.LANCZOS)
+
+
+def image_to_data_uri(image: ImageSource) -> str:
+    """Returns the image as ``data:image/…;base64,…``; files keep their bytes, Pillow images become
+    PNG. Raises DataFormatError for what is no image, and for addresses on the network."""
+    opened, data = open_image(image)
+    kind = opened.format if data is not None and opened.format else "PNG"
+    data = png_bytes(opened) if data is None else data
+    return f"data:image/{kind.lower()};base64,{base64.b64encode(data).decode('ascii')}"
+
+
+def open_image(image: ImageSource) -> tuple[Image.Image, bytes | None]:
+    """Returns the image, fully read, and the bytes that it came in; None for a Pillow image.
+
+    Raises DataFormatError for what is no image, and for addresses on the network.
+    """
+    library = pillow()
+    if isinstance(image, library.Image):
+        return cast("Image.Image", image), None
+    if not isinstance(image, (str, os.PathLike)):
+        raise DataFormatError(
+            f"image: got {type(image).__name__}, expected a Pillow image, a data URI, a file:// "
+            "URI or the path of a file"
+        )
+    data = _read(os.fspath(image))
+    try:
+        opened = library.open(io.BytesIO(data))
+        opened.load()
+    except Exception as error:  # each format's reader raises what it likes on damaged files
+        raise DataFormatError(
+            f"image: {_short(image)} cannot be read as an image: {error}; expected a whole file in "
+            "a format that Pillow reads, such as PNG or JPEG"
+        ) from error
+    return opened, data
+
+
+def png_bytes(image: Image.Image) -> bytes:
+    """Returns the image as a PNG file."""
+    buffer = io.BytesIO()
+    image.save(buffer, format="PNG")
+    return buffer.getvalue()
+
+
+def pillow() -> Any:
+    """Returns the module ``PIL.Image``; ConfigurationError says how to install it."""
+    try:
+        from PIL import Image
+    except ImportError as error:
+        raise ConfigurationError(
+            "images: need Pillow, which is not installed; run: pip install pillow"
+        ) from error
+    return Image
+
+
+def _read(image: str) -> bytes:
+    if image.startswith("data:"):
+        return _read_data_uri(image)
+    if _REMOTE.match(image):
+        raise DataFormatError(
+            f"image: got {_short(image)}, expected a local file or a data URI: images are not "
+            "fetched from the network; download it first and give its path"
+        )
+    local = url2pathname(urlsplit(image).path) if image.startswith("file:") else image
+    try:
+        return Path(local).expanduser().read_bytes()
+    except (OSError, ValueError) as error:
+        raise DataFormatError(
+            f"image: {_short(image)} cannot be opened as a file: {error}; expected the path of an "
+            "image, or a data URI that begins with 'data:image/'"
+        ) from error
+
+
+def _read_data_uri(image: str) -> bytes:
+    found = _DATA_URI.fullmatch(image)
+    if not found:
+        raise DataFormatError(
+            f"image: got {_short(image)}, expected a data URI such as 'data:image/png;base64,…'"
+        )
+    if "base64" not in found["options"].split(";"):
+        return unquote_to_bytes(found["data"])
+    try:
+        return base64.b64decode("".join(found["data"].split()), validate=True)
+    except (binascii.Error, ValueError) as error:
+        raise DataFormatError(f"image: {_short(image)} is no valid base64: {error}") from error
+
+
+def _short(image: Any) -> str:
+    text = repr(image)
+    return text if len(text) <= 100 else f"{text[:80]}… ({len(text)} characters)"
+
+
+def _load_processor(name: str) -> Any:
+    from tinker_cookbook.engine.resolve import base_name, resolve_model
+
+    pillow()
+    from transformers import AutoImageProcessor
+
+    source = base_name(name).strip()
+    local = Path(source).expanduser()
+    folder = local if source and local.is_dir() else resolve_model(source, need="tokenizer").folder
+    if not any((folder / file).is_file() for file in _CONFIG_FILES):
+        raise ModelNotFoundError(
+            f"model_name: {name!r} has no image processor: {folder} lacks {_CONFIG_FILES[0]}; "
+            "expected a model that takes images. If this one does, its copy here is incomplete: "
+            f"fetch that file too (hf download {source} {_CONFIG_FILES[0]})"
+        )
+    trust = os.environ.get("HF_TRUST_REMOTE_CODE", "").lower() in ("1", "true", "yes")
+    try:
+        return AutoImageProcessor.from_pretrained(
+            str(folder), local_files_only=True, trust_remote_code=trust
+        )
+    except Exception as error:  # damaged files raise whatever the reader of the day raises
+        raise ConfigurationError(
+            f"model_name: the image processor in {folder} cannot be loaded: {error}; expected "
+            "files that transformers' AutoImageProcessor reads (set HF_TRUST_REMOTE_CODE=1 if it "
+            "needs own code)"
+        ) from error

@@ -1,0 +1,263 @@
+"""DeepSeek V3 and V3.1: ``<｜User｜>`` text ``<｜Assistant｜>`` text ``<｜end▁of▁sentence｜>``.
+
+``deepseekv3`` is V3.1 told not to think: the answer follows ``<｜Assistant｜></think>``, in history
+as in prompts. ``deepseekv3_thinking`` opens the prompt with ``<think>``. The option ``version=3``
+is the format of V3, whose vocabulary has no tokens for thinking; with thinking it is that of R1.
+V3.2, which calls tools in another form, is in ``deepseek_v3_2``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from tinker_cookbook.exceptions import RendererError
+from tinker_cookbook.renderers.base import Renderer
+from tinker_cookbook.renderers.blocks import Block, BlockReader
+from tinker_cookbook.renderers.content import ensure_text, get_text_content
+from tinker_cookbook.renderers.deepseek_versions import (
+    CALLS,
+    END_CALLS,
+    END_RESULT,
+    END_THINK,
+    R1,
+    RESULT,
+    THINK,
+    V3,
+    V3_1,
+    VERSIONS,
+    Version,
+    declare_tools,
+)
+from tinker_cookbook.renderers.messages import Message, Role, ToolSpec
+from tinker_cookbook.renderers.pieces import Piece, token_list
+from tinker_cookbook.renderers.rendered import RenderContext, RenderedMessage
+from tinker_cookbook.renderers.stop_token import special_token_id
+from tinker_cookbook.renderers.streaming import MessageReader
+from tinker_cookbook.renderers.text_only import check_parts
+from tinker_cookbook.tokenizer_utils import Tokenizer
+
+BOS, END = "<｜begin▁of▁sentence｜>", "<｜end▁of▁sentence｜>"
+USER, ASSISTANT = "<｜User｜>", "<｜Assistant｜>"
+_ROLES = ("system", "user", "assistant", "tool")
+
+
+class DeepSeekV3Renderer(Renderer):
+    """DeepSeek V3.1 told not to think; ``version=3`` is V3, which knows no thinking.
+
+    Thinking in the last turn is refused, that of earlier turns is dropped. In text without tool
+    calls, what stands before ``</think>`` counts as thinking, as in V3.1's template. A system
+    message after another message is refused: the template moves it to the very beginning, which
+    changes the prompts of the turns before.
+
+    V3.1's template declares no tools; they are declared as its model card says. The template of V3
+    is not followed where it loses structure: one call is left unclosed and three are closed twice,
+    later calls are not opened, results are not closed before calls and questions, and text beside
+    calls is left out. Calls and results are always opened and closed here.
+    """
+
+    _thinking = False
+    strip_thinking_from_history: bool = True
+
+    def __init__(
+        self, tokenizer: Tokenizer, image_processor: Any = None, *, version: str = "3.1"
+    ) -> None:
+        super().__init__(tokenizer, image_processor)
+        if version not in VERSIONS:
+            raise RendererError(
+                f"version: got {version!r}, expected one of {', '.join(VERSIONS)}; for V3.2 use "
+                "deepseekv3_2"
+            )
+        self._set_version(VERSIONS[version][self._thinking], version)
+
+    def _set_version(self, version: Version, name: str) -> None:
+        self._version = version
+        self._end = special_token_id(self.tokenizer, END, type(self).__name__)
+        if name != "3" and THINK not in self.tokenizer.get_vocab():
+            raise RendererError(
+                f"renderer_name: {type(self).__name__} needs the special token {THINK!r}, which "
+                f"the tokenizer {getattr(self.tokenizer, 'name_or_path', '')!r} does not have; for "
+                "the vocabulary of DeepSeek V3 use 'deepseekv3?version=3'"
+            )
+
+    @property
+    def has_extension_property(self) -> bool:
+        """Holds without thinking, and where thinking stays in history."""
+        return not (self._thinking and self.strip_thinking_from_history)
+
+    @property
+    def disables_thinking(self) -> bool:
+        """Whether the prompt closes the thinking before it begins."""
+        return not self._thinking and bool(self._version.no_thinking)
+
+    def get_stop_sequences(self) -> list[int]:
+        """``<｜end▁of▁sentence｜>``."""
+        return [self._end]
+
+    def render_message(self, message: Message, ctx: RenderContext) -> RenderedMessage:
+        """Tokens of one message; of several system messages, each but the first begins with a
+        blank line."""
+        role, before = message["role"], ctx.prev_message and ctx.prev_message["role"]
+        if role not in _ROLES or (role == "system" and before not in (None, "system")):
+            where = " before all others" if role == "system" else ""
+            raise RendererError(
+                f"messages[{ctx.idx}].role: got {role!r}, expected one of {', '.join(_ROLES)}"
+                f"{where}: {self._name} has no form for others"
+            )
+        parts = {"text", "thinking"} if role == "assistant" else {"text"}
+        check_parts(message, ctx.idx, self._name, frozenset(parts))
+        if role == "assistant":
+            return self._render_answer(message, ctx)
+        if message.get("tool_calls") or message.get("unparsed_tool_calls"):
+            raise RendererError(
+                f"messages[{ctx.idx}].tool_calls: got tool calls by role {role!r}, expected them "
+                "in messages of role 'assistant' only"
+            )
+        text = ensure_text(message["content"])
+        if role == "tool":
+            return self._render_result(text, ctx)
+        header = USER if role == "user" else "\n\n" if before else ""
+        return RenderedMessage(header=self.codec.constant(header), output=[self.codec.encode(text)])
+
+    def create_conversation_prefix_with_tools(
+        self, tools: Sequence[ToolSpec], system_prompt: str = ""
+    ) -> list[Message]:
+        """Declares tools behind the system prompt, as the model card of V3.1 says."""
+        if not tools:
+            return [Message(role="system", content=system_prompt)] if system_prompt else []
+        if self._version is not V3_1 or self._thinking:
+            raise RendererError(
+                f"{self._name}: V3 declares no tools, and V3.1 calls them without thinking only; "
+                "use deepseekv3 or deepseekv3_2_thinking, or describe the tools in a system "
+                "message of your own"
+            )
+        return [Message(role="system", content=declare_tools(tools, system_prompt))]
+
+    def _reader(self) -> MessageReader:
+        calls = Block(CALLS, END_CALLS, read=self._version.read_calls)
+        if not self._thinking:
+            return BlockReader((calls,))
+        white = "\n" if self._version is R1 else ""
+        thinking = Block(THINK, END_THINK, trim=white, after=white)
+        return BlockReader((thinking, calls), inside=thinking)
+
+    def _bos_tokens(self) -> list[int]:
+        return self.codec.constant(BOS)
+
+    def _generation_suffix(self, role: Role) -> list[int]:
+        return token_list(self._prompt_pieces([], role)[-1])
+
+    def _prompt_pieces(self, messages: Sequence[Message], role: Role) -> list[Piece]:
+        """The header of the next message depends on the one before it: it is rendered, empty."""
+        *rendered, following = self._render_all([*messages, Message(role=role, content="")])
+        pieces = [piece for m in rendered for piece in (m.header, *m.output, m.footer)]
+        return [self._bos_tokens(), *pieces, following.header]
+
+    def _render_all(self, messages: Sequence[Message]) -> list[RenderedMessage]:
+        """System messages are encoded in one piece, as the template joins them; a token that
+        spans two of them counts as the former's."""
+        rendered = super()._render_all(messages)
+        roles = [message["role"] for message in messages]
+        count = next((i for i, role in enumerate(roles) if role != "system"), len(roles))
+        if count < 2:
+            return rendered
+        texts = [ensure_text(message["content"]) for message in messages[:count]]
+        tokens, end = self.codec.encode("\n\n".join(texts)), 0
+        for i in range(count):
+            start, end = end, max(end, len(self.codec.encode("\n\n".join(texts[: i + 1]))))
+            rendered[i] = RenderedMessage(output=[tokens[start : end if i + 1 < count else None]])
+        return rendered
+
+    def _render_answer(self, message: Message, ctx: RenderContext) -> RenderedMessage:
+        thinking, text = self._split_thinking(message, ctx)
+        opening = self._opening(ctx)
+        writes = self._thinking and (
+            ctx.in_last_assistant_turn or not self.strip_thinking_from_history
+        )
+        if opening is None and writes and ctx.prev_message and ctx.prev_message["role"] == "tool":
+            raise RendererError(
+                f"messages[{ctx.idx}]: got an answer to results of tools, expected one to a user: "
+                f"{self._name} has no form for thinking behind results, as the model calls tools "
+                "without thinking only; use deepseekv3 or deepseekv3_2_thinking"
+            )
+        in_place = writes and opening is not None
+        if thinking and not in_place and (writes or ctx.in_last_assistant_turn):
+            raise RendererError(
+                f"messages[{ctx.idx}].content: got thinking, expected an answer without: "
+                f"{self._name} has no place for it there; drop it with remove_thinking(content), "
+                "or use deepseekv3_thinking for an answer to a user"
+            )
+        version = self._version
+        header, answer = "", text
+        if opening is not None:
+            header = opening + (version.think if in_place else version.no_thinking)
+        if in_place:
+            answer = thinking + version.end_think + text
+        output = self.codec.encode(answer + self._calls_text(message, ctx.idx) + END)
+        return RenderedMessage(header=self.codec.constant(header), output=[output])
+
+    def _opening(self, ctx: RenderContext) -> str | None:
+        """Returns what opens an answer, None where it goes on behind the message before it."""
+        before = ctx.prev_message["role"] if ctx.prev_message else None
+        return ASSISTANT if before in self._version.opens_after else None
+
+    def _split_thinking(self, message: Message, ctx: RenderContext) -> tuple[str, str]:
+        content, thinking = message["content"], ""
+        if not isinstance(content, str):
+            kinds = [part["type"] for part in content]
+            if "thinking" in kinds[1:]:
+                raise RendererError(
+                    f"messages[{ctx.idx}].content: got parts {', '.join(kinds)}, expected at most "
+                    f"one thinking part, before the text: {self._name} has no form for others"
+                )
+            thinking = str(content[0].get("thinking", "")) if kinds else ""
+        text = get_text_content(message)
+        behind_results = ctx.prev_message is not None and ctx.prev_message["role"] == "tool"
+        if message.get("tool_calls") or behind_results or END_THINK not in text:
+            return thinking, text
+        return self._split_text(thinking, text)
+
+    def _split_text(self, thinking: str, text: str) -> tuple[str, str]:
+        """Finds thinking in an answer's text by its tags, where the template does."""
+        if self._version is V3:
+            return thinking, text
+        at = text.rfind(END_THINK) if self._version is R1 else text.find(END_THINK)
+        before, after = text[:at].removeprefix(THINK), text[at + len(END_THINK) :]
+        return thinking + before.strip("\n" if self._version is R1 else ""), after
+
+    def _calls_text(self, message: Message, idx: int) -> str:
+        """Returns the calls of a message as text; ``idx`` is its place, for errors."""
+        return self._version.calls_text(message)
+
+    def _render_result(self, text: str, ctx: RenderContext) -> RenderedMessage:
+        opening, between, closing = self._version.results
+        first = ctx.prev_message is None or ctx.prev_message["role"] != "tool"
+        last = ctx.next_message is None or ctx.next_message["role"] != "tool"
+        return RenderedMessage(
+            header=self.codec.constant((opening if first else between) + RESULT),
+            output=[self.codec.encode(text)],
+            footer=self.codec.constant(END_RESULT + (closing if last else "")),
+        )
+
+
+class DeepSeekV3ThinkingRenderer(DeepSeekV3Renderer):
+    """DeepSeek V3.1 thinking; ``version=3`` is R1.
+
+    An answer of the last turn stands behind ``<｜Assistant｜><think>``, as it is sampled, where the
+    template writes any answer as history. ``strip_thinking_from_history=False`` writes all answers
+    so: then the extension property holds. Answers to results of tools have no place for thinking
+    and are refused outside of history.
+    """
+
+    _thinking = True
+
+    def __init__(
+        self,
+        tokenizer: Tokenizer,
+        image_processor: Any = None,
+        *,
+        version: str = "3.1",
+        strip_thinking_from_history: bool = True,
+    ) -> None:
+        super().__init__(tokenizer, image_processor, version=version)
+        self.strip_thinking_from_history = strip_thinking_from_history

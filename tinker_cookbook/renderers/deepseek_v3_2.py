@@ -1,0 +1,198 @@
+"""DeepSeek V3.2: the frame of V3.1, tools in a markup of their own, thinking between their results.
+
+A call is ``<｜DSML｜invoke name="…">`` with a ``<｜DSML｜parameter …>`` for each argument, of which
+strings are written bare and everything else as JSON. Results stand between ``<function_results>``
+tags; in the last turn the model thinks again behind them.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+from tinker_cookbook.exceptions import RendererError
+from tinker_cookbook.renderers.blocks import Block, BlockReader
+from tinker_cookbook.renderers.deepseek_v3 import ASSISTANT, DeepSeekV3Renderer
+from tinker_cookbook.renderers.deepseek_versions import (
+    END_THINK,
+    THINK,
+    Version,
+    check_arguments,
+)
+from tinker_cookbook.renderers.messages import Message, ToolCall, ToolSpec
+from tinker_cookbook.renderers.rendered import RenderContext, RenderedMessage
+from tinker_cookbook.renderers.streaming import MessageReader
+from tinker_cookbook.renderers.tool_calls import as_openai_tool
+from tinker_cookbook.tokenizer_utils import Tokenizer
+
+_MARK = "｜DSML｜"
+_CALLS, _END_CALLS = f"<{_MARK}function_calls>", f"</{_MARK}function_calls>"
+_END_INVOKE, _END_PARAMETER = f"</{_MARK}invoke>", f"</{_MARK}parameter>"
+_INVOKE = re.compile(
+    rf'\s*<{_MARK}invoke name="([^"\n]+)">\s*(.*?){_END_INVOKE}\s*', flags=re.DOTALL
+)
+_PARAMETER = re.compile(
+    rf'<{_MARK}parameter name="(?P<name>[^"\n]*)" string="(?P<kind>true|false)">(?P<value>.*?)'
+    rf"{_END_PARAMETER}\s*",
+    flags=re.DOTALL,
+)
+_DECLARATION = (
+    "## Tools\n\nYou have access to a set of tools you can use to answer the user's question.\n"
+    f'You can invoke functions by writing a "{_CALLS}" block like the following as part of your '
+    f'reply to the user:\n{_CALLS}\n<{_MARK}invoke name="$FUNCTION_NAME">\n'
+    f'<{_MARK}parameter name="$PARAMETER_NAME" string="true|false">$PARAMETER_VALUE'
+    f'{_END_PARAMETER}\n...\n{_END_INVOKE}\n<{_MARK}invoke name="$FUNCTION_NAME2">\n...\n'
+    f"{_END_INVOKE}\n{_END_CALLS}\n\nString and scalar parameters should be specified as is "
+    "without any escaping or quotes, while lists and objects should use JSON format. The "
+    '"string" attribute should be set to "true" for string type parameters and "false" for other '
+    "types (numbers, booleans, arrays, objects).\n\nIf the thinking_mode is enabled, then after "
+    "function results you should strongly consider outputting a thinking block. Here is an "
+    f"example:\n\n{_CALLS}\n...\n{_END_CALLS}\n\n<function_results>\n...\n</function_results>\n\n"
+    f"{THINK}...thinking about results{END_THINK}\n\nHere are the functions available in "
+    "JSONSchema format:\n<functions>\n"
+)
+_VERSION = Version(THINK, END_THINK, END_THINK)
+
+
+class DeepSeekV32Renderer(DeepSeekV3Renderer):
+    """DeepSeek V3.2 told not to think.
+
+    Results of tools are opened before the first and closed behind the last of a row; the template
+    counts the calls before them, and leaves a row of another length open. Values in arguments keep
+    their spelling, where the template spells them anew.
+    """
+
+    def __init__(self, tokenizer: Tokenizer, image_processor: Any = None) -> None:
+        super().__init__(tokenizer, image_processor)
+        self._version = _VERSION
+
+    def create_conversation_prefix_with_tools(
+        self, tools: Sequence[ToolSpec], system_prompt: str = ""
+    ) -> list[Message]:
+        """Declares tools behind the system prompt, as the template does with ``tools=``."""
+        if not tools:
+            return [Message(role="system", content=system_prompt)] if system_prompt else []
+        functions = (as_openai_tool(tool)["function"] for tool in tools)
+        declared = "".join(json.dumps(f, ensure_ascii=False) + "\n" for f in functions)
+        before = f"{system_prompt}\n\n" if system_prompt else ""
+        text = f"{before}{_DECLARATION}{declared}</functions>\n"
+        return [Message(role="system", content=text)]
+
+    def _reader(self) -> MessageReader:
+        # The blank line before calls belongs to the format, not to the text.
+        calls = Block(_CALLS, _END_CALLS, read=_read_calls, before=("\n\n",))
+        if not self._thinking:
+            return BlockReader((calls,))
+        thinking = Block(THINK, END_THINK)
+        return BlockReader((thinking, calls), inside=thinking)
+
+    def _opening(self, ctx: RenderContext) -> str | None:
+        before = ctx.prev_message["role"] if ctx.prev_message else None
+        # Behind results the blank line has been written: it is one token with what it follows.
+        return {"user": ASSISTANT, "tool": ""}.get(before or "")
+
+    def _split_text(self, thinking: str, text: str) -> tuple[str, str]:
+        return thinking, text
+
+    def _calls_text(self, message: Message, idx: int) -> str:
+        written = "".join(
+            f'<{_MARK}invoke name="{call.function.name}">\n'
+            f"{_parameters(call, f'messages[{idx}].tool_calls[{i}]')}{_END_INVOKE}\n"
+            for i, call in enumerate(message.get("tool_calls", []))
+        )
+        blocks = [f"{_CALLS}\n{written}{_END_CALLS}"] if written else []
+        blocks += [call.raw_text for call in message.get("unparsed_tool_calls", [])]
+        return "".join(f"\n\n{block}" for block in blocks)
+
+    def _render_result(self, text: str, ctx: RenderContext) -> RenderedMessage:
+        roles = [m["role"] if m else "" for m in (ctx.prev_message, ctx.next_message)]
+        opening = "" if roles[0] == "tool" else "\n\n<function_results>\n"
+        closing = "\n" if roles[1] == "tool" else "\n</function_results>"
+        closing += "\n\n" if roles[1] == "assistant" else ""
+        return RenderedMessage(
+            output=[self.codec.encode(f"{opening}<result>{text}</result>{closing}")]
+        )
+
+
+class DeepSeekV32ThinkingRenderer(DeepSeekV32Renderer):
+    """DeepSeek V3.2 thinking: every answer of the last turn carries its thinking, between results
+    of tools as well; earlier turns lose theirs.
+
+    ``strip_thinking_from_history=False`` keeps all thinking: then the extension property holds.
+    """
+
+    _thinking = True
+
+    def __init__(
+        self,
+        tokenizer: Tokenizer,
+        image_processor: Any = None,
+        *,
+        strip_thinking_from_history: bool = True,
+    ) -> None:
+        super().__init__(tokenizer, image_processor)
+        self.strip_thinking_from_history = strip_thinking_from_history
+
+
+def _parameters(call: ToolCall, where: str) -> str:
+    written = call.function.arguments
+    try:
+        items = list(_spelled_items(written))
+    except ValueError as error:
+        raise RendererError(
+            f"{where}.function.arguments: got {written!r}, expected a JSON object in a string: "
+            'this chat format writes arguments one by one; use "{}" for none'
+        ) from error
+    return "".join(
+        f'<{_MARK}parameter name="{name}" string="{str(isinstance(value, str)).lower()}">'
+        f"{value if isinstance(value, str) else spelled}{_END_PARAMETER}\n"
+        for name, value, spelled in items
+    )
+
+
+def _spelled_items(arguments: str) -> Iterator[tuple[str, Any, str]]:
+    """Yields name, value and the value's JSON as it is spelled."""
+    decoder, at = json.JSONDecoder(), arguments.find("{") + 1
+    for _ in check_arguments(arguments):
+        at = _past(r"[\s,]*", arguments, at)
+        name, at = decoder.raw_decode(arguments, at)
+        start = _past(r"[\s:]*", arguments, at)
+        value, at = decoder.raw_decode(arguments, start)
+        yield name, value, arguments[start:at]
+
+
+def _past(pattern: str, text: str, at: int) -> int:
+    found = re.compile(pattern).match(text, at)
+    return found.end() if found else at
+
+
+def _read_calls(body: str) -> list[ToolCall]:
+    """Returns the calls of a block; ValueError where it has anything else in it."""
+    calls, at = [], 0
+    while at < len(body) or not calls:
+        invoke = _INVOKE.match(body, at)
+        if invoke is None:
+            raise ValueError(f"tool call {len(calls)}: got {body[at : at + 80]!r}, expected a call")
+        arguments = _read_arguments(invoke[2])
+        calls.append(ToolCall(function=ToolCall.FunctionBody(name=invoke[1], arguments=arguments)))
+        at = invoke.end()
+    return calls
+
+
+def _read_arguments(text: str) -> str:
+    spelled, at = [], 0
+    while at < len(text):
+        found = _PARAMETER.match(text, at)
+        if found is None:
+            raise ValueError(f"got {text[at : at + 80]!r}, expected a parameter")
+        value, name = found["value"], json.dumps(found["name"], ensure_ascii=False)
+        if found["kind"] == "true":
+            value = json.dumps(value, ensure_ascii=False)
+        spelled.append(f"{name}: {value}")
+        at = found.end()
+    arguments = f"{{{', '.join(spelled)}}}"
+    if len(check_arguments(arguments)) != len(spelled):
+        raise ValueError("got a parameter twice, or two values in one, expected each once")
+    return arguments

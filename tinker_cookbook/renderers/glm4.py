@@ -1,0 +1,245 @@
+"""GLM-4.6: ``<|user|>``, a line break, the text, and no token that ends a message.
+
+A message ends where the next one begins, so the model says itself who speaks next: its answer ends
+with ``<|user|>``, or with ``<|observation|>`` where it calls tools and waits for their results. A
+supervised example whose last message is a trained answer therefore has that token behind it, which
+the template, not knowing what comes, leaves out.
+
+Thinking stands in a block before every answer, an empty one where there is none or in earlier
+turns. White space around answers is trimmed.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Sequence
+from typing import Any
+
+from tinker_cookbook.exceptions import RendererError
+from tinker_cookbook.renderers.base import Renderer
+from tinker_cookbook.renderers.blocks import Block, BlockReader
+from tinker_cookbook.renderers.content import ensure_text, get_text_content
+from tinker_cookbook.renderers.messages import Message, Role, ToolCall, ToolSpec
+from tinker_cookbook.renderers.rendered import RenderContext, RenderedMessage
+from tinker_cookbook.renderers.stop_token import special_token_id
+from tinker_cookbook.renderers.streaming import MessageReader
+from tinker_cookbook.renderers.text_only import check_parts
+from tinker_cookbook.renderers.tool_calls import as_openai_tool
+from tinker_cookbook.renderers.xml_tool_calls import arguments_of, read_bare_value
+from tinker_cookbook.tokenizer_utils import Tokenizer
+
+_PREFIX = "[gMASK]<sop>"
+_USER, _ASSISTANT, _RESULTS = "<|user|>", "<|assistant|>", "<|observation|>"
+_OPENINGS = {"system": "<|system|>", "user": _USER, "assistant": _ASSISTANT, "tool": _RESULTS}
+_NO_THINKING = "/nothink"
+_EMPTY_THINKING = "\n<think></think>"
+_DECLARATION = (
+    "# Tools\n\nYou may call one or more functions to assist with the user query.\n\n"
+    "You are provided with function signatures within <tools></tools> XML tags:\n<tools>\n"
+    "{tools}</tools>\n\nFor each function call, output the function name and arguments within the "
+    "following XML format:\n<tool_call>{{function-name}}\n<arg_key>{{arg-key-1}}</arg_key>\n"
+    "<arg_value>{{arg-value-1}}</arg_value>\n<arg_key>{{arg-key-2}}</arg_key>\n"
+    "<arg_value>{{arg-value-2}}</arg_value>\n...\n</tool_call>"
+)
+# A value ends at the first closing tag that another argument or the end of the call follows.
+_ARGUMENT = re.compile(
+    r"\s*<arg_key>(?P<key>.*?)</arg_key>\s*<arg_value>(?P<value>.*?)</arg_value>"
+    r"(?=\s*(?:<arg_key>|\Z))",
+    re.DOTALL,
+)
+
+
+class Glm46Renderer(Renderer):
+    """GLM-4.6 thinking, with tools.
+
+    ``strip_thinking_from_history=False`` keeps the thinking of earlier turns. Arguments of calls
+    have no types: one whose text spells a JSON value is read as that value, so the string ``"12"``
+    comes back as the number. Thinking stands before the text; other places are refused.
+    """
+
+    def __init__(
+        self,
+        tokenizer: Tokenizer,
+        image_processor: Any = None,
+        *,
+        strip_thinking_from_history: bool = True,
+    ) -> None:
+        super().__init__(tokenizer, image_processor)
+        self.strip_thinking_from_history = strip_thinking_from_history
+        for token in ("[gMASK]", "<sop>", *_OPENINGS.values()):
+            special_token_id(tokenizer, token, type(self).__name__)
+
+    @property
+    def has_extension_property(self) -> bool:
+        """Holds where thinking stays in history."""
+        return not self.strip_thinking_from_history
+
+    def get_stop_sequences(self) -> list[int]:
+        """``<|user|>`` and ``<|observation|>``: what the next message begins with."""
+        return [*self.codec.constant(_USER), *self.codec.constant(_RESULTS)]
+
+    def render_message(self, message: Message, ctx: RenderContext) -> RenderedMessage:
+        """The role's token is header; results of tools in a row share one."""
+        role = message["role"]
+        if role not in _OPENINGS:
+            raise RendererError(
+                f"messages[{ctx.idx}].role: got {role!r}, expected one of {', '.join(_OPENINGS)}: "
+                f"{self._name} has no form for others"
+            )
+        if role == "assistant":
+            return self._render_answer(message, ctx)
+        check_parts(message, ctx.idx, self._name, frozenset({"text"}))
+        if message.get("tool_calls") or message.get("unparsed_tool_calls"):
+            raise RendererError(
+                f"messages[{ctx.idx}].tool_calls: got tool calls by role {role!r}, expected them "
+                "in messages of role 'assistant' only"
+            )
+        text, header = ensure_text(message["content"]), self.codec.constant(_OPENINGS[role])
+        if role == "user":
+            text = self._question(text)
+        elif role == "tool":
+            text = f"<tool_response>\n{text}\n</tool_response>"
+            if ctx.prev_message and ctx.prev_message["role"] == "tool":
+                header = []
+        return RenderedMessage(header=header, output=[self.codec.encode(f"\n{text}")])
+
+    def create_conversation_prefix_with_tools(
+        self, tools: Sequence[ToolSpec], system_prompt: str = ""
+    ) -> list[Message]:
+        """Declares tools in a system message of their own, before that of ``system_prompt``."""
+        messages: list[Message] = []
+        if tools:
+            declared = "".join(
+                json.dumps(as_openai_tool(tool), ensure_ascii=False) + "\n" for tool in tools
+            )
+            messages.append(Message(role="system", content=_DECLARATION.format(tools=declared)))
+        if system_prompt:
+            messages.append(Message(role="system", content=system_prompt))
+        return messages
+
+    def _bos_tokens(self) -> list[int]:
+        return self.codec.constant(_PREFIX)
+
+    def _generation_suffix(self, role: Role) -> list[int]:
+        return self.codec.constant(_OPENINGS.get(role, f"<|{role}|>"))
+
+    def _reader(self) -> MessageReader:
+        return BlockReader((_THINKING, _CALL), skip="\n")
+
+    def _question(self, text: str) -> str:
+        return text
+
+    def _render_answer(self, message: Message, ctx: RenderContext) -> RenderedMessage:
+        check_parts(message, ctx.idx, self._name, frozenset({"text", "thinking"}))
+        thinking, text = self._split_thinking(message, ctx.idx)
+        if self.strip_thinking_from_history and not ctx.in_last_assistant_turn:
+            thinking = ""
+        parts = [text.strip(), *_format_calls(message, ctx.idx)]
+        said = "".join(f"\n{part}" for part in parts if part)
+        after = ctx.next_message["role"] if ctx.next_message else None
+        calls = message.get("tool_calls") or message.get("unparsed_tool_calls")
+        waits = after == "tool" or (after is None and calls)
+        header, thought = self._thinking_block(thinking, ctx.idx)
+        return RenderedMessage(
+            header=self.codec.constant(header),
+            output=[self.codec.encode(thought + said)],
+            stop_overlap=self.codec.constant(_RESULTS if waits else _USER),
+        )
+
+    def _thinking_block(self, thinking: str, idx: int) -> tuple[str, str]:
+        """Returns what stands in the prompt of an answer, and what the model writes before it."""
+        return _ASSISTANT, f"\n<think>{thinking}</think>"
+
+    def _split_thinking(self, message: Message, idx: int) -> tuple[str, str]:
+        """Returns thinking and text. Thinking in the text of a string is found by its tags."""
+        content, text = message["content"], get_text_content(message)
+        kinds = [part["type"] for part in content] if not isinstance(content, str) else []
+        if "thinking" in kinds[1:]:
+            raise RendererError(
+                f"messages[{idx}].content: got parts {', '.join(kinds)}, expected at most one "
+                f"thinking part, before the text: {self._name} has no form for others"
+            )
+        if not isinstance(content, str) and kinds[:1] == ["thinking"]:
+            return str(content[0].get("thinking", "")).strip(), text
+        before, closed, _ = text.partition("</think>")
+        if not closed:
+            return "", text
+        return before.split("<think>")[-1].strip(), text.split("</think>")[-1]
+
+
+class Glm46DisableThinkingRenderer(Glm46Renderer):
+    """GLM-4.6 told not to think: questions end with ``/nothink``, and the prompt with an empty
+    block. An answer of the last turn that carries thinking is refused; in history it is dropped.
+    """
+
+    @property
+    def disables_thinking(self) -> bool:
+        """True: the empty block stands in the prompt."""
+        return True
+
+    @property
+    def has_extension_property(self) -> bool:
+        """Holds: every answer stands behind an empty block."""
+        return True
+
+    def _generation_suffix(self, role: Role) -> list[int]:
+        block = _EMPTY_THINKING if role == "assistant" else ""
+        return self.codec.constant(_OPENINGS.get(role, f"<|{role}|>") + block)
+
+    def _question(self, text: str) -> str:
+        return text if text.endswith(_NO_THINKING) else text + _NO_THINKING
+
+    def _thinking_block(self, thinking: str, idx: int) -> tuple[str, str]:
+        if thinking:
+            raise RendererError(
+                f"messages[{idx}].content: got thinking, expected an answer without: "
+                f"{self._name} tells the model not to think; drop it with "
+                "remove_thinking(content), or use glm4_6"
+            )
+        return _ASSISTANT + _EMPTY_THINKING, ""
+
+
+def _format_calls(message: Message, idx: int) -> list[str]:
+    blocks: list[str] = []
+    for i, call in enumerate(message.get("tool_calls", [])):
+        where = f"messages[{idx}].tool_calls[{i}].function.arguments"
+        arguments = "".join(
+            f"<arg_key>{key}</arg_key>\n<arg_value>{_spell(value)}</arg_value>\n"
+            for key, value in arguments_of(call, where).items()
+        )
+        blocks.append(f"<tool_call>{call.function.name}\n{arguments}</tool_call>")
+    return blocks + [call.raw_text for call in message.get("unparsed_tool_calls", [])]
+
+
+def _spell(value: Any) -> str:
+    return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
+
+
+def _read_call(body: str) -> list[ToolCall]:
+    """Returns the call that a block says; ValueError where it is none."""
+    name, opened, rest = body.partition("<arg_key>")
+    if not name.strip() or "\n" in name.strip():
+        raise ValueError(f"tool call: expected a name on the first line, got {name[:100]!r}")
+    rest = opened + rest
+    arguments: dict[str, Any] = {}
+    end = 0
+    for match in _ARGUMENT.finditer(rest):
+        if match.start() != end:
+            break
+        if match["key"] in arguments:
+            raise ValueError(f"tool call: argument {match['key']!r} is given twice")
+        arguments[match["key"]] = read_bare_value(match["value"])
+        end = match.end()
+    if left := rest[end:].strip():
+        raise ValueError(
+            "tool call: expected <arg_key>…</arg_key> and <arg_value>…</arg_value>, got "
+            f"{left[:100]!r}"
+        )
+    spelled = json.dumps(arguments, ensure_ascii=False)
+    return [ToolCall(function=ToolCall.FunctionBody(name=name.strip(), arguments=spelled))]
+
+
+# The line breaks around blocks are the format's.
+_THINKING = Block("<think>", "</think>", trim="\n", after="\n")
+_CALL = Block("<tool_call>", "</tool_call>", read=_read_call, before=("\n",), after="\n")

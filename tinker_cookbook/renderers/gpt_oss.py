@@ -1,0 +1,293 @@
+"""gpt-oss: messages on channels, the format that OpenAI calls harmony.
+
+A message is ``<|start|>role<|channel|>channel<|message|>text<|end|>``. The assistant thinks on the
+channel ``analysis``, calls tools and speaks between calls on ``commentary``, and answers on
+``final``. A system message in front says who the model is, the date and how hard to think; what
+the user calls the system prompt is the developer message that follows.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+from tinker_cookbook.exceptions import ConfigurationError, RendererError, nearest
+from tinker_cookbook.renderers.base import Example, Renderer
+from tinker_cookbook.renderers.content import ensure_text, get_text_content
+from tinker_cookbook.renderers.harmony_reader import (
+    CALL,
+    CHANNEL,
+    END,
+    FUNCTIONS,
+    MESSAGE,
+    RETURN,
+    START,
+    HarmonyReader,
+)
+from tinker_cookbook.renderers.harmony_tools import (
+    NAMESPACE_CLOSE,
+    NAMESPACE_OPEN,
+    declare_functions,
+    to_json,
+)
+from tinker_cookbook.renderers.harmony_writer import (
+    ASSISTANT,
+    called_tool,
+    calls_tool,
+    is_answer,
+    tag_in,
+    write_answer,
+    write_call,
+)
+from tinker_cookbook.renderers.messages import Message, Role, ToolSpec
+from tinker_cookbook.renderers.pieces import Piece, flat, join_pieces, spread_weights
+from tinker_cookbook.renderers.rendered import RenderContext, RenderedMessage, contexts, weigh
+from tinker_cookbook.renderers.stop_token import special_token_id
+from tinker_cookbook.renderers.streaming import MessageReader
+from tinker_cookbook.renderers.text_only import check_parts
+from tinker_cookbook.renderers.train_on_what import TrainOnWhat, select_trained
+from tinker_cookbook.tokenizer_utils import Tokenizer
+
+MODEL_IDENTITY = "You are ChatGPT, a large language model trained by OpenAI."
+TODAY_DATE = "2025-08-05"
+"""The day the models were released: what the system message says unless it is told a date."""
+_EFFORTS = ("low", "medium", "high")
+_TEXT_BEFORE_CALL = ("commentary", "analysis")
+_INSTRUCTIONS = "# Instructions\n\n"
+_TOOLS_LINE = "\nCalls to these tools must go to the commentary channel: 'functions'."
+
+
+class GptOssRenderer(Renderer):
+    """gpt-oss (harmony), as the chat template writes it.
+
+    - ``reasoning_effort``: low, medium or high.
+    - ``today_date``: what the system message gives as the current date, ``2026-01-31``. The
+      template writes the day on which it is run; here a fixed day is the default, because a run
+      that is resumed, or goes on in another process, must see the prompts it saw before.
+    - ``model_identity``: the first line of the system message.
+    - ``system_prompt=False`` leaves the system message out, and with it all of the above and the
+      line that sends calls to the commentary channel.
+    - ``text_before_call``: the channel of text that stands beside a tool call. ``commentary`` is
+      what harmony calls a preamble, which the user sees, and reads back as text. The template
+      takes such text for thinking: ``analysis`` writes that, token for token.
+
+    Thinking is written where the template writes it: before the last answer, and before calls that
+    no answer has followed yet. An answer ends with ``<|return|>`` where it is the last message,
+    with ``<|end|>`` in history and in prompts. In one example of calls and their answer the
+    thinking before the calls is therefore missing, though the model saw it when it answered;
+    ``build_supervised_examples`` writes each trained answer behind the prompt of inference.
+
+    Refused, where the template drops in silence: a second call in one message, system and
+    developer messages behind the first message, unknown roles. Written as harmony describes it,
+    where the template raises: thinking and text beside a call, text between thinking.
+    ``arguments`` must be a JSON object and are written as they are spelled, which is what the
+    template writes of an object with Python's usual spacing. A developer message that already is
+    what :meth:`create_conversation_prefix_with_tools` returns is not put under a heading again.
+    """
+
+    def __init__(
+        self,
+        tokenizer: Tokenizer,
+        image_processor: Any = None,
+        *,
+        reasoning_effort: str = "medium",
+        today_date: str = TODAY_DATE,
+        model_identity: str = MODEL_IDENTITY,
+        system_prompt: bool = True,
+        text_before_call: str = "commentary",
+    ) -> None:
+        super().__init__(tokenizer, image_processor)
+        _check_option("reasoning_effort", reasoning_effort, _EFFORTS)
+        _check_option("text_before_call", text_before_call, _TEXT_BEFORE_CALL)
+        self._stops = [special_token_id(tokenizer, t, type(self).__name__) for t in (RETURN, CALL)]
+        self._text_before_call = text_before_call
+        self._system = (
+            f"{START}system{MESSAGE}{model_identity}\nKnowledge cutoff: 2024-06\n"
+            f"Current date: {today_date}\n\nReasoning: {reasoning_effort}\n\n"
+            "# Valid channels: analysis, commentary, final. "
+            "Channel must be included for every message."
+            if system_prompt
+            else ""
+        )
+
+    def get_stop_sequences(self) -> list[int]:
+        """``<|return|>`` after an answer, ``<|call|>`` after a tool call."""
+        return list(self._stops)
+
+    def create_conversation_prefix_with_tools(
+        self, tools: Sequence[ToolSpec], system_prompt: str = ""
+    ) -> list[Message]:
+        """Returns the developer message that declares ``tools``, whole as it is written.
+
+        The renderer knows it by its text, and then adds the line on calls to the system message.
+        """
+        if not tools:
+            return [Message(role="system", content=system_prompt)] if system_prompt else []
+        before = f"{_INSTRUCTIONS}{system_prompt}\n\n" if system_prompt else ""
+        return [Message(role="developer", content=before + declare_functions(tools))]
+
+    def render_message(self, message: Message, ctx: RenderContext) -> RenderedMessage:
+        """One message of the conversation; one of the assistant may become several of harmony."""
+        role = message["role"]
+        if role == "assistant":
+            return self._render_answer(message, ctx)
+        check_parts(message, ctx.idx, self._name, frozenset({"text"}))
+        if calls_tool(message):
+            raise RendererError(
+                f"messages[{ctx.idx}].tool_calls: got tool calls by role {role!r}, expected them "
+                "in messages of role 'assistant' only"
+            )
+        text = ensure_text(message["content"])
+        if role == "user":
+            return self._framed(role, text)
+        if role == "tool":
+            return self._framed(self._author(message, ctx.idx), to_json(text))
+        if role in ("system", "developer") and ctx.idx == 0:
+            if _declares_tools(message):
+                return self._framed("developer", text)
+            whole = f"{_INSTRUCTIONS}{text}\n\n"
+            return self._framed("developer", whole) if text else RenderedMessage(output=[])
+        raise RendererError(
+            f"messages[{ctx.idx}].role: got {role!r}, expected user, assistant or tool, or system "
+            f"or developer as the first message: {self._name} has no form for others; join "
+            "instructions to the first message"
+        )
+
+    def build_supervised_examples(
+        self,
+        messages: Sequence[Message] | Sequence[Mapping[str, Any]],
+        train_on_what: TrainOnWhat | str = TrainOnWhat.LAST_ASSISTANT_TURN,
+    ) -> list[Example]:
+        """As the base class says. Calls share an example with the answer they lead to, if any:
+        their thinking stands in it, as it did in the prompt of the answer."""
+        what = TrainOnWhat(train_on_what)
+        if what is TrainOnWhat.ALL_TOKENS:
+            return super().build_supervised_examples(messages, what)
+        normal = self._conversation(messages, what)
+        trained = select_trained(normal, what)
+        ends: list[int] = []
+        answered: list[int] = []
+        for i in [i for i, m in enumerate(normal) if trained[i] and m["role"] == "assistant"]:
+            prompt = flat(self._prompt_pieces(normal[:i], "assistant"))
+            if ends and prompt[: len(answered)] == answered:
+                ends.pop()
+            ends.append(i)
+            answered = self._sampled_example(normal[: i + 1], trained)[0].to_ints()
+        last = max((i for i, chosen in enumerate(trained) if chosen), default=len(normal) - 1)
+        if last > max(ends, default=-1):
+            ends.append(last)
+        starts = [0, *(end + 1 for end in ends)]
+        return [
+            self._sampled_example(
+                normal[: end + 1], [t and i >= start for i, t in enumerate(trained)]
+            )
+            for start, end in zip(starts, ends, strict=False)
+        ]
+
+    def _sampled_example(self, messages: Sequence[Message], trained: Sequence[bool]) -> Example:
+        """The last message as it is sampled, behind the prompt that inference gives it."""
+        rendered = self._render(messages, self._last_user_index(messages[:-1]))
+        weighted: list[tuple[Piece, float]] = [
+            (self._conversation_prefix(messages), 0.0),
+            *weigh(rendered, trained[: len(messages)], 0.0),
+        ]
+        return join_pieces([piece for piece, _ in weighted]), spread_weights(weighted)
+
+    def _render(
+        self, messages: Sequence[Message], last_answer: int, prompt: bool = False
+    ) -> list[RenderedMessage]:
+        return [
+            self.render_message(m, replace(ctx, is_last=ctx.is_last and not prompt))
+            for m, ctx in contexts(messages, last_answer)
+        ]
+
+    def _prompt_pieces(self, messages: Sequence[Message], role: Role) -> list[Piece]:
+        """In a prompt all messages are history, the last one too."""
+        pieces: list[Piece] = [self._conversation_prefix(messages)]
+        for rendered in self._render(messages, self._last_user_index(messages), prompt=True):
+            pieces += [rendered.header, *rendered.output, rendered.footer]
+        return [*pieces, self._generation_suffix(role)]
+
+    def _last_user_index(self, messages: Sequence[Message]) -> int:
+        """The last answer without calls: thinking up to it is history, not the last question."""
+        return max((i for i, m in enumerate(messages) if is_answer(m)), default=-1)
+
+    def _reader(self) -> MessageReader:
+        return HarmonyReader()
+
+    def _conversation_prefix(self, messages: Sequence[Message]) -> list[int]:
+        if not self._system:
+            return []
+        line = _TOOLS_LINE if messages and _declares_tools(messages[0]) else ""
+        return self.codec.constant(f"{self._system}{line}{END}")
+
+    def _generation_suffix(self, role: Role) -> list[int]:
+        return self.codec.constant(ASSISTANT if role == "assistant" else f"{START}{role}{MESSAGE}")
+
+    def _normalize(self, messages: Sequence[Mapping[str, Any]]) -> list[Message]:
+        """Names the author of each tool result: the tool that was called last."""
+        normal = super()._normalize(messages)
+        called: str | None = None
+        for i, message in enumerate(normal):
+            if message["role"] == "assistant":
+                called = called_tool(message)
+            elif message["role"] == "tool":
+                own = message.get("name")
+                author = called or (FUNCTIONS + own.removeprefix(FUNCTIONS) if own else None)
+                if author:
+                    normal[i] = Message(**{**message, "name": author})
+        return normal
+
+    def _author(self, message: Message, idx: int) -> str:
+        name = message.get("name")
+        if not name:
+            raise RendererError(
+                f"messages[{idx}].role: got a tool result, expected a tool call before it: "
+                f"{self._name} writes the tool's name; add the call, or 'name' to the result"
+            )
+        return f"{name} to=assistant{CHANNEL}commentary"
+
+    def _framed(self, author: str, text: str) -> RenderedMessage:
+        return RenderedMessage(
+            header=self.codec.encode(f"{START}{author}{MESSAGE}"),
+            output=[self.codec.encode(f"{text}{END}")],
+        )
+
+    def _render_answer(self, message: Message, ctx: RenderContext) -> RenderedMessage:
+        check_parts(message, ctx.idx, self._name, frozenset({"text", "thinking"}))
+        if tag := tag_in(message):
+            self._warn_once(
+                f"{self._name}: the text of an assistant message contains {tag!r}, which becomes a "
+                "header of its own; give thinking as a part of type 'thinking', text as 'text'"
+            )
+        if calls_tool(message):
+            text = write_call(
+                message,
+                ctx.idx,
+                thinks=ctx.in_last_assistant_turn,
+                text_as_thinking=self._text_before_call == "analysis",
+            )
+        else:
+            text = write_answer(message, last=ctx.is_last, thinks=ctx.is_last)
+        return RenderedMessage(
+            header=self.codec.constant(ASSISTANT), output=[self.codec.encode(text)]
+        )
+
+
+def _declares_tools(message: Message) -> bool:
+    """Whether the message is a developer message as ``create_conversation_prefix_with_tools``
+    returns it: written out, with the declarations of tools."""
+    if message["role"] != "developer":
+        return False
+    text = get_text_content(message)
+    begins = text.startswith((_INSTRUCTIONS, NAMESPACE_OPEN))
+    return begins and NAMESPACE_OPEN in text and text.endswith(NAMESPACE_CLOSE)
+
+
+def _check_option(name: str, value: str, expected: Sequence[str]) -> None:
+    if value not in expected:
+        raise ConfigurationError(
+            f"{name}: got {value!r}, expected one of {', '.join(expected)}"
+            f"{nearest(str(value), expected)}"
+        )

@@ -1,0 +1,156 @@
+"""Images in messages: chunks that stand for as many tokens as the model's processor makes of them.
+
+The bytes go to the model's server as they are where it can take them: PNG and JPEG in RGB.
+Everything else is written anew, without loss, as a PNG that has the same pixels.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any, Literal, Protocol, TypeAlias
+
+from tinker_cookbook.exceptions import DataFormatError, RendererError
+from tinker_cookbook.image_processing_utils import (
+    ImageSource,
+    open_image,
+    png_bytes,
+    resize_image,
+)
+from tinker_cookbook.renderers.content import ensure_list
+from tinker_cookbook.renderers.messages import Message
+from tinker_cookbook.renderers.pieces import Piece
+from tinker_cookbook.utils.lazy_imports import lazy_module
+
+if TYPE_CHECKING:
+    import tinker
+    from PIL import Image
+else:
+    tinker = lazy_module("tinker")
+
+Segment: TypeAlias = "str | tinker.types.ImageChunk"
+Segments: TypeAlias = Sequence[Segment]
+"""Text and images in turn."""
+
+_ORIENTATION = 0x0112  # EXIF
+_FORMATS: dict[str, Literal["png", "jpeg"]] = {"PNG": "png", "JPEG": "jpeg"}
+
+
+class ImageProcessorProtocol(Protocol):
+    """What renderers ask of an image processor; transformers' for Qwen-VL models have it."""
+
+    @property
+    def merge_size(self) -> int:
+        """One token stands for ``merge_size`` × ``merge_size`` patches."""
+        ...
+
+    def get_number_of_image_patches(
+        self, height: int, width: int, images_kwargs: dict[str, Any] | None = None
+    ) -> int:
+        """Returns how many patches an image of this size is cut into, after it was resized."""
+        ...
+
+
+def image_to_chunk(
+    image: ImageSource,
+    image_processor: ImageProcessorProtocol,
+    max_image_size: int | None = None,
+) -> tinker.types.ImageChunk:
+    """Returns the image as a chunk that counts as many tokens as the processor makes of it.
+
+    ``max_image_size`` bounds the longest side in pixels. Images are turned as their EXIF
+    orientation says. Raises RendererError for what is no local image, and for an image whose
+    shape the processor refuses.
+    """
+    try:
+        opened, data = open_image(image)
+    except DataFormatError as error:
+        raise RendererError(str(error)) from error
+    upright = _upright_rgb(opened)
+    if max_image_size:
+        upright = resize_image(upright, max_image_size)
+    kind = _FORMATS.get(opened.format or "", "png")
+    if data is None or upright is not opened or opened.format not in _FORMATS:
+        data, kind = png_bytes(upright), "png"
+    width, height = upright.size
+    try:
+        patches = image_processor.get_number_of_image_patches(height, width, {})
+    except ValueError as error:
+        raise RendererError(
+            f"image: the image processor refuses {width} x {height} pixels: {error}; "
+            "crop the image or pad it"
+        ) from error
+    tokens = patches // image_processor.merge_size**2
+    return tinker.types.ImageChunk(data=data, format=kind, expected_tokens=tokens)
+
+
+def _upright_rgb(image: Image.Image) -> Image.Image:
+    """Returns the image as processors see it; itself where nothing changes."""
+    if getattr(image, "n_frames", 1) > 1:
+        image = image.copy()  # the first frame: a server may take another one
+    if image.getexif().get(_ORIENTATION, 1) != 1:
+        from PIL import ImageOps
+
+        image = ImageOps.exif_transpose(image)
+    return image if image.mode == "RGB" else image.convert("RGB")
+
+
+def content_segments(
+    message: Message,
+    idx: int,
+    renderer: str,
+    image_processor: ImageProcessorProtocol | None,
+    around: tuple[str, str],
+    max_image_size: int | None = None,
+) -> Segments:
+    """Returns text and images of a message, each image between the two texts of ``around``.
+
+    Content must have no other parts. RendererError names the part that cannot be written.
+    """
+    segments: list[Segment] = []
+    for i, part in enumerate(ensure_list(message["content"])):
+        where = f"messages[{idx}].content[{i}]"
+        if part["type"] == "text":
+            segments.append(part["text"])
+            continue
+        if part["type"] != "image":
+            raise RendererError(
+                f"{where}: {renderer} cannot write a part of type {part['type']!r} in a message "
+                f"of role {message['role']!r}, expected text or image"
+            )
+        if image_processor is None:
+            raise RendererError(
+                f"{where}: got an image, but the renderer has no image processor, which says how "
+                f"many tokens it takes; make it with get_renderer({renderer!r}, tokenizer, "
+                "image_processor=get_image_processor(model_name))"
+            )
+        try:
+            chunk = image_to_chunk(part["image"], image_processor, max_image_size)
+        except RendererError as error:
+            raise RendererError(f"{where}: {error}") from error
+        segments += [around[0], chunk, around[1]]
+    return segments
+
+
+def trim_segments(segments: Segments) -> Segments:
+    """Returns the segments without white space at both ends."""
+    merged = list(_merged(segments))
+    if merged and isinstance(merged[0], str):
+        merged[0] = merged[0].lstrip()
+    if merged and isinstance(merged[-1], str):
+        merged[-1] = merged[-1].rstrip()
+    return merged
+
+
+def encode_segments(segments: Segments, encode: Callable[[str], list[int]]) -> list[Piece]:
+    """Returns the tokens of each run of text, and the images between them."""
+    return [encode(part) if isinstance(part, str) else part for part in _merged(segments)]
+
+
+def _merged(segments: Segments) -> Segments:
+    merged: list[Segment] = []
+    for segment in segments:
+        if isinstance(segment, str) and merged and isinstance(merged[-1], str):
+            merged[-1] += segment
+        else:
+            merged.append(segment)
+    return merged

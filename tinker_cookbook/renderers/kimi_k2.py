@@ -1,0 +1,255 @@
+"""Kimi K2: ``<|im_user|>user<|im_middle|>`` text ``<|im_end|>``, and the same for other roles.
+
+``kimi_k2`` is K2 Thinking, ``kimi_k2_instruct`` K2 Instruct. A call has an id that says its
+function and its number in the conversation, ``functions.search:0``; a result says the id of its
+call. Tools are declared in a message of role ``tool_declare`` before the system message.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Sequence
+from typing import Any
+
+from tinker_cookbook.exceptions import RendererError
+from tinker_cookbook.renderers.base import Renderer
+from tinker_cookbook.renderers.blocks import Block, BlockReader
+from tinker_cookbook.renderers.content import get_text_content
+from tinker_cookbook.renderers.messages import Message, Role, ToolCall, ToolSpec
+from tinker_cookbook.renderers.rendered import RenderContext, RenderedMessage, contexts
+from tinker_cookbook.renderers.stop_token import special_token_id
+from tinker_cookbook.renderers.streaming import MessageReader
+from tinker_cookbook.renderers.text_only import check_parts
+from tinker_cookbook.renderers.tool_calls import as_openai_tool
+from tinker_cookbook.tokenizer_utils import Tokenizer
+
+KIMI_SYSTEM_PROMPT = "You are Kimi, an AI assistant created by Moonshot AI."
+_MIDDLE, _END = "<|im_middle|>", "<|im_end|>"
+_OPENINGS = {"user": "<|im_user|>", "assistant": "<|im_assistant|>"}
+_SYSTEM = "<|im_system|>"
+_CALLS, _END_CALLS = "<|tool_calls_section_begin|>", "<|tool_calls_section_end|>"
+_CALL, _ARGUMENTS, _END_CALL = (
+    "<|tool_call_begin|>",
+    "<|tool_call_argument_begin|>",
+    "<|tool_call_end|>",
+)
+_DECLARE = "tool_declare"
+_READ_CALL = re.compile(
+    rf"\s*{re.escape(_CALL)}\s*(?P<id>functions\.(?P<name>[^<\n]+):\d+)\s*{re.escape(_ARGUMENTS)}"
+    rf"(?P<arguments>.*?){re.escape(_END_CALL)}\s*",
+    flags=re.DOTALL,
+)
+_THINKING = Block("<think>", "</think>")
+
+
+class KimiK2InstructRenderer(Renderer):
+    """Kimi K2 Instruct: tools, no thinking.
+
+    ``default_system`` is written where a conversation does not begin with a system message; ``""``
+    writes none. A message's ``name`` stands in the place of its role, as in the template.
+
+    Calls are numbered through the conversation, as in the template. A call whose own id has the
+    format's form (the model has written it) keeps that id, and a result whose ``tool_call_id`` is
+    that of a call goes to that call; the template numbers anew and goes by order alone.
+    """
+
+    _parts = frozenset({"text"})
+    _behind_default = "\n"
+
+    def __init__(
+        self,
+        tokenizer: Tokenizer,
+        image_processor: Any = None,
+        *,
+        default_system: str = KIMI_SYSTEM_PROMPT,
+    ) -> None:
+        super().__init__(tokenizer, image_processor)
+        self._end = special_token_id(tokenizer, _END, type(self).__name__)
+        special_token_id(tokenizer, _MIDDLE, type(self).__name__)
+        self._default_system = default_system
+
+    @property
+    def has_extension_property(self) -> bool:
+        """Holds: history is written as it was sampled."""
+        return True
+
+    def get_stop_sequences(self) -> list[int]:
+        """``<|im_end|>``."""
+        return [self._end]
+
+    def render_message(self, message: Message, ctx: RenderContext) -> RenderedMessage:
+        """Tokens of one message. Ids of calls depend on the messages before: those of a message
+        that is rendered alone count from 0."""
+        return self._render(message, ctx, _call_ids([message])[0])
+
+    def create_conversation_prefix_with_tools(
+        self, tools: Sequence[ToolSpec], system_prompt: str = ""
+    ) -> list[Message]:
+        """Declares tools in a message of their own, as the template does with ``tools=``."""
+        declared = json.dumps([as_openai_tool(tool) for tool in tools], ensure_ascii=False)
+        messages = [Message(role=_DECLARE, content=declared)] if tools else []
+        system = [Message(role="system", content=system_prompt)] if system_prompt else []
+        return messages + system
+
+    def _reader(self) -> MessageReader:
+        return BlockReader((Block(_CALLS, _END_CALLS, read=_read_calls),))
+
+    def _generation_suffix(self, role: Role) -> list[int]:
+        return self.codec.constant(_header(role, role))
+
+    def _conversation_prefix(self, messages: Sequence[Message]) -> list[int]:
+        begins = messages and messages[0]["role"] in ("system", _DECLARE)
+        return [] if begins else self._default_tokens()
+
+    def _default_tokens(self) -> list[int]:
+        if not self._default_system:
+            return []
+        header = _header("system", "system")
+        text = f"{header}{self._default_system}{_END}{self._behind_default}"
+        return self.codec.constant(text)
+
+    def _render_all(self, messages: Sequence[Message]) -> list[RenderedMessage]:
+        placed = contexts(messages, self._last_user_index(messages))
+        ids = _call_ids(messages)
+        return [self._render(message, ctx, ids[ctx.idx]) for message, ctx in placed]
+
+    def _render(self, message: Message, ctx: RenderContext, ids: Sequence[str]) -> RenderedMessage:
+        role = message["role"]
+        answers = role == "assistant"
+        check_parts(message, ctx.idx, self._name, self._parts if answers else frozenset({"text"}))
+        text = get_text_content(message)
+        if answers:
+            text = self._thinking_text(message, ctx) + text + _calls_text(message, ids)
+        elif message.get("tool_calls") or message.get("unparsed_tool_calls"):
+            raise RendererError(
+                f"messages[{ctx.idx}].tool_calls: got tool calls by role {role!r}, expected them "
+                "in messages of role 'assistant' only"
+            )
+        elif role == "tool":
+            text = f"## Return of {ids[0]}\n{text}"
+        following = ctx.next_message["role"] if ctx.next_message else None
+        alone = ctx.idx == 0 and role == _DECLARE and following != "system"
+        return RenderedMessage(
+            header=self.codec.constant(_header(role, message.get("name") or role)),
+            output=[self.codec.encode(text + _END)],
+            footer=self._default_tokens() if alone else [],
+        )
+
+    def _thinking_text(self, message: Message, ctx: RenderContext) -> str:
+        return ""
+
+
+class KimiK2Renderer(KimiK2InstructRenderer):
+    """Kimi K2 Thinking: every answer begins with a ``<think>`` block, which the model writes.
+
+    The blocks are emptied up to the last answer without tool calls: a chain of calls and results
+    keeps its thinking until it is answered. An answer at the end of a supervised example is written
+    with its thinking, and so is the chain before it, as the model saw it; the template empties
+    both. ``strip_thinking_from_history=False`` keeps all thinking: then the extension property
+    holds.
+    """
+
+    _parts = frozenset({"text", "thinking"})
+    _behind_default = ""
+
+    def __init__(
+        self,
+        tokenizer: Tokenizer,
+        image_processor: Any = None,
+        *,
+        default_system: str = KIMI_SYSTEM_PROMPT,
+        strip_thinking_from_history: bool = True,
+    ) -> None:
+        super().__init__(tokenizer, image_processor, default_system=default_system)
+        self.strip_thinking_from_history = strip_thinking_from_history
+
+    @property
+    def has_extension_property(self) -> bool:
+        """Holds where thinking stays in history."""
+        return not self.strip_thinking_from_history
+
+    def _reader(self) -> MessageReader:
+        return BlockReader((_THINKING, Block(_CALLS, _END_CALLS, read=_read_calls)))
+
+    def _last_user_index(self, messages: Sequence[Message]) -> int:
+        """The last answer without tool calls, up to which thinking is history; the last message
+        is none, as it has just been sampled."""
+        answers = (
+            i
+            for i, message in enumerate(messages[:-1])
+            if message["role"] == "assistant" and not _calls(message)
+        )
+        return max(answers, default=-1)
+
+    def _thinking_text(self, message: Message, ctx: RenderContext) -> str:
+        content, thinking = message["content"], ""
+        if not isinstance(content, str):
+            kinds = [part["type"] for part in content]
+            if "thinking" in kinds[1:]:
+                raise RendererError(
+                    f"messages[{ctx.idx}].content: got parts {', '.join(kinds)}, expected at most "
+                    f"one thinking part, before the text: {self._name} has no form for others"
+                )
+            thinking = str(content[0].get("thinking", "")) if kinds else ""
+        keeps = ctx.in_last_assistant_turn or not self.strip_thinking_from_history
+        return f"{_THINKING.opening}{thinking if keeps else ''}{_THINKING.closing}"
+
+
+def _header(role: Role, name: str) -> str:
+    return f"{_OPENINGS.get(role, _SYSTEM)}{name}{_MIDDLE}"
+
+
+def _calls(message: Message) -> list[Any]:
+    return [*message.get("tool_calls", []), *message.get("unparsed_tool_calls", [])]
+
+
+def _calls_text(message: Message, ids: Sequence[str]) -> str:
+    calls = [
+        f"{_CALL}{call_id}{_ARGUMENTS}{call.function.arguments}{_END_CALL}"
+        for call_id, call in zip(ids, message.get("tool_calls", []), strict=True)
+    ]
+    blocks = [f"{_CALLS}{''.join(calls)}{_END_CALLS}"] if calls else []
+    return "".join([*blocks, *(c.raw_text for c in message.get("unparsed_tool_calls", []))])
+
+
+def _call_ids(messages: Sequence[Message]) -> list[list[str]]:
+    """Returns for each message the ids it writes: those of its calls, or that of its result."""
+    waiting: list[tuple[str | None, str]] = []  # calls without a result: own id, written id
+    ids: list[list[str]] = []
+    count = 0
+    for message in messages:
+        written: list[str] = []
+        for call in message.get("tool_calls", []) if message["role"] == "assistant" else []:
+            own, name = call.id or "", call.function.name
+            keeps = re.fullmatch(rf"functions\.{re.escape(name)}:\d+", own)
+            written.append(own if keeps else f"functions.{name}:{count}")
+            waiting.append((call.id, written[-1]))
+            count += 1
+        if message["role"] == "tool":
+            wanted = message.get("tool_call_id")
+            found = (i for i, known in enumerate(waiting) if wanted and wanted in known)
+            unknown = f"functions.{message.get('name', 'unknown')}:{count}"
+            written.append(waiting.pop(next(found, 0))[1] if waiting else unknown)
+        ids.append(written)
+    return ids
+
+
+def _read_calls(body: str) -> list[ToolCall]:
+    """Returns the calls of a section; ValueError where it has anything else in it."""
+    calls, at = [], 0
+    while at < len(body) or not calls:
+        found = _READ_CALL.match(body, at)
+        if found is None:
+            raise ValueError(
+                f"tool call {len(calls)}: got {body[at : at + 80]!r}, expected a call with an id "
+                "such as functions.search:0"
+            )
+        try:
+            json.loads(found["arguments"])
+        except RecursionError as error:
+            raise ValueError("arguments: the JSON is nested too deeply") from error
+        function = ToolCall.FunctionBody(name=found["name"], arguments=found["arguments"])
+        calls.append(ToolCall(function=function, id=found["id"]))
+        at = found.end()
+    return calls

@@ -1,0 +1,248 @@
+"""Nemotron 3 Nano and Super: ChatML with thinking, tool calls as XML, and a system message always.
+
+A prompt opens the ``<think>`` block of the answer; told not to think, it holds a closed empty one.
+The template writes every answer without thinking behind the closed block, so such an answer never
+continues the prompt of a model that thinks: train on it with ``nemotron3_disable_thinking``.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from tinker_cookbook.exceptions import RendererError
+from tinker_cookbook.renderers.blocks import BlockReader
+from tinker_cookbook.renderers.chatml import END, START, ChatMLBase
+from tinker_cookbook.renderers.content import ensure_text, get_text_content
+from tinker_cookbook.renderers.messages import Message, Role, ToolSpec
+from tinker_cookbook.renderers.qwen3 import THINKING
+from tinker_cookbook.renderers.rendered import RenderContext, RenderedMessage
+from tinker_cookbook.renderers.streaming import MessageReader
+from tinker_cookbook.renderers.text_only import check_parts
+from tinker_cookbook.renderers.tool_calls import as_openai_tool
+from tinker_cookbook.renderers.xml_tool_calls import (
+    XML_CALL,
+    XML_CALL_INSTRUCTIONS,
+    format_xml_calls,
+)
+from tinker_cookbook.tokenizer_utils import Tokenizer
+
+_OPEN, _CLOSE = "<think>", "</think>"
+_OPENED, _EMPTY = "<think>\n", "<think></think>"
+_LOW_EFFORT = "\n\n{reasoning effort: low}"
+_ROLES = ("system", "user", "assistant", "tool")
+_CALL = dataclasses.replace(XML_CALL, after="\n")  # a line break ends each call
+
+
+class Nemotron3Renderer(ChatMLBase):
+    """Nemotron 3 thinking, with tools.
+
+    ``strip_thinking_from_history=False`` keeps the thinking of earlier turns
+    (``nemotron3_preserve_thinking``); ``low_effort`` ends the last question with the words that
+    Super was trained to think less after (``nemotron3_low_thinking``; Nano has no such form).
+    Thinking stands before the text; other places are refused.
+    """
+
+    def __init__(
+        self,
+        tokenizer: Tokenizer,
+        image_processor: Any = None,
+        *,
+        strip_thinking_from_history: bool = True,
+        low_effort: bool = False,
+    ) -> None:
+        super().__init__(tokenizer, image_processor)
+        self.strip_thinking_from_history = strip_thinking_from_history
+        self.low_effort = low_effort
+
+    @property
+    def has_extension_property(self) -> bool:
+        """Holds where thinking stays in history, for answers that carry some."""
+        return not (self.strip_thinking_from_history or self.low_effort)
+
+    def render_message(self, message: Message, ctx: RenderContext) -> RenderedMessage:
+        """Results of tools in a row share one user message, as the template writes them."""
+        role = message["role"]
+        if role not in _ROLES:
+            raise RendererError(
+                f"messages[{ctx.idx}].role: got {role!r}, expected one of {', '.join(_ROLES)}: "
+                f"{self._name} has no form for others"
+            )
+        if role == "assistant":
+            return self._render_answer(message, ctx)
+        check_parts(message, ctx.idx, self._name, frozenset({"text"}))
+        if message.get("tool_calls") or message.get("unparsed_tool_calls"):
+            raise RendererError(
+                f"messages[{ctx.idx}].tool_calls: got tool calls by role {role!r}, expected them "
+                "in messages of role 'assistant' only"
+            )
+        text = ensure_text(message["content"])
+        if role == "tool":
+            return self._render_tool_result(text, ctx)
+        low = self.low_effort and ctx.idx == ctx.last_user_index
+        return self._context(f"{START}{role}\n", text + _LOW_EFFORT if low else text)
+
+    def create_conversation_prefix_with_tools(
+        self, tools: Sequence[ToolSpec], system_prompt: str = ""
+    ) -> list[Message]:
+        """Declares tools in the system message, as the template does with ``tools=``."""
+        if not tools:
+            return [Message(role="system", content=system_prompt)] if system_prompt else []
+        declared = "".join(_declare(as_openai_tool(tool)["function"]) for tool in tools)
+        text = (
+            f"{system_prompt}\n\n" if system_prompt else ""
+        ) + f"# Tools\n\nYou have access to the following functions:\n\n<tools>{declared}\n</tools>"
+        return [Message(role="system", content=f"{text}\n\n{XML_CALL_INSTRUCTIONS}")]
+
+    def _conversation_prefix(self, messages: Sequence[Message]) -> list[int]:
+        if messages and messages[0]["role"] == "system":
+            return []
+        return self.codec.constant(f"{START}system\n{END}\n")
+
+    def _generation_suffix(self, role: Role) -> list[int]:
+        opening = self._prompt_opening if role == "assistant" else ""
+        return self.codec.constant(f"{START}{role}\n{opening}")
+
+    @property
+    def _prompt_opening(self) -> str:
+        return _OPENED
+
+    def _reader(self) -> MessageReader:
+        return BlockReader((THINKING, _CALL), inside=THINKING)
+
+    def _render_answer(self, message: Message, ctx: RenderContext) -> RenderedMessage:
+        check_parts(message, ctx.idx, self._name, frozenset({"text", "thinking"}))
+        said = self._thinking_and_text(message, ctx.idx)
+        calls = "".join(f"{block}\n" for block in format_xml_calls(message, ctx.idx))
+        if self.strip_thinking_from_history and ctx.idx < ctx.last_user_index:
+            said = _without_thinking(said, has_calls=bool(calls))
+        else:
+            self._check_kept(said, ctx)
+        said = said.strip()
+        opening = next((o for o in (_OPENED, _EMPTY) if said.startswith(o)), "")
+        text = said.removeprefix(opening) + ("\n" + calls if calls else "")
+        return self._answer(f"{START}assistant\n{opening}", text)
+
+    def _check_kept(self, said: str, ctx: RenderContext) -> None:
+        if ctx.is_last and not said.startswith(_OPENED):
+            self._warn_once(
+                f"{self._name}: the last answer carries no thinking: the chat template writes it "
+                "behind an empty block, which the prompt of a thinking model does not have; use "
+                "nemotron3_disable_thinking to train on such answers"
+            )
+
+    def _thinking_and_text(self, message: Message, idx: int) -> str:
+        """Returns what the answer says before its calls, thinking in tags.
+
+        Text that has a tag in it is taken as it stands: the template expects the thinking there.
+        """
+        content, text = message["content"], get_text_content(message)
+        kinds = [part["type"] for part in content] if not isinstance(content, str) else []
+        if "thinking" in kinds[1:]:
+            raise RendererError(
+                f"messages[{idx}].content: got parts {', '.join(kinds)}, expected at most one "
+                f"thinking part, before the text: {self._name} has no form for others"
+            )
+        if not isinstance(content, str) and kinds[:1] == ["thinking"]:
+            thinking = str(content[0].get("thinking", ""))
+            if thinking.strip():
+                return f"{_OPENED}{thinking}\n{_CLOSE}\n{text}"
+        return text if _OPEN in text or _CLOSE in text else _EMPTY + text
+
+    def _render_tool_result(self, text: str, ctx: RenderContext) -> RenderedMessage:
+        """The template opens no message for results at the very beginning of a conversation."""
+        before = ctx.prev_message["role"] if ctx.prev_message else None
+        first = before is None or (before == "system" and ctx.idx == 1)
+        header = "" if first or before == "tool" else f"{START}user\n"
+        last = ctx.next_message is None or ctx.next_message["role"] != "tool"
+        result = f"<tool_response>\n{text}\n</tool_response>\n{END if last else ''}"
+        return RenderedMessage(
+            header=self.codec.constant(header),
+            output=[self.codec.encode(result)],
+            footer=self.codec.constant("\n") if last else (),
+        )
+
+
+class Nemotron3DisableThinkingRenderer(Nemotron3Renderer):
+    """Nemotron 3 told not to think: the prompt ends with an empty block.
+
+    An answer of the last turn that carries thinking has no place there and is refused; in history
+    thinking is dropped.
+    """
+
+    @property
+    def disables_thinking(self) -> bool:
+        """True: the empty block stands in the prompt."""
+        return True
+
+    @property
+    def has_extension_property(self) -> bool:
+        """Holds: every answer stands behind an empty block."""
+        return not self.low_effort
+
+    @property
+    def _prompt_opening(self) -> str:
+        return _EMPTY
+
+    def _reader(self) -> MessageReader:
+        return BlockReader((THINKING, _CALL))
+
+    def _check_kept(self, said: str, ctx: RenderContext) -> None:
+        if not said.startswith(_EMPTY):
+            raise RendererError(
+                f"messages[{ctx.idx}].content: got thinking, or a tag of it in the text, expected "
+                f"an answer without: {self._name} tells the model not to think; drop it with "
+                "remove_thinking(content), or use nemotron3"
+            )
+
+
+def _without_thinking(said: str, *, has_calls: bool) -> str:
+    """Returns an answer of an earlier turn as the template leaves it.
+
+    With calls a lone tag counts as well, and the text is trimmed behind the empty block too.
+    """
+    if has_calls:
+        text = said.split(_CLOSE)[-1] if _CLOSE in said else said.split(_OPEN)[0]
+        return _EMPTY + text.strip()
+    if _OPEN in said and _CLOSE in said:
+        return _EMPTY + said.split(_CLOSE)[-1]
+    return said
+
+
+def _declare(function: Mapping[str, Any]) -> str:
+    lines = ["", "<function>", f"<name>{function['name']}</name>"]
+    if "description" in function:
+        lines.append(f"<description>{function['description'].strip()}</description>")
+    lines.append("<parameters>")
+    parameters = function.get("parameters") or {}
+    for name, fields in (parameters.get("properties") or {}).items():
+        lines += ["<parameter>", f"<name>{name}</name>"]
+        if "type" in fields:
+            lines.append(f"<type>{fields['type']}</type>")
+        if "description" in fields:
+            lines.append(f"<description>{fields['description'].strip()}</description>")
+        if "enum" in fields:
+            lines.append(f"<enum>{json.dumps(fields['enum'], ensure_ascii=False)}</enum>")
+        lines += _others(fields, ("name", "type", "description", "enum"))
+        lines.append("</parameter>")
+    lines += _others(parameters, ("type", "properties", "required"))
+    if "required" in parameters:
+        required = json.dumps(parameters["required"], ensure_ascii=False)
+        lines.append(f"<required>{required}</required>")
+    lines.append("</parameters>")
+    lines += _others(function, ("type", "name", "description", "parameters"))
+    return "\n".join([*lines, "</function>"])
+
+
+def _others(fields: Mapping[str, Any], named: Sequence[str]) -> list[str]:
+    return [
+        f"<{key}>{json.dumps(value, ensure_ascii=False) if _is_json(value) else value}</{key}>"
+        for key, value in fields.items()
+        if key not in named
+    ]
+
+
+def _is_json(value: Any) -> bool:
+    return isinstance(value, (Mapping, list, tuple))

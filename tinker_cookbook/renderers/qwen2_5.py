@@ -1,0 +1,28 @@
+"""Qwen2.5: ChatML with tools; where no system message is given, Qwen's own."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from tinker_cookbook.renderers.chatml import END, START
+from tinker_cookbook.renderers.messages import Message, ToolSpec
+from tinker_cookbook.renderers.qwen3 import Qwen3InstructRenderer
+
+QWEN2_5_SYSTEM_PROMPT = "You are Qwen, created by Alibaba Cloud. You are a helpful assistant."
+
+
+class Qwen2_5Renderer(Qwen3InstructRenderer):  # noqa: N801 - the model's version is part of its name
+    """Qwen2.5-*-Instruct: written as Qwen3-2507, behind a default system prompt."""
+
+    def create_conversation_prefix_with_tools(
+        self, tools: Sequence[ToolSpec], system_prompt: str = ""
+    ) -> list[Message]:
+        """Declares tools in the system message, behind the default prompt where none is given."""
+        return super().create_conversation_prefix_with_tools(
+            tools, system_prompt or QWEN2_5_SYSTEM_PROMPT
+        )
+
+    def _conversation_prefix(self, messages: Sequence[Message]) -> list[int]:
+        if not messages or messages[0]["role"] == "system":
+            return []
+        return self.codec.constant(f"{START}system\n{QWEN2_5_SYSTEM_PROMPT}{END}\n")

@@ -1,0 +1,143 @@
+"""Qwen3.5 and Qwen3.6: ChatML with thinking, images, and tool calls as XML.
+
+``qwen3_5`` thinks: the prompt opens the ``<think>`` block, every answer after the last question
+carries one, and earlier answers lose theirs. ``qwen3_5_disable_thinking`` puts an empty block into
+the prompt. ``qwen3_5_preserve_thinking`` leaves every answer its block, as Qwen3.6's template does
+with ``preserve_thinking``. White space around every message's text is dropped, as the templates do.
+
+Qwen3.6 writes numbers, truth values and null in calls as JSON: for it, add ``?json_scalars=true``.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+
+from tinker_cookbook.exceptions import RendererError
+from tinker_cookbook.renderers.blocks import BlockReader
+from tinker_cookbook.renderers.chatml import START
+from tinker_cookbook.renderers.content import get_text_content, has_thinking
+from tinker_cookbook.renderers.images import ImageProcessorProtocol, Segments, trim_segments
+from tinker_cookbook.renderers.messages import Message, Role, ToolSpec
+from tinker_cookbook.renderers.qwen3 import THINKING
+from tinker_cookbook.renderers.qwen3_vl import Qwen3VLRenderer, check_system_is_first
+from tinker_cookbook.renderers.rendered import RenderContext, RenderedMessage
+from tinker_cookbook.renderers.streaming import MessageReader
+from tinker_cookbook.renderers.tool_calls import as_openai_tool
+from tinker_cookbook.renderers.xml_tool_calls import (
+    XML_CALL,
+    XML_CALL_INSTRUCTIONS,
+    format_xml_calls,
+)
+from tinker_cookbook.tokenizer_utils import Tokenizer
+
+_EMPTY_THINKING = "<think>\n\n</think>\n\n"
+
+
+class Qwen3_5Renderer(Qwen3VLRenderer):  # noqa: N801 - the model's name has the number
+    """Qwen3.5 and Qwen3.6, thinking.
+
+    ``strip_thinking_from_history=True``: answers before the last question lose their block, so each
+    turn needs its own training example; with ``False`` the extension property holds.
+    ``json_scalars=True`` writes arguments of calls as Qwen3.6 does (``true``, ``null``), ``False``
+    as Qwen3.5 does (``True``, ``None``); both are read. An argument that is a string which spells a
+    number, a truth value, null, an object or a list is read back as that value: the format does
+    not tell them apart. Images need ``image_processor``; ``max_image_size`` bounds their longest
+    side in pixels, 0 leaves them as they are.
+    """
+
+    def __init__(
+        self,
+        tokenizer: Tokenizer,
+        image_processor: ImageProcessorProtocol | None = None,
+        *,
+        strip_thinking_from_history: bool = True,
+        json_scalars: bool = False,
+        max_image_size: int = 0,
+    ) -> None:
+        super().__init__(
+            tokenizer,
+            image_processor,
+            strip_thinking_from_history=strip_thinking_from_history,
+            max_image_size=max_image_size,
+        )
+        self.json_scalars = json_scalars
+
+    def render_message(self, message: Message, ctx: RenderContext) -> RenderedMessage:
+        """Text is trimmed; a system message stands at the beginning only."""
+        check_system_is_first(message, ctx, self._name)
+        return super().render_message(message, ctx)
+
+    def create_conversation_prefix_with_tools(
+        self, tools: Sequence[ToolSpec], system_prompt: str = ""
+    ) -> list[Message]:
+        """Declares tools in the system message, as the template does with ``tools=``."""
+        system_prompt = system_prompt.strip()
+        if not tools:
+            return [Message(role="system", content=system_prompt)] if system_prompt else []
+        declared = "".join(
+            "\n" + json.dumps(as_openai_tool(tool), ensure_ascii=False) for tool in tools
+        )
+        text = (
+            "# Tools\n\nYou have access to the following functions:\n\n"
+            f"<tools>{declared}\n</tools>\n\n{XML_CALL_INSTRUCTIONS}"
+        )
+        if system_prompt:
+            text += f"\n\n{system_prompt}"
+        return [Message(role="system", content=text)]
+
+    def _content(self, message: Message, ctx: RenderContext) -> Segments:
+        return trim_segments(super()._content(message, ctx))
+
+    def _question(self, message: Message) -> str:
+        return super()._question(message).strip()
+
+    def _render_answer(self, message: Message, ctx: RenderContext) -> RenderedMessage:
+        thinking, text = self._split_thinking(message, ctx)
+        answer = self._with_calls(text, message, ctx)
+        if ctx.in_last_assistant_turn or not self.strip_thinking_from_history:
+            return self._answer_behind_block(thinking.strip(), answer, ctx)
+        return self._answer(f"{START}assistant\n", answer)
+
+    def _split_thinking(self, message: Message, ctx: RenderContext) -> tuple[str, str]:
+        thinking, text = super()._split_thinking(message, ctx)
+        # The template trims before it looks for tags: the line break behind a tag goes, spaces
+        # between it and the text stay.
+        tagged = "</think>" in get_text_content(message) and not has_thinking(message["content"])
+        return thinking, text.rstrip() if tagged else text.strip()
+
+    def _with_calls(self, text: str, message: Message, ctx: RenderContext) -> str:
+        calls = format_xml_calls(message, ctx.idx, json_scalars=self.json_scalars)
+        return text + ("\n\n" if calls and text else "") + "\n".join(calls)
+
+    def _reader(self) -> MessageReader:
+        return BlockReader((THINKING, XML_CALL), inside=THINKING)
+
+
+class Qwen3_5DisableThinkingRenderer(Qwen3_5Renderer):  # noqa: N801 - as above
+    """Qwen3.5 and Qwen3.6 told not to think: the prompt ends with an empty ``<think>`` block.
+
+    An answer after the last question that carries thinking has no place there and is refused; in
+    history it is dropped.
+    """
+
+    @property
+    def disables_thinking(self) -> bool:
+        """True: the empty block stands in the prompt."""
+        return True
+
+    def _generation_suffix(self, role: Role) -> list[int]:
+        block = _EMPTY_THINKING if role == "assistant" else ""
+        return self.codec.constant(f"{START}{role}\n{block}")
+
+    def _answer_behind_block(self, thinking: str, text: str, ctx: RenderContext) -> RenderedMessage:
+        if thinking:
+            raise RendererError(
+                f"messages[{ctx.idx}].content: got thinking, expected an answer without: "
+                f"{self._name} tells the model not to think; drop it with "
+                "remove_thinking(content), or use qwen3_5"
+            )
+        return self._answer(f"{START}assistant\n{_EMPTY_THINKING}", text)
+
+    def _reader(self) -> MessageReader:
+        return BlockReader((THINKING, XML_CALL))

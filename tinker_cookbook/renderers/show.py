@@ -1,0 +1,160 @@
+"""Shows a conversation as a model sees it: tokens, weights, prompt, what is read back.
+
+    python -m tinker_cookbook.renderers.show model_name=… [renderer_name=…] [file.jsonl] [index=3]
+
+Without a file it shows a built-in conversation. ``html=page.html`` writes the same as a page.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import chz
+
+from tinker_cookbook.engine.demo_model import DEMO_MODEL
+from tinker_cookbook.exceptions import ConfigurationError, DataFormatError
+from tinker_cookbook.model_info import resolve_renderer_name
+from tinker_cookbook.renderers.content import message_to_jsonable
+from tinker_cookbook.renderers.registry import check_renderer_name, get_renderer
+from tinker_cookbook.renderers.show_facts import Fact, View
+from tinker_cookbook.renderers.show_html import page
+from tinker_cookbook.renderers.show_sample import Conversation, sample_conversation
+from tinker_cookbook.renderers.show_text import print_view
+from tinker_cookbook.renderers.show_view import Viewer
+from tinker_cookbook.renderers.train_on_what import TrainOnWhat
+from tinker_cookbook.supervised.conversation_file import read_conversation
+from tinker_cookbook.tokenizer_utils import get_tokenizer
+from tinker_cookbook.utils.console import get_console
+from tinker_cookbook.utils.entrypoint import run_entrypoint
+from tinker_cookbook.utils.paths import local_path, write_atomically
+
+if TYPE_CHECKING:
+    from tinker_cookbook.renderers.base import Renderer
+
+
+@chz.chz
+class ShowConfig:
+    """What to show."""
+
+    model_name: str = chz.field(default=DEMO_MODEL, doc="Hub name or local folder of the model")
+    renderer_name: str | None = chz.field(default=None, doc="Chat format; default: the model's")
+    file: str | None = chz.field(
+        default=None, doc="JSONL file of conversations, also without 'file='; default: an example"
+    )
+    index: int = chz.field(default=0, doc="Which conversation of the file, counted from 0")
+    train_on_what: TrainOnWhat = chz.field(
+        default=TrainOnWhat.ALL_ASSISTANT_MESSAGES, doc="Which messages are trained on"
+    )
+    template_options: str = chz.field(
+        default="", doc="Arguments of the model's chat template to compare with, a JSON object"
+    )
+    max_tokens: int = chz.field(default=600, doc="Tokens of an example shown in the terminal")
+    html: str | None = chz.field(default=None, doc="HTML page to write as well")
+
+
+def main(config: ShowConfig) -> None:
+    """Prints one conversation, and writes the page if one was asked for."""
+    _check(config)
+    options = _template_options(config.template_options)
+    row = None if config.file is None else _row(config.file, config.index)
+    renderer_name, why = resolve_renderer_name(config.model_name, config.renderer_name)
+    check_renderer_name(renderer_name)
+    tokenizer = get_tokenizer(config.model_name)
+    renderer = get_renderer(renderer_name, tokenizer, model_name=config.model_name)
+    conversation = row or sample_conversation(renderer, config.train_on_what)
+    view = show(renderer, conversation, config.train_on_what, options, why)
+    print_view(view, get_console(), config.max_tokens)
+    if config.html is not None:
+        print(_write_page(view, f"{renderer_name} on {Path(config.model_name).name}", config.html))
+
+
+def show(
+    renderer: Renderer,
+    conversation: Conversation,
+    train_on_what: TrainOnWhat = TrainOnWhat.ALL_ASSISTANT_MESSAGES,
+    template_options: dict[str, Any] | None = None,
+    why: str = "asked for",
+) -> View:
+    """Returns what is shown of a conversation; ``why`` says how the renderer was chosen.
+
+    Raises RendererError for messages that the chat format cannot express.
+    """
+    view = Viewer(renderer, conversation, train_on_what, template_options or {}).view()
+    facts = [
+        Fact("model", renderer.model_name or getattr(renderer.tokenizer, "name_or_path", "")),
+        Fact("renderer", f"{renderer.spec}, {why}"),
+        Fact("messages", f"{len(conversation.messages)}, {conversation.source}"),
+        Fact("trained", f"train_on_what={train_on_what.value}"),
+    ]
+    return View([*facts, *view.facts], view.examples)
+
+
+def with_file_key(arguments: Sequence[str]) -> list[str]:
+    """Returns command line arguments with ``file=`` before the first one that has no key."""
+    named = list(arguments)
+    for i, argument in enumerate(named):
+        if "=" not in argument and not argument.startswith("-"):
+            named[i] = f"file={argument}"
+            break
+    return named
+
+
+def _check(config: ShowConfig) -> None:
+    if config.index < 0:
+        raise ConfigurationError(f"index: got {config.index}, expected 0 or more")
+    if config.index and config.file is None:
+        raise ConfigurationError(
+            f"index: got {config.index} without a file; expected it only beside a JSONL file, "
+            "since there is one built-in conversation"
+        )
+    if config.max_tokens < 2:
+        raise ConfigurationError(f"max_tokens: got {config.max_tokens}, expected 2 or more")
+    if config.html is not None and not local_path(config.html, "html").parent.is_dir():
+        raise ConfigurationError(
+            f"html: got {config.html!r}, whose folder does not exist; make it, or give another path"
+        )
+
+
+def _template_options(text: str) -> dict[str, Any]:
+    try:
+        options = json.loads(text or "{}")
+    except ValueError as error:
+        options = error
+    if not isinstance(options, dict):
+        raise ConfigurationError(
+            f"template_options: got {text!r}, expected a JSON object such as "
+            "'{\"enable_thinking\": false}'"
+        )
+    return options
+
+
+def _row(file: str, index: int) -> Conversation:
+    messages, where = read_conversation(file, index)
+    try:
+        json.dumps([message_to_jsonable(m) for m in messages], ensure_ascii=False).encode()
+    except UnicodeEncodeError as error:
+        raise DataFormatError(
+            f"{where}: got half of a character (a lone surrogate such as \\ud83d), expected text "
+            "that is Unicode; it was cut in the middle of an emoji: repair or remove the line"
+        ) from error
+    return Conversation(messages, where)
+
+
+def _write_page(view: View, title: str, path: str) -> Path:
+    target = local_path(path, "html")
+    try:
+        write_atomically(target, page(view, title).encode("utf-8"))
+    except OSError as error:
+        raise ConfigurationError(
+            f"html: {target} cannot be written: {error.strerror or error}; give another path"
+        ) from error
+    return target
+
+
+if __name__ == "__main__":
+    sys.argv[1:] = with_file_key(sys.argv[1:])
+    run_entrypoint(main)

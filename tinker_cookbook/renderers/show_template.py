@@ -1,0 +1,131 @@
+"""The tokens of the model's own chat template beside those of a renderer."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, cast
+
+from tinker_cookbook.renderers.base import Renderer
+from tinker_cookbook.renderers.messages import Message, ToolSpec
+from tinker_cookbook.renderers.show_tokens import first_difference
+from tinker_cookbook.renderers.tool_calls import as_openai_tool
+
+# Templates ignore what they do not know. Without the first, Llama 3.1 declares tools in the
+# question, where no renderer puts them; the others are how families spell "do not think".
+_OPTIONS = {"tools_in_user_message": False}
+_NO_THINKING = {"enable_thinking": False, "thinking": False}
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """What was found; both sides' tokens where they differ."""
+
+    text: str
+    equal: bool | None
+    """None where there is nothing to compare with."""
+    ours: list[Any] | None = None
+    theirs: list[Any] | None = None
+
+    @property
+    def agreement(self) -> int:
+        """How many tokens at the beginning agree; -1 where the template gave none."""
+        if self.ours is None or self.theirs is None:
+            return -1
+        at = first_difference(self.ours, self.theirs)
+        return len(self.ours) if at is None else at
+
+
+@dataclass(frozen=True)
+class TemplateSide:
+    """The chat template that comes with the tokenizer of a renderer."""
+
+    renderer: Renderer
+    tools: Sequence[ToolSpec]
+    """Declared by the template: the messages it is given do not."""
+    options: Mapping[str, Any]
+    """Further arguments of the template."""
+
+    def compare(
+        self,
+        messages: Sequence[Message],
+        conversation: list[Any],
+        prompt_messages: Sequence[Message],
+        prompt: list[Any],
+    ) -> Comparison:
+        """Compares the renderer's tokens of a conversation and of the prompt for an answer with
+        the template's of ``messages`` and ``prompt_messages``."""
+        if not getattr(self.renderer.tokenizer, "chat_template", None):
+            return Comparison("none: the tokenizer has no chat template to compare with", None)
+        pairs = (
+            ("conversation", messages, conversation),
+            ("prompt for the last answer", prompt_messages, prompt),
+        )
+        tried = [self._compare(pairs, parsed) for parsed in (False, True)]
+        equal = next((found for found in tried if found.equal), None)
+        # The spelling that comes nearer is the one the template was written for.
+        return equal or max(tried, key=lambda found: found.agreement)
+
+    def _compare(
+        self, pairs: Sequence[tuple[str, Sequence[Message], list[Any]]], parsed: bool
+    ) -> Comparison:
+        given = {**(_NO_THINKING if self.renderer.disables_thinking else {}), **self.options}
+        words = [f"with {json.dumps(given)}"] if given else []
+        for name, messages, ours in pairs:
+            written = [self.renderer.to_openai_message(message) for message in messages]
+            if parsed and any(message.get("tool_calls") for message in written):
+                written = [_with_parsed_arguments(message) for message in written]
+                words += ["arguments of calls given as objects"] * (len(words) < 2)
+            try:
+                theirs = self._tokens(written, {**_OPTIONS, **given}, name != "conversation")
+            except Exception as error:  # a template is a program, and raises what it likes
+                return Comparison(f"no: the template refuses the {name}: {error}", False)
+            at = first_difference(ours, theirs)
+            if at is not None:
+                text = f"no: the {name} differs at token {at} of {len(ours):,} and {len(theirs):,}"
+                if self._same_text(ours, theirs):
+                    text += "; it is the same text, cut into other tokens"
+                text += _brackets(words)
+                return Comparison(text, False, ours, theirs)
+        return Comparison(
+            "yes: conversation and prompt are, token by token, those of the model's own chat "
+            f"template{_brackets(words)}",
+            True,
+        )
+
+    def _same_text(self, ours: list[Any], theirs: list[int]) -> bool:
+        decode = self.renderer.codec.decode
+        only_text = all(isinstance(item, int) for item in ours)
+        return only_text and decode(ours) == decode(theirs)
+
+    def _tokens(
+        self, written: list[dict[str, Any]], options: Mapping[str, Any], prompt: bool
+    ) -> list[int]:
+        tokens = self.renderer.tokenizer.apply_chat_template(
+            written,
+            tools=[as_openai_tool(tool) for tool in self.tools] or None,
+            tokenize=True,
+            return_dict=False,
+            add_generation_prompt=prompt,
+            **options,
+        )
+        return list(cast("list[int]", tokens))
+
+
+def _brackets(words: Sequence[str]) -> str:
+    return f" ({', '.join(words)})" if words else ""
+
+
+def _with_parsed_arguments(message: dict[str, Any]) -> dict[str, Any]:
+    if not message.get("tool_calls"):
+        return message
+    calls: list[Any] = []
+    for call in message["tool_calls"]:
+        function = dict(call["function"])
+        try:
+            function["arguments"] = json.loads(function["arguments"])
+        except (TypeError, ValueError):
+            return message
+        calls.append({**call, "function": function})
+    return {**message, "tool_calls": calls}

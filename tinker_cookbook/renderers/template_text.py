@@ -1,0 +1,239 @@
+"""A tokenizer's chat template as a function of conversations: text, prompts, and its refusals.
+
+A template is a program, and knows only whole conversations. What one message contributes is found
+by rendering beginnings of the conversation; those are remembered, so a conversation that grows
+turn by turn costs two renderings a turn.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from datetime import date
+from functools import lru_cache
+from typing import Any, Literal
+
+from tinker_cookbook.exceptions import RendererError, nearest
+from tinker_cookbook.renderers.content import has_thinking, openai_message
+from tinker_cookbook.renderers.messages import Message
+from tinker_cookbook.renderers.text_only import check_parts
+from tinker_cookbook.tokenizer_utils import Tokenizer
+
+_REMEMBERED = 256  # renderings: some conversations of some turns at a time
+_TODAY = re.compile(r"strftime_now\(\s*(?P<quote>['\"])(?P<format>.*?)(?P=quote)\s*\)")
+_WORDS = {"true": True, "false": False, "none": None, "null": None}
+
+
+class TemplateRefusal(RendererError):
+    """The template raised on a conversation; the message has the template's own words."""
+
+
+@dataclass(frozen=True)
+class Form:
+    """How a template takes what the OpenAI form leaves open."""
+
+    parts: bool = False
+    """Content is a list of parts, never a string."""
+    thinking: Literal["field", "inline"] | None = "field"
+    """As ``reasoning_content``, or between ``<think>`` tags in the text; None: the template knows
+    of none."""
+    arguments: Literal["text", "object"] | None = "text"
+    """Arguments of calls: the JSON text as it is, or the object; None: the template has no calls."""
+    why_no_calls: str = ""
+
+
+def argument(value: Any) -> Any:
+    """Reads an argument of the template from the renderer's name: true, false, none, numbers and
+    JSON lists and objects as what they say, other text as it is."""
+    if not isinstance(value, str):
+        return value
+    word = value.strip().lower()
+    if word in _WORDS:
+        return _WORDS[word]
+    if not re.match(r"[\[{]|-?\d+(\.\d+)?$", word):
+        return value
+    try:
+        return json.loads(value)
+    except ValueError:
+        return value
+
+
+class TemplateText:
+    """The template ``name`` of a tokenizer (its default one for None) with ``arguments``.
+
+    The day that a template writes (``strftime_now``) is ``today`` for as long as the object lives:
+    a conversation that changes at midnight would be another conversation.
+    """
+
+    def __init__(
+        self, tokenizer: Tokenizer, name: str | None, today: str | None, arguments: Mapping[str, Any]
+    ) -> None:
+        self._tokenizer = tokenizer
+        self.arguments = {key: argument(value) for key, value in arguments.items()}
+        self.source = _with_day(_template(tokenizer, name), today)
+        self._remembered = lru_cache(_REMEMBERED)(self._render_keys)
+
+    def render(
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        *,
+        prompt: bool = False,
+        tools: Sequence[Mapping[str, Any]] | None = None,
+    ) -> str:
+        """Returns the text of a conversation in the template's form; raises TemplateRefusal."""
+        try:
+            text = self._tokenizer.apply_chat_template(
+                [dict(message) for message in messages],
+                tools=None if tools is None else [dict(tool) for tool in tools],
+                chat_template=self.source,
+                tokenize=False,
+                add_generation_prompt=prompt,
+                **self.arguments,
+            )
+        except Exception as error:  # a template is a program: it raises whatever it likes
+            roles = ", ".join(str(message.get("role")) for message in messages)
+            raise TemplateRefusal(
+                f"messages: the tokenizer's chat template refuses roles {roles or '(none)'}"
+                f"{' and a prompt' if prompt else ''}: {type(error).__name__}: {error}; change the "
+                "conversation, or the template's arguments (template?name=value)"
+            ) from error
+        return str(text)
+
+    def remembered(self, keys: Sequence[str], prompt: bool) -> str:
+        """As :meth:`render`, for messages given as JSON."""
+        return self._remembered(tuple(keys), prompt)
+
+    def _render_keys(self, keys: tuple[str, ...], prompt: bool) -> str:
+        return self.render([json.loads(key) for key in keys], prompt=prompt)
+
+
+class Conversation:
+    """A conversation in the template's form, of which every beginning can be rendered."""
+
+    def __init__(self, template: TemplateText, form: Form, messages: Sequence[Message]) -> None:
+        self._template = template
+        self._keys = [
+            json.dumps(as_template_message(m, form, i), ensure_ascii=False)
+            for i, m in enumerate(messages)
+        ]
+
+    def text(self, end: int | None = None) -> str:
+        """Returns the text of the first ``end`` messages, of all of them for None."""
+        return self._template.remembered(self._keys[:end], False)
+
+    def prompt(self, end: int) -> str:
+        """Returns the text of the first ``end`` messages and what opens an answer to them."""
+        return self._template.remembered(self._keys[:end], True)
+
+    def with_message(self, end: int, message: Mapping[str, Any], rest: bool = False) -> str:
+        """Returns the text of the first ``end`` messages and ``message``; with ``rest``, the
+        conversation in which ``message`` stands for the one at ``end``."""
+        key = json.dumps(dict(message), ensure_ascii=False)
+        after = self._keys[end + 1 :] if rest else []
+        return self._template.remembered([*self._keys[:end], key, *after], False)
+
+
+def plain(role: str, text: str, form: Form) -> dict[str, Any]:
+    """Returns a message that is text in the template's form."""
+    content = [{"type": "text", "text": text}] if form.parts else text
+    return {"role": role, "content": content}
+
+
+def as_template_message(message: Message, form: Form, idx: int) -> dict[str, Any]:
+    """Returns the message as the template takes it; RendererError for what has no form there."""
+    role = message["role"]
+    answer = role == "assistant"
+    check_parts(message, idx, "template", frozenset({"text", "thinking"} if answer else {"text"}))
+    result = openai_message(message)
+    if not answer and (message.get("tool_calls") or message.get("unparsed_tool_calls")):
+        raise RendererError(
+            f"messages[{idx}].tool_calls: got tool calls by role {role!r}, expected them in "
+            "messages of role 'assistant' only"
+        )
+    if has_thinking(message["content"]):
+        _write_thinking(result, message, form, idx)
+    if "tool_calls" in result:
+        _write_calls(result, form, idx)
+    # Where a format writes calls, one that could not be read stood behind the text.
+    raw = [call.raw_text for call in message.get("unparsed_tool_calls", [])]
+    result["content"] = "\n".join(text for text in (result["content"], *raw) if text)
+    return result | plain(role, result["content"], form)
+
+
+def _write_thinking(result: dict[str, Any], message: Message, form: Form, idx: int) -> None:
+    content = message["content"]
+    assert not isinstance(content, str)
+    if form.thinking is None:
+        check_parts(message, idx, "template (whose chat template knows none)", frozenset({"text"}))
+    if form.thinking == "inline":
+        pieces = (
+            f"<think>{part['thinking']}</think>" if part["type"] == "thinking" else part["text"]
+            for part in content
+            if part["type"] in ("thinking", "text")
+        )
+        result["content"] = "".join(pieces)
+        del result["reasoning_content"]
+        return
+    kinds = [part["type"] for part in content]
+    if "thinking" in kinds[1:]:
+        raise RendererError(
+            f"messages[{idx}].content: got parts {', '.join(kinds)}, expected at most one thinking "
+            "part, before the text: the chat template has no form for others"
+        )
+    result["thinking"] = result["reasoning_content"]  # as gpt-oss spells it
+
+
+def _write_calls(result: dict[str, Any], form: Form, idx: int) -> None:
+    if form.arguments is None:
+        raise RendererError(
+            f"messages[{idx}].tool_calls: got tool calls, expected a message without: the "
+            f"tokenizer's chat template writes none ({form.why_no_calls}); use the renderer of the "
+            "model's family, or write the calls into the text"
+        )
+    for at, call in enumerate(result["tool_calls"]):
+        arguments = call["function"]["arguments"]
+        if form.arguments == "text":
+            continue
+        try:
+            call["function"]["arguments"] = json.loads(arguments)
+        except ValueError as error:
+            raise RendererError(
+                f"messages[{idx}].tool_calls[{at}].function.arguments: got {arguments!r}, expected "
+                f"JSON ({error})"
+            ) from error
+
+
+def _template(tokenizer: Tokenizer, name: str | None) -> str:
+    found = getattr(tokenizer, "chat_template", None)
+    if not found:
+        raise RendererError(
+            "renderer_name: template needs a tokenizer with a chat template, which "
+            f"{getattr(tokenizer, 'name_or_path', '')!r} does not have; use role_colon for a base "
+            "model, or set tokenizer.chat_template"
+        )
+    if isinstance(found, str):
+        if name not in (None, "default"):
+            raise RendererError(
+                f"template?template: got {name!r}, but the tokenizer has one template, without a "
+                "name; leave the option out"
+            )
+        return found
+    chosen = name or "default"
+    if chosen not in found:
+        raise RendererError(
+            f"template?template: got {name!r}, expected one of {', '.join(sorted(found))}"
+            f"{nearest(chosen, found)}"
+        )
+    return found[chosen]
+
+
+def _with_day(template: str, today: str | None) -> str:
+    try:
+        day = date.fromisoformat(today) if today else date.today()
+    except ValueError as error:
+        raise RendererError(
+            f"template?today: got {today!r}, expected a day such as 2026-01-31"
+        ) from error
+    return _TODAY.sub(lambda call: json.dumps(day.strftime(call["format"])), template)
