@@ -17,10 +17,9 @@ RESULT, END_RESULT = "<｜tool▁output▁begin｜>", "<｜tool▁output▁end�
 _CALL, _END_CALL = "<｜tool▁call▁begin｜>", "<｜tool▁call▁end｜>"
 _SEPARATOR = "<｜tool▁sep｜>"
 _RESULTS, _END_RESULTS = "<｜tool▁outputs▁begin｜>", "<｜tool▁outputs▁end｜>"
-_DECLARATION = (
-    "{system}\n\n## Tools\nYou have access to the following tools:\n\n{tools}IMPORTANT: ALWAYS "
-    f"adhere to this exact format for tool use:\n{CALLS}{_CALL}tool_call_name{_SEPARATOR}"
-    f"tool_call_arguments{_END_CALL}{{{{additional_tool_calls}}}}{END_CALLS}\n\nWhere:\n\n"
+_INSTRUCTIONS = (
+    f"IMPORTANT: ALWAYS adhere to this exact format for tool use:\n{CALLS}{_CALL}tool_call_name"
+    f"{_SEPARATOR}tool_call_arguments{_END_CALL}{{{{additional_tool_calls}}}}{END_CALLS}\n\nWhere:\n\n"
     "- `tool_call_name` must be an exact match to one of the available tools\n"
     "- `tool_call_arguments` must be valid JSON that strictly follows the tool's Parameters "
     "Schema\n- For multiple tool calls, chain them directly without separators or spaces"
@@ -106,9 +105,9 @@ def check_arguments(text: str) -> dict[str, Any]:
 
 def declare_tools(tools: Sequence[ToolSpec], system_prompt: str) -> str:
     """Returns the system text that declares tools as the model card of V3.1 says."""
-    functions = [as_openai_tool(tool)["function"] for tool in tools]
-    declared = "".join(map(_declare, functions))
-    return _DECLARATION.format(system=system_prompt, tools=declared)
+    declared = "".join(_declare(as_openai_tool(tool)["function"]) for tool in tools)
+    title = "## Tools\nYou have access to the following tools:"
+    return f"{system_prompt}\n\n{title}\n\n{declared}{_INSTRUCTIONS}"
 
 
 def _declare(function: dict[str, Any]) -> str:

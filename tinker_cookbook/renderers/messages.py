@@ -83,7 +83,7 @@ class Message(TypedDict):
     """One message of a conversation.
 
     ``trainable`` counts only under ``TrainOnWhat.CUSTOMIZED``; ``tool_call_id`` and ``name`` belong
-    to role ``tool`` and are kept for the environment: no chat format here writes them.
+    to role ``tool`` and are kept for the environment; only gpt_oss and Kimi K2 write them.
     """
 
     role: Role

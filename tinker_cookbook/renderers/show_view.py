@@ -8,12 +8,10 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
 
-from tinker_cookbook.exceptions import RendererError
 from tinker_cookbook.renderers.base import Renderer
-from tinker_cookbook.renderers.content import ensure_list, message_to_jsonable, normalize_messages
-from tinker_cookbook.renderers.messages import Message
-from tinker_cookbook.renderers.parse_outcome import ParseTermination
-from tinker_cookbook.renderers.pieces import Piece, flat
+from tinker_cookbook.renderers.content import normalize_messages
+from tinker_cookbook.renderers.pieces import flat
+from tinker_cookbook.renderers.show_answers import Answers
 from tinker_cookbook.renderers.show_facts import (
     ExampleView,
     Fact,
@@ -33,14 +31,15 @@ _TAIL = 12  # tokens shown of a prompt
 
 @dataclass(frozen=True)
 class _Example:
-    pieces: Sequence[Piece]
+    items: list[Any]
     tokens: list[ShownToken]
-    trains: list[int]
-    end: int
 
-    @cached_property
-    def items(self) -> list[Any]:
-        return flat(self.pieces)
+    def continues(self, prompt: Sequence[Any]) -> int:
+        """How many tokens of the prompt begin the example, one more where it trains an answer to
+        it."""
+        at = first_difference(prompt, self.items[: len(prompt)])
+        behind = self.tokens[len(prompt) : len(prompt) + 1]
+        return len(prompt) + any(token.trained for token in behind) if at is None else at
 
 
 @dataclass
@@ -54,54 +53,47 @@ class Viewer:
 
     def view(self) -> View:
         """Renders, compares and parses. Raises RendererError where the renderer refuses."""
-        facts = [
-            self._stops(),
-            self._extension(),
-            self._template(),
-            self._prompt(),
-            *self._counts(),
-        ]
-        return View(facts, [self._example_view(i) for i in range(len(self._examples))])
+        facts = [self._stops(), self._extension(), self._template(), self._prompt()]
+        examples = [self._example_view(i) for i in range(len(self._examples))]
+        return View([*facts, self._counts(), self._why()], examples)
 
     @cached_property
     def _reader(self) -> TokenReader:
         return TokenReader(self.renderer)
 
-    @property
-    def _messages(self) -> list[Message]:
-        return self.conversation.messages
-
     @cached_property
-    def _normal(self) -> list[Message]:
-        return self.renderer._normalize(self._messages)
+    def _answers(self) -> Answers:
+        return Answers(self.renderer, self.conversation.messages, self._reader)
 
     @cached_property
     def _trained(self) -> list[bool]:
-        return select_trained(self._messages, self.train_on_what)
+        return select_trained(self.conversation.messages, self.train_on_what)
 
     @cached_property
-    def _ends(self) -> list[int]:
-        """The last message of each example, nothing where one example holds them all."""
-        if self.train_on_what is TrainOnWhat.ALL_TOKENS:
-            return []
-        return self.renderer._example_ends(self._normal, self._trained)
+    def _trained_answers(self) -> list[int]:
+        return [i for i in self._answers.indices if self._trained[i]]
 
     @cached_property
     def _examples(self) -> list[_Example]:
-        made = self.renderer.build_supervised_examples(self._messages, self.train_on_what)
-        ends = self._ends
-        if len(ends) != len(made):
-            ends = [len(self._messages) - 1] * len(made)
-        found, done = [], -1
-        for (model_input, weights), end in zip(made, ends, strict=True):
-            trains = [i for i in range(done + 1, end + 1) if self._trained[i]]
-            tokens = self._reader.read(model_input.chunks, weights.tolist())
-            found.append(_Example(model_input.chunks, tokens, trains, end))
-            done = end
-        return found
+        made = self.renderer.build_supervised_examples(
+            self.conversation.messages, self.train_on_what
+        )
+        return [
+            _Example(flat(model_input.chunks), self._reader.read(model_input.chunks, w.tolist()))
+            for model_input, w in made
+        ]
 
-    def _prompt_items(self, before: int) -> list[Any]:
-        return flat(self.renderer.build_generation_prompt(self._messages[:before]).chunks)
+    @cached_property
+    def _example_of(self) -> dict[int, int]:
+        """The example of each trained answer: the one that continues its prompt, or comes nearest.
+
+        Found by tokens, so that it holds for renderers that split in ways of their own.
+        """
+        found: dict[int, int] = {}
+        for answer in self._trained_answers:
+            reach = [example.continues(self._answers.prompt(answer)) for example in self._examples]
+            found[answer] = reach.index(max(reach))
+        return found
 
     def _stops(self) -> Fact:
         words: list[str] = []
@@ -123,94 +115,68 @@ class Viewer:
         )
 
     def _template(self) -> Fact:
-        for_template = self.conversation.for_template or normalize_messages(self._messages)
-        prompt_end = self._last_answer - len(self._messages) + len(for_template)
+        messages = self.conversation.messages
+        for_template = self.conversation.for_template or normalize_messages(messages)
+        prompt_end = self._answers.last - len(messages) + len(for_template)
         side = TemplateSide(self.renderer, self.conversation.tools, self.template_options)
-        whole, _ = self._rendered(self._normal)
-        prompt = self._prompt_items(self._last_answer)
+        whole, prompt = self._answers.conversation(), self._answers.prompt(self._answers.last)
         found = side.compare(for_template, whole, for_template[:prompt_end], prompt)
         if found.ours is None or found.theirs is None:
             return Fact("template", found.text, found.equal)
         rows = side_by_side(self._reader, ("renderer", found.ours), ("template", found.theirs))
         return Fact("template", found.text, found.equal, rows)
 
-    def _same_tokens(self, parsed: Message, sampled: list[int], answer: int) -> bool:
-        """Whether what was read, put in place of the answer, is sampled again."""
-        try:
-            return self._sampled([*self._normal[:answer], parsed]) == sampled
-        except RendererError:
-            return False
-
-    def _sampled(self, messages: Sequence[Message]) -> list[Any]:
-        """What the model says where the last message is its answer: what is trained of it."""
-        items, tokens = self._rendered(messages, len(messages) - 1)
-        return [item for item, token in zip(items, tokens, strict=True) if token.trained]
-
-    def _rendered(
-        self, messages: Sequence[Message], trained: int | None = None
-    ) -> tuple[list[Any], list[ShownToken]]:
-        chosen = [i == trained for i in range(len(messages))]
-        what = TrainOnWhat.LAST_ASSISTANT_MESSAGE
-        model_input, weights = self.renderer._example(messages, chosen, what)
-        return flat(model_input.chunks), self._reader.read(model_input.chunks, weights.tolist())
-
-    @cached_property
-    def _last_answer(self) -> int:
-        """Index of the last answer, or of the one to come."""
-        roles = [message["role"] for message in self._messages]
-        found = [i for i, role in enumerate(roles) if role == "assistant"]
-        return found[-1] if found else len(roles)
-
     def _prompt(self) -> Fact:
-        prompt = self._prompt_items(self._last_answer)
-        tokens = self._reader.read(as_pieces(prompt))
+        last = self._answers.last
+        tokens = self._reader.read(as_pieces(self._answers.prompt(last)))
         tail = TokenRow("", tokens[-_TAIL:], cut_before=len(tokens) > _TAIL)
         size = count(len(tokens), "token")
-        if self._last_answer == len(self._messages):
+        if last == len(self.conversation.messages):
             text = f"{size}, for the answer to come: this conversation has none"
             return Fact("prompt", text, None, [tail])
-        number, example = self._example_of(self._last_answer)
-        where = f"example {number}" if len(self._examples) > 1 else "the example"
-        fact = self._prefix(prompt, self._last_answer, example, where)
-        text = f"{size}, for message {self._last_answer} (the last answer); {fact.text}"
-        return Fact("prompt", text, fact.good, [tail, *fact.rows])
+        text = f"{size}, for message {last} (the last answer); "
+        if last not in self._example_of:
+            return Fact("prompt", f"{text}this answer is not trained on", None, [tail])
+        number = self._example_of[last]
+        where = f"example {number + 1}" if len(self._examples) > 1 else "the example"
+        fact = self._prefix(last, where)
+        return Fact("prompt", text + fact.text, fact.good, [tail, *fact.rows])
 
-    def _example_of(self, message: int) -> tuple[int, _Example]:
-        numbered = list(enumerate(self._examples, start=1))
-        return next((pair for pair in numbered if message in pair[1].trains), numbered[-1])
-
-    def _prefix(self, prompt: list[Any], answer: int, example: _Example, where: str) -> Fact:
-        """Whether the example continues the prompt with what is trained."""
-        if answer not in example.trains:
-            return Fact("", "this answer is not trained on")
+    def _prefix(self, answer: int, where: str) -> Fact:
+        """Whether the example of an answer continues its prompt with what is sampled."""
+        example, prompt = self._examples[self._example_of[answer]], self._answers.prompt(answer)
         at = first_difference(prompt, example.items[: len(prompt)])
         if at is not None:
             rows = side_by_side(self._reader, ("prompt", prompt), ("example", example.items))
             return Fact("", f"it is not how {where} begins: they differ at token {at}", False, rows)
-        behind = example.tokens[len(prompt) : len(prompt) + 1]
-        before = example.tokens[len(prompt) - 1 : len(prompt)]
+        sampled = self._answers.sampled(answer)
+        at = first_difference(sampled, example.items[len(prompt) :][: len(sampled)])
+        if at is not None:
+            sides = ("sampled", [*prompt, *sampled]), ("example", example.items)
+            text = f"{where} begins with it, but does not go on with the answer as it is sampled"
+            return Fact("", text, False, side_by_side(self._reader, *sides))
+        behind = example.tokens[len(prompt) : len(prompt) + len(sampled)]
         if not all(token.trained for token in behind):
-            return Fact("", f"{where} begins with it, but the token behind it has weight 0", False)
+            return Fact("", f"{where} begins with it, but not all of the answer is trained", False)
         prompts_too = self.train_on_what is TrainOnWhat.ALL_TOKENS
-        if any(token.trained for token in before) and not prompts_too:
+        if example.tokens[len(prompt) - 1].trained and not prompts_too:
             return Fact("", f"{where} begins with it, but its last token is trained on", False)
         return Fact("", f"{where} begins with it, and training begins right behind it", True)
 
-    def _counts(self) -> list[Fact]:
+    def _counts(self) -> Fact:
         tokens = sum(len(example.tokens) for example in self._examples)
         trained = sum(t.trained for example in self._examples for t in example.tokens)
         number = count(len(self._examples), "example")
-        sizes = f"{count(tokens, 'token')}, {trained:,} of them trained"
-        return [Fact("tokens", f"{sizes}, in {number}"), self._why()]
+        return Fact("tokens", f"{count(tokens, 'token')}, {trained:,} of them trained, in {number}")
 
     def _why(self) -> Fact:
         if not any(self._trained):
-            roles = ", ".join(message["role"] for message in self._messages)
+            roles = ", ".join(message["role"] for message in self.conversation.messages)
             text = f"train_on_what={self.train_on_what.value} selects none of the messages: {roles}"
             return Fact("examples", f"{text}; training refuses such a row", False)
         if len(self._examples) > 1:
             return self._why_split()
-        answers = sum(self._trained[i] for i in self._answers)
+        answers = len(self._trained_answers)
         if self.train_on_what is TrainOnWhat.ALL_TOKENS:
             reason = "all_tokens trains prompts too and is never split"
         elif answers < 2:
@@ -221,75 +187,41 @@ class Viewer:
             reason = "here each prompt begins with all tokens up to the answer before it"
         return Fact("examples", f"1, because {reason}")
 
-    @property
-    def _answers(self) -> list[int]:
-        return [i for i, m in enumerate(self._messages) if m["role"] == "assistant"]
-
     def _why_split(self) -> Fact:
-        first = self._examples[0].end
-        later = next(i for i in self._examples[1].trains if i > first)
-        sampled, _ = self._rendered(self._normal[: first + 1])
-        prompt = self._prompt_items(later)
+        """By the first two answers in a row that do not share an example."""
+        number = len(self._examples)
+        pairs = zip(self._trained_answers, self._trained_answers[1:], strict=False)
+        apart = [pair for pair in pairs if self._example_of[pair[0]] != self._example_of[pair[1]]]
+        if not apart:
+            return Fact("examples", f"{number}, as the renderer makes them")
+        before, after = apart[0]
+        sampled = [*self._answers.prompt(before), *self._answers.sampled(before)]
+        prompt = self._answers.prompt(after)
         at = first_difference(sampled, prompt[: len(sampled)])
-        text = f"{len(self._examples)}, because the prompt of message {later} does not begin with "
-        text += f"the tokens up to message {first} as they were sampled"
         if at is None:
-            return Fact("examples", text)
+            return Fact("examples", f"{number}, as the renderer makes them")
+        text = (
+            f"{number}, because the prompt of message {after} does not begin with message {before} "
+            f"as it was sampled; they differ at token {at}"
+        )
         rows = side_by_side(self._reader, ("sampled", sampled), ("prompt", prompt))
-        return Fact("examples", f"{text}; they differ at token {at}", None, rows)
+        return Fact("examples", text, None, rows)
 
     def _example_view(self, number: int) -> ExampleView:
         example = self._examples[number]
-        facts = [fact for i in example.trains for fact in self._answer_facts(i, example)]
+        answers = [i for i in self._trained_answers if self._example_of[i] == number]
         trained = sum(token.trained for token in example.tokens)
-        title = (
-            f"example {number + 1} of {len(self._examples)}: {count(len(example.tokens), 'token')}"
-            f", {trained:,} trained"
-        )
-        if example.trains:
-            plural = "s" if len(example.trains) > 1 else ""
-            title += f" (message{plural} {', '.join(map(str, example.trains))})"
+        size = count(len(example.tokens), "token")
+        title = f"example {number + 1} of {len(self._examples)}: {size}, {trained:,} trained"
+        if answers:
+            plural = "s" if len(answers) > 1 else ""
+            title += f" (message{plural} {', '.join(map(str, answers))})"
+        facts = [fact for answer in answers for fact in self._answer_facts(answer)]
         return ExampleView(title, example.tokens, facts)
 
-    def _answer_facts(self, answer: int, example: _Example) -> list[Fact]:
-        message = self._messages[answer]
-        if message["role"] != "assistant":
-            return []
-        prompt = self._prompt_items(answer)
-        found = self._prefix(prompt, answer, example, "this example")
-        size = count(len(prompt), "token")
-        facts = [Fact(f"message {answer}", f"prompt of {size}: {found.text}", found.good)]
-        if not found.good:
-            return [Fact(facts[0].label, facts[0].text, False, found.rows)]
-        sampled = self._sampled(self._normal[: answer + 1])
-        at = first_difference(sampled, example.items[len(prompt) :][: len(sampled)])
-        if at is not None:
-            text = f"{facts[0].text}; but then the answer is not as it is sampled"
-            sides = ("sampled", [*prompt, *sampled]), ("example", example.items)
-            return [Fact(facts[0].label, text, False, side_by_side(self._reader, *sides))]
-        if all(isinstance(item, int) for item in sampled):
-            facts.append(self._parsed(sampled, answer))
-        return facts
-
-    def _parsed(self, sampled: list[int], answer: int) -> Fact:
-        parsed, how = self.renderer.parse_response(sampled)
-        same = True
-        if _essence(parsed) == _essence(self._messages[answer]):
-            verdict = "reads the message back"
-        elif same := self._same_tokens(parsed, sampled, answer):
-            verdict = "reads another spelling of the message, whose tokens are the same"
-        else:
-            verdict = "reads something else than the message"
-        text = (
-            f"of {count(len(sampled), 'token')} {verdict} ({how.value}): "
-            f"{json.dumps(message_to_jsonable(parsed), ensure_ascii=False)}"
-        )
-        good = same and how is ParseTermination.STOP_SEQUENCE
-        return Fact("parsed", text, good)
-
-
-def _essence(message: Message) -> Any:
-    """What a message says: parts that are not empty, calls without their ids."""
-    parts = [dict(part) for part in ensure_list(message["content"]) if part.get("text") != ""]
-    calls = [call.function for call in message.get("tool_calls", [])]
-    return parts, calls, message.get("unparsed_tool_calls", [])
+    def _answer_facts(self, answer: int) -> list[Fact]:
+        found = self._prefix(answer, "this example")
+        size = count(len(self._answers.prompt(answer)), "token")
+        text = f"prompt of {size}: {found.text}"
+        fact = Fact(f"message {answer}", text, found.good, found.rows)
+        return [fact, self._answers.parsed(answer)]

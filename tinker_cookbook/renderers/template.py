@@ -160,8 +160,9 @@ class TemplateRenderer(Renderer):
         sampled = answers[before]
         done = self._tokens(sampled.text + sampled.behind, answers)
         prompt = self._tokens(self._prompt(chat, after), answers)
-        at_prompt = sampled.start == len(self._prompt(chat, before))
-        return at_prompt and prompt[: len(done)] == done
+        first = self._prompt(chat, before)
+        continues = sampled.start == len(first) and sampled.text.startswith(first)
+        return continues and prompt[: len(done)] == done
 
     def _chat(self, messages: Sequence[Message]) -> Conversation:
         return Conversation(self._template, self._facts.form, messages)
@@ -217,17 +218,27 @@ class TemplateRenderer(Renderer):
         names = control_names(self.tokenizer, special=False)
         start = border(prompt, bare, names, most=common(text, bare))
         if idx and start < len(chat.text(idx)):
+            start = self._behind_suffix(chat, idx, prompt, text[: common(text, bare)])
+        self._warn_once(
+            f"{self._name}: the chat template writes some answers behind another text than the "
+            f"prompt ({prompt[-40:]!r}) from which they are sampled: they are trained as the "
+            "template writes them, each as the last answer of its example"
+        )
+        return start
+
+    def _behind_suffix(self, chat: Conversation, idx: int, prompt: str, head: str) -> int:
+        """Returns where an answer begins of which the template rewrites what precedes it: behind
+        the last of what opens an answer, before the answer's own text."""
+        context = chat.text(idx)
+        opening = prompt.removeprefix(context) if prompt.startswith(context) else ""
+        at = head.rfind(opening)
+        if not opening or at < 0:
             raise RendererError(
                 f"messages[{idx}]: the chat template writes the messages before this answer "
                 "otherwise once it is there, so no tokens can be said to be the answer's; use the "
                 "renderer of the model's family"
             )
-        self._warn_once(
-            f"{self._name}: the chat template prompts with {prompt[start:]!r}, which it does not "
-            "write before an answer: answers are trained as the template writes them, behind "
-            "another prompt than sampling has"
-        )
-        return start
+        return at + len(opening)
 
     def _end_in(self, text: str, answer: _Answer, position: int) -> int:
         """Returns where an answer ends in a longer text, -1 where its tokens are not in it."""

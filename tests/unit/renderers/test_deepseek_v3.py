@@ -20,7 +20,15 @@ from tinker_cookbook.renderers import (
     get_renderer,
 )
 
+checked = settings(
+    max_examples=200,
+    deadline=None,
+    derandomize=True,
+    database=None,
+    suppress_health_check=[HealthCheck.too_slow],
+)
 QUESTION = {"role": "user", "content": "Hi"}
+RESULT = {"role": "tool", "content": "1"}
 THOUGHT = {
     "role": "assistant",
     "content": [
@@ -85,6 +93,21 @@ def test_thinking_stays_in_history_where_told(shown):
     assert "<｜Assistant｜></think>Hello" in shown("deepseekv3_thinking", history)
 
 
+def test_kept_thinking_gives_the_extension_property(shown):
+    chain = [QUESTION, called(call()) | THOUGHT, RESULT, THOUGHT]
+    for spec, turn in [
+        ("deepseekv3_thinking", [QUESTION, THOUGHT]),
+        ("deepseekv3_thinking?version=3", [QUESTION, THOUGHT]),
+        ("deepseekv3_2_thinking", chain),
+    ]:
+        kept = f"{spec}{'&' if '?' in spec else '?'}strip_thinking_from_history=false"
+        messages = [*turn, *turn]
+        for end in [i for i, m in enumerate(messages) if m["role"] == "assistant"]:
+            answered = shown(kept, messages[: end + 1])
+            assert answered.startswith(shown(kept, messages[:end], prompt=True))
+            assert shown(kept, [*messages[: end + 2]], prompt=True).startswith(answered)
+
+
 @pytest.mark.parametrize("case", [case for case in CASES if "3_thinking" in case.spec][:1])
 def test_histories_with_results_equal_the_template(case, shared_dir, make_renderer):
     """The shared checks ask for the prompt behind each message, which results have none of."""
@@ -94,8 +117,7 @@ def test_histories_with_results_equal_the_template(case, shared_dir, make_render
         shared_dir / "tokenizers",
     )
 
-    @settings(max_examples=200, deadline=None, derandomize=True, database=None)
-    @settings(suppress_health_check=[HealthCheck.too_slow])
+    @checked
     @given(messages=up_to_a_user(conversations(thinking="none part tags")))
     def check(messages):
         assert side.tokens(messages) == side.expected(messages)
@@ -182,14 +204,16 @@ def sampled(renderer, text):
         ("deepseekv3", "<｜tool▁calls▁begin｜>f<｜tool▁calls▁end｜>"),
         (
             "deepseekv3",
-            "<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>f<｜tool▁sep｜>[1]<｜tool▁call▁end｜><｜tool▁calls▁end｜>",
+            "<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>f<｜tool▁sep｜>[1]<｜tool▁call▁end｜>"
+            "<｜tool▁calls▁end｜>",
         ),
         ("deepseekv3", "<｜tool▁calls▁begin｜><｜tool▁calls▁end｜>"),
         ("deepseekv3_2", "<｜DSML｜function_calls>\nf\n</｜DSML｜function_calls>"),
         (
             "deepseekv3_2",
             '<｜DSML｜function_calls>\n<｜DSML｜invoke name="f">\n<｜DSML｜parameter name="a" '
-            'string="false">1, "b": 2</｜DSML｜parameter>\n</｜DSML｜invoke>\n</｜DSML｜function_calls>',
+            'string="false">1, "b": 2</｜DSML｜parameter>\n</｜DSML｜invoke>\n'
+            "</｜DSML｜function_calls>",
         ),
     ],
 )
@@ -226,8 +250,8 @@ def test_arguments_keep_their_spelling_in_v3_2(make_renderer):
 def test_chains_of_calls_share_an_example_in_v3_2(make_renderer):
     """Thinking between results stays until the next question."""
     renderer = make_renderer("deepseekv3_2_thinking", "deepseek_v3_1")
-    chain = [QUESTION, THOUGHT | called(call()) | {"content": THOUGHT["content"]}]
-    chain += [{"role": "tool", "content": "1"}, THOUGHT]
+    chain = [QUESTION, called(call()) | THOUGHT]
+    chain += [RESULT, THOUGHT]
     turns: list[Message] = [*chain, *chain]
     what = TrainOnWhat.ALL_ASSISTANT_MESSAGES
     assert len(renderer.build_supervised_examples(chain, what)) == 1

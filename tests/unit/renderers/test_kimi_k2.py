@@ -17,8 +17,16 @@ from tinker_cookbook.renderers import (
     TrainOnWhat,
     get_renderer,
 )
+from tinker_cookbook.renderers.kimi_k2 import KIMI_SYSTEM_PROMPT
 from tinker_cookbook.tokenizer_utils import get_tokenizer
 
+checked = settings(
+    max_examples=200,
+    deadline=None,
+    derandomize=True,
+    database=None,
+    suppress_health_check=[HealthCheck.too_slow],
+)
 QUESTION = {"role": "user", "content": "Hi"}
 PROMPT = "<|im_user|>user<|im_middle|>Hi<|im_end|><|im_assistant|>assistant<|im_middle|>"
 SECTION = "<|tool_calls_section_begin|>{}<|tool_calls_section_end|>"
@@ -124,9 +132,7 @@ def test_calls_read_have_the_ids_that_were_written(kimi):
 
 
 def test_the_default_prompt_is_an_option(kimi):
-    default = (
-        "<|im_system|>system<|im_middle|>You are Kimi, an AI assistant created by Moonshot AI."
-    )
+    default = f"<|im_system|>system<|im_middle|>{KIMI_SYSTEM_PROMPT}"
     assert prompt_text(kimi("kimi_k2"), [QUESTION]) == f"{default}<|im_end|>{PROMPT}"
     assert prompt_text(kimi("kimi_k2_instruct"), [QUESTION]) == f"{default}<|im_end|>\n{PROMPT}"
     assert prompt_text(kimi("kimi_k2?default_system="), [QUESTION]) == PROMPT
@@ -140,8 +146,7 @@ def test_dialogues_equal_the_first_revision_of_k2(kimi, shared_dir):
     renderer = kimi("kimi_k2_instruct?default_system=")
     default = {"role": "system", "content": "You are a helpful assistant"}
 
-    @settings(max_examples=100, deadline=None, derandomize=True, database=None)
-    @settings(suppress_health_check=[HealthCheck.too_slow])
+    @checked
     @given(messages=dialogues())
     def check(messages):
         begins = messages[0]["role"] == "system"
@@ -160,7 +165,7 @@ def test_dialogues_equal_the_first_revision_of_k2(kimi, shared_dir):
         (
             "kimi_k2_instruct",
             [QUESTION, thought("t", "x")],
-            "cannot write a part of type 'thinking'",
+            "part of type 'thinking'",
         ),
         ("kimi_k2", [QUESTION | {"tool_calls": [call()]}], "got tool calls by role 'user'"),
         (

@@ -79,9 +79,8 @@ def answers(draw, thinking="none", calls=0):
 def conversations(draw, thinking="none", all_results=False, place=None, results=True):
     """System messages or none, then users, answers, and chains of calls with results, in any order.
 
-    Behind calls stand any number of results, as many as calls with ``all_results``. ``place`` are
-    the roles behind which an answer may carry thinking, None all; ``results`` says whether there are
-    any.
+    Behind calls stand any number of results: as many as calls with ``all_results``, none without
+    ``results``. ``place`` are the roles behind which an answer may carry thinking, None all.
     """
     system = st.fixed_dictionaries({"role": st.just("system"), "content": words})
     messages = draw(st.lists(system, max_size=3))

@@ -1,0 +1,382 @@
+"""The renderer derived from the chat template: beside the hand-written ones, its options and what
+it refuses. ``test_families.py`` compares its tokens with the templates'."""
+
+from __future__ import annotations
+
+import copy
+import pickle
+
+import pytest
+from families.template import one_call_a_message
+from hypothesis import HealthCheck, given, settings
+from rendering_cases import cut_conversations, dialogues, qwen_conversations, text
+
+from tinker_cookbook.exceptions import RendererError
+from tinker_cookbook.renderers import ParseTermination, TextPart, ThinkingPart, get_renderer
+from tinker_cookbook.renderers.template_text import argument
+from tinker_cookbook.tokenizer_utils import get_tokenizer
+
+QUESTION = {"role": "user", "content": "Why?"}
+ANSWER = {"role": "assistant", "content": "Because."}
+THOUGHT = {
+    "role": "assistant",
+    "content": [
+        ThinkingPart(type="thinking", thinking="Hm."),
+        TextPart(type="text", text="Because."),
+    ],
+}
+CALL = {
+    "role": "assistant",
+    "content": "",
+    "tool_calls": [{"function": {"name": "look", "arguments": '{"q": "x"}'}}],
+}
+RESULT = {"role": "tool", "content": "found"}
+TOOL = {"name": "look", "description": "Looks.", "parameters": {"type": "object", "properties": {}}}
+checked = settings(
+    max_examples=100,
+    deadline=None,
+    derandomize=True,
+    database=None,
+    suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
+)
+
+
+@pytest.fixture(scope="module")
+def make(shared_dir, tokenizer_folder):
+    """``make(spec, family, file)``: a renderer on a vocabulary with one of its templates."""
+
+    def make_renderer(spec, family, file="chat_template.jinja", source=None):
+        tokenizer = copy.deepcopy(get_tokenizer(tokenizer_folder(family)))
+        path = shared_dir / "tokenizers" / family / file
+        tokenizer.chat_template = source or path.read_text(encoding="utf-8")
+        return get_renderer(spec, tokenizer)
+
+    return make_renderer
+
+
+def example(renderer, messages, what):
+    tokens, weights = renderer.build_supervised_example(messages, what)
+    return tokens.to_ints(), weights.tolist()
+
+
+def trained(renderer, messages, what="last_assistant_message"):
+    tokens, weights = example(renderer, messages, what)
+    chosen = [t for t, w in zip(tokens, weights, strict=True) if w]
+    return renderer.tokenizer.decode(chosen)
+
+
+WHATS = [
+    "last_assistant_message",
+    "last_assistant_turn",
+    "all_assistant_messages",
+    "all_messages",
+    "all_tokens",
+    "all_user_and_system_messages",
+]
+
+
+@pytest.mark.parametrize(
+    ("spec", "family", "file"),
+    [
+        ("smollm2", "smollm2", "chat_template.jinja"),
+        ("chatml", "qwen2_5", "chat_template.jinja"),
+        ("qwen3_instruct", "qwen3", "chat_template.qwen3_instruct_2507.jinja"),
+        ("llama3", "llama3", "chat_template.llama3.jinja"),
+    ],
+)
+def test_tokens_and_weights_are_those_of_the_hand_written_renderer(make, spec, family, file):
+    derived, written = make("template", family, file), make(spec, family, file)
+    reply = text if spec == "llama3" else None
+    strategy = dialogues(reply=reply) if reply is not None else dialogues()
+
+    @checked
+    @given(messages=strategy)
+    def check(messages):
+        for what in WHATS:
+            assert example(derived, messages, what) == example(written, messages, what), what
+        prompts = [r.build_generation_prompt(messages).to_ints() for r in (derived, written)]
+        assert prompts[0] == prompts[1]
+
+    check()
+
+
+def test_calls_and_results_are_weighed_as_by_the_hand_written_renderer(make):
+    file = "chat_template.qwen3_instruct_2507.jinja"
+    derived, written = (make(spec, "qwen3", file) for spec in ("template", "qwen3_instruct"))
+
+    @checked
+    @given(messages=cut_conversations(qwen_conversations(thinking=False)))
+    def check(messages):
+        for what in ("all_assistant_messages", "last_assistant_turn", "all_tokens"):
+            assert example(derived, messages, what) == example(written, messages, what)
+
+    check()
+
+
+@pytest.mark.parametrize("what", ["all_assistant_messages", "last_assistant_turn"])
+def test_hybrid_thinking_is_split_as_by_the_hand_written_renderer(make, what):
+    derived, written = (make(spec, "qwen3") for spec in ("template", "qwen3"))
+
+    @checked
+    @given(messages=cut_conversations(qwen_conversations()))
+    def check(messages):
+        found = [
+            [(m.to_ints(), w.tolist()) for m, w in r.build_supervised_examples(messages, what)]
+            for r in (derived, written)
+        ]
+        if any(m["role"] == "assistant" for m in messages):
+            assert found[0] == found[1]
+
+    check()
+
+
+MARKED = {
+    "qwen3": (
+        "chat_template.qwen3_instruct_2507.jinja",
+        [
+            (
+                "{{- '<|im_start|>' + message.role + '\\n' + content }}\n        {%- if message.to",
+                "{{- '<|im_start|>' + message.role + '\\n' }}{% generation %}{{- content }}"
+                "{%- if message.to",
+            ),
+            (
+                "{{- '<|im_end|>\\n' }}\n    {%- elif message.role == \"tool\" %}",
+                "{{- '<|im_end|>' }}{% endgeneration %}{{- '\\n' }}"
+                '{%- elif message.role == "tool" %}',
+            ),
+        ],
+    ),
+    "gemma3": (
+        "chat_template.jinja",
+        [
+            (
+                "{%- if message['content'] is string -%}\n        {{ message['content'] | trim }}",
+                "{%- if message['role'] == 'assistant' -%}{% generation %}"
+                "{{ message['content'] | trim }}{{ '<end_of_turn>' }}{% endgeneration %}"
+                "{%- elif message['content'] is string -%}{{ message['content'] | trim }}",
+            ),
+            (
+                "{{ '<end_of_turn>\n' }}",
+                "{{ '' if message['role'] == 'assistant' else '<end_of_turn>' }}{{ '\n' }}",
+            ),
+        ],
+    ),
+}
+
+
+@pytest.mark.parametrize("family", MARKED)
+def test_masks_are_those_of_generation_markers(make, shared_dir, family):
+    """transformers' own mask, by markers put into the template where the model writes."""
+    file, changes = MARKED[family]
+    source = (shared_dir / "tokenizers" / family / file).read_text(encoding="utf-8")
+    marked = source
+    for old, new in changes:
+        assert old in marked
+        marked = marked.replace(old, new)
+    renderer = make("template", family, file)
+    conversations = dialogues() if family == "gemma3" else one_call_a_message(text.map(str.strip))
+
+    @checked
+    @given(messages=conversations)
+    def check(messages):
+        plain = [renderer.to_openai_message(m) for m in messages]
+        found = renderer.tokenizer.apply_chat_template(
+            plain,
+            chat_template=marked,
+            tokenize=True,
+            return_dict=True,
+            return_assistant_tokens_mask=True,
+        )
+        tokens, weights = example(renderer, messages, "all_assistant_messages")
+        assert tokens == found["input_ids"]
+        assert weights == found["assistant_masks"]
+
+    check()
+
+
+def test_an_answer_rewritten_by_the_template_is_refused_and_split(make):
+    renderer = make("template", "qwen3")
+    messages = [QUESTION, THOUGHT, QUESTION, THOUGHT]
+    assert not renderer.has_extension_property
+    assert trained(renderer, messages) == "<think>\nHm.\n</think>\n\nBecause.<|im_end|>"
+    with pytest.raises(RendererError, match=r"messages\[1\]: .*use build_supervised_examples"):
+        renderer.build_supervised_example(messages, "all_assistant_messages")
+    examples = renderer.build_supervised_examples(messages, "all_assistant_messages")
+    prompts = [renderer.build_generation_prompt(messages[:i]).to_ints() for i in (1, 3)]
+    for (tokens, weights), prompt in zip(examples, prompts, strict=True):
+        assert tokens.to_ints()[: len(prompt)] == prompt
+        assert weights.tolist().index(1.0) == len(prompt)
+
+
+def test_an_answer_behind_another_prompt_is_trained_as_the_template_writes_it(make, caplog):
+    """R1's prompt opens the thinking, which the template writes into no answer."""
+    renderer = make("template", "deepseek_v3", "chat_template.deepseek_v3_trl.jinja")
+    assert trained(renderer, [QUESTION, ANSWER]) == "Because.<｜end▁of▁sentence｜>"
+    assert "trained as the template writes them" in caplog.text
+    assert not renderer.has_extension_property
+    with pytest.raises(RendererError, match=r"messages\[1\].content \(thinking\): .* 'Hm.'"):
+        renderer.build_supervised_example([QUESTION, THOUGHT])
+    # A call whose thinking vanishes from the prompt once there is an answer.
+    gpt_oss = make("template?today=2025-08-05", "gptoss")
+    call = CALL | {"content": THOUGHT["content"][:1]}
+    assert trained(gpt_oss, [QUESTION, call, RESULT, ANSWER]).endswith("Because.<|return|>")
+    assert "Hm." not in trained(gpt_oss, [QUESTION, call, RESULT, ANSWER])
+    examples = gpt_oss.build_supervised_examples(
+        [QUESTION, call, RESULT, ANSWER], "all_assistant_messages"
+    )
+    assert len(examples) == 2
+
+
+def test_stops(make):
+    assert make("template", "gptoss").get_stop_sequences() == [200002, 200012]
+    llama = make("template?stop=<|eom_id|>,<|eot_id|>", "llama3")
+    assert llama.get_stop_sequences() == [128008, 128009]
+    with pytest.raises(RendererError, match=r"template\?stop: got 'x y', expected the name of one"):
+        make("template?stop=x y", "llama3")
+    bare = "{% for m in messages %}{{ m.role }}: {{ m.content }}\n{% endfor %}"
+    bare += "{% if add_generation_prompt %}assistant: {% endif %}"
+    renderer = make("template", "qwen3", source=bare)
+    assert trained(renderer, [QUESTION, ANSWER]) == "Because.\n<|im_end|>"  # EOS
+    assert renderer.parse_response([*renderer.codec.encode("a"), 151645])[1] is (
+        ParseTermination.STOP_SEQUENCE
+    )
+    renderer.tokenizer.eos_token = None
+    with pytest.raises(RendererError, match="say what ends an answer"):
+        get_renderer("template", renderer.tokenizer)
+
+
+def test_generation_config_that_stops_elsewhere_is_said(tokenizer_folder, tmp_path, caplog):
+    tokenizer = copy.deepcopy(get_tokenizer(tokenizer_folder("qwen3")))
+    tokenizer.name_or_path = str(tmp_path)
+    path = tmp_path / "generation_config.json"
+    path.write_text('{"eos_token_id": [151645, 151643]}', encoding="utf-8")
+    get_renderer("template", tokenizer)
+    assert "generation config" not in caplog.text
+    path.write_text('{"eos_token_id": 151643}', encoding="utf-8")
+    get_renderer("template", tokenizer)
+    assert "<|im_end|>, but the model's generation config stops at token ids [151643]" in (
+        caplog.text
+    )
+
+
+def test_arguments_of_the_template():
+    spelled = ["true", "False", "none", "3", "0.5", "low", "26 Jul 2024", '["python"]', "[x", "1e"]
+    read = [True, False, None, 3, 0.5, "low", "26 Jul 2024", ["python"], "[x", "1e"]
+    assert [argument(value) for value in spelled] == read
+    assert argument(True) is True
+
+
+def test_arguments_reach_the_template(make):
+    plain = make("template", "qwen3").build_generation_prompt([QUESTION]).to_ints()
+    off = make("template?enable_thinking=false", "qwen3")
+    prompt = off.build_generation_prompt([QUESTION]).to_ints()
+    assert off.tokenizer.decode(prompt[len(plain) :]) == "<think>\n\n</think>\n\n"
+    assert off.disables_thinking
+    assert trained(off, [QUESTION, ANSWER]) == "Because.<|im_end|>"
+    day = make("template?today=2025-08-05&reasoning_effort=low", "gptoss")
+    written = day.tokenizer.decode(day.build_generation_prompt([QUESTION]).to_ints())
+    assert "Current date: 2025-08-05\n\nReasoning: low" in written
+    with pytest.raises(RendererError, match=r"template\?today: got 'x', expected a day"):
+        make("template?today=x", "gptoss")
+
+
+def test_named_templates(make, shared_dir):
+    source = (shared_dir / "tokenizers/qwen3/chat_template.jinja").read_text(encoding="utf-8")
+    other = source.replace("<|im_end|>\\n", "<|im_end|>\\n\\n")
+    tokenizer = make("template", "qwen3").tokenizer
+    with pytest.raises(RendererError, match="has one template, without a name"):
+        get_renderer("template?template=rag", tokenizer)
+    tokenizer.chat_template = {"default": source, "rag": other}
+    prompts = [
+        get_renderer(spec, tokenizer).build_generation_prompt([QUESTION]).to_ints()
+        for spec in ("template", "template?template=rag")
+    ]
+    assert prompts[0] != prompts[1]
+    with pytest.raises(RendererError, match="got 'rug', expected one of default, rag.*mean 'rag'"):
+        get_renderer("template?template=rug", tokenizer)
+
+
+@pytest.mark.parametrize(
+    ("family", "messages", "said"),
+    [
+        ("gemma3", [QUESTION, QUESTION], "refuses roles user, user.*Conversation roles must alt"),
+        ("deepseek_v3", [QUESTION, ANSWER, {"role": "critic", "content": "x"}], "messages.2..role"),
+        ("smollm2", [QUESTION, THOUGHT], r"messages\[1\].content: .*'thinking'"),
+        ("smollm2", [QUESTION, CALL], r"messages\[1\].tool_calls: .*leaves them out"),
+        ("llama3", [QUESTION, CALL | {"content": "so"}], r"messages\[1\].content: .*leaves out 's"),
+        ("qwen3", [QUESTION | {"tool_calls": CALL["tool_calls"]}], "by role 'user'"),
+        (
+            "qwen3",
+            [QUESTION | {"content": [{"type": "image", "image": "x.png"}]}],
+            "cannot write a part of type 'image'",
+        ),
+    ],
+)
+def test_what_the_template_cannot_write_is_refused(make, family, messages, said):
+    with pytest.raises(RendererError, match=said):
+        make("template", family).build_supervised_example(messages)
+
+
+def test_templates_that_write_no_dialogue(make):
+    for source, said in [
+        ("{{ raise_exception('no') }}", "does not write a single question.*no"),
+        ("{% for m in messages if m.role == 'user' %}{{ m.content }}{% endfor %}", "leaves out"),
+    ]:
+        with pytest.raises(RendererError, match=said):
+            make("template", "qwen3", source=source)
+    with pytest.raises(RendererError, match="needs a tokenizer with a chat template"):
+        tokenizer = make("template", "qwen3").tokenizer
+        tokenizer.chat_template = None
+        get_renderer("template", tokenizer)
+
+
+def test_conversations_without_a_question(make):
+    renderer = make("template", "smollm2")
+    assert trained(renderer, [ANSWER, QUESTION, ANSWER]) == "Because.<|im_end|>"
+    tokens, weights = example(renderer, [ANSWER], "last_assistant_message")
+    opened = renderer.build_generation_prompt([]).to_ints()
+    assert tokens[: len(opened)] == opened
+    assert weights.index(1.0) == len(opened)
+
+
+def test_a_prompt_for_the_user(make):
+    renderer = make("template", "qwen3")
+    prompt = renderer.build_generation_prompt([QUESTION, ANSWER], role="user").to_ints()
+    assert renderer.tokenizer.decode(prompt).endswith("<|im_end|>\n<|im_start|>user\n")
+
+
+def test_tools_that_stand_elsewhere_are_refused(make):
+    for family in ("gptoss", "llama3", "gemma3"):
+        with pytest.raises(RendererError, match="does not declare tools in the system message"):
+            make("template", family).create_conversation_prefix_with_tools([TOOL], "Be brief.")
+    prefix = make("template", "gemma3").create_conversation_prefix_with_tools([], "Be brief.")
+    assert prefix == [{"role": "system", "content": "Be brief."}]
+
+
+def test_renderings_are_few_and_remembered(make, monkeypatch):
+    renderer = make("template", "qwen3")
+    made = []
+    render = renderer._template.render
+    monkeypatch.setattr(
+        renderer._template, "render", lambda *a, **k: made.append(1) or render(*a, **k)
+    )
+    messages = [QUESTION]
+    for turn in range(6):
+        renderer.build_generation_prompt(messages)
+        messages += [ANSWER | {"content": f"Because of {turn}."}, QUESTION]
+    # Each turn: its prompt and, once, the text with the answer to the one before.
+    assert len(made) <= 2 * 6 + 2
+
+
+def test_pickled_by_name(tokenizer_folder):
+    tokenizer = get_tokenizer(tokenizer_folder("qwen3"))
+    renderer = get_renderer("template?enable_thinking=false&today=2025-08-05", tokenizer)
+    again = pickle.loads(pickle.dumps(renderer))
+    assert again.spec == renderer.spec == "template?enable_thinking=false&today=2025-08-05"
+    prompts = [r.build_generation_prompt([QUESTION]).to_ints() for r in (renderer, again)]
+    assert prompts[0] == prompts[1]
+
+
+def test_one_message_alone_has_no_tokens(make):
+    with pytest.raises(RendererError, match="knows only whole conversations"):
+        make("template", "qwen3").render_message(QUESTION, type("", (), {"idx": 0})())
