@@ -2,7 +2,8 @@
 
 The table holds rules, not names: a fine-tune or a local folder whose name keeps the family's
 pattern is recognised as well. A model that no rule matches is looked at (its chat template, where
-a copy lies on this machine), and what was assumed is said.
+a copy lies on this machine), and what was assumed is said. Where no renderer was written for a
+model, ``template`` is recommended, which derives the format from the model's own chat template.
 """
 
 from __future__ import annotations
@@ -51,16 +52,15 @@ class _Family:
 _BASE = ("role_colon",)
 _QWEN3_HYBRID = ("qwen3", "qwen3_disable_thinking")
 _QWEN35 = ("qwen3_5", "qwen3_5_disable_thinking", "qwen3_5_preserve_thinking")
-_QWEN38 = tuple(f"qwen3_8_{level}_reasoning" for level in ("xhigh", "medium", "low"))
+_QWEN36 = tuple(f"{name}?json_scalars=true" for name in _QWEN35)
 _GPT_OSS = (
     "gpt_oss_no_sysprompt",
     *(f"gpt_oss_{level}_reasoning" for level in ("low", "medium", "high")),
 )
-_DEEPSEEK_V3 = ("deepseekv3", "deepseekv3_thinking", "deepseekv3_disable_thinking")
+_DEEPSEEK_V31 = ("deepseekv3", "deepseekv3_thinking", "deepseekv3_disable_thinking")
 _NEMOTRON = ("nemotron3", "nemotron3_low_thinking", "nemotron3_disable_thinking")
-_ULTRA = ("nemotron3_ultra", "nemotron3_ultra_medium_thinking", "nemotron3_ultra_disable_thinking")
-_KIMI31 = tuple(f"kimi_k31_pro_{level}_reasoning" for level in ("max", "high", "low"))
-_GLM = tuple(f"glm5_3_{level}_reasoning" for level in ("max", "high", "low"))
+_GLM46 = ("glm4_6", "glm4_6_disable_thinking")
+_TEMPLATE = ("template",)
 
 # The first rule that matches counts, so the special stands above the general.
 _FAMILIES = (
@@ -69,31 +69,40 @@ _FAMILIES = (
     _Family(r"qwen3-vl-.*instruct", "Qwen", "3", ("qwen3_vl_instruct",), is_vl=True),
     _Family(r"qwen3-vl-", "Qwen", "3", ("qwen3_vl",), is_vl=True),
     _Family(r"qwen(?P<version>[23](\.\d)?)-.*base", "Qwen", "3", _BASE, is_chat=False),
+    _Family(r"qwen3-coder", "Qwen", "3", _TEMPLATE),
     _Family(r"qwen3-.*instruct", "Qwen", "3", ("qwen3_instruct",)),
     _Family(r"qwen3-.*thinking", "Qwen", "3", ("qwen3",)),
     _Family(r"qwen3-", "Qwen", "3", _QWEN3_HYBRID),
-    _Family(r"qwen3\.8-", "Qwen", "3.8", (*_QWEN38, "qwen3_8_disable_thinking"), is_vl=True),
-    _Family(r"qwen(?P<version>3\.[56])-", "Qwen", "3.5", _QWEN35, is_vl=True),
-    _Family(r"qwen2\.5-(coder-|math-)?.*instruct", "Qwen", "2.5", ("chatml",)),
+    _Family(r"qwen3\.8-", "Qwen", "3.8", _TEMPLATE, is_vl=True),
+    _Family(r"qwen3\.6-", "Qwen", "3.6", _QWEN36, is_vl=True),
+    _Family(r"qwen3\.5-", "Qwen", "3.5", _QWEN35, is_vl=True),
+    _Family(r"qwen2\.5-vl-", "Qwen", "2.5", _TEMPLATE, is_vl=True),
+    _Family(r"qwen2\.5-(coder-|math-)?.*instruct", "Qwen", "2.5", ("chatml", "qwen2_5")),
     _Family(r"qwen2\.5-", "Qwen", "2.5", _BASE, is_chat=False),
-    _Family(r"deepseek-v4\.1", "deepseek-ai", "4.1", ("deepseekv4_1",)),
+    _Family(r"deepseek-v4\.1", "deepseek-ai", "4.1", _TEMPLATE),
     _Family(r"deepseek-v(?P<version>3(\.\d)?).*base", "deepseek-ai", "3", _BASE, is_chat=False),
-    _Family(r"deepseek-v(?P<version>3(\.\d)?)", "deepseek-ai", "3", _DEEPSEEK_V3),
+    _Family(r"deepseek-v3\.2", "deepseek-ai", "3.2", ("deepseekv3_2", "deepseekv3_2_thinking")),
+    _Family(r"deepseek-v3\.1", "deepseek-ai", "3.1", _DEEPSEEK_V31),
+    _Family(r"deepseek-v3(?!\.)", "deepseek-ai", "3", ("deepseekv3?version=3",)),
+    _Family(r"deepseek-r1(?!-distill)", "deepseek-ai", "R1", ("deepseekv3_thinking?version=3",)),
+    _Family(r"deepseek-r1-distill", "deepseek-ai", "R1", _TEMPLATE),
     _Family(r"gpt-oss-", "openai", "1", _GPT_OSS),
-    _Family(
-        r"kimi-k2\.5", "moonshotai", "2.5", ("kimi_k25", "kimi_k25_disable_thinking"), is_vl=True
-    ),
-    _Family(
-        r"kimi-k2\.6", "moonshotai", "2.6", ("kimi_k26", "kimi_k26_disable_thinking"), is_vl=True
-    ),
-    _Family(r"kimi-k3\.1", "moonshotai", "3.1", _KIMI31),
+    _Family(r"kimi-k(?P<version>2\.[56])", "moonshotai", "2.5", _TEMPLATE, is_vl=True),
+    _Family(r"kimi-k3\.1", "moonshotai", "3.1", _TEMPLATE),
     _Family(r"kimi-k2-base", "moonshotai", "2", _BASE, is_chat=False),
+    _Family(r"kimi-k2-instruct", "moonshotai", "2", ("kimi_k2_instruct",), size="1T-A32B"),
     _Family(r"kimi-k2", "moonshotai", "2", ("kimi_k2",), size="1T-A32B"),
-    _Family(r"(nvidia-)?nemotron-3-ultra", "nvidia", "3", _ULTRA),
+    _Family(r"(nvidia-)?nemotron-3-ultra", "nvidia", "3", _TEMPLATE),
     _Family(r"(nvidia-)?nemotron-3-.*base", "nvidia", "3", _BASE, is_chat=False),
     _Family(r"(nvidia-)?nemotron-3", "nvidia", "3", _NEMOTRON),
-    _Family(r"glm-5\.3", "zai-org", "5.3", _GLM),
-    _Family(r"inkling", "thinkingmachines", "", ("tml_v0",), is_vl=True, is_audio_in=True),
+    _Family(r"glm-5\.3", "zai-org", "5.3", _TEMPLATE),
+    _Family(r"glm-4\.6", "zai-org", "4.6", _GLM46),
+    _Family(r"inkling", "thinkingmachines", "", _TEMPLATE, is_vl=True, is_audio_in=True),
+    _Family(r"gemma-3-(270m|1b)-it", "google", "3", ("gemma3",)),
+    _Family(r"gemma-3-.*-it", "google", "3", ("gemma3",), is_vl=True),
+    _Family(r"gemma-3-(270m|1b)", "google", "3", _BASE, is_chat=False),
+    _Family(r"gemma-3-", "google", "3", _BASE, is_chat=False, is_vl=True),
+    _Family(r"mi[sx]tral-.*instruct", "mistralai", "", _TEMPLATE),
     _Family(r"smollm2-.*instruct", "HuggingFaceTB", "2", ("smollm2", "chatml")),
     _Family(r"smollm2-", "HuggingFaceTB", "2", _BASE, is_chat=False),
 )
@@ -134,10 +143,14 @@ def resolve_renderer_name(model_name: str, renderer_name: str | None) -> tuple[s
     if reason:
         _warn_once(reason)
     kind = "chat" if attributes.is_chat else "base"
-    return (
-        attributes.recommended_renderers[0],
-        reason or f"recommended for {attributes.organization} {kind} models of this family",
-    )
+    name = attributes.recommended_renderers[0]
+    if not reason and attributes.recommended_renderers == _TEMPLATE:
+        reason = (
+            f"no renderer was written for {attributes.organization} models of this family, whose "
+            "chat template was not at hand: the format is derived from the template that comes "
+            "with the model's tokenizer"
+        )
+    return name, reason or f"recommended for {attributes.organization} {kind} models of this family"
 
 
 def resolve_max_length(model_name: str, max_length: int | None) -> int | None:
@@ -164,7 +177,9 @@ def warn_if_renderer_not_recommended(model_name: str, renderer_name: str | None)
     if renderer_name is None:
         return False
     attributes, guessed = _attributes(base_name(model_name))
-    if guessed or renderer_name in attributes.recommended_renderers:
+    asked = renderer_name.partition("?")[0]  # options are the user's choice
+    fitting = {name.partition("?")[0] for name in attributes.recommended_renderers}
+    if guessed or asked in fitting or (asked in _TEMPLATE and attributes.is_chat):
         return False
     logger.warning(
         "renderer_name: got %r, but %s was trained with another format; expected one of: %s. "
@@ -216,17 +231,22 @@ def _renderers_by_template(name: str) -> tuple[tuple[str, ...], str]:
         folder = resolve_model(name, allow_download=False, need="tokenizer").folder
     except ModelNotFoundError:
         return _BASE, "no copy of its tokenizer lies on this machine to look at"
-    template = _chat_template(folder)
-    if "<|im_start|>" in template:
-        if _model_type(folder).startswith("qwen3") and "<think>" in template:
-            return _QWEN3_HYBRID, "its chat template is that of Qwen3"
+    template, model_type = _chat_template(folder), _model_type(folder)
+    if "<|im_start|>" in template and model_type.startswith("qwen3") and "<think>" in template:
+        return _QWEN3_HYBRID, "its chat template is that of Qwen3"
+    if "<|im_start|>" in template and "<think>" not in template:
         if "named SmolLM" in template:
             return ("smollm2", "chatml"), "its chat template is that of SmolLM2"
         return ("chatml",), "its chat template is ChatML"
     if "<|start_header_id|>" in template:
         return ("llama3",), "its chat template is that of Llama 3"
+    if "<start_of_turn>" in template and model_type.startswith("gemma3"):
+        return ("gemma3",), "its chat template is that of Gemma 3"
     if template:
-        return _BASE, "its chat template is of a kind that no renderer is known for"
+        return (
+            _TEMPLATE,
+            "no renderer is known for its chat template, from which the format is taken",
+        )
     return _BASE, "its tokenizer has no chat template, as base models have none"
 
 

@@ -16,6 +16,7 @@ from tinker_cookbook.model_info import (
     resolve_renderer_name,
     warn_if_renderer_not_recommended,
 )
+from tinker_cookbook.renderers import check_renderer_name
 
 
 @pytest.mark.parametrize(
@@ -32,20 +33,31 @@ from tinker_cookbook.model_info import (
         ("Qwen/Qwen3-235B-A22B-Instruct-2507", ("Qwen", "3", "235B-A22B", True, "qwen3_instruct")),
         ("Qwen/Qwen3-VL-30B-A3B-Instruct", ("Qwen", "3", "30B-A3B", True, "qwen3_vl_instruct")),
         ("Qwen/Qwen3.5-9B-Base", ("Qwen", "3.5", "9B", False, "role_colon")),
-        ("Qwen/Qwen3.6-35B-A3B", ("Qwen", "3.6", "35B-A3B", True, "qwen3_5")),
-        ("Qwen/Qwen3.8-27B", ("Qwen", "3.8", "27B", True, "qwen3_8_xhigh_reasoning")),
+        ("Qwen/Qwen3.5-4B", ("Qwen", "3.5", "4B", True, "qwen3_5")),
+        (
+            "Qwen/Qwen3.6-35B-A3B",
+            ("Qwen", "3.6", "35B-A3B", True, "qwen3_5?json_scalars=true"),
+        ),
+        ("Qwen/Qwen3.8-27B", ("Qwen", "3.8", "27B", True, "template")),
         ("Qwen/Qwen2.5-0.5B-Instruct", ("Qwen", "2.5", "0.5B", True, "chatml")),
         ("deepseek-ai/DeepSeek-V3.1", ("deepseek-ai", "3.1", "", True, "deepseekv3")),
         ("deepseek-ai/DeepSeek-V3.1-Base", ("deepseek-ai", "3.1", "", False, "role_colon")),
         ("openai/gpt-oss-20b", ("openai", "1", "20B", True, "gpt_oss_no_sysprompt")),
         ("moonshotai/Kimi-K2-Thinking", ("moonshotai", "2", "1T-A32B", True, "kimi_k2")),
-        ("moonshotai/Kimi-K2.6", ("moonshotai", "2.6", "", True, "kimi_k26")),
-        ("zai-org/GLM-5.3", ("zai-org", "5.3", "", True, "glm5_3_max_reasoning")),
+        ("moonshotai/Kimi-K2.6", ("moonshotai", "2.6", "", True, "template")),
+        ("zai-org/GLM-5.3", ("zai-org", "5.3", "", True, "template")),
         (
             "nvidia/NVIDIA-Nemotron-3-Nano-30B-A3B-BF16",
             ("nvidia", "3", "30B-A3B", True, "nemotron3"),
         ),
         ("HuggingFaceTB/SmolLM2-135M-Instruct", ("HuggingFaceTB", "2", "135M", True, "smollm2")),
+        ("deepseek-ai/DeepSeek-V3", ("deepseek-ai", "3", "", True, "deepseekv3?version=3")),
+        ("deepseek-ai/DeepSeek-V3.2", ("deepseek-ai", "3.2", "", True, "deepseekv3_2")),
+        ("moonshotai/Kimi-K2-Instruct", ("moonshotai", "2", "1T-A32B", True, "kimi_k2_instruct")),
+        ("google/gemma-3-1b-it", ("google", "3", "1B", True, "gemma3")),
+        ("google/gemma-3-1b-pt", ("google", "3", "1B", False, "role_colon")),
+        ("mistralai/Mistral-7B-Instruct-v0.3", ("mistralai", "", "7B", True, "template")),
+        ("zai-org/GLM-4.6", ("zai-org", "4.6", "", True, "glm4_6")),
         ("HuggingFaceTB/SmolLM2-135M", ("HuggingFaceTB", "2", "135M", False, "role_colon")),
     ],
 )
@@ -54,8 +66,56 @@ def test_known_models(name: str, expected: tuple, caplog: pytest.LogCaptureFixtu
         found = get_model_attributes(name)
     summary = (found.organization, found.version_str, found.size_str, found.is_chat)
     assert (*summary, found.recommended_renderers[0]) == expected
-    assert found.is_vl == ("VL" in name or "Qwen3.6" in name or "3.8" in name or "K2.6" in name)
+    assert found.is_vl == (
+        "VL" in name
+        or "Qwen3.6" in name
+        or name == "Qwen/Qwen3.5-4B"
+        or "3.8" in name
+        or "K2.6" in name
+    )
     assert not caplog.records
+
+
+# Models that the public service and its cookbook name, and others of the table.
+NAMED = """
+meta-llama/Llama-3.1-8B meta-llama/Llama-3.1-8B-Instruct meta-llama/Llama-3.1-70B
+meta-llama/Llama-3.2-1B meta-llama/Llama-3.2-3B meta-llama/Llama-3.3-70B-Instruct
+Qwen/Qwen3-0.6B Qwen/Qwen3-4B-Instruct-2507 Qwen/Qwen3-8B Qwen/Qwen3-8B-Base Qwen/Qwen3-32B
+Qwen/Qwen3-14B-FP8 Qwen/Qwen3-30B-A3B Qwen/Qwen3-30B-A3B-Base Qwen/Qwen3-30B-A3B-Instruct-2507
+Qwen/Qwen3-235B-A22B-Instruct-2507 Qwen/Qwen3-VL-30B-A3B-Instruct
+Qwen/Qwen3-VL-235B-A22B-Instruct Qwen/Qwen3-Coder-30B-A3B-Instruct Qwen/Qwen3.5-0.8B
+Qwen/Qwen3.5-4B Qwen/Qwen3.5-9B Qwen/Qwen3.5-9B-Base Qwen/Qwen3.5-35B-A3B Qwen/Qwen3.5-397B-A17B
+Qwen/Qwen3.6-27B Qwen/Qwen3.6-35B-A3B Qwen/Qwen3.8-27B deepseek-ai/DeepSeek-V3
+deepseek-ai/DeepSeek-V3.1 deepseek-ai/DeepSeek-V3.1-Base deepseek-ai/DeepSeek-V3.2
+deepseek-ai/DeepSeek-V4.1 openai/gpt-oss-20b openai/gpt-oss-120b moonshotai/Kimi-K2-Thinking
+moonshotai/Kimi-K2.5 moonshotai/Kimi-K2.6 moonshotai/Kimi-K3.1-Pro zai-org/GLM-4.6 zai-org/GLM-5.3
+nvidia/NVIDIA-Nemotron-3-Nano-30B-A3B-BF16 nvidia/NVIDIA-Nemotron-3-Super-120B-A12B-BF16
+nvidia/NVIDIA-Nemotron-3-Ultra-500B-A50B-BF16 thinkingmachines/Inkling
+thinkingmachines/Inkling-Small google/gemma-3-4b-it mistralai/Mistral-7B-Instruct-v0.3
+"""
+
+
+@pytest.mark.parametrize("name", NAMED.split())
+def test_every_recommended_renderer_exists(name: str):
+    for renderer in get_recommended_renderer_names(name):
+        check_renderer_name(renderer)
+    attributes, assumed = model_info._attributes(name)
+    assert not assumed, "a rule of the table matches"
+    assert attributes.organization == name.partition("/")[0]
+
+
+def test_a_model_without_a_written_renderer_says_that_its_template_is_used(caplog):
+    with caplog.at_level(logging.WARNING):
+        name, reason = resolve_renderer_name("zai-org/GLM-5.3", None)
+        assert not warn_if_renderer_not_recommended("Qwen/Qwen3-8B", "template")
+        assert not warn_if_renderer_not_recommended(
+            "Qwen/Qwen3-8B", "qwen3?strip_thinking_from_history=false"
+        )
+    assert name == "template"
+    assert "no renderer was written" in reason
+    assert "derived from the template" in reason
+    assert not caplog.records
+    assert warn_if_renderer_not_recommended("Qwen/Qwen3-8B-Base", "template")
 
 
 def test_a_peft_suffix_and_a_folder_are_seen_through(tmp_path: Path):
@@ -73,7 +133,9 @@ def test_a_peft_suffix_and_a_folder_are_seen_through(tmp_path: Path):
         ("qwen2_5", "qwen2", "chatml"),
         ("llama3", "llama", "llama3"),
         ("smollm2", "llama", "smollm2"),
-        ("gemma3", "gemma3_text", "role_colon"),
+        ("gemma3", "gemma3_text", "gemma3"),
+        ("deepseek_v3", "deepseek_v3", "template"),
+        ("gptoss", "gpt_oss", "template"),
     ],
 )
 def test_an_unknown_folder_is_judged_by_its_template(

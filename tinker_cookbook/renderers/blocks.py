@@ -138,7 +138,7 @@ class BlockReader(MessageReader):
         assert block.read is not None
         try:
             self.calls.extend(block.read(body))
-        except ValueError as error:
+        except (ValueError, RecursionError) as error:  # the latter: brackets without end
             raw = f"{block.opening}{body}{block.closing}"
             self.unparsed.append(UnparsedToolCall(raw_text=raw, error=str(error)))
 

@@ -163,7 +163,7 @@ def _parse_call(text: str) -> ToolCall | None:
         return None
     try:
         call = json.loads(text)
-    except json.JSONDecodeError:
+    except (json.JSONDecodeError, RecursionError):  # the latter: brackets without end
         return None
     if set(call) != {"name", "parameters"} or not isinstance(call["name"], str):
         return None

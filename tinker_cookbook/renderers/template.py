@@ -12,36 +12,26 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from functools import cached_property
 from itertools import pairwise
 from typing import Any
 
 from tinker_cookbook.exceptions import RendererError
 from tinker_cookbook.renderers.base import Example, Renderer
-from tinker_cookbook.renderers.content import get_text_content
 from tinker_cookbook.renderers.messages import Message, Role, ToolSpec
 from tinker_cookbook.renderers.pieces import Piece, flat, join_pieces, spread_weights
 from tinker_cookbook.renderers.rendered import RenderContext, RenderedMessage
 from tinker_cookbook.renderers.stop_token import special_token_id
 from tinker_cookbook.renderers.streaming import MessageReader
+from tinker_cookbook.renderers.template_answers import Transcript, probe_conversations
 from tinker_cookbook.renderers.template_probe import (
     ANSWER,
     QUESTION,
-    TemplateReader,
-    border,
-    common,
-    control_names,
     generation_stops,
     probe,
-    probe_conversations,
 )
-from tinker_cookbook.renderers.template_text import (
-    Conversation,
-    TemplateRefusal,
-    TemplateText,
-    plain,
-)
+from tinker_cookbook.renderers.template_reader import TemplateReader
+from tinker_cookbook.renderers.template_text import TemplateText, plain
 from tinker_cookbook.renderers.tool_calls import as_openai_tool
 from tinker_cookbook.renderers.train_on_what import TrainOnWhat
 from tinker_cookbook.tokenizer_utils import Tokenizer, encode_without_special_tokens
@@ -49,17 +39,6 @@ from tinker_cookbook.tokenizer_utils import Tokenizer, encode_without_special_to
 logger = logging.getLogger(__name__)
 
 _PLAIN_TEXT_MARK = "\ufdd0"  # of TextCodec.split_control_tokens
-
-
-@dataclass(frozen=True)
-class _Answer:
-    """Where an answer stands in the text of the conversation that ends with it."""
-
-    text: str
-    """That text up to the end of the answer."""
-    start: int
-    behind: str
-    """The stop token where the template writes none behind the answer."""
 
 
 class TemplateRenderer(Renderer):
@@ -99,7 +78,7 @@ class TemplateRenderer(Renderer):
         self._template = TemplateText(tokenizer, template, today, arguments)
         self._facts = probe(self._template, tokenizer, stop)
         self._stop_ids = [special_token_id(tokenizer, s, "template") for s in self._facts.stops]
-        self._written: set[tuple[str, ...]] = set()
+        self._written: set[tuple[str, str]] = set()
         known = generation_stops(tokenizer)
         if known and not known & set(self._stop_ids):
             logger.warning(
@@ -125,7 +104,9 @@ class TemplateRenderer(Renderer):
         return self.codec.encode(self._facts.suffix)
 
     def _reader(self) -> MessageReader:
-        return TemplateReader(self._facts)
+        facts = self._facts
+        blocks = [block for block in (facts.thinking, facts.calls) if block is not None]
+        return TemplateReader(blocks, facts.thinking if facts.prompt_opens else None, facts.lead)
 
     @property
     def disables_thinking(self) -> bool:
@@ -143,165 +124,65 @@ class TemplateRenderer(Renderer):
         held = 0
         for messages in probe_conversations(self._facts):
             try:
-                chat = self._chat(messages)
-                answers = self._answers(chat, messages)
-                pairs = pairwise(sorted(answers))
-                if not all(self._follows(chat, answers, *pair) for pair in pairs):
+                chat = self._transcript(messages)
+                pairs = pairwise(sorted(chat.answers))
+                if chat.lost or not all(self._follows(chat, *pair) for pair in pairs):
                     return False
                 held += 1
-            except RendererError:
+            except RendererError:  # calls or thinking that the template does not take
                 continue
         return held > 0
 
-    def _follows(
-        self, chat: Conversation, answers: dict[int, _Answer], before: int, after: int
-    ) -> bool:
+    def _follows(self, chat: Transcript, before: int, after: int) -> bool:
         """Whether the prompt of the later answer begins with the earlier one as it was sampled."""
-        sampled = answers[before]
-        done = self._tokens(sampled.text + sampled.behind, answers)
-        prompt = self._tokens(self._prompt(chat, after), answers)
-        first = self._prompt(chat, before)
-        continues = sampled.start == len(first) and sampled.text.startswith(first)
-        return continues and prompt[: len(done)] == done
+        sampled, first = chat.answers[before], chat.prompt_before(before)
+        if sampled.start != len(first) or not sampled.text.startswith(first):
+            return False
+        done = flat(self._text_pieces(chat, sampled.text + sampled.behind))
+        return flat(self._text_pieces(chat, chat.prompt_before(after)))[: len(done)] == done
 
-    def _chat(self, messages: Sequence[Message]) -> Conversation:
-        return Conversation(self._template, self._facts.form, messages)
+    def _transcript(self, messages: Sequence[Message]) -> Transcript:
+        return Transcript(self._template, self._facts, messages, self.tokenizer, self._warn_once)
 
-    def _prompt(self, chat: Conversation, end: int, role: Role = "assistant") -> str:
-        """Returns the text after which a message of ``role`` at ``end`` is sampled.
-
-        Some templates take no conversation without a question, and none opens a message of the
-        user: there the text before such a message is taken.
-        """
-        refusal: TemplateRefusal | None = None
-        if end and role == "assistant":
-            try:
-                return chat.prompt(end)
-            except TemplateRefusal as error:
-                refusal = error
-        try:
-            text = chat.with_message(end, plain(role, ANSWER, self._facts.form))
-        except TemplateRefusal as error:
-            raise refusal or error
-        head, found, _ = text.partition(ANSWER)
-        suffix = self._facts.suffix if role == "assistant" else ""
-        at = head.rfind(suffix)
-        if not found or at < 0:
-            raise refusal or RendererError(
-                f"messages: the chat template opens no message of role {role!r} behind "
-                f"{end} messages"
-            )
-        return head[: at + len(suffix)] if suffix else head
-
-    def _answers(self, chat: Conversation, messages: Sequence[Message]) -> dict[int, _Answer]:
-        return {
-            i: self._answer(chat, i, "tool_calls" in m)
-            for i, m in enumerate(messages)
-            if m["role"] == "assistant"
-        }
-
-    def _answer(self, chat: Conversation, idx: int, calls: bool) -> _Answer:
-        prompt, text = self._prompt(chat, idx), chat.text(idx + 1)
-        start = len(prompt)
-        if not text.startswith(prompt):
-            start = self._rewritten_start(chat, idx, prompt, text)
-        stop = self._facts.call_stop if calls else self._facts.stops[0]
-        if not self._facts.writes_stop:
-            return _Answer(text, start, stop)
-        ends = [at + len(s) for s in self._facts.stops if (at := text.rfind(s, start)) >= 0]
-        end = max(ends, default=len(text))
-        return _Answer(text[:end], start, "" if ends else stop)
-
-    def _rewritten_start(self, chat: Conversation, idx: int, prompt: str, text: str) -> int:
-        """Returns where an answer begins whose prompt the template does not write before it."""
-        bare = chat.with_message(idx, plain("assistant", ANSWER, self._facts.form))
-        names = control_names(self.tokenizer, special=False)
-        start = border(prompt, bare, names, most=common(text, bare))
-        if idx and start < len(chat.text(idx)):
-            start = self._behind_suffix(chat, idx, prompt, text[: common(text, bare)])
-        self._warn_once(
-            f"{self._name}: the chat template writes some answers behind another text than the "
-            f"prompt ({prompt[-40:]!r}) from which they are sampled: they are trained as the "
-            "template writes them, each as the last answer of its example"
-        )
-        return start
-
-    def _behind_suffix(self, chat: Conversation, idx: int, prompt: str, head: str) -> int:
-        """Returns where an answer begins of which the template rewrites what precedes it: behind
-        the last of what opens an answer, before the answer's own text."""
-        context = chat.text(idx)
-        opening = prompt.removeprefix(context) if prompt.startswith(context) else ""
-        at = head.rfind(opening)
-        if not opening or at < 0:
-            raise RendererError(
-                f"messages[{idx}]: the chat template writes the messages before this answer "
-                "otherwise once it is there, so no tokens can be said to be the answer's; use the "
-                "renderer of the model's family"
-            )
-        return at + len(opening)
-
-    def _end_in(self, text: str, answer: _Answer, position: int) -> int:
-        """Returns where an answer ends in a longer text, -1 where its tokens are not in it."""
-        whole = answer.text
-        if answer.start < position or not text.startswith(whole):
-            return -1
-        if not answer.behind:
-            return len(whole)
-        if len(text) == len(whole):
-            return len(whole)
-        follows = (s for s in self._facts.stops if text.startswith(s, len(whole)))
-        stop = next(follows, None)
-        return -1 if stop is None else len(whole) + len(stop)
-
-    def _runs(
-        self, text: str, answers: dict[int, _Answer]
-    ) -> Iterator[tuple[int, int, int | None]]:
-        """Yields begin and end of each run of text that is encoded in one piece, and the message
-        of which it is the answer as sampled, None for what stands between answers."""
-        position = 0
-        for idx, answer in answers.items():
-            end = self._end_in(text, answer, position)
-            if end >= 0:
-                yield position, answer.start, None
-                yield answer.start, end, idx
-                position = end
-        yield position, len(text), None
-
-    def _encode(self, text: str, begins: bool) -> Piece:
+    def _encode(self, text: str, begins: bool) -> Sequence[int]:
         if begins and _PLAIN_TEXT_MARK not in text:  # as the template's own text is encoded
             return encode_without_special_tokens(self.tokenizer, text)
         return self.codec.encode(text)
 
-    def _tokens(self, text: str, answers: dict[int, _Answer]) -> list[Any]:
-        return flat(self._text_pieces(text, answers))
-
-    def _text_pieces(self, text: str, answers: dict[int, _Answer]) -> list[Piece]:
-        return [self._encode(text[a:b], a == 0) for a, b, _ in self._runs(text, answers)]
+    def _text_pieces(self, chat: Transcript, text: str) -> list[Piece]:
+        return [self._encode(text[a:b], a == 0) for a, b, _ in chat.runs(text)]
 
     def _prompt_pieces(self, messages: Sequence[Message], role: Role) -> list[Piece]:
-        chat = self._chat(messages)
-        self._check_context(chat, messages)
-        text = self._prompt(chat, len(messages), role)
-        return self._text_pieces(text, self._answers(chat, messages))
+        chat = self._transcript(messages)
+        chat.check_context(self._written)
+        return self._text_pieces(chat, chat.prompt_before(len(messages), role))
 
     def _example(
         self, messages: Sequence[Message], trained: Sequence[bool], what: TrainOnWhat
     ) -> Example:
-        chat = self._chat(messages)
-        self._check_context(chat, messages)
-        text, answers = chat.text(), self._answers(chat, messages)
-        everything = what is TrainOnWhat.ALL_TOKENS
-        spans = [] if everything else self._context_spans(chat, messages, trained)
+        chat = self._transcript(messages)
+        chat.check_context(self._written)
+        text, everything = chat.text(), what is TrainOnWhat.ALL_TOKENS
+        self._check_answers(chat, text, trained, everything)
+        spans = [] if everything else self._spans(chat, messages, trained)
         weighted: list[tuple[Piece, float]] = []
-        kept: set[int] = set()
-        for a, b, idx in self._runs(text, answers):
+        for a, b, idx in chat.runs(text):
             if idx is None:
                 weighted += self._weigh_context(text, a, b, spans, float(everything))
-                continue
-            kept.add(idx)
-            weighted.append((self._encode(text[a:b], a == 0), float(everything or trained[idx])))
-        for idx, answer in answers.items():
-            self._check_answer(messages[idx], idx, answer, trained[idx])
+            else:
+                chosen = float(everything or trained[idx])
+                weighted.append((self._encode(text[a:b], a == 0), chosen))
+        last = chat.answers.get(len(messages) - 1)
+        if last is not None and last.behind:
+            weighted.append((self.codec.encode(last.behind), float(everything or trained[-1])))
+        return join_pieces([piece for piece, _ in weighted]), spread_weights(weighted)
+
+    def _check_answers(
+        self, chat: Transcript, text: str, trained: Sequence[bool], everything: bool
+    ) -> None:
+        kept = {idx for _, _, idx in chat.runs(text)}
+        for idx in chat.answers:
+            chat.check_answer(idx, trained[idx])
             if trained[idx] and idx not in kept and not everything:
                 raise RendererError(
                     f"messages[{idx}]: the chat template writes this answer otherwise once the "
@@ -309,24 +190,22 @@ class TemplateRenderer(Renderer):
                     "sampled; use build_supervised_examples, which gives each such answer an "
                     "example of its own, or train on the last answer only"
                 )
-        last = answers.get(len(messages) - 1)
-        if last is not None and last.behind:
-            weighted.append((self.codec.encode(last.behind), float(everything or trained[-1])))
-        return join_pieces([piece for piece, _ in weighted]), spread_weights(weighted)
+        for idx, error in chat.lost.items():
+            if trained[idx] and not everything:
+                raise error
 
     def _example_ends(self, messages: Sequence[Message], trained: Sequence[bool]) -> list[int]:
         """Answers share an example where the later prompt begins with the earlier answer."""
-        chat = self._chat(messages)
-        answers = self._answers(chat, messages)
+        chat = self._transcript(messages)
         ends: list[int] = []
-        for idx, answer in answers.items():
+        for idx, answer in chat.answers.items():
             if not trained[idx]:
                 continue
-            before = answers[ends[-1]] if ends else None
-            if before and self._end_in(answer.text[: answer.start], before, 0) >= 0:
+            before = chat.answers[ends[-1]] if ends else None
+            if before and chat.end_in(answer.text[: answer.start], before) >= 0:
                 ends.pop()
             ends.append(idx)
-        kept = {idx for _, _, idx in self._runs(chat.text(), answers)}
+        kept = {idx for _, _, idx in chat.runs(chat.text())}
         if len(ends) <= 1 and self.has_extension_property and kept.issuperset(ends):
             return []
         last = max((i for i, chosen in enumerate(trained) if chosen), default=-1)
@@ -336,80 +215,21 @@ class TemplateRenderer(Renderer):
         self, text: str, begin: int, end: int, spans: Sequence[tuple[int, int]], rest: float
     ) -> Iterator[tuple[Piece, float]]:
         """Yields what stands between answers, encoded in one piece, cut at trained messages."""
-        tokens = list(self._encode(text[begin:end], begin == 0))  # pyright: ignore[reportArgumentType]
+        tokens = self._encode(text[begin:end], begin == 0)
         done = 0
         for span in spans:
             if begin <= span[0] and span[1] <= end:
-                first, last = (len(self._encode(text[begin:at], begin == 0)) for at in span)  # pyright: ignore[reportArgumentType]
+                first, last = (len(self._encode(text[begin:at], begin == 0)) for at in span)
                 yield tokens[done:first], rest
                 yield tokens[first:last], 1.0
                 done = last
         yield tokens[done:], rest
 
-    def _context_spans(
-        self, chat: Conversation, messages: Sequence[Message], trained: Sequence[bool]
+    def _spans(
+        self, chat: Transcript, messages: Sequence[Message], trained: Sequence[bool]
     ) -> list[tuple[int, int]]:
-        chosen = [
-            i for i, m in enumerate(messages) if trained[i] and m["role"] != "assistant"
-        ]
-        return sorted(self._context_span(chat, i, messages[i]["role"]) for i in chosen)
-
-    def _context_span(self, chat: Conversation, idx: int, role: Role) -> tuple[int, int]:
-        """Returns where the text of a message stands, and the control token that ends it."""
-        text, mark = chat.text(), plain(role, QUESTION, self._facts.form)
-        before, found, after = chat.with_message(idx, mark, rest=True).partition(QUESTION)
-        if not found or not text.startswith(before) or not text[len(before) :].endswith(after):
-            raise RendererError(
-                f"messages[{idx}]: no tokens can be said to be this message's, because the chat "
-                "template writes other messages differently without it; train on answers only"
-            )
-        end = len(text) - len(after)
-        try:
-            closing = chat.with_message(idx, mark).partition(QUESTION)[2]
-        except TemplateRefusal:
-            return len(before), end
-        names = control_names(self.tokenizer, special=True)
-        ends = [at + len(name) for name in names if (at := closing.find(name)) >= 0]
-        closing = closing[: min(ends, default=0)]
-        return len(before), end + len(closing) * text.startswith(closing, end)
-
-    def _check_context(self, chat: Conversation, messages: Sequence[Message]) -> None:
-        """Refuses messages of roles that the template leaves out; each kind is looked at once."""
-        for i, message in enumerate(messages):
-            role = message["role"]
-            kind = (role, messages[i - 1]["role"] if i else "")
-            if role == "assistant" or kind in self._written:
-                continue
-            mark = plain(role, QUESTION, self._facts.form)
-            if QUESTION not in chat.with_message(i, mark, rest=True):
-                raise RendererError(
-                    f"messages[{i}].role: got {role!r}, which the chat template leaves out, "
-                    "expected a role that it writes there; change the role, or use the renderer of "
-                    "the model's family"
-                )
-            self._written.add(kind)
-
-    def _check_answer(self, message: Message, idx: int, answer: _Answer, trained: bool) -> None:
-        """Refuses an answer of which the template leaves out what would be trained."""
-        content = message["content"]
-        written = "".join(answer.text[answer.start :].split())
-        text = get_text_content(message)
-        wanted = {"content": text if trained else text.rpartition("</think>")[2]}
-        if trained and not isinstance(content, str):
-            thoughts = (part["thinking"] for part in content if part["type"] == "thinking")
-            wanted["content (thinking)"] = "".join(thoughts)
-        for call in message.get("tool_calls", []):
-            wanted["tool_calls"] = call.function.name
-            if wanted["tool_calls"] not in written:
-                break
-        for field, value in wanted.items():
-            if "".join(value.split()) not in written:
-                raise RendererError(
-                    f"messages[{idx}].{field}: the chat template leaves out {value[:80]!r}, "
-                    "expected an answer that it writes as it is; drop that part "
-                    "(remove_thinking(content) for thinking), or use the renderer of the model's "
-                    "family"
-                )
+        chosen = (i for i, m in enumerate(messages) if trained[i] and m["role"] != "assistant")
+        return sorted(chat.span(i) for i in chosen)
 
     def create_conversation_prefix_with_tools(
         self, tools: Sequence[ToolSpec], system_prompt: str = ""

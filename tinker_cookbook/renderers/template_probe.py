@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import dataclasses
 import json
-import os
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -16,9 +15,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from tinker_cookbook.exceptions import RendererError
-from tinker_cookbook.renderers.blocks import Block, BlockReader
-from tinker_cookbook.renderers.messages import Message, TextPart, ThinkingPart, ToolCall
-from tinker_cookbook.renderers.streaming import ContentDelta
+from tinker_cookbook.renderers.blocks import Block
 from tinker_cookbook.renderers.template_text import Form, TemplateRefusal, TemplateText, plain
 from tinker_cookbook.renderers.tool_calls import JSON_CALL, read_json_call
 from tinker_cookbook.tokenizer_utils import Tokenizer
@@ -51,37 +48,14 @@ class Facts:
     disables_thinking: bool = False
 
 
-class TemplateReader(BlockReader):
-    """Blocks, behind a constant that the format writes before plain answers."""
-
-    def __init__(self, facts: Facts) -> None:
-        blocks = [block for block in (facts.thinking, facts.calls) if block is not None]
-        super().__init__(blocks, facts.thinking if facts.prompt_opens else None)
-        self._lead = facts.lead
-        self._held = ""
-
-    def feed(self, text: str) -> list[ContentDelta]:
-        """Takes more text; the beginning waits while it may be the constant."""
-        if not self._lead:
-            return super().feed(text)
-        self._held += text
-        if self._lead.startswith(self._held) and self._held != self._lead:
-            return []
-        return self._release()
-
-    def finish(self) -> list[ContentDelta]:
-        """Text that waited is text."""
-        return [*self._release(), *super().finish()]
-
-    def _release(self) -> list[ContentDelta]:
-        text, self._held = self._held.removeprefix(self._lead), ""
-        self._lead = ""
-        return super().feed(text) if text else []
-
-
 def common(first: str, second: str) -> int:
     """Returns how many characters two texts have in common at their beginning."""
-    return len(os.path.commonprefix([first, second]))
+    if second.startswith(first):
+        return len(first)
+    return next(
+        (i for i, pair in enumerate(zip(first, second, strict=False)) if pair[0] != pair[1]),
+        len(second),
+    )
 
 
 def border(prompt: str, text: str, names: Sequence[str], most: int | None = None) -> int:
@@ -318,25 +292,3 @@ def generation_stops(tokenizer: Tokenizer) -> set[int]:
         return set()
     found = ids if isinstance(ids, list) else [ids]
     return {token for token in found if isinstance(token, int)}
-
-
-def probe_conversations(facts: Facts) -> list[list[Message]]:
-    """Returns small conversations of several turns, with and without thinking and calls."""
-    question = Message(role="user", content="Why?")
-    answer = Message(role="assistant", content="Because.")
-    thoughts = [ThinkingPart(type="thinking", thinking="Hm.")]
-    thoughtful = Message(
-        role="assistant", content=[*thoughts, TextPart(type="text", text="Because.")]
-    )
-    tagged = Message(role="assistant", content="<think>\nHm.\n</think>\n\nBecause.")
-    kinds = [answer, thoughtful, tagged]
-    turns = [[question, kind, question, kind, question, kind] for kind in kinds]
-    if facts.form.arguments is not None:
-        function = ToolCall.FunctionBody(name="look", arguments='{"q": "x"}')
-        calls = [ToolCall(function=function, id="call00000")]
-        result = Message(role="tool", content="y", name="look", tool_call_id="call00000")
-        for kind in (Message(role="assistant", content=""), *kinds):
-            calling = Message(**{**kind, "tool_calls": calls})
-            turns.append([question, calling, result, answer, question, answer])
-            turns.append([question, calling, result, calling, result, kind, question, answer])
-    return turns

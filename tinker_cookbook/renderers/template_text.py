@@ -26,7 +26,7 @@ _TODAY = re.compile(r"strftime_now\(\s*(?P<quote>['\"])(?P<format>.*?)(?P=quote)
 _WORDS = {"true": True, "false": False, "none": None, "null": None}
 
 
-class TemplateRefusal(RendererError):
+class TemplateRefusal(RendererError):  # noqa: N818
     """The template raised on a conversation; the message has the template's own words."""
 
 
@@ -40,7 +40,7 @@ class Form:
     """As ``reasoning_content``, or between ``<think>`` tags in the text; None: the template knows
     of none."""
     arguments: Literal["text", "object"] | None = "text"
-    """Arguments of calls: the JSON text as it is, or the object; None: the template has no calls."""
+    """Arguments of calls: the JSON text as it is, or the object; None: it writes no calls."""
     why_no_calls: str = ""
 
 
@@ -68,7 +68,11 @@ class TemplateText:
     """
 
     def __init__(
-        self, tokenizer: Tokenizer, name: str | None, today: str | None, arguments: Mapping[str, Any]
+        self,
+        tokenizer: Tokenizer,
+        name: str | None,
+        today: str | None,
+        arguments: Mapping[str, Any],
     ) -> None:
         self._tokenizer = tokenizer
         self.arguments = {key: argument(value) for key, value in arguments.items()}
@@ -114,10 +118,8 @@ class Conversation:
 
     def __init__(self, template: TemplateText, form: Form, messages: Sequence[Message]) -> None:
         self._template = template
-        self._keys = [
-            json.dumps(as_template_message(m, form, i), ensure_ascii=False)
-            for i, m in enumerate(messages)
-        ]
+        self._form = form
+        self._keys = [_key(as_template_message(m, form, i)) for i, m in enumerate(messages)]
 
     def text(self, end: int | None = None) -> str:
         """Returns the text of the first ``end`` messages, of all of them for None."""
@@ -127,12 +129,21 @@ class Conversation:
         """Returns the text of the first ``end`` messages and what opens an answer to them."""
         return self._template.remembered(self._keys[:end], True)
 
-    def with_message(self, end: int, message: Mapping[str, Any], rest: bool = False) -> str:
-        """Returns the text of the first ``end`` messages and ``message``; with ``rest``, the
-        conversation in which ``message`` stands for the one at ``end``."""
-        key = json.dumps(dict(message), ensure_ascii=False)
-        after = self._keys[end + 1 :] if rest else []
-        return self._template.remembered([*self._keys[:end], key, *after], False)
+    def with_message(self, end: int, message: Mapping[str, Any]) -> str:
+        """Returns the text of the first ``end`` messages and ``message``."""
+        return self._template.remembered([*self._keys[:end], _key(message)], False)
+
+    def with_text(self, idx: int, text: str, rest: bool = False) -> str:
+        """Returns the text of the messages up to ``idx``, or of all with ``rest``, where the one
+        at ``idx`` says ``text``."""
+        message = json.loads(self._keys[idx])
+        message |= plain(message["role"], text, self._form)
+        after = self._keys[idx + 1 :] if rest else []
+        return self._template.remembered([*self._keys[:idx], _key(message), *after], False)
+
+
+def _key(message: Mapping[str, Any]) -> str:
+    return json.dumps(dict(message), ensure_ascii=False)
 
 
 def plain(role: str, text: str, form: Form) -> dict[str, Any]:
@@ -169,9 +180,10 @@ def _write_thinking(result: dict[str, Any], message: Message, form: Form, idx: i
         check_parts(message, idx, "template (whose chat template knows none)", frozenset({"text"}))
     if form.thinking == "inline":
         pieces = (
-            f"<think>{part['thinking']}</think>" if part["type"] == "thinking" else part["text"]
+            f"<think>{part['thinking']}</think>"
+            if part["type"] == "thinking"
+            else str(part.get("text", ""))
             for part in content
-            if part["type"] in ("thinking", "text")
         )
         result["content"] = "".join(pieces)
         del result["reasoning_content"]

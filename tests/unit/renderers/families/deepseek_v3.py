@@ -1,8 +1,9 @@
 """DeepSeek V3, R1, V3.1 and V3.2.
 
 The copies of V3.1's and V3.2's templates open and close the thinking in prompts without thinking
-(``<think></think>``, V3.1's in history too). What the models ship, their model cards and V3.2's
-own encoder, close it only: ``</think>``. The cases read the copies with that put right.
+(``<think></think>``, V3.1's in history too). V3.1's model card has the closing tag alone, as have
+other copies of its template, and V3.2's copy does the same for thinking in its history. The cases
+read both copies so: ``</think>``.
 """
 
 from __future__ import annotations

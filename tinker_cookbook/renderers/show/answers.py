@@ -13,8 +13,8 @@ from tinker_cookbook.renderers.content import ensure_list, message_to_jsonable
 from tinker_cookbook.renderers.messages import Message
 from tinker_cookbook.renderers.parse_outcome import ParseTermination
 from tinker_cookbook.renderers.pieces import flat
-from tinker_cookbook.renderers.show_facts import Fact, count
-from tinker_cookbook.renderers.show_tokens import TokenReader
+from tinker_cookbook.renderers.show.facts import Fact, count
+from tinker_cookbook.renderers.show.tokens import TokenReader
 from tinker_cookbook.renderers.train_on_what import TrainOnWhat
 
 _LAST = TrainOnWhat.LAST_ASSISTANT_MESSAGE
@@ -30,6 +30,7 @@ class Answers:
         self._reader = reader
         self._messages = [_without_flag(message) for message in messages]
         self._prompts: dict[int, list[Any]] = {}
+        self._samples: dict[int, list[Any]] = {}
 
     @cached_property
     def indices(self) -> list[int]:
@@ -50,7 +51,9 @@ class Answers:
 
     def sampled(self, answer: int) -> list[Any]:
         """Returns what the model says to answer, its stop token included."""
-        return self._sampled(self._messages[: answer + 1])
+        if answer not in self._samples:
+            self._samples[answer] = self._sampled(self._messages[: answer + 1])
+        return self._samples[answer]
 
     def conversation(self) -> list[Any]:
         """Returns all messages as history, nothing trained."""

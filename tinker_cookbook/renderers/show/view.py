@@ -11,8 +11,8 @@ from typing import Any
 from tinker_cookbook.renderers.base import Renderer
 from tinker_cookbook.renderers.content import normalize_messages
 from tinker_cookbook.renderers.pieces import flat
-from tinker_cookbook.renderers.show_answers import Answers
-from tinker_cookbook.renderers.show_facts import (
+from tinker_cookbook.renderers.show.answers import Answers
+from tinker_cookbook.renderers.show.facts import (
     ExampleView,
     Fact,
     TokenRow,
@@ -21,9 +21,9 @@ from tinker_cookbook.renderers.show_facts import (
     count,
     side_by_side,
 )
-from tinker_cookbook.renderers.show_sample import Conversation
-from tinker_cookbook.renderers.show_template import TemplateSide
-from tinker_cookbook.renderers.show_tokens import ShownToken, TokenReader, first_difference
+from tinker_cookbook.renderers.show.sample import Conversation
+from tinker_cookbook.renderers.show.template import TemplateSide
+from tinker_cookbook.renderers.show.tokens import ShownToken, TokenReader, first_difference
 from tinker_cookbook.renderers.train_on_what import TrainOnWhat, select_trained
 
 _TAIL = 12  # tokens shown of a prompt

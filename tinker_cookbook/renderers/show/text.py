@@ -13,8 +13,8 @@ from rich.cells import cell_len
 from rich.text import Text
 
 from tinker_cookbook.display import CONTEXT_STYLE, PUSHED_DOWN_STYLE, TRAINED_STYLE
-from tinker_cookbook.renderers.show_facts import ExampleView, Fact, TokenRow, View
-from tinker_cookbook.renderers.show_tokens import (
+from tinker_cookbook.renderers.show.facts import ExampleView, Fact, TokenRow, View
+from tinker_cookbook.renderers.show.tokens import (
     LINE_BREAK,
     UNFINISHED,
     ShownToken,
@@ -45,7 +45,8 @@ def print_view(view: View, console: Console, max_tokens: int) -> None:
     for before, example in zip([None, *view.examples], view.examples, strict=False):
         _print_example(example, before, console, width, max_tokens)
     legend = Text("  ").join(Text(words, style=style) for words, style in _LEGEND)
-    console.print(Text(" "), legend, soft_wrap=True)
+    console.print()
+    console.print(legend, soft_wrap=True)
 
 
 def token_lines(tokens: Sequence[ShownToken], width: int, breaks: bool = True) -> list[Text]:

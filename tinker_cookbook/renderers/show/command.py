@@ -8,7 +8,6 @@ Without a file it shows a built-in conversation. ``html=page.html`` writes the s
 from __future__ import annotations
 
 import json
-import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -20,16 +19,15 @@ from tinker_cookbook.exceptions import ConfigurationError, DataFormatError
 from tinker_cookbook.model_info import resolve_renderer_name
 from tinker_cookbook.renderers.content import message_to_jsonable
 from tinker_cookbook.renderers.registry import check_renderer_name, get_renderer
-from tinker_cookbook.renderers.show_facts import Fact, View
-from tinker_cookbook.renderers.show_html import page
-from tinker_cookbook.renderers.show_sample import Conversation, sample_conversation
-from tinker_cookbook.renderers.show_text import print_view
-from tinker_cookbook.renderers.show_view import Viewer
+from tinker_cookbook.renderers.show.facts import Fact, View
+from tinker_cookbook.renderers.show.html import page
+from tinker_cookbook.renderers.show.sample import Conversation, sample_conversation
+from tinker_cookbook.renderers.show.text import print_view
+from tinker_cookbook.renderers.show.view import Viewer
 from tinker_cookbook.renderers.train_on_what import TrainOnWhat
 from tinker_cookbook.supervised.conversation_file import read_conversation
 from tinker_cookbook.tokenizer_utils import get_tokenizer
 from tinker_cookbook.utils.console import get_console
-from tinker_cookbook.utils.entrypoint import run_entrypoint
 from tinker_cookbook.utils.paths import local_path, write_atomically
 
 if TYPE_CHECKING:
@@ -153,8 +151,3 @@ def _write_page(view: View, title: str, path: str) -> Path:
             f"html: {target} cannot be written: {error.strerror or error}; give another path"
         ) from error
     return target
-
-
-if __name__ == "__main__":
-    sys.argv[1:] = with_file_key(sys.argv[1:])
-    run_entrypoint(main)

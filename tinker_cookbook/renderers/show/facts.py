@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from tinker_cookbook.renderers.pieces import Piece
-from tinker_cookbook.renderers.show_tokens import ShownToken, TokenReader, first_difference
+from tinker_cookbook.renderers.show.tokens import ShownToken, TokenReader, first_difference
 
 _BEFORE, _AFTER = 4, 8  # tokens shown around a difference
 

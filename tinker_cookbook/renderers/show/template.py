@@ -9,7 +9,7 @@ from typing import Any, cast
 
 from tinker_cookbook.renderers.base import Renderer
 from tinker_cookbook.renderers.messages import Message, ToolSpec
-from tinker_cookbook.renderers.show_tokens import first_difference
+from tinker_cookbook.renderers.show.tokens import first_difference
 from tinker_cookbook.renderers.tool_calls import as_openai_tool
 
 # Templates ignore what they do not know. Without the first, Llama 3.1 declares tools in the

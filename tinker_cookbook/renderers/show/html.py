@@ -9,8 +9,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from html import escape
 
-from tinker_cookbook.renderers.show_facts import ExampleView, Fact, TokenRow, View
-from tinker_cookbook.renderers.show_tokens import UNFINISHED, ShownToken, readable, signs
+from tinker_cookbook.renderers.show.facts import ExampleView, Fact, TokenRow, View
+from tinker_cookbook.renderers.show.tokens import UNFINISHED, ShownToken, readable, signs
 
 _STYLE = """
 :root { color-scheme: light dark; --back: #fff; --text: #1c1e21; --dim: #6a7079; --line: #d5d9de;

@@ -1,0 +1,491 @@
+"""What ``python -m tinker_cookbook.renderers.show`` says, on a terminal and as a page."""
+
+from __future__ import annotations
+
+import copy
+import json
+import re
+import subprocess
+import sys
+from html.parser import HTMLParser
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from rendering_cases import text as any_text
+from rich.cells import cell_len
+from rich.console import Console
+
+from tinker_cookbook.exceptions import (
+    ConfigurationError,
+    DataFormatError,
+    DataValidationError,
+    RendererError,
+)
+from tinker_cookbook.renderers import TrainOnWhat, get_renderer, normalize_messages
+from tinker_cookbook.renderers.qwen3 import Qwen3InstructRenderer, Qwen3Renderer
+from tinker_cookbook.renderers.show import ShowConfig, main, show
+from tinker_cookbook.renderers.show.command import with_file_key
+from tinker_cookbook.renderers.show.html import page, token_spans
+from tinker_cookbook.renderers.show.sample import Conversation, sample_conversation
+from tinker_cookbook.renderers.show.text import print_view, token_lines
+from tinker_cookbook.renderers.show.tokens import ShownToken, TokenReader, split_text
+from tinker_cookbook.tokenizer_utils import decode_exactly, get_tokenizer
+
+QUESTION = {"role": "user", "content": "Hi"}
+ANSWER = {"role": "assistant", "content": "Hello."}
+checked = settings(
+    max_examples=100,
+    deadline=None,
+    derandomize=True,
+    database=None,
+    suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
+)
+
+
+def conversation(*messages):
+    return Conversation(normalize_messages(messages), "here")
+
+
+def fact(view, label):
+    return next(f for f in view.facts if f.label == label)
+
+
+def example_facts(view, label):
+    return [f for example in view.examples for f in example.facts if f.label.startswith(label)]
+
+
+def terminal(view, width=100, max_tokens=600):
+    console = Console(width=width, color_system=None)
+    with console.capture() as captured:
+        print_view(view, console, max_tokens)
+    return captured.get()
+
+
+class Spans(HTMLParser):
+    """The text of each span of class t, and all attributes of the page."""
+
+    def __init__(self):
+        super().__init__()
+        self.texts, self.titles, self.attributes, self.open = [], [], [], []
+
+    def handle_starttag(self, tag, attrs):
+        attrs = dict(attrs)
+        self.attributes.append((tag, attrs))
+        if tag in ("meta",):
+            return
+        is_token = tag == "span" and "t" in (attrs.get("class") or "").split()
+        self.open.append((tag, is_token))
+        if is_token:
+            self.texts.append("")
+            self.titles.append(attrs.get("title"))
+
+    def handle_endtag(self, tag):
+        assert self.open.pop()[0] == tag
+
+    def handle_data(self, data):
+        if any(is_token for _, is_token in self.open):
+            self.texts[-1] += data
+
+
+def parse(html):
+    parser = Spans()
+    parser.feed(html)
+    parser.close()
+    assert not parser.open
+    return parser
+
+
+# --- tokens ----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("family", ["qwen3", "smollm2", "gemma3", "llama3"])
+def test_the_text_of_tokens_is_the_decoded_text(make_renderer, family):
+    codec = make_renderer("role_colon", family).codec
+
+    @checked
+    @given(text=any_text | st.text(alphabet="🦜é\ufffd\u200d🌨️ \n", max_size=12))
+    def check(text):
+        tokens = codec.encode(text)
+        texts = split_text(codec, tokens)
+        assert len(texts) == len(tokens)
+        assert "".join(texts) == codec.decode(tokens)
+
+    check()
+
+
+def test_a_character_of_several_tokens_belongs_to_the_last(make_renderer, stories_model):
+    codec = make_renderer("qwen3", "qwen3").codec
+    assert split_text(codec, codec.encode("a 🦜🦜b")) == ["a", " ", "", "🦜", "", "🦜", "b"]
+    assert split_text(codec, codec.encode("🦜")[:-1] + codec.encode("x")) == ["\ufffd", "x"]
+    assert split_text(codec, codec.encode("a\ufffd\ufffdb"))[-1] == "b"
+    bytes_in_a_row = get_renderer("role_colon", get_tokenizer(stories_model)).codec
+    texts = split_text(bytes_in_a_row, bytes_in_a_row.encode("a🦜\n\nb"))
+    assert [text for text in texts if text] == ["a", "🦜", "\n", "\n", "b"]
+
+
+def test_lines_break_between_tokens_and_after_line_breaks():
+    tokens = [
+        ShownToken(1, "<|im_start|>", control=True),
+        ShownToken(2, "user\n"),
+        ShownToken(3, " a"),
+        ShownToken(4, ".\n\n", 1.0),
+        ShownToken(5, "\t\r\x1b\u202e\u0301", 1.0),
+        ShownToken(6, "", 1.0),
+    ]
+    lines = [line.plain for line in token_lines(tokens, 40)]
+    assert lines == ["│<|im_start|>│user⏎", "│·a┃.⏎", "⏎", "┃⇥␍‹U+001B›‹U+202E›\u0301┃⋯"]
+    flat = [line.plain for line in token_lines(tokens[1:4], 40, breaks=False)]
+    assert flat == ["│user⏎│·a┃.⏎⏎"]
+    narrow = token_lines([ShownToken(i, "word") for i in range(9)], 12)
+    assert {line.plain for line in narrow} == {"│word│word", "│word"}
+
+
+def test_colours_say_the_weight():
+    line = token_lines([ShownToken(1, "a"), ShownToken(2, "b", 1.0, control=True)], 40)[0]
+    assert {str(span.style) for span in line.spans} >= {"yellow", "green", "green bold underline"}
+
+
+# --- what is said ----------------------------------------------------------------------------
+
+
+def test_the_example_of_qwen3(make_renderer):
+    renderer = make_renderer("qwen3", "qwen3")
+    sample = sample_conversation(renderer, TrainOnWhat.ALL_ASSISTANT_MESSAGES)
+    view = show(renderer, sample)
+    made = renderer.build_supervised_examples(sample.messages, "all_assistant_messages")
+    assert len(view.examples) == len(made) == 2
+    for example, (model_input, weights) in zip(view.examples, made, strict=True):
+        assert [t.id for t in example.tokens] == model_input.to_ints()
+        assert [t.weight for t in example.tokens] == weights.tolist()
+        text = "".join(t.text for t in example.tokens)
+        assert text == decode_exactly(renderer.tokenizer, model_input.to_ints())
+    trained = sum(int(weights.sum()) for _, weights in made)
+    assert f"{trained} of them trained, in 2 examples" in fact(view, "tokens").text
+    assert fact(view, "template").good
+    assert fact(view, "prompt").good
+    assert "example 2 begins with it" in fact(view, "prompt").text
+    assert fact(view, "stops at").text == "<|im_end|> (id 151645)"
+    assert fact(view, "extension").text.startswith("does not hold")
+    assert "prompt of message 6 does not begin with message 4" in fact(view, "examples").text
+    sampled, prompt = fact(view, "examples").rows
+    texts = [[t.text for t in row.tokens] for row in (sampled, prompt)]
+    assert texts[0][:4] == texts[1][:4]
+    assert (texts[0][4], texts[1][4]) == ("<think>", "<tool_call>")
+    assert all(f.good for f in example_facts(view, "message") + example_facts(view, "parsed"))
+    assert len(example_facts(view, "message")) == 3
+    assert {t.text for t in view.examples[0].tokens if t.control} == {
+        *("<|im_start|>", "<|im_end|>", "<think>", "</think>"),
+        *("<tool_call>", "</tool_call>", "<tool_response>", "</tool_response>"),
+    }
+
+
+def test_one_example_where_the_extension_property_holds(make_renderer):
+    renderer = make_renderer("smollm2", "smollm2")
+    view = show(renderer, sample_conversation(renderer, TrainOnWhat.ALL_ASSISTANT_MESSAGES))
+    assert len(view.examples) == 1
+    assert fact(view, "examples").text == "1, because the extension property holds"
+    assert fact(view, "template").good
+    messages = fact(view, "messages").text
+    assert "without thinking: " in messages
+    assert "without tools: smollm2: this chat format declares no tools" in messages
+
+
+def test_the_example_is_as_rich_as_the_renderer_takes_it(make_renderer):
+    def roles(spec, family):
+        renderer = make_renderer(spec, family)
+        sample = sample_conversation(renderer, TrainOnWhat.LAST_ASSISTANT_MESSAGE)
+        return [m["role"] for m in sample.messages], sample.source
+
+    assert roles("qwen3", "qwen3")[0].count("tool") == 1
+    assert roles("qwen3", "qwen3")[1] == "the built-in example"
+    with_tools, source = roles("qwen3_instruct", "qwen3")
+    assert "tool" in with_tools
+    assert "without thinking" in source
+    assert "tool" not in roles("role_colon", "qwen3")[0]
+
+
+def test_a_renderer_that_takes_no_answer_raises(make_renderer):
+    class Nothing(Qwen3InstructRenderer):
+        def render_message(self, message, ctx):
+            raise RendererError("no")
+
+    renderer = Nothing(make_renderer("qwen3", "qwen3").tokenizer)
+    with pytest.raises(RendererError, match="no"):
+        sample_conversation(renderer, TrainOnWhat.ALL_ASSISTANT_MESSAGES)
+
+
+def test_the_first_difference_from_the_template_is_shown(make_renderer):
+    tokenizer = copy.deepcopy(make_renderer("chatml", "qwen3").tokenizer)
+    tokenizer.chat_template = (
+        "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}!<|im_end|>\n{% endfor %}"
+        "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
+    )
+    renderer = get_renderer("chatml?default_system=", tokenizer)
+    found = fact(show(renderer, conversation(QUESTION, ANSWER)), "template")
+    assert found.good is False
+    assert "conversation differs at token 4 of " in found.text
+    ours, theirs = found.rows
+    assert (ours.label, theirs.label) == ("renderer", "template")
+    assert [row.tokens[4].text for row in found.rows] == ["<|im_end|>", "!"]
+    shown = terminal(show(renderer, conversation(QUESTION, ANSWER)))
+    assert re.search(r"renderer +│<\|im_start\|>│user│⏎│Hi│<\|im_end\|>", shown)
+    tokenizer.chat_template = "{{ raise_exception('never') }}"
+    assert "refuses the conversation: never" in template_text(renderer, QUESTION, ANSWER)
+    tokenizer.chat_template = None
+    found = fact(show(renderer, conversation(QUESTION, ANSWER)), "template")
+    assert (found.good, found.text[:4]) == (None, "none")
+
+
+def template_text(renderer, *messages, **options):
+    return fact(show(renderer, conversation(*messages), template_options=options), "template").text
+
+
+def test_white_space_that_the_template_merges_is_named(make_renderer):
+    answer = {"role": "assistant", "content": "\nx"}
+    text = template_text(make_renderer("qwen3", "qwen3"), QUESTION, answer, QUESTION)
+    assert "it is the same text, cut into other tokens" in text
+
+
+def test_template_options_and_spellings_of_calls(make_renderer):
+    off = make_renderer("qwen3_disable_thinking", "qwen3")
+    assert template_text(off, QUESTION, ANSWER).startswith("yes")
+    assert '"enable_thinking": false' in template_text(off, QUESTION, ANSWER)
+    on = make_renderer("qwen3", "qwen3")
+    assert template_text(on, QUESTION, ANSWER, enable_thinking=False).startswith("no: the prompt")
+    llama = make_renderer("llama3?today_date=26%20Jul%202024", "llama3")
+    view = show(
+        llama,
+        sample_conversation(llama, TrainOnWhat.ALL_ASSISTANT_MESSAGES),
+        template_options={"date_string": "26 Jul 2024"},
+    )
+    assert fact(view, "template").good
+    assert "arguments of calls given as objects" in fact(view, "template").text
+
+
+def test_a_prompt_that_the_example_does_not_continue_is_shown(make_renderer):
+    class OtherPrompt(Qwen3InstructRenderer):
+        def _generation_suffix(self, role):
+            return self.codec.constant("<|im_start|>bot\n")
+
+    renderer = OtherPrompt(make_renderer("qwen3", "qwen3").tokenizer)
+    view = show(renderer, conversation(QUESTION, ANSWER))
+    found = fact(view, "prompt")
+    assert found.good is False
+    assert "differ at token 7" in found.text
+    assert [row.tokens[4].text for row in found.rows[1:]] == ["bot", "assistant"]
+    assert example_facts(view, "message")[0].good is False
+    assert "✗ " in terminal(view)
+
+
+def test_a_wrong_reader_is_told(make_renderer):
+    class Deaf(Qwen3InstructRenderer):
+        def parse_response(self, response):
+            message, how = super().parse_response(response)
+            return {**message, "content": ""}, how
+
+    view = show(Deaf(make_renderer("qwen3", "qwen3").tokenizer), conversation(QUESTION, ANSWER))
+    (parsed,) = example_facts(view, "parsed")
+    assert parsed.good is False
+    assert "something else than the message" in parsed.text
+
+
+def test_another_spelling_is_no_failure(make_renderer):
+    thought = {"role": "assistant", "content": "<think>\nx\n</think>\n\ny"}
+    view = show(make_renderer("qwen3", "qwen3"), conversation(QUESTION, thought))
+    (parsed,) = example_facts(view, "parsed")
+    assert parsed.good
+    assert "another spelling" in parsed.text
+
+
+def test_nothing_to_train_and_no_answer(make_renderer):
+    view = show(make_renderer("qwen3", "qwen3"), conversation(QUESTION))
+    assert fact(view, "examples").good is False
+    assert "selects none of the messages: user" in fact(view, "examples").text
+    assert "for the answer to come" in fact(view, "prompt").text
+    assert view.examples[0].title == "example 1 of 1: 6 tokens, 0 trained"
+
+
+@pytest.mark.parametrize("what", list(TrainOnWhat))
+@pytest.mark.parametrize("spec", ["qwen3", "qwen3_disable_thinking", "role_colon"])
+def test_every_choice_of_what_is_trained(make_renderer, spec, what):
+    renderer = make_renderer(spec, "qwen3")
+    view = show(renderer, sample_conversation(renderer, what), what)
+    assert fact(view, "prompt").good is not False
+    made = renderer.build_supervised_examples(sample_conversation(renderer, what).messages, what)
+    assert [[t.weight for t in example.tokens] for example in view.examples] == [
+        weights.tolist() for _, weights in made
+    ]
+    terminal(view)
+    page(view, "x")
+
+
+def test_turns_that_one_example_trains_on_other_prompts_are_told(make_renderer):
+    renderer = make_renderer("qwen3", "qwen3")
+    what = TrainOnWhat.ALL_TOKENS
+    view = show(renderer, sample_conversation(renderer, what), what)
+    verdicts = [f.good for f in example_facts(view, "message")]
+    assert verdicts == [False, False, True]
+
+
+def test_a_renderer_of_ones_own_without_a_name_is_shown(make_renderer):
+    renderer = Qwen3Renderer(make_renderer("qwen3", "qwen3").tokenizer)
+    assert fact(show(renderer, conversation(QUESTION, ANSWER)), "renderer").text
+
+
+# --- the terminal ----------------------------------------------------------------------------
+
+
+def test_the_terminal_keeps_to_its_width_and_steers_nothing(make_renderer):
+    nasty = "\x1b[31m red \u202e\u0007 [bold]x[/bold] :smile:\r\n" + "long " * 60
+    messages = {"role": "user", "content": nasty}, {"role": "assistant", "content": nasty.strip()}
+    view = show(make_renderer("chatml", "qwen3"), conversation(*messages))
+    for width in (50, 80, 120):
+        shown = terminal(view, width)
+        assert not set(shown) & set("\x1b\u202e\u0007\r")
+        assert max(cell_len(line) for line in shown.splitlines()[:-1]) <= width
+        assert not any(line.endswith(" ") for line in shown.splitlines())
+    joined = re.sub(r"[│┃\s]", "", terminal(view))
+    assert "[bold]x[/bold]·:smile:" in joined
+
+
+def test_long_examples_are_cut_and_shared_beginnings_shown_once(make_renderer):
+    renderer = make_renderer("qwen3", "qwen3")
+    view = show(renderer, sample_conversation(renderer, TrainOnWhat.ALL_ASSISTANT_MESSAGES))
+    cut = terminal(view, max_tokens=20)
+    left_out = [t.trained for t in view.examples[0].tokens[10:-10]]
+    note = f"{len(left_out)} tokens more, {sum(left_out)} of them trained (max_tokens=20)"
+    assert note in cut
+    assert re.search(r"… 1\d\d tokens as in the example before …", cut)
+    whole = terminal(view)
+    assert "tokens more" not in whole
+    assert whole.count("You│·are│·brief") == 1
+
+
+# --- the page --------------------------------------------------------------------------------
+
+
+def test_spans_hold_the_decoded_text_whatever_it_is(make_renderer):
+    renderer = make_renderer("chatml", "qwen3")
+    reader = TokenReader(renderer)
+
+    @checked
+    @given(text=any_text | st.text(alphabet="<>&\"'\r\n\t \x00\x1b\u202e\u0301🦜", max_size=20))
+    def check(text):
+        tokens = renderer.codec.encode(text)
+        found = parse(token_spans(reader.read([tokens])))
+        assert len(found.texts) == len(tokens)
+        assert "".join(found.texts) == renderer.codec.decode(tokens)
+        for token, title in zip(tokens, found.titles, strict=True):
+            assert f"id {token}, weight 0" in title
+
+    check()
+
+
+def test_the_page_is_whole_escaped_and_needs_nothing(make_renderer):
+    renderer = make_renderer("chatml", "qwen3")
+    evil = '</pre><script>alert("x")</script><img src=http://x/y.png onerror=1>'
+    talk = conversation({"role": "user", "content": evil}, {"role": "assistant", "content": evil})
+    view = show(renderer, talk)
+    html = page(view, "<img>title")
+    found = parse(html)
+    tags = {tag for tag, _ in found.attributes}
+    assert not tags & {"script", "img", "link", "iframe"}
+    assert not any(
+        key in ("src", "href", "style") or key.startswith("on")
+        for _, attributes in found.attributes
+        for key in attributes
+    )
+    assert "url(" not in html
+    assert "@import" not in html
+    assert "prefers-color-scheme: dark" in html
+    (pre,) = re.findall(r'<pre class="example">(.*?)</pre>', html, re.S)
+    tokens = [token.id for token in view.examples[0].tokens]
+    assert "".join(parse(pre).texts) == decode_exactly(renderer.tokenizer, tokens)
+    classes = [a["class"].split() for t, a in found.attributes if a.get("title")]
+    assert sum("w" in c for c in classes) >= sum(t.trained for t in view.examples[0].tokens)
+    for expected in (f"id {tokens[0]}, weight 0", f"id {tokens[-2]}, weight 1"):
+        assert any(expected in (title or "") for title in found.titles)
+
+
+# --- the command line ------------------------------------------------------------------------
+
+
+@pytest.fixture
+def rows(tmp_path):
+    path = tmp_path / "rows.jsonl"
+    good = {"messages": [QUESTION, ANSWER]}
+    lines = [
+        json.dumps(good),
+        "",
+        json.dumps({"messages": [{"role": "user", "content": "Second"}, ANSWER]}),
+        '{"messages": [{"role": "user", "content": "cut \\ud83e"}]}',
+        '{"nope": 1}',
+    ]
+    path.write_text("\n".join(lines), encoding="utf-8")
+    return str(path)
+
+
+def test_a_row_of_a_file_and_its_page(tokenizer_folder, rows, tmp_path, capsys):
+    target = tmp_path / "page.html"
+    config = ShowConfig(
+        model_name=tokenizer_folder("smollm2"), file=rows, index=1, html=str(target)
+    )
+    main(config)
+    shown = capsys.readouterr().out
+    assert f"{rows}:3" in re.sub(r"\n *", "", shown)  # long paths are folded
+    assert "│Second│" in shown
+    assert "┃Hello┃.┃<|im_end|>│⏎" in shown
+    assert shown.splitlines()[-1] == str(target)
+    assert "Second" in target.read_text(encoding="utf-8")
+
+
+@pytest.mark.parametrize(
+    ("settings", "error", "words"),
+    [
+        ({"file": "absent.jsonl"}, DataValidationError, "there is no such file"),
+        ({"index": 3}, DataFormatError, "rows.jsonl:5: .*'nope', expected 'messages'"),
+        ({"index": 2}, DataFormatError, "rows.jsonl:4: got half of a character"),
+        ({"index": 9}, DataValidationError, "has 4 conversations; expected 0 to 3"),
+        ({"index": -1}, ConfigurationError, "index: got -1"),
+        ({"file": None, "index": 1}, ConfigurationError, "index: got 1 without a file"),
+        ({"max_tokens": 1}, ConfigurationError, "max_tokens: got 1"),
+        ({"html": "/no/such/folder/x.html"}, ConfigurationError, "html: .*does not exist"),
+        ({"template_options": "[1]"}, ConfigurationError, "template_options: got '\\[1\\]'"),
+        ({"template_options": "{"}, ConfigurationError, "template_options: got '{'"),
+        ({"renderer_name": "qwne3"}, ConfigurationError, "did you mean 'qwen3'"),
+        ({"renderer_name": "llama3"}, RendererError, "eot_id"),
+    ],
+)
+def test_bad_input_is_said_in_a_sentence(tokenizer_folder, rows, settings, error, words):
+    with pytest.raises(error, match=words):
+        main(ShowConfig(**{"model_name": tokenizer_folder("smollm2"), "file": rows, **settings}))
+
+
+def test_one_argument_without_a_key_is_the_file():
+    assert with_file_key(["a=1", "x.jsonl", "b"]) == ["a=1", "file=x.jsonl", "b"]
+    assert with_file_key(["--help"]) == ["--help"]
+
+
+def test_help_loads_nothing_heavy_and_a_run_ends_well(tokenizer_folder, rows):
+    program = (
+        "import runpy, sys\n"
+        "sys.argv = ['tinker_cookbook.renderers.show', '--help']\n"
+        "try:\n"
+        "    runpy.run_module(sys.argv[0], run_name='__main__', alter_sys=True)\n"
+        "except SystemExit as end:\n"
+        "    assert end.code == 0\n"
+        "print('LOADED', *(n for n in ('torch', 'transformers', 'tinker') if n in sys.modules))\n"
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
+    assert done.stdout.splitlines()[-1] == "LOADED", done.stderr
+    assert "template_options" in done.stdout
+    command = [sys.executable, "-m", "tinker_cookbook.renderers.show"]
+    arguments = [f"model_name={tokenizer_folder('smollm2')}", rows, "renderer_name=smollm2"]
+    done = subprocess.run([*command, *arguments], capture_output=True, text=True)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert "renderer    smollm2, asked for" in done.stdout
+    done = subprocess.run([*command, arguments[0], "no.jsonl"], capture_output=True, text=True)
+    assert done.returncode == 1
+    assert "DataValidationError: no.jsonl: there is no such file" in done.stderr
+    assert "Traceback" not in done.stderr

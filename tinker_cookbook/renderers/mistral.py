@@ -1,0 +1,306 @@
+"""Mistral: ``[INST]`` question ``[/INST]`` answer ``</s>``, after Mistral's own chat encoding.
+
+The formats are those of the tokenizer versions v3 and v7. Each exists for a SentencePiece
+vocabulary, in which every text between control tokens begins with a space, and for Tekken, a
+byte-level vocabulary, in which it does not:
+
+- ``v3``: Mistral 7B v0.3, Mixtral 8x22B, Mistral Small 2409, Mistral Large 2407, Codestral
+- ``v3_tekken``: Mistral Nemo, Ministral 8B
+- ``v7``: Mistral Large 2411
+- ``v7_tekken``: Mistral Small 3 (2501) and 3.1 (2503)
+
+In v3 the system prompt stands before the text of the *last* question, in v7 in messages of its
+own. In both, tools are declared before the last question. Later versions (v11, v13: Mistral Small
+3.2, Magistral, Ministral 3) write calls otherwise; use ``template`` for them.
+
+Mistral's library is the reference, where chat templates differ from it:
+
+- Texts of users, and answers, in a row are one message, joined by a blank line. So are text parts.
+  Messages that differ in ``trainable`` stay apart.
+- Spaces at the end of an answer are left out. JSON of arguments and results is spelled anew.
+- Roles out of order, results that do not match calls, names of tools beyond ``[a-zA-Z0-9_-]``
+  and, in v3, an answer with both text and calls are refused.
+- Names of control tokens in a text are always plain text, whoever wrote them;
+  ``split_special_tokens`` changes nothing. Such a name is cut behind its first character, so its
+  tokens may differ from those of a vocabulary that knows no such name.
+
+Where the library refuses and this module does not: an answer without text is ``</s>`` alone, in
+v7 an answer may have text and calls, and a call without an id of nine letters or digits gets its
+number in the conversation, ``000000000``, ``000000001`` and so on, as does its result. Arguments
+that are no JSON are refused here; the library writes them as a string.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from tinker_cookbook.exceptions import ConfigurationError, RendererError, nearest
+from tinker_cookbook.renderers.base import Renderer
+from tinker_cookbook.renderers.content import ensure_text
+from tinker_cookbook.renderers.messages import Message, Role, ToolSpec, UnparsedToolCall
+from tinker_cookbook.renderers.mistral_messages import (
+    TOOLS_ROLE,
+    calls_text,
+    declare,
+    prepare,
+    read_calls,
+    result_text,
+    result_value,
+)
+from tinker_cookbook.renderers.rendered import RenderContext, RenderedMessage
+from tinker_cookbook.renderers.stop_token import special_token_id
+from tinker_cookbook.renderers.streaming import ContentDelta, MessageReader
+from tinker_cookbook.tokenizer_utils import Tokenizer
+
+if TYPE_CHECKING:
+    import tinker
+
+VERSIONS = ("v3", "v3_tekken", "v7", "v7_tekken")
+_BOS, _END = "<s>", "</s>"
+_INST, _END_INST = "[INST]", "[/INST]"
+_TOOLS, _END_TOOLS = "[AVAILABLE_TOOLS]", "[/AVAILABLE_TOOLS]"
+_CALLS = "[TOOL_CALLS]"
+_RESULT, _END_RESULT = "[TOOL_RESULTS]", "[/TOOL_RESULTS]"
+_SYSTEM, _END_SYSTEM, _CONTENT = "[SYSTEM_PROMPT]", "[/SYSTEM_PROMPT]", "[TOOL_CONTENT]"
+_V3_TOKENS = (
+    *(_BOS, _END, _INST, _END_INST, _TOOLS, _END_TOOLS, _CALLS),
+    *(_RESULT, _END_RESULT),
+)
+_V7_TOKENS = (_SYSTEM, _END_SYSTEM, _CONTENT)
+
+
+class MistralRenderer(Renderer):
+    """Mistral's formats v3 and v7: tools, no thinking, no images.
+
+    ``version`` is one of :data:`VERSIONS`. Left out, it is read off the tokenizer: v7 where its
+    chat template (or, without one, its vocabulary) has ``[SYSTEM_PROMPT]``; Tekken where its
+    vocabulary is byte-level.
+
+    With a SentencePiece version, a response begins with the space of its first token, which is
+    not the message's. A response that continues a prefill must not begin with a space of its own:
+    it would be taken for that one.
+    """
+
+    def __init__(
+        self, tokenizer: Tokenizer, image_processor: Any = None, *, version: str | None = None
+    ) -> None:
+        super().__init__(tokenizer, image_processor)
+        if version is not None and version not in VERSIONS:
+            raise ConfigurationError(
+                f"version: got {version!r}, expected one of {', '.join(VERSIONS)}"
+                f"{nearest(str(version), VERSIONS)}"
+            )
+        self.version = version or _version_of(tokenizer)
+        self._v7 = self.version.startswith("v7")
+        self._space = "" if self.version.endswith("tekken") else " "
+        needed = (*_V3_TOKENS, *_V7_TOKENS) if self._v7 else _V3_TOKENS
+        self._ids = {
+            name: special_token_id(tokenizer, name, f"mistral ({self.version})") for name in needed
+        }
+
+    @property
+    def has_extension_property(self) -> bool:
+        """Does not hold: the next question takes the declaration of tools with it, in v3 the
+        system prompt too. Without either, prompts do extend each other (spaces at the end of
+        answers and the spelling of arguments apart), and ``build_supervised_examples``, which
+        compares tokens, makes one example of them."""
+        return False
+
+    def get_stop_sequences(self) -> list[int]:
+        """``</s>``."""
+        return [self._ids[_END]]
+
+    def create_conversation_prefix_with_tools(
+        self, tools: Sequence[ToolSpec], system_prompt: str = ""
+    ) -> list[Message]:
+        """Declares tools in a message of role ``available_tools``, before the system message;
+        its content is written before the last question."""
+        declared = [declare(tools, self._name)] if tools else []
+        system = [Message(role="system", content=system_prompt)] if system_prompt else []
+        return [*declared, *system]
+
+    def build_generation_prompt(
+        self,
+        messages: Sequence[Message] | Sequence[Mapping[str, Any]],
+        role: Role = "assistant",
+        prefill: str | None = None,
+    ) -> tinker.ModelInput:
+        """Returns the prompt for the next message; a prefill has the space of its version."""
+        return super().build_generation_prompt(messages, role, self._spaced(prefill or ""))
+
+    def render_message(self, message: Message, ctx: RenderContext) -> RenderedMessage:
+        """Tokens of one message of a conversation as it is written. Tools and, in v3, the system
+        prompt have none of their own: they belong to the last question."""
+        role, text = message["role"], ensure_text(message["content"])
+        if role == "user":
+            return self._question(text, "")
+        if role == "assistant":
+            output = [*self._answer(message, text, ctx.idx), self._ids[_END]]
+            return RenderedMessage(output=[output])
+        if role == "tool":
+            return self._result(message, text)
+        if role == "system" and self._v7:
+            return self._between(_SYSTEM, self._text(text), _END_SYSTEM)
+        if role in ("system", TOOLS_ROLE):
+            return RenderedMessage(output=[])
+        raise RendererError(
+            f"messages[{ctx.idx}].role: got {role!r}, expected system, user, assistant or tool: "
+            f"{self._name} has no form for others; change the role"
+        )
+
+    def _reader(self) -> MessageReader:
+        return _TextThenCalls(self._space)
+
+    def _bos_tokens(self) -> list[int]:
+        return [self._ids[_BOS]]
+
+    def _generation_suffix(self, role: Role) -> list[int]:
+        if role in ("assistant", "user"):
+            return [self._ids[_INST]] if role == "user" else []
+        raise RendererError(
+            f"role: got {role!r}, expected assistant or user: {self._name} opens no other message"
+        )
+
+    def _normalize(self, messages: Sequence[Mapping[str, Any]]) -> list[Message]:
+        normal = prepare(super()._normalize(messages), self._name)
+        roles = [message["role"] for message in normal]
+        if self._v7 and TOOLS_ROLE in roles and "user" not in roles:
+            raise RendererError(
+                f"messages: got tools and no message of role 'user', expected one: {self._name} "
+                "declares tools before the last question; add the question"
+            )
+        return normal
+
+    def _outside_text(self, text: str) -> str:
+        return text  # every text is kept free of control tokens where it is encoded
+
+    def _conversation_prefix(self, messages: Sequence[Message]) -> list[int]:
+        """In v3 a conversation begins with a question, an empty one if need be."""
+        spoken = [m["role"] for m in messages if m["role"] not in ("system", TOOLS_ROLE)]
+        if self._v7 or spoken[:1] == ["user"]:
+            return []
+        system, tools = ("", "") if "user" in spoken else self._before_last_question(messages)
+        inserted = self._question(system, tools)
+        return [token for piece in (inserted.header, *inserted.output) for token in _ids(piece)]
+
+    def _render_all(self, messages: Sequence[Message]) -> list[RenderedMessage]:
+        rendered = super()._render_all(messages)
+        last = self._last_user_index(messages)
+        if last >= 0:
+            system, tools = self._before_last_question(messages)
+            text = ensure_text(messages[last]["content"])
+            rendered[last] = self._question(system + text, tools)
+        return rendered
+
+    def _before_last_question(self, messages: Sequence[Message]) -> tuple[str, str]:
+        """Returns what v3 writes before the text of the last question, and the declared tools."""
+        texts = {
+            role: [text for m in messages if m["role"] == role and (text := str(m["content"]))]
+            for role in ("system", TOOLS_ROLE)
+        }
+        system = "" if self._v7 else "".join(f"{text}\n\n" for text in texts["system"])
+        return system, "".join(texts[TOOLS_ROLE])
+
+    def _question(self, text: str, tools: str) -> RenderedMessage:
+        ids = self._ids
+        declared = [ids[_TOOLS], *self._text(tools), ids[_END_TOOLS]] if tools else []
+        question = self._between(_INST, self._text(text), _END_INST)
+        return RenderedMessage(header=[*declared, *_ids(question.header)], output=question.output)
+
+    def _result(self, message: Message, text: str) -> RenderedMessage:
+        call_id = message.get("tool_call_id", "")
+        if self._v7:
+            header = [*self._text(call_id), self._ids[_CONTENT]]
+            result = self._between(_RESULT, self._text(result_text(text)), _END_RESULT)
+            return RenderedMessage([*result.output], [*_ids(result.header), *header])
+        value = {"content": result_value(text), "call_id": call_id}
+        body = self._text(json.dumps(value, ensure_ascii=False))
+        return self._between(_RESULT, body, _END_RESULT)
+
+    def _between(self, opening: str, text: Sequence[int], closing: str) -> RenderedMessage:
+        return RenderedMessage(
+            header=[self._ids[opening]], output=[[*text, self._ids[closing]]]
+        )
+
+    def _answer(self, message: Message, text: str, idx: int) -> list[int]:
+        calls = message.get("tool_calls", [])
+        unparsed = message.get("unparsed_tool_calls", [])
+        text = text.rstrip(" ")
+        if text and calls and not self._v7:
+            raise RendererError(
+                f"messages[{idx}].content: got text beside tool calls, expected one of them: "
+                f"{self._name} ({self.version}) has no form for both; leave the text out"
+            )
+        tokens = self._text(text)
+        if calls:
+            tokens += [self._ids[_CALLS], *self._text(calls_text(calls, idx))]
+        for call in unparsed:
+            before, opened, body = call.raw_text.partition(_CALLS)
+            tokens += self._plain(before)
+            tokens += [self._ids[_CALLS], *self._plain(body)] if opened else []
+        return tokens
+
+    def _text(self, text: str) -> list[int]:
+        return self._plain(self._spaced(text))
+
+    def _spaced(self, text: str) -> str:
+        return f"{self._space}{text}" if text else ""
+
+    def _plain(self, text: str) -> list[int]:
+        return [*self.codec.encode(self.codec.split_control_tokens(text))]
+
+
+class _TextThenCalls(MessageReader):
+    """Text up to ``[TOOL_CALLS]``; what follows is read at the end, when all of it is there."""
+
+    def __init__(self, space: str) -> None:
+        super().__init__()
+        self._space = space  # dropped where the response begins with it
+        self._buffer = ""
+        self._body: str | None = None  # what follows [TOOL_CALLS], once it came
+
+    def feed(self, text: str) -> list[ContentDelta]:
+        """Passes text on; what may be the beginning of calls waits."""
+        if self._body is not None:
+            self._body += text
+            return []
+        self._buffer += text
+        if self._space and self._buffer:
+            self._buffer, self._space = self._buffer.removeprefix(self._space), ""
+        ready, opened, body = self._buffer.partition(_CALLS)
+        if opened:
+            self._buffer, self._body = "", body
+            return self.add_text(ready)
+        waiting = next(n for n in range(len(_CALLS) - 1, -1, -1) if ready.endswith(_CALLS[:n]))
+        self._buffer = ready[len(ready) - waiting :]
+        return self.add_text(ready[: len(ready) - waiting])
+
+    def finish(self) -> list[ContentDelta]:
+        """What waited is text, or calls."""
+        if self._body is None:
+            return self.add_text(self._buffer)
+        try:
+            self.calls += read_calls(self._body)
+        except ValueError as error:
+            raw = f"{_CALLS}{self._body}"
+            self.unparsed.append(UnparsedToolCall(raw_text=raw, error=str(error)))
+        return []
+
+
+def _ids(piece: Any) -> list[int]:
+    return list(piece)
+
+
+def _version_of(tokenizer: Tokenizer) -> str:
+    template = getattr(tokenizer, "chat_template", None)
+    known = str(template) if template and _INST in str(template) else ""
+    v7 = _SYSTEM in known if known else _has_token(tokenizer, _SYSTEM)
+    # Byte-level vocabularies spell a space otherwise.
+    return ("v7" if v7 else "v3") + ("" if _has_token(tokenizer, "\u2581") else "_tekken")
+
+
+def _has_token(tokenizer: Tokenizer, token: str) -> bool:
+    found = tokenizer.convert_tokens_to_ids(token)
+    return isinstance(found, int) and found != getattr(tokenizer, "unk_token_id", None)

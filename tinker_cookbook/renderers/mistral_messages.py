@@ -1,0 +1,233 @@
+"""What Mistral's formats ask of a conversation before it becomes tokens.
+
+The rules are those of Mistral's own library: which role may follow which, one result for each
+call, messages of one role in a row joined, ids of nine letters or digits.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Sequence
+from typing import Any
+
+from tinker_cookbook.exceptions import RendererError
+from tinker_cookbook.renderers.content import ensure_text
+from tinker_cookbook.renderers.messages import Message, ToolCall, ToolSpec
+from tinker_cookbook.renderers.text_only import check_parts
+
+TOOLS_ROLE = "available_tools"
+"""Role of the message that declares tools: first in a conversation, JSON as its content."""
+_BETWEEN = "\n\n"  # what joins texts that become one message
+_ID = re.compile(r"[a-zA-Z0-9]{9}")
+_FUNCTION = re.compile(r"[a-zA-Z0-9_-]{1,64}")
+_FOLLOWERS = {
+    TOOLS_ROLE: ("system", "user", "assistant"),
+    "system": ("user", "assistant", "system"),
+    "user": ("assistant", "system", "user"),
+    "assistant": ("assistant", "user", "tool"),
+    "tool": ("assistant", "tool"),
+}
+_UNREADABLE = (ValueError, RecursionError)  # of json: no JSON, too many digits, nested too deeply
+
+
+def prepare(messages: Sequence[Message], renderer: str) -> list[Message]:
+    """Returns the conversation as it is written: every content a string, messages in a row joined,
+    ids of calls and results set. RendererError where the format has no form for it."""
+    _check_order(messages, renderer)
+    joined: list[Message] = []
+    for i, message in enumerate(messages):
+        check_parts(message, i, renderer, frozenset({"text"}))
+        content = message["content"]
+        if message["role"] in ("system", "user") and not isinstance(content, str):
+            text = _BETWEEN.join(part.get("text", "") for part in content)
+        else:
+            text = ensure_text(content)
+        message = Message(**{**message, "content": text})
+        if joined and _belong_together(joined[-1], message):
+            joined[-1] = _join(joined[-1], message)
+        else:
+            joined.append(message)
+    return _with_ids(joined)
+
+
+def declare(tools: Sequence[ToolSpec], renderer: str) -> Message:
+    """Returns the message that declares ``tools``."""
+    declared: list[dict[str, Any]] = []
+    for i, tool in enumerate(tools):
+        spec: dict[str, Any] = dict(tool.get("function", tool))
+        unknown = sorted(set(spec) - {"name", "description", "parameters"})
+        if unknown or "parameters" not in spec:
+            raise RendererError(
+                f"tools[{i}]: got {', '.join(sorted(spec))}, expected name, description and "
+                f"parameters: {renderer} has no form for other fields; take them out"
+            )
+        check_function_name(spec.get("name"), f"tools[{i}].name")
+        function = {
+            "name": spec["name"],
+            "description": spec.get("description", ""),
+            "parameters": spec["parameters"],
+        }
+        declared.append({"type": "function", "function": function})
+    return Message(role=TOOLS_ROLE, content=json.dumps(declared, ensure_ascii=False))
+
+
+def calls_text(calls: Sequence[ToolCall], idx: int) -> str:
+    """Returns the JSON list of ``calls``; arguments are read and spelled anew."""
+    written: list[dict[str, Any]] = []
+    for i, call in enumerate(calls):
+        where = f"messages[{idx}].tool_calls[{i}].function"
+        check_function_name(call.function.name, f"{where}.name")
+        try:
+            arguments = json.loads(call.function.arguments or "{}")
+        except _UNREADABLE as error:
+            raise RendererError(
+                f"{where}.arguments: got {call.function.arguments!r}, expected JSON ({error})"
+            ) from error
+        entry = {"name": call.function.name, "arguments": arguments}
+        written.append(entry | ({"id": call.id} if call.id else {}))
+    return json.dumps(written, ensure_ascii=False)
+
+
+def read_calls(body: str) -> list[ToolCall]:
+    """Returns the calls of a JSON list; ValueError where it is anything else."""
+    try:
+        entries = json.loads(body)
+    except RecursionError as error:
+        raise ValueError("tool calls: the JSON is nested too deeply") from error
+    if not isinstance(entries, list) or not entries:
+        raise ValueError("tool calls: expected a JSON list of calls")
+    return [_read_call(entry, i) for i, entry in enumerate(entries)]
+
+
+def result_value(content: str) -> Any:
+    """Returns what the text of a result says: its JSON value, or the text where it is no JSON."""
+    try:
+        value = json.loads(content) if content else {}
+        json.dumps(value, ensure_ascii=False).encode()  # half a character cannot be encoded
+    except _UNREADABLE:
+        return content
+    return value
+
+
+def result_text(content: str) -> str:
+    """Returns the text of a result, JSON spelled anew."""
+    value = result_value(content)
+    return content if value is content else json.dumps(value, ensure_ascii=False)
+
+
+def check_function_name(name: Any, where: str) -> None:
+    """Raises RendererError for a name that Mistral's library refuses."""
+    if not isinstance(name, str) or not _FUNCTION.fullmatch(name):
+        raise RendererError(
+            f"{where}: got {name!r}, expected up to 64 of a-z, A-Z, 0-9, _ and -; rename the tool"
+        )
+
+
+def _read_call(entry: Any, i: int) -> ToolCall:
+    if not isinstance(entry, dict) or not {"name", "arguments"} <= set(entry):
+        raise ValueError(f'tool call {i}: expected an object {{"name": …, "arguments": …}}')
+    if unknown := sorted(set(entry) - {"name", "arguments", "id"}):
+        raise ValueError(f"tool call {i}: expected no fields beside the id, got {unknown}")
+    name, arguments = entry["name"], entry["arguments"]
+    if not isinstance(name, str) or not _FUNCTION.fullmatch(name):
+        raise ValueError(f"tool call {i}: expected a function's name, got {name!r}")
+    if isinstance(arguments, str):
+        json.loads(arguments)
+    else:
+        arguments = json.dumps(arguments, ensure_ascii=False)
+    body = ToolCall.FunctionBody(name=name, arguments=arguments)
+    return ToolCall(function=body, id=entry.get("id"))
+
+
+def _check_order(messages: Sequence[Message], renderer: str) -> None:
+    before, waiting = "", 0  # results that must still come; -1 where any number may
+    for i, message in enumerate(messages):
+        role = message["role"]
+        first = (TOOLS_ROLE, "system", "user", "assistant")
+        expected = _FOLLOWERS[before] if before else first
+        if role not in expected:
+            raise RendererError(
+                f"messages[{i}].role: got {role!r} "
+                f"{f'after {before!r}' if before else 'as the first message'}, expected one of "
+                f"{', '.join(expected)}: {renderer} has no form for others; put the message "
+                "elsewhere, or its text into a neighbour"
+            )
+        made = [*message.get("tool_calls", []), *message.get("unparsed_tool_calls", [])]
+        if made and role != "assistant":
+            raise RendererError(
+                f"messages[{i}].tool_calls: got calls by role {role!r}, expected them in messages "
+                "of role 'assistant' only; change the role"
+            )
+        if (waiting > 0) != (role == "tool") and not (waiting < 0):
+            raise RendererError(
+                f"messages[{i}].role: got {role!r} where {waiting} results of tools are due, "
+                f"expected one message of role 'tool' for each call: {renderer} needs them right "
+                "behind their calls; add or remove results"
+            )
+        if role == "tool":
+            waiting = max(waiting - 1, -1) if waiting > 0 else waiting
+        else:
+            waiting = -1 if message.get("unparsed_tool_calls") else len(made)
+        before = role
+
+
+def _belong_together(first: Message, second: Message) -> bool:
+    return (
+        first["role"] == second["role"]
+        and first["role"] in ("user", "assistant")
+        and first.get("trainable") == second.get("trainable")
+    )
+
+
+def _join(first: Message, second: Message) -> Message:
+    texts = [ensure_text(message["content"]) for message in (first, second)]
+    if first["role"] == "assistant":
+        texts = [text for text in texts if text]
+    result = Message(**{**first, "content": _BETWEEN.join(texts)})
+    if calls := [*first.get("tool_calls", []), *second.get("tool_calls", [])]:
+        result["tool_calls"] = calls
+    if unparsed := [*first.get("unparsed_tool_calls", []), *second.get("unparsed_tool_calls", [])]:
+        result["unparsed_tool_calls"] = unparsed
+    return result
+
+
+def _with_ids(messages: Sequence[Message]) -> list[Message]:
+    """Gives every call and result an id of nine characters: its own, or the call's number."""
+    waiting: list[tuple[str | None, str]] = []  # calls without a result: own id, written id
+    result: list[Message] = []
+    count = 0
+    for i, message in enumerate(messages):
+        if calls := message.get("tool_calls"):
+            written = [_own_id(call.id) or f"{count + n:09d}" for n, call in enumerate(calls)]
+            waiting += [(call.id, id_) for call, id_ in zip(calls, written, strict=True)]
+            count += len(calls)
+            named = [
+                ToolCall(function=call.function, id=id_)
+                for call, id_ in zip(calls, written, strict=True)
+            ]
+            message = Message(**{**message, "tool_calls": named})
+        elif message["role"] == "tool":
+            if not waiting:  # a call that could not be read: it has a number as well
+                waiting.append((None, f"{count:09d}"))
+                count += 1
+            id_ = _result_id(message.get("tool_call_id"), waiting, i)
+            message = Message(**{**message, "tool_call_id": id_})
+        result.append(message)
+    return result
+
+
+def _own_id(id_: str | None) -> str | None:
+    return id_ if id_ and _ID.fullmatch(id_) else None
+
+
+def _result_id(wanted: str | None, waiting: list[tuple[str | None, str]], idx: int) -> str:
+    found = next((n for n, known in enumerate(waiting) if wanted in known), None)
+    if wanted and found is None and waiting[0][0] is not None:
+        raise RendererError(
+            f"messages[{idx}].tool_call_id: got {wanted!r}, expected the id of a call that has no "
+            f"result yet: {', '.join(repr(own or id_) for own, id_ in waiting)}; leave it out to "
+            "answer calls in their order"
+        )
+    own = _own_id(wanted) if found is None else None
+    return own or waiting.pop(found or 0)[1]

@@ -1,0 +1,12 @@
+"""Command line of the view of a conversation."""
+
+from __future__ import annotations
+
+import sys
+
+from tinker_cookbook.renderers.show.command import main, with_file_key
+from tinker_cookbook.utils.entrypoint import run_entrypoint
+
+if __name__ == "__main__":
+    sys.argv[1:] = with_file_key(sys.argv[1:])
+    run_entrypoint(main)

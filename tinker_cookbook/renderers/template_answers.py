@@ -1,0 +1,244 @@
+"""Where the messages of a conversation stand in the text that its chat template writes.
+
+An answer is found from two beginnings of the conversation: what the text with it has beyond its
+prompt, up to and with the stop token, is the answer as it is sampled. Whether it stands like that
+in a longer text is looked at, not assumed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+
+from tinker_cookbook.exceptions import RendererError
+from tinker_cookbook.renderers.content import get_text_content
+from tinker_cookbook.renderers.messages import Message, Role, TextPart, ThinkingPart, ToolCall
+from tinker_cookbook.renderers.template_probe import (
+    ANSWER,
+    QUESTION,
+    Facts,
+    border,
+    common,
+    control_names,
+)
+from tinker_cookbook.renderers.template_text import (
+    Conversation,
+    TemplateRefusal,
+    TemplateText,
+    plain,
+)
+from tinker_cookbook.tokenizer_utils import Tokenizer
+
+
+@dataclass(frozen=True)
+class Answer:
+    """Where an answer stands in the text of the conversation that ends with it."""
+
+    text: str
+    """That text up to the end of the answer."""
+    start: int
+    behind: str
+    """The stop token where the template writes none behind the answer."""
+
+
+class Transcript(Conversation):
+    """A conversation with its answers; ``warn`` is told what differs from sampling."""
+
+    def __init__(
+        self,
+        template: TemplateText,
+        facts: Facts,
+        messages: Sequence[Message],
+        tokenizer: Tokenizer,
+        warn: Callable[[str], None],
+    ) -> None:
+        super().__init__(template, facts.form, messages)
+        self.lost: dict[int, RendererError] = {}
+        """Answers of which no place can be told, with what to say where they are trained."""
+        self._facts = facts
+        self._messages = messages
+        self._tokenizer = tokenizer
+        self._warn = warn
+
+    @cached_property
+    def answers(self) -> dict[int, Answer]:
+        """The answers whose place can be told, by the index of the message."""
+        found: dict[int, Answer] = {}
+        for idx, message in enumerate(self._messages):
+            if message["role"] != "assistant":
+                continue
+            try:
+                found[idx] = self._answer(idx, "tool_calls" in message)
+            except RendererError as error:
+                self.lost[idx] = error
+        return found
+
+    def prompt_before(self, end: int, role: Role = "assistant") -> str:
+        """Returns the text after which a message of ``role`` at ``end`` is sampled.
+
+        Some templates take no conversation without a question, and none opens a message of the
+        user: there the text before such a message is taken.
+        """
+        refusal: TemplateRefusal | None = None
+        if end and role == "assistant":
+            try:
+                return self.prompt(end)
+            except TemplateRefusal as error:
+                refusal = error
+        try:
+            text = self.with_message(end, plain(role, ANSWER, self._facts.form))
+        except TemplateRefusal as error:
+            raise (refusal or error) from error
+        head, found, _ = text.partition(ANSWER)
+        suffix = self._facts.suffix if role == "assistant" else ""
+        at = head.rfind(suffix)
+        if not found or at < 0:
+            raise refusal or RendererError(
+                f"messages: the chat template opens no message of role {role!r} behind "
+                f"{end} messages"
+            )
+        return head[: at + len(suffix)] if suffix else head
+
+    def _answer(self, idx: int, calls: bool) -> Answer:
+        prompt, text = self.prompt_before(idx), self.text(idx + 1)
+        start = len(prompt)
+        if not text.startswith(prompt):
+            start = self._rewritten_start(idx, prompt, text)
+        stop = self._facts.call_stop if calls else self._facts.stops[0]
+        if not self._facts.writes_stop:
+            return Answer(text, start, stop)
+        ends = [at + len(s) for s in self._facts.stops if (at := text.rfind(s, start)) >= 0]
+        end = max(ends, default=len(text))
+        return Answer(text[:end], start, "" if ends else stop)
+
+    def _rewritten_start(self, idx: int, prompt: str, text: str) -> int:
+        """Returns where an answer begins whose prompt the template does not write before it."""
+        bare = self.with_message(idx, plain("assistant", ANSWER, self._facts.form))
+        names = control_names(self._tokenizer, special=False)
+        start = border(prompt, bare, names, most=common(text, bare))
+        if idx and start < len(self.text(idx)):
+            start = self._behind_opening(idx, prompt, text[: common(text, bare)])
+        self._warn(
+            "the chat template writes some answers behind another text than the prompt "
+            f"({prompt[-40:]!r}) from which they are sampled: they are trained as the template "
+            "writes them, each as the last answer of its example"
+        )
+        return start
+
+    def _behind_opening(self, idx: int, prompt: str, head: str) -> int:
+        """Returns where an answer begins of which the template rewrites what precedes it: behind
+        the last of what opens an answer, before the answer's own text."""
+        context = self.text(idx)
+        opening = prompt.removeprefix(context) if prompt.startswith(context) else ""
+        at = head.rfind(opening)
+        if not opening or at < 0:
+            raise RendererError(
+                f"messages[{idx}]: the chat template writes the messages before this answer "
+                "otherwise once it is there, so no tokens can be said to be the answer's; use the "
+                "renderer of the model's family"
+            )
+        return at + len(opening)
+
+    def end_in(self, text: str, answer: Answer, position: int = 0) -> int:
+        """Returns where an answer, behind ``position``, ends in a longer text; -1 where it does
+        not stand there as it was sampled."""
+        end = len(answer.text)
+        if answer.start < position or not text.startswith(answer.text):
+            return -1
+        if not answer.behind or end == len(text):
+            return end
+        stop = next((s for s in self._facts.stops if text.startswith(s, end)), None)
+        return -1 if stop is None else end + len(stop)
+
+    def runs(self, text: str) -> Iterator[tuple[int, int, int | None]]:
+        """Yields begin and end of each run of text that is encoded in one piece, and the message
+        of which it is the answer as sampled, None for what stands between answers."""
+        position = 0
+        for idx, answer in self.answers.items():
+            end = self.end_in(text, answer, position)
+            if end >= 0:
+                yield position, answer.start, None
+                yield answer.start, end, idx
+                position = end
+        yield position, len(text), None
+
+    def span(self, idx: int) -> tuple[int, int]:
+        """Returns where the text of a message that is no answer begins, and where the control
+        token ends that the template writes behind it, if any."""
+        text = self.text()
+        before, found, after = self.with_text(idx, QUESTION, rest=True).partition(QUESTION)
+        if not found or not text.startswith(before) or not text[len(before) :].endswith(after):
+            raise RendererError(
+                f"messages[{idx}]: no tokens can be said to be this message's, because the chat "
+                "template writes other messages differently without it; train on answers only"
+            )
+        end = len(text) - len(after)
+        try:
+            closing = self.with_text(idx, QUESTION).partition(QUESTION)[2]
+        except TemplateRefusal:
+            return len(before), end
+        names = control_names(self._tokenizer, special=True)
+        ends = [at + len(name) for name in names if (at := closing.find(name)) >= 0]
+        closing = closing[: min(ends, default=0)]
+        return len(before), end + len(closing) * text.startswith(closing, end)
+
+    def check_context(self, written: set[tuple[str, str]]) -> None:
+        """Refuses messages of roles that the template leaves out; each kind is looked at once and
+        then noted in ``written``."""
+        for i, message in enumerate(self._messages):
+            role = message["role"]
+            kind = (role, self._messages[i - 1]["role"] if i else "")
+            if role == "assistant" or kind in written:
+                continue
+            if QUESTION not in self.with_text(i, QUESTION, rest=True):
+                raise RendererError(
+                    f"messages[{i}].role: got {role!r}, which the chat template leaves out, "
+                    "expected a role that it writes there; change the role, or use the renderer of "
+                    "the model's family"
+                )
+            written.add(kind)
+
+    def check_answer(self, idx: int, trained: bool) -> None:
+        """Refuses an answer of which the template leaves out text or calls, or, where it is to be
+        trained, thinking."""
+        message, answer = self._messages[idx], self.answers[idx]
+        content = message["content"]
+        written = "".join(answer.text[answer.start :].split())
+        text = get_text_content(message)
+        # Thinking that stands in the text of history is the template's to drop.
+        wanted = [("content", text if trained else text.rpartition("</think>")[2])]
+        if trained and not isinstance(content, str):
+            thoughts = (part["thinking"] for part in content if part["type"] == "thinking")
+            wanted.append(("content (thinking)", "".join(thoughts)))
+        wanted += [("tool_calls", call.function.name) for call in message.get("tool_calls", [])]
+        for field, value in wanted:
+            if "".join(value.split()) not in written:
+                raise RendererError(
+                    f"messages[{idx}].{field}: the chat template leaves out {value[:80]!r}, "
+                    "expected an answer that it writes as it is; drop that part "
+                    "(remove_thinking(content) for thinking), or use the renderer of the model's "
+                    "family"
+                )
+
+
+def probe_conversations(facts: Facts) -> list[list[Message]]:
+    """Returns small conversations of several turns, with and without thinking and calls."""
+    question = Message(role="user", content="Why?")
+    answer = Message(role="assistant", content="Because.")
+    thoughts = [ThinkingPart(type="thinking", thinking="Hm.")]
+    thoughtful = Message(
+        role="assistant", content=[*thoughts, TextPart(type="text", text="Because.")]
+    )
+    tagged = Message(role="assistant", content="<think>\nHm.\n</think>\n\nBecause.")
+    kinds = [answer, thoughtful, tagged]
+    turns = [[question, kind, question, kind, question, kind] for kind in kinds]
+    if facts.form.arguments is not None:
+        function = ToolCall.FunctionBody(name="look", arguments='{"q": "x"}')
+        calls = [ToolCall(function=function, id="call00000")]
+        result = Message(role="tool", content="y", name="look", tool_call_id="call00000")
+        for kind in (Message(role="assistant", content=""), *kinds):
+            calling = Message(**{**kind, "tool_calls": calls})
+            turns.append([question, calling, result, answer, question, answer])
+            turns.append([question, calling, result, calling, result, kind, question, answer])
+    return turns
