@@ -61,6 +61,7 @@ _DEEPSEEK_V31 = ("deepseekv3", "deepseekv3_thinking", "deepseekv3_disable_thinki
 _NEMOTRON = ("nemotron3", "nemotron3_low_thinking", "nemotron3_disable_thinking")
 _GLM46 = ("glm4_6", "glm4_6_disable_thinking")
 _TEMPLATE = ("template",)
+_MISTRAL = ("mistral", *_TEMPLATE)
 
 # The first rule that matches counts, so the special stands above the general.
 _FAMILIES = (
@@ -102,7 +103,11 @@ _FAMILIES = (
     _Family(r"gemma-3-.*-it", "google", "3", ("gemma3",), is_vl=True),
     _Family(r"gemma-3-(270m|1b)", "google", "3", _BASE, is_chat=False),
     _Family(r"gemma-3-", "google", "3", _BASE, is_chat=False, is_vl=True),
-    _Family(r"mi[sx]tral-.*instruct", "mistralai", "", _TEMPLATE),
+    # Formats before v3 and after v7 have no renderer of their own.
+    _Family(r"(mistral|mixtral-8x7b)-.*instruct-v0\.[12]", "mistralai", "", _TEMPLATE),
+    _Family(r"mistral-small-3\.[2-9]-|ministral-3-|mistral-large-3-", "mistralai", "", _TEMPLATE),
+    _Family(r"mistral-small-3\.1-.*instruct", "mistralai", "", _MISTRAL, is_vl=True),
+    _Family(r"mi[sx]tral-.*instruct|ministral-8b-instruct", "mistralai", "", _MISTRAL),
     _Family(r"smollm2-.*instruct", "HuggingFaceTB", "2", ("smollm2", "chatml")),
     _Family(r"smollm2-", "HuggingFaceTB", "2", _BASE, is_chat=False),
 )

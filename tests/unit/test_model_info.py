@@ -56,7 +56,22 @@ from tinker_cookbook.renderers import check_renderer_name
         ("moonshotai/Kimi-K2-Instruct", ("moonshotai", "2", "1T-A32B", True, "kimi_k2_instruct")),
         ("google/gemma-3-1b-it", ("google", "3", "1B", True, "gemma3")),
         ("google/gemma-3-1b-pt", ("google", "3", "1B", False, "role_colon")),
-        ("mistralai/Mistral-7B-Instruct-v0.3", ("mistralai", "", "7B", True, "template")),
+        *[
+            (f"mistralai/{name}", ("mistralai", "", size, True, renderer))
+            for name, size, renderer in [
+                ("Mistral-7B-Instruct-v0.2", "7B", "template"),
+                ("Mistral-7B-Instruct-v0.3", "7B", "mistral"),
+                ("Mixtral-8x7B-Instruct-v0.1", "", "template"),
+                ("Mixtral-8x22B-Instruct-v0.1", "", "mistral"),
+                ("Mistral-Nemo-Instruct-2407", "", "mistral"),
+                ("Ministral-8B-Instruct-2410", "8B", "mistral"),
+                ("Ministral-3-8B-Instruct-2512", "8B", "template"),
+                ("Mistral-Small-Instruct-2409", "", "mistral"),
+                ("Mistral-Small-24B-Instruct-2501", "24B", "mistral"),
+                ("Mistral-Small-3.2-24B-Instruct-2506", "24B", "template"),
+                ("Mistral-Large-Instruct-2411", "", "mistral"),
+            ]
+        ],
         ("zai-org/GLM-4.6", ("zai-org", "4.6", "", True, "glm4_6")),
         ("HuggingFaceTB/SmolLM2-135M", ("HuggingFaceTB", "2", "135M", False, "role_colon")),
     ],

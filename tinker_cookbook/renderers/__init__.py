@@ -46,6 +46,7 @@ from tinker_cookbook.renderers.messages import (
     ToolSpec,
     UnparsedToolCall,
 )
+from tinker_cookbook.renderers.mistral import MistralRenderer
 from tinker_cookbook.renderers.nemotron3 import (
     Nemotron3DisableThinkingRenderer,
     Nemotron3Renderer,
@@ -112,6 +113,7 @@ __all__ = [
     "KimiK2Renderer",
     "Llama3Renderer",
     "Message",
+    "MistralRenderer",
     "Nemotron3DisableThinkingRenderer",
     "Nemotron3Renderer",
     "ParseTermination",

@@ -68,8 +68,6 @@ class Renderer(ABC):
     model_name: str | None = None
     restore: Callable[..., Renderer] | None = None
     """Makes it again from its spec; set by ``get_renderer``."""
-    split_special_tokens: bool = False
-    """Whether names of control tokens in what users and tools wrote stay plain text."""
 
     def __init__(self, tokenizer: Tokenizer, image_processor: Any = None) -> None:
         self.tokenizer = tokenizer
@@ -256,7 +254,7 @@ class Renderer(ABC):
         ]
 
     def _outside_text(self, text: str) -> str:
-        if self.split_special_tokens:
+        if self.codec.splits_control_tokens:
             return self.codec.split_control_tokens(text)
         if token := self.codec.control_token_in(text):
             self._warn_once(

@@ -18,8 +18,9 @@ if TYPE_CHECKING:
 _ANCHOR = "\n"
 # White space, and what SentencePiece vocabularies spell a space as.
 _WHITE = string.whitespace + "\u2581"
-# Stands in text where no token may span: a code point that Unicode keeps free of characters.
-_SPLIT = "\ufdd0"
+# Stands in text where no token may span: code points that Unicode keeps free of characters. One
+# that stands in the text itself is escaped.
+_SPLIT, _ESCAPED, _MARK = "\ufdd0\ufdd2", "\ufdd0\ufdd1", "\ufdd0"
 _REMEMBERED = 512  # texts
 
 
@@ -30,6 +31,9 @@ class TextCodec:
     decode. For those, pieces are encoded and decoded behind an anchor that is cut off again;
     byte-level tokenizers need no such care.
     """
+
+    splits_control_tokens: bool = False
+    """Whether :meth:`encode` heeds what :meth:`split_control_tokens` took apart."""
 
     def __init__(self, tokenizer: Tokenizer) -> None:
         self.tokenizer = tokenizer
@@ -47,8 +51,12 @@ class TextCodec:
         return self._remembered(text) if text else []
 
     def _encode(self, text: str) -> list[int]:
-        if _SPLIT in text:
-            return [token for piece in text.split(_SPLIT) for token in self.encode(piece)]
+        if self.splits_control_tokens and _MARK in text:
+            pieces = (piece.replace(_ESCAPED, _MARK) for piece in text.split(_SPLIT))
+            return [token for piece in pieces for token in self._encode_piece(piece)]
+        return self._encode_piece(text)
+
+    def _encode_piece(self, text: str) -> list[int]:
         if not self._anchor:
             return encode_without_special_tokens(self.tokenizer, text)
         return encode_without_special_tokens(self.tokenizer, _ANCHOR + text)[len(self._anchor) :]
@@ -72,6 +80,7 @@ class TextCodec:
 
     def split_control_tokens(self, text: str) -> str:
         """Returns ``text`` marked so that :meth:`encode` reads names of control tokens as text."""
+        text = text.replace(_MARK, _ESCAPED)
         if self._control_tokens is None:
             return text
         return self._control_tokens.sub(lambda name: f"{name[0][0]}{_SPLIT}{name[0][1:]}", text)

@@ -18,6 +18,7 @@ Mistral's library is the reference, where chat templates differ from it:
 - Texts of users, and answers, in a row are one message, joined by a blank line. So are text parts.
   Messages that differ in ``trainable`` stay apart.
 - Spaces at the end of an answer are left out. JSON of arguments and results is spelled anew.
+- A result without text is written as an empty JSON object, ``{}``.
 - Roles out of order, results that do not match calls, names of tools beyond ``[a-zA-Z0-9_-]``
   and, in v3, an answer with both text and calls are refused.
 - Names of control tokens in a text are always plain text, whoever wrote them;
@@ -27,7 +28,8 @@ Mistral's library is the reference, where chat templates differ from it:
 Where the library refuses and this module does not: an answer without text is ``</s>`` alone, in
 v7 an answer may have text and calls, and a call without an id of nine letters or digits gets its
 number in the conversation, ``000000000``, ``000000001`` and so on, as does its result. Arguments
-that are no JSON are refused here; the library writes them as a string.
+that are no JSON are refused here; the library writes them as a string. So are, in v7, tools in a
+conversation without a question; the library leaves them out.
 """
 
 from __future__ import annotations
@@ -49,6 +51,7 @@ from tinker_cookbook.renderers.mistral_messages import (
     result_text,
     result_value,
 )
+from tinker_cookbook.renderers.pieces import token_list
 from tinker_cookbook.renderers.rendered import RenderContext, RenderedMessage
 from tinker_cookbook.renderers.stop_token import special_token_id
 from tinker_cookbook.renderers.streaming import ContentDelta, MessageReader
@@ -64,10 +67,8 @@ _TOOLS, _END_TOOLS = "[AVAILABLE_TOOLS]", "[/AVAILABLE_TOOLS]"
 _CALLS = "[TOOL_CALLS]"
 _RESULT, _END_RESULT = "[TOOL_RESULTS]", "[/TOOL_RESULTS]"
 _SYSTEM, _END_SYSTEM, _CONTENT = "[SYSTEM_PROMPT]", "[/SYSTEM_PROMPT]", "[TOOL_CONTENT]"
-_V3_TOKENS = (
-    *(_BOS, _END, _INST, _END_INST, _TOOLS, _END_TOOLS, _CALLS),
-    *(_RESULT, _END_RESULT),
-)
+_DIALOGUE_TOKENS = (_BOS, _END, _INST, _END_INST)
+_V3_TOKENS = (*_DIALOGUE_TOKENS, _TOOLS, _END_TOOLS, _CALLS, _RESULT, _END_RESULT)
 _V7_TOKENS = (_SYSTEM, _END_SYSTEM, _CONTENT)
 
 
@@ -143,12 +144,7 @@ class MistralRenderer(Renderer):
             return self._result(message, text)
         if role == "system" and self._v7:
             return self._between(_SYSTEM, self._text(text), _END_SYSTEM)
-        if role in ("system", TOOLS_ROLE):
-            return RenderedMessage(output=[])
-        raise RendererError(
-            f"messages[{ctx.idx}].role: got {role!r}, expected system, user, assistant or tool: "
-            f"{self._name} has no form for others; change the role"
-        )
+        return RenderedMessage(output=[])
 
     def _reader(self) -> MessageReader:
         return _TextThenCalls(self._space)
@@ -183,7 +179,7 @@ class MistralRenderer(Renderer):
             return []
         system, tools = ("", "") if "user" in spoken else self._before_last_question(messages)
         inserted = self._question(system, tools)
-        return [token for piece in (inserted.header, *inserted.output) for token in _ids(piece)]
+        return [t for piece in (inserted.header, *inserted.output) for t in token_list(piece)]
 
     def _render_all(self, messages: Sequence[Message]) -> list[RenderedMessage]:
         rendered = super()._render_all(messages)
@@ -207,26 +203,25 @@ class MistralRenderer(Renderer):
         ids = self._ids
         declared = [ids[_TOOLS], *self._text(tools), ids[_END_TOOLS]] if tools else []
         question = self._between(_INST, self._text(text), _END_INST)
-        return RenderedMessage(header=[*declared, *_ids(question.header)], output=question.output)
+        return RenderedMessage(
+            header=[*declared, *token_list(question.header)], output=question.output
+        )
 
     def _result(self, message: Message, text: str) -> RenderedMessage:
         call_id = message.get("tool_call_id", "")
         if self._v7:
             header = [*self._text(call_id), self._ids[_CONTENT]]
             result = self._between(_RESULT, self._text(result_text(text)), _END_RESULT)
-            return RenderedMessage([*result.output], [*_ids(result.header), *header])
+            return RenderedMessage([*result.output], [*token_list(result.header), *header])
         value = {"content": result_value(text), "call_id": call_id}
         body = self._text(json.dumps(value, ensure_ascii=False))
         return self._between(_RESULT, body, _END_RESULT)
 
     def _between(self, opening: str, text: Sequence[int], closing: str) -> RenderedMessage:
-        return RenderedMessage(
-            header=[self._ids[opening]], output=[[*text, self._ids[closing]]]
-        )
+        return RenderedMessage(header=[self._ids[opening]], output=[[*text, self._ids[closing]]])
 
     def _answer(self, message: Message, text: str, idx: int) -> list[int]:
         calls = message.get("tool_calls", [])
-        unparsed = message.get("unparsed_tool_calls", [])
         text = text.rstrip(" ")
         if text and calls and not self._v7:
             raise RendererError(
@@ -236,10 +231,11 @@ class MistralRenderer(Renderer):
         tokens = self._text(text)
         if calls:
             tokens += [self._ids[_CALLS], *self._text(calls_text(calls, idx))]
-        for call in unparsed:
-            before, opened, body = call.raw_text.partition(_CALLS)
+        for call in message.get("unparsed_tool_calls", []):
+            before, *bodies = call.raw_text.split(_CALLS)
             tokens += self._plain(before)
-            tokens += [self._ids[_CALLS], *self._plain(body)] if opened else []
+            for body in bodies:  # as the model wrote it, its own space included
+                tokens += [self._ids[_CALLS], *self._plain(body)]
         return tokens
 
     def _text(self, text: str) -> list[int]:
@@ -287,10 +283,6 @@ class _TextThenCalls(MessageReader):
             raw = f"{_CALLS}{self._body}"
             self.unparsed.append(UnparsedToolCall(raw_text=raw, error=str(error)))
         return []
-
-
-def _ids(piece: Any) -> list[int]:
-    return list(piece)
 
 
 def _version_of(tokenizer: Tokenizer) -> str:

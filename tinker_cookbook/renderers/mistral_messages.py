@@ -80,6 +80,7 @@ def calls_text(calls: Sequence[ToolCall], idx: int) -> str:
         check_function_name(call.function.name, f"{where}.name")
         try:
             arguments = json.loads(call.function.arguments or "{}")
+            json.dumps(arguments, ensure_ascii=False).encode()
         except _UNREADABLE as error:
             raise RendererError(
                 f"{where}.arguments: got {call.function.arguments!r}, expected JSON ({error})"
@@ -136,6 +137,7 @@ def _read_call(entry: Any, i: int) -> ToolCall:
         json.loads(arguments)
     else:
         arguments = json.dumps(arguments, ensure_ascii=False)
+    arguments.encode()  # half a character cannot be
     body = ToolCall.FunctionBody(name=name, arguments=arguments)
     return ToolCall(function=body, id=entry.get("id"))
 
@@ -166,7 +168,7 @@ def _check_order(messages: Sequence[Message], renderer: str) -> None:
                 "behind their calls; add or remove results"
             )
         if role == "tool":
-            waiting = max(waiting - 1, -1) if waiting > 0 else waiting
+            waiting = waiting - 1 if waiting > 0 else waiting
         else:
             waiting = -1 if message.get("unparsed_tool_calls") else len(made)
         before = role
@@ -176,6 +178,7 @@ def _belong_together(first: Message, second: Message) -> bool:
     return (
         first["role"] == second["role"]
         and first["role"] in ("user", "assistant")
+        and not first.get("unparsed_tool_calls")
         and first.get("trainable") == second.get("trainable")
     )
 
@@ -187,7 +190,7 @@ def _join(first: Message, second: Message) -> Message:
     result = Message(**{**first, "content": _BETWEEN.join(texts)})
     if calls := [*first.get("tool_calls", []), *second.get("tool_calls", [])]:
         result["tool_calls"] = calls
-    if unparsed := [*first.get("unparsed_tool_calls", []), *second.get("unparsed_tool_calls", [])]:
+    if unparsed := second.get("unparsed_tool_calls"):
         result["unparsed_tool_calls"] = unparsed
     return result
 
@@ -222,12 +225,12 @@ def _own_id(id_: str | None) -> str | None:
 
 
 def _result_id(wanted: str | None, waiting: list[tuple[str | None, str]], idx: int) -> str:
-    found = next((n for n, known in enumerate(waiting) if wanted in known), None)
-    if wanted and found is None and waiting[0][0] is not None:
+    found = (n for n, known in enumerate(waiting) if wanted and wanted in known)
+    at = next(found, None)
+    if wanted and at is None and waiting[0][0] is not None:
         raise RendererError(
             f"messages[{idx}].tool_call_id: got {wanted!r}, expected the id of a call that has no "
             f"result yet: {', '.join(repr(own or id_) for own, id_ in waiting)}; leave it out to "
             "answer calls in their order"
         )
-    own = _own_id(wanted) if found is None else None
-    return own or waiting.pop(found or 0)[1]
+    return waiting.pop(at or 0)[1]

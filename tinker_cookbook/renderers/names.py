@@ -21,6 +21,7 @@ from tinker_cookbook.renderers.glm4 import Glm46DisableThinkingRenderer, Glm46Re
 from tinker_cookbook.renderers.gpt_oss import GptOssRenderer
 from tinker_cookbook.renderers.kimi_k2 import KimiK2InstructRenderer, KimiK2Renderer
 from tinker_cookbook.renderers.llama3 import Llama3Renderer
+from tinker_cookbook.renderers.mistral import MistralRenderer
 from tinker_cookbook.renderers.nemotron3 import (
     Nemotron3DisableThinkingRenderer,
     Nemotron3Renderer,
@@ -55,6 +56,7 @@ BUILT_IN: dict[str, RendererFactory] = {
     "gemma3": Gemma3Renderer,
     "glm4_6": Glm46Renderer,
     "glm4_6_disable_thinking": Glm46DisableThinkingRenderer,
+    "mistral": MistralRenderer,
     "nemotron3": Nemotron3Renderer,
     "nemotron3_low_thinking": partial(Nemotron3Renderer, low_effort=True),
     "nemotron3_preserve_thinking": partial(Nemotron3Renderer, strip_thinking_from_history=False),
@@ -82,7 +84,6 @@ UNAVAILABLE: dict[str, str] = {
     **{f"deepseekv4_1_{level}_reasoning": "DeepSeek V4.1" for level in ("low", "max")},
     "deepseekv4_1_disable_thinking": "DeepSeek V4.1",
     "deepseekv4_1_preserve_thinking": "DeepSeek V4.1",
-    "mistral": "Mistral",
     "kimi_k25": "Kimi K2.5",
     "kimi_k25_disable_thinking": "Kimi K2.5",
     "kimi_k26": "Kimi K2.6",

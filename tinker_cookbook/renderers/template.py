@@ -27,6 +27,7 @@ from tinker_cookbook.renderers.template_answers import Transcript, probe_convers
 from tinker_cookbook.renderers.template_probe import (
     ANSWER,
     QUESTION,
+    control_names,
     generation_stops,
     probe,
 )
@@ -79,6 +80,7 @@ class TemplateRenderer(Renderer):
         self._facts = probe(self._template, tokenizer, stop)
         self._stop_ids = [special_token_id(tokenizer, s, "template") for s in self._facts.stops]
         self._written: set[tuple[str, str]] = set()
+        self._controls = tuple(control_names(tokenizer, special=True))
         known = generation_stops(tokenizer)
         if known and not known & set(self._stop_ids):
             logger.warning(
@@ -144,13 +146,22 @@ class TemplateRenderer(Renderer):
     def _transcript(self, messages: Sequence[Message]) -> Transcript:
         return Transcript(self._template, self._facts, messages, self.tokenizer, self._warn_once)
 
-    def _encode(self, text: str, begins: bool) -> Sequence[int]:
-        if begins and _PLAIN_TEXT_MARK not in text:  # as the template's own text is encoded
-            return encode_without_special_tokens(self.tokenizer, text)
-        return self.codec.encode(text)
+    def _encode(self, text: str, begin: int, end: int) -> Sequence[int]:
+        """Returns the tokens of a run of text, as they are behind what precedes it.
+
+        SentencePiece vocabularies put a space at the beginning of a text and behind control
+        tokens, so the control token before a run is encoded with it and cut off again.
+        """
+        run = text[begin:end]
+        if not begin and _PLAIN_TEXT_MARK not in run:  # as the template's own text is encoded
+            return encode_without_special_tokens(self.tokenizer, run)
+        if run and text.endswith(self._controls, 0, begin):
+            name = next(name for name in self._controls if text.endswith(name, 0, begin))
+            return self.codec.encode(name + run)[1:]
+        return self.codec.encode(run)
 
     def _text_pieces(self, chat: Transcript, text: str) -> list[Piece]:
-        return [self._encode(text[a:b], a == 0) for a, b, _ in chat.runs(text)]
+        return [self._encode(text, a, b) for a, b, _ in chat.runs(text)]
 
     def _prompt_pieces(self, messages: Sequence[Message], role: Role) -> list[Piece]:
         chat = self._transcript(messages)
@@ -171,7 +182,7 @@ class TemplateRenderer(Renderer):
                 weighted += self._weigh_context(text, a, b, spans, float(everything))
             else:
                 chosen = float(everything or trained[idx])
-                weighted.append((self._encode(text[a:b], a == 0), chosen))
+                weighted.append((self._encode(text, a, b), chosen))
         last = chat.answers.get(len(messages) - 1)
         if last is not None and last.behind:
             weighted.append((self.codec.encode(last.behind), float(everything or trained[-1])))
@@ -215,11 +226,11 @@ class TemplateRenderer(Renderer):
         self, text: str, begin: int, end: int, spans: Sequence[tuple[int, int]], rest: float
     ) -> Iterator[tuple[Piece, float]]:
         """Yields what stands between answers, encoded in one piece, cut at trained messages."""
-        tokens = self._encode(text[begin:end], begin == 0)
+        tokens = self._encode(text, begin, end)
         done = 0
         for span in spans:
             if begin <= span[0] and span[1] <= end:
-                first, last = (len(self._encode(text[begin:at], begin == 0)) for at in span)
+                first, last = (len(self._encode(text, begin, at)) for at in span)
                 yield tokens[done:first], rest
                 yield tokens[first:last], 1.0
                 done = last

@@ -33,7 +33,7 @@ CALL = {
 RESULT = {"role": "tool", "content": "found"}
 TOOL = {"name": "look", "description": "Looks.", "parameters": {"type": "object", "properties": {}}}
 checked = settings(
-    max_examples=100,
+    max_examples=40,
     deadline=None,
     derandomize=True,
     database=None,
@@ -351,6 +351,39 @@ def test_tools_that_stand_elsewhere_are_refused(make):
             make("template", family).create_conversation_prefix_with_tools([TOOL], "Be brief.")
     prefix = make("template", "gemma3").create_conversation_prefix_with_tools([], "Be brief.")
     assert prefix == [{"role": "system", "content": "Be brief."}]
+
+
+SENTENCEPIECE = {
+    "llama2": "{% for m in messages %}{% if m.role == 'user' %}"
+    "{{ bos_token + '[INST] ' + m.content.strip() + ' [/INST]' }}"
+    "{% else %}{{ ' ' + m.content.strip() + ' ' + eos_token }}{% endif %}{% endfor %}",
+    "mistral": "{{ bos_token }}{% for m in messages %}{% if m.role == 'user' %}"
+    "{{ '[INST] ' + m.content + ' [/INST]' }}"
+    "{% else %}{{ m.content + eos_token }}{% endif %}{% endfor %}",
+    "zephyr": "{% for m in messages %}{{ '<|' + m.role + '|>\n' + m.content + eos_token }}\n"
+    "{% if loop.last and add_generation_prompt %}{{ '<|assistant|>\n' }}{% endif %}{% endfor %}",
+}
+
+
+@pytest.mark.parametrize("form", SENTENCEPIECE)
+def test_sentencepiece_vocabularies(stories_model, form):
+    """A space is put behind control tokens, and none behind other text."""
+    tokenizer = copy.deepcopy(get_tokenizer(stories_model))
+    tokenizer.chat_template = SENTENCEPIECE[form]
+    renderer = get_renderer("template", tokenizer)
+    messages = [QUESTION, ANSWER, QUESTION, ANSWER]
+    options = {"tokenize": True, "return_dict": False}
+    tokens, weights = example(renderer, messages, "all_assistant_messages")
+    assert tokens == tokenizer.apply_chat_template(messages, **options)
+    said = tokenizer.decode([t for t, w in zip(tokens, weights, strict=True) if w])
+    assert said.replace(" ", "") == "Because.</s>Because.</s>"
+    prompt = renderer.build_generation_prompt(messages[:3]).to_ints()
+    assert prompt == tokenizer.apply_chat_template(
+        messages[:3], add_generation_prompt=True, **options
+    )
+    assert tokens[: len(prompt)] == prompt
+    assert renderer.get_stop_sequences() == [tokenizer.eos_token_id]
+    assert renderer.has_extension_property
 
 
 def test_renderings_are_few_and_remembered(make, monkeypatch):
