@@ -40,6 +40,7 @@ from typing import TYPE_CHECKING, Any
 
 from tinker_cookbook.exceptions import ConfigurationError, RendererError, nearest
 from tinker_cookbook.renderers.base import Renderer
+from tinker_cookbook.renderers.codec import TextCodec
 from tinker_cookbook.renderers.content import ensure_text
 from tinker_cookbook.renderers.messages import Message, Role, ToolSpec, UnparsedToolCall
 from tinker_cookbook.renderers.mistral_messages import (
@@ -88,6 +89,8 @@ class MistralRenderer(Renderer):
         self, tokenizer: Tokenizer, image_processor: Any = None, *, version: str | None = None
     ) -> None:
         super().__init__(tokenizer, image_processor)
+        self._texts = TextCodec(tokenizer)
+        self._texts.splits_control_tokens = True  # whatever the option of the renderer says
         if version is not None and version not in VERSIONS:
             raise ConfigurationError(
                 f"version: got {version!r}, expected one of {', '.join(VERSIONS)}"
@@ -138,8 +141,7 @@ class MistralRenderer(Renderer):
         if role == "user":
             return self._question(text, "")
         if role == "assistant":
-            output = [*self._answer(message, text, ctx.idx), self._ids[_END]]
-            return RenderedMessage(output=[output])
+            return RenderedMessage([[*self._answer(message, text, ctx.idx), self._ids[_END]]])
         if role == "tool":
             return self._result(message, text)
         if role == "system" and self._v7:
@@ -191,7 +193,7 @@ class MistralRenderer(Renderer):
         return rendered
 
     def _before_last_question(self, messages: Sequence[Message]) -> tuple[str, str]:
-        """Returns what v3 writes before the text of the last question, and the declared tools."""
+        """Returns what v3 writes before the last question, and the declared tools."""
         texts = {
             role: [text for m in messages if m["role"] == role and (text := str(m["content"]))]
             for role in ("system", TOOLS_ROLE)
@@ -245,7 +247,7 @@ class MistralRenderer(Renderer):
         return f"{self._space}{text}" if text else ""
 
     def _plain(self, text: str) -> list[int]:
-        return [*self.codec.encode(self.codec.split_control_tokens(text))]
+        return [*self._texts.encode(self._texts.split_control_tokens(text))]
 
 
 class _TextThenCalls(MessageReader):
