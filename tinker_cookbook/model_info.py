@@ -78,7 +78,7 @@ _FAMILIES = (
     _Family(r"qwen3\.6-", "Qwen", "3.6", _QWEN36, is_vl=True),
     _Family(r"qwen3\.5-", "Qwen", "3.5", _QWEN35, is_vl=True),
     _Family(r"qwen2\.5-vl-", "Qwen", "2.5", _TEMPLATE, is_vl=True),
-    _Family(r"qwen2\.5-(coder-|math-)?.*instruct", "Qwen", "2.5", ("chatml", "qwen2_5")),
+    _Family(r"qwen2\.5-(coder-|math-)?.*instruct", "Qwen", "2.5", ("qwen2_5", "chatml")),
     _Family(r"qwen2\.5-", "Qwen", "2.5", _BASE, is_chat=False),
     _Family(r"deepseek-v4\.1", "deepseek-ai", "4.1", _TEMPLATE),
     _Family(r"deepseek-v(?P<version>3(\.\d)?).*base", "deepseek-ai", "3", _BASE, is_chat=False),
@@ -242,6 +242,8 @@ def _renderers_by_template(name: str) -> tuple[tuple[str, ...], str]:
     if "<|im_start|>" in template and "<think>" not in template:
         if "named SmolLM" in template:
             return ("smollm2", "chatml"), "its chat template is that of SmolLM2"
+        if "You are Qwen, created by Alibaba Cloud" in template:
+            return ("qwen2_5", "chatml"), "its chat template is that of Qwen2.5"
         return ("chatml",), "its chat template is ChatML"
     if "<|start_header_id|>" in template:
         return ("llama3",), "its chat template is that of Llama 3"

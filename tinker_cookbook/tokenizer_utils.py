@@ -98,7 +98,7 @@ def _plain_backend(tokenizer: Tokenizer) -> Any:
     class has a part in it or a truncation is set."""
     if not _encodes_by_backend(type(tokenizer)):
         return None
-    backend = tokenizer._tokenizer  # pyright: ignore[reportAttributeAccessIssue]
+    backend: Any = tokenizer._tokenizer
     changed = backend.truncation or backend.padding or backend.encode_special_tokens
     return None if changed else backend
 

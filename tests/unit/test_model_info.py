@@ -39,7 +39,7 @@ from tinker_cookbook.renderers import check_renderer_name
             ("Qwen", "3.6", "35B-A3B", True, "qwen3_5?json_scalars=true"),
         ),
         ("Qwen/Qwen3.8-27B", ("Qwen", "3.8", "27B", True, "template")),
-        ("Qwen/Qwen2.5-0.5B-Instruct", ("Qwen", "2.5", "0.5B", True, "chatml")),
+        ("Qwen/Qwen2.5-0.5B-Instruct", ("Qwen", "2.5", "0.5B", True, "qwen2_5")),
         ("deepseek-ai/DeepSeek-V3.1", ("deepseek-ai", "3.1", "", True, "deepseekv3")),
         ("deepseek-ai/DeepSeek-V3.1-Base", ("deepseek-ai", "3.1", "", False, "role_colon")),
         ("openai/gpt-oss-20b", ("openai", "1", "20B", True, "gpt_oss_no_sysprompt")),
@@ -145,7 +145,7 @@ def test_a_peft_suffix_and_a_folder_are_seen_through(tmp_path: Path):
     ("family", "model_type", "renderer"),
     [
         ("qwen3", "qwen3", "qwen3"),
-        ("qwen2_5", "qwen2", "chatml"),
+        ("qwen2_5", "qwen2", "qwen2_5"),
         ("llama3", "llama", "llama3"),
         ("smollm2", "llama", "smollm2"),
         ("gemma3", "gemma3_text", "gemma3"),

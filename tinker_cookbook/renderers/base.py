@@ -66,8 +66,7 @@ class Renderer(ABC):
     spec: str | None = None
     """``name?option=value`` when made by ``get_renderer``."""
     model_name: str | None = None
-    restore: Callable[..., Renderer] | None = None
-    """Makes it again from its spec; set by ``get_renderer``."""
+    restore: Callable[..., Renderer] | None = None  # makes it again from its spec
 
     def __init__(self, tokenizer: Tokenizer, image_processor: Any = None) -> None:
         self.tokenizer = tokenizer

@@ -1,4 +1,4 @@
-"""Model inputs with images as arrays of numbers, so that training data is cut and shifted as text."""
+"""Model inputs with images as arrays of numbers: training data is cut and shifted as text is."""
 
 from __future__ import annotations
 

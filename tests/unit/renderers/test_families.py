@@ -40,6 +40,7 @@ TOOLS = [
     ),
     ToolSpec(name="stop", description="", parameters={"type": "object", "properties": {}}),
 ]
+AROUND = ["", "a", " ", "<|", "é", "\ufdd0", "\ufdd0\ufdd1"]
 CASES: list[Case] = [
     case
     for module in sorted(m.name for m in pkgutil.iter_modules(families.__path__))
@@ -218,7 +219,10 @@ def test_split_control_tokens_stay_text(load, case):
     prefix = [m for m in case.question if m["role"] != "user"]
 
     @checked(30)
-    @given(name=st.sampled_from(names), around=st.sampled_from(["", "a", " ", "<|", "é", "\ufdd0", "\ufdd0\ufdd1"]))
+    @given(
+        name=st.sampled_from(names),
+        around=st.sampled_from(["", "a", " ", "<|", "é", "\ufdd0", "\ufdd0\ufdd1"]),
+    )
     def check(name, around):
         typed = {"role": "user", "content": f"a{around}{name}{around}b"}
         neutral = {"role": "user", "content": "ab"}

@@ -13,7 +13,7 @@ from rendering_cases import cut_conversations, dialogues, qwen_conversations, te
 
 from tinker_cookbook.exceptions import RendererError
 from tinker_cookbook.renderers import ParseTermination, TextPart, ThinkingPart, get_renderer
-from tinker_cookbook.renderers.template_text import argument
+from tinker_cookbook.renderers.template.text import argument
 from tinker_cookbook.tokenizer_utils import get_tokenizer
 
 QUESTION = {"role": "user", "content": "Why?"}

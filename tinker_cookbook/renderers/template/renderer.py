@@ -23,23 +23,21 @@ from tinker_cookbook.renderers.pieces import Piece, flat, join_pieces, spread_we
 from tinker_cookbook.renderers.rendered import RenderContext, RenderedMessage
 from tinker_cookbook.renderers.stop_token import special_token_id
 from tinker_cookbook.renderers.streaming import MessageReader
-from tinker_cookbook.renderers.template_answers import Transcript, probe_conversations
-from tinker_cookbook.renderers.template_probe import (
+from tinker_cookbook.renderers.template.answers import Transcript, probe_conversations
+from tinker_cookbook.renderers.template.probe import (
     ANSWER,
     QUESTION,
     control_names,
     generation_stops,
     probe,
 )
-from tinker_cookbook.renderers.template_reader import TemplateReader
-from tinker_cookbook.renderers.template_text import TemplateText, plain
+from tinker_cookbook.renderers.template.reader import TemplateReader
+from tinker_cookbook.renderers.template.text import TemplateText, plain
 from tinker_cookbook.renderers.tool_calls import as_openai_tool
 from tinker_cookbook.renderers.train_on_what import TrainOnWhat
 from tinker_cookbook.tokenizer_utils import Tokenizer, encode_without_special_tokens
 
 logger = logging.getLogger(__name__)
-
-_PLAIN_TEXT_MARK = "\ufdd0"  # of TextCodec.split_control_tokens
 
 
 class TemplateRenderer(Renderer):
@@ -153,7 +151,9 @@ class TemplateRenderer(Renderer):
         tokens, so the control token before a run is encoded with it and cut off again.
         """
         run = text[begin:end]
-        if not begin and _PLAIN_TEXT_MARK not in run:  # as the template's own text is encoded
+        if (
+            not begin and not self.codec.splits_control_tokens
+        ):  # as the template's own text is encoded
             return encode_without_special_tokens(self.tokenizer, run)
         if run and text.endswith(self._controls, 0, begin):
             name = next(name for name in self._controls if text.endswith(name, 0, begin))

@@ -14,7 +14,7 @@ from functools import cached_property
 from tinker_cookbook.exceptions import RendererError
 from tinker_cookbook.renderers.content import get_text_content
 from tinker_cookbook.renderers.messages import Message, Role, TextPart, ThinkingPart, ToolCall
-from tinker_cookbook.renderers.template_probe import (
+from tinker_cookbook.renderers.template.probe import (
     ANSWER,
     QUESTION,
     Facts,
@@ -22,7 +22,7 @@ from tinker_cookbook.renderers.template_probe import (
     common,
     control_names,
 )
-from tinker_cookbook.renderers.template_text import (
+from tinker_cookbook.renderers.template.text import (
     Conversation,
     TemplateRefusal,
     TemplateText,
