@@ -25,11 +25,11 @@ from tinker_cookbook.renderers.codec import TextCodec
 from tinker_cookbook.renderers.content import map_text, normalize_messages, openai_message
 from tinker_cookbook.renderers.messages import Message, Role, ToolSpec
 from tinker_cookbook.renderers.parse_outcome import ParseTermination
-from tinker_cookbook.renderers.pieces import Piece, join_pieces, spread_weights
+from tinker_cookbook.renderers.pieces import Piece, join_pieces, join_weighted
 from tinker_cookbook.renderers.rendered import (
     RenderContext,
     RenderedMessage,
-    contexts,
+    RenderMemory,
     example_ends,
     weigh,
 )
@@ -73,6 +73,7 @@ class Renderer(ABC):
         self.image_processor = image_processor
         self.codec = TextCodec(tokenizer)
         self._warned: set[str] = set()
+        self._rendered = RenderMemory()
 
     @abstractmethod
     def render_message(self, message: Message, ctx: RenderContext) -> RenderedMessage:
@@ -211,10 +212,11 @@ class Renderer(ABC):
             return [self._example(normal, trained, what)]
         examples: list[Example] = []
         done = -1
-        for end in self._example_ends(normal, trained):
-            part = [t and done < i for i, t in enumerate(trained[: end + 1])]
-            examples.append(self._example(normal[: end + 1], part, what))
-            done = end
+        with self._rendered.kept():
+            for end in self._example_ends(normal, trained):
+                part = [t and done < i for i, t in enumerate(trained[: end + 1])]
+                examples.append(self._example(normal[: end + 1], part, what))
+                done = end
         return examples or [self._example(normal, trained, what)]
 
     def to_openai_message(self, message: Message) -> dict[str, Any]:
@@ -278,7 +280,7 @@ class Renderer(ABC):
 
     def _render_all(self, messages: Sequence[Message]) -> list[RenderedMessage]:
         last_user_index = self._last_user_index(messages)
-        return [self.render_message(m, ctx) for m, ctx in contexts(messages, last_user_index)]
+        return self._rendered.render_all(self.render_message, messages, last_user_index)
 
     def _example_ends(self, messages: Sequence[Message], trained: Sequence[bool]) -> list[int]:
         """Returns the last message of each example, nothing where one example holds them all."""
@@ -301,4 +303,4 @@ class Renderer(ABC):
             (self._conversation_prefix(messages), rest),
             *weigh(self._render_all(messages), trained, rest),
         ]
-        return join_pieces([piece for piece, _ in weighted]), spread_weights(weighted)
+        return join_weighted(weighted)

@@ -54,11 +54,11 @@ class ChatMLBase(Renderer):
             footer=self.codec.constant("\n"),
         )
 
-    def _answer(self, header: str, text: str) -> RenderedMessage:
-        """A message that the model writes after the header's tokens."""
+    def _answer(self, header: str, text: str, block: str = "") -> RenderedMessage:
+        """A message that the model writes after the header's tokens: ``block`` and ``text``."""
         return RenderedMessage(
             header=self.codec.constant(header),
-            output=[self.codec.encode(f"{text}{END}")],
+            output=self.codec.encode_behind(block, f"{text}{END}"),
             footer=self.codec.constant("\n"),
         )
 

@@ -61,6 +61,18 @@ class TextCodec:
             return encode_without_special_tokens(self.tokenizer, text)
         return encode_without_special_tokens(self.tokenizer, _ANCHOR + text)[len(self._anchor) :]
 
+    def encode_behind(self, block: str, text: str) -> list[list[int]]:
+        """Returns the tokens of ``block + text`` in pieces.
+
+        Where the border is certain they are encoded apart: the same text in history, without its
+        block, is then remembered.
+        """
+        if not block:
+            return [self.encode(text)]
+        if block.endswith(_ANCHOR) and text[:1].isalnum():
+            return [self.encode(block), self.encode(text)]
+        return [self.encode(block + text)]
+
     def constant(self, text: str) -> list[int]:
         """As :meth:`encode`, remembered: for headers and other text that the format repeats."""
         tokens = self._constants.get(text)

@@ -34,7 +34,7 @@ from tinker_cookbook.renderers.pieces import Piece, token_list
 from tinker_cookbook.renderers.rendered import RenderContext, RenderedMessage
 from tinker_cookbook.renderers.stop_token import special_token_id
 from tinker_cookbook.renderers.streaming import MessageReader
-from tinker_cookbook.renderers.text_only import check_parts
+from tinker_cookbook.renderers.text_only import check_caller, check_parts
 from tinker_cookbook.tokenizer_utils import Tokenizer
 
 BOS, END = "<｜begin▁of▁sentence｜>", "<｜end▁of▁sentence｜>"
@@ -108,11 +108,7 @@ class DeepSeekV3Renderer(Renderer):
         check_parts(message, ctx.idx, self._name, frozenset(parts))
         if role == "assistant":
             return self._render_answer(message, ctx)
-        if message.get("tool_calls") or message.get("unparsed_tool_calls"):
-            raise RendererError(
-                f"messages[{ctx.idx}].tool_calls: got tool calls by role {role!r}, expected them "
-                "in messages of role 'assistant' only"
-            )
+        check_caller(message, ctx.idx)
         text = ensure_text(message["content"])
         if role == "tool":
             return self._render_result(text, ctx)

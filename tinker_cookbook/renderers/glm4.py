@@ -24,7 +24,7 @@ from tinker_cookbook.renderers.messages import Message, Role, ToolCall, ToolSpec
 from tinker_cookbook.renderers.rendered import RenderContext, RenderedMessage
 from tinker_cookbook.renderers.stop_token import special_token_id
 from tinker_cookbook.renderers.streaming import MessageReader
-from tinker_cookbook.renderers.text_only import check_parts
+from tinker_cookbook.renderers.text_only import check_parts, check_role
 from tinker_cookbook.renderers.tool_calls import as_openai_tool
 from tinker_cookbook.renderers.xml_tool_calls import arguments_of, read_bare_value
 from tinker_cookbook.tokenizer_utils import Tokenizer
@@ -82,19 +82,10 @@ class Glm46Renderer(Renderer):
     def render_message(self, message: Message, ctx: RenderContext) -> RenderedMessage:
         """The role's token is header; results of tools in a row share one."""
         role = message["role"]
-        if role not in _OPENINGS:
-            raise RendererError(
-                f"messages[{ctx.idx}].role: got {role!r}, expected one of {', '.join(_OPENINGS)}: "
-                f"{self._name} has no form for others"
-            )
+        check_role(message, ctx.idx, self._name, _OPENINGS)
         if role == "assistant":
             return self._render_answer(message, ctx)
         check_parts(message, ctx.idx, self._name, frozenset({"text"}))
-        if message.get("tool_calls") or message.get("unparsed_tool_calls"):
-            raise RendererError(
-                f"messages[{ctx.idx}].tool_calls: got tool calls by role {role!r}, expected them "
-                "in messages of role 'assistant' only"
-            )
         text, header = ensure_text(message["content"]), self.codec.constant(_OPENINGS[role])
         if role == "user":
             text = self._question(text)

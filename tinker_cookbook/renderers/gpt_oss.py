@@ -9,7 +9,6 @@ the user calls the system prompt is the developer message that follows.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from typing import Any
 
 from tinker_cookbook.exceptions import ConfigurationError, RendererError, nearest
@@ -41,11 +40,11 @@ from tinker_cookbook.renderers.harmony_writer import (
     write_call,
 )
 from tinker_cookbook.renderers.messages import Message, Role, ToolSpec
-from tinker_cookbook.renderers.pieces import Piece, flat, join_pieces, spread_weights
-from tinker_cookbook.renderers.rendered import RenderContext, RenderedMessage, contexts, weigh
+from tinker_cookbook.renderers.pieces import Piece, flat, join_weighted
+from tinker_cookbook.renderers.rendered import RenderContext, RenderedMessage, weigh
 from tinker_cookbook.renderers.stop_token import special_token_id
 from tinker_cookbook.renderers.streaming import MessageReader
-from tinker_cookbook.renderers.text_only import check_parts
+from tinker_cookbook.renderers.text_only import check_caller, check_parts
 from tinker_cookbook.renderers.train_on_what import TrainOnWhat, select_trained
 from tinker_cookbook.tokenizer_utils import Tokenizer
 
@@ -133,11 +132,7 @@ class GptOssRenderer(Renderer):
         if role == "assistant":
             return self._render_answer(message, ctx)
         check_parts(message, ctx.idx, self._name, frozenset({"text"}))
-        if calls_tool(message):
-            raise RendererError(
-                f"messages[{ctx.idx}].tool_calls: got tool calls by role {role!r}, expected them "
-                "in messages of role 'assistant' only"
-            )
+        check_caller(message, ctx.idx)
         text = ensure_text(message["content"])
         if role == "user":
             return self._framed(role, text)
@@ -166,41 +161,40 @@ class GptOssRenderer(Renderer):
             return super().build_supervised_examples(messages, what)
         normal = self._conversation(messages, what)
         trained = select_trained(normal, what)
-        ends: list[int] = []
-        answered: list[int] = []
-        for i in [i for i, m in enumerate(normal) if trained[i] and m["role"] == "assistant"]:
-            prompt = flat(self._prompt_pieces(normal[:i], "assistant"))
-            if ends and prompt[: len(answered)] == answered:
-                ends.pop()
-            ends.append(i)
-            answered = self._sampled_example(normal[: i + 1], trained)[0].to_ints()
-        last = max((i for i, chosen in enumerate(trained) if chosen), default=len(normal) - 1)
-        if last > max(ends, default=-1):
-            ends.append(last)
-        starts = [0, *(end + 1 for end in ends)]
-        return [
-            self._sampled_example(
-                normal[: end + 1], [t and i >= start for i, t in enumerate(trained)]
-            )
-            for start, end in zip(starts, ends, strict=False)
-        ]
+        examples: list[Example] = []
+        start = 0
+        with self._rendered.kept():
+            for end in self._example_ends(normal, trained):
+                part = [t and start <= i for i, t in enumerate(trained[: end + 1])]
+                examples.append(join_weighted(self._sampled(normal[: end + 1], part)))
+                start = end + 1
+        return examples
 
-    def _sampled_example(self, messages: Sequence[Message], trained: Sequence[bool]) -> Example:
+    def _example_ends(self, messages: Sequence[Message], trained: Sequence[bool]) -> list[int]:
+        ends: list[int] = []
+        for i in [i for i, m in enumerate(messages) if trained[i] and m["role"] == "assistant"]:
+            if ends:
+                end = ends[-1] + 1
+                sampled = self._sampled(messages[:end], trained[:end])
+                answered = flat([piece for piece, _ in sampled])
+                prompt = flat(self._prompt_pieces(messages[:i], "assistant"))
+                if prompt[: len(answered)] == answered:
+                    ends.pop()
+            ends.append(i)
+        last = max((i for i, chosen in enumerate(trained) if chosen), default=len(messages) - 1)
+        return [*ends, last] if last > max(ends, default=-1) else ends
+
+    def _sampled(
+        self, messages: Sequence[Message], trained: Sequence[bool]
+    ) -> list[tuple[Piece, float]]:
         """The last message as it is sampled, behind the prompt that inference gives it."""
         rendered = self._render(messages, self._last_user_index(messages[:-1]))
-        weighted: list[tuple[Piece, float]] = [
-            (self._conversation_prefix(messages), 0.0),
-            *weigh(rendered, trained[: len(messages)], 0.0),
-        ]
-        return join_pieces([piece for piece, _ in weighted]), spread_weights(weighted)
+        return [(self._conversation_prefix(messages), 0.0), *weigh(rendered, trained, 0.0)]
 
     def _render(
         self, messages: Sequence[Message], last_answer: int, prompt: bool = False
     ) -> list[RenderedMessage]:
-        return [
-            self.render_message(m, replace(ctx, is_last=ctx.is_last and not prompt))
-            for m, ctx in contexts(messages, last_answer)
-        ]
+        return self._rendered.render_all(self.render_message, messages, last_answer, not prompt)
 
     def _prompt_pieces(self, messages: Sequence[Message], role: Role) -> list[Piece]:
         """In a prompt all messages are history, the last one too."""

@@ -20,7 +20,7 @@ from tinker_cookbook.renderers.messages import Message, Role, ToolCall, ToolSpec
 from tinker_cookbook.renderers.rendered import RenderContext, RenderedMessage, contexts
 from tinker_cookbook.renderers.stop_token import special_token_id
 from tinker_cookbook.renderers.streaming import MessageReader
-from tinker_cookbook.renderers.text_only import check_parts
+from tinker_cookbook.renderers.text_only import check_caller, check_parts
 from tinker_cookbook.renderers.tool_calls import as_openai_tool
 from tinker_cookbook.tokenizer_utils import Tokenizer
 
@@ -118,14 +118,10 @@ class KimiK2InstructRenderer(Renderer):
         role = message["role"]
         answers = role == "assistant"
         check_parts(message, ctx.idx, self._name, self._parts if answers else frozenset({"text"}))
+        check_caller(message, ctx.idx)
         text = get_text_content(message)
         if answers:
             text = self._thinking_text(message, ctx) + text + _calls_text(message, ids)
-        elif message.get("tool_calls") or message.get("unparsed_tool_calls"):
-            raise RendererError(
-                f"messages[{ctx.idx}].tool_calls: got tool calls by role {role!r}, expected them "
-                "in messages of role 'assistant' only"
-            )
         elif role == "tool":
             text = f"## Return of {ids[0]}\n{text}"
         following = ctx.next_message["role"] if ctx.next_message else None

@@ -20,7 +20,7 @@ from tinker_cookbook.renderers.messages import Message, Role, ToolSpec
 from tinker_cookbook.renderers.qwen3 import THINKING
 from tinker_cookbook.renderers.rendered import RenderContext, RenderedMessage
 from tinker_cookbook.renderers.streaming import MessageReader
-from tinker_cookbook.renderers.text_only import check_parts
+from tinker_cookbook.renderers.text_only import check_parts, check_role
 from tinker_cookbook.renderers.tool_calls import as_openai_tool
 from tinker_cookbook.renderers.xml_tool_calls import (
     XML_CALL,
@@ -65,19 +65,10 @@ class Nemotron3Renderer(ChatMLBase):
     def render_message(self, message: Message, ctx: RenderContext) -> RenderedMessage:
         """Results of tools in a row share one user message, as the template writes them."""
         role = message["role"]
-        if role not in _ROLES:
-            raise RendererError(
-                f"messages[{ctx.idx}].role: got {role!r}, expected one of {', '.join(_ROLES)}: "
-                f"{self._name} has no form for others"
-            )
+        check_role(message, ctx.idx, self._name, _ROLES)
         if role == "assistant":
             return self._render_answer(message, ctx)
         check_parts(message, ctx.idx, self._name, frozenset({"text"}))
-        if message.get("tool_calls") or message.get("unparsed_tool_calls"):
-            raise RendererError(
-                f"messages[{ctx.idx}].tool_calls: got tool calls by role {role!r}, expected them "
-                "in messages of role 'assistant' only"
-            )
         text = ensure_text(message["content"])
         if role == "tool":
             return self._render_tool_result(text, ctx)

@@ -44,7 +44,10 @@ def length(piece: Piece) -> int:
 
 def flat(pieces: Sequence[Piece]) -> list[Any]:
     """Returns tokens and media of ``pieces`` in one list, for comparison."""
-    return [x for p in pieces for x in (_tokens(p) if _is_tokens(p) else [p])]
+    out: list[Any] = []
+    for piece in pieces:
+        out.extend(_tokens(piece) if _is_tokens(piece) else [piece])
+    return out
 
 
 def join_pieces(pieces: Sequence[Piece]) -> tinker.ModelInput:
@@ -69,3 +72,10 @@ def spread_weights(weighted: Sequence[tuple[Piece, float]]) -> torch.Tensor:
     values = [weight if _is_tokens(piece) else 0.0 for piece, weight in weighted]
     lengths = [length(piece) for piece, _ in weighted]
     return torch.from_numpy(np.repeat(np.array(values, dtype=np.float32), lengths))
+
+
+def join_weighted(
+    weighted: Sequence[tuple[Piece, float]],
+) -> tuple[tinker.ModelInput, torch.Tensor]:
+    """Joins pieces to a model input of T tokens and float32 weights [T]."""
+    return join_pieces([piece for piece, _ in weighted]), spread_weights(weighted)

@@ -19,7 +19,7 @@ from tinker_cookbook.renderers.images import Segments, encode_segments
 from tinker_cookbook.renderers.messages import Message, Role, ToolSpec
 from tinker_cookbook.renderers.rendered import RenderContext, RenderedMessage
 from tinker_cookbook.renderers.streaming import MessageReader
-from tinker_cookbook.renderers.text_only import check_parts
+from tinker_cookbook.renderers.text_only import check_parts, check_role
 from tinker_cookbook.renderers.tool_calls import JSON_CALL, declare_tools, format_tool_calls
 from tinker_cookbook.tokenizer_utils import Tokenizer
 
@@ -43,18 +43,9 @@ class Qwen3InstructRenderer(ChatMLBase):
         """Results of tools in a row share one user message, as the template writes them."""
         check_parts(message, ctx.idx, self._name, self._allowed_parts(message["role"]))
         role = message["role"]
-        if role not in _ROLES:
-            raise RendererError(
-                f"messages[{ctx.idx}].role: got {role!r}, expected one of {', '.join(_ROLES)}: "
-                f"{self._name} has no form for others"
-            )
+        check_role(message, ctx.idx, self._name, _ROLES)
         if role == "assistant":
             return self._render_answer(message, ctx)
-        if message.get("tool_calls") or message.get("unparsed_tool_calls"):
-            raise RendererError(
-                f"messages[{ctx.idx}].tool_calls: got tool calls by role {role!r}, expected them "
-                "in messages of role 'assistant' only"
-            )
         if role == "tool":
             return self._render_tool_result(message, ctx)
         return self._context(f"{START}{role}\n", *self._content(message, ctx))
@@ -145,7 +136,7 @@ class Qwen3Renderer(Qwen3InstructRenderer):
 
     def _answer_behind_block(self, thinking: str, text: str, ctx: RenderContext) -> RenderedMessage:
         block = f"<think>\n{thinking}\n</think>\n\n"
-        return self._answer(f"{START}assistant\n", block + text)
+        return self._answer(f"{START}assistant\n", text, block)
 
     def _split_thinking(self, message: Message, ctx: RenderContext) -> tuple[str, str]:
         """Returns thinking and text. Thinking in the text of a string is found by its tags."""
@@ -171,8 +162,8 @@ class Qwen3Renderer(Qwen3InstructRenderer):
         return BlockReader((THINKING, JSON_CALL))
 
 
-class Qwen3DisableThinkingRenderer(Qwen3Renderer):
-    """Qwen3 hybrid models told not to think: the prompt ends with an empty ``<think>`` block.
+class ThinkingDisabled(ChatMLBase):
+    """Told not to think: the prompt ends with an empty ``<think>`` block.
 
     An answer that carries thinking has no place there and is refused; in history it is dropped.
     """
@@ -191,9 +182,13 @@ class Qwen3DisableThinkingRenderer(Qwen3Renderer):
             raise RendererError(
                 f"messages[{ctx.idx}].content: got thinking, expected an answer without: "
                 f"{self._name} tells the model not to think; drop it with "
-                "remove_thinking(content), or use qwen3"
+                f"remove_thinking(content), or use {self._name.partition('_disable')[0]}"
             )
         return self._answer(f"{START}assistant\n{_EMPTY_THINKING}", text)
+
+
+class Qwen3DisableThinkingRenderer(ThinkingDisabled, Qwen3Renderer):
+    """Qwen3 hybrid models told not to think."""
 
 
 def _with_tool_calls(text: str, message: Message, has_text: bool | None = None) -> str:

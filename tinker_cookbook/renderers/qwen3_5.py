@@ -13,13 +13,12 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence
 
-from tinker_cookbook.exceptions import RendererError
 from tinker_cookbook.renderers.blocks import BlockReader
 from tinker_cookbook.renderers.chatml import START
 from tinker_cookbook.renderers.content import get_text_content, has_thinking
 from tinker_cookbook.renderers.images import ImageProcessorProtocol, Segments, trim_segments
-from tinker_cookbook.renderers.messages import Message, Role, ToolSpec
-from tinker_cookbook.renderers.qwen3 import THINKING
+from tinker_cookbook.renderers.messages import Message, ToolSpec
+from tinker_cookbook.renderers.qwen3 import THINKING, ThinkingDisabled
 from tinker_cookbook.renderers.qwen3_vl import Qwen3VLRenderer, check_system_is_first
 from tinker_cookbook.renderers.rendered import RenderContext, RenderedMessage
 from tinker_cookbook.renderers.streaming import MessageReader
@@ -114,30 +113,8 @@ class Qwen3_5Renderer(Qwen3VLRenderer):  # noqa: N801 - the model's name has the
         return BlockReader((THINKING, XML_CALL), inside=THINKING)
 
 
-class Qwen3_5DisableThinkingRenderer(Qwen3_5Renderer):  # noqa: N801 - as above
-    """Qwen3.5 and Qwen3.6 told not to think: the prompt ends with an empty ``<think>`` block.
-
-    An answer after the last question that carries thinking has no place there and is refused; in
-    history it is dropped.
-    """
-
-    @property
-    def disables_thinking(self) -> bool:
-        """True: the empty block stands in the prompt."""
-        return True
-
-    def _generation_suffix(self, role: Role) -> list[int]:
-        block = _EMPTY_THINKING if role == "assistant" else ""
-        return self.codec.constant(f"{START}{role}\n{block}")
-
-    def _answer_behind_block(self, thinking: str, text: str, ctx: RenderContext) -> RenderedMessage:
-        if thinking:
-            raise RendererError(
-                f"messages[{ctx.idx}].content: got thinking, expected an answer without: "
-                f"{self._name} tells the model not to think; drop it with "
-                "remove_thinking(content), or use qwen3_5"
-            )
-        return self._answer(f"{START}assistant\n{_EMPTY_THINKING}", text)
+class Qwen3_5DisableThinkingRenderer(ThinkingDisabled, Qwen3_5Renderer):  # noqa: N801 - as above
+    """Qwen3.5 and Qwen3.6 told not to think."""
 
     def _reader(self) -> MessageReader:
         return BlockReader((THINKING, XML_CALL))

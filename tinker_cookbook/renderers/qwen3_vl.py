@@ -91,7 +91,7 @@ class Qwen3VLRenderer(_WithImages, Qwen3Renderer):
         return self.codec.constant(f"{START}{role}\n{opening}")
 
     def _answer_behind_block(self, thinking: str, text: str, ctx: RenderContext) -> RenderedMessage:
-        return self._answer(f"{START}assistant\n<think>\n", f"{thinking}\n</think>\n\n{text}")
+        return self._answer(f"{START}assistant\n<think>\n", text, f"{thinking}\n</think>\n\n")
 
     def _reader(self) -> MessageReader:
         return BlockReader((THINKING, JSON_CALL), inside=THINKING)

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
 
 from tinker_cookbook.renderers.messages import Message, Role
 from tinker_cookbook.renderers.pieces import Piece, flat, token_list
@@ -42,21 +44,70 @@ class RenderedMessage:
     stop_overlap: Piece = ()
 
 
+def context_at(idx: int, messages: Sequence[Message], last_user_index: int) -> RenderContext:
+    """Returns the context of message ``idx``."""
+    is_last = idx == len(messages) - 1
+    return RenderContext(
+        idx=idx,
+        is_last=is_last,
+        prev_message=messages[idx - 1] if idx else None,
+        next_message=None if is_last else messages[idx + 1],
+        last_user_index=last_user_index,
+    )
+
+
 def contexts(
     messages: Sequence[Message], last_user_index: int
 ) -> Iterator[tuple[Message, RenderContext]]:
     """Yields each message with its context."""
     for i, message in enumerate(messages):
-        yield (
-            message,
-            RenderContext(
-                idx=i,
-                is_last=i == len(messages) - 1,
-                prev_message=messages[i - 1] if i else None,
-                next_message=messages[i + 1] if i + 1 < len(messages) else None,
-                last_user_index=last_user_index,
-            ),
-        )
+        yield message, context_at(i, messages, last_user_index)
+
+
+class RenderMemory:
+    """Messages already rendered of the conversation at hand, for each thread its own.
+
+    A conversation that is split is rendered up to each of its answers. What a message becomes
+    depends on its context alone, of which the neighbours follow from the place.
+    """
+
+    def __init__(self) -> None:
+        self._threads = threading.local()
+
+    @contextmanager
+    def kept(self) -> Iterator[None]:
+        """Remembers what is rendered inside: messages of one conversation, kept alive by it."""
+        self._threads.known = {}
+        try:
+            yield
+        finally:
+            del self._threads.known
+
+    def render_all(
+        self,
+        render: Callable[[Message, RenderContext], RenderedMessage],
+        messages: Sequence[Message],
+        last_user_index: int,
+        ends: bool = True,
+    ) -> list[RenderedMessage]:
+        """Returns what ``render`` makes of each message in its context.
+
+        Without ``ends`` no message ``is_last``: for formats that write the history of a prompt
+        otherwise than a whole conversation.
+        """
+        kept: dict[tuple[int, bool, int, int], RenderedMessage] | None
+        kept = getattr(self._threads, "known", None)
+        known = {} if kept is None else kept
+        found: list[RenderedMessage] = []
+        last = len(messages) - 1
+        for i, message in enumerate(messages):
+            is_last = ends and i == last
+            key = (i, is_last, last_user_index, id(message))
+            if key not in known:
+                ctx = context_at(i, messages, last_user_index)
+                known[key] = render(message, ctx if ends else replace(ctx, is_last=False))
+            found.append(known[key])
+        return found
 
 
 def weigh(

@@ -6,6 +6,8 @@ says, so nothing is dropped silently.
 
 from __future__ import annotations
 
+from collections.abc import Collection
+
 from tinker_cookbook.exceptions import RendererError
 from tinker_cookbook.renderers.content import ensure_text
 from tinker_cookbook.renderers.messages import Message
@@ -27,6 +29,28 @@ def check_parts(message: Message, idx: int, renderer: str, allowed: frozenset[st
                 f"messages[{idx}].content: {renderer} cannot write a part of type "
                 f"{part['type']!r}, expected {' or '.join(sorted(allowed))}; {cure}"
             )
+
+
+def check_role(message: Message, idx: int, renderer: str, roles: Collection[str]) -> None:
+    """Raises RendererError for a role that the chat format has not, and for calls by another role
+    than the assistant's."""
+    role = message["role"]
+    if role not in roles:
+        raise RendererError(
+            f"messages[{idx}].role: got {role!r}, expected one of {', '.join(roles)}: "
+            f"{renderer} has no form for others"
+        )
+    check_caller(message, idx)
+
+
+def check_caller(message: Message, idx: int) -> None:
+    """Raises RendererError for tool calls by another role than the assistant's."""
+    role = message["role"]
+    if role != "assistant" and (message.get("tool_calls") or message.get("unparsed_tool_calls")):
+        raise RendererError(
+            f"messages[{idx}].tool_calls: got tool calls by role {role!r}, expected them "
+            "in messages of role 'assistant' only"
+        )
 
 
 def text_of(message: Message, idx: int, renderer: str) -> str:

@@ -71,6 +71,11 @@ class Case:
     """What differs from the template on purpose, and why; the conversations leave it out."""
 
     @property
+    def stand_in(self) -> bool:
+        """Whether another vocabulary stands in for the model's own, which could not be had."""
+        return bool(self.added_tokens) or self.template.startswith("templates_only/")
+
+    @property
     def label(self) -> str:
         """Names the case in the names of tests."""
         path = Path(self.template)

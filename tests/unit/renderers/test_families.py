@@ -284,8 +284,10 @@ def make_table(load):
     for case in CASES:
         found, renderer = seen[case.label], load(case).renderer
         marks = ["✓" if found[key] else "–" for key in ("tools", "thinking", "images")]
-        stand_in = "¹" if case.added_tokens else ""
+        notes = ("¹" if case.stand_in else "") + ("²" if case.corrections else "")
         extension = "✓" if renderer.has_extension_property else "–"
-        cells = [f"`{case.spec}`", case.model, f"{found['cases']}{stand_in}", *marks]
+        cells = [f"`{case.spec}`", case.model, f"{found['cases']}{notes}", *marks]
         lines.append(f"| {' | '.join([*cells, '✓', extension])} |\n")
-    return "".join(lines)
+    differences = {case.difference: case.spec.partition("?")[0] for case in CASES}
+    lines += [f"\n- `{name}`: {text}" for text, name in differences.items() if text]
+    return "".join([*lines, "\n"])

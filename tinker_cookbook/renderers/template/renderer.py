@@ -19,7 +19,7 @@ from typing import Any
 from tinker_cookbook.exceptions import RendererError
 from tinker_cookbook.renderers.base import Example, Renderer
 from tinker_cookbook.renderers.messages import Message, Role, ToolSpec
-from tinker_cookbook.renderers.pieces import Piece, flat, join_pieces, spread_weights
+from tinker_cookbook.renderers.pieces import Piece, flat, join_weighted
 from tinker_cookbook.renderers.rendered import RenderContext, RenderedMessage
 from tinker_cookbook.renderers.stop_token import special_token_id
 from tinker_cookbook.renderers.streaming import MessageReader
@@ -186,7 +186,7 @@ class TemplateRenderer(Renderer):
         last = chat.answers.get(len(messages) - 1)
         if last is not None and last.behind:
             weighted.append((self.codec.encode(last.behind), float(everything or trained[-1])))
-        return join_pieces([piece for piece, _ in weighted]), spread_weights(weighted)
+        return join_weighted(weighted)
 
     def _check_answers(
         self, chat: Transcript, text: str, trained: Sequence[bool], everything: bool

@@ -18,7 +18,7 @@ from typing import Any, Literal
 from tinker_cookbook.exceptions import RendererError, nearest
 from tinker_cookbook.renderers.content import has_thinking, openai_message
 from tinker_cookbook.renderers.messages import Message
-from tinker_cookbook.renderers.text_only import check_parts
+from tinker_cookbook.renderers.text_only import check_caller, check_parts
 from tinker_cookbook.tokenizer_utils import Tokenizer
 
 _REMEMBERED = 256  # renderings: some conversations of some turns at a time
@@ -158,11 +158,7 @@ def as_template_message(message: Message, form: Form, idx: int) -> dict[str, Any
     answer = role == "assistant"
     check_parts(message, idx, "template", frozenset({"text", "thinking"} if answer else {"text"}))
     result = openai_message(message)
-    if not answer and (message.get("tool_calls") or message.get("unparsed_tool_calls")):
-        raise RendererError(
-            f"messages[{idx}].tool_calls: got tool calls by role {role!r}, expected them in "
-            "messages of role 'assistant' only"
-        )
+    check_caller(message, idx)
     if has_thinking(message["content"]):
         _write_thinking(result, message, form, idx)
     if "tool_calls" in result:
