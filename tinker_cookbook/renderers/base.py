@@ -15,7 +15,6 @@ the model can never be asked to continue from.
 from __future__ import annotations
 
 import logging
-import operator
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, TypeAlias
@@ -63,8 +62,7 @@ class Renderer(ABC):
     can be made anywhere. Renderers pickle by it (see :mod:`tinker_cookbook.renderers.registry`).
     """
 
-    spec: str | None = None
-    """``name?option=value`` when made by ``get_renderer``."""
+    spec: str | None = None  # ``name?option=value`` when made by ``get_renderer``
     model_name: str | None = None
     restore: Callable[..., Renderer] | None = None  # makes it again from its spec
 
@@ -103,11 +101,8 @@ class Renderer(ABC):
 
     @property
     def has_extension_property(self) -> bool:
-        """Whether the prompt of turn t+1 always begins with prompt and completion of turn t.
-
-        Where it holds, a conversation of T tokens trains as one sequence; where it does not, each
-        turn needs its own.
-        """
+        """Whether the prompt of turn t+1 always begins with prompt and completion of turn t:
+        if so, a conversation trains as one sequence; if not, each turn needs its own."""
         return False
 
     @property
@@ -183,9 +178,8 @@ class Renderer(ABC):
         what = TrainOnWhat(train_on_what)
         normal = self._conversation(messages, what)
         trained = select_trained(normal, what)
-        answers = (m["role"] == "assistant" for m in normal)
-        assistants = sum(map(operator.and_, trained, answers))
-        if assistants > 1 and not self.has_extension_property:
+        answers = sum(t and m["role"] == "assistant" for t, m in zip(trained, normal, strict=True))
+        if answers > 1 and not self.has_extension_property:
             self._warn_once(
                 f"{self._name}: {what.value} trains several turns in one example, but this "
                 "renderer writes history otherwise than it is sampled; build_supervised_examples "

@@ -249,3 +249,15 @@ def test_failures_are_classified(make_renderer):
     assert open_block is not None
     assert open_block.raw_text == "<t>c"
     assert detect_unterminated_tool_block("a<t>b</t>", "<t>", "</t>") is None
+
+
+def test_a_wrong_byte_among_byte_tokens_reads_alike_in_any_cut(make_renderer):
+    """SentencePiece gives replacements for a whole run of bytes in which one is wrong."""
+    renderer = make_renderer("gemma3", "gemma3")
+    bytes_of = ["<0xE4>", "<0xBD>", "<0xA0>", "<0xFF>"]
+    tokens = [*renderer.tokenizer.convert_tokens_to_ids(bytes_of), *encode(renderer, "a")]
+    message, how = renderer.parse_response(tokens)
+    assert message["content"] == renderer.codec.decode(tokens)
+    *_, streamed = renderer.parse_response_streaming(tokens)
+    assert streamed == message
+    assert not how
