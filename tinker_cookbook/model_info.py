@@ -52,6 +52,10 @@ class _Family:
 _BASE = ("role_colon",)
 _QWEN3_HYBRID = ("qwen3", "qwen3_disable_thinking")
 _QWEN35 = ("qwen3_5", "qwen3_5_disable_thinking", "qwen3_5_preserve_thinking")
+_QWEN38 = (
+    *(f"qwen3_8_{level}_reasoning" for level in ("xhigh", "medium", "low")),
+    "qwen3_8_disable_thinking",
+)
 _QWEN36 = tuple(f"{name}?json_scalars=true" for name in _QWEN35)
 _GPT_OSS = (
     "gpt_oss_no_sysprompt",
@@ -74,7 +78,7 @@ _FAMILIES = (
     _Family(r"qwen3-.*instruct", "Qwen", "3", ("qwen3_instruct",)),
     _Family(r"qwen3-.*thinking", "Qwen", "3", ("qwen3",)),
     _Family(r"qwen3-", "Qwen", "3", _QWEN3_HYBRID),
-    _Family(r"qwen3\.8-", "Qwen", "3.8", _TEMPLATE, is_vl=True),
+    _Family(r"qwen3\.8-", "Qwen", "3.8", _QWEN38, is_vl=True),
     _Family(r"qwen3\.6-", "Qwen", "3.6", _QWEN36, is_vl=True),
     _Family(r"qwen3\.5-", "Qwen", "3.5", _QWEN35, is_vl=True),
     _Family(r"qwen2\.5-vl-", "Qwen", "2.5", _TEMPLATE, is_vl=True),

@@ -38,7 +38,7 @@ from tinker_cookbook.renderers import check_renderer_name
             "Qwen/Qwen3.6-35B-A3B",
             ("Qwen", "3.6", "35B-A3B", True, "qwen3_5?json_scalars=true"),
         ),
-        ("Qwen/Qwen3.8-27B", ("Qwen", "3.8", "27B", True, "template")),
+        ("Qwen/Qwen3.8-27B", ("Qwen", "3.8", "27B", True, "qwen3_8_xhigh_reasoning")),
         ("Qwen/Qwen2.5-0.5B-Instruct", ("Qwen", "2.5", "0.5B", True, "qwen2_5")),
         ("deepseek-ai/DeepSeek-V3.1", ("deepseek-ai", "3.1", "", True, "deepseekv3")),
         ("deepseek-ai/DeepSeek-V3.1-Base", ("deepseek-ai", "3.1", "", False, "role_colon")),

@@ -66,6 +66,7 @@ from tinker_cookbook.renderers.qwen3 import (
     Qwen3Renderer,
 )
 from tinker_cookbook.renderers.qwen3_5 import Qwen3_5DisableThinkingRenderer, Qwen3_5Renderer
+from tinker_cookbook.renderers.qwen3_8 import Qwen3_8DisableThinkingRenderer, Qwen3_8Renderer
 from tinker_cookbook.renderers.qwen3_vl import Qwen3VLInstructRenderer, Qwen3VLRenderer
 from tinker_cookbook.renderers.registry import (
     check_renderer_name,
@@ -125,6 +126,8 @@ __all__ = [
     "Qwen3VLRenderer",
     "Qwen3_5DisableThinkingRenderer",
     "Qwen3_5Renderer",
+    "Qwen3_8DisableThinkingRenderer",
+    "Qwen3_8Renderer",
     "RenderContext",
     "RenderedMessage",
     "Renderer",

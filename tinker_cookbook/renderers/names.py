@@ -33,6 +33,7 @@ from tinker_cookbook.renderers.qwen3 import (
     Qwen3Renderer,
 )
 from tinker_cookbook.renderers.qwen3_5 import Qwen3_5DisableThinkingRenderer, Qwen3_5Renderer
+from tinker_cookbook.renderers.qwen3_8 import Qwen3_8DisableThinkingRenderer, Qwen3_8Renderer
 from tinker_cookbook.renderers.qwen3_vl import Qwen3VLInstructRenderer, Qwen3VLRenderer
 from tinker_cookbook.renderers.role_colon import RoleColonRenderer
 from tinker_cookbook.renderers.template import TemplateRenderer
@@ -74,12 +75,14 @@ BUILT_IN: dict[str, RendererFactory] = {
     "qwen3_5": Qwen3_5Renderer,
     "qwen3_5_disable_thinking": Qwen3_5DisableThinkingRenderer,
     "qwen3_5_preserve_thinking": partial(Qwen3_5Renderer, strip_thinking_from_history=False),
+    "qwen3_8_xhigh_reasoning": Qwen3_8Renderer,
+    "qwen3_8_medium_reasoning": partial(Qwen3_8Renderer, reasoning_effort="medium"),
+    "qwen3_8_low_reasoning": partial(Qwen3_8Renderer, reasoning_effort="low"),
+    "qwen3_8_disable_thinking": Qwen3_8DisableThinkingRenderer,
 }
 
 _LEVELS = ("max", "high", "low")
 UNAVAILABLE: dict[str, str] = {
-    **{f"qwen3_8_{level}_reasoning": "Qwen3.8" for level in ("xhigh", "medium", "low")},
-    "qwen3_8_disable_thinking": "Qwen3.8",
     "deepseekv4_1": "DeepSeek V4.1",
     **{f"deepseekv4_1_{level}_reasoning": "DeepSeek V4.1" for level in ("low", "max")},
     "deepseekv4_1_disable_thinking": "DeepSeek V4.1",

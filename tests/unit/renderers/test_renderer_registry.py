@@ -185,7 +185,7 @@ def test_tools_are_refused_where_there_are_none(make_renderer):
 
 
 def test_names_without_a_template_say_so():
-    for name in ("kimi_k25", "qwen3_8_medium_reasoning", "tml_v0"):
+    for name in ("kimi_k25", "deepseekv4_1_low_reasoning", "tml_v0"):
         with pytest.raises(ConfigurationError, match=f"'{name}', the format of .* Use 'template'"):
             renderers.check_renderer_name(name)
         assert name not in renderers.get_renderer_names()

@@ -1,0 +1,93 @@
+"""Qwen3.8: as Qwen3.6, with a reasoning effort said in the system message and thinking kept.
+
+The system message begins with a sentence on the effort (none for ``medium``, and none where
+thinking is disabled); where no system message is given, that sentence is one. Answers keep their
+thinking wherever they stand, as the template does unless it is told otherwise.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from tinker_cookbook.exceptions import ConfigurationError, nearest
+from tinker_cookbook.renderers.blocks import BlockReader
+from tinker_cookbook.renderers.chatml import END, START
+from tinker_cookbook.renderers.content import get_text_content
+from tinker_cookbook.renderers.images import ImageProcessorProtocol
+from tinker_cookbook.renderers.messages import Message
+from tinker_cookbook.renderers.qwen3 import THINKING, ThinkingDisabled
+from tinker_cookbook.renderers.qwen3_5 import Qwen3_5Renderer
+from tinker_cookbook.renderers.rendered import RenderContext, RenderedMessage
+from tinker_cookbook.renderers.streaming import MessageReader
+from tinker_cookbook.renderers.text_only import check_parts
+from tinker_cookbook.renderers.xml_tool_calls import XML_CALL
+from tinker_cookbook.tokenizer_utils import Tokenizer
+
+_EFFORTS = {
+    "xhigh": "Reasoning effort is set to xhigh. Please think carefully through the task, validate "
+    "key assumptions, consider plausible alternatives, and prioritize correctness, consistency, "
+    "and clarity in the final answer.",
+    "medium": "",
+    "low": "Reasoning effort is set to low. Keep your thinking brief and focused, moving directly "
+    "to the conclusion without unnecessary elaboration.",
+}
+
+
+class Qwen3_8Renderer(Qwen3_5Renderer):  # noqa: N801 - the model's name has the number
+    """Qwen3.8, thinking with an effort of ``xhigh``, ``medium`` or ``low``.
+
+    ``strip_thinking_from_history=True`` drops the thinking of answers before the last question, as
+    the template does with ``preserve_thinking=false``. Thinking is taken from parts only: tags in
+    a string are text. Calls and images are as in Qwen3.6.
+    """
+
+    def __init__(
+        self,
+        tokenizer: Tokenizer,
+        image_processor: ImageProcessorProtocol | None = None,
+        *,
+        reasoning_effort: str = "xhigh",
+        strip_thinking_from_history: bool = False,
+        max_image_size: int = 0,
+    ) -> None:
+        if reasoning_effort not in _EFFORTS:
+            raise ConfigurationError(
+                f"reasoning_effort: got {reasoning_effort!r}, expected one of "
+                f"{', '.join(_EFFORTS)}{nearest(reasoning_effort, _EFFORTS)}"
+            )
+        super().__init__(
+            tokenizer,
+            image_processor,
+            strip_thinking_from_history=strip_thinking_from_history,
+            json_scalars=True,
+            max_image_size=max_image_size,
+        )
+        self._effort = "" if self.disables_thinking else _EFFORTS[reasoning_effort]
+
+    def render_message(self, message: Message, ctx: RenderContext) -> RenderedMessage:
+        """As Qwen3.6's; the effort stands before the text of the system message."""
+        if message["role"] != "system" or ctx.idx:
+            return super().render_message(message, ctx)
+        check_parts(message, ctx.idx, self._name, frozenset({"text"}))
+        texts = (self._effort, get_text_content(message).strip())
+        whole = "\n\n".join(text for text in texts if text)
+        if not whole:  # the template leaves an empty one out
+            return RenderedMessage(output=[])
+        return super().render_message(Message(**{**message, "content": whole}), ctx)
+
+    def _conversation_prefix(self, messages: Sequence[Message]) -> list[int]:
+        if not self._effort or (messages and messages[0]["role"] == "system"):
+            return []
+        return self.codec.constant(f"{START}system\n{self._effort}{END}\n")
+
+    def _split_thinking(self, message: Message, ctx: RenderContext) -> tuple[str, str]:
+        if isinstance(message["content"], str):
+            return "", message["content"].strip()
+        return super()._split_thinking(message, ctx)
+
+
+class Qwen3_8DisableThinkingRenderer(ThinkingDisabled, Qwen3_8Renderer):  # noqa: N801 - as above
+    """Qwen3.8 told not to think."""
+
+    def _reader(self) -> MessageReader:
+        return BlockReader((THINKING, XML_CALL))
