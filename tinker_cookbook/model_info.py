@@ -63,6 +63,7 @@ _GPT_OSS = (
 )
 _DEEPSEEK_V31 = ("deepseekv3", "deepseekv3_thinking", "deepseekv3_disable_thinking")
 _NEMOTRON = ("nemotron3", "nemotron3_low_thinking", "nemotron3_disable_thinking")
+_ULTRA = tuple(f"nemotron3_ultra{way}" for way in ("", "_medium_thinking", "_disable_thinking"))
 _GLM46 = ("glm4_6", "glm4_6_disable_thinking")
 _TEMPLATE = ("template",)
 _MISTRAL = ("mistral", *_TEMPLATE)
@@ -97,7 +98,8 @@ _FAMILIES = (
     _Family(r"kimi-k2-base", "moonshotai", "2", _BASE, is_chat=False),
     _Family(r"kimi-k2-instruct", "moonshotai", "2", ("kimi_k2_instruct",), size="1T-A32B"),
     _Family(r"kimi-k2", "moonshotai", "2", ("kimi_k2",), size="1T-A32B"),
-    _Family(r"(nvidia-)?nemotron-3-ultra", "nvidia", "3", _TEMPLATE),
+    _Family(r"(nvidia-)?nemotron-3-ultra", "nvidia", "3", _ULTRA),
+    _Family(r"(nvidia-)?nemotron-3\.5-", "nvidia", "3.5", _TEMPLATE),
     _Family(r"(nvidia-)?nemotron-3-.*base", "nvidia", "3", _BASE, is_chat=False),
     _Family(r"(nvidia-)?nemotron-3", "nvidia", "3", _NEMOTRON),
     _Family(r"glm-5\.3", "zai-org", "5.3", _TEMPLATE),

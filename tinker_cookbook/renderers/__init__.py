@@ -50,6 +50,8 @@ from tinker_cookbook.renderers.mistral import MistralRenderer
 from tinker_cookbook.renderers.nemotron3 import (
     Nemotron3DisableThinkingRenderer,
     Nemotron3Renderer,
+    Nemotron3UltraDisableThinkingRenderer,
+    Nemotron3UltraRenderer,
 )
 from tinker_cookbook.renderers.parse_outcome import (
     PARSE_FAILURE_DETAIL_MAX_CHARS,
@@ -117,6 +119,8 @@ __all__ = [
     "MistralRenderer",
     "Nemotron3DisableThinkingRenderer",
     "Nemotron3Renderer",
+    "Nemotron3UltraDisableThinkingRenderer",
+    "Nemotron3UltraRenderer",
     "ParseTermination",
     "Qwen2_5Renderer",
     "Qwen3DisableThinkingRenderer",

@@ -25,6 +25,8 @@ from tinker_cookbook.renderers.mistral import MistralRenderer
 from tinker_cookbook.renderers.nemotron3 import (
     Nemotron3DisableThinkingRenderer,
     Nemotron3Renderer,
+    Nemotron3UltraDisableThinkingRenderer,
+    Nemotron3UltraRenderer,
 )
 from tinker_cookbook.renderers.qwen2_5 import Qwen2_5Renderer
 from tinker_cookbook.renderers.qwen3 import (
@@ -62,6 +64,12 @@ BUILT_IN: dict[str, RendererFactory] = {
     "nemotron3_low_thinking": partial(Nemotron3Renderer, low_effort=True),
     "nemotron3_preserve_thinking": partial(Nemotron3Renderer, strip_thinking_from_history=False),
     "nemotron3_disable_thinking": Nemotron3DisableThinkingRenderer,
+    "nemotron3_ultra": Nemotron3UltraRenderer,
+    "nemotron3_ultra_medium_thinking": partial(Nemotron3UltraRenderer, medium_effort=True),
+    "nemotron3_ultra_preserve_thinking": partial(
+        Nemotron3UltraRenderer, strip_thinking_from_history=False
+    ),
+    "nemotron3_ultra_disable_thinking": Nemotron3UltraDisableThinkingRenderer,
     "qwen2_5": Qwen2_5Renderer,
     "qwen3": Qwen3Renderer,
     "qwen3_disable_thinking": Qwen3DisableThinkingRenderer,
@@ -95,12 +103,8 @@ UNAVAILABLE: dict[str, str] = {
     **{f"kimi_k31_pro_{level}_reasoning": "Kimi K3.1-Pro" for level in _LEVELS},
     "kimi_k31_pro_disable_thinking": "Kimi K3.1-Pro",
     "kimi_k31_pro_no_reasoning_effort": "Kimi K3.1-Pro",
-    "nemotron3_ultra": "Nemotron 3 Ultra",
-    "nemotron3_ultra_disable_thinking": "Nemotron 3 Ultra",
-    "nemotron3_ultra_medium_thinking": "Nemotron 3 Ultra",
-    "nemotron3_ultra_preserve_thinking": "Nemotron 3 Ultra",
     **{f"glm5_3_{level}_reasoning": "GLM-5.3" for level in _LEVELS},
     "tml_v0": "Inkling",
 }
-"""Public names without a renderer here, with the model: no chat template of it could be had, so
-no tokens could be compared with it."""
+"""Public names without a renderer here, with the model: none has been checked against the model's
+own chat template, which could not be had for most of them."""

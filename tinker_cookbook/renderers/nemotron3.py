@@ -31,7 +31,6 @@ from tinker_cookbook.tokenizer_utils import Tokenizer
 
 _OPEN, _CLOSE = "<think>", "</think>"
 _OPENED, _EMPTY = "<think>\n", "<think></think>"
-_LOW_EFFORT = "\n\n{reasoning effort: low}"
 _ROLES = ("system", "user", "assistant", "tool")
 _CALL = dataclasses.replace(XML_CALL, after="\n")  # a line break ends each call
 
@@ -44,6 +43,9 @@ class Nemotron3Renderer(ChatMLBase):
     Super was trained to think less after (``nemotron3_low_thinking``; Nano has no such form).
     Thinking stands before the text; other places are refused.
     """
+
+    _effort = "\n\n{reasoning effort: low}"
+    _closing = f"\n{_CLOSE}\n"
 
     def __init__(
         self,
@@ -73,7 +75,7 @@ class Nemotron3Renderer(ChatMLBase):
         if role == "tool":
             return self._render_tool_result(text, ctx)
         low = self.low_effort and ctx.idx == ctx.last_user_index
-        return self._context(f"{START}{role}\n", text + _LOW_EFFORT if low else text)
+        return self._context(f"{START}{role}\n", text + self._effort if low else text)
 
     def create_conversation_prefix_with_tools(
         self, tools: Sequence[ToolSpec], system_prompt: str = ""
@@ -108,10 +110,10 @@ class Nemotron3Renderer(ChatMLBase):
         said = self._thinking_and_text(message, ctx.idx)
         calls = "".join(f"{block}\n" for block in format_xml_calls(message, ctx.idx))
         if self.strip_thinking_from_history and ctx.idx < ctx.last_user_index:
-            said = _without_thinking(said, has_calls=bool(calls))
+            said = self._as_history(said, has_calls=bool(calls))
         else:
             self._check_kept(said, ctx)
-        said = said.strip()
+            said = said.strip()
         opening = next((o for o in (_OPENED, _EMPTY) if said.startswith(o)), "")
         text = said.removeprefix(opening) + ("\n" + calls if calls else "")
         return self._answer(f"{START}assistant\n{opening}", text)
@@ -139,8 +141,14 @@ class Nemotron3Renderer(ChatMLBase):
         if not isinstance(content, str) and kinds[:1] == ["thinking"]:
             thinking = str(content[0].get("thinking", ""))
             if thinking.strip():
-                return f"{_OPENED}{thinking}\n{_CLOSE}\n{text}"
+                return f"{_OPENED}{thinking}{self._closing}{text}"
         return text if _OPEN in text or _CLOSE in text else _EMPTY + text
+
+    def _as_history(self, said: str, *, has_calls: bool) -> str:
+        """Returns an answer of an earlier turn as the template leaves it: trimmed, before calls
+        also behind the empty block."""
+        said = _without_thinking(said, has_calls=has_calls).strip()
+        return _EMPTY + said.removeprefix(_EMPTY).strip() if has_calls else said
 
     def _render_tool_result(self, text: str, ctx: RenderContext) -> RenderedMessage:
         """The template opens no message for results at the very beginning of a conversation."""
@@ -189,14 +197,48 @@ class Nemotron3DisableThinkingRenderer(Nemotron3Renderer):
             )
 
 
-def _without_thinking(said: str, *, has_calls: bool) -> str:
-    """Returns an answer of an earlier turn as the template leaves it.
+class Nemotron3UltraRenderer(Nemotron3Renderer):
+    """Nemotron 3 Ultra thinking: no line break before or behind ``</think>``.
 
-    With calls a lone tag counts as well, and the text is trimmed behind the empty block too.
+    ``medium_effort`` ends the last question with the words that it was trained to think less after
+    (``nemotron3_ultra_medium_thinking``).
     """
+
+    _effort = "\n\n{reasoning effort: efficient}"
+    _closing = _CLOSE
+
+    def __init__(
+        self,
+        tokenizer: Tokenizer,
+        image_processor: Any = None,
+        *,
+        strip_thinking_from_history: bool = True,
+        medium_effort: bool = False,
+    ) -> None:
+        super().__init__(
+            tokenizer,
+            image_processor,
+            strip_thinking_from_history=strip_thinking_from_history,
+            low_effort=medium_effort,
+        )
+
+    def _as_history(self, said: str, *, has_calls: bool) -> str:
+        """The template trims no text that calls follow."""
+        if has_calls:
+            return _without_thinking(said, has_calls=True)
+        return super()._as_history(said, has_calls=False)
+
+
+class Nemotron3UltraDisableThinkingRenderer(
+    Nemotron3DisableThinkingRenderer, Nemotron3UltraRenderer
+):
+    """Nemotron 3 Ultra told not to think."""
+
+
+def _without_thinking(said: str, *, has_calls: bool) -> str:
+    """Returns an answer with an empty block for its thinking; with calls a lone tag counts too."""
     if has_calls:
-        text = said.split(_CLOSE)[-1] if _CLOSE in said else said.split(_OPEN)[0]
-        return _EMPTY + text.strip()
+        return _EMPTY + (said.split(_CLOSE)[-1] if _CLOSE in said else said.split(_OPEN)[0])
     if _OPEN in said and _CLOSE in said:
         return _EMPTY + said.split(_CLOSE)[-1]
     return said

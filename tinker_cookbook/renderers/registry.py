@@ -94,10 +94,10 @@ def _resolve(name: str, options: dict[str, Any]) -> tuple[str, RendererFactory, 
     factory = _registered.get(base) or BUILT_IN.get(base)
     if factory is None and base in UNAVAILABLE:
         raise ConfigurationError(
-            f"renderer_name: got {base!r}, the format of {UNAVAILABLE[base]}, whose chat template "
-            "could not be had when this version was written: no renderer of it could be checked "
-            "against the model's own tokens. Use 'template', which takes the format from the "
-            "template that comes with the model's tokenizer"
+            f"renderer_name: got {base!r}, the format of {UNAVAILABLE[base]}: no renderer of it "
+            "has been checked against the model's own chat template yet, so none is offered. Use "
+            "'template', which takes the format from the template that comes with the model's "
+            "tokenizer"
         )
     if factory is None:
         raise ConfigurationError(
