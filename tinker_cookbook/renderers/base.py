@@ -16,13 +16,14 @@ from __future__ import annotations
 
 import logging
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 from tinker_cookbook.exceptions import RendererError
 from tinker_cookbook.renderers.codec import TextCodec
 from tinker_cookbook.renderers.content import map_text, normalize_messages, openai_message
 from tinker_cookbook.renderers.messages import Message, Role, ToolSpec
+from tinker_cookbook.renderers.naming import Named
 from tinker_cookbook.renderers.parse_outcome import ParseTermination
 from tinker_cookbook.renderers.pieces import Piece, join_pieces, join_weighted
 from tinker_cookbook.renderers.rendered import (
@@ -40,7 +41,7 @@ from tinker_cookbook.renderers.streaming import (
     StreamingMessageHeader,
 )
 from tinker_cookbook.renderers.train_on_what import TrainOnWhat, select_trained
-from tinker_cookbook.tokenizer_utils import special_id, tokenizer_name
+from tinker_cookbook.tokenizer_utils import special_id
 
 if TYPE_CHECKING:
     import tinker
@@ -54,17 +55,13 @@ Example: TypeAlias = "tuple[tinker.ModelInput, torch.Tensor]"
 """Model input of T tokens and float32 weights [T]: 1 where the token itself is trained on."""
 
 
-class Renderer(ABC):
+class Renderer(Named, ABC):
     """Turns conversations into tokens and sampled tokens into messages, for one chat format.
 
     A subclass's keyword-only arguments are the format's options. ``get_renderer`` makes renderers
     by name; ``spec`` is the name with the options that differ from it, from which an equal renderer
     can be made anywhere. Renderers pickle by it (see :mod:`tinker_cookbook.renderers.registry`).
     """
-
-    spec: str | None = None  # ``name?option=value`` when made by ``get_renderer``
-    model_name: str | None = None
-    restore: Callable[..., Renderer] | None = None  # makes it again from its spec
 
     def __init__(self, tokenizer: Tokenizer, image_processor: Any = None) -> None:
         self.tokenizer = tokenizer
@@ -207,34 +204,15 @@ class Renderer(ABC):
         examples: list[Example] = []
         done = -1
         with self._rendered.kept():
-            for end in self._example_ends(normal, trained):
+            for end in self._example_ends(normal, trained) or [len(normal) - 1]:
                 part = [t and done < i for i, t in enumerate(trained[: end + 1])]
-                examples.append(self._example(normal[: end + 1], part, what))
+                examples.append(self._split_example(normal[: end + 1], part, what))
                 done = end
-        return examples or [self._example(normal, trained, what)]
+        return examples
 
     def to_openai_message(self, message: Message) -> dict[str, Any]:
         """Returns the message as the OpenAI API and chat templates spell it."""
         return openai_message(message)
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        """Says how to make the renderer again: by its spec and the name of its tokenizer."""
-        if self.spec is None or self.restore is None:
-            raise RendererError(
-                f"{type(self).__name__}: cannot be pickled, because it was made without a name; "
-                "make it with get_renderer (register_renderer gives a class of your own a name)"
-            )
-        source = tokenizer_name(self.tokenizer) or self.model_name
-        if not source:
-            raise RendererError(
-                f"{self.spec}: cannot be pickled, because its tokenizer has no name; load it with "
-                "get_tokenizer, or give it one with register_tokenizer"
-            )
-        return self.restore, (self.spec, source, self.image_processor, self.model_name)
-
-    @property
-    def _name(self) -> str:
-        return self.spec or type(self).__name__
 
     def _warn_once(self, text: str) -> None:
         if text not in self._warned:
@@ -280,13 +258,23 @@ class Renderer(ABC):
         """Returns the last message of each example, nothing where one example holds them all."""
         if self.has_extension_property:
             return []
-        return example_ends(self._prompt_pieces, messages, trained)
+        return example_ends(self._prompt_pieces, self._answered_pieces, messages, trained)
+
+    def _answered_pieces(self, messages: Sequence[Message]) -> list[Piece]:
+        """Returns the conversation up to an answer, as a later prompt must begin."""
+        return self._prompt_pieces(messages, "assistant")[:-1]
 
     def _prompt_pieces(self, messages: Sequence[Message], role: Role) -> list[Piece]:
         pieces: list[Piece] = [self._bos_tokens(), self._conversation_prefix(messages)]
         for rendered in self._render_all(messages):
             pieces += [rendered.header, *rendered.output, rendered.footer]
         return [*pieces, self._generation_suffix(role)]
+
+    def _split_example(
+        self, messages: Sequence[Message], trained: Sequence[bool], what: TrainOnWhat
+    ) -> Example:
+        """Returns one of the examples into which a conversation is split."""
+        return self._example(messages, trained, what)
 
     def _example(
         self, messages: Sequence[Message], trained: Sequence[bool], what: TrainOnWhat

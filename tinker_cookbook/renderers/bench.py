@@ -14,7 +14,6 @@ import itertools
 import json
 import logging
 import random
-import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
@@ -22,11 +21,12 @@ from typing import Any
 
 import chz
 
-from tinker_cookbook.exceptions import ConfigurationError, TinkerCookbookError
+from tinker_cookbook.exceptions import ConfigurationError
 from tinker_cookbook.model_info import resolve_renderer_name
 from tinker_cookbook.renderers import Renderer, get_renderer
 from tinker_cookbook.renderers.base import Example
 from tinker_cookbook.tokenizer_utils import Tokenizer, get_tokenizer
+from tinker_cookbook.utils.entrypoint import run_entrypoint
 
 _BLOCK = 250  # conversations before the other side takes its turn
 _WORDS = """
@@ -162,10 +162,4 @@ def main(config: Config) -> None:
 
 
 if __name__ == "__main__":
-    try:
-        chz.nested_entrypoint(main)
-    except TinkerCookbookError as error:
-        print(f"\n{type(error).__name__}: {error}", file=sys.stderr)
-        sys.exit(1)
-    except KeyboardInterrupt:
-        sys.exit(130)
+    run_entrypoint(main)

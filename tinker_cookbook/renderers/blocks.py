@@ -12,7 +12,7 @@ from typing import TypeAlias
 
 from tinker_cookbook.renderers.messages import ToolCall, UnparsedToolCall
 from tinker_cookbook.renderers.parse_outcome import unterminated
-from tinker_cookbook.renderers.streaming import ContentDelta, MessageReader
+from tinker_cookbook.renderers.streaming import ContentDelta, MessageReader, partial_at_end
 
 ReadCalls: TypeAlias = Callable[[str], Sequence[ToolCall]]
 """Takes what stands between the tags; raises ValueError where that is no call."""
@@ -102,7 +102,8 @@ class BlockReader(MessageReader):
             self._skip = ""
         found = [(at, b) for b in self._blocks if (at := self._buffer.find(b.opening)) >= 0]
         if not found:
-            return self.add_text(self._take(len(self._buffer) - self._waiting(self._needles)))
+            waiting = partial_at_end(self._buffer, self._needles)
+            return self.add_text(self._take(len(self._buffer) - waiting))
         at, block = min(found, key=lambda match: match[0])
         text = self._take(at)
         self._take(len(block.opening))
@@ -122,7 +123,7 @@ class BlockReader(MessageReader):
             thinking = self._take(end)
             self._leave(block)
             return self.add_thinking(thinking.rstrip(block.trim) if block.trim else thinking)
-        ready = self._buffer[: len(self._buffer) - self._waiting((block.closing,))]
+        ready = self._buffer[: len(self._buffer) - partial_at_end(self._buffer, (block.closing,))]
         ready = ready.rstrip(block.trim) if block.trim else ready
         return self.add_thinking(self._take(len(ready)))
 
@@ -149,12 +150,3 @@ class BlockReader(MessageReader):
     def _take(self, length: int) -> str:
         taken, self._buffer = self._buffer[:length], self._buffer[length:]
         return taken
-
-    def _waiting(self, needles: Sequence[str]) -> int:
-        """Returns how many characters at the end of the buffer may be the beginning of a needle."""
-        longest = max((len(needle) for needle in needles), default=1) - 1
-        for length in range(min(longest, len(self._buffer)), 0, -1):
-            tail = self._buffer[-length:]
-            if any(needle.startswith(tail) for needle in needles):
-                return length
-        return 0

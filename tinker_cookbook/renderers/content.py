@@ -124,6 +124,11 @@ def message_to_jsonable(message: Message) -> dict[str, Any]:
     return plain
 
 
+def system_message(text: str) -> list[Message]:
+    """Returns the system message that begins a conversation, none for no text."""
+    return [Message(role="system", content=text)] if text else []
+
+
 def map_text(message: Message, change: Callable[[str], str]) -> Message:
     """Returns the message with ``change`` applied to its text; itself where nothing changes."""
     content = message["content"]

@@ -14,7 +14,7 @@ from typing import Any
 from tinker_cookbook.exceptions import RendererError
 from tinker_cookbook.renderers.base import Renderer
 from tinker_cookbook.renderers.blocks import Block, BlockReader
-from tinker_cookbook.renderers.content import ensure_text, get_text_content
+from tinker_cookbook.renderers.content import ensure_text, get_text_content, system_message
 from tinker_cookbook.renderers.deepseek_versions import (
     CALLS,
     END_CALLS,
@@ -34,7 +34,7 @@ from tinker_cookbook.renderers.pieces import Piece, token_list
 from tinker_cookbook.renderers.rendered import RenderContext, RenderedMessage
 from tinker_cookbook.renderers.stop_token import special_token_id
 from tinker_cookbook.renderers.streaming import MessageReader
-from tinker_cookbook.renderers.text_only import check_caller, check_parts
+from tinker_cookbook.renderers.text_only import check_caller, check_parts, leading_thinking
 from tinker_cookbook.tokenizer_utils import Tokenizer
 
 BOS, END = "<｜begin▁of▁sentence｜>", "<｜end▁of▁sentence｜>"
@@ -120,7 +120,7 @@ class DeepSeekV3Renderer(Renderer):
     ) -> list[Message]:
         """Declares tools behind the system prompt, as the model card of V3.1 says."""
         if not tools:
-            return [Message(role="system", content=system_prompt)] if system_prompt else []
+            return system_message(system_prompt)
         if self._version is not V3_1 or self._thinking:
             raise RendererError(
                 f"{self._name}: V3 declares no tools, and V3.1 calls them without thinking only; "
@@ -198,15 +198,7 @@ class DeepSeekV3Renderer(Renderer):
         return ASSISTANT if before in self._version.opens_after else None
 
     def _split_thinking(self, message: Message, ctx: RenderContext) -> tuple[str, str]:
-        content, thinking = message["content"], ""
-        if not isinstance(content, str):
-            kinds = [part["type"] for part in content]
-            if "thinking" in kinds[1:]:
-                raise RendererError(
-                    f"messages[{ctx.idx}].content: got parts {', '.join(kinds)}, expected at most "
-                    f"one thinking part, before the text: {self._name} has no form for others"
-                )
-            thinking = str(content[0].get("thinking", "")) if kinds else ""
+        thinking = leading_thinking(message, ctx.idx, self._name) or ""
         text = get_text_content(message)
         behind_results = ctx.prev_message is not None and ctx.prev_message["role"] == "tool"
         if message.get("tool_calls") or behind_results or END_THINK not in text:

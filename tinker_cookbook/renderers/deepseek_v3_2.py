@@ -12,8 +12,8 @@ import re
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from tinker_cookbook.exceptions import RendererError
 from tinker_cookbook.renderers.blocks import Block, BlockReader
+from tinker_cookbook.renderers.content import system_message
 from tinker_cookbook.renderers.deepseek_v3 import ASSISTANT, DeepSeekV3Renderer
 from tinker_cookbook.renderers.deepseek_versions import (
     END_THINK,
@@ -24,7 +24,8 @@ from tinker_cookbook.renderers.deepseek_versions import (
 from tinker_cookbook.renderers.messages import Message, ToolCall, ToolSpec
 from tinker_cookbook.renderers.rendered import RenderContext, RenderedMessage
 from tinker_cookbook.renderers.streaming import MessageReader
-from tinker_cookbook.renderers.tool_calls import as_openai_tool
+from tinker_cookbook.renderers.tool_calls import as_openai_tool, read_calls_in_row
+from tinker_cookbook.renderers.xml_tool_calls import arguments_of
 from tinker_cookbook.tokenizer_utils import Tokenizer
 
 _MARK = "｜DSML｜"
@@ -73,7 +74,7 @@ class DeepSeekV32Renderer(DeepSeekV3Renderer):
     ) -> list[Message]:
         """Declares tools behind the system prompt, as the template does with ``tools=``."""
         if not tools:
-            return [Message(role="system", content=system_prompt)] if system_prompt else []
+            return system_message(system_prompt)
         functions = (as_openai_tool(tool)["function"] for tool in tools)
         declared = "".join(json.dumps(f, ensure_ascii=False) + "\n" for f in functions)
         before = f"{system_prompt}\n\n" if system_prompt else ""
@@ -97,9 +98,10 @@ class DeepSeekV32Renderer(DeepSeekV3Renderer):
         return thinking, text
 
     def _calls_text(self, message: Message, idx: int) -> str:
+        where = f"messages[{idx}].tool_calls[{{}}].function.arguments"
         written = "".join(
             f'<{_MARK}invoke name="{call.function.name}">\n'
-            f"{_parameters(call, f'messages[{idx}].tool_calls[{i}]')}{_END_INVOKE}\n"
+            f"{_parameters(call, where.format(i))}{_END_INVOKE}\n"
             for i, call in enumerate(message.get("tool_calls", []))
         )
         blocks = [f"{_CALLS}\n{written}{_END_CALLS}"] if written else []
@@ -137,14 +139,7 @@ class DeepSeekV32ThinkingRenderer(DeepSeekV32Renderer):
 
 
 def _parameters(call: ToolCall, where: str) -> str:
-    written = call.function.arguments
-    try:
-        items = list(_spelled_items(written))
-    except ValueError as error:
-        raise RendererError(
-            f"{where}.function.arguments: got {written!r}, expected a JSON object in a string: "
-            'this chat format writes arguments one by one; use "{}" for none'
-        ) from error
+    items = _spelled_items(call.function.arguments, len(arguments_of(call, where)))
     return "".join(
         f'<{_MARK}parameter name="{name}" string="{str(isinstance(value, str)).lower()}">'
         f"{value if isinstance(value, str) else spelled}{_END_PARAMETER}\n"
@@ -152,10 +147,10 @@ def _parameters(call: ToolCall, where: str) -> str:
     )
 
 
-def _spelled_items(arguments: str) -> Iterator[tuple[str, Any, str]]:
-    """Yields name, value and the value's JSON as it is spelled."""
+def _spelled_items(arguments: str, count: int) -> Iterator[tuple[str, Any, str]]:
+    """Yields name, value and the value's JSON as it is spelled, of ``count`` arguments."""
     decoder, at = json.JSONDecoder(), arguments.find("{") + 1
-    for _ in check_arguments(arguments):
+    for _ in range(count):
         at = _past(r"[\s,]*", arguments, at)
         name, at = decoder.raw_decode(arguments, at)
         start = _past(r"[\s:]*", arguments, at)
@@ -170,15 +165,12 @@ def _past(pattern: str, text: str, at: int) -> int:
 
 def _read_calls(body: str) -> list[ToolCall]:
     """Returns the calls of a block; ValueError where it has anything else in it."""
-    calls, at = [], 0
-    while at < len(body) or not calls:
-        invoke = _INVOKE.match(body, at)
-        if invoke is None:
-            raise ValueError(f"tool call {len(calls)}: got {body[at : at + 80]!r}, expected a call")
-        arguments = _read_arguments(invoke[2])
-        calls.append(ToolCall(function=ToolCall.FunctionBody(name=invoke[1], arguments=arguments)))
-        at = invoke.end()
-    return calls
+    return read_calls_in_row(body, _INVOKE, _call_of)
+
+
+def _call_of(found: re.Match[str]) -> ToolCall:
+    arguments = _read_arguments(found[2])
+    return ToolCall(function=ToolCall.FunctionBody(name=found[1], arguments=arguments))
 
 
 def _read_arguments(text: str) -> str:

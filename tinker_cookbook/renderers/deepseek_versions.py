@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from tinker_cookbook.renderers.messages import Message, ToolCall, ToolSpec
-from tinker_cookbook.renderers.tool_calls import as_openai_tool
+from tinker_cookbook.renderers.tool_calls import as_openai_tool, read_calls_in_row
 
 THINK, END_THINK = "<think>", "</think>"
 CALLS, END_CALLS = "<｜tool▁calls▁begin｜>", "<｜tool▁calls▁end｜>"
@@ -57,7 +57,7 @@ class Version:
         """Returns the calls that a block says; ValueError where it says anything else."""
         before, between, behind, separator = map(re.escape, self.call)
         pattern = f"{before}([^<\\n]+){between}(.*?){behind}(?:{separator})?"
-        return read_calls(re.compile(pattern, re.DOTALL), body)
+        return read_calls_in_row(body, re.compile(pattern, re.DOTALL), _call_of)
 
 
 V3_1 = Version(
@@ -76,20 +76,9 @@ VERSIONS = {"3.1": (V3_1, V3_1), "3": (V3, R1)}
 """By name: without thinking, and with."""
 
 
-def read_calls(pattern: re.Pattern[str], body: str) -> list[ToolCall]:
-    """Returns calls in a row, each a match of ``pattern`` with name and arguments as its groups;
-    ValueError where the text is anything else."""
-    calls: list[ToolCall] = []
-    at = 0
-    while at < len(body) or not calls:
-        found = pattern.match(body, at)
-        if found is None:
-            raise ValueError(f"tool call {len(calls)}: got {body[at : at + 80]!r}, expected a call")
-        check_arguments(found[2])
-        function = ToolCall.FunctionBody(name=found[1], arguments=found[2])
-        calls.append(ToolCall(function=function))
-        at = found.end()
-    return calls
+def _call_of(found: re.Match[str]) -> ToolCall:
+    check_arguments(found[2])
+    return ToolCall(function=ToolCall.FunctionBody(name=found[1], arguments=found[2]))
 
 
 def check_arguments(text: str) -> dict[str, Any]:

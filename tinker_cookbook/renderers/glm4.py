@@ -19,12 +19,12 @@ from typing import Any
 from tinker_cookbook.exceptions import RendererError
 from tinker_cookbook.renderers.base import Renderer
 from tinker_cookbook.renderers.blocks import Block, BlockReader
-from tinker_cookbook.renderers.content import ensure_text, get_text_content
+from tinker_cookbook.renderers.content import ensure_text, get_text_content, system_message
 from tinker_cookbook.renderers.messages import Message, Role, ToolCall, ToolSpec
 from tinker_cookbook.renderers.rendered import RenderContext, RenderedMessage
 from tinker_cookbook.renderers.stop_token import special_token_id
 from tinker_cookbook.renderers.streaming import MessageReader
-from tinker_cookbook.renderers.text_only import check_parts, check_role
+from tinker_cookbook.renderers.text_only import check_parts, check_role, leading_thinking
 from tinker_cookbook.renderers.tool_calls import as_openai_tool
 from tinker_cookbook.renderers.xml_tool_calls import arguments_of, read_bare_value
 from tinker_cookbook.tokenizer_utils import Tokenizer
@@ -99,15 +99,11 @@ class Glm46Renderer(Renderer):
         self, tools: Sequence[ToolSpec], system_prompt: str = ""
     ) -> list[Message]:
         """Declares tools in a system message of their own, before that of ``system_prompt``."""
-        messages: list[Message] = []
-        if tools:
-            declared = "".join(
-                json.dumps(as_openai_tool(tool), ensure_ascii=False) + "\n" for tool in tools
-            )
-            messages.append(Message(role="system", content=_DECLARATION.format(tools=declared)))
-        if system_prompt:
-            messages.append(Message(role="system", content=system_prompt))
-        return messages
+        declared = "".join(
+            json.dumps(as_openai_tool(tool), ensure_ascii=False) + "\n" for tool in tools
+        )
+        declaration = _DECLARATION.format(tools=declared) if tools else ""
+        return [*system_message(declaration), *system_message(system_prompt)]
 
     def _bos_tokens(self) -> list[int]:
         return self.codec.constant(_PREFIX)
@@ -144,15 +140,9 @@ class Glm46Renderer(Renderer):
 
     def _split_thinking(self, message: Message, idx: int) -> tuple[str, str]:
         """Returns thinking and text. Thinking in the text of a string is found by its tags."""
-        content, text = message["content"], get_text_content(message)
-        kinds = [part["type"] for part in content] if not isinstance(content, str) else []
-        if "thinking" in kinds[1:]:
-            raise RendererError(
-                f"messages[{idx}].content: got parts {', '.join(kinds)}, expected at most one "
-                f"thinking part, before the text: {self._name} has no form for others"
-            )
-        if not isinstance(content, str) and kinds[:1] == ["thinking"]:
-            return str(content[0].get("thinking", "")).strip(), text
+        part, text = leading_thinking(message, idx, self._name), get_text_content(message)
+        if part is not None:
+            return part.strip(), text
         before, closed, _ = text.partition("</think>")
         if not closed:
             return "", text

@@ -13,7 +13,7 @@ from typing import Any
 
 from tinker_cookbook.exceptions import ConfigurationError, RendererError, nearest
 from tinker_cookbook.renderers.base import Example, Renderer
-from tinker_cookbook.renderers.content import ensure_text, get_text_content
+from tinker_cookbook.renderers.content import ensure_text, get_text_content, system_message
 from tinker_cookbook.renderers.harmony_reader import (
     CALL,
     CHANNEL,
@@ -40,12 +40,12 @@ from tinker_cookbook.renderers.harmony_writer import (
     write_call,
 )
 from tinker_cookbook.renderers.messages import Message, Role, ToolSpec
-from tinker_cookbook.renderers.pieces import Piece, flat, join_weighted
+from tinker_cookbook.renderers.pieces import Piece, join_weighted
 from tinker_cookbook.renderers.rendered import RenderContext, RenderedMessage, weigh
 from tinker_cookbook.renderers.stop_token import special_token_id
 from tinker_cookbook.renderers.streaming import MessageReader
 from tinker_cookbook.renderers.text_only import check_caller, check_parts
-from tinker_cookbook.renderers.train_on_what import TrainOnWhat, select_trained
+from tinker_cookbook.renderers.train_on_what import TrainOnWhat
 from tinker_cookbook.tokenizer_utils import Tokenizer
 
 MODEL_IDENTITY = "You are ChatGPT, a large language model trained by OpenAI."
@@ -122,7 +122,7 @@ class GptOssRenderer(Renderer):
         The renderer knows it by its text, and then adds the line on calls to the system message.
         """
         if not tools:
-            return [Message(role="system", content=system_prompt)] if system_prompt else []
+            return system_message(system_prompt)
         before = f"{_INSTRUCTIONS}{system_prompt}\n\n" if system_prompt else ""
         return [Message(role="developer", content=before + declare_functions(tools))]
 
@@ -149,40 +149,15 @@ class GptOssRenderer(Renderer):
             "instructions to the first message"
         )
 
-    def build_supervised_examples(
-        self,
-        messages: Sequence[Message] | Sequence[Mapping[str, Any]],
-        train_on_what: TrainOnWhat | str = TrainOnWhat.LAST_ASSISTANT_TURN,
-    ) -> list[Example]:
-        """As the base class says. Calls share an example with the answer they lead to, if any:
-        their thinking stands in it, as it did in the prompt of the answer."""
-        what = TrainOnWhat(train_on_what)
-        if what is TrainOnWhat.ALL_TOKENS:
-            return super().build_supervised_examples(messages, what)
-        normal = self._conversation(messages, what)
-        trained = select_trained(normal, what)
-        examples: list[Example] = []
-        start = 0
-        with self._rendered.kept():
-            for end in self._example_ends(normal, trained):
-                part = [t and start <= i for i, t in enumerate(trained[: end + 1])]
-                examples.append(join_weighted(self._sampled(normal[: end + 1], part)))
-                start = end + 1
-        return examples
+    def _split_example(
+        self, messages: Sequence[Message], trained: Sequence[bool], what: TrainOnWhat
+    ) -> Example:
+        """Calls share an example with the answer they lead to, if any: their thinking stands in
+        it, as it did in the prompt of the answer."""
+        return join_weighted(self._sampled(messages, trained))
 
-    def _example_ends(self, messages: Sequence[Message], trained: Sequence[bool]) -> list[int]:
-        ends: list[int] = []
-        for i in [i for i, m in enumerate(messages) if trained[i] and m["role"] == "assistant"]:
-            if ends:
-                end = ends[-1] + 1
-                sampled = self._sampled(messages[:end], trained[:end])
-                answered = flat([piece for piece, _ in sampled])
-                prompt = flat(self._prompt_pieces(messages[:i], "assistant"))
-                if prompt[: len(answered)] == answered:
-                    ends.pop()
-            ends.append(i)
-        last = max((i for i, chosen in enumerate(trained) if chosen), default=len(messages) - 1)
-        return [*ends, last] if last > max(ends, default=-1) else ends
+    def _answered_pieces(self, messages: Sequence[Message]) -> list[Piece]:
+        return [piece for piece, _ in self._sampled(messages, [False] * len(messages))]
 
     def _sampled(
         self, messages: Sequence[Message], trained: Sequence[bool]

@@ -13,7 +13,7 @@ import re
 
 from tinker_cookbook.renderers.messages import ToolCall, UnparsedToolCall
 from tinker_cookbook.renderers.parse_outcome import unterminated
-from tinker_cookbook.renderers.streaming import ContentDelta, MessageReader
+from tinker_cookbook.renderers.streaming import ContentDelta, MessageReader, partial_at_end
 
 START, CHANNEL, MESSAGE = "<|start|>", "<|channel|>", "<|message|>"
 END, CALL, RETURN = "<|end|>", "<|call|>", "<|return|>"
@@ -100,7 +100,7 @@ class HarmonyReader(MessageReader):
         add = self.add_thinking if self._state == "thinking" else self.add_text
         at = self._buffer.find(END)
         if at < 0:
-            ready = len(self._buffer) - _waiting(self._buffer, END)
+            ready = len(self._buffer) - partial_at_end(self._buffer, (END,))
             text, self._buffer = self._buffer[:ready], self._buffer[ready:]
             return add(text)
         text, self._buffer = self._buffer[:at], self._buffer[at + len(END) :]
@@ -125,11 +125,3 @@ class HarmonyReader(MessageReader):
     def _call_text(self, text: str) -> str:
         """The call without ``<|start|>assistant``, which is written before it again."""
         return text.removeprefix(f"{START}assistant")
-
-
-def _waiting(text: str, needle: str) -> int:
-    """Returns how many characters at the end of ``text`` may be the beginning of ``needle``."""
-    for length in range(min(len(needle) - 1, len(text)), 0, -1):
-        if needle.startswith(text[-length:]):
-            return length
-    return 0

@@ -12,16 +12,15 @@ import re
 from collections.abc import Sequence
 from typing import Any
 
-from tinker_cookbook.exceptions import RendererError
 from tinker_cookbook.renderers.base import Renderer
 from tinker_cookbook.renderers.blocks import Block, BlockReader
-from tinker_cookbook.renderers.content import get_text_content
+from tinker_cookbook.renderers.content import get_text_content, system_message
 from tinker_cookbook.renderers.messages import Message, Role, ToolCall, ToolSpec
 from tinker_cookbook.renderers.rendered import RenderContext, RenderedMessage, contexts
 from tinker_cookbook.renderers.stop_token import special_token_id
 from tinker_cookbook.renderers.streaming import MessageReader
-from tinker_cookbook.renderers.text_only import check_caller, check_parts
-from tinker_cookbook.renderers.tool_calls import as_openai_tool
+from tinker_cookbook.renderers.text_only import check_caller, check_parts, leading_thinking
+from tinker_cookbook.renderers.tool_calls import as_openai_tool, read_calls_in_row
 from tinker_cookbook.tokenizer_utils import Tokenizer
 
 KIMI_SYSTEM_PROMPT = "You are Kimi, an AI assistant created by Moonshot AI."
@@ -89,7 +88,7 @@ class KimiK2InstructRenderer(Renderer):
         """Declares tools in a message of their own, as the template does with ``tools=``."""
         declared = json.dumps([as_openai_tool(tool) for tool in tools], ensure_ascii=False)
         messages = [Message(role=_DECLARE, content=declared)] if tools else []
-        system = [Message(role="system", content=system_prompt)] if system_prompt else []
+        system = system_message(system_prompt)
         return messages + system
 
     def _reader(self) -> MessageReader:
@@ -179,15 +178,7 @@ class KimiK2Renderer(KimiK2InstructRenderer):
         return max(answers, default=-1)
 
     def _thinking_text(self, message: Message, ctx: RenderContext) -> str:
-        content, thinking = message["content"], ""
-        if not isinstance(content, str):
-            kinds = [part["type"] for part in content]
-            if "thinking" in kinds[1:]:
-                raise RendererError(
-                    f"messages[{ctx.idx}].content: got parts {', '.join(kinds)}, expected at most "
-                    f"one thinking part, before the text: {self._name} has no form for others"
-                )
-            thinking = str(content[0].get("thinking", "")) if kinds else ""
+        thinking = leading_thinking(message, ctx.idx, self._name) or ""
         keeps = ctx.in_last_assistant_turn or not self.strip_thinking_from_history
         return f"{_THINKING.opening}{thinking if keeps else ''}{_THINKING.closing}"
 
@@ -233,19 +224,12 @@ def _call_ids(messages: Sequence[Message]) -> list[list[str]]:
 
 def _read_calls(body: str) -> list[ToolCall]:
     """Returns the calls of a section; ValueError where it has anything else in it."""
-    calls, at = [], 0
-    while at < len(body) or not calls:
-        found = _READ_CALL.match(body, at)
-        if found is None:
-            raise ValueError(
-                f"tool call {len(calls)}: got {body[at : at + 80]!r}, expected a call with an id "
-                "such as functions.search:0"
-            )
-        try:
-            json.loads(found["arguments"])
-        except RecursionError as error:
-            raise ValueError("arguments: the JSON is nested too deeply") from error
-        function = ToolCall.FunctionBody(name=found["name"], arguments=found["arguments"])
-        calls.append(ToolCall(function=function, id=found["id"]))
-        at = found.end()
-    return calls
+    return read_calls_in_row(
+        body, _READ_CALL, _call_of, "a call with an id such as functions.search:0"
+    )
+
+
+def _call_of(found: re.Match[str]) -> ToolCall:
+    json.loads(found["arguments"])
+    function = ToolCall.FunctionBody(name=found["name"], arguments=found["arguments"])
+    return ToolCall(function=function, id=found["id"])

@@ -15,7 +15,7 @@ from typing import Any
 
 from tinker_cookbook.exceptions import RendererError
 from tinker_cookbook.renderers.base import Renderer
-from tinker_cookbook.renderers.content import ensure_text
+from tinker_cookbook.renderers.content import ensure_text, system_message
 from tinker_cookbook.renderers.messages import Message, Role, ToolCall, ToolSpec
 from tinker_cookbook.renderers.rendered import RenderContext, RenderedMessage
 from tinker_cookbook.renderers.stop_token import special_token_id
@@ -84,7 +84,7 @@ class Llama3Renderer(Renderer):
         """Declares tools in the system message, as Llama 3.1's template does with
         ``tools_in_user_message=False``."""
         if not tools:
-            return [Message(role="system", content=system_prompt)] if system_prompt else []
+            return system_message(system_prompt)
         declared = "".join(
             json.dumps(as_openai_tool(tool), indent=4, ensure_ascii=False) + "\n\n"
             for tool in tools

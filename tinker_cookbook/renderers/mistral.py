@@ -40,8 +40,7 @@ from typing import TYPE_CHECKING, Any
 
 from tinker_cookbook.exceptions import ConfigurationError, RendererError, nearest
 from tinker_cookbook.renderers.base import Renderer
-from tinker_cookbook.renderers.codec import TextCodec
-from tinker_cookbook.renderers.content import ensure_text
+from tinker_cookbook.renderers.content import ensure_text, system_message
 from tinker_cookbook.renderers.messages import Message, Role, ToolSpec, UnparsedToolCall
 from tinker_cookbook.renderers.mistral_messages import (
     TOOLS_ROLE,
@@ -55,7 +54,7 @@ from tinker_cookbook.renderers.mistral_messages import (
 from tinker_cookbook.renderers.pieces import token_list
 from tinker_cookbook.renderers.rendered import RenderContext, RenderedMessage
 from tinker_cookbook.renderers.stop_token import special_token_id
-from tinker_cookbook.renderers.streaming import ContentDelta, MessageReader
+from tinker_cookbook.renderers.streaming import ContentDelta, MessageReader, partial_at_end
 from tinker_cookbook.tokenizer_utils import Tokenizer
 
 if TYPE_CHECKING:
@@ -89,8 +88,7 @@ class MistralRenderer(Renderer):
         self, tokenizer: Tokenizer, image_processor: Any = None, *, version: str | None = None
     ) -> None:
         super().__init__(tokenizer, image_processor)
-        self._texts = TextCodec(tokenizer)
-        self._texts.splits_control_tokens = True  # whatever the option of the renderer says
+        self.codec.splits_control_tokens = True  # whatever the option of the renderer says
         if version is not None and version not in VERSIONS:
             raise ConfigurationError(
                 f"version: got {version!r}, expected one of {', '.join(VERSIONS)}"
@@ -122,7 +120,7 @@ class MistralRenderer(Renderer):
         """Declares tools in a message of role ``available_tools``, before the system message;
         its content is written before the last question."""
         declared = [declare(tools, self._name)] if tools else []
-        system = [Message(role="system", content=system_prompt)] if system_prompt else []
+        system = system_message(system_prompt)
         return [*declared, *system]
 
     def build_generation_prompt(
@@ -247,7 +245,7 @@ class MistralRenderer(Renderer):
         return f"{self._space}{text}" if text else ""
 
     def _plain(self, text: str) -> list[int]:
-        return [*self._texts.encode(self._texts.split_control_tokens(text))]
+        return [*self.codec.encode(self.codec.split_control_tokens(text))]
 
 
 class _TextThenCalls(MessageReader):
@@ -271,7 +269,7 @@ class _TextThenCalls(MessageReader):
         if opened:
             self._buffer, self._body = "", body
             return self.add_text(ready)
-        waiting = next(n for n in range(len(_CALLS) - 1, -1, -1) if ready.endswith(_CALLS[:n]))
+        waiting = partial_at_end(ready, (_CALLS,))
         self._buffer = ready[len(ready) - waiting :]
         return self.add_text(ready[: len(ready) - waiting])
 

@@ -15,12 +15,12 @@ from typing import Any
 from tinker_cookbook.exceptions import RendererError
 from tinker_cookbook.renderers.blocks import BlockReader
 from tinker_cookbook.renderers.chatml import END, START, ChatMLBase
-from tinker_cookbook.renderers.content import ensure_text, get_text_content
+from tinker_cookbook.renderers.content import ensure_text, get_text_content, system_message
 from tinker_cookbook.renderers.messages import Message, Role, ToolSpec
 from tinker_cookbook.renderers.qwen3 import THINKING
 from tinker_cookbook.renderers.rendered import RenderContext, RenderedMessage
 from tinker_cookbook.renderers.streaming import MessageReader
-from tinker_cookbook.renderers.text_only import check_parts, check_role
+from tinker_cookbook.renderers.text_only import check_parts, check_role, leading_thinking
 from tinker_cookbook.renderers.tool_calls import as_openai_tool
 from tinker_cookbook.renderers.xml_tool_calls import (
     XML_CALL,
@@ -82,7 +82,7 @@ class Nemotron3Renderer(ChatMLBase):
     ) -> list[Message]:
         """Declares tools in the system message, as the template does with ``tools=``."""
         if not tools:
-            return [Message(role="system", content=system_prompt)] if system_prompt else []
+            return system_message(system_prompt)
         declared = "".join(_declare(as_openai_tool(tool)["function"]) for tool in tools)
         text = (
             f"{system_prompt}\n\n" if system_prompt else ""
@@ -131,17 +131,9 @@ class Nemotron3Renderer(ChatMLBase):
 
         Text that has a tag in it is taken as it stands: the template expects the thinking there.
         """
-        content, text = message["content"], get_text_content(message)
-        kinds = [part["type"] for part in content] if not isinstance(content, str) else []
-        if "thinking" in kinds[1:]:
-            raise RendererError(
-                f"messages[{idx}].content: got parts {', '.join(kinds)}, expected at most one "
-                f"thinking part, before the text: {self._name} has no form for others"
-            )
-        if not isinstance(content, str) and kinds[:1] == ["thinking"]:
-            thinking = str(content[0].get("thinking", ""))
-            if thinking.strip():
-                return f"{_OPENED}{thinking}{self._closing}{text}"
+        thinking, text = leading_thinking(message, idx, self._name), get_text_content(message)
+        if thinking and thinking.strip():
+            return f"{_OPENED}{thinking}{self._closing}{text}"
         return text if _OPEN in text or _CLOSE in text else _EMPTY + text
 
     def _as_history(self, said: str, *, has_calls: bool) -> str:

@@ -14,12 +14,12 @@ from typing import Any
 from tinker_cookbook.exceptions import RendererError
 from tinker_cookbook.renderers.blocks import Block, BlockReader
 from tinker_cookbook.renderers.chatml import START, ChatMLBase
-from tinker_cookbook.renderers.content import ensure_text, get_text_content
+from tinker_cookbook.renderers.content import ensure_text, get_text_content, system_message
 from tinker_cookbook.renderers.images import Segments, encode_segments
 from tinker_cookbook.renderers.messages import Message, Role, ToolSpec
 from tinker_cookbook.renderers.rendered import RenderContext, RenderedMessage
 from tinker_cookbook.renderers.streaming import MessageReader
-from tinker_cookbook.renderers.text_only import check_parts, check_role
+from tinker_cookbook.renderers.text_only import check_parts, check_role, leading_thinking
 from tinker_cookbook.renderers.tool_calls import JSON_CALL, declare_tools, format_tool_calls
 from tinker_cookbook.tokenizer_utils import Tokenizer
 
@@ -64,8 +64,7 @@ class Qwen3InstructRenderer(ChatMLBase):
         self, tools: Sequence[ToolSpec], system_prompt: str = ""
     ) -> list[Message]:
         """Declares tools in the system message, as the template does with ``tools=``."""
-        text = declare_tools(tools, system_prompt)
-        return [Message(role="system", content=text)] if text else []
+        return system_message(declare_tools(tools, system_prompt))
 
     def _render_answer(self, message: Message, ctx: RenderContext) -> RenderedMessage:
         text = _with_tool_calls(get_text_content(message), message)
@@ -140,18 +139,9 @@ class Qwen3Renderer(Qwen3InstructRenderer):
 
     def _split_thinking(self, message: Message, ctx: RenderContext) -> tuple[str, str]:
         """Returns thinking and text. Thinking in the text of a string is found by its tags."""
-        content = message["content"]
-        if not isinstance(content, str):
-            kinds = [part["type"] for part in content]
-            if "thinking" in kinds[1:]:
-                raise RendererError(
-                    f"messages[{ctx.idx}].content: got parts {', '.join(kinds)}, expected at most "
-                    f"one thinking part, before the text: {self._name} has no form for others"
-                )
-            if kinds[:1] == ["thinking"]:
-                thinking = content[0].get("thinking", "")
-                return str(thinking), get_text_content(message)
-        text = get_text_content(message)
+        part, text = leading_thinking(message, ctx.idx, self._name), get_text_content(message)
+        if part is not None:
+            return part, text
         before, closed, _ = text.partition("</think>")
         if not closed:
             return "", text

@@ -15,7 +15,7 @@ from collections.abc import Sequence
 
 from tinker_cookbook.renderers.blocks import BlockReader
 from tinker_cookbook.renderers.chatml import START
-from tinker_cookbook.renderers.content import get_text_content, has_thinking
+from tinker_cookbook.renderers.content import get_text_content, has_thinking, system_message
 from tinker_cookbook.renderers.images import ImageProcessorProtocol, Segments, trim_segments
 from tinker_cookbook.renderers.messages import Message, ToolSpec
 from tinker_cookbook.renderers.qwen3 import THINKING, ThinkingDisabled
@@ -73,7 +73,7 @@ class Qwen3_5Renderer(Qwen3VLRenderer):  # noqa: N801 - the model's name has the
         """Declares tools in the system message, as the template does with ``tools=``."""
         system_prompt = system_prompt.strip()
         if not tools:
-            return [Message(role="system", content=system_prompt)] if system_prompt else []
+            return system_message(system_prompt)
         declared = "".join(
             "\n" + json.dumps(as_openai_tool(tool), ensure_ascii=False) for tool in tools
         )

@@ -10,17 +10,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from tinker_cookbook.exceptions import ConfigurationError, nearest
-from tinker_cookbook.renderers.blocks import BlockReader
 from tinker_cookbook.renderers.chatml import END, START
 from tinker_cookbook.renderers.content import get_text_content
 from tinker_cookbook.renderers.images import ImageProcessorProtocol
 from tinker_cookbook.renderers.messages import Message
-from tinker_cookbook.renderers.qwen3 import THINKING, ThinkingDisabled
-from tinker_cookbook.renderers.qwen3_5 import Qwen3_5Renderer
+from tinker_cookbook.renderers.qwen3_5 import Qwen3_5DisableThinkingRenderer, Qwen3_5Renderer
 from tinker_cookbook.renderers.rendered import RenderContext, RenderedMessage
-from tinker_cookbook.renderers.streaming import MessageReader
 from tinker_cookbook.renderers.text_only import check_parts
-from tinker_cookbook.renderers.xml_tool_calls import XML_CALL
 from tinker_cookbook.tokenizer_utils import Tokenizer
 
 _EFFORTS = {
@@ -86,8 +82,7 @@ class Qwen3_8Renderer(Qwen3_5Renderer):  # noqa: N801 - the model's name has the
         return super()._split_thinking(message, ctx)
 
 
-class Qwen3_8DisableThinkingRenderer(ThinkingDisabled, Qwen3_8Renderer):  # noqa: N801 - as above
+class Qwen3_8DisableThinkingRenderer(  # noqa: N801 - as above
+    Qwen3_5DisableThinkingRenderer, Qwen3_8Renderer
+):
     """Qwen3.8 told not to think."""
-
-    def _reader(self) -> MessageReader:
-        return BlockReader((THINKING, XML_CALL))

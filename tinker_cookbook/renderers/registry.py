@@ -78,7 +78,8 @@ def get_renderer(
     base, factory, chosen = _resolve(name, options)
     own = {key: value for key, value in chosen.items() if key not in _COMMON_OPTIONS}
     renderer = factory(tokenizer, image_processor, **own)
-    renderer.codec.splits_control_tokens = chosen.get("split_special_tokens", False)
+    if chosen.get("split_special_tokens"):
+        renderer.codec.splits_control_tokens = True
     renderer.model_name = model_name
     renderer.spec = _spec(base, chosen)
     renderer.restore = _restore

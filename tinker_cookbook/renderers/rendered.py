@@ -132,13 +132,14 @@ def weigh(
 
 def example_ends(
     prompt_pieces: Callable[[Sequence[Message], Role], list[Piece]],
+    answered_pieces: Callable[[Sequence[Message]], list[Piece]],
     messages: Sequence[Message],
     trained: Sequence[bool],
 ) -> list[int]:
     """Returns the last message of each example, by comparing tokens, not by rule.
 
     Trained answers share an example where the later prompt begins with all tokens up to the
-    earlier answer. ``prompt_pieces(messages, role)`` ends with what opens a message of the role.
+    earlier answer: ``answered_pieces`` are the tokens of a conversation that ends with it.
     """
     ends: list[int] = []
     for i, message in enumerate(messages):
@@ -146,7 +147,7 @@ def example_ends(
             continue
         if ends:
             prompt = flat(prompt_pieces(messages[:i], "assistant"))
-            answered = flat(prompt_pieces(messages[: ends[-1] + 1], "assistant")[:-1])
+            answered = flat(answered_pieces(messages[: ends[-1] + 1]))
             if prompt[: len(answered)] == answered:
                 ends.pop()
         ends.append(i)

@@ -10,7 +10,7 @@ from tinker_cookbook.renderers.base import Renderer
 from tinker_cookbook.renderers.messages import Message, Role
 from tinker_cookbook.renderers.parse_outcome import ParseTermination
 from tinker_cookbook.renderers.rendered import RenderContext, RenderedMessage
-from tinker_cookbook.renderers.streaming import ContentDelta, MessageReader
+from tinker_cookbook.renderers.streaming import ContentDelta, MessageReader, partial_at_end
 from tinker_cookbook.renderers.text_only import text_of
 from tinker_cookbook.tokenizer_utils import special_id
 
@@ -71,7 +71,7 @@ class _UntilUser(MessageReader):
         if stop:
             self._buffer, self._after = "", after
             return self.add_text(ready)
-        waiting = next(n for n in range(len(_STOP) - 1, -1, -1) if ready.endswith(_STOP[:n]))
+        waiting = partial_at_end(ready, (_STOP,))
         self._buffer = ready[len(ready) - waiting :]
         return self.add_text(ready[: len(ready) - waiting])
 

@@ -57,6 +57,16 @@ MessageDelta: TypeAlias = StreamingMessageHeader | ContentDelta | Message
 """A header first, then the content piece by piece, last the whole ``Message``, calls included."""
 
 
+def partial_at_end(text: str, marks: Sequence[str]) -> int:
+    """Returns how many characters at the end of ``text`` may be the beginning of a mark."""
+    longest = max((len(mark) for mark in marks), default=1) - 1
+    for length in range(min(longest, len(text)), 0, -1):
+        tail = text[-length:]
+        if any(mark.startswith(tail) for mark in marks):
+            return length
+    return 0
+
+
 class Utf8TokenDecoder:
     """Decodes tokens as they come; a character that spans tokens waits for the last of them."""
 

@@ -31,6 +31,23 @@ def check_parts(message: Message, idx: int, renderer: str, allowed: frozenset[st
             )
 
 
+def leading_thinking(message: Message, idx: int, renderer: str) -> str | None:
+    """Returns the thinking that stands before the text, None where there is no such part.
+
+    Raises RendererError for thinking in another place.
+    """
+    content = message["content"]
+    if isinstance(content, str):
+        return None
+    kinds = [part["type"] for part in content]
+    if "thinking" in kinds[1:]:
+        raise RendererError(
+            f"messages[{idx}].content: got parts {', '.join(kinds)}, expected at most one "
+            f"thinking part, before the text: {renderer} has no form for others"
+        )
+    return str(content[0].get("thinking", "")) if kinds[:1] == ["thinking"] else None
+
+
 def check_role(message: Message, idx: int, renderer: str, roles: Collection[str]) -> None:
     """Raises RendererError for a role that the chat format has not, and for calls by another role
     than the assistant's."""

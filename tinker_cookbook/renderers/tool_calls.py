@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from tinker_cookbook.renderers.blocks import Block
@@ -53,6 +53,27 @@ def read_json_call(body: str) -> list[ToolCall]:
     else:
         name, arguments = _from_json(json.loads(body))
     return [ToolCall(function=ToolCall.FunctionBody(name=name, arguments=arguments))]
+
+
+def read_calls_in_row(
+    body: str,
+    pattern: re.Pattern[str],
+    call_of: Callable[[re.Match[str]], ToolCall],
+    expected: str = "a call",
+) -> list[ToolCall]:
+    """Returns calls in a row, each a match of ``pattern``; ValueError where the text has anything
+    else in it, or none."""
+    calls: list[ToolCall] = []
+    at = 0
+    while at < len(body) or not calls:
+        found = pattern.match(body, at)
+        if found is None:
+            raise ValueError(
+                f"tool call {len(calls)}: got {body[at : at + 80]!r}, expected {expected}"
+            )
+        calls.append(call_of(found))
+        at = found.end()
+    return calls
 
 
 # The line break before a block belongs to the format, not to the text.

@@ -73,7 +73,7 @@ def arguments_of(call: ToolCall, where: str) -> dict[str, Any]:
     written = call.function.arguments
     try:
         arguments = json.loads(written)
-    except ValueError:
+    except (ValueError, RecursionError):  # the latter: brackets without end
         arguments = None
     if not isinstance(arguments, dict):
         raise RendererError(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+from mistral_cases import renderers, stand_in  # noqa: F401 - fixtures of two test files
 
 from tinker_cookbook.renderers import get_renderer
 from tinker_cookbook.tokenizer_utils import get_tokenizer

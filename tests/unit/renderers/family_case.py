@@ -7,15 +7,18 @@ check on every case and makes the table of ``docs/06-renderers.md`` from what it
 from __future__ import annotations
 
 import copy
+import itertools
+from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from hypothesis import strategies as st
 from hypothesis.strategies import SearchStrategy
 from rendering_cases import openai
 
-from tinker_cookbook.renderers import Renderer, get_renderer
+from tinker_cookbook.renderers import Renderer, StreamingMessageHeader, get_renderer
 
 
 @dataclass(frozen=True)
@@ -164,3 +167,26 @@ class Side:
         example, weights = self.renderer.build_supervised_example([*self.case.question, message])
         pairs = zip(example.to_ints(), weights.tolist(), strict=True)
         return [token for token, weight in pairs if weight]
+
+
+def assert_any_cut(renderer: Renderer, tokens: Sequence[int], data: Any) -> None:
+    """The parser reads the same message of the tokens in any cut, and in pieces that add up."""
+    message, how = renderer.parse_response(tokens)
+    cuts = sorted(data.draw(st.sets(st.integers(0, len(tokens)), max_size=6)))
+    parser = renderer.response_parser()
+    deltas = []
+    for start, end in itertools.pairwise([0, *cuts, len(tokens)]):
+        deltas += parser.feed(tokens[start:end])
+    deltas += parser.finish()
+    assert (parser.message, parser.termination) == (message, how)
+    header, *singles, last = renderer.parse_response_streaming(iter(tokens))
+    assert header == StreamingMessageHeader(role="assistant")
+    assert last == message
+    content = message["content"]
+    parts = content if isinstance(content, list) else [{"type": "text", "text": content}]
+    written = [part.get("text", part.get("thinking")) for part in parts]
+    for stream in (deltas, singles):
+        pieces = defaultdict(str)
+        for delta in stream:
+            pieces[delta.content_index] += getattr(delta, "text", "") or delta.thinking
+        assert [pieces[i] for i in sorted(pieces)] == [text for text in written if text]

@@ -9,9 +9,34 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
+from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 
 from tinker_cookbook.renderers import TextPart, ThinkingPart, ToolCall
+
+
+def checked(number):
+    """Settings of a check that sees the same examples at every run."""
+    return settings(
+        max_examples=number,
+        deadline=None,
+        derandomize=True,
+        database=None,
+        suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
+    )
+
+
+def thought(thinking, text="", **more):
+    """An answer of thinking and text."""
+    parts = [ThinkingPart(type="thinking", thinking=thinking), TextPart(type="text", text=text)]
+    return {"role": "assistant", "content": parts, **more}
+
+
+def calling(name, arguments):
+    """An answer that is one call."""
+    function = ToolCall.FunctionBody(name=name, arguments=json.dumps(arguments))
+    return {"role": "assistant", "content": "", "tool_calls": [ToolCall(function=function)]}
+
 
 FRAGMENTS = [
     *[" ", "\n", "\n\n", "  ", "\t", "\r\n", " \n", "Hello", " world", "12345", "é", "你好", "🙂"],

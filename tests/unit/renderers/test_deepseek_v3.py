@@ -7,7 +7,8 @@ import json
 import pytest
 from families.deepseek_v3 import CASES, conversations, up_to_a_user
 from family_case import Side
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given
+from rendering_cases import checked
 
 from tinker_cookbook.exceptions import RendererError
 from tinker_cookbook.renderers import (
@@ -20,13 +21,6 @@ from tinker_cookbook.renderers import (
     get_renderer,
 )
 
-checked = settings(
-    max_examples=200,
-    deadline=None,
-    derandomize=True,
-    database=None,
-    suppress_health_check=[HealthCheck.too_slow],
-)
 QUESTION = {"role": "user", "content": "Hi"}
 RESULT = {"role": "tool", "content": "1"}
 THOUGHT = {
@@ -117,7 +111,7 @@ def test_histories_with_results_equal_the_template(case, shared_dir, make_render
         shared_dir / "tokenizers",
     )
 
-    @checked
+    @checked(200)
     @given(messages=up_to_a_user(conversations(thinking="none part tags")))
     def check(messages):
         assert side.tokens(messages) == side.expected(messages)

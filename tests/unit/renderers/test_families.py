@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import copy
 import importlib
-import itertools
 import os
 import pkgutil
 from collections import defaultdict
@@ -16,11 +15,12 @@ from pathlib import Path
 
 import families
 import pytest
-from family_case import Case, Side
-from hypothesis import HealthCheck, assume, given, settings
+from family_case import Case, Side, assert_any_cut
+from hypothesis import assume, given
 from hypothesis import strategies as st
+from rendering_cases import checked
 
-from tinker_cookbook.renderers import ParseTermination, StreamingMessageHeader, ToolSpec
+from tinker_cookbook.renderers import ParseTermination, ToolSpec
 from tinker_cookbook.tokenizer_utils import get_tokenizer
 
 DOCS = Path(__file__).resolve().parents[3] / "docs" / "06-renderers.md"
@@ -47,16 +47,6 @@ CASES: list[Case] = [
     for case in importlib.import_module(f"families.{module}").CASES
 ]
 seen: dict[str, dict[str, int]] = defaultdict(lambda: defaultdict(int))
-
-
-def checked(number):
-    return settings(
-        max_examples=number,
-        deadline=None,
-        derandomize=True,
-        database=None,
-        suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
-    )
 
 
 @pytest.fixture(scope="session")
@@ -146,28 +136,6 @@ def test_parse_gives_the_message_back_in_any_cut(load, case):
             assert_any_cut(side.renderer, whole, data)
 
     check()
-
-
-def assert_any_cut(renderer, tokens, data):
-    message, how = renderer.parse_response(tokens)
-    cuts = sorted(data.draw(st.sets(st.integers(0, len(tokens)), max_size=6)))
-    parser = renderer.response_parser()
-    deltas = []
-    for start, end in itertools.pairwise([0, *cuts, len(tokens)]):
-        deltas += parser.feed(tokens[start:end])
-    deltas += parser.finish()
-    assert (parser.message, parser.termination) == (message, how)
-    header, *singles, last = renderer.parse_response_streaming(iter(tokens))
-    assert header == StreamingMessageHeader(role="assistant")
-    assert last == message
-    content = message["content"]
-    parts = content if isinstance(content, list) else [{"type": "text", "text": content}]
-    written = [part.get("text", part.get("thinking")) for part in parts]
-    for stream in (deltas, singles):
-        pieces = defaultdict(str)
-        for delta in stream:
-            pieces[delta.content_index] += getattr(delta, "text", "") or delta.thinking
-        assert [pieces[i] for i in sorted(pieces)] == [text for text in written if text]
 
 
 @each_case

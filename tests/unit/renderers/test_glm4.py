@@ -7,29 +7,17 @@ import json
 
 import pytest
 from families.glm4 import ADDED, TEMPLATE, parsed
+from rendering_cases import calling, thought
 
 from tinker_cookbook.exceptions import RendererError
 from tinker_cookbook.renderers import (
     ParseTermination,
-    TextPart,
-    ThinkingPart,
-    ToolCall,
     UnparsedToolCall,
     get_renderer,
 )
 from tinker_cookbook.tokenizer_utils import get_tokenizer
 
 QUESTION = {"role": "user", "content": "Hi"}
-
-
-def thought(thinking, text):
-    parts = [ThinkingPart(type="thinking", thinking=thinking), TextPart(type="text", text=text)]
-    return {"role": "assistant", "content": parts}
-
-
-def call(name, arguments):
-    function = ToolCall.FunctionBody(name=name, arguments=json.dumps(arguments))
-    return {"role": "assistant", "content": "", "tool_calls": [ToolCall(function=function)]}
 
 
 @pytest.fixture(scope="module")
@@ -54,7 +42,7 @@ def spans(renderer, messages, what):
 
 def test_an_answer_is_trained_up_to_what_begins_the_next_message(glm):
     result = {"role": "tool", "content": "12"}
-    messages = [QUESTION, call("f", {}), result, thought("b", "B"), QUESTION, thought("c", "C")]
+    messages = [QUESTION, calling("f", {}), result, thought("b", "B"), QUESTION, thought("c", "C")]
     assert spans(
         glm("glm4_6?strip_thinking_from_history=false"), messages, "all_assistant_messages"
     ) == [
@@ -66,7 +54,7 @@ def test_an_answer_is_trained_up_to_what_begins_the_next_message(glm):
 
 
 def test_a_conversation_that_ends_with_a_call_waits_for_its_result(glm):
-    assert spans(glm(), [QUESTION, call("f", {"q": 1})], "last_assistant_message") == [
+    assert spans(glm(), [QUESTION, calling("f", {"q": 1})], "last_assistant_message") == [
         "\n<think></think>\n<tool_call>f\n<arg_key>q</arg_key>\n<arg_value>1</arg_value>\n"
         "</tool_call><|observation|>"
     ]
@@ -95,7 +83,7 @@ def test_history_that_keeps_thinking_extends(glm):
     ],
 )
 def test_arguments_of_every_kind_equal_the_template_and_come_back(glm, shared_dir, arguments):
-    renderer, message = glm(), call("f", arguments)
+    renderer, message = glm(), calling("f", arguments)
     example, weights = renderer.build_supervised_example([QUESTION, message])
     expected = renderer.tokenizer.apply_chat_template(
         [QUESTION, parsed(message)],
@@ -146,8 +134,8 @@ def test_without_thinking_history_loses_it_and_an_answer_with_it_is_refused(glm)
     ("message", "said"),
     [
         ({"role": "observation", "content": "x"}, "got 'observation', expected one of"),
-        ({**call("f", {}), "role": "user"}, "got tool calls by role 'user'"),
-        (call("f", [1]), "expected a JSON object"),
+        ({**calling("f", {}), "role": "user"}, "got tool calls by role 'user'"),
+        (calling("f", [1]), "expected a JSON object"),
         ({**thought("a", ""), "role": "user"}, "cannot write a part of type 'thinking'"),
         (
             {
@@ -175,7 +163,7 @@ def test_a_vocabulary_without_the_tokens_is_refused(tokenizer_folder):
 
 def test_unread_calls_of_data_are_written_behind_the_others(glm):
     broken = UnparsedToolCall(raw_text="<tool_call>x", error="unterminated tool block")
-    message = {**call("f", {}), "unparsed_tool_calls": [broken]}
+    message = {**calling("f", {}), "unparsed_tool_calls": [broken]}
     assert spans(glm(), [QUESTION, message], "last_assistant_message") == [
         "\n<think></think>\n<tool_call>f\n</tool_call>\n<tool_call>x<|observation|>"
     ]

@@ -3,54 +3,29 @@
 from __future__ import annotations
 
 import copy
-import logging
 import pickle
 
 import pytest
 from families.gpt_oss import CASES, conversations
 from family_case import Side
-from hypothesis import HealthCheck, given, settings
+from gpt_oss_cases import (
+    MEDIUM,
+    RESULT,
+    USER,
+    calling,
+    part,
+    prompt_text,
+    thinking,
+)
+from hypothesis import given
 from hypothesis import strategies as st
-from rendering_cases import body, cut_conversations
+from rendering_cases import body, checked, cut_conversations
 
-from tinker_cookbook.exceptions import ConfigurationError, RendererError
+from tinker_cookbook.exceptions import ConfigurationError
 from tinker_cookbook.renderers import (
-    ParseTermination,
-    TextPart,
-    ThinkingPart,
-    ToolCall,
-    UnparsedToolCall,
     get_renderer,
 )
 from tinker_cookbook.tokenizer_utils import get_tokenizer
-
-MEDIUM = "gpt_oss_medium_reasoning"
-USER = {"role": "user", "content": "Hi"}
-CALL = ToolCall(function=ToolCall.FunctionBody(name="f", arguments='{"x": 1}'))
-RESULT = {"role": "tool", "content": "20"}
-STOP, CALL_END = "<|return|>", "<|call|>"
-
-
-def thinking(text):
-    return ThinkingPart(type="thinking", thinking=text)
-
-
-def part(text):
-    return TextPart(type="text", text=text)
-
-
-def calling(*content):
-    return {"role": "assistant", "content": list(content), "tool_calls": [CALL]}
-
-
-def checked(number):
-    return settings(
-        max_examples=number,
-        deadline=None,
-        derandomize=True,
-        database=None,
-        suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
-    )
 
 
 @pytest.fixture(scope="module")
@@ -66,14 +41,6 @@ def renderer(tokenizer):
 @pytest.fixture(scope="module")
 def load(tokenizer, shared_dir):
     return lambda case: Side.load(case, tokenizer, shared_dir / "tokenizers")
-
-
-def prompt_text(renderer, messages):
-    return renderer.tokenizer.decode(renderer.build_generation_prompt(messages).to_ints())
-
-
-def parse(renderer, text):
-    return renderer.parse_response(renderer.tokenizer.encode(text, add_special_tokens=False))
 
 
 # The template
@@ -279,172 +246,3 @@ def test_examples_without_an_answer_and_with_a_trained_question(renderer):
     assert [int(weights.sum()) for _, weights in examples] == [7, 2]
     whole = renderer.build_supervised_examples(trained, "all_tokens")
     assert all(weights.all() for _, weights in whole)
-
-
-# The reader
-
-
-@pytest.mark.parametrize("start", ["", "<|start|>assistant"])
-@pytest.mark.parametrize(
-    "header",
-    [
-        " to=functions.f<|channel|>commentary json",
-        " to=functions.f<|channel|>commentary <|constrain|>json",
-        "<|channel|>commentary to=functions.f <|constrain|>json",
-        "<|channel|>commentary to=functions.f<|constrain|>json",
-        "<|channel|>commentary to=functions.f json",
-        "<|channel|>commentary to=functions.f ",
-        "<|channel|>analysis to=functions.f code",
-    ],
-)
-def test_calls_are_read_with_the_recipient_anywhere(renderer, header, start):
-    before = "<|channel|>analysis<|message|>t<|end|><|start|>assistant"
-    spelled = '{"x":1, "y": "<|end|>"}'
-    call = ToolCall(function=ToolCall.FunctionBody(name="f", arguments=spelled))
-    message, how = parse(renderer, f"{start}{header}<|message|>{spelled}{CALL_END}")
-    assert how is ParseTermination.STOP_SEQUENCE
-    assert message == {"role": "assistant", "content": "", "tool_calls": [call]}
-    message, _ = parse(renderer, f"{before}{header}<|message|>{spelled}{CALL_END}")
-    assert message == {
-        "role": "assistant",
-        "content": [thinking("t")],
-        "tool_calls": [call],
-    }
-    assert spelled in prompt_text(renderer, [USER, message, RESULT])
-
-
-def test_messages_in_a_row(renderer):
-    text = (
-        "<|channel|>analysis<|message|>t<|end|><|start|>assistant<|channel|>commentary<|message|>"
-        "Wait.<|end|><|start|>assistant<|channel|>analysis<|message|>u<|end|><|start|>assistant"
-        "<|channel|>final<|message|>a"
-    )
-    message, _ = parse(renderer, text + STOP)
-    assert message["content"] == [thinking("t"), part("Wait."), thinking("u"), part("a")]
-    example, weights = renderer.build_supervised_example([USER, message])
-    said = [t for t, w in zip(example.to_ints(), weights.tolist(), strict=True) if w]
-    assert renderer.tokenizer.decode(said) == text + STOP
-    assert prompt_text(renderer, [USER, message]).endswith(
-        "<|start|>assistant<|channel|>commentary<|message|>Wait.<|end|>"
-        "<|start|>assistant<|channel|>final<|message|>a<|end|><|start|>assistant"
-    )
-
-
-@pytest.mark.parametrize(
-    ("response", "content"),
-    [
-        ("Hello", "Hello"),
-        ("", ""),
-        ("set x to=5", "set x to=5"),
-        ("<|channel|>final", "<|channel|>final"),
-        ("<|channel|>foo<|message|>a", "<|channel|>foo<|message|>a"),
-        ("<|message|>a", "<|message|>a"),
-        ("Hello<|end|><|start|>assistant<|channel|>final<|message|>a", "Helloa"),
-        ("<|end|><|end|>", ""),
-        ("<|channel|>final<|message|>a<|end|>b", "ab"),
-        (
-            "<|channel|>final<|message|>a<|end|><|channel|>final<|message|>b",
-            "a<|channel|>final<|message|>b",
-        ),
-        (
-            "<|channel|>final<|message|>a<|end|><|start|>user<|message|>b<|end|>",
-            "a<|start|>user<|message|>b",
-        ),
-        ("x" * 1000 + "<|message|>a", "x" * 1000 + "<|message|>a"),
-        ("<|channel|>final<|message|>a<|e", "a<|e"),
-    ],
-)
-def test_what_has_no_header_is_text(renderer, response, content):
-    message, _ = parse(renderer, response + STOP)
-    assert message == {"role": "assistant", "content": content}
-
-
-@pytest.mark.parametrize(
-    ("raw", "error", "author"),
-    [
-        (" to=functions.f<|channel|>commentary json<|message|>{", "Expecting", "functions.f"),
-        (" to=functions.f<|channel|>commentary json<|message|>[1]", "JSON object", "functions.f"),
-        ("<|channel|>analysis to=python code<|message|>print(1)", "to 'python'", "python"),
-        ("<|channel|>commentary to=functions.f<|message|>{}<|end|>", "Extra data", "functions.f"),
-        ("<|channel|>commentary to=functions.f", "unterminated tool block", "functions.f"),
-        ("<|channel|>commentary to=functions.f<|message|>" + "[" * 99_999, "", "functions.f"),
-    ],
-)
-def test_calls_that_cannot_be_read_are_kept_and_written_back(renderer, raw, error, author):
-    message, _ = parse(renderer, f"<|start|>assistant{raw}{CALL_END}")
-    [call] = message["unparsed_tool_calls"]
-    assert error in call.error
-    assert call.raw_text == raw
-    assert prompt_text(renderer, [USER, message, RESULT]).endswith(
-        f"<|start|>assistant{raw}<|call|><|start|>{author} to=assistant<|channel|>commentary"
-        '<|message|>"20"<|end|><|start|>assistant'
-    )
-
-
-# Refused, warned of
-
-
-@pytest.mark.parametrize(
-    ("messages", "error"),
-    [
-        ([{**calling(), "tool_calls": [CALL, CALL]}], r"messages\[0\].tool_calls: got 2 calls"),
-        ([USER, {"role": "system", "content": "s"}], r"messages\[1\].role: got 'system'"),
-        ([USER, {"role": "developer", "content": "s"}], r"messages\[1\].role: got 'developer'"),
-        ([{"role": "critic", "content": "s"}], r"messages\[0\].role: got 'critic'"),
-        ([USER, RESULT], r"messages\[1\].role: got a tool result, expected a tool call before it"),
-        ([{"role": "assistant", "content": "a"}, RESULT], "expected a tool call before it"),
-        ([{**USER, "tool_calls": [CALL]}], r"messages\[0\].tool_calls: got tool calls by role"),
-        ([{**USER, "content": [thinking("t")]}], "cannot write a part of type 'thinking'"),
-        (
-            [{"role": "assistant", "content": [{"type": "image", "image": "x.png"}]}],
-            "cannot write a part of type 'image', expected text or thinking",
-        ),
-    ],
-)
-def test_what_the_format_cannot_say_is_refused(renderer, messages, error):
-    with pytest.raises(RendererError, match=error):
-        renderer.build_generation_prompt(messages)
-
-
-@pytest.mark.parametrize("arguments", ["", "x", "[1]", '"{}"'])
-def test_arguments_that_are_no_object_are_refused(renderer, arguments):
-    call = {"function": {"name": "f", "arguments": arguments}}
-    with pytest.raises(RendererError, match="expected a JSON object"):
-        renderer.build_generation_prompt([{**calling(), "tool_calls": [call]}])
-
-
-def test_text_beside_a_call(renderer, tokenizer):
-    both = calling(thinking("t"), part("Wait."))
-    assert (
-        "<|channel|>analysis<|message|>t<|end|><|start|>assistant<|channel|>commentary<|message|>"
-        "Wait.<|end|><|start|>assistant to=functions.f<|channel|>commentary json<|message|>"
-        '{"x": 1}<|call|>'
-    ) in prompt_text(renderer, [USER, both])
-    hidden = get_renderer(f"{MEDIUM}?text_before_call=analysis", tokenizer)
-    assert "<|channel|>analysis<|message|>Wait.<|end|>" in prompt_text(
-        hidden, [USER, calling(part("Wait."))]
-    )
-    with pytest.raises(RendererError, match="got thinking and text beside a tool call"):
-        hidden.build_generation_prompt([USER, both])
-
-
-def test_a_result_without_its_call_takes_the_name_it_is_given(renderer):
-    for name in ("f", "functions.f"):
-        text = prompt_text(renderer, [{**RESULT, "name": name}])
-        assert text.endswith(
-            '<|start|>functions.f to=assistant<|channel|>commentary<|message|>"20"<|end|>'
-            "<|start|>assistant"
-        )
-    unnamed = UnparsedToolCall(raw_text="?", error="e")
-    message = {"role": "assistant", "content": "", "unparsed_tool_calls": [unnamed]}
-    with pytest.raises(RendererError, match="add the call, or 'name'"):
-        renderer.build_generation_prompt([message, RESULT])
-
-
-def test_headers_in_the_text_of_an_answer_are_warned_of(tokenizer, caplog):
-    fresh = get_renderer(MEDIUM, tokenizer)
-    message = {"role": "assistant", "content": "<|channel|>final<|message|>a"}
-    with caplog.at_level(logging.WARNING):
-        fresh.build_supervised_example([USER, message])
-        fresh.build_supervised_example([USER, message])
-    assert [r.message.count("becomes a header of its own") for r in caplog.records] == [1]

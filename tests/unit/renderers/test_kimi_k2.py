@@ -6,12 +6,11 @@ import copy
 
 import pytest
 from families.kimi_k2 import TOKENS
-from hypothesis import HealthCheck, given, settings
-from rendering_cases import dialogues, template_ids
+from hypothesis import given
+from rendering_cases import checked, dialogues, template_ids, thought
 
 from tinker_cookbook.exceptions import RendererError
 from tinker_cookbook.renderers import (
-    TextPart,
     ThinkingPart,
     ToolCall,
     TrainOnWhat,
@@ -20,13 +19,6 @@ from tinker_cookbook.renderers import (
 from tinker_cookbook.renderers.kimi_k2 import KIMI_SYSTEM_PROMPT
 from tinker_cookbook.tokenizer_utils import get_tokenizer
 
-checked = settings(
-    max_examples=200,
-    deadline=None,
-    derandomize=True,
-    database=None,
-    suppress_health_check=[HealthCheck.too_slow],
-)
 QUESTION = {"role": "user", "content": "Hi"}
 PROMPT = "<|im_user|>user<|im_middle|>Hi<|im_end|><|im_assistant|>assistant<|im_middle|>"
 SECTION = "<|tool_calls_section_begin|>{}<|tool_calls_section_end|>"
@@ -51,11 +43,6 @@ def prompt_text(renderer, messages):
 
 def example_text(renderer, messages):
     return text_of(renderer, renderer.build_supervised_example(messages)[0])
-
-
-def thought(thinking, text="", **more):
-    parts = [ThinkingPart(type="thinking", thinking=thinking), TextPart(type="text", text=text)]
-    return {"role": "assistant", "content": parts, **more}
 
 
 def call(name="f", call_id=None):
@@ -146,7 +133,7 @@ def test_dialogues_equal_the_first_revision_of_k2(kimi, shared_dir):
     renderer = kimi("kimi_k2_instruct?default_system=")
     default = {"role": "system", "content": "You are a helpful assistant"}
 
-    @checked
+    @checked(200)
     @given(messages=dialogues())
     def check(messages):
         begins = messages[0]["role"] == "system"

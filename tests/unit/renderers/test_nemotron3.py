@@ -9,29 +9,17 @@ import logging
 import pytest
 from families.nemotron3 import SUPER, any_order, parsed
 from hypothesis import HealthCheck, given, settings
+from rendering_cases import calling, thought
 
 from tinker_cookbook.exceptions import RendererError
 from tinker_cookbook.renderers import (
     ParseTermination,
-    TextPart,
-    ThinkingPart,
-    ToolCall,
     ToolSpec,
     get_renderer,
 )
 from tinker_cookbook.tokenizer_utils import get_tokenizer
 
 QUESTION = {"role": "user", "content": "Hi"}
-
-
-def thought(thinking, text):
-    parts = [ThinkingPart(type="thinking", thinking=thinking), TextPart(type="text", text=text)]
-    return {"role": "assistant", "content": parts}
-
-
-def call(name, arguments):
-    function = ToolCall.FunctionBody(name=name, arguments=json.dumps(arguments))
-    return {"role": "assistant", "content": "", "tool_calls": [ToolCall(function=function)]}
 
 
 @pytest.fixture(scope="module")
@@ -64,7 +52,7 @@ def test_weights_begin_where_the_prompt_ends(nemotron):
     assert trained_text(nemotron(), [QUESTION, thought("a", "A")]) == "a\n</think>\nA<|im_end|>"
     plain = {"role": "assistant", "content": "A"}
     assert trained_text(nemotron("nemotron3_disable_thinking"), [QUESTION, plain]) == "A<|im_end|>"
-    with_call = {**thought("a", "A"), "tool_calls": call("f", {"q": [1]})["tool_calls"]}
+    with_call = {**thought("a", "A"), "tool_calls": calling("f", {"q": [1]})["tool_calls"]}
     assert trained_text(nemotron(), [QUESTION, with_call]) == (
         "a\n</think>\nA\n<tool_call>\n<function=f>\n<parameter=q>\n[1]\n</parameter>\n</function>\n"
         "</tool_call>\n<|im_end|>"
@@ -102,7 +90,7 @@ def test_preserved_history_equals_the_template_without_thinking_too(nemotron, te
 )
 def test_arguments_of_every_kind_equal_the_template_and_come_back(nemotron, template, arguments):
     renderer = nemotron()
-    message = {**thought("a", ""), "tool_calls": call("f", arguments)["tool_calls"]}
+    message = {**thought("a", ""), "tool_calls": calling("f", arguments)["tool_calls"]}
     tokens = renderer.build_supervised_example([QUESTION, message])[0].to_ints()
     assert tokens == expected(renderer, template, [QUESTION, message])
     said = trained_text(renderer, [QUESTION, message])
@@ -163,8 +151,8 @@ def test_without_thinking_history_loses_it_and_an_answer_with_it_is_refused(nemo
     ("message", "said"),
     [
         ({"role": "ipython", "content": "x"}, "got 'ipython', expected one of"),
-        ({**call("f", {}), "role": "user"}, "got tool calls by role 'user'"),
-        (call("f", [1]), "expected a JSON object"),
+        ({**calling("f", {}), "role": "user"}, "got tool calls by role 'user'"),
+        (calling("f", [1]), "expected a JSON object"),
         ({**thought("a", ""), "role": "user"}, "cannot write a part of type 'thinking'"),
         (
             {"role": "assistant", "content": thought("a", "b")["content"] * 2},

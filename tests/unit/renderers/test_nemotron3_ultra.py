@@ -17,7 +17,8 @@ from families.nemotron3 import (
     turns,
 )
 from family_case import Case, Side
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given
+from rendering_cases import checked
 
 from tinker_cookbook.renderers import ParseTermination
 from tinker_cookbook.tokenizer_utils import get_tokenizer
@@ -68,13 +69,7 @@ def test_tokens_equal_the_template_and_answers_are_read_back(shared_dir, tokeniz
     tokenizer = get_tokenizer(tokenizer_folder("qwen3"))
     side = Side.load(case, tokenizer, shared_dir / "tokenizers")
 
-    @settings(
-        max_examples=100,
-        deadline=None,
-        derandomize=True,
-        database=None,
-        suppress_health_check=[HealthCheck.too_slow],
-    )
+    @checked(100)
     @given(messages=conversations, answer=answers)
     def check(messages, answer):
         assert side.tokens(messages) == side.expected(messages)

@@ -3,29 +3,23 @@
 from __future__ import annotations
 
 import copy
-import json
 import re
-import subprocess
-import sys
 from html.parser import HTMLParser
 
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given
 from hypothesis import strategies as st
+from rendering_cases import checked
 from rendering_cases import text as any_text
 from rich.cells import cell_len
 from rich.console import Console
 
 from tinker_cookbook.exceptions import (
-    ConfigurationError,
-    DataFormatError,
-    DataValidationError,
     RendererError,
 )
 from tinker_cookbook.renderers import TrainOnWhat, get_renderer, normalize_messages
 from tinker_cookbook.renderers.qwen3 import Qwen3InstructRenderer, Qwen3Renderer
-from tinker_cookbook.renderers.show import ShowConfig, main, show
-from tinker_cookbook.renderers.show.command import with_file_key
+from tinker_cookbook.renderers.show import show
 from tinker_cookbook.renderers.show.html import page, token_spans
 from tinker_cookbook.renderers.show.sample import Conversation, sample_conversation
 from tinker_cookbook.renderers.show.text import print_view, token_lines
@@ -34,13 +28,6 @@ from tinker_cookbook.tokenizer_utils import decode_exactly, get_tokenizer
 
 QUESTION = {"role": "user", "content": "Hi"}
 ANSWER = {"role": "assistant", "content": "Hello."}
-checked = settings(
-    max_examples=100,
-    deadline=None,
-    derandomize=True,
-    database=None,
-    suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
-)
 
 
 def conversation(*messages):
@@ -103,7 +90,7 @@ def parse(html):
 def test_the_text_of_tokens_is_the_decoded_text(make_renderer, family):
     codec = make_renderer("role_colon", family).codec
 
-    @checked
+    @checked(100)
     @given(text=any_text | st.text(alphabet="🦜é\ufffd\u200d🌨️ \n", max_size=12))
     def check(text):
         tokens = codec.encode(text)
@@ -369,7 +356,7 @@ def test_spans_hold_the_decoded_text_whatever_it_is(make_renderer):
     renderer = make_renderer("chatml", "qwen3")
     reader = TokenReader(renderer)
 
-    @checked
+    @checked(100)
     @given(text=any_text | st.text(alphabet="<>&\"'\r\n\t \x00\x1b\u202e\u0301🦜", max_size=20))
     def check(text):
         tokens = renderer.codec.encode(text)
@@ -406,86 +393,3 @@ def test_the_page_is_whole_escaped_and_needs_nothing(make_renderer):
     assert sum("w" in c for c in classes) >= sum(t.trained for t in view.examples[0].tokens)
     for expected in (f"id {tokens[0]}, weight 0", f"id {tokens[-2]}, weight 1"):
         assert any(expected in (title or "") for title in found.titles)
-
-
-# --- the command line ------------------------------------------------------------------------
-
-
-@pytest.fixture
-def rows(tmp_path):
-    path = tmp_path / "rows.jsonl"
-    good = {"messages": [QUESTION, ANSWER]}
-    lines = [
-        json.dumps(good),
-        "",
-        json.dumps({"messages": [{"role": "user", "content": "Second"}, ANSWER]}),
-        '{"messages": [{"role": "user", "content": "cut \\ud83e"}]}',
-        '{"nope": 1}',
-    ]
-    path.write_text("\n".join(lines), encoding="utf-8")
-    return str(path)
-
-
-def test_a_row_of_a_file_and_its_page(tokenizer_folder, rows, tmp_path, capsys):
-    target = tmp_path / "page.html"
-    config = ShowConfig(
-        model_name=tokenizer_folder("smollm2"), file=rows, index=1, html=str(target)
-    )
-    main(config)
-    shown = capsys.readouterr().out
-    assert f"{rows}:3" in re.sub(r"\n *", "", shown)  # long paths are folded
-    assert "│Second│" in shown
-    assert "┃Hello┃.┃<|im_end|>│⏎" in shown
-    assert shown.splitlines()[-1] == str(target)
-    assert "Second" in target.read_text(encoding="utf-8")
-
-
-@pytest.mark.parametrize(
-    ("settings", "error", "words"),
-    [
-        ({"file": "absent.jsonl"}, DataValidationError, "there is no such file"),
-        ({"index": 3}, DataFormatError, "rows.jsonl:5: .*'nope', expected 'messages'"),
-        ({"index": 2}, DataFormatError, "rows.jsonl:4: got half of a character"),
-        ({"index": 9}, DataValidationError, "has 4 conversations; expected 0 to 3"),
-        ({"index": -1}, ConfigurationError, "index: got -1"),
-        ({"file": None, "index": 1}, ConfigurationError, "index: got 1 without a file"),
-        ({"max_tokens": 1}, ConfigurationError, "max_tokens: got 1"),
-        ({"html": "/no/such/folder/x.html"}, ConfigurationError, "html: .*does not exist"),
-        ({"template_options": "[1]"}, ConfigurationError, "template_options: got '\\[1\\]'"),
-        ({"template_options": "{"}, ConfigurationError, "template_options: got '{'"),
-        ({"renderer_name": "qwne3"}, ConfigurationError, "did you mean 'qwen3'"),
-        ({"renderer_name": "llama3"}, RendererError, "eot_id"),
-    ],
-)
-def test_bad_input_is_said_in_a_sentence(tokenizer_folder, rows, settings, error, words):
-    with pytest.raises(error, match=words):
-        main(ShowConfig(**{"model_name": tokenizer_folder("smollm2"), "file": rows, **settings}))
-
-
-def test_one_argument_without_a_key_is_the_file():
-    assert with_file_key(["a=1", "x.jsonl", "b"]) == ["a=1", "file=x.jsonl", "b"]
-    assert with_file_key(["--help"]) == ["--help"]
-
-
-def test_help_loads_nothing_heavy_and_a_run_ends_well(tokenizer_folder, rows):
-    program = (
-        "import runpy, sys\n"
-        "sys.argv = ['tinker_cookbook.renderers.show', '--help']\n"
-        "try:\n"
-        "    runpy.run_module(sys.argv[0], run_name='__main__', alter_sys=True)\n"
-        "except SystemExit as end:\n"
-        "    assert end.code == 0\n"
-        "print('LOADED', *(n for n in ('torch', 'transformers', 'tinker') if n in sys.modules))\n"
-    )
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
-    assert done.stdout.splitlines()[-1] == "LOADED", done.stderr
-    assert "template_options" in done.stdout
-    command = [sys.executable, "-m", "tinker_cookbook.renderers.show"]
-    arguments = [f"model_name={tokenizer_folder('smollm2')}", rows, "renderer_name=smollm2"]
-    done = subprocess.run([*command, *arguments], capture_output=True, text=True)
-    assert (done.returncode, done.stderr) == (0, "")
-    assert "renderer    smollm2, asked for" in done.stdout
-    done = subprocess.run([*command, arguments[0], "no.jsonl"], capture_output=True, text=True)
-    assert done.returncode == 1
-    assert "DataValidationError: no.jsonl: there is no such file" in done.stderr
-    assert "Traceback" not in done.stderr

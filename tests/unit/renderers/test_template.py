@@ -8,8 +8,8 @@ import pickle
 
 import pytest
 from families.template import one_call_a_message
-from hypothesis import HealthCheck, given, settings
-from rendering_cases import cut_conversations, dialogues, qwen_conversations, text
+from hypothesis import given
+from rendering_cases import checked, cut_conversations, dialogues, qwen_conversations, text
 
 from tinker_cookbook.exceptions import RendererError
 from tinker_cookbook.renderers import ParseTermination, TextPart, ThinkingPart, get_renderer
@@ -32,13 +32,6 @@ CALL = {
 }
 RESULT = {"role": "tool", "content": "found"}
 TOOL = {"name": "look", "description": "Looks.", "parameters": {"type": "object", "properties": {}}}
-checked = settings(
-    max_examples=40,
-    deadline=None,
-    derandomize=True,
-    database=None,
-    suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
-)
 
 
 @pytest.fixture(scope="module")
@@ -89,7 +82,7 @@ def test_tokens_and_weights_are_those_of_the_hand_written_renderer(make, spec, f
     reply = text if spec == "llama3" else None
     strategy = dialogues(reply=reply) if reply is not None else dialogues()
 
-    @checked
+    @checked(40)
     @given(messages=strategy)
     def check(messages):
         for what in WHATS:
@@ -104,7 +97,7 @@ def test_calls_and_results_are_weighed_as_by_the_hand_written_renderer(make):
     file = "chat_template.qwen3_instruct_2507.jinja"
     derived, written = (make(spec, "qwen3", file) for spec in ("template", "qwen3_instruct"))
 
-    @checked
+    @checked(40)
     @given(messages=cut_conversations(qwen_conversations(thinking=False)))
     def check(messages):
         for what in ("all_assistant_messages", "last_assistant_turn", "all_tokens"):
@@ -117,7 +110,7 @@ def test_calls_and_results_are_weighed_as_by_the_hand_written_renderer(make):
 def test_hybrid_thinking_is_split_as_by_the_hand_written_renderer(make, what):
     derived, written = (make(spec, "qwen3") for spec in ("template", "qwen3"))
 
-    @checked
+    @checked(40)
     @given(messages=cut_conversations(qwen_conversations()))
     def check(messages):
         found = [
@@ -176,7 +169,7 @@ def test_masks_are_those_of_generation_markers(make, shared_dir, family):
     renderer = make("template", family, file)
     conversations = dialogues() if family == "gemma3" else one_call_a_message(text.map(str.strip))
 
-    @checked
+    @checked(40)
     @given(messages=conversations)
     def check(messages):
         plain = [renderer.to_openai_message(m) for m in messages]
@@ -351,39 +344,6 @@ def test_tools_that_stand_elsewhere_are_refused(make):
             make("template", family).create_conversation_prefix_with_tools([TOOL], "Be brief.")
     prefix = make("template", "gemma3").create_conversation_prefix_with_tools([], "Be brief.")
     assert prefix == [{"role": "system", "content": "Be brief."}]
-
-
-SENTENCEPIECE = {
-    "llama2": "{% for m in messages %}{% if m.role == 'user' %}"
-    "{{ bos_token + '[INST] ' + m.content.strip() + ' [/INST]' }}"
-    "{% else %}{{ ' ' + m.content.strip() + ' ' + eos_token }}{% endif %}{% endfor %}",
-    "mistral": "{{ bos_token }}{% for m in messages %}{% if m.role == 'user' %}"
-    "{{ '[INST] ' + m.content + ' [/INST]' }}"
-    "{% else %}{{ m.content + eos_token }}{% endif %}{% endfor %}",
-    "zephyr": "{% for m in messages %}{{ '<|' + m.role + '|>\n' + m.content + eos_token }}\n"
-    "{% if loop.last and add_generation_prompt %}{{ '<|assistant|>\n' }}{% endif %}{% endfor %}",
-}
-
-
-@pytest.mark.parametrize("form", SENTENCEPIECE)
-def test_sentencepiece_vocabularies(stories_model, form):
-    """A space is put behind control tokens, and none behind other text."""
-    tokenizer = copy.deepcopy(get_tokenizer(stories_model))
-    tokenizer.chat_template = SENTENCEPIECE[form]
-    renderer = get_renderer("template", tokenizer)
-    messages = [QUESTION, ANSWER, QUESTION, ANSWER]
-    options = {"tokenize": True, "return_dict": False}
-    tokens, weights = example(renderer, messages, "all_assistant_messages")
-    assert tokens == tokenizer.apply_chat_template(messages, **options)
-    said = tokenizer.decode([t for t, w in zip(tokens, weights, strict=True) if w])
-    assert said.replace(" ", "") == "Because.</s>Because.</s>"
-    prompt = renderer.build_generation_prompt(messages[:3]).to_ints()
-    assert prompt == tokenizer.apply_chat_template(
-        messages[:3], add_generation_prompt=True, **options
-    )
-    assert tokens[: len(prompt)] == prompt
-    assert renderer.get_stop_sequences() == [tokenizer.eos_token_id]
-    assert renderer.has_extension_property
 
 
 def test_renderings_are_few_and_remembered(make, monkeypatch):

@@ -18,6 +18,7 @@ from typing import Any
 
 from tinker_cookbook.exceptions import RendererError
 from tinker_cookbook.renderers.base import Example, Renderer
+from tinker_cookbook.renderers.content import system_message
 from tinker_cookbook.renderers.messages import Message, Role, ToolSpec
 from tinker_cookbook.renderers.pieces import Piece, flat, join_weighted
 from tinker_cookbook.renderers.rendered import RenderContext, RenderedMessage
@@ -151,9 +152,8 @@ class TemplateRenderer(Renderer):
         tokens, so the control token before a run is encoded with it and cut off again.
         """
         run = text[begin:end]
-        if (
-            not begin and not self.codec.splits_control_tokens
-        ):  # as the template's own text is encoded
+        # What the template writes at the beginning is encoded as the tokenizer would.
+        if not (begin or self.codec.splits_control_tokens):
             return encode_without_special_tokens(self.tokenizer, run)
         if run and text.endswith(self._controls, 0, begin):
             name = next(name for name in self._controls if text.endswith(name, 0, begin))
@@ -252,7 +252,7 @@ class TemplateRenderer(Renderer):
         form = self._facts.form
         system = [plain("system", system_prompt, form)] if system_prompt else []
         if not tools:
-            return [Message(role="system", content=system_prompt)] if system_prompt else []
+            return system_message(system_prompt)
         question = plain("user", QUESTION, form)
         declared = self._template.render(
             [*system, question], prompt=True, tools=[as_openai_tool(tool) for tool in tools]
