@@ -8,6 +8,11 @@ import shutil
 from pathlib import Path
 
 import pytest
+from hypothesis.internal.conjecture import providers
+
+# Hypothesis draws some values from the constants of whatever modules are loaded: with them, a check
+# that asks for the same examples at every run would see others in every selection of the tests.
+providers._get_local_constants = providers.Constants
 
 REPO = Path(__file__).resolve().parent.parent
 SHARED = Path(os.environ.get("TINKER_COOKBOOK_SHARED", REPO.parent / "shared"))

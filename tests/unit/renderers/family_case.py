@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import copy
 import itertools
+import re
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -123,8 +124,9 @@ class Side:
             **options,
         )
         if border:
-            *heads, last = found.split(border)
-            runs = [*(f"{head}{border}" for head in heads), last]
+            # Where thinking is closed again: an answer of history may begin like the border.
+            closed = r"\Z|(?:(?!<\|im_end\|>).)*?</think>"
+            runs = re.split(f"(?s)(?<={re.escape(border)})(?={closed})", found)
             encoded = (self.tokenizer.encode(run, add_special_tokens=False) for run in runs)
             found = [token for run in encoded for token in run]
         return self._with_images(found, messages)
