@@ -1,8 +1,8 @@
-"""Settings that every RL recipe takes, and how they become a ``train.Config``.
+"""Settings that every recipe takes whose model learns from its own samples, and RL in particular.
 
-A recipe subclasses :class:`RLSettings`, adds the settings of its task, builds its dataset and hands
-both to :func:`rl_config`. What follows from the model (renderer, learning rate) is None on the
-command line and resolved here.
+A recipe of RL subclasses :class:`RLSettings`, adds the settings of its task, builds its dataset,
+and hands both to :func:`rl_config`. What follows from the model (renderer, learning rate) is None
+on the command line and resolved here.
 """
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ _RL_FRACTION_OF_SFT_LR = 0.25
 
 
 @chz.chz
-class RLSettings(PolicySettings):
-    """Settings of a reinforcement learning run; what is None is derived and printed."""
+class SampledSettings(PolicySettings):
+    """Settings of a run on samples of the model itself; what is None is derived and printed."""
 
     model_name: str = chz.field(default=DEMO_MODEL, doc="Hub name or local folder of the model")
     renderer_name: str | None = chz.field(default=None, doc="Chat format; default: the model's")
@@ -36,21 +36,12 @@ class RLSettings(PolicySettings):
         default=None, doc="Default: a quarter of what is recommended for supervised fine-tuning"
     )
     max_tokens: int = chz.field(default=256, doc="Most tokens to sample in a turn")
-    kl_reference_model: str | None = chz.field(
-        default=None, doc="Model that the penalty pulls towards; default: model_name, untrained"
-    )
-    kl_reference_path: str | None = chz.field(
-        default=None, doc="tinker:// path of the reference's adapter, where it has one"
-    )
 
     max_steps_off_policy: int | None = chz.field(
         default=None, doc="Sample on while training, with weights at most so many updates old"
     )
     num_minibatches: int | None = chz.field(
         default=None, doc="Begin to train on parts of the batch while the rest still samples"
-    )
-    random_rewards: bool = chz.field(
-        default=False, doc="A control: training rewards are tosses of a coin; scores must not rise"
     )
     rollout_max_retries: int | None = chz.field(
         default=None, doc="Times a failed episode is played again; default: it ends the run"
@@ -70,7 +61,22 @@ class RLSettings(PolicySettings):
                 raise ConfigurationError(f"{name}: got {getattr(self, name)}, expected at least 1")
 
 
-def resolve_renderer(cli: RLSettings) -> str:
+@chz.chz
+class RLSettings(SampledSettings):
+    """Settings of a reinforcement learning run; what is None is derived and printed."""
+
+    kl_reference_model: str | None = chz.field(
+        default=None, doc="Model that the penalty pulls towards; default: model_name, untrained"
+    )
+    kl_reference_path: str | None = chz.field(
+        default=None, doc="tinker:// path of the reference's adapter, where it has one"
+    )
+    random_rewards: bool = chz.field(
+        default=False, doc="A control: training rewards are tosses of a coin; scores must not rise"
+    )
+
+
+def resolve_renderer(cli: SampledSettings) -> str:
     """The chat format that the settings or else the model ask for."""
     return model_info.resolve_renderer_name(cli.model_name, cli.renderer_name)[0]
 
@@ -88,22 +94,29 @@ def rl_config(cli: RLSettings, recipe_name: str, dataset: RLDatasetBuilder) -> t
     if cli.random_rewards:
         dataset = RandomRewardDatasetBuilder(inner=dataset, seed=cli.seed)
     return train.Config(
-        recipe_name=recipe_name,
-        log_path=cli.log_path or cli_utils.default_log_path(recipe_name),
-        model_name=cli.model_name,
-        renderer_name=resolve_renderer(cli),
-        learning_rate=learning_rate,
         dataset_builder=dataset,
-        max_tokens=cli.max_tokens,
+        learning_rate=learning_rate,
         **_reference(cli),
+        **common_config(cli, recipe_name),
+    )
+
+
+def common_config(cli: SampledSettings, recipe_name: str) -> dict[str, Any]:
+    """What the config of any such run has, but for its data and its learning rate, by name."""
+    return {
+        "recipe_name": recipe_name,
+        "log_path": cli.log_path or cli_utils.default_log_path(recipe_name),
+        "model_name": cli.model_name,
+        "renderer_name": resolve_renderer(cli),
+        "max_tokens": cli.max_tokens,
         **_mode(cli),
-        rollout_error_tolerance=(
+        "rollout_error_tolerance": (
             None
             if cli.rollout_max_retries is None
             else RetryOnFailure(max_retries=cli.rollout_max_retries)
         ),
         **cli.shared(),
-    )
+    }
 
 
 def _reference(cli: RLSettings) -> dict[str, Any]:
@@ -124,7 +137,7 @@ def _reference(cli: RLSettings) -> dict[str, Any]:
     }
 
 
-def _mode(cli: RLSettings) -> dict[str, Any]:
+def _mode(cli: SampledSettings) -> dict[str, Any]:
     """Which of the two ways to overlap sampling and training was asked for, if any."""
     mode: dict[str, Any] = {}
     if cli.max_steps_off_policy is not None:

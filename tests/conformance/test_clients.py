@@ -111,6 +111,46 @@ def test_custom_loss_equals_the_built_in_one(backend):
         np.testing.assert_allclose(a, b, atol=1e-4)
 
 
+class PairLoss:
+    """A sum over pairs of datums, which says so."""
+
+    group_size = 2
+
+    def __call__(self, data, values):
+        scores = torch.stack([v.sum() for v in values])
+        weights = torch.tensor([float(len(d.model_input.to_ints())) for d in data[::2]])
+        margins = scores[::2] - scores[1::2]
+        loss = -(torch.nn.functional.logsigmoid(margins) * weights).sum()
+        return loss, {"pairs": float(len(margins))}
+
+
+def test_a_custom_loss_over_groups_equals_that_of_the_whole_batch(backend):
+    data = [*DATA, datum([1, 9, 8, 7, 6]), datum([1, 9, 8, 5])]
+    grouped, whole = client_of(backend), client_of(backend)
+    found = grouped.forward_backward_custom(data, PairLoss()).result()
+    expected = whole.forward_backward_custom(data, lambda d, v: PairLoss()(d, v)).result()
+    assert found.metrics["pairs"] == expected.metrics["pairs"] == 2
+    assert found.metrics["loss:sum"] == pytest.approx(expected.metrics["loss:sum"], rel=1e-5)
+    for client in (grouped, whole):
+        client.optim_step(ADAM).result()
+    after = [logprobs(c.forward(data, "cross_entropy").result()) for c in (grouped, whole)]
+    for output in (found, expected):
+        assert [len(values) for values in logprobs(output)] == [5, 3, 4, 3]
+    for a, b in zip(*after, strict=True):
+        np.testing.assert_allclose(a, b, atol=1e-4)
+
+
+def test_scores_asked_for_at_once_are_those_of_each(backend):
+    service, model = backend
+    client = service.create_sampling_client(base_model=model).result()
+    prompts = [types.ModelInput.from_ints([1, 44, 101, *range(5, 5 + i)]) for i in range(8)]
+    together = [future.result() for future in [client.compute_logprobs(p) for p in prompts]]
+    alone = [client.compute_logprobs(prompt).result() for prompt in prompts]
+    for a, b in zip(together, alone, strict=True):
+        assert a[0] is None
+        np.testing.assert_allclose(a[1:], b[1:], atol=1e-5)
+
+
 def test_a_sampling_client_is_a_snapshot(backend):
     client = client_of(backend)
     prompt = types.ModelInput.from_ints([1, 44, 101, 7])

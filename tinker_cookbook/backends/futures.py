@@ -54,7 +54,7 @@ class LocalFuture(tinker.APIFuture[T]):
 
 
 class SampleFuture(LocalFuture[T]):
-    """The samples, to come, of a request.
+    """The samples, or scores, to come, of a request.
 
     Unlike an operation it stands in no order with others. So once nobody can read the result any
     more, because the future is gone (the task that awaited it was cancelled, say), the request is

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import secrets
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -212,15 +212,19 @@ class LocalTrainingClient(ReadyClient["LocalTrainingClient"], TrainingAsync):
         """Adds the gradient of ``loss_fn(data, logprobs) -> (loss, metrics)``.
 
         ``logprobs`` holds one tensor [T] a datum; real autograd runs through ``loss_fn``, on the
-        engine's thread.
+        engine's thread. A function with a ``group_size`` is called for whole groups at a time
+        (``protocols.CustomLoss``), which saves the second forward of batches that are large.
         """
 
-        def work(run: TrainingRun) -> types.ForwardBackwardOutput:
-            def call(logprobs: list[torch.Tensor]) -> tuple[torch.Tensor, dict[str, float]]:
-                return loss_fn(data, logprobs)
+        def call(
+            indices: Sequence[int], logprobs: list[torch.Tensor]
+        ) -> tuple[torch.Tensor, dict[str, float]]:
+            return loss_fn([data[i] for i in indices], logprobs)
 
+        def work(run: TrainingRun) -> types.ForwardBackwardOutput:
             examples = convert.examples_of(convert.with_zero_weights(data))
-            return convert.loss_output_of(run.forward_backward_custom(examples, call))
+            group_size = getattr(loss_fn, "group_size", None)
+            return convert.loss_output_of(run.forward_backward_custom(examples, call, group_size))
 
         return self._submit(work)
 

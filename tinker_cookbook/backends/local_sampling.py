@@ -5,10 +5,9 @@ from __future__ import annotations
 import itertools
 from collections.abc import Callable
 from concurrent.futures import Future
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
-import torch
 from tinker import types
 
 from tinker_cookbook.backends import convert
@@ -22,6 +21,8 @@ from tinker_cookbook.exceptions import BackendError
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
+
+T = TypeVar("T")
 
 
 class LocalSamplingClient(ReadyClient["LocalSamplingClient"]):
@@ -90,20 +91,21 @@ class LocalSamplingClient(ReadyClient["LocalSamplingClient"]):
         tokens = convert.tokens_of(prompt, "prompt")
         sequence_ids = [str(next(self._ids)) for _ in range(num_samples)]
 
-        def score() -> tuple[PromptScores, types.TensorData | None]:
-            sampler, scores, asked = self._made.result(), PromptScores(), None
-            if include_prompt_logprobs or topk_prompt_logprobs:
-                scores = sampler.score_prompt(
-                    tokens,
-                    logprobs=include_prompt_logprobs,
-                    topk=topk_prompt_logprobs,
-                    last_n=prompt_logprobs_last_n,
-                )
-            if target_prompt_logprobs is not None:
-                asked = _score_targets(sampler, tokens, target_prompt_logprobs)
-            return scores, asked
+        targets = None if target_prompt_logprobs is None else _ids_of(target_prompt_logprobs)
+        scored = None
+        if include_prompt_logprobs or topk_prompt_logprobs or targets is not None:
+            scored = self._score(
+                tokens,
+                lambda scores: scores,
+                logprobs=include_prompt_logprobs,
+                topk=topk_prompt_logprobs,
+                targets=None if targets is None else targets.clip(min=0),
+                last_n=prompt_logprobs_last_n,
+            )
 
         def draw() -> Future[list[Sample]]:
+            if scored is not None:
+                scored.result()  # without the scores nobody gets the samples either
             sampler = self._made.result()
             settings = convert.sampling_settings_of(sampling_params, sampler.base.eos_ids)
             return self._engine.sample(
@@ -116,28 +118,34 @@ class LocalSamplingClient(ReadyClient["LocalSamplingClient"]):
             )
 
         def answer(samples: list[Sample]) -> types.SampleResponse:
-            scores, asked = scored.result() if scored is not None else (PromptScores(), None)
+            scores = PromptScores() if scored is None else scored.result()
+            asked = None
+            if targets is not None and scores.target_logprobs is not None:
+                values = np.where(targets < 0, np.float32(0), scores.target_logprobs)
+                asked = types.TensorData.from_numpy(values)
             return convert.sample_response_of(samples, scores, asked, sequence_ids)
 
-        scored = None
-        if include_prompt_logprobs or topk_prompt_logprobs or target_prompt_logprobs is not None:
-            scored = self._engine.submit(score)
-        return SampleFuture(chain(scored or self._made, draw, answer))
+        future = chain(scored or self._made, draw, answer)
+        if scored is not None:
+            future.add_done_callback(lambda _: scored.cancel())  # does nothing if it is done
+        return SampleFuture(future)
 
     def compute_logprobs(
         self, prompt: types.ModelInput, prompt_logprobs_last_n: int | None = None
     ) -> LocalFuture[list[float | None]]:
-        """Log-probability of each token given those before it; the first is ``None``."""
-        tokens = convert.tokens_of(prompt, "prompt")
+        """Log-probability of each token given those before it; the first is ``None``.
 
-        def work() -> list[float | None]:
-            scores = self._made.result().score_prompt(
-                tokens, logprobs=True, last_n=prompt_logprobs_last_n
-            )
+        Requests that wait at the same time are computed together: ask for all, then wait.
+        """
+
+        def answer(scores: PromptScores) -> list[float | None]:
             assert scores.logprobs is not None
             return [None if np.isnan(value) else float(value) for value in scores.logprobs]
 
-        return LocalFuture(self._engine.submit(work))
+        tokens = convert.tokens_of(prompt, "prompt")
+        return SampleFuture(
+            self._score(tokens, answer, logprobs=True, last_n=prompt_logprobs_last_n)
+        )
 
     def get_tokenizer(self) -> PreTrainedTokenizerBase:
         """The tokenizer of the base model."""
@@ -161,15 +169,20 @@ class LocalSamplingClient(ReadyClient["LocalSamplingClient"]):
         """Older spelling of ``get_base_model()``."""
         return self._base_model
 
+    def _score(
+        self, tokens: np.ndarray, finish: Callable[[PromptScores], T], **what: Any
+    ) -> Future[T]:
+        """``finish`` of the scores of ``tokens``; ``what`` goes to ``Sampler.score_request``."""
+
+        def ask() -> Future[PromptScores]:
+            return self._engine.score(self._made.result().score_request(tokens, **what))
+
+        return chain(self._made, ask, finish)
+
     def _decode(self, tokens: list[int]) -> str:
         return str(self.get_tokenizer().decode(tokens, skip_special_tokens=False))
 
 
-def _score_targets(
-    sampler: Sampler, prompt: np.ndarray, asked: types.TensorData
-) -> types.TensorData:
-    """Log-probabilities of the ids ``asked`` [len - 1, K] at each position after the first."""
-    ids = asked.to_torch(pad_value=-1)
-    values = sampler.score_targets(prompt, ids.clamp(min=0))
-    values[(ids < 0).numpy()] = 0.0
-    return types.TensorData.from_torch(torch.from_numpy(values))
+def _ids_of(asked: types.TensorData) -> np.ndarray:
+    """Token ids [T - 1, K] int64, -1 where none is asked for."""
+    return asked.to_torch(pad_value=-1).long().numpy()

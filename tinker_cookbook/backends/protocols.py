@@ -23,7 +23,16 @@ CustomLoss = Callable[
     ["list[tinker.Datum]", "list[torch.Tensor]"], "tuple[torch.Tensor, dict[str, float]]"
 ]
 """``loss_fn(data, logprobs)``: one 1-D tensor of target log-probabilities a datum; returns the
-scalar loss and metrics."""
+scalar loss and metrics.
+
+It may couple all datums of a batch. A loss that is a sum over groups of n consecutive datums (n = 2
+for the pairs of DPO) should say so by an attribute ``group_size = n``, of the function or of the
+object that is called. It may then be called for some of the groups at a time, always whole ones in
+their order, ``data`` being that part of the batch; values and metrics of the parts are added up. So
+neither may be a mean over what it is given: divide by a count that is fixed beforehand. The local
+engine then runs each forward once, in the memory of one micro-batch; the batch's length must be a
+multiple of n. The hosted API does not look at the attribute and calls the function once.
+"""
 
 
 class Future(Protocol[T_co]):
@@ -47,6 +56,7 @@ class SamplingClient(Protocol):
         sampling_params: types.SamplingParams,
         include_prompt_logprobs: bool = False,
         topk_prompt_logprobs: int = 0,
+        topk_sample_logprobs: int = 0,
     ) -> Future[types.SampleResponse]:
         """Draws ``num_samples`` continuations of ``prompt``."""
         ...

@@ -27,10 +27,12 @@ from tinker_cookbook.engine.devices import (
     cpu_threads,
     free_memory_bytes,
 )
+from tinker_cookbook.engine.model_memory import check_room, weights_bytes
 from tinker_cookbook.engine.one_by_one import sample_one_by_one
 from tinker_cookbook.engine.requests import Prompt, Sample, SampleRequest, SamplingSettings
 from tinker_cookbook.engine.resolve import ResolvedModel, model_config, resolve_model
 from tinker_cookbook.engine.sampler import Sampler
+from tinker_cookbook.engine.scoring import PromptScores, Scorer, ScoreRequest
 from tinker_cookbook.engine.store import CheckpointStore
 from tinker_cookbook.engine.training_run import TrainingRun
 from tinker_cookbook.engine.worker import Worker
@@ -57,6 +59,7 @@ class Engine:
         self._batchers: dict[BaseModel, Batcher] = {}
         self._arrived: deque[SampleRequest] = deque()
         self._single: deque[SampleRequest] = deque()
+        self._scorer = Scorer(self.token_budget, self.pause)
         self._worker = Worker(self._start_worker, self._sample_step, self._drop_samples)
 
     def submit(self, fn: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> Future[T]:
@@ -84,6 +87,15 @@ class Engine:
         self._worker.wake()  # raises if the engine is closed
         return request.future
 
+    def score(self, request: ScoreRequest) -> Future[PromptScores]:
+        """Scores a text, together with others of its sampler that wait when its turn comes.
+
+        Cancelling the future, at any time, takes the request back.
+        """
+        self._scorer.add(request)
+        self.submit(self._scorer.serve, request).add_done_callback(request.follow)
+        return request.future
+
     def resolve(self, name: str) -> ResolvedModel:
         """The folder of a model name; raises ``ModelNotFoundError``. Cached."""
         with self._resolving:
@@ -100,15 +112,33 @@ class Engine:
         return out
 
     def base_model(self, name: str) -> BaseModel:
-        """Loads a base model, once. Runs on the worker."""
+        """Loads a base model, once. Runs on the worker.
+
+        Raises ``OutOfMemoryError``, and loads nothing, if it does not fit beside those at hand.
+        """
         from transformers.utils.logging import disable_progress_bar
 
         resolved = self.resolve(name)
         folder = Path(resolved.folder)
         if folder not in self._models:
+            if self._models:
+                self._check_room(name, folder)
             disable_progress_bar()  # it would cut into the run's own
             self._models[folder] = BaseModel(name, folder, self.choice.device, self.choice.dtype)
         return self._models[folder]
+
+    def _check_room(self, name: str, folder: Path) -> None:
+        device, dtype = self.choice.device, self.choice.dtype
+        loaded = {base.name: weights_bytes(at, dtype) for at, base in self._models.items()}
+        check_room(
+            name,
+            weights_bytes(folder, dtype),
+            loaded,
+            free=free_memory_bytes(device),
+            spare=_ACTIVATION_BYTES_CPU,
+            where=str(device),
+            dtype=dtype,
+        )
 
     def create_run(self, run_id: str, model: str, spec: AdapterSpec, seed: int) -> TrainingRun:
         """A run with a fresh adapter. Runs on the worker."""

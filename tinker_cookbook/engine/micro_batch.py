@@ -8,10 +8,25 @@ import numpy as np
 import torch
 
 from tinker_cookbook.engine.base_model import BaseModel
+from tinker_cookbook.engine.custom_loss import CustomLossFn, evaluate
 from tinker_cookbook.engine.examples import Example
 from tinker_cookbook.engine.losses import Loss, LossInputs
 from tinker_cookbook.engine.low_rank import Terms
-from tinker_cookbook.engine.packing import MicroBatch, concatenate, pad
+from tinker_cookbook.engine.packing import MicroBatch, PaddedBatch, concatenate, pad, plan_groups
+
+_SHARED_ROWS = 5
+"""Micro-batches' worth of tokens in a row that shares a long prefix: each further row would compute
+the prefix again, which costs more than a large row does."""
+
+
+def plan_for(
+    base: BaseModel, sequences: Sequence[np.ndarray], token_budget: int, group_size: int = 1
+) -> list[MicroBatch]:
+    """Micro-batches of ``sequences`` as ``base`` can run them, and as its device does it best."""
+    shared = token_budget if base.shares_prefixes else 0
+    if base.device.type == "cpu":  # elsewhere the budget is all there is
+        shared *= _SHARED_ROWS
+    return plan_groups(sequences, group_size, token_budget, shared_budget=shared)
 
 
 class MicroBatchPass:
@@ -19,7 +34,7 @@ class MicroBatchPass:
 
     ``terms`` is the adapter as the layers apply it; gradients are those of its tensors. After
     ``run``: ``loss`` (float), ``gradients`` (fp32 by target name, empty without backward) and
-    ``split_logprobs()``, in the order of ``micro.indices``.
+    ``split_logprobs()``, in the order of ``micro.indices``; after ``run_custom`` also ``metrics``.
     """
 
     def __init__(
@@ -27,7 +42,8 @@ class MicroBatchPass:
     ) -> None:
         self._base = base
         self._terms = terms
-        self._examples = [data[i] for i in micro.indices]
+        self._indices = micro.indices
+        self._examples = [data[i] for i in self._indices]
         self._batch = pad(micro, [example.tokens for example in data], base.device)
         targets = np.concatenate([example.targets for example in self._examples])
         # Of sequences that share a prefix, most positions and targets are the same: the head
@@ -45,6 +61,7 @@ class MicroBatchPass:
         self._hidden: torch.Tensor | None = None
         self._logprobs: torch.Tensor | None = None
         self.loss = 0.0
+        self.metrics: dict[str, float] = {}
         self.gradients: dict[str, tuple[torch.Tensor, torch.Tensor]] = {}
 
     def run(
@@ -64,6 +81,14 @@ class MicroBatchPass:
             if backward:
                 (upstream,) = torch.autograd.grad(value, leaf)
                 self.gradients = self.backward(upstream)
+        self.release(keep_result=True)
+
+    def run_custom(self, loss_fn: CustomLossFn, *, checkpoint: bool) -> None:
+        """Forward, a loss of the caller's over these sequences alone, and backward."""
+        self.forward(grad=True, checkpoint=checkpoint)
+        result = evaluate(loss_fn, self._indices, self.logprobs_by_sequence())
+        self.loss, self.metrics = result.value, result.metrics
+        self.gradients = self.backward(torch.cat(result.gradients))
         self.release(keep_result=True)
 
     def forward(self, *, grad: bool, checkpoint: bool) -> None:
@@ -114,14 +139,11 @@ class MicroBatchPass:
 
     def _body(self, *, grad: bool, checkpoint: bool) -> torch.Tensor:
         """Hidden states of the positions that the head needs."""
-        base, batch = self._base, self._batch
-        layout = {} if batch.positions is None else {"position_ids": batch.positions}
-        with torch.set_grad_enabled(grad), base.adapted(self._terms):
-            with base.checkpointed(checkpoint and grad), base.along_tree(batch.tree):
-                hidden = base.hidden(batch.tokens, **layout)
-            hidden = hidden.reshape(-1, hidden.shape[-1])
-            if len(self._flat) != len(hidden) or batch.tree is not None:
-                hidden = hidden[self._flat]
+        hidden = hidden_states(
+            self._base, self._terms, self._batch, grad=grad, checkpoint=checkpoint
+        )
+        if len(self._flat) != len(hidden) or self._batch.tree is not None:
+            hidden = hidden[self._flat]
         self._hidden = hidden
         return hidden
 
@@ -157,3 +179,18 @@ class MicroBatchPass:
             if name != "target_tokens"
         }
         return LossInputs(fields, self._batch.sequence, len(self._examples), config)
+
+
+def hidden_states(
+    base: BaseModel, terms: Terms, batch: PaddedBatch, *, grad: bool, checkpoint: bool = False
+) -> torch.Tensor:
+    """Last hidden states [B * L, H] of all places of a padded micro-batch."""
+    layout = {} if batch.positions is None else {"position_ids": batch.positions}
+    with (
+        torch.set_grad_enabled(grad),
+        base.adapted(terms),
+        base.checkpointed(checkpoint and grad),
+        base.along_tree(batch.tree),
+    ):
+        hidden = base.hidden(batch.tokens, **layout)
+    return hidden.reshape(-1, hidden.shape[-1])

@@ -36,9 +36,14 @@ class Row:
 
 @dataclass(frozen=True)
 class MicroBatch:
-    """Rows that run together; all of them are shared, or none is."""
+    """Rows that run together; all of them are shared, or none is.
+
+    With a ``group_size`` each run of so many sequences belongs together, in its order: a shared
+    row is one such group, and other groups have a row for each sequence.
+    """
 
     rows: tuple[Row, ...]
+    group_size: int = 1
 
     @property
     def indices(self) -> tuple[int, ...]:
@@ -51,7 +56,7 @@ class MicroBatch:
 
         Kernels are made for a shape when it first occurs (half a millisecond and 0.6 MB each).
         """
-        return _round_up(max(row.length for row in self.rows))
+        return _round_up(_longest(self.rows))
 
     @property
     def shared(self) -> bool:
@@ -66,10 +71,14 @@ class MicroBatch:
         return len(self.rows) * self.padded_length
 
     def halves(self, sequences: Sequence[np.ndarray]) -> list[MicroBatch]:
-        """Two smaller micro-batches, or an empty list where one sequence is all there is."""
-        if len(self.rows) > 1:
-            middle = len(self.rows) // 2
-            return [MicroBatch(self.rows[:middle]), MicroBatch(self.rows[middle:])]
+        """Two smaller micro-batches, or an empty list where one sequence or group is left."""
+        unit = 1 if self.shared else self.group_size
+        if len(self.rows) > unit:
+            middle = len(self.rows) // unit // 2 * unit
+            parts = self.rows[:middle], self.rows[middle:]
+            return [MicroBatch(rows, self.group_size) for rows in parts]
+        if self.group_size > 1:
+            return []
         indices = self.indices
         middle = len(indices) // 2
         parts = [part for part in (indices[:middle], indices[middle:]) if part]
@@ -91,20 +100,62 @@ def plan(
     if shared_budget and len(sequences) > 1:
         groups = group_by_prefix(sequences, shared_budget, enough=token_budget // 2)
     rows = [Row(tuple(group), row_length([sequences[i] for i in group])) for group in groups]
-    rows.sort(key=lambda row: (-row.length, row.indices))
+    alone = [(row,) for row in rows if not row.shared]
+    return _packed([row for row in rows if row.shared], alone, token_budget, 1)
+
+
+def plan_groups(
+    sequences: Sequence[np.ndarray],
+    group_size: int,
+    token_budget: int,
+    *,
+    shared_budget: int = 0,
+) -> list[MicroBatch]:
+    """As ``plan``, but each ``group_size`` consecutive sequences stay together, in their order.
+
+    A group gets a shared row of its own where its sequences begin alike and it has at most
+    ``shared_budget`` tokens, else a padded row for each sequence. ``len(sequences)`` must be a
+    multiple of ``group_size``.
+    """
+    if group_size == 1:
+        return plan(sequences, token_budget, shared_budget=shared_budget)
+    shared: list[Row] = []
+    apart: list[tuple[Row, ...]] = []
+    for start in range(0, len(sequences), group_size):
+        members = tuple(range(start, start + group_size))
+        own = [sequences[i] for i in members]
+        if shared_budget and len(group_by_prefix(own, shared_budget)) < group_size:
+            row = Row(members, row_length(own))
+            if row.length <= shared_budget:
+                shared.append(row)
+                continue
+        apart.append(tuple(Row((i,), len(sequences[i])) for i in members))
+    return _packed(shared, apart, token_budget, group_size)
+
+
+def _packed(
+    shared: list[Row], apart: list[tuple[Row, ...]], token_budget: int, group_size: int
+) -> list[MicroBatch]:
+    """Micro-batches of shared rows, and of rows of one sequence, of which some stay together."""
     out: list[MicroBatch] = []
-    for row in (row for row in rows if row.shared):
+    for row in sorted(shared, key=lambda row: (-row.length, row.indices)):
         if out and out[-1].padded_tokens + row.length <= token_budget:
-            out[-1] = MicroBatch((*out[-1].rows, row))
+            out[-1] = MicroBatch((*out[-1].rows, row), group_size)
         else:
-            out.append(MicroBatch((row,)))
-    alone = [row for row in rows if not row.shared]
+            out.append(MicroBatch((row,), group_size))
+    apart = sorted(apart, key=lambda rows: (-_longest(rows), rows[0].indices))
     start = 0
-    while start < len(alone):
-        count = max(1, token_budget // _round_up(alone[start].length))
-        out.append(MicroBatch(tuple(alone[start : start + count])))
+    while start < len(apart):
+        tokens = len(apart[start]) * _round_up(_longest(apart[start]))
+        count = max(1, token_budget // tokens)
+        rows = tuple(row for together in apart[start : start + count] for row in together)
+        out.append(MicroBatch(rows, group_size))
         start += count
     return out
+
+
+def _longest(rows: Sequence[Row]) -> int:
+    return max(row.length for row in rows)
 
 
 @dataclass(frozen=True)

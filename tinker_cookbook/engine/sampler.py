@@ -1,17 +1,15 @@
-"""A base model with a snapshot of an adapter: checks what is asked of it, and scores prompts.
+"""A base model with a snapshot of an adapter: checks what is asked of it.
 
-Drawing itself is the work of the ``batcher``. Reported log-probabilities are those of the model
-(temperature 1, whole vocabulary) from the same chunked head that training uses, so they equal the
-trainer's for the same tokens.
+Drawing is the work of the ``batcher``, scoring given texts that of ``scoring``. Reported
+log-probabilities are those of the model (temperature 1, whole vocabulary) from the same chunked
+head that training uses, so they equal the trainer's for the same tokens.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
 
 import numpy as np
-import torch
 
 from tinker_cookbook.engine.adapters import Adapter
 from tinker_cookbook.engine.base_model import BaseModel
@@ -19,20 +17,10 @@ from tinker_cookbook.engine.examples import check_token_range
 from tinker_cookbook.engine.head import LoraPair
 from tinker_cookbook.engine.low_rank import Terms
 from tinker_cookbook.engine.requests import Prompt, Sample, SampleRequest, SamplingSettings
+from tinker_cookbook.engine.scoring import PromptScores, ScoreRequest
 from tinker_cookbook.exceptions import ConfigurationError, DataValidationError
 
 __all__ = ["PromptScores", "Sample", "Sampler", "SamplingSettings"]
-
-MASK_LOGPROB = -99999.0
-
-
-@dataclass
-class PromptScores:
-    """fp32 log-probabilities [T] of the prompt's tokens (NaN where not computed), and top k."""
-
-    logprobs: np.ndarray | None = None
-    topk_logprobs: np.ndarray | None = None
-    topk_ids: np.ndarray | None = None
 
 
 class Sampler:
@@ -78,55 +66,48 @@ class Sampler:
         low_rank = self.terms().get(self.base.unembed_name)
         return None if low_rank is None else low_rank.by_column
 
-    @torch.no_grad()
-    def score_prompt(
-        self, prompt: Prompt, *, logprobs: bool, topk: int = 0, last_n: int | None = None
-    ) -> PromptScores:
-        """Log-probability of each prompt token given those before it, and the top k there."""
+    def score_request(
+        self,
+        prompt: Prompt,
+        *,
+        logprobs: bool = False,
+        topk: int = 0,
+        targets: np.ndarray | None = None,
+        last_n: int | None = None,
+    ) -> ScoreRequest:
+        """A request for scores of ``prompt``, each token given those before it.
+
+        Args:
+            prompt: Token ids [T], at least one.
+            logprobs: Whether the tokens' own log-probabilities are asked for.
+            topk: So many of the most probable tokens at each position.
+            targets: Token ids [T - 1, K] to be scored at each position after the first.
+            last_n: ``logprobs`` and ``topk`` for the last positions alone.
+        """
         tokens = self._check_prompt(prompt)
         if last_n is not None and not 1 <= last_n <= len(tokens) - 1:
             raise ConfigurationError(
                 f"prompt_logprobs_last_n: got {last_n}, expected 1 to {len(tokens) - 1} "
                 "(the prompt's length less one)"
             )
-        hidden, lora = self._prompt_hidden(tokens)
-        first = 1 if last_n is None else len(tokens) - last_n
-        hidden = hidden[first - 1 :]
-        scores = PromptScores()
-        if logprobs:
-            scores.logprobs = np.full(len(tokens), np.nan, dtype=np.float32)
-            targets = torch.from_numpy(tokens[first:]).to(self.base.device)
-            values = self.base.head.logprobs(hidden, targets, lora)
-            scores.logprobs[first:] = values.cpu().numpy()
-        if topk:
-            values, ids = self.base.head.topk(hidden, topk, lora)
-            scores.topk_logprobs = np.full((len(tokens), topk), MASK_LOGPROB, dtype=np.float32)
-            scores.topk_ids = np.zeros((len(tokens), topk), dtype=np.int32)
-            scores.topk_logprobs[first:] = values.cpu().numpy()
-            scores.topk_ids[first:] = ids.cpu().numpy()
-        return scores
-
-    @torch.no_grad()
-    def score_targets(self, prompt: Prompt, targets: torch.Tensor) -> np.ndarray:
-        """fp32 log-probabilities of ``targets`` [T - 1, K] at each position after the first."""
-        tokens = self._check_prompt(prompt)
-        if targets.dim() != 2 or len(targets) != len(tokens) - 1:
-            raise DataValidationError(
-                f"target_prompt_logprobs: has shape {tuple(targets.shape)}, expected "
-                f"({len(tokens) - 1}, K): K tokens for each position after the first"
+        if not 0 <= topk <= self.base.vocab_size:
+            raise ConfigurationError(
+                f"topk_prompt_logprobs: got {topk}, expected 0 to {self.base.vocab_size} "
+                "(the vocabulary)"
             )
-        check_token_range("target_prompt_logprobs", targets.cpu().numpy(), self.base.vocab_size)
-        hidden, lora = self._prompt_hidden(tokens)
-        values = self.base.head.logprobs(hidden, targets.to(self.base.device), lora)
-        return values.cpu().numpy()
+        if targets is not None:
+            self._check_targets(targets, len(tokens) - 1)
+        first = 1 if last_n is None else len(tokens) - last_n
+        return ScoreRequest(self, tokens, logprobs, topk, targets, first)
 
-    def _prompt_hidden(self, prompt: np.ndarray) -> tuple[torch.Tensor, LoraPair | None]:
-        """Hidden states [T - 1, H] that predict the tokens after the first."""
-        terms = self.terms()
-        tokens = torch.from_numpy(prompt).to(self.base.device)
-        with self.base.adapted(terms):
-            hidden = self.base.hidden(tokens[None])
-        return hidden[0, :-1], self.base.unembed_pair(terms)
+    def _check_targets(self, targets: np.ndarray, positions: int) -> None:
+        if targets.ndim != 2 or len(targets) != positions:
+            raise DataValidationError(
+                f"target_prompt_logprobs: has shape {targets.shape}, expected "
+                f"({positions}, K): K tokens for each position after the first"
+            )
+        if targets.size:
+            check_token_range("target_prompt_logprobs", targets, self.base.vocab_size)
 
     def _check_prompt(self, prompt: Prompt) -> np.ndarray:
         tokens = np.asarray(prompt, dtype=np.int64)

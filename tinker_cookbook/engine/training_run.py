@@ -15,28 +15,30 @@ import logging
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from typing import Protocol
 
 import numpy as np
 import torch
 
 from tinker_cookbook.engine.adapters import Adapter
 from tinker_cookbook.engine.base_model import BaseModel
+from tinker_cookbook.engine.custom_loss import CustomLossFn, check_group_size, evaluate
 from tinker_cookbook.engine.examples import Example, check_examples
-from tinker_cookbook.engine.losses import LOSSES, Loss, get_loss
+from tinker_cookbook.engine.losses import LOSSES, get_loss
 from tinker_cookbook.engine.low_rank import Terms
 from tinker_cookbook.engine.memory import out_of_memory, release_cached_memory
-from tinker_cookbook.engine.micro_batch import MicroBatchPass
+from tinker_cookbook.engine.micro_batch import MicroBatchPass, plan_for
 from tinker_cookbook.engine.optimizer import AdamSettings, AdamW
-from tinker_cookbook.engine.packing import MicroBatch, plan
+from tinker_cookbook.engine.packing import MicroBatch
 from tinker_cookbook.exceptions import DataValidationError, OutOfMemoryError, TrainingError
 
 logger = logging.getLogger(__name__)
 
-_SHARED_ROWS = 5
-"""Micro-batches' worth of tokens in a row that shares a long prefix: each further row would compute
-the prefix again, which costs more than a large row does."""
 
-CustomLossFn = Callable[[list[torch.Tensor]], tuple[torch.Tensor, dict[str, float]]]
+class _Run(Protocol):
+    """What is done with a micro-batch; results stay in ``micro``."""
+
+    def __call__(self, micro: MicroBatchPass, *, checkpoint: bool) -> None: ...
 
 
 @dataclass
@@ -86,52 +88,34 @@ class TrainingRun:
             loss = get_loss(loss_name)
             optional = check_examples(data, loss, self.base.vocab_size, self.base.context_length)
             config = loss.resolve_config(loss_config, per_token=optional)
-            terms = self.adapter.terms(self.base.dtype, requires_grad=backward)
-            logprobs: list[np.ndarray] = [np.empty(0)] * len(data)
-            gradients = _GradientSums()
-            total = 0.0
-            for group in self._plan(data):
-                for part, result in self._with_retries(data, group, terms, loss, config, backward):
-                    total += result.loss
-                    gradients.add(result.gradients)
-                    for index, values in zip(part.indices, result.split_logprobs(), strict=True):
-                        logprobs[index] = values
-                self._pause()
-            self._keep(gradients)
-            return LossOutput(logprobs, {"loss:sum": total})
 
-    def forward_backward_custom(self, data: Sequence[Example], loss_fn: CustomLossFn) -> LossOutput:
-        """Adds the gradient of ``loss_fn(logprobs)``, a function over the whole batch.
+            def run(micro: MicroBatchPass, *, checkpoint: bool) -> None:
+                micro.run(loss, config, backward=backward, checkpoint=checkpoint)
 
-        The user's function runs once, under real autograd. Where the batch fits into one
-        micro-batch its graph is kept; else the forward runs a second time for the gradient,
-        micro-batch by micro-batch.
+            return self._sum_over(data, self._plan(data), run, backward=backward)
+
+    def forward_backward_custom(
+        self, data: Sequence[Example], loss_fn: CustomLossFn, group_size: int | None = None
+    ) -> LossOutput:
+        """Adds the gradient of ``loss_fn(indices, logprobs)``, real autograd through it.
+
+        With a ``group_size`` n the loss is a sum over groups of n consecutive datums: it is called
+        for whole groups at a time, metrics are added up, and each forward runs once, in the
+        memory of one micro-batch. Without, the loss couples the whole batch and is called once:
+        where the batch fits into one micro-batch its graph is kept; else the forward runs a
+        second time for the gradient, micro-batch by micro-batch.
         """
         with self._refusing_step_after_failure(True):
             loss = LOSSES["cross_entropy"]
             check_examples(data, loss, self.base.vocab_size, self.base.context_length)
-            terms = self.adapter.terms(self.base.dtype, requires_grad=True)
-            groups = self._plan(data)
-            passes = [MicroBatchPass(self.base, terms, data, group) for group in groups]
-            keep = len(groups) == 1
-            leaves: list[torch.Tensor] = [torch.empty(0)] * len(data)
-            for group, micro in zip(groups, passes, strict=True):
-                micro.forward(grad=keep, checkpoint=self._too_long(group))
-                for index, values in zip(group.indices, micro.logprobs_by_sequence(), strict=True):
-                    leaves[index] = values.detach().clone().requires_grad_()
-                self._pause()
-            value, metrics = _call_custom_loss(loss_fn, leaves)
-            upstream = _custom_gradients(value, leaves)
-            gradients = _GradientSums()
-            for group, micro in zip(groups, passes, strict=True):
-                if not keep:
-                    micro.forward(grad=True, checkpoint=self._too_long(group))
-                gradients.add(micro.backward(torch.cat([upstream[i] for i in group.indices])))
-                micro.release()
-                self._pause()
-            self._keep(gradients)
-            logprobs = [leaf.detach().cpu().numpy() for leaf in leaves]
-            return LossOutput(logprobs, {**metrics, "loss:sum": float(value.detach())})
+            if group_size is None:
+                return self._coupled(data, loss_fn)
+            check_group_size(group_size, len(data))
+
+            def run(micro: MicroBatchPass, *, checkpoint: bool) -> None:
+                micro.run_custom(loss_fn, checkpoint=checkpoint)
+
+            return self._sum_over(data, self._plan(data, group_size), run, backward=True)
 
     def optim_step(self, settings: AdamSettings) -> dict[str, float]:
         """One AdamW step on the gradients added up so far, which are then cleared.
@@ -181,24 +165,69 @@ class TrainingRun:
                 self._failure = error
             raise
 
-    def _plan(self, data: Sequence[Example]) -> list[MicroBatch]:
+    def _plan(self, data: Sequence[Example], group_size: int = 1) -> list[MicroBatch]:
         tokens = [example.tokens for example in data]
-        shared = self.token_budget if self.base.shares_prefixes else 0
-        if self.base.device.type == "cpu":  # elsewhere the budget is all there is
-            shared *= _SHARED_ROWS
-        return plan(tokens, self.token_budget, shared_budget=shared)
+        return plan_for(self.base, tokens, self.token_budget, group_size)
 
     def _too_long(self, group: MicroBatch) -> bool:
-        """A single sequence well over the budget: recompute its layers rather than keep them."""
-        return group.padded_tokens > 4 * self.token_budget
+        """A sequence well over the budget: recompute its layers rather than keep them.
+
+        So is a group that must stay together, of which padded rows are at least two.
+        """
+        rows = 1 if group.shared else min(2, len(group.rows))
+        return group.padded_tokens > 4 * rows * self.token_budget
+
+    def _sum_over(
+        self, data: Sequence[Example], groups: Sequence[MicroBatch], run: _Run, *, backward: bool
+    ) -> LossOutput:
+        """Adds up losses, metrics and gradients of micro-batches, each run by itself."""
+        terms = self.adapter.terms(self.base.dtype, requires_grad=backward)
+        logprobs: list[np.ndarray] = [np.empty(0)] * len(data)
+        gradients, metrics, total = _GradientSums(), dict[str, float](), 0.0
+        for group in groups:
+            for part, result in self._with_retries(data, group, terms, run, backward):
+                total += result.loss
+                gradients.add(result.gradients)
+                for name, value in result.metrics.items():
+                    metrics[name] = metrics.get(name, 0.0) + float(value)
+                for index, values in zip(part.indices, result.split_logprobs(), strict=True):
+                    logprobs[index] = values
+            self._pause()
+        self._keep(gradients)
+        return LossOutput(logprobs, {**metrics, "loss:sum": total})
+
+    def _coupled(self, data: Sequence[Example], loss_fn: CustomLossFn) -> LossOutput:
+        """A loss that needs the log-probabilities of the whole batch at once."""
+        terms = self.adapter.terms(self.base.dtype, requires_grad=True)
+        groups = self._plan(data)
+        passes = [MicroBatchPass(self.base, terms, data, group) for group in groups]
+        keep = len(groups) == 1
+        logprobs: list[torch.Tensor] = [torch.empty(0)] * len(data)
+        for group, micro in zip(groups, passes, strict=True):
+            micro.forward(grad=keep, checkpoint=self._too_long(group))
+            for index, values in zip(group.indices, micro.logprobs_by_sequence(), strict=True):
+                logprobs[index] = values
+            self._pause()
+        result = evaluate(loss_fn, range(len(data)), logprobs)
+        gradients = _GradientSums()
+        for group, micro in zip(groups, passes, strict=True):
+            if not keep:
+                micro.forward(grad=True, checkpoint=self._too_long(group))
+            gradients.add(micro.backward(torch.cat([result.gradients[i] for i in group.indices])))
+            micro.release()
+            self._pause()
+        self._keep(gradients)
+        return LossOutput(
+            [values.cpu().numpy() for values in logprobs],
+            {**result.metrics, "loss:sum": result.value},
+        )
 
     def _with_retries(
         self,
         data: Sequence[Example],
         group: MicroBatch,
         terms: Terms,
-        loss: Loss,
-        config: Mapping[str, float],
+        run: _Run,
         backward: bool,
     ) -> list[tuple[MicroBatch, MicroBatchPass]]:
         """Runs a micro-batch; out of memory, runs its halves, and at last one row checkpointed."""
@@ -210,7 +239,7 @@ class TrainingRun:
         for checkpoint in attempts:
             micro = MicroBatchPass(self.base, terms, data, group)
             try:
-                micro.run(loss, config, backward=backward, checkpoint=checkpoint)
+                run(micro, checkpoint=checkpoint)
                 return [(group, micro)]
             except RuntimeError as error:
                 if not out_of_memory(error):
@@ -220,15 +249,17 @@ class TrainingRun:
             micro.release()
             release_cached_memory(self.base.device)
         if not halves:
+            count = group.group_size
+            what = "a sequence" if count == 1 else f"a group of {count} sequences in rows"
             raise OutOfMemoryError(
-                f"a sequence of {group.padded_length} tokens does not fit into the memory of "
+                f"{what} of {group.padded_length} tokens does not fit into the memory of "
                 f"{self.base.device}: {reason}; set max_length lower"
             )
         logger.warning("Out of memory at %d tokens; halving.", group.padded_tokens)
         self.token_budget = max(1, group.padded_tokens // 2)
         out = []
         for part in halves:
-            out += self._with_retries(data, part, terms, loss, config, backward)
+            out += self._with_retries(data, part, terms, run, backward)
         return out
 
     def _keep(self, gradients: _GradientSums) -> None:
@@ -253,40 +284,3 @@ class _GradientSums:
                 self.by_name[name][1].add_(b)
             else:
                 self.by_name[name] = (a, b)
-
-
-def _call_custom_loss(
-    loss_fn: CustomLossFn, leaves: list[torch.Tensor]
-) -> tuple[torch.Tensor, dict[str, float]]:
-    with torch.enable_grad():
-        result = loss_fn(leaves)
-    if not isinstance(result, tuple) or len(result) != 2:
-        raise DataValidationError(
-            f"loss_fn: returned {type(result).__name__}, expected a tuple (loss, metrics)"
-        )
-    return result
-
-
-def _custom_gradients(value: torch.Tensor, leaves: list[torch.Tensor]) -> list[torch.Tensor]:
-    """``d value / d logprobs`` of each datum; zero where the loss does not use it."""
-    if not isinstance(value, torch.Tensor) or value.numel() != 1:
-        raise DataValidationError(
-            f"loss_fn: returned {type(value).__name__} "
-            f"{tuple(value.shape) if isinstance(value, torch.Tensor) else ''} as loss, expected a "
-            "tensor of one element"
-        )
-    if not value.requires_grad:
-        raise DataValidationError(
-            "loss_fn: the loss does not depend on the log-probabilities it was given; compute it "
-            "with torch operations, without .item() or .detach()"
-        )
-    gradients = torch.autograd.grad(value, leaves, allow_unused=True)
-    out = []
-    for index, (leaf, gradient) in enumerate(zip(leaves, gradients, strict=True)):
-        gradient = torch.zeros_like(leaf) if gradient is None else gradient.float()
-        if not torch.isfinite(gradient).all():
-            raise DataValidationError(
-                f"loss_fn: its gradient is not finite at datum {index}; check for log(0) or 0/0"
-            )
-        out.append(gradient)
-    return out

@@ -27,7 +27,7 @@ from tinker_cookbook.rl.sources import (
     problem_batches,
 )
 from tinker_cookbook.rl.sources_play import PlayedGroup, Player, Problem, Snapshot, cancel_all
-from tinker_cookbook.rl.train_config import AsyncConfig, Config
+from tinker_cookbook.rl.train_config import AsyncConfig, PolicyTrainingConfig
 from tinker_cookbook.rl.types import RLDataset
 from tinker_cookbook.supervised.prefetch import Prefetcher
 
@@ -114,7 +114,7 @@ class AsyncSource(GroupSource):
         self,
         dataset: RLDataset,
         player: Player,
-        config: Config,
+        config: PolicyTrainingConfig,
         total_steps: int,
         log_path: Path,
         start_step: int = 0,

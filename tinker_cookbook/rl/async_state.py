@@ -139,6 +139,9 @@ def _trajectory_out(trajectory: Trajectory) -> dict[str, Any]:
                 "metrics": _numbers_out(transition.metrics),
                 "logs": _numbers_out(transition.logs),
                 "masked": transition.masked,
+                "teacher_ob": None
+                if transition.teacher_ob is None
+                else _input_out(transition.teacher_ob),
             }
             for transition in trajectory.transitions
         ],
@@ -161,6 +164,8 @@ def _trajectory_in(row: Mapping[str, Any]) -> Trajectory:
             metrics=_numbers_in(turn["metrics"]),
             logs=_numbers_in(turn["logs"]),
             masked=turn["masked"],
+            # Queues written before there were teachers lack it.
+            teacher_ob=None if turn.get("teacher_ob") is None else _input_in(turn["teacher_ob"]),
         )
         for turn in row["transitions"]
     ]

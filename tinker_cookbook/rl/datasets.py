@@ -14,7 +14,7 @@ import numpy as np
 from tinker_cookbook.exceptions import ConfigurationError, DataError
 from tinker_cookbook.rl.types import EnvGroupBuilder, RLDataset, RLDatasetBuilder
 
-__all__ = ["EpochCycledRLDataset", "InterleavedRLDatasetBuilder"]
+__all__ = ["ChainedRLDataset", "EpochCycledRLDataset", "InterleavedRLDatasetBuilder"]
 
 _KEPT_BATCHES = 2
 
@@ -109,7 +109,7 @@ class InterleavedRLDatasetBuilder(RLDatasetBuilder):
             self.groups_per_batch,
         )
         tests = [test for _, test in built if test is not None]
-        return train, _Chained(tests) if tests else None
+        return train, ChainedRLDataset(tests) if tests else None
 
 
 class _Groups:
@@ -179,7 +179,9 @@ class _Interleaved(RLDataset):
         return [self._sources[source].get(number) for source, number in pairs]
 
 
-class _Chained(RLDataset):
+class ChainedRLDataset(RLDataset):
+    """The batches of one dataset after those of another."""
+
     def __init__(self, datasets: Sequence[RLDataset]) -> None:
         self._datasets = datasets
 
@@ -187,6 +189,7 @@ class _Chained(RLDataset):
         return sum(map(len, self._datasets))
 
     def get_batch(self, index: int) -> Sequence[EnvGroupBuilder]:
+        """Batch ``index``, counted over all of them."""
         for dataset in self._datasets:
             if index < len(dataset):
                 return dataset.get_batch(index)

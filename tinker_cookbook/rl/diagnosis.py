@@ -37,11 +37,12 @@ def diagnose(
     """What keeps a batch from teaching anything; ``None`` where it does teach something.
 
     An advantage is the difference to the others of the group, so a batch in which no group has two
-    different rewards moves nothing, and neither does one without a token to train.
+    different rewards moves nothing, and neither does one without a token to train. Where a teacher
+    scores the tokens (``teacher_kl`` is there), rewards may be equal, but not student and teacher.
 
     Args:
         groups: All that were played, those of constant reward among them.
-        metrics: Of the step: ``rollout_errors/total``.
+        metrics: Of the step: ``rollout_errors/total``, ``teacher_kl``, ``optim/num_steps``.
         max_tokens: The limit of an answer; by default taken from the answers that were cut off.
     """
     turns = [t for g in groups for trajectory in g.trajectories_G for t in trajectory.transitions]
@@ -66,6 +67,8 @@ def diagnose(
             "malformed. Show the format in the prompt (a few-shot prefix), warm up with "
             "supervised examples, or set mask_error_turns=False.",
         )
+    if metrics is not None and "teacher_kl" in metrics:
+        return _taught(metrics)
     if not all(is_constant(rewards) for rewards in rewards_P):
         return None
     if all(len(rewards) <= 1 for rewards in rewards_P):
@@ -77,6 +80,19 @@ def diagnose(
     observed = _observation(rewards_P)
     cause, reason = _reason(groups, turns, rewards_P, max_tokens)
     return Diagnosis(cause, f"{observed}: nothing can be learned from this batch. {reason}")
+
+
+def _taught(metrics: Mapping[str, float | int | str]) -> Diagnosis | None:
+    """Of a batch that a teacher has scored."""
+    if metrics.get("optim/num_steps") != 0:
+        return None
+    return Diagnosis(
+        "teacher_agrees",
+        "The teacher gives every token the probability that the student does (teacher_kl "
+        f"{float(metrics['teacher_kl']):.1g}): nothing can be learned from it. It is the model "
+        "that training began from: give it a checkpoint, another base model, or a prompt of its "
+        "own.",
+    )
 
 
 def _observation(rewards_P: Sequence[Sequence[float]]) -> str:

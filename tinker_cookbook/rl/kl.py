@@ -19,7 +19,16 @@ import numpy as np
 import numpy.typing as npt
 
 from tinker_cookbook.exceptions import ConfigurationError, DataValidationError
+from tinker_cookbook.rl.adjuster import (
+    Adjustment,
+    AdvantageAdjuster,
+    Mean,
+    PlayedData,
+    advantages_of,
+    is_pull,
+)
 from tinker_cookbook.utils.lazy_imports import lazy_module
+from tinker_cookbook.utils.scoring import score_datums
 
 if TYPE_CHECKING:
     import tinker
@@ -29,10 +38,15 @@ else:
     tinker = lazy_module("tinker")
 
 __all__ = [
+    "KLPenalty",
+    "add_to_advantages",
+    "check_penalty",
     "compute_kl_sample_train",
     "compute_post_kl",
     "discounted_future_sum_vectorized",
     "incorporate_kl_penalty",
+    "sampled_logprobs",
+    "trained_values",
 ]
 
 _Array = npt.NDArray[np.float64]
@@ -68,8 +82,8 @@ def compute_kl_sample_train(
         no mean over nothing.
     """
     learner_D = [_as_array(logprobs) for logprobs in training_logprobs_D]
-    sampled = _masked(data_D, [_field(datum, "logprobs") for datum in data_D])
-    difference = sampled - _masked(data_D, learner_D, "training_logprobs_D")
+    sampled = sampled_logprobs(data_D)
+    difference = sampled - trained_values(data_D, learner_D, "training_logprobs_D")
     if not difference.size:
         return {}
     return {
@@ -92,9 +106,8 @@ async def compute_post_kl(
 
     Costs a forward pass over the batch. Nothing is returned where no token is trained.
     """
-    after_D = await _rescore(data_D, post_sampling_client)
-    sampled = _masked(data_D, [_field(datum, "logprobs") for datum in data_D])
-    difference = sampled - _masked(data_D, after_D, "post_sampling_client")
+    after_D = await score_datums(post_sampling_client, data_D)
+    difference = sampled_logprobs(data_D) - trained_values(data_D, after_D, "post_sampling_client")
     if not difference.size:
         return {}
     return {
@@ -128,24 +141,71 @@ async def incorporate_kl_penalty(
 
     Nothing is changed or returned where no token is trained.
     """
-    _check_penalty(kl_penalty_coef, kl_discount_factor)
-    reference_D = await _rescore(data_D, base_sampling_client)
-    masks_D = [_field(datum, "mask") for datum in data_D]
-    sampled = _masked(data_D, [_field(datum, "logprobs") for datum in data_D])
-    difference = sampled - _masked(data_D, reference_D, "base_sampling_client")
+    mean, _ = await _add_penalty(data_D, base_sampling_client, kl_penalty_coef, kl_discount_factor)
+    return {"kl_policy_base": mean.mean} if mean.count else {}
+
+
+class KLPenalty(AdvantageAdjuster):
+    """Holds the policy near a reference, as ``incorporate_kl_penalty`` says.
+
+    The penalty is centred over the data, so all groups of an iteration must be among them.
+    """
+
+    def __init__(self, reference: SamplingClient, coef: float, discount: float = 0.0) -> None:
+        self._reference, self._coef, self._discount = reference, coef, discount
+
+    async def adjust(self, played: PlayedData) -> Adjustment:
+        """Lowers the advantages of tokens by which the policy leaves the reference."""
+        rewarded = any(values.any() for values in advantages_of(played.data_D))
+        mean, penalty = await _add_penalty(
+            played.data_D, self._reference, self._coef, self._discount
+        )
+        means = {"kl_policy_base": mean} if mean.count else {}
+        return Adjustment(rewarded or is_pull(penalty, self._coef), means)
+
+
+async def _add_penalty(
+    data_D: Sequence[tinker.Datum], reference: SamplingClient, coef: float, discount: float
+) -> tuple[Mean, _Array]:
+    """The KL, and what was added to the advantages of the trained tokens."""
+    check_penalty(coef, discount)
+    difference = sampled_logprobs(data_D) - trained_values(
+        data_D, await score_datums(reference, data_D), "base_sampling_client"
+    )
     if not difference.size:
-        return {}
-    mean = float(difference.mean())
+        return Mean(), difference
+    mean = Mean(float(difference.sum()), difference.size)
+    centred = coef * (float(difference.mean()) - difference)
+    return mean, add_to_advantages(data_D, centred, discount)
+
+
+def add_to_advantages(
+    data_D: Sequence[tinker.Datum], values: _Array, discount: float = 0.0
+) -> _Array:
+    """Adds values to the advantages of trained tokens; changes ``data_D``.
+
+    Args:
+        data_D: As ``trajectory_to_data`` makes them.
+        values: [N], for the trained tokens of all data in order.
+        discount: Above 0 a token's value becomes the sum over those from it on in its datum, each
+            further position counting by one more factor.
+
+    Returns:
+        What was added [N].
+    """
+    masks_D = [_field(datum, "mask") for datum in data_D]
     ends = np.cumsum([np.count_nonzero(mask) for mask in masks_D])
-    for datum, mask, part in zip(data_D, masks_D, np.split(difference, ends[:-1]), strict=True):
-        penalty = np.zeros(len(mask))
-        penalty[mask != 0] = kl_penalty_coef * (mean - part)
-        if kl_discount_factor > 0:
+    added = [np.empty(0)]
+    for datum, mask, part in zip(data_D, masks_D, np.split(values, ends[:-1]), strict=True):
+        here = np.zeros(len(mask))
+        here[mask != 0] = part
+        if discount > 0:
             # Observations between two actions would get a share of what follows them.
-            penalty = discounted_future_sum_vectorized(penalty, kl_discount_factor) * mask
-        advantages = (_field(datum, "advantages") + penalty).astype(np.float32)
+            here = discounted_future_sum_vectorized(here, discount) * mask
+        added.append(here[mask != 0])
+        advantages = (_field(datum, "advantages") + here).astype(np.float32)
         datum.loss_fn_inputs["advantages"] = tinker.TensorData.from_numpy(advantages)
-    return {"kl_policy_base": mean}
+    return np.concatenate(added)
 
 
 def discounted_future_sum_vectorized(x: npt.NDArray[Any], gamma: float) -> _Array:
@@ -161,7 +221,8 @@ def discounted_future_sum_vectorized(x: npt.NDArray[Any], gamma: float) -> _Arra
     return y
 
 
-def _check_penalty(coef: float, discount: float) -> None:
+def check_penalty(coef: float, discount: float) -> None:
+    """Raises ``ConfigurationError`` for a coefficient or a discount that cannot be."""
     if not math.isfinite(coef):
         raise ConfigurationError(f"kl_penalty_coef: got {coef}, expected a finite number")
     if not 0 <= discount <= 1:
@@ -170,19 +231,20 @@ def _check_penalty(coef: float, discount: float) -> None:
         )
 
 
-async def _rescore(data_D: Sequence[tinker.Datum], client: SamplingClient) -> list[_Array]:
-    """The client's log-probabilities [T] of each datum's targets."""
-    futures = []
-    for datum in data_D:
-        last = int(datum.loss_fn_inputs["target_tokens"].to_numpy()[-1])
-        futures.append(client.compute_logprobs(datum.model_input.append_int(last)))
-    return [np.array((await future)[1:], dtype=np.float64) for future in futures]
+def sampled_logprobs(data_D: Sequence[tinker.Datum]) -> _Array:
+    """The sampler's log-probabilities of the trained tokens of all data, in order [N]."""
+    return trained_values(data_D, [_field(datum, "logprobs") for datum in data_D])
 
 
-def _masked(
+def trained_values(
     data_D: Sequence[tinker.Datum], values_D: Sequence[_Array], name: str = "logprobs"
 ) -> _Array:
-    """The values at trained positions of all datums, one after the other."""
+    """Of log-probabilities [T] for each datum, those of the trained tokens, in order [N].
+
+    Raises:
+        DataValidationError: They do not fit the data, or one is not finite; ``name`` says whose
+            they are.
+    """
     if len(values_D) != len(data_D):
         raise DataValidationError(
             f"{name}: got {len(values_D)} entries, expected {len(data_D)}, one for each datum"

@@ -37,6 +37,7 @@ __all__ = ["RLProgress"]
 REWARD = "env/all/reward/total"
 KL = "optim/kl_sample_train_v1"
 ENTROPY = "optim/entropy"
+TEACHER_KL = "teacher_kl"
 TOTAL_TIME = "time/total"
 _TOKENS_PER_SECOND = {
     "sampling": "time/sampled_tokens_per_second",
@@ -186,7 +187,7 @@ class RLProgress:
         return [Text(line) for line in lines if line]
 
     def _facts(self, curve: bool = False) -> list[str]:
-        """Reward, kinds of groups, KL and entropy, as far as they are known."""
+        """Reward, kinds of groups, KLs and entropy, as far as they are known."""
         facts: list[str] = []
         reward = _value(self._metrics, REWARD)
         if reward is not None:
@@ -197,9 +198,11 @@ class RLProgress:
             name: _value(self._metrics, f"env/all/by_group/{key}") for name, key in _SHARES.items()
         }
         known = [f"{name} {share:.0%}" for name, share in shares.items() if share is not None]
-        if known:
+        taught = _value(self._metrics, TEACHER_KL) is not None
+        # A teacher needs no difference in reward: where there is none, that is no news.
+        if known and (shares["mixed"] or not taught):
             facts.append(" ".join(known))
-        for name, key in (("KL", KL), ("entropy", ENTROPY)):
+        for name, key in (("teacher KL", TEACHER_KL), ("KL", KL), ("entropy", ENTROPY)):
             value = _value(self._metrics, key)
             if value is not None:
                 facts.append(f"{name} {_compact(value)}")

@@ -82,6 +82,11 @@ class ProblemEnv(Env):
         """The right answer, for transcripts."""
 
     @property
+    def messages(self) -> list[Message]:
+        """The conversation that the answer belongs to: the prefix and the question."""
+        return [*self.convo_prefix, Message(role="user", content=self.get_question())]
+
+    @property
     def stop_condition(self) -> StopCondition:
         """What ends the answer."""
         return self.renderer.get_stop_sequences()
@@ -108,8 +113,7 @@ class ProblemEnv(Env):
         )
 
     def _prompt(self) -> Observation:
-        question = Message(role="user", content=self.get_question())
-        return self.renderer.build_generation_prompt([*self.convo_prefix, question])
+        return self.renderer.build_generation_prompt(self.messages)
 
     def _read(self, action: Action) -> tuple[str, float, Logs]:
         message, ending = self.renderer.parse_response(action)

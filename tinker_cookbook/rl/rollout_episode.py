@@ -26,6 +26,7 @@ from tinker_cookbook.rl.rollout_hooks import (
     SupportsGrading,
     SupportsMessages,
     SupportsRolloutConfig,
+    teacher_observation,
 )
 from tinker_cookbook.rl.rollout_waiting import bounded
 from tinker_cookbook.rl.types import (
@@ -163,10 +164,11 @@ class Episode:
                 budget = turn_budget(self._config.limits, ob.length, self._sampled)
                 if (reason := self._reason_before(ob, budget)) is not None:
                     return reason, ob
+                teacher_ob = await teacher_observation(self._env)
                 action = await self._sample(ob, stop, budget, first_action)
                 first_action = None
                 step = await self._step(action)
-                self._record(ob, action, step)
+                self._record(ob, action, step, teacher_ob)
                 ob, stop = step.next_observation, step.next_stop_condition
                 if (reason := self._reason_after(action, step)) is not None:
                     return reason, ob
@@ -255,7 +257,13 @@ class Episode:
             )
         return result
 
-    def _record(self, ob: Observation, action: TokensWithLogprobs, step: StepResult) -> None:
+    def _record(
+        self,
+        ob: Observation,
+        action: TokensWithLogprobs,
+        step: StepResult,
+        teacher_ob: Observation | None,
+    ) -> None:
         parse_errors = self._config.parse_errors
         self._tool_calls += step.metrics.get("tool_calls", 0)
         self._turns.append(
@@ -269,6 +277,7 @@ class Episode:
                 masked=parse_errors is not None
                 and parse_errors.mask_error_turns
                 and bool(step.metrics.get("parse_error")),
+                teacher_ob=teacher_ob,
             )
         )
 

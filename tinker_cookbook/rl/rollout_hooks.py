@@ -9,9 +9,12 @@ see ``ParseErrorPolicy.mask_error_turns``) and ``tool_calls`` (counted against
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Protocol, runtime_checkable
+
+from tinker_cookbook.exceptions import ConfigurationError
 
 if TYPE_CHECKING:
     from tinker_cookbook.renderers import Message
@@ -83,3 +86,32 @@ class SupportsGrading(Protocol):
     async def grade(self, stop_reason: StopReason) -> tuple[float, Metrics]:
         """A reward on top of the steps' own, whatever ended the episode."""
         ...
+
+
+@runtime_checkable
+class HasMessages(Protocol):
+    """An environment whose observation is a conversation, which others may render in their way."""
+
+    @property
+    def messages(self) -> list[Message]:
+        """The conversation as the policy sees it now, without the answer that is due."""
+        ...
+
+
+async def teacher_observation(env: Env) -> Observation | None:
+    """What the environment's teacher sees in place of its observation; ``None``: the same.
+
+    Raises:
+        ConfigurationError: The environment has no conversation to render.
+    """
+    render = env.teacher_prompt
+    if render is None:
+        return None
+    if not isinstance(env, HasMessages):
+        raise ConfigurationError(
+            f"{type(env).__name__} has no messages, which a teacher with another renderer_name, "
+            "system_prompt or convo_prefix than the student needs: derive it from ProblemEnv, wrap "
+            "a MessageEnv in EnvFromMessageEnv, add a property of that name, or give the teacher "
+            "the student's renderer and no prompt"
+        )
+    return await asyncio.to_thread(render, env.messages)

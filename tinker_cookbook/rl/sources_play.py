@@ -19,7 +19,7 @@ from tinker_cookbook.exceptions import (
 )
 from tinker_cookbook.rl.executor import run_group
 from tinker_cookbook.rl.rollout_strategy import rollout_strategy_from_config
-from tinker_cookbook.rl.train_config import Config
+from tinker_cookbook.rl.train_config import PolicyTrainingConfig
 from tinker_cookbook.rl.transcripts import group_log
 from tinker_cookbook.rl.types import EnvGroupBuilder, TrajectoryGroup
 from tinker_cookbook.utils.logtree import Trace
@@ -123,7 +123,9 @@ class Player:
         on_done: Called with (groups done, groups in all) of the iteration after each.
     """
 
-    def __init__(self, config: Config, on_done: Callable[[int, int], None] | None = None) -> None:
+    def __init__(
+        self, config: PolicyTrainingConfig, on_done: Callable[[int, int], None] | None = None
+    ) -> None:
         self._config = config
         self._strategy = rollout_strategy_from_config(config.rollout_error_tolerance)
         self._rollouts = config.rollouts()

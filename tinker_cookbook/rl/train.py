@@ -15,13 +15,16 @@ from __future__ import annotations
 
 import asyncio
 import time
+from collections.abc import Awaitable, Callable
 from concurrent.futures import Executor
-from typing import TYPE_CHECKING
+from functools import partial
+from typing import TypeAlias
 
 from tinker_cookbook.exceptions import ConfigurationError, DataValidationError
+from tinker_cookbook.rl.adjuster import AdvantageAdjuster
 from tinker_cookbook.rl.async_source import AsyncSource
 from tinker_cookbook.rl.executor import set_rollout_executor
-from tinker_cookbook.rl.kl import compute_post_kl
+from tinker_cookbook.rl.kl import KLPenalty, compute_post_kl
 from tinker_cookbook.rl.live_view import RLProgress
 from tinker_cookbook.rl.sources import BatchSource, GroupSource, problem_batches
 from tinker_cookbook.rl.sources_play import Player, Snapshot
@@ -29,19 +32,20 @@ from tinker_cookbook.rl.train_config import (
     AsyncConfig,
     Config,
     KLReferenceConfig,
+    PolicyTrainingConfig,
     StreamMinibatchConfig,
     check_substeps,
 )
 from tinker_cookbook.rl.train_report import IterationReport, Reporter
 from tinker_cookbook.rl.train_step import Update
-from tinker_cookbook.rl.types import RLDataset
+from tinker_cookbook.rl.types import RLDataset, RLDatasetBuilder
 from tinker_cookbook.training.session import TrainingSession, training_session
 from tinker_cookbook.utils.paths import local_path
 
-if TYPE_CHECKING:
-    from tinker_cookbook.backends import SamplingClient
+__all__ = ["AsyncConfig", "Config", "KLReferenceConfig", "StreamMinibatchConfig", "main", "run"]
 
-__all__ = ["AsyncConfig", "Config", "KLReferenceConfig", "StreamMinibatchConfig", "main"]
+MakeAdjuster: TypeAlias = Callable[[TrainingSession], Awaitable[AdvantageAdjuster | None]]
+"""Opens what the advantages depend on beside the rewards; ``None``: they depend on nothing else."""
 
 
 async def main(config: Config, rollout_executor: Executor | None = None) -> None:
@@ -55,7 +59,24 @@ async def main(config: Config, rollout_executor: Executor | None = None) -> None
         ConfigurationError: A setting cannot work; nothing was loaded or sampled.
     """
     config.check()
-    train_set, test_set = await config.dataset_builder()
+    await run(config, config.dataset_builder, partial(_kl_penalty, config), rollout_executor)
+
+
+async def run(
+    config: PolicyTrainingConfig,
+    dataset_builder: RLDatasetBuilder,
+    make_adjuster: MakeAdjuster,
+    rollout_executor: Executor | None = None,
+) -> None:
+    """The loop, whatever changes the advantages beside the rewards.
+
+    Args:
+        config: The run's settings, checked.
+        dataset_builder: Training and test environments.
+        make_adjuster: Called once, with the open session, before anything is sampled.
+        rollout_executor: As in :func:`main`.
+    """
+    train_set, test_set = await dataset_builder()
     batch_size = await asyncio.to_thread(check_first_batch, config, train_set)
     total_steps = count_steps(config, len(train_set), batch_size)
     set_rollout_executor(rollout_executor)
@@ -69,19 +90,19 @@ async def main(config: Config, rollout_executor: Executor | None = None) -> None
             return
         client = await session.start(total_steps)
         tokenizer = await asyncio.to_thread(client.get_tokenizer)
-        reference = await _reference(config, session)
+        adjuster = await make_adjuster(session)
         progress = RLProgress(total_steps, session.start_step)
         with Reporter(config, session, progress, tokenizer) as reporter:
             reporter.add_evaluators(test_set)
             player = Player(config, progress.sampling)
             source = make_source(config, session, train_set, player, total_steps)
-            loop = _Loop(config, session, source, reporter, reference)
+            loop = _Loop(config, session, source, reporter, adjuster)
             async with source:
                 await loop.run(total_steps)
         session.say(*session.summary())
 
 
-def check_first_batch(config: Config, dataset: RLDataset) -> int:
+def check_first_batch(config: PolicyTrainingConfig, dataset: RLDataset) -> int:
     """The number of groups in the dataset's first batch, before anything is sampled.
 
     Raises:
@@ -106,7 +127,7 @@ def check_first_batch(config: Config, dataset: RLDataset) -> int:
     return len(first)
 
 
-def count_steps(config: Config, num_batches: int, batch_size: int) -> int:
+def count_steps(config: PolicyTrainingConfig, num_batches: int, batch_size: int) -> int:
     """Iterations of the run: as many as the epochs have, or ``max_steps`` if that is less."""
     total = num_batches * config.num_epochs
     if config.async_config is not None:
@@ -115,7 +136,7 @@ def count_steps(config: Config, num_batches: int, batch_size: int) -> int:
 
 
 def make_source(
-    config: Config,
+    config: PolicyTrainingConfig,
     session: TrainingSession,
     dataset: RLDataset,
     player: Player,
@@ -135,15 +156,16 @@ def make_source(
     )
 
 
-async def _reference(config: Config, session: TrainingSession) -> SamplingClient | None:
-    """The policy that the KL penalty pulls towards, if there is one."""
+async def _kl_penalty(config: Config, session: TrainingSession) -> AdvantageAdjuster | None:
+    """The pull towards the reference policy, if there is one."""
     reference = config.kl_reference_config
     if config.kl_penalty_coef == 0 or reference is None:
         return None
-    service = session.connection.service
-    if reference.load_checkpoint_path is not None:
-        return await service.create_sampling_client(model_path=reference.load_checkpoint_path)
-    return await service.create_sampling_client(base_model=reference.base_model)
+    path = reference.load_checkpoint_path
+    client = await session.connection.service.create_sampling_client(
+        model_path=path, base_model=reference.base_model if path is None else None
+    )
+    return KLPenalty(client, config.kl_penalty_coef, config.kl_discount_factor)
 
 
 class _Loop:
@@ -151,15 +173,15 @@ class _Loop:
 
     def __init__(
         self,
-        config: Config,
+        config: PolicyTrainingConfig,
         session: TrainingSession,
         source: GroupSource,
         reporter: Reporter,
-        reference: SamplingClient | None,
+        adjuster: AdvantageAdjuster | None,
     ) -> None:
         self._config, self._session = config, session
         self._source, self._reporter = source, reporter
-        self._reference = reference
+        self._adjuster = adjuster
 
     async def run(self, total_steps: int) -> None:
         """From the session's first iteration to the last."""
@@ -175,7 +197,7 @@ class _Loop:
         config, source = self._config, self._source
         began = time.monotonic()
         update = Update(
-            config, self._session.client, config.adam_params(step, total_steps), self._reference
+            config, self._session.client, config.adam_params(step, total_steps), self._adjuster
         )
         try:
             collected = await source.collect(step, snapshot, update.add)

@@ -74,14 +74,10 @@ class StreamMinibatchConfig:
 
 
 @chz.chz
-class Config(PolicySettings, TrainingConfig):
-    """Settings of a reinforcement learning run."""
+class PolicyTrainingConfig(PolicySettings, TrainingConfig):
+    """Settings of a run that trains on what its policy samples, whatever it learns from."""
 
-    dataset_builder: RLDatasetBuilder = chz.field(doc="Training and test environments")
     max_tokens: int = chz.field(doc="Most tokens to sample in a turn")
-    kl_reference_config: KLReferenceConfig | None = chz.field(
-        default=None, doc="The policy that the penalty pulls towards; needed with kl_penalty_coef"
-    )
     rollout_error_tolerance: bool | RolloutStrategy | None = chz.field(
         default=None, doc="What to do when an episode fails; None or False: end the run"
     )
@@ -120,10 +116,10 @@ class Config(PolicySettings, TrainingConfig):
     def check(self) -> None:
         """Raises ``ConfigurationError`` for the first setting that cannot work."""
         super().check()
-        self.dataset_builder.check()
         self._check_sampling()
         self._check_loss()
-        self._check_kl()
+        _between("kl_penalty_coef", self.kl_penalty_coef, 0, math.inf)
+        _between("kl_discount_factor", self.kl_discount_factor, 0, 1)
         _at_least("num_substeps", self.num_substeps, 1)
         _at_least("num_groups_to_log", self.num_groups_to_log, 0)
         self._check_mode()
@@ -162,9 +158,36 @@ class Config(PolicySettings, TrainingConfig):
 
             get_loss(name).resolve_config(self.loss_fn_config)
 
-    def _check_kl(self) -> None:
-        _between("kl_penalty_coef", self.kl_penalty_coef, 0, math.inf)
-        _between("kl_discount_factor", self.kl_discount_factor, 0, 1)
+    def _check_mode(self) -> None:
+        if self.async_config is not None and self.stream_minibatch_config is not None:
+            raise ConfigurationError(
+                "async_config and stream_minibatch_config are two ways to overlap sampling with "
+                "training; expected one of them: async_config trains on data of older weights, "
+                "stream_minibatch_config does not"
+            )
+        if self.stream_minibatch_config is not None:
+            self.stream_minibatch_config.check(self.num_substeps)
+        if self.async_config is not None:
+            self.async_config.check()
+            check_substeps(self.async_config.groups_per_batch, self.num_substeps, "async_config.")
+
+
+@chz.chz
+class Config(PolicyTrainingConfig):
+    """Settings of a reinforcement learning run."""
+
+    dataset_builder: RLDatasetBuilder = chz.field(doc="Training and test environments")
+    kl_reference_config: KLReferenceConfig | None = chz.field(
+        default=None, doc="The policy that the penalty pulls towards; needed with kl_penalty_coef"
+    )
+
+    def check(self) -> None:
+        """Raises ``ConfigurationError`` for the first setting that cannot work."""
+        super().check()
+        self.dataset_builder.check()
+        self._check_reference()
+
+    def _check_reference(self) -> None:
         if self.kl_penalty_coef == 0:
             return
         if self.kl_reference_config is None:
@@ -181,19 +204,6 @@ class Config(PolicySettings, TrainingConfig):
                 "penalty is centred over the whole batch, which is not there when the first "
                 "minibatch trains; leave stream_minibatch_config out"
             )
-
-    def _check_mode(self) -> None:
-        if self.async_config is not None and self.stream_minibatch_config is not None:
-            raise ConfigurationError(
-                "async_config and stream_minibatch_config are two ways to overlap sampling with "
-                "training; expected one of them: async_config trains on data of older weights, "
-                "stream_minibatch_config does not"
-            )
-        if self.stream_minibatch_config is not None:
-            self.stream_minibatch_config.check(self.num_substeps)
-        if self.async_config is not None:
-            self.async_config.check()
-            check_substeps(self.async_config.groups_per_batch, self.num_substeps, "async_config.")
 
 
 def check_substeps(groups_per_batch: int, num_substeps: int, where: str = "") -> None:

@@ -22,7 +22,7 @@ from tinker_cookbook.rl.metric_util import (
 from tinker_cookbook.rl.rollout_strategy import rollout_strategy_from_config
 from tinker_cookbook.rl.sources import Collected
 from tinker_cookbook.rl.sources_play import PlayedGroup
-from tinker_cookbook.rl.train_config import Config
+from tinker_cookbook.rl.train_config import PolicyTrainingConfig
 from tinker_cookbook.rl.train_step import Metrics
 from tinker_cookbook.rl.transcripts import TranscriptWriter
 from tinker_cookbook.rl.types import RLDataset
@@ -63,7 +63,11 @@ class Reporter:
     """
 
     def __init__(
-        self, config: Config, session: TrainingSession, progress: RLProgress, tokenizer: Any
+        self,
+        config: PolicyTrainingConfig,
+        session: TrainingSession,
+        progress: RLProgress,
+        tokenizer: Any,
     ) -> None:
         self._config, self._session, self._progress = config, session, progress
         self._tokenizer = tokenizer
@@ -169,7 +173,7 @@ class Reporter:
             metrics.update(compute_sampling_client_metrics(groups, done.step))
         metrics["reward/total"] = metrics["env/all/reward/total"]
         metrics.update(self._count_tokens(metrics))
-        metrics.update(_times(done, metrics, in_turn=self._config.async_config is None))
+        metrics.update(_times(done, metrics, self._config))
         return metrics
 
     def _count_tokens(self, metrics: Metrics) -> Metrics:
@@ -234,7 +238,7 @@ def _worth_showing(name: str) -> bool:
     return name.endswith("env/all/reward/total")
 
 
-def _times(done: IterationReport, metrics: Metrics, in_turn: bool) -> Metrics:
+def _times(done: IterationReport, metrics: Metrics, config: PolicyTrainingConfig) -> Metrics:
     """Where the time went.
 
     ``time/total`` is that of the iteration without evaluations and checkpoints; the others add up
@@ -249,15 +253,23 @@ def _times(done: IterationReport, metrics: Metrics, in_turn: bool) -> Metrics:
                 waited[name] = waited.get(name, 0.0) + seconds
     whole = sum(waited.values())
     shares = {name: seconds / whole for name, seconds in waited.items()} if whole > 0 else {}
+    scoring = done.trained.get("time/scoring")
     training = done.training_seconds
+    if scoring is not None:
+        # Parts that a streaming run scores while others are played are in the time of those.
+        scoring = 0.0 if config.stream_minibatch_config is not None else float(scoring)
+        training = max(0.0, training - scoring)
     times = {f"time/{name}": played * share for name, share in shares.items()}
     times.setdefault("time/sampling", played if not shares else 0.0)
     times["time/train"] = training
-    other = done.seconds - played - training
+    if scoring is not None:
+        times["time/scoring"] = scoring
+    other = done.seconds - played - done.training_seconds
     out: Metrics = {**times, "time/other": max(0.0, other), "time/total": done.seconds}
     sampled = int(metrics["tokens/sampled"])
     trained = int(metrics["tokens/trained"])
     # In an asynchronous run sampling never stops, so its rate is over the whole iteration.
+    in_turn = config.async_config is None
     sampling = float(times["time/sampling"]) if in_turn else done.seconds
     out["time/sampled_tokens_per_second"] = sampled / max(sampling, 1e-9)
     out["time/trained_tokens_per_second"] = trained / max(training, 1e-9)

@@ -8,29 +8,31 @@ Nothing is awaited before the last of them is in the queue.
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from itertools import groupby
 from typing import TYPE_CHECKING
 
-import numpy as np
-
+from tinker_cookbook.rl.adjuster import (
+    AdvantageAdjuster,
+    Mean,
+    PlayedData,
+    advantages_of,
+)
 from tinker_cookbook.rl.advantages import compute_advantages, indices_of_varying_groups
 from tinker_cookbook.rl.data_processing import assemble_training_data, data_for_loss
-from tinker_cookbook.rl.kl import compute_kl_sample_train, incorporate_kl_penalty
+from tinker_cookbook.rl.kl import compute_kl_sample_train
 from tinker_cookbook.rl.sources import PlayedGroup
-from tinker_cookbook.rl.train_config import Config
+from tinker_cookbook.rl.train_config import PolicyTrainingConfig
 
 if TYPE_CHECKING:
     import tinker
     from tinker import types
 
-    from tinker_cookbook.backends import Future, SamplingClient, TrainingClient
+    from tinker_cookbook.backends import Future, TrainingClient
 
 Metrics = dict[str, float | int | str]
-
-_NO_PULL = 1e-4
-"""A KL below this, in nats, is rounding. Adam would turn even that into a step of full size."""
 
 
 @dataclass
@@ -60,18 +62,19 @@ class Update:
 
     def __init__(
         self,
-        config: Config,
+        config: PolicyTrainingConfig,
         client: TrainingClient,
         adam: types.AdamParams,
-        reference: SamplingClient | None = None,
+        adjuster: AdvantageAdjuster | None = None,
     ) -> None:
         self._config, self._client, self._adam = config, client, adam
-        self._reference = reference
+        self._adjuster = adjuster
         self._substep: _Substep | None = None
         self._passes: list[_Pass] = []
         self._optim_steps: list[Future[types.OptimStepResponse]] = []
         self._untrained: list[tinker.Datum] = []
-        self._penalty_metrics: dict[str, float] = {}
+        self._adjusted: dict[str, Mean] = {}
+        self._scoring_seconds = 0.0
 
     @property
     def data(self) -> list[tinker.Datum]:
@@ -85,12 +88,20 @@ class Update:
 
     async def add(self, groups: Sequence[PlayedGroup]) -> None:
         """Submits the training on these groups, whose substeps must not go backwards."""
-        data_D, substeps_D, varies = await asyncio.to_thread(self._prepare, groups)
-        if self._reference is not None and data_D:
-            varies = await self._add_penalty(self._reference, data_D) or varies
-        for number, pairs in groupby(zip(substeps_D, data_D, strict=True), lambda pair: pair[0]):
+        played, has_signal = await asyncio.to_thread(self._prepare, groups)
+        if self._adjuster is not None and played.data_D:
+            began = time.monotonic()
+            adjustment = await self._adjuster.adjust(played)
+            self._scoring_seconds += time.monotonic() - began
+            has_signal = adjustment.has_signal
+            for name, mean in adjustment.means.items():
+                self._adjusted[name] = self._adjusted.get(name, Mean()) + mean
+        substeps_D = [played.groups[place.group].substep for place in played.places_D]
+        pairs_D = zip(substeps_D, played.data_D, strict=True)
+        for number, pairs in groupby(pairs_D, lambda pair: pair[0]):
             part = [datum for _, datum in pairs]
-            self._submit(number, part, varies and _has_advantage(part))
+            rewarded = any(values.any() for values in advantages_of(part))
+            self._submit(number, part, has_signal and rewarded)
 
     async def finish(self) -> Metrics:
         """Closes the last substep, waits for all of them, and gives the metrics."""
@@ -102,14 +113,16 @@ class Update:
             "optim/num_steps": len(optim_steps),
             "tokens/trained": self.num_tokens,
         }
-        metrics.update(self._penalty_metrics)
+        if self._adjuster is not None:
+            metrics["time/scoring"] = self._scoring_seconds
+        metrics.update({name: mean.mean for name, mean in self._adjusted.items()})
         metrics.update(self._policy_metrics(outputs))
         for reports in (outputs, optim_steps):
             metrics.update(_combined([report.metrics or {} for report in reports]))
         return metrics
 
-    def _prepare(self, groups: Sequence[PlayedGroup]) -> tuple[list[tinker.Datum], list[int], bool]:
-        """The data, the substep of each, and whether any group's rewards differ."""
+    def _prepare(self, groups: Sequence[PlayedGroup]) -> tuple[PlayedData, bool]:
+        """The data, and whether any group's rewards differ."""
         config = self._config
         played = [group.group for group in groups]
         for member, advantages in zip(
@@ -124,21 +137,7 @@ class Update:
             [group.advantages for group in chosen],  # type: ignore[misc]
             provenance=config.loss_name == "stable_reinforce",
         )
-        return data_D, [chosen[place.group].substep for place in places_D], bool(varying)
-
-    async def _add_penalty(self, reference: SamplingClient, data_D: list[tinker.Datum]) -> bool:
-        """Changes the advantages; returns whether the penalty pulls anywhere."""
-        config = self._config
-        before = [_advantages(datum) for datum in data_D]
-        # Centred over these data, so all groups of the iteration must be among them.
-        self._penalty_metrics = await incorporate_kl_penalty(
-            data_D, reference, config.kl_penalty_coef, config.kl_discount_factor
-        )
-        pull = max(
-            float(np.abs(_advantages(datum) - old).max(initial=0.0))
-            for datum, old in zip(data_D, before, strict=True)
-        )
-        return pull > _NO_PULL * config.kl_penalty_coef
+        return PlayedData(chosen, data_D, places_D), bool(varying)
 
     def _submit(self, substep: int, data: list[tinker.Datum], has_signal: bool) -> None:
         if self._substep is None or self._substep.number != substep:
@@ -174,14 +173,6 @@ class Update:
         sampled_D = [datum.loss_fn_inputs["logprobs"] for datum in self._untrained]
         metrics = compute_kl_sample_train(self._untrained, sampled_D)
         return {key: value for key, value in metrics.items() if key == "optim/entropy"}
-
-
-def _advantages(datum: tinker.Datum) -> np.ndarray:
-    return datum.loss_fn_inputs["advantages"].to_numpy()
-
-
-def _has_advantage(data: Sequence[tinker.Datum]) -> bool:
-    return any(_advantages(datum).any() for datum in data)
 
 
 def _combined(reports: Sequence[dict[str, float]]) -> Metrics:

@@ -9,7 +9,7 @@ sampled.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import TYPE_CHECKING, TypeAlias
@@ -21,6 +21,8 @@ from tinker_cookbook.exceptions import DataValidationError
 
 if TYPE_CHECKING:
     import tinker
+
+    from tinker_cookbook.renderers import Message
 
 __all__ = [
     "Action",
@@ -108,6 +110,10 @@ class StepResult:
 class Env(ABC):
     """One episode. Make a new one for the next: there is no reset."""
 
+    teacher_prompt: Callable[[Sequence[Message]], Observation] | None = None
+    """Renders ``messages`` for a teacher that sees another prompt than the policy; runs in a
+    thread. Who sets it needs an environment with ``messages`` (``rollout_hooks.HasMessages``)."""
+
     @abstractmethod
     async def initial_observation(
         self,
@@ -135,6 +141,8 @@ class Transition:
     logs: Logs = field(default_factory=dict)
     masked: bool = False
     """Not trained on (a malformed turn under ``ParseErrorPolicy.mask_error_turns``)."""
+    teacher_ob: Observation | None = None
+    """What a teacher that scores the action sees, where that is not ``ob``."""
 
 
 @dataclass

@@ -7,10 +7,10 @@ calls, structured content or ``trainable`` flags and others not.
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import chz
 import numpy as np
@@ -28,6 +28,8 @@ from tinker_cookbook.supervised.local_rows import json_lines
 from tinker_cookbook.supervised.types import ChatDatasetBuilder, SupervisedDataset
 
 logger = logging.getLogger(__name__)
+
+_Row = TypeVar("_Row")
 
 EXPECTED = '{"messages": [{"role": "user", "content": "…"}, {"role": "assistant", "content": "…"}]}'
 
@@ -197,13 +199,13 @@ class FromConversationFileBuilder(ChatDatasetBuilder):
 
 
 def split_rows(
-    rows: list[list[Message]], test_size: int, shuffle_seed: int, name: str
-) -> tuple[list[list[Message]], list[list[Message]]]:
+    rows: Sequence[_Row], test_size: int, shuffle_seed: int, name: str, noun: str = "conversations"
+) -> tuple[list[_Row], list[_Row]]:
     """Draws ``test_size`` rows to hold out; both parts keep the order of the rows."""
     if not 0 <= test_size < len(rows):
         raise ConfigurationError(
             f"test_size: got {test_size}, expected 0 to {len(rows) - 1}, since {name} has "
-            f"{len(rows)} conversations and one at least must be left to train on"
+            f"{len(rows)} {noun} and one at least must be left to train on"
         )
     held_out = np.zeros(len(rows), dtype=bool)
     held_out[np.random.default_rng(shuffle_seed).permutation(len(rows))[:test_size]] = True

@@ -10,26 +10,21 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
-
 from tinker_cookbook.eval.evaluators import SamplingClientEvaluator, TrainingClientEvaluator
 from tinker_cookbook.exceptions import ConfigurationError, DataValidationError
 from tinker_cookbook.supervised.common import (
     compute_bpb,
     compute_token_nll,
     count_loss_tokens,
-    tokens_of,
 )
 from tinker_cookbook.supervised.types import EmptyBatchError, SupervisedDataset
 from tinker_cookbook.tokenizer_utils import Tokenizer
-from tinker_cookbook.utils.lazy_imports import lazy_module
+from tinker_cookbook.utils.scoring import score_datums
 
 if TYPE_CHECKING:
     import tinker
 
     from tinker_cookbook.backends import SamplingClient, TrainingClient
-else:
-    tinker = lazy_module("tinker")
 
 
 def all_data(dataset: SupervisedDataset) -> list[tinker.Datum]:
@@ -130,12 +125,4 @@ class SamplerNLLEvaluator(_HeldOutLoss, SamplingClientEvaluator):
 
     async def __call__(self, sampling_client: SamplingClient) -> dict[str, float]:
         """Scores the whole sequences; the first token of each has no prediction."""
-        futures = [sampling_client.compute_logprobs(_whole(datum)) for datum in self._data]
-        logprobs = [np.array((await future)[1:], dtype=np.float64) for future in futures]
-        return self.metrics(logprobs)
-
-
-def _whole(datum: tinker.Datum) -> tinker.ModelInput:
-    """The T tokens that a datum's T - 1 inputs and targets were made of."""
-    last = datum.loss_fn_inputs["target_tokens"].to_numpy()[-1:]
-    return tinker.ModelInput.from_ints([*tokens_of(datum.model_input).tolist(), *last.tolist()])
+        return self.metrics(await score_datums(sampling_client, self._data))

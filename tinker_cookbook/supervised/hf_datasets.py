@@ -6,6 +6,7 @@ import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import chz
 
@@ -17,15 +18,21 @@ from tinker_cookbook.supervised.data import Rows
 from tinker_cookbook.supervised.local_rows import SUFFIXES, load_local_rows
 from tinker_cookbook.supervised.types import ChatDatasetBuilder, SupervisedDataset
 
+if TYPE_CHECKING:
+    import datasets
+
 _PROBE_SECONDS = 5.0
 _offline_lock = threading.Lock()
+_INSTEAD = "Give conversations of your own with dataset_path=FILE.jsonl"
 
 
-def load_hf_dataset(path: str, split: str, name: str | None = None) -> Rows:
+def load_hf_dataset(
+    path: str, split: str, name: str | None = None, instead: str = _INSTEAD
+) -> Rows:
     """A split of a Hub dataset, of a local folder, or a local file (json, jsonl, parquet).
 
     JSON rows are taken as they are, not unified into columns. Where the Hub cannot be reached, the
-    copy in its cache is used; without one DataError says so in seconds.
+    copy in its cache is used; without one DataError says so in seconds, and what to do ``instead``.
     """
     local = Path(path).expanduser()
     if local.exists():
@@ -40,10 +47,31 @@ def load_hf_dataset(path: str, split: str, name: str | None = None) -> Rows:
             f"dataset: there is no file or folder {local}; expected one, or a Hub name such as "
             "HuggingFaceH4/no_robots"
         )
-    return _from_hub(path, split, name)
+    return _from_hub(path, split, name, instead)
 
 
-def _from_hub(path: str, split: str, name: str | None) -> Rows:
+def stream_hf_dataset(path: str, split: str) -> datasets.IterableDataset:
+    """A split of a Hub dataset that is read forwards as it arrives, for those too large to fetch.
+
+    Where the Hub cannot be reached DataError says so in seconds.
+    """
+    import datasets
+
+    unreachable = _why_hub_is_unreachable()
+    if unreachable is not None:
+        raise DataError(
+            f"dataset: {path!r} is streamed from the Hub, which cannot be reached ({unreachable}). "
+            "Give conversations of your own with dataset_path=FILE.jsonl, or be online"
+        )
+    try:
+        return datasets.load_dataset(path, split=split, streaming=True)
+    except Exception as error:  # datasets raises a dozen types for "not found"
+        raise DataError(
+            f"dataset: {path!r} (split {split!r}) cannot be streamed: {str(error).splitlines()[0]}"
+        ) from error
+
+
+def _from_hub(path: str, split: str, name: str | None, instead: str) -> Rows:
     import datasets
 
     unreachable = _why_hub_is_unreachable()
@@ -60,8 +88,8 @@ def _from_hub(path: str, split: str, name: str | None) -> Rows:
             ) from error
         raise DataError(
             f"dataset: {path!r} is not in the local cache, and the Hub cannot be reached "
-            f"({unreachable}). Give conversations of your own with dataset_path=FILE.jsonl, put a "
-            "copy of the dataset into a folder and name the folder, or be online once"
+            f"({unreachable}). {instead}, put a copy of the dataset into a folder and name the "
+            "folder, or be online once"
         ) from error
 
 

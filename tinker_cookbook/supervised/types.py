@@ -34,6 +34,12 @@ class SupervisedDataset(ABC):
         """Datums left out so far because they have no token to train on."""
         return 0
 
+    def report(self) -> list[str]:
+        """What was left out so far, for people; nothing where all is trained."""
+        if not self.num_dropped:
+            return []
+        return [f"{self.num_dropped} examples had no token to train and were dropped"]
+
     @abstractmethod
     def get_batch(self, index: int) -> list[tinker.Datum]:
         """The batch at ``index`` (0 to ``len`` - 1) of the current epoch.

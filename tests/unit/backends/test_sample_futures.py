@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import asyncio
 import gc
+import threading
 import time
 
 import pytest
 import tinker
+import torch
 
 from tinker_cookbook.backends import connect
 
+SHORT = tinker.SamplingParams(max_tokens=1, seed=0)
 LONG = tinker.SamplingParams(max_tokens=400, seed=0, stop=[])
 
 
@@ -97,3 +100,44 @@ def test_a_bad_request_fails_by_itself(client):
             tinker.ModelInput.from_ints([1]), 1, tinker.SamplingParams(temperature=-1)
         ).result(60)
     assert ask(client).result(60).sequences
+
+
+def test_a_bad_prompt_fails_alone_among_scores(client):
+    prompts = [[1, 5, 9], [1, 10**6], [1, 5]]
+    futures = [client.compute_logprobs(tinker.ModelInput.from_ints(p)) for p in prompts]
+    with pytest.raises(ValueError, match="token id 1000000"):
+        futures[1].result(60)
+    assert futures[0].result(60)[:2] == futures[2].result(60)
+
+
+def test_target_scores_come_with_the_samples(client):
+    prompt = tinker.ModelInput.from_ints([1, 5, 9, 12])
+    asked = tinker.TensorData.from_torch(torch.tensor([[5, 7], [9, -1], [12, 3]]))
+    response = client.sample(prompt, 1, SHORT, target_prompt_logprobs=asked).result(60)
+    found = response.target_prompt_logprobs.to_numpy()
+    assert found[:, 0].tolist() == client.compute_logprobs(prompt).result(60)[1:]
+    assert found[1, 1] == 0
+    assert (found[[0, 2], 1] < 0).all()
+
+
+def test_without_its_scores_a_sample_is_not_drawn(client):
+    bad = client.sample(
+        tinker.ModelInput.from_ints([1, 5]),
+        1,
+        LONG,
+        include_prompt_logprobs=True,
+        prompt_logprobs_last_n=9,
+    )
+    with pytest.raises(ValueError, match="last_n: got 9"):
+        bad.result(60)
+
+
+def test_a_client_that_goes_away_takes_its_scores_back(service, client):
+    held = threading.Event()
+    service.engine.submit(held.wait, 60)
+    future = client.compute_logprobs(tinker.ModelInput.from_ints([1, 5]))
+    kept = future._future
+    del future
+    gc.collect()
+    assert kept.cancelled()
+    held.set()

@@ -17,7 +17,8 @@ from tinker_cookbook.engine.base_model import BaseModel
 from tinker_cookbook.engine.batcher import Batcher
 from tinker_cookbook.engine.examples import Example
 from tinker_cookbook.engine.requests import Sample, SampleRequest, SamplingSettings
-from tinker_cookbook.engine.sampler import Sampler
+from tinker_cookbook.engine.sampler import PromptScores, Sampler
+from tinker_cookbook.engine.scoring import Scorer
 from tinker_cookbook.engine.training_run import TrainingRun
 
 CPU = torch.device("cpu")
@@ -178,6 +179,15 @@ def run_batch(base: BaseModel, requests: list[SampleRequest]) -> Batcher:
     while batcher.busy:
         batcher.step()
     return batcher
+
+
+def score(sampler: Sampler, prompt: Any, **kwargs: Any) -> PromptScores:
+    """Scores of one prompt, by itself."""
+    request = sampler.score_request(prompt, **kwargs)
+    scorer = Scorer(lambda _: 10_000)
+    scorer.add(request)
+    scorer.serve(request)
+    return request.future.result(timeout=0)
 
 
 def text(base: BaseModel, rng: np.random.Generator, length: int) -> np.ndarray:

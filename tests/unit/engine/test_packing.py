@@ -171,7 +171,7 @@ def test_shared_prefix_equals_unshared(
         if loss == "custom":
             output = run.forward_backward_custom(
                 data,
-                lambda lps: (sum(lp.sigmoid().sum() * (i + 1) for i, lp in enumerate(lps)), {}),
+                lambda _, lps: (sum(lp.sigmoid().sum() * (i + 1) for i, lp in enumerate(lps)), {}),
             )
         else:
             name = "cross_entropy" if loss == "wide" else loss

@@ -133,7 +133,7 @@ def test_custom_loss_equals_autograd_through_peft(stories_base, budget, tmp_path
         return value, {"margin": float(margins[0])}
 
     run = ref.make_run(stories_base, budget)
-    output = run.forward_backward_custom(data, loss_fn)
+    output = run.forward_backward_custom(data, lambda _, lps: loss_fn(lps))
     margins = []
 
     def loss_of(lps: list[torch.Tensor]) -> torch.Tensor:

@@ -187,7 +187,7 @@ def test_prompt_scores_equal_a_plain_forward(base, tmp_path):
     prompt = ref.text(base, np.random.default_rng(4), 40)
     with torch.no_grad():
         lp = model(input_ids=torch.from_numpy(prompt)[None]).logits[0].log_softmax(-1).numpy()
-    scores = sampler.score_prompt(prompt.tolist(), logprobs=True, topk=3)
+    scores = ref.score(sampler, prompt.tolist(), logprobs=True, topk=3)
     expected = lp[np.arange(39), prompt[1:]]
     assert np.isnan(scores.logprobs[0])
     np.testing.assert_allclose(scores.logprobs[1:], expected, atol=2e-5)
@@ -195,11 +195,11 @@ def test_prompt_scores_equal_a_plain_forward(base, tmp_path):
     chosen = np.take_along_axis(lp[:39], scores.topk_ids[1:].astype(int), 1)
     np.testing.assert_allclose(scores.topk_logprobs[1:], chosen, atol=2e-5)
     assert (scores.topk_logprobs[0] < -9000).all()
-    last = sampler.score_prompt(prompt.tolist(), logprobs=True, last_n=5).logprobs
+    last = ref.score(sampler, prompt.tolist(), logprobs=True, last_n=5).logprobs
     assert np.isnan(last[:35]).all()
     np.testing.assert_allclose(last[35:], expected[34:], atol=2e-5)
     targets = np.random.default_rng(5).integers(0, base.vocab_size, (39, 4))
-    found = sampler.score_targets(prompt.tolist(), torch.from_numpy(targets))
+    found = ref.score(sampler, prompt.tolist(), targets=targets).target_logprobs
     np.testing.assert_allclose(found, np.take_along_axis(lp[:39], targets, 1), atol=4e-5)
 
 
@@ -236,12 +236,12 @@ def test_bad_prompts_are_named(stories_base):
             ref.draw(sampler, prompt, 1, settings())
     for last_n in (0, 3):
         with pytest.raises(ConfigurationError, match=f"last_n: got {last_n}, expected 1 to 2"):
-            sampler.score_prompt([1, 2, 3], logprobs=True, last_n=last_n)
+            sampler.score_request([1, 2, 3], logprobs=True, last_n=last_n)
     with pytest.raises(ConfigurationError, match="decode"):
         ref.draw(sampler, [1], 1, settings(stop_strings=("a",)))
     with pytest.raises(ConfigurationError, match="num_samples: got 0"):
         ref.draw(sampler, [1], 0, settings())
     with pytest.raises(DataValidationError, match=r"target_prompt_logprobs.*expected"):
-        sampler.score_targets([1, 2, 3], torch.zeros(3, 1, dtype=torch.long))
+        sampler.score_request([1, 2, 3], targets=np.zeros((3, 1), dtype=np.int64))
     with pytest.raises(DataValidationError, match="token id 512"):
-        sampler.score_targets([1, 2, 3], torch.full((2, 1), 512))
+        sampler.score_request([1, 2, 3], targets=np.full((2, 1), 512))

@@ -138,11 +138,11 @@ def test_a_gradient_overflow_leaves_the_weights(stories_base):
 def test_custom_loss_errors_are_named(stories_base):
     run, data = ref.make_run(stories_base), batch(stories_base)
     for loss_fn, message in (
-        (lambda lps: lps[0].sum(), "returned Tensor, expected a tuple"),
-        (lambda lps: (1.0, {}), "returned float"),
-        (lambda lps: (lps[0], {}), r"\(30,\) as loss, expected a tensor of one element"),
-        (lambda lps: (torch.tensor(lps[0].sum().item()), {}), "does not depend"),
-        (lambda lps: ((lps[1] * 0).sqrt().sum(), {}), "not finite at datum 1"),
+        (lambda _, lps: lps[0].sum(), "returned Tensor, expected a tuple"),
+        (lambda _, lps: (1.0, {}), "returned float"),
+        (lambda _, lps: (lps[0], {}), r"\(30,\) as loss, expected a tensor of one element"),
+        (lambda _, lps: (torch.tensor(lps[0].sum().item()), {}), "does not depend"),
+        (lambda _, lps: ((lps[1] * 0).sqrt().sum(), {}), "not finite at datum 1"),
     ):
         with pytest.raises(DataValidationError, match=message):
             run.forward_backward_custom(data, loss_fn)
@@ -157,7 +157,7 @@ def test_a_snapshot_never_changes_and_a_new_one_is_new(stories_base):
     assert a.data_ptr() == next(iter(run.adapter.tensors.values()))[0].data_ptr()  # no copy
 
     def scores(snapshot) -> np.ndarray:
-        return Sampler(stories_base, snapshot).score_prompt(prompt, logprobs=True).logprobs[1:]
+        return ref.score(Sampler(stories_base, snapshot), prompt, logprobs=True).logprobs[1:]
 
     frozen = scores(first)
     for _ in range(2):

@@ -20,6 +20,7 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 from rendering_cases import checked
 
+from tinker_cookbook.exceptions import RendererError
 from tinker_cookbook.renderers import ParseTermination, ToolSpec
 from tinker_cookbook.tokenizer_utils import get_tokenizer
 
@@ -211,23 +212,34 @@ def test_extension_property_is_as_said(load, case):
     broken = 0
 
     @checked(30)
-    @given(messages=case.conversations)
-    def check(messages):
+    @given(messages=case.conversations, answer=case.answers)
+    def check(messages, answer):
         nonlocal broken
-        for i, message in enumerate(messages[:-1]):
-            if message["role"] == "assistant" and messages[i + 1]["role"] != "assistant":
-                before = side.prompt(messages[:i])
-                example, weights = side.renderer.build_supervised_example(messages[: i + 1])
-                stop = max((j for j, w in enumerate(weights.tolist()) if w), default=-1)
-                answered = side.ids(example)[: stop + 1]
-                after = side.prompt(messages[: i + 2])
-                broken += not (
-                    answered[: len(before)] == before and after[: len(answered)] == answered
-                )
+        broken += breaks_extension(side, messages)
+        if not side.renderer.has_extension_property:  # else not every answer is one of the prompt's
+            asked_on = [*case.question, answer, {"role": "user", "content": "And then?"}]
+            broken += breaks_extension(side, asked_on)
         assert not (broken and side.renderer.has_extension_property)
 
     check()
     assert bool(broken) != side.renderer.has_extension_property
+
+
+def breaks_extension(side, messages):
+    """Whether an answer and what it answers are not the beginning of the next prompt."""
+    for i, message in enumerate(messages[:-1]):
+        if message["role"] == "assistant" and messages[i + 1]["role"] != "assistant":
+            try:
+                before = side.prompt(messages[:i])
+            except RendererError:  # no such answer is ever sampled
+                continue
+            example, weights = side.renderer.build_supervised_example(messages[: i + 1])
+            stop = max((j for j, w in enumerate(weights.tolist()) if w), default=-1)
+            answered = side.ids(example)[: stop + 1]
+            after = side.prompt(messages[: i + 2])
+            if answered[: len(before)] != before or after[: len(answered)] != answered:
+                return True
+    return False
 
 
 @pytest.mark.slow

@@ -11,10 +11,11 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
+from tinker_cookbook.engine.bench import beside_trl, summary
+from tinker_cookbook.engine.bench.side import run_worker
 from tinker_cookbook.exceptions import ConfigurationError
 from tinker_cookbook.rl.bench import ours, report, runner, trl_side
-from tinker_cookbook.rl.bench.config import Config, check_config
-from tinker_cookbook.rl.bench.worker import run_worker
+from tinker_cookbook.rl.bench.config import Config
 
 HAS_TRL = importlib.util.find_spec("trl") is not None
 
@@ -109,8 +110,8 @@ def test_without_trl_there_is_a_line(tmp_path: Path, monkeypatch, capsys) -> Non
     python = tmp_path / "python"
     python.write_text("#!/bin/sh\nexit 1\n")
     python.chmod(0o755)
-    assert not runner.has_trl(str(python))
-    monkeypatch.setattr(runner, "_run", lambda *_: _run([9.0, 1.0, 2.0, 3.0]))
+    assert not beside_trl.has_trl(str(python))
+    monkeypatch.setattr(beside_trl, "run_side", lambda *_: _run([9.0, 1.0, 2.0, 3.0]))
     config = Config(device="cpu", trl_python=str(python), learning_rate=1e-4)
     assert runner.run_benchmark(config) == 0
     printed = capsys.readouterr().out
@@ -133,9 +134,9 @@ def test_without_trl_there_is_a_line(tmp_path: Path, monkeypatch, capsys) -> Non
     ],
 )
 def test_settings_are_checked_first(settings: dict, words: str) -> None:
-    check_config(Config(trl_python=sys.executable))
+    Config(trl_python=sys.executable).check()
     with pytest.raises(ConfigurationError) as caught:
-        check_config(Config(**settings))
+        Config(**settings).check()
     assert words in str(caught.value)
 
 
@@ -166,7 +167,7 @@ def test_the_first_step_is_not_counted() -> None:
     assert result["variants"]["ours"]["last_rewards"] == pytest.approx(0.25)
     assert result["ratio"]["step_seconds"]["median"] == 0.25
     assert result["ratio"]["peak_bytes"]["median"] == 0.25
-    assert report.exit_status(result) == 0
+    assert summary.exit_status(result) == 0
     out = io.StringIO()
     report.print_table(result, Console(file=out, width=120))
     assert "ours / TRL: 0.25 (0.25) x the time of a step" in out.getvalue()
@@ -176,7 +177,7 @@ def test_one_side_lost() -> None:
     killed = {"status": "killed", "error": "most likely out of memory"}
     result = _build([_run([1.0, 1.0])], [killed])
     assert result["ratio"] is None
-    assert report.exit_status(result) == 0
+    assert summary.exit_status(result) == 0
     broken = {"status": "failed", "error": "KeyError: 'x'"}
-    assert report.exit_status(_build([_run([1.0, 1.0])], [broken])) == 1
-    assert report.exit_status(_build([killed], [killed])) == 1
+    assert summary.exit_status(_build([_run([1.0, 1.0])], [broken])) == 1
+    assert summary.exit_status(_build([killed], [killed])) == 1

@@ -42,6 +42,60 @@ def ratio_text(found: dict[str, Any]) -> str:
     return f"{found['median']:.2f} ({', '.join(f'{pair:.2f}' for pair in found['pairs'])})"
 
 
+def ratios(found: Sequence[tuple[Run, Run]]) -> dict[str, Any]:
+    """Of the time of a step and the peak of memory, for pairs of runs."""
+    return {
+        "step_seconds": ratio([step_seconds(a) / step_seconds(b) for a, b in found]),
+        "peak_bytes": ratio([a["peak_bytes"] / b["peak_bytes"] for a, b in found]),
+    }
+
+
+def step_seconds(run: Run) -> float:
+    """Median time of a step."""
+    return after_first(run["seconds"])
+
+
+def after_first(values: Sequence[float]) -> float:
+    """Median of all but the first, in which things are warming up."""
+    return median(values[1:])
+
+
+def outcome(runs: Sequence[Run]) -> dict[str, Any]:
+    """How a variant's runs ended, and what they took if they did."""
+    finished = good(runs)
+    return {
+        "status": runs[-1]["status"],
+        "error": runs[-1].get("error"),
+        "step_seconds": median(map(step_seconds, finished)) if finished else None,
+        "peak_bytes": max((run["peak_bytes"] for run in finished), default=None),
+        "notes": finished[0]["notes"] if finished else [],
+        "runs": list(runs),
+    }
+
+
+def exit_status(result: dict[str, Any]) -> int:
+    """1 if a variant broke or none has figures; want of memory is a result."""
+    variants = result["variants"].values()
+    broke = any(variant["status"] == "failed" for variant in variants)
+    return int(broke or not any(variant["step_seconds"] for variant in variants))
+
+
+def closing_lines(result: dict[str, Any]) -> list[str]:
+    """The ratio of both sides, and what is to be known of each."""
+    lines = []
+    if result["ratio"] is not None:
+        seconds, memory = result["ratio"]["step_seconds"], result["ratio"]["peak_bytes"]
+        lines.append(
+            f"ours / TRL: {ratio_text(seconds)} x the time of a step, {ratio_text(memory)} x the "
+            "peak memory"
+        )
+    for name, variant in result["variants"].items():
+        lines += [f"{name}: {note}" for note in variant["notes"]]
+        if variant["error"]:
+            lines.append(f"{name}: {variant['status']}: {variant['error']}")
+    return lines + result["notes"]
+
+
 def deliver(result: dict[str, Any], output: str | None, console: Console) -> None:
     """Prints the JSON object as the last line, and writes it to ``output``."""
     if output is not None:

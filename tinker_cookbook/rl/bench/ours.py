@@ -9,8 +9,8 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
+from tinker_cookbook.engine.bench.side import run_worker
 from tinker_cookbook.rl.bench.task import recipe_settings
-from tinker_cookbook.rl.bench.worker import run_worker
 
 _REWARD = "env/all/reward/total"
 _PARTS = {"sampling": "time/sampling", "training": "time/train"}

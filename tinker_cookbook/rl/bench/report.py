@@ -12,11 +12,14 @@ from rich.table import Table
 from tinker_cookbook.engine.bench.summary import (
     GIB,
     Run,
+    after_first,
+    closing_lines,
     good,
     now,
+    outcome,
     pairs,
-    ratio,
-    ratio_text,
+    ratios,
+    step_seconds,
 )
 
 _LAST = 5
@@ -36,21 +39,9 @@ def build(
         **machine,
         **settings,
         "variants": {name: _variant(of) for name, of in runs.items()},
-        "ratio": {
-            "step_seconds": ratio([_step(ours) / _step(trl) for ours, trl in found]),
-            "peak_bytes": ratio([ours["peak_bytes"] / trl["peak_bytes"] for ours, trl in found]),
-        }
-        if found
-        else None,
+        "ratio": ratios(found) if found else None,
         "notes": list(notes),
     }
-
-
-def exit_status(result: dict[str, Any]) -> int:
-    """1 if a variant broke or none has figures; want of memory is a result."""
-    variants = result["variants"].values()
-    broke = any(variant["status"] == "failed" for variant in variants)
-    return int(broke or not any(variant["step_seconds"] for variant in variants))
 
 
 def one_line(run: Run) -> str:
@@ -58,7 +49,7 @@ def one_line(run: Run) -> str:
     if run["status"] != "ok":
         return f"{run['status']} ({run['error']})"
     return (
-        f"{_step(run):.2f} s a step, peak {run['peak_bytes'] / GIB:.2f} GiB, reward "
+        f"{step_seconds(run):.2f} s a step, peak {run['peak_bytes'] / GIB:.2f} GiB, reward "
         f"{run['rewards'][0]:.3f} to {run['rewards'][-1]:.3f}"
     )
 
@@ -97,45 +88,18 @@ def _lines(result: dict[str, Any]) -> list[str]:
         f"{result['max_tokens']} tokens, {result['steps']} steps; seconds are the median without "
         f"the first step, last rewards the mean of {last} steps"
     ]
-    if result["ratio"] is not None:
-        seconds, memory = result["ratio"]["step_seconds"], result["ratio"]["peak_bytes"]
-        lines.append(
-            f"ours / TRL: {ratio_text(seconds)} x the time of a step, {ratio_text(memory)} x the "
-            "peak memory"
-        )
-    for name, variant in result["variants"].items():
-        lines += [f"{name}: {note}" for note in variant["notes"]]
-        if variant["error"]:
-            lines.append(f"{name}: {variant['status']}: {variant['error']}")
-    return lines + result["notes"]
+    return lines + closing_lines(result)
 
 
 def _variant(runs: Sequence[Run]) -> dict[str, Any]:
-    finished = good(runs)
-    entry: dict[str, Any] = {
-        "status": runs[-1]["status"],
-        "error": runs[-1].get("error"),
-        "step_seconds": None,
-        "notes": finished[0]["notes"] if finished else [],
-        "runs": list(runs),
-    }
+    finished, entry = good(runs), outcome(runs)
     if not finished:
         return entry
     return entry | {
-        "step_seconds": median(_step(run) for run in finished),
         "part_seconds": {
-            name: median(_after_first(run["parts"][name]) for run in finished)
+            name: median(after_first(run["parts"][name]) for run in finished)
             for name in finished[0]["parts"]
         },
-        "peak_bytes": max(run["peak_bytes"] for run in finished),
         "first_reward": mean(run["rewards"][0] for run in finished),
         "last_rewards": mean(mean(run["rewards"][-_LAST:]) for run in finished),
     }
-
-
-def _step(run: Run) -> float:
-    return _after_first(run["seconds"])
-
-
-def _after_first(values: Sequence[float]) -> float:
-    return median(values[1:])

@@ -10,15 +10,15 @@ from __future__ import annotations
 import asyncio
 import sys
 import tempfile
-import time
 from collections.abc import Sequence
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
+from tinker_cookbook.engine.bench.side import run_worker
+from tinker_cookbook.engine.bench.trl_tools import lora_config, make_clock
 from tinker_cookbook.exceptions import DataValidationError
 from tinker_cookbook.rl.bench.task import recipe_settings
-from tinker_cookbook.rl.bench.worker import run_worker
 from tinker_cookbook.rl.types import Env, EnvGroupBuilder, InitialObservationOverflow
 from tinker_cookbook.utils.lazy_imports import lazy_module
 
@@ -98,7 +98,7 @@ def run(job: dict[str, Any]) -> dict[str, Any]:
             train_dataset=Dataset.from_dict({"prompt": texts, "problem": list(range(len(texts)))}),
             processing_class=tokenizer,
             callbacks=[clock],
-            peft_config=_lora_config(model, job["lora_rank"]),
+            peft_config=lora_config(model, job["lora_rank"]),
         )
         trainer.train()
     rewards = [row["reward"] for row in trainer.state.log_history if "reward" in row]
@@ -154,36 +154,6 @@ def grpo_config(job: dict[str, Any], config: Any, folder: str, choice: Any) -> A
         report_to="none",
         disable_tqdm=True,
     )
-
-
-def make_clock() -> Any:
-    """A callback whose ``seconds`` are those between the ends of one step and the next."""
-
-    class Clock(transformers.TrainerCallback):
-        def __init__(self) -> None:
-            self.seconds: list[float] = []
-            self._last = 0.0
-
-        def on_train_begin(self, *_: Any, **__: Any) -> None:
-            self._last = time.perf_counter()
-
-        def on_step_end(self, *_: Any, **__: Any) -> None:
-            now = time.perf_counter()
-            self.seconds.append(now - self._last)
-            self._last = now
-
-    return Clock()
-
-
-def _lora_config(model: Any, rank: int) -> Any:
-    """LoRA with alpha 32 on all linear layers but the unembedding, which TRL refuses."""
-    from peft import LoraConfig
-    from torch import nn
-
-    head = model.get_output_embeddings()
-    linears = ((n, m) for n, m in model.named_modules() if isinstance(m, nn.Linear))
-    names = {name.rsplit(".", 1)[-1] for name, layer in linears if layer is not head}
-    return LoraConfig(r=rank, lora_alpha=32, target_modules=sorted(names), task_type="CAUSAL_LM")
 
 
 def _notes(tokenizer: Any, texts: Sequence[str], problems: Problems, trainer: Any) -> list[str]:

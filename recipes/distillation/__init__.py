@@ -1,0 +1,1 @@
+"""Distillation: on-policy, off-policy and from oneself."""

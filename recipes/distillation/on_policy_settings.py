@@ -1,0 +1,216 @@
+"""What the recipes of on-policy distillation share: their settings, their data, their teachers."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import chz
+
+from recipes.math_rl.arithmetic_env import ArithmeticDatasetBuilder
+from recipes.rl_settings import SampledSettings, common_config, resolve_renderer, rl_learning_rate
+from tinker_cookbook import cli_utils
+from tinker_cookbook.distillation import train_on_policy
+from tinker_cookbook.distillation.datasets import (
+    ANSWER,
+    DistillationDatasetConfig,
+    PromptOnlyDatasetBuilder,
+    TeacherConfig,
+)
+from tinker_cookbook.distillation.prompts import HUB_PROMPTS
+from tinker_cookbook.exceptions import ConfigurationError, nearest
+from tinker_cookbook.renderers import Message
+from tinker_cookbook.rl.types import RLDatasetBuilder
+
+SUMS = "sums"
+EXAMPLE = "example"
+DATASETS = (SUMS, EXAMPLE, *HUB_PROMPTS)
+SUMS_HINT = f" Say {ANSWER}."
+# Without examples the demo model does not take the hint; their operands are beyond those asked for.
+SUMS_EXAMPLES = ((120, 345), (17, 30), (61, 14))
+BRIEF = "Answer in one short sentence."
+_EXAMPLE_FILE = Path(__file__).resolve().parents[2] / "example_data" / "conversations.jsonl"
+_MAX_TOKENS, _MAX_TOKENS_OF_SUMS = 256, 12
+
+
+@chz.chz
+class TaughtSettings:
+    """A dataset and its teacher."""
+
+    dataset: str = chz.field(default=SUMS, doc=f"{', '.join(DATASETS)}, or a JSONL file of prompts")
+    teacher_model: str | None = chz.field(
+        default=None, doc="Base model of the teacher; default: the student's"
+    )
+    teacher_checkpoint: str | None = chz.field(
+        default=None,
+        doc="tinker:// path of the teacher's own weights on it; default, where teacher_model is "
+        "the student's: load_checkpoint_path",
+    )
+    teacher_renderer_name: str | None = chz.field(
+        default=None, doc="The teacher's chat format; default: the student's"
+    )
+    teacher_prompt: str | None = chz.field(
+        default=None,
+        doc="System prompt that the teacher alone sees: a text, or a .txt or .md file. Default: "
+        "one that asks for brevity, for the example, where nothing else sets the teacher apart",
+    )
+    teacher_hint: str | None = chz.field(
+        default=None,
+        doc="Text behind the question that the teacher alone sees; {answer} in it is the answer. "
+        "Default: one that names it, for sums, where nothing else sets the teacher apart",
+    )
+
+
+@chz.chz
+class OnPolicySettings(SampledSettings):
+    """Settings of an on-policy distillation; what is None is derived and printed."""
+
+    kl_penalty_coef: float = chz.field(default=1.0, doc="Weight of the teachers")
+    kl_discount_factor: float = chz.field(
+        default=0.0, doc="Discount at which a token answers for those after it; 0: itself alone"
+    )
+    center_teacher_kl: bool | None = chz.field(
+        default=None,
+        doc="Take the batch's mean as baseline; default: wherever the whole batch trains at once",
+    )
+    reward_coef: float = chz.field(
+        default=0.0, doc="Weight of the task's own rewards beside the teachers; 0: only shown"
+    )
+    max_tokens: int | None = chz.field(  # type: ignore[assignment]
+        default=None, doc="Most tokens to sample in an answer; default: 12 for sums, else 256"
+    )
+    max_prompt_tokens: int | None = chz.field(
+        default=1024, doc="Prompts of more tokens are left out"
+    )
+    max_prompts: int | None = chz.field(default=None, doc="Take so many prompts of each dataset")
+    max_operand: int = chz.field(default=9, doc="sums: a + b with a and b from 0 to this")
+    num_batches: int = chz.field(default=40, doc="sums: steps an epoch, as they never run out")
+    num_test: int = chz.field(default=10, doc="sums: held out for evaluation; 0: no evaluation")
+    eval_every: int = chz.field(default=5, doc="Steps between evaluations; 0 is ends only")
+    save_every: int = chz.field(default=10, doc="Steps between checkpoints")
+
+
+def taught(
+    cli: OnPolicySettings, settings: TaughtSettings, where: str = ""
+) -> DistillationDatasetConfig:
+    """A dataset with its teacher; ``where`` comes before the names of its settings in errors."""
+    _check_dataset(settings, where)
+    # A student that starts from a checkpoint is its own teacher as it is there.
+    own_start = cli.load_checkpoint_path if settings.teacher_model is None else None
+    teacher = TeacherConfig(
+        base_model=settings.teacher_model or cli.model_name,
+        load_checkpoint_path=settings.teacher_checkpoint or own_start,
+        renderer_name=settings.teacher_renderer_name,
+        **_own_prompt(settings, where),
+    )
+    return DistillationDatasetConfig(
+        dataset_builder=_prompts(cli, settings.dataset),
+        teacher_config=teacher,
+        groups_per_batch=cli.groups_per_batch,
+    )
+
+
+def _prompts(cli: OnPolicySettings, dataset: str) -> RLDatasetBuilder:
+    common: dict[str, Any] = {
+        "model_name_for_tokenizer": cli.model_name,
+        "renderer_name": resolve_renderer(cli),
+        "groups_per_batch": cli.groups_per_batch,
+        "group_size": cli.group_size,
+    }
+    if dataset != SUMS:
+        return PromptOnlyDatasetBuilder(
+            **common,
+            dataset_name=str(_EXAMPLE_FILE) if dataset == EXAMPLE else dataset,
+            max_prompt_tokens=cli.max_prompt_tokens,
+            max_prompts=cli.max_prompts,
+        )
+    return ArithmeticDatasetBuilder(
+        **common,
+        max_operand=cli.max_operand,
+        num_batches=cli.num_batches,
+        num_test=cli.num_test,
+        seed=cli.seed,
+    )
+
+
+def _own_prompt(settings: TaughtSettings, where: str) -> dict[str, Any]:
+    """What the teacher alone sees: as asked for, or that without which it would be the student."""
+    asked = {
+        "system_prompt": text_or_file(f"{where}teacher_prompt", settings.teacher_prompt),
+        "answer_hint": settings.teacher_hint,
+    }
+    if any([*asked.values(), settings.teacher_model, settings.teacher_checkpoint]):
+        return asked
+    if settings.dataset == SUMS:
+        return {"answer_hint": SUMS_HINT, "convo_prefix": _sums_examples()}
+    if settings.dataset == EXAMPLE:
+        return {"system_prompt": BRIEF}
+    raise ConfigurationError(
+        f"{where}teacher_model, {where}teacher_checkpoint, {where}teacher_prompt: got none with "
+        f"{where}dataset={settings.dataset}, so the teacher would be the student itself; expected "
+        "one of them"
+    )
+
+
+def _sums_examples() -> list[Message]:
+    messages: list[Message] = []
+    for x, y in SUMS_EXAMPLES:
+        question = f"What is {x} + {y}?{SUMS_HINT.replace(ANSWER, str(x + y))}"
+        messages.append(Message(role="user", content=question))
+        messages.append(Message(role="assistant", content=str(x + y)))
+    return messages
+
+
+def _check_dataset(settings: TaughtSettings, where: str) -> None:
+    name = settings.dataset
+    if name not in DATASETS and not Path(name).expanduser().is_file():
+        raise ConfigurationError(
+            f"{where}dataset: got {name!r}, which is no file (searched from {Path.cwd()}); "
+            f"expected {', '.join(DATASETS)}, or a JSONL file of prompts{nearest(name, DATASETS)}"
+        )
+
+
+def text_or_file(setting: str, value: str | None) -> str | None:
+    """A text as it is given, or that of the file it names (``….txt`` or ``….md``)."""
+    if value is None or not value.endswith((".txt", ".md")):
+        return value
+    path = Path(value).expanduser()
+    try:
+        text = path.read_text(encoding="utf-8").strip()
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigurationError(
+            f"{setting}: {value} cannot be read ({error}); expected a UTF-8 file, or the text "
+            "itself"
+        ) from error
+    if not text:
+        raise ConfigurationError(f"{setting}: {value} is empty, expected a prompt")
+    return text
+
+
+def on_policy_config(
+    cli: OnPolicySettings, recipe_name: str, datasets: list[DistillationDatasetConfig]
+) -> train_on_policy.Config:
+    """The run's config: settings as given, and those that follow from the model filled in."""
+    learning_rate = cli.learning_rate
+    if learning_rate is None:
+        learning_rate = rl_learning_rate(cli.model_name)
+    if cli.max_tokens is None:
+        sums = all(isinstance(d.dataset_builder, ArithmeticDatasetBuilder) for d in datasets)
+        cli = chz.replace(cli, max_tokens=_MAX_TOKENS_OF_SUMS if sums else _MAX_TOKENS)
+    center = cli.num_minibatches is None if cli.center_teacher_kl is None else cli.center_teacher_kl
+    return train_on_policy.Config(
+        dataset_configs=datasets,
+        learning_rate=learning_rate,
+        reward_coef=cli.reward_coef,
+        center_teacher_kl=center,
+        **common_config(cli, recipe_name),
+    )
+
+
+async def run(cli: OnPolicySettings, config: train_on_policy.Config) -> None:
+    """Checks the config, then the log folder, then trains."""
+    # First, so that a wrong setting beside behavior_if_log_dir_exists=delete deletes nothing.
+    config.check()
+    train_on_policy.check_vocabularies(config)
+    cli_utils.check_log_dir(config.log_path, cli.behavior_if_log_dir_exists)
+    await train_on_policy.main(config)

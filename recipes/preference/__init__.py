@@ -1,0 +1,1 @@
+"""Recipes that learn from preferences: pairs of answers of which one is better."""

@@ -1,0 +1,172 @@
+"""RLHF from end to end: demonstrations, a reward model, reinforcement learning against it.
+
+    python -m recipes.preference.rlhf.rlhf_pipeline
+    python -m recipes.preference.rlhf.rlhf_pipeline run_sft=True run_rm=False run_rl=False …
+    python -m recipes.preference.rlhf.rlhf_pipeline dataset=hhh model_name=… lora_rank=64 …
+
+The stages of Ouyang et al. 2022 (arXiv 2203.02155), each in its own folder of ``log_path``:
+
+1. ``sft``: supervised training on demonstrations;
+2. ``rm``: a model learns which of two answers is better (``rm/accuracy``);
+3. ``rl``: from stage 1, rewarded by stage 2 in pairs, pulled back towards stage 1 by a KL penalty;
+
+and then ``win_rate.json``: how often the answers of stage 3 are preferred to those of stage 1.
+
+The same command goes on where it was: a finished stage is skipped, an interrupted one resumes.
+"""
+
+from __future__ import annotations
+
+import json
+import shlex
+import sys
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+from typing import Any, TypeVar
+
+from recipes.preference.rlhf.settings import STAGES, CLIConfig
+from recipes.preference.rlhf.stages import held_out, rl_config, rm_config, sft_config
+from recipes.preference.rlhf.win_rate import FILE, measure_win_rate
+from tinker_cookbook import cli_utils
+from tinker_cookbook.checkpoint_utils import CheckpointRecord, get_last_checkpoint
+from tinker_cookbook.exceptions import ConfigurationError
+from tinker_cookbook.rl import train as rl_train
+from tinker_cookbook.supervised import train as sft_train
+from tinker_cookbook.training.config import TrainingConfig, check_model
+from tinker_cookbook.training.session import flatten
+from tinker_cookbook.utils.config_io import CONFIG_FILE, dump_config
+from tinker_cookbook.utils.console import get_console
+from tinker_cookbook.utils.entrypoint import run_entrypoint
+
+T = TypeVar("T", bound=TrainingConfig)
+
+_TITLES = {
+    "sft": "stage 1, demonstrations",
+    "rm": "stage 2, the reward model",
+    "rl": "stage 3, reinforcement learning",
+}
+_UPSTREAM = ("load_checkpoint_path", "rm_weights_path")
+
+
+async def main(config: CLIConfig) -> None:
+    """Runs the stages that are asked for and not finished, and then measures."""
+    check(config)
+    for stage in to_run(config):
+        cli_utils.check_log_dir(config.stage_folder(stage), config.behavior_if_log_dir_exists)
+    if config.run_sft:
+        await run_stage("sft", sft_config(config), sft_train.main)
+    if config.run_rm:
+        await run_stage("rm", rm_config(config), sft_train.main)
+    if config.run_rl:
+        sft, rm = finished(config, "sft"), finished(config, "rm")
+        await run_stage("rl", rl_config(config, sft, rm), rl_train.main)
+        _tell(config, await measure_win_rate(config, sft, rm, finished(config, "rl")))
+
+
+def to_run(cli: CLIConfig) -> list[str]:
+    """The stages that are asked for."""
+    return [stage for stage in STAGES if getattr(cli, f"run_{stage}")]
+
+
+def check(cli: CLIConfig) -> None:
+    """Raises ``ConfigurationError`` or ``DataError`` for what would stop a later stage."""
+    if not to_run(cli):
+        raise ConfigurationError("run_sft, run_rm, run_rl: got none, expected one True at least")
+    check_model(cli)
+    if cli.run_sft:
+        sft_config(cli).check()
+    if cli.run_rm:
+        rm_config(cli).check()
+    if cli.run_rm or cli.run_rl:
+        held_out(cli.comparisons, cli.num_test)
+    if cli.run_rl:
+        for stage in ("sft", "rm"):
+            if stage not in to_run(cli):
+                finished(cli, stage)
+        # Stage 3 has the weights it begins from only when its turn comes.
+        later = CheckpointRecord(
+            "final", state_path="tinker://run/weights/later", sampler_path="tinker://run/s/later"
+        )
+        rl_config(cli, later, later).check()
+
+
+def finished(cli: CLIConfig, stage: str) -> CheckpointRecord:
+    """The final checkpoint of a stage.
+
+    Raises:
+        ConfigurationError: There is none; says which command makes it.
+    """
+    folder = cli.stage_folder(stage)
+    last = get_last_checkpoint(folder, "sampler_path")
+    if last is not None and last.final:
+        return last
+    found = "no checkpoint" if last is None else f"only an unfinished run (step {last.batch})"
+    raise ConfigurationError(
+        f"run_{stage}=False: {folder}/checkpoints.jsonl has {found}, and stage 3 needs the final "
+        f"one of {_TITLES[stage]}; train it with\n  {_command(cli, stage)}"
+    )
+
+
+def _command(cli: CLIConfig, stage: str) -> str:
+    """The command line that trains one stage, with the settings of the present one."""
+    flags = {f"run_{name}": name == stage for name in STAGES}
+    fixed = (*flags, "log_path", "behavior_if_log_dir_exists")
+    given = [word for word in sys.argv[1:] if not word.lstrip("-").startswith(fixed)]
+    words = [*given, f"log_path={cli.folder}", *(f"{key}={on}" for key, on in flags.items())]
+    return shlex.join([sys.executable, "-m", "recipes.preference.rlhf.rlhf_pipeline", *words])
+
+
+async def run_stage(stage: str, config: T, train: Callable[[T], Awaitable[None]]) -> None:
+    """Trains a stage, or goes on with it; one that is finished as it is now asked for is left."""
+    last = get_last_checkpoint(config.log_path)
+    changed = changed_settings(config)
+    other = [line for name, line in changed.items() if name.endswith(_UPSTREAM)]
+    if other and last is not None:
+        raise ConfigurationError(
+            f"{config.log_path} holds a run of {_TITLES[stage]} that began from other weights "
+            f"({'; '.join(other)}); start this stage over with run_{stage}=True and "
+            "behavior_if_log_dir_exists=delete, the others off, or give another log_path"
+        )
+    if last is not None and last.final and not changed:
+        _say(f"{_TITLES[stage]}: finished before, {last.batch} steps, {last.sampler_path}")
+        return
+    _say(f"{_TITLES[stage]}: {config.log_path}")
+    for line in changed.values():
+        _say(f"  changed since it began: {line}")
+    await train(config)
+
+
+def changed_settings(config: TrainingConfig) -> dict[str, str]:
+    """The settings in which ``config`` differs from the run in its folder, with both values."""
+    file = Path(config.log_path) / CONFIG_FILE
+    if not file.exists():
+        return {}
+    before = dict(flatten(json.loads(file.read_text(encoding="utf-8"))))
+    now = dict(flatten(json.loads(json.dumps(dump_config(config)))))
+    return {
+        name: f"{name}: {before.get(name)}, now {now.get(name)}"
+        for name in sorted({*before, *now})
+        if before.get(name) != now.get(name)
+    }
+
+
+def _say(line: str) -> None:
+    get_console().print(line, markup=False, highlight=False, soft_wrap=True)
+
+
+def _tell(cli: CLIConfig, result: dict[str, Any]) -> None:
+    _say(
+        f"win rate of stage 3 against stage 1: {result['win_rate']:.3f}, 95% interval "
+        f"{result['win_rate_low']:.3f} to {result['win_rate_high']:.3f}, over "
+        f"{result['num_comparisons']:.0f} held-out prompts"
+    )
+    _say(f"stage 1 against itself (a control): {result['control_win_rate']:.3f}")
+    _say(
+        f"tokens of an answer: {result['baseline_answer_tokens']:.0f} before, "
+        f"{result['answer_tokens']:.0f} after"
+    )
+    _say(f"written to {cli.folder / FILE}")
+
+
+if __name__ == "__main__":
+    run_entrypoint(main)

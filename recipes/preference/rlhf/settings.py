@@ -1,0 +1,119 @@
+"""Settings of the pipeline, and the checks they pass before any stage begins."""
+
+from __future__ import annotations
+
+from functools import cached_property
+from pathlib import Path
+
+import chz
+
+from recipes.preference.datasets import get_comparison_builder
+from tinker_cookbook import cli_utils, model_info
+from tinker_cookbook.exceptions import ConfigurationError
+from tinker_cookbook.preference.preference_datasets import ComparisonDatasetBuilder
+from tinker_cookbook.rl.tournament import TournamentPattern
+from tinker_cookbook.training.config import RunSettings
+from tinker_cookbook.utils.config_io import CONFIG_FILE
+
+DEMO_MODEL = "HuggingFaceTB/SmolLM2-135M-Instruct"
+STAGES = ("sft", "rm", "rl")
+
+
+@chz.chz
+class CLIConfig(RunSettings):
+    """Settings of the pipeline; what is None is derived from the model and printed.
+
+    Those without a stage in their name hold for all stages.
+    """
+
+    model_name: str = chz.field(default=DEMO_MODEL, doc="Hub name or local folder of the model")
+    renderer_name: str | None = chz.field(default=None, doc="Chat format; default: the model's")
+    run_sft: bool = chz.field(default=True, doc="Stage 1: imitate demonstrations")
+    run_rm: bool = chz.field(default=True, doc="Stage 2: train the reward model")
+    run_rl: bool = chz.field(default=True, doc="Stage 3: reinforcement learning, and the win rate")
+
+    dataset: str = chz.field(
+        default="example", doc="Comparisons: example, hhh, helpsteer3, ultrafeedback, or a file"
+    )
+    test_path: str | None = chz.field(default=None, doc="Held-out comparisons, beside a file")
+    test_size: int | None = chz.field(default=None, doc="Else: comparisons to hold out")
+    sft_dataset: str = chz.field(
+        default="comparisons",
+        doc="Demonstrations: comparisons (both answers of each), or a JSONL file of conversations",
+    )
+    num_test: int = chz.field(default=40, doc="Most held-out comparisons an evaluation takes")
+    max_length: int | None = chz.field(
+        default=None, doc="Tokens after which examples are cut; default: the model's context"
+    )
+
+    batch_size: int = chz.field(default=8, doc="Examples a step in stages 1 and 2")
+    sft_learning_rate: float | None = chz.field(
+        default=None, doc="Default: the model's recommended"
+    )
+    sft_max_steps: int | None = chz.field(default=40, doc="Steps of stage 1, if max_steps allows")
+    rm_learning_rate: float | None = chz.field(default=None, doc="Default: 0.4 of the recommended")
+    rm_max_steps: int | None = chz.field(default=30, doc="Steps of stage 2, if max_steps allows")
+
+    rl_learning_rate: float | None = chz.field(
+        default=None, doc="Default: a quarter of the recommended"
+    )
+    rl_max_steps: int | None = chz.field(default=20, doc="Steps of stage 3, if max_steps allows")
+    rl_batch_size: int = chz.field(default=4, doc="Prompts a step in stage 3")
+    rl_group_size: int = chz.field(default=4, doc="Answers to a prompt, compared with each other")
+    rl_max_tokens: int = chz.field(default=128, doc="Most tokens to sample in an answer")
+    tournament_pattern: TournamentPattern = chz.field(
+        default=TournamentPattern.ALL_PAIRS_BOTH_WAYS, doc="Which pairs of a group are compared"
+    )
+    matchup_group_size: int = chz.field(
+        default=4, doc="Answers meet those of their neighbourhood, of at most this many"
+    )
+    kl_penalty_coef: float = chz.field(
+        default=0.02, doc="Weight of the KL penalty towards stage 1; 0: none"
+    )
+    num_groups_to_log: int = chz.field(
+        default=4, doc="Groups whose transcripts are written a step in stage 3"
+    )
+
+    log_path: str = chz.field(
+        default=cli_utils.default_log_path("rlhf"), doc="Folder of the stages' folders"
+    )
+    behavior_if_log_dir_exists: cli_utils.LogdirBehavior = chz.field(
+        default="resume", doc="ask, resume, delete or raise, for the folder of each stage to run"
+    )
+    save_every: int = chz.field(default=10, doc="Steps between checkpoints")
+    eval_every: int = chz.field(default=0, doc="Steps between evaluations; 0 is ends only")
+
+    @chz.validate
+    def _check_numbers(self) -> None:
+        for name in (f"{stage}_max_steps" for stage in STAGES):
+            if getattr(self, name) is not None and getattr(self, name) < 1:
+                raise ConfigurationError(
+                    f"{name}: got {getattr(self, name)}, expected at least 1; leave the stage out "
+                    f"with run_{name.partition('_')[0]}=False"
+                )
+        if self.num_test < 1:
+            raise ConfigurationError(f"num_test: got {self.num_test}, expected at least 1")
+
+    @property
+    def folder(self) -> Path:
+        """The folder of the stages' folders.
+
+        What a stage prints to continue it names its own folder, which is taken for its parent.
+        """
+        path = Path(self.log_path).expanduser()
+        of_a_stage = path.name in STAGES and (path / CONFIG_FILE).exists()
+        return path.parent if of_a_stage else path
+
+    def stage_folder(self, stage: str) -> str:
+        """The ``log_path`` of a stage."""
+        return str(self.folder / stage)
+
+    @property
+    def renderer(self) -> str:
+        """The chat format that the settings or else the model ask for."""
+        return model_info.resolve_renderer_name(self.model_name, self.renderer_name)[0]
+
+    @cached_property
+    def comparisons(self) -> ComparisonDatasetBuilder:
+        """Where the comparisons come from; one for all stages, as it keeps what it read."""
+        return get_comparison_builder(self.dataset, self.test_path, self.test_size, self.seed)

@@ -1,0 +1,80 @@
+"""The pipeline's result: how often the policy's answers are preferred to those of stage 1."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from pathlib import Path
+from typing import Any
+
+from recipes.preference.rlhf.settings import CLIConfig
+from recipes.preference.rlhf.stages import held_out, judge_builder
+from tinker_cookbook.backends import connect
+from tinker_cookbook.checkpoint_utils import CheckpointRecord
+from tinker_cookbook.preference.comparison_policy_evaluator import ComparisonEvaluator
+from tinker_cookbook.utils.paths import write_atomically
+
+FILE = "win_rate.json"
+
+
+async def measure_win_rate(
+    cli: CLIConfig, sft: CheckpointRecord, rm: CheckpointRecord, rl: CheckpointRecord
+) -> dict[str, Any]:
+    """The metrics of ``ComparisonEvaluator``, on held-out prompts; written to ``win_rate.json``.
+
+    ``win_rate`` is that of stage 3 against stage 1 in the eyes of the reward model that stage 3
+    was trained by, so it says that training did what it was told, not that people would agree.
+    ``control_win_rate`` is that of stage 1 against other samples of its own, 0.5 up to chance.
+    What was measured of the same weights before is read and not measured again.
+    """
+    file = cli.folder / FILE
+    asked = {
+        "policy": rl.sampler_path,
+        "baseline": sft.sampler_path,
+        "reward_model": rm.sampler_path,
+        "seed": cli.seed,
+        "max_tokens": cli.rl_max_tokens,
+    }
+    known = _known(file)
+    if known is not None and asked.items() <= known.items():
+        return known
+    metrics = await _measure(cli, sft, rm, rl)
+    result = {**asked, **metrics}
+    write_atomically(file, (json.dumps(result, indent=2) + "\n").encode())
+    return result
+
+
+def _known(file: Path) -> dict[str, Any] | None:
+    return json.loads(file.read_text(encoding="utf-8")) if file.exists() else None
+
+
+async def _measure(
+    cli: CLIConfig, sft: CheckpointRecord, rm: CheckpointRecord, rl: CheckpointRecord
+) -> dict[str, float]:
+    comparisons = [labeled.comparison for labeled in held_out(cli.comparisons, cli.num_test)]
+    service = connect(
+        cli.backend, base_url=cli.base_url, device=cli.device, dtype=cli.dtype
+    ).service
+    try:
+        baseline = await service.create_sampling_client(model_path=sft.sampler_path)
+        policy = await service.create_sampling_client(model_path=rl.sampler_path)
+        judge = await asyncio.to_thread(judge_builder(cli, rm).build, service)
+        evaluator = ComparisonEvaluator(
+            lambda: judge,
+            comparisons,
+            cli.renderer,
+            cli.model_name,
+            max_tokens=cli.rl_max_tokens,
+            baseline=baseline,
+            seed=cli.seed,
+        )
+        control = await evaluator(baseline)
+        return {
+            **await evaluator(policy),
+            "control_win_rate": control["win_rate"],
+            "baseline_answer_tokens": control["answer_tokens"],
+        }
+    finally:
+        close = getattr(service, "close", None)
+        if close is not None:
+            close()

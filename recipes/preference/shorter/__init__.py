@@ -1,0 +1,1 @@
+"""Answers that become shorter: ``python -m recipes.preference.shorter.train``."""

@@ -1,0 +1,74 @@
+"""Reinforcement learning from comparisons, at its smallest: the shorter answer is better.
+
+    python -m recipes.preference.shorter.train
+    python -m recipes.preference.shorter.train model_name=… groups_per_batch=32 group_size=16
+
+Each step asks four questions ("Why is the sky blue?") eight times each. The eight answers meet in
+fours, and each earns ``(wins - losses) / matchups``; one that is empty or cut off pays 1.
+
+Watch ``env/all/ac_tokens_per_turn`` (tokens of an answer) and ``test/env/all/win_rate`` (how often
+an answer is shorter than one of about ten words). The training reward itself is
+``mean(format) - 1`` whatever is learned, since wins and losses within a group cancel.
+"""
+
+from __future__ import annotations
+
+import chz
+
+from recipes.preference.shorter.env import ShorterComparisonBuilder, ShorterPreferenceModelBuilder
+from recipes.rl_settings import RLSettings, resolve_renderer, rl_config, run
+from tinker_cookbook.rl import train
+from tinker_cookbook.rl.preference_envs import (
+    PairwisePreferenceRLDatasetBuilder,
+    TournamentPattern,
+)
+from tinker_cookbook.training.config import check_model
+from tinker_cookbook.utils.entrypoint import run_entrypoint
+
+
+@chz.chz
+class CLIConfig(RLSettings):
+    """Settings of the recipe; what is None is derived from the model and printed."""
+
+    groups_per_batch: int = chz.field(default=4, doc="Questions a step")
+    learning_rate: float | None = chz.field(
+        default=1e-4, doc="What the other RL recipes take (3e-4) ends in answers of one word"
+    )
+    max_tokens: int = chz.field(default=64, doc="Most tokens to sample in an answer")
+    tournament_pattern: TournamentPattern = chz.field(
+        default=TournamentPattern.ALL_PAIRS_BOTH_WAYS, doc="Which pairs of a group are compared"
+    )
+    matchup_group_size: int = chz.field(
+        default=4, doc="Answers meet those of their neighbourhood, of at most this many"
+    )
+    test_group_size: int = chz.field(default=4, doc="Answers to a held-out question")
+    num_epochs: int = chz.field(default=4, doc="Passes over the 24 questions")
+    max_steps: int | None = chz.field(default=20, doc="Stop after this many optimizer steps")
+    eval_every: int = chz.field(default=5, doc="Steps between evaluations; 0 is ends only")
+    save_every: int = chz.field(default=10, doc="Steps between checkpoints")
+
+
+def build_config(cli: CLIConfig) -> train.Config:
+    """The questions and the judge, and what is derived from the model."""
+    check_model(cli)
+    dataset = PairwisePreferenceRLDatasetBuilder(
+        comparison_builder=ShorterComparisonBuilder(),
+        batch_size=cli.groups_per_batch,
+        policy_renderer_name=resolve_renderer(cli),
+        policy_model_name=cli.model_name,
+        tournament_pattern=cli.tournament_pattern,
+        group_size=cli.group_size,
+        preference_model_builder=ShorterPreferenceModelBuilder(),
+        matchup_group_size=cli.matchup_group_size,
+        test_group_size=cli.test_group_size,
+    )
+    return rl_config(cli, "preference_shorter", dataset)
+
+
+async def main(config: CLIConfig) -> None:
+    """Teaches a model to be brief."""
+    await run(config, build_config(config))
+
+
+if __name__ == "__main__":
+    run_entrypoint(main)

@@ -1,0 +1,11 @@
+"""``recipes.preference.dpo.train`` by a shorter name: ``python -m recipes.preference.train``."""
+
+from __future__ import annotations
+
+from recipes.preference.dpo.train import CLIConfig, build_config, main
+from tinker_cookbook.utils.entrypoint import run_entrypoint
+
+__all__ = ["CLIConfig", "build_config", "main"]
+
+if __name__ == "__main__":
+    run_entrypoint(main)

@@ -1,0 +1,1 @@
+"""Prompt distillation: a teacher answers with a long prompt, a student learns to without it."""

@@ -1,0 +1,170 @@
+"""Distilled conversations as training data, with a part held out by query."""
+
+from __future__ import annotations
+
+import random
+from collections import Counter, defaultdict
+from collections.abc import Collection
+from dataclasses import dataclass, field
+from functools import cached_property
+from pathlib import Path
+
+import chz
+
+from recipes.prompt_distillation.output import read_dropped
+from recipes.prompt_distillation.queries import Query
+from tinker_cookbook.eval.answer_accuracy import AnswerAccuracyEvaluator
+from tinker_cookbook.exceptions import ConfigurationError, DataFormatError, nearest
+from tinker_cookbook.renderers import Message, get_text_content
+from tinker_cookbook.supervised.chat_dataset import chat_dataset
+from tinker_cookbook.supervised.conversation_file import read_conversations
+from tinker_cookbook.supervised.local_rows import json_lines
+from tinker_cookbook.supervised.types import ChatDatasetBuilder, SupervisedDataset
+
+
+@dataclass
+class Asked:
+    """A query and what the teacher said to it.
+
+    Attributes:
+        question: The conversation up to the answer, without the teacher's prompt.
+        group: Queries of a group are held out together.
+        label: The right answer, where it is known.
+        conversations: One for each of the teacher's answers that counts.
+    """
+
+    question: list[Message]
+    group: str
+    label: str | None
+    conversations: list[list[Message]] = field(default_factory=list)
+
+    @property
+    def teacher(self) -> str | None:
+        """The teacher's most frequent answer; ``None`` where none of its answers counts."""
+        said = Counter(get_text_content(messages[-1]).strip() for messages in self.conversations)
+        return said.most_common(1)[0][0] if said else None
+
+
+def read_asked(path: str, labels: Collection[str] | None = None) -> list[Asked]:
+    """The queries of a file that ``create_data`` made, those with dropped answers among them.
+
+    Any file of conversations that end in an answer will do; rows may have ``id``, ``group`` and
+    ``label``.
+
+    Raises:
+        DataError: As ``read_conversations``; or a row does not end in an answer, or in one that is
+            none of ``labels``. Names the line.
+    """
+    file = Path(path).expanduser()
+    found: dict[str, Asked] = {}
+    for (where, row), messages in zip(json_lines(file), read_conversations(file), strict=True):
+        *question, answer = messages
+        if answer["role"] != "assistant" or not question:
+            raise DataFormatError(
+                f"{where}: got {len(messages)} messages, the last of role {answer['role']!r}; "
+                "expected a question and then, last, the answer to learn"
+            )
+        _check_label(get_text_content(answer).strip(), where, "the answer", labels)
+        label = row.get("label")
+        if label is not None:
+            _check_label(label, where, "label", labels)
+        key = row.get("id") or Query(repr(question)).id
+        asked = found.setdefault(key, Asked(question, row.get("group") or key, label))
+        asked.conversations.append(messages)
+    for row in read_dropped(path):
+        question = [Message(role="user", content=row["query"])]
+        found.setdefault(
+            row["id"], Asked(question, row.get("group") or row["id"], row.get("label"))
+        )
+    return list(found.values())
+
+
+def _check_label(got: str, where: str, name: str, labels: Collection[str] | None) -> None:
+    if labels is not None and got not in labels:
+        raise DataFormatError(
+            f"{where}: {name}: got {got!r}, expected one of {', '.join(sorted(labels))}"
+            f"{nearest(got, labels)}; labels=… names others"
+        )
+
+
+@chz.chz
+class DistilledDatasetBuilder(ChatDatasetBuilder):
+    """Training data from a file of distilled conversations; whole groups are held out."""
+
+    file_path: str = chz.field(doc="File that create_data made")
+    test_fraction: float = chz.field(default=0.25, doc="Share of the groups to hold out")
+    split_seed: int = chz.field(default=0, doc="Seed of the draw")
+    labels: list[str] | None = chz.field(default=None, doc="Answers that may occur; None: any")
+
+    def __call__(self) -> tuple[SupervisedDataset, SupervisedDataset | None]:
+        """Reads, checks and splits the conversations."""
+        self.common_config.check()
+        train, test = self.split
+        batch_size = self.common_config.batch_size
+        rows = [row for asked in train for row in asked.conversations]
+        held_out = [row for asked in test for row in asked.conversations]
+        if batch_size > len(rows):
+            raise ConfigurationError(
+                f"batch_size: got {batch_size}, expected at most {len(rows)}, the number of "
+                f"conversations to train on in {self.file_path}"
+            )
+        train_set = chat_dataset(self, rows, batch_size)
+        if not held_out:
+            return train_set, None
+        return train_set, chat_dataset(self, held_out, min(batch_size, len(held_out)))
+
+    def held_out_prompts(self, n: int) -> list[list[Message]]:
+        """The first ``n`` questions held out."""
+        return [asked.question for asked in self.split[1][:n]]
+
+    @cached_property
+    def split(self) -> tuple[list[Asked], list[Asked]]:
+        """Queries to train on and those held out, in the order of the file; read once.
+
+        Which groups are held out depends on the names of the groups and on the seed.
+        """
+        if not 0 <= self.test_fraction < 1:
+            raise ConfigurationError(
+                f"test_fraction: got {self.test_fraction}, expected 0 or more and less than 1"
+            )
+        groups: dict[str, list[Asked]] = defaultdict(list)
+        everything = read_asked(self.file_path, self.labels)
+        for asked in everything:
+            groups[asked.group].append(asked)
+        names = sorted(groups)
+        random.Random(self.split_seed).shuffle(names)
+        held_out = set(names[: round(self.test_fraction * len(names))])
+        train = [asked for asked in everything if asked.group not in held_out]
+        return train, [asked for asked in everything if asked.group in held_out]
+
+
+@chz.chz
+class StudentAccuracyBuilder:
+    """Builds the evaluation of the student, without the prompt, on the queries held out.
+
+    ``test/agreement``: share of answers equal to the teacher's. ``test/accuracy``: share equal to
+    the right one, where that is known. ``test/teacher_accuracy``: what the teacher gets with the
+    prompt on the same texts, an answer that was dropped counted as wrong; it is constant. The
+    first two start at what the model says of itself, near 0 for answers in a form of their own;
+    agreement should rise towards 1, accuracy towards the teacher's.
+    """
+
+    dataset: DistilledDatasetBuilder = chz.field(doc="Where the queries come from")
+    max_tokens: int = chz.field(default=8, doc="Longest answer")
+
+    def __call__(self) -> AnswerAccuracyEvaluator:
+        """The evaluator."""
+        held_out = self.dataset.split[1]
+        right = [asked.label for asked in held_out]
+        teacher = [asked.teacher for asked in held_out]
+        known = [pair for pair in zip(teacher, right, strict=True) if pair[1] is not None]
+        beside: dict[str, float] = {}
+        if known:
+            beside["teacher_accuracy"] = sum(said == label for said, label in known) / len(known)
+        return AnswerAccuracyEvaluator(
+            [asked.question for asked in held_out],
+            {"agreement": teacher, "accuracy": right},
+            self.dataset.renderer,
+            self.max_tokens,
+            beside=beside,
+        )

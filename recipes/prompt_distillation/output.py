@@ -1,0 +1,168 @@
+"""The file of distilled conversations: it grows row by row and is continued where it stopped.
+
+``NAME.jsonl`` holds the answers that count, as conversations without the prompt. Beside it,
+``NAME.jsonl.run/`` holds ``config.json`` (the settings the answers depend on) and
+``dropped.jsonl`` (the answers that do not count, and why). A killed run leaves whole rows only;
+when all queries are answered the rows are put into the order of the queries, so that the file does
+not depend on which answer came first or on how often the run was stopped.
+"""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+from recipes.prompt_distillation.answers import Reason
+from recipes.prompt_distillation.queries import Query
+from tinker_cookbook.exceptions import ConfigurationError
+from tinker_cookbook.utils.jsonl import Row, append_row, encode_row, read_rows
+from tinker_cookbook.utils.paths import ensure_writable_dir, local_path, write_atomically
+from tinker_cookbook.utils.run_lock import RunLock
+
+_SHOWN_CHARS = 60
+
+
+def run_folder(output_file: str | Path) -> Path:
+    """The folder that stands beside a file of distilled conversations."""
+    path = Path(output_file).expanduser()
+    return path.with_name(f"{path.name}.run")
+
+
+def read_dropped(output_file: str | Path) -> list[Row]:
+    """The answers that did not count: ``id``, ``sample``, ``query``, ``answer``, ``reason``, and
+    ``label`` and ``group`` where known. None where the folder beside the file is gone."""
+    return read_rows(run_folder(output_file) / "dropped.jsonl")
+
+
+def read_settings(output_file: str | Path) -> dict[str, Any]:
+    """The settings that the answers were made with; empty where they are not known."""
+    rows = read_rows(run_folder(output_file) / "config.json")
+    return rows[0] if rows else {}
+
+
+class DistillationFile:
+    """Writes a file of distilled conversations, or continues it; one process at a time.
+
+    Args:
+        output_file: Where the conversations go.
+        settings: What the answers depend on, as JSON data. A file made with others is not touched.
+        queries: All that are to be answered.
+        samples_per_query: Answers wanted of each.
+
+    Raises:
+        ConfigurationError: On entering: the folder cannot be written, another process writes this
+            file, it was made with other settings, for other queries, or by something else.
+    """
+
+    def __init__(
+        self,
+        output_file: str,
+        settings: Mapping[str, Any],
+        queries: Sequence[Query],
+        samples_per_query: int,
+    ) -> None:
+        self.path = local_path(output_file, "output_file")
+        self.folder = run_folder(self.path)
+        self._settings = dict(settings)
+        self._order = {query.id: i for i, query in enumerate(queries)}
+        self._queries, self._samples = list(queries), samples_per_query
+        self.kept: list[Row] = []
+        self.dropped: list[Row] = []
+
+    def __enter__(self) -> Self:
+        ensure_writable_dir(self.path.parent, "output_file")
+        if self.path.exists() and not (self.folder / "config.json").exists():
+            raise ConfigurationError(
+                f"output_file: {self.path} exists and was not made by this recipe (there is no "
+                f"{self.folder.name}/config.json beside it); give another output_file=…, or move "
+                "it away"
+            )
+        self._lock = RunLock(self.folder)
+        self._lock.__enter__()
+        try:
+            self._take_up()
+        except BaseException:
+            self._lock.release()
+            raise
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self._lock.release()
+
+    def _take_up(self) -> None:
+        before = read_settings(self.path)
+        if before:
+            self._check_settings(before)
+        else:
+            write_atomically(self.folder / "config.json", encode_row(self._settings))
+        self.kept, self.dropped = read_rows(self.path), read_dropped(self.path)
+        strangers = [row for row in self.kept + self.dropped if row.get("id") not in self._order]
+        if strangers:
+            raise ConfigurationError(
+                f"input_file: {self.path} has {len(strangers)} answers to queries that are not "
+                "among these; expected the same queries, to which others may be added. Give "
+                "another output_file=…, or the input_file it was begun with"
+            )
+
+    def _check_settings(self, before: Mapping[str, Any]) -> None:
+        # Through JSON, because that is how the settings of before were kept.
+        now = json.loads(encode_row(self._settings))
+        changed = [
+            f"{key} was {_shown(before.get(key))} and is {_shown(now.get(key))}"
+            for key in dict.fromkeys([*before, *now])
+            if before.get(key) != now.get(key)
+        ]
+        if changed:
+            raise ConfigurationError(
+                f"output_file: {self.path} was begun with other settings: {'; '.join(changed)}. "
+                f"Give another output_file=…, repeat the settings, or delete {self.path.name} and "
+                f"{self.folder.name} to start over"
+            )
+
+    def missing(self) -> list[Query]:
+        """The queries of which answers are still wanted."""
+        have = Counter(row["id"] for row in self.kept + self.dropped)
+        return [query for query in self._queries if have[query.id] < self._samples]
+
+    def add(self, query: Query, answers: Sequence[tuple[str, str | Reason]]) -> None:
+        """Writes a query's answers: for each the teacher's words, and what the student is to say
+        or why the answer is dropped. Those that a stopped run wrote already are left out."""
+        have = {row["sample"] for row in self.kept + self.dropped if row["id"] == query.id}
+        for sample, (words, said) in enumerate(answers):
+            if sample in have:
+                continue
+            about: Row = {"id": query.id, "sample": sample}
+            known = {"label": query.label, "group": query.group}
+            about |= {key: value for key, value in known.items() if value is not None}
+            if isinstance(said, Reason):
+                row = {**about, "query": query.text, "answer": words, "reason": said.value}
+                append_row(self.folder / "dropped.jsonl", row)
+                self.dropped.append(row)
+            else:
+                turns = [("user", query.text), ("assistant", said)]
+                messages = [{"role": role, "content": text} for role, text in turns]
+                row = {"messages": messages, **about, "answer": words}
+                append_row(self.path, row)
+                self.kept.append(row)
+
+    def finish(self) -> None:
+        """Puts the rows into the order of the queries."""
+        for path, rows in ((self.path, self.kept), (self.folder / "dropped.jsonl", self.dropped)):
+            rows.sort(key=lambda row: (self._order[row["id"]], row["sample"]))
+            content = b"".join(map(encode_row, rows))
+            if rows and path.read_bytes() != content:
+                write_atomically(path, content)
+
+
+def _shown(value: Any) -> str:
+    text = json.dumps(value, ensure_ascii=False)
+    return text if len(text) <= _SHOWN_CHARS else f"{text[:_SHOWN_CHARS]}…"

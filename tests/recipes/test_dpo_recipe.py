@@ -1,0 +1,126 @@
+"""The DPO recipe as a user runs it: it learns, is killed and resumed, and refuses bad input."""
+
+from __future__ import annotations
+
+import json
+import math
+import signal
+import subprocess
+import sys
+
+import pytest
+from recipe_runs import REPO, RecipeRuns
+
+JSON_LOGGER = "tinker_cookbook.utils.loggers.json_logger:append_row"
+OPTIM_STEP = "tinker_cookbook.engine.training_run:TrainingRun.optim_step"
+CHECKPOINT_LINE = "tinker_cookbook.utils.checkpoints.saving:append_row"
+
+
+class PairRuns(RecipeRuns):
+    """24 pairs of the project's own to train on in batches of 4, 8 held out."""
+
+    def __init__(self, folder, model):
+        super().__init__(folder, model, recipe="recipes.preference.dpo.train")
+        for name, count in (("comparisons", 24), ("comparisons_test", 8)):
+            rows = (REPO / "example_data" / f"{name}.jsonl").read_text().splitlines()[:count]
+            (folder / f"{name}.jsonl").write_text("\n".join(rows) + "\n")
+
+    def arguments(self, name, behavior="raise"):
+        return [
+            f"model_name={self.model}",
+            f"dataset={self.folder / 'comparisons.jsonl'}",
+            f"test_path={self.folder / 'comparisons_test.jsonl'}",
+            f"log_path={self.folder / name}",
+            f"behavior_if_log_dir_exists={behavior}",
+            "renderer_name=role_colon",
+            "batch_size=4",
+            "num_epochs=2",
+            "save_every=4",
+            "eval_every=6",
+            "lora_rank=4",
+            "learning_rate=0.003",
+            "max_length=256",
+            "show_samples=0",
+            "device=cpu",
+            "dtype=float32",
+        ]
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory, stories_model):
+    place = PairRuns(tmp_path_factory.mktemp("dpo"), stories_model)
+    straight = place.run("straight")
+    assert straight.returncode == 0, straight.stderr[-2000:]
+    return place
+
+
+def test_it_begins_where_the_definitions_say_and_learns(runs):
+    rows = runs.rows("straight")
+    start, end = rows[0], rows[-1]
+    assert [row["step"] for row in rows] == list(range(13))
+    assert start["test/dpo_loss"] == pytest.approx(math.log(2), abs=1e-4)
+    assert start["test/accuracy"] == 0.5
+    for name in ("margin", "chosen_reward", "rejected_reward"):
+        assert start[f"test/{name}"] == pytest.approx(0, abs=1e-4)
+    assert rows[1]["dpo_loss"] == pytest.approx(math.log(2), abs=1e-4)
+    assert end["test/accuracy"] >= 0.875
+    assert end["test/margin"] > 0.1
+    assert end["test/dpo_loss"] < 0.65
+
+
+@pytest.mark.parametrize(
+    ("point", "count", "when"),
+    [
+        pytest.param(OPTIM_STEP, 6, "after", id="between an update and its row"),
+        pytest.param(JSON_LOGGER, 5, "after", id="between a row and its checkpoint"),
+        pytest.param(CHECKPOINT_LINE, 2, "after", id="after a checkpoint", marks=pytest.mark.slow),
+    ],
+)
+def test_killed_and_resumed_equals_never_killed(runs, request, point, count, when):
+    name = request.node.callspec.id.replace(" ", "-")
+    killed = runs.run(name, kill=[point, str(count), when])
+    assert killed.returncode == -signal.SIGKILL, killed.stderr[-2000:]
+    resumed = runs.run(name, "resume")
+    assert resumed.returncode == 0, resumed.stderr[-2000:]
+    assert runs.rows(name) == runs.rows("straight")
+    assert runs.adapter(name) == runs.adapter("straight")
+
+
+def test_measured_from_a_checkpoint_the_start_is_the_same(runs):
+    """Training goes on from weights, which are the reference then: no preference at the start."""
+    lines = (runs.folder / "straight" / "checkpoints.jsonl").read_text().splitlines()
+    path = json.loads(lines[-1])["state_path"]
+    done = runs.run("further", "raise", f"load_checkpoint_path={path}", "max_steps=1")
+    assert done.returncode == 0, done.stderr[-2000:]
+    assert runs.rows("further")[0]["test/accuracy"] == 0.5
+    assert runs.rows("further")[0]["test/margin"] == pytest.approx(0, abs=1e-4)
+
+
+@pytest.mark.parametrize(
+    "module", ["recipes.preference.train", "tinker_cookbook.preference.train_dpo_cli"]
+)
+def test_other_names_of_the_recipe(module):
+    done = subprocess.run(
+        [sys.executable, "-m", module, "--help"], cwd=REPO, capture_output=True, text=True
+    )
+    assert done.returncode == 0
+    assert "dpo_beta" in done.stdout
+
+
+@pytest.mark.parametrize(
+    ("argument", "says"),
+    [
+        ("dpo_beta=0", "dpo_beta"),
+        ("dpo_loss=dop", "dpo_loss"),
+        ("dataset=nothing.jsonl", "nothing.jsonl"),
+        ("dataset=ultrafeetback", "ultrafeedback"),
+        ("reference_model_name=/no/such/model", "/no/such/model"),
+        ("load_checkpoint_path=tinker://a/weights/b", "tinker://a/weights/b"),
+    ],
+)
+def test_bad_input_ends_before_anything_is_written(runs, argument, says):
+    done = runs.run("bad", "raise", argument)
+    assert done.returncode not in (0, -signal.SIGKILL)
+    assert says in done.stderr + done.stdout
+    assert "Traceback" not in done.stderr
+    assert not (runs.folder / "bad" / "metrics.jsonl").exists()

@@ -1,0 +1,220 @@
+"""On-policy distillation from end to end: it learns, it goes on after a kill, its recipes start."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from recipe_runs import REPO, RecipeRuns
+from taught_stories import taught, train_teacher
+
+from recipes.distillation import on_policy_distillation, on_policy_multi_teacher
+from recipes.distillation.on_policy_settings import TaughtSettings
+from recipes.math_rl.arithmetic_env import ArithmeticDatasetBuilder
+from tinker_cookbook.distillation import train_on_policy
+from tinker_cookbook.distillation.datasets import PromptOnlyDatasetBuilder
+from tinker_cookbook.exceptions import ConfigurationError
+from tinker_cookbook.utils.config_io import load_config
+from tinker_cookbook.utils.entrypoint import parse_arguments
+
+JSON_LOGGER = "tinker_cookbook.utils.loggers.json_logger:append_row"
+STORE_RENAME = "tinker_cookbook.engine.store_files:replace_folder"
+SCORED = "tinker_cookbook.distillation.teachers:add_reverse_kl"
+GROUP_DONE = "tinker_cookbook.rl.sources_play:Player.note"
+
+
+def test_a_student_gets_closer_to_its_teacher_and_does_what_it_does(stories_model, tmp_path):
+    """The teacher says "dog" in 39% of its stories, the student in 3% at first."""
+    config = taught(stories_model, tmp_path, train_teacher(stories_model), steps=6)
+    asyncio.run(train_on_policy.main(config))
+    lines = (tmp_path / "metrics.jsonl").read_text().splitlines()
+    rows = [row for row in map(json.loads, lines) if "teacher_kl" in row]
+    assert rows[0]["teacher_kl"] > 0.4
+    assert rows[-1]["teacher_kl"] < 0.5 * rows[0]["teacher_kl"]
+    assert rows[-1]["teacher_kl/per_episode"] < 0.5 * rows[0]["teacher_kl/per_episode"]
+    assert rows[0]["env/all/named"] < 0.15
+    assert rows[-1]["env/all/named"] > 0.2
+
+
+# --- killed and continued ----------------------------------------------------------------------
+
+
+class TaughtRuns(RecipeRuns):
+    """Runs of ``taught_stories``: 6 iterations of 8 groups, in two substeps."""
+
+    teacher = ""
+
+    def arguments(self, name: str, behavior: str = "raise") -> list[str]:
+        return [
+            f"model_name={self.model}",
+            f"log_path={self.folder / name}",
+            f"teacher={self.teacher}",
+            f"behavior_if_log_dir_exists={behavior}",
+            "num_substeps=2",
+            "save_every=2",
+            "eval_every=0",
+            "lora_rank=4",
+            "backend=local",
+            "device=cpu",
+            "dtype=float32",
+        ]
+
+    def environment(self, **extra: str) -> dict[str, str]:
+        path = os.pathsep.join([str(REPO), str(Path(__file__).parent)])
+        return {**super().environment(), "PYTHONPATH": path, "OMP_NUM_THREADS": "1", **extra}
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory, stories_model):
+    """The finished run that was never killed."""
+    place = TaughtRuns(tmp_path_factory.mktemp("taught"), stories_model, "taught_stories")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("TINKER_COOKBOOK_HOME", str(place.folder / "home"))
+        place.teacher = train_teacher(stories_model)
+    straight = place.run("straight")
+    assert straight.returncode == 0, straight.stderr[-2000:]
+    return place
+
+
+@pytest.mark.parametrize(
+    ("point", "count", "when"),
+    [
+        pytest.param(SCORED, 4, "after", id="when the teacher has scored"),
+        pytest.param(JSON_LOGGER, 5, "after", id="before its checkpoint", marks=pytest.mark.slow),
+        pytest.param(GROUP_DONE, 20, "after", id="while sampling", marks=pytest.mark.slow),
+        pytest.param(STORE_RENAME, 2, "after", id="before a line", marks=pytest.mark.slow),
+    ],
+)
+def test_killed_and_resumed_equals_never_killed(runs, request, point, count, when):
+    name = request.node.callspec.id.replace(" ", "-")
+    killed = runs.run(name, kill=[point, str(count), when])
+    assert killed.returncode == -signal.SIGKILL, killed.stderr[-2000:]
+    resumed = runs.run(name, "resume")
+    assert resumed.returncode == 0, resumed.stderr[-2000:]
+    assert runs.rows(name) == runs.rows("straight")
+    assert runs.adapter(name) == runs.adapter("straight")
+    assert {row["optim/num_steps"] for row in runs.rows(name)} == {2}
+
+
+# --- the recipes -------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "module",
+    [
+        "recipes.distillation.on_policy_distillation",
+        "tinker_cookbook.recipes.distillation.on_policy_multi_teacher",
+    ],
+)
+def test_help_loads_nothing_heavy(module):
+    code = f"""
+import runpy, sys
+sys.argv = [{module!r}, "--help"]
+try:
+    runpy.run_module({module!r}, run_name="__main__", alter_sys=True)
+except SystemExit as end:
+    assert end.code == 0
+heavy = ("torch", "transformers", "datasets", "tinker", "peft")
+print("LOADED", *(name for name in heavy if name in sys.modules))
+"""
+    done = subprocess.run(
+        [sys.executable, "-c", code], cwd=REPO, capture_output=True, text=True, timeout=60
+    )
+    assert done.returncode == 0, done.stderr[-2000:]
+    assert "teacher_prompt" in done.stdout
+    assert done.stdout.strip().endswith("LOADED")
+
+
+def settings(*arguments, of=on_policy_distillation):
+    return parse_arguments(of.CLIConfig, arguments)
+
+
+def test_by_default_the_teacher_sees_the_answers_of_sums(stories_model):
+    config = on_policy_distillation.build_config(settings(f"model_name={stories_model}"))
+    (part,) = config.dataset_configs
+    assert isinstance(part.dataset_builder, ArithmeticDatasetBuilder)
+    assert part.teacher_config.base_model == stories_model
+    assert "{answer}" in part.teacher_config.answer_hint
+    assert part.teacher_config.convo_prefix[0]["content"] == "What is 120 + 345? Say 465."
+    assert (config.max_tokens, config.reward_coef, config.center_teacher_kl) == (12, 0.0, True)
+
+
+def test_a_teacher_of_its_own_gets_no_hint(stories_model, tmp_path):
+    prompt = tmp_path / "style.txt"
+    prompt.write_text("Write like a pirate.\n")
+    config = on_policy_distillation.build_config(
+        settings(
+            f"model_name={stories_model}",
+            "dataset=example",
+            f"teacher_prompt={prompt}",
+            "teacher_checkpoint=tinker://a/sampler_weights/b",
+            "teacher_renderer_name=role_colon",
+        )
+    )
+    (part,) = config.dataset_configs
+    assert isinstance(part.dataset_builder, PromptOnlyDatasetBuilder)
+    assert part.teacher_config.system_prompt == "Write like a pirate."
+    assert part.teacher_config.answer_hint is None
+    assert config.max_tokens == 256
+
+
+def test_two_teachers_by_default_and_by_name(stories_model):
+    model = f"model_name={stories_model}"
+    config = on_policy_multi_teacher.build_config(settings(model, of=on_policy_multi_teacher))
+    sums, brief = (part.teacher_config for part in config.dataset_configs)
+    assert "{answer}" in sums.answer_hint
+    assert brief.system_prompt == "Answer in one short sentence."
+    given = settings(model, "second.teacher_prompt=Be odd.", of=on_policy_multi_teacher)
+    config = on_policy_multi_teacher.build_config(given)
+    assert config.dataset_configs[1].teacher_config.system_prompt == "Be odd."
+    assert isinstance(config.dataset_configs[1].dataset_builder, PromptOnlyDatasetBuilder)
+    assert TaughtSettings().dataset == "sums"
+
+
+def test_a_student_with_a_checkpoint_is_its_own_teacher_as_it_is_there(stories_model):
+    start = "load_checkpoint_path=tinker://a/weights/b"
+    config = on_policy_distillation.build_config(settings(f"model_name={stories_model}", start))
+    (part,) = config.dataset_configs
+    assert part.teacher_config.load_checkpoint_path == "tinker://a/weights/b"
+    assert "{answer}" in part.teacher_config.answer_hint
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["dataset=sumz"], "dataset: got 'sumz', which is no file .* did you mean"),
+        (["dataset=deepmath"], "teacher_model, teacher_checkpoint, teacher_prompt: got none"),
+        (["teacher_prompt=none.txt"], "teacher_prompt: none.txt cannot be read"),
+    ],
+)
+def test_what_cannot_work_is_said(stories_model, arguments, message):
+    with pytest.raises(ConfigurationError, match=message):
+        on_policy_distillation.build_config(settings(f"model_name={stories_model}", *arguments))
+
+
+def test_one_step_of_the_recipe_as_a_command(stories_model, tmp_path):
+    """And its config is read back as it was."""
+    runs = RecipeRuns(tmp_path, stories_model, "recipes.distillation.on_policy_distillation")
+    runs.arguments = lambda name, behavior="raise": [  # type: ignore[method-assign]
+        f"model_name={stories_model}",
+        f"log_path={tmp_path / name}",
+        "max_steps=1",
+        "groups_per_batch=2",
+        "group_size=2",
+        "num_test=1",
+        "device=cpu",
+        "dtype=float32",
+    ]
+    done = runs.run("run")
+    assert done.returncode == 0, done.stderr[-2000:]
+    assert "teacher KL" in done.stdout
+    rows = runs.rows("run")
+    assert rows[1]["teacher_kl"] > 0.005
+    assert "test/env/all/correct" in rows[0]
+    assert isinstance(load_config(tmp_path / "run" / "config.json"), train_on_policy.Config)

@@ -1,0 +1,288 @@
+"""Prompt distillation end to end: a teacher answers, a student is trained, kills, resumes."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import signal
+import string
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from recipe_runs import RecipeRuns, finish
+
+from recipes import sl_basic
+from recipes.prompt_distillation import create_data, train
+from tinker_cookbook.supervised.conversation_file import read_conversations
+from tinker_cookbook.utils.entrypoint import run_entrypoint
+from tinker_cookbook.utils.jsonl import read_rows
+
+CREATE, TRAIN = "recipes.prompt_distillation.create_data", "recipes.prompt_distillation.train"
+ROW = "recipes.prompt_distillation.output:append_row"
+OPTIM_STEP = "tinker_cookbook.engine.training_run:TrainingRun.optim_step"
+WORDS = ["dog", "sun", "box", "ball", "tree", "hat", "car", "fish", "bird", "cake", "park", "red"]
+
+
+def half(text: str) -> str:
+    """The half of the alphabet in which a text begins."""
+    return "x" if text[0].lower() < "n" else "y"
+
+
+class DistillationRuns(RecipeRuns):
+    """A teacher that begins a story. Its first letter counts, b to m as x, n to z as y; vowels do
+    not."""
+
+    def __init__(self, folder: Path, model: str) -> None:
+        super().__init__(folder, model)
+        (folder / "prompt.txt").write_text("Tell a story. It is about: {query}")
+        rows = [{"query": f"A {word}", "label": half(word), "group": word[:1]} for word in WORDS]
+        (folder / "queries.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+
+    def create(self, name: str, *extra: str) -> list[str]:
+        consonants = [letter for letter in string.ascii_lowercase if letter not in "aeiou"]
+        labels = ",".join(f"{letter}={half(letter)}" for letter in consonants)
+        return [
+            f"teacher_model={self.model}",
+            f"output_file={self.folder / name}.jsonl",
+            f"teacher_prompt_file={self.folder / 'prompt.txt'}",
+            f"input_file={self.folder / 'queries.jsonl'}",
+            "renderer_name=role_colon",
+            "answer_regex=[A-Za-z]",
+            f"labels={labels}",
+            "temperature=1",
+            "samples_per_query=4",
+            "max_tokens=4",
+            "concurrency=3",
+            "device=cpu",
+            "dtype=float32",
+            *extra,
+        ]
+
+    def train(self, name: str, data: str, *extra: str, behavior: str = "raise") -> list[str]:
+        return [
+            f"model_name={self.model}",
+            f"file_path={self.folder / data}.jsonl",
+            f"log_path={self.folder / name}",
+            f"behavior_if_log_dir_exists={behavior}",
+            "renderer_name=role_colon",
+            "batch_size=4",
+            "num_epochs=3",
+            "save_every=3",
+            "lora_rank=4",
+            "learning_rate=0.01",
+            "answer_max_tokens=12",
+            "test_fraction=0.5",
+            "show_samples=0",
+            "device=cpu",
+            "dtype=float32",
+            *extra,
+        ]
+
+    def go(
+        self, recipe: str, arguments: list[str], kill: list[str] | None = None
+    ) -> subprocess.CompletedProcess[str]:
+        program = [str(Path(__file__).with_name("kill_at.py")), *kill] if kill else ["-m"]
+        return finish(self.start([sys.executable, *program, recipe, *arguments]))
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory, stories_model):
+    return DistillationRuns(tmp_path_factory.mktemp("distill"), stories_model)
+
+
+@pytest.fixture(scope="module")
+def made(runs):
+    """A file of answers, and what was printed."""
+    done = runs.go(CREATE, runs.create("made"))
+    assert done.returncode == 0, done.stderr[-2000:]
+    return done.stdout
+
+
+@pytest.fixture(scope="module")
+def trained(runs, made):
+    done = runs.go(TRAIN, runs.train("trained", "made"))
+    assert done.returncode == 0, done.stderr[-2000:]
+    return done.stdout
+
+
+def files(runs: RecipeRuns, name: str) -> list[Path]:
+    """The file of answers that count, and that of those that do not."""
+    return [runs.folder / f"{name}.jsonl", runs.folder / f"{name}.jsonl.run" / "dropped.jsonl"]
+
+
+def test_rows_are_conversations_without_the_prompt(runs, made):
+    kept, dropped = (read_rows(file) for file in files(runs, "made"))
+    assert len(kept) + len(dropped) == 4 * len(WORDS)
+    assert len({(row["id"], row["sample"]) for row in kept + dropped}) == 4 * len(WORDS)
+    for row in kept:
+        user, answer = row["messages"]
+        assert "story" not in user["content"]
+        assert user["content"][2:] in WORDS
+        assert answer["content"] == half(next(c for c in row["answer"] if c.isalpha()))
+        assert row["label"] == half(user["content"][2:])
+    assert dropped
+    assert all(row["reason"] in ("unknown label", "cut off", "empty") for row in dropped)
+    assert f"answers      {len(kept)} kept, {len(dropped)} dropped" in made
+    assert "learned: " in made
+    assert "right        " in made
+
+
+def test_other_recipes_read_the_file(runs, made):
+    config = sl_basic.CLIConfig(
+        model_name=runs.model, dataset_path=str(runs.folder / "made.jsonl"), batch_size=4
+    )
+    builder = sl_basic.build_dataset(config, "role_colon", None)
+    assert len(builder()[0].get_batch(0)) == 4
+    assert len(read_conversations(runs.folder / "made.jsonl")) == len(
+        read_rows(runs.folder / "made.jsonl")
+    )
+
+
+def test_a_killed_teacher_goes_on_and_ends_with_the_same_file(runs, made):
+    killed = runs.go(CREATE, runs.create("cut"), kill=[ROW, "7", "before"])
+    assert killed.returncode == -signal.SIGKILL, killed.stderr[-2000:]
+    kept, dropped = (read_rows(file) for file in files(runs, "cut"))
+    assert len(kept) + len(dropped) == 6
+    # A row that was torn by a power cut is as good as not written.
+    with files(runs, "cut")[0].open("a") as file:
+        file.write('{"messages": [{"role": "us')
+    again = runs.go(CREATE, runs.create("cut"))
+    assert again.returncode == 0, again.stderr[-2000:]
+    assert f"continuing: {len(kept)} answers kept, {len(dropped)} dropped so far" in again.stdout
+    for cut, straight in zip(files(runs, "cut"), files(runs, "made"), strict=True):
+        assert cut.read_bytes() == straight.read_bytes()
+
+
+def test_the_student_learns_and_is_compared_with_the_teacher(runs, trained):
+    rows = runs.rows("trained")
+    first, last = rows[0], rows[-1]
+    assert last["test/nll"] < first["test/nll"]
+    assert rows[-1]["train_mean_nll"] < rows[1]["train_mean_nll"]
+    assert {"test/agreement", "test/accuracy", "test/teacher_accuracy"} <= first.keys()
+    assert first["test/agreement"] == 0.0
+    assert last["test/agreement"] > 0.0
+    assert last["test/cut_off"] == 0.0
+    for line in ("right, teacher with prompt", "as the teacher, student, after"):
+        assert line in trained
+
+
+@pytest.mark.slow
+def test_a_killed_student_goes_on_to_the_same_end(runs, trained):
+    killed = runs.go(TRAIN, runs.train("cut", "made"), kill=[OPTIM_STEP, "5", "after"])
+    assert killed.returncode == -signal.SIGKILL, killed.stderr[-2000:]
+    again = runs.go(TRAIN, runs.train("cut", "made", behavior="resume"))
+    assert again.returncode == 0, again.stderr[-2000:]
+    assert runs.rows("cut") == runs.rows("trained")
+    assert runs.adapter("cut") == runs.adapter("trained")
+
+
+# --- input that cannot work ------------------------------------------------------------------
+
+
+@pytest.fixture
+def refused(runs, monkeypatch, capsys):
+    """Runs a recipe with arguments that cannot work; gives the message."""
+    import tinker_cookbook.engine.base_model as base_model
+
+    def never(*args: object, **kwargs: object) -> None:
+        raise AssertionError("a model was loaded")
+
+    monkeypatch.setattr(base_model.BaseModel, "__init__", never)
+    monkeypatch.setenv("TINKER_COOKBOOK_HOME", str(runs.folder / "home"))
+
+    def run(main, arguments: list[str]) -> str:
+        monkeypatch.setattr(sys, "argv", ["recipe", *arguments])
+        with pytest.raises(SystemExit) as ended:
+            run_entrypoint(main)
+        printed = capsys.readouterr()
+        assert ended.value.code == 1
+        assert "Traceback" not in printed.err
+        return printed.err
+
+    return run
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["teacher_model=smollm"], ["model_name: got 'smollm'", "folder"]),
+        (["teacher_prompt_file=gone.txt"], ["there is no file gone.txt", "teacher_prompt_file"]),
+        (["input_file=gone.jsonl"], ["gone.jsonl", "no such file"]),
+        (["input_file=gone.txt"], ["gone.txt", "there is no file"]),
+        (["task=language"], ["task=language", "teacher_prompt_file", "leave one out"]),
+        (["answer_regex=("], ["answer_regex: got '('", "no regular expression"]),
+        (["labels=a,a"], ["labels: got 'a,a'", "different words"]),
+        (["labels=a,b"], ["queries.jsonl:1: label: got 'x', expected one of a, b"]),
+        (["temperature=0"], ["samples_per_query: got 4 with temperature=0"]),
+        (["temperature=-1"], ["temperature: got -1.0"]),
+        (["top_p=0"], ["top_p: got 0.0"]),
+        (["max_tokens=0"], ["max_tokens: got 0, expected at least 1"]),
+        (["concurrency=0"], ["concurrency: got 0"]),
+        (["renderer_name=qwen33"], ["renderer_name: got 'qwen33'"]),
+    ],
+    ids=lambda value: " ".join(value)[:30],
+)
+def test_settings_of_the_teacher(runs, refused, arguments, words):
+    message = refused(create_data.main, runs.create("refused", *arguments))
+    for word in words:
+        assert word in message
+    assert not (runs.folder / "refused.jsonl").exists()
+
+
+def test_a_file_of_other_settings_is_not_touched(runs, made, refused):
+    before = (runs.folder / "made.jsonl").read_bytes()
+    message = refused(create_data.main, runs.create("made", "temperature=0.5", "seed=3"))
+    assert "temperature was 1.0 and is 0.5" in message
+    assert "seed was 0 and is 3" in message
+    (runs.folder / "foreign.jsonl").write_text("{}\n")
+    assert "was not made by this recipe" in refused(create_data.main, runs.create("foreign"))
+    (runs.folder / "fewer.txt").write_text("A dog\n")
+    other = [f"input_file={runs.folder / 'fewer.txt'}"]
+    message = refused(create_data.main, runs.create("made", *other))
+    assert "answers to queries that are not among these" in message
+    assert (runs.folder / "made.jsonl").read_bytes() == before
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("", "has no query"),
+        ("\n\n", "has no query"),
+        ('{"query": "  "}\n', "queries.jsonl:1: query: got '  ', expected text"),
+        ('{"text": "a"}\n', "got the fields text"),
+        ('{"query": "a"}\n{"query": "b", "label": 3}\n', "queries.jsonl:2: label: got 3"),
+        ('{"query": "a"}\n[1]\n', "queries.jsonl:2: got a JSON list"),
+    ],
+)
+def test_queries_that_cannot_be(runs, refused, tmp_path, text, words):
+    file = tmp_path / "queries.jsonl"
+    file.write_text(text)
+    assert words in refused(create_data.main, runs.create("refused", f"input_file={file}"))
+
+
+def test_settings_and_files_of_the_student(runs, made, refused, tmp_path):
+    for argument, words in (
+        ("file_path=gone.jsonl", "there is no file gone.jsonl; make it first"),
+        ("model_name=smollm", "model_name: got 'smollm'"),
+        ("labels=a,b", "made.jsonl:1: the answer: got"),
+        ("test_fraction=1", "test_fraction: got 1.0"),
+        ("answer_max_tokens=0", "answer_max_tokens: got 0"),
+        ("batch_size=500", "batch_size: got 500, expected at most"),
+    ):
+        message = refused(train.main, runs.train("refused", "made", argument))
+        assert words in message
+    assert not list((runs.folder).glob("refused/metrics.jsonl"))
+    # A label that the teacher was not allowed to give, written in by hand.
+    for file in ("made.jsonl", "made.jsonl.run"):
+        source, target = runs.folder / file, tmp_path / file
+        (shutil.copytree if source.is_dir() else shutil.copyfile)(source, target)
+    rows = (tmp_path / "made.jsonl").read_text().splitlines()
+    row = json.loads(rows[1])
+    row["messages"][1]["content"] = "zebra"
+    rows[1] = json.dumps(row)
+    (tmp_path / "made.jsonl").write_text("\n".join(rows) + "\n")
+    edited = f"file_path={tmp_path / 'made.jsonl'}"
+    message = refused(train.main, runs.train("refused", "made", edited))
+    assert "made.jsonl:2: the answer: got 'zebra', expected one of x, y" in message

@@ -1,0 +1,138 @@
+"""The shorter answer wins: the judge, the recipe's settings, what it reports, and resuming."""
+
+from __future__ import annotations
+
+import asyncio
+import signal
+from pathlib import Path
+
+import pytest
+from recipe_runs import RecipeRuns
+
+from recipes.preference.shorter import train
+from recipes.preference.shorter.env import (
+    HELD_OUT,
+    QUESTIONS,
+    PreferenceModelShorter,
+    ShorterComparisonBuilder,
+    ShorterPreferenceModelBuilder,
+)
+from tinker_cookbook.exceptions import ConfigurationError
+from tinker_cookbook.preference.types import Comparison
+from tinker_cookbook.utils.entrypoint import parse_arguments
+
+OPTIM_STEP = "tinker_cookbook.engine.training_run:TrainingRun.optim_step"
+
+
+@pytest.mark.parametrize(
+    ("first", "second", "expected"),
+    [
+        ("four", "two", 1),
+        ("two", "four", -1),
+        ("one", "two", 0),
+        (" two \n", "four", -1),
+        ("", "four", 1),
+        ("four", "  ", -1),
+        ("", " ", 0),
+    ],
+)
+def test_the_judge(first, second, expected):
+    answers = ([{"role": "assistant", "content": text}] for text in (first, second))
+    comparison = Comparison([{"role": "user", "content": "?"}], *answers)
+    judge = ShorterPreferenceModelBuilder()()
+    assert asyncio.run(judge(comparison)) == expected
+    assert asyncio.run(judge(comparison.swap())) == -expected
+
+
+def test_held_out_questions_are_others_and_prefer_their_short_answer():
+    train_part, test_part = ShorterComparisonBuilder().get_labeled_comparisons()
+    assert test_part is not None
+    assert (len(train_part), len(test_part)) == (len(QUESTIONS), len(HELD_OUT)) == (24, 8)
+    assert not set(QUESTIONS) & {question for question, _ in HELD_OUT}
+    judge = PreferenceModelShorter()
+    for labeled in test_part:
+        assert labeled.label == "A"
+        assert asyncio.run(judge(labeled.comparison)) == -1
+        assert 7 <= len(labeled.comparison.completion_A[0]["content"].split()) <= 13
+
+
+def test_the_demo_model_is_the_default():
+    cli = parse_arguments(train.CLIConfig, [])
+    assert cli.model_name == "HuggingFaceTB/SmolLM2-135M-Instruct"
+    assert (cli.group_size, cli.groups_per_batch, cli.max_steps) == (8, 4, 20)
+
+
+@pytest.mark.parametrize(
+    ("argument", "words"),
+    [
+        ("group_size=1", "group_size: got 1, expected at least 2"),
+        ("matchup_group_size=1", "matchup_group_size: got 1"),
+        ("tournament_pattern=all_pairs", "tournament_pattern: got 'all_pairs'"),
+        ("max_tokens=0", "max_tokens: got 0"),
+    ],
+)
+def test_settings_that_cannot_work(stories_model, argument, words):
+    arguments = [f"model_name={stories_model}", "renderer_name=role_colon", argument]
+    with pytest.raises(ConfigurationError, match=words):
+        train.build_config(parse_arguments(train.CLIConfig, arguments)).check()
+
+
+class ShorterRuns(RecipeRuns):
+    """The recipe on the story model, which ends hardly any answer of its own accord."""
+
+    def __init__(self, folder: Path, model: str) -> None:
+        super().__init__(folder, model, recipe="recipes.preference.shorter.train")
+
+    def arguments(self, name: str, behavior: str = "raise") -> list[str]:
+        return [
+            f"model_name={self.model}",
+            f"log_path={self.folder / name}",
+            f"behavior_if_log_dir_exists={behavior}",
+            "renderer_name=role_colon",
+            "backend=local",
+            "device=cpu",
+            "dtype=float32",
+            "lora_rank=4",
+            "max_tokens=16",
+            "learning_rate=0.005",
+            "max_steps=6",
+            "save_every=3",
+            "eval_every=0",
+            "test_group_size=2",
+        ]
+
+    def environment(self, **extra: str) -> dict[str, str]:
+        return {**super().environment(), "OMP_NUM_THREADS": "1", **extra}
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory, stories_model):
+    """The finished run that was never killed."""
+    place = ShorterRuns(tmp_path_factory.mktemp("shorter"), stories_model)
+    straight = place.run("straight")
+    assert straight.returncode == 0, straight.stderr[-2000:]
+    return place
+
+
+def test_a_run_reports_lengths_and_reward(runs):
+    rows = runs.rows("straight")
+    assert [row["step"] for row in rows] == list(range(7))
+    for row in rows[1:]:
+        assert row["env/all/ac_tokens_per_turn"] <= 16
+        # Wins and losses of a group cancel: what is left of the reward is the format.
+        assert row["reward/total"] == pytest.approx(row["env/all/format"] - 1, abs=1e-6)
+        assert row["env/all/win_minus_loss"] == pytest.approx(0, abs=1e-6)
+    for row in (rows[0], rows[-1]):
+        assert row["test/env/all/win_rate"] == pytest.approx(
+            (1 + row["test/env/all/win_minus_loss"]) / 2
+        )
+
+
+@pytest.mark.slow
+def test_killed_and_resumed_equals_never_killed(runs):
+    killed = runs.run("killed", kill=[OPTIM_STEP, "5", "after"])
+    assert killed.returncode == -signal.SIGKILL, killed.stderr[-2000:]
+    resumed = runs.run("killed", "resume")
+    assert resumed.returncode == 0, resumed.stderr[-2000:]
+    assert runs.rows("killed") == runs.rows("straight")
+    assert runs.adapter("killed") == runs.adapter("straight")

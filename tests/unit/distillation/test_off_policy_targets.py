@@ -1,0 +1,228 @@
+"""Soft targets from a teacher: against plain transformers, peft and autograd."""
+
+from __future__ import annotations
+
+import asyncio
+
+import numpy as np
+import pytest
+import soft_samples as ref
+import tinker
+import torch
+from transformers import AutoModelForCausalLM
+
+from tinker_cookbook.distillation.topk_targets import (
+    SoftDatum,
+    TopK,
+    ask_teacher,
+    check_top_k,
+    distance_metrics,
+    soft_datum,
+    soft_targets,
+)
+from tinker_cookbook.exceptions import (
+    BackendError,
+    ConfigurationError,
+    DataError,
+    DataValidationError,
+)
+
+
+@pytest.fixture(scope="module")
+def place(stories_model):
+    made = ref.Place.of(stories_model)
+    yield made
+    made.service.close()
+
+
+@pytest.fixture(scope="module")
+def plain(stories_model):
+    return AutoModelForCausalLM.from_pretrained(stories_model, dtype=torch.float64).eval()
+
+
+def data_of(place) -> list[tinker.Datum]:
+    return [ref.datum(place.tokenizer, *story) for story in ref.STORIES]
+
+
+def soften(place, data, k=20) -> list[SoftDatum]:
+    async def ask():
+        return [await soft_targets(item, place.teacher, k) for item in data]
+
+    return asyncio.run(ask())
+
+
+def student_logprobs(place, soft):
+    output = place.student.forward([s.datum for s in soft], "cross_entropy").result()
+    return [record["logprobs"] for record in output.loss_fn_outputs]
+
+
+def test_the_teachers_top_k_are_those_of_transformers(place, plain):
+    ids = place.tokenizer.encode(" ".join(map("".join, ref.STORIES)))
+    found = asyncio.run(ask_teacher(place.teacher, tinker.ModelInput.from_ints(ids), 20))
+    with torch.no_grad():
+        expected = plain(torch.tensor([ids])).logits[0, :-1].log_softmax(-1).topk(20)
+    assert np.array_equal(found.ids, expected.indices.numpy())
+    assert np.abs(found.logprobs - expected.values.numpy()).max() < 2e-5
+
+
+def test_targets_stand_where_the_example_is_trained(place, plain):
+    item = ref.datum(place.tokenizer, *ref.STORIES[0])
+    weights = item.loss_fn_inputs["weights"].to_numpy()
+    (soft,) = soften(place, [item], k=5)
+    got = soft.datum.loss_fn_inputs["weights"].to_numpy()
+    assert got.shape == (item.model_input.length, 5)
+    # Renormalised: they add up to the weight that the example has at each position.
+    assert np.allclose(got.sum(-1), weights, atol=1e-6)
+    assert np.array_equal(soft.mass > 0, weights > 0)
+    with torch.no_grad():
+        logits = plain(torch.tensor([item.model_input.to_ints()])).logits[0]
+    at = int(np.flatnonzero(weights)[0])
+    top = logits[at].softmax(-1).topk(5)
+    targets = soft.datum.loss_fn_inputs["target_tokens"].to_numpy()
+    assert targets[at].tolist() == top.indices.tolist()
+    assert np.allclose(got[at], (top.values / top.values.sum()).numpy(), atol=1e-6)
+    assert soft.mass[at] == pytest.approx(float(top.values.sum()), abs=1e-5)
+
+
+def test_weights_of_the_example_scale_the_targets(place):
+    item = ref.datum(place.tokenizer, *ref.STORIES[0])
+    half = tinker.Datum(
+        model_input=item.model_input,
+        loss_fn_inputs={
+            "target_tokens": item.loss_fn_inputs["target_tokens"],
+            "weights": tinker.TensorData.from_numpy(
+                item.loss_fn_inputs["weights"].to_numpy() * np.float32(0.25)
+            ),
+        },
+    )
+    whole, quarter = soften(place, [item, half])
+    expected = whole.datum.loss_fn_inputs["weights"].to_numpy() * 0.25
+    assert np.allclose(quarter.datum.loss_fn_inputs["weights"].to_numpy(), expected, atol=1e-7)
+
+
+def test_loss_and_gradient_equal_autograd_through_peft(place):
+    soft = soften(place, data_of(place))
+    data = [item.datum for item in soft]
+    output = place.student.forward_backward(data, "cross_entropy").result()
+
+    def cross_entropy(item, logits):
+        targets = item.loss_fn_inputs["target_tokens"].to_torch()
+        weights = item.loss_fn_inputs["weights"].to_torch().double()
+        return -(weights * logits.log_softmax(-1).gather(1, targets)).sum()
+
+    value, expected = ref.reference_gradients(place.peft_model(), data, cross_entropy)
+    assert output.metrics["loss:sum"] == pytest.approx(value, rel=1e-5)
+    assert ref.relative_error(place.gradients(), expected) < 1e-5
+
+
+def test_distances_with_all_tokens_are_the_exact_ones(place, plain):
+    soft = soften(place, data_of(place), k=512)
+    found = distance_metrics(soft, student_logprobs(place, soft))
+    model = place.peft_model()
+    kls, entropies, crosses = [], [], []
+    for item in data_of(place):
+        tokens = torch.tensor([item.model_input.to_ints()])
+        at = item.loss_fn_inputs["weights"].to_torch() > 0
+        with torch.no_grad():
+            t = plain(tokens).logits[0].log_softmax(-1)[at]
+            s = model(input_ids=tokens).logits[0].log_softmax(-1)[at]
+        kls += (t.exp() * (t - s)).sum(-1).tolist()
+        entropies += (-t.exp() * t).sum(-1).tolist()
+        crosses += (-t.exp() * s).sum(-1).tolist()
+    assert found["teacher/forward_kl"] == pytest.approx(np.mean(kls), abs=1e-5)
+    assert found["teacher/entropy"] == pytest.approx(np.mean(entropies), abs=1e-5)
+    assert found["teacher/cross_entropy"] == pytest.approx(np.mean(crosses), abs=1e-5)
+    assert found["teacher/topk_mass"] == pytest.approx(1, abs=1e-5)
+    assert np.mean(kls) > 0.01  # else all of this would hold of anything
+
+
+def test_the_kl_of_the_top_k_rises_to_the_exact_one(place):
+    kls, masses = [], []
+    for k in (1, 5, 20, 512):
+        soft = soften(place, data_of(place), k)
+        found = distance_metrics(soft, student_logprobs(place, soft))
+        kls.append(found["teacher/forward_kl"])
+        masses.append(found["teacher/topk_mass"])
+    assert 0 < kls[0] < kls[1] < kls[2] <= kls[3]
+    assert masses == sorted(masses)
+
+
+def test_a_student_that_is_the_teacher_is_at_distance_zero(place):
+    soft = soften(place, data_of(place), 5)
+    fresh = place.service.create_lora_training_client(place.model, rank=4, seed=1)
+    output = fresh.forward([s.datum for s in soft], "cross_entropy").result()
+    found = distance_metrics(soft, [record["logprobs"] for record in output.loss_fn_outputs])
+    assert found["teacher/forward_kl"] == pytest.approx(0, abs=1e-6)
+    assert found["teacher/cross_entropy"] > found["teacher/entropy"]  # what lies outside of the K
+
+
+def test_nothing_is_said_of_nothing():
+    assert distance_metrics([], []) == {}
+
+
+def test_tokens_that_the_student_lacks_are_left_out():
+    logprobs = np.log(np.array([[0.5, 0.3, 0.1]], np.float32))
+    topk = TopK(np.array([[7, 2, 9]]), logprobs).within(8)
+    assert topk.ids.tolist() == [[7, 2, 0]]
+    assert np.allclose(topk.renormalised(), [[0.625, 0.375, 0]])
+    soft = soft_datum(tinker.ModelInput.from_ints([1, 2]), np.array([1]), topk)
+    assert soft.mass.tolist() == pytest.approx([0, 0.8])
+    # The place of a missing token holds another one's id, whose log-probability must not count.
+    found = distance_metrics([soft], [np.log([[0.1] * 3, [0.5, 0.3, 1e-30]])])
+    assert found["teacher/forward_kl"] == pytest.approx(0, abs=1e-6)
+    with pytest.raises(DataValidationError, match="same tokenizer"):
+        TopK(np.array([[7, 9]]), logprobs[:, :2]).within(5)
+
+
+@pytest.mark.parametrize("k", [0, -1, 513])
+def test_a_number_of_targets_that_no_vocabulary_has(k):
+    with pytest.raises(ConfigurationError, match=rf"n_teacher_targets: got {k}, expected 1 to 512"):
+        check_top_k("n_teacher_targets", k, 512)
+
+
+def test_an_example_without_a_trained_token_is_refused(place):
+    item = ref.datum(place.tokenizer, "Once upon", "")
+    with pytest.raises(DataValidationError, match="at least one trained token"):
+        soften(place, [item])
+
+
+def test_an_example_with_soft_targets_is_refused(place):
+    (soft,) = soften(place, data_of(place)[:1])
+    with pytest.raises(DataValidationError, match="one target a position"):
+        soften(place, [soft.datum])
+
+
+def test_an_example_longer_than_the_teachers_context_is_named(place):
+    prompt = tinker.ModelInput.from_ints([1] + [300] * 512)
+    with pytest.raises(DataError, match=r"513 tokens.*max_length"):
+        asyncio.run(ask_teacher(place.teacher, prompt, 5))
+
+
+class _Answer:
+    """A backend that answers with something else than distributions."""
+
+    def __init__(self, topk) -> None:
+        self._topk = topk
+
+    async def sample(self, **_):
+        from tinker.types.topk_logprobs import TopkLogprobs
+
+        topk = self._topk and TopkLogprobs(*self._topk)
+        return tinker.types.SampleResponse(sequences=[], topk_prompt_logprobs_np=topk)
+
+
+def test_a_backend_without_distributions_is_refused():
+    prompt = tinker.ModelInput.from_ints([1, 2, 3])
+    with pytest.raises(BackendError, match="cannot serve as a teacher"):
+        asyncio.run(ask_teacher(_Answer(None), prompt, 2))
+    empty = np.zeros((3, 2), np.int32), np.full((3, 2), -99999.0, np.float32)
+    with pytest.raises(BackendError, match="row 0 of 2 is empty"):
+        asyncio.run(ask_teacher(_Answer(empty), prompt, 2))
+
+
+def test_fewer_tokens_than_asked_for_are_taken_as_they_are():
+    prompt = tinker.ModelInput.from_ints([1, 2])
+    ids = np.array([[0, 0], [5, 0]], np.int32)
+    logprobs = np.array([[-99999.0, -99999.0], [-0.5, -99999.0]], np.float32)
+    found = asyncio.run(ask_teacher(_Answer((ids, logprobs)), prompt, 2))
+    assert found.renormalised().tolist() == [[1, 0]]

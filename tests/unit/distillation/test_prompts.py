@@ -1,0 +1,140 @@
+"""Prompts from files and from the Hub: what is read, what is refused, what is left out."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+
+import pytest
+from chat_model import make_chat_model
+
+from tinker_cookbook.distillation import prompts as prompts_module
+from tinker_cookbook.distillation.datasets import PromptOnlyDatasetBuilder, PromptOnlyEnv
+from tinker_cookbook.distillation.prompts import load_prompts
+from tinker_cookbook.exceptions import ConfigurationError, DataFormatError, DataValidationError
+from tinker_cookbook.renderers import get_renderer
+from tinker_cookbook.tokenizer_utils import get_tokenizer
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory) -> str:
+    return make_chat_model(tmp_path_factory.mktemp("chat"))
+
+
+def write(path, *rows) -> str:
+    lines = [row if isinstance(row, str) else json.dumps(row) for row in rows]
+    path.write_text("".join(f"{line}\n" for line in lines))
+    return str(path)
+
+
+def builder(model, file, **settings) -> PromptOnlyDatasetBuilder:
+    given = {"groups_per_batch": 2, "group_size": 3, "renderer_name": "chatml", **settings}
+    return PromptOnlyDatasetBuilder(dataset_name=str(file), model_name_for_tokenizer=model, **given)
+
+
+def test_prompts_and_conversations_up_to_the_last_question(tmp_path):
+    talk = [
+        {"role": "system", "content": "s"},
+        {"role": "user", "content": "a"},
+        {"role": "assistant", "content": "b"},
+        {"role": "user", "content": "c"},
+        {"role": "assistant", "content": "d"},
+    ]
+    file = write(tmp_path / "p.jsonl", {"prompt": "one"}, "", {"messages": talk}, {"problem": "x"})
+    assert load_prompts(file) == [
+        [{"role": "user", "content": "one"}],
+        talk[:4],
+        [{"role": "user", "content": "x"}],
+    ]
+    assert load_prompts(file, 1) == [[{"role": "user", "content": "one"}]]
+
+
+@pytest.mark.parametrize(
+    ("row", "message"),
+    [
+        ("{", r"p\.jsonl:2: not JSON"),
+        ([1], r"p\.jsonl:2: got list, expected"),
+        ({"text": "x"}, r"p\.jsonl:2: got None as prompt and the fields text; expected"),
+        ({"prompt": "  "}, r"p\.jsonl:2: got '  ' as prompt"),
+        ({"prompt": 3}, r"p\.jsonl:2: got 3 as prompt"),
+        ({"messages": "hi"}, r"p\.jsonl:2: messages: got 'hi'"),
+        ({"messages": [{"role": "assistant", "content": "x"}]}, r"p\.jsonl:2: got messages of"),
+        ({"messages": [{"content": "x"}]}, r"p\.jsonl:2: "),
+    ],
+)
+def test_bad_lines_are_named(tmp_path, row, message):
+    file = write(tmp_path / "p.jsonl", {"prompt": "one"}, row)
+    with pytest.raises(DataFormatError, match=message):
+        load_prompts(file)
+
+
+def test_an_empty_file_is_said(tmp_path):
+    with pytest.raises(DataValidationError, match=r"p\.jsonl: got no prompt; expected lines like"):
+        load_prompts(write(tmp_path / "p.jsonl", ""))
+
+
+def test_a_name_that_is_none(model, tmp_path):
+    for name, message in [
+        ("deepmat", "dataset_name: got 'deepmat', which is no file .* expected deepmath, tulu3"),
+        (str(tmp_path / "none.jsonl"), "which is no file"),
+    ]:
+        with pytest.raises(ConfigurationError, match=message):
+            builder(model, name).check()
+    with pytest.raises(ConfigurationError, match="group_size: got 0, expected at least 1"):
+        builder(model, "tulu3", group_size=0).check()
+
+
+def test_hub_names_read_the_hubs_dataset(monkeypatch):
+    asked = []
+
+    def load(path, split, name=None, instead=""):
+        asked.append((path, split))
+        return [{"question": "1?", "final_answer": "1"}, {"question": "2?"}]
+
+    monkeypatch.setattr(prompts_module, "load_hf_dataset", load)
+    assert [prompt[0]["content"] for prompt in load_prompts("deepmath")] == ["1?", "2?"]
+    assert asked == [("zwhe99/DeepMath-103K", "train")]
+
+
+def test_long_prompts_are_left_out_and_it_is_said(model, tmp_path, caplog):
+    talk = [{"role": "user", "content": "b" * 90}, {"role": "assistant", "content": "c"}]
+    more = {"messages": [*talk, {"role": "user", "content": "d"}]}
+    rows = [{"prompt": "a" * n} for n in (5, 60, 200)]
+    file = write(tmp_path / "p.jsonl", *rows, more)
+    renderer = get_renderer("chatml", get_tokenizer(model))
+    ask = [{"role": "user", "content": "a" * 60}]
+    bound = renderer.build_generation_prompt(ask).length
+    with caplog.at_level(logging.WARNING):
+        dataset, test = asyncio.run(builder(model, file, max_prompt_tokens=bound)())
+    assert test is None
+    groups = dataset.get_batch(0)
+    assert len(dataset) == 1
+    assert [len(group.env_thunk().prompt) for group in groups] == [5, 60]
+    assert "2 of 4 prompts have more than max_prompt_tokens=" in caplog.text
+    assert f"the longest has {bound + 140}" in caplog.text
+    with pytest.raises(DataValidationError, match=r"the shortest of 4 prompts .* raise it"):
+        asyncio.run(builder(model, file, max_prompt_tokens=3)())
+    everything, _ = asyncio.run(builder(model, file, max_prompt_tokens=None)())
+    assert sum(len(everything.get_batch(i)) for i in range(2)) == 4
+
+
+def test_a_prompt_is_asked_and_nothing_is_paid(model, tmp_path):
+    talk = [
+        {"role": "user", "content": "a"},
+        {"role": "assistant", "content": "b"},
+        {"role": "user", "content": "c"},
+    ]
+    file = write(tmp_path / "p.jsonl", {"messages": talk})
+    prefix = [{"role": "system", "content": "s"}]
+    dataset, _ = asyncio.run(builder(model, file, convo_prefix=prefix)())
+    (group,) = dataset.get_batch(0)
+    envs = asyncio.run(group.make_envs())
+    assert [type(env) for env in envs] == [PromptOnlyEnv] * 3
+    assert envs[0].messages == [*prefix, *talk]
+    ob, _ = asyncio.run(envs[0].initial_observation())
+    renderer = get_renderer("chatml", get_tokenizer(model))
+    assert ob.to_ints() == renderer.build_generation_prompt([*prefix, *talk]).to_ints()
+    result = asyncio.run(envs[0].step([10]))
+    assert (result.reward, result.episode_done, result.metrics) == (0.0, True, {})
+    assert group.logging_tags() == ["prompts"]

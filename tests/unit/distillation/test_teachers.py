@@ -1,0 +1,386 @@
+"""The teacher's signal: by hand, against plain autograd, and against plain transformers."""
+
+from __future__ import annotations
+
+import asyncio
+import pickle
+from functools import partial
+
+import numpy as np
+import pytest
+import tinker
+import torch
+from chat_model import make_chat_model
+from transformers import AutoModelForCausalLM
+
+from tinker_cookbook.backends import connect
+from tinker_cookbook.completers import TokensWithLogprobs
+from tinker_cookbook.distillation.teacher_view import (
+    AnswerEndings,
+    TaughtGroup,
+    TeacherView,
+    dataset_index,
+)
+from tinker_cookbook.distillation.teachers import Teacher, TeacherSignal, add_reverse_kl
+from tinker_cookbook.distillation.train_on_policy import incorporate_kl_penalty
+from tinker_cookbook.exceptions import ConfigurationError, DataValidationError, TrainingError
+from tinker_cookbook.renderers import get_renderer
+from tinker_cookbook.rl.adjuster import PlayedData
+from tinker_cookbook.rl.data_processing import assemble_training_data, trajectory_to_data
+from tinker_cookbook.rl.problem_env import ProblemEnv, ProblemGroupBuilder
+from tinker_cookbook.rl.rollout_hooks import teacher_observation
+from tinker_cookbook.rl.sources_play import PlayedGroup
+from tinker_cookbook.rl.types import Env, Trajectory, TrajectoryGroup, Transition
+from tinker_cookbook.tokenizer_utils import get_tokenizer
+
+
+class Scorer:
+    """A teacher of whom every token has the log-probability ``-token / 10``."""
+
+    def __init__(self, factor=0.1):
+        self.factor, self.asked = factor, []
+
+    def compute_logprobs(self, model_input):
+        tokens = model_input.to_ints()
+        self.asked.append(tokens)
+
+        async def wait():
+            return [None, *(-self.factor * token for token in tokens[1:])]
+
+        return wait()
+
+
+def turn(ob, tokens, logprobs, *, masked=False, teacher_ob=None) -> Transition:
+    return Transition(
+        ob=tinker.ModelInput.from_ints(ob),
+        ac=TokensWithLogprobs(list(tokens), list(logprobs)),
+        reward=0.0,
+        episode_done=True,
+        masked=masked,
+        teacher_ob=None if teacher_ob is None else tinker.ModelInput.from_ints(teacher_ob),
+    )
+
+
+def episode(*turns) -> Trajectory:
+    return Trajectory(list(turns), tinker.ModelInput.empty())
+
+
+def played(*groups, rewards=None) -> PlayedData:
+    """Groups of ``(dataset, trajectories)``, with their data as a run makes them."""
+    made = [
+        PlayedGroup(
+            0,
+            i,
+            TrajectoryGroup(
+                list(trajectories), [0.0] * len(trajectories), [{}] * len(trajectories)
+            ),
+            [f"dataset_{dataset}", "prompts"],
+        )
+        for i, (dataset, trajectories) in enumerate(groups)
+    ]
+    advantages = [
+        np.zeros(len(one.group.trajectories_G)) if rewards is None else np.array(rewards[i])
+        for i, one in enumerate(made)
+    ]
+    data_D, places_D = assemble_training_data([one.group for one in made], advantages)
+    return PlayedData(made, data_D, places_D)
+
+
+def advantages(data: PlayedData) -> list[list[float]]:
+    return [datum.loss_fn_inputs["advantages"].tolist() for datum in data.data_D]
+
+
+ONE = episode(turn([1, 2], [3, 4], [-1.0, -2.0]))  # teacher: -0.3, -0.4
+# Two turns that are no extension, so two data; the second turn has a masked one before it.
+TWO = episode(
+    turn([5], [6], [-0.5]),
+    turn([9], [8], [-0.1], masked=True),
+    turn([7], [10], [-3.0]),
+)
+
+
+def test_each_token_gets_the_difference_to_its_own_teacher():
+    data = played((0, [ONE]), (1, [TWO]))
+    near, far = Scorer(0.1), Scorer(0.5)
+    found = asyncio.run(TeacherSignal([Teacher(near), Teacher(far)], coef=2.0).adjust(data))
+    # d = student - teacher: -0.7, -1.6 of the first; -0.5 + 3.0 and -3.0 + 5.0 of the second.
+    flat = [value for values in advantages(data) for value in values]
+    assert flat == pytest.approx([0, 1.4, 3.2, -5.0, 0, -4.0], abs=1e-6)
+    means = {name: mean.mean for name, mean in found.means.items()}
+    assert means == pytest.approx(
+        {
+            "teacher_kl": (-0.7 - 1.6 + 2.5 + 2.0) / 4,
+            "teacher_kl/dataset_0": -1.15,
+            "teacher_kl/dataset_1": 2.25,
+            "teacher_kl/per_episode": (-0.7 - 1.6 + 2.5 + 2.0) / 2,
+        }
+    )
+    assert found.has_signal
+    assert [len(near.asked), len(far.asked)] == [1, 3]
+
+
+def test_a_discount_lets_a_token_answer_for_later_ones():
+    data = played((0, [ONE]))
+    asyncio.run(TeacherSignal([Teacher(Scorer())], discount=0.5).adjust(data))
+    assert advantages(data)[0] == pytest.approx([0, 0.7 + 0.5 * 1.6, 1.6], abs=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("coef", "expected"), [(1.0, [1.0, 1.0]), (0.0, [0, 0]), (0.5, [0.5, 0.5])]
+)
+def test_rewards_are_added_with_their_weight(coef, expected):
+    data = played((0, [ONE]), rewards=[[1.0]])
+    signal = TeacherSignal([Teacher(Scorer())], reward_coef=coef)
+    asyncio.run(signal.adjust(data))
+    assert np.array(advantages(data)[0][1:]) - [0.7, 1.6] == pytest.approx(expected, abs=1e-6)
+
+
+def test_a_teacher_that_agrees_gives_no_signal_but_rewards_do():
+    same = episode(turn([1, 2], [3, 4], [-0.3, -0.4]))
+    signal = TeacherSignal([Teacher(Scorer())])
+    silent = asyncio.run(signal.adjust(played((0, [same]))))
+    assert not silent.has_signal
+    assert silent.means["teacher_kl"].mean == pytest.approx(0, abs=1e-6)
+    paid = played((0, [same]), rewards=[[1.0]])
+    assert asyncio.run(signal.adjust(paid)).has_signal
+    ignored = TeacherSignal([Teacher(Scorer())], reward_coef=0.0)
+    assert not asyncio.run(ignored.adjust(played((0, [same]), rewards=[[1.0]]))).has_signal
+
+
+def test_nothing_is_trained_of_masked_turns():
+    data = played((0, [episode(turn([5], [6], [-0.5], masked=True))]))
+    found = asyncio.run(TeacherSignal([Teacher(Scorer())]).adjust(data))
+    assert not found.has_signal
+    assert found.means == {}
+
+
+def test_the_advantages_give_the_gradient_of_the_reverse_kl():
+    """Over all tokens of a small vocabulary, weighed by their probability, the policy gradient is
+    the gradient of -KL(student || teacher) that autograd finds."""
+    torch.manual_seed(0)
+    student = torch.randn(7, dtype=torch.float64, requires_grad=True)
+    teacher = torch.randn(7, dtype=torch.float64).log_softmax(-1)
+    logprobs = student.log_softmax(-1)
+    data_D = [
+        trajectory_to_data(episode(turn([1], [token], [logprobs[token].item()])), 0.0)[0]
+        for token in range(7)
+    ]
+    add_reverse_kl(data_D, teacher.numpy(), [0] * 7, coef=1.0, discount=0.0)
+    weights = torch.tensor([float(d.loss_fn_inputs["advantages"].tolist()[0]) for d in data_D])
+    surrogate = (logprobs.exp().detach() * weights * logprobs).sum()
+    (ours,) = torch.autograd.grad(surrogate, student, retain_graph=True)
+    kl = (logprobs.exp() * (logprobs - teacher)).sum()
+    (exact,) = torch.autograd.grad(-kl, student)
+    assert torch.allclose(ours, exact, rtol=1e-5, atol=1e-6)
+
+
+def test_the_public_function_scores_each_datum_by_its_teacher():
+    data = played((0, [ONE]), (1, [TWO])).data_D
+    near, far = Scorer(0.1), Scorer(0.5)
+    metrics = asyncio.run(incorporate_kl_penalty(data, [near, far, far, far], [0, 1, 1, 1], 2.0, 0))
+    assert metrics["teacher_kl"] == pytest.approx(0.55)
+    flat = [v for datum in data for v in datum.loss_fn_inputs["advantages"].tolist()]
+    assert flat == pytest.approx([0, 1.4, 3.2, -5.0, 0, -4.0], abs=1e-6)
+    with pytest.raises(ConfigurationError, match="kl_discount_factor: got 2"):
+        asyncio.run(incorporate_kl_penalty(data, [near, far, far, far], [0, 1, 1, 1], 1.0, 2))
+
+
+def test_a_group_knows_its_dataset_by_its_first_tag():
+    assert dataset_index(["dataset_12", "dataset_3"]) == 12
+
+
+# --- a teacher of another chat format --------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory) -> str:
+    return make_chat_model(tmp_path_factory.mktemp("chat"))
+
+
+@pytest.fixture(scope="module")
+def plain(model):
+    return AutoModelForCausalLM.from_pretrained(model, dtype=torch.float64).eval()
+
+
+@pytest.fixture(scope="module")
+def client(model):
+    service = connect("local", device="cpu", dtype="float32").service
+    return service.create_sampling_client(base_model=model).result()
+
+
+def exact(plain, prompt: list[int], answer: list[int]) -> list[float]:
+    """Log-probabilities of an answer by plain transformers."""
+    ids = torch.tensor([[*prompt, *answer]])
+    with torch.no_grad():
+        scores = plain(ids).logits[0].log_softmax(-1)
+    at = range(len(prompt) - 1, len(prompt) + len(answer) - 1)
+    return [float(scores[i, token]) for i, token in zip(at, answer, strict=True)]
+
+
+USER = [{"role": "user", "content": "Hi?"}]
+
+
+def renderers(model, *names):
+    return [get_renderer(name, get_tokenizer(model)) for name in names]
+
+
+def test_a_text_that_ends_an_answer_becomes_the_mark_of_the_teacher(model, client, plain):
+    """Of several tokens against one: the difference over all of them is shared alike."""
+    student, teacher = renderers(model, "role_colon", "chatml")
+    tokenizer = get_tokenizer(model)
+    said, ending = tokenizer.encode(" yes."), tokenizer.encode("\n\nUser:")
+    tokens = [*said, *ending]
+    sampled = [-0.01 * (i + 1) for i in range(len(tokens))]
+    view = TeacherView(teacher, system_prompt="Be kind.")
+    seen = view.render("", USER).to_ints()
+    system = {"role": "system", "content": "Be kind."}
+    assert seen == teacher.build_generation_prompt([system, *USER]).to_ints()
+    data = played(
+        (
+            0,
+            [
+                episode(
+                    turn(
+                        student.build_generation_prompt(USER).to_ints(),
+                        tokens,
+                        sampled,
+                        teacher_ob=seen,
+                    )
+                )
+            ],
+        )
+    )
+    signal = TeacherSignal([Teacher(client, AnswerEndings(student, teacher))])
+    asyncio.run(signal.adjust(data))
+    (mark,) = teacher.get_stop_sequences()
+    judged = exact(plain, seen, [*said, mark])
+    expected = [judged[i] - sampled[i] for i in range(len(said))]
+    whole = sum(sampled[len(said) :]) - judged[-1]
+    expected += [-whole / len(ending)] * len(ending)
+    assert advantages(data)[0][-len(tokens) :] == pytest.approx(expected, abs=1e-4)
+
+
+def test_a_mark_becomes_the_text_and_later_turns_are_rendered_anew(model, client, plain):
+    student, teacher = renderers(model, "chatml", "role_colon")
+    tokenizer = get_tokenizer(model)
+    (mark,) = student.get_stop_sequences()
+    later = [*USER, {"role": "assistant", "content": "Yes"}, {"role": "user", "content": "So"}]
+    turns, expected = [], []
+    for messages, text, cut in [(USER, "Yes", False), (later, "No", True)]:
+        tokens = tokenizer.encode(text) + ([] if cut else [mark])
+        sampled = [-0.5] * len(tokens)
+        seen = teacher.build_generation_prompt(messages).to_ints()
+        ob = student.build_generation_prompt(messages).to_ints()
+        turns.append(turn(ob, tokens, sampled, teacher_ob=seen))
+        ending = [] if cut else tokenizer.encode("\n\nUser:")
+        judged = exact(plain, seen, [*tokenizer.encode(text), *ending])
+        expected += [value + 0.5 for value in judged[: len(text)]]
+        expected += [] if cut else [sum(judged[len(text) :]) + 0.5]
+    data = played((0, [episode(*turns)]))
+    asyncio.run(TeacherSignal([Teacher(client, AnswerEndings(student, teacher))]).adjust(data))
+    assert len(data.data_D) == 1  # the student's turns are one sequence
+    (datum,) = data.data_D
+    mask = datum.loss_fn_inputs["mask"].to_numpy() != 0
+    assert datum.loss_fn_inputs["advantages"].to_numpy()[mask] == pytest.approx(expected, abs=1e-4)
+
+
+def test_said_and_stop_in_one_token(model):
+    """Where a token holds the end of what was said and the beginning of the stop text."""
+    student, teacher = renderers(model, "role_colon", "chatml")
+    endings = AnswerEndings(student, teacher)
+    (mark,) = teacher.get_stop_sequences()
+
+    words = {1: "Fine", 2: ".\n", 3: "\nUser", 4: ": ", 9: "x" * 200}
+
+    class Merged:
+        def decode(self, tokens, **_):
+            return "".join(words[token] for token in tokens)
+
+    student.tokenizer = Merged()
+    assert endings.translate([1, 2, 3, 4]) == (3, [*teacher.codec.encode("."), mark])
+    assert endings.translate([1, 2]) == (0, [])
+    assert endings.translate([9, 9]) == (0, [])
+    assert endings.translate([]) == (0, [])
+
+
+def test_same_endings_stay(model):
+    chatml, smollm = renderers(model, "chatml", "smollm2")
+    assert AnswerEndings(chatml, smollm).translate([7, chatml.get_stop_sequences()[0]]) == (0, [])
+
+
+def test_a_turn_without_the_teachers_prompt_is_refused(model, client):
+    endings = AnswerEndings(*renderers(model, "role_colon", "chatml"))
+    with pytest.raises(DataValidationError, match="no prompt of the teacher's"):
+        asyncio.run(TeacherSignal([Teacher(client, endings)]).adjust(played((0, [ONE]))))
+
+
+def test_an_answer_beyond_the_teachers_context_says_how_long_it_was(model, client):
+    long = episode(turn([10] * 600, [11], [-1.0]))
+    with pytest.raises(TrainingError, match=r"the teacher could not score .* 601 tokens"):
+        asyncio.run(TeacherSignal([Teacher(client)]).adjust(played((0, [long]))))
+
+
+# --- what the teacher sees ----------------------------------------------------------------------
+
+
+def test_the_teachers_prompt_comes_first_and_its_hint_last(model):
+    (chatml,) = renderers(model, "chatml")
+    shot = {"role": "user", "content": "A?"}
+    view = TeacherView(chatml, "Be brief.", (shot,), " ({answer}!)")
+    rest = [{"role": "assistant", "content": "x"}, {"role": "user", "content": "1+1?"}]
+    seen = view.messages("2", [{"role": "system", "content": "Adds."}, *rest])
+    assert seen == [
+        {"role": "system", "content": "Be brief.\n\nAdds."},
+        shot,
+        rest[0],
+        {"role": "user", "content": "1+1? (2!)"},
+    ]
+    assert view.messages("2", rest)[0] == {"role": "system", "content": "Be brief."}
+    parts = [{"role": "user", "content": [{"type": "text", "text": "Q"}]}]
+    assert TeacherView(chatml, answer_hint="!").messages("", parts)[0]["content"][1] == {
+        "type": "text",
+        "text": "!",
+    }
+    assert rest[1] == {"role": "user", "content": "1+1?"}  # the student's is left as it was
+
+
+class Talk(ProblemEnv):
+    def get_question(self):
+        return "1+1?"
+
+    def check_answer(self, sample_str):
+        return True
+
+    def check_format(self, sample_str):
+        return True
+
+    def get_reference_answer(self):
+        return "2"
+
+
+def test_a_group_takes_its_teachers_view_to_another_process(model):
+    student, teacher = renderers(model, "role_colon", "chatml")
+    group = ProblemGroupBuilder(partial(Talk, student), 2, "sums")
+    taught = TaughtGroup(group, 1, TeacherView(teacher, answer_hint=" It is {answer}."))
+    there = pickle.loads(pickle.dumps(taught))
+    assert there.logging_tags() == ["dataset_1", "sums"]
+    env = asyncio.run(there.make_env(0))
+    seen = asyncio.run(teacher_observation(env))
+    asked = [{"role": "user", "content": "1+1? It is 2."}]
+    assert seen.to_ints() == teacher.build_generation_prompt(asked).to_ints()
+    plainly = TaughtGroup(group, 0, None)
+    assert asyncio.run(teacher_observation(asyncio.run(plainly.make_envs())[0])) is None
+
+
+def test_an_environment_without_a_conversation_says_what_to_do(model):
+    class Bare(Env):
+        async def initial_observation(self):
+            raise NotImplementedError
+
+        async def step(self, action, *, extra=None):
+            raise NotImplementedError
+
+    (chatml,) = renderers(model, "chatml")
+    env = TeacherView(chatml, system_prompt="x").equip(Bare())
+    with pytest.raises(ConfigurationError, match="Bare has no messages, which a teacher with"):
+        asyncio.run(teacher_observation(env))

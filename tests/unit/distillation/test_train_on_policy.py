@@ -1,0 +1,287 @@
+"""The loop with teachers: what it checks before, what it writes, and that its modes all work."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+
+import chz
+import pytest
+from chat_model import SPECIAL, make_chat_model
+
+from tinker_cookbook.distillation import train_on_policy
+from tinker_cookbook.distillation.datasets import (
+    CompositeDataset,
+    DistillationDatasetConfig,
+    PromptOnlyDatasetBuilder,
+    TeacherConfig,
+)
+from tinker_cookbook.exceptions import CheckpointError, ConfigurationError
+from tinker_cookbook.renderers import get_renderer
+from tinker_cookbook.rl.async_state import group_from_row, group_to_row
+from tinker_cookbook.rl.problem_dataset import ProblemDataset
+from tinker_cookbook.rl.problem_env import ProblemEnv, ProblemGroupBuilder
+from tinker_cookbook.rl.sources_play import PlayedGroup
+from tinker_cookbook.rl.train_config import AsyncConfig, StreamMinibatchConfig
+from tinker_cookbook.rl.types import RLDatasetBuilder, TrajectoryGroup, Transition
+from tinker_cookbook.tokenizer_utils import get_tokenizer
+
+MOMENT = ("time/", "tokens/prefill_", "progress/", "sampling_client/", "async/")
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory) -> str:
+    return make_chat_model(tmp_path_factory.mktemp("chat"))
+
+
+@pytest.fixture(scope="module")
+def other_model(tmp_path_factory) -> str:
+    """Other weights, the same vocabulary."""
+    return make_chat_model(tmp_path_factory.mktemp("other"), seed=1)
+
+
+@pytest.fixture
+def prompts(tmp_path) -> str:
+    file = tmp_path / "prompts.jsonl"
+    file.write_text("".join(json.dumps({"prompt": f"Say {i}."}) + "\n" for i in range(4)))
+    return str(file)
+
+
+def part(model, prompts, teacher, groups=2, **settings) -> DistillationDatasetConfig:
+    return DistillationDatasetConfig(
+        dataset_builder=PromptOnlyDatasetBuilder(
+            dataset_name=prompts,
+            groups_per_batch=groups,
+            group_size=2,
+            model_name_for_tokenizer=model,
+            renderer_name=settings.pop("student_renderer", "chatml"),
+        ),
+        teacher_config=teacher
+        if isinstance(teacher, TeacherConfig)
+        else TeacherConfig(base_model=teacher, **settings),
+        groups_per_batch=groups,
+    )
+
+
+def config(model, log_path, *parts, **settings) -> train_on_policy.Config:
+    return train_on_policy.Config(
+        model_name=model,
+        log_path=str(log_path),
+        dataset_configs=list(parts),
+        renderer_name="chatml",
+        **{
+            "max_tokens": 6,
+            "lora_rank": 4,
+            "learning_rate": 0.01,
+            "backend": "local",
+            "device": "cpu",
+            "dtype": "float32",
+            "save_every": 0,
+            **settings,
+        },
+    )
+
+
+def run(config: train_on_policy.Config) -> list[dict]:
+    asyncio.run(train_on_policy.main(config))
+    with open(f"{config.log_path}/metrics.jsonl") as file:
+        return [json.loads(line) for line in file]
+
+
+def lasting(rows: list[dict]) -> list[dict]:
+    return [
+        {
+            key: value
+            for key, value in row.items()
+            if not key.startswith(MOMENT) and not key.endswith("cached_ob_tokens")
+        }
+        for row in rows
+    ]
+
+
+def test_two_teachers_each_score_their_own_and_a_run_repeats_itself(
+    model, other_model, prompts, tmp_path, caplog, capsys
+):
+    parts = [part(model, prompts, other_model), part(model, prompts, model, system_prompt="Be odd")]
+    with caplog.at_level(logging.WARNING):
+        rows = run(config(model, tmp_path / "a", *parts, num_epochs=2))
+    again = run(config(model, tmp_path / "b", *parts, num_epochs=2))
+    assert lasting(rows) == lasting(again)
+    assert [row["step"] for row in rows] == [1, 2, 3, 4]
+    for row in rows:
+        both = (row["teacher_kl/dataset_0"] + row["teacher_kl/dataset_1"]) / 2
+        assert row["teacher_kl"] == pytest.approx(both, abs=0.2)
+        assert row["optim/num_steps"] == 1  # though all rewards are 0
+        assert row["reward/total"] == 0
+        assert row["time/scoring"] > 0
+    assert rows[0]["teacher_kl/dataset_0"] > 0.02
+    assert rows[0]["teacher_kl/dataset_1"] != rows[0]["teacher_kl/dataset_0"]
+    assert "env/dataset_1/ac_tokens_per_turn" in rows[0]
+    assert "nothing can be learned" not in caplog.text
+    shown = capsys.readouterr().out
+    assert "teacher KL" in shown
+    assert "bad 100%" not in shown
+
+
+def test_a_teacher_that_is_the_student_is_diagnosed(model, prompts, tmp_path, caplog):
+    with caplog.at_level(logging.WARNING):
+        rows = run(config(model, tmp_path, part(model, prompts, model), max_steps=1))
+    assert abs(rows[0]["teacher_kl"]) < 1e-5
+    assert rows[0]["optim/num_steps"] == 0
+    assert "the model that training began from" in caplog.text
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"stream_minibatch_config": StreamMinibatchConfig(groups_per_batch=2, num_minibatches=2)},
+        {"async_config": AsyncConfig(max_steps_off_policy=1, groups_per_batch=2)},
+        {"num_substeps": 2, "center_teacher_kl": True, "kl_discount_factor": 0.5},
+    ],
+    ids=["streaming", "asynchronous", "substeps"],
+)
+def test_every_mode_learns_from_the_teacher(model, other_model, prompts, tmp_path, settings):
+    """With a chat format of its own, too."""
+    teacher = TeacherConfig(base_model=other_model, renderer_name="role_colon")
+    rows = run(config(model, tmp_path, part(model, prompts, teacher), max_steps=2, **settings))
+    assert all(row["teacher_kl"] > 0.02 and row["optim/num_steps"] >= 1 for row in rows)
+
+
+class SumEnv(ProblemEnv):
+    def get_question(self):
+        return "1+1?"
+
+    def check_answer(self, sample_str):
+        return "2" in sample_str
+
+    def check_format(self, sample_str):
+        return True
+
+    def get_reference_answer(self):
+        return "2"
+
+
+@chz.chz
+class SumBuilder(RLDatasetBuilder):
+    model: str
+    renderer_name: str = "chatml"
+
+    async def __call__(self):
+        renderer = get_renderer(self.renderer_name, get_tokenizer(self.model))
+
+        def group(_):
+            return ProblemGroupBuilder(lambda: SumEnv(renderer), 2)
+
+        return ProblemDataset([0, 1], group, 2), ProblemDataset([0], group, 1)
+
+
+def test_problems_keep_their_rewards_and_their_test_set(model, tmp_path):
+    teacher = TeacherConfig(base_model=model, answer_hint=" It is {answer}.")
+    one = DistillationDatasetConfig(
+        dataset_builder=SumBuilder(model=model), teacher_config=teacher, groups_per_batch=2
+    )
+    rows = run(config(model, tmp_path, one))
+    assert "test/env/all/correct" in rows[0]
+    assert rows[1]["teacher_kl"] > 0
+    assert "env/all/correct" in rows[1]
+
+
+# --- what is refused ------------------------------------------------------------------------
+
+
+def test_a_teacher_of_another_vocabulary_is_refused_before_anything_is_loaded(
+    model, prompts, tmp_path, tmp_path_factory
+):
+    special = [SPECIAL[0], SPECIAL[2], SPECIAL[1], *SPECIAL[3:]]
+    other = make_chat_model(tmp_path_factory.mktemp("swapped"), special=special)
+    message = (
+        r"dataset_configs\[0\].teacher_config.base_model: got .*vocabulary differs .* 2 of 261 "
+        r"tokens"
+    )
+    with pytest.raises(ConfigurationError, match=message):
+        run(config(model, tmp_path / "run", part(model, prompts, other)))
+    assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.parametrize(
+    ("path", "error", "message"),
+    [
+        ("tinker://a/b", ConfigurationError, r"teacher_config.load_checkpoint_path: got 'tinker"),
+        ("tinker://no/sampler_weights/x", CheckpointError, r"load_checkpoint_path: .*got 'no'"),
+    ],
+)
+def test_a_teacher_that_is_not_there(model, prompts, tmp_path, path, error, message):
+    teacher = TeacherConfig(base_model=model, load_checkpoint_path=path)
+    with pytest.raises(error, match=message):
+        run(config(model, tmp_path / "run", part(model, prompts, teacher)))
+    assert (
+        not (tmp_path / "run" / "metrics.jsonl").exists()
+        or not (tmp_path / "run" / "metrics.jsonl").read_text()
+    )
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"kl_penalty_coef": 0}, "kl_penalty_coef: got 0, with which the teachers teach nothing"),
+        ({"remove_constant_reward_groups": True}, "remove_constant_reward_groups: got True"),
+        ({"reward_coef": float("nan")}, "reward_coef: got nan"),
+        ({"dataset_configs": []}, "dataset_configs: got none"),
+        (
+            {
+                "center_teacher_kl": True,
+                "stream_minibatch_config": StreamMinibatchConfig(
+                    groups_per_batch=2, num_minibatches=2
+                ),
+            },
+            "center_teacher_kl: got True with stream_minibatch_config",
+        ),
+    ],
+)
+def test_settings_that_cannot_work(model, prompts, tmp_path, settings, message):
+    whole = config(model, tmp_path, part(model, prompts, model))
+    with pytest.raises(ConfigurationError, match=message):
+        chz.replace(whole, **settings).check()
+
+
+def test_a_number_of_groups_that_is_not_the_datasets(model, prompts, tmp_path):
+    wrong = chz.replace(part(model, prompts, model, system_prompt="x"), groups_per_batch=3)
+    with pytest.raises(ConfigurationError, match=r"dataset_configs\[0\].groups_per_batch: got 3"):
+        run(config(model, tmp_path / "run", wrong))
+    with pytest.raises(ConfigurationError, match="got 0 datasets"):
+        CompositeDataset([], [])
+
+
+def test_an_unknown_teacher_renderer(model, prompts, tmp_path):
+    teacher = TeacherConfig(base_model=model, renderer_name="chatlm")
+    with pytest.raises(ConfigurationError, match="chatlm"):
+        config(model, tmp_path, part(model, prompts, teacher)).check()
+
+
+def test_a_hint_needs_an_answer(model, prompts, tmp_path):
+    teacher = TeacherConfig(base_model=model, answer_hint="It is {answer}.")
+    with pytest.raises(ConfigurationError, match="PromptOnlyEnv has no reference answer"):
+        run(config(model, tmp_path / "run", part(model, prompts, teacher)))
+
+
+def test_the_queue_of_an_asynchronous_run_keeps_what_the_teacher_sees():
+    import tinker
+
+    from tinker_cookbook.completers import TokensWithLogprobs
+    from tinker_cookbook.rl.types import Trajectory
+
+    seen = tinker.ModelInput.from_ints([7, 8])
+    turn = Transition(
+        ob=tinker.ModelInput.from_ints([1]),
+        ac=TokensWithLogprobs([2], [-0.5]),
+        reward=0.0,
+        episode_done=True,
+        teacher_ob=seen,
+    )
+    group = TrajectoryGroup([Trajectory([turn], tinker.ModelInput.empty())], [0.0], [{}])
+    row = json.loads(json.dumps(group_to_row(PlayedGroup(0, 0, group, ["dataset_0"]))))
+    (back,) = group_from_row(row).group.trajectories_G[0].transitions
+    assert back.teacher_ob.to_ints() == [7, 8]
+    del row["trajectories"][0]["transitions"][0]["teacher_ob"]  # an earlier version's
+    assert group_from_row(row).group.trajectories_G[0].transitions[0].teacher_ob is None

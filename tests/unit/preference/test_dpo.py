@@ -1,0 +1,159 @@
+"""The pair losses, their gradients through the engine, and their metrics, by plain torch."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import math
+
+import numpy as np
+import pytest
+import tinker
+import torch
+from pairs import make_pairs, plain_loss, plain_scores
+from peft import PeftModel
+from safetensors.torch import save_file
+from transformers import AutoModelForCausalLM
+
+from tinker_cookbook.backends import connect
+from tinker_cookbook.exceptions import ConfigurationError, DataValidationError
+from tinker_cookbook.preference.dpo_loss import PairBatch, PairLoss, PairObjective, pair_metrics
+from tinker_cookbook.preference.reference import score_answers
+
+LOSSES = [
+    PairLoss(),
+    PairLoss(beta=0.5, label_smoothing=0.1),
+    PairLoss("ipo", beta=0.2),
+    PairLoss("simpo", beta=2.0, gamma=1.0),
+]
+ids = [f"{loss.name}-{loss.label_smoothing}" for loss in LOSSES]
+
+
+@pytest.fixture(scope="module")
+def service(tmp_path_factory):
+    root = tmp_path_factory.mktemp("store")
+    with connect("local", device="cpu", dtype="float32", root=root).service as service:
+        yield service
+
+
+@pytest.fixture(scope="module")
+def moved(service, stories_model):
+    """A policy some steps away from its base model, and the base model as its reference."""
+    client = service.create_lora_training_client(stories_model, rank=4, seed=1).result()
+    data = make_pairs(4, seed=9)
+    for _ in range(3):
+        client.forward_backward(data, "cross_entropy")
+        client.optim_step(tinker.AdamParams(learning_rate=2e-2)).result()
+    return client, service.create_sampling_client(base_model=stories_model)
+
+
+@pytest.mark.parametrize("loss", LOSSES, ids=ids)
+def test_loss_and_gradient_equal_plain_torch(moved, stories_model, tmp_path, loss):
+    client, reference_client = moved
+    data = make_pairs(5)
+    reference = asyncio.run(score_answers(reference_client, data))
+    batch = PairBatch(data, reference if loss.needs_reference else np.zeros(len(data)))
+    run = client._created.result()
+    run._gradients = {}
+    output = client.forward_backward_custom(data, PairObjective(loss, batch)).result()
+
+    model = as_peft(run, stories_model, tmp_path)
+    with torch.no_grad(), model.disable_adapter():
+        plain_reference = plain_scores(model, data)
+    np.testing.assert_allclose(reference, plain_reference.numpy(), atol=2e-4)
+    scores = plain_scores(model, data, mean=loss.name == "simpo")
+    losses = plain_loss(
+        loss.name, scores, plain_reference, loss.beta, loss.label_smoothing, loss.gamma
+    )
+    losses.mean().backward()
+    assert output.metrics["loss:sum"] == pytest.approx(losses.mean().item(), rel=1e-5)
+    compare_gradients(run, model)
+    metrics = pair_metrics(loss, batch, [record["logprobs"] for record in output.loss_fn_outputs])
+    assert metrics["dpo_loss"] == pytest.approx(losses.mean().item(), rel=1e-5)
+
+
+def as_peft(run, folder, tmp_path):
+    """The run's adapter as peft files, loaded onto a plain model."""
+    config = json.dumps(run.adapter.peft_config(str(folder)))
+    (tmp_path / "adapter_config.json").write_text(config)
+    tensors = {name: t.detach().contiguous() for name, t in run.adapter.parameters().items()}
+    save_file(tensors, str(tmp_path / "adapter_model.safetensors"))
+    plain = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
+    return PeftModel.from_pretrained(plain, str(tmp_path), is_trainable=True).eval()
+
+
+def compare_gradients(run, model):
+    """Relative error of the whole gradient, and of no tensor alone more than ten times as much."""
+    plain = {
+        name.replace(".default", ""): parameter.grad
+        for name, parameter in model.named_parameters()
+        if parameter.grad is not None
+    }
+    assert set(plain) == set(run._gradients)
+    wrong = sum(float((run._gradients[n] - g).square().sum()) for n, g in plain.items())
+    size = sum(float(g.square().sum()) for g in plain.values())
+    assert math.sqrt(wrong / size) < 1e-5
+
+
+def test_metrics_at_the_start(service, stories_model):
+    client = service.create_lora_training_client(stories_model, rank=4, seed=1).result()
+    data = make_pairs(6)
+    zero = np.zeros(len(data))
+    output = client.forward(data, "cross_entropy").result()
+    logprobs = [record["logprobs"] for record in output.loss_fn_outputs]
+    scores = [
+        float((lp.to_numpy() * d.loss_fn_inputs["weights"].to_numpy()).sum())
+        for lp, d in zip(logprobs, data, strict=True)
+    ]
+    metrics = pair_metrics(PairLoss(), PairBatch(data, np.array(scores)), logprobs)
+    expected = {"dpo_loss": math.log(2), "accuracy": 0.5, "margin": 0}
+    expected |= {"chosen_reward": 0, "rejected_reward": 0}
+    assert metrics == pytest.approx(expected, abs=1e-5)
+    assert pair_metrics(PairLoss(), PairBatch(data, zero), logprobs)["accuracy"] != 0.5
+
+
+def test_metrics_of_known_rewards():
+    data = make_pairs(4)
+    logprobs = [np.zeros(datum.model_input.length) for datum in data]
+    # log-ratios 2 and 1; 1 and 3; equal; and one pair that counts half
+    reference = np.array([-2.0, -1.0, -1.0, -3.0, -5.0, -5.0, -4.0, 0.0])
+    for datum in data[6:]:
+        half = datum.loss_fn_inputs["weights"].to_numpy() * 0.5
+        datum.loss_fn_inputs["weights"] = tinker.TensorData.from_numpy(half.astype(np.float32))
+    metrics = pair_metrics(PairLoss(beta=0.5), PairBatch(data, reference), logprobs)
+    assert metrics["accuracy"] == pytest.approx((1 + 0 + 0.5 + 0.5) / 3.5)
+    assert metrics["margin"] == pytest.approx((0.5 - 1 + 0 + 0.5 * 2) / 3.5)
+    assert metrics["chosen_reward"] == pytest.approx((1 + 0.5 + 2.5 + 0.5 * 2) / 3.5)
+    assert metrics["rejected_reward"] == pytest.approx((0.5 + 1.5 + 2.5 + 0) / 3.5)
+
+
+def test_the_loss_is_a_sum_over_pairs():
+    data = make_pairs(3)
+    batch = PairBatch(data, np.zeros(len(data)))
+    logprobs = [torch.full((d.model_input.length,), -1.0, requires_grad=True) for d in data]
+    whole, _ = PairObjective(PairLoss(), batch)(data, logprobs)
+    parts = [
+        PairObjective(PairLoss(), batch)(data[i : i + 2], logprobs[i : i + 2])[0] for i in (0, 2, 4)
+    ]
+    assert sum(part.item() for part in parts) == pytest.approx(whole.item())
+
+
+@pytest.mark.parametrize(
+    ("loss", "field"),
+    [
+        (PairLoss("dop"), "dpo_loss"),  # type: ignore[arg-type]
+        (PairLoss(beta=0), "dpo_beta"),
+        (PairLoss(beta=math.nan), "dpo_beta"),
+        (PairLoss(label_smoothing=0.5), "label_smoothing"),
+        (PairLoss("ipo", label_smoothing=0.1), "label_smoothing"),
+        (PairLoss("simpo", gamma=-1), "simpo_gamma"),
+    ],
+)
+def test_settings_that_cannot_work(loss, field):
+    with pytest.raises(ConfigurationError, match=field):
+        loss.check()
+
+
+def test_half_a_pair_is_refused():
+    with pytest.raises(DataValidationError, match="chosen and rejected in turn"):
+        PairBatch(make_pairs(2)[:3], np.zeros(3))

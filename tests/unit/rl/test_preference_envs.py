@@ -1,0 +1,419 @@
+"""Answers that are judged in pairs: who meets whom, what it earns, and where it can be played."""
+
+from __future__ import annotations
+
+import asyncio
+import multiprocessing
+import pickle
+from concurrent.futures import ProcessPoolExecutor
+from itertools import combinations
+
+import byte_tokenizer
+import chz
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tinker_cookbook.completers import TokenCompleter, TokensWithLogprobs
+from tinker_cookbook.exceptions import ConfigurationError, DataValidationError
+from tinker_cookbook.preference.preference_datasets import ComparisonDatasetBuilder
+from tinker_cookbook.preference.types import Comparison, LabeledComparison, PreferenceModel
+from tinker_cookbook.renderers import get_renderer, get_text_content
+from tinker_cookbook.rl.executor import run_group, set_rollout_executor
+from tinker_cookbook.rl.preference_envs import (
+    LazyPreferenceModel,
+    PairwisePreferenceDataset,
+    PairwisePreferenceGroupBuilder,
+    PairwisePreferenceRLDatasetBuilder,
+    PreferenceEnv,
+    TournamentPattern,
+    get_pairs,
+    get_pairs_chunked,
+)
+from tinker_cookbook.rl.rollout_strategy import RetryOnFailure
+from tinker_cookbook.rl.rollouts import do_group_rollout
+from tinker_cookbook.rl.tournament import mean_wins_minus_losses
+from tinker_cookbook.rl.types import Trajectory
+from tinker_cookbook.tokenizer_utils import get_tokenizer
+
+BOTH_WAYS, ONE_WAY = TournamentPattern
+CONVO = [{"role": "user", "content": "2+3?"}]
+
+
+@pytest.fixture(scope="module")
+def renderer():
+    with byte_tokenizer.registered():
+        yield get_renderer("role_colon", get_tokenizer(byte_tokenizer.NAME))
+
+
+def text_of(completion) -> str:
+    return "|".join(get_text_content(message) for message in completion)
+
+
+class ByNumber(PreferenceModel):
+    """Prefers the larger number: tanh of the difference, and a liking for the second place."""
+
+    def __init__(self, bias: float = 0.0) -> None:
+        self.bias = bias
+        self.asked: list[tuple[str, str]] = []
+        self.at_once = self.most_at_once = 0
+
+    async def __call__(self, comparison: Comparison) -> float:
+        first, second = text_of(comparison.completion_A), text_of(comparison.completion_B)
+        assert comparison.prompt_conversation == CONVO
+        self.asked.append((first, second))
+        self.at_once += 1
+        self.most_at_once = max(self.most_at_once, self.at_once)
+        await asyncio.sleep(0)
+        self.at_once -= 1
+        difference = float(second.strip() or 0) - float(first.strip() or 0)
+        return max(-1.0, min(1.0, difference / 10 + self.bias))
+
+
+class Says(TokenCompleter):
+    """Answers member i with ``texts[i]``; a text that ends with an ellipsis is cut off."""
+
+    def __init__(self, renderer, *texts: str) -> None:
+        self.renderer, self.texts = renderer, texts
+
+    async def __call__(self, model_input, stop):
+        return (await self.sample_many(model_input, stop, 1))[0]
+
+    async def sample_many(self, model_input, stop, num_samples):
+        assert self.renderer.codec.decode(model_input.to_ints()).endswith(
+            "User: 2+3?\n\nAssistant:"
+        )
+        return [self._answer(text) for text in self.texts[:num_samples]]
+
+    def _answer(self, text: str) -> TokensWithLogprobs:
+        ended = not text.endswith("…")
+        ending = "\n\nUser:" if ended else ""
+        tokens = self.renderer.codec.encode(f" {text.rstrip('…')}{ending}")
+        return TokensWithLogprobs(tokens, [0.0] * len(tokens), "stop" if ended else "length")
+
+
+def group(renderer, judge, num_envs, **settings):
+    settings = {"tournament_pattern": BOTH_WAYS, **settings}
+    return PairwisePreferenceGroupBuilder(
+        convo_prefix=CONVO,
+        policy_renderer=renderer,
+        preference_model=judge,
+        num_envs=num_envs,
+        **settings,
+    )
+
+
+def play(builder, policy, **options):
+    return asyncio.run(do_group_rollout(builder, policy, **options))
+
+
+# --- who meets whom --------------------------------------------------------------------------
+
+
+@given(st.integers(0, 9))
+def test_pairs_are_all_there_once(n):
+    one_way = get_pairs(n, ONE_WAY)
+    assert one_way == list(combinations(range(n), 2))
+    both_ways = get_pairs(n, BOTH_WAYS)
+    assert sorted(both_ways) == sorted([*one_way, *((j, i) for i, j in one_way)])
+
+
+@given(st.integers(0, 40), st.integers(2, 9), st.sampled_from(TournamentPattern))
+def test_neighbourhoods_leave_nobody_alone(n, size, pattern):
+    pairs = get_pairs_chunked(n, pattern, size)
+    assert len(set(pairs)) == len(pairs) <= n * (max(size, 3) - 1)
+    met = {i: {i} for i in range(n)}
+    for i, j in pairs:
+        met[i].add(j)
+        met[j].add(i)
+    assert all(len(others) <= max(size, 3) for others in met.values())
+    if n > 1:
+        assert all(len(others) > 1 for others in met.values())
+    # They are neighbours, and each meets every other of its neighbourhood.
+    assert all(met[j] == others for others in met.values() for j in others)
+
+
+def test_pairs_of_six_in_threes():
+    expected = [(0, 1), (0, 2), (1, 2), (3, 4), (3, 5), (4, 5)]
+    assert get_pairs_chunked(6, ONE_WAY, 3) == expected
+
+
+def test_patterns_by_name():
+    assert TournamentPattern("all_pairs_both_ways") is BOTH_WAYS
+    assert get_pairs(2, "all_pairs_one_way") == [(0, 1)]  # pyright: ignore[reportArgumentType]
+    with pytest.raises(ConfigurationError, match="did you mean 'all_pairs_one_way'"):
+        get_pairs(2, "all_pairs_oneway")  # pyright: ignore[reportArgumentType]
+    with pytest.raises(ConfigurationError, match="matchup_group_size: got 1, expected at least 2"):
+        get_pairs_chunked(3, ONE_WAY, 1)
+
+
+@given(st.integers(2, 8), st.integers(2, 8), st.sampled_from(TournamentPattern), st.data())
+def test_the_balance_counts_parts_of_wins(n, size, pattern, data):
+    pairs = get_pairs_chunked(n, pattern, size)
+    preferences = data.draw(
+        st.lists(st.floats(-1, 1), min_size=len(pairs), max_size=len(pairs)), label="preferences"
+    )
+    balance = mean_wins_minus_losses(n, pairs, preferences)
+    for member in range(n):
+        wins = losses = matchups = 0.0
+        for (i, j), preference in zip(pairs, preferences, strict=True):
+            if member in (i, j):
+                # P(second) - P(first), with the rest of 1 shared by both as a tie is.
+                second = (1 + preference) / 2
+                wins += second if member == j else 1 - second
+                losses += 1 - second if member == j else second
+                matchups += 1
+        assert balance[member] == pytest.approx((wins - losses) / matchups, abs=1e-12)
+
+
+@pytest.mark.parametrize("preference", [1.5, float("nan")])
+def test_a_preference_out_of_range(preference):
+    with pytest.raises(DataValidationError, match="between answers 0 and 1: got"):
+        mean_wins_minus_losses(2, [(0, 1)], [preference])
+
+
+# --- what a group earns ----------------------------------------------------------------------
+
+
+def test_the_reward_is_what_the_formula_says(renderer):
+    judge = ByNumber()
+    played = play(group(renderer, judge, 3), Says(renderer, "5", "3", "9…"))
+    # 5 beats 3 by .2 and loses to 9 by .4; both twice.
+    expected = [(0.2 - 0.4) / 2, (-0.2 - 0.6) / 2, (0.4 + 0.6) / 2 - 1]
+    assert played.get_total_rewards() == pytest.approx(expected)
+    assert [m["format"] for m in played.metrics_G] == [1, 1, 0]
+    assert sum(m["win_minus_loss"] for m in played.metrics_G) == pytest.approx(0)
+    for metrics in played.metrics_G:
+        assert metrics["judge_confidence"] == pytest.approx(0.4)
+        assert metrics["judge_position_bias"] == pytest.approx(0)
+        assert "win_rate" not in metrics
+    assert len(judge.asked) == 6
+    assert judge.most_at_once == 6  # none waits for another
+
+
+@pytest.mark.parametrize(("pattern", "kept"), [(BOTH_WAYS, 0.0), (ONE_WAY, 0.3)])
+def test_a_liking_for_a_place_cancels_both_ways(renderer, pattern, kept):
+    fair, biased = (
+        play(
+            group(renderer, ByNumber(bias), 2, tournament_pattern=pattern),
+            Says(renderer, "1", "2"),
+        )
+        for bias in (0.0, 0.3)
+    )
+    assert biased.get_total_rewards()[1] - fair.get_total_rewards()[1] == pytest.approx(kept)
+    assert biased.metrics_G[0]["judge_position_bias"] == pytest.approx(
+        0.3 if pattern is BOTH_WAYS else 0.4
+    )
+
+
+def test_equal_answers_tie_unasked(renderer):
+    judge = ByNumber(bias=0.3)
+    one_way = group(renderer, judge, 3, tournament_pattern=ONE_WAY)
+    played = play(one_way, Says(renderer, "4", "4", "7"))
+    assert sorted(judge.asked) == [("4", "7"), ("4", "7")]
+    assert played.get_total_rewards() == pytest.approx([-0.3, -0.3, 0.6])
+    judge.asked.clear()
+    played = play(group(renderer, judge, 2), Says(renderer, "4", "4"))
+    assert not judge.asked
+    assert played.get_total_rewards() == [0, 0]
+    assert "judge_confidence" not in played.metrics_G[0]
+
+
+def test_rounding_of_a_judge_changes_no_reward(renderer):
+    def rewards(noise):
+        judge = ByNumber(bias=0.1 + noise)
+        played = play(group(renderer, judge, 3), Says(renderer, "1", "2", "4"))
+        return played.get_total_rewards(), played.metrics_G
+
+    assert rewards(3e-7) == rewards(0.0)
+
+
+@pytest.mark.parametrize("text", ["", "  ", "9…"])
+def test_no_answer_costs_the_format(renderer, text):
+    played = play(group(renderer, ByNumber(), 2), Says(renderer, text, "2"))
+    assert [m["format"] for m in played.metrics_G] == [0, 1]
+    win = played.metrics_G[0]["win_minus_loss"]
+    assert played.get_total_rewards()[0] == pytest.approx(win - 1)
+
+
+def test_an_episode_without_a_turn_has_no_answer(renderer):
+    import tinker
+
+    builder = group(renderer, ByNumber(), 1)
+    answer = builder.get_response_message(Trajectory([], tinker.ModelInput.empty()))
+    assert answer == ([{"role": "assistant", "content": ""}], False)
+
+
+def test_the_judge_reads_what_the_preprocessor_leaves(renderer):
+    judge = ByNumber()
+    builder = group(renderer, judge, 2, content_preprocessor=_last_word)
+    play(builder, Says(renderer, "hm 7", "well 2"))
+    assert sorted(judge.asked) == [("2", "7"), ("7", "2")]
+
+
+def _last_word(text: str) -> str:
+    return text.split()[-1]
+
+
+def test_in_evaluation_answers_meet_the_fixed_one(renderer):
+    judge = ByNumber(bias=0.1)
+    fixed = [{"role": "assistant", "content": "5"}]
+    builder = group(renderer, judge, 3, eval_target_completion_A=fixed)
+    played = play(builder, Says(renderer, "9", "5", "3"))
+    assert all("5" in pair for pair in judge.asked)
+    assert [m["win_rate"] for m in played.metrics_G] == pytest.approx([0.7, 0.5, 0.4])
+    assert played.get_total_rewards() == pytest.approx([0.4, 0, -0.2])
+
+
+def test_a_judge_that_fails_ends_the_group_and_its_other_questions(renderer):
+    class Breaks(ByNumber):
+        async def __call__(self, comparison):
+            if text_of(comparison.completion_A) == "2":
+                raise RuntimeError("no judgement")
+            await asyncio.sleep(30)
+            return 0.0
+
+    with pytest.raises(Exception, match="compute_group_rewards of PairwisePreferenceGroupBuilder"):
+        play(group(renderer, Breaks(), 2), Says(renderer, "1", "2"))
+
+
+# --- played elsewhere ------------------------------------------------------------------------
+
+
+@chz.chz
+class NumberJudgeBuilder:
+    """Counts what it made."""
+
+    def __call__(self) -> PreferenceModel:
+        _made.append(self)
+        return ByNumber()
+
+
+_made: list[NumberJudgeBuilder] = []
+
+
+def test_a_lazy_judge_is_made_once_when_first_asked_and_travels_as_its_builder(renderer):
+    _made.clear()
+    judge = LazyPreferenceModel(NumberJudgeBuilder())
+    builder = group(renderer, judge, 4)
+    assert not _made
+    first = play(builder, Says(renderer, "1", "2", "3", "4"))
+    assert len(_made) == 1
+    copy = pickle.loads(pickle.dumps(judge))
+    assert copy.builder == NumberJudgeBuilder()
+    assert len(_made) == 1
+    again = play(builder, Says(renderer, "1", "2", "3", "4"))
+    assert again.get_total_rewards() == first.get_total_rewards()
+    assert len(_made) == 1
+
+
+def test_a_group_that_travelled_earns_the_same(stories_model):
+    # A renderer travels by the name of its tokenizer, so it must be one that can be loaded there.
+    renderer = get_renderer("role_colon", get_tokenizer(stories_model))
+    builder = group(renderer, LazyPreferenceModel(NumberJudgeBuilder()), 2)
+    policy = Says(renderer, "1", "4")
+    played = play(pickle.loads(pickle.dumps(builder)), policy)
+    assert played.get_total_rewards() == pytest.approx([-0.3, 0.3])
+
+
+@pytest.mark.slow
+def test_a_group_is_judged_in_another_process(stories_model):
+    renderer = get_renderer("role_colon", get_tokenizer(stories_model))
+    builder = group(renderer, LazyPreferenceModel(NumberJudgeBuilder()), 2)
+
+    async def elsewhere():
+        with ProcessPoolExecutor(1, mp_context=multiprocessing.get_context("spawn")) as pool:
+            set_rollout_executor(pool)
+            return await run_group(builder, Says(renderer, "1", "4"), strategy=RetryOnFailure())
+
+    _made.clear()
+    assert asyncio.run(elsewhere()).get_total_rewards() == pytest.approx([-0.3, 0.3])
+    assert not _made
+
+
+# --- datasets --------------------------------------------------------------------------------
+
+
+def labeled(prompt: str, label: str = "A") -> LabeledComparison:
+    answers = ([{"role": "assistant", "content": text}] for text in ("5", "6"))
+    return LabeledComparison(Comparison([{"role": "user", "content": prompt}], *answers), label)  # pyright: ignore[reportArgumentType]
+
+
+@chz.chz
+class Sums(ComparisonDatasetBuilder):
+    num_train: int = 5
+    labels: str = ""
+
+    def get_labeled_comparisons(self):
+        test = [labeled("2+3?", label) for label in self.labels.split()]
+        return [labeled(f"{i}+{i}?") for i in range(self.num_train)], test or None
+
+
+@pytest.fixture
+def make_builder(stories_model):
+    def make(**settings):
+        return PairwisePreferenceRLDatasetBuilder(
+            **{
+                "comparison_builder": Sums(labels="B Tie A"),
+                "batch_size": 2,
+                "policy_renderer_name": "role_colon",
+                "policy_model_name": stories_model,
+                "group_size": 6,
+                "preference_model_builder": NumberJudgeBuilder(),
+                **settings,
+            }
+        )
+
+    return make
+
+
+def test_batches_are_groups_over_the_prompts(make_builder):
+    train, test = asyncio.run(make_builder(matchup_group_size=3, content_preprocessor=_last_word)())
+    assert isinstance(train, PairwisePreferenceDataset)
+    assert len(train) == 3
+    groups = [one for batch in range(3) for one in train.get_batch(batch)]
+    assert [one.convo_prefix[0]["content"] for one in groups] == [f"{i}+{i}?" for i in range(5)]
+    for one in groups:
+        assert (one.num_envs, one.matchup_group_size, one.eval_target_completion_A) == (6, 3, None)
+        assert one.content_preprocessor is _last_word
+        assert one.logging_tags() == ["pair_pref"]
+        (env,) = {type(env) for env in asyncio.run(one.make_envs())}
+        assert env is PreferenceEnv
+    assert test is not None
+    preferred = [one.eval_target_completion_A[0]["content"] for one in test.get_batch(0)]
+    assert preferred == ["6", "5"]  # what each label prefers; a tie prefers nothing
+    train.set_epoch(1)
+    shuffled = [one.convo_prefix for batch in range(3) for one in train.get_batch(batch)]
+    assert shuffled != [one.convo_prefix for one in groups]
+
+
+def test_no_held_out_part(make_builder):
+    for settings in ({"num_test": 0}, {"comparison_builder": Sums()}):
+        assert asyncio.run(make_builder(**settings)())[1] is None
+
+
+def test_the_dataset_by_itself(renderer):
+    dataset = PairwisePreferenceDataset(Sums(), renderer, 4, ByNumber())
+    assert len(dataset) == 2
+    (one, *_) = dataset.get_batch(0)
+    assert (one.tournament_pattern, one.num_envs, one.matchup_group_size) == (BOTH_WAYS, 4, 4)
+
+
+@pytest.mark.parametrize(
+    ("settings", "words"),
+    [
+        ({"group_size": 1}, "group_size: got 1, expected at least 2"),
+        ({"batch_size": 0}, "batch_size: got 0"),
+        ({"matchup_group_size": 1}, "matchup_group_size: got 1, expected at least 2"),
+        ({"num_test": -1}, "num_test: got -1"),
+        ({"test_group_size": 0}, "test_group_size: got 0"),
+    ],
+)
+def test_settings_that_cannot_work(make_builder, settings, words):
+    with pytest.raises(ConfigurationError, match=words):
+        make_builder(**settings).check()
+
+
+def test_no_comparison_at_all(make_builder):
+    with pytest.raises(DataValidationError, match="comparison_builder: Sums gave no comparison"):
+        asyncio.run(make_builder(comparison_builder=Sums(num_train=0))())

@@ -1,0 +1,1 @@
+"""Distillation: training a student towards a teacher."""

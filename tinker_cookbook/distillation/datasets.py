@@ -1,0 +1,238 @@
+"""What distillation trains on, and from whom."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import partial
+from typing import TYPE_CHECKING
+
+import chz
+
+from tinker_cookbook.distillation.prompts import HUB_PROMPTS, check_source, fitting, load_prompts
+from tinker_cookbook.exceptions import ConfigurationError
+from tinker_cookbook.renderers import (
+    Message,
+    Renderer,
+    check_renderer_name,
+    get_renderer,
+    get_text_content,
+)
+from tinker_cookbook.rl.problem_dataset import ProblemDataset
+from tinker_cookbook.rl.problem_env import ProblemEnv, ProblemGroupBuilder
+from tinker_cookbook.rl.types import (
+    Action,
+    ActionExtra,
+    EnvGroupBuilder,
+    RLDataset,
+    RLDatasetBuilder,
+    StepResult,
+)
+from tinker_cookbook.tokenizer_utils import get_tokenizer
+from tinker_cookbook.utils.lazy_imports import lazy_module
+
+if TYPE_CHECKING:
+    import tinker
+else:
+    tinker = lazy_module("tinker")
+
+__all__ = [
+    "CompositeDataset",
+    "DistillationDatasetConfig",
+    "PromptOnlyDatasetBuilder",
+    "PromptOnlyEnv",
+    "TeacherConfig",
+]
+
+ANSWER = "{answer}"
+
+
+@chz.chz
+class TeacherConfig:
+    """A teacher: a base model, the saved weights on it, if any, and what it sees.
+
+    By default it sees the very tokens that the student does. With any of the last four settings it
+    gets a prompt of its own, and then the student's answer; only on-policy distillation has that.
+    """
+
+    base_model: str = chz.field(doc="Hub name or local folder of the teacher's base model")
+    load_checkpoint_path: str | None = chz.field(
+        default=None, doc="tinker:// path of the teacher's own weights on it"
+    )
+    renderer_name: str | None = chz.field(
+        default=None, doc="The teacher's chat format; default: the student's"
+    )
+    system_prompt: str | None = chz.field(
+        default=None, doc="System prompt that the teacher alone sees"
+    )
+    convo_prefix: list[Message] | None = chz.field(
+        default=None, doc="Messages (examples, say) that the teacher alone sees, before the others"
+    )
+    answer_hint: str | None = chz.field(
+        default=None,
+        doc=f"Text behind the last user message that the teacher alone sees; {ANSWER} in it is "
+        "the problem's reference answer",
+    )
+
+    @property
+    def has_own_prompt(self) -> bool:
+        """Whether it sees anything but the student's tokens, the chat format aside."""
+        return bool(self.system_prompt or self.convo_prefix or self.answer_hint)
+
+    def check(self, where: str) -> None:
+        """Raises ``ConfigurationError`` for settings that cannot work."""
+        parts = (self.load_checkpoint_path or "tinker://a/b/c").removeprefix("tinker://").split("/")
+        if len(parts) != 3 or not all(parts):
+            raise ConfigurationError(
+                f"{where}.load_checkpoint_path: got {self.load_checkpoint_path!r}, expected "
+                "tinker://RUN/sampler_weights/NAME; the sampler_path in checkpoints.jsonl of the "
+                "teacher's run is one"
+            )
+        if self.renderer_name is not None:
+            check_renderer_name(self.renderer_name)
+
+
+@chz.chz
+class DistillationDatasetConfig:
+    """A dataset, and the teacher that scores what the student says there."""
+
+    dataset_builder: RLDatasetBuilder = chz.field(doc="The prompts, or problems with rewards")
+    teacher_config: TeacherConfig = chz.field(doc="Who scores the student's answers to them")
+    groups_per_batch: int = chz.field(doc="Groups of a batch that come from this dataset")
+
+
+class CompositeDataset(RLDataset):
+    """Batches of several datasets: batch i is batch i of each of them, one after the other.
+
+    It is as long as the shortest of them.
+
+    Args:
+        datasets: Training data.
+        groups_per_batch_list: How many groups a batch of each has; their last may be smaller.
+
+    Raises:
+        ConfigurationError: The numbers do not fit the datasets.
+    """
+
+    def __init__(self, datasets: Sequence[RLDataset], groups_per_batch_list: Sequence[int]) -> None:
+        if not datasets or len(datasets) != len(groups_per_batch_list):
+            raise ConfigurationError(
+                f"dataset_configs: got {len(datasets)} datasets and {len(groups_per_batch_list)} "
+                "numbers of groups, expected one for each dataset, and one dataset at least"
+            )
+        self.datasets = list(datasets)
+        self.groups_per_batch_list = list(groups_per_batch_list)
+
+    def __len__(self) -> int:
+        return min(len(dataset) for dataset in self.datasets)
+
+    def get_batch(self, index: int) -> Sequence[EnvGroupBuilder]:
+        """The groups of batch ``index``, those of the first dataset first."""
+        return [group for part in self.get_parts(index) for group in part]
+
+    def get_parts(self, index: int) -> list[list[EnvGroupBuilder]]:
+        """The same, dataset by dataset."""
+        parts = []
+        for i, (dataset, expected) in enumerate(
+            zip(self.datasets, self.groups_per_batch_list, strict=True)
+        ):
+            groups = list(dataset.get_batch(index))
+            if len(groups) > expected or (len(groups) < expected and index < len(dataset) - 1):
+                raise ConfigurationError(
+                    f"dataset_configs[{i}].groups_per_batch: got {expected}, but batch {index} of "
+                    f"its dataset has {len(groups)} groups; expected the same number in both"
+                )
+            parts.append(groups)
+        return parts
+
+    def set_epoch(self, seed: int) -> None:
+        """Reorders each of them."""
+        for dataset in self.datasets:
+            dataset.set_epoch(seed)
+
+
+class PromptOnlyEnv(ProblemEnv):
+    """A prompt without a right answer: the reward is always 0, and the teacher alone teaches."""
+
+    def __init__(
+        self, prompt: str, renderer: Renderer, convo_prefix: Sequence[Message] | None = None
+    ) -> None:
+        super().__init__(renderer, convo_prefix, format_coef=0.0)
+        self.prompt = prompt
+
+    def get_question(self) -> str:
+        """The prompt."""
+        return self.prompt
+
+    def check_answer(self, sample_str: str) -> bool:
+        """No answer earns anything."""
+        return False
+
+    def check_format(self, sample_str: str) -> bool:
+        """Any answer will do."""
+        return True
+
+    def get_reference_answer(self) -> str:
+        """There is none."""
+        return ""
+
+    async def step(self, action: Action, *, extra: ActionExtra | None = None) -> StepResult:
+        """The episode is over; there is nothing to grade."""
+        return StepResult(
+            reward=0.0,
+            episode_done=True,
+            next_observation=tinker.ModelInput.empty(),
+            next_stop_condition=self.stop_condition,
+        )
+
+
+@chz.chz
+class PromptOnlyDatasetBuilder(RLDatasetBuilder):
+    """Prompts from the Hub or from a local file, without rewards.
+
+    A line of a file is ``{"prompt": "…"}``, or a conversation ``{"messages": […]}`` of which all up
+    to the last answer is the prompt.
+    """
+
+    dataset_name: str = chz.field(doc=f"{', '.join(HUB_PROMPTS)}, or a JSONL file of prompts")
+    groups_per_batch: int = chz.field(doc="Prompts a step")
+    group_size: int = chz.field(doc="Answers to each")
+    model_name_for_tokenizer: str = chz.field(doc="Whose tokenizer turns text into tokens")
+    renderer_name: str = chz.field(doc="Chat format")
+    convo_prefix: list[Message] | None = chz.field(
+        default=None, doc="Messages before each prompt, which the student sees too"
+    )
+    max_prompt_tokens: int | None = chz.field(
+        default=1024, doc="Prompts of more tokens are left out; None: all are kept"
+    )
+    max_prompts: int | None = chz.field(default=None, doc="Take so many prompts, the first ones")
+
+    def check(self) -> None:
+        """Raises ``ConfigurationError`` for settings that cannot work."""
+        for name in ("groups_per_batch", "group_size", "max_prompt_tokens", "max_prompts"):
+            value = getattr(self, name)
+            if value is not None and value < 1:
+                raise ConfigurationError(f"{name}: got {value}, expected at least 1")
+        check_renderer_name(self.renderer_name)
+        check_source(self.dataset_name)
+
+    async def __call__(self) -> tuple[RLDataset, None]:
+        """Reads the prompts and leaves out those that are too long, which it says.
+
+        Raises:
+            DataError: A line is no prompt, or none is left; names file and line.
+        """
+        self.check()
+        renderer = get_renderer(self.renderer_name, get_tokenizer(self.model_name_for_tokenizer))
+        prompts = load_prompts(self.dataset_name, self.max_prompts)
+        prefix = self.convo_prefix or []
+        if self.max_prompt_tokens is not None:
+            prompts = fitting(prompts, renderer, prefix, self.max_prompt_tokens, self.dataset_name)
+        group = partial(self._group, renderer, prefix)
+        return ProblemDataset(prompts, group, self.groups_per_batch), None
+
+    def _group(
+        self, renderer: Renderer, prefix: list[Message], prompt: list[Message]
+    ) -> EnvGroupBuilder:
+        question = get_text_content(prompt[-1])
+        env = partial(PromptOnlyEnv, question, renderer, [*prefix, *prompt[:-1]])
+        return ProblemGroupBuilder(env, self.group_size, "prompts")

@@ -1,0 +1,178 @@
+"""What a teacher sees of a student's conversation, where that is not the student's own prompt.
+
+A teacher may speak another chat format than the student, or have a prompt of its own: a system
+prompt, examples, a hint at the answer. It scores the student's tokens behind that prompt. Only the
+tokens that end an answer are translated, as each format has its own.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import TYPE_CHECKING
+
+from tinker_cookbook.distillation.datasets import ANSWER
+from tinker_cookbook.exceptions import ConfigurationError
+from tinker_cookbook.renderers import Message, Renderer, get_text_content
+from tinker_cookbook.rl.types import Env, EnvGroupBuilder, Metrics, Observation, Trajectory
+from tinker_cookbook.tokenizer_utils import decode_exactly
+
+if TYPE_CHECKING:
+    from tinker_cookbook.distillation.datasets import TeacherConfig
+
+_TAG = "dataset_"
+
+
+@dataclass(frozen=True)
+class TeacherView:
+    """How a teacher's prompt is made of the student's conversation.
+
+    The teacher's system prompt comes before the conversation's own, in one message with it; then
+    the teacher's messages, and the rest of the conversation.
+    """
+
+    renderer: Renderer
+    system_prompt: str | None = None
+    convo_prefix: tuple[Message, ...] = ()
+    answer_hint: str | None = None
+
+    @classmethod
+    def of(cls, teacher: TeacherConfig, renderer: Renderer) -> TeacherView:
+        """That of the settings, in the chat format of ``renderer``."""
+        prefix = tuple(teacher.convo_prefix or ())
+        return cls(renderer, teacher.system_prompt, prefix, teacher.answer_hint)
+
+    def render(self, answer: str, messages: Sequence[Message]) -> Observation:
+        """The teacher's prompt for a conversation; ``answer`` is what the hint may name."""
+        return self.renderer.build_generation_prompt(self.messages(answer, messages))
+
+    def messages(self, answer: str, messages: Sequence[Message]) -> list[Message]:
+        """The conversation as the teacher sees it."""
+        rest = list(messages)
+        head: list[Message] = []
+        if rest and rest[0]["role"] == "system" and (self.system_prompt or self.convo_prefix):
+            head = [rest.pop(0)]
+        if self.system_prompt:
+            own = Message(role="system", content=self.system_prompt)
+            head = [_behind(own, f"\n\n{get_text_content(head[0])}") if head else own]
+        if self.answer_hint is not None:
+            last = max((i for i, m in enumerate(rest) if m["role"] == "user"), default=None)
+            if last is not None:
+                rest[last] = _behind(rest[last], self.answer_hint.replace(ANSWER, answer))
+        return [*head, *self.convo_prefix, *rest]
+
+    def equip(self, env: Env) -> Env:
+        """Has an environment render its conversation for the teacher too.
+
+        Raises:
+            ConfigurationError: The hint needs an answer, and the environment knows none.
+        """
+        answer = ""
+        if self.answer_hint is not None and ANSWER in self.answer_hint:
+            get_answer = getattr(env, "get_reference_answer", None)
+            answer = get_answer() if get_answer is not None else ""
+            if not answer:
+                raise ConfigurationError(
+                    f"answer_hint: got {self.answer_hint!r}, but {type(env).__name__} has no "
+                    "reference answer to put into it; expected problems whose "
+                    "get_reference_answer gives one, or a hint without " + ANSWER
+                )
+        env.teacher_prompt = partial(self.render, answer)
+        return env
+
+
+def _behind(message: Message, text: str) -> Message:
+    """The message with text at its end."""
+    content = message["content"]
+    if isinstance(content, str):
+        return {**message, "content": content + text}
+    return {**message, "content": [*content, {"type": "text", "text": text}]}
+
+
+class AnswerEndings:
+    """Translates the tokens that end an answer from one chat format to another.
+
+    The other tokens stay as they are: both formats are of one vocabulary.
+    """
+
+    def __init__(self, student: Renderer, teacher: Renderer) -> None:
+        self._student, self._teacher = student, teacher
+        self._stops = student.get_stop_sequences()
+        self._same = self._stops == teacher.get_stop_sequences()
+
+    def translate(self, tokens: Sequence[int]) -> tuple[int, list[int]]:
+        """How many tokens at the end of an answer end it, and the teacher's tokens for these.
+
+        Where text ends an answer, the first of these tokens may hold the last of what was said;
+        the teacher's begin with it too. Of an answer that was cut off these are none.
+        """
+        if self._same or not tokens:
+            return 0, []
+        stop = next((stop for stop in self._stops if tokens[-1] == stop), None)
+        if stop is not None:
+            return 1, self._ending("")
+        texts = [stop for stop in self._stops if isinstance(stop, str)]
+        tail = ""
+        for count in range(1, len(tokens) + 1):
+            tail = decode_exactly(self._student.tokenizer, tokens[-count:])
+            found = [stop for stop in texts if stop in tail]
+            if found:
+                return count, self._ending(tail.partition(found[0])[0])
+            if len(tail) > max(map(len, texts), default=0) + _LONGEST_TOKEN:
+                break
+        return 0, []
+
+    def _ending(self, said: str) -> list[int]:
+        stop = self._teacher.get_stop_sequences()[0]
+        encode = self._teacher.codec.encode
+        if isinstance(stop, str):
+            return list(encode(said + stop))
+        return [*encode(said), stop]
+
+
+_LONGEST_TOKEN = 64  # characters; one may follow the stop text within its last token
+
+
+class TaughtGroup(EnvGroupBuilder):
+    """A group of a dataset whose number it carries as its first tag, so that its teacher is found.
+
+    Args:
+        group: What is played.
+        dataset_index: Which of the run's datasets it comes from.
+        view: What the teacher sees, where that is not what the student does.
+    """
+
+    def __init__(
+        self, group: EnvGroupBuilder, dataset_index: int, view: TeacherView | None
+    ) -> None:
+        self.group, self.dataset_index, self.view = group, dataset_index, view
+
+    async def make_envs(self) -> Sequence[Env]:
+        """Those of the group, which render for the teacher too."""
+        envs = await self.group.make_envs()
+        return envs if self.view is None else [self.view.equip(env) for env in envs]
+
+    async def make_env(self, index: int) -> Env:
+        """One of them."""
+        env = await self.group.make_env(index)
+        return env if self.view is None else self.view.equip(env)
+
+    async def compute_group_rewards(
+        self, trajectory_group: list[Trajectory], env_group: Sequence[Env]
+    ) -> list[tuple[float, Metrics]]:
+        """The group's own."""
+        return await self.group.compute_group_rewards(trajectory_group, env_group)
+
+    async def cleanup(self) -> None:
+        """The group's own."""
+        await self.group.cleanup()
+
+    def logging_tags(self) -> list[str]:
+        """The dataset, and the group's own."""
+        return [f"{_TAG}{self.dataset_index}", *self.group.logging_tags()]
+
+
+def dataset_index(tags: Sequence[str]) -> int:
+    """Which dataset a played group comes from: the number in its first tag."""
+    return int(tags[0].removeprefix(_TAG))

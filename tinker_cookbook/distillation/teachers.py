@@ -1,0 +1,315 @@
+"""Teachers score what the student said; how far it is from them becomes its advantage.
+
+With ``d = logprob of the student - logprob of its teacher`` at each sampled token, of which the
+expectation is the reverse KL(student || teacher) (Agarwal et al. 2023, arXiv 2306.13649; Gu et al.
+2023, arXiv 2306.08543)::
+
+    advantages += -coef * mask * d
+
+The student is pulled to what the teacher holds likely on the student's own text, so it learns from
+the places where it goes wrong, every token of them, rather than from the teacher's text.
+
+Since ``d`` is positive on average, that pushes most of what was sampled down, and only how far
+tells tokens apart. A baseline does not change the expected gradient but takes that noise away
+(Williams 1992, https://doi.org/10.1007/BF00992696)::
+
+    advantages += coef * mask * (mean(d) - d)
+
+``teacher_kl``
+    Mean of ``d`` over the trained tokens of the batch, in nats: an estimate of KL(student ||
+    teacher) that is exact on average, and may be below 0 by chance. Starts at how far the student
+    is from the teacher (0.1 to 3 for most) and should fall towards 0. It rises where the learning
+    rate is too high, or where other rewards pull the student elsewhere.
+``teacher_kl/dataset_i``
+    The same over the groups of ``dataset_configs[i]``, against the teacher of that.
+``teacher_kl/per_episode``
+    ``d`` added up over an episode's tokens, and the mean of that over episodes: an estimate of the
+    KL between whole answers. Where answers become shorter, as students of a terse teacher's do, the
+    tokens that are left may be the ones that matter, so that the mean a token rises while this
+    falls.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from types import SimpleNamespace
+from typing import TYPE_CHECKING
+
+import numpy as np
+import numpy.typing as npt
+
+from tinker_cookbook.completers import TokensWithLogprobs
+from tinker_cookbook.distillation.teacher_view import AnswerEndings, dataset_index
+from tinker_cookbook.exceptions import (
+    CheckpointError,
+    DataValidationError,
+    TinkerCookbookError,
+    TrainingError,
+)
+from tinker_cookbook.preference.reference import reference_client
+from tinker_cookbook.rl.adjuster import (
+    Adjustment,
+    AdvantageAdjuster,
+    Mean,
+    PlayedData,
+    advantages_of,
+    is_pull,
+)
+from tinker_cookbook.rl.data_processing import trajectory_to_data
+from tinker_cookbook.rl.kl import (
+    add_to_advantages,
+    check_penalty,
+    sampled_logprobs,
+    trained_values,
+)
+from tinker_cookbook.rl.types import Trajectory, Transition
+from tinker_cookbook.training.weights import check_weights
+from tinker_cookbook.utils.lazy_imports import lazy_module
+from tinker_cookbook.utils.scoring import score_datums
+
+if TYPE_CHECKING:
+    import tinker
+
+    from tinker_cookbook.backends import SamplingClient
+    from tinker_cookbook.distillation.datasets import TeacherConfig
+    from tinker_cookbook.training.config import TrainingConfig
+    from tinker_cookbook.training.session import TrainingSession
+else:
+    tinker = lazy_module("tinker")
+
+_Array = npt.NDArray[np.float64]
+
+
+@dataclass(frozen=True)
+class Played:
+    """A trajectory, and the data that were made of it."""
+
+    trajectory: Trajectory
+    data: list[tinker.Datum]
+
+
+@dataclass(frozen=True)
+class Teacher:
+    """Scores what a student sampled.
+
+    Attributes:
+        client: Samples from the teacher's weights.
+        endings: Translates to the teacher's chat format, where the teacher sees a prompt of its
+            own; ``None``: it sees what the student does.
+    """
+
+    client: SamplingClient
+    endings: AnswerEndings | None = None
+
+    async def score(self, played: Sequence[Played]) -> list[_Array]:
+        """Log-probabilities of each trajectory's trained tokens, in order, [N] each."""
+        if self.endings is None:
+            return await self._score_data([one.data for one in played])
+        own = [_seen_by_teacher(one.trajectory, self.endings) for one in played]
+        scores = await self._score_data([trajectory_to_data(seen, 0.0) for seen in own])
+        return [
+            _on_student_tokens(one.trajectory, self.endings, values)
+            for one, values in zip(played, scores, strict=True)
+        ]
+
+    async def _score_data(self, data_of: Sequence[list[tinker.Datum]]) -> list[_Array]:
+        data_D = [datum for data in data_of for datum in data]
+        try:
+            scores_D = await score_datums(self.client, data_D)
+        except TinkerCookbookError as error:
+            longest = max(datum.model_input.length + 1 for datum in data_D)
+            raise TrainingError(
+                f"the teacher could not score the student's answers (the longest has {longest} "
+                f"tokens with its prompt): {error}"
+            ) from error
+        places = iter(zip(data_D, scores_D, strict=True))
+        out = []
+        for data in data_of:
+            pairs = [next(places) for _ in data]
+            own, scores = [datum for datum, _ in pairs], [score for _, score in pairs]
+            out.append(trained_values(own, scores, "teacher"))
+        return out
+
+
+class TeacherSignal(AdvantageAdjuster):
+    """Adds the teachers' judgement to the advantages.
+
+    Args:
+        teachers: One for each of the run's datasets.
+        coef: Weight of the teachers.
+        discount: Above 0 a token also answers for the tokens after it, each further one counting
+            by one more factor.
+        reward_coef: Weight of the environments' own rewards beside them; 0: the teachers alone.
+        center: Take the mean of ``d`` over the data as baseline.
+    """
+
+    def __init__(
+        self,
+        teachers: Sequence[Teacher],
+        coef: float = 1.0,
+        discount: float = 0.0,
+        reward_coef: float = 1.0,
+        center: bool = False,
+    ) -> None:
+        check_penalty(coef, discount)
+        self._center = center
+        self._teachers = list(teachers)
+        self._coef, self._discount, self._reward_coef = coef, discount, reward_coef
+
+    async def adjust(self, played: PlayedData) -> Adjustment:
+        """See the module's docstring; the teachers score at the same time."""
+        trajectories: dict[tuple[int, int], Played] = {}
+        for place, datum in zip(played.places_D, played.data_D, strict=True):
+            made = trajectories.setdefault(
+                (place.group, place.member), Played(played.trajectory(place), [])
+            )
+            made.data.append(datum)
+        numbers = [dataset_index(played.groups[group].tags) for group, _ in trajectories]
+        scores = await self._score(list(trajectories.values()), numbers)
+        rewarded = self._weigh_rewards(played.data_D)
+        numbers_D = [dataset_index(played.groups[place.group].tags) for place in played.places_D]
+        means, added = add_reverse_kl(
+            played.data_D,
+            np.concatenate([np.empty(0), *scores]),
+            numbers_D,
+            self._coef,
+            self._discount,
+            center=self._center,
+        )
+        if "teacher_kl" in means:
+            means["teacher_kl/per_episode"] = Mean(means["teacher_kl"].total, len(trajectories))
+        return Adjustment(rewarded or is_pull(added, self._coef), means)
+
+    async def _score(self, played: Sequence[Played], numbers: Sequence[int]) -> list[_Array]:
+        """Each trajectory's scores, by the teacher of its dataset."""
+        places = [
+            [i for i, number in enumerate(numbers) if number == k]
+            for k in range(len(self._teachers))
+        ]
+        found = await asyncio.gather(
+            *(
+                teacher.score([played[i] for i in own])
+                for teacher, own in zip(self._teachers, places, strict=True)
+                if own
+            )
+        )
+        scores: dict[int, _Array] = {}
+        for own, values in zip(filter(None, places), found, strict=True):
+            scores.update(zip(own, values, strict=True))
+        return [scores[i] for i in range(len(played))]
+
+    def _weigh_rewards(self, data_D: Sequence[tinker.Datum]) -> bool:
+        """Applies ``reward_coef``; whether there is a difference in reward left."""
+        if self._reward_coef != 1:
+            for datum, values in zip(data_D, advantages_of(data_D), strict=True):
+                weighed = (self._reward_coef * values).astype(np.float32)
+                datum.loss_fn_inputs["advantages"] = tinker.TensorData.from_numpy(weighed)
+        return any(values.any() for values in advantages_of(data_D))
+
+
+def add_reverse_kl(
+    data_D: Sequence[tinker.Datum],
+    teacher_logprobs: _Array,
+    dataset_indices_D: Sequence[int],
+    coef: float,
+    discount: float,
+    *,
+    center: bool = False,
+) -> tuple[dict[str, Mean], _Array]:
+    """Adds ``-coef * d``, or ``coef * (mean(d) - d)``, to the advantages; changes ``data_D``.
+
+    Args:
+        data_D: What the student sampled.
+        teacher_logprobs: [N], for the trained tokens of all data in order.
+        dataset_indices_D: Which dataset each datum comes from.
+        coef: Weight.
+        discount: As in ``rl.kl.add_to_advantages``.
+        center: Whether the mean of ``d`` is the baseline.
+
+    Returns:
+        ``teacher_kl`` and ``teacher_kl/dataset_i``, and what was added [N].
+    """
+    difference = sampled_logprobs(data_D) - teacher_logprobs
+    baseline = float(difference.mean()) if center and difference.size else 0.0
+    added = add_to_advantages(data_D, coef * (baseline - difference), discount)
+    counts = [int(np.count_nonzero(_mask(datum))) for datum in data_D]
+    means: dict[str, Mean] = {}
+    parts = np.split(difference, np.cumsum(counts)[:-1])
+    for number, part in zip(dataset_indices_D, parts, strict=True):
+        if part.size:
+            mean = Mean(float(part.sum()), part.size)
+            for name in ("teacher_kl", f"teacher_kl/dataset_{number}"):
+                means[name] = means.get(name, Mean()) + mean
+    return means, added
+
+
+async def open_teacher(
+    session: TrainingSession,
+    config: TrainingConfig,
+    teacher: TeacherConfig,
+    where: str,
+) -> SamplingClient:
+    """A client for the teacher's weights.
+
+    Raises:
+        CheckpointError: There are no such weights, or they are of another model than
+            ``teacher.base_model``; names the setting.
+    """
+    path = teacher.load_checkpoint_path
+    if path is not None:
+        try:
+            model = SimpleNamespace(model_name=teacher.base_model)
+            await check_weights(session.connection.service, path, model)
+        except CheckpointError as error:
+            raise CheckpointError(f"{where}.load_checkpoint_path: {error}") from error
+    return await reference_client(session, config, path or teacher.base_model)
+
+
+def _mask(datum: tinker.Datum) -> npt.NDArray[np.float32]:
+    return datum.loss_fn_inputs["mask"].to_numpy()
+
+
+def _seen_by_teacher(trajectory: Trajectory, endings: AnswerEndings) -> Trajectory:
+    """The trajectory behind the teacher's prompts, in its chat format."""
+    turns: list[Transition] = []
+    for turn in trajectory.transitions:
+        if turn.ac.tokens and turn.teacher_ob is None:
+            raise DataValidationError(
+                "a turn has no prompt of the teacher's: it was sampled before the teacher had one; "
+                "start the run anew, or with the teacher's settings that it had then"
+            )
+        count, ending = endings.translate(turn.ac.tokens)
+        tokens = [*turn.ac.tokens[: len(turn.ac.tokens) - count], *ending]
+        turns.append(
+            replace(
+                turn,
+                ob=turn.teacher_ob if turn.teacher_ob is not None else turn.ob,
+                ac=TokensWithLogprobs(tokens, [0.0] * len(tokens)),
+            )
+        )
+    return Trajectory(turns, trajectory.final_ob)
+
+
+def _on_student_tokens(trajectory: Trajectory, endings: AnswerEndings, values: _Array) -> _Array:
+    """Scores of the teacher's tokens as scores of the student's.
+
+    Where an ending has another number of tokens in the teacher's format, the difference between
+    student and teacher over the whole of it is shared among the student's tokens alike.
+    """
+    out = [np.empty(0)]
+    start = 0
+    for turn in trajectory.transitions:
+        if turn.masked or not turn.ac.tokens:
+            continue
+        count, ending = endings.translate(turn.ac.tokens)
+        body = len(turn.ac.tokens) - count
+        out.append(values[start : start + body])
+        start += body
+        if count:
+            sampled = np.asarray(turn.ac.logprobs[body:], dtype=np.float64)
+            judged = float(values[start : start + len(ending)].sum())
+            out.append(sampled - (float(sampled.sum()) - judged) / count)
+            start += len(ending)
+    return np.concatenate(out)

@@ -1,0 +1,267 @@
+"""A teacher's most probable tokens as soft targets.
+
+A teacher is asked for the K most probable next tokens at every position of a text. Renormalised
+over those K they are the targets ``q`` of a cross-entropy (Hinton, Vinyals and Dean 2015,
+arXiv 1503.02531, cut to the top K)::
+
+    loss = - sum over positions t, tokens k of  weight_t * q_tk * log p_tk
+
+with ``p`` the student's probabilities over its whole vocabulary. Up to the entropy of ``q``, which
+does not depend on the student, that is KL(q || p).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import numpy.typing as npt
+
+from tinker_cookbook.exceptions import (
+    BackendError,
+    ConfigurationError,
+    DataError,
+    DataValidationError,
+    TinkerCookbookError,
+)
+from tinker_cookbook.utils.lazy_imports import lazy_module
+from tinker_cookbook.utils.scoring import whole_sequence
+
+if TYPE_CHECKING:
+    import tinker
+
+    from tinker_cookbook.backends import SamplingClient
+else:
+    tinker = lazy_module("tinker")
+
+__all__ = [
+    "SoftDatum",
+    "TopK",
+    "ask_teacher",
+    "check_top_k",
+    "distance_metrics",
+    "soft_datum",
+    "soft_targets",
+]
+
+_ABSENT = -1e4
+"""Log-probabilities below this mark an entry that the backend had no token for."""
+
+_ROUNDING = 1e-6
+"""Of a sum of float32 probabilities: less than this beside the top K cannot be told from none."""
+
+_Floats = npt.NDArray[np.float32]
+
+
+@dataclass(frozen=True)
+class TopK:
+    """The ``K`` most probable tokens at each of ``T`` positions.
+
+    ``ids`` [T, K]; ``logprobs`` [T, K] in nats at temperature 1 over the whole vocabulary, ``-inf``
+    for an entry without a token, whose id is 0.
+    """
+
+    ids: npt.NDArray[np.int64]
+    logprobs: _Floats
+
+    def __len__(self) -> int:
+        return len(self.ids)
+
+    def renormalised(self) -> _Floats:
+        """Probabilities [T, K] that add up to 1 at each position."""
+        relative = np.exp(self.logprobs - self.logprobs.max(axis=-1, keepdims=True))
+        return relative / relative.sum(axis=-1, keepdims=True)
+
+    def within(self, vocab_size: int | None) -> TopK:
+        """Without tokens of ids that the student does not have."""
+        if vocab_size is None or not (outside := self.ids >= vocab_size).any():
+            return self
+        if outside.all(axis=-1).any():
+            raise DataValidationError(
+                f"teacher: all of its top {self.ids.shape[1]} tokens at a position have ids of "
+                f"{vocab_size} and above, which the student lacks; choose a teacher with the same "
+                "tokenizer"
+            )
+        logprobs = np.where(outside, np.float32(-np.inf), self.logprobs)
+        return TopK(np.where(outside, 0, self.ids), logprobs)
+
+
+def check_top_k(name: str, k: int, vocab_size: int) -> None:
+    """Raises ``ConfigurationError`` for a number of targets that a vocabulary cannot give."""
+    if not 1 <= k <= vocab_size:
+        raise ConfigurationError(
+            f"{name}: got {k}, expected 1 to {vocab_size}, the size of the vocabulary; 20 is usual"
+        )
+
+
+async def ask_teacher(
+    teacher: SamplingClient, sequence: tinker.ModelInput, k: int, *, first: int = 1
+) -> TopK:
+    """The teacher's top ``k`` for each token of ``sequence`` [T] from number ``first`` (>= 1) on.
+
+    Row i belongs to token ``first + i`` and is what the teacher expects there from the tokens
+    before it; there are ``T - first`` rows. One token is drawn along with it, since the API scores
+    prompts only in sampling; so the teacher's context must hold ``T + 1`` tokens.
+
+    Raises:
+        DataError: The teacher refuses the text, because it is too long for it, say.
+        BackendError: The backend sent no distributions.
+    """
+    try:
+        response = await teacher.sample(
+            prompt=sequence,
+            num_samples=1,
+            sampling_params=tinker.SamplingParams(max_tokens=1),
+            include_prompt_logprobs=True,
+            topk_prompt_logprobs=k,
+        )
+    except TinkerCookbookError as error:
+        raise DataError(
+            f"teacher: it cannot score an example of {sequence.length} tokens: {error}; with a "
+            "lower max_length examples are cut"
+        ) from error
+    found = response.topk_prompt_logprobs_np
+    if found is None or len(found.token_ids) != sequence.length:
+        got = "none" if found is None else f"those of {len(found.token_ids)} positions"
+        raise BackendError(
+            f"topk_prompt_logprobs: got {got}, expected the teacher's top {k} tokens at each of "
+            f"{sequence.length} positions; this backend cannot serve as a teacher of soft targets"
+        )
+    return _checked(TopK(found.token_ids[first:].astype(np.int64), found.logprobs[first:]))
+
+
+def _checked(topk: TopK) -> TopK:
+    absent = ~(topk.logprobs > _ABSENT)
+    if absent.all(axis=-1).any():
+        at = int(np.flatnonzero(absent.all(axis=-1))[0])
+        raise BackendError(
+            f"topk_prompt_logprobs: row {at} of {len(topk)} is empty, expected the teacher's most "
+            "probable tokens there"
+        )
+    logprobs = np.where(absent, np.float32(-np.inf), topk.logprobs.astype(np.float32))
+    return TopK(np.where(absent, 0, topk.ids), logprobs)
+
+
+@dataclass(frozen=True)
+class SoftDatum:
+    """A datum with soft targets, and ``mass`` [T]: the probability that the teacher gives to all
+    of a position's targets together, 0 where there are none. No loss needs it, but metrics do."""
+
+    datum: tinker.Datum
+    mass: _Floats
+
+
+async def soft_targets(
+    datum: tinker.Datum, teacher: SamplingClient, k: int, vocab_size: int | None = None
+) -> SoftDatum:
+    """``datum`` with the teacher's top ``k`` in place of its targets.
+
+    ``target_tokens`` and ``weights`` become [T, K]: at a trained position the weight that the datum
+    has there, times the teacher's renormalised probabilities; elsewhere 0.
+
+    Raises:
+        DataValidationError: The datum has no token to train on, or has soft targets already.
+    """
+    targets = datum.loss_fn_inputs["target_tokens"].to_numpy()
+    weights = datum.loss_fn_inputs["weights"].to_numpy()
+    if targets.ndim != 1:
+        raise DataValidationError(
+            f"target_tokens: got shape {targets.shape}, expected one target a position, in whose "
+            "place the teacher's come"
+        )
+    positions = np.flatnonzero(weights)
+    if not positions.size:
+        raise DataValidationError(
+            f"weights: all {len(weights)} are 0, expected at least one trained token for the "
+            "teacher to give targets for; leave this example out"
+        )
+    topk = await ask_teacher(teacher, whole_sequence(datum), k)
+    topk = TopK(topk.ids[positions], topk.logprobs[positions]).within(vocab_size)
+    return soft_datum(datum.model_input, positions, topk, weights[positions])
+
+
+def soft_datum(
+    model_input: tinker.ModelInput,
+    positions: npt.NDArray[np.int64],
+    topk: TopK,
+    weights: npt.NDArray[Any] | None = None,
+) -> SoftDatum:
+    """A datum whose ``positions`` [N] have the N rows of ``topk`` as targets, others none.
+
+    ``weights`` [N] multiply the rows' probabilities; by default each row counts 1.
+    """
+    shape = (model_input.length, topk.ids.shape[1])
+    ids, soft = np.zeros(shape, np.int64), np.zeros(shape, np.float32)
+    mass = np.zeros(len(ids), np.float32)
+    probabilities = topk.renormalised()
+    ids[positions] = topk.ids
+    soft[positions] = probabilities if weights is None else probabilities * weights[:, None]
+    mass[positions] = np.exp(topk.logprobs).sum(axis=-1)
+    datum = tinker.Datum(
+        model_input=model_input,
+        loss_fn_inputs={
+            "target_tokens": tinker.TensorData.from_numpy(ids),
+            "weights": tinker.TensorData.from_numpy(soft),
+        },
+    )
+    return SoftDatum(datum, mass)
+
+
+def distance_metrics(
+    data: Sequence[SoftDatum], logprobs_D: Sequence[Any], prefix: str = "teacher"
+) -> dict[str, float]:
+    """How far the student is from the teacher, as means over trained positions, in nats.
+
+    Args:
+        data: What was trained on.
+        logprobs_D: The student's log-probabilities [T, K] of each datum's targets.
+        prefix: What the names begin with.
+
+    ``PREFIX/cross_entropy``
+        What is trained: ``-sum_k q_k log p_k``. Its floor is ``PREFIX/entropy``. Falls.
+    ``PREFIX/forward_kl``
+        KL(teacher || student), with all tokens outside of the top K as one more outcome; so it is
+        0 where the two agree on the top K, and never above the KL over the whole vocabulary. At
+        step 0 as far as the student is from the teacher: 0 if they are the same model, 0.1 to 1 for
+        models of a family. Falls towards 0.
+    ``PREFIX/topk_mass``
+        Probability that the teacher gives to its top K together. Does not depend on the student.
+        Below some 0.9 the targets are a cut of what the teacher thinks: raise K.
+    ``PREFIX/entropy``
+        Of the targets ``q``: 0 where the teacher is certain (then they are hard targets), at most
+        ``log K``. Does not depend on the student.
+
+    Nothing is returned where no position is trained.
+    """
+    rows = [_trained(soft, logprobs) for soft, logprobs in zip(data, logprobs_D, strict=True)]
+    if not any(len(q) for q, _, _ in rows):
+        return {}
+    q, mass, student = (np.concatenate(part) for part in zip(*rows, strict=True))
+    log_q = np.log(q, out=np.zeros_like(q), where=q > 0)
+    student = np.where(q > 0, student, 0.0)  # an entry without a token has the id of another
+    cross_entropy, entropy = -(q * student).sum(axis=-1), -(q * log_q).sum(axis=-1)
+    rest = np.maximum(1 - mass, _ROUNDING)
+    students_mass = np.where(q > 0, np.exp(student), 0.0).sum(axis=-1)
+    students_rest = np.maximum(1 - students_mass, _ROUNDING)
+    forward_kl = mass * (np.log(mass) + cross_entropy - entropy)
+    forward_kl += rest * np.log(rest / students_rest)
+    return {
+        f"{prefix}/cross_entropy": float(cross_entropy.mean()),
+        f"{prefix}/forward_kl": float(forward_kl.mean()),
+        f"{prefix}/topk_mass": float(mass.mean()),
+        f"{prefix}/entropy": float(entropy.mean()),
+    }
+
+
+def _trained(soft: SoftDatum, logprobs: Any) -> tuple[npt.NDArray[np.float64], ...]:
+    """At trained positions: ``q`` [N, K], mass [N], the student's log-probabilities [N, K]."""
+    weights = _float64(soft.datum.loss_fn_inputs["weights"])
+    at = weights.any(axis=-1)
+    q = weights[at] / weights[at].sum(axis=-1, keepdims=True)
+    return q, _float64(soft.mass)[at], _float64(logprobs)[at]
+
+
+def _float64(values: Any) -> npt.NDArray[np.float64]:
+    return np.asarray(values.to_numpy() if hasattr(values, "to_numpy") else values, np.float64)

@@ -1,0 +1,255 @@
+"""On-policy distillation: the student samples, its teachers score every token of it.
+
+The loop is that of reinforcement learning (``rl.train``), with all of its modes; what differs is
+where the advantages come from (``teachers.py``). Environments may have rewards too, which then add
+to what the teachers say.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from concurrent.futures import Executor
+from typing import TYPE_CHECKING
+
+import chz
+import numpy as np
+
+from tinker_cookbook import model_info
+from tinker_cookbook.distillation.datasets import CompositeDataset, DistillationDatasetConfig
+from tinker_cookbook.distillation.teacher_view import AnswerEndings, TaughtGroup, TeacherView
+from tinker_cookbook.distillation.teachers import (
+    Teacher,
+    TeacherSignal,
+    add_reverse_kl,
+    open_teacher,
+)
+from tinker_cookbook.exceptions import ConfigurationError
+from tinker_cookbook.renderers import Renderer, get_renderer
+from tinker_cookbook.rl import train
+from tinker_cookbook.rl.datasets import ChainedRLDataset
+from tinker_cookbook.rl.kl import check_penalty, trained_values
+from tinker_cookbook.rl.train_config import PolicyTrainingConfig
+from tinker_cookbook.rl.types import EnvGroupBuilder, RLDataset, RLDatasetBuilder
+from tinker_cookbook.tokenizer_utils import get_tokenizer
+from tinker_cookbook.training.session import TrainingSession
+from tinker_cookbook.utils.scoring import score_datums
+from tinker_cookbook.vocabulary import check_same_vocabulary
+
+if TYPE_CHECKING:
+    import tinker
+
+    from tinker_cookbook.backends import SamplingClient
+
+__all__ = ["Config", "incorporate_kl_penalty", "main"]
+
+
+@chz.chz
+class Config(PolicyTrainingConfig):
+    """Settings of an on-policy distillation."""
+
+    dataset_configs: list[DistillationDatasetConfig] = chz.field(
+        doc="Datasets, each with the teacher of it; a batch has groups of all of them"
+    )
+    kl_penalty_coef: float = chz.field(default=1.0, doc="Weight of the teachers")
+    kl_discount_factor: float = chz.field(
+        default=0.0,
+        doc="Discount at which a token answers for those after it; 0: for itself alone",
+    )
+    center_teacher_kl: bool = chz.field(
+        default=False,
+        doc="Take the batch's mean as baseline, so that tokens nearer to the teacher than most "
+        "gain; learns faster and at higher rates, far from the teacher most of all",
+    )
+    reward_coef: float = chz.field(
+        default=1.0,
+        doc="Weight of the environments' own rewards beside the teachers; 0: they are only shown",
+    )
+
+    def check(self) -> None:
+        """Raises ``ConfigurationError`` for the first setting that cannot work."""
+        super().check()
+        if not self.dataset_configs:
+            raise ConfigurationError("dataset_configs: got none, expected one at least")
+        if not np.isfinite(self.reward_coef):
+            raise ConfigurationError(
+                f"reward_coef: got {self.reward_coef}, expected a finite number"
+            )
+        if self.kl_penalty_coef == 0:
+            raise ConfigurationError(
+                "kl_penalty_coef: got 0, with which the teachers teach nothing; expected more "
+                "(1 is usual), or rl.train for rewards alone"
+            )
+        if self.remove_constant_reward_groups:
+            raise ConfigurationError(
+                "remove_constant_reward_groups: got True, which would take the groups away that "
+                "the teachers teach on whatever their reward is; expected False"
+            )
+        if self.center_teacher_kl and self.stream_minibatch_config is not None:
+            raise ConfigurationError(
+                "center_teacher_kl: got True with stream_minibatch_config, but the mean is over "
+                "the whole batch, which is not there when the first minibatch trains; leave one of "
+                "them out"
+            )
+        for i, part in enumerate(self.dataset_configs):
+            if part.groups_per_batch < 1:
+                raise ConfigurationError(
+                    f"dataset_configs[{i}].groups_per_batch: got {part.groups_per_batch}, "
+                    "expected at least 1"
+                )
+            part.teacher_config.check(f"dataset_configs[{i}].teacher_config")
+            part.dataset_builder.check()
+
+    def student_renderer_name(self, part: DistillationDatasetConfig) -> str:
+        """The chat format of the student on a dataset: the dataset's, or else the run's."""
+        own = getattr(part.dataset_builder, "renderer_name", None) or self.renderer_name
+        return model_info.resolve_renderer_name(self.model_name, own)[0]
+
+    def sees_other_prompt(self, part: DistillationDatasetConfig) -> bool:
+        """Whether the teacher of a dataset sees anything but the student's tokens."""
+        teacher = part.teacher_config
+        other = teacher.renderer_name not in (None, self.student_renderer_name(part))
+        return other or teacher.has_own_prompt
+
+    def renderers(self, part: DistillationDatasetConfig) -> tuple[Renderer, Renderer]:
+        """The chat formats of student and teacher on a dataset."""
+        teacher, student_name = part.teacher_config, self.student_renderer_name(part)
+        name = teacher.renderer_name or student_name
+        return (
+            get_renderer(student_name, get_tokenizer(self.model_name)),
+            get_renderer(name, get_tokenizer(teacher.base_model)),
+        )
+
+
+async def main(config: Config, rollout_executor: Executor | None = None) -> None:
+    """Trains, or continues the run in ``config.log_path``.
+
+    Args:
+        config: The run's settings.
+        rollout_executor: Plays groups elsewhere (see ``rl.executor``); by default in this process.
+
+    Raises:
+        ConfigurationError: A setting cannot work, or a teacher's vocabulary is not the student's;
+            nothing was loaded or sampled.
+        CheckpointError: A teacher's weights are not there; nothing was sampled.
+    """
+    config.check()
+    await asyncio.to_thread(check_vocabularies, config)
+
+    async def teach(session: TrainingSession) -> TeacherSignal:
+        return await _open_teachers(config, session)
+
+    await train.run(config, _TaughtDatasetBuilder(config=config), teach, rollout_executor)
+
+
+def check_vocabularies(config: Config) -> None:
+    """Raises ``ConfigurationError`` for a teacher that reads other token ids than the student."""
+    for i, part in enumerate(config.dataset_configs):
+        check_same_vocabulary(
+            config.model_name,
+            part.teacher_config.base_model,
+            f"dataset_configs[{i}].teacher_config.base_model",
+        )
+
+
+async def incorporate_kl_penalty(
+    data_D: list[tinker.Datum],
+    teacher_clients_D: Sequence[SamplingClient],
+    dataset_indices_D: Sequence[int],
+    kl_penalty_coef: float,
+    kl_discount_factor: float,
+) -> dict[str, float]:
+    """Adds ``-coef * mask * (logprob of the student - of its teacher)`` to the advantages.
+
+    For loops of one's own, whose teachers see what the student does; changes ``data_D``.
+
+    Args:
+        data_D: As ``trajectory_to_data`` makes them.
+        teacher_clients_D: The teacher of each datum.
+        dataset_indices_D: The dataset of each datum.
+        kl_penalty_coef: Weight.
+        kl_discount_factor: As in :class:`Config`.
+
+    Returns:
+        ``teacher_kl`` and ``teacher_kl/dataset_i`` (see ``teachers.py``); nothing where no token
+        is trained.
+    """
+    check_penalty(kl_penalty_coef, kl_discount_factor)
+    clients = {id(client): client for client in teacher_clients_D}
+    places = {
+        key: [i for i, client in enumerate(teacher_clients_D) if id(client) == key]
+        for key in clients
+    }
+    found = await asyncio.gather(
+        *(score_datums(clients[key], [data_D[i] for i in own]) for key, own in places.items())
+    )
+    scores = {}
+    for own, values in zip(places.values(), found, strict=True):
+        scores.update(zip(own, values, strict=True))
+    means, _ = add_reverse_kl(
+        data_D,
+        trained_values(data_D, [scores[i] for i in range(len(data_D))], "teacher"),
+        dataset_indices_D,
+        kl_penalty_coef,
+        kl_discount_factor,
+    )
+    return {name: mean.mean for name, mean in means.items()}
+
+
+async def _open_teachers(config: Config, session: TrainingSession) -> TeacherSignal:
+    teachers = []
+    for i, part in enumerate(config.dataset_configs):
+        where = f"dataset_configs[{i}].teacher_config"
+        client = await open_teacher(session, config, part.teacher_config, where)
+        endings = None
+        if config.sees_other_prompt(part):
+            endings = AnswerEndings(*config.renderers(part))
+        teachers.append(Teacher(client, endings))
+    return TeacherSignal(
+        teachers,
+        config.kl_penalty_coef,
+        config.kl_discount_factor,
+        config.reward_coef,
+        config.center_teacher_kl,
+    )
+
+
+@chz.chz
+class _TaughtDatasetBuilder(RLDatasetBuilder):
+    """The datasets of a config in one, each group knowing its teacher."""
+
+    config: Config
+
+    async def __call__(self) -> tuple[RLDataset, RLDataset | None]:
+        """Training data of all of them, and the test data of those that have some."""
+        config, parts = self.config, self.config.dataset_configs
+        built = [await part.dataset_builder() for part in parts]
+        views = [
+            TeacherView.of(part.teacher_config, config.renderers(part)[1])
+            if config.sees_other_prompt(part)
+            else None
+            for part in parts
+        ]
+        composite = CompositeDataset(
+            [dataset for dataset, _ in built], [part.groups_per_batch for part in parts]
+        )
+        tests = [test for _, test in built if test is not None]
+        return _TaughtDataset(composite, views), ChainedRLDataset(tests) if tests else None
+
+
+class _TaughtDataset(RLDataset):
+    def __init__(self, inner: CompositeDataset, views: Sequence[TeacherView | None]) -> None:
+        self._inner, self._views = inner, list(views)
+
+    def __len__(self) -> int:
+        return len(self._inner)
+
+    def get_batch(self, index: int) -> Sequence[EnvGroupBuilder]:
+        return [
+            TaughtGroup(group, number, self._views[number])
+            for number, groups in enumerate(self._inner.get_parts(index))
+            for group in groups
+        ]
+
+    def set_epoch(self, seed: int) -> None:
+        self._inner.set_epoch(seed)

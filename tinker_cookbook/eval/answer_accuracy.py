@@ -1,0 +1,89 @@
+"""How often a model's greedy answers are those expected: for labels and other short answers."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING
+
+from tinker_cookbook.eval.evaluators import SamplingClientEvaluator
+from tinker_cookbook.exceptions import ConfigurationError, DataValidationError
+from tinker_cookbook.renderers import Message, Renderer, get_text_content
+from tinker_cookbook.utils.lazy_imports import lazy_module
+
+if TYPE_CHECKING:
+    import tinker
+
+    from tinker_cookbook.backends import SamplingClient
+else:
+    tinker = lazy_module("tinker")
+
+
+class AnswerAccuracyEvaluator(SamplingClientEvaluator):
+    """Asks each question once, greedily, and compares the answer with those expected.
+
+    For each reference R it gives ``NAME/R``, the share of answers that equal it, from 0 to 1, and
+    ``NAME/num_R``, the number of questions for which R knows an answer; only these count. Before
+    training it is what the model gets right unasked-for; it should rise. ``NAME/cut_off`` is the
+    share of answers that did not end within ``max_tokens``; it should fall to 0.
+
+    Args:
+        questions: Conversations up to the answer.
+        references: Name -> the expected answer to each question, ``None`` where there is none.
+        renderer: The chat format of the model.
+        max_tokens: Longest answer.
+        name: Prefix of the metrics.
+        read: What of an answer is compared.
+        beside: Figures to log with each evaluation, such as what a teacher gets on the same
+            questions.
+
+    Attributes:
+        last_answers: What was compared at the latest evaluation, one a question.
+    """
+
+    def __init__(
+        self,
+        questions: Sequence[Sequence[Message]],
+        references: Mapping[str, Sequence[str | None]],
+        renderer: Renderer,
+        max_tokens: int = 16,
+        name: str = "test",
+        read: Callable[[str], str] = str.strip,
+        beside: Mapping[str, float] | None = None,
+    ) -> None:
+        if max_tokens < 1:
+            raise ConfigurationError(f"max_tokens: got {max_tokens}, expected at least 1")
+        if not questions:
+            raise DataValidationError(f"{name}: got no question, expected one at least")
+        for reference, expected in references.items():
+            if len(expected) != len(questions):
+                raise DataValidationError(
+                    f"{name}/{reference}: got {len(expected)} answers to {len(questions)} "
+                    "questions, expected as many, with None where there is none"
+                )
+        self._prompts = [renderer.build_generation_prompt(list(q)) for q in questions]
+        self._references = {key: list(expected) for key, expected in references.items()}
+        self._renderer, self._max_tokens, self._read = renderer, max_tokens, read
+        self._name, self._beside = name, dict(beside or {})
+        self.last_answers: list[str] = []
+
+    async def __call__(self, sampling_client: SamplingClient) -> dict[str, float]:
+        """Asks everything at once, so that the backend works on large batches."""
+        params = tinker.SamplingParams(
+            max_tokens=self._max_tokens, temperature=0.0, stop=self._renderer.get_stop_sequences()
+        )
+        futures = [sampling_client.sample(prompt, 1, params) for prompt in self._prompts]
+        answers: list[str] = []
+        num_cut_off = 0
+        for future in futures:
+            message, ended = self._renderer.parse_response((await future).sequences[0].tokens)
+            answers.append(self._read(get_text_content(message)))
+            num_cut_off += not ended
+        self.last_answers = answers
+        metrics = {f"{self._name}/cut_off": num_cut_off / len(answers)}
+        for reference, expected in self._references.items():
+            known = [pair for pair in zip(answers, expected, strict=True) if pair[1] is not None]
+            if known:
+                right = sum(answer == wanted for answer, wanted in known)
+                metrics[f"{self._name}/{reference}"] = right / len(known)
+            metrics[f"{self._name}/num_{reference}"] = float(len(known))
+        return metrics | {f"{self._name}/{key}": value for key, value in self._beside.items()}

@@ -1,0 +1,219 @@
+"""Comparisons from local files, in the formats that they come in.
+
+======================  ============================================================================
+``comparison, label``   ``{"comparison": {"prompt_conversation": […], "completion_A": […],
+                        "completion_B": […]}, "label": "A" | "B" | "Tie"}``
+``prompt``              ``{"prompt": …, "chosen": …, "rejected": …}``: each a text, a message or
+                        a list of messages; answers may repeat the prompt before them. Instead of
+                        ``prompt`` a row may have ``prompt_conversation`` or ``messages``.
+no prompt               ``{"chosen": […], "rejected": […]}``: two conversations; the messages that
+                        both begin with are the prompt. As texts they are those of Anthropic's
+                        hh-rlhf, ``"\\n\\nHuman: …\\n\\nAssistant: …"``.
+``conversations``       LLaMA-Factory's: ``{"conversations": […], "chosen": …, "rejected": …}`` of
+                        ``{"from": "human" | "gpt", "value": …}``, maybe with ``"system": …``
+======================  ============================================================================
+
+Files are JSON lines or JSON arrays, plain or gzipped as far as lines go, or parquet.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from tinker_cookbook.exceptions import DataFormatError, DataValidationError, RendererError, nearest
+from tinker_cookbook.preference.comparison import LABELS, Comparison, LabeledComparison
+from tinker_cookbook.renderers import Message, normalize_messages
+from tinker_cookbook.supervised.local_rows import json_lines, load_local_rows
+
+EXPECTED = '{"prompt": "…", "chosen": "…", "rejected": "…"}'
+
+_PROMPT_KEYS = ("prompt", "prompt_conversation", "conversations", "messages")
+_KNOWN_KEYS = (*_PROMPT_KEYS, "chosen", "rejected", "comparison", "label")
+_ROLES = {"human": "user", "gpt": "assistant", "observation": "tool", "system": "system"}
+_TURN = re.compile(r"(?:^|\n\n)(Human|Assistant):")
+
+
+@dataclass(frozen=True)
+class PlacedRows:
+    """Rows with the place where each stands: ``FILE:LINE``, for messages about it."""
+
+    rows: Sequence[Any]
+    places: Sequence[str]
+
+    def __len__(self) -> int:
+        return len(self.rows)
+
+    def __getitem__(self, index: int, /) -> Any:
+        return self.rows[index]
+
+    def take(self, indices: Sequence[int]) -> PlacedRows:
+        """The rows at ``indices``."""
+        return PlacedRows([self.rows[i] for i in indices], [self.places[i] for i in indices])
+
+
+def read_comparison_rows(path: str | Path) -> PlacedRows:
+    """The rows of a file as they are.
+
+    Raises DataFormatError, with the line, for one that is not JSON, and DataValidationError for a
+    file that is missing, unreadable or empty.
+    """
+    file = Path(path).expanduser()
+    if file.suffix in (".json", ".parquet") and file.exists():
+        rows = load_local_rows(file, "train")
+        placed = PlacedRows(rows, [f"{file}[{i}]" for i in range(len(rows))])
+    else:
+        lines = list(json_lines(file, f"lines like {EXPECTED}"))
+        placed = PlacedRows([row for _, row in lines], [place for place, _ in lines])
+    if not len(placed):
+        raise DataValidationError(f"{file}: the file is empty; expected lines like {EXPECTED}")
+    return placed
+
+
+def comparison_of_row(row: Any) -> LabeledComparison | None:
+    """The comparison of a row in any of the formats above; chosen is A, rejected is B.
+
+    None where two conversations without a prompt do not part at an answer: there is nothing that
+    both answers answer. Raises DataFormatError for a row that cannot be read.
+    """
+    if not isinstance(row, Mapping):
+        raise DataFormatError(
+            f"got a JSON {type(row).__name__}, expected an object like {EXPECTED}"
+        )
+    if "comparison" in row:
+        return _official(row)
+    for key in ("chosen", "rejected"):
+        if row.get(key) is None:
+            got = ", ".join(map(repr, row)) or "none"
+            unknown = [name for name in row if name not in _KNOWN_KEYS]
+            hint = nearest(key, unknown)
+            raise DataFormatError(f"got the keys {got}, expected {key!r}{hint} as in {EXPECTED}")
+    key = next((key for key in _PROMPT_KEYS if row.get(key) is not None), None)
+    return _without_prompt(row) if key is None else _with_prompt(row, key)
+
+
+def _official(row: Mapping[str, Any]) -> LabeledComparison:
+    comparison = row["comparison"]
+    if not isinstance(comparison, Mapping):
+        raise DataFormatError(
+            f"comparison: got {type(comparison).__name__}, expected an object with "
+            "prompt_conversation, completion_A and completion_B"
+        )
+    parts: list[list[Message]] = []
+    for key in ("prompt_conversation", "completion_A", "completion_B"):
+        if comparison.get(key) is None:
+            raise DataFormatError(
+                f"comparison: got the keys {', '.join(map(repr, comparison)) or 'none'}, "
+                f"expected {key!r}"
+            )
+        role = "user" if key == "prompt_conversation" else "assistant"
+        parts.append(_messages(comparison[key], role, f"comparison.{key}"))
+    if row.get("label") not in LABELS:
+        raise DataFormatError(f"label: got {row.get('label')!r}, expected 'A', 'B' or 'Tie'")
+    return LabeledComparison(_checked(Comparison(*parts)), row["label"])
+
+
+def _with_prompt(row: Mapping[str, Any], key: str) -> LabeledComparison:
+    prompt = _messages(row[key], "user", key)
+    if row.get("system") is not None:
+        prompt = [*_messages(row["system"], "system", "system"), *prompt]
+    chosen, rejected = _answers(row)
+    if _begins(chosen, prompt) and _begins(rejected, prompt):
+        chosen, rejected = chosen[len(prompt) :], rejected[len(prompt) :]
+    return LabeledComparison(_checked(Comparison(prompt, chosen, rejected)), "A")
+
+
+def _without_prompt(row: Mapping[str, Any]) -> LabeledComparison | None:
+    if isinstance(row["chosen"], str) and isinstance(row["rejected"], str):
+        chosen = parse_turns(row["chosen"], "chosen")
+        rejected = parse_turns(row["rejected"], "rejected")
+    else:
+        chosen, rejected = _answers(row)
+    shortest = min(len(chosen), len(rejected))
+    common = next((i for i in range(shortest) if chosen[i] != rejected[i]), shortest)
+    if chosen == rejected:  # not a comparison yet, but told apart from those without a question
+        common -= 1
+    tails = (chosen[common:], rejected[common:])
+    if common < 1 or not all(tail and _ends_each_side(tail) for tail in tails):
+        return None
+    return LabeledComparison(Comparison(chosen[:common], *tails), "A")
+
+
+def _ends_each_side(completion: list[Message]) -> bool:
+    return completion[0]["role"] == "assistant" == completion[-1]["role"]
+
+
+def parse_turns(text: str, place: str = "text") -> list[Message]:
+    """The turns of a dialogue ``"\\n\\nHuman: …\\n\\nAssistant: …"``.
+
+    Turns of one side in a row are joined to one. Raises DataFormatError where the text does not
+    begin with a turn.
+    """
+    first, *rest = _TURN.split(text)
+    if first.strip() or not rest:
+        raise DataFormatError(
+            f"{place}: got a text that begins {text[:40]!r}, expected a dialogue that begins "
+            f"'\\n\\nHuman: …', or else a 'prompt' beside it, as in {EXPECTED}"
+        )
+    turns: list[Message] = []
+    for speaker, said in zip(rest[::2], rest[1::2], strict=True):
+        role = "user" if speaker == "Human" else "assistant"
+        if turns and turns[-1]["role"] == role:
+            turns[-1]["content"] = f"{turns[-1]['content']}\n\n{said.strip()}".strip()
+        else:
+            turns.append({"role": role, "content": said.strip()})
+    return turns
+
+
+def _answers(row: Mapping[str, Any]) -> tuple[list[Message], list[Message]]:
+    return (
+        _messages(row["chosen"], "assistant", "chosen"),
+        _messages(row["rejected"], "assistant", "rejected"),
+    )
+
+
+def _messages(value: Any, role: str, place: str) -> list[Message]:
+    """A text of ``role``, a message or a list of messages, as a list of messages."""
+    if isinstance(value, str):
+        return [{"role": role, "content": value}]
+    listed = [value] if isinstance(value, Mapping) else value
+    try:
+        return normalize_messages([_from_value(message, place) for message in listed])
+    except TypeError:
+        raise DataFormatError(
+            f"{place}: got {type(value).__name__}, expected a text, a message or a list of messages"
+        ) from None
+    except RendererError as error:
+        raise DataFormatError(f"{place}: {error}") from error
+
+
+def _from_value(message: Any, place: str) -> Any:
+    """A message written as ``{"from", "value"}`` in the usual form, others as they are."""
+    if not isinstance(message, Mapping) or "from" not in message or "role" in message:
+        return message
+    if message["from"] not in _ROLES:
+        raise DataFormatError(
+            f"{place}: from: got {message['from']!r}, expected one of {', '.join(_ROLES)}"
+            f"{nearest(str(message['from']), _ROLES)}"
+        )
+    return {"role": _ROLES[message["from"]], "content": message.get("value")}
+
+
+def _begins(messages: list[Message], prompt: list[Message]) -> bool:
+    return len(messages) > len(prompt) and messages[: len(prompt)] == prompt
+
+
+def _checked(comparison: Comparison) -> Comparison:
+    if not comparison.prompt_conversation:
+        raise DataFormatError("the prompt: got no message, expected at least one")
+    for name, completion in (
+        ("chosen (A)", comparison.completion_A),
+        ("rejected (B)", comparison.completion_B),
+    ):
+        if not completion or completion[-1]["role"] != "assistant":
+            got = f"one of role {completion[-1]['role']!r}" if completion else "no message"
+            raise DataFormatError(f"{name}: got {got} at its end, expected an assistant message")
+    return comparison

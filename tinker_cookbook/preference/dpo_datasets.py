@@ -1,0 +1,180 @@
+"""Comparisons as pairs of datums, chosen and rejected in turn."""
+
+from __future__ import annotations
+
+import logging
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Literal, TypeAlias, get_args
+
+import chz
+import numpy as np
+
+from tinker_cookbook.exceptions import ConfigurationError, DataValidationError
+from tinker_cookbook.preference import dropped as reasons
+from tinker_cookbook.preference.comparison import LabeledComparison
+from tinker_cookbook.preference.preference_datasets import (
+    ComparisonDataset,
+    ComparisonDatasetBuilder,
+    ComparisonSet,
+)
+from tinker_cookbook.renderers import Message, Renderer, TrainOnWhat
+from tinker_cookbook.supervised.common import count_loss_tokens, datum_from_model_input_weights
+from tinker_cookbook.supervised.types import ChatDatasetBuilder, SupervisedDataset
+
+if TYPE_CHECKING:
+    import tinker
+
+logger = logging.getLogger(__name__)
+
+Ties: TypeAlias = Literal["drop", "half"]
+"""What becomes of a comparison without a preference: it is left out, or trained both ways, each
+with half the weight, which holds the answers' rewards together."""
+
+
+@dataclass(frozen=True)
+class Pair:
+    """The datums of a pair, [chosen, rejected], and whether the end of an answer was cut off."""
+
+    data: list[tinker.Datum]
+    cut: bool
+
+
+def render_pair(
+    labeled: LabeledComparison, renderer: Renderer, max_length: int | None, weight: float = 1.0
+) -> Pair | str:
+    """The datums of a comparison, or the reason why they cannot be trained.
+
+    Weights are ``weight`` on the tokens of each answer's assistant messages and 0 on the prompt:
+    no mean is taken, since the loss is about the probability of whole answers. ``max_length`` cuts
+    the end of an answer; a prompt that fills it leaves no pair.
+    """
+    prompt = [_marked(message, False) for message in labeled.comparison.prompt_conversation]
+    data: list[tinker.Datum] = []
+    cut = False
+    for answer in labeled.chosen_and_rejected():
+        model_input, weights = renderer.build_supervised_example(
+            [*prompt, *(_marked(message, True) for message in answer)], TrainOnWhat.CUSTOMIZED
+        )
+        datum = datum_from_model_input_weights(model_input, weights * weight, max_length)
+        if not count_loss_tokens(datum):
+            return reasons.LONG_PROMPT
+        cut = cut or (max_length is not None and model_input.length > max_length)
+        data.append(datum)
+    return reasons.EQUAL_WHEN_CUT if _same_targets(*data) else Pair(data, cut)
+
+
+def _marked(message: Message, answer: bool) -> Message:
+    marked: Message = {**message, "trainable": answer and message["role"] == "assistant"}
+    return marked
+
+
+def _same_targets(first: tinker.Datum, second: tinker.Datum) -> bool:
+    return np.array_equal(
+        first.loss_fn_inputs["target_tokens"].to_numpy(),
+        second.loss_fn_inputs["target_tokens"].to_numpy(),
+    )
+
+
+class PairDataset(ComparisonDataset):
+    """Batches of pairs: ``[chosen_0, rejected_0, chosen_1, rejected_1, …]``.
+
+    A batch of N comparisons is 2N datums. A tie gives two pairs of weight one half in the same
+    batch, (A, B) and (B, A), so that the weights of a batch's pairs add up to N.
+    """
+
+    def __init__(
+        self,
+        comparisons: ComparisonSet,
+        batch_size: int,
+        renderer: Renderer,
+        max_length: int | None = None,
+    ) -> None:
+        self._renderer, self._max_length = renderer, max_length
+        self._cut: set[int] = set()
+        super().__init__(comparisons, batch_size, self._to_data)
+
+    @property
+    def num_cut(self) -> int:
+        """Comparisons met so far of which ``max_length`` cut the end of an answer."""
+        return len(self._cut)
+
+    def report(self) -> list[str]:
+        """What was left out and what was cut so far, for people; nothing where all is whole."""
+        told = f"{self.num_cut} comparisons: the end of an answer was cut at max_length"
+        return [*super().report(), *([told] if self._cut else [])]
+
+    def _to_data(self, labeled: LabeledComparison) -> list[tinker.Datum] | str:
+        tie = labeled.label == "Tie"
+        pair = render_pair(labeled, self._renderer, self._max_length, 0.5 if tie else 1.0)
+        if isinstance(pair, str):
+            return pair
+        if pair.cut:
+            self._note_cut(labeled)
+        return [*pair.data, *reversed(pair.data)] if tie else pair.data
+
+    def _note_cut(self, labeled: LabeledComparison) -> None:
+        if not self._cut:
+            logger.warning(
+                "max_length=%d cuts the end of an answer; further ones are only counted (num_cut)",
+                self._max_length,
+            )
+        self._cut.add(id(labeled))
+
+
+def without_ties(comparisons: ComparisonSet, part: str) -> ComparisonSet:
+    """The comparisons that prefer an answer; the others are counted as dropped.
+
+    Raises DataValidationError where there are only ties.
+    """
+    kept = ComparisonSet(dropped=comparisons.dropped.copy())
+    for i, labeled in enumerate(comparisons.usable):
+        if labeled.label == "Tie":
+            kept.dropped.add(("tie", i), reasons.TIE)
+        else:
+            kept.usable.append(labeled)
+    if not kept.usable:
+        raise DataValidationError(
+            f"{part} data: got only comparisons without a preference, expected at least one with; "
+            f"{kept.dropped.describe()}"
+        )
+    return kept
+
+
+@chz.chz
+class DPODatasetBuilderFromComparisons(ChatDatasetBuilder):
+    """Pairs of chosen and rejected answers for direct preference optimisation.
+
+    Both datums of a pair begin with the same prompt. What cannot be trained is left out and
+    counted by reason in ``dropped`` of the datasets: answers that are the same or empty, ties, and
+    prompts that fill ``max_length``. The order of a comparison's answers does not matter here, so
+    ``swap`` of the comparison builder is not read. Held-out ties are always left out.
+    """
+
+    comparison_builder: ComparisonDatasetBuilder = chz.field(doc="Where comparisons come from")
+    ties: Ties = chz.field(default="drop", doc="drop, or half: both ways at half weight")
+
+    def __call__(self) -> tuple[SupervisedDataset, SupervisedDataset | None]:
+        """Reads the comparisons; they are rendered batch by batch."""
+        self.check()
+        train, test = self.comparison_builder.comparison_sets
+        if self.ties == "drop":
+            train = without_ties(train, "training")
+        train_set = self._dataset(train, self.common_config.batch_size)
+        if test is None:
+            return train_set, None
+        test = without_ties(test, "held-out")
+        return train_set, self._dataset(test, min(self.common_config.batch_size, len(test.usable)))
+
+    def check(self) -> None:
+        """Raises ConfigurationError for a value that cannot work; loads nothing."""
+        self.common_config.check()
+        if self.ties not in get_args(Ties):
+            raise ConfigurationError(f"ties: got {self.ties!r}, expected 'drop' or 'half'")
+
+    def held_out_prompts(self, n: int) -> list[list[Message]]:
+        """The first ``n`` different prompts of the held-out comparisons."""
+        _, test = self.comparison_builder.comparison_sets
+        return [] if test is None else test.prompts(n)
+
+    def _dataset(self, comparisons: ComparisonSet, batch_size: int) -> PairDataset:
+        return PairDataset(comparisons, batch_size, self.renderer, self.common_config.max_length)

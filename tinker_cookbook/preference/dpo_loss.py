@@ -1,0 +1,204 @@
+"""Losses on pairs of answers, from the log-probabilities of their tokens.
+
+With ``lp`` the policy's and ``ref`` the reference's log-probability of a whole answer (the sum over
+its trained tokens), and ``h = (lp_chosen - ref_chosen) - (lp_rejected - ref_rejected)`` of a pair:
+
+=========  ===================================================================================
+dpo        ``-log sigmoid(beta h)``; with label smoothing ``e`` (conservative DPO)
+           ``-(1 - e) log sigmoid(beta h) - e log sigmoid(-beta h)``       (arXiv 2305.18290, and
+           its authors' note of 2023, https://ericmitchell.ai/cdpo.pdf)
+ipo        ``(h - 1 / (2 beta))**2``                                        (arXiv 2310.12036)
+simpo      ``-log sigmoid(beta (mean lp_chosen - mean lp_rejected) - gamma)``: means over the
+           answer's tokens, and no reference                                (arXiv 2405.14734)
+=========  ===================================================================================
+
+The batch's loss is the mean over its pairs. A pair may count for less than 1: its datums' weights
+say how much (a tie seen from both sides weighs one half each way).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Literal
+
+import numpy as np
+import numpy.typing as npt
+
+from tinker_cookbook.exceptions import ConfigurationError, DataValidationError, nearest
+from tinker_cookbook.utils.lazy_imports import lazy_module
+
+if TYPE_CHECKING:
+    import tinker
+    import torch
+else:
+    torch = lazy_module("torch")
+
+PairLossName = Literal["dpo", "ipo", "simpo"]
+_NAMES = ("dpo", "ipo", "simpo")
+
+_UNDECIDED = 1e-3
+"""Nats by which two answers' scores differ without a preference: rounding in float32."""
+
+
+@dataclass(frozen=True)
+class PairLoss:
+    """Which loss, and its settings.
+
+    ``beta`` scales rewards; ``label_smoothing`` is the share of labels held to be wrong (dpo);
+    ``gamma`` the margin that simpo asks for.
+    """
+
+    name: PairLossName = "dpo"
+    beta: float = 0.1
+    label_smoothing: float = 0.0
+    gamma: float = 0.5
+
+    def check(self) -> None:
+        """Raises ``ConfigurationError`` for the first setting that cannot work."""
+        if self.name not in _NAMES:
+            raise ConfigurationError(
+                f"dpo_loss: got {self.name!r}, expected one of {', '.join(_NAMES)}"
+                f"{nearest(self.name, _NAMES)}"
+            )
+        if not 0 < self.beta < math.inf:
+            raise ConfigurationError(f"dpo_beta: got {self.beta}, expected a number above 0")
+        if not 0 <= self.label_smoothing < 0.5:
+            raise ConfigurationError(
+                f"label_smoothing: got {self.label_smoothing}, expected 0 to less than 0.5: at one "
+                "half the labels would say nothing"
+            )
+        if self.label_smoothing and self.name != "dpo":
+            raise ConfigurationError(
+                f"label_smoothing: got {self.label_smoothing} with dpo_loss={self.name}, which has "
+                "no such setting; leave it out or set dpo_loss=dpo"
+            )
+        if not 0 <= self.gamma < math.inf:
+            raise ConfigurationError(f"simpo_gamma: got {self.gamma}, expected a number from 0")
+
+    @property
+    def needs_reference(self) -> bool:
+        """Whether answers are compared with what a reference says of them."""
+        return self.name != "simpo"
+
+    def of_rewards(self, difference: torch.Tensor) -> torch.Tensor:
+        """The loss [P] of pairs whose rewards (beta included) differ by ``difference`` [P]."""
+        log_sigmoid = torch.nn.functional.logsigmoid
+        if self.name == "ipo":
+            return (difference / self.beta - 1 / (2 * self.beta)).square()
+        if self.name == "simpo":
+            return -log_sigmoid(difference - self.gamma)
+        smoothing = self.label_smoothing
+        loss = -(1 - smoothing) * log_sigmoid(difference)
+        return loss - smoothing * log_sigmoid(-difference) if smoothing else loss
+
+
+@dataclass(frozen=True)
+class PairBatch:
+    """Pairs of datums, chosen and rejected in turn: 2P datums.
+
+    ``reference`` [2P] holds the reference's log-probability of each answer, zeros without one.
+    """
+
+    data: Sequence[tinker.Datum]
+    reference: npt.NDArray[np.float64]
+
+    def __post_init__(self) -> None:
+        if len(self.data) % 2 or len(self.reference) != len(self.data):
+            raise DataValidationError(
+                f"data: got {len(self.data)} datums and {len(self.reference)} log-probabilities of "
+                "a reference, expected as many, chosen and rejected in turn"
+            )
+
+    def weights(self) -> npt.NDArray[np.float64]:
+        """How much each pair counts [P]."""
+        return np.array([_weights_of(datum).max(initial=0.0) for datum in self.data[::2]])
+
+
+class PairObjective:
+    """The loss of a batch as a function of its log-probabilities, for ``forward_backward_custom``.
+
+    It is a sum over pairs, so it may be called with some of them at a time (``group_size``).
+    """
+
+    group_size = 2
+
+    def __init__(self, loss: PairLoss, batch: PairBatch) -> None:
+        self._loss = loss
+        self._reference = {
+            id(datum): float(value)
+            for datum, value in zip(batch.data, batch.reference, strict=True)
+        }
+        self._total = max(float(batch.weights().sum()), 1e-12)
+
+    def __call__(
+        self, data: list[tinker.Datum], logprobs: list[torch.Tensor]
+    ) -> tuple[torch.Tensor, dict[str, float]]:
+        """Loss and metrics of whole pairs; ``logprobs`` holds one tensor [T] a datum."""
+        rewards, weights = [], []
+        for datum, values in zip(data, logprobs, strict=True):
+            given = torch.as_tensor(_weights_of(datum), dtype=values.dtype, device=values.device)
+            mask = (given != 0).to(values.dtype)
+            score = (values * mask).sum()
+            if self._loss.needs_reference:
+                score = score - self._reference[id(datum)]
+            else:
+                score = score / mask.sum().clamp(min=1)
+            rewards.append(self._loss.beta * score)
+            weights.append(given.max())
+        stacked = torch.stack(rewards)
+        losses = self._loss.of_rewards(stacked[::2] - stacked[1::2])
+        return (losses * torch.stack(weights[::2])).sum() / self._total, {}
+
+
+def answer_scores(
+    data: Sequence[tinker.Datum], logprobs: Sequence[Any], *, mean: bool = False
+) -> npt.NDArray[np.float64]:
+    """Log-probability of each datum's answer: the sum (or mean) over its trained tokens [N]."""
+    scores = np.empty(len(data))
+    for i, (datum, values) in enumerate(zip(data, logprobs, strict=True)):
+        found = values.to_numpy() if hasattr(values, "to_numpy") else np.asarray(values)
+        trained = np.asarray(found, dtype=np.float64)[_weights_of(datum) != 0]
+        scores[i] = trained.mean() if mean and trained.size else trained.sum()
+    return scores
+
+
+def pair_metrics(
+    loss: PairLoss, batch: PairBatch, logprobs: Sequence[Any], prefix: str = ""
+) -> dict[str, float]:
+    """Metrics of a batch of pairs, means over the pairs by their weights.
+
+    With the implicit reward ``r = beta (lp - ref)`` of an answer (for simpo ``beta * mean lp``):
+
+    ``dpo_loss``
+        The loss. For dpo it starts at ln 2 = 0.693, for ipo at ``1 / (4 beta**2)``; it falls.
+    ``accuracy``
+        Share of pairs whose chosen answer has the higher reward; one that differs by less than
+        rounding counts one half. Starts at 0.5 (simpo: wherever the model is); rises.
+    ``margin``
+        Mean of ``r_chosen - r_rejected``, in units of reward. Starts at 0; rises.
+    ``chosen_reward``, ``rejected_reward``
+        Means of r. Both start at 0 and often both fall, the rejected one further: then the model
+        moves away from either answer. Watch the chosen one; a lower learning rate or a larger
+        beta holds it.
+    """
+    scores = answer_scores(batch.data, logprobs, mean=not loss.needs_reference)
+    rewards = loss.beta * (scores - batch.reference)
+    chosen, rejected, weights = rewards[::2], rewards[1::2], batch.weights()
+    total = max(float(weights.sum()), 1e-12)
+    difference = chosen - rejected
+    decided = np.abs(difference) > _UNDECIDED * loss.beta
+    right = np.where(decided, difference > 0, 0.5)
+    values = {
+        "dpo_loss": loss.of_rewards(torch.from_numpy(difference)).numpy(),
+        "accuracy": right,
+        "margin": difference,
+        "chosen_reward": chosen,
+        "rejected_reward": rejected,
+    }
+    return {f"{prefix}{name}": float(of @ weights / total) for name, of in values.items()}
+
+
+def _weights_of(datum: tinker.Datum) -> npt.NDArray[np.float32]:
+    return datum.loss_fn_inputs["weights"].to_numpy()

@@ -1,0 +1,264 @@
+"""Comparisons as datasets, and as training data of a reward model."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import TYPE_CHECKING, Any, TypeAlias
+
+import chz
+import numpy as np
+
+from tinker_cookbook.exceptions import (
+    ConfigurationError,
+    DataFormatError,
+    DataValidationError,
+    TinkerCookbookError,
+)
+from tinker_cookbook.preference import dropped as reasons
+from tinker_cookbook.preference.comparison import LabeledComparison, is_empty
+from tinker_cookbook.preference.comparison_file import (
+    PlacedRows,
+    comparison_of_row,
+    read_comparison_rows,
+)
+from tinker_cookbook.preference.comparison_renderer import (
+    ComparisonRenderer,
+    ComparisonRendererFromChatRenderer,
+)
+from tinker_cookbook.preference.dropped import Dropped
+from tinker_cookbook.renderers import Message
+from tinker_cookbook.supervised.common import datum_from_model_input_weights
+from tinker_cookbook.supervised.conversation_file import split_rows
+from tinker_cookbook.supervised.data import Rows, SupervisedDatasetFromHFDataset
+from tinker_cookbook.supervised.types import ChatDatasetBuilder, SupervisedDataset
+
+if TYPE_CHECKING:
+    import tinker
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass
+class ComparisonSet:
+    """Comparisons that can be learned from, and the rows that cannot."""
+
+    usable: list[LabeledComparison] = field(default_factory=list)
+    dropped: Dropped = field(default_factory=Dropped)
+
+    def add(self, row: int, labeled: LabeledComparison | None) -> None:
+        """Takes the comparison of row number ``row``, or notes why not."""
+        reason = _why_unusable(labeled)
+        if labeled is not None and reason is None:
+            self.usable.append(labeled)
+        else:
+            self.dropped.add(row, reason or reasons.NO_COMPARISON)
+
+    def prompts(self, n: int) -> list[list[Message]]:
+        """The prompts of the first ``n`` comparisons that have prompts of their own."""
+        found: list[list[Message]] = []
+        for labeled in self.usable:
+            if len(found) >= n:
+                break
+            if labeled.comparison.prompt_conversation not in found:
+                found.append(labeled.comparison.prompt_conversation)
+        return found
+
+
+def _why_unusable(labeled: LabeledComparison | None) -> str | None:
+    if labeled is None:
+        return reasons.NO_COMPARISON
+    comparison = labeled.comparison
+    if is_empty(comparison.completion_A) or is_empty(comparison.completion_B):
+        return reasons.EMPTY
+    if comparison.completion_A == comparison.completion_B:
+        return reasons.EQUAL
+    return None
+
+
+@chz.chz
+class ComparisonDatasetBuilder:
+    """A config that gives comparisons, before any rendering.
+
+    A subclass reads rows and turns each into a comparison; or it overrides ``comparison_sets``.
+    """
+
+    swap: bool = chz.field(
+        default=False, doc="Give each training comparison in both orders (A, B) and (B, A)"
+    )
+
+    def get_train_and_test_datasets(self) -> tuple[Rows, Rows | None]:
+        """The rows to train on and, if there are any, those held out."""
+        raise NotImplementedError(f"{type(self).__name__} must define get_train_and_test_datasets")
+
+    def example_to_labeled_comparison(self, example: Any) -> LabeledComparison | None:
+        """The comparison of a row; None for a row to leave out."""
+        raise NotImplementedError(
+            f"{type(self).__name__} must define example_to_labeled_comparison"
+        )
+
+    @cached_property
+    def comparison_sets(self) -> tuple[ComparisonSet, ComparisonSet | None]:
+        """Training and held-out comparisons, each in one order, read once.
+
+        Left out and counted: rows that are no comparison, answers that are the same, and empty
+        ones. Raises DataFormatError, with the row's place, for a row that cannot be read.
+        """
+        train, test = self.get_train_and_test_datasets()
+        return (
+            self._comparison_set(train, "training"),
+            None if test is None else self._comparison_set(test, "held-out"),
+        )
+
+    def get_labeled_comparisons(
+        self,
+    ) -> tuple[list[LabeledComparison], list[LabeledComparison] | None]:
+        """Training comparisons (with ``swap`` in both orders) and held-out ones."""
+        train, test = self.comparison_sets
+        both = [one for c in train.usable for one in ((c, c.swap()) if self.swap else (c,))]
+        return both, None if test is None else test.usable
+
+    def _comparison_set(self, rows: Rows, part: str) -> ComparisonSet:
+        found = ComparisonSet()
+        for i in range(len(rows)):
+            try:
+                found.add(i, self.example_to_labeled_comparison(rows[i]))
+            except TinkerCookbookError as error:
+                place = rows.places[i] if isinstance(rows, PlacedRows) else f"row {i}"
+                raise DataFormatError(f"{place}: {error}") from error
+        if found.dropped:
+            logger.warning("%s data: %s", part, found.dropped.describe())
+        if not found.usable:
+            raise DataValidationError(
+                f"{part} data: got {len(rows)} rows and no comparison to use, expected at least "
+                f"one; {found.dropped.describe()}"
+            )
+        return found
+
+
+@chz.chz
+class ComparisonBuilderFromJsonl(ComparisonDatasetBuilder):
+    """Comparisons from files, in any of the formats of ``comparison_file``.
+
+    The held-out ones are those of ``test_path``, or ``test_size`` rows drawn from ``train_path``
+    by ``shuffle_seed``; without either there are none.
+    """
+
+    train_path: str = chz.field(doc="File of comparisons: jsonl, jsonl.gz, json or parquet")
+    test_path: str | None = chz.field(default=None, doc="File of held-out ones")
+    test_size: int = chz.field(default=0, doc="Else: rows to hold out of train_path")
+    shuffle_seed: int = chz.field(default=0, doc="Seed of the draw of test_size")
+
+    def get_train_and_test_datasets(self) -> tuple[PlacedRows, PlacedRows | None]:
+        """Reads the files; the rows are not looked into."""
+        if self.test_path is not None and self.test_size:
+            raise ConfigurationError(
+                f"test_size: got {self.test_size} beside test_path={self.test_path}, expected one "
+                "of them: both name the held-out part"
+            )
+        rows = read_comparison_rows(self.train_path)
+        if self.test_path is not None:
+            return rows, read_comparison_rows(self.test_path)
+        numbers = range(len(rows))
+        train, test = split_rows(
+            numbers, self.test_size, self.shuffle_seed, self.train_path, "comparisons"
+        )
+        return rows.take(train), rows.take(test) if test else None
+
+    def example_to_labeled_comparison(self, example: Any) -> LabeledComparison | None:
+        """The comparison of a row; None where two dialogues do not part at an answer."""
+        return comparison_of_row(example)
+
+
+ToData: TypeAlias = "Callable[[LabeledComparison], list[tinker.Datum] | str]"
+"""The datums of a comparison, or the reason why there are none."""
+
+
+class ComparisonDataset(SupervisedDatasetFromHFDataset):
+    """Batches of comparisons as datums. ``batch_size`` counts comparisons.
+
+    What was left out before, and what ``to_data`` leaves out, is in ``dropped``; the latter is
+    found out when its batch is asked for.
+    """
+
+    def __init__(self, comparisons: ComparisonSet, batch_size: int, to_data: ToData) -> None:
+        self.dropped = comparisons.dropped.copy()
+
+        def data_of(numbered: tuple[int, LabeledComparison]) -> list[tinker.Datum]:
+            data = to_data(numbered[1])
+            if isinstance(data, str):
+                self.dropped.add(("rendered", numbered[0]), data)
+                return []
+            return data
+
+        super().__init__(list(enumerate(comparisons.usable)), batch_size, flatmap_fn=data_of)
+
+    @property
+    def num_dropped(self) -> int:
+        """Comparisons left out so far; ``dropped`` has the reasons."""
+        return len(self.dropped)
+
+    def report(self) -> list[str]:
+        """What was left out so far, for people; nothing where nothing was."""
+        return [self.dropped.describe()] if self.dropped else []
+
+
+@chz.chz
+class ChatDatasetBuilderFromComparisons(ChatDatasetBuilder):
+    """Training data of a reward model: a comparison as the prompt, its label as the answer.
+
+    Ties are trained as the label Tie. A comparison of more than ``max_length`` tokens is left out
+    and counted: its label stands at the end and would be cut off.
+    """
+
+    comparison_builder: ComparisonDatasetBuilder = chz.field(doc="Where comparisons come from")
+    swap: bool = chz.field(
+        default=False,
+        doc="Train each comparison in both orders; else in one, drawn for each by swap_seed",
+    )
+    swap_seed: int = chz.field(default=0, doc="Seed of the orders")
+
+    @cached_property
+    def comparison_renderer(self) -> ComparisonRenderer:
+        """Renders comparisons in the chat format of ``common_config``."""
+        return ComparisonRendererFromChatRenderer(self.renderer)
+
+    def __call__(self) -> tuple[SupervisedDataset, SupervisedDataset | None]:
+        """Reads the comparisons and gives each its order."""
+        self.common_config.check()
+        train, test = self.comparison_builder.comparison_sets
+        batch_size = self.common_config.batch_size
+        train_set = self._dataset(train, batch_size)
+        if test is None:
+            return train_set, None
+        return train_set, self._dataset(test, min(batch_size, len(test.usable)))
+
+    def held_out_prompts(self, n: int) -> list[list[Message]]:
+        """The first ``n`` held-out comparisons, as conversations to be answered with a label."""
+        _, test = self.comparison_builder.comparison_sets
+        renderer = self.comparison_renderer
+        if test is None or not isinstance(renderer, ComparisonRendererFromChatRenderer):
+            return []
+        return [renderer.comparison_to_convo(c.comparison) for c in test.usable[:n]]
+
+    def _dataset(self, comparisons: ComparisonSet, batch_size: int) -> ComparisonDataset:
+        swapped = np.random.default_rng(self.swap_seed).random(len(comparisons.usable)) < 0.5
+        ordered = ComparisonSet(
+            [c.swap() if s else c for c, s in zip(comparisons.usable, swapped, strict=True)],
+            comparisons.dropped,
+        )
+        return ComparisonDataset(ordered, batch_size, self._to_data)
+
+    def _to_data(self, labeled: LabeledComparison) -> list[tinker.Datum] | str:
+        both = self.swap or self.comparison_builder.swap
+        orders = [labeled, labeled.swap()] if both else [labeled]
+        data: list[tinker.Datum] = []
+        for one in orders:
+            model_input, weights = self.comparison_renderer.to_model_input_weights(one)
+            limit = self.common_config.max_length
+            if limit is not None and model_input.length > limit:
+                return reasons.LONG_COMPARISON
+            data.append(datum_from_model_input_weights(model_input, weights))
+        return data

@@ -1,0 +1,49 @@
+"""The frozen policy that preference losses measure from, and what it says of answers."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+import numpy as np
+import numpy.typing as npt
+
+from tinker_cookbook.preference.dpo_loss import answer_scores
+from tinker_cookbook.utils.scoring import score_datums
+
+if TYPE_CHECKING:
+    import tinker
+
+    from tinker_cookbook.backends import SamplingClient
+    from tinker_cookbook.training.config import TrainingConfig
+    from tinker_cookbook.training.session import TrainingSession
+
+
+async def reference_client(
+    session: TrainingSession, config: TrainingConfig, reference_model_name: str | None
+) -> SamplingClient:
+    """The policy that training starts from, whatever step a resumed run is at.
+
+    That is ``load_checkpoint_path`` or else the plain base model; on the local engine it shares
+    the base weights with the policy. ``reference_model_name`` names another one: a base model, or
+    the tinker:// path of saved weights.
+    """
+    service = session.connection.service
+    name = reference_model_name
+    if name is not None and not name.startswith("tinker://"):
+        return await service.create_sampling_client(base_model=name)
+    path = name or config.load_checkpoint_path
+    if path is None:
+        return await service.create_sampling_client(base_model=config.model_name)
+    if "/weights/" in path and session.connection.kind != "local":
+        # The hosted API samples from sampler weights alone; these are a training state's.
+        trained = await service.create_training_client_from_state(path)
+        return await trained.save_weights_and_get_sampling_client()
+    return await service.create_sampling_client(model_path=path)
+
+
+async def score_answers(
+    client: SamplingClient, data: Sequence[tinker.Datum]
+) -> npt.NDArray[np.float64]:
+    """Log-probability of each datum's answer under ``client`` [N]: a sum over trained tokens."""
+    return answer_scores(data, await score_datums(client, data))

@@ -1,0 +1,157 @@
+"""Direct preference optimisation, on the shared loop over batches (``supervised.batch_loop``).
+
+A batch holds pairs: chosen and rejected answers to the same prompt, in turn. A frozen reference,
+the policy that training starts from, says how likely each answer is; then one pass trains the
+policy on the loss of ``dpo_loss``, pairs together, so that a prompt is read once for both answers.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import chz
+import numpy as np
+
+from tinker_cookbook.eval.evaluators import Evaluator, TrainingClientEvaluator
+from tinker_cookbook.exceptions import ConfigurationError, DataValidationError
+from tinker_cookbook.preference.dpo_loss import (
+    PairBatch,
+    PairLoss,
+    PairLossName,
+    PairObjective,
+    pair_metrics,
+)
+from tinker_cookbook.preference.reference import reference_client, score_answers
+from tinker_cookbook.supervised.batch_loop import Batch, BatchConfig, Objective, train_batches
+from tinker_cookbook.supervised.common import compute_token_nll
+from tinker_cookbook.supervised.evaluators import all_data
+from tinker_cookbook.supervised.types import SupervisedDataset
+from tinker_cookbook.training.session import Metrics, TrainingSession
+from tinker_cookbook.vocabulary import check_same_vocabulary
+
+if TYPE_CHECKING:
+    import tinker
+    from tinker import types
+
+    from tinker_cookbook.backends import Future, SamplingClient, TrainingClient
+
+
+@chz.chz
+class Config(BatchConfig):
+    """Settings of a run of direct preference optimisation.
+
+    ``dataset_builder`` gives pairs, as ``DPODatasetBuilderFromComparisons`` does.
+    """
+
+    learning_rate: float = chz.field(default=1e-5, doc="Peak learning rate of AdamW")
+    dpo_beta: float = chz.field(default=0.1, doc="Scale of the rewards: how much to stay close")
+    dpo_loss: PairLossName = chz.field(default="dpo", doc="dpo, ipo or simpo")
+    label_smoothing: float = chz.field(
+        default=0.0, doc="Share of labels held to be wrong (conservative DPO)"
+    )
+    simpo_gamma: float = chz.field(default=0.5, doc="Margin that simpo asks for")
+    reference_model_name: str | None = chz.field(
+        default=None,
+        doc="Model or tinker:// path to measure from; default: what training starts from",
+    )
+
+    @property
+    def pair_loss(self) -> PairLoss:
+        """The loss of these settings."""
+        return PairLoss(self.dpo_loss, self.dpo_beta, self.label_smoothing, self.simpo_gamma)
+
+    def check(self) -> None:
+        """Raises ``ConfigurationError`` for the first setting that cannot work."""
+        super().check()
+        self.pair_loss.check()
+        if self.reference_model_name is not None and not self.pair_loss.needs_reference:
+            raise ConfigurationError(
+                f"reference_model_name: got {self.reference_model_name!r} with dpo_loss="
+                f"{self.dpo_loss}, which measures from no reference; leave one out"
+            )
+
+
+async def main(config: Config) -> None:
+    """Trains, or continues the run in ``config.log_path``."""
+    name = config.reference_model_name
+    if name is not None and not name.startswith("tinker://"):
+        check_same_vocabulary(config.model_name, name, "reference_model_name")
+
+    async def objective(session: TrainingSession) -> Objective:
+        loss = config.pair_loss
+        if not loss.needs_reference:
+            return Pairs(loss, None)
+        return Pairs(loss, await reference_client(session, config, name))
+
+    await train_batches(config, objective)
+
+
+class Pairs(Objective):
+    """The loss on pairs of answers; ``dpo_loss.pair_metrics`` documents the metrics."""
+
+    shown = "dpo_loss"
+
+    def __init__(self, loss: PairLoss, reference: SamplingClient | None) -> None:
+        self._loss, self._reference = loss, reference
+
+    async def prepare(self, step: int, data: list[tinker.Datum]) -> Batch:
+        """Asks the reference about every answer."""
+        return Batch(data, await self.pairs(data))
+
+    async def pairs(self, data: list[tinker.Datum]) -> PairBatch:
+        """The datums with what the reference says of them."""
+        if self._reference is None:
+            return PairBatch(data, np.zeros(len(data)))
+        return PairBatch(data, await score_answers(self._reference, data))
+
+    def submit(self, client: TrainingClient, batch: Batch) -> Future[types.ForwardBackwardOutput]:
+        """One pass under true autograd on the local engine, two on the hosted API."""
+        return client.forward_backward_custom(batch.data, PairObjective(self._loss, batch.asked))
+
+    def metrics(self, batch: Batch, output: types.ForwardBackwardOutput) -> Metrics:
+        """``num_pairs``, and those of ``pair_metrics``."""
+        logprobs = [record["logprobs"] for record in output.loss_fn_outputs]
+        return {
+            "num_pairs": len(batch.data) // 2,
+            **pair_metrics(self._loss, batch.asked, logprobs),
+        }
+
+    def evaluators(self, test_set: SupervisedDataset) -> list[Evaluator]:
+        """The metrics on held-out pairs, under ``test/``."""
+        return [PairEvaluator(self, self._loss, all_data(test_set))]
+
+
+class PairEvaluator(TrainingClientEvaluator):
+    """``test/dpo_loss``, ``test/accuracy``, ``test/margin``, ``test/chosen_reward`` and
+    ``test/rejected_reward`` as in ``pair_metrics``, over all pairs; and ``test/nll``: nats a token
+    of the chosen answers, which rises when the model moves away from them too."""
+
+    def __init__(
+        self, pairs: Pairs, loss: PairLoss, data: list[tinker.Datum], batch_size: int = 32
+    ) -> None:
+        if not data:
+            raise DataValidationError(
+                "held-out pairs: got none that can be scored, expected at least one; max_length "
+                "may leave no room for answers"
+            )
+        self._pairs, self._loss, self._data = pairs, loss, data
+        self._batch_size = batch_size
+        self._batch: PairBatch | None = None
+
+    async def __call__(self, training_client: TrainingClient) -> dict[str, float]:
+        """Scores all pairs; the reference is asked once in a run."""
+        size = self._batch_size
+        futures = [
+            training_client.forward(self._data[start : start + size], "cross_entropy")
+            for start in range(0, len(self._data), size)
+        ]
+        if self._batch is None:
+            self._batch = await self._pairs.pairs(self._data)
+        logprobs = []
+        for future in futures:
+            logprobs += [record["logprobs"] for record in (await future).loss_fn_outputs]
+        return {
+            **pair_metrics(self._loss, self._batch, logprobs, "test/"),
+            "test/nll": compute_token_nll(logprobs[::2], self._data[::2]),
+            "test/num_pairs": float(len(self._data) // 2),
+        }

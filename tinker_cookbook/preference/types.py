@@ -1,0 +1,28 @@
+"""The types of preference learning, by the names that the field knows them under."""
+
+from __future__ import annotations
+
+from tinker_cookbook.preference.comparison import LABELS, Comparison, Label, LabeledComparison
+from tinker_cookbook.preference.comparison_renderer import (
+    ComparisonRenderer,
+    ComparisonRendererFromChatRenderer,
+)
+from tinker_cookbook.preference.preference_model import (
+    PreferenceModel,
+    PreferenceModelBuilder,
+    PreferenceModelBuilderFromChatRenderer,
+    PreferenceModelFromChatRenderer,
+)
+
+__all__ = [
+    "LABELS",
+    "Comparison",
+    "ComparisonRenderer",
+    "ComparisonRendererFromChatRenderer",
+    "Label",
+    "LabeledComparison",
+    "PreferenceModel",
+    "PreferenceModelBuilder",
+    "PreferenceModelBuilderFromChatRenderer",
+    "PreferenceModelFromChatRenderer",
+]

@@ -1,0 +1,95 @@
+"""Who meets whom among the answers of a group, and how they did.
+
+A preference is a number from -1 (the first is better) over 0 (a tie) to 1 (the second is better);
+of a judge with probabilities it is ``P(second) - P(first)``, so that it counts as a part of a win.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from enum import StrEnum
+from itertools import pairwise
+
+from tinker_cookbook.exceptions import ConfigurationError, DataValidationError, nearest
+
+__all__ = ["TournamentPattern", "get_pairs", "get_pairs_chunked", "mean_wins_minus_losses"]
+
+
+class TournamentPattern(StrEnum):
+    """Which pairs of a group are compared."""
+
+    ALL_PAIRS_BOTH_WAYS = "all_pairs_both_ways"
+    """Each pair twice, with either one first: what a judge has for a place cancels."""
+    ALL_PAIRS_ONE_WAY = "all_pairs_one_way"
+    """Each pair once, the earlier member first: half the cost."""
+
+
+def get_pairs(n: int, pattern: TournamentPattern) -> list[tuple[int, int]]:
+    """The pairs (first, second) among ``n`` members.
+
+    Raises:
+        ConfigurationError: There is no such pattern.
+    """
+    if pattern not in tuple(TournamentPattern):
+        names = [str(known) for known in TournamentPattern]
+        raise ConfigurationError(
+            f"tournament_pattern: got {pattern!r}, expected one of {', '.join(names)}"
+            f"{nearest(str(pattern), names)}"
+        )
+    both = pattern == TournamentPattern.ALL_PAIRS_BOTH_WAYS
+    return [(i, j) for i in range(n) for j in range(n) if (i != j if both else i < j)]
+
+
+def get_pairs_chunked(n: int, pattern: TournamentPattern, chunk_size: int) -> list[tuple[int, int]]:
+    """The pairs within neighbourhoods of at most ``chunk_size`` of ``n`` members.
+
+    The number of comparisons then grows with ``n`` and not with its square. Neighbourhoods differ
+    in size by one at most, so that nobody is left without an opponent: five members in
+    neighbourhoods of four are two and three. (In pairs, an odd number has one neighbourhood of
+    three.)
+
+    Raises:
+        ConfigurationError: ``chunk_size`` is less than 2, or there is no such pattern.
+    """
+    if chunk_size < 2:
+        raise ConfigurationError(
+            f"matchup_group_size: got {chunk_size}, expected at least 2, as one has no opponent"
+        )
+    num_chunks = max(1, min(math.ceil(n / chunk_size), n // 2))
+    bounds = [n * k // num_chunks for k in range(num_chunks + 1)]
+    return [
+        (start + i, start + j)
+        for start, end in pairwise(bounds)
+        for i, j in get_pairs(end - start, pattern)
+    ]
+
+
+def mean_wins_minus_losses(
+    n: int, pairs: Sequence[tuple[int, int]], preferences: Sequence[float]
+) -> list[float]:
+    """``(wins - losses) / matchups`` of each of ``n`` members, from -1 to 1.
+
+    ``preferences[k]`` is that between the members of ``pairs[k]``. A member without a matchup gets
+    0. Where all have equally many matchups, the values add up to 0.
+
+    Raises:
+        DataValidationError: A preference is no number from -1 to 1, or there is not one for each
+            pair.
+    """
+    if len(pairs) != len(preferences):
+        raise DataValidationError(
+            f"preferences: got {len(preferences)}, expected {len(pairs)}, one for each pair"
+        )
+    balance, matchups = [0.0] * n, [0] * n
+    for (first, second), preference in zip(pairs, preferences, strict=True):
+        if not -1 <= preference <= 1:  # false for NaN as well
+            raise DataValidationError(
+                f"preference between answers {first} and {second}: got {preference}, expected a "
+                "number from -1 (the first is better) to 1 (the second is better)"
+            )
+        balance[first] -= preference
+        balance[second] += preference
+        matchups[first] += 1
+        matchups[second] += 1
+    return [value / max(count, 1) for value, count in zip(balance, matchups, strict=True)]

@@ -1,0 +1,301 @@
+"""The loop over batches of datums that supervised training, preference learning and distillation
+share.
+
+For each step: take the next batch (prepared ahead in the background), let the objective ask whom it
+has to ask (a reference, a teacher), submit its pass and ``optim_step`` together, and keep
+``submit_ahead`` further steps in flight while waiting for the results. At a boundary, where an
+evaluation or a checkpoint is due, nothing more is submitted until it is done, so both see exactly
+the updates their step says.
+
+Rows of ``metrics.jsonl``: ``step`` counts finished updates. Row 0 holds the evaluations before
+training; row k the metrics of the k-th batch, computed with the weights before its update, and the
+evaluations after it.
+"""
+
+from __future__ import annotations
+
+import time
+from abc import ABC, abstractmethod
+from collections import deque
+from collections.abc import Awaitable, Callable, Iterator
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import chz
+
+from tinker_cookbook.display import TrainingProgress, print_example
+from tinker_cookbook.eval.evaluators import Evaluator, EvaluatorBuilder
+from tinker_cookbook.exceptions import ConfigurationError
+from tinker_cookbook.supervised.prefetch import Prefetcher
+from tinker_cookbook.supervised.showcase import Showcase
+from tinker_cookbook.supervised.types import (
+    ChatDatasetBuilder,
+    SupervisedDataset,
+    SupervisedDatasetBuilder,
+)
+from tinker_cookbook.training.config import TrainingConfig
+from tinker_cookbook.training.session import Metrics, TrainingSession, training_session
+
+if TYPE_CHECKING:
+    import tinker
+    from tinker import types
+
+    from tinker_cookbook.backends import Future, TrainingClient
+    from tinker_cookbook.tokenizer_utils import Tokenizer
+
+
+@chz.chz
+class BatchConfig(TrainingConfig):
+    """Settings of every run over batches of datums."""
+
+    dataset_builder: SupervisedDatasetBuilder = chz.field(doc="Training and test data")
+    evaluator_builders: list[EvaluatorBuilder] = chz.field(
+        default_factory=list, doc="Evaluations every eval_every steps"
+    )
+    infrequent_evaluator_builders: list[EvaluatorBuilder] = chz.field(
+        default_factory=list, doc="Evaluations every infrequent_eval_every steps"
+    )
+    submit_ahead: int = chz.field(default=1, doc="Steps in flight beyond the one awaited")
+    show_samples: int = chz.field(
+        default=1, doc="Held-out prompts that the model answers before and after training"
+    )
+    sample_max_tokens: int = chz.field(default=96, doc="Longest of these answers")
+
+    def check(self) -> None:
+        """Raises ``ConfigurationError`` for the first setting that cannot work."""
+        super().check()
+        if isinstance(self.dataset_builder, ChatDatasetBuilder):
+            self.dataset_builder.common_config.check()
+        for name, low in (("submit_ahead", 0), ("show_samples", 0), ("sample_max_tokens", 1)):
+            if getattr(self, name) < low:
+                raise ConfigurationError(f"{name}: got {getattr(self, name)}, expected >= {low}")
+
+
+@dataclass(frozen=True)
+class Batch:
+    """What a step trains on: datums, and what their objective found out about them beforehand."""
+
+    data: list[tinker.Datum]
+    asked: Any = None
+
+    @property
+    def num_tokens(self) -> int:
+        """Tokens that the model reads."""
+        return sum(datum.model_input.length for datum in self.data)
+
+
+class Objective(ABC):
+    """What a step is trained for: the part in which the loops differ.
+
+    ``shown`` names the metric that stands beside the progress bar.
+    """
+
+    shown: str = "loss"
+
+    async def prepare(self, step: int, data: list[tinker.Datum]) -> Batch:
+        """Asks a reference or a teacher about the batch of ``step`` (0-based).
+
+        Called in the order of steps, while up to ``submit_ahead`` earlier ones train. What it
+        draws at random must follow from the seed and ``step``: a resumed run asks again.
+        """
+        return Batch(data)
+
+    @abstractmethod
+    def submit(self, client: TrainingClient, batch: Batch) -> Future[types.ForwardBackwardOutput]:
+        """Queues the pass that adds the batch's gradient."""
+
+    @abstractmethod
+    def metrics(self, batch: Batch, output: types.ForwardBackwardOutput) -> Metrics:
+        """Metrics of the batch, beyond those that every loop has."""
+
+    def evaluators(self, test_set: SupervisedDataset) -> list[Evaluator]:
+        """Evaluations on held-out data."""
+        return []
+
+
+MakeObjective = Callable[[TrainingSession], Awaitable[Objective]]
+
+
+@dataclass(frozen=True)
+class Schedule:
+    """Which batch each step takes: epochs over ``num_batches`` batches, ``total_steps`` in all."""
+
+    num_batches: int
+    total_steps: int
+
+    @classmethod
+    def of(cls, dataset: SupervisedDataset, config: BatchConfig) -> Schedule:
+        """As many steps as the epochs have, or ``max_steps`` if that is less."""
+        total = len(dataset) * config.num_epochs
+        if config.max_steps is not None:
+            total = min(total, config.max_steps)
+        return cls(len(dataset), total)
+
+    def place(self, step: int) -> tuple[int, int]:
+        """(epoch, batch index) of the 0-based ``step``."""
+        return divmod(step, self.num_batches)
+
+
+async def train_batches(config: BatchConfig, make_objective: MakeObjective) -> None:
+    """Trains, or continues the run in ``config.log_path``.
+
+    ``make_objective`` is called once the backend is connected.
+    """
+    config.check()
+    train_set, test_set = config.dataset_builder()
+    schedule = Schedule.of(train_set, config)
+    async with training_session(config) as session:
+        if session.start_step >= schedule.total_steps:
+            session.say(
+                f"This run is complete ({session.start_step} steps); num_epochs or max_steps can "
+                "make it longer.",
+                *session.summary(),
+            )
+            return
+        client = await session.start(schedule.total_steps)
+        objective = await make_objective(session)
+        train_set.set_epoch(config.seed)
+        if (tokenizer := tokenizer_of(config.dataset_builder)) is not None:
+            print_example(train_set.get_batch(0)[0], tokenizer)
+        session.evaluators = [build() for build in config.evaluator_builders]
+        session.infrequent_evaluators = [b() for b in config.infrequent_evaluator_builders]
+        if test_set is not None:
+            session.evaluators[:0] = objective.evaluators(test_set)
+        showcase = Showcase.of(
+            config.dataset_builder, config.show_samples, config.sample_max_tokens
+        )
+        await showcase.show(await session.sampling_client(), "before training")
+        loop = _Loop(config, session, schedule, objective)
+        await loop.run(client, train_set)
+        await showcase.show(await session.sampling_client(), "after training")
+        session.say(*train_set.report(), *session.summary())
+
+
+def tokenizer_of(builder: SupervisedDatasetBuilder) -> Tokenizer | None:
+    """The tokenizer of a builder of chat data."""
+    return builder.tokenizer if isinstance(builder, ChatDatasetBuilder) else None
+
+
+def batches(
+    dataset: SupervisedDataset, schedule: Schedule, seed: int, start: int
+) -> Iterator[list[tinker.Datum]]:
+    """The batches of steps ``start`` and on; each epoch has an order of its own from the seed."""
+    current = None
+    for step in range(start, schedule.total_steps):
+        epoch, index = schedule.place(step)
+        if epoch != current:
+            dataset.set_epoch(seed + epoch)
+            current = epoch
+        yield dataset.get_batch(index)
+
+
+@dataclass(frozen=True)
+class _InFlight:
+    """A submitted step. ``tokens`` counts those read up to and with it."""
+
+    step: int
+    batch: Batch
+    tokens: int
+    forward_backward: Future[types.ForwardBackwardOutput]
+    optim_step: Future[types.OptimStepResponse]
+    learning_rate: float
+
+
+class _Loop:
+    """What the loop carries from step to step: steps in flight and running counts."""
+
+    def __init__(
+        self,
+        config: BatchConfig,
+        session: TrainingSession,
+        schedule: Schedule,
+        objective: Objective,
+    ) -> None:
+        self._config, self._session, self._schedule = config, session, schedule
+        self._objective = objective
+        self._in_flight: deque[_InFlight] = deque()
+        self._progress = TrainingProgress(schedule.total_steps, session.start_step)
+        self._tokens = session.restored("cumulative_tokens", 0)
+        self._finished_at = time.monotonic()
+
+    async def run(self, client: TrainingClient, dataset: SupervisedDataset) -> None:
+        """All steps from the session's first."""
+        config, schedule, start = self._config, self._schedule, self._session.start_step
+        if start == 0:
+            await self._record_start()
+        rows = batches(dataset, schedule, config.seed, start)
+        with self._progress, Prefetcher(rows) as ahead:
+            for step in range(start, schedule.total_steps):
+                batch = await self._objective.prepare(step, await ahead.next())
+                self._submit(client, step, batch)
+                keep = 0 if self._at_boundary() else config.submit_ahead
+                while len(self._in_flight) > keep:
+                    await self._finish_oldest()
+            while self._in_flight:
+                await self._finish_oldest()
+
+    async def _record_start(self) -> None:
+        """Row 0: the evaluations before training."""
+        metrics = await self._session.evaluate(0)
+        if metrics:
+            self._session.write_row({"progress": 0.0, "epoch": 0, **metrics}, step=0)
+        self._finished_at = time.monotonic()
+
+    def _submit(self, client: TrainingClient, step: int, batch: Batch) -> None:
+        """Queues one update."""
+        params = self._config.adam_params(step, self._schedule.total_steps)
+        self._tokens += batch.num_tokens
+        self._in_flight.append(
+            _InFlight(
+                step,
+                batch,
+                self._tokens,
+                self._objective.submit(client, batch),
+                client.optim_step(params),
+                params.learning_rate,
+            )
+        )
+
+    def _at_boundary(self) -> bool:
+        """Whether something is due after the newest submitted update."""
+        return self._session.boundary(self._in_flight[-1].step + 1, self._tokens)
+
+    async def _finish_oldest(self) -> None:
+        """Waits for the oldest update and writes its row."""
+        oldest = self._in_flight.popleft()
+        output = await oldest.forward_backward
+        optim = await oldest.optim_step
+        metrics = self._metrics(oldest, output, optim)
+        self._progress.update(
+            oldest.step + 1, float(metrics[self._objective.shown]), oldest.batch.num_tokens
+        )
+        await self._session.finish_step(
+            oldest.step + 1,
+            metrics,
+            epoch=self._schedule.place(oldest.step)[0],
+            counters={"cumulative_tokens": oldest.tokens},
+        )
+        self._finished_at = time.monotonic()
+
+    def _metrics(
+        self,
+        done: _InFlight,
+        output: types.ForwardBackwardOutput,
+        optim: types.OptimStepResponse,
+    ) -> Metrics:
+        num_tokens = done.batch.num_tokens
+        seconds = time.monotonic() - self._finished_at
+        metrics: Metrics = {
+            "epoch": self._schedule.place(done.step)[0],
+            "progress": (done.step + 1) / self._schedule.total_steps,
+            "learning_rate": done.learning_rate,
+            "num_sequences": len(done.batch.data),
+            "num_tokens": num_tokens,
+            "tokens/cumulative/trained": done.tokens,
+            **self._objective.metrics(done.batch, output),
+            "time/step": seconds,
+            "time/tokens_per_second": num_tokens / max(seconds, 1e-9),
+        }
+        for name, value in (optim.metrics or {}).items():
+            metrics[f"optim/{name}"] = value
+        return metrics
