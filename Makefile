@@ -17,7 +17,7 @@ demo: install
 	$(BIN)/python -m recipes.sl_basic $(ARGS)
 
 test: install
-	$(BIN)/python -m pytest $(ARGS)
+	$(BIN)/python -m pytest -n 2 --dist loadfile $(ARGS)
 
 check: install
 	$(BIN)/ruff check .

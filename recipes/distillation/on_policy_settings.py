@@ -21,6 +21,7 @@ from tinker_cookbook.distillation.prompts import HUB_PROMPTS
 from tinker_cookbook.exceptions import ConfigurationError, nearest
 from tinker_cookbook.renderers import Message
 from tinker_cookbook.rl.types import RLDatasetBuilder
+from tinker_cookbook.utils.lr_scheduling import LRSchedule
 
 SUMS = "sums"
 EXAMPLE = "example"
@@ -65,6 +66,7 @@ class TaughtSettings:
 class OnPolicySettings(SampledSettings):
     """Settings of an on-policy distillation; what is None is derived and printed."""
 
+    lr_schedule: LRSchedule = chz.field(default="linear", doc="linear, cosine or constant")
     kl_penalty_coef: float = chz.field(default=1.0, doc="Weight of the teachers")
     kl_discount_factor: float = chz.field(
         default=0.0, doc="Discount at which a token answers for those after it; 0: itself alone"
@@ -84,7 +86,7 @@ class OnPolicySettings(SampledSettings):
     )
     max_prompts: int | None = chz.field(default=None, doc="Take so many prompts of each dataset")
     max_operand: int = chz.field(default=9, doc="sums: a + b with a and b from 0 to this")
-    num_batches: int = chz.field(default=40, doc="sums: steps an epoch, as they never run out")
+    num_batches: int = chz.field(default=25, doc="sums: steps an epoch, as they never run out")
     num_test: int = chz.field(default=10, doc="sums: held out for evaluation; 0: no evaluation")
     eval_every: int = chz.field(default=5, doc="Steps between evaluations; 0 is ends only")
     save_every: int = chz.field(default=10, doc="Steps between checkpoints")
