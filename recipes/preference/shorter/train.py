@@ -7,8 +7,13 @@ Each step asks four questions ("Why is the sky blue?") eight times each. The eig
 fours, and each earns ``(wins - losses) / matchups``; one that is empty or cut off pays 1.
 
 Watch ``env/all/ac_tokens_per_turn`` (tokens of an answer) and ``test/env/all/win_rate`` (how often
-an answer is shorter than one of about ten words). The training reward itself is
-``mean(format) - 1`` whatever is learned, since wins and losses within a group cancel.
+an answer is shorter than one of about ten words): with the demo model they go from 47 to 11 and
+from 0.06 to 0.84 in the 20 steps. The training reward itself is ``mean(format) - 1`` whatever is
+learned, since wins and losses within a group cancel.
+
+Nothing asks for the answers to stay true, and they do not: "The heart is where all life begins" is
+one of the better ones in the end. At the learning rate of the other RL recipes they are single
+words from step 10 on; ``kl_penalty_coef`` holds on to more of the model.
 """
 
 from __future__ import annotations

@@ -273,7 +273,7 @@ def errors_of(
     )
     errors = _distance(found, exact)
     errors.of_float32 = _distance(rounded, exact)
-    record("errors", errors)
+    record("errors", str(errors))
     return errors
 
 
