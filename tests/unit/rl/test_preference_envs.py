@@ -6,13 +6,10 @@ import asyncio
 import multiprocessing
 import pickle
 from concurrent.futures import ProcessPoolExecutor
-from itertools import combinations
 
 import byte_tokenizer
 import chz
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from tinker_cookbook.completers import TokenCompleter, TokensWithLogprobs
 from tinker_cookbook.exceptions import ConfigurationError, DataValidationError
@@ -27,12 +24,9 @@ from tinker_cookbook.rl.preference_envs import (
     PairwisePreferenceRLDatasetBuilder,
     PreferenceEnv,
     TournamentPattern,
-    get_pairs,
-    get_pairs_chunked,
 )
 from tinker_cookbook.rl.rollout_strategy import RetryOnFailure
 from tinker_cookbook.rl.rollouts import do_group_rollout
-from tinker_cookbook.rl.tournament import mean_wins_minus_losses
 from tinker_cookbook.rl.types import Trajectory
 from tinker_cookbook.tokenizer_utils import get_tokenizer
 
@@ -105,71 +99,6 @@ def group(renderer, judge, num_envs, **settings):
 
 def play(builder, policy, **options):
     return asyncio.run(do_group_rollout(builder, policy, **options))
-
-
-# --- who meets whom --------------------------------------------------------------------------
-
-
-@given(st.integers(0, 9))
-def test_pairs_are_all_there_once(n):
-    one_way = get_pairs(n, ONE_WAY)
-    assert one_way == list(combinations(range(n), 2))
-    both_ways = get_pairs(n, BOTH_WAYS)
-    assert sorted(both_ways) == sorted([*one_way, *((j, i) for i, j in one_way)])
-
-
-@given(st.integers(0, 40), st.integers(2, 9), st.sampled_from(TournamentPattern))
-def test_neighbourhoods_leave_nobody_alone(n, size, pattern):
-    pairs = get_pairs_chunked(n, pattern, size)
-    assert len(set(pairs)) == len(pairs) <= n * (max(size, 3) - 1)
-    met = {i: {i} for i in range(n)}
-    for i, j in pairs:
-        met[i].add(j)
-        met[j].add(i)
-    assert all(len(others) <= max(size, 3) for others in met.values())
-    if n > 1:
-        assert all(len(others) > 1 for others in met.values())
-    # They are neighbours, and each meets every other of its neighbourhood.
-    assert all(met[j] == others for others in met.values() for j in others)
-
-
-def test_pairs_of_six_in_threes():
-    expected = [(0, 1), (0, 2), (1, 2), (3, 4), (3, 5), (4, 5)]
-    assert get_pairs_chunked(6, ONE_WAY, 3) == expected
-
-
-def test_patterns_by_name():
-    assert TournamentPattern("all_pairs_both_ways") is BOTH_WAYS
-    assert get_pairs(2, "all_pairs_one_way") == [(0, 1)]  # pyright: ignore[reportArgumentType]
-    with pytest.raises(ConfigurationError, match="did you mean 'all_pairs_one_way'"):
-        get_pairs(2, "all_pairs_oneway")  # pyright: ignore[reportArgumentType]
-    with pytest.raises(ConfigurationError, match="matchup_group_size: got 1, expected at least 2"):
-        get_pairs_chunked(3, ONE_WAY, 1)
-
-
-@given(st.integers(2, 8), st.integers(2, 8), st.sampled_from(TournamentPattern), st.data())
-def test_the_balance_counts_parts_of_wins(n, size, pattern, data):
-    pairs = get_pairs_chunked(n, pattern, size)
-    preferences = data.draw(
-        st.lists(st.floats(-1, 1), min_size=len(pairs), max_size=len(pairs)), label="preferences"
-    )
-    balance = mean_wins_minus_losses(n, pairs, preferences)
-    for member in range(n):
-        wins = losses = matchups = 0.0
-        for (i, j), preference in zip(pairs, preferences, strict=True):
-            if member in (i, j):
-                # P(second) - P(first), with the rest of 1 shared by both as a tie is.
-                second = (1 + preference) / 2
-                wins += second if member == j else 1 - second
-                losses += 1 - second if member == j else second
-                matchups += 1
-        assert balance[member] == pytest.approx((wins - losses) / matchups, abs=1e-12)
-
-
-@pytest.mark.parametrize("preference", [1.5, float("nan")])
-def test_a_preference_out_of_range(preference):
-    with pytest.raises(DataValidationError, match="between answers 0 and 1: got"):
-        mean_wins_minus_losses(2, [(0, 1)], [preference])
 
 
 # --- what a group earns ----------------------------------------------------------------------
