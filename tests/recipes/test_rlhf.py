@@ -22,7 +22,7 @@ from tinker_cookbook.utils.entrypoint import parse_arguments
 PIPELINE = "recipes.preference.rlhf.rlhf_pipeline"
 OPTIM_STEP = "tinker_cookbook.engine.training_run:TrainingRun.optim_step"
 CHECKPOINT_LINE = "tinker_cookbook.utils.checkpoints.saving:append_row"
-MEASURE = f"{PIPELINE}:measure_win_rate"
+MEASURE = "recipes.preference.rlhf.win_rate:_measure"
 
 
 def write_comparisons(path: Path, animals: str) -> str:
