@@ -14,6 +14,7 @@ from typing import Any
 
 from tinker_cookbook.engine.bench.side import run_worker
 from tinker_cookbook.engine.bench.trl_tools import lora_config, make_clock
+from tinker_cookbook.exceptions import DataValidationError
 from tinker_cookbook.preference.bench.config import recipe_settings
 
 
@@ -63,6 +64,12 @@ def read_pairs(job: dict[str, Any]) -> tuple[list[dict[str, list[int]]], Any]:
     schedule = Schedule.of(train_set, config)
     rows = []
     for data in batches(train_set, schedule, config.seed, 0):
+        if len(data) != 2 * job["batch_size"]:
+            raise DataValidationError(
+                f"dataset: a batch has {len(data) // 2} pairs that can be trained, expected "
+                f"{job['batch_size']}, as TRL makes batches of its own; raise max_length, or take "
+                "another dataset"
+            )
         for chosen, rejected in zip(data[::2], data[1::2], strict=True):
             start = int((chosen.loss_fn_inputs["weights"].to_numpy() != 0).argmax()) + 1
             first, second = (whole_sequence(datum).to_ints() for datum in (chosen, rejected))
