@@ -11,6 +11,7 @@ from typing import Any
 
 import chz
 
+from recipes.start import start
 from tinker_cookbook import cli_utils, hyperparam_utils, model_info
 from tinker_cookbook.exceptions import ConfigurationError
 from tinker_cookbook.rl import train
@@ -153,7 +154,4 @@ def _mode(cli: SampledSettings) -> dict[str, Any]:
 
 async def run(cli: RLSettings, config: train.Config) -> None:
     """Checks the config, then the log folder, then trains."""
-    # First, so that a wrong setting beside behavior_if_log_dir_exists=delete deletes nothing.
-    config.check()
-    cli_utils.check_log_dir(config.log_path, cli.behavior_if_log_dir_exists)
-    await train.main(config)
+    await start(config, cli.behavior_if_log_dir_exists, train.main)

@@ -14,6 +14,7 @@ from pathlib import Path
 
 import chz
 
+from recipes.start import start
 from tinker_cookbook import cli_utils, hyperparam_utils, model_info
 from tinker_cookbook.exceptions import ConfigurationError, nearest
 from tinker_cookbook.renderers import TrainOnWhat
@@ -134,11 +135,7 @@ def build_config(cli: CLIConfig) -> train.Config:
 
 async def main(config: CLIConfig) -> None:
     """Fine-tunes a model on conversations."""
-    train_config = build_config(config)
-    # First, so that a wrong setting beside behavior_if_log_dir_exists=delete deletes nothing.
-    train_config.check()
-    cli_utils.check_log_dir(config.log_path, config.behavior_if_log_dir_exists)
-    await train.main(train_config)
+    await start(build_config(config), config.behavior_if_log_dir_exists, train.main)
 
 
 if __name__ == "__main__":

@@ -10,6 +10,8 @@ from pathlib import Path
 import pytest
 from hypothesis.internal.conjecture import providers
 
+pytest.register_assert_rewrite("recipe_runs")
+
 # Hypothesis draws some values from the constants of whatever modules are loaded: with them, a check
 # that asks for the same examples at every run would see others in every selection of the tests.
 providers._get_local_constants = providers.Constants

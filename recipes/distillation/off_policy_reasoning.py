@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Any
 import chz
 
 from recipes import sl_basic
+from recipes.start import start
 from tinker_cookbook import cli_utils, hyperparam_utils, model_info
 from tinker_cookbook.distillation import train_off_policy
 from tinker_cookbook.distillation.datasets import TeacherConfig
@@ -187,13 +188,10 @@ def _build_dataset(
 async def main(config: CLIConfig) -> None:
     """Trains a model on what another one wrote or would have written."""
     run = build_config(config)
-    # First, so that a wrong setting beside behavior_if_log_dir_exists=delete deletes nothing.
-    run.check()
-    cli_utils.check_log_dir(config.log_path, config.behavior_if_log_dir_exists)
     if isinstance(run, train_off_policy.Config):
-        await train_off_policy.main(run)
+        await start(run, config.behavior_if_log_dir_exists, train_off_policy.main)
     else:
-        await train.main(run)
+        await start(run, config.behavior_if_log_dir_exists, train.main)
 
 
 if __name__ == "__main__":

@@ -13,6 +13,7 @@ from __future__ import annotations
 import chz
 
 from recipes.sl_basic import DEMO_MODEL, EXAMPLES
+from recipes.start import start
 from tinker_cookbook import cli_utils, hyperparam_utils, model_info
 from tinker_cookbook.distillation import sdft
 from tinker_cookbook.exceptions import ConfigurationError
@@ -124,11 +125,7 @@ def build_config(cli: CLIConfig) -> sdft.Config:
 
 async def main(config: CLIConfig) -> None:
     """Teaches a model from demonstrations that only its teacher sees."""
-    run = build_config(config)
-    # First, so that a wrong setting beside behavior_if_log_dir_exists=delete deletes nothing.
-    run.check()
-    cli_utils.check_log_dir(config.log_path, config.behavior_if_log_dir_exists)
-    await sdft.main(run)
+    await start(build_config(config), config.behavior_if_log_dir_exists, sdft.main)
 
 
 if __name__ == "__main__":

@@ -21,6 +21,7 @@ from recipes.prompt_distillation.answers import parse_labels
 from recipes.prompt_distillation.create_data import DEFAULT_OUTPUT_FILE, DEMO_MODEL
 from recipes.prompt_distillation.data import DistilledDatasetBuilder, StudentAccuracyBuilder
 from recipes.prompt_distillation.output import read_settings
+from recipes.start import start
 from tinker_cookbook import cli_utils, hyperparam_utils, model_info
 from tinker_cookbook.eval.proportion import describe_share
 from tinker_cookbook.exceptions import ConfigurationError, DataValidationError
@@ -154,11 +155,7 @@ def _share(row: Row, name: str, counted_as: str | None = None) -> str:
 
 async def main(config: CLIConfig) -> None:
     """Teaches a student what a teacher does with a prompt."""
-    train_config = build_config(config)
-    # First, so that a wrong setting beside behavior_if_log_dir_exists=delete deletes nothing.
-    train_config.check()
-    cli_utils.check_log_dir(config.log_path, config.behavior_if_log_dir_exists)
-    await train.main(train_config)
+    await start(build_config(config), config.behavior_if_log_dir_exists, train.main)
     for line in report(read_rows(Path(config.log_path).expanduser() / "metrics.jsonl")):
         get_console().print(line, markup=False, soft_wrap=True)
 

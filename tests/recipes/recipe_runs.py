@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import subprocess
 import sys
 import time
@@ -88,6 +89,15 @@ class RecipeRuns:
                 [sys.executable, *program, self.recipe, *self.arguments(name, behavior), *extra]
             )
         )
+
+    def check_killed_and_resumed(self, name: str, point: str, count: int, when: str) -> None:
+        """Kills a run at a point, goes on, and holds the end against the run ``straight``."""
+        killed = self.run(name, kill=[point, str(count), when])
+        assert killed.returncode == -signal.SIGKILL, killed.stderr[-2000:]
+        resumed = self.run(name, "resume")
+        assert resumed.returncode == 0, resumed.stderr[-2000:]
+        assert self.rows(name) == self.rows("straight")
+        assert self.adapter(name) == self.adapter("straight")
 
     def rows(self, name: str) -> list[dict]:
         """The rows of ``metrics.jsonl`` without what depends on the moment: times, and how many

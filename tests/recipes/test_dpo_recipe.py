@@ -78,12 +78,7 @@ def test_it_begins_where_the_definitions_say_and_learns(runs):
 )
 def test_killed_and_resumed_equals_never_killed(runs, request, point, count, when):
     name = request.node.callspec.id.replace(" ", "-")
-    killed = runs.run(name, kill=[point, str(count), when])
-    assert killed.returncode == -signal.SIGKILL, killed.stderr[-2000:]
-    resumed = runs.run(name, "resume")
-    assert resumed.returncode == 0, resumed.stderr[-2000:]
-    assert runs.rows(name) == runs.rows("straight")
-    assert runs.adapter(name) == runs.adapter("straight")
+    runs.check_killed_and_resumed(name, point, count, when)
 
 
 def test_measured_from_a_checkpoint_the_start_is_the_same(runs):

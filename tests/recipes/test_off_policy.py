@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import signal
 import sys
 from pathlib import Path
 
@@ -66,13 +65,8 @@ def test_killed_and_resumed_equals_never_killed(tmp_path, stories_model, make):
     straight = place.run("straight")
     assert straight.returncode == 0, straight.stderr[-2000:]
     # After the update of step 4 but before its row: step 3 has been written and is trained again.
-    killed = place.run("killed", kill=[OPTIM_STEP, "4", "after"])
-    assert killed.returncode == -signal.SIGKILL, killed.stderr[-2000:]
-    resumed = place.run("killed", "resume")
-    assert resumed.returncode == 0, resumed.stderr[-2000:]
     # The straight run is a run of the same settings too: what is drawn follows from the seed.
-    assert place.rows("killed") == place.rows("straight")
-    assert place.adapter("killed") == place.adapter("straight")
+    place.check_killed_and_resumed("killed", OPTIM_STEP, 4, "after")
 
 
 @pytest.fixture(scope="module")

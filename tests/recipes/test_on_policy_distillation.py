@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import json
 import os
-import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -93,12 +92,7 @@ def runs(tmp_path_factory, stories_model):
 )
 def test_killed_and_resumed_equals_never_killed(runs, request, point, count, when):
     name = request.node.callspec.id.replace(" ", "-")
-    killed = runs.run(name, kill=[point, str(count), when])
-    assert killed.returncode == -signal.SIGKILL, killed.stderr[-2000:]
-    resumed = runs.run(name, "resume")
-    assert resumed.returncode == 0, resumed.stderr[-2000:]
-    assert runs.rows(name) == runs.rows("straight")
-    assert runs.adapter(name) == runs.adapter("straight")
+    runs.check_killed_and_resumed(name, point, count, when)
     assert {row["optim/num_steps"] for row in runs.rows(name)} == {2}
 
 

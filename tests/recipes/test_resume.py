@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import signal
 
 import pytest
 from recipe_runs import RecipeRuns
@@ -40,12 +39,7 @@ def recipe_runs(tmp_path_factory, stories_model):
 @pytest.mark.parametrize(("point", "count", "when"), KILL_POINTS)
 def test_killed_and_resumed_equals_never_killed(recipe_runs, request, point, count, when):
     name = request.node.callspec.id.replace(" ", "-")
-    killed = recipe_runs.run(name, kill=[point, str(count), when])
-    assert killed.returncode == -signal.SIGKILL, killed.stderr[-2000:]
-    resumed = recipe_runs.run(name, "resume")
-    assert resumed.returncode == 0, resumed.stderr[-2000:]
-    assert recipe_runs.rows(name) == recipe_runs.rows("straight")
-    assert recipe_runs.adapter(name) == recipe_runs.adapter("straight")
+    recipe_runs.check_killed_and_resumed(name, point, count, when)
 
 
 def test_the_same_config_gives_the_same_metrics(recipe_runs):

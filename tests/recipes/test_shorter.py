@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import signal
 from pathlib import Path
 
 import pytest
@@ -130,9 +129,4 @@ def test_a_run_reports_lengths_and_reward(runs):
 
 @pytest.mark.slow
 def test_killed_and_resumed_equals_never_killed(runs):
-    killed = runs.run("killed", kill=[OPTIM_STEP, "5", "after"])
-    assert killed.returncode == -signal.SIGKILL, killed.stderr[-2000:]
-    resumed = runs.run("killed", "resume")
-    assert resumed.returncode == 0, resumed.stderr[-2000:]
-    assert runs.rows("killed") == runs.rows("straight")
-    assert runs.adapter("killed") == runs.adapter("straight")
+    runs.check_killed_and_resumed("killed", OPTIM_STEP, 5, "after")

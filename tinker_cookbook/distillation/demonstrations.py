@@ -13,13 +13,9 @@ from tinker_cookbook.distillation.mixture import numbered
 from tinker_cookbook.exceptions import ConfigurationError, DataFormatError, nearest
 from tinker_cookbook.renderers import Message, Renderer, TrainOnWhat, get_text_content
 from tinker_cookbook.supervised.chat_dataset import chat_dataset
-from tinker_cookbook.supervised.conversation_file import (
-    prompts_of,
-    read_conversations,
-    split_rows,
-)
+from tinker_cookbook.supervised.conversation_file import FromConversationFileBuilder
 from tinker_cookbook.supervised.data import SupervisedDatasetFromHFDataset, conversation_to_datum
-from tinker_cookbook.supervised.types import ChatDatasetBuilder, SupervisedDataset
+from tinker_cookbook.supervised.types import SupervisedDataset
 
 if TYPE_CHECKING:
     import tinker
@@ -100,17 +96,8 @@ def check_demo_template(template: str) -> None:
 
 
 @chz.chz
-class DemonstrationBuilder(ChatDatasetBuilder):
-    """Conversations of a JSONL file, the last answer of each as the demonstration.
-
-    The test data are those of ``test_file_path``, or ``test_size`` conversations drawn from
-    ``file_path`` by ``shuffle_seed``; without either there are none.
-    """
-
-    file_path: str = chz.field(doc="JSONL file of conversations")
-    test_file_path: str | None = chz.field(default=None, doc="JSONL file of held-out ones")
-    test_size: int = chz.field(default=0, doc="Else: conversations to hold out of file_path")
-    shuffle_seed: int = chz.field(default=0, doc="Seed of the draw of test_size")
+class DemonstrationBuilder(FromConversationFileBuilder):
+    """Conversations of a JSONL file, the last answer of each as the demonstration."""
 
     @property
     def train_on_what(self) -> TrainOnWhat:
@@ -136,21 +123,10 @@ class DemonstrationBuilder(ChatDatasetBuilder):
         test_set = chat_dataset(self, test, min(batch_size, len(test))) if test else None
         return train_set, test_set
 
-    def held_out_prompts(self, n: int) -> list[list[Message]]:
-        """The first ``n`` held-out conversations, each up to its last answer."""
-        return prompts_of(self._split[1], n)
-
     @cached_property
     def _split(self) -> tuple[list[list[Message]], list[list[Message]]]:
-        if self.test_file_path is not None and self.test_size:
-            raise ConfigurationError(
-                f"test_size: got {self.test_size} beside test_file_path={self.test_file_path}, "
-                "expected one of them: both name the held-out part"
-            )
-        rows = [_up_to_answer(row) for row in read_conversations(self.file_path)]
-        if self.test_file_path is not None:
-            return rows, [_up_to_answer(row) for row in read_conversations(self.test_file_path)]
-        return split_rows(rows, self.test_size, self.shuffle_seed, self.file_path)
+        train, test = super()._split
+        return [_up_to_answer(row) for row in train], [_up_to_answer(row) for row in test]
 
 
 def _up_to_answer(conversation: list[Message]) -> list[Message]:

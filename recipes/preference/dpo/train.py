@@ -16,6 +16,7 @@ from __future__ import annotations
 import chz
 
 from recipes.preference.datasets import get_comparison_builder
+from recipes.start import start
 from tinker_cookbook import cli_utils, hyperparam_utils, model_info
 from tinker_cookbook.preference import train_dpo
 from tinker_cookbook.preference.dpo_datasets import DPODatasetBuilderFromComparisons, Ties
@@ -107,11 +108,7 @@ def build_config(cli: CLIConfig) -> train_dpo.Config:
 
 async def main(config: CLIConfig) -> None:
     """Trains a model on pairs of answers."""
-    train_config = build_config(config)
-    # First, so that a wrong setting beside behavior_if_log_dir_exists=delete deletes nothing.
-    train_config.check()
-    cli_utils.check_log_dir(config.log_path, config.behavior_if_log_dir_exists)
-    await train_dpo.main(train_config)
+    await start(build_config(config), config.behavior_if_log_dir_exists, train_dpo.main)
 
 
 if __name__ == "__main__":

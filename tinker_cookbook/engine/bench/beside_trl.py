@@ -71,7 +71,8 @@ class Comparison:
     """What differs from one comparison to the next.
 
     ``modules`` are run with the job's file and the result's; ``build`` makes the JSON object of
-    settings, machine, runs and notes; ``one_line`` says how a run went.
+    settings, machine, runs and notes; ``learned`` says what came of a run; ``learning_rate`` is the
+    recipe's, of a model.
     """
 
     modules: Mapping[str, str]
@@ -79,11 +80,12 @@ class Comparison:
         [dict[str, Any], dict[str, Any], Mapping[str, list[Outcome]], Sequence[str]],
         dict[str, Any],
     ]
-    one_line: Callable[[Outcome], str]
+    learned: Callable[[Outcome], str]
     print_table: Callable[[dict[str, Any], Console], None]
+    learning_rate: Callable[[str], float]
 
 
-def run_comparison(config: SidesConfig, comparison: Comparison, learning_rate: float) -> int:
+def run_comparison(config: SidesConfig, comparison: Comparison) -> int:
     """Measures and prints; returns the exit status: 0 if every variant that is installed has its
     figures."""
     config.check()
@@ -97,6 +99,9 @@ def run_comparison(config: SidesConfig, comparison: Comparison, learning_rate: f
             "trl_python= to a Python that has it"
         )
         console.print(notes[0], markup=False, soft_wrap=True)
+    learning_rate = config.learning_rate
+    if learning_rate is None:
+        learning_rate = comparison.learning_rate(config.model_name)
     settings = {
         **{k: v for k, v in chz.asdict(config).items() if k not in ("output", "variants")},
         "device": str(choice.device),
@@ -112,8 +117,9 @@ def run_comparison(config: SidesConfig, comparison: Comparison, learning_rate: f
                 python = config.trl_python if variant == "trl" else sys.executable
                 module = comparison.modules[variant]
                 found.append(run_side(python, module, settings, Path(temporary)))
-                word = f"{variant} {repeat}/{config.repeats}: {comparison.one_line(found[-1])}"
-                console.print(word, markup=False, soft_wrap=True)
+                word = summary.one_line(found[-1], comparison.learned)
+                line = f"{variant} {repeat}/{config.repeats}: {word}"
+                console.print(line, markup=False, soft_wrap=True)
     result = comparison.build(settings, describe_machine(choice.device), runs, notes)
     comparison.print_table(result, console)
     summary.deliver(result, config.output, console)

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import datetime
 import json
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from statistics import median
 from typing import Any
 
 from rich.console import Console
+from rich.table import Table
 
 GIB = float(1 << 30)
 
@@ -78,6 +79,36 @@ def exit_status(result: dict[str, Any]) -> int:
     variants = result["variants"].values()
     broke = any(variant["status"] == "failed" for variant in variants)
     return int(broke or not any(variant["step_seconds"] for variant in variants))
+
+
+def one_line(run: Run, learned: Callable[[Run], str]) -> str:
+    """A word on a finished run: what it took, and what was ``learned`` if it came to an end."""
+    if run["status"] != "ok":
+        return f"{run['status']} ({run['error']})"
+    took = f"{step_seconds(run):.2f} s a step, peak {run['peak_bytes'] / GIB:.2f} GiB"
+    return f"{took}, {learned(run)}"
+
+
+def print_sides(
+    result: dict[str, Any],
+    title: str,
+    columns: Sequence[str],
+    cells: Callable[[dict[str, Any]], list[str]],
+    lines: Sequence[str],
+    console: Console,
+) -> None:
+    """Prints a row for each variant, ``cells`` of those that have figures, and ``lines`` below."""
+    table = Table(title=f"{title}, {result['model_name']}, {result['dtype']}")
+    table.add_column("variant")
+    for name in columns:
+        table.add_column(name, justify="right")
+    for name, variant in result["variants"].items():
+        lost = variant["step_seconds"] is None
+        empty = [variant["status"], *[""] * (len(columns) - 1)]
+        table.add_row(name, *(empty if lost else cells(variant)))
+    console.print(table)
+    for line in [*lines, *closing_lines(result)]:
+        console.print(line, markup=False, soft_wrap=True)
 
 
 def closing_lines(result: dict[str, Any]) -> list[str]:

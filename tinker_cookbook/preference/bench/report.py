@@ -6,17 +6,15 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from rich.console import Console
-from rich.table import Table
 
 from tinker_cookbook.engine.bench.summary import (
     GIB,
     Run,
-    closing_lines,
     now,
     outcome,
     pairs,
+    print_sides,
     ratios,
-    step_seconds,
 )
 
 
@@ -41,38 +39,24 @@ def build(
     }
 
 
-def one_line(run: Run) -> str:
-    """A word on a finished run."""
-    if run["status"] != "ok":
-        return f"{run['status']} ({run['error']})"
-    return (
-        f"{step_seconds(run):.2f} s a step, peak {run['peak_bytes'] / GIB:.2f} GiB, loss "
-        f"{run['losses'][0]:.4f} to {run['losses'][-1]:.4f}"
-    )
+def learned(run: Run) -> str:
+    """First and last loss of a run."""
+    return f"loss {run['losses'][0]:.4f} to {run['losses'][-1]:.4f}"
 
 
 def print_table(result: dict[str, Any], console: Console) -> None:
     """Prints both sides and their ratio for people."""
-    table = Table(title=f"DPO, {result['model_name']}, {result['dtype']}")
-    table.add_column("variant")
-    for name in ("step", "peak", "first loss", "last loss"):
-        table.add_column(name, justify="right")
-    for name, variant in result["variants"].items():
-        table.add_row(name, *_cells(variant))
-    console.print(table)
     lines = [
         f"{result['batch_size']} pairs up to {result['max_length']} tokens, {result['steps']} "
         "steps; seconds are the median without the first step"
     ]
     if result["loss_difference"] is not None:
         lines.append(f"losses differ by at most {result['loss_difference']:.2%} at any step")
-    for line in [*lines, *closing_lines(result)]:
-        console.print(line, markup=False, soft_wrap=True)
+    columns = ("step", "peak", "first loss", "last loss")
+    print_sides(result, "DPO", columns, _cells, lines, console)
 
 
 def _cells(variant: dict[str, Any]) -> list[str]:
-    if variant["step_seconds"] is None:
-        return [variant["status"], "", "", ""]
     losses = variant["runs"][0]["losses"]
     return [
         f"{variant['step_seconds']:.2f} s",

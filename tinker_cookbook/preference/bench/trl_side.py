@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from tinker_cookbook.engine.bench.side import run_worker
-from tinker_cookbook.engine.bench.trl_tools import lora_config, make_clock
+from tinker_cookbook.engine.bench.trl_tools import lora_config, make_clock, training_arguments
 from tinker_cookbook.exceptions import DataValidationError
 from tinker_cookbook.preference.bench.config import recipe_settings
 
@@ -88,27 +88,10 @@ def dpo_config(job: dict[str, Any], config: Any, folder: str, choice: Any) -> An
     from trl import DPOConfig  # pyright: ignore[reportMissingImports]
 
     return DPOConfig(
-        output_dir=folder,
-        max_steps=job["steps"],
         per_device_train_batch_size=job["batch_size"],
         max_length=None,  # pairs are cut already
         beta=job["dpo_beta"],
-        learning_rate=config.learning_rate,
-        lr_scheduler_type="constant",
-        warmup_steps=0,
-        adam_beta1=config.adam_beta1,
-        adam_beta2=config.adam_beta2,
-        adam_epsilon=config.adam_eps,
-        weight_decay=config.weight_decay,
-        max_grad_norm=0.0,
-        bf16=str(choice.dtype) == "torch.bfloat16",
-        use_cpu=choice.device.type == "cpu",
-        gradient_checkpointing=job["trl_gradient_checkpointing"],
-        seed=job["seed"],
-        logging_steps=1,
-        save_strategy="no",
-        report_to="none",
-        disable_tqdm=True,
+        **training_arguments(job, config, folder, choice),
     )
 
 

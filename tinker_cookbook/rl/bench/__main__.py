@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import sys
 
-import chz
-
-from tinker_cookbook.exceptions import TinkerCookbookError
 from tinker_cookbook.rl.bench.config import Config
+from tinker_cookbook.utils.entrypoint import run_entrypoint
 
 
 def main(config: Config) -> None:
@@ -18,10 +16,4 @@ def main(config: Config) -> None:
 
 
 if __name__ == "__main__":
-    try:
-        chz.nested_entrypoint(main)
-    except TinkerCookbookError as error:
-        print(f"\n{type(error).__name__}: {error}", file=sys.stderr)
-        sys.exit(1)
-    except KeyboardInterrupt:
-        sys.exit(130)
+    run_entrypoint(main)

@@ -2,24 +2,21 @@
 
 from __future__ import annotations
 
+from recipes.rl_settings import rl_learning_rate
 from tinker_cookbook.engine.bench.beside_trl import Comparison, run_comparison
 from tinker_cookbook.rl.bench import report
 from tinker_cookbook.rl.bench.config import Config
 
+_ROOM = "tinker_cookbook.rl.bench"
 COMPARISON = Comparison(
-    modules={"ours": "tinker_cookbook.rl.bench.ours", "trl": "tinker_cookbook.rl.bench.trl_side"},
+    modules={"ours": f"{_ROOM}.ours", "trl": f"{_ROOM}.trl_side"},
     build=report.build,
-    one_line=report.one_line,
+    learned=report.learned,
     print_table=report.print_table,
+    learning_rate=rl_learning_rate,
 )
 
 
 def run_benchmark(config: Config) -> int:
     """Measures and prints; returns the exit status."""
-    from recipes.rl_settings import rl_learning_rate
-
-    config.check()
-    rate = config.learning_rate
-    return run_comparison(
-        config, COMPARISON, rl_learning_rate(config.model_name) if rate is None else rate
-    )
+    return run_comparison(config, COMPARISON)

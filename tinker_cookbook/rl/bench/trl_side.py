@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from tinker_cookbook.engine.bench.side import run_worker
-from tinker_cookbook.engine.bench.trl_tools import lora_config, make_clock
+from tinker_cookbook.engine.bench.trl_tools import lora_config, make_clock, training_arguments
 from tinker_cookbook.exceptions import DataValidationError
 from tinker_cookbook.rl.bench.task import recipe_settings
 from tinker_cookbook.rl.types import Env, EnvGroupBuilder, InitialObservationOverflow
@@ -125,8 +125,6 @@ def grpo_config(job: dict[str, Any], config: Any, folder: str, choice: Any) -> A
     samples = job["groups_per_batch"] * job["group_size"]
     at_once = job["trl_batch_size"] or samples
     return GRPOConfig(
-        output_dir=folder,
-        max_steps=job["steps"],
         per_device_train_batch_size=at_once,
         gradient_accumulation_steps=samples // at_once,
         num_generations=job["group_size"],
@@ -137,22 +135,7 @@ def grpo_config(job: dict[str, Any], config: Any, folder: str, choice: Any) -> A
         top_k=0,
         beta=0.0,
         scale_rewards="none",
-        learning_rate=config.learning_rate,
-        lr_scheduler_type="constant",
-        warmup_steps=0,
-        adam_beta1=config.adam_beta1,
-        adam_beta2=config.adam_beta2,
-        adam_epsilon=config.adam_eps,
-        weight_decay=config.weight_decay,
-        max_grad_norm=0.0,
-        bf16=str(choice.dtype) == "torch.bfloat16",
-        use_cpu=choice.device.type == "cpu",
-        gradient_checkpointing=job["trl_gradient_checkpointing"],
-        seed=job["seed"],
-        logging_steps=1,
-        save_strategy="no",
-        report_to="none",
-        disable_tqdm=True,
+        **training_arguments(job, config, folder, choice),
     )
 
 

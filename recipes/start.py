@@ -1,0 +1,23 @@
+"""How a recipe starts a run that its settings describe."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+from typing import TypeVar
+
+from tinker_cookbook import cli_utils
+from tinker_cookbook.training.config import TrainingConfig
+
+C = TypeVar("C", bound=TrainingConfig)
+
+
+async def start(
+    config: C, behavior: cli_utils.LogdirBehavior, train: Callable[[C], Awaitable[None]]
+) -> None:
+    """Checks the config, then decides about its log folder, then trains.
+
+    In this order, so that a wrong setting beside behavior_if_log_dir_exists=delete deletes nothing.
+    """
+    config.check()
+    cli_utils.check_log_dir(config.log_path, behavior)
+    await train(config)
