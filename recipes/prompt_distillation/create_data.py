@@ -222,9 +222,7 @@ async def _ask(config: Config, task: Task, output: DistillationFile, missing: li
         reader = AnswerReader(task.answer_regex, task.labels)
         await ask_teacher(sampling, task.prompt, reader, output, missing)
     finally:
-        close = getattr(connection.service, "close", None)
-        if close is not None:
-            close()
+        connection.close()
 
 
 async def _teacher(service: ServiceClient, config: Config) -> SamplingClient:

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import os
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import cast
+from weakref import WeakValueDictionary
 
 from tinker_cookbook._process import openmp_policy_came_too_late
 from tinker_cookbook.backends.hosted import check_credentials
@@ -16,7 +17,11 @@ from tinker_cookbook.exceptions import ConfigurationError, nearest
 _NAMES = ("auto", "local", "tinker")
 
 
-@dataclass(frozen=True)
+Target = tuple[str, str | None, str, str, str | None]
+"""What a connection leads to: kind, URL, device, dtype and root."""
+
+
+@dataclass(frozen=True, eq=False)
 class Connection:
     """A connected backend: ``service`` to work with, ``kind`` ("local" or "tinker"), and the
     sentences that tell a person what was chosen and why."""
@@ -24,10 +29,38 @@ class Connection:
     service: ServiceClient
     kind: str
     reasons: tuple[str, ...]
+    target: Target = field(repr=False)
 
     def describe(self) -> str:
         """The choice in one line."""
         return "; ".join(self.reasons)
+
+    def close(self, status: str = "success", detail: str | None = None) -> None:
+        """Ends it; the service is told how the work went: success, errored or interrupted."""
+        if _open.get(self.target) is self:
+            del _open[self.target]
+        close = getattr(self.service, "close", None)  # older SDKs have none
+        if close is None:
+            return
+        told = close(status, detail)
+        if status == "success" and told is not None:
+            told.result()
+
+
+_open: WeakValueDictionary[Target, Connection] = WeakValueDictionary()
+
+
+def open_connection(target: Target) -> Connection | None:
+    """The last connection to ``target``, if it is still held by somebody and not closed."""
+    return _open.get(target)
+
+
+def target_of(
+    backend: str, base_url: str | None, device: str, dtype: str, root: Path | None = None
+) -> Target:
+    """What ``connect`` would lead to with these settings."""
+    kind, url, _ = check_backend(backend, base_url, device, dtype)
+    return kind, url, device, dtype, None if root is None else str(root)
 
 
 def check_backend(
@@ -73,15 +106,26 @@ def connect(
     if kind == "tinker":
         from tinker_cookbook.backends.hosted import connect_hosted
 
-        service = connect_hosted(url, user_metadata)
-        return Connection(cast(ServiceClient, service), kind, (reason,))
+        hosted = cast(ServiceClient, connect_hosted(url, user_metadata))
+        service, reasons = hosted, [reason]
+    else:
+        service, choices = _connect_local(device, dtype, root, user_metadata)
+        reasons = [reason, *choices]
+    target = target_of(backend, base_url, device, dtype, root)
+    connection = _open[target] = Connection(service, kind, tuple(reasons), target)
+    return connection
+
+
+def _connect_local(
+    device: str, dtype: str, root: Path | None, user_metadata: dict[str, str] | None
+) -> tuple[ServiceClient, list[str]]:
+    """The bundled engine, and what it chose."""
     from tinker_cookbook.backends.local import LocalServiceClient
 
     local = LocalServiceClient(device, dtype, root, user_metadata)
     choice = local.engine.choice
     dtype_name = str(choice.dtype).removeprefix("torch.")
     reasons = [
-        reason,
         f"device: {choice.device}, {choice.device_reason}",
         f"precision: {dtype_name}, {choice.dtype_reason}",
     ]
@@ -90,7 +134,7 @@ def connect(
             "torch was imported before tinker_cookbook, so its threads spin and small steps are "
             "slow: import tinker_cookbook first, or set OMP_WAIT_POLICY=PASSIVE"
         )
-    return Connection(cast(ServiceClient, local), kind, tuple(reasons))
+    return cast(ServiceClient, local), reasons
 
 
 def _choose(backend: str, base_url: str | None) -> tuple[str, str | None, str]:

@@ -11,14 +11,14 @@ from __future__ import annotations
 import asyncio
 import logging
 import math
-import threading
 from abc import ABC, abstractmethod
-from collections.abc import Collection
 from typing import TYPE_CHECKING
 
 import chz
+import numpy as np
 
-from tinker_cookbook.backends.connect import check_backend, connect
+from tinker_cookbook.backends.connect import check_backend
+from tinker_cookbook.backends.shared import make_once
 from tinker_cookbook.exceptions import ConfigurationError
 from tinker_cookbook.preference.comparison import LABELS, Comparison, Label
 from tinker_cookbook.preference.comparison_renderer import (
@@ -37,13 +37,6 @@ else:
     tinker = lazy_module("tinker")
 
 logger = logging.getLogger(__name__)
-
-_TOPK = 20
-"""Log-probabilities asked for with the label's token. A model that knows its task puts the three
-labels first; those that are not among them are asked for one by one."""
-
-_NEGLIGIBLE = 1e-4
-"""Share of the labels' probability that does not change a reward to speak of."""
 
 _REWARD: dict[Label, float] = {"A": -1.0, "B": 1.0, "Tie": 0.0}
 
@@ -83,40 +76,21 @@ class PreferenceModelFromChatRenderer(PreferenceModel):
         """The reward of B over A, from -1 to 1."""
         if self.greedy:
             return await self._greedy_reward(comparison)
-        logprobs = await self.label_logprobs(comparison, exact=())
+        logprobs = await self.label_logprobs(comparison)
         return math.exp(logprobs["B"]) - math.exp(logprobs["A"])
 
-    async def label_logprobs(
-        self, comparison: Comparison, exact: Collection[Label] = LABELS
-    ) -> dict[Label, float]:
+    async def label_logprobs(self, comparison: Comparison) -> dict[Label, float]:
         """Log-probability of each label in nats; the probabilities add up to 1.
 
-        The model runs once for all labels among its most probable tokens, and once more for each
-        other one. Of those, labels that are not in ``exact`` and cannot have 0.01% of the
-        probability of the labels found are left at ``-inf`` instead.
+        Scored rather than sampled: what a score is, to the last bit, does not depend on what else
+        the bundled engine has in hand, so a resumed run earns the same rewards. It also reads
+        once what the labels, and the comparisons that are asked about together, begin with.
         """
         prompt = self.comparison_renderer.build_label_prompt(comparison)
-        response = await self.sampling_client.sample(
-            prompt,
-            num_samples=1,
-            sampling_params=tinker.SamplingParams(max_tokens=1, temperature=0.0),
-            topk_sample_logprobs=_TOPK,
-        )
-        best = dict((response.sequences[0].topk_logprobs or [None])[0] or [])
         tokens = self.comparison_renderer.label_tokens
-        found: dict[Label, float] = {}
-        for label in LABELS:
-            if tokens[label] in best:
-                found[label] = best[tokens[label]]
-        if not _is_negligible(best, found):
-            exact = LABELS
-        asked: list[Label] = [label for label in LABELS if label in exact and label not in found]
-        values = await asyncio.gather(*(self._logprob(prompt, tokens[label]) for label in asked))
-        for label, value in zip(asked, values, strict=True):
-            found[label] = value
-        highest = max(found.values())
-        total = highest + math.log(math.fsum(math.exp(v - highest) for v in found.values()))
-        return {label: found.get(label, -math.inf) - total for label in LABELS}
+        found = await asyncio.gather(*(self._logprob(prompt, tokens[label]) for label in LABELS))
+        total = float(np.logaddexp.reduce(found))
+        return {label: value - total for label, value in zip(LABELS, found, strict=True)}
 
     async def _logprob(self, prompt: tinker.ModelInput, token: int) -> float:
         """Log-probability of ``token`` behind ``prompt``."""
@@ -138,20 +112,13 @@ class PreferenceModelFromChatRenderer(PreferenceModel):
         return _REWARD[label]
 
 
-def _is_negligible(best: dict[int, float], found: dict[Label, float]) -> bool:
-    """Whether a token that is not among the ``best`` is improbable beside the labels ``found``."""
-    if not best or not found:
-        return False
-    return min(best.values()) < max(found.values()) + math.log(_NEGLIGIBLE)
-
-
 @chz.chz
 class PreferenceModelBuilderFromChatRenderer(PreferenceModelBuilder):
     """A preference model from saved weights.
 
-    Equal configs share one model in a process: it is loaded at the first call, into an engine of
-    its own on the local backend. ``build`` makes it on a service that is there already, which
-    saves a second copy of the same base model.
+    Equal configs share one model in a process, made at the first call on the connection that the
+    run in progress has open, so that an equal base model is not loaded twice; or on one of its own.
+    ``build`` makes it on a given service.
     """
 
     renderer_name: str = chz.field(doc="Chat format that it was trained with")
@@ -175,15 +142,9 @@ class PreferenceModelBuilderFromChatRenderer(PreferenceModelBuilder):
             )
 
     def __call__(self) -> PreferenceModel:
-        """The model, loaded once a process; CheckpointError where there are no such weights."""
-        with _making:
-            if self not in _made:
-                self.check()
-                service = connect(
-                    self.backend, base_url=self.base_url, device=self.device, dtype=self.dtype
-                ).service
-                _made[self] = self.build(service)
-            return _made[self]
+        """The model, made once a connection; CheckpointError where there are no such weights."""
+        self.check()
+        return make_once(self, self.build)
 
     def build(self, service: ServiceClient) -> PreferenceModelFromChatRenderer:
         """The model on ``service``."""
@@ -191,7 +152,3 @@ class PreferenceModelBuilderFromChatRenderer(PreferenceModelBuilder):
         renderer = get_renderer(self.renderer_name, get_tokenizer(self.model_name))
         client = service.create_sampling_client(model_path=self.rm_weights_path).result()
         return PreferenceModelFromChatRenderer(renderer, client, self.greedy)
-
-
-_made: dict[PreferenceModelBuilderFromChatRenderer, PreferenceModel] = {}
-_making = threading.Lock()

@@ -66,7 +66,7 @@ class PreferenceModelEvaluator(SamplingClientEvaluator):
 
         async def judge(labeled: LabeledComparison) -> dict[Label, float]:
             async with gate:
-                return await model.label_logprobs(labeled.comparison, exact=(labeled.label,))
+                return await model.label_logprobs(labeled.comparison)
 
         logprobs = await asyncio.gather(*map(judge, self._judged))
         pairs = list(zip(self._judged, logprobs, strict=True))

@@ -103,10 +103,6 @@ class LazyPreferenceModel(PreferenceModel):
 
 _building = threading.Lock()
 
-_DECIMALS = 3
-"""Of a preference. How a model's probability is rounded in its seventh decimal depends on what its
-sampler has computed before, which a resumed run has not: a reward should not."""
-
 
 @dataclass(frozen=True)
 class _Answer:
@@ -232,7 +228,7 @@ class PairwisePreferenceGroupBuilder(EnvGroupBuilder):
         verdicts = await gather_or_cancel(self.preference_model(comparisons[k]) for k in asked)
         preferences = [0.0] * len(pairs)
         for k, verdict in zip(asked, verdicts, strict=True):
-            preferences[k] = round(verdict, _DECIMALS)
+            preferences[k] = verdict
         return asked, preferences
 
     def _metrics(self, win_minus_loss: float, answer: _Answer) -> Metrics:

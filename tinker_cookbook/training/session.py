@@ -213,12 +213,9 @@ class TrainingSession:
 
     def close(self, status: str = "success", detail: str | None = None) -> None:
         """Stops the backend, which is told how the run ended, and closes the log."""
-        service = getattr(getattr(self, "connection", None), "service", None)
-        close = getattr(service, "close", None)
-        if close is not None:
-            told = close(status, detail)
-            if status == "success" and told is not None:
-                told.result()
+        connection: Connection | None = getattr(self, "connection", None)
+        if connection is not None:
+            connection.close(status, detail)
         self._log.close()
 
     def _model_line(self) -> str:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import random
-import threading
 from functools import partial
 from pathlib import Path
 
@@ -12,7 +11,8 @@ import chz
 
 from recipes.multiplayer_rl.twenty_questions.env import Rules, TwentyQuestionsGroupBuilder, plain
 from tinker_cookbook import model_info
-from tinker_cookbook.backends import connect
+from tinker_cookbook.backends import ServiceClient
+from tinker_cookbook.backends.shared import make_once
 from tinker_cookbook.completers import MessageCompleter, TinkerMessageCompleter
 from tinker_cookbook.exceptions import ConfigurationError, DataFormatError, DataValidationError
 from tinker_cookbook.renderers import Renderer, get_renderer
@@ -40,15 +40,9 @@ class AnswererConfig:
 
     def __call__(self) -> MessageCompleter:
         """The completer; made at the first call, which loads the model."""
-        with _making:
-            if self not in _made:
-                _made[self] = self._make()
-            return _made[self]
+        return make_once(self, self._make)
 
-    def _make(self) -> MessageCompleter:
-        service = connect(
-            self.backend, base_url=self.base_url, device=self.device, dtype=self.dtype
-        ).service
+    def _make(self, service: ServiceClient) -> MessageCompleter:
         if self.model_path is not None:
             opened = service.create_sampling_client(model_path=self.model_path)
         else:
@@ -56,10 +50,6 @@ class AnswererConfig:
         name, _ = model_info.resolve_renderer_name(self.model_name, self.renderer_name)
         renderer = get_renderer(name, get_tokenizer(self.model_name))
         return TinkerMessageCompleter(opened.result(), renderer, self.max_tokens, temperature=0.0)
-
-
-_made: dict[AnswererConfig, MessageCompleter] = {}
-_making = threading.Lock()
 
 
 def read_words(path: str | Path) -> list[str]:

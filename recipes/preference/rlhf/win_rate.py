@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
 from pathlib import Path
 from typing import Any
@@ -52,15 +51,13 @@ async def _measure(
     cli: CLIConfig, sft: CheckpointRecord, rm: CheckpointRecord, rl: CheckpointRecord
 ) -> dict[str, float]:
     comparisons = [labeled.comparison for labeled in held_out(cli.comparisons, cli.num_test)]
-    service = connect(
-        cli.backend, base_url=cli.base_url, device=cli.device, dtype=cli.dtype
-    ).service
+    connection = connect(cli.backend, base_url=cli.base_url, device=cli.device, dtype=cli.dtype)
+    service = connection.service
     try:
         baseline = await service.create_sampling_client(model_path=sft.sampler_path)
         policy = await service.create_sampling_client(model_path=rl.sampler_path)
-        judge = await asyncio.to_thread(judge_builder(cli, rm).build, service)
         evaluator = ComparisonEvaluator(
-            lambda: judge,
+            judge_builder(cli, rm),
             comparisons,
             cli.renderer,
             cli.model_name,
@@ -75,6 +72,4 @@ async def _measure(
             "baseline_answer_tokens": control["answer_tokens"],
         }
     finally:
-        close = getattr(service, "close", None)
-        if close is not None:
-            close()
+        connection.close()

@@ -148,15 +148,6 @@ def test_equal_answers_tie_unasked(renderer):
     assert "judge_confidence" not in played.metrics_G[0]
 
 
-def test_rounding_of_a_judge_changes_no_reward(renderer):
-    def rewards(noise):
-        judge = ByNumber(bias=0.1 + noise)
-        played = play(group(renderer, judge, 3), Says(renderer, "1", "2", "4"))
-        return played.get_total_rewards(), played.metrics_G
-
-    assert rewards(3e-7) == rewards(0.0)
-
-
 @pytest.mark.parametrize("text", ["", "  ", "9…"])
 def test_no_answer_costs_the_format(renderer, text):
     played = play(group(renderer, ByNumber(), 2), Says(renderer, text, "2"))
