@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from itertools import islice
 from typing import TYPE_CHECKING
 
 from recipes.prompt_distillation.answers import AnswerReader, Reason
@@ -71,8 +70,8 @@ async def ask_teacher(
     view = _View(output, len(queries))
     waiting = iter(queries)
 
-    async def work(most: int | None = None) -> None:
-        for query in islice(waiting, most):
+    async def work() -> None:
+        for query in waiting:
             answers = await _answers(
                 complete.derived(int(query.id, 16)), renderer, prompt.ask(query.text), sampling
             )
@@ -82,8 +81,6 @@ async def ask_teacher(
 
     view.start()
     try:
-        # Alone at first, so that the others find its prompt computed and need not each do it again.
-        await work(1)
         await gather_or_cancel(work() for _ in range(min(sampling.concurrency, len(queries))))
     finally:
         view.stop()

@@ -5,24 +5,14 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
-import numpy as np
 import torch
 
 from tinker_cookbook.engine.batch_attention import BatchLayout, Part, decoding, reading
 from tinker_cookbook.engine.kv_cache import AnyCache, AnySlot
 from tinker_cookbook.engine.low_rank import Segment, filling
+from tinker_cookbook.engine.reading import Reading
 from tinker_cookbook.engine.requests import SampleRow
 from tinker_cookbook.engine.sampler import Sampler
-
-
-@dataclass(eq=False)
-class Reading:
-    """A prompt on its way into ``slot``; the samples of ``rows`` begin once it is read."""
-
-    sampler: Sampler
-    tokens: np.ndarray
-    slot: AnySlot
-    rows: list[SampleRow]
 
 
 @dataclass
@@ -51,8 +41,8 @@ class BatchPlan:
             plan._decode(slots, rows)
         for prompt in readings:
             room = step_tokens - len(plan.tokens)
-            if room > 0:
-                plan._read(prompt, room)
+            if room > 0 and prompt.slot is not None:
+                plan._read(prompt, prompt.slot, room)
         if not plan.tokens:
             return None
         # Nobody attends to the filling.
@@ -91,6 +81,7 @@ class BatchPlan:
         """Counts what was read; returns the prompts that are complete."""
         done = []
         for prompt, count in self._progress:
+            assert prompt.slot is not None
             prompt.slot.length += count
             if prompt.slot.length == len(prompt.tokens):
                 done.append(prompt)
@@ -103,10 +94,10 @@ class BatchPlan:
             self.outputs.append((len(self.tokens), row))
             self._append([row.sample.tokens[-1]], [slot.length], row.request.sampler)
 
-    def _read(self, prompt: Reading, room: int) -> None:
-        start = prompt.slot.length
+    def _read(self, prompt: Reading, slot: AnySlot, room: int) -> None:
+        start = slot.length
         end = min(len(prompt.tokens), start + room)
-        self.parts.append(reading(prompt.slot, len(self.tokens), end - start))
+        self.parts.append(reading(slot, len(self.tokens), end - start))
         self._append(prompt.tokens[start:end].tolist(), list(range(start, end)), prompt.sampler)
         self._progress.append((prompt, end - start))
         if end == len(prompt.tokens):

@@ -9,19 +9,21 @@ from __future__ import annotations
 
 import logging
 from collections import deque
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 import numpy as np
 import torch
 
 from tinker_cookbook.engine.base_model import BaseModel
-from tinker_cookbook.engine.batch_plan import BatchPlan, Reading
+from tinker_cookbook.engine.batch_plan import BatchPlan
 from tinker_cookbook.engine.devices import free_memory_bytes
 from tinker_cookbook.engine.draw_rows import draw_rows
 from tinker_cookbook.engine.kv_cache import AnyCache, AnySlot, LayerShape
 from tinker_cookbook.engine.memory import out_of_memory, release_cached_memory
 from tinker_cookbook.engine.paged_cache import PagedCache, cache_for
 from tinker_cookbook.engine.prefix_cache import PrefixCache
+from tinker_cookbook.engine.reading import Reading
 from tinker_cookbook.engine.requests import SampleRequest, SampleRow
 from tinker_cookbook.engine.sampler import Sampler
 from tinker_cookbook.exceptions import OutOfMemoryError
@@ -33,6 +35,8 @@ _MOST_ROWS_GPU = 512
 _STEP_TOKENS_CPU = 512
 _STEP_TOKENS_GPU = 8192
 _KEPT_BYTES_CPU = 512 << 20
+_WORTH_WAITING_CPU = 64  # common tokens for which a prompt waits: as long as a pass at least
+_WORTH_WAITING_GPU = 512
 _HEADROOM = 64  # tokens that a new sample is expected to need beside its prompt
 
 
@@ -53,6 +57,7 @@ class Batcher:
         on_cpu = base.device.type == "cpu"
         self._most_rows = _MOST_ROWS_CPU if on_cpu else _MOST_ROWS_GPU
         self._step_tokens = _STEP_TOKENS_CPU if on_cpu else _STEP_TOKENS_GPU
+        self._worth_waiting = _WORTH_WAITING_CPU if on_cpu else _WORTH_WAITING_GPU
         self._waiting: deque[_Waiting] = deque()
         self._clear()
 
@@ -99,6 +104,7 @@ class Batcher:
         self._drop_cancelled()
         self._admit()
         self._make_room()
+        self._begin_followers()
         plan = BatchPlan.of(self._active, self._rows, self._readings, self._step_tokens)
         if plan is None:
             return
@@ -121,6 +127,8 @@ class Batcher:
 
     def _end_reading(self, reading: Reading, finished: set[SampleRow]) -> None:
         """A prompt was read: its samples run on, each with a copy of its keys and values."""
+        assert reading.slot is not None
+        self._begin_followers()  # what they wait for need not be kept after this
         room = self._room(reading)
         alike = (row for r in self._readings if self._room(r) == room for row in r.rows)
         self._active.reserve(room, sum(row.request.limit > 1 for row in alike))
@@ -157,7 +165,11 @@ class Batcher:
             reading.rows = [r for r in reading.rows if not r.request.future.cancelled()]
             if not reading.rows:
                 self._readings.remove(reading)
-                self._idle.free(reading.slot)
+                if reading.slot is not None:
+                    self._idle.free(reading.slot)
+        for reading in self._readings:
+            if reading.leader is not None and reading.leader not in self._readings:
+                self._settle(reading)
         self._kept.purge()
 
     def _admit(self) -> None:
@@ -179,23 +191,37 @@ class Batcher:
 
     def _read(self, waiting: _Waiting, rows: list[SampleRow]) -> None:
         """Begins with a prompt, or joins the rows to one that is being read."""
-        tokens = waiting.tokens
         for reading in self._readings:
-            if reading.sampler is waiting.sampler and np.array_equal(reading.tokens, tokens):
+            if reading.joins(waiting.sampler, waiting.tokens):
                 reading.rows += rows
-                shared = len(tokens)
-                break
-        else:
-            known = self._kept.find(waiting.sampler, tokens)
-            if known is None:
-                slot, shared = self._idle.new(len(tokens)), 0
-            else:
-                slot, shared = self._idle.copy(*known, len(tokens)), known[1]
-            self._readings.append(Reading(waiting.sampler, tokens, slot, rows))
-        for i, row in enumerate(rows):
-            row.sample.cached_prompt_tokens = min(
-                shared if i == 0 else len(tokens), len(row.request.prompt)
-            )
+                _count_cached(rows, len(waiting.tokens))
+                return
+        reading = Reading(waiting.sampler, waiting.tokens, rows)
+        self._readings.append(reading)
+        self._settle(reading)
+
+    def _settle(self, reading: Reading) -> None:
+        """Begins with a prompt from what is kept, or has it wait for one that is further."""
+        known = self._kept.find(reading.sampler, reading.tokens)
+        before = self._readings[: self._readings.index(reading)]  # so nobody waits for each other
+        reading.follow(before, (known[1] if known else 0) + self._worth_waiting)
+        if reading.leader is None:
+            self._begin(reading, *(known or (None, 0)))
+
+    def _begin_followers(self) -> None:
+        """Begins with the prompts whose leaders have read what they have in common."""
+        for reading in self._readings:
+            if reading.may_begin:
+                assert reading.leader is not None
+                self._begin(reading, reading.leader.slot, reading.shared)
+
+    def _begin(self, reading: Reading, known: AnySlot | None, shared: int) -> None:
+        """Makes a slot for a prompt, with its first ``shared`` tokens from ``known``."""
+        length = len(reading.tokens)
+        new = self._idle.new(length) if known is None else self._idle.copy(known, shared, length)
+        reading.slot, reading.leader = new, None
+        _count_cached(reading.rows[:1], shared)
+        _count_cached(reading.rows[1:], length)
 
     def _make_room(self) -> None:
         """Gives room to rows that have none left; where memory is short the newest begin again."""
@@ -222,7 +248,7 @@ class Batcher:
     def _held(self) -> int:
         """Tokens for which there is memory in use, prompts that are kept for others aside."""
         running = sum(slot.capacity for slot in self._rows)
-        return running + sum(reading.slot.capacity for reading in self._readings)
+        return running + sum(reading.held for reading in self._readings)
 
     def _free_tokens(self) -> int:
         """Tokens whose keys and values fit into half of the memory at hand."""
@@ -277,3 +303,9 @@ class Batcher:
         self._rows: dict[AnySlot, SampleRow] = {}
         self._budget = self._free_tokens()
         release_cached_memory(base.device)
+
+
+def _count_cached(rows: Iterable[SampleRow], tokens: int) -> None:
+    """Notes that the first ``tokens`` of these rows' prompt were not computed for them."""
+    for row in rows:
+        row.sample.cached_prompt_tokens = min(tokens, len(row.request.prompt))

@@ -181,6 +181,19 @@ def run_batch(base: BaseModel, requests: list[SampleRequest]) -> Batcher:
     return batcher
 
 
+def count_computed(base: BaseModel, monkeypatch: Any) -> list[int]:
+    """Tokens of each forward pass of a batch."""
+    computed: list[int] = []
+    forward = base.hidden_of_batch
+
+    def counting(tokens: Any, positions: Any, layout: Any, segments: Any) -> torch.Tensor:
+        computed.append(sum(part.count for part in layout.parts))
+        return forward(tokens, positions, layout, segments)
+
+    monkeypatch.setattr(base, "hidden_of_batch", counting)
+    return computed
+
+
 def score(sampler: Sampler, prompt: Any, **kwargs: Any) -> PromptScores:
     """Scores of one prompt, by itself."""
     request = sampler.score_request(prompt, **kwargs)

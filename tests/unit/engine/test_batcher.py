@@ -44,18 +44,6 @@ def prompts(base, count: int, longest: int = 34, seed: int = 0) -> list[np.ndarr
     return [rng.integers(3, base.vocab_size, rng.integers(1, longest)) for _ in range(count)]
 
 
-def count_computed(base, monkeypatch) -> list[int]:
-    """Tokens of each forward pass of a batch."""
-    computed, forward = [], base.hidden_of_batch
-
-    def counting(tokens, positions, layout, segments):
-        computed.append(sum(part.count for part in layout.parts))
-        return forward(tokens, positions, layout, segments)
-
-    monkeypatch.setattr(base, "hidden_of_batch", counting)
-    return computed
-
-
 @pytest.mark.parametrize("base", BASES, indirect=True)
 def test_greedy_of_32_mixed_prompts_equals_generate(base, tmp_path):
     """In one batch, some prompts and answers longer than the sliding windows."""
@@ -121,7 +109,7 @@ def test_adapters_share_a_batch(stories_base):
 
 
 def test_a_prompt_is_read_once_for_its_group(stories_base, monkeypatch):
-    computed = count_computed(stories_base, monkeypatch)
+    computed = ref.count_computed(stories_base, monkeypatch)
     prompt = ref.text(stories_base, np.random.default_rng(2), 100)
     del computed[:]
     sampler = Sampler(stories_base, None)
@@ -137,7 +125,7 @@ def test_a_next_turn_reuses_what_was_computed(stories_base, monkeypatch):
     sampler = Sampler(stories_base, None)
     batcher = Batcher(stories_base, stories_base.kv_shapes)
     prompt = ref.text(stories_base, np.random.default_rng(2), 60)
-    computed = count_computed(stories_base, monkeypatch)
+    computed = ref.count_computed(stories_base, monkeypatch)
 
     def play(tokens):
         request = sampler.request(tokens, 1, settings())
