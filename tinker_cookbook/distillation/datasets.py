@@ -29,6 +29,7 @@ from tinker_cookbook.rl.types import (
 )
 from tinker_cookbook.tokenizer_utils import get_tokenizer
 from tinker_cookbook.utils.lazy_imports import lazy_module
+from tinker_cookbook.utils.tinker_path import check_tinker_path
 
 if TYPE_CHECKING:
     import tinker
@@ -80,13 +81,12 @@ class TeacherConfig:
 
     def check(self, where: str) -> None:
         """Raises ``ConfigurationError`` for settings that cannot work."""
-        parts = (self.load_checkpoint_path or "tinker://a/b/c").removeprefix("tinker://").split("/")
-        if len(parts) != 3 or not all(parts):
-            raise ConfigurationError(
-                f"{where}.load_checkpoint_path: got {self.load_checkpoint_path!r}, expected "
-                "tinker://RUN/sampler_weights/NAME; the sampler_path in checkpoints.jsonl of the "
-                "teacher's run is one"
-            )
+        check_tinker_path(
+            f"{where}.load_checkpoint_path",
+            self.load_checkpoint_path,
+            "sampler_weights",
+            "the teacher's run",
+        )
         if self.renderer_name is not None:
             check_renderer_name(self.renderer_name)
 
@@ -177,12 +177,7 @@ class PromptOnlyEnv(ProblemEnv):
 
     async def step(self, action: Action, *, extra: ActionExtra | None = None) -> StepResult:
         """The episode is over; there is nothing to grade."""
-        return StepResult(
-            reward=0.0,
-            episode_done=True,
-            next_observation=tinker.ModelInput.empty(),
-            next_stop_condition=self.stop_condition,
-        )
+        return StepResult.final(0.0, self.stop_condition)
 
 
 @chz.chz

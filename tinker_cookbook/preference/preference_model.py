@@ -19,7 +19,6 @@ import numpy as np
 
 from tinker_cookbook.backends.connect import check_backend
 from tinker_cookbook.backends.shared import make_once
-from tinker_cookbook.exceptions import ConfigurationError
 from tinker_cookbook.preference.comparison import LABELS, Comparison, Label
 from tinker_cookbook.preference.comparison_renderer import (
     ComparisonRendererFromChatRenderer,
@@ -28,6 +27,7 @@ from tinker_cookbook.preference.comparison_renderer import (
 from tinker_cookbook.renderers import Renderer, check_renderer_name, get_renderer
 from tinker_cookbook.tokenizer_utils import get_tokenizer
 from tinker_cookbook.utils.lazy_imports import lazy_module
+from tinker_cookbook.utils.tinker_path import check_tinker_path
 
 if TYPE_CHECKING:
     import tinker
@@ -134,12 +134,12 @@ class PreferenceModelBuilderFromChatRenderer(PreferenceModelBuilder):
         """Raises ConfigurationError for a value that cannot work; loads nothing."""
         check_renderer_name(self.renderer_name)
         check_backend(self.backend, self.base_url, self.device, self.dtype)
-        if not self.rm_weights_path.startswith("tinker://"):
-            raise ConfigurationError(
-                f"rm_weights_path: got {self.rm_weights_path!r}, expected tinker://RUN/… ; the "
-                "sampler_path in checkpoints.jsonl of the run that trained the preference model "
-                "is one"
-            )
+        check_tinker_path(
+            "rm_weights_path",
+            self.rm_weights_path,
+            "sampler_weights",
+            "the run that trained the preference model",
+        )
 
     def __call__(self) -> PreferenceModel:
         """The model, made once a connection; CheckpointError where there are no such weights."""

@@ -271,11 +271,9 @@ class EnvFromMessageEnv(Env):
         )
 
     def _over(self, reward: float, reason: StopReason | None, metrics: Metrics) -> StepResult:
-        return StepResult(
-            reward=reward,
-            episode_done=True,
-            next_observation=tinker.ModelInput.empty(),
-            next_stop_condition=self._stop_condition,
+        return StepResult.final(
+            reward,
+            self._stop_condition,
             metrics=metrics,
             stop_reason=reason,
         )

@@ -65,12 +65,7 @@ class PreferenceEnv(Env):
 
     async def step(self, action: Action, *, extra: ActionExtra | None = None) -> StepResult:
         """Takes the answer; the episode is over."""
-        return StepResult(
-            reward=0.0,
-            episode_done=True,
-            next_observation=tinker.ModelInput.empty(),
-            next_stop_condition=self.stop_condition,
-        )
+        return StepResult.final(0.0, self.stop_condition)
 
 
 class LazyPreferenceModel(PreferenceModel):

@@ -103,11 +103,9 @@ class ProblemEnv(Env):
         """Grades the answer; the episode is over."""
         text, has_format, logs = await asyncio.to_thread(self._read, action)
         correct, metrics = await self._grade(text)
-        return StepResult(
-            reward=self.format_coef * (has_format - 1) + correct,
-            episode_done=True,
-            next_observation=tinker.ModelInput.empty(),
-            next_stop_condition=self.stop_condition,
+        return StepResult.final(
+            self.format_coef * (has_format - 1) + correct,
+            self.stop_condition,
             metrics={"format": has_format, "correct": correct, **metrics},
             logs=logs,
         )

@@ -15,6 +15,7 @@ from tinker_cookbook.rl.rollout_config import RolloutConfig, TerminationRewardPo
 from tinker_cookbook.rl.rollout_strategy import RolloutStrategy
 from tinker_cookbook.rl.types import RLDatasetBuilder
 from tinker_cookbook.training.config import TrainingConfig
+from tinker_cookbook.utils.tinker_path import check_tinker_path
 
 
 @chz.chz
@@ -28,13 +29,12 @@ class KLReferenceConfig:
 
     def check(self) -> None:
         """Raises ``ConfigurationError`` for a path that is none."""
-        parts = (self.load_checkpoint_path or "tinker://a/b/c").removeprefix("tinker://").split("/")
-        if len(parts) != 3 or not all(parts):
-            raise ConfigurationError(
-                f"kl_reference_config.load_checkpoint_path: got {self.load_checkpoint_path!r}, "
-                "expected tinker://RUN/sampler_weights/NAME; the sampler_path in checkpoints.jsonl "
-                "of the run that saved the weights is one"
-            )
+        check_tinker_path(
+            "kl_reference_config.load_checkpoint_path",
+            self.load_checkpoint_path,
+            "sampler_weights",
+            "the run that saved the weights",
+        )
 
 
 @chz.chz

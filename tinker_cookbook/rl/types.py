@@ -12,17 +12,20 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import TYPE_CHECKING, TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import chz
 
 from tinker_cookbook.completers import StopCondition, TokensWithLogprobs
 from tinker_cookbook.exceptions import DataValidationError
+from tinker_cookbook.utils.lazy_imports import lazy_module
 
 if TYPE_CHECKING:
     import tinker
 
     from tinker_cookbook.renderers import Message
+else:
+    tinker = lazy_module("tinker")
 
 __all__ = [
     "Action",
@@ -105,6 +108,11 @@ class StepResult:
     logs: Logs = field(default_factory=dict)
     stop_reason: StopReason | None = None
     """Why the episode ended, where the environment knows better than "completed"."""
+
+    @classmethod
+    def final(cls, reward: float, stop_condition: StopCondition, **others: Any) -> StepResult:
+        """The answer to an action that ends the episode; ``others`` are further fields."""
+        return cls(reward, True, tinker.ModelInput.empty(), stop_condition, **others)
 
 
 class Env(ABC):

@@ -12,6 +12,7 @@ from tinker_cookbook.engine.resolve import resolve_model
 from tinker_cookbook.exceptions import ConfigurationError
 from tinker_cookbook.renderers import check_renderer_name
 from tinker_cookbook.utils.lr_scheduling import LRSchedule, compute_schedule_lr_multiplier
+from tinker_cookbook.utils.tinker_path import check_tinker_path
 
 if TYPE_CHECKING:
     from tinker import types
@@ -111,7 +112,12 @@ class TrainingConfig(RunSettings):
     def check(self) -> None:
         """Raises ``ConfigurationError`` for the first setting that cannot work."""
         check_settings(self)
-        _check_weights_path(self.load_checkpoint_path)
+        check_tinker_path(
+            "load_checkpoint_path",
+            self.load_checkpoint_path,
+            "weights",
+            "the run that saved the weights",
+        )
         compute_schedule_lr_multiplier(self.lr_schedule, 0, 1, 0)
 
     def adam_params(self, step: int, total_steps: int) -> types.AdamParams:
@@ -129,16 +135,6 @@ class TrainingConfig(RunSettings):
             weight_decay=self.weight_decay,
             grad_clip_norm=self.grad_clip_norm,
         )
-
-
-def _check_weights_path(path: str | None) -> None:
-    parts = (path or "").removeprefix("tinker://").split("/")
-    if path is None or (path.startswith("tinker://") and len(parts) == 3 and all(parts)):
-        return
-    raise ConfigurationError(
-        f"load_checkpoint_path: got {path!r}, expected tinker://RUN/weights/NAME; the state_path "
-        "in checkpoints.jsonl of the run that saved the weights is one"
-    )
 
 
 @dataclass(frozen=True)
