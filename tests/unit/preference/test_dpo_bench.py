@@ -8,10 +8,12 @@ import json
 import pytest
 from rich.console import Console
 
+from tinker_cookbook.engine.bench import beside_trl
 from tinker_cookbook.engine.bench.side import run_worker
 from tinker_cookbook.exceptions import ConfigurationError, DataValidationError
 from tinker_cookbook.preference.bench import ours, report, trl_side
 from tinker_cookbook.preference.bench.config import Config
+from tinker_cookbook.preference.bench.runner import run_benchmark
 
 
 @pytest.fixture
@@ -61,6 +63,14 @@ def test_a_batch_that_is_not_full_is_refused(job):
     job["max_length"] = 64
     with pytest.raises(DataValidationError, match="raise max_length"):
         trl_side.read_pairs(job)
+
+
+def test_a_job_that_trl_could_not_do_ends_before_ours_runs(stories_model, monkeypatch):
+    monkeypatch.setattr(beside_trl, "has_trl", lambda python: True)
+    monkeypatch.setattr(beside_trl, "run_side", lambda *_: pytest.fail("a side was run"))
+    settings = {"model_name": stories_model, "renderer_name": "role_colon", "device": "cpu"}
+    with pytest.raises(DataValidationError, match="raise max_length"):
+        run_benchmark(Config(**settings, max_length=64))
 
 
 def test_report():

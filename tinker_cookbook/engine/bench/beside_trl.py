@@ -72,7 +72,7 @@ class Comparison:
 
     ``modules`` are run with the job's file and the result's; ``build`` makes the JSON object of
     settings, machine, runs and notes; ``learned`` says what came of a run; ``learning_rate`` is the
-    recipe's, of a model.
+    recipe's, of a model; ``check`` raises for a job that TRL's side could not do, before ours runs.
     """
 
     modules: Mapping[str, str]
@@ -83,6 +83,7 @@ class Comparison:
     learned: Callable[[Outcome], str]
     print_table: Callable[[dict[str, Any], Console], None]
     learning_rate: Callable[[str], float]
+    check: Callable[[dict[str, Any]], object] = lambda job: None
 
 
 def run_comparison(config: SidesConfig, comparison: Comparison) -> int:
@@ -108,6 +109,8 @@ def run_comparison(config: SidesConfig, comparison: Comparison) -> int:
         "dtype": dtype_name(choice),
         "learning_rate": learning_rate,
     }
+    if "trl" in variants:
+        comparison.check(settings)
     runs: dict[str, list[Outcome]] = {variant: [] for variant in variants}
     with tempfile.TemporaryDirectory(prefix="tinker-cookbook-bench-") as temporary:
         for repeat in range(1, config.repeats + 1):

@@ -6,6 +6,7 @@ from recipes.preference.dpo.train import dpo_learning_rate
 from tinker_cookbook.engine.bench.beside_trl import Comparison, run_comparison
 from tinker_cookbook.preference.bench import report
 from tinker_cookbook.preference.bench.config import Config
+from tinker_cookbook.preference.bench.trl_side import read_pairs
 
 _ROOM = "tinker_cookbook.preference.bench"
 COMPARISON = Comparison(
@@ -14,6 +15,7 @@ COMPARISON = Comparison(
     learned=report.learned,
     print_table=report.print_table,
     learning_rate=dpo_learning_rate,
+    check=read_pairs,
 )
 
 
