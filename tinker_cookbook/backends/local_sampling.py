@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Callable
 from concurrent.futures import Future
+from functools import cache
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
@@ -14,7 +15,7 @@ from tinker_cookbook.backends import convert
 from tinker_cookbook.backends.futures import LocalFuture, ReadyClient, SampleFuture, chain
 from tinker_cookbook.engine.checkpoints import load_adapter
 from tinker_cookbook.engine.engine import Engine
-from tinker_cookbook.engine.requests import Sample
+from tinker_cookbook.engine.requests import Sample, SampleRequest
 from tinker_cookbook.engine.sampler import PromptScores, Sampler
 from tinker_cookbook.engine.training_run import TrainingRun
 from tinker_cookbook.exceptions import BackendError
@@ -92,11 +93,18 @@ class LocalSamplingClient(ReadyClient["LocalSamplingClient"]):
         sequence_ids = [str(next(self._ids)) for _ in range(num_samples)]
 
         targets = None if target_prompt_logprobs is None else _ids_of(target_prompt_logprobs)
+        one_token = sampling_params.max_tokens == 1
+
+        @cache
+        def request() -> SampleRequest:
+            return self._request(tokens, num_samples, sampling_params, topk_sample_logprobs)
+
         scored = None
         if include_prompt_logprobs or topk_prompt_logprobs or targets is not None:
             scored = self._score(
                 tokens,
                 lambda scores: scores,
+                draw=request if one_token else None,
                 logprobs=include_prompt_logprobs,
                 topk=topk_prompt_logprobs,
                 targets=None if targets is None else targets.clip(min=0),
@@ -106,23 +114,13 @@ class LocalSamplingClient(ReadyClient["LocalSamplingClient"]):
         def draw() -> Future[list[Sample]]:
             if scored is not None:
                 scored.result()  # without the scores nobody gets the samples either
-            sampler = self._made.result()
-            settings = convert.sampling_settings_of(sampling_params, sampler.base.eos_ids)
-            return self._engine.sample(
-                sampler,
-                tokens,
-                num_samples,
-                settings,
-                decode=self._decode if settings.stop_strings else None,
-                topk_sample=topk_sample_logprobs,
-            )
+                if one_token:
+                    return request().future
+            return self._engine.draw(request())
 
         def answer(samples: list[Sample]) -> types.SampleResponse:
             scores = PromptScores() if scored is None else scored.result()
-            asked = None
-            if targets is not None and scores.target_logprobs is not None:
-                values = np.where(targets < 0, np.float32(0), scores.target_logprobs)
-                asked = types.TensorData.from_numpy(values)
+            asked = _target_logprobs(scores, targets)
             return convert.sample_response_of(samples, scores, asked, sequence_ids)
 
         future = chain(scored or self._made, draw, answer)
@@ -169,18 +167,41 @@ class LocalSamplingClient(ReadyClient["LocalSamplingClient"]):
         """Older spelling of ``get_base_model()``."""
         return self._base_model
 
+    def _request(
+        self, tokens: np.ndarray, num_samples: int, params: types.SamplingParams, topk: int
+    ) -> SampleRequest:
+        sampler = self._made.result()
+        settings = convert.sampling_settings_of(params, sampler.base.eos_ids)
+        decode = self._decode if settings.stop_strings else None
+        return sampler.request(tokens, num_samples, settings, decode=decode, topk_sample=topk)
+
     def _score(
-        self, tokens: np.ndarray, finish: Callable[[PromptScores], T], **what: Any
+        self,
+        tokens: np.ndarray,
+        finish: Callable[[PromptScores], T],
+        draw: Callable[[], SampleRequest] | None = None,
+        **what: Any,
     ) -> Future[T]:
-        """``finish`` of the scores of ``tokens``; ``what`` goes to ``Sampler.score_request``."""
+        """``finish`` of the scores of ``tokens``; ``what`` goes to ``Sampler.score_request``.
+
+        ``draw`` makes a request for samples of one token, which come with the scores.
+        """
 
         def ask() -> Future[PromptScores]:
-            return self._engine.score(self._made.result().score_request(tokens, **what))
+            request = self._made.result().score_request(tokens, **what)
+            request.draw = None if draw is None else draw()
+            return self._engine.score(request)
 
         return chain(self._made, ask, finish)
 
     def _decode(self, tokens: list[int]) -> str:
         return str(self.get_tokenizer().decode(tokens, skip_special_tokens=False))
+
+
+def _target_logprobs(scores: PromptScores, targets: np.ndarray | None) -> types.TensorData | None:
+    if targets is None or scores.target_logprobs is None:
+        return None
+    return types.TensorData.from_numpy(np.where(targets < 0, np.float32(0), scores.target_logprobs))
 
 
 def _ids_of(asked: types.TensorData) -> np.ndarray:

@@ -61,8 +61,11 @@ class SamplingClient(Protocol):
         """Draws ``num_samples`` continuations of ``prompt``."""
         ...
 
-    def compute_logprobs(self, prompt: types.ModelInput) -> Future[list[float | None]]:
-        """Log-probability of each prompt token given those before it; the first is ``None``."""
+    def compute_logprobs(
+        self, prompt: types.ModelInput, prompt_logprobs_last_n: int | None = None
+    ) -> Future[list[float | None]]:
+        """Log-probability of each prompt token given those before it, or of the last ones alone;
+        ``None`` for the first token and those not asked for."""
         ...
 
     def get_tokenizer(self) -> PreTrainedTokenizerBase:

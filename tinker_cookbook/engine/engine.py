@@ -80,9 +80,12 @@ class Engine:
 
         Cancelling the future, at any time, frees what the request holds.
         """
-        request = sampler.request(
-            prompt, num_samples, settings, decode=decode, topk_sample=topk_sample
+        return self.draw(
+            sampler.request(prompt, num_samples, settings, decode=decode, topk_sample=topk_sample)
         )
+
+    def draw(self, request: SampleRequest) -> Future[list[Sample]]:
+        """``sample`` of a request that is made already."""
         self._arrived.append(request)
         self._worker.wake()  # raises if the engine is closed
         return request.future

@@ -18,6 +18,7 @@ import numpy as np
 import torch
 
 from tinker_cookbook.engine.base_model import BaseModel
+from tinker_cookbook.engine.draw_rows import draw_rows
 from tinker_cookbook.engine.low_rank import filling
 from tinker_cookbook.engine.memory import out_of_memory, release_cached_memory
 from tinker_cookbook.engine.micro_batch import hidden_states, plan_for
@@ -26,6 +27,7 @@ from tinker_cookbook.engine.prefix_reader import STEP_TOKENS, read_together
 from tinker_cookbook.exceptions import OutOfMemoryError
 
 if TYPE_CHECKING:
+    from tinker_cookbook.engine.requests import SampleRequest
     from tinker_cookbook.engine.sampler import Sampler
 
 logger = logging.getLogger(__name__)
@@ -51,8 +53,9 @@ class PromptScores:
 class ScoreRequest:
     """A checked request: scores of ``tokens`` [T] int64 from position ``first`` (>= 1) on.
 
-    ``targets`` [T - 1, K] int64 are scored at all positions. ``future`` is left pending until the
-    scores are there, so that it can be cancelled at any time.
+    ``targets`` [T - 1, K] int64 are scored at all positions. ``draw`` is a request for samples of
+    the same tokens, of one token each, which the same pass decides; its future is done before
+    ``future``, which is left pending until all is there, so that it can be cancelled at any time.
     """
 
     sampler: Sampler
@@ -61,9 +64,15 @@ class ScoreRequest:
     topk: int
     targets: np.ndarray | None
     first: int
+    draw: SampleRequest | None = None
     future: Future[PromptScores] = field(default_factory=Future)
     company: list[ScoreRequest] = field(default_factory=list)
     """Requests that are scored together, this one among them; empty before they are planned."""
+
+    @property
+    def read(self) -> np.ndarray:
+        """The tokens that the model has to run over."""
+        return self.tokens[:-1] if self.draw is None else self.tokens
 
     def finish(self, scores: PromptScores) -> None:
         """Answers, unless it was cancelled."""
@@ -116,8 +125,8 @@ class Scorer:
         self._collect()
         mine = [request for request in self._waiting if request.sampler is sampler]
         self._waiting = [request for request in self._waiting if request.sampler is not sampler]
-        longer = [request for request in mine if len(request.tokens) > 1]
-        groups = [[request] for request in mine if len(request.tokens) == 1]
+        longer = [request for request in mine if len(request.read)]
+        groups = [[request] for request in mine if not len(request.read)]
         groups += [[longer[i] for i in part] for part in self._groups(sampler.base, longer)]
         for group in groups:
             for request in group:
@@ -130,7 +139,7 @@ class Scorer:
         self._waiting = [request for request in self._waiting if not request.future.done()]
 
     def _groups(self, base: BaseModel, requests: Sequence[ScoreRequest]) -> Sequence[Sequence[int]]:
-        sequences = [request.tokens[:-1] for request in requests]
+        sequences = [request.read for request in requests]
         if not sequences:
             return []
         budget = self._token_budget(base)
@@ -178,11 +187,13 @@ class Scorer:
     def _answers(self, requests: Sequence[ScoreRequest]) -> list[PromptScores]:
         sampler = requests[0].sampler
         answers = [_nothing_yet(request) for request in requests]
-        if len(requests[0].tokens) > 1:
-            hidden, where = self._hidden(sampler, [request.tokens[:-1] for request in requests])
+        if len(requests[0].read):
+            hidden, read = self._hidden(sampler, [request.read for request in requests])
+            where = [own[: len(r.tokens) - 1] for own, r in zip(read, requests, strict=True)]
             _fill_logprobs(sampler, hidden, where, requests, answers)
             _fill_topk(sampler, hidden, where, requests, answers)
             _fill_targets(sampler, hidden, where, requests, answers)
+            _draw(sampler, hidden, read, requests)
         return answers
 
     def _hidden(
@@ -284,6 +295,24 @@ def _fill_topk(
             count = len(answer.topk_ids) - first
             answer.topk_logprobs[first:], values = values[:count], values[count:]
             answer.topk_ids[first:], ids = ids[:count], ids[count:]
+
+
+def _draw(
+    sampler: Sampler, hidden: torch.Tensor, read: _Where, requests: Sequence[ScoreRequest]
+) -> None:
+    """The one token of each sample that was asked for beside the scores."""
+    drawn = [
+        (own[-1], row)
+        for own, request in zip(read, requests, strict=True)
+        if request.draw is not None
+        for row in request.draw.rows
+    ]
+    if not drawn:
+        return
+    places, rows = zip(*drawn, strict=True)
+    draw_rows(sampler, hidden, places, rows)
+    for row in rows:
+        row.request.row_ended()
 
 
 def _logprobs(

@@ -25,8 +25,27 @@ async def score_datums(
 ) -> list[npt.NDArray[np.float64]]:
     """The client's log-probabilities [T] of each datum's targets, in nats.
 
-    All are asked for before the first is awaited: the bundled engine computes together what waits
-    together, and on a CPU no value depends on the company.
+    Those before the first target that is trained are not asked for, and 0: the backend has to read
+    the prompt, but not to predict it. All are asked for before the first is awaited: the bundled
+    engine computes together what waits together, and on a CPU no value depends on the company.
     """
-    futures = [client.compute_logprobs(whole_sequence(datum)) for datum in data]
-    return [np.array((await future)[1:], dtype=np.float64) for future in futures]
+    firsts = [_first_trained(datum) for datum in data]
+    futures = [
+        client.compute_logprobs(whole_sequence(datum), datum.model_input.length - first)
+        for datum, first in zip(data, firsts, strict=True)
+    ]
+    scores = []
+    for future, first in zip(futures, firsts, strict=True):
+        values = np.array((await future)[1:], dtype=np.float64)
+        values[:first] = 0.0
+        scores.append(values)
+    return scores
+
+
+def _first_trained(datum: tinker.Datum) -> int:
+    """Number of the first target that counts; the last one where none does."""
+    for name in ("weights", "mask"):
+        if name in datum.loss_fn_inputs:
+            trained = datum.loss_fn_inputs[name].to_numpy() != 0
+            return int(trained.argmax()) if trained.any() else len(trained) - 1
+    return 0

@@ -120,6 +120,26 @@ def test_target_scores_come_with_the_samples(client):
     assert (found[[0, 2], 1] < 0).all()
 
 
+@pytest.mark.parametrize("ids", [[1], [1, 5, 9, 12]])
+def test_a_single_token_is_drawn_in_the_pass_that_scores(service, client, ids, monkeypatch):
+    prompt = tinker.ModelInput.from_ints(ids)
+    one = tinker.SamplingParams(max_tokens=1, temperature=1.0, seed=3)
+    alone = client.sample(prompt, 3, one, topk_sample_logprobs=2).result(60)
+    scores = client.compute_logprobs(prompt).result(60)
+    monkeypatch.setattr(service.engine, "draw", lambda _: pytest.fail("a second pass"))
+    wanted = {"include_prompt_logprobs": True, "topk_prompt_logprobs": 2}
+    futures = [client.sample(prompt, 3, one, topk_sample_logprobs=2, **wanted) for _ in range(4)]
+    for future in futures:
+        response = future.result(60)
+        assert response.prompt_logprobs == scores
+        assert len(response.topk_prompt_logprobs) == len(ids)
+        for found, expected in zip(response.sequences, alone.sequences, strict=True):
+            assert found.tokens == expected.tokens
+            assert found.logprobs == expected.logprobs
+            assert found.topk_logprobs == expected.topk_logprobs
+            assert found.stop_reason == "length"
+
+
 def test_without_its_scores_a_sample_is_not_drawn(client):
     bad = client.sample(
         tinker.ModelInput.from_ints([1, 5]),

@@ -40,7 +40,7 @@ class Scorer:
     def __init__(self, factor=0.1):
         self.factor, self.asked = factor, []
 
-    def compute_logprobs(self, model_input):
+    def compute_logprobs(self, model_input, prompt_logprobs_last_n=None):
         tokens = model_input.to_ints()
         self.asked.append(tokens)
 

@@ -31,7 +31,7 @@ class Scorer:
     def __init__(self, *logprobs_D):
         self.logprobs, self.asked = list(logprobs_D), []
 
-    def compute_logprobs(self, model_input):
+    def compute_logprobs(self, model_input, prompt_logprobs_last_n=None):
         self.asked.append(model_input.to_ints())
         scores = [None, *self.logprobs[len(self.asked) - 1]]
 

@@ -37,6 +37,7 @@ def recipe_settings(job: dict[str, Any], log_path: Path) -> CLIConfig:
     given += ("learning_rate", "dataset", "batch_size", "max_length", "dpo_beta")
     return CLIConfig(
         **{name: job[name] for name in given},
+        test_size=None if job["dataset"] == "example" else 0,
         backend="local",
         lr_schedule="constant",
         max_steps=job["steps"],
