@@ -15,8 +15,14 @@ from tinker_cookbook.backends import convert
 from tinker_cookbook.backends.futures import LocalFuture, ReadyClient, SampleFuture, chain
 from tinker_cookbook.engine.checkpoints import load_adapter
 from tinker_cookbook.engine.engine import Engine
-from tinker_cookbook.engine.requests import Sample, SampleRequest
-from tinker_cookbook.engine.sampler import PromptScores, Sampler
+from tinker_cookbook.engine.requests import (
+    PromptScores,
+    Sample,
+    SampleRequest,
+    sample_request,
+    score_request,
+)
+from tinker_cookbook.engine.sampler import Sampler
 from tinker_cookbook.engine.training_run import TrainingRun
 from tinker_cookbook.exceptions import BackendError
 
@@ -173,7 +179,9 @@ class LocalSamplingClient(ReadyClient["LocalSamplingClient"]):
         sampler = self._made.result()
         settings = convert.sampling_settings_of(params, sampler.base.eos_ids)
         decode = self._decode if settings.stop_strings else None
-        return sampler.request(tokens, num_samples, settings, decode=decode, topk_sample=topk)
+        return sample_request(
+            sampler, tokens, num_samples, settings, decode=decode, topk_sample=topk
+        )
 
     def _score(
         self,
@@ -182,13 +190,13 @@ class LocalSamplingClient(ReadyClient["LocalSamplingClient"]):
         draw: Callable[[], SampleRequest] | None = None,
         **what: Any,
     ) -> Future[T]:
-        """``finish`` of the scores of ``tokens``; ``what`` goes to ``Sampler.score_request``.
+        """``finish`` of the scores of ``tokens``; ``what`` goes to ``score_request``.
 
         ``draw`` makes a request for samples of one token, which come with the scores.
         """
 
         def ask() -> Future[PromptScores]:
-            request = self._made.result().score_request(tokens, **what)
+            request = score_request(self._made.result(), tokens, **what)
             request.draw = None if draw is None else draw()
             return self._engine.score(request)
 

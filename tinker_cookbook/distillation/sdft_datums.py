@@ -108,18 +108,22 @@ async def demonstrated_targets(
 
     done = await asyncio.gather(*map(one, data_D, teacher_prompts_D))
     soft_D = [soft for soft, _ in done]
+    return soft_D, _metrics(soft_D, sum(cut for _, cut in done))
+
+
+def _metrics(soft_D: Sequence[SoftDatum], truncated: int) -> dict[str, float]:
     weights = [soft.datum.loss_fn_inputs["weights"].to_numpy() for soft in soft_D]
     q = np.concatenate([w[w.any(axis=-1)] for w in weights]).astype(np.float64)
     metrics = {
         "sdft/num_datums": float(len(soft_D)),
         "sdft/num_without_targets": float(sum(not w.any() for w in weights)),
-        "sdft/teacher_truncated_count": float(sum(cut for _, cut in done)),
+        "sdft/teacher_truncated_count": float(truncated),
         "sdft/total_completion_tokens": float(len(q)),
     }
     if len(q):
         logs = np.log(q, out=np.zeros_like(q), where=q > 0)
         metrics["sdft/mean_teacher_entropy"] = float(-(q * logs).sum() / len(q))
-    return soft_D, metrics
+    return metrics
 
 
 async def build_topk_distillation_datums(

@@ -9,9 +9,9 @@ sharing.
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from typing import Any, Protocol
 
 import numpy as np
 import torch
@@ -25,13 +25,41 @@ from tinker_cookbook.engine.batch_attention import (
     register,
 )
 from tinker_cookbook.engine.kv_cache import LayerShape
+from tinker_cookbook.engine.low_rank import Segment
 from tinker_cookbook.engine.paged_cache import cache_for
 from tinker_cookbook.engine.prefix_tree import lay_out
 
-if TYPE_CHECKING:
-    from tinker_cookbook.engine.base_model import BaseModel
-
 logger = logging.getLogger(__name__)
+
+
+class Tried(Protocol):
+    """What the trials ask of a base model (``base_model.BaseModel``)."""
+
+    name: str
+    config: Any
+    device: torch.device
+    dtype: torch.dtype
+    vocab_size: int
+
+    def hidden(self, tokens: torch.Tensor) -> torch.Tensor:
+        """Hidden states [B, L, H] of rows of tokens."""
+        ...
+
+    def hidden_of_batch(
+        self,
+        tokens: torch.Tensor,
+        positions: torch.Tensor,
+        layout: BatchLayout,
+        segments: Sequence[Segment],
+    ) -> torch.Tensor:
+        """Hidden states [N, H] of the tokens of a step of the sampler."""
+        ...
+
+    def hidden_of_tree(
+        self, tokens: torch.Tensor, positions: torch.Tensor, layout: tree_attention.TreeLayout
+    ) -> torch.Tensor:
+        """Hidden states [1, L, H] of a row whose sequences share beginnings."""
+        ...
 
 
 class _Probe:
@@ -53,7 +81,7 @@ class _Probe:
 
 
 @torch.no_grad()
-def batch_trial(base: BaseModel) -> list[LayerShape] | None:
+def batch_trial(base: Tried) -> list[LayerShape] | None:
     """The shapes of the layers' keys and values, or ``None`` where the trial fails."""
     register()
     try:
@@ -67,7 +95,7 @@ def batch_trial(base: BaseModel) -> list[LayerShape] | None:
     return None
 
 
-def _shapes(base: BaseModel) -> list[LayerShape] | None:
+def _shapes(base: Tried) -> list[LayerShape] | None:
     """Of all layers, in order; ``None`` if some is no attention or hides its window in a mask."""
     probe = _Probe(2)
     layout = BatchLayout([probe])  # type: ignore[list-item]
@@ -78,7 +106,7 @@ def _shapes(base: BaseModel) -> list[LayerShape] | None:
     return [probe.shapes[layer] for layer in sorted(probe.shapes)]
 
 
-def _every_layer_asked(base: BaseModel, windows: Mapping[int, int | None]) -> bool:
+def _every_layer_asked(base: Tried, windows: Mapping[int, int | None]) -> bool:
     """Whether all layers came by, each of a known kind, with its window where it has one."""
     config = getattr(base.config, "text_config", base.config)
     count = int(config.num_hidden_layers)
@@ -90,7 +118,7 @@ def _every_layer_asked(base: BaseModel, windows: Mapping[int, int | None]) -> bo
     return all(windows[i] is not None for i, kind in enumerate(kinds) if kind[0] == "s")
 
 
-def _agrees(base: BaseModel, shapes: list[LayerShape]) -> bool:
+def _agrees(base: Tried, shapes: list[LayerShape]) -> bool:
     """Compares sequences read and continued together with each alone."""
     device = base.device
     cache = cache_for(shapes, base.dtype, device, longest=16)
@@ -116,7 +144,7 @@ def _agrees(base: BaseModel, shapes: list[LayerShape]) -> bool:
 
 
 @torch.no_grad()
-def tree_trial(base: BaseModel) -> bool:
+def tree_trial(base: Tried) -> bool:
     """Whether sequences may share a row: tries two with a common beginning beside each alone."""
     tree_attention.register()
     tokens = trial_tokens(base.vocab_size, 19)
@@ -146,7 +174,7 @@ def trial_tokens(vocab_size: int, count: int) -> np.ndarray:
     return (vocab_size // 3 + 37 * np.arange(count)) % vocab_size
 
 
-def _row(base: BaseModel, sequence: np.ndarray) -> torch.Tensor:
+def _row(base: Tried, sequence: np.ndarray) -> torch.Tensor:
     return torch.from_numpy(sequence).to(base.device)[None]
 
 

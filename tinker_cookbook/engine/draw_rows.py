@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
@@ -11,9 +10,7 @@ import torch
 from tinker_cookbook.engine.draw import DrawSettings, Exponentials, draw_tokens
 from tinker_cookbook.engine.low_rank import filling
 from tinker_cookbook.engine.requests import SampleRow
-
-if TYPE_CHECKING:
-    from tinker_cookbook.engine.sampler import Sampler
+from tinker_cookbook.engine.sampler import Sampler
 
 
 def draw_rows(

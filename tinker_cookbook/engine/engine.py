@@ -29,10 +29,18 @@ from tinker_cookbook.engine.devices import (
 )
 from tinker_cookbook.engine.model_memory import check_room, weights_bytes
 from tinker_cookbook.engine.one_by_one import sample_one_by_one
-from tinker_cookbook.engine.requests import Prompt, Sample, SampleRequest, SamplingSettings
+from tinker_cookbook.engine.requests import (
+    Prompt,
+    PromptScores,
+    Sample,
+    SampleRequest,
+    SamplingSettings,
+    ScoreRequest,
+    sample_request,
+)
 from tinker_cookbook.engine.resolve import ResolvedModel, model_config, resolve_model
 from tinker_cookbook.engine.sampler import Sampler
-from tinker_cookbook.engine.scoring import PromptScores, Scorer, ScoreRequest
+from tinker_cookbook.engine.scoring import Scorer
 from tinker_cookbook.engine.store import CheckpointStore
 from tinker_cookbook.engine.training_run import TrainingRun
 from tinker_cookbook.engine.worker import Worker
@@ -81,7 +89,9 @@ class Engine:
         Cancelling the future, at any time, frees what the request holds.
         """
         return self.draw(
-            sampler.request(prompt, num_samples, settings, decode=decode, topk_sample=topk_sample)
+            sample_request(
+                sampler, prompt, num_samples, settings, decode=decode, topk_sample=topk_sample
+            )
         )
 
     def draw(self, request: SampleRequest) -> Future[list[Sample]]:

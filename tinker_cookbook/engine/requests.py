@@ -5,15 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, TypeAlias
+from typing import TypeAlias
 
 import numpy as np
 
-from tinker_cookbook.exceptions import ConfigurationError
-
-if TYPE_CHECKING:
-    from tinker_cookbook.engine.sampler import Sampler
-
+from tinker_cookbook.engine.examples import check_token_range
+from tinker_cookbook.engine.sampler import Sampler
+from tinker_cookbook.exceptions import ConfigurationError, DataValidationError
 
 Prompt: TypeAlias = "Sequence[int] | np.ndarray"
 """Token ids [T], at least one."""
@@ -141,3 +139,143 @@ class SampleRow:
         longest = max(len(text) for text in strings)
         tail = decode(self.sample.tokens[-(4 * longest + 8) :])
         return any(text in tail for text in strings)
+
+
+@dataclass
+class PromptScores:
+    """What was asked of a prompt's T tokens, fp32.
+
+    ``logprobs`` [T] (NaN where not computed), ``topk_logprobs`` and ``topk_ids`` [T, k], and
+    ``target_logprobs`` [T - 1, K] of given tokens at each position after the first.
+    """
+
+    logprobs: np.ndarray | None = None
+    topk_logprobs: np.ndarray | None = None
+    topk_ids: np.ndarray | None = None
+    target_logprobs: np.ndarray | None = None
+
+
+@dataclass(eq=False)
+class ScoreRequest:
+    """A checked request: scores of ``tokens`` [T] int64 from position ``first`` (>= 1) on.
+
+    ``targets`` [T - 1, K] int64 are scored at all positions. ``draw`` is a request for samples of
+    the same tokens, of one token each, which the same pass decides; its future is done before
+    ``future``, which is left pending until all is there, so that it can be cancelled at any time.
+    """
+
+    sampler: Sampler
+    tokens: np.ndarray
+    logprobs: bool
+    topk: int
+    targets: np.ndarray | None
+    first: int
+    draw: SampleRequest | None = None
+    future: Future[PromptScores] = field(default_factory=Future)
+    company: list[ScoreRequest] = field(default_factory=list)
+    """Requests that are scored together, this one among them; empty before they are planned."""
+
+    @property
+    def read(self) -> np.ndarray:
+        """The tokens that the model has to run over."""
+        return self.tokens[:-1] if self.draw is None else self.tokens
+
+    def finish(self, scores: PromptScores) -> None:
+        """Answers, unless it was cancelled."""
+        if not self.future.done() and self.future.set_running_or_notify_cancel():
+            self.future.set_result(scores)
+
+    def fail(self, error: BaseException) -> None:
+        """Raises ``error`` for whoever waits."""
+        if not self.future.done() and self.future.set_running_or_notify_cancel():
+            self.future.set_exception(error)
+
+    def follow(self, operation: Future[None]) -> None:
+        """Ends as the worker's operation did, if that ended without an answer."""
+        if operation.cancelled():
+            self.future.cancel()
+        elif (error := operation.exception()) is not None:
+            self.fail(error)
+
+
+def sample_request(
+    sampler: Sampler,
+    prompt: Prompt,
+    num_samples: int,
+    settings: SamplingSettings,
+    *,
+    decode: Callable[[list[int]], str] | None = None,
+    topk_sample: int = 0,
+) -> SampleRequest:
+    """A request for ``num_samples`` continuations of ``prompt`` (token ids, at least one)."""
+    tokens = _checked(sampler, prompt)
+    if num_samples < 1:
+        raise ConfigurationError(f"num_samples: got {num_samples}, expected at least 1")
+    if settings.stop_strings and decode is None:
+        raise ConfigurationError("stop: strings need a tokenizer; give decode")
+    room = sampler.base.context_length - len(tokens)
+    limit = room if settings.max_tokens is None else min(settings.max_tokens, room)
+    if limit < 1:
+        raise DataValidationError(
+            f"prompt: {len(tokens)} tokens leave no room in the model's context of "
+            f"{sampler.base.context_length}; shorten the prompt"
+        )
+    return SampleRequest(sampler, tokens, num_samples, settings, limit, decode, topk_sample)
+
+
+def score_request(
+    sampler: Sampler,
+    prompt: Prompt,
+    *,
+    logprobs: bool = False,
+    topk: int = 0,
+    targets: np.ndarray | None = None,
+    last_n: int | None = None,
+) -> ScoreRequest:
+    """A request for scores of ``prompt``, each token given those before it.
+
+    Args:
+        prompt: Token ids [T], at least one.
+        logprobs: Whether the tokens' own log-probabilities are asked for.
+        topk: So many of the most probable tokens at each position.
+        targets: Token ids [T - 1, K] to be scored at each position after the first.
+        last_n: ``logprobs`` and ``topk`` for the last positions alone.
+    """
+    tokens = _checked(sampler, prompt)
+    if last_n is not None and not 1 <= last_n <= len(tokens) - 1:
+        raise ConfigurationError(
+            f"prompt_logprobs_last_n: got {last_n}, expected 1 to {len(tokens) - 1} "
+            "(the prompt's length less one)"
+        )
+    if not 0 <= topk <= sampler.base.vocab_size:
+        raise ConfigurationError(
+            f"topk_prompt_logprobs: got {topk}, expected 0 to {sampler.base.vocab_size} "
+            "(the vocabulary)"
+        )
+    if targets is not None:
+        _check_targets(sampler, targets, len(tokens) - 1)
+    first = 1 if last_n is None else len(tokens) - last_n
+    return ScoreRequest(sampler, tokens, logprobs, topk, targets, first)
+
+
+def _check_targets(sampler: Sampler, targets: np.ndarray, positions: int) -> None:
+    if targets.ndim != 2 or len(targets) != positions:
+        raise DataValidationError(
+            f"target_prompt_logprobs: has shape {targets.shape}, expected "
+            f"({positions}, K): K tokens for each position after the first"
+        )
+    if targets.size:
+        check_token_range("target_prompt_logprobs", targets, sampler.base.vocab_size)
+
+
+def _checked(sampler: Sampler, prompt: Prompt) -> np.ndarray:
+    tokens = np.asarray(prompt, dtype=np.int64)
+    if not len(tokens):
+        raise DataValidationError("prompt: got no token, expected at least one")
+    check_token_range("prompt", tokens, sampler.base.vocab_size)
+    if len(tokens) > sampler.base.context_length:
+        raise DataValidationError(
+            f"prompt: {len(tokens)} tokens, but the model's context is "
+            f"{sampler.base.context_length}; shorten the prompt"
+        )
+    return tokens

@@ -10,9 +10,6 @@ from __future__ import annotations
 import logging
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import Future
-from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
@@ -24,72 +21,13 @@ from tinker_cookbook.engine.memory import out_of_memory, release_cached_memory
 from tinker_cookbook.engine.micro_batch import hidden_states, plan_for
 from tinker_cookbook.engine.packing import pad
 from tinker_cookbook.engine.prefix_reader import STEP_TOKENS, read_together
+from tinker_cookbook.engine.requests import PromptScores, ScoreRequest
+from tinker_cookbook.engine.sampler import Sampler
 from tinker_cookbook.exceptions import OutOfMemoryError
-
-if TYPE_CHECKING:
-    from tinker_cookbook.engine.requests import SampleRequest
-    from tinker_cookbook.engine.sampler import Sampler
 
 logger = logging.getLogger(__name__)
 
 MASK_LOGPROB = -99999.0
-
-
-@dataclass
-class PromptScores:
-    """What was asked of a prompt's T tokens, fp32.
-
-    ``logprobs`` [T] (NaN where not computed), ``topk_logprobs`` and ``topk_ids`` [T, k], and
-    ``target_logprobs`` [T - 1, K] of given tokens at each position after the first.
-    """
-
-    logprobs: np.ndarray | None = None
-    topk_logprobs: np.ndarray | None = None
-    topk_ids: np.ndarray | None = None
-    target_logprobs: np.ndarray | None = None
-
-
-@dataclass(eq=False)
-class ScoreRequest:
-    """A checked request: scores of ``tokens`` [T] int64 from position ``first`` (>= 1) on.
-
-    ``targets`` [T - 1, K] int64 are scored at all positions. ``draw`` is a request for samples of
-    the same tokens, of one token each, which the same pass decides; its future is done before
-    ``future``, which is left pending until all is there, so that it can be cancelled at any time.
-    """
-
-    sampler: Sampler
-    tokens: np.ndarray
-    logprobs: bool
-    topk: int
-    targets: np.ndarray | None
-    first: int
-    draw: SampleRequest | None = None
-    future: Future[PromptScores] = field(default_factory=Future)
-    company: list[ScoreRequest] = field(default_factory=list)
-    """Requests that are scored together, this one among them; empty before they are planned."""
-
-    @property
-    def read(self) -> np.ndarray:
-        """The tokens that the model has to run over."""
-        return self.tokens[:-1] if self.draw is None else self.tokens
-
-    def finish(self, scores: PromptScores) -> None:
-        """Answers, unless it was cancelled."""
-        if not self.future.done() and self.future.set_running_or_notify_cancel():
-            self.future.set_result(scores)
-
-    def fail(self, error: BaseException) -> None:
-        """Raises ``error`` for whoever waits."""
-        if not self.future.done() and self.future.set_running_or_notify_cancel():
-            self.future.set_exception(error)
-
-    def follow(self, operation: Future[None]) -> None:
-        """Ends as the worker's operation did, if that ended without an answer."""
-        if operation.cancelled():
-            self.future.cancel()
-        elif (error := operation.exception()) is not None:
-            self.fail(error)
 
 
 class Scorer:

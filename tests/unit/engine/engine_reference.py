@@ -16,8 +16,15 @@ from tinker_cookbook.engine.adapters import Adapter, AdapterSpec
 from tinker_cookbook.engine.base_model import BaseModel
 from tinker_cookbook.engine.batcher import Batcher
 from tinker_cookbook.engine.examples import Example
-from tinker_cookbook.engine.requests import Sample, SampleRequest, SamplingSettings
-from tinker_cookbook.engine.sampler import PromptScores, Sampler
+from tinker_cookbook.engine.requests import (
+    PromptScores,
+    Sample,
+    SampleRequest,
+    SamplingSettings,
+    sample_request,
+    score_request,
+)
+from tinker_cookbook.engine.sampler import Sampler
 from tinker_cookbook.engine.scoring import Scorer
 from tinker_cookbook.engine.training_run import TrainingRun
 
@@ -164,7 +171,7 @@ def draw(
     sampler: Sampler, prompt: Any, count: int, settings: SamplingSettings, **kwargs: Any
 ) -> list[Sample]:
     """Samples of one request, in a batch of its own."""
-    request = sampler.request(prompt, count, settings, **kwargs)
+    request = sample_request(sampler, prompt, count, settings, **kwargs)
     run_batch(sampler.base, [request])
     return request.future.result(timeout=0)
 
@@ -196,7 +203,7 @@ def count_computed(base: BaseModel, monkeypatch: Any) -> list[int]:
 
 def score(sampler: Sampler, prompt: Any, **kwargs: Any) -> PromptScores:
     """Scores of one prompt, by itself."""
-    request = sampler.score_request(prompt, **kwargs)
+    request = score_request(sampler, prompt, **kwargs)
     scorer = Scorer(lambda _: 10_000)
     scorer.add(request)
     scorer.serve(request)

@@ -16,7 +16,7 @@ from tinker_cookbook.engine.batch_attention import DecodeRows
 from tinker_cookbook.engine.batcher import Batcher
 from tinker_cookbook.engine.kv_cache import KVCache
 from tinker_cookbook.engine.optimizer import AdamSettings
-from tinker_cookbook.engine.requests import SamplingSettings
+from tinker_cookbook.engine.requests import SamplingSettings, sample_request
 from tinker_cookbook.engine.sampler import Sampler
 from tinker_cookbook.exceptions import OutOfMemoryError
 
@@ -53,7 +53,7 @@ def test_greedy_of_32_mixed_prompts_equals_generate(base, tmp_path):
     requests = []
     for i, prompt in enumerate(prompts(base, 32)):
         greedy = settings(temperature=0.0, max_tokens=5 + i, stop_tokens=frozenset(base.eos_ids))
-        requests.append(sampler.request(prompt, 1 + i % 2, greedy))
+        requests.append(sample_request(sampler, prompt, 1 + i % 2, greedy))
     ref.run_batch(base, requests)
     for request in requests:
         prompt = torch.from_numpy(request.prompt)[None]
@@ -78,10 +78,10 @@ def test_company_changes_neither_tokens_nor_a_bit_of_their_logprobs(base):
     batcher = Batcher(base, base.kv_shapes)
     requests = []
     for i, prompt in enumerate(mine):  # they come one by one, each with company
-        batcher.add(other.request(prompts(base, 1, seed=i)[0], 2, settings(seed=i)))
-        requests.append(sampler.request(prompt, 3, settings(seed=9)))
+        batcher.add(sample_request(other, prompts(base, 1, seed=i)[0], 2, settings(seed=i)))
+        requests.append(sample_request(sampler, prompt, 3, settings(seed=9)))
         batcher.add(requests[-1])
-        batcher.add(sampler.request(stem[: 20 + i], 1 + i, settings(seed=i, max_tokens=9)))
+        batcher.add(sample_request(sampler, stem[: 20 + i], 1 + i, settings(seed=i, max_tokens=9)))
         for _ in range(3):
             batcher.step()
     while batcher.busy:
@@ -100,7 +100,7 @@ def test_adapters_share_a_batch(stories_base):
         Sampler(base, ref.random_adapter(base, AdapterSpec(rank=4 * i), seed=i)) for i in (1, 2)
     ]
     texts = prompts(base, 4, seed=5)
-    requests = [s.request(p, 2, settings(seed=3)) for p in texts for s in samplers]
+    requests = [sample_request(s, p, 2, settings(seed=3)) for p in texts for s in samplers]
     ref.run_batch(base, requests)
     for request in requests:
         alone = ref.draw(request.sampler, request.prompt, 2, settings(seed=3))
@@ -113,7 +113,10 @@ def test_a_prompt_is_read_once_for_its_group(stories_base, monkeypatch):
     prompt = ref.text(stories_base, np.random.default_rng(2), 100)
     del computed[:]
     sampler = Sampler(stories_base, None)
-    same = [sampler.request(prompt, 8, settings()), sampler.request(prompt, 1, settings(seed=2))]
+    same = [
+        sample_request(sampler, prompt, 8, settings()),
+        sample_request(sampler, prompt, 1, settings(seed=2)),
+    ]
     ref.run_batch(stories_base, same)
     assert computed[0] == 100
     assert sum(computed) == 100 + 9 * 19  # the last token drawn is not computed
@@ -128,7 +131,7 @@ def test_a_next_turn_reuses_what_was_computed(stories_base, monkeypatch):
     computed = ref.count_computed(stories_base, monkeypatch)
 
     def play(tokens):
-        request = sampler.request(tokens, 1, settings())
+        request = sample_request(sampler, tokens, 1, settings())
         batcher.add(request)
         while batcher.busy:
             batcher.step()
@@ -153,13 +156,13 @@ def test_a_new_snapshot_never_sees_what_an_old_one_computed(stories_base):
     prompt = ref.text(stories_base, np.random.default_rng(2), 80)
     old = Sampler(stories_base, run.snapshot())
     before = ref.draw(old, prompt, 4, settings())
-    batcher = ref.run_batch(stories_base, [old.request(prompt, 1, settings())])
+    batcher = ref.run_batch(stories_base, [sample_request(old, prompt, 1, settings())])
     run.forward_backward(
         ref.supervised(np.random.default_rng(1), stories_base, (30,)), "cross_entropy"
     )
     run.optim_step(AdamSettings(1e-2))
     new = Sampler(stories_base, run.snapshot())
-    requests = [sampler.request(prompt, 4, settings()) for sampler in (old, new)]
+    requests = [sample_request(sampler, prompt, 4, settings()) for sampler in (old, new)]
     for request in requests:
         batcher.add(request)
     while batcher.busy:
@@ -175,12 +178,12 @@ def test_a_new_snapshot_never_sees_what_an_old_one_computed(stories_base):
 
 def test_a_dropped_sampler_leaves_nothing_behind(stories_base):
     sampler = Sampler(stories_base, ref.random_adapter(stories_base))
-    batcher = ref.run_batch(stories_base, [sampler.request(range(3, 63), 4, settings())])
+    batcher = ref.run_batch(stories_base, [sample_request(sampler, range(3, 63), 4, settings())])
     assert batcher._kept.held > 0
     del sampler
     gc.collect()
     other = Sampler(stories_base, None)
-    batcher.add(other.request([1], 1, settings(max_tokens=1)))
+    batcher.add(sample_request(other, [1], 1, settings(max_tokens=1)))
     batcher.step()
     assert batcher._kept.held == 0
 
@@ -192,9 +195,9 @@ def test_a_finished_request_holds_nothing_even_before_the_garbage_collector(stor
     gc.collect()
     gc.disable()
     try:
-        request = sampler.request(np.arange(3, 30), 3, settings())
+        request = sample_request(sampler, np.arange(3, 30), 3, settings())
         batcher = ref.run_batch(stories_base, [request])
-        failed = sampler.request([5], 1, settings())
+        failed = sample_request(sampler, [5], 1, settings())
         failed.fail(OutOfMemoryError("full"))
         future = request.future
         del sampler, request, failed
@@ -240,10 +243,12 @@ def test_capacities_are_a_third_or_a_half_apart(stories_base, length, capacity):
 def test_cancelling_frees_the_rows(stories_base):
     sampler = Sampler(stories_base, None)
     batcher = Batcher(stories_base, stories_base.kv_shapes)
-    kept = sampler.request([1], 2, settings(max_tokens=30))
+    kept = sample_request(sampler, [1], 2, settings(max_tokens=30))
     cancelled = [
-        sampler.request([1, 2, 3], 300, settings(max_tokens=400)),  # running, and some waiting
-        sampler.request([4], 1, settings()),
+        sample_request(
+            sampler, [1, 2, 3], 300, settings(max_tokens=400)
+        ),  # running, and some waiting
+        sample_request(sampler, [4], 1, settings()),
     ]
     for request in (kept, *cancelled):
         batcher.add(request)
@@ -265,7 +270,8 @@ def test_more_samples_than_rows(stories_base, monkeypatch):
     batcher = Batcher(stories_base, stories_base.kv_shapes)
     batcher._most_rows = 5
     requests = [
-        sampler.request(p, 7, settings(seed=i)) for i, p in enumerate(prompts(stories_base, 4))
+        sample_request(sampler, p, 7, settings(seed=i))
+        for i, p in enumerate(prompts(stories_base, 4))
     ]
     for request in requests:
         batcher.add(request)
@@ -282,7 +288,7 @@ def test_short_memory_sends_samples_back_and_changes_nothing(stories_base):
     sampler = Sampler(stories_base, None)
     batcher = Batcher(stories_base, stories_base.kv_shapes)
     requests = [
-        sampler.request(p, 2, settings(seed=i, max_tokens=150))
+        sample_request(sampler, p, 2, settings(seed=i, max_tokens=150))
         for i, p in enumerate(prompts(stories_base, 4))
     ]
     for request in requests:
@@ -301,7 +307,8 @@ def test_short_memory_sends_samples_back_and_changes_nothing(stories_base):
 def test_out_of_memory_goes_on_with_half_the_rows(stories_base, monkeypatch, caplog):
     sampler = Sampler(stories_base, None)
     requests = [
-        sampler.request(p, 4, settings(seed=i)) for i, p in enumerate(prompts(stories_base, 6))
+        sample_request(sampler, p, 4, settings(seed=i))
+        for i, p in enumerate(prompts(stories_base, 6))
     ]
     forward = stories_base.hidden_of_batch
 
@@ -325,7 +332,7 @@ def test_one_sequence_that_does_not_fit_is_told(stories_base, monkeypatch):
         raise RuntimeError("DefaultCPUAllocator: can't allocate memory")
 
     monkeypatch.setattr(stories_base, "hidden_of_batch", never)
-    request = Sampler(stories_base, None).request([1, 2, 3], 2, settings())
+    request = sample_request(Sampler(stories_base, None), [1, 2, 3], 2, settings())
     ref.run_batch(stories_base, [request])
     with pytest.raises(OutOfMemoryError, match=r"3 tokens does not fit .* set max_tokens lower"):
         request.future.result(timeout=0)
@@ -337,11 +344,11 @@ def test_an_error_reaches_those_who_wait_and_no_others(stories_base, monkeypatch
     def broken(ids: list[int]) -> str:
         raise ValueError("this tokenizer is broken")
 
-    bad = sampler.request([1], 2, settings(stop_strings=("x",)), decode=broken)
+    bad = sample_request(sampler, [1], 2, settings(stop_strings=("x",)), decode=broken)
     batcher = ref.run_batch(stories_base, [bad])
     with pytest.raises(ValueError, match="this tokenizer is broken"):
         bad.future.result(timeout=0)
-    good = sampler.request([1], 1, settings())
+    good = sample_request(sampler, [1], 1, settings())
     batcher.add(good)
     while batcher.busy:
         batcher.step()
@@ -353,7 +360,7 @@ def test_logprobs_in_a_mixed_batch_equal_the_trainers(base):
     run = ref.make_run(base)
     sampler = Sampler(base, run.snapshot())
     requests = [
-        sampler.request(p, 2, settings(seed=i, temperature=0.8, max_tokens=6 + i))
+        sample_request(sampler, p, 2, settings(seed=i, temperature=0.8, max_tokens=6 + i))
         for i, p in enumerate(prompts(base, 10))
     ]
     ref.run_batch(base, requests)

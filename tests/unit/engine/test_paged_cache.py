@@ -12,7 +12,7 @@ from engine_reference import draw, run_batch
 from tinker_cookbook.engine.batcher import Batcher
 from tinker_cookbook.engine.kv_cache import KVCache, LayerShape
 from tinker_cookbook.engine.paged_cache import PagedCache, cache_for
-from tinker_cookbook.engine.requests import SamplingSettings
+from tinker_cookbook.engine.requests import SamplingSettings, sample_request
 from tinker_cookbook.engine.sampler import Sampler
 
 CPU = torch.device("cpu")
@@ -93,7 +93,7 @@ def test_samples_of_a_prompt_share_its_pages(stories_base):
     page = batcher._active.page
     prompt = np.arange(3, 3 + 2 * page + 9)
     settings = SamplingSettings(max_tokens=20, seed=0)
-    batcher.add(sampler.request(prompt, 6, settings))
+    batcher.add(sample_request(sampler, prompt, 6, settings))
     for _ in range(4):
         batcher.step()
     held = [slot.pages for slot in batcher._rows]
@@ -107,7 +107,7 @@ def test_no_page_is_lost(stories_base):
     sampler = Sampler(stories_base, None)
     settings = SamplingSettings(max_tokens=90, seed=0)
     prompts = [np.arange(3, 3 + n) for n in (5, 64, 130, 200)]
-    requests = [sampler.request(p, 5, settings) for p in prompts]
+    requests = [sample_request(sampler, p, 5, settings) for p in prompts]
     batcher = Batcher(stories_base, stories_base.kv_shapes)
     for request in requests:
         batcher.add(request)
@@ -116,7 +116,7 @@ def test_no_page_is_lost(stories_base):
     requests[1].future.cancel()
     while batcher.busy:
         batcher.step()
-    again = sampler.request(requests[2].future.result()[0].tokens, 2, settings)
+    again = sample_request(sampler, requests[2].future.result()[0].tokens, 2, settings)
     batcher.add(again)
     while batcher.busy:
         batcher.step()
@@ -132,12 +132,12 @@ def test_a_next_turn_reads_what_the_last_one_left(stories_base):
     """The pages of a finished sample serve longer and shorter prompts, to the same bits."""
     sampler = Sampler(stories_base, None)
     settings = SamplingSettings(max_tokens=100, seed=1, temperature=1.0)
-    first = sampler.request(np.arange(3, 90), 1, settings)
+    first = sample_request(sampler, np.arange(3, 90), 1, settings)
     batcher = run_batch(stories_base, [first])
     answer = first.future.result()[0].tokens
     turn = np.concatenate([first.prompt, answer, [9, 8, 7]])
-    second = sampler.request(turn, 2, settings)
-    third = sampler.request(turn[:120], 1, settings)
+    second = sample_request(sampler, turn, 2, settings)
+    third = sample_request(sampler, turn[:120], 1, settings)
     for request in (second, third):
         batcher.add(request)
     while batcher.busy:

@@ -8,7 +8,7 @@ import pytest
 
 from tinker_cookbook.engine import batcher as batcher_module
 from tinker_cookbook.engine.batcher import Batcher
-from tinker_cookbook.engine.requests import SamplingSettings
+from tinker_cookbook.engine.requests import SamplingSettings, sample_request
 from tinker_cookbook.engine.sampler import Sampler
 
 SETTINGS = SamplingSettings(max_tokens=3, seed=1)
@@ -37,7 +37,7 @@ def alone(base, prompts) -> list[tuple[list[int], list[float]]]:
     sampler = Sampler(base, None)
     found = []
     for prompt in prompts:
-        request = sampler.request(prompt, 1, SETTINGS)
+        request = sample_request(sampler, prompt, 1, SETTINGS)
         ref.run_batch(base, [request])
         found += drawn([request])
     return found
@@ -48,7 +48,7 @@ def test_a_common_beginning_is_read_once(stories_base, monkeypatch):
     expected = alone(stories_base, prompts)
     computed = ref.count_computed(stories_base, monkeypatch)
     sampler = Sampler(stories_base, None)
-    requests = [sampler.request(prompt, 1, SETTINGS) for prompt in prompts]
+    requests = [sample_request(sampler, prompt, 1, SETTINGS) for prompt in prompts]
     ref.run_batch(stories_base, requests)
     assert sum(computed) == 100 + 10 * 7 + 10 * 2
     assert drawn(requests) == expected
@@ -60,7 +60,9 @@ def test_a_short_beginning_is_not_waited_for(stories_base, monkeypatch):
     prompts = family(stories_base, 4, stem=40, own=4)
     computed = ref.count_computed(stories_base, monkeypatch)
     sampler = Sampler(stories_base, None)
-    ref.run_batch(stories_base, [sampler.request(prompt, 1, SETTINGS) for prompt in prompts])
+    ref.run_batch(
+        stories_base, [sample_request(sampler, prompt, 1, SETTINGS) for prompt in prompts]
+    )
     assert sum(computed) == 4 * 44 + 4 * 2
 
 
@@ -75,7 +77,7 @@ def test_branches_follow_what_they_share_most_with(stories_base, monkeypatch):
     expected = alone(stories_base, branches)
     computed = ref.count_computed(stories_base, monkeypatch)
     sampler = Sampler(stories_base, None)
-    requests = [sampler.request(prompt, 1, SETTINGS) for prompt in branches]
+    requests = [sample_request(sampler, prompt, 1, SETTINGS) for prompt in branches]
     ref.run_batch(stories_base, requests)
     assert sum(computed) == 80 + 2 * 70 + 4 * 5 + 4 * 2
     assert drawn(requests) == expected
@@ -85,7 +87,9 @@ def test_samplers_share_nothing(stories_base):
     prompt = family(stories_base, 1, stem=100, own=7)[0]
     other = Sampler(stories_base, ref.random_adapter(stories_base, seed=3))
     expected = ref.draw(other, prompt, 1, SETTINGS)[0].tokens
-    requests = [s.request(prompt, 1, SETTINGS) for s in (Sampler(stories_base, None), other)]
+    requests = [
+        sample_request(s, prompt, 1, SETTINGS) for s in (Sampler(stories_base, None), other)
+    ]
     ref.run_batch(stories_base, requests)
     assert requests[1].future.result()[0].tokens == expected
     assert requests[1].future.result()[0].cached_prompt_tokens == 0
@@ -98,7 +102,7 @@ def test_who_waits_for_one_that_is_taken_back_goes_on(stories_base, steps):
     expected = alone(stories_base, prompts)
     sampler = Sampler(stories_base, None)
     batcher = Batcher(stories_base, stories_base.kv_shapes)
-    requests = [sampler.request(prompt, 1, SETTINGS) for prompt in prompts]
+    requests = [sample_request(sampler, prompt, 1, SETTINGS) for prompt in prompts]
     for request in requests:
         batcher.add(request)
     for _ in range(steps):
@@ -115,6 +119,6 @@ def test_short_memory_changes_nothing(stories_base, monkeypatch):
     expected = alone(stories_base, prompts)
     monkeypatch.setattr(Batcher, "_free_tokens", lambda self: 400)
     sampler = Sampler(stories_base, None)
-    requests = [sampler.request(prompt, 1, SETTINGS) for prompt in prompts]
+    requests = [sample_request(sampler, prompt, 1, SETTINGS) for prompt in prompts]
     ref.run_batch(stories_base, requests)
     assert drawn(requests) == expected

@@ -8,7 +8,8 @@ import pytest
 import torch
 
 from tinker_cookbook.engine.one_by_one import sample_one_by_one
-from tinker_cookbook.engine.sampler import Sampler, SamplingSettings
+from tinker_cookbook.engine.requests import SamplingSettings, sample_request, score_request
+from tinker_cookbook.engine.sampler import Sampler
 from tinker_cookbook.exceptions import ConfigurationError, DataValidationError
 
 BASES = ("stories", *ref.ARCHITECTURES)
@@ -31,7 +32,7 @@ def test_one_by_one_equals_the_batch(base):
     for length in (1, 33, 17):
         prompt = rng.integers(3, base.vocab_size, length)
         for how in ({"temperature": 0.0}, {"seed": 5, "stop_tokens": frozenset(range(3, 60))}):
-            alone = sampler.request(prompt, 3, settings(**how))
+            alone = sample_request(sampler, prompt, 3, settings(**how))
             sample_one_by_one(alone)
             found, expected = alone.future.result(0), ref.draw(sampler, prompt, 3, settings(**how))
             assert [s.tokens for s in found] == [s.tokens for s in expected]
@@ -236,12 +237,12 @@ def test_bad_prompts_are_named(stories_base):
             ref.draw(sampler, prompt, 1, settings())
     for last_n in (0, 3):
         with pytest.raises(ConfigurationError, match=f"last_n: got {last_n}, expected 1 to 2"):
-            sampler.score_request([1, 2, 3], logprobs=True, last_n=last_n)
+            score_request(sampler, [1, 2, 3], logprobs=True, last_n=last_n)
     with pytest.raises(ConfigurationError, match="decode"):
         ref.draw(sampler, [1], 1, settings(stop_strings=("a",)))
     with pytest.raises(ConfigurationError, match="num_samples: got 0"):
         ref.draw(sampler, [1], 0, settings())
     with pytest.raises(DataValidationError, match=r"target_prompt_logprobs.*expected"):
-        sampler.score_request([1, 2, 3], targets=np.zeros((3, 1), dtype=np.int64))
+        score_request(sampler, [1, 2, 3], targets=np.zeros((3, 1), dtype=np.int64))
     with pytest.raises(DataValidationError, match="token id 512"):
-        sampler.score_request([1, 2, 3], targets=np.full((2, 1), 512))
+        score_request(sampler, [1, 2, 3], targets=np.full((2, 1), 512))

@@ -11,7 +11,7 @@ import torch
 
 from tinker_cookbook.engine import prefix_reader, scoring
 from tinker_cookbook.engine.engine import Engine
-from tinker_cookbook.engine.requests import SamplingSettings
+from tinker_cookbook.engine.requests import SamplingSettings, score_request
 from tinker_cookbook.engine.sampler import Sampler
 from tinker_cookbook.engine.scoring import Scorer
 from tinker_cookbook.exceptions import OutOfMemoryError
@@ -33,7 +33,7 @@ def prompts(base, rng) -> list[np.ndarray]:
 def serve(sampler, asked, budget=10_000) -> list:
     """All at once, as if they had waited for the worker."""
     scorer = Scorer(lambda _: budget)
-    requests = [sampler.score_request(prompt, **what) for prompt, what in asked]
+    requests = [score_request(sampler, prompt, **what) for prompt, what in asked]
     for request in requests:
         scorer.add(request)
     for request in requests:
@@ -155,15 +155,15 @@ def test_what_waits_is_scored_together_and_bad_requests_fail_alone(
 
     monkeypatch.setattr(Scorer, "_answers", noting)
     go_on = blocked(engine)
-    futures = [engine.score(sampler.score_request([1, 5, i], logprobs=True)) for i in range(8, 16)]
-    elsewhere = engine.score(other.score_request([1, 5, 9], logprobs=True))
+    futures = [engine.score(score_request(sampler, [1, 5, i], logprobs=True)) for i in range(8, 16)]
+    elsewhere = engine.score(score_request(other, [1, 5, 9], logprobs=True))
     go_on.set()
     scores = [future.result(SECONDS).logprobs for future in futures]
     assert len({float(values[2]) for values in scores}) == 8
     assert elsewhere.result(SECONDS).logprobs[2] == scores[1][2]
     assert together == [8, 1]
     go_on = blocked(engine)
-    futures = [engine.score(sampler.score_request([1, 5, i], logprobs=True)) for i in range(5, 10)]
+    futures = [engine.score(score_request(sampler, [1, 5, i], logprobs=True)) for i in range(5, 10)]
     go_on.set()
     with pytest.raises(ValueError, match="broken"):
         futures[2].result(SECONDS)
@@ -193,7 +193,7 @@ def test_out_of_memory_halves_and_then_says_so(stories_base, monkeypatch, caplog
 
 def test_cancelling_and_closing_leave_nobody_waiting(engine, stories_base):
     sampler = Sampler(stories_base, None)
-    ask = lambda i: engine.score(sampler.score_request([1, 5, i], logprobs=True))  # noqa: E731
+    ask = lambda i: engine.score(score_request(sampler, [1, 5, i], logprobs=True))  # noqa: E731
     go_on = blocked(engine)
     futures = [ask(i) for i in range(5, 9)]
     assert futures[0].cancel()
@@ -216,7 +216,7 @@ def test_samples_are_drawn_while_prompts_are_scored(engine, stories_base, monkey
     sampler = Sampler(stories_base, None)
     rng = np.random.default_rng(3)
     long = [rng.integers(3, 512, 400) for _ in range(12)]
-    scored = [engine.score(sampler.score_request(t, logprobs=True)) for t in long]
+    scored = [engine.score(score_request(sampler, t, logprobs=True)) for t in long]
     drawn = engine.sample(sampler, [1], 1, SamplingSettings(max_tokens=8, seed=0))
     drawn.result(SECONDS)
     assert not scored[-1].done()

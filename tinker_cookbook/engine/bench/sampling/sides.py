@@ -90,7 +90,7 @@ class EngineSide:
 
     def sample(self, requests: Sequence[Request], temperature: float = 1.0) -> Answers:
         """Submits all, then waits for all."""
-        from tinker_cookbook.engine.sampler import SamplingSettings
+        from tinker_cookbook.engine.requests import SamplingSettings
 
         futures = [
             self.engine.sample(
