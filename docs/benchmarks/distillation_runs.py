@@ -2,9 +2,10 @@
 
 The teacher is what `recipes.rl_basic` trains. For each seed a student learns the same sums
 on-policy from it, by RL on the task's reward, and off-policy from the teacher's answers, with 64
-answers a step; all begin with the same adapter. FOLDER/points.jsonl gets a line for each step: the
-student's KL from the teacher on its own answers (nats an answer) and the share of held-out sums
-that are right. What is finished is not run again.
+answers a step; all begin with the same adapter. RL has its recipe's learning rate, the two ways of
+distillation both recipes'. FOLDER/points.jsonl gets a line for each step: the student's KL from the
+teacher on its own answers (nats an answer) and the share of held-out sums that are right. What is
+finished is not run again.
 """
 
 from __future__ import annotations
@@ -25,7 +26,9 @@ from tinker_cookbook.tokenizer_utils import get_tokenizer
 
 MODEL = "HuggingFaceTB/SmolLM2-135M-Instruct"
 STEPS, GROUPS, SIZE, EVERY = 20, 8, 8, 5
+SAMPLED, SUPERVISED = "3.3e-4", "1.3e-3"  # learning rates of recipes that sample, and of others
 OWN_ANSWERS = "recipes.distillation.on_policy_distillation"
+FROM_TEXTS = "recipes.distillation.off_policy_reasoning"
 
 
 def main(folder: Path, seeds: list[int]) -> None:
@@ -38,23 +41,22 @@ def main(folder: Path, seeds: list[int]) -> None:
     for seed in seeds:
         place = folder / f"seed{seed}"
         length = {"max_steps": STEPS, "eval_every": EVERY, "save_every": EVERY, "seed": seed}
-        run(OWN_ANSWERS, place / "on-policy", **told, **length)
         # A weight that changes no gradient to speak of, so that the teacher only measures.
-        run(OWN_ANSWERS, place / "rl", **told, **length, kl_penalty_coef=1e-9, reward_coef=1)
+        rewarded = {"kl_penalty_coef": 1e-9, "reward_coef": 1}
+        own = {("on-policy", SAMPLED): {}, ("on-policy", SUPERVISED): {}, ("rl", SAMPLED): rewarded}
+        for (way, rate), more in own.items():
+            log_path = place / f"{way}-{rate}"
+            run(OWN_ANSWERS, log_path, **told, **length, **more, learning_rate=rate)
+            points += [dict(way=way, rate=rate, seed=seed, **p) for p in own_points(log_path)]
         data = place / "answers.jsonl"
         if not data.exists():
             asyncio.run(sample(str(teacher.sampler_path), seed, data))
-        run(
-            "recipes.distillation.off_policy_reasoning",
-            place / "off-policy",
-            **length,
-            dataset_path=data,
-            test_size=GROUPS * SIZE,
-            batch_size=GROUPS * SIZE,
-        )
-        for way in ("on-policy", "rl"):
-            points += [dict(way=way, seed=seed, **p) for p in own_points(place / way)]
-        points += [dict(way="off-policy", seed=seed, **p) for p in measured(place, told, seed)]
+        texts = {"dataset_path": data, "test_size": GROUPS * SIZE, "batch_size": GROUPS * SIZE}
+        for rate in (SAMPLED, SUPERVISED):
+            log_path = place / f"off-policy-{rate}"
+            run(FROM_TEXTS, log_path, **length, **texts, learning_rate=rate)
+            found = measured(log_path, told, seed)
+            points += [dict(way="off-policy", rate=rate, seed=seed, **p) for p in found]
         lines = "".join(json.dumps(point) + "\n" for point in points)
         (folder / "points.jsonl").write_text(lines, encoding="utf-8")
 
@@ -117,17 +119,16 @@ def own_points(log_path: Path) -> list[dict[str, Any]]:
     return [points[step] for step in sorted(points)]
 
 
-def measured(place: Path, told: dict[str, Any], seed: int) -> list[dict[str, Any]]:
+def measured(trained: Path, told: dict[str, Any], seed: int) -> list[dict[str, Any]]:
     """The same two figures of each checkpoint of the off-policy run: what one step without any
     learning, of the other recipe, says of it."""
-    found = []
-    start = own_points(place / "on-policy")[0]
-    for record in load_checkpoints_file(str(place / "off-policy")):
-        log_path = place / f"off-policy-{record.batch}"
+    found = [own_points(trained.parent / f"on-policy-{SAMPLED}")[0]]
+    for record in load_checkpoints_file(str(trained)):
+        log_path = trained.with_name(f"{trained.name}-{record.batch}")
         settings = {**told, "load_checkpoint_path": record.state_path, "seed": seed}
         run(OWN_ANSWERS, log_path, **settings, max_steps=1, learning_rate=1e-12)
         found.append({**own_points(log_path)[0], "step": record.batch})
-    return [start, *found]
+    return found
 
 
 if __name__ == "__main__":

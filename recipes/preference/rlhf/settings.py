@@ -55,7 +55,7 @@ class CLIConfig(RunSettings):
     rm_max_steps: int | None = chz.field(default=30, doc="Steps of stage 2, if max_steps allows")
 
     rl_learning_rate: float | None = chz.field(
-        default=None, doc="Default: a quarter of the recommended"
+        default=None, doc="Default: 0.075 of the recommended"
     )
     rl_max_steps: int | None = chz.field(default=20, doc="Steps of stage 3, if max_steps allows")
     rl_batch_size: int = chz.field(default=4, doc="Prompts a step in stage 3")

@@ -9,7 +9,6 @@ import chz
 
 from recipes.preference.rlhf.demonstrations import AnswersOfComparisonsBuilder
 from recipes.preference.rlhf.settings import CLIConfig
-from recipes.rl_settings import rl_learning_rate
 from tinker_cookbook import hyperparam_utils, model_info
 from tinker_cookbook.checkpoint_utils import CheckpointRecord
 from tinker_cookbook.exceptions import DataValidationError
@@ -31,6 +30,9 @@ from tinker_cookbook.training.config import RunSettings
 
 # One token of a comparison is trained where an answer has dozens: steps are noisier.
 _RM_FRACTION_OF_SFT_LR = 0.4
+# A judge prefers one of any two answers, so no step is without a push. The demo model gets 1e-4; at
+# three times that, the rate of rewards that say right or wrong, its answers shrink to a word.
+_RL_FRACTION_OF_SFT_LR = 0.075
 
 
 def sft_config(cli: CLIConfig) -> sft_train.Config:
@@ -89,11 +91,7 @@ def rl_config(cli: CLIConfig, sft: CheckpointRecord, rm: CheckpointRecord) -> rl
             matchup_group_size=cli.matchup_group_size,
             num_test=cli.num_test,
         ),
-        learning_rate=(
-            rl_learning_rate(cli.model_name)
-            if cli.rl_learning_rate is None
-            else cli.rl_learning_rate
-        ),
+        learning_rate=_rate(cli, cli.rl_learning_rate, _RL_FRACTION_OF_SFT_LR),
         max_tokens=cli.rl_max_tokens,
         kl_penalty_coef=cli.kl_penalty_coef,
         kl_reference_config=reference,
@@ -152,9 +150,11 @@ def _common(cli: CLIConfig, train_on_what: TrainOnWhat | None) -> ChatDatasetBui
 def _supervised(
     cli: CLIConfig, stage: str, learning_rate: float | None, of_recommended: float = 1.0
 ) -> dict[str, Any]:
-    if learning_rate is None:
-        learning_rate = of_recommended * hyperparam_utils.get_lr(cli.model_name)
-    return {**_run(cli, stage), "learning_rate": learning_rate}
+    return {**_run(cli, stage), "learning_rate": _rate(cli, learning_rate, of_recommended)}
+
+
+def _rate(cli: CLIConfig, given: float | None, of_recommended: float) -> float:
+    return of_recommended * hyperparam_utils.get_lr(cli.model_name) if given is None else given
 
 
 def _run(cli: CLIConfig, stage: str) -> dict[str, Any]:
