@@ -25,7 +25,7 @@ def main() -> None:
             mean = found.groupby("step")[column].mean()
             look = {"color": WAYS[way], "linestyle": STYLES[rate], "marker": "o", "markersize": 3}
             axes.plot(mean.index, mean, label=f"{way}, learning rate {rate:g}", **look)
-        axes.set(xlabel="updates of 64 answers")
+        axes.set(xlabel="updates of 64 answers", xticks=range(0, 21, 5))
         axes.set_title(title, fontsize=10)
         axes.grid(alpha=0.3)
     figure.axes[0].set_yscale("symlog", linthresh=0.1)

@@ -41,7 +41,7 @@ class CLIConfig(RunSettings):
         default="comparisons",
         doc="Demonstrations: comparisons (both answers of each), or a JSONL file of conversations",
     )
-    num_test: int = chz.field(default=40, doc="Most held-out comparisons an evaluation takes")
+    num_test: int = chz.field(default=80, doc="Most held-out comparisons an evaluation takes")
     max_length: int | None = chz.field(
         default=None, doc="Tokens after which examples are cut; default: the model's context"
     )
