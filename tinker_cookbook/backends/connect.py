@@ -55,12 +55,10 @@ def open_connection(target: Target) -> Connection | None:
     return _open.get(target)
 
 
-def target_of(
-    backend: str, base_url: str | None, device: str, dtype: str, root: Path | None = None
-) -> Target:
+def target_of(backend: str, base_url: str | None, device: str, dtype: str) -> Target:
     """What ``connect`` would lead to with these settings."""
     kind, url, _ = check_backend(backend, base_url, device, dtype)
-    return kind, url, device, dtype, None if root is None else str(root)
+    return kind, url, device, dtype, None
 
 
 def check_backend(
@@ -111,7 +109,7 @@ def connect(
     else:
         service, choices = _connect_local(device, dtype, root, user_metadata)
         reasons = [reason, *choices]
-    target = target_of(backend, base_url, device, dtype, root)
+    target = kind, url, device, dtype, None if root is None else str(root)
     connection = _open[target] = Connection(service, kind, tuple(reasons), target)
     return connection
 

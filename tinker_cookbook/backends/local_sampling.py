@@ -122,7 +122,7 @@ class LocalSamplingClient(ReadyClient["LocalSamplingClient"]):
                 scored.result()  # without the scores nobody gets the samples either
                 if one_token:
                     return request().future
-            return self._engine.draw(request())
+            return self._engine.sample(request())
 
         def answer(samples: list[Sample]) -> types.SampleResponse:
             scores = PromptScores() if scored is None else scored.result()

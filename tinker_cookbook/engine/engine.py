@@ -30,16 +30,12 @@ from tinker_cookbook.engine.devices import (
 from tinker_cookbook.engine.model_memory import check_room, weights_bytes
 from tinker_cookbook.engine.one_by_one import sample_one_by_one
 from tinker_cookbook.engine.requests import (
-    Prompt,
     PromptScores,
     Sample,
     SampleRequest,
-    SamplingSettings,
     ScoreRequest,
-    sample_request,
 )
 from tinker_cookbook.engine.resolve import ResolvedModel, model_config, resolve_model
-from tinker_cookbook.engine.sampler import Sampler
 from tinker_cookbook.engine.scoring import Scorer
 from tinker_cookbook.engine.store import CheckpointStore
 from tinker_cookbook.engine.training_run import TrainingRun
@@ -74,28 +70,11 @@ class Engine:
         """Queues ``fn`` on the worker; returns at once."""
         return self._worker.submit(partial(fn, *args, **kwargs))
 
-    def sample(
-        self,
-        sampler: Sampler,
-        prompt: Prompt,
-        num_samples: int,
-        settings: SamplingSettings,
-        *,
-        decode: Callable[[list[int]], str] | None = None,
-        topk_sample: int = 0,
-    ) -> Future[list[Sample]]:
-        """Draws ``num_samples`` continuations of ``prompt``, in one batch with other requests.
+    def sample(self, request: SampleRequest) -> Future[list[Sample]]:
+        """Draws the samples of a request, in one batch with other requests.
 
         Cancelling the future, at any time, frees what the request holds.
         """
-        return self.draw(
-            sample_request(
-                sampler, prompt, num_samples, settings, decode=decode, topk_sample=topk_sample
-            )
-        )
-
-    def draw(self, request: SampleRequest) -> Future[list[Sample]]:
-        """``sample`` of a request that is made already."""
         self._arrived.append(request)
         self._worker.wake()  # raises if the engine is closed
         return request.future

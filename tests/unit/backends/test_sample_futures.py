@@ -126,7 +126,7 @@ def test_a_single_token_is_drawn_in_the_pass_that_scores(service, client, ids, m
     one = tinker.SamplingParams(max_tokens=1, temperature=1.0, seed=3)
     alone = client.sample(prompt, 3, one, topk_sample_logprobs=2).result(60)
     scores = client.compute_logprobs(prompt).result(60)
-    monkeypatch.setattr(service.engine, "draw", lambda _: pytest.fail("a second pass"))
+    monkeypatch.setattr(service.engine, "sample", lambda _: pytest.fail("a second pass"))
     wanted = {"include_prompt_logprobs": True, "topk_prompt_logprobs": 2}
     futures = [client.sample(prompt, 3, one, topk_sample_logprobs=2, **wanted) for _ in range(4)]
     for future in futures:

@@ -11,7 +11,7 @@ import torch
 
 from tinker_cookbook.engine import prefix_reader, scoring
 from tinker_cookbook.engine.engine import Engine
-from tinker_cookbook.engine.requests import SamplingSettings, score_request
+from tinker_cookbook.engine.requests import SamplingSettings, sample_request, score_request
 from tinker_cookbook.engine.sampler import Sampler
 from tinker_cookbook.engine.scoring import Scorer
 from tinker_cookbook.exceptions import OutOfMemoryError
@@ -217,7 +217,7 @@ def test_samples_are_drawn_while_prompts_are_scored(engine, stories_base, monkey
     rng = np.random.default_rng(3)
     long = [rng.integers(3, 512, 400) for _ in range(12)]
     scored = [engine.score(score_request(sampler, t, logprobs=True)) for t in long]
-    drawn = engine.sample(sampler, [1], 1, SamplingSettings(max_tokens=8, seed=0))
+    drawn = engine.sample(sample_request(sampler, [1], 1, SamplingSettings(max_tokens=8, seed=0)))
     drawn.result(SECONDS)
     assert not scored[-1].done()
     assert all(future.result(SECONDS).logprobs is not None for future in scored)

@@ -13,7 +13,7 @@ import pytest
 
 from tinker_cookbook.engine.engine import Engine
 from tinker_cookbook.engine.optimizer import AdamSettings
-from tinker_cookbook.engine.requests import SamplingSettings
+from tinker_cookbook.engine.requests import SamplingSettings, sample_request
 from tinker_cookbook.engine.sampler import Sampler
 from tinker_cookbook.engine.worker import Worker
 
@@ -143,7 +143,7 @@ def test_the_first_token_comes_soon(engine, stories_base):
     """From the call to the first step of the batch: 5 ms, so that a machine under load passes."""
     sampler = Sampler(stories_base, None)
     one = SamplingSettings(max_tokens=1, seed=0)
-    engine.sample(sampler, [1], 1, one).result(SECONDS)
+    engine.sample(sample_request(sampler, [1], 1, one)).result(SECONDS)
     began, forward = [], stories_base.hidden_of_batch
 
     def noting(*args):
@@ -155,7 +155,7 @@ def test_the_first_token_comes_soon(engine, stories_base):
         waits = []
         for _ in range(15):
             called = time.perf_counter()
-            engine.sample(sampler, [1], 1, one).result(SECONDS)
+            engine.sample(sample_request(sampler, [1], 1, one)).result(SECONDS)
             waits.append(began.pop() - called)
     finally:
         del stories_base.hidden_of_batch
@@ -170,21 +170,29 @@ def test_samples_arrive_while_another_run_trains(engine, stories_base):
     data = ref.supervised(np.random.default_rng(0), stories_base, (60,) * 16)
     sampler = Sampler(stories_base, None)
     training = engine.submit(run.forward_backward, data, "cross_entropy")
-    sampled = engine.sample(sampler, [1], 4, SamplingSettings(max_tokens=10, seed=0))
+    sampled = engine.sample(
+        sample_request(sampler, [1], 4, SamplingSettings(max_tokens=10, seed=0))
+    )
     samples = sampled.result(60)
     assert not training.done()
     training.result(120)
     engine.submit(run.optim_step, AdamSettings(1e-3)).result(SECONDS)
-    again = engine.sample(sampler, [1], 4, SamplingSettings(max_tokens=10, seed=0)).result(SECONDS)
+    again = engine.sample(
+        sample_request(sampler, [1], 4, SamplingSettings(max_tokens=10, seed=0))
+    ).result(SECONDS)
     assert [s.tokens for s in again] == [s.tokens for s in samples]
 
 
 def test_closing_cancels_requests(engine, stories_base):
     waiting = engine.sample(
-        Sampler(stories_base, None), [1], 4, SamplingSettings(max_tokens=500, seed=0)
+        sample_request(
+            Sampler(stories_base, None), [1], 4, SamplingSettings(max_tokens=500, seed=0)
+        )
     )
     engine.close()
     with pytest.raises(CancelledError):
         waiting.result(SECONDS)
     with pytest.raises(RuntimeError, match="the engine is closed"):
-        engine.sample(Sampler(stories_base, None), [1], 1, SamplingSettings(max_tokens=1))
+        engine.sample(
+            sample_request(Sampler(stories_base, None), [1], 1, SamplingSettings(max_tokens=1))
+        )

@@ -90,14 +90,18 @@ class EngineSide:
 
     def sample(self, requests: Sequence[Request], temperature: float = 1.0) -> Answers:
         """Submits all, then waits for all."""
-        from tinker_cookbook.engine.requests import SamplingSettings
+        from tinker_cookbook.engine.requests import SamplingSettings, sample_request
 
         futures = [
             self.engine.sample(
-                self.sampler,
-                request.prompt,
-                request.samples,
-                SamplingSettings(max_tokens=request.tokens, temperature=temperature, seed=number),
+                sample_request(
+                    self.sampler,
+                    request.prompt,
+                    request.samples,
+                    SamplingSettings(
+                        max_tokens=request.tokens, temperature=temperature, seed=number
+                    ),
+                )
             )
             for number, request in enumerate(requests)
         ]
