@@ -42,15 +42,23 @@ def examples_of(data: Sequence[tinker.Datum]) -> list[Example]:
     return out
 
 
-def with_zero_weights(data: Sequence[tinker.Datum]) -> list[tinker.Datum]:
-    """The datums reduced to what a custom loss needs from the engine: tokens and targets."""
+def for_custom_loss(
+    data: Sequence[tinker.Datum], *, trained_only: bool = False
+) -> list[tinker.Datum]:
+    """The datums reduced to what the engine reads for a custom loss: tokens, targets and, for one
+    that is ``trained_only``, the weights that say which are trained."""
     out = []
     for index, datum in enumerate(data):
-        if "target_tokens" not in datum.loss_fn_inputs:
-            raise DataValidationError(f"datum {index}: loss_fn_inputs lacks 'target_tokens'")
-        targets = datum.loss_fn_inputs["target_tokens"]
-        weights = np.zeros(targets.to_numpy().shape, dtype=np.float32)
-        inputs = {"target_tokens": targets, "weights": types.TensorData.from_numpy(weights)}
+        given = datum.loss_fn_inputs
+        needed = ("target_tokens", "weights") if trained_only else ("target_tokens",)
+        for name in needed:
+            if name not in given:
+                reason = "; a loss_fn with trained_only needs it" if name == "weights" else ""
+                raise DataValidationError(f"datum {index}: loss_fn_inputs lacks {name!r}{reason}")
+        inputs = {name: given[name] for name in needed}
+        if not trained_only:
+            weights = np.zeros(given["target_tokens"].to_numpy().shape, dtype=np.float32)
+            inputs["weights"] = types.TensorData.from_numpy(weights)
         out.append(tinker.Datum(model_input=datum.model_input, loss_fn_inputs=inputs))
     return out
 

@@ -213,7 +213,8 @@ class LocalTrainingClient(ReadyClient["LocalTrainingClient"], TrainingAsync):
 
         ``logprobs`` holds one tensor [T] a datum; real autograd runs through ``loss_fn``, on the
         engine's thread. A function with a ``group_size`` is called for whole groups at a time
-        (``protocols.CustomLoss``), which saves the second forward of batches that are large.
+        and one that is ``trained_only`` gets no log-probabilities of prompts
+        (``protocols.CustomLoss``).
         """
 
         def call(
@@ -222,9 +223,12 @@ class LocalTrainingClient(ReadyClient["LocalTrainingClient"], TrainingAsync):
             return loss_fn([data[i] for i in indices], logprobs)
 
         def work(run: TrainingRun) -> types.ForwardBackwardOutput:
-            examples = convert.examples_of(convert.with_zero_weights(data))
+            trained_only = bool(getattr(loss_fn, "trained_only", False))
+            examples = convert.examples_of(convert.for_custom_loss(data, trained_only=trained_only))
             group_size = getattr(loss_fn, "group_size", None)
-            return convert.loss_output_of(run.forward_backward_custom(examples, call, group_size))
+            return convert.loss_output_of(
+                run.forward_backward_custom(examples, call, group_size, trained_only=trained_only)
+            )
 
         return self._submit(work)
 

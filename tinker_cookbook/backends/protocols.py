@@ -31,7 +31,13 @@ object that is called. It may then be called for some of the groups at a time, a
 their order, ``data`` being that part of the batch; values and metrics of the parts are added up. So
 neither may be a mean over what it is given: divide by a count that is fixed beforehand. The local
 engine then runs each forward once, in the memory of one micro-batch; the batch's length must be a
-multiple of n. The hosted API does not look at the attribute and calls the function once.
+multiple of n.
+
+One that reads log-probabilities only where the datum's ``weights`` are not zero should say
+``trained_only = True``. The local engine then computes no others: where the weights are zero (in a
+prompt) both the function and ``loss_fn_outputs`` get 0.
+
+The hosted API looks at neither attribute and calls the function once, with everything.
 """
 
 

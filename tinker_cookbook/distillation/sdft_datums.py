@@ -208,6 +208,7 @@ class ReverseKL:
     values add up, but its means do not, and are left out."""
 
     group_size = 1
+    trained_only = True
 
     def __call__(
         self, data: list[tinker.Datum], logprobs: list[torch.Tensor]

@@ -70,7 +70,7 @@ class MicroBatchPass:
         """Forward, loss and, if asked, backward."""
         inputs = self._loss_inputs(loss, config)
         if backward and loss.linear:
-            self._body(grad=True, checkpoint=checkpoint)
+            self.body(grad=True, checkpoint=checkpoint)
             self.gradients = self.backward(-inputs["weights"], fill_logprobs=True)
             self.loss = float(loss.function(self._expanded_logprobs(), inputs))
         else:
@@ -83,20 +83,35 @@ class MicroBatchPass:
                 self.gradients = self.backward(upstream)
         self.release(keep_result=True)
 
-    def run_custom(self, loss_fn: CustomLossFn, *, checkpoint: bool) -> None:
+    def run_custom(self, loss_fn: CustomLossFn, *, trained_only: bool, checkpoint: bool) -> None:
         """Forward, a loss of the caller's over these sequences alone, and backward."""
-        self.forward(grad=True, checkpoint=checkpoint)
+        self.forward(grad=True, checkpoint=checkpoint, trained_only=trained_only)
         result = evaluate(loss_fn, self._indices, self.logprobs_by_sequence())
         self.loss, self.metrics = result.value, result.metrics
         self.gradients = self.backward(torch.cat(result.gradients))
         self.release(keep_result=True)
 
-    def forward(self, *, grad: bool, checkpoint: bool) -> None:
-        """Hidden states (with a graph if ``grad``) and log-probabilities."""
-        hidden = self._body(grad=grad, checkpoint=checkpoint)
-        self._logprobs = self._base.head.logprobs(
-            hidden.detach(), self._targets, self._base.unembed_pair(self._terms)
+    def forward(self, *, grad: bool, checkpoint: bool, trained_only: bool = False) -> None:
+        """Hidden states (with a graph if ``grad``) and log-probabilities; of the positions without
+        weight they are 0 if ``trained_only``, and no logits are computed there."""
+        hidden = self.body(grad=grad, checkpoint=checkpoint).detach()
+        head, pair = self._base.head, self._base.unembed_pair(self._terms)
+        if not trained_only:
+            self._logprobs = head.logprobs(hidden, self._targets, pair)
+            return
+        at = self._trained()
+        self._logprobs = torch.zeros(self._targets.shape, device=hidden.device)
+        self._logprobs[at] = head.logprobs(hidden[at], self._targets[at], pair)
+
+    def body(self, *, grad: bool, checkpoint: bool) -> torch.Tensor:
+        """Hidden states of the positions that the head needs."""
+        hidden = hidden_states(
+            self._base, self._terms, self._batch, grad=grad, checkpoint=checkpoint
         )
+        if len(self._flat) != len(hidden) or self._batch.tree is not None:
+            hidden = hidden[self._flat]
+        self._hidden = hidden
+        return hidden
 
     def backward(
         self, upstream: torch.Tensor, *, fill_logprobs: bool = False
@@ -137,16 +152,6 @@ class MicroBatchPass:
         if not keep_result:
             self._logprobs, self.gradients = None, {}
 
-    def _body(self, *, grad: bool, checkpoint: bool) -> torch.Tensor:
-        """Hidden states of the positions that the head needs."""
-        hidden = hidden_states(
-            self._base, self._terms, self._batch, grad=grad, checkpoint=checkpoint
-        )
-        if len(self._flat) != len(hidden) or self._batch.tree is not None:
-            hidden = hidden[self._flat]
-        self._hidden = hidden
-        return hidden
-
     def _body_gradients(
         self, hidden: torch.Tensor, upstream: torch.Tensor
     ) -> dict[str, tuple[torch.Tensor, torch.Tensor]]:
@@ -164,6 +169,13 @@ class MicroBatchPass:
             for leaf, gradient in zip(leaves, found, strict=True)
         ]
         return dict(zip(names, zip(filled[::2], filled[1::2], strict=True), strict=True))
+
+    def _trained(self) -> torch.Tensor:
+        """Which of the head's positions have a weight."""
+        weighted = np.concatenate([example.inputs["weights"] != 0 for example in self._examples])
+        (at,) = np.nonzero(weighted if weighted.ndim == 1 else weighted.any(-1))
+        found = torch.from_numpy(at).to(self._targets.device)
+        return found if self._expand is None else self._expand[found].unique()
 
     def _expanded_logprobs(self) -> torch.Tensor:
         assert self._logprobs is not None

@@ -95,7 +95,12 @@ class TrainingRun:
             return self._sum_over(data, self._plan(data), run, backward=backward)
 
     def forward_backward_custom(
-        self, data: Sequence[Example], loss_fn: CustomLossFn, group_size: int | None = None
+        self,
+        data: Sequence[Example],
+        loss_fn: CustomLossFn,
+        group_size: int | None = None,
+        *,
+        trained_only: bool = False,
     ) -> LossOutput:
         """Adds the gradient of ``loss_fn(indices, logprobs)``, real autograd through it.
 
@@ -103,17 +108,18 @@ class TrainingRun:
         for whole groups at a time, metrics are added up, and each forward runs once, in the
         memory of one micro-batch. Without, the loss couples the whole batch and is called once:
         where the batch fits into one micro-batch its graph is kept; else the forward runs a
-        second time for the gradient, micro-batch by micro-batch.
+        second time for the gradient, micro-batch by micro-batch. With ``trained_only`` the loss
+        reads no log-probability of a target without weight: these are 0, and save their logits.
         """
         with self._refusing_step_after_failure(True):
             loss = LOSSES["cross_entropy"]
             check_examples(data, loss, self.base.vocab_size, self.base.context_length)
             if group_size is None:
-                return self._coupled(data, loss_fn)
+                return self._coupled(data, loss_fn, trained_only)
             check_group_size(group_size, len(data))
 
             def run(micro: MicroBatchPass, *, checkpoint: bool) -> None:
-                micro.run_custom(loss_fn, checkpoint=checkpoint)
+                micro.run_custom(loss_fn, trained_only=trained_only, checkpoint=checkpoint)
 
             return self._sum_over(data, self._plan(data, group_size), run, backward=True)
 
@@ -196,7 +202,9 @@ class TrainingRun:
         self._keep(gradients)
         return LossOutput(logprobs, {**metrics, "loss:sum": total})
 
-    def _coupled(self, data: Sequence[Example], loss_fn: CustomLossFn) -> LossOutput:
+    def _coupled(
+        self, data: Sequence[Example], loss_fn: CustomLossFn, trained_only: bool
+    ) -> LossOutput:
         """A loss that needs the log-probabilities of the whole batch at once."""
         terms = self.adapter.terms(self.base.dtype, requires_grad=True)
         groups = self._plan(data)
@@ -204,7 +212,7 @@ class TrainingRun:
         keep = len(groups) == 1
         logprobs: list[torch.Tensor] = [torch.empty(0)] * len(data)
         for group, micro in zip(groups, passes, strict=True):
-            micro.forward(grad=keep, checkpoint=self._too_long(group))
+            micro.forward(grad=keep, checkpoint=self._too_long(group), trained_only=trained_only)
             for index, values in zip(group.indices, micro.logprobs_by_sequence(), strict=True):
                 logprobs[index] = values
             self._pause()
@@ -212,7 +220,7 @@ class TrainingRun:
         gradients = _GradientSums()
         for group, micro in zip(groups, passes, strict=True):
             if not keep:
-                micro.forward(grad=True, checkpoint=self._too_long(group))
+                micro.body(grad=True, checkpoint=self._too_long(group))
             gradients.add(micro.backward(torch.cat([result.gradients[i] for i in group.indices])))
             micro.release()
             self._pause()

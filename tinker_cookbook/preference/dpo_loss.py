@@ -119,10 +119,12 @@ class PairBatch:
 class PairObjective:
     """The loss of a batch as a function of its log-probabilities, for ``forward_backward_custom``.
 
-    It is a sum over pairs, so it may be called with some of them at a time (``group_size``).
+    It is a sum over pairs, so it may be called with some of them at a time (``group_size``), and it
+    reads nothing of the prompts (``trained_only``).
     """
 
     group_size = 2
+    trained_only = True
 
     def __init__(self, loss: PairLoss, batch: PairBatch) -> None:
         self._loss = loss

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 import torch
 
+from tinker_cookbook.engine.head import Head
 from tinker_cookbook.engine.micro_batch import MicroBatchPass
 from tinker_cookbook.engine.packing import plan_groups
 from tinker_cookbook.exceptions import ConfigurationError, DataValidationError, OutOfMemoryError
@@ -64,13 +65,52 @@ def test_groups_equal_the_whole_batch_and_autograd(stories_base, budget, tmp_pat
 def test_each_forward_runs_once(stories_base, monkeypatch):
     data, ran, original = pairs(stories_base), [], MicroBatchPass.forward
 
-    def counting(self, *, grad, checkpoint):
+    def counting(self, *, grad, **more):
         ran.append(grad)
-        original(self, grad=grad, checkpoint=checkpoint)
+        original(self, grad=grad, **more)
 
     monkeypatch.setattr(MicroBatchPass, "forward", counting)
     ref.make_run(stories_base, 60).forward_backward_custom(data, PairLoss(), group_size=2)
     assert ran == [True] * 3
+
+
+class TrainedPairLoss(PairLoss):
+    """Reads what has a weight alone."""
+
+    def __init__(self, data) -> None:
+        super().__init__()
+        self.masks = [torch.from_numpy(example.inputs["weights"] != 0) for example in data]
+
+    def __call__(self, indices, lps) -> tuple[torch.Tensor, dict[str, float]]:
+        return super().__call__(
+            indices, [lp * self.masks[i] for i, lp in zip(indices, lps, strict=True)]
+        )
+
+
+@pytest.mark.parametrize("group_size", [2, None])
+@pytest.mark.parametrize("budget", [1, 60, 170, 10_000])
+def test_logits_of_prompts_can_be_left_out(stories_base, budget, group_size, monkeypatch):
+    data = pairs(stories_base)
+    for at, example in enumerate(data):  # the pair that shares its prompt keeps none of it
+        example.inputs["weights"][(100 if at < 2 else 4) :] = 1
+    expected, run = ref.make_run(stories_base, budget), ref.make_run(stories_base, budget)
+    everything = expected.forward_backward_custom(data, TrainedPairLoss(data), group_size)
+    rows, original = [], Head.logprobs
+
+    def counting(self, hidden, targets, lora):
+        rows.append(len(hidden))
+        return original(self, hidden, targets, lora)
+
+    monkeypatch.setattr(Head, "logprobs", counting)
+    found = run.forward_backward_custom(data, TrainedPairLoss(data), group_size, trained_only=True)
+    assert sum(rows) <= sum(int((e.inputs["weights"] != 0).sum()) for e in data)
+    for one, other, example in zip(found.logprobs, everything.logprobs, data, strict=True):
+        trained = example.inputs["weights"] != 0
+        np.testing.assert_allclose(one[trained], other[trained], atol=1e-5)
+        assert (one[~trained] == 0).all()
+        assert (other[~trained] != 0).all()
+    assert found.metrics == pytest.approx(everything.metrics, rel=1e-6)
+    assert ref.relative_error(run._gradients, expected._gradients) <= 1e-5
 
 
 def test_a_group_shares_a_row_where_that_pays(stories_base):
@@ -102,11 +142,11 @@ def test_out_of_memory_keeps_groups_whole(stories_base, monkeypatch):
     expected.forward_backward_custom(data, PairLoss())
     seen, original = [], MicroBatchPass.run_custom
 
-    def scarce(self, loss_fn, *, checkpoint):
+    def scarce(self, loss_fn, *, checkpoint, **more):
         seen.append((self._indices, checkpoint))
         if len(self._examples) > 2 or (len(self._examples[0]) > 100 and not checkpoint):
             raise torch.OutOfMemoryError("out of memory")
-        original(self, loss_fn, checkpoint=checkpoint)
+        original(self, loss_fn, checkpoint=checkpoint, **more)
 
     monkeypatch.setattr(MicroBatchPass, "run_custom", scarce)
     run = ref.make_run(stories_base)
