@@ -119,9 +119,12 @@ def _connect_local(
 ) -> tuple[ServiceClient, list[str]]:
     """The bundled engine, and what it chose."""
     from tinker_cookbook.backends.local import LocalServiceClient
+    from tinker_cookbook.engine.engine import Engine
+    from tinker_cookbook.engine.store import CheckpointStore
 
-    local = LocalServiceClient(device, dtype, root, user_metadata)
-    choice = local.engine.choice
+    engine = Engine(device, dtype)
+    local = LocalServiceClient(engine, CheckpointStore(root), user_metadata)
+    choice = engine.choice
     dtype_name = str(choice.dtype).removeprefix("torch.")
     reasons = [
         f"device: {choice.device}, {choice.device_reason}",

@@ -11,7 +11,6 @@ import secrets
 import time
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import tinker
@@ -27,7 +26,7 @@ from tinker_cookbook.backends.protocols import CustomLoss
 from tinker_cookbook.engine.adapters import AdapterSpec
 from tinker_cookbook.engine.checkpoints import load_run, run_info, save_run
 from tinker_cookbook.engine.engine import Engine
-from tinker_cookbook.engine.store import Kind
+from tinker_cookbook.engine.store import CheckpointStore, Kind
 from tinker_cookbook.engine.training_run import TrainingRun
 from tinker_cookbook.exceptions import BackendError
 
@@ -38,18 +37,25 @@ T = TypeVar("T")
 
 
 class LocalServiceClient(ServiceAsync):
-    """The door to the bundled engine. ``with`` closes it; checkpoints stay."""
+    """The door to the bundled engine. ``with`` closes it; checkpoints stay.
+
+    Args:
+        engine: May serve other clients too.
+        store: Where checkpoints lie.
+        user_metadata: Kept with each run.
+        session: First part of the runs' ids; none is given twice.
+    """
 
     def __init__(
         self,
-        device: str = "auto",
-        dtype: str = "auto",
-        root: Path | None = None,
+        engine: Engine,
+        store: CheckpointStore,
         user_metadata: dict[str, str] | None = None,
+        session: str | None = None,
     ) -> None:
-        self.engine = Engine(device, dtype, root)
+        self.engine, self.store = engine, store
         self._metadata = dict(user_metadata or {})
-        self._session = f"{time.strftime('%Y%m%d-%H%M%S')}-{secrets.token_hex(3)}"
+        self._session = session or f"{time.strftime('%Y%m%d-%H%M%S')}-{secrets.token_hex(3)}"
         self._count = 0
 
     def create_lora_training_client(
@@ -66,17 +72,28 @@ class LocalServiceClient(ServiceAsync):
         """A new adapter on ``base_model``; without ``seed`` its start is drawn at random."""
         _require_adam(optimizer)
         spec = AdapterSpec(rank, train_attn, train_mlp, train_unembed)
+        return self.start_run(self._next_id(), base_model, spec, seed, user_metadata)
+
+    def start_run(
+        self,
+        run_id: str,
+        base_model: str,
+        spec: AdapterSpec,
+        seed: int | None,
+        user_metadata: dict[str, str] | None = None,
+    ) -> LocalTrainingClient:
+        """``create_lora_training_client`` with the id of the run."""
         self.engine.resolve(base_model)  # a misspelt name fails here, not at the first step
         seed = secrets.randbits(31) if seed is None else seed
-        run_id = self._next_id("train")
         metadata = {**self._metadata, **(user_metadata or {})}
 
         def create() -> TrainingRun:
             run = self.engine.create_run(run_id, base_model, spec, seed)
-            self.engine.store.create_run(run_id, run_info(run, metadata, seed))
+            self.store.create_run(run_id, run_info(run, metadata, seed))
             return run
 
-        return LocalTrainingClient(self, base_model, run_id, self.engine.submit(create))
+        created = self.engine.submit_in(run_id, create)
+        return LocalTrainingClient(self, base_model, run_id, created)
 
     def create_training_client_from_state(
         self,
@@ -89,7 +106,9 @@ class LocalServiceClient(ServiceAsync):
         """A new run from the weights of ``path``, with a fresh optimizer."""
         _require_adam(optimizer)
         _refuse("weights_access_token", weights_access_token)
-        return self._from_state(path, base_model, user_metadata, with_optimizer=False)
+        return self.continue_run(
+            self._next_id(), path, base_model, user_metadata, with_optimizer=False
+        )
 
     def create_training_client_from_state_with_optimizer(
         self,
@@ -100,7 +119,31 @@ class LocalServiceClient(ServiceAsync):
     ) -> LocalTrainingClient:
         """A new run from weights and optimizer of ``path``: goes on as if never stopped."""
         _refuse("weights_access_token", weights_access_token)
-        return self._from_state(path, base_model, user_metadata, with_optimizer=True)
+        return self.continue_run(
+            self._next_id(), path, base_model, user_metadata, with_optimizer=True
+        )
+
+    def continue_run(
+        self,
+        run_id: str,
+        path: str,
+        base_model: str | None,
+        user_metadata: dict[str, str] | None,
+        *,
+        with_optimizer: bool,
+    ) -> LocalTrainingClient:
+        """``create_training_client_from_state`` with the id of the new run."""
+        loaded = self.store.read_checkpoint(path, with_optimizer=with_optimizer)
+        name = base_model or loaded.state["base_model"]
+        self.engine.resolve(name)
+        metadata = {**self._metadata, **(user_metadata or {}), "loaded_from": path}
+
+        def create() -> TrainingRun:
+            run = load_run(self.engine, run_id, name, loaded, path)
+            self.store.create_run(run_id, run_info(run, metadata))
+            return run
+
+        return LocalTrainingClient(self, name, run_id, self.engine.submit_in(run_id, create))
 
     def create_sampling_client(
         self,
@@ -115,11 +158,11 @@ class LocalServiceClient(ServiceAsync):
             raise BackendError(
                 "create_sampling_client: give either model_path='tinker://...' or base_model='...'"
             )
-        return LocalSamplingClient.open(self.engine, model_path, base_model)
+        return LocalSamplingClient.open(self.engine, self.store, model_path, base_model)
 
     def create_rest_client(self) -> LocalRestClient:
         """Lists and manages runs and checkpoints."""
-        return LocalRestClient(self.engine.store)
+        return LocalRestClient(self.store)
 
     def get_server_capabilities(self) -> types.GetServerCapabilitiesResponse:
         """The models at hand without a download."""
@@ -145,30 +188,9 @@ class LocalServiceClient(ServiceAsync):
     def __exit__(self, *exc: object) -> None:
         self.close()
 
-    def _from_state(
-        self,
-        path: str,
-        base_model: str | None,
-        user_metadata: dict[str, str] | None,
-        *,
-        with_optimizer: bool,
-    ) -> LocalTrainingClient:
-        loaded = self.engine.store.read_checkpoint(path, with_optimizer=with_optimizer)
-        name = base_model or loaded.state["base_model"]
-        self.engine.resolve(name)
-        run_id = self._next_id("train")
-        metadata = {**self._metadata, **(user_metadata or {}), "loaded_from": path}
-
-        def create() -> TrainingRun:
-            run = load_run(self.engine, run_id, name, loaded, path)
-            self.engine.store.create_run(run_id, run_info(run, metadata))
-            return run
-
-        return LocalTrainingClient(self, name, run_id, self.engine.submit(create))
-
-    def _next_id(self, kind: str) -> str:
+    def _next_id(self) -> str:
         self._count += 1
-        return f"{self._session}:{kind}:{self._count - 1}"
+        return f"{self._session}:train:{self._count - 1}"
 
 
 class LocalTrainingClient(ReadyClient["LocalTrainingClient"], TrainingAsync):
@@ -278,7 +300,7 @@ class LocalTrainingClient(ReadyClient["LocalTrainingClient"], TrainingAsync):
         _refuse("record_stability_info", record_stability_info or None)
         _refuse("kind", None if kind == "snapshot" else kind)
         return LocalSamplingClient.of_run(
-            self._engine, self._base_model, lambda: self._created.result()
+            self._engine, self._base_model, self._run_id, lambda: self._created.result()
         )
 
     def load_state(self, path: str) -> LocalFuture[types.LoadWeightsResponse]:
@@ -343,7 +365,7 @@ class LocalTrainingClient(ReadyClient["LocalTrainingClient"], TrainingAsync):
         user_metadata: dict[str, str] | None,
     ) -> Callable[[TrainingRun], str]:
         return lambda run: save_run(
-            self._engine.store,
+            self._service.store,
             run,
             kind,
             name,
@@ -353,7 +375,7 @@ class LocalTrainingClient(ReadyClient["LocalTrainingClient"], TrainingAsync):
         )
 
     def _load(self, path: str, *, with_optimizer: bool) -> LocalFuture[types.LoadWeightsResponse]:
-        loaded = self._engine.store.read_checkpoint(path, with_optimizer=with_optimizer)
+        loaded = self._service.store.read_checkpoint(path, with_optimizer=with_optimizer)
 
         def work(run: TrainingRun) -> types.LoadWeightsResponse:
             run.replace_by(load_run(self._engine, self._run_id, self._base_model, loaded, path))
@@ -363,7 +385,9 @@ class LocalTrainingClient(ReadyClient["LocalTrainingClient"], TrainingAsync):
 
     def _submit(self, work: Callable[[TrainingRun], T]) -> LocalFuture[T]:
         """Queues ``work(run)``; if the run could not be created, raises why."""
-        return LocalFuture(self._engine.submit(lambda: work(self._created.result())))
+        return LocalFuture(
+            self._engine.submit_in(self._run_id, lambda: work(self._created.result()))
+        )
 
 
 def _refuse(name: str, value: object) -> None:

@@ -23,6 +23,7 @@ from tinker_cookbook.engine.requests import (
     score_request,
 )
 from tinker_cookbook.engine.sampler import Sampler
+from tinker_cookbook.engine.store import CheckpointStore
 from tinker_cookbook.engine.training_run import TrainingRun
 from tinker_cookbook.exceptions import BackendError
 
@@ -35,23 +36,29 @@ T = TypeVar("T")
 class LocalSamplingClient(ReadyClient["LocalSamplingClient"]):
     """Samples from one fixed version of the weights."""
 
-    def __init__(self, engine: Engine, base_model: str, make: Callable[[], Sampler]) -> None:
+    def __init__(
+        self, engine: Engine, base_model: str, make: Callable[[], Sampler], lane: str | None = None
+    ) -> None:
         self._engine = engine
         self._base_model = base_model
-        self._made = engine.submit(make)
+        self._made = engine.submit_in(lane, make)
         self._ids = itertools.count()
         super().__init__(self._made)
 
     @classmethod
     def open(
-        cls, engine: Engine, model_path: str | None, base_model: str | None
+        cls,
+        engine: Engine,
+        store: CheckpointStore,
+        model_path: str | None,
+        base_model: str | None,
     ) -> LocalSamplingClient:
         """From a checkpoint, or from a plain base model."""
         if model_path is None:
             assert base_model is not None
             engine.resolve(base_model)
             return cls(engine, base_model, lambda: Sampler(engine.base_model(base_model), None))
-        loaded = engine.store.read_checkpoint(model_path, with_optimizer=False)
+        loaded = store.read_checkpoint(model_path, with_optimizer=False)
         name = loaded.state["base_model"]
         engine.resolve(name)
 
@@ -63,7 +70,7 @@ class LocalSamplingClient(ReadyClient["LocalSamplingClient"]):
 
     @classmethod
     def of_run(
-        cls, engine: Engine, base_model: str, run: Callable[[], TrainingRun]
+        cls, engine: Engine, base_model: str, run_id: str, run: Callable[[], TrainingRun]
     ) -> LocalSamplingClient:
         """From the present weights of a run, by reference."""
 
@@ -71,7 +78,7 @@ class LocalSamplingClient(ReadyClient["LocalSamplingClient"]):
             live = run()
             return Sampler(live.base, live.snapshot())
 
-        return cls(engine, base_model, make)
+        return cls(engine, base_model, make, run_id)
 
     def sample(
         self,

@@ -1,7 +1,7 @@
 """The engine: one worker thread that owns the device, the base models on it, and the runs.
 
-Operations are functions that run on the worker in the order in which they were submitted, so the
-operations of one run keep their order and never overlap. Requests for samples are no operations:
+Operations are functions that run on the worker, one at a time; those of one lane (a run) in the
+order in which they were submitted, and lanes take turns. Requests for samples are no operations:
 they join the running batch of their base model (``batcher``), which takes turns with them.
 """
 
@@ -10,7 +10,7 @@ from __future__ import annotations
 import logging
 import threading
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Hashable
 from concurrent.futures import Future
 from functools import partial
 from pathlib import Path
@@ -37,7 +37,6 @@ from tinker_cookbook.engine.requests import (
 )
 from tinker_cookbook.engine.resolve import ResolvedModel, model_config, resolve_model
 from tinker_cookbook.engine.scoring import Scorer
-from tinker_cookbook.engine.store import CheckpointStore
 from tinker_cookbook.engine.training_run import TrainingRun
 from tinker_cookbook.engine.worker import Worker
 
@@ -54,9 +53,8 @@ keep the caches warm, and more only adds memory."""
 class Engine:
     """Owns one device. Everything that touches tensors goes through ``submit``."""
 
-    def __init__(self, device: str = "auto", dtype: str = "auto", root: Path | None = None) -> None:
+    def __init__(self, device: str = "auto", dtype: str = "auto") -> None:
         self.choice: DeviceChoice = choose_device(device, dtype)
-        self.store = CheckpointStore(root)
         self._models: dict[Path, BaseModel] = {}
         self._resolved: dict[str, ResolvedModel] = {}
         self._resolving = threading.Lock()
@@ -67,8 +65,14 @@ class Engine:
         self._worker = Worker(self._start_worker, self._sample_step, self._drop_samples)
 
     def submit(self, fn: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> Future[T]:
-        """Queues ``fn`` on the worker; returns at once."""
-        return self._worker.submit(partial(fn, *args, **kwargs))
+        """Queues ``fn`` on the worker, in the lane that nobody owns; returns at once."""
+        return self.submit_in(None, fn, *args, **kwargs)
+
+    def submit_in(
+        self, lane: Hashable, fn: Callable[P, T], *args: P.args, **kwargs: P.kwargs
+    ) -> Future[T]:
+        """Queues ``fn`` behind what its lane has; lanes take turns, one operation each."""
+        return self._worker.submit(partial(fn, *args, **kwargs), lane)
 
     def sample(self, request: SampleRequest) -> Future[list[Sample]]:
         """Draws the samples of a request, in one batch with other requests.

@@ -1,18 +1,20 @@
 """The engine's one thread: operations in their order, and sampling whenever there is time.
 
-Operations (training passes, steps, loading, saving) run in the order in which they were submitted.
-Sampling is no operation: between two of them, and at the pauses that long ones make, the running
-batches get as much time as the operations took, and all of it while no operation waits.
+Operations (training passes, steps, loading, saving) of one lane run in the order in which they were
+submitted; lanes take turns, one operation each, so that a run which submits much keeps no other
+waiting. Sampling is no operation: between two of them, and at the pauses that long ones make, the
+running batches get as much time as the operations took, and all of it while no operation waits.
 """
 
 from __future__ import annotations
 
 import atexit
+import itertools
 import threading
 import time
 import weakref
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Hashable
 from concurrent.futures import Future
 from dataclasses import dataclass
 from typing import Any
@@ -34,7 +36,7 @@ class Worker:
         self, start: Callable[[], None], sample: Callable[[], bool], end: Callable[[], None]
     ) -> None:
         self._start, self._sample, self._end = start, sample, end
-        self._operations: deque[_Operation] = deque()
+        self._lanes: dict[Hashable, deque[_Operation]] = {}  # those with work, the next one first
         self._wake = threading.Condition()
         self._woken = self._closed = False
         self._pause_began: float | None = None
@@ -42,12 +44,12 @@ class Worker:
         self._thread.start()
         _workers.add(self)
 
-    def submit(self, work: Callable[[], Any]) -> Future[Any]:
-        """Queues an operation; returns at once."""
+    def submit(self, work: Callable[[], Any], lane: Hashable = None) -> Future[Any]:
+        """Queues an operation behind those of its lane; returns at once."""
         future: Future[Any] = Future()
         with self._wake:
             self._require_open()
-            self._operations.append(_Operation(work, future))
+            self._lanes.setdefault(lane, deque()).append(_Operation(work, future))
             self._wake.notify()
         return future
 
@@ -69,9 +71,9 @@ class Worker:
         """Drops what is queued; with ``wait`` also waits for the operation in progress."""
         with self._wake:
             self._closed = True
-            dropped, self._operations = self._operations, deque()
+            dropped, self._lanes = self._lanes, {}
             self._wake.notify()
-        for operation in dropped:
+        for operation in itertools.chain(*dropped.values()):
             operation.future.cancel()
         if wait and threading.current_thread() is not self._thread:
             self._thread.join()
@@ -85,12 +87,12 @@ class Worker:
         idle = True
         while True:
             with self._wake:
-                while idle and not (self._operations or self._woken or self._closed):
+                while idle and not (self._lanes or self._woken or self._closed):
                     self._wake.wait()
                 if self._closed:
                     break
                 self._woken = False
-                operation = self._operations.popleft() if self._operations else None
+                operation = self._next() if self._lanes else None
             if operation is None:
                 idle = not self._sample()
             else:
@@ -103,7 +105,18 @@ class Worker:
         with self._wake:
             if self._closed:
                 return
-        self.submit(lambda: None).result()
+            lanes = list(self._lanes)
+        for last in [self.submit(lambda: None, lane) for lane in (None, *lanes)]:
+            last.result()
+
+    def _next(self) -> _Operation:
+        """The first operation of the lane whose turn it is."""
+        lane = next(iter(self._lanes))
+        waiting = self._lanes.pop(lane)
+        operation = waiting.popleft()
+        if waiting:
+            self._lanes[lane] = waiting  # behind the others
+        return operation
 
     def _operate(self, operation: _Operation) -> None:
         future = operation.future

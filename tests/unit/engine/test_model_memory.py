@@ -43,7 +43,7 @@ def test_a_second_model_is_weighed_before_it_is_loaded(
     stories_model, tmp_path, monkeypatch, caplog
 ):
     second = str(shutil.copytree(stories_model, tmp_path / "second"))
-    engine = Engine("cpu", "float32", tmp_path / "root")
+    engine = Engine("cpu", "float32")
     free = [0]
     monkeypatch.setattr(engine_module, "free_memory_bytes", lambda _: free[0])
     engine.submit(engine.base_model, stories_model).result(SECONDS)  # alone it is not judged

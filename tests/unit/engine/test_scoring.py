@@ -126,7 +126,7 @@ def test_a_common_prompt_is_read_once(stories_base, monkeypatch):
 
 @pytest.fixture
 def engine(stories_base, tmp_path):
-    made = Engine("cpu", "float32", tmp_path)
+    made = Engine("cpu", "float32")
     made._models[stories_base.folder] = stories_base
     yield made
     made.close()

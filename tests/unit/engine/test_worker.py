@@ -52,6 +52,17 @@ def worker(batch):
     made.close()
 
 
+def test_lanes_take_turns_and_each_keeps_its_order(worker):
+    seen, go_on = [], threading.Event()
+    worker.submit(go_on.wait)
+    for lane, count in (("a", 4), ("b", 2), ("c", 1)):
+        for i in range(count):
+            worker.submit(lambda name=f"{lane}{i}": seen.append(name), lane)
+    go_on.set()
+    worker.finish_operations()
+    assert seen == ["a0", "b0", "c0", "a1", "b1", "a2", "a3"]
+
+
 def test_operations_keep_their_order_and_one_thread(worker):
     seen = []
     for i in range(50):
@@ -133,7 +144,7 @@ worker.submit(lambda: (time.sleep(0.3), pathlib.Path({str(tmp_path / "out")!r}).
 
 @pytest.fixture
 def engine(stories_base, tmp_path):
-    made = Engine("cpu", "float32", tmp_path)
+    made = Engine("cpu", "float32")
     made._models[stories_base.folder] = stories_base
     yield made
     made.close()

@@ -8,7 +8,6 @@ So the losses of all steps agree but for rounding, and what differs is how they 
 from __future__ import annotations
 
 import math
-import tempfile
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -74,40 +73,39 @@ def run_engine(setup: Setup, batches: Batches) -> Measurement:
         eps=ADAM["eps"],
         weight_decay=ADAM["weight_decay"],
     )
-    with tempfile.TemporaryDirectory() as root:
-        engine = Engine(setup.device, setup.dtype, Path(root))
+    engine = Engine(setup.device, setup.dtype)
 
-        def create() -> TrainingRun:
-            base = BaseModel("bench", setup.folder, engine.choice.device, engine.choice.dtype)
-            adapter = Adapter.create(AdapterSpec(setup.rank), base.targets, setup.seed, base.device)
-            return TrainingRun("bench", base, adapter, engine.token_budget(base))
+    def create() -> TrainingRun:
+        base = BaseModel("bench", setup.folder, engine.choice.device, engine.choice.dtype)
+        adapter = Adapter.create(AdapterSpec(setup.rank), base.targets, setup.seed, base.device)
+        return TrainingRun("bench", base, adapter, engine.token_budget(base))
 
-        def train(run: TrainingRun, batch: Sequence[Conversation]) -> float:
-            total = sum(int(row.trained[1:].sum()) for row in batch)
-            examples = [
-                Example(
-                    row.tokens[:-1],
-                    {
-                        "target_tokens": row.tokens[1:],
-                        "weights": (row.trained[1:] / total).astype(np.float32),
-                    },
-                )
-                for row in batch
-            ]
-            loss = run.forward_backward(examples, "cross_entropy").metrics["loss:sum"]
-            run.optim_step(settings)
-            return loss
+    def train(run: TrainingRun, batch: Sequence[Conversation]) -> float:
+        total = sum(int(row.trained[1:].sum()) for row in batch)
+        examples = [
+            Example(
+                row.tokens[:-1],
+                {
+                    "target_tokens": row.tokens[1:],
+                    "weights": (row.trained[1:] / total).astype(np.float32),
+                },
+            )
+            for row in batch
+        ]
+        loss = run.forward_backward(examples, "cross_entropy").metrics["loss:sum"]
+        run.optim_step(settings)
+        return loss
 
-        run = engine.submit(create).result()
-        loaded = peak_memory_bytes(engine.choice.device)
-        parameters = sum(tensor.numel() for tensor in run.adapter.parameters().values())
-        losses, seconds = _timed(
-            lambda batch: engine.submit(train, run, batch).result(), batches, engine.choice.device
-        )
-        threads = engine.submit(torch.get_num_threads).result()
-        note = f"micro-batches of up to {run.token_budget} tokens"
-        peak = peak_memory_bytes(engine.choice.device)
-        engine.close()
+    run = engine.submit(create).result()
+    loaded = peak_memory_bytes(engine.choice.device)
+    parameters = sum(tensor.numel() for tensor in run.adapter.parameters().values())
+    losses, seconds = _timed(
+        lambda batch: engine.submit(train, run, batch).result(), batches, engine.choice.device
+    )
+    threads = engine.submit(torch.get_num_threads).result()
+    note = f"micro-batches of up to {run.token_budget} tokens"
+    peak = peak_memory_bytes(engine.choice.device)
+    engine.close()
     return _measurement(setup, losses, seconds, (loaded, peak), parameters, threads, [note])
 
 

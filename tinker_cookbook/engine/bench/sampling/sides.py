@@ -6,7 +6,6 @@ answers of exactly the lengths asked for. The engine also gives the log-probabil
 
 from __future__ import annotations
 
-import tempfile
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -68,7 +67,7 @@ class Measurement:
 class EngineSide:
     """The engine's batching sampler; all requests are submitted at once."""
 
-    def __init__(self, setup: Setup, root: Path) -> None:
+    def __init__(self, setup: Setup) -> None:
         from safetensors.torch import load_file
 
         from tinker_cookbook.engine.adapters import Adapter, AdapterSpec
@@ -76,7 +75,7 @@ class EngineSide:
         from tinker_cookbook.engine.engine import Engine
         from tinker_cookbook.engine.sampler import Sampler
 
-        self.engine = Engine(setup.device, setup.dtype, root)
+        self.engine = Engine(setup.device, setup.dtype)
         self.device = self.engine.choice.device
 
         def load() -> Sampler:
@@ -194,12 +193,11 @@ def open_side(setup: Setup, batches: StaticBatches | None) -> Iterator[Side]:
     if batches is not None:
         yield GenerateSide(setup, batches)
         return
-    with tempfile.TemporaryDirectory() as root:
-        side = EngineSide(setup, Path(root))
-        try:
-            yield side
-        finally:
-            side.close()
+    side = EngineSide(setup)
+    try:
+        yield side
+    finally:
+        side.close()
 
 
 def measure(

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import tempfile
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -57,12 +56,11 @@ def draw_tokens(job: dict[str, Any], vocab: int) -> list[np.ndarray]:
 
 def run(job: dict[str, Any]) -> dict[str, Any]:
     """Trains ``job["steps"]`` steps; the log-probabilities before the first go to a file."""
-    with tempfile.TemporaryDirectory() as root:
-        engine = Engine(job["device"], job["dtype"], Path(root))
-        try:
-            found, logprobs = engine.submit(_measure, engine, job).result()
-        finally:
-            engine.close()
+    engine = Engine(job["device"], job["dtype"])
+    try:
+        found, logprobs = engine.submit(_measure, engine, job).result()
+    finally:
+        engine.close()
     np.save(Path(job["logprobs"]), logprobs)
     return dataclasses.asdict(found)
 
