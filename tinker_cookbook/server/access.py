@@ -1,0 +1,56 @@
+"""What every route needs: the host, and whose request it is."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+from fastapi import Depends, HTTPException, Request
+
+from tinker_cookbook.server.errors import TooLarge
+from tinker_cookbook.server.host import Host
+from tinker_cookbook.server.keys import Owner
+
+
+def host_of(request: Request) -> Host:
+    """The server's state."""
+    return request.app.state.host
+
+
+def owner_of(request: Request) -> Owner:
+    """The owner of the key in ``X-API-Key`` or ``Authorization: Bearer``; 401 without one."""
+    key = request.headers.get("x-api-key") or ""
+    if not key:
+        scheme, _, rest = request.headers.get("authorization", "").partition(" ")
+        key = rest.strip() if scheme.lower() == "bearer" else ""
+    owner = host_of(request).keys.owner_of(key) if key else None
+    if owner is None:
+        raise HTTPException(
+            401,
+            "TINKER_API_KEY: "
+            + ("none was sent" if not key else "the key is not one of this server's")
+            + "; it printed where its keys are kept when it started",
+        )
+    return owner
+
+
+TheHost = Annotated[Host, Depends(host_of)]
+TheOwner = Annotated[Owner, Depends(owner_of)]
+
+
+async def body_of(request: Request, limit: int) -> bytes:
+    """The body, read piece by piece and given up where it grows beyond ``limit`` bytes."""
+    told = request.headers.get("content-length", "")
+    pieces, size = [], int(told) if told.isdigit() else 0
+    if size <= limit:
+        size = 0
+        async for piece in request.stream():
+            size += len(piece)
+            if size > limit:
+                break
+            pieces.append(piece)
+    if size > limit:
+        raise TooLarge(
+            f"body: got more than {limit >> 20} MiB, the most that this server takes at once "
+            "(max_request_mb=); send fewer datums a request"
+        )
+    return b"".join(pieces)

@@ -1,0 +1,65 @@
+"""The application: routes, errors as JSON, and what runs beside the requests."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+from collections.abc import AsyncIterator
+
+from fastapi import FastAPI, Request
+from fastapi.responses import JSONResponse
+
+from tinker_cookbook.exceptions import TinkerCookbookError
+from tinker_cookbook.server import (
+    future_routes,
+    rest_routes,
+    sampling_routes,
+    service_routes,
+    training_routes,
+)
+from tinker_cookbook.server.errors import status_of
+from tinker_cookbook.server.host import Host
+
+logger = logging.getLogger(__name__)
+
+
+def make_app(host: Host, max_request_bytes: int, max_queued_samples: int) -> FastAPI:
+    """The ASGI application over ``host``.
+
+    Args:
+        host: The server's state; closed with the application.
+        max_request_bytes: Largest body of a training pass.
+        max_queued_samples: Samples that may wait before clients are asked to come again.
+    """
+
+    @contextlib.asynccontextmanager
+    async def lifespan(_: FastAPI) -> AsyncIterator[None]:
+        sweeping = asyncio.create_task(host.sweep_for_good())
+        yield
+        sweeping.cancel()
+        host.close()
+
+    app = FastAPI(title="tinker_cookbook server", lifespan=lifespan)
+    app.state.host = host
+    app.state.max_request_bytes = max_request_bytes
+    app.state.max_queued_samples = max_queued_samples
+    app.add_exception_handler(TinkerCookbookError, _said)
+    app.add_exception_handler(ValueError, _said)
+    for part in (service_routes, training_routes, future_routes, sampling_routes, rest_routes):
+        app.include_router(part.router)
+
+    @app.get("/healthz")
+    async def healthz() -> dict[str, str]:
+        """Whether the server answers. Needs no key."""
+        return {"status": "ok"}
+
+    return app
+
+
+async def _said(request: Request, error: Exception) -> JSONResponse:
+    status = status_of(error)
+    if status >= 500:
+        logger.error("%s %s: %s", request.method, request.url.path, error)
+    headers = {"Retry-After": "1"} if status == 429 else None
+    return JSONResponse({"detail": str(error)}, status_code=status, headers=headers)

@@ -1,0 +1,77 @@
+"""Asking for results: requests are acknowledged at once and fetched when they are done."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from concurrent.futures import CancelledError
+from typing import Any
+
+from fastapi import APIRouter, Request, Response
+from fastapi.responses import JSONResponse
+
+from tinker_cookbook.server import bodies
+from tinker_cookbook.server.access import TheHost, TheOwner
+from tinker_cookbook.server.errors import Gone
+from tinker_cookbook.server.host import Host
+from tinker_cookbook.server.keys import Owner
+from tinker_cookbook.server.pending import Pending, error_of
+
+HELD_SECONDS = 35.0
+"""How long an answer waits for the result; clients give up at 45."""
+
+PROTOBUF = "application/x-protobuf"
+
+router = APIRouter(prefix="/api/v1", tags=["futures"])
+
+
+@router.post("/retrieve_future", response_model=None)
+async def retrieve_future(
+    body: bodies.RequestId, request: Request, owner: TheOwner, host: TheHost
+) -> Response:
+    """The result of a request, its error, or 408: not yet."""
+    pending = _pending(host, owner, body.request_id)
+    waiting = asyncio.wrap_future(pending.future)
+    done, _ = await asyncio.wait([asyncio.shield(waiting)], timeout=HELD_SECONDS)
+    if not done:
+        later = {"type": "try_again", "request_id": body.request_id, "queue_state": "active"}
+        return JSONResponse(later, status_code=408)
+    pending.fetched_at = time.monotonic()
+    return _answer(pending, PROTOBUF in request.headers.get("accept", ""))
+
+
+@router.post("/cancel_future")
+async def cancel_future(body: dict[str, Any], owner: TheOwner, host: TheHost) -> dict[str, Any]:
+    """Takes back requests that nobody waits for any more."""
+    ids = body.get("request_ids") or [body.get("request_id")]
+    for request_id in ids if isinstance(ids, list) else []:
+        pending = host.board.get(str(request_id))
+        if pending is not None and _is_of(host, owner, pending):
+            pending.cancel()
+    return {}
+
+
+def _pending(host: Host, owner: Owner, request_id: str) -> Pending:
+    pending = host.board.get(request_id)
+    if pending is None or not _is_of(host, owner, pending):
+        raise Gone(
+            f"request {request_id!r}: not known here; its session ended, its result was fetched "
+            "long ago, or the server was started anew"
+        )
+    host.session(owner, pending.session_id)
+    return pending
+
+
+def _is_of(host: Host, owner: Owner, pending: Pending) -> bool:
+    return any(one.session_id == pending.session_id for one in host.sessions(owner))
+
+
+def _answer(pending: Pending, binary: bool) -> Response:
+    try:
+        result = pending.future.result()
+    except (Exception, CancelledError) as error:
+        return JSONResponse(error_of(error))
+    message = pending.encoder.proto(result) if binary else None
+    if message is not None:
+        return Response(message, media_type=PROTOBUF)
+    return JSONResponse(pending.encoder.json(result))

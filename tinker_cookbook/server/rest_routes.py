@@ -1,0 +1,82 @@
+"""Listing and managing runs and checkpoints: those of the caller's store alone."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal
+
+from fastapi import APIRouter, Query, Response
+from fastapi.responses import FileResponse
+
+from tinker_cookbook.backends.local_rest import LocalRestClient
+from tinker_cookbook.server import bodies
+from tinker_cookbook.server.access import TheOwner
+
+router = APIRouter(prefix="/api/v1", tags=["rest"])
+
+Kind = Literal["weights", "sampler_weights"]
+Limit = Annotated[int, Query(ge=1, le=1000)]
+Offset = Annotated[int, Query(ge=0)]
+
+
+def _client(owner: TheOwner) -> LocalRestClient:
+    return LocalRestClient(owner.store)
+
+
+def _json(found: Any) -> dict[str, Any]:
+    return found.model_dump(mode="json")
+
+
+@router.get("/training_runs")
+async def list_runs(owner: TheOwner, limit: Limit = 20, offset: Offset = 0) -> dict[str, Any]:
+    """Runs, newest first."""
+    return _json(await _client(owner).list_training_runs(limit, offset))
+
+
+@router.get("/training_runs/{run_id}")
+async def get_run(run_id: str, owner: TheOwner) -> dict[str, Any]:
+    """One run."""
+    return _json(await _client(owner).get_training_run(run_id))
+
+
+@router.get("/training_runs/{run_id}/checkpoints")
+async def list_checkpoints(run_id: str, owner: TheOwner) -> dict[str, Any]:
+    """Checkpoints of a run."""
+    return _json(await _client(owner).list_checkpoints(run_id))
+
+
+@router.get("/checkpoints")
+async def list_all(owner: TheOwner, limit: Limit = 100, offset: Offset = 0) -> dict[str, Any]:
+    """Checkpoints of all runs, newest first."""
+    return _json(await _client(owner).list_user_checkpoints(limit, offset))
+
+
+@router.post("/weights_info")
+async def weights_info(body: bodies.WeightsPath, owner: TheOwner) -> dict[str, Any]:
+    """Base model and adapter shape of a checkpoint."""
+    return _json(await _client(owner).get_weights_info_by_tinker_path(body.tinker_path))
+
+
+@router.delete("/training_runs/{run_id}/checkpoints/{kind}/{name}", status_code=204)
+async def delete(run_id: str, kind: Kind, name: str, owner: TheOwner) -> Response:
+    """Deletes a checkpoint for good."""
+    await _client(owner).delete_checkpoint(run_id, f"{kind}/{name}")
+    return Response(status_code=204)
+
+
+@router.put("/training_runs/{run_id}/checkpoints/{kind}/{name}/ttl", status_code=204)
+async def set_ttl(
+    run_id: str, kind: Kind, name: str, body: bodies.Ttl, owner: TheOwner
+) -> Response:
+    """Lets a checkpoint expire, or keeps it for good."""
+    path = f"tinker://{run_id}/{kind}/{name}"
+    await _client(owner).set_checkpoint_ttl_from_tinker_path(path, body.ttl_seconds)
+    return Response(status_code=204)
+
+
+@router.get("/training_runs/{run_id}/checkpoints/{kind}/{name}/archive", response_model=None)
+async def archive(run_id: str, kind: Kind, name: str, owner: TheOwner) -> FileResponse:
+    """A tar file with the adapter in PEFT's format."""
+    path = f"tinker://{run_id}/{kind}/{name}"
+    client = _client(owner)
+    await client.get_checkpoint_archive_url_from_tinker_path(path)
+    return FileResponse(owner.store.archive(path), media_type="application/x-tar")

@@ -1,0 +1,99 @@
+"""Samplers, and samples from them."""
+
+from __future__ import annotations
+
+import asyncio
+from functools import partial
+from typing import Any
+
+from fastapi import APIRouter, Request
+from tinker import types
+
+from tinker_cookbook.backends.local_sampling import LocalSamplingClient
+from tinker_cookbook.exceptions import DataValidationError
+from tinker_cookbook.server import bodies
+from tinker_cookbook.server.access import TheHost, TheOwner
+from tinker_cookbook.server.decode import prompt_of, tensor_of
+from tinker_cookbook.server.encode import SampleEncoder
+from tinker_cookbook.server.errors import Busy
+from tinker_cookbook.server.host import Host
+from tinker_cookbook.server.keys import Owner
+from tinker_cookbook.server.pending import Pending
+from tinker_cookbook.server.sessions import OpenSampler
+
+router = APIRouter(prefix="/api/v1", tags=["sampling"])
+
+
+@router.post("/create_sampling_session")
+async def create_sampling_session(
+    body: bodies.CreateSampler, owner: TheOwner, host: TheHost
+) -> dict[str, Any]:
+    """A sampler of a base model or of a checkpoint."""
+    session = host.session(owner, body.session_id)
+    sampler_id = session.sampler_id(body.sampling_session_seq_id)
+    if sampler_id not in session.samplers:
+        session.samplers[sampler_id] = await asyncio.to_thread(
+            open_sampler, host, owner, sampler_id, body.model_path, body.base_model
+        )
+    return {"type": "create_sampling_session", "sampling_session_id": sampler_id}
+
+
+@router.post("/asample")
+async def asample(
+    body: bodies.SampleBody, request: Request, owner: TheOwner, host: TheHost
+) -> dict[str, Any]:
+    """Samples of a prompt; 429 while too many wait."""
+    if body.sampling_session_id is None or body.seq_id is None:
+        raise DataValidationError(
+            "asample: got no sampling_session_id and seq_id; expected both, from "
+            "create_sampling_session"
+        )
+    session, sampler = host.sampler(owner, body.sampling_session_id)
+    request_id = f"{sampler.sampler_id}:{body.seq_id}"
+    if host.board.get(request_id) is None:
+        limit = request.app.state.max_queued_samples
+        waiting = host.board.running(lambda pending: pending.size)
+        if waiting and waiting + body.num_samples > limit:
+            raise Busy(f"asample: {waiting} samples wait already, of at most {limit}; try again")
+        pending = Pending(request_id, session.session_id, SampleEncoder(), body.num_samples)
+        host.board.add(pending)
+        pending.follow(lambda: sample(sampler, body).future())
+    return {
+        "request_id": request_id,
+        "sample_sequence_ids": [f"{request_id}:{i}" for i in range(body.num_samples)],
+    }
+
+
+def open_sampler(
+    host: Host, owner: Owner, sampler_id: str, model_path: str | None, base_model: str | None
+) -> OpenSampler:
+    """Reads a checkpoint of this owner, or takes a plain base model."""
+    if model_path is None:
+        if base_model is None:
+            raise DataValidationError("sampler: got neither base_model nor model_path")
+        host.require_model(base_model)
+        client = LocalSamplingClient.open(host.engine, owner.store, None, base_model)
+    else:
+        info = owner.store.read_checkpoint(model_path, with_optimizer=False)
+        host.require_model(info.state["base_model"])
+        client = LocalSamplingClient.open(host.engine, owner.store, model_path, None)
+    return OpenSampler(sampler_id, client, client.get_base_model(), model_path)
+
+
+def sample(sampler: OpenSampler, body: bodies.SampleBody) -> Any:
+    """Hands a request to the engine; returns the future."""
+    ask = partial(
+        sampler.client.sample,
+        prompt_of(body.prompt, "prompt"),
+        body.num_samples,
+        types.SamplingParams(**body.sampling_params.model_dump()),
+    )
+    target = body.target_prompt_logprobs
+    return ask(
+        include_prompt_logprobs=bool(body.prompt_logprobs),
+        topk_prompt_logprobs=body.topk_prompt_logprobs,
+        topk_sample_logprobs=body.topk_sample_logprobs,
+        target_prompt_logprobs=None if target is None else tensor_of(target),
+        prompt_alt_tokens_k=body.prompt_alt_tokens_k,
+        prompt_logprobs_last_n=body.prompt_logprobs_last_n,
+    )

@@ -1,0 +1,110 @@
+"""Sessions, models at hand, and what clients ask before they begin."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+from fastapi import APIRouter, Response
+
+from tinker_cookbook.server import bodies
+from tinker_cookbook.server.access import TheHost, TheOwner
+
+router = APIRouter(prefix="/api/v1", tags=["service"])
+
+
+@router.get("/healthz")
+async def healthz() -> dict[str, str]:
+    """Whether the server answers. Needs no key."""
+    return {"status": "ok"}
+
+
+@router.post("/client/config")
+async def client_config(owner: TheOwner, body: dict[str, Any]) -> dict[str, Any]:
+    """Features of the server; what is not named is the SDK's default."""
+    return {"proto_compress_fwdbwd": False, "parallel_fwdbwd_chunks": True}
+
+
+@router.post("/client/dynamic_config")
+async def dynamic_config(owner: TheOwner, body: dict[str, Any]) -> dict[str, Any]:
+    """Settings that may change while a client runs."""
+    return {"sample_cancel_enabled": True}
+
+
+@router.get("/get_server_capabilities")
+async def capabilities(owner: TheOwner, host: TheHost) -> dict[str, Any]:
+    """The base models and their context lengths."""
+    known = await asyncio.to_thread(lambda: dict(host.engine.available_models()))
+    return {
+        "supported_models": [
+            {
+                "model_name": name,
+                "max_context_length": known.get(name),
+                "trainable": True,
+                "sampleable": True,
+            }
+            for name in host.models
+        ]
+    }
+
+
+@router.post("/create_session")
+async def create_session(
+    body: bodies.CreateSession, owner: TheOwner, host: TheHost
+) -> dict[str, Any]:
+    """A client begins."""
+    session = host.start_session(owner, body.user_metadata, body.display_name)
+    return {"type": "create_session", "session_id": session.session_id}
+
+
+@router.post("/session_heartbeat")
+async def heartbeat(body: bodies.SessionId, owner: TheOwner, host: TheHost) -> dict[str, Any]:
+    """A client lives."""
+    host.session(owner, body.session_id)
+    return {"type": "session_heartbeat"}
+
+
+@router.post("/sessions/{session_id}/finish", status_code=204)
+async def finish(
+    session_id: str, body: bodies.FinishSession, owner: TheOwner, host: TheHost
+) -> Response:
+    """A client ends; its models leave memory, its checkpoints stay."""
+    session = host.session(owner, session_id)
+    host.end_session(session, str((body.reason or {}).get("type", "finished")))
+    return Response(status_code=204)
+
+
+@router.get("/sessions")
+async def list_sessions(owner: TheOwner, host: TheHost) -> dict[str, Any]:
+    """The open sessions."""
+    found = host.sessions(owner)
+    return {"sessions": [session.session_id for session in found]}
+
+
+@router.get("/sessions/{session_id}")
+async def get_session(session_id: str, owner: TheOwner, host: TheHost) -> dict[str, Any]:
+    """What a session has open."""
+    session = host.session(owner, session_id)
+    return {
+        "training_run_ids": list(session.models),
+        "sampler_ids": list(session.samplers),
+        "user_metadata": session.user_metadata,
+        "display_name": session.display_name,
+    }
+
+
+@router.get("/samplers/{sampler_id}")
+async def get_sampler(sampler_id: str, owner: TheOwner, host: TheHost) -> dict[str, Any]:
+    """What a sampler samples from."""
+    _, sampler = host.sampler(owner, sampler_id)
+    return {
+        "sampler_id": sampler_id,
+        "base_model": sampler.base_model,
+        "model_path": sampler.model_path,
+    }
+
+
+@router.post("/telemetry")
+async def telemetry(owner: TheOwner, body: dict[str, Any]) -> dict[str, str]:
+    """Accepted and dropped."""
+    return {"status": "accepted"}

@@ -1,0 +1,65 @@
+"""What a client has open: its models and samplers, until it ends or its heartbeat lapses."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass, field
+from typing import Any
+
+from tinker_cookbook.backends.local import LocalServiceClient, LocalTrainingClient
+from tinker_cookbook.backends.local_sampling import LocalSamplingClient
+from tinker_cookbook.server.keys import Owner
+from tinker_cookbook.server.turns import Turns
+
+
+@dataclass(eq=False)
+class Model:
+    """An adapter in training."""
+
+    model_id: str
+    turns: Turns
+    client: LocalTrainingClient | None = None
+    """Set by the first of the turns."""
+
+
+@dataclass(eq=False)
+class OpenSampler:
+    """A fixed version of weights to sample from."""
+
+    sampler_id: str
+    client: LocalSamplingClient
+    base_model: str
+    model_path: str | None = None
+
+
+@dataclass(eq=False)
+class Session:
+    """One client program."""
+
+    session_id: str
+    owner: Owner
+    service: LocalServiceClient
+    user_metadata: dict[str, Any] | None = None
+    display_name: str | None = None
+    seen_at: float = field(default_factory=time.monotonic)
+    models: dict[str, Model] = field(default_factory=dict)
+    samplers: dict[str, OpenSampler] = field(default_factory=dict)
+
+    def model_id(self, number: int) -> str:
+        """The id that the client computes too."""
+        return f"{self.session_id}:train:{number}"
+
+    def sampler_id(self, number: int) -> str:
+        """The id that the client computes too."""
+        return f"{self.session_id}:sample:{number}"
+
+    def seen(self) -> None:
+        """Notes that the client lives."""
+        self.seen_at = time.monotonic()
+
+    def close(self) -> None:
+        """Forgets models and samplers, and so their memory."""
+        for model in self.models.values():
+            model.turns.close()
+        self.models.clear()
+        self.samplers.clear()

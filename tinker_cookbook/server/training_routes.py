@@ -1,0 +1,282 @@
+"""Models: creating, training, saving and loading them."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from concurrent.futures import Future
+from typing import Any
+
+from fastapi import APIRouter, Request
+from tinker import types
+
+from tinker_cookbook.backends.futures import LocalFuture
+from tinker_cookbook.backends.local import LocalTrainingClient
+from tinker_cookbook.engine.adapters import AdapterSpec
+from tinker_cookbook.exceptions import BackendError, DataValidationError
+from tinker_cookbook.server import bodies
+from tinker_cookbook.server.access import TheHost, TheOwner, body_of
+from tinker_cookbook.server.decode import Pass, read_pass
+from tinker_cookbook.server.encode import PassEncoder
+from tinker_cookbook.server.host import Host
+from tinker_cookbook.server.pending import AsJson, Encoder, Pending
+from tinker_cookbook.server.sessions import Model, OpenSampler, Session
+from tinker_cookbook.server.turns import FIRST, Turns
+
+router = APIRouter(prefix="/api/v1", tags=["training"])
+
+Ack = dict[str, Any]
+Begin = Callable[[LocalTrainingClient], Future[Any]]
+
+
+@router.post("/create_model")
+async def create_model(body: bodies.CreateModel, owner: TheOwner, host: TheHost) -> Ack:
+    """A new adapter on a base model."""
+    session = host.session(owner, body.session_id)
+    _require_adam(body.optimizer_config)
+    host.require_model(body.base_model)
+    lora = body.lora_config or bodies.Lora()
+    spec = AdapterSpec(lora.rank, lora.train_attn, lora.train_mlp, lora.train_unembed)
+    model_id = session.model_id(body.model_seq_id)
+
+    def create() -> LocalTrainingClient:
+        return session.service.start_run(
+            model_id, body.base_model, spec, lora.seed, _texts(body.user_metadata)
+        )
+
+    return _create(host, session, model_id, create, AsJson(type="create_model", model_id=model_id))
+
+
+@router.post("/load_weights")
+async def load_weights(body: bodies.LoadWeights, owner: TheOwner, host: TheHost) -> Ack:
+    """Weights of a checkpoint into a model, or a new model that begins with them."""
+    _require_adam(body.optimizer_config)
+    if body.weights_access_token is not None:
+        raise BackendError("weights_access_token: this server knows none; leave it out")
+    if body.model_id is not None:
+        return _operate(
+            host,
+            owner,
+            body.model_id,
+            body.seq_id,
+            lambda client: _load(client, body).future(),
+            AsJson(type="load_weights"),
+        )
+    if body.session_id is None or body.model_seq_id is None:
+        raise DataValidationError(
+            "load_weights: got neither model_id nor session_id and model_seq_id; expected one"
+        )
+    session = host.session(owner, body.session_id)
+    model_id = session.model_id(body.model_seq_id)
+
+    def create() -> LocalTrainingClient:
+        loaded = owner.store.read_checkpoint(body.path, with_optimizer=False)
+        host.require_model(body.base_model or loaded.state["base_model"])
+        return session.service.continue_run(
+            model_id,
+            body.path,
+            body.base_model,
+            _texts(body.user_metadata),
+            with_optimizer=body.optimizer,
+        )
+
+    encoder = AsJson(type="load_weights", model_id=model_id, path=body.path)
+    return _create(host, session, model_id, create, encoder)
+
+
+@router.post("/get_info")
+async def get_info(body: bodies.ModelId, owner: TheOwner, host: TheHost) -> dict[str, Any]:
+    """Model name, rank and tokenizer."""
+    _, model = host.model(owner, body.model_id)
+    client = await asyncio.to_thread(_created, model, host)
+    await client
+    return client.get_info().model_dump(mode="json", exclude_none=True)
+
+
+@router.post("/forward_backward")
+async def forward_backward(request: Request, owner: TheOwner, host: TheHost) -> Ack:
+    """A training pass; protobuf, or the JSON of SDKs before 0.25."""
+    return await _pass(request, owner, host, forward=False)
+
+
+@router.post("/forward")
+async def forward(request: Request, owner: TheOwner, host: TheHost) -> Ack:
+    """A pass without gradients, as SDKs before 0.25 ask for it."""
+    return await _pass(request, owner, host, forward=True)
+
+
+@router.post("/optim_step")
+async def optim_step(body: bodies.OptimStep, owner: TheOwner, host: TheHost) -> Ack:
+    """One step of AdamW."""
+    if body.adam_params is None:
+        kind = (body.optimizer_params or {}).get("type")
+        raise BackendError(f"optim_step: got {kind!r}, expected adam_params: the engine has AdamW")
+    known = types.AdamParams.model_fields
+    unknown = sorted(set(body.adam_params) - set(known))
+    if unknown:
+        raise DataValidationError(
+            f"adam_params: got {unknown[0]!r}, expected some of {', '.join(known)}"
+        )
+    params = types.AdamParams(**body.adam_params)
+    return _operate(
+        host,
+        owner,
+        body.model_id,
+        body.seq_id,
+        lambda client: client.optim_step(params).future(),
+        AsJson(type="optim_step"),
+    )
+
+
+@router.post("/save_weights")
+async def save_weights(body: bodies.SaveWeights, owner: TheOwner, host: TheHost) -> Ack:
+    """A checkpoint with the optimizer."""
+    name = _name_of(body.path)
+
+    def begin(client: LocalTrainingClient) -> Future[Any]:
+        metadata = _texts(body.user_metadata)
+        return client.save_state(name, body.ttl_seconds, body.overwrite, metadata).future()
+
+    return _operate(host, owner, body.model_id, body.seq_id, begin, AsJson(type="save_weights"))
+
+
+@router.post("/save_weights_for_sampler")
+async def save_for_sampler(body: bodies.SaveForSampler, owner: TheOwner, host: TheHost) -> Ack:
+    """A checkpoint to sample from; without a name, a sampler of the present weights."""
+    kind = "save_weights_for_sampler"
+    if body.path is not None:
+        name = _name_of(body.path)
+
+        def save(client: LocalTrainingClient) -> Future[Any]:
+            metadata = _texts(body.user_metadata)
+            return client.save_weights_for_sampler(name, body.ttl_seconds, metadata).future()
+
+        return _operate(host, owner, body.model_id, body.seq_id, save, AsJson(type=kind))
+    session, _ = host.model(owner, body.model_id)
+    if body.sampling_session_seq_id is None:
+        raise DataValidationError(
+            "save_weights_for_sampler: got neither path nor sampling_session_seq_id"
+        )
+    if body.kind != "snapshot":
+        raise BackendError(f"kind: got {body.kind!r}, expected 'snapshot'")
+    sampler_id = session.sampler_id(body.sampling_session_seq_id)
+
+    def snapshot(client: LocalTrainingClient) -> Future[Any]:
+        made = client.save_weights_and_get_sampling_client()
+        base = made.get_base_model()
+        session.samplers[sampler_id] = OpenSampler(sampler_id, made, base)
+        done: Future[None] = Future()
+        done.set_result(None)
+        return done
+
+    encoder = AsJson(type=kind, sampling_session_id=sampler_id)
+    return _operate(host, owner, body.model_id, body.seq_id, snapshot, encoder)
+
+
+async def _pass(request: Request, owner: Any, host: Host, *, forward: bool) -> Ack:
+    limit = request.app.state.max_request_bytes
+    body = await body_of(request, limit)
+    headers = request.headers
+    what = await asyncio.to_thread(
+        read_pass,
+        body,
+        headers.get("content-type", ""),
+        headers.get("content-encoding", ""),
+        limit,
+        forward=forward,
+    )
+    return _operate(
+        host,
+        owner,
+        what.model_id,
+        what.seq_id,
+        lambda client: _run(client, what).future(),
+        PassEncoder(),
+    )
+
+
+def _run(client: LocalTrainingClient, what: Pass) -> LocalFuture[Any]:
+    run = client.forward_backward if what.backward else client.forward
+    return run(what.data, what.loss_fn, what.loss_fn_config)  # pyright: ignore[reportArgumentType]
+
+
+def _load(client: LocalTrainingClient, body: bodies.LoadWeights) -> LocalFuture[Any]:
+    load = client.load_state_with_optimizer if body.optimizer else client.load_state
+    return load(body.path)
+
+
+def _create(
+    host: Host,
+    session: Session,
+    model_id: str,
+    create: Callable[[], LocalTrainingClient],
+    encoder: Encoder,
+) -> Ack:
+    """Queues the creation of a model as the first of its turns; a repetition changes nothing."""
+    request_id = f"{model_id}:create"
+    if model_id not in session.models:
+        model = session.models[model_id] = Model(model_id, Turns(model_id))
+        pending = host.board.add(Pending(request_id, session.session_id, encoder))
+
+        def begin() -> Future[Any]:
+            model.client = create()
+            return _nothing(model.client.future())
+
+        model.turns.add(FIRST - 1, lambda: pending.follow(begin))
+        host.note_open(model_id)
+    return {"request_id": request_id, "model_id": model_id}
+
+
+def _operate(
+    host: Host, owner: Any, model_id: str, seq_id: int | None, begin: Begin, encoder: Encoder
+) -> Ack:
+    """Queues an operation in its turn; one that was sent twice runs once."""
+    session, model = host.model(owner, model_id)
+    if seq_id is None:
+        raise DataValidationError("seq_id: got none, expected the number of the request")
+    request_id = f"{model_id}:{seq_id}"
+    if host.board.get(request_id) is None:
+        pending = host.board.add(Pending(request_id, session.session_id, encoder))
+        model.turns.add(seq_id, lambda: pending.follow(lambda: begin(_created(model, host))))
+    return {"request_id": request_id, "model_id": model_id}
+
+
+def _created(model: Model, host: Host) -> LocalTrainingClient:
+    """The client of a model; where its creation failed, raises why."""
+    pending = host.board.get(f"{model.model_id}:create")
+    if model.client is None and pending is not None:
+        pending.future.result()
+    if model.client is None:
+        raise BackendError(f"model {model.model_id}: could not be created")
+    return model.client
+
+
+def _nothing(done: Future[Any]) -> Future[None]:
+    """A future of None that ends when ``done`` does, and fails with it."""
+    out: Future[None] = Future()
+
+    def end(_: Future[Any]) -> None:
+        error = done.exception()
+        if error is None:
+            out.set_result(None)
+        else:
+            out.set_exception(error)
+
+    done.add_done_callback(end)
+    return out
+
+
+def _require_adam(config: dict[str, Any] | None) -> None:
+    kind = (config or {}).get("type", "adamw")
+    if kind != "adamw":
+        raise BackendError(f"optimizer_config: got {kind!r}, expected 'adamw'")
+
+
+def _name_of(path: str | None) -> str:
+    if not path:
+        raise DataValidationError("path: got none, expected the checkpoint's name")
+    return path
+
+
+def _texts(metadata: dict[str, Any] | None) -> dict[str, str] | None:
+    return None if metadata is None else {key: str(value) for key, value in metadata.items()}
