@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import signal
 import socket
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -101,6 +102,8 @@ async def main(config: Config) -> None:
         _greet(config, listening, keys, new, engine, loaded, host.cut)
         app = make_app(host, config.max_request_mb << 20, config.max_queued_samples)
         settings = uvicorn.Config(app, log_level="warning", timeout_graceful_shutdown=10)
+        for number in (signal.SIGTERM, signal.SIGINT):  # uvicorn raises them again when it is done
+            signal.signal(number, lambda *_: None)
         await uvicorn.Server(settings).serve(sockets=[listening])
     finally:
         engine.close()
