@@ -14,6 +14,7 @@ from tinker import types
 
 from tinker_cookbook.exceptions import DataValidationError
 from tinker_cookbook.server import bodies, wire
+from tinker_cookbook.server.errors import TooLarge
 
 _DTYPES = {wire.FLOAT32: ("float32", np.float32), wire.INT64: ("int64", np.int64)}
 
@@ -157,12 +158,15 @@ def _array(data: bytes, dtype: Any, where: str) -> np.ndarray:
 
 
 def _unpacked(body: bytes, limit: int) -> bytes:
+    # Read piece by piece: a frame says its own size, and may say anything.
     try:
-        return zstandard.ZstdDecompressor().decompress(body, max_output_size=limit)
+        with zstandard.ZstdDecompressor().stream_reader(body) as reader:
+            out = reader.read(limit + 1)
     except zstandard.ZstdError as error:
-        raise DataValidationError(
-            f"body: cannot be unpacked as zstd of at most {limit >> 20} MiB ({error})"
-        ) from error
+        raise DataValidationError(f"body: cannot be unpacked as zstd ({error})") from error
+    if len(out) > limit:
+        raise TooLarge(f"body: unpacks to more than {limit >> 20} MiB; send fewer datums a request")
+    return out
 
 
 def first_problem(error: ValidationError) -> str:

@@ -1,0 +1,130 @@
+"""Our description of the messages beside the SDK's own, and values through both."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from tinker import types
+from tinker.proto import response_conv, tinker_public_pb2
+from tinker.types.topk_logprobs import TopkLogprobs
+
+from tinker_cookbook.exceptions import DataValidationError
+from tinker_cookbook.server import wire
+from tinker_cookbook.server.decode import read_pass
+from tinker_cookbook.server.encode import PassEncoder, SampleEncoder
+from tinker_cookbook.server.errors import TooLarge
+
+NAMES = {"EncodedText": "EncodedTextChunk", "Image": "ImageChunk", "Dmel": "DmelChunk"}
+SAME_ON_THE_WIRE = {13: 5, 14: 5}  # uint32 and enums are varints, as int32 is
+
+
+def fields_of(message) -> dict[str, tuple]:
+    found = {}
+    for field in message.fields:
+        kind = SAME_ON_THE_WIRE.get(field.type, field.type)
+        found[field.name] = (field.number, kind, bool(getattr(field, "is_repeated", False)))
+    return found
+
+
+def ours() -> dict[str, object]:
+    file = wire.ForwardBackwardRequest.DESCRIPTOR.file
+    return dict(file.message_types_by_name)
+
+
+@pytest.mark.parametrize("name", list(ours()))
+def test_each_message_is_part_of_the_sdks(name):
+    theirs = tinker_public_pb2.DESCRIPTOR.message_types_by_name[NAMES.get(name, name)]
+    assert fields_of(ours()[name]).items() <= fields_of(theirs).items()
+
+
+def test_the_sdk_reads_what_a_pass_gives():
+    """Rows of one and of several targets, of other lengths."""
+    rows = [np.array([-1.5, -2.0]), np.array([-3.0]), np.array([[-1.0, -2.0], [-3.0, -4.0]])]
+    output = types.ForwardBackwardOutput(
+        loss_fn_output_type="ArrayRecord",
+        loss_fn_outputs=[
+            {"logprobs": types.TensorData.from_numpy(row.astype(np.float32))} for row in rows
+        ],
+        metrics={"loss:sum": 3.25},
+    )
+    found = response_conv.deserialize_forward_backward_output(PassEncoder().proto(output))
+    assert found.metrics == {"loss:sum": 3.25}
+    for row, record in zip(rows, found.loss_fn_outputs, strict=True):
+        np.testing.assert_array_equal(record["logprobs"].to_numpy(), row)
+
+
+def test_the_sdk_reads_samples():
+    topk = TopkLogprobs(np.array([[5, 6]], dtype=np.int32), np.array([[-1, -2]], dtype=np.float32))
+    response = types.SampleResponse(
+        sequences=[
+            types.SampledSequence(
+                stop_reason="stop",
+                sequence_id="a",
+                tokens_np=np.array([7], dtype=np.int32),
+                logprobs_np=np.array([-0.5], dtype=np.float32),
+                topk_logprobs_np=topk,
+            )
+        ],
+        prompt_logprobs_np=np.array([np.nan, -1.0], dtype=np.float32),
+        prompt_cache_hit_tokens=3,
+    )
+    found = response_conv.deserialize_sample_response(SampleEncoder().proto(response))
+    (sequence,) = found.sequences
+    assert (list(sequence.tokens), list(sequence.logprobs)) == ([7], [-0.5])
+    assert sequence.stop_reason == "stop"
+    assert sequence.topk_logprobs_np.token_ids.tolist() == [[5, 6]]
+    assert found.prompt_logprobs == [None, -1.0]
+    assert found.prompt_cache_hit_tokens == 3
+
+
+def request(**fields):
+    message = tinker_public_pb2.ForwardBackwardRequest(model_id="m", seq_id=3, **fields)
+    return read_pass(
+        message.SerializeToString(), "application/x-protobuf", "", 1 << 20, forward=False
+    )
+
+
+def test_a_config_may_hold_numbers_and_texts():
+    message = tinker_public_pb2.ForwardBackwardRequest(model_id="m", seq_id=3, loss_fn="ppo")
+    message.loss_fn_config["old"] = 1.5
+    message.loss_fn_config_v2["text"].text = "x"
+    message.loss_fn_config_v2["number"].number = 2
+    body = message.SerializeToString()
+    found = read_pass(body, "application/x-protobuf", "", 1 << 20, forward=False)
+    assert found.loss_fn_config == {"old": 1.5, "text": "x", "number": 2.0}
+    assert found.backward
+    assert (found.model_id, found.seq_id) == ("m", 3)
+
+
+@pytest.mark.parametrize(
+    ("datum", "said"),
+    [
+        ({"model_input": [{"encoded_text": {"tokens": b"abc"}}]}, "model_input: 3 bytes"),
+        ({"model_input": [{"image": {"format": "png"}}]}, "'image'"),
+        ({"loss_fn_inputs": {"w": {"dense": b"\0" * 8, "dtype": 1, "shape": [3]}}}, r"shape \[3\]"),
+        ({"loss_fn_inputs": {"w": {"dense": b"\0" * 8, "dtype": 9}}}, "dtype 9"),
+    ],
+)
+def test_what_is_no_datum_is_named(datum, said):
+    with pytest.raises(DataValidationError, match=said):
+        request(data=[datum])
+
+
+def test_bodies_that_are_none_are_refused():
+    for body, kind, encoding, said in [
+        (b"\xff\xff\xff", "application/x-protobuf", "", "no ForwardBackwardRequest"),
+        (b"{}", "application/json", "", "model_id"),
+        (b'{"model_id": "m"}', "application/json", "", "forward_backward_input"),
+        (b"abc", "application/x-protobuf", "zstd", "zstd"),
+        (b"abc", "application/x-protobuf", "br", "Content-Encoding"),
+    ]:
+        with pytest.raises(DataValidationError, match=said):
+            read_pass(body, kind, encoding, 1 << 20, forward=False)
+
+
+def test_a_packed_body_cannot_grow_beyond_the_limit():
+    import zstandard
+
+    packed = zstandard.ZstdCompressor().compress(b"\0" * (4 << 20))
+    with pytest.raises(TooLarge, match="more than 1 MiB"):
+        read_pass(packed, "application/x-protobuf", "zstd", 1 << 20, forward=False)
