@@ -13,6 +13,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import httpx
+
 SECONDS = 120.0
 
 
@@ -63,3 +65,60 @@ class Serving:
             lines.put(line.rstrip("\n"))
             self.said.append(line.rstrip("\n")) if self.url else None
         lines.put("")
+
+
+class Caller:
+    """HTTP as one owner; ``post("optim_step", model_id=…)`` gives status and answer."""
+
+    def __init__(self, serving: Serving, key: str | None) -> None:
+        headers = {} if key is None else {"X-API-Key": key}
+        self.http = httpx.Client(base_url=f"{serving.url}/api/v1", headers=headers, timeout=60)
+
+    def post(self, path: str, /, **body):
+        answer = self.http.post(path, json=body)
+        return answer.status_code, answer.json() if answer.content else None
+
+    def get(self, path: str):
+        answer = self.http.get(path)
+        return answer.status_code, answer.json()
+
+    def result(self, acknowledged):
+        """What comes of a request."""
+        status, said = acknowledged
+        assert status == 200, said
+        while True:
+            status, answer = self.post("retrieve_future", request_id=said["request_id"])
+            if status != 408:
+                assert status == 200, answer
+                return answer
+
+    def session(self) -> str:
+        return self.post("create_session", sdk_version="test")[1]["session_id"]
+
+    def model(self, base_model: str, session: str | None = None) -> str:
+        made = self.post(
+            "create_model",
+            session_id=session or self.session(),
+            model_seq_id=0,
+            base_model=base_model,
+            lora_config={"rank": 4, "seed": 0},
+        )
+        return self.result(made)["model_id"]
+
+    def train(self, model: str, number: int, **more):
+        """A pass over one datum, in JSON."""
+        datum = {
+            "model_input": {"chunks": [{"type": "encoded_text", "tokens": [1, 44, 101]}]},
+            "loss_fn_inputs": {
+                "target_tokens": {"data": [44, 101, 7], "dtype": "int64", "shape": [3]},
+                "weights": {"data": [1, 1, 1], "dtype": "float32", "shape": [3]},
+            },
+        }
+        given = {"data": [datum], "loss_fn": "cross_entropy", **more}
+        return self.post(
+            "forward_backward", model_id=model, seq_id=number, forward_backward_input=given
+        )
+
+    def step(self, model: str, number: int):
+        params = {"learning_rate": 0.01}
+        return self.post("optim_step", model_id=model, seq_id=number, adam_params=params)

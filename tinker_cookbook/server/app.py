@@ -13,6 +13,7 @@ from fastapi.responses import JSONResponse
 from tinker_cookbook.exceptions import TinkerCookbookError
 from tinker_cookbook.server import (
     future_routes,
+    metrics_routes,
     rest_routes,
     sampling_routes,
     service_routes,
@@ -46,7 +47,14 @@ def make_app(host: Host, max_request_bytes: int, max_queued_samples: int) -> Fas
     app.state.max_queued_samples = max_queued_samples
     app.add_exception_handler(TinkerCookbookError, _said)
     app.add_exception_handler(ValueError, _said)
-    for part in (service_routes, training_routes, future_routes, sampling_routes, rest_routes):
+    for part in (
+        service_routes,
+        training_routes,
+        future_routes,
+        sampling_routes,
+        rest_routes,
+        metrics_routes,
+    ):
         app.include_router(part.router)
 
     @app.get("/healthz")

@@ -5,7 +5,7 @@ The SDK repeats 408, 409, 429 and all from 500 for minutes, so what cannot get b
 
 from __future__ import annotations
 
-from tinker_cookbook.exceptions import BackendError, TinkerCookbookError
+from tinker_cookbook.exceptions import BackendError, CheckpointError, TinkerCookbookError
 
 
 class NotThere(BackendError):  # noqa: N818
@@ -26,7 +26,7 @@ class TooLarge(BackendError):  # noqa: N818
 
 def status_of(error: Exception) -> int:
     """The HTTP status of an error that is said at once."""
-    if isinstance(error, NotThere):
+    if isinstance(error, (NotThere, CheckpointError)):
         return 404
     if isinstance(error, Busy):
         return 429

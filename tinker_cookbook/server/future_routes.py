@@ -31,9 +31,7 @@ async def retrieve_future(
 ) -> Response:
     """The result of a request, its error, or 408: not yet."""
     pending = _pending(host, owner, body.request_id)
-    waiting = asyncio.wrap_future(pending.future)
-    done, _ = await asyncio.wait([asyncio.shield(waiting)], timeout=HELD_SECONDS)
-    if not done:
+    if not await _done(pending, host):
         later = {"type": "try_again", "request_id": body.request_id, "queue_state": "active"}
         return JSONResponse(later, status_code=408)
     pending.fetched_at = time.monotonic()
@@ -49,6 +47,18 @@ async def cancel_future(body: dict[str, Any], owner: TheOwner, host: TheHost) ->
         if pending is not None and _is_of(host, owner, pending):
             pending.cancel()
     return {}
+
+
+async def _done(pending: Pending, host: Host) -> bool:
+    """Whether the result came while there was time to wait for it."""
+    ended = asyncio.Event()
+    loop = asyncio.get_running_loop()
+    pending.future.add_done_callback(lambda _: loop.call_soon_threadsafe(ended.set))
+    waits = [asyncio.ensure_future(event.wait()) for event in (ended, host.stopping)]
+    await asyncio.wait(waits, timeout=HELD_SECONDS, return_when=asyncio.FIRST_COMPLETED)
+    for wait in waits:
+        wait.cancel()
+    return pending.future.done()
 
 
 def _pending(host: Host, owner: Owner, request_id: str) -> Pending:

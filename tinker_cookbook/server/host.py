@@ -7,6 +7,7 @@ import contextlib
 import json
 import logging
 import secrets
+import threading
 import time
 from collections.abc import Sequence
 from pathlib import Path
@@ -45,7 +46,10 @@ class Host:
     ) -> None:
         self.engine, self.models, self.keys = engine, tuple(models), keys
         self.board = Board()
+        self.stopping = asyncio.Event()
+        self.trained_tokens = self.sampled_tokens = 0
         self.started_at = time.time()
+        self._counting = threading.Lock()
         self._session_seconds = session_seconds
         self._sessions: dict[str, Session] = {}
         self._open_runs = OpenRuns(state / "open_runs.json")
@@ -74,9 +78,9 @@ class Host:
         session.seen()
         return session
 
-    def sessions(self, owner: Owner) -> list[Session]:
-        """The open sessions of this owner."""
-        return [one for one in self._sessions.values() if one.owner is owner]
+    def sessions(self, owner: Owner | None = None) -> list[Session]:
+        """The open sessions, of this owner or of all."""
+        return [one for one in self._sessions.values() if owner in (None, one.owner)]
 
     def model(self, owner: Owner, model_id: str) -> tuple[Session, Model]:
         """A model in training; raises ``NotThere``."""
@@ -108,6 +112,12 @@ class Host:
                 "adds others by model_name="
             )
         return name
+
+    def count(self, trained: int = 0, sampled: int = 0) -> None:
+        """Notes tokens that passed through the engine. In any thread."""
+        with self._counting:
+            self.trained_tokens += trained
+            self.sampled_tokens += sampled
 
     def note_open(self, model_id: str) -> None:
         """A run began."""

@@ -65,6 +65,15 @@ class Pending:
             return
         self._begun.add_done_callback(self._take)
 
+    def when_done(self, note: Callable[[Any], None]) -> None:
+        """Calls ``note(result)`` if it succeeds."""
+
+        def look(future: Future[Any]) -> None:
+            if not future.cancelled() and future.exception() is None:
+                note(future.result())
+
+        self.future.add_done_callback(look)
+
     def fail(self, error: BaseException) -> None:
         """Ends it with an error."""
         if not self.future.done() and self.future.set_running_or_notify_cancel():

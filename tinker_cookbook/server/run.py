@@ -15,9 +15,13 @@ from tinker_cookbook.exceptions import BackendError, ConfigurationError
 from tinker_cookbook.utils.lazy_imports import lazy_module
 
 if TYPE_CHECKING:
+    from types import FrameType
+
     import uvicorn
+    from fastapi import FastAPI
 
     from tinker_cookbook.engine.engine import Engine
+    from tinker_cookbook.server.host import Host
     from tinker_cookbook.server.keys import KeyFile
 else:
     uvicorn = lazy_module("uvicorn")
@@ -101,10 +105,7 @@ async def main(config: Config) -> None:
         host = Host(engine, config.models, keys, config.session_seconds, root / "server")
         _greet(config, listening, keys, new, engine, loaded, host.cut)
         app = make_app(host, config.max_request_mb << 20, config.max_queued_samples)
-        settings = uvicorn.Config(app, log_level="warning", timeout_graceful_shutdown=10)
-        for number in (signal.SIGTERM, signal.SIGINT):  # uvicorn raises them again when it is done
-            signal.signal(number, lambda *_: None)
-        await uvicorn.Server(settings).serve(sockets=[listening])
+        await _serve(app, host, listening)
     finally:
         engine.close()
         listening.close()
@@ -136,6 +137,22 @@ def _listen(host: str, port: int) -> socket.socket:
             "or stop what holds it"
         ) from error
     return listening
+
+
+async def _serve(app: FastAPI, host: Host, listening: socket.socket) -> None:
+    """Until a signal comes; then answers that wait for results are sent away first."""
+    settings = uvicorn.Config(app, log_level="warning", timeout_graceful_shutdown=10)
+    server = uvicorn.Server(settings)
+    ended = server.handle_exit
+
+    def end(sig: int, frame: FrameType | None) -> None:
+        host.stopping.set()
+        ended(sig, frame)
+
+    server.handle_exit = end
+    for number in (signal.SIGTERM, signal.SIGINT):  # uvicorn raises them again when it is done
+        signal.signal(number, lambda *_: None)
+    await server.serve(sockets=[listening])
 
 
 async def _load(engine: Engine, name: str) -> str:

@@ -56,12 +56,18 @@ async def asample(
         if waiting and waiting + body.num_samples > limit:
             raise Busy(f"asample: {waiting} samples wait already, of at most {limit}; try again")
         pending = Pending(request_id, session.session_id, SampleEncoder(), body.num_samples)
+        pending.when_done(lambda drawn: host.count(sampled=tokens_in(drawn)))
         host.board.add(pending)
         pending.follow(lambda: sample(sampler, body).future())
     return {
         "request_id": request_id,
         "sample_sequence_ids": [f"{request_id}:{i}" for i in range(body.num_samples)],
     }
+
+
+def tokens_in(drawn: types.SampleResponse) -> int:
+    """Tokens that were drawn."""
+    return sum(len(sequence.tokens) for sequence in drawn.sequences)
 
 
 def open_sampler(

@@ -192,6 +192,7 @@ async def _pass(request: Request, owner: Any, host: Host, *, forward: bool) -> A
         what.seq_id,
         lambda client: _run(client, what).future(),
         PassEncoder(),
+        lambda _: host.count(trained=sum(datum.model_input.length for datum in what.data)),
     )
 
 
@@ -228,7 +229,13 @@ def _create(
 
 
 def _operate(
-    host: Host, owner: Any, model_id: str, seq_id: int | None, begin: Begin, encoder: Encoder
+    host: Host,
+    owner: Any,
+    model_id: str,
+    seq_id: int | None,
+    begin: Begin,
+    encoder: Encoder,
+    note: Callable[[Any], None] | None = None,
 ) -> Ack:
     """Queues an operation in its turn; one that was sent twice runs once."""
     session, model = host.model(owner, model_id)
@@ -237,6 +244,8 @@ def _operate(
     request_id = f"{model_id}:{seq_id}"
     if host.board.get(request_id) is None:
         pending = host.board.add(Pending(request_id, session.session_id, encoder))
+        if note is not None:
+            pending.when_done(note)
         model.turns.add(seq_id, lambda: pending.follow(lambda: begin(_created(model, host))))
     return {"request_id": request_id, "model_id": model_id}
 

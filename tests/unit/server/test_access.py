@@ -1,0 +1,128 @@
+"""Who gets in, what they see, and what they cannot reach."""
+
+from __future__ import annotations
+
+import httpx
+import pytest
+
+
+def test_health_needs_no_key_and_all_else_does(serving, caller):
+    assert httpx.get(f"{serving.url}/healthz").json() == {"status": "ok"}
+    assert caller(None).get("healthz")[0] == 200
+    paths = httpx.get(f"{serving.url}/openapi.json").json()["paths"]
+    asked = 0
+    for path, methods in paths.items():
+        for method in methods:
+            if path.endswith("healthz"):
+                continue
+            url = serving.url + path.replace("{kind}", "weights").replace("{", "").replace("}", "")
+            for headers in ({}, {"X-API-Key": "tml-wrong"}, {"Authorization": "Bearer tml-wrong"}):
+                answer = httpx.request(method, url, headers=headers, json={})
+                assert answer.status_code == 401, (method, path)
+                asked += 1
+    assert asked > 60
+
+
+def test_a_bearer_token_is_a_key_too(serving):
+    headers = {"Authorization": f"Bearer {serving.key('ann')}"}
+    answer = httpx.get(f"{serving.url}/api/v1/sessions", headers=headers)
+    assert answer.json() == {"sessions": []}
+
+
+def test_one_owner_sees_nothing_of_another(caller, stories_model):
+    mine, other = caller("local"), caller("ann")
+    session = mine.session()
+    model = mine.model(stories_model, session)
+    saved = mine.result(mine.post("save_weights", model_id=model, seq_id=1, path="a"))["path"]
+    asked = mine.post("create_sampling_session", session_id=session, sampling_session_seq_id=0,
+                      base_model=stories_model)[1]["sampling_session_id"]  # fmt: skip
+    for path in (f"sessions/{session}", f"samplers/{asked}", f"training_runs/{model}",
+                 f"training_runs/{model}/checkpoints"):  # fmt: skip
+        assert mine.get(path)[0] == 200, path
+        assert other.get(path)[0] == 404, path
+    assert other.get("training_runs")[1]["training_runs"] == []
+    assert other.get("checkpoints")[1]["checkpoints"] == []
+    assert len(mine.get("checkpoints")[1]["checkpoints"]) == 1
+    for path, body in {
+        "session_heartbeat": {"session_id": session},
+        "get_info": {"model_id": model},
+        "optim_step": {"model_id": model, "seq_id": 2, "adam_params": {}},
+        "retrieve_future": {"request_id": f"{model}:1"},
+        "weights_info": {"tinker_path": saved},
+        "create_sampling_session": {
+            "session_id": other.session(), "sampling_session_seq_id": 0, "model_path": saved,
+        },
+    }.items():  # fmt: skip
+        assert other.post(path, **body)[0] == 404, path
+    loaded = other.post("load_weights", session_id=other.session(), model_seq_id=0, path=saved)
+    assert "error" in other.result(loaded)
+    assert other.http.delete(f"training_runs/{model}/checkpoints/weights/a").status_code == 404
+    other.post("cancel_future", request_id=f"{model}:1")
+    assert mine.result((200, {"request_id": f"{model}:1"}))["path"] == saved
+
+
+@pytest.mark.parametrize("name", ["../../out", "a/b", "..", ".x", "a" * 200, "\0", "/etc/x"])
+def test_no_name_leaves_the_folder_of_checkpoints(serving, caller, stories_model, name):
+    mine = caller("ann")
+    model = mine.model(stories_model)
+    for number, path in enumerate(("save_weights", "save_weights_for_sampler"), 1):
+        answer = mine.result(mine.post(path, model_id=model, seq_id=number, path=name))
+        assert answer["category"] == "user", answer
+        assert "checkpoint name" in answer["error"]
+    inside = {"server_keys.json", "server", "owners", "runs", "native", "locks"}
+    assert {path.name for path in serving.root.iterdir()} <= inside
+    for path in ("../../server_keys.json", f"tinker://../weights/{name}", f"tinker://{name}"):
+        assert mine.post("weights_info", tinker_path=path)[0] in (404, 422)
+    for run in ("%2e%2e", "..%2f..%2fetc", "%2fetc%2fpasswd"):
+        assert mine.http.get(f"training_runs/{run}/checkpoints").status_code == 404
+
+
+def test_models_that_are_not_served_are_not_loaded(caller, tmp_path):
+    mine = caller()
+    for name in (str(tmp_path), "/etc", "gpt2"):
+        status, said = mine.post(
+            "create_model", session_id=mine.session(), model_seq_id=0, base_model=name
+        )
+        assert status == 400
+        assert "does not serve" in said["detail"]
+
+
+def test_large_bodies_are_given_up_early(serving):
+    headers = {"X-API-Key": serving.key(), "Content-Type": "application/x-protobuf"}
+    url = f"{serving.url}/api/v1/forward_backward"
+
+    def pieces():
+        for _ in range(40):
+            yield b"\0" * 100_000
+
+    for body in (b"\0" * (2 << 20), pieces()):
+        answer = httpx.post(url, content=body, headers=headers)
+        assert answer.status_code == 413
+        assert "1 MiB" in answer.json()["detail"]
+
+
+@pytest.mark.parametrize(
+    ("path", "body"),
+    [
+        ("create_model", {"session_id": "x"}),
+        ("optim_step", {"model_id": 3}),
+        ("asample", {"num_samples": -1}),
+        ("retrieve_future", {}),
+        ("forward_backward", {"model_id": "x"}),
+    ],
+)
+def test_bodies_that_lack_something_are_no_fault_of_the_server(caller, path, body):
+    status, said = caller().post(path, **body)
+    assert status in (400, 422)
+    assert said["detail"]
+
+
+def test_metrics_count_what_was_done(serving, caller, stories_model):
+    mine = caller("ann")
+    model = mine.model(stories_model)
+    mine.result(mine.train(model, 1))
+    headers = {"Authorization": f"Bearer {serving.key('ann')}"}
+    text = httpx.get(f"{serving.url}/metrics", headers=headers).text
+    values = dict(line.split() for line in text.splitlines() if not line.startswith("#"))
+    assert float(values["tinker_cookbook_trained_tokens_total"]) >= 3
+    assert float(values["tinker_cookbook_runs"]) >= 1

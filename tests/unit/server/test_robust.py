@@ -1,0 +1,132 @@
+"""Repeated, misordered, failing and abandoned requests; crashes."""
+
+from __future__ import annotations
+
+import signal
+import time
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+from serving import Caller, Serving
+
+
+def loss(answer) -> float:
+    return answer["metrics"]["loss:sum"]
+
+
+def test_a_request_sent_twice_runs_once(caller, stories_model):
+    mine = caller()
+    losses = []
+    for times in (1, 3):
+        model = mine.model(stories_model)
+        for _ in range(times):
+            mine.result(mine.train(model, 1))
+        for _ in range(times):
+            mine.result(mine.step(model, 2))
+        losses.append(loss(mine.result(mine.train(model, 3))))
+    assert losses[0] == losses[1]
+
+
+def test_operations_run_in_the_order_of_their_numbers(caller, stories_model):
+    mine = caller()
+    straight, turned = mine.model(stories_model), mine.model(stories_model)
+    for model, order in ((straight, (1, 2, 3)), (turned, (2, 3, 1))):
+        asked = {}
+        for number in order:
+            asked[number] = (mine.step if number == 2 else mine.train)(model, number)
+        results = [mine.result(asked[number]) for number in (1, 3)]
+        if model == straight:
+            expected = [loss(one) for one in results]
+    assert [loss(one) for one in results] == expected
+    assert expected[1] < expected[0]
+
+
+def test_a_bad_request_disturbs_neither_its_run_nor_others(caller, stories_model):
+    mine = caller()
+    good, bad = mine.model(stories_model), mine.model(stories_model)
+    first = mine.result(mine.train(good, 1))
+    refused = mine.result(mine.train(bad, 1, loss_fn="nonsense"))
+    assert refused["category"] == "user"
+    assert "cross_entropy" in refused["error"]
+    assert "error" in mine.result(mine.step(bad, 2))  # the pass before it failed
+    assert loss(mine.result(mine.train(bad, 3))) == loss(first)
+    mine.result(mine.step(bad, 4))
+    mine.result(mine.step(good, 2))
+    assert loss(mine.result(mine.train(bad, 5))) == loss(mine.result(mine.train(good, 3)))
+
+
+def test_many_clients_at_once_get_what_each_gets_alone(caller, stories_model):
+    mine = caller()
+
+    def run(_: int) -> list[float]:
+        client = caller()
+        model = client.model(stories_model)
+        asked = []
+        for number in range(1, 7, 2):
+            asked.append(client.train(model, number))
+            client.step(model, number + 1)
+        return [loss(client.result(one)) for one in asked]
+
+    alone = run(0)
+    with ThreadPoolExecutor(32) as pool:
+        together = list(pool.map(run, range(32)))
+    assert together == [alone] * 32
+    assert len(mine.get("sessions")[1]["sessions"]) >= 32
+
+
+def test_a_finished_session_frees_its_models(caller, stories_model):
+    mine = caller()
+    session = mine.session()
+    model = mine.model(stories_model, session)
+    assert mine.http.post(f"sessions/{session}/finish", json={}).status_code == 204
+    for status, said in (mine.train(model, 1), mine.post("session_heartbeat", session_id=session)):
+        assert status == 404
+        assert "create_training_client_from_state" in said["detail"]
+
+
+@pytest.fixture
+def own_server(stories_model, tmp_path):
+    running = Serving(tmp_path, {"model_name": stories_model, "session_seconds": 2}).start()
+    yield running
+    if running.process.poll() is None:
+        running.stop()
+
+
+def test_kill_9_loses_nothing_saved_and_a_lapsed_client_frees_its_run(own_server, stories_model):
+    mine = Caller(own_server, own_server.key())
+    model = mine.model(stories_model)
+    mine.result(mine.train(model, 1))
+    mine.result(mine.step(model, 2))
+    saved = mine.result(mine.post("save_weights", model_id=model, seq_id=3, path="a"))["path"]
+    expected = loss(mine.result(mine.train(model, 4)))
+    own_server.stop(signal.SIGKILL)
+    own_server.start()
+    assert _is_said(own_server, model)  # which runs were cut
+    mine = Caller(own_server, own_server.key())
+    status, said = mine.train(model, 5)
+    assert status == 404
+    assert "started anew" in said["detail"]
+    listed = mine.get("checkpoints")[1]["checkpoints"]
+    assert [one["tinker_path"] for one in listed] == [saved]
+    session = mine.session()
+    loaded = mine.post(
+        "load_weights", session_id=session, model_seq_id=0, path=saved, optimizer=True
+    )
+    again = mine.result(loaded)["model_id"]
+    assert loss(mine.result(mine.train(again, 1))) == expected
+    until = time.monotonic() + 20
+    while session in mine.get("sessions")[1]["sessions"]:
+        assert time.monotonic() < until
+        time.sleep(0.5)
+    assert mine.train(again, 2)[0] == 404
+    assert own_server.stop() == 0
+    assert _is_said(own_server, "(no heartbeat for 2 s); 1 runs leave memory")
+
+
+def _is_said(server: Serving, text: str) -> bool:
+    until = time.monotonic() + 5
+    while time.monotonic() < until:
+        if any(text in line for line in server.said):
+            return True
+        time.sleep(0.1)
+    return False
