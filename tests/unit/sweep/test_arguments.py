@@ -1,0 +1,115 @@
+"""What the sweep makes of its command line, before anything is started."""
+
+from __future__ import annotations
+
+import pytest
+
+from tinker_cookbook.exceptions import ConfigurationError
+from tinker_cookbook.sweep.arguments import parse_sweep, split_values
+from tinker_cookbook.sweep.grid import make_runs, run_name, typed
+
+
+def parse(*words: str):
+    return parse_sweep(["recipes.sl_loop", *words])
+
+
+def test_the_grid_is_the_product_of_all_values(tmp_path):
+    sweep = parse(
+        "learning_rate=1e-4,3e-4", "lora_rank=8,32", "seed=3", f"log_dir={tmp_path}", "jobs=2"
+    )
+    assert [run.name for run in sweep.runs] == [
+        "learning_rate=1e-4,lora_rank=8",
+        "learning_rate=1e-4,lora_rank=32",
+        "learning_rate=3e-4,lora_rank=8",
+        "learning_rate=3e-4,lora_rank=32",
+    ]
+    assert sweep.swept == ("learning_rate", "lora_rank")
+    assert sweep.runs[1].settings == {"learning_rate": "1e-4", "lora_rank": "32", "seed": "3"}
+    assert sweep.runs[1].swept == {"learning_rate": "1e-4", "lora_rank": "32"}
+    assert (sweep.jobs, sweep.server, sweep.metric) == (2, None, None)
+    assert sweep.models == ("HuggingFaceTB/SmolLM2-135M-Instruct",)
+    assert not any(tmp_path.iterdir())
+
+
+def test_models_and_the_keys_that_go_to_the_server(tmp_path):
+    sweep = parse("model_name=a/b,c/d,a/e", "device=cpu", f"log_dir={tmp_path}")
+    assert sweep.models == ("a/b", "c/d", "a/e")
+    assert sweep.server_settings == {"device": "cpu"}
+    assert "device" not in sweep.runs[0].settings
+
+
+def test_a_teacher_is_served_too(tmp_path):
+    recipe = "recipes.distillation.on_policy_distillation"
+    sweep = parse_sweep([recipe, "model_name=a/b", "teacher_model=c/d", f"log_dir={tmp_path}"])
+    assert sweep.models == ("a/b", "c/d")
+    assert [run.name for run in sweep.runs] == ["run"]
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["lora_rank=1,2"], "log_dir: got none"),
+        (["learing_rate=1,2", "log_dir=x"], "did you mean 'learning_rate'"),
+        (["job=2", "log_dir=x"], "did you mean 'jobs'"),
+        (["lora_rank=1,x", "log_dir=x"], "lora_rank: got 'x', expected a whole number"),
+        (["lora_rank=1,,2", "log_dir=x"], "expected values between the commas"),
+        (["lora_rank=1,1", "log_dir=x"], "each value once"),
+        (["seed=1", "seed=2", "log_dir=x"], "seed: got it twice"),
+        (["log_path=y", "log_dir=x"], "log_path: got it, but the sweep sets it"),
+        (["device=cpu,cuda", "log_dir=x"], "device: got cpu, cuda, expected one value"),
+        (["jobs=0", "log_dir=x"], "jobs: got '0'"),
+        (["server=localhost", "log_dir=x"], "server: got 'localhost', expected a URL"),
+        (["server=http://h", "log_dir=x"], "TINKER_API_KEY: got none"),
+        (["server=http://h", "dtype=float32", "log_dir=x"], "dtype=float32: the server"),
+        (["log_dir=s3://bucket/x"], "log_dir=s3://bucket/x is a s3 address"),
+        (["other", "log_dir=x"], "expected one recipe first"),
+    ],
+)
+def test_what_cannot_work_is_refused(words, message):
+    with pytest.raises(ConfigurationError, match="^.*" + message):
+        parse(*words)
+
+
+@pytest.mark.parametrize(
+    ("recipe", "message"),
+    [
+        ("recipes.sl_lop", "did you mean 'recipes.sl_loop'"),
+        ("nowhere.at_all", "there is no module nowhere"),
+        ("recipes.start", "has no main"),
+        ("recipes.prompt_distillation.create_data", "has no key"),
+    ],
+)
+def test_a_recipe_that_cannot_be_swept(recipe, message):
+    with pytest.raises(ConfigurationError, match=message):
+        parse_sweep([recipe, "log_dir=x"])
+
+
+def test_a_comma_within_a_value():
+    assert split_values(r"a\,b,c") == ["a,b", "c"]
+    assert split_values(r"a\,b") == ["a,b"]
+    assert split_values(r"C:\runs") == [r"C:\runs"]
+    assert split_values("") == [""]
+
+
+def test_names_are_safe_and_apart():
+    assert run_name({}) == "run"
+    first, second = run_name({"model_name": "/models/a/x"}), run_name({"model_name": "/models/b/x"})
+    assert first != second
+    assert first.startswith("model_name=x-")
+    for value in ("a b", "../..", "ü", "x" * 500, "a\nb"):
+        name = run_name({"key": value})
+        assert len(name) <= 130
+        assert "/" not in name
+        assert " " not in name
+        assert name.isascii()
+        assert name.isprintable()
+    # A grid that grows finds its runs again: a name depends on its own point alone.
+    few, more = make_runs({"key": ["a/b", "c"]}), make_runs({"key": ["d", "c", "a/b"]})
+    assert {run.name for run in few} < {run.name for run in more}
+    with pytest.raises(ConfigurationError, match="upper and lower case"):
+        make_runs({"key": ["Mean", "mean"]})
+
+
+def test_values_by_type():
+    found = [typed(text) for text in ("8", "1e-4", "True", "None", "linear")]
+    assert found == [8, 1e-4, True, None, "linear"]
