@@ -158,6 +158,13 @@ class LocalSamplingClient(ReadyClient["LocalSamplingClient"]):
             self._score(tokens, answer, logprobs=True, last_n=prompt_logprobs_last_n)
         )
 
+    def sampler(self) -> Sampler:
+        """The weights, for requests that the SDK's methods cannot express.
+
+        Blocks until they are there; raises what kept them from being loaded.
+        """
+        return self._made.result()
+
     def get_tokenizer(self) -> PreTrainedTokenizerBase:
         """The tokenizer of the base model."""
         from tinker_cookbook.tokenizer_utils import get_tokenizer

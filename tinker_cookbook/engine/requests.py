@@ -69,6 +69,9 @@ class SampleRequest:
     limit: int
     decode: Callable[[list[int]], str] | None = None
     topk: int = 0
+    on_token: Callable[[int, Sample], None] | None = None
+    """Called on the engine's thread with a sample's number and the sample whenever a token was
+    added to it. It must return at once and raise nothing: all running samples wait for it."""
     future: Future[list[Sample]] = field(default_factory=Future)
     """Left pending until the samples are done, so that it can be cancelled at any time."""
 
@@ -98,7 +101,7 @@ class SampleRow:
     """One sample on its way: what was drawn so far, and its own random numbers."""
 
     def __init__(self, request: SampleRequest, index: int) -> None:
-        self.request = request
+        self.request, self.index = request, index
         self.sample = Sample()
         seed = request.settings.seed
         self._rng = np.random.default_rng(None if seed is None else [seed, index])
@@ -124,6 +127,8 @@ class SampleRow:
         sample.logprobs.append(logprob)
         if top is not None:
             sample.topk.append(top)
+        if self.request.on_token is not None:
+            self.request.on_token(self.index, sample)
         if token in settings.stop_tokens or (settings.stop_strings and self._string_ends()):
             sample.stop_reason = "stop"
             return True

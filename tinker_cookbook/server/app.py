@@ -14,6 +14,7 @@ from tinker_cookbook.exceptions import TinkerCookbookError
 from tinker_cookbook.server import (
     future_routes,
     metrics_routes,
+    openai,
     rest_routes,
     sampling_routes,
     service_routes,
@@ -54,6 +55,7 @@ def make_app(host: Host, max_request_bytes: int, max_queued_samples: int) -> Fas
         sampling_routes,
         rest_routes,
         metrics_routes,
+        openai,
     ):
         app.include_router(part.router)
 

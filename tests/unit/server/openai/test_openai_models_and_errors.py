@@ -1,0 +1,196 @@
+from __future__ import annotations
+
+import asyncio
+import time
+
+import httpx
+import openai
+import pytest
+
+from tinker_cookbook.backends import connect
+from tinker_cookbook.engine.engine import Engine
+from tinker_cookbook.engine.requests import SamplingSettings, sample_request
+from tinker_cookbook.engine.sampler import Sampler
+from tinker_cookbook.server.openai.drawing import Drawing
+
+
+@pytest.fixture(scope="module")
+def checkpoint(oai_serving, stories_model):
+    """Makes checkpoints of the first owner: (service, path)."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("TINKER_API_KEY", oai_serving.key())
+        connection = connect(oai_serving.url)
+        client = connection.service.create_lora_training_client(stories_model, rank=4, seed=0)
+        path = client.save_weights_for_sampler("first").result().path
+        yield connection.service, client, path
+        connection.close()
+
+
+def said(error):
+    """(status, code, param) of an error that has OpenAI's shape."""
+    body = error.value.response.json()["error"]
+    assert set(body) == {"message", "type", "param", "code"}
+    assert body["message"]
+    return error.value.status_code, body["code"], body["param"]
+
+
+def test_models_are_those_served_and_the_owners_checkpoints(
+    oai, other, checkpoint, stories_model, scripted_model
+):
+    path = checkpoint[2]
+    assert [model.id for model in oai.models.list()] == [stories_model, scripted_model, path]
+    assert [model.id for model in other.models.list()] == [stories_model, scripted_model]
+    assert oai.models.retrieve(path).owned_by == "local"
+    assert oai.models.retrieve(stories_model).id == stories_model
+    with pytest.raises(openai.NotFoundError) as error:
+        other.models.retrieve(path)
+    assert said(error) == (404, "model_not_found", "model")
+
+
+def test_a_checkpoint_is_sampled_until_it_is_deleted(
+    oai, other, checkpoint, stories_model, oai_serving, monkeypatch
+):
+    service, client, path = checkpoint
+    ask = {"prompt": "Once", "max_tokens": 8, "temperature": 0}
+    base = oai.completions.create(model=stories_model, **ask).choices[0].text
+    assert oai.completions.create(model=path, **ask).choices[0].text == base  # B is zero
+    training = client.save_state("state").result().path
+    assert oai.completions.create(model=training, **ask).choices[0].text == base
+    with pytest.raises(openai.NotFoundError) as error:
+        other.completions.create(model=path, **ask)
+    assert said(error) == (404, "model_not_found", "model")
+    second = client.save_weights_for_sampler("second").result().path
+    oai.completions.create(model=second, **ask)
+    monkeypatch.setenv("TINKER_API_KEY", oai_serving.key())
+    service.create_rest_client().delete_checkpoint_from_tinker_path(second).result()
+    with pytest.raises(openai.NotFoundError) as error:
+        oai.completions.create(model=second, **ask)
+    assert said(error) == (404, "model_not_found", "model")
+
+
+@pytest.mark.parametrize(
+    ("more", "param"),
+    [
+        ({"presence_penalty": 0.5}, "presence_penalty"),
+        ({"logit_bias": {"5": 10}}, "logit_bias"),
+        ({"extra_body": {"response_format": {"type": "json_object"}}}, "response_format"),
+        ({"extra_body": {"temprature": 0}}, "temprature"),
+        ({"best_of": 3}, "best_of"),
+        ({"n": 0}, "n"),
+        ({"temperature": -1}, "temperature"),
+        ({"top_p": 0}, "top_p"),
+        ({"stop": ""}, "stop"),
+        ({"prompt": []}, "prompt"),
+        ({"prompt": [10**6]}, "prompt"),
+        ({"prompt": [5] * 4000}, "prompt"),
+        ({"max_tokens": 0}, "max_tokens"),
+    ],
+)
+@pytest.mark.parametrize("stream", [False, True])
+def test_what_cannot_be_done_is_refused(oai, stories_model, more, param, stream):
+    ask = {"model": stories_model, "prompt": "Once", "max_tokens": 4, **more}
+    with pytest.raises(openai.BadRequestError) as error:
+        oai.completions.create(stream=stream, **ask)
+    assert said(error)[2] == param
+
+
+@pytest.mark.parametrize(
+    ("more", "param"),
+    [
+        ({"tool_choice": "required"}, "tool_choice"),
+        ({"reasoning_effort": "low"}, "reasoning_effort"),
+        ({"top_logprobs": 2}, "top_logprobs"),
+        ({"messages": []}, "messages"),
+        ({"messages": [{"role": "user"}]}, "messages[0].content"),
+        (
+            {"messages": [{"role": "user", "content": [{"type": "image_url", "image_url": {}}]}]},
+            "messages[0].content[0]",
+        ),
+        ({"extra_body": {"renderer_name": "role_collon"}}, "renderer_name"),
+        ({"tools": [{"type": "function", "function": {"name": "f"}}]}, None),
+    ],
+)
+def test_chat_refuses_too(oai, stories_model, more, param):
+    messages = [{"role": "user", "content": "Hi"}]
+    ask = {"model": stories_model, "messages": messages, "max_tokens": 4, **more}
+    with pytest.raises(openai.BadRequestError) as error:
+        oai.chat.completions.create(**ask)
+    assert said(error)[2] == param
+
+
+def test_what_has_no_effect_is_taken(oai, stories_model):
+    found = oai.completions.create(
+        model=stories_model,
+        prompt="Once",
+        max_tokens=2,
+        user="me",
+        presence_penalty=0,
+        logit_bias={},
+        extra_body={"metadata": {"a": "b"}, "store": False, "suffix": None},
+    )
+    assert found.choices[0].finish_reason == "length"
+
+
+def test_keys_models_and_addresses_that_are_unknown(oai_with, oai):
+    with pytest.raises(openai.AuthenticationError) as error:
+        oai_with("tml-wrong").models.list()
+    assert said(error) == (401, "invalid_api_key", None)
+    with pytest.raises(openai.NotFoundError) as error:
+        oai.chat.completions.create(model="gpt-x", messages=[{"role": "user", "content": "Hi"}])
+    assert said(error) == (404, "model_not_found", "model")
+    with pytest.raises(openai.NotFoundError) as error:
+        oai.embeddings.create(model="x", input="y")
+    assert said(error) == (404, "unknown_url", None)
+
+
+def test_a_stream_that_is_left_frees_its_place(oai, oai_serving, stories_model):
+    """While it runs there is no room for another; once its client has gone there is."""
+    ask = {"model": stories_model, "prompt": "Once", "max_tokens": 500}
+    ask |= {"n": 60, "extra_body": {"top_k": 5}}
+    stream = oai.completions.create(stream=True, seed=0, **ask)
+    next(iter(stream))
+    with pytest.raises(openai.RateLimitError) as error:
+        oai.completions.create(**ask)
+    assert said(error)[:2] == (429, "rate_limit_exceeded")
+    stream.close()
+    until = time.monotonic() + 5
+    while True:
+        try:
+            found = oai.completions.create(**{**ask, "max_tokens": 1})
+            break
+        except openai.RateLimitError:
+            assert time.monotonic() < until
+            time.sleep(0.05)
+    assert len(found.choices) == 60
+
+
+def test_closing_cancels_in_the_engine(stories_model):
+    engine = Engine("cpu", "float32")
+    sampler = engine.submit(lambda: Sampler(engine.base_model(stories_model), None)).result()
+
+    class Anyone:
+        host = type("Host", (), {"engine": engine})
+        begin = end = staticmethod(lambda samples: None)
+
+    async def leave():
+        request = sample_request(sampler, [5], 8, SamplingSettings(seed=0))
+        drawing = Drawing(Anyone(), [request])
+        drawing.start(streamed=True)
+        first = await anext(drawing.events())
+        drawing.close()
+        return request, first
+
+    request, first = asyncio.run(leave())
+    assert sorted(event.choice for event in first) == list(range(8))
+    assert request.future.cancelled()
+    until = time.monotonic() + 10
+    while any(batcher.busy for batcher in engine._batchers.values()):
+        assert time.monotonic() < until
+        time.sleep(0.01)
+    assert max(len(row.sample.tokens) for row in request.rows) < request.limit
+    engine.close()
+
+
+def test_the_health_address_and_the_other_errors_are_as_they_were(oai_serving):
+    assert httpx.get(f"{oai_serving.url}/healthz").json() == {"status": "ok"}
+    assert httpx.get(f"{oai_serving.url}/api/v1/checkpoints").json().keys() == {"detail"}

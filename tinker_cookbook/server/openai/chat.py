@@ -1,0 +1,175 @@
+"""``POST /chat/completions``: the next message of a conversation."""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+from fastapi import APIRouter, Request, Response
+
+from tinker_cookbook.engine.requests import PromptScores, Sample
+from tinker_cookbook.renderers import Renderer, StreamingTextDelta, StreamingThinkingDelta
+from tinker_cookbook.renderers.content import get_text_content
+from tinker_cookbook.renderers.messages import Message, ToolCall
+from tinker_cookbook.renderers.streaming import ContentDelta, MessageReader
+from tinker_cookbook.server.access import TheOwner, body_of
+from tinker_cookbook.server.keys import Owner
+from tinker_cookbook.server.openai.asking import Asked, envelope, sayable
+from tinker_cookbook.server.openai.bodies import ChatBody
+from tinker_cookbook.server.openai.drawing import Drawing
+from tinker_cookbook.server.openai.errors import OpenAIRoute
+from tinker_cookbook.server.openai.messages import prompt_tokens
+from tinker_cookbook.server.openai.samplers import Gateway, TheGateway
+from tinker_cookbook.server.openai.streaming import Answer
+from tinker_cookbook.server.openai.text import Drawn, Placed, token_bytes
+
+router = APIRouter(route_class=OpenAIRoute)
+
+
+@router.post("/chat/completions")
+async def chat_completions(request: Request, owner: TheOwner, gateway: TheGateway) -> Response:
+    """Answers to a conversation."""
+    body = ChatBody.read(await body_of(request, request.app.state.max_request_bytes))
+    answer = await gateway.run(_answer, gateway, owner, body)
+    return await answer.respond(request, bool(body.stream))
+
+
+def _answer(gateway: Gateway, owner: Owner, body: ChatBody) -> Answer:
+    opened = gateway.open(owner, body.model)
+    renderer = gateway.renderer(opened.base_model, body.renderer_name)
+    tokens = prompt_tokens(renderer, body.messages, body.tools or [])
+    asked = Asked.of(body, opened, body.most_tokens, renderer.get_stop_sequences())
+    choices = [ChatChoice(i, asked, _reader(renderer)) for i in range(asked.num_samples)]
+    return Answer(
+        envelope("chatcmpl", "chat.completion.chunk", body.model),
+        "chat.completion",
+        choices,
+        Drawing(gateway, [asked.request(tokens)]),
+        body.include_usage,
+    )
+
+
+def _reader(renderer: Renderer) -> MessageReader:
+    # Not ``response_parser``: it takes tokens, and a stop string may end within one.
+    return renderer._reader()
+
+
+class ChatChoice:
+    """One answer: text, thinking and tool calls as the chat format writes them."""
+
+    def __init__(self, index: int, asked: Asked, reader: MessageReader) -> None:
+        self._index, self._asked, self._reader = index, asked, reader
+        self._drawn = asked.text()
+        self._placed: list[Placed] = []
+        self._message: dict[str, Any] = {}
+        self._finish: str | None = None
+
+    def begin(self, scores: PromptScores | None) -> list[dict[str, Any]]:
+        """Whose message it is."""
+        return [self._chunk({"role": "assistant", "content": ""}, [])]
+
+    def add(self, drawn: Sequence[Drawn]) -> dict[str, Any] | None:
+        """More text and thinking. Calls come whole, in the end."""
+        text = self._drawn.add(drawn)
+        delta = _content(self._reader.feed(text)) if text else {}
+        placed = self._taken()
+        sent = delta or (placed and self._asked.topk is not None)
+        return self._chunk(delta, placed) if sent else None
+
+    def end(self, sample: Sample) -> list[dict[str, Any]]:
+        """The rest, calls, and why it ends."""
+        text = self._drawn.finish()
+        deltas = [*(self._reader.feed(text) if text else []), *self._reader.finish()]
+        found = self._reader.message()
+        # A call that cannot be read is said as the text that it is.
+        unread = "".join(call.raw_text for call in found.get("unparsed_tool_calls", []))
+        calls = [_call(call) for call in found.get("tool_calls", [])]
+        self._message = _message(found, unread, calls)
+        delta = _content(deltas)
+        if unread:
+            delta["content"] = delta.get("content", "") + unread
+        if calls:
+            delta["tool_calls"] = [{"index": i, **call} for i, call in enumerate(calls)]
+        placed = self._taken()
+        sent = [self._chunk(delta, placed)] if delta or placed else []
+        stopped = self._drawn.stopped or sample.stop_reason == "stop"
+        self._finish = ("tool_calls" if calls else "stop") if stopped else "length"
+        return [*sent, self._chunk({}, [])]
+
+    def whole(self) -> dict[str, Any]:
+        """All of it."""
+        return {
+            "index": self._index,
+            "message": self._message,
+            "logprobs": self._logprobs(self._placed),
+            "finish_reason": self._finish,
+        }
+
+    def _taken(self) -> list[Placed]:
+        placed = self._drawn.placed()
+        self._placed += placed
+        return placed
+
+    def _chunk(self, delta: dict[str, Any], placed: Sequence[Placed]) -> dict[str, Any]:
+        return {
+            "index": self._index,
+            "delta": delta,
+            "logprobs": self._logprobs(placed) if placed else None,
+            "finish_reason": self._finish,
+        }
+
+    def _logprobs(self, placed: Sequence[Placed]) -> dict[str, Any] | None:
+        if self._asked.topk is None:
+            return None
+        return {"content": [self._token(one.drawn) for one in placed], "refusal": None}
+
+    def _token(self, drawn: Drawn) -> dict[str, Any]:
+        assert drawn.logprob is not None
+        top = []
+        if drawn.top is not None:
+            pairs = zip(drawn.top[0].tolist(), drawn.top[1].tolist(), strict=True)
+            top = [self._spelled(token, logprob) for token, logprob in pairs]
+        return {**self._spelled(drawn.token, drawn.logprob), "top_logprobs": top}
+
+    def _spelled(self, token: int, logprob: float) -> dict[str, Any]:
+        codec = self._asked.opened.codec
+        return {
+            "token": codec.decode([token]),
+            "logprob": sayable(logprob),
+            "bytes": token_bytes(codec, token),
+        }
+
+
+def _content(deltas: Iterable[ContentDelta]) -> dict[str, Any]:
+    found: dict[str, Any] = {}
+    for delta in deltas:
+        if isinstance(delta, StreamingTextDelta):
+            found["content"] = found.get("content", "") + delta.text
+        elif isinstance(delta, StreamingThinkingDelta):
+            found["reasoning_content"] = found.get("reasoning_content", "") + delta.thinking
+    return found
+
+
+def _message(found: Message, unread: str, calls: list[dict[str, Any]]) -> dict[str, Any]:
+    text = get_text_content(found) + unread
+    message: dict[str, Any] = {
+        "role": "assistant",
+        "content": text if text or not calls else None,
+        "refusal": None,
+    }
+    content = found["content"]
+    if not isinstance(content, str):
+        thoughts = "".join(part["thinking"] for part in content if part["type"] == "thinking")
+        message["reasoning_content"] = thoughts
+    if calls:
+        message["tool_calls"] = calls
+    return message
+
+
+def _call(call: ToolCall) -> dict[str, Any]:
+    return {
+        "id": call.id or f"call_{secrets.token_hex(12)}",
+        "type": "function",
+        "function": call.function.model_dump(),
+    }
