@@ -286,6 +286,21 @@ class LocalTrainingClient(ReadyClient["LocalTrainingClient"], TrainingAsync):
         save = self._save("sampler_weights", name, ttl_seconds, True, user_metadata)
         return self._submit(lambda run: types.SaveWeightsForSamplerResponse(path=save(run)))
 
+    def save_weights_external(
+        self,
+        name: str,
+        ttl_seconds: int | None = None,
+        age_encryption_recipients: list[str] | None = None,
+    ) -> LocalFuture[types.SaveWeightsExternalResponse]:
+        """Saves the adapter for use elsewhere; ``.path`` is ``tinker://RUN/external_weights/NAME``.
+
+        Its files are PEFT's own; the rest client's ``copy_out`` gives a folder of them.
+        """
+        _refuse("age_encryption_recipients", age_encryption_recipients or None)
+        save = self._save("external_weights", name, ttl_seconds, True, None)
+
+        return self._submit(lambda run: types.SaveWeightsExternalResponse(path=save(run)))
+
     def save_weights_and_get_sampling_client(
         self,
         name: str | None = None,

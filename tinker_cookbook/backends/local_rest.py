@@ -30,6 +30,7 @@ AccessScope = Literal["owned", "accessible"]
 _TYPE_OF_KIND: dict[str, types.CheckpointType] = {
     "weights": "training",
     "sampler_weights": "sampler",
+    "external_weights": "external",
 }
 
 

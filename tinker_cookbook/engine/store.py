@@ -246,6 +246,11 @@ class CheckpointStore(RunStore):
             files.replace_folder(folder, content)
         return folder
 
+    def peft_files(self, tinker_path: str) -> dict[str, bytes]:
+        """The files that ``copy_out`` copies, by name."""
+        with self._reading(TinkerPath.parse(tinker_path)) as source:
+            return dict(fmt.read_peft_files(source))
+
     def archive(self, tinker_path: str) -> Path:
         """Writes a tar file of what ``copy_out`` copies, inside the store, and returns its path.
 

@@ -14,7 +14,7 @@ from typing import Literal, cast, get_args
 
 from tinker_cookbook.exceptions import CheckpointError
 
-Kind = Literal["weights", "sampler_weights"]
+Kind = Literal["weights", "sampler_weights", "external_weights"]
 """``weights`` continue training (adapter, optimizer, step); ``sampler_weights`` only sample."""
 
 KINDS: tuple[Kind, ...] = get_args(Kind)

@@ -102,6 +102,16 @@ class SaveWeights(Body):
     user_metadata: Metadata = None
 
 
+class SaveExternal(Body):
+    """An adapter for use elsewhere."""
+
+    model_id: Id
+    path: str | None = None
+    seq_id: Number | None = None
+    ttl_seconds: int | None = None
+    age_encryption_recipients: list[str] | None = None
+
+
 class SaveForSampler(Body):
     """A checkpoint by name, or a sampler of the present weights."""
 

@@ -17,6 +17,7 @@ from tinker_cookbook.engine.engine import Engine
 from tinker_cookbook.exceptions import ModelNotFoundError, nearest
 from tinker_cookbook.server.errors import Gone, NotThere
 from tinker_cookbook.server.keys import KeyFile, Owner
+from tinker_cookbook.server.links import Links
 from tinker_cookbook.server.pending import Board
 from tinker_cookbook.server.sessions import Model, OpenSampler, Session
 
@@ -46,6 +47,7 @@ class Host:
     ) -> None:
         self.engine, self.models, self.keys = engine, tuple(models), keys
         self.board = Board()
+        self.links = Links()
         self.stopping = asyncio.Event()
         self.trained_tokens = self.sampled_tokens = 0
         self.started_at = time.time()

@@ -63,6 +63,10 @@ class KeyFile:
                 found = self._owners[name]
         return found
 
+    def owner(self, name: str) -> Owner:
+        """The owner of this name, who has a key."""
+        return self._owners[name]
+
     @property
     def names(self) -> list[str]:
         """The owners."""

@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
+import asyncio
 from typing import Annotated, Any, Literal
 
-from fastapi import APIRouter, Query, Response
+from fastapi import APIRouter, Query, Request, Response
 from fastapi.responses import FileResponse
 
 from tinker_cookbook.backends.local_rest import LocalRestClient
 from tinker_cookbook.server import bodies
-from tinker_cookbook.server.access import TheOwner
+from tinker_cookbook.server.access import TheHost, TheOwner
 
 router = APIRouter(prefix="/api/v1", tags=["rest"])
 
-Kind = Literal["weights", "sampler_weights"]
+Kind = Literal["weights", "sampler_weights", "external_weights"]
 Limit = Annotated[int, Query(ge=1, le=1000)]
 Offset = Annotated[int, Query(ge=0)]
 
@@ -80,3 +81,39 @@ async def archive(run_id: str, kind: Kind, name: str, owner: TheOwner) -> FileRe
     client = _client(owner)
     await client.get_checkpoint_archive_url_from_tinker_path(path)
     return FileResponse(owner.store.archive(path), media_type="application/x-tar")
+
+
+@router.get("/training_runs/{run_id}/checkpoints/{kind}/{name}/external_weights_urls")
+async def external_weights_urls(
+    run_id: str, kind: Kind, name: str, request: Request, owner: TheOwner, host: TheHost
+) -> dict[str, Any]:
+    """An address for each file of an adapter, which needs no key and holds for an hour."""
+    path = f"tinker://{run_id}/{kind}/{name}"
+    files = await asyncio.to_thread(owner.store.peft_files, path)
+    signed = {file: host.links.sign(owner.name, path, file) for file in files}
+    base = f"{str(request.base_url).rstrip('/')}{router.prefix}"
+    return {
+        "urls": {
+            file: f"{base}/files/{owner.name}/{run_id}/{kind}/{name}/{file}?{query}"
+            for file, query in signed.items()
+        },
+        "expires": host.links.expires().isoformat(),
+    }
+
+
+@router.get("/files/{owner_name}/{run_id}/{kind}/{name}/{file}", response_model=None)
+async def file_of(
+    owner_name: str,
+    run_id: str,
+    kind: Kind,
+    name: str,
+    file: str,
+    host: TheHost,
+    until: int = 0,
+    signature: str = "",
+) -> Response:
+    """A file by its signed address."""
+    path = f"tinker://{run_id}/{kind}/{name}"
+    owner = host.links.owner_of(host.keys, owner_name, path, file, until, signature)
+    files = await asyncio.to_thread(owner.store.peft_files, path)
+    return Response(files[file], media_type="application/octet-stream")

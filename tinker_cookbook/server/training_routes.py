@@ -140,6 +140,19 @@ async def save_weights(body: bodies.SaveWeights, owner: TheOwner, host: TheHost)
     return _operate(host, owner, body.model_id, body.seq_id, begin, AsJson(type="save_weights"))
 
 
+@router.post("/save_weights_external")
+async def save_weights_external(body: bodies.SaveExternal, owner: TheOwner, host: TheHost) -> Ack:
+    """An adapter whose files can be fetched."""
+    name = _name_of(body.path)
+
+    def begin(client: LocalTrainingClient) -> Future[Any]:
+        recipients = body.age_encryption_recipients
+        return client.save_weights_external(name, body.ttl_seconds, recipients).future()
+
+    encoder = AsJson(type="save_weights_external")
+    return _operate(host, owner, body.model_id, body.seq_id, begin, encoder)
+
+
 @router.post("/save_weights_for_sampler")
 async def save_for_sampler(body: bodies.SaveForSampler, owner: TheOwner, host: TheHost) -> Ack:
     """A checkpoint to sample from; without a name, a sampler of the present weights."""
