@@ -9,29 +9,23 @@ from __future__ import annotations
 
 import secrets
 import time
-from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import Future
 from typing import TYPE_CHECKING, Any, TypeVar
 
-import tinker
-import torch
 from tinker import types
 
-from tinker_cookbook.backends import convert
-from tinker_cookbook.backends.async_spellings import ServiceAsync, TrainingAsync
-from tinker_cookbook.backends.futures import LocalFuture, ReadyClient
+from tinker_cookbook.backends.async_spellings import ServiceAsync
 from tinker_cookbook.backends.local_rest import LocalRestClient
 from tinker_cookbook.backends.local_sampling import LocalSamplingClient
-from tinker_cookbook.backends.protocols import CustomLoss
+from tinker_cookbook.backends.local_training import LocalTrainingClient, refuse
 from tinker_cookbook.engine.adapters import AdapterSpec
-from tinker_cookbook.engine.checkpoints import load_run, run_info, save_run
+from tinker_cookbook.engine.checkpoints import load_run, run_info
 from tinker_cookbook.engine.engine import Engine
-from tinker_cookbook.engine.store import CheckpointStore, Kind
+from tinker_cookbook.engine.store import CheckpointStore
 from tinker_cookbook.engine.training_run import TrainingRun
 from tinker_cookbook.exceptions import BackendError
 
 if TYPE_CHECKING:
-    from transformers import PreTrainedTokenizerBase
+    pass
 
 T = TypeVar("T")
 
@@ -93,7 +87,7 @@ class LocalServiceClient(ServiceAsync):
             return run
 
         created = self.engine.submit_in(run_id, create)
-        return LocalTrainingClient(self, base_model, run_id, created)
+        return LocalTrainingClient(self.engine, self.store, base_model, run_id, created)
 
     def create_training_client_from_state(
         self,
@@ -105,7 +99,7 @@ class LocalServiceClient(ServiceAsync):
     ) -> LocalTrainingClient:
         """A new run from the weights of ``path``, with a fresh optimizer."""
         _require_adam(optimizer)
-        _refuse("weights_access_token", weights_access_token)
+        refuse("weights_access_token", weights_access_token)
         return self.continue_run(
             self._next_id(), path, base_model, user_metadata, with_optimizer=False
         )
@@ -118,7 +112,7 @@ class LocalServiceClient(ServiceAsync):
         weights_access_token: str | None = None,
     ) -> LocalTrainingClient:
         """A new run from weights and optimizer of ``path``: goes on as if never stopped."""
-        _refuse("weights_access_token", weights_access_token)
+        refuse("weights_access_token", weights_access_token)
         return self.continue_run(
             self._next_id(), path, base_model, user_metadata, with_optimizer=True
         )
@@ -143,7 +137,9 @@ class LocalServiceClient(ServiceAsync):
             self.store.create_run(run_id, run_info(run, metadata))
             return run
 
-        return LocalTrainingClient(self, name, run_id, self.engine.submit_in(run_id, create))
+        return LocalTrainingClient(
+            self.engine, self.store, name, run_id, self.engine.submit_in(run_id, create)
+        )
 
     def create_sampling_client(
         self,
@@ -153,7 +149,7 @@ class LocalServiceClient(ServiceAsync):
         record_stability_info: bool = False,
     ) -> LocalSamplingClient:
         """Samples from the checkpoint ``model_path`` or from the plain ``base_model``."""
-        _refuse("record_stability_info", record_stability_info or None)
+        refuse("record_stability_info", record_stability_info or None)
         if (model_path is None) == (base_model is None):
             raise BackendError(
                 "create_sampling_client: give either model_path='tinker://...' or base_model='...'"
@@ -191,223 +187,6 @@ class LocalServiceClient(ServiceAsync):
     def _next_id(self) -> str:
         self._count += 1
         return f"{self._session}:train:{self._count - 1}"
-
-
-class LocalTrainingClient(ReadyClient["LocalTrainingClient"], TrainingAsync):
-    """Trains one adapter. Gradients add up until ``optim_step``."""
-
-    def __init__(
-        self,
-        service: LocalServiceClient,
-        base_model: str,
-        run_id: str,
-        created: Future[TrainingRun],
-    ) -> None:
-        super().__init__(created)
-        self._service = service
-        self._engine = service.engine
-        self._base_model = base_model
-        self._run_id = run_id
-        self._created = created
-
-    def forward(
-        self,
-        data: list[tinker.Datum],
-        loss_fn: types.LossFnType,
-        loss_fn_config: Mapping[str, float | str] | None = None,
-    ) -> LocalFuture[types.ForwardBackwardOutput]:
-        """Log-probabilities and summed loss, without gradients."""
-        return self._pass(data, loss_fn, loss_fn_config, backward=False)
-
-    def forward_backward(
-        self,
-        data: list[tinker.Datum],
-        loss_fn: types.LossFnType,
-        loss_fn_config: Mapping[str, float | str] | None = None,
-    ) -> LocalFuture[types.ForwardBackwardOutput]:
-        """Adds the gradient of the summed loss; metric ``loss:sum``."""
-        return self._pass(data, loss_fn, loss_fn_config, backward=True)
-
-    def forward_backward_custom(
-        self, data: list[tinker.Datum], loss_fn: CustomLoss
-    ) -> LocalFuture[types.ForwardBackwardOutput]:
-        """Adds the gradient of ``loss_fn(data, logprobs) -> (loss, metrics)``.
-
-        ``logprobs`` holds one tensor [T] a datum; real autograd runs through ``loss_fn``, on the
-        engine's thread. A function with a ``group_size`` is called for whole groups at a time
-        and one that is ``trained_only`` gets no log-probabilities of prompts
-        (``protocols.CustomLoss``).
-        """
-
-        def call(
-            indices: Sequence[int], logprobs: list[torch.Tensor]
-        ) -> tuple[torch.Tensor, dict[str, float]]:
-            return loss_fn([data[i] for i in indices], logprobs)
-
-        def work(run: TrainingRun) -> types.ForwardBackwardOutput:
-            trained_only = bool(getattr(loss_fn, "trained_only", False))
-            examples = convert.examples_of(convert.for_custom_loss(data, trained_only=trained_only))
-            group_size = getattr(loss_fn, "group_size", None)
-            return convert.loss_output_of(
-                run.forward_backward_custom(examples, call, group_size, trained_only=trained_only)
-            )
-
-        return self._submit(work)
-
-    def optim_step(
-        self,
-        optim_params: types.AdamParams | None = None,
-        *,
-        adam_params: types.AdamParams | None = None,
-    ) -> LocalFuture[types.OptimStepResponse]:
-        """One AdamW step; metric ``grad_norm`` (before clipping)."""
-        params = optim_params if optim_params is not None else adam_params
-        settings = convert.adam_settings_of(params or types.AdamParams())
-        return self._submit(lambda run: types.OptimStepResponse(metrics=run.optim_step(settings)))
-
-    def save_state(
-        self,
-        name: str,
-        ttl_seconds: int | None = None,
-        overwrite: bool = False,
-        user_metadata: dict[str, str] | None = None,
-    ) -> LocalFuture[types.SaveWeightsResponse]:
-        """Saves adapter, optimizer and step; ``.path`` is ``tinker://RUN/weights/NAME``."""
-        save = self._save("weights", name, ttl_seconds, overwrite, user_metadata)
-        return self._submit(lambda run: types.SaveWeightsResponse(path=save(run)))
-
-    def save_weights_for_sampler(
-        self,
-        name: str,
-        ttl_seconds: int | None = None,
-        user_metadata: dict[str, str] | None = None,
-    ) -> LocalFuture[types.SaveWeightsForSamplerResponse]:
-        """Saves the adapter alone; ``.path`` is ``tinker://RUN/sampler_weights/NAME``."""
-        save = self._save("sampler_weights", name, ttl_seconds, True, user_metadata)
-        return self._submit(lambda run: types.SaveWeightsForSamplerResponse(path=save(run)))
-
-    def save_weights_external(
-        self,
-        name: str,
-        ttl_seconds: int | None = None,
-        age_encryption_recipients: list[str] | None = None,
-    ) -> LocalFuture[types.SaveWeightsExternalResponse]:
-        """Saves the adapter for use elsewhere; ``.path`` is ``tinker://RUN/external_weights/NAME``.
-
-        Its files are PEFT's own; the rest client's ``copy_out`` gives a folder of them.
-        """
-        _refuse("age_encryption_recipients", age_encryption_recipients or None)
-        save = self._save("external_weights", name, ttl_seconds, True, None)
-
-        return self._submit(lambda run: types.SaveWeightsExternalResponse(path=save(run)))
-
-    def save_weights_and_get_sampling_client(
-        self,
-        name: str | None = None,
-        retry_config: Any = None,
-        record_stability_info: bool = False,
-        kind: str = "snapshot",
-    ) -> LocalSamplingClient:
-        """A sampling client for the weights after the operations submitted so far.
-
-        Nothing is written: the client holds the present tensors, and later steps leave them alone.
-        """
-        _refuse("record_stability_info", record_stability_info or None)
-        _refuse("kind", None if kind == "snapshot" else kind)
-        return LocalSamplingClient.of_run(
-            self._engine, self._base_model, self._run_id, lambda: self._created.result()
-        )
-
-    def load_state(self, path: str) -> LocalFuture[types.LoadWeightsResponse]:
-        """Replaces the weights by those of ``path``; the optimizer starts afresh."""
-        return self._load(path, with_optimizer=False)
-
-    def load_state_with_optimizer(self, path: str) -> LocalFuture[types.LoadWeightsResponse]:
-        """Replaces weights and optimizer by those of ``path``."""
-        return self._load(path, with_optimizer=True)
-
-    def create_sampling_client(
-        self, model_path: str, retry_config: Any = None, record_stability_info: bool = False
-    ) -> LocalSamplingClient:
-        """Samples from a saved checkpoint."""
-        return self._service.create_sampling_client(
-            model_path, None, retry_config, record_stability_info
-        )
-
-    def get_info(self) -> types.GetInfoResponse:
-        """Model name, rank and run id; waits until the run exists."""
-        run = self._created.result()
-        return types.GetInfoResponse(
-            type="get_info",
-            model_id=self._run_id,
-            model_data=types.ModelData(
-                arch=type(run.base.config).__name__,
-                model_name=self._base_model,
-                tokenizer_id=str(run.base.folder),
-            ),
-            is_lora=True,
-            lora_rank=run.adapter.spec.rank,
-            model_name=self._base_model,
-        )
-
-    def get_tokenizer(self) -> PreTrainedTokenizerBase:
-        """The tokenizer of the base model."""
-        from tinker_cookbook.tokenizer_utils import get_tokenizer
-
-        return get_tokenizer(self._base_model)
-
-    def _pass(
-        self,
-        data: list[tinker.Datum],
-        loss_fn: str,
-        loss_fn_config: Mapping[str, float | str] | None,
-        *,
-        backward: bool,
-    ) -> LocalFuture[types.ForwardBackwardOutput]:
-        def work(run: TrainingRun) -> types.ForwardBackwardOutput:
-            examples = convert.examples_of(data)
-            output = run.forward_backward(examples, loss_fn, loss_fn_config, backward=backward)
-            return convert.loss_output_of(output)
-
-        return self._submit(work)
-
-    def _save(
-        self,
-        kind: Kind,
-        name: str,
-        ttl_seconds: int | None,
-        overwrite: bool,
-        user_metadata: dict[str, str] | None,
-    ) -> Callable[[TrainingRun], str]:
-        return lambda run: save_run(
-            self._service.store,
-            run,
-            kind,
-            name,
-            ttl_seconds=ttl_seconds,
-            overwrite=overwrite,
-            user_metadata=user_metadata,
-        )
-
-    def _load(self, path: str, *, with_optimizer: bool) -> LocalFuture[types.LoadWeightsResponse]:
-        loaded = self._service.store.read_checkpoint(path, with_optimizer=with_optimizer)
-
-        def work(run: TrainingRun) -> types.LoadWeightsResponse:
-            run.replace_by(load_run(self._engine, self._run_id, self._base_model, loaded, path))
-            return types.LoadWeightsResponse(path=path)
-
-        return self._submit(work)
-
-    def _submit(self, work: Callable[[TrainingRun], T]) -> LocalFuture[T]:
-        """Queues ``work(run)``; if the run could not be created, raises why."""
-        return LocalFuture(
-            self._engine.submit_in(self._run_id, lambda: work(self._created.result()))
-        )
-
-
-def _refuse(name: str, value: object) -> None:
-    if value is not None:
-        raise BackendError(f"{name}={value!r} is a feature of the hosted API; leave it out here")
 
 
 def _require_adam(optimizer: types.AdamOptimizerConfig | None) -> None:

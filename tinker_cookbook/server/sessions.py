@@ -6,8 +6,9 @@ import time
 from dataclasses import dataclass, field
 from typing import Any
 
-from tinker_cookbook.backends.local import LocalServiceClient, LocalTrainingClient
+from tinker_cookbook.backends.local import LocalServiceClient
 from tinker_cookbook.backends.local_sampling import LocalSamplingClient
+from tinker_cookbook.backends.local_training import LocalTrainingClient
 from tinker_cookbook.server.keys import Owner
 from tinker_cookbook.server.turns import Turns
 

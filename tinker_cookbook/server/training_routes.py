@@ -11,7 +11,7 @@ from fastapi import APIRouter, Request
 from tinker import types
 
 from tinker_cookbook.backends.futures import LocalFuture
-from tinker_cookbook.backends.local import LocalTrainingClient
+from tinker_cookbook.backends.local_training import LocalTrainingClient
 from tinker_cookbook.engine.adapters import AdapterSpec
 from tinker_cookbook.exceptions import BackendError, DataValidationError
 from tinker_cookbook.server import bodies

@@ -99,7 +99,7 @@ def test_streaming_gives_the_data_and_gradients_of_synchronous(
     stories_model, tmp_path, monkeypatch
 ):
     """And it submits training while groups are still playing."""
-    from tinker_cookbook.backends.local import LocalTrainingClient
+    from tinker_cookbook.backends.local_training import LocalTrainingClient
 
     # A large eps, since Adam makes a full step of a gradient that is nothing but rounding.
     data = {"num_batches": 1, "reward_for": "length"}

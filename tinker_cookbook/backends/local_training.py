@@ -1,0 +1,244 @@
+"""The training client of the bundled engine. Loaded only through ``connect()``."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import Future
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import tinker
+import torch
+from tinker import types
+
+from tinker_cookbook.backends import convert
+from tinker_cookbook.backends.async_spellings import TrainingAsync
+from tinker_cookbook.backends.futures import LocalFuture, ReadyClient
+from tinker_cookbook.backends.local_sampling import LocalSamplingClient
+from tinker_cookbook.backends.protocols import CustomLoss
+from tinker_cookbook.engine.checkpoints import load_run, save_run
+from tinker_cookbook.engine.engine import Engine
+from tinker_cookbook.engine.store import CheckpointStore, Kind
+from tinker_cookbook.engine.training_run import TrainingRun
+from tinker_cookbook.exceptions import BackendError
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
+
+T = TypeVar("T")
+
+
+class LocalTrainingClient(ReadyClient["LocalTrainingClient"], TrainingAsync):
+    """Trains one adapter. Gradients add up until ``optim_step``."""
+
+    def __init__(
+        self,
+        engine: Engine,
+        store: CheckpointStore,
+        base_model: str,
+        run_id: str,
+        created: Future[TrainingRun],
+    ) -> None:
+        super().__init__(created)
+        self._engine, self._store = engine, store
+        self._base_model = base_model
+        self._run_id = run_id
+        self._created = created
+
+    def forward(
+        self,
+        data: list[tinker.Datum],
+        loss_fn: types.LossFnType,
+        loss_fn_config: Mapping[str, float | str] | None = None,
+    ) -> LocalFuture[types.ForwardBackwardOutput]:
+        """Log-probabilities and summed loss, without gradients."""
+        return self._pass(data, loss_fn, loss_fn_config, backward=False)
+
+    def forward_backward(
+        self,
+        data: list[tinker.Datum],
+        loss_fn: types.LossFnType,
+        loss_fn_config: Mapping[str, float | str] | None = None,
+    ) -> LocalFuture[types.ForwardBackwardOutput]:
+        """Adds the gradient of the summed loss; metric ``loss:sum``."""
+        return self._pass(data, loss_fn, loss_fn_config, backward=True)
+
+    def forward_backward_custom(
+        self, data: list[tinker.Datum], loss_fn: CustomLoss
+    ) -> LocalFuture[types.ForwardBackwardOutput]:
+        """Adds the gradient of ``loss_fn(data, logprobs) -> (loss, metrics)``.
+
+        ``logprobs`` holds one tensor [T] a datum; real autograd runs through ``loss_fn``, on the
+        engine's thread. A function with a ``group_size`` is called for whole groups at a time
+        and one that is ``trained_only`` gets no log-probabilities of prompts
+        (``protocols.CustomLoss``).
+        """
+
+        def call(
+            indices: Sequence[int], logprobs: list[torch.Tensor]
+        ) -> tuple[torch.Tensor, dict[str, float]]:
+            return loss_fn([data[i] for i in indices], logprobs)
+
+        def work(run: TrainingRun) -> types.ForwardBackwardOutput:
+            trained_only = bool(getattr(loss_fn, "trained_only", False))
+            examples = convert.examples_of(convert.for_custom_loss(data, trained_only=trained_only))
+            group_size = getattr(loss_fn, "group_size", None)
+            return convert.loss_output_of(
+                run.forward_backward_custom(examples, call, group_size, trained_only=trained_only)
+            )
+
+        return self._submit(work)
+
+    def optim_step(
+        self,
+        optim_params: types.AdamParams | None = None,
+        *,
+        adam_params: types.AdamParams | None = None,
+    ) -> LocalFuture[types.OptimStepResponse]:
+        """One AdamW step; metric ``grad_norm`` (before clipping)."""
+        params = optim_params if optim_params is not None else adam_params
+        settings = convert.adam_settings_of(params or types.AdamParams())
+        return self._submit(lambda run: types.OptimStepResponse(metrics=run.optim_step(settings)))
+
+    def save_state(
+        self,
+        name: str,
+        ttl_seconds: int | None = None,
+        overwrite: bool = False,
+        user_metadata: dict[str, str] | None = None,
+    ) -> LocalFuture[types.SaveWeightsResponse]:
+        """Saves adapter, optimizer and step; ``.path`` is ``tinker://RUN/weights/NAME``."""
+        save = self._save("weights", name, ttl_seconds, overwrite, user_metadata)
+        return self._submit(lambda run: types.SaveWeightsResponse(path=save(run)))
+
+    def save_weights_for_sampler(
+        self,
+        name: str,
+        ttl_seconds: int | None = None,
+        user_metadata: dict[str, str] | None = None,
+    ) -> LocalFuture[types.SaveWeightsForSamplerResponse]:
+        """Saves the adapter alone; ``.path`` is ``tinker://RUN/sampler_weights/NAME``."""
+        save = self._save("sampler_weights", name, ttl_seconds, True, user_metadata)
+        return self._submit(lambda run: types.SaveWeightsForSamplerResponse(path=save(run)))
+
+    def save_weights_external(
+        self,
+        name: str,
+        ttl_seconds: int | None = None,
+        age_encryption_recipients: list[str] | None = None,
+    ) -> LocalFuture[types.SaveWeightsExternalResponse]:
+        """Saves the adapter for use elsewhere; ``.path`` is ``tinker://RUN/external_weights/NAME``.
+
+        Its files are PEFT's own; the rest client's ``copy_out`` gives a folder of them.
+        """
+        refuse("age_encryption_recipients", age_encryption_recipients or None)
+        save = self._save("external_weights", name, ttl_seconds, True, None)
+
+        return self._submit(lambda run: types.SaveWeightsExternalResponse(path=save(run)))
+
+    def save_weights_and_get_sampling_client(
+        self,
+        name: str | None = None,
+        retry_config: Any = None,
+        record_stability_info: bool = False,
+        kind: str = "snapshot",
+    ) -> LocalSamplingClient:
+        """A sampling client for the weights after the operations submitted so far.
+
+        Nothing is written: the client holds the present tensors, and later steps leave them alone.
+        """
+        refuse("record_stability_info", record_stability_info or None)
+        refuse("kind", None if kind == "snapshot" else kind)
+        return LocalSamplingClient.of_run(
+            self._engine, self._base_model, self._run_id, lambda: self._created.result()
+        )
+
+    def load_state(self, path: str) -> LocalFuture[types.LoadWeightsResponse]:
+        """Replaces the weights by those of ``path``; the optimizer starts afresh."""
+        return self._load(path, with_optimizer=False)
+
+    def load_state_with_optimizer(self, path: str) -> LocalFuture[types.LoadWeightsResponse]:
+        """Replaces weights and optimizer by those of ``path``."""
+        return self._load(path, with_optimizer=True)
+
+    def create_sampling_client(
+        self, model_path: str, retry_config: Any = None, record_stability_info: bool = False
+    ) -> LocalSamplingClient:
+        """Samples from a saved checkpoint."""
+        refuse("record_stability_info", record_stability_info or None)
+        return LocalSamplingClient.open(self._engine, self._store, model_path, None)
+
+    def get_info(self) -> types.GetInfoResponse:
+        """Model name, rank and run id; waits until the run exists."""
+        run = self._created.result()
+        return types.GetInfoResponse(
+            type="get_info",
+            model_id=self._run_id,
+            model_data=types.ModelData(
+                arch=type(run.base.config).__name__,
+                model_name=self._base_model,
+                tokenizer_id=str(run.base.folder),
+            ),
+            is_lora=True,
+            lora_rank=run.adapter.spec.rank,
+            model_name=self._base_model,
+        )
+
+    def get_tokenizer(self) -> PreTrainedTokenizerBase:
+        """The tokenizer of the base model."""
+        from tinker_cookbook.tokenizer_utils import get_tokenizer
+
+        return get_tokenizer(self._base_model)
+
+    def _pass(
+        self,
+        data: list[tinker.Datum],
+        loss_fn: str,
+        loss_fn_config: Mapping[str, float | str] | None,
+        *,
+        backward: bool,
+    ) -> LocalFuture[types.ForwardBackwardOutput]:
+        def work(run: TrainingRun) -> types.ForwardBackwardOutput:
+            examples = convert.examples_of(data)
+            output = run.forward_backward(examples, loss_fn, loss_fn_config, backward=backward)
+            return convert.loss_output_of(output)
+
+        return self._submit(work)
+
+    def _save(
+        self,
+        kind: Kind,
+        name: str,
+        ttl_seconds: int | None,
+        overwrite: bool,
+        user_metadata: dict[str, str] | None,
+    ) -> Callable[[TrainingRun], str]:
+        return lambda run: save_run(
+            self._store,
+            run,
+            kind,
+            name,
+            ttl_seconds=ttl_seconds,
+            overwrite=overwrite,
+            user_metadata=user_metadata,
+        )
+
+    def _load(self, path: str, *, with_optimizer: bool) -> LocalFuture[types.LoadWeightsResponse]:
+        loaded = self._store.read_checkpoint(path, with_optimizer=with_optimizer)
+
+        def work(run: TrainingRun) -> types.LoadWeightsResponse:
+            run.replace_by(load_run(self._engine, self._run_id, self._base_model, loaded, path))
+            return types.LoadWeightsResponse(path=path)
+
+        return self._submit(work)
+
+    def _submit(self, work: Callable[[TrainingRun], T]) -> LocalFuture[T]:
+        """Queues ``work(run)``; if the run could not be created, raises why."""
+        return LocalFuture(
+            self._engine.submit_in(self._run_id, lambda: work(self._created.result()))
+        )
+
+
+def refuse(name: str, value: object) -> None:
+    """Raises ``BackendError`` for a setting that only the hosted API has; None is not set."""
+    if value is not None:
+        raise BackendError(f"{name}={value!r} is a feature of the hosted API; leave it out here")
