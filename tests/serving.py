@@ -39,12 +39,13 @@ class Serving:
             text=True,
             env={**os.environ, "OMP_WAIT_POLICY": "PASSIVE", "PYTHONUNBUFFERED": "1"},
         )
-        self.said, lines = [], queue.Queue[str]()
+        self.url, self.said, lines = "", [], queue.Queue[str]()
         threading.Thread(target=self._read, args=(lines,), daemon=True).start()
         while not self.said or not self.said[-1].startswith("keys "):
             self.said.append(lines.get(timeout=SECONDS))
             assert self.said[-1], "\n".join(self.said)
-        self.url = self.said[0].split()[-1] if self.said[0].startswith("serving") else ""
+        told = [line.split()[-1] for line in self.said if line.startswith("serving")]
+        self.url = told[0] if told else ""
         assert self.url, "\n".join(self.said)
         return self
 

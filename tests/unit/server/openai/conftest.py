@@ -15,17 +15,6 @@ def scripted_model(tmp_path_factory):
     return make_scripted_model(tmp_path_factory.mktemp("scripted"))
 
 
-class _OfSeveral(Serving):
-    """Of several models a server says the memory before its address."""
-
-    def _read(self, lines):
-        line = self.process.stdout.readline()
-        while line and not line.startswith("serving"):
-            line = self.process.stdout.readline()
-        lines.put(line.rstrip("\n"))
-        super()._read(lines)
-
-
 @pytest.fixture(scope="session")
 def oai_serving(stories_model, scripted_model, tmp_path_factory):
     settings = {
@@ -33,7 +22,7 @@ def oai_serving(stories_model, scripted_model, tmp_path_factory):
         "owners": "local,other",
         "max_queued_samples": 64,
     }
-    running = _OfSeveral(tmp_path_factory.mktemp("oai_server"), settings).start()
+    running = Serving(tmp_path_factory.mktemp("oai_server"), settings).start()
     yield running
     assert running.stop() == 0
 
