@@ -100,9 +100,10 @@ class Host:
         sampler = session.samplers.get(sampler_id)
         if sampler is None:
             raise NotThere(
-                f"sampler {sampler_id!r}: not in this session"
-                f"{nearest(sampler_id, session.samplers)}"
+                f"sampler {sampler_id!r}: not in this session, or put away as nobody used it for "
+                "long; make a new one, or sample from a checkpoint"
             )
+        sampler.used_at = time.monotonic()
         return session, sampler
 
     def require_model(self, name: str) -> str:
@@ -153,6 +154,8 @@ class Host:
         for session in list(self._sessions.values()):
             if now - session.seen_at > self._session_seconds:
                 self.end_session(session, f"no heartbeat for {self._session_seconds:g} s")
+            else:
+                session.put_away(now)
         self.board.sweep(now)
 
     def close(self) -> None:

@@ -14,6 +14,8 @@ import stat
 from dataclasses import dataclass
 from pathlib import Path
 
+from filelock import FileLock
+
 from tinker_cookbook.engine.store import CheckpointStore
 from tinker_cookbook.engine.store_paths import check_name
 from tinker_cookbook.exceptions import ConfigurationError
@@ -45,14 +47,21 @@ class KeyFile:
 
     def ensure(self, names: list[str]) -> dict[str, str]:
         """Makes a key for each owner who has none; returns the new ones."""
-        made = {}
         for name in names:
             check_name(name, "owner")
-            if name not in self._keys:
-                made[name] = self._keys[name] = _PREFIX + secrets.token_urlsafe(32)
-                self._owners[name] = self._owner(name)
-        if made:
-            self._write()
+        self.path.parent.mkdir(parents=True, exist_ok=True)
+        with FileLock(f"{self.path}.lock"):  # two servers may start at once
+            if self.path.exists():
+                self._keys = self._read()
+            made = {
+                name: _PREFIX + secrets.token_urlsafe(32)
+                for name in names
+                if name not in self._keys
+            }
+            self._keys |= made
+            if made:
+                self._write()
+        self._owners = {name: self._owner(name) for name in self._keys}
         return made
 
     def owner_of(self, key: str) -> Owner | None:
@@ -98,7 +107,6 @@ class KeyFile:
         return keys
 
     def _write(self) -> None:
-        self.path.parent.mkdir(parents=True, exist_ok=True)
         part = self.path.with_name(f"{self.path.name}.{os.getpid()}.part")
         part.unlink(missing_ok=True)
         descriptor = os.open(part, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)

@@ -50,6 +50,7 @@ async def asample(
         )
     session, sampler = host.sampler(owner, body.sampling_session_id)
     request_id = f"{sampler.sampler_id}:{body.seq_id}"
+    client = await client_of(host, owner, sampler)
     if host.board.get(request_id) is None:
         limit = request.app.state.max_queued_samples
         waiting = host.board.running(lambda pending: pending.size)
@@ -58,7 +59,7 @@ async def asample(
         pending = Pending(request_id, session.session_id, SampleEncoder(), body.num_samples)
         pending.when_done(lambda drawn: host.count(sampled=tokens_in(drawn)))
         host.board.add(pending)
-        pending.follow(lambda: sample(sampler, body).future())
+        pending.follow(lambda: sample(client, body).future())
     return {
         "request_id": request_id,
         "sample_sequence_ids": [f"{request_id}:{i}" for i in range(body.num_samples)],
@@ -68,6 +69,18 @@ async def asample(
 def tokens_in(drawn: types.SampleResponse) -> int:
     """Tokens that were drawn."""
     return sum(len(sequence.tokens) for sequence in drawn.sequences)
+
+
+async def client_of(host: Host, owner: Owner, sampler: OpenSampler) -> LocalSamplingClient:
+    """The client of a sampler, opened again where it was put away."""
+    if sampler.client is None:
+        base = None if sampler.model_path else sampler.base_model
+        again = await asyncio.to_thread(
+            open_sampler, host, owner, sampler.sampler_id, sampler.model_path, base
+        )
+        sampler.client = again.client
+    assert sampler.client is not None
+    return sampler.client
 
 
 def open_sampler(
@@ -86,10 +99,10 @@ def open_sampler(
     return OpenSampler(sampler_id, client, client.get_base_model(), model_path)
 
 
-def sample(sampler: OpenSampler, body: bodies.SampleBody) -> Any:
+def sample(client: LocalSamplingClient, body: bodies.SampleBody) -> Any:
     """Hands a request to the engine; returns the future."""
     ask = partial(
-        sampler.client.sample,
+        client.sample,
         prompt_of(body.prompt, "prompt"),
         body.num_samples,
         types.SamplingParams(**body.sampling_params.model_dump()),

@@ -12,6 +12,9 @@ from tinker_cookbook.backends.local_training import LocalTrainingClient
 from tinker_cookbook.server.keys import Owner
 from tinker_cookbook.server.turns import Turns
 
+KEPT_SAMPLERS = 8
+IDLE_SECONDS = 900.0
+
 
 @dataclass(eq=False)
 class Model:
@@ -28,9 +31,12 @@ class OpenSampler:
     """A fixed version of weights to sample from."""
 
     sampler_id: str
-    client: LocalSamplingClient
+    client: LocalSamplingClient | None
+    """None once it was put away; what has a path, or is a base model, can be opened again."""
     base_model: str
     model_path: str | None = None
+    is_snapshot: bool = False
+    used_at: float = field(default_factory=time.monotonic)
 
 
 @dataclass(eq=False)
@@ -57,6 +63,18 @@ class Session:
     def seen(self) -> None:
         """Notes that the client lives."""
         self.seen_at = time.monotonic()
+
+    def put_away(self, now: float) -> None:
+        """Lets go of the weights of samplers that nobody has used for long, but for the last few:
+        clients cannot say that they are done with one, and a run makes one a step."""
+        opened = [one for one in self.samplers.values() if one.client is not None]
+        opened.sort(key=lambda one: one.used_at, reverse=True)
+        for sampler in opened[KEPT_SAMPLERS:]:
+            if now - sampler.used_at < IDLE_SECONDS:
+                continue
+            sampler.client = None
+            if sampler.is_snapshot:
+                del self.samplers[sampler.sampler_id]
 
     def close(self) -> None:
         """Forgets models and samplers, and so their memory."""

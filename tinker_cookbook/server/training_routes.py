@@ -88,8 +88,10 @@ async def load_weights(body: bodies.LoadWeights, owner: TheOwner, host: TheHost)
 async def get_info(body: bodies.ModelId, owner: TheOwner, host: TheHost) -> dict[str, Any]:
     """Model name, rank and tokenizer."""
     _, model = host.model(owner, body.model_id)
-    client = await asyncio.to_thread(_created, model, host)
-    await client
+    pending = host.board.get(f"{model.model_id}:create")
+    if pending is not None:
+        await asyncio.shield(asyncio.wrap_future(pending.future))
+    client = _created(model, host)
     return client.get_info().model_dump(mode="json", exclude_none=True)
 
 
@@ -177,7 +179,7 @@ async def save_for_sampler(body: bodies.SaveForSampler, owner: TheOwner, host: T
     def snapshot(client: LocalTrainingClient) -> Future[Any]:
         made = client.save_weights_and_get_sampling_client()
         base = made.get_base_model()
-        session.samplers[sampler_id] = OpenSampler(sampler_id, made, base)
+        session.samplers[sampler_id] = OpenSampler(sampler_id, made, base, None, True)
         done: Future[None] = Future()
         done.set_result(None)
         return done

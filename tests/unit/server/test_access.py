@@ -69,7 +69,15 @@ def test_no_name_leaves_the_folder_of_checkpoints(serving, caller, stories_model
         answer = mine.result(mine.post(path, model_id=model, seq_id=number, path=name))
         assert answer["category"] == "user", answer
         assert "checkpoint name" in answer["error"]
-    inside = {"server_keys.json", "server", "owners", "runs", "native", "locks"}
+    inside = {
+        "server_keys.json",
+        "server_keys.json.lock",
+        "server",
+        "owners",
+        "runs",
+        "native",
+        "locks",
+    }
     assert {path.name for path in serving.root.iterdir()} <= inside
     for path in ("../../server_keys.json", f"tinker://../weights/{name}", f"tinker://{name}"):
         assert mine.post("weights_info", tinker_path=path)[0] in (404, 422)

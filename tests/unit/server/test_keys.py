@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import stat
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
@@ -24,6 +25,16 @@ def test_a_key_is_made_once_and_read_again(tmp_path):
         assert owner.name == name
     for wrong in ("", "tml-", made["ann"][:-1], made["ann"] + "x", "tml-é"):
         assert again.owner_of(wrong) is None
+
+
+def test_servers_that_start_at_once_agree(tmp_path):
+    path = tmp_path / "keys.json"
+    files = [KeyFile(path, tmp_path) for _ in range(8)]  # none has seen a key
+    with ThreadPoolExecutor(8) as pool:
+        made = list(pool.map(lambda file: file.ensure(["local"]), files))
+    (key,) = [one["local"] for one in made if one]
+    assert all(file.owner_of(key) is not None for file in files)
+    assert json.loads(path.read_bytes()) == {"local": key}
 
 
 def test_owners_have_folders_of_their_own(tmp_path):
