@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import json
 import os
-import queue
 import signal
 import subprocess
 import sys
 import threading
+import time
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 import httpx
 
@@ -39,14 +39,15 @@ class Serving:
             text=True,
             env={**os.environ, "OMP_WAIT_POLICY": "PASSIVE", "PYTHONUNBUFFERED": "1"},
         )
-        self.url, self.said, lines = "", [], queue.Queue[str]()
-        threading.Thread(target=self._read, args=(lines,), daemon=True).start()
-        while not self.said or not self.said[-1].startswith("keys "):
-            self.said.append(lines.get(timeout=SECONDS))
-            assert self.said[-1], "\n".join(self.said)
-        told = [line.split()[-1] for line in self.said if line.startswith("serving")]
-        self.url = told[0] if told else ""
-        assert self.url, "\n".join(self.said)
+        self.url, self.said = "", []
+        reader = threading.Thread(target=self._read, args=(self.process.stdout,), daemon=True)
+        reader.start()
+        until = time.monotonic() + SECONDS
+        while not any(line.startswith("keys ") for line in self.said):
+            assert reader.is_alive(), "\n".join(self.said)
+            assert time.monotonic() < until, "\n".join(self.said)
+            time.sleep(0.05)
+        (self.url,) = [line.split()[-1] for line in self.said if line.startswith("serving")]
         return self
 
     def key(self, owner: str = "local") -> str:
@@ -59,13 +60,9 @@ class Serving:
         self.process.send_signal(how)
         return self.process.wait(60)
 
-    def _read(self, lines: queue.Queue[str]) -> None:
-        assert self.process is not None
-        assert self.process.stdout is not None
-        for line in self.process.stdout:
-            lines.put(line.rstrip("\n"))
-            self.said.append(line.rstrip("\n")) if self.url else None
-        lines.put("")
+    def _read(self, lines: IO[str]) -> None:
+        for line in lines:
+            self.said.append(line.rstrip("\n"))
 
 
 class Caller:
