@@ -116,6 +116,11 @@ class Host:
             )
         return name
 
+    def require_model_of(self, owner: Owner, path: str) -> str:
+        """The base model of a checkpoint, if it is served. Reads no weights; may block."""
+        run_id = owner.store.get_checkpoint(path).path.run_id
+        return self.require_model(owner.store.get_run(run_id).info.base_model)
+
     def count(self, trained: int = 0, sampled: int = 0) -> None:
         """Notes tokens that passed through the engine. In any thread."""
         with self._counting:

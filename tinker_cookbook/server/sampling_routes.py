@@ -93,8 +93,7 @@ def open_sampler(
         host.require_model(base_model)
         client = LocalSamplingClient.open(host.engine, owner.store, None, base_model)
     else:
-        info = owner.store.read_checkpoint(model_path, with_optimizer=False)
-        host.require_model(info.state["base_model"])
+        host.require_model_of(owner, model_path)
         client = LocalSamplingClient.open(host.engine, owner.store, model_path, None)
     return OpenSampler(sampler_id, client, client.get_base_model(), model_path)
 

@@ -70,8 +70,10 @@ async def load_weights(body: bodies.LoadWeights, owner: TheOwner, host: TheHost)
     model_id = session.model_id(body.model_seq_id)
 
     def create() -> LocalTrainingClient:
-        loaded = owner.store.read_checkpoint(body.path, with_optimizer=False)
-        host.require_model(body.base_model or loaded.state["base_model"])
+        if body.base_model is None:
+            host.require_model_of(owner, body.path)
+        else:
+            host.require_model(body.base_model)
         return session.service.continue_run(
             model_id,
             body.path,
