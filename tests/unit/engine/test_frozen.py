@@ -83,7 +83,11 @@ def test_rows_that_are_not_next_to_each_other(dtype):
     wide = torch.randn(9, 200).to(dtype)[:, 20:100]
     for layout in layouts(torch.randn(48, 80).to(dtype)):
         for rows in (x, wide):
-            assert torch.equal(layout.product(rows), layout.product(rows.contiguous()))
+            found, expected = layout.product(rows), layout.product(rows.contiguous())
+            if isinstance(layout, DenseWeight):  # torch may sum a row that is not in order otherwise
+                torch.testing.assert_close(found, expected)
+            else:
+                assert torch.equal(found, expected)
 
 
 def low_rank(rank: int, dtype: torch.dtype) -> LowRank:

@@ -85,7 +85,8 @@ def test_a_sampling_client_gives_the_same_metrics(client, stories_model, example
     num_bytes = sum(len(answer.encode()) for _, answer in STORIES)
     bits = expected_nll[0] * expected_nll[1] / math.log(2)
     # Decoding drops the space before the first word of each answer: a byte in each.
-    assert bits / num_bytes <= by_sampler["test/bpb"] <= bits / (num_bytes - len(STORIES)) + 1e-6
+    most = bits / (num_bytes - len(STORIES))
+    assert bits / num_bytes - 1e-5 <= by_sampler["test/bpb"] <= most + 1e-5
 
 
 def test_a_dataset_is_scored_whole_without_what_was_dropped(client, examples, expected_nll):
