@@ -26,13 +26,12 @@ from tinker_cookbook.server.host import Host
 logger = logging.getLogger(__name__)
 
 
-def make_app(host: Host, max_request_bytes: int, max_queued_samples: int) -> FastAPI:
+def make_app(host: Host, max_request_bytes: int) -> FastAPI:
     """The ASGI application over ``host``.
 
     Args:
         host: The server's state; closed with the application.
         max_request_bytes: Largest body of a training pass.
-        max_queued_samples: Samples that may wait before clients are asked to come again.
     """
 
     @contextlib.asynccontextmanager
@@ -45,7 +44,6 @@ def make_app(host: Host, max_request_bytes: int, max_queued_samples: int) -> Fas
     app = FastAPI(title="tinker_cookbook server", lifespan=lifespan)
     app.state.host = host
     app.state.max_request_bytes = max_request_bytes
-    app.state.max_queued_samples = max_queued_samples
     app.add_exception_handler(TinkerCookbookError, _said)
     app.add_exception_handler(ValueError, _said)
     for part in (

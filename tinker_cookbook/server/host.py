@@ -20,6 +20,7 @@ from tinker_cookbook.server.keys import KeyFile, Owner
 from tinker_cookbook.server.links import Links
 from tinker_cookbook.server.pending import Board
 from tinker_cookbook.server.sessions import Model, OpenSampler, Session
+from tinker_cookbook.server.waiting import Waiting
 
 logger = logging.getLogger(__name__)
 
@@ -35,6 +36,7 @@ class Host:
         keys: Who may do what.
         session_seconds: A session without a sign of life for so long is over.
         state: A folder for notes on open runs, which tell after a crash what was cut.
+        most_samples: Samples that may wait before clients are asked to come again.
     """
 
     def __init__(
@@ -44,10 +46,12 @@ class Host:
         keys: KeyFile,
         session_seconds: float,
         state: Path,
+        most_samples: int,
     ) -> None:
         self.engine, self.models, self.keys = engine, tuple(models), keys
         self.board = Board()
         self.links = Links()
+        self.waiting = Waiting(most_samples)
         self.stopping = asyncio.Event()
         self.trained_tokens = self.sampled_tokens = 0
         self.started_at = time.time()

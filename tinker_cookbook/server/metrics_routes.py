@@ -39,6 +39,7 @@ class _Collector:
             "runs": ("Runs in memory", sum(len(one.models) for one in sessions)),
             "samplers": ("Open samplers", sum(len(one.samplers) for one in sessions)),
             "requests_running": ("Requests that have not ended", host.board.running()),
+            "samples_waiting": ("Samples that were asked for and not ended", host.waiting.count),
             "free_memory_bytes": ("Of the device", free_memory_bytes(device)),
             "uptime_seconds": ("Since the start", time.time() - host.started_at),
         }

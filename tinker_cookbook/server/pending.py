@@ -49,7 +49,6 @@ class Pending:
     request_id: str
     session_id: str
     encoder: Encoder
-    size: int = 1  # samples asked for
     future: Future[Any] = field(default_factory=Future)
     fetched_at: float | None = None
     _begun: Future[Any] | None = None
@@ -112,9 +111,9 @@ class Board:
         self._pending[pending.request_id] = pending
         return pending
 
-    def running(self, size_of: Callable[[Pending], int] = lambda _: 1) -> int:
+    def running(self) -> int:
         """How many have not ended."""
-        return sum(size_of(one) for one in self._pending.values() if not one.future.done())
+        return sum(not one.future.done() for one in self._pending.values())
 
     def sweep(self, now: float | None = None) -> None:
         """Drops what was fetched a while ago."""

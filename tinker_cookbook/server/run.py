@@ -102,9 +102,10 @@ async def main(config: Config) -> None:
     engine = Engine(config.device, config.dtype)
     try:
         loaded = [await _load(engine, name) for name in config.models]
-        host = Host(engine, config.models, keys, config.session_seconds, root / "server")
+        state, most = root / "server", config.max_queued_samples
+        host = Host(engine, config.models, keys, config.session_seconds, state, most)
         _greet(config, listening, keys, new, engine, loaded, host.cut)
-        app = make_app(host, config.max_request_mb << 20, config.max_queued_samples)
+        app = make_app(host, config.max_request_mb << 20)
         await _serve(app, host, listening)
     finally:
         engine.close()

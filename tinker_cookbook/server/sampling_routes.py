@@ -6,7 +6,7 @@ import asyncio
 from functools import partial
 from typing import Any
 
-from fastapi import APIRouter, Request
+from fastapi import APIRouter
 from tinker import types
 
 from tinker_cookbook.backends.local_sampling import LocalSamplingClient
@@ -15,7 +15,6 @@ from tinker_cookbook.server import bodies
 from tinker_cookbook.server.access import TheHost, TheOwner
 from tinker_cookbook.server.decode import prompt_of, tensor_of
 from tinker_cookbook.server.encode import SampleEncoder
-from tinker_cookbook.server.errors import Busy
 from tinker_cookbook.server.host import Host
 from tinker_cookbook.server.keys import Owner
 from tinker_cookbook.server.pending import Pending
@@ -39,9 +38,7 @@ async def create_sampling_session(
 
 
 @router.post("/asample")
-async def asample(
-    body: bodies.SampleBody, request: Request, owner: TheOwner, host: TheHost
-) -> dict[str, Any]:
+async def asample(body: bodies.SampleBody, owner: TheOwner, host: TheHost) -> dict[str, Any]:
     """Samples of a prompt; 429 while too many wait."""
     if body.sampling_session_id is None or body.seq_id is None:
         raise DataValidationError(
@@ -52,11 +49,10 @@ async def asample(
     request_id = f"{sampler.sampler_id}:{body.seq_id}"
     client = await client_of(host, owner, sampler)
     if host.board.get(request_id) is None:
-        limit = request.app.state.max_queued_samples
-        waiting = host.board.running(lambda pending: pending.size)
-        if waiting and waiting + body.num_samples > limit:
-            raise Busy(f"asample: {waiting} samples wait already, of at most {limit}; try again")
-        pending = Pending(request_id, session.session_id, SampleEncoder(), body.num_samples)
+        size = body.num_samples
+        host.waiting.begin(size)
+        pending = Pending(request_id, session.session_id, SampleEncoder())
+        pending.future.add_done_callback(lambda _: host.waiting.end(size))
         pending.when_done(lambda drawn: host.count(sampled=tokens_in(drawn)))
         host.board.add(pending)
         pending.follow(lambda: sample(client, body).future())

@@ -20,7 +20,6 @@ from tinker_cookbook.exceptions import CheckpointError, ModelNotFoundError
 from tinker_cookbook.model_info import resolve_renderer_name
 from tinker_cookbook.renderers import Renderer, get_renderer
 from tinker_cookbook.renderers.codec import TextCodec
-from tinker_cookbook.server.errors import Busy
 from tinker_cookbook.server.host import Host
 from tinker_cookbook.server.keys import Owner
 from tinker_cookbook.server.openai.errors import no_model
@@ -84,10 +83,8 @@ class Gateway:
     """What the requests of this API share. ``open`` and ``renderer`` block: they are
     for ``run``, the rest for the event loop."""
 
-    def __init__(self, host: Host, most_waiting: int) -> None:
+    def __init__(self, host: Host) -> None:
         self.host = host
-        self._most_waiting = most_waiting
-        self._waiting = 0
         # Threads of its own: while weights are read, those of other requests go on.
         self._threads = ThreadPoolExecutor(MOST_THREADS, thread_name_prefix="openai")
         self._samplers: Kept[Opened] = Kept(MOST_SAMPLERS)
@@ -129,19 +126,6 @@ class Gateway:
 
         return self._renderers.get((base_model, name), make)
 
-    def begin(self, samples: int) -> None:
-        """Counts samples that wait; raises ``Busy`` where they are too many."""
-        waiting = self._waiting + self.host.board.running(lambda pending: pending.size)
-        if waiting and waiting + samples > self._most_waiting:
-            raise Busy(
-                f"{waiting} samples wait already, of at most {self._most_waiting}; try again"
-            )
-        self._waiting += samples
-
-    def end(self, samples: int) -> None:
-        """They wait no more."""
-        self._waiting -= samples
-
     def _read(self, owner: Owner, name: str, base_model: str, path: str | None) -> Opened:
         base = base_model if path is None else None
         client = LocalSamplingClient.open(self.host.engine, owner.store, path, base)
@@ -153,7 +137,7 @@ def gateway_of(request: Request) -> Gateway:
     """The application's gateway, made by the first request."""
     state = request.app.state
     if not hasattr(state, "openai_gateway"):
-        state.openai_gateway = Gateway(state.host, state.max_queued_samples)
+        state.openai_gateway = Gateway(state.host)
     return cast("Gateway", state.openai_gateway)
 
 

@@ -12,6 +12,7 @@ from tinker_cookbook.engine.engine import Engine
 from tinker_cookbook.engine.requests import SamplingSettings, sample_request
 from tinker_cookbook.engine.sampler import Sampler
 from tinker_cookbook.server.openai.drawing import Drawing
+from tinker_cookbook.server.waiting import Waiting
 
 
 @pytest.fixture(scope="module")
@@ -173,8 +174,7 @@ def test_closing_cancels_in_the_engine(stories_model):
     sampler = engine.submit(lambda: Sampler(engine.base_model(stories_model), None)).result()
 
     class Anyone:
-        host = type("Host", (), {"engine": engine})
-        begin = end = staticmethod(lambda samples: None)
+        host = type("Host", (), {"engine": engine, "waiting": Waiting(8)})
 
     async def leave():
         request = sample_request(sampler, [5], 8, SamplingSettings(seed=0))

@@ -1,0 +1,85 @@
+"""Samples that wait are counted once, however they were asked for."""
+
+from __future__ import annotations
+
+import openai
+import pytest
+from serving import Caller
+
+from tinker_cookbook.server.errors import Busy
+from tinker_cookbook.server.waiting import Waiting
+
+LONG = {"max_tokens": 500, "seed": 0}
+
+
+@pytest.fixture
+def sdk(oai_serving, stories_model):
+    """Samples by the SDK's protocol: ``sdk(number, samples)``."""
+    caller = Caller(oai_serving, oai_serving.key())
+    session = caller.session()
+    asked = caller.post(
+        "create_sampling_session",
+        session_id=session,
+        sampling_session_seq_id=0,
+        base_model=stories_model,
+    )
+
+    def sample(number: int, samples: int, **params):
+        return caller.post(
+            "asample",
+            sampling_session_id=asked[1]["sampling_session_id"],
+            seq_id=number,
+            num_samples=samples,
+            prompt={"chunks": [{"type": "encoded_text", "tokens": [1]}]},
+            sampling_params={"stop": [], **LONG, **params},
+        )
+
+    sample.result = caller.result
+    sample.cancel = lambda said: caller.post("cancel_future", request_id=said["request_id"])
+    sample.model = lambda: (caller, caller.model(stories_model, session))
+    yield sample
+    caller.post(f"sessions/{session}/finish")
+    caller.http.close()
+
+
+def test_samples_of_the_sdk_leave_no_room_for_the_others(sdk, oai, stories_model):
+    status, first = sdk(0, 60)
+    assert status == 200
+    with pytest.raises(openai.RateLimitError):
+        oai.completions.create(model=stories_model, prompt="Once", n=60, max_tokens=1)
+    assert sdk(1, 60)[0] == 429
+    sdk.cancel(first)
+    assert len(oai.completions.create(model=stories_model, prompt="Once", n=60).choices) == 60
+    assert "sequences" in sdk.result(sdk(2, 60, max_tokens=1))
+
+
+def test_samples_of_the_openai_api_leave_no_room_for_the_sdk(sdk, oai, stories_model):
+    ask = {"model": stories_model, "prompt": "Once", "n": 60, "stop": ["\x00"], **LONG}
+    stream = oai.completions.create(stream=True, **ask)
+    next(iter(stream))
+    status, said = sdk(0, 60)
+    assert status == 429
+    assert "60 samples wait already, of at most 64" in said["detail"]
+    stream.close()
+
+
+def test_training_passes_are_no_samples(sdk):
+    caller, model = sdk.model()
+    asked = [caller.train(model, number) for number in range(2, 70)]  # all wait for the first
+    status, said = sdk(0, 60, max_tokens=1)
+    assert status == 200
+    sdk.result((status, said))
+    caller.train(model, 1)
+    assert "metrics" in caller.result(asked[-1])
+
+
+def test_one_request_may_ask_for_more_than_may_wait():
+    waiting = Waiting(4)
+    waiting.begin(9)
+    with pytest.raises(Busy, match="9 samples wait already, of at most 4"):
+        waiting.begin(1)
+    waiting.end(9)
+    waiting.begin(4)
+    with pytest.raises(Busy):
+        waiting.begin(1)
+    assert waiting.count == 4
