@@ -10,19 +10,21 @@ from tinker_cookbook.server.errors import TooLarge
 from tinker_cookbook.server.host import Host
 from tinker_cookbook.server.keys import Owner
 
+# Async though they wait for nothing: a plain function would be called in a thread, at each request.
 
-def host_of(request: Request) -> Host:
+
+async def host_of(request: Request) -> Host:
     """The server's state."""
     return request.app.state.host
 
 
-def owner_of(request: Request) -> Owner:
+async def owner_of(request: Request) -> Owner:
     """The owner of the key in ``X-API-Key`` or ``Authorization: Bearer``; 401 without one."""
     key = request.headers.get("x-api-key") or ""
     if not key:
         scheme, _, rest = request.headers.get("authorization", "").partition(" ")
         key = rest.strip() if scheme.lower() == "bearer" else ""
-    owner = host_of(request).keys.owner_of(key) if key else None
+    owner = request.app.state.host.keys.owner_of(key) if key else None
     if owner is None:
         raise HTTPException(
             401,

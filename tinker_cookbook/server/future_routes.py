@@ -51,6 +51,8 @@ async def cancel_future(body: dict[str, Any], owner: TheOwner, host: TheHost) ->
 
 async def _done(pending: Pending, host: Host) -> bool:
     """Whether the result came while there was time to wait for it."""
+    if pending.future.done():
+        return True
     ended = asyncio.Event()
     loop = asyncio.get_running_loop()
     pending.future.add_done_callback(lambda _: loop.call_soon_threadsafe(ended.set))

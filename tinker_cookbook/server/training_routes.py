@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 from concurrent.futures import Future
+from functools import partial
 from typing import Any
 
 from fastapi import APIRouter, Request
@@ -27,6 +28,9 @@ router = APIRouter(prefix="/api/v1", tags=["training"])
 
 Ack = dict[str, Any]
 Begin = Callable[[LocalTrainingClient], Future[Any]]
+
+_SMALL = 1 << 16
+"""Bytes of a body that are read sooner than they are handed to a thread."""
 
 
 @router.post("/create_model")
@@ -61,6 +65,7 @@ async def load_weights(body: bodies.LoadWeights, owner: TheOwner, host: TheHost)
             body.seq_id,
             lambda client: _load(client, body).future(),
             AsJson(type="load_weights"),
+            blocks=True,
         )
     if body.session_id is None or body.model_seq_id is None:
         raise DataValidationError(
@@ -193,15 +198,11 @@ async def save_for_sampler(body: bodies.SaveForSampler, owner: TheOwner, host: T
 async def _pass(request: Request, owner: Any, host: Host, *, forward: bool) -> Ack:
     limit = request.app.state.max_request_bytes
     body = await body_of(request, limit)
-    headers = request.headers
-    what = await asyncio.to_thread(
-        read_pass,
-        body,
-        headers.get("content-type", ""),
-        headers.get("content-encoding", ""),
-        limit,
-        forward=forward,
-    )
+    kind = request.headers.get("content-type", "")
+    encoding = request.headers.get("content-encoding", "")
+    read = partial(read_pass, body, kind, encoding, limit, forward=forward)
+    small = len(body) <= _SMALL and not encoding
+    what = read() if small else await asyncio.to_thread(read)
     return _operate(
         host,
         owner,
@@ -240,7 +241,7 @@ def _create(
             model.client = create()
             return _nothing(model.client.future())
 
-        model.turns.add(FIRST - 1, lambda: pending.follow(begin))
+        model.turns.add(FIRST - 1, lambda: pending.follow(begin), blocks=True)
         host.note_open(model_id)
     return {"request_id": request_id, "model_id": model_id}
 
@@ -253,6 +254,8 @@ def _operate(
     begin: Begin,
     encoder: Encoder,
     note: Callable[[Any], None] | None = None,
+    *,
+    blocks: bool = False,
 ) -> Ack:
     """Queues an operation in its turn; one that was sent twice runs once."""
     session, model = host.model(owner, model_id)
@@ -263,7 +266,8 @@ def _operate(
         pending = host.board.add(Pending(request_id, session.session_id, encoder))
         if note is not None:
             pending.when_done(note)
-        model.turns.add(seq_id, lambda: pending.follow(lambda: begin(_created(model, host))))
+        work = partial(pending.follow, lambda: begin(_created(model, host)))
+        model.turns.add(seq_id, work, blocks=blocks)
     return {"request_id": request_id, "model_id": model_id}
 
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable
+from dataclasses import dataclass
 
 logger = logging.getLogger(__name__)
 
@@ -17,35 +18,57 @@ GAP_SECONDS = 60.0
 FIRST = 1  # clients count from here
 
 
-class Turns:
-    """Begins operations in their order, each in a thread, none while another is beginning.
+@dataclass(frozen=True)
+class _Operation:
+    begin: Callable[[], None]
+    blocks: bool
 
-    Beginning is quick (the engine does the work), but may read a file.
+
+class Turns:
+    """Begins operations in their order, none while another is beginning.
+
+    What ``blocks``, because it reads a file, begins in a thread. The others only hand work to the
+    engine, and begin on the event loop, at once where it is their turn.
     """
 
     def __init__(self, name: str) -> None:
         self._name = name
-        self._waiting: dict[int, Callable[[], None]] = {}
+        self._waiting: dict[int, _Operation] = {}
         self._next = FIRST
+        self._beginning = False
         self._arrived = asyncio.Event()
         self._task = asyncio.get_running_loop().create_task(self._run())
 
-    def add(self, number: int, begin: Callable[[], None]) -> None:
+    def add(self, number: int, begin: Callable[[], None], *, blocks: bool) -> None:
         """Takes an operation in; one that comes late begins at once."""
-        self._waiting[number] = begin
-        self._arrived.set()
+        self._waiting[number] = _Operation(begin, blocks)
+        while not self._beginning:
+            first = min(self._waiting, default=None)
+            if first is None or first > self._next or self._waiting[first].blocks:
+                break
+            self._take(first).begin()
+        if self._waiting:
+            self._arrived.set()
 
     def close(self) -> None:
         """Begins nothing more."""
         self._task.cancel()
         self._waiting.clear()
 
+    def _take(self, number: int) -> _Operation:
+        self._next = max(self._next, number + 1)
+        return self._waiting.pop(number)
+
     async def _run(self) -> None:
+        """Begins those that block, and goes on where a number never comes."""
         while True:
-            number = await self._turn()
-            begin = self._waiting.pop(number)
-            self._next = max(self._next, number + 1)
-            await asyncio.to_thread(begin)
+            operation = self._take(await self._turn())
+            if not operation.blocks:
+                operation.begin()
+                continue
+            self._beginning = True
+            await asyncio.to_thread(operation.begin)
+            self._beginning = False
 
     async def _turn(self) -> int:
         """The operation to begin next, when it is there."""
@@ -57,8 +80,10 @@ class Turns:
             try:
                 await asyncio.wait_for(self._arrived.wait(), None if first is None else GAP_SECONDS)
             except TimeoutError:
-                assert first is not None
+                if not self._waiting:
+                    continue
+                first = min(self._waiting)
                 logger.warning(
                     "%s: request %d never came; going on with %d", self._name, self._next, first
                 )
-                return min(self._waiting)
+                return first

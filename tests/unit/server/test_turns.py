@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import threading
+import time
+from collections.abc import Collection
 
 import pytest
 
@@ -10,14 +13,25 @@ from tinker_cookbook.server import turns
 from tinker_cookbook.server.turns import Turns
 
 
-def began(numbers: list[int], wait: float = 0.2) -> list[int]:
+def began(
+    numbers: list[int], wait: float = 0.2, blocking: Collection[int] = (), gap: float = 0.01
+) -> list[int]:
+    """The order in which they begin; those that are ``blocking`` take a while, in a thread."""
     seen: list[int] = []
 
     async def run() -> None:
         queue = Turns("m")
+
+        def begin(number: int) -> None:
+            on_loop = threading.current_thread() is threading.main_thread()
+            assert on_loop == (number not in blocking)
+            if number in blocking:
+                time.sleep(0.05)
+            seen.append(number)
+
         for number in numbers:
-            queue.add(number, lambda n=number: seen.append(n))
-            await asyncio.sleep(0.01)
+            queue.add(number, lambda n=number: begin(n), blocks=number in blocking)
+            await asyncio.sleep(gap)
         await asyncio.sleep(wait)
         queue.close()
 
@@ -25,8 +39,23 @@ def began(numbers: list[int], wait: float = 0.2) -> list[int]:
     return seen
 
 
-def test_parts_that_arrive_out_of_order_wait_for_the_first():
-    assert began([0, 3, 2, 1, 4]) == [0, 1, 2, 3, 4]
+@pytest.mark.parametrize("blocking", [(), (0,), (2,), (0, 1, 2, 3, 4)])
+@pytest.mark.parametrize("gap", [0, 0.01])
+def test_parts_that_arrive_out_of_order_wait_for_the_first(blocking, gap):
+    order = began([0, 3, 2, 1, 4], wait=0.5, blocking=blocking, gap=gap)
+    assert order == [0, 1, 2, 3, 4]
+
+
+def test_what_does_not_block_begins_at_once():
+    async def run() -> list[int]:
+        seen: list[int] = []
+        queue = Turns("m")
+        for number in (2, 1, 3):
+            queue.add(number, lambda n=number: seen.append(n), blocks=False)
+        queue.close()
+        return seen
+
+    assert asyncio.run(run()) == [1, 2, 3]
 
 
 def test_one_that_comes_late_begins_at_once():
@@ -34,9 +63,10 @@ def test_one_that_comes_late_begins_at_once():
 
 
 @pytest.mark.parametrize("seconds", [0.05])
-def test_a_number_that_never_comes_is_passed_over(monkeypatch, caplog, seconds):
+@pytest.mark.parametrize("blocking", [(), (4,), (5,)])
+def test_a_number_that_never_comes_is_passed_over(monkeypatch, caplog, seconds, blocking):
     monkeypatch.setattr(turns, "GAP_SECONDS", seconds)
-    assert began([1, 4, 5], wait=0.5) == [1, 4, 5]
+    assert began([1, 4, 5], wait=0.5, blocking=blocking) == [1, 4, 5]
     assert "request 2 never came; going on with 4" in caplog.text
 
 
