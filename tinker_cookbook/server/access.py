@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from typing import Annotated
 
-from fastapi import Depends, HTTPException, Request
+from fastapi import Depends, HTTPException, Query, Request
 
 from tinker_cookbook.server.errors import TooLarge
 from tinker_cookbook.server.host import Host
 from tinker_cookbook.server.keys import Owner
+from tinker_cookbook.server.tokens import PREFIX
 
 # Async though they wait for nothing: a plain function would be called in a thread, at each request.
 
@@ -31,12 +32,19 @@ async def owner_of(request: Request) -> Owner:
             "TINKER_API_KEY: "
             + ("none was sent" if not key else "the key is not one of this server's")
             + "; it printed where its keys are kept when it started",
+            # A client whose token ended asks for another and repeats the request.
+            {"WWW-Authenticate": 'Bearer error="invalid_token"'}
+            if key.startswith(PREFIX)
+            else None,
         )
     return owner
 
 
 TheHost = Annotated[Host, Depends(host_of)]
 TheOwner = Annotated[Owner, Depends(owner_of)]
+
+Limit = Annotated[int, Query(ge=1, le=1000)]
+Offset = Annotated[int, Query(ge=0)]
 
 
 async def body_of(request: Request, limit: int) -> bytes:

@@ -12,12 +12,15 @@ from fastapi.responses import JSONResponse
 
 from tinker_cookbook.exceptions import TinkerCookbookError
 from tinker_cookbook.server import (
+    account_routes,
     future_routes,
     metrics_routes,
     openai,
+    refused_routes,
     rest_routes,
     sampling_routes,
     service_routes,
+    session_search,
     training_routes,
 )
 from tinker_cookbook.server.errors import status_of
@@ -48,12 +51,15 @@ def make_app(host: Host, max_request_bytes: int) -> FastAPI:
     app.add_exception_handler(ValueError, _said)
     for part in (
         service_routes,
+        account_routes,
+        session_search,
         training_routes,
         future_routes,
         sampling_routes,
         rest_routes,
         metrics_routes,
         openai,
+        refused_routes,  # last, for it takes all that the others leave
     ):
         app.include_router(part.router)
 

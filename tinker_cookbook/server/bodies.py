@@ -183,6 +183,7 @@ class SampleBody(Body):
     target_prompt_logprobs: Tensor | None = None
     prompt_alt_tokens_k: Annotated[int, Field(ge=0)] = 0
     prompt_logprobs_last_n: Annotated[int, Field(ge=0)] | None = None
+    record_stability_info: bool = False
 
 
 class RequestId(Body):

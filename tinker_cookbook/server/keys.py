@@ -19,6 +19,7 @@ from filelock import FileLock
 from tinker_cookbook.engine.store import CheckpointStore
 from tinker_cookbook.engine.store_paths import check_name
 from tinker_cookbook.exceptions import ConfigurationError
+from tinker_cookbook.server import tokens
 
 FIRST_OWNER = "local"
 _PREFIX = "tml-"  # without it the SDK sends no request
@@ -65,7 +66,11 @@ class KeyFile:
         return made
 
     def owner_of(self, key: str) -> Owner | None:
-        """The owner of a key, in a time that says nothing about the others'."""
+        """The owner of a key or token, in a time that says nothing about the others' keys."""
+        if key.startswith(tokens.PREFIX):
+            name = tokens.claimed_owner(key)
+            known = self._keys.get(name or "")
+            return self._owners[name] if name and known and tokens.is_good(key, known) else None
         found = None
         for name, known in self._keys.items():
             if hmac.compare_digest(known.encode(), key.encode()):
@@ -75,6 +80,10 @@ class KeyFile:
     def owner(self, name: str) -> Owner:
         """The owner of this name, who has a key."""
         return self._owners[name]
+
+    def token_of(self, owner: Owner) -> str:
+        """A token that stands for the owner's key for a while."""
+        return tokens.issue(owner.name, self._keys[owner.name])
 
     @property
     def names(self) -> list[str]:

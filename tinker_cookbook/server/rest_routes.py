@@ -3,20 +3,22 @@
 from __future__ import annotations
 
 import asyncio
-from typing import Annotated, Any, Literal
+from typing import Any, Literal
 
-from fastapi import APIRouter, Query, Request, Response
-from fastapi.responses import FileResponse
+from fastapi import APIRouter, Request, Response
+from fastapi.responses import FileResponse, RedirectResponse
 
 from tinker_cookbook.backends.local_rest import LocalRestClient
+from tinker_cookbook.exceptions import BackendError
 from tinker_cookbook.server import bodies
-from tinker_cookbook.server.access import TheHost, TheOwner
+from tinker_cookbook.server.access import Limit, Offset, TheHost, TheOwner
+from tinker_cookbook.server.host import Host
 
 router = APIRouter(prefix="/api/v1", tags=["rest"])
 
 Kind = Literal["weights", "sampler_weights", "external_weights"]
-Limit = Annotated[int, Query(ge=1, le=1000)]
-Offset = Annotated[int, Query(ge=0)]
+
+_ARCHIVE = "archive.tar"
 
 
 def _client(owner: TheOwner) -> LocalRestClient:
@@ -28,8 +30,15 @@ def _json(found: Any) -> dict[str, Any]:
 
 
 @router.get("/training_runs")
-async def list_runs(owner: TheOwner, limit: Limit = 20, offset: Offset = 0) -> dict[str, Any]:
+async def list_runs(
+    owner: TheOwner, limit: Limit = 20, offset: Offset = 0, project_id: str | None = None
+) -> dict[str, Any]:
     """Runs, newest first."""
+    if project_id is not None:
+        raise BackendError(
+            f"project_id: got {project_id!r}, but this server has no projects; leave it out to "
+            "list all runs"
+        )
     return _json(await _client(owner).list_training_runs(limit, offset))
 
 
@@ -75,12 +84,13 @@ async def set_ttl(
 
 
 @router.get("/training_runs/{run_id}/checkpoints/{kind}/{name}/archive", response_model=None)
-async def archive(run_id: str, kind: Kind, name: str, owner: TheOwner) -> FileResponse:
-    """A tar file with the adapter in PEFT's format."""
+async def archive(
+    run_id: str, kind: Kind, name: str, request: Request, owner: TheOwner, host: TheHost
+) -> Response:
+    """Leads to a tar file with the adapter in PEFT's format, by an address that needs no key."""
     path = f"tinker://{run_id}/{kind}/{name}"
-    client = _client(owner)
-    await client.get_checkpoint_archive_url_from_tinker_path(path)
-    return FileResponse(owner.store.archive(path), media_type="application/x-tar")
+    await asyncio.to_thread(owner.store.get_checkpoint, path)
+    return RedirectResponse(_address(request, host, owner.name, path, _ARCHIVE), status_code=302)
 
 
 @router.get("/training_runs/{run_id}/checkpoints/{kind}/{name}/external_weights_urls")
@@ -90,13 +100,8 @@ async def external_weights_urls(
     """An address for each file of an adapter, which needs no key and holds for an hour."""
     path = f"tinker://{run_id}/{kind}/{name}"
     files = await asyncio.to_thread(owner.store.peft_files, path)
-    signed = {file: host.links.sign(owner.name, path, file) for file in files}
-    base = f"{str(request.base_url).rstrip('/')}{router.prefix}"
     return {
-        "urls": {
-            file: f"{base}/files/{owner.name}/{run_id}/{kind}/{name}/{file}?{query}"
-            for file, query in signed.items()
-        },
+        "urls": {file: _address(request, host, owner.name, path, file) for file in files},
         "expires": host.links.expires().isoformat(),
     }
 
@@ -115,5 +120,14 @@ async def file_of(
     """A file by its signed address."""
     path = f"tinker://{run_id}/{kind}/{name}"
     owner = host.links.owner_of(host.keys, owner_name, path, file, until, signature)
+    if file == _ARCHIVE:
+        tar = await asyncio.to_thread(owner.store.archive, path)
+        return FileResponse(tar, media_type="application/x-tar")
     files = await asyncio.to_thread(owner.store.peft_files, path)
     return Response(files[file], media_type="application/octet-stream")
+
+
+def _address(request: Request, host: Host, owner: str, path: str, file: str) -> str:
+    query = host.links.sign(owner, path, file)
+    base = f"{str(request.base_url).rstrip('/')}{router.prefix}"
+    return f"{base}/files/{owner}/{path.removeprefix('tinker://')}/{file}?{query}"

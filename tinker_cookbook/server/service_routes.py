@@ -8,7 +8,7 @@ from typing import Any
 from fastapi import APIRouter, Response
 
 from tinker_cookbook.server import bodies
-from tinker_cookbook.server.access import TheHost, TheOwner
+from tinker_cookbook.server.access import Limit, Offset, TheHost, TheOwner
 
 router = APIRouter(prefix="/api/v1", tags=["service"])
 
@@ -22,7 +22,11 @@ async def healthz() -> dict[str, str]:
 @router.post("/client/config")
 async def client_config(owner: TheOwner, body: dict[str, Any]) -> dict[str, Any]:
     """Features of the server; what is not named is the SDK's default."""
-    return {"proto_compress_fwdbwd": False, "parallel_fwdbwd_chunks": True}
+    return {
+        "proto_compress_fwdbwd": False,
+        "parallel_fwdbwd_chunks": True,
+        "pjwt_auth_enabled": True,  # without a token a client does not know who it is
+    }
 
 
 @router.post("/client/dynamic_config")
@@ -54,7 +58,12 @@ async def create_session(
 ) -> dict[str, Any]:
     """A client begins."""
     session = host.start_session(owner, body.user_metadata, body.display_name)
-    return {"type": "create_session", "session_id": session.session_id}
+    answer = {"type": "create_session", "session_id": session.session_id}
+    if body.project_id is not None:
+        answer["warning_message"] = (
+            f"project_id: got {body.project_id!r}, which is left aside: this server has no projects"
+        )
+    return answer
 
 
 @router.post("/session_heartbeat")
@@ -75,10 +84,12 @@ async def finish(
 
 
 @router.get("/sessions")
-async def list_sessions(owner: TheOwner, host: TheHost) -> dict[str, Any]:
-    """The open sessions."""
-    found = host.sessions(owner)
-    return {"sessions": [session.session_id for session in found]}
+async def list_sessions(
+    owner: TheOwner, host: TheHost, limit: Limit = 20, offset: Offset = 0
+) -> dict[str, Any]:
+    """The open sessions, newest first."""
+    found = sorted(host.sessions(owner), key=lambda one: one.began_at, reverse=True)
+    return {"sessions": [session.session_id for session in found[offset : offset + limit]]}
 
 
 @router.get("/sessions/{session_id}")

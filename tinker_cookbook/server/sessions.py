@@ -36,6 +36,8 @@ class OpenSampler:
     base_model: str
     model_path: str | None = None
     is_snapshot: bool = False
+    inflight_of: str | None = None
+    """The model whose later saves of this kind it follows."""
     used_at: float = field(default_factory=time.monotonic)
 
 
@@ -48,6 +50,7 @@ class Session:
     service: LocalServiceClient
     user_metadata: dict[str, Any] | None = None
     display_name: str | None = None
+    began_at: float = field(default_factory=time.time)
     seen_at: float = field(default_factory=time.monotonic)
     models: dict[str, Model] = field(default_factory=dict)
     samplers: dict[str, OpenSampler] = field(default_factory=dict)
@@ -59,6 +62,12 @@ class Session:
     def sampler_id(self, number: int) -> str:
         """The id that the client computes too."""
         return f"{self.session_id}:sample:{number}"
+
+    def take_inflight(self, model_id: str, client: LocalSamplingClient) -> None:
+        """Gives all samplers that follow a model its newer weights; what they draw goes on."""
+        for sampler in self.samplers.values():
+            if sampler.inflight_of == model_id:
+                sampler.client = client
 
     def seen(self) -> None:
         """Notes that the client lives."""

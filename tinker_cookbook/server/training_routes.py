@@ -179,14 +179,17 @@ async def save_for_sampler(body: bodies.SaveForSampler, owner: TheOwner, host: T
         raise DataValidationError(
             "save_weights_for_sampler: got neither path nor sampling_session_seq_id"
         )
-    if body.kind != "snapshot":
-        raise BackendError(f"kind: got {body.kind!r}, expected 'snapshot'")
+    if body.kind not in ("snapshot", "inflight"):
+        raise BackendError(f"kind: got {body.kind!r}, expected 'snapshot' or 'inflight'")
     sampler_id = session.sampler_id(body.sampling_session_seq_id)
+    follows = body.model_id if body.kind == "inflight" else None
 
     def snapshot(client: LocalTrainingClient) -> Future[Any]:
         made = client.save_weights_and_get_sampling_client()
         base = made.get_base_model()
-        session.samplers[sampler_id] = OpenSampler(sampler_id, made, base, None, True)
+        if follows is not None:
+            session.take_inflight(follows, made)
+        session.samplers[sampler_id] = OpenSampler(sampler_id, made, base, None, True, follows)
         done: Future[None] = Future()
         done.set_result(None)
         return done

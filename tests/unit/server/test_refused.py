@@ -1,0 +1,57 @@
+"""What this server does not do is said at once, with a status that clients do not repeat."""
+
+from __future__ import annotations
+
+import pytest
+
+from tinker_cookbook.server.refused_routes import REFUSED
+
+NAMES = {"run_id": "r", "kind": "weights", "name": "n", "session_id": "s"}
+
+
+@pytest.mark.parametrize("address", REFUSED)
+def test_addresses_of_the_hosted_service_are_refused_with_the_reason(caller, address):
+    method, path = address.split()
+    asked = path.format(**NAMES)
+    answer = caller().http.request(method, asked, json={})
+    assert answer.status_code == 400
+    assert answer.json() == {"detail": REFUSED[address]}
+    assert answer.elapsed.total_seconds() < 5
+    assert caller(None).http.request(method, asked, json={}).status_code == 401
+
+
+@pytest.mark.parametrize("method", ["GET", "POST", "PUT", "DELETE"])
+def test_an_unknown_address_is_named(caller, method):
+    answer = caller().http.request(method, "no/such/thing")
+    assert answer.status_code == 404
+    assert f"{method} /api/v1/no/such/thing: this server has no such" in answer.json()["detail"]
+    assert caller(None).http.request(method, "no/such/thing").status_code == 401
+
+
+def test_projects_are_not_passed_over_in_silence(caller):
+    status, said = caller().get("training_runs?project_id=p")
+    assert status == 400
+    assert "has no projects" in said["detail"]
+    _, begun = caller().post("create_session", project_id="p")
+    assert "has no projects" in begun["warning_message"]
+    assert "warning_message" not in caller().post("create_session")[1]
+
+
+def test_stability_information_is_not_passed_over_in_silence(caller, stories_model):
+    mine = caller()
+    sampler = mine.post(
+        "create_sampling_session",
+        session_id=mine.session(),
+        sampling_session_seq_id=0,
+        base_model=stories_model,
+    )[1]["sampling_session_id"]
+    asked = {
+        "sampling_session_id": sampler,
+        "seq_id": 0,
+        "prompt": {"chunks": [{"type": "encoded_text", "tokens": [1, 2]}]},
+        "sampling_params": {"max_tokens": 1},
+    }
+    status, said = mine.post("asample", **asked, record_stability_info=True)
+    assert status == 400
+    assert "record_stability_info" in said["detail"]
+    assert len(mine.result(mine.post("asample", **asked))["sequences"]) == 1

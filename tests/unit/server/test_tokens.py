@@ -1,0 +1,81 @@
+"""Tokens: who gets one, what it says, and what ends it."""
+
+from __future__ import annotations
+
+import base64
+import json
+
+import httpx
+import pytest
+
+from tinker_cookbook.server import tokens
+from tinker_cookbook.server.keys import KeyFile
+
+KEY = "tml-" + "k" * 40
+
+
+def _forged(token: str, **claims) -> str:
+    head, body, signature = token.split(".")
+    said = {**json.loads(base64.urlsafe_b64decode(body + "==")), **claims}
+    again = base64.urlsafe_b64encode(json.dumps(said).encode()).rstrip(b"=").decode()
+    return f"{head}.{again}.{signature}"
+
+
+def test_a_token_holds_for_its_hours_under_its_key_alone():
+    token = tokens.issue("ann", KEY, now=1000)
+    assert tokens.claimed_owner(token) == "ann"
+    assert tokens.is_good(token, KEY, now=1000 + tokens.SECONDS - 1)
+    assert not tokens.is_good(token, KEY, now=1000 + tokens.SECONDS)
+    assert not tokens.is_good(token, KEY + "x", now=1000)
+    for change in ({"sub": "tml:user:bob"}, {"exp": 10**12}):
+        assert not tokens.is_good(_forged(token, **change), KEY, now=1000), change
+
+
+@pytest.mark.parametrize(
+    "text", ["eyJ", "eyJ.", "eyJ..", "eyJ.ä.b", "eyJ.W10.x", "eyJhIjoxfQ.e30."]
+)
+def test_what_is_no_token_is_nobodys(tmp_path, text):
+    keys = KeyFile(tmp_path / "keys.json", tmp_path)
+    keys.ensure(["local"])
+    assert keys.owner_of(text) is None
+
+
+def test_a_token_of_one_owner_is_not_anothers(tmp_path):
+    keys = KeyFile(tmp_path / "keys.json", tmp_path)
+    made = keys.ensure(["local", "ann"])
+    ann = keys.owner("ann")
+    assert keys.owner_of(keys.token_of(ann)) is ann
+    assert keys.owner_of(tokens.issue("local", made["ann"])) is None
+    assert keys.owner_of(tokens.issue("nobody", made["ann"])) is None
+    unsigned = tokens.issue("ann", made["ann"]).rpartition(".")[0] + "."
+    assert keys.owner_of(unsigned) is None
+    (tmp_path / "keys.json").unlink()
+    new = KeyFile(tmp_path / "keys.json", tmp_path)
+    new.ensure(["ann"])
+    assert new.owner_of(tokens.issue("ann", made["ann"])) is None  # the key was taken out
+
+
+def test_a_token_does_what_its_key_does(serving, caller):
+    status, said = caller("ann").post("auth/token")
+    assert status == 200
+    with_token = caller(key=said["jwt"])
+    session = with_token.session()
+    assert caller("ann").get("sessions")[1]["sessions"] == [session]
+    assert caller("local").get("sessions")[1]["sessions"] == []
+    status, said = with_token.post("auth/token")
+    assert status == 400
+    assert "expected a key" in said["detail"]
+
+
+def test_a_token_that_ended_asks_for_another(serving):
+    ended = tokens.issue("ann", serving.key("ann"), now=0)
+    answer = httpx.get(f"{serving.url}/api/v1/sessions", headers={"X-API-Key": ended})
+    assert answer.status_code == 401
+    assert 'error="invalid_token"' in answer.headers["WWW-Authenticate"]
+
+
+def test_a_key_is_told_its_name(caller):
+    status, said = caller("ann").get("auth/apikey/me")
+    assert status == 200
+    assert said["name"] == "ann"
+    assert said["details"]["user_details"]["email"] == "ann"
