@@ -2,13 +2,14 @@
 
 For logits ``z = cap(scale * (W h + B A h))`` and upstream gradient ``g`` of the target's
 log-probability, ``dz = g (onehot(target) - softmax(z))``. Logits and log-sum-exp are fp32. The
-backward pass runs only over positions with a non-zero gradient; the frozen ``W`` gets none.
+backward pass runs only over positions with a non-zero gradient; the frozen ``W`` gets none. What
+a forward pass keeps of its softmax (``Kept``) the backward pass need not compute again.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -21,6 +22,8 @@ LoraPair = tuple[torch.Tensor, torch.Tensor]
 
 _CHUNK_BYTES_CPU = 32 << 20  # larger chunks make better products but take several times their size
 _CHUNK_BYTES_GPU = 512 << 20
+_KEPT_BYTES = 256 << 20
+"""What a forward pass may keep for its backward pass: some 1,300 positions of 50k tokens."""
 
 
 @dataclass
@@ -30,6 +33,41 @@ class HeadGradients:
     hidden: torch.Tensor
     a: torch.Tensor | None = None
     b: torch.Tensor | None = None
+
+
+@dataclass(frozen=True)
+class _Softmax:
+    """Of a few positions: ``exp(z - max z)`` [T, V], its sums [T, 1], and the targets' values."""
+
+    exponents: torch.Tensor
+    total: torch.Tensor
+    logprobs: torch.Tensor
+    cap_slope: torch.Tensor | None = None
+
+    def at(self, rows: torch.Tensor) -> _Softmax:
+        """Those of the positions that the mask ``rows`` [T] names."""
+        return _Softmax(self.exponents[rows], self.total[rows], self.logprobs[rows])
+
+
+@dataclass
+class Kept:
+    """The softmax of ``positions`` [N] of a pass, from its first on, as far as the budget goes."""
+
+    positions: torch.Tensor
+    _parts: list[tuple[slice, _Softmax]] = field(default_factory=list)
+    _left: int = _KEPT_BYTES
+
+    def add(self, rows: slice, softmax: _Softmax) -> None:
+        """Keeps that of ``positions[rows]``, where it fits."""
+        if softmax.exponents.nbytes <= self._left:
+            self._left -= softmax.exponents.nbytes
+            self._parts.append((rows, softmax))
+
+    def take(self) -> Iterator[tuple[torch.Tensor, _Softmax]]:
+        """Positions and their softmax, each once: who takes it may overwrite it."""
+        while self._parts:
+            rows, softmax = self._parts.pop()
+            yield self.positions[rows], softmax
 
 
 @dataclass(frozen=True)
@@ -75,15 +113,22 @@ class Head:
 
     @torch.no_grad()
     def logprobs(
-        self, hidden: torch.Tensor, targets: torch.Tensor, lora: LoraPair | None
+        self,
+        hidden: torch.Tensor,
+        targets: torch.Tensor,
+        lora: LoraPair | None,
+        kept: Kept | None = None,
     ) -> torch.Tensor:
-        """fp32 log-probabilities, of the shape of ``targets`` ([T] or [T, K])."""
+        """fp32 log-probabilities, of the shape of ``targets`` ([T] or [T, K]).
+
+        ``kept`` takes what a backward pass over the same positions can use.
+        """
         out = torch.empty(targets.shape, dtype=torch.float32, device=hidden.device)
         for rows in self._chunks(len(hidden)):
-            z = self.logits(hidden[rows], lora)
-            at_target = _pick(z, targets[rows])
-            lse, _ = _exponentiate(z)
-            out[rows] = at_target - (lse if targets.dim() == 2 else lse[:, 0])
+            softmax = self._softmax(hidden[rows], targets[rows], lora)
+            out[rows] = softmax.logprobs
+            if kept is not None and self.softcap is None:  # the cap's slope is as large again
+                kept.add(rows, softmax)
         return out
 
     @torch.no_grad()
@@ -107,8 +152,11 @@ class Head:
         upstream: torch.Tensor,
         lora: LoraPair | None,
         logprobs_out: torch.Tensor | None = None,
+        kept: Kept | None = None,
     ) -> HeadGradients:
         """Gradients, given those of the log-probabilities (``upstream``, shaped like ``targets``).
+
+        ``kept`` is what ``logprobs`` left of positions of ``hidden``; it is used up.
 
         With ``logprobs_out`` the log-probabilities of *all* positions are written there as well,
         in the same pass: a loss that is linear in them knows its gradient beforehand and needs
@@ -119,38 +167,63 @@ class Head:
             grads.a = torch.zeros_like(lora[0], dtype=torch.float32)
             grads.b = torch.zeros_like(lora[1], dtype=torch.float32)
         needed = (upstream != 0) if upstream.dim() == 1 else (upstream != 0).any(-1)
-        order = needed.nonzero()[:, 0]
-        for rows in self._chunks(len(order)):
-            at = order[rows]
-            h, t = hidden[at], targets[at]
-            z = self.logits(h, lora)
-            at_target = _pick(z, t)
-            cap_slope = 1 - (z / self.softcap) ** 2 if self.softcap is not None else None
-            lse, total = _exponentiate(z)
+        for at, softmax in self._softmaxes(hidden, targets, needed, lora, kept):
             if logprobs_out is not None:
-                logprobs_out[at] = at_target - (lse if t.dim() == 2 else lse[:, 0])
-            dz = self._logit_gradient(z, total, t, upstream[at], cap_slope).to(hidden.dtype)
-            grads.hidden[at] = self._through_layer(dz, h, lora, grads)
+                logprobs_out[at] = softmax.logprobs
+            dz = self._logit_gradient(softmax, targets[at], upstream[at]).to(hidden.dtype)
+            grads.hidden[at] = self._through_layer(dz, hidden[at], lora, grads)
         if logprobs_out is not None:
             rest = (~needed).nonzero()[:, 0]
             logprobs_out[rest] = self.logprobs(hidden[rest], targets[rest], lora)
         return grads
 
-    def _logit_gradient(
+    def _softmaxes(
         self,
-        exponents: torch.Tensor,
-        total: torch.Tensor,
+        hidden: torch.Tensor,
         targets: torch.Tensor,
-        g: torch.Tensor,
-        cap_slope: torch.Tensor | None,
+        needed: torch.Tensor,
+        lora: LoraPair | None,
+        kept: Kept | None,
+    ) -> Iterator[tuple[torch.Tensor, _Softmax]]:
+        """Chunks of the positions that the mask ``needed`` [T] names, each with its softmax."""
+        rest = needed.clone()
+        for at, softmax in kept.take() if kept is not None else ():
+            wanted = needed[at]
+            rest[at] = False
+            if wanted.all():
+                yield at, softmax
+            elif wanted.any():
+                yield at[wanted], softmax.at(wanted)
+        order = rest.nonzero()[:, 0]
+        for rows in self._chunks(len(order)):
+            at = order[rows]
+            yield at, self._softmax(hidden[at], targets[at], lora, slope=True)
+
+    def _softmax(
+        self,
+        hidden: torch.Tensor,
+        targets: torch.Tensor,
+        lora: LoraPair | None,
+        *,
+        slope: bool = False,
+    ) -> _Softmax:
+        z = self.logits(hidden, lora)
+        at_target = z.gather(1, targets if targets.dim() == 2 else targets[:, None])
+        cap_slope = 1 - (z / self.softcap) ** 2 if slope and self.softcap is not None else None
+        lse, total = _exponentiate(z)
+        logprobs = at_target - lse
+        return _Softmax(z, total, logprobs if targets.dim() == 2 else logprobs[:, 0], cap_slope)
+
+    def _logit_gradient(
+        self, softmax: _Softmax, targets: torch.Tensor, g: torch.Tensor
     ) -> torch.Tensor:
-        """``d loss / d raw logits`` [T, V] from ``d loss / d logprobs``; reuses ``exponents``."""
+        """``d loss / d raw logits`` [T, V] from ``d loss / d logprobs``; overwrites ``softmax``."""
         if targets.dim() == 1:
             targets, g = targets[:, None], g[:, None]
-        dz = exponents.mul_(-g.sum(-1, keepdim=True) / total)
+        dz = softmax.exponents.mul_(-g.sum(-1, keepdim=True) / softmax.total)
         dz.scatter_add_(1, targets, g)
-        if cap_slope is not None:
-            dz.mul_(cap_slope)
+        if softmax.cap_slope is not None:
+            dz.mul_(softmax.cap_slope)
         return dz.mul_(self.scale) if self.scale != 1.0 else dz
 
     def _through_layer(
@@ -168,10 +241,6 @@ class Head:
     def _chunks(self, rows: int) -> Iterator[slice]:
         size = self.chunk_rows
         return (slice(start, min(start + size, rows)) for start in range(0, rows, size))
-
-
-def _pick(z: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
-    return z.gather(1, targets) if targets.dim() == 2 else z.gather(1, targets[:, None])[:, 0]
 
 
 def _exponentiate(z: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:

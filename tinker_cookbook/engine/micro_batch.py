@@ -10,6 +10,7 @@ import torch
 from tinker_cookbook.engine.base_model import BaseModel
 from tinker_cookbook.engine.custom_loss import CustomLossFn, evaluate
 from tinker_cookbook.engine.examples import Example
+from tinker_cookbook.engine.head import Kept
 from tinker_cookbook.engine.losses import Loss, LossInputs
 from tinker_cookbook.engine.low_rank import Terms
 from tinker_cookbook.engine.packing import MicroBatch, PaddedBatch, concatenate, pad, plan_groups
@@ -60,6 +61,7 @@ class MicroBatchPass:
         self._targets = torch.from_numpy(targets).to(device=base.device, dtype=torch.int64)
         self._hidden: torch.Tensor | None = None
         self._logprobs: torch.Tensor | None = None
+        self._kept: Kept | None = None
         self.loss = 0.0
         self.metrics: dict[str, float] = {}
         self.gradients: dict[str, tuple[torch.Tensor, torch.Tensor]] = {}
@@ -96,12 +98,14 @@ class MicroBatchPass:
         weight they are 0 if ``trained_only``, and no logits are computed there."""
         hidden = self.body(grad=grad, checkpoint=checkpoint).detach()
         head, pair = self._base.head, self._base.unembed_pair(self._terms)
-        if not trained_only:
-            self._logprobs = head.logprobs(hidden, self._targets, pair)
-            return
-        at = self._trained()
+        trained = self._trained()
+        at = trained.nonzero()[:, 0]
+        self._kept = Kept(at) if grad else None
         self._logprobs = torch.zeros(self._targets.shape, device=hidden.device)
-        self._logprobs[at] = head.logprobs(hidden[at], self._targets[at], pair)
+        self._logprobs[at] = head.logprobs(hidden[at], self._targets[at], pair, self._kept)
+        if not trained_only:
+            at = (~trained).nonzero()[:, 0]
+            self._logprobs[at] = head.logprobs(hidden[at], self._targets[at], pair)
 
     def body(self, *, grad: bool, checkpoint: bool) -> torch.Tensor:
         """Hidden states of the positions that the head needs."""
@@ -132,7 +136,9 @@ class MicroBatchPass:
             upstream,
             self._base.unembed_pair(self._terms),
             self._logprobs if fill_logprobs else None,
+            self._kept,
         )
+        self._kept = None
         out = self._body_gradients(hidden, head.hidden) if hidden.requires_grad else {}
         if head.a is not None and head.b is not None:
             out[self._base.unembed_name] = (head.a, head.b)
@@ -148,7 +154,7 @@ class MicroBatchPass:
 
     def release(self, *, keep_result: bool = False) -> None:
         """Drops graph and activations."""
-        self._hidden = None
+        self._hidden = self._kept = None
         if not keep_result:
             self._logprobs, self.gradients = None, {}
 
@@ -171,11 +177,19 @@ class MicroBatchPass:
         return dict(zip(names, zip(filled[::2], filled[1::2], strict=True), strict=True))
 
     def _trained(self) -> torch.Tensor:
-        """Which of the head's positions have a weight."""
-        weighted = np.concatenate([example.inputs["weights"] != 0 for example in self._examples])
-        (at,) = np.nonzero(weighted if weighted.ndim == 1 else weighted.any(-1))
-        found = torch.from_numpy(at).to(self._targets.device)
-        return found if self._expand is None else self._expand[found].unique()
+        """Which of the head's positions [T] count: have a weight or, else, an advantage."""
+        inputs = [example.inputs for example in self._examples]
+        name = next((n for n in ("weights", "advantages") if n in inputs[0]), None)
+        if name is None:
+            return torch.ones(len(self._targets), dtype=torch.bool, device=self._targets.device)
+        found = np.concatenate([given[name] != 0 for given in inputs])
+        counts = torch.from_numpy(found if found.ndim == 1 else found.any(-1))
+        counts = counts.to(self._targets.device)
+        if self._expand is None:
+            return counts
+        out = counts.new_zeros(len(self._targets))
+        out[self._expand[counts]] = True
+        return out
 
     def _expanded_logprobs(self) -> torch.Tensor:
         assert self._logprobs is not None

@@ -84,7 +84,9 @@ def test_rows_that_are_not_next_to_each_other(dtype):
     for layout in layouts(torch.randn(48, 80).to(dtype)):
         for rows in (x, wide):
             found, expected = layout.product(rows), layout.product(rows.contiguous())
-            if isinstance(layout, DenseWeight):  # torch may sum a row that is not in order otherwise
+            if isinstance(
+                layout, DenseWeight
+            ):  # torch may sum a row that is not in order otherwise
                 torch.testing.assert_close(found, expected)
             else:
                 assert torch.equal(found, expected)

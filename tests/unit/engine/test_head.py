@@ -7,7 +7,7 @@ import torch
 
 from tinker_cookbook.engine import head as head_module
 from tinker_cookbook.engine.frozen import DenseWeight, frozen
-from tinker_cookbook.engine.head import Head
+from tinker_cookbook.engine.head import Head, Kept
 
 T, H, V, R = 37, 12, 50, 3
 
@@ -57,6 +57,36 @@ def test_forward_and_backward_equal_autograd(layout, lora, wide, kind):
         torch.testing.assert_close(found.b, expected[2], atol=1e-5, rtol=1e-5)
     else:
         assert found.a is None
+
+
+@pytest.mark.parametrize("wide", [False, True])
+@pytest.mark.parametrize("chunks", [0, 2, 99])
+def test_what_a_forward_pass_kept_changes_nothing(monkeypatch, chunks, wide):
+    torch.manual_seed(4)
+    head, hidden = Head(frozen(torch.randn(V, H)), scale=0.3), torch.randn(T, H)
+    pair = (torch.randn(R, H), torch.randn(V, R))
+    targets = torch.randint(0, V, (T, 4) if wide else (T,))
+    upstream = torch.randn(targets.shape)
+    upstream[::3] = 0
+    expected = head.backward(hidden, targets, upstream, pair)
+    kept = Kept(torch.randperm(T)[:31], _left=chunks * 4 * V * 10)
+    at = kept.positions
+    logprobs = head.logprobs(hidden[at], targets[at], pair, kept)
+    torch.testing.assert_close(logprobs, head.logprobs(hidden, targets, pair)[at])
+    rows = []
+    original = Head.logits
+
+    def counting(self, hidden, lora):
+        rows.append(len(hidden))
+        return original(self, hidden, lora)
+
+    monkeypatch.setattr(Head, "logits", counting)
+    found = head.backward(hidden, targets, upstream, pair, kept=kept)
+    spared = at[: chunks * 10] % 3 != 0
+    assert sum(rows) == T - len(range(0, T, 3)) - int(spared.sum())
+    for one, other in zip(vars(found).values(), vars(expected).values(), strict=True):
+        torch.testing.assert_close(one, other, atol=1e-5, rtol=1e-5)
+    assert not list(kept.take())
 
 
 def test_topk_equals_a_full_sort():
