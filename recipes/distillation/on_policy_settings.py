@@ -75,6 +75,12 @@ class OnPolicySettings(SampledSettings):
         default=None,
         doc="Take the batch's mean as baseline; default: wherever the whole batch trains at once",
     )
+    n_teacher_targets: int = chz.field(
+        default=0,
+        doc="Train towards so many of the teacher's most probable tokens at each place (20 is "
+        "usual); 0: towards its judgement of the sampled token. The teacher sees what the student "
+        "does",
+    )
     reward_coef: float = chz.field(
         default=0.0, doc="Weight of the task's own rewards beside the teachers; 0: only shown"
     )
@@ -205,6 +211,7 @@ def on_policy_config(
         learning_rate=learning_rate,
         reward_coef=cli.reward_coef,
         center_teacher_kl=center,
+        n_teacher_targets=cli.n_teacher_targets,
         **common_config(cli, recipe_name),
     )
 

@@ -117,7 +117,7 @@ class Teacher:
     async def _score_data(self, data_of: Sequence[list[tinker.Datum]]) -> list[_Array]:
         data_D = [datum for data in data_of for datum in data]
         try:
-            scores_D = await score_datums(self.client, data_D)
+            scores_D = await self._ask(data_D)
         except TinkerCookbookError as error:
             longest = max(datum.model_input.length + 1 for datum in data_D)
             raise TrainingError(
@@ -131,6 +131,9 @@ class Teacher:
             own, scores = [datum for datum, _ in pairs], [score for _, score in pairs]
             out.append(trained_values(own, scores, "teacher"))
         return out
+
+    async def _ask(self, data_D: Sequence[tinker.Datum]) -> list[_Array]:
+        return await score_datums(self.client, data_D)
 
 
 class TeacherSignal(AdvantageAdjuster):

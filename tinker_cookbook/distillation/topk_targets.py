@@ -39,6 +39,7 @@ else:
 __all__ = [
     "SoftDatum",
     "TopK",
+    "ask_about_tokens",
     "ask_teacher",
     "check_top_k",
     "distance_metrics",
@@ -109,6 +110,14 @@ async def ask_teacher(
         DataError: The teacher refuses the text, because it is too long for it, say.
         BackendError: The backend sent no distributions.
     """
+    topk, _ = await ask_about_tokens(teacher, sequence, k, first=first)
+    return topk
+
+
+async def ask_about_tokens(
+    teacher: SamplingClient, sequence: tinker.ModelInput, k: int, *, first: int = 1
+) -> tuple[TopK, npt.NDArray[np.float64]]:
+    """As :func:`ask_teacher`, with the teacher's log-probabilities [T - first] of the tokens."""
     try:
         response = await teacher.sample(
             prompt=sequence,
@@ -129,7 +138,8 @@ async def ask_teacher(
             f"topk_prompt_logprobs: got {got}, expected the teacher's top {k} tokens at each of "
             f"{sequence.length} positions; this backend cannot serve as a teacher of soft targets"
         )
-    return _checked(TopK(found.token_ids[first:].astype(np.int64), found.logprobs[first:]))
+    topk = TopK(found.token_ids[first:].astype(np.int64), found.logprobs[first:])
+    return _checked(topk), np.array((response.prompt_logprobs or [])[first:], np.float64)
 
 
 def _checked(topk: TopK) -> TopK:

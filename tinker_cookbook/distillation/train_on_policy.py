@@ -17,6 +17,7 @@ import numpy as np
 
 from tinker_cookbook import model_info
 from tinker_cookbook.distillation.datasets import CompositeDataset, DistillationDatasetConfig
+from tinker_cookbook.distillation.teacher_targets import DistributionSignal, JudgingTeacher
 from tinker_cookbook.distillation.teacher_view import AnswerEndings, TaughtGroup, TeacherView
 from tinker_cookbook.distillation.teachers import (
     Teacher,
@@ -24,6 +25,7 @@ from tinker_cookbook.distillation.teachers import (
     add_reverse_kl,
     open_teacher,
 )
+from tinker_cookbook.distillation.topk_targets import check_top_k
 from tinker_cookbook.exceptions import ConfigurationError
 from tinker_cookbook.renderers import Renderer, get_renderer
 from tinker_cookbook.rl import train
@@ -60,6 +62,11 @@ class Config(PolicyTrainingConfig):
         default=False,
         doc="Take the batch's mean as baseline, so that tokens nearer to the teacher than most "
         "gain; learns faster and at higher rates, far from the teacher most of all",
+    )
+    n_teacher_targets: int = chz.field(
+        default=0,
+        doc="Train towards so many of the teacher's most probable tokens at each place, with the "
+        "KL over these in place of that of the sampled token: less noise; 0: the sampled token",
     )
     reward_coef: float = chz.field(
         default=1.0,
@@ -99,6 +106,34 @@ class Config(PolicyTrainingConfig):
                 )
             part.teacher_config.check(f"dataset_configs[{i}].teacher_config")
             part.dataset_builder.check()
+        if self.n_teacher_targets:
+            self._check_targets()
+
+    def _check_targets(self) -> None:
+        check_top_k("n_teacher_targets", self.n_teacher_targets, self.vocab_size)
+        for name, got, expected in (
+            ("kl_discount_factor", self.kl_discount_factor, 0),
+            ("reward_coef", self.reward_coef, 0),
+            ("loss_fn", self.loss_name, "importance_sampling"),
+        ):
+            if got != expected:
+                raise ConfigurationError(
+                    f"{name}: got {got} with n_teacher_targets={self.n_teacher_targets}, "
+                    f"expected {expected}: the teachers' distributions are "
+                    "the loss, and neither rewards nor tokens that follow enter it"
+                )
+        for i, part in enumerate(self.dataset_configs):
+            if self.sees_other_prompt(part):
+                raise ConfigurationError(
+                    f"n_teacher_targets: got {self.n_teacher_targets}, but the teacher of "
+                    f"dataset_configs[{i}] has a prompt or a chat format of its own; expected 0, "
+                    "or a teacher that sees what the student does (its own model or checkpoint)"
+                )
+
+    @property
+    def vocab_size(self) -> int:
+        """Tokens of the student."""
+        return len(get_tokenizer(self.model_name))
 
     def student_renderer_name(self, part: DistillationDatasetConfig) -> str:
         """The chat format of the student on a dataset: the dataset's, or else the run's."""
@@ -197,15 +232,20 @@ async def incorporate_kl_penalty(
 
 
 async def _open_teachers(config: Config, session: TrainingSession) -> TeacherSignal:
-    teachers = []
+    teachers: list[Teacher] = []
+    vocab_size = await asyncio.to_thread(lambda: config.vocab_size)
     for i, part in enumerate(config.dataset_configs):
         where = f"dataset_configs[{i}].teacher_config"
         client = await open_teacher(session, config, part.teacher_config, where)
         endings = None
         if config.sees_other_prompt(part):
             endings = AnswerEndings(*config.renderers(part))
-        teachers.append(Teacher(client, endings))
-    return TeacherSignal(
+        if config.n_teacher_targets:
+            teachers.append(JudgingTeacher(client, None, config.n_teacher_targets, vocab_size))
+        else:
+            teachers.append(Teacher(client, endings))
+    signal = DistributionSignal if config.n_teacher_targets else TeacherSignal
+    return signal(
         teachers,
         config.kl_penalty_coef,
         config.kl_discount_factor,

@@ -5,17 +5,20 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from tinker_cookbook.rl.data_processing import DatumPlace
+from tinker_cookbook.rl.data_processing import DatumPlace, data_for_loss
 from tinker_cookbook.rl.types import Trajectory
 
 if TYPE_CHECKING:
     import tinker
+    from tinker import types
 
+    from tinker_cookbook.backends import Future, TrainingClient
     from tinker_cookbook.rl.sources_play import PlayedGroup
+    from tinker_cookbook.rl.train_config import PolicyTrainingConfig
 
 _NO_PULL = 1e-4
 """A KL below this, in nats, is rounding. Adam would turn even that into a step of full size."""
@@ -79,6 +82,32 @@ class AdvantageAdjuster(ABC):
     async def adjust(self, played: PlayedData) -> Adjustment:
         """Changes ``played.data_D`` in place. Called with a whole batch, or in a streaming run with
         its parts as they are finished; metrics of the parts are joined."""
+
+    def submit(
+        self, client: TrainingClient, data_D: Sequence[tinker.Datum], config: PolicyTrainingConfig
+    ) -> Future[types.ForwardBackwardOutput]:
+        """Starts the pass over adjusted data; by default with the run's own loss."""
+        return submit_policy_loss(client, data_D, config)
+
+    def trained_logprobs(self, output: types.ForwardBackwardOutput) -> list[Any]:
+        """The learner's log-probabilities [T] of each datum's tokens, from the pass's output."""
+        return logprobs_of(output)
+
+
+def logprobs_of(output: types.ForwardBackwardOutput) -> list[Any]:
+    """Log-probabilities of each datum's targets."""
+    return [record["logprobs"] for record in output.loss_fn_outputs]
+
+
+def submit_policy_loss(
+    client: TrainingClient, data_D: Sequence[tinker.Datum], config: PolicyTrainingConfig
+) -> Future[types.ForwardBackwardOutput]:
+    """Starts a pass with the loss that the config names."""
+    return client.forward_backward(
+        data_for_loss(data_D, config.loss_name),
+        config.loss_name,  # type: ignore[arg-type]
+        config.loss_fn_config,
+    )
 
 
 def advantages_of(data_D: Sequence[tinker.Datum]) -> list[np.ndarray]:

@@ -19,9 +19,11 @@ from tinker_cookbook.rl.adjuster import (
     Mean,
     PlayedData,
     advantages_of,
+    logprobs_of,
+    submit_policy_loss,
 )
 from tinker_cookbook.rl.advantages import compute_advantages, indices_of_varying_groups
-from tinker_cookbook.rl.data_processing import assemble_training_data, data_for_loss
+from tinker_cookbook.rl.data_processing import assemble_training_data
 from tinker_cookbook.rl.kl import compute_kl_sample_train
 from tinker_cookbook.rl.sources import PlayedGroup
 from tinker_cookbook.rl.train_config import PolicyTrainingConfig
@@ -147,12 +149,8 @@ class Update:
         current.waiting += data
         if not (has_signal or current.passes):
             return
-        config = self._config
-        output = self._client.forward_backward(
-            data_for_loss(current.waiting, config.loss_name),
-            config.loss_name,  # type: ignore[arg-type]
-            config.loss_fn_config,
-        )
+        submit = submit_policy_loss if self._adjuster is None else self._adjuster.submit
+        output = submit(self._client, current.waiting, self._config)
         current.passes.append(_Pass(current.waiting, output))
         self._passes.append(current.passes[-1])
         current.waiting = []
@@ -167,7 +165,8 @@ class Update:
 
     def _policy_metrics(self, outputs: Sequence[types.ForwardBackwardOutput]) -> Metrics:
         """KL and entropy; where nothing was trained, the sampler's entropy alone."""
-        logprobs_D = [record["logprobs"] for output in outputs for record in output.loss_fn_outputs]
+        read = logprobs_of if self._adjuster is None else self._adjuster.trained_logprobs
+        logprobs_D = [logprobs for output in outputs for logprobs in read(output)]
         if logprobs_D:
             return dict(compute_kl_sample_train(self.data, logprobs_D))
         sampled_D = [datum.loss_fn_inputs["logprobs"] for datum in self._untrained]

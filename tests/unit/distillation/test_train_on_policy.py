@@ -148,6 +148,33 @@ def test_every_mode_learns_from_the_teacher(model, other_model, prompts, tmp_pat
     assert all(row["teacher_kl"] > 0.02 and row["optim/num_steps"] >= 1 for row in rows)
 
 
+TARGETS = {"n_teacher_targets": 8, "reward_coef": 0}
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"num_epochs": 4},
+        {"stream_minibatch_config": StreamMinibatchConfig(groups_per_batch=2, num_minibatches=2)},
+        {"async_config": AsyncConfig(max_steps_off_policy=1, groups_per_batch=2)},
+        {"num_substeps": 2},
+    ],
+    ids=["plain", "streaming", "asynchronous", "substeps"],
+)
+def test_every_mode_learns_from_the_teachers_distributions(
+    model, other_model, prompts, tmp_path, settings
+):
+    taught = part(model, prompts, other_model)
+    rows = run(config(model, tmp_path / "a", taught, **TARGETS, **settings))
+    assert all(row["teacher_kl"] > 0.005 and row["optim/num_steps"] >= 1 for row in rows)
+    if "num_substeps" not in settings:  # the learner's own log-probabilities: of sampled tokens
+        assert abs(rows[0]["optim/kl_sample_train_v1"]) < 1e-4
+    if "num_epochs" in settings:
+        assert len(rows) == 8
+        again = run(config(model, tmp_path / "b", taught, **TARGETS, **settings))
+        assert lasting(rows) == lasting(again)
+
+
 class SumEnv(ProblemEnv):
     def get_question(self):
         return "1+1?"
@@ -228,6 +255,10 @@ def test_a_teacher_that_is_not_there(model, prompts, tmp_path, path, error, mess
         ({"remove_constant_reward_groups": True}, "remove_constant_reward_groups: got True"),
         ({"reward_coef": float("nan")}, "reward_coef: got nan"),
         ({"dataset_configs": []}, "dataset_configs: got none"),
+        ({"n_teacher_targets": -1}, "n_teacher_targets: got -1, expected 1 to"),
+        ({"n_teacher_targets": 8}, "reward_coef: got 1.0 with n_teacher_targets=8, expected 0"),
+        ({**TARGETS, "kl_discount_factor": 0.5}, "kl_discount_factor: got 0.5 with n_teacher_tar"),
+        ({**TARGETS, "loss_fn": "ppo"}, "loss_fn: got ppo with n_teacher_targets=8"),
         (
             {
                 "center_teacher_kl": True,
@@ -243,6 +274,13 @@ def test_settings_that_cannot_work(model, prompts, tmp_path, settings, message):
     whole = config(model, tmp_path, part(model, prompts, model))
     with pytest.raises(ConfigurationError, match=message):
         chz.replace(whole, **settings).check()
+
+
+def test_distributions_of_a_teacher_that_sees_something_else(model, prompts, tmp_path):
+    hinted = part(model, prompts, TeacherConfig(base_model=model, system_prompt="Be odd."))
+    message = "teacher of dataset_configs.0. has a prompt or a chat format of its own"
+    with pytest.raises(ConfigurationError, match=message):
+        config(model, tmp_path, hinted, **TARGETS).check()
 
 
 def test_a_number_of_groups_that_is_not_the_datasets(model, prompts, tmp_path):
