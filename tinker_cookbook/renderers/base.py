@@ -121,6 +121,11 @@ class Renderer(Named, ABC):
             "qwen3 or llama3, or describe the tools in a system message of your own"
         )
 
+    def message_reader(self) -> MessageReader:
+        """Returns what makes a message of the text of one response, for those who decode the
+        tokens themselves."""
+        return self._reader()
+
     def response_parser(self) -> ResponseParser:
         """Returns a parser for one response, to be fed with tokens as they are sampled."""
         stops = [stop for stop in self.get_stop_sequences() if isinstance(stop, int)]

@@ -9,7 +9,7 @@ from typing import Any
 from fastapi import APIRouter, Request, Response
 
 from tinker_cookbook.engine.requests import PromptScores, Sample
-from tinker_cookbook.renderers import Renderer, StreamingTextDelta, StreamingThinkingDelta
+from tinker_cookbook.renderers import StreamingTextDelta, StreamingThinkingDelta
 from tinker_cookbook.renderers.content import get_text_content
 from tinker_cookbook.renderers.messages import Message, ToolCall
 from tinker_cookbook.renderers.streaming import ContentDelta, MessageReader
@@ -40,7 +40,10 @@ def _answer(gateway: Gateway, owner: Owner, body: ChatBody) -> Answer:
     renderer = gateway.renderer(opened.base_model, body.renderer_name)
     tokens = prompt_tokens(renderer, body.messages, body.tools or [])
     asked = Asked.of(body, opened, body.most_tokens, renderer.get_stop_sequences())
-    choices = [ChatChoice(i, asked, _reader(renderer)) for i in range(asked.num_samples)]
+    # Not a ``response_parser``: it takes tokens, and a stop string may end within one.
+    choices = [
+        ChatChoice(i, asked, renderer.message_reader()) for i in range(asked.num_samples)
+    ]
     return Answer(
         envelope("chatcmpl", "chat.completion.chunk", body.model),
         "chat.completion",
@@ -48,11 +51,6 @@ def _answer(gateway: Gateway, owner: Owner, body: ChatBody) -> Answer:
         Drawing(gateway, [asked.request(tokens)]),
         body.include_usage,
     )
-
-
-def _reader(renderer: Renderer) -> MessageReader:
-    # Not ``response_parser``: it takes tokens, and a stop string may end within one.
-    return renderer._reader()
 
 
 class ChatChoice:
