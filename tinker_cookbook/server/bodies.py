@@ -7,7 +7,9 @@ from typing import Annotated, Any, Literal
 from pydantic import BaseModel, ConfigDict, Field
 
 Id = Annotated[str, Field(min_length=1, max_length=300)]
-Number = Annotated[int, Field(ge=0, le=2**53)]
+Number = Annotated[int, Field(ge=0, lt=2**63)]
+"""Of a request. A copy of a sampling client in another process counts from a random number, 10^9
+times one below 10^9."""
 Metadata = dict[str, Any] | None
 
 
