@@ -1,0 +1,186 @@
+"""The SDK's command line in a process of its own against the server: what each command does."""
+
+from __future__ import annotations
+
+import datetime
+import json
+import os
+import signal
+import subprocess
+import sys
+
+import peft
+import pytest
+import tinker
+import torch
+from safetensors.torch import load_file
+from test_clients import ADAM, DATA
+from test_sdk_versions import sdk_folder
+from transformers import AutoModelForCausalLM
+
+TINKER = [sys.executable, "-m", "tinker.cli"]
+NOWHERE = "this server shows no checkpoint to anyone but its owner"
+
+
+@pytest.fixture(scope="module")
+def run(serving, stories_model):
+    """A run that stepped once; ends with the module."""
+    os.environ["TINKER_API_KEY"] = serving.key()
+    service = tinker.ServiceClient(base_url=serving.url)
+    client = service.create_lora_training_client(stories_model, rank=4, seed=0).result()
+    client.forward_backward(DATA, "cross_entropy")
+    client.optim_step(ADAM).result()
+    yield client
+    service.close("success").result()
+    del os.environ["TINKER_API_KEY"]
+
+
+@pytest.fixture
+def command(serving, tmp_path):
+    """``command("run", "list")`` gives what it prints; ``status`` is the exit code expected."""
+
+    def call(*words: str, status: int = 0, typed: str = "", **env: str) -> str:
+        done = subprocess.run(
+            [*TINKER, *words],
+            env={
+                **os.environ,
+                "TINKER_BASE_URL": serving.url,
+                "TINKER_API_KEY": serving.key(),
+                "COLUMNS": "200",
+                "HOME": str(tmp_path),
+                **env,
+            },
+            cwd=tmp_path,
+            input=typed,
+            capture_output=True,
+            text=True,
+            timeout=120,
+        )
+        # Threads of the SDK sometimes abort when the interpreter ends, after the work is done.
+        expected = (status, -signal.SIGABRT) if status == 0 else (status,)
+        assert done.returncode in expected, done.stderr
+        return done.stdout if status == 0 else done.stderr
+
+    return call
+
+
+@pytest.fixture
+def said(command):
+    """The same, read as JSON."""
+    return lambda *words: json.loads(command("--format", "json", *words))
+
+
+def test_runs_are_listed_and_described(run, command, said, stories_model):
+    assert run.model_id in command("run", "list")
+    (newest,) = said("run", "list", "--limit", "1")["runs"]
+    assert newest["training_run_id"] == run.model_id
+    path = run.save_state("described").result().path
+    table = command("run", "info", run.model_id)
+    assert stories_model in table
+    assert "Yes (Rank 4)" in table
+    assert path in table
+    assert "no-such-run" in command("run", "info", "no-such-run", status=1)
+
+
+def test_checkpoints_are_listed_and_described(run, command, said):
+    paths = [
+        run.save_state("listed").result().path,
+        run.save_weights_for_sampler("listed").result().path,
+        run.save_weights_external("listed").result().path,
+    ]
+    newest = said("checkpoint", "list", "--limit", "3")["checkpoints"]
+    assert [one["tinker_path"] for one in newest] == paths[::-1]
+    kinds = [one["checkpoint_type"] for one in newest]
+    assert kinds == ["external", "sampler", "training"]
+    of_run = said("checkpoint", "list", "--run-id", run.model_id)["checkpoints"]
+    assert {one["tinker_path"] for one in of_run} >= set(paths)
+    assert "Yes (Rank 4)" in command("checkpoint", "info", paths[0])
+
+
+def test_a_time_to_live_is_set_and_taken_away(run, command, said):
+    path = run.save_state("short").result().path
+    assert said("checkpoint", "info", path)["expires_at"] is None
+    command("checkpoint", "set-ttl", path, "--ttl", "7200")
+    expires = datetime.datetime.fromisoformat(said("checkpoint", "info", path)["expires_at"])
+    left = (expires - datetime.datetime.now(datetime.UTC)).total_seconds()
+    assert 7000 < left <= 7200
+    assert "in 1 hour" in command("checkpoint", "list", "--run-id", run.model_id)
+    command("checkpoint", "set-ttl", path, "--remove")
+    assert said("checkpoint", "info", path)["expires_at"] is None
+
+
+def test_deleting_removes_what_was_named_and_no_more(run, command, said):
+    def names() -> list[str]:
+        found = said("checkpoint", "list", "--run-id", run.model_id)["checkpoints"]
+        return [one["tinker_path"] for one in found]
+
+    one, two = (run.save_state(name).result().path for name in ("gone", "kept"))
+    assert "cancelled" in command("checkpoint", "delete", one, typed="n\n")
+    assert one in names()
+    assert "Deleted 1 checkpoint" in command("checkpoint", "delete", "-y", one)
+    assert one not in names()
+    assert two in names()
+    run.save_weights_for_sampler("of-a-kind").result()
+    command("checkpoint", "delete", "-y", "--run-id", run.model_id, "--type", "sampler_weights")
+    assert not any("/sampler_weights/" in path for path in names())
+    assert two in names()
+
+
+@pytest.mark.parametrize("kind", ["weights", "external_weights"])
+def test_a_download_gives_an_adapter_that_peft_loads(run, command, stories_model, tmp_path, kind):
+    save = run.save_state if kind == "weights" else run.save_weights_external
+    path = save(f"fetched-{kind}").result().path
+    command("checkpoint", "download", path, "-o", "got")
+    folder = tmp_path / "got" / path.removeprefix("tinker://").replace("/", "_")
+    assert load_file(folder / "adapter_model.safetensors")
+    base = AutoModelForCausalLM.from_pretrained(stories_model, dtype=torch.float32)
+    model = peft.PeftModel.from_pretrained(base, folder)
+    tokens = DATA[0].model_input.to_ints()
+    logits = model(torch.tensor([tokens])).logits[0].log_softmax(-1)
+    targets = DATA[0].loss_fn_inputs["target_tokens"].to_torch()
+    expected = run.forward(DATA[:1], "cross_entropy").result().loss_fn_outputs[0]["logprobs"]
+    found = logits.gather(1, targets[:, None])[:, 0].detach()
+    torch.testing.assert_close(found, expected.to_torch(), atol=1e-4, rtol=0)
+    refused = command("checkpoint", "download", path, "-o", "got", status=1)
+    assert "already exists" in refused
+    command("checkpoint", "download", path, "-o", "got", "--force")
+
+
+@pytest.mark.parametrize("version", ["0.7.0", "0.28.0"])
+def test_older_command_lines_download_archives(run, command, tmp_path, version):
+    path = run.save_weights_for_sampler(f"by-{version.replace('.', '-')}").result().path
+    command(
+        "checkpoint", "download", path, "-o", str(tmp_path), PYTHONPATH=str(sdk_folder(version))
+    )
+    (weights,) = tmp_path.rglob("adapter_model.safetensors")
+    assert load_file(weights)
+
+
+def test_models_and_accounts(run, command, said, serving, stories_model, tmp_path):
+    assert "tinker " in command("version")
+    assert said("model", "list")["models"][0]["model_name"] == stories_model
+    assert "No model name contains" in command("model", "list", "no-such-model", status=1)
+    assert "Tinker accessible: yes" in command("auth", "status")
+    wrong = command("auth", "status", status=1, TINKER_API_KEY="tml-wrong")
+    assert "the key is not one of this server's" in wrong
+    assert said("auth", "whoami")["user_urn"] == "tml:user:local"
+    assert "as local" in command("auth", "login", typed=f"{serving.key()}\n")
+    assert serving.key() in (tmp_path / ".tinker" / "credentials.json").read_text()
+    assert "tml:user:local" in command("auth", "whoami", TINKER_API_KEY="")
+    assert "still active" in command("auth", "logout")
+    assert serving.key() not in (tmp_path / ".tinker" / "credentials.json").read_text()
+
+
+@pytest.mark.parametrize(
+    ("words", "reason"),
+    [
+        ("checkpoint publish PATH", NOWHERE),
+        ("checkpoint unpublish PATH", NOWHERE),
+        ("session export-trace s", "this server records none"),
+        ("billing usage 2026-07-13 2026-07-14", "nothing is billed here"),
+        ("billing checkpoint-storage", "nothing is billed here"),
+    ],
+)
+def test_what_is_refused_says_why(run, command, words, reason):
+    path = f"tinker://{run.model_id}/weights/any"
+    assert reason in command(*words.replace("PATH", path).split(), status=1)
