@@ -55,7 +55,8 @@ class Batcher:
     def __init__(self, base: BaseModel, shapes: list[LayerShape]) -> None:
         self._base, self._shapes = base, shapes
         on_cpu = base.device.type == "cpu"
-        self._most_rows = _MOST_ROWS_CPU if on_cpu else _MOST_ROWS_GPU
+        self._usual_rows = _MOST_ROWS_CPU if on_cpu else _MOST_ROWS_GPU
+        self._most_rows = self._usual_rows  # less while memory is short
         self._step_tokens = _STEP_TOKENS_CPU if on_cpu else _STEP_TOKENS_GPU
         self._worth_waiting = _WORTH_WAITING_CPU if on_cpu else _WORTH_WAITING_GPU
         self._waiting: deque[_Waiting] = deque()
@@ -74,7 +75,7 @@ class Batcher:
     def add(self, request: SampleRequest) -> None:
         """Queues a request."""
         if not self.busy:
-            self._budget = self._free_tokens()
+            self._budget, self._most_rows = self._free_tokens(), self._usual_rows
         self._waiting.append(_Waiting(request.sampler, request.prompt, deque(request.rows)))
 
     def step(self) -> None:
@@ -88,12 +89,17 @@ class Batcher:
                 self._step()
         except Exception as error:
             failed: Exception | None = error
-            if isinstance(error, RuntimeError) and out_of_memory(error):
+            if out_of_memory(error):
                 failed = self._shed(error)
             if failed is not None:
                 self._fail_all(failed)
         if not self.busy:
             self._active.shrink()  # training may need the memory
+
+    def give_up(self, error: Exception) -> None:
+        """Fails every request; another batcher has to go on."""
+        for row in self._all_rows():
+            row.request.fail(error)
 
     def cancel_all(self) -> None:
         """Cancels every request."""
@@ -259,6 +265,7 @@ class Batcher:
         """Starts again with half the rows; returns the error for a single one, which cannot."""
         rows = self._running_rows()
         if len(rows) <= 1:
+            self._most_rows = self._usual_rows  # this one was too much, not the others
             length = rows[0].length if rows else 0
             return OutOfMemoryError(
                 f"a sequence of {length} tokens does not fit into the memory of "

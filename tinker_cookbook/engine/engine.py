@@ -158,16 +158,33 @@ class Engine:
         self._worker.pause()
 
     def _sample_step(self) -> bool:
-        """One step of every running batch; returns whether there was any."""
+        """One step of every running batch; returns whether there was any.
+
+        Errors of a step go to its requests. Where memory is too short even for that, all requests
+        are told: without this thread nothing would ever be answered again.
+        """
+        try:
+            return self._step_batches()
+        except Exception as error:
+            for waiting in (self._arrived, self._single):
+                while waiting:
+                    waiting.popleft().fail(error)
+            while self._batchers:
+                self._batchers.popitem()[1].give_up(error)
+            logger.exception("Sampling broke; the requests that waited have failed.")
+            return False
+
+    def _step_batches(self) -> bool:
         while self._arrived:
-            request = self._arrived.popleft()
+            request = self._arrived[0]
             base = request.sampler.base
             if base.kv_shapes is None:
                 self._single.append(request)
-                continue
-            if base not in self._batchers:
-                self._batchers[base] = Batcher(base, base.kv_shapes)
-            self._batchers[base].add(request)
+            else:
+                if base not in self._batchers:
+                    self._batchers[base] = Batcher(base, base.kv_shapes)
+                self._batchers[base].add(request)
+            self._arrived.popleft()
         busy = [batcher for batcher in self._batchers.values() if batcher.busy]
         for batcher in busy:
             batcher.step()

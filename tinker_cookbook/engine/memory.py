@@ -9,11 +9,12 @@ import torch
 _MESSAGES = ("out of memory", "can't allocate memory", "not enough memory")
 
 
-def out_of_memory(error: RuntimeError) -> bool:
-    """Whether torch ran out of memory: CUDA has an exception for it, MPS and CPU only a text."""
-    return isinstance(error, torch.OutOfMemoryError) or any(
-        text in str(error) for text in _MESSAGES
-    )
+def out_of_memory(error: BaseException) -> bool:
+    """Whether memory ran out: torch has an exception for CUDA's, and only a text for MPS and CPU;
+    Python and numpy raise ``MemoryError``."""
+    if isinstance(error, (torch.OutOfMemoryError, MemoryError)):
+        return True
+    return isinstance(error, RuntimeError) and any(text in str(error) for text in _MESSAGES)
 
 
 def release_cached_memory(device: torch.device) -> None:

@@ -75,9 +75,19 @@ class AdamW:
         )
         for parameter, grad in zip(self._parameters.values(), grads, strict=True):
             parameter.grad = grad
-        self._optimizer.step()
-        self._optimizer.zero_grad(set_to_none=True)
+        try:
+            self._optimizer.step()
+        finally:
+            self._optimizer.zero_grad(set_to_none=True)
+            self._drop_half_made()
         return {"grad_norm": norm}
+
+    def _drop_half_made(self) -> None:
+        """The first step makes the moments; where memory ends meanwhile, those of a tensor are not
+        whole, and the next step shall make them anew."""
+        for parameter in self._parameters.values():
+            if len(self._optimizer.state.get(parameter, {})) not in (0, 3):
+                del self._optimizer.state[parameter]
 
     def state(self) -> dict[str, torch.Tensor]:
         """Moments and step counts by name; empty before the first step."""

@@ -105,10 +105,13 @@ class SampleRow:
         self.sample = Sample()
         seed = request.settings.seed
         self._rng = np.random.default_rng(None if seed is None else [seed, index])
+        self._number, self._decides = 0.0, -1
 
     def uniform(self) -> float:
-        """The number in [0, 1) that decides the next token."""
-        return self._rng.random()
+        """The number in [0, 1) that decides the next token; the same until one was added."""
+        if self._decides != len(self.sample.tokens):
+            self._number, self._decides = self._rng.random(), len(self.sample.tokens)
+        return self._number
 
     @property
     def tokens(self) -> np.ndarray:

@@ -99,7 +99,7 @@ class Scorer:
                 request.finish(scores)
             return
         except Exception as error:
-            short = isinstance(error, RuntimeError) and out_of_memory(error)
+            short = out_of_memory(error)
             reason = str(error)
             if len(requests) == 1 and not short:
                 requests[0].fail(error)
@@ -107,6 +107,7 @@ class Scorer:
         # Outside of the handler: its traceback would keep the activations alive.
         release_cached_memory(base.device)
         if len(requests) == 1:
+            self._most_tokens = None  # this one was too much, not the others
             requests[0].fail(
                 OutOfMemoryError(
                     f"a prompt of {len(requests[0].tokens)} tokens does not fit into the memory of "

@@ -12,10 +12,11 @@ so the loss sees only [T] tensors, and the [T, V] logits are never kept.
 from __future__ import annotations
 
 import logging
+import traceback
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import NoReturn, Protocol
 
 import numpy as np
 import torch
@@ -30,7 +31,12 @@ from tinker_cookbook.engine.memory import out_of_memory, release_cached_memory
 from tinker_cookbook.engine.micro_batch import MicroBatchPass, plan_for
 from tinker_cookbook.engine.optimizer import AdamSettings, AdamW
 from tinker_cookbook.engine.packing import MicroBatch
-from tinker_cookbook.exceptions import DataValidationError, OutOfMemoryError, TrainingError
+from tinker_cookbook.exceptions import (
+    DataValidationError,
+    OutOfMemoryError,
+    TinkerCookbookError,
+    TrainingError,
+)
 
 logger = logging.getLogger(__name__)
 
@@ -69,7 +75,7 @@ class TrainingRun:
         self.token_budget = token_budget
         self._pause = pause  # called between micro-batches: sampling goes on meanwhile
         self._gradients: dict[str, torch.Tensor] = {}
-        self._failure: Exception | None = None
+        self._failure: str | None = None  # an exception would keep the pass in memory
         self._shared_with_sampler = False
 
     def forward_backward(
@@ -136,7 +142,7 @@ class TrainingRun:
             raise TrainingError(
                 f"optim_step: a forward_backward since the last step failed ({failure}); the step "
                 "was not taken and its gradients are dropped. Repeat the batch, then step"
-            ) from failure
+            )
         if not gradients:
             raise DataValidationError(
                 "optim_step: no gradient was computed since the last step; call forward_backward "
@@ -150,6 +156,12 @@ class TrainingRun:
         metrics = self.optimizer.step(gradients, settings)
         self.step += 1
         return metrics
+
+    def fail_pass(self, error: Exception, *, backward: bool) -> NoReturn:
+        """Raises ``error``, which kept a pass from reaching the run; the next step refuses."""
+        with self._refusing_step_after_failure(backward):
+            raise error
+        raise AssertionError("unreachable")
 
     def snapshot(self) -> Adapter:
         """The present weights for a sampler, by reference; later steps leave them alone."""
@@ -168,8 +180,18 @@ class TrainingRun:
             yield
         except Exception as error:
             if backward:
-                self._failure = error
-            raise
+                self._failure = str(error) or type(error).__name__
+            if isinstance(error, TinkerCookbookError) or not out_of_memory(error):
+                raise
+            reason = str(error) or type(error).__name__
+            traceback.clear_frames(error.__traceback__)  # they hold the activations
+        else:
+            return
+        release_cached_memory(self.base.device)
+        raise OutOfMemoryError(
+            f"the pass does not fit into the memory of {self.base.device}: {reason}; nothing of it "
+            "was applied. Give it fewer datums"
+        )
 
     def _plan(self, data: Sequence[Example], group_size: int = 1) -> list[MicroBatch]:
         tokens = [example.tokens for example in data]
@@ -249,7 +271,7 @@ class TrainingRun:
             try:
                 run(micro, checkpoint=checkpoint)
                 return [(group, micro)]
-            except RuntimeError as error:
+            except Exception as error:
                 if not out_of_memory(error):
                     raise
                 reason = str(error)

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import torch
 
-from tinker_cookbook.engine import paged_cache
+from tinker_cookbook.engine import draw_rows, paged_cache
 from tinker_cookbook.engine.adapters import AdapterSpec
 from tinker_cookbook.engine.batch_attention import DecodeRows
 from tinker_cookbook.engine.batcher import Batcher
@@ -336,6 +336,33 @@ def test_one_sequence_that_does_not_fit_is_told(stories_base, monkeypatch):
     ref.run_batch(stories_base, [request])
     with pytest.raises(OutOfMemoryError, match=r"3 tokens does not fit .* set max_tokens lower"):
         request.future.result(timeout=0)
+
+
+def test_memory_that_ends_while_drawing_changes_no_sample(stories_base, monkeypatch):
+    """Each token is decided by the number that decides it alone, however often it is tried."""
+    sampler = Sampler(stories_base, None)
+    requests = [sample_request(sampler, [5, 6, i], 2, settings(seed=i)) for i in range(8, 11)]
+    tried, draw = [], draw_rows.draw_tokens
+
+    def scarce(*args):
+        tried.append(args)
+        if len(tried) in (3, 7):
+            raise MemoryError
+        return draw(*args)
+
+    monkeypatch.setattr(draw_rows, "draw_tokens", scarce)
+    batcher = Batcher(stories_base, stories_base.kv_shapes)
+    for request in requests:
+        batcher.add(request)
+    while batcher.busy:
+        batcher.step()
+    monkeypatch.undo()
+    assert batcher._most_rows < batcher._usual_rows
+    for request in requests:
+        alone = ref.draw(sampler, request.prompt, 2, request.settings)
+        assert tokens_of(request) == [sample.tokens for sample in alone]
+    batcher.add(sample_request(sampler, [5], 1, settings()))
+    assert batcher._most_rows == batcher._usual_rows  # what others asked for then is gone
 
 
 def test_an_error_reaches_those_who_wait_and_no_others(stories_base, monkeypatch):

@@ -104,3 +104,24 @@ def test_a_gradient_that_is_not_finite_changes_nothing(bad):
 def test_settings_out_of_range_are_named(field, value):
     with pytest.raises(ConfigurationError, match=f"^{field}: got {value}"):
         AdamSettings(**{field: value})
+
+
+def test_a_first_step_without_memory_can_be_taken_again(monkeypatch):
+    ours, others = parameters(), parameters()
+    optimizer, expected = AdamW(ours), AdamW(others)
+    made, zeros_like = [], torch.zeros_like
+
+    def scarce(*args, **kwargs):
+        made.append(args)
+        if len(made) == 4:  # the second tensor's second moment
+            raise RuntimeError("DefaultCPUAllocator: can't allocate memory")
+        return zeros_like(*args, **kwargs)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(torch, "zeros_like", scarce)
+        with pytest.raises(RuntimeError, match="allocate"):
+            optimizer.step(gradients(0), AdamSettings(1e-2))
+    assert all(torch.equal(ours[name], others[name]) for name in ours)
+    for one in (optimizer, expected):
+        one.step(gradients(0), AdamSettings(1e-2))
+    assert all(torch.equal(ours[name], others[name]) for name in ours)

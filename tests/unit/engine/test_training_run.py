@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 import torch
 
+from tinker_cookbook.engine import training_run
 from tinker_cookbook.engine.adapters import AdapterSpec
 from tinker_cookbook.engine.examples import Example
 from tinker_cookbook.engine.micro_batch import MicroBatchPass
@@ -254,4 +255,33 @@ def test_replace_by_takes_everything(stories_base):
     run.replace_by(other)
     assert run.step == 7
     assert run._gradients == {}
+    assert same(weights(run), weights(other))
+
+
+def test_a_pass_without_memory_leaves_the_run_as_it_was(stories_base, monkeypatch):
+    """Whatever asks for memory: here the sums over micro-batches, behind the first of them."""
+    data = batch(stories_base)
+    run, other = ref.make_run(stories_base), ref.make_run(stories_base)
+    for one in (run, other):
+        one.token_budget = 20
+        one.forward_backward(data, "cross_entropy")
+    before = {name: gradient.clone() for name, gradient in run._gradients.items()}
+    added = training_run._GradientSums.add
+
+    def short_of_memory(self, gradients):
+        if self.by_name:
+            raise MemoryError
+        added(self, gradients)
+
+    monkeypatch.setattr(training_run._GradientSums, "add", short_of_memory)
+    with pytest.raises(OutOfMemoryError, match="pass does not fit into the memory of cpu"):
+        run.forward_backward(data, "cross_entropy")
+    monkeypatch.undo()
+    assert all(torch.equal(run._gradients[name], before[name]) for name in before)
+    with pytest.raises(TrainingError, match="since the last step failed"):
+        run.optim_step(AdamSettings())
+    for one in (run, other):
+        one._gradients = {}
+        one.forward_backward(data, "cross_entropy")
+        one.optim_step(AdamSettings())
     assert same(weights(run), weights(other))

@@ -11,6 +11,7 @@ from concurrent.futures import CancelledError
 import numpy as np
 import pytest
 
+from tinker_cookbook.engine.batcher import Batcher
 from tinker_cookbook.engine.engine import Engine
 from tinker_cookbook.engine.optimizer import AdamSettings
 from tinker_cookbook.engine.requests import SamplingSettings, sample_request
@@ -207,3 +208,14 @@ def test_closing_cancels_requests(engine, stories_base):
         engine.sample(
             sample_request(Sampler(stories_base, None), [1], 1, SamplingSettings(max_tokens=1))
         )
+
+
+def test_the_thread_outlives_what_breaks_sampling(engine, stories_base, monkeypatch):
+    """Memory that is too short even to take a request in, say."""
+    sampler = Sampler(stories_base, None)
+    ask = lambda: engine.sample(sample_request(sampler, [5], 2, SamplingSettings(max_tokens=2)))  # noqa: E731
+    with monkeypatch.context() as patch:
+        patch.setattr(Batcher, "_free_tokens", lambda self: [][1])
+        with pytest.raises(IndexError):
+            ask().result(10)
+    assert len(ask().result(10)) == 2
