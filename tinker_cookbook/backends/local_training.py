@@ -17,6 +17,7 @@ from tinker_cookbook.backends.local_sampling import LocalSamplingClient
 from tinker_cookbook.backends.protocols import CustomLoss
 from tinker_cookbook.engine.checkpoints import load_run, save_run
 from tinker_cookbook.engine.engine import Engine
+from tinker_cookbook.engine.examples import Example
 from tinker_cookbook.engine.store import CheckpointStore, Kind
 from tinker_cookbook.engine.training_run import TrainingRun
 from tinker_cookbook.exceptions import BackendError
@@ -188,6 +189,28 @@ class LocalTrainingClient(ReadyClient["LocalTrainingClient"], TrainingAsync):
         from tinker_cookbook.tokenizer_utils import get_tokenizer
 
         return get_tokenizer(self._base_model)
+
+    def fail_pass(
+        self, error: Exception, *, backward: bool
+    ) -> LocalFuture[types.ForwardBackwardOutput]:
+        """In the place of a pass whose data could not be read: fails as it would have."""
+        return self._submit(lambda run: run.fail_pass(error, backward=backward))
+
+    def run_pass(
+        self,
+        examples: Sequence[Example],
+        loss_fn: str,
+        loss_fn_config: Mapping[str, float | str] | None,
+        *,
+        backward: bool,
+    ) -> LocalFuture[types.ForwardBackwardOutput]:
+        """``forward_backward`` or ``forward`` of what the engine takes as it is."""
+
+        def work(run: TrainingRun) -> types.ForwardBackwardOutput:
+            output = run.forward_backward(examples, loss_fn, loss_fn_config, backward=backward)
+            return convert.loss_output_of(output)
+
+        return self._submit(work)
 
     def _pass(
         self,

@@ -23,7 +23,7 @@ from tinker_cookbook.server import (
     session_search,
     training_routes,
 )
-from tinker_cookbook.server.errors import status_of
+from tinker_cookbook.server.errors import memory_full, status_of
 from tinker_cookbook.server.host import Host
 
 logger = logging.getLogger(__name__)
@@ -49,6 +49,7 @@ def make_app(host: Host, max_request_bytes: int) -> FastAPI:
     app.state.max_request_bytes = max_request_bytes
     app.add_exception_handler(TinkerCookbookError, _said)
     app.add_exception_handler(ValueError, _said)
+    app.add_exception_handler(MemoryError, _said)
     for part in (
         service_routes,
         account_routes,
@@ -76,4 +77,5 @@ async def _said(request: Request, error: Exception) -> JSONResponse:
     if status >= 500:
         logger.error("%s %s: %s", request.method, request.url.path, error)
     headers = {"Retry-After": "1"} if status == 429 else None
-    return JSONResponse({"detail": str(error)}, status_code=status, headers=headers)
+    said = memory_full(error) if isinstance(error, MemoryError) else str(error)
+    return JSONResponse({"detail": said}, status_code=status, headers=headers)

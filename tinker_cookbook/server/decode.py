@@ -6,15 +6,15 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-import tinker
 import zstandard
 from google.protobuf.message import DecodeError
 from pydantic import ValidationError
 from tinker import types
 
+from tinker_cookbook.engine.examples import Example
 from tinker_cookbook.exceptions import DataValidationError
 from tinker_cookbook.server import bodies, wire
-from tinker_cookbook.server.errors import TooLarge
+from tinker_cookbook.server.errors import NoRoom, TooLarge, plain
 
 _DTYPES = {wire.FLOAT32: ("float32", np.float32), wire.INT64: ("int64", np.int64)}
 
@@ -25,10 +25,13 @@ class Pass:
 
     model_id: str
     seq_id: int | None
-    data: list[tinker.Datum]
+    data: list[Example]
     loss_fn: str
     loss_fn_config: dict[str, float | str] | None
     backward: bool
+    error: Exception | None = None
+    """What is wrong with the data, of which there is none then: the request fails in its turn, so
+    that the order of the numbers has no gap."""
 
 
 def read_pass(body: bytes, content_type: str, encoding: str, limit: int, *, forward: bool) -> Pass:
@@ -50,6 +53,29 @@ def read_pass(body: bytes, content_type: str, encoding: str, limit: int, *, forw
     return _of_proto(body, forward)
 
 
+def unread_pass(error: NoRoom) -> Pass:
+    """In the place of a pass of which there is only the beginning; raises ``error`` where that does
+    not say whose it is."""
+    message, head = wire.ForwardBackwardRequest(), error.head
+    try:
+        size, at = _varint(head, 1)
+        _, end = _varint(head, at + size + 1)  # the model's id comes first, then the number
+        message.ParseFromString(head[:end])
+    except (IndexError, DecodeError):
+        raise error from None
+    return Pass(message.model_id, message.seq_id, [], "", None, True, error)
+
+
+def _varint(body: bytes, at: int) -> tuple[int, int]:
+    """A number of seven bits a byte, and where it ends."""
+    value = shift = 0
+    while True:
+        value |= (body[at] & 127) << shift
+        at, shift = at + 1, shift + 7
+        if body[at - 1] < 128:
+            return value, at
+
+
 def tensor_of(body: bodies.Tensor) -> types.TensorData:
     """A tensor of a JSON body."""
     dtype = np.int64 if body.dtype == "int64" else np.float32
@@ -64,12 +90,16 @@ def tensor_of(body: bodies.Tensor) -> types.TensorData:
 
 def prompt_of(body: bodies.Prompt, where: str) -> types.ModelInput:
     """The tokens of a JSON body; refuses chunks that are no text."""
+    return types.ModelInput.from_ints(_tokens_of(body, where))
+
+
+def _tokens_of(body: bodies.Prompt, where: str) -> list[int]:
     tokens: list[int] = []
     for chunk in body.chunks:
         if chunk.type != "encoded_text":
             raise _not_text(where, chunk.type)
         tokens += chunk.tokens
-    return types.ModelInput.from_ints(tokens)
+    return tokens
 
 
 def _of_json(body: bytes, forward: bool) -> Pass:
@@ -82,9 +112,9 @@ def _of_json(body: bytes, forward: bool) -> Pass:
         name = "forward_input" if forward else "forward_backward_input"
         raise DataValidationError(f"body: lacks {name!r}")
     data = [
-        tinker.Datum(
-            model_input=prompt_of(datum.model_input, f"datum {i}: model_input"),
-            loss_fn_inputs={name: tensor_of(t) for name, t in datum.loss_fn_inputs.items()},
+        Example(
+            np.asarray(_tokens_of(datum.model_input, f"datum {i}: model_input"), dtype=np.int64),
+            {name: tensor_of(t).to_numpy() for name, t in datum.loss_fn_inputs.items()},
         )
         for i, datum in enumerate(given.data)
     ]
@@ -104,32 +134,31 @@ def _of_proto(body: bytes, forward: bool) -> Pass:
     config: dict[str, float | str] = dict(request.loss_fn_config)
     for name, value in request.loss_fn_config_v2.items():
         config[name] = value.text if value.HasField("text") else value.number
+    data, wrong = [], None
+    try:
+        data = [_example(datum, f"datum {i}") for i, datum in enumerate(request.data)]
+    except (DataValidationError, MemoryError) as error:
+        wrong = plain(error)
+    backward = not (request.forward_only or forward)
     return Pass(
-        request.model_id,
-        request.seq_id,
-        [_datum(datum, f"datum {i}") for i, datum in enumerate(request.data)],
-        request.loss_fn,
-        config or None,
-        not (request.forward_only or forward),
+        request.model_id, request.seq_id, data, request.loss_fn, config or None, backward, wrong
     )
 
 
-def _datum(message: Any, where: str) -> tinker.Datum:
-    tokens: list[int] = []
+def _example(message: Any, where: str) -> Example:
+    """Arrays as they lie in the message: as lists of the SDK's types they would take ten times the
+    memory, and where that ends its checks, written in Rust, stop for good."""
+    parts = []
     for chunk in message.model_input:
         if chunk.WhichOneof("chunk") != "encoded_text":
             raise _not_text(f"{where}: model_input", chunk.WhichOneof("chunk"))
-        tokens += _array(chunk.encoded_text.tokens, np.int32, f"{where}: model_input").tolist()
-    return tinker.Datum(
-        model_input=types.ModelInput.from_ints(tokens),
-        loss_fn_inputs={
-            name: _tensor(tensor, f"{where}: {name}")
-            for name, tensor in message.loss_fn_inputs.items()
-        },
-    )
+        parts.append(_array(chunk.encoded_text.tokens, np.int32, f"{where}: model_input"))
+    tokens = np.concatenate(parts).astype(np.int64) if parts else np.empty(0, dtype=np.int64)
+    inputs = {name: _tensor(t, f"{where}: {name}") for name, t in message.loss_fn_inputs.items()}
+    return Example(tokens, inputs)
 
 
-def _tensor(message: Any, where: str) -> types.TensorData:
+def _tensor(message: Any, where: str) -> np.ndarray:
     if message.dtype not in _DTYPES:
         raise DataValidationError(f"{where}: dtype {message.dtype}, expected float32 or int64")
     name, dtype = _DTYPES[message.dtype]
@@ -142,11 +171,11 @@ def _tensor(message: Any, where: str) -> types.TensorData:
             shape=shape,
             sparse_crow_indices=_array(rows.crow_indices, np.int64, where).tolist(),
             sparse_col_indices=_array(rows.col_indices, np.int64, where).tolist(),
-        )
+        ).to_numpy()
     data = _array(message.dense, dtype, where)
     if shape is not None and np.prod(shape) != data.size:
         raise DataValidationError(f"{where}: {data.size} numbers do not have the shape {shape}")
-    return types.TensorData(data=data, dtype=name, shape=shape)
+    return data.reshape(shape or -1).copy()  # torch wants arrays that can be written
 
 
 def _array(data: bytes, dtype: Any, where: str) -> np.ndarray:

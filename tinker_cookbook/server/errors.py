@@ -5,6 +5,8 @@ The SDK repeats 408, 409, 429 and all from 500 for minutes, so what cannot get b
 
 from __future__ import annotations
 
+from typing import TypeVar
+
 from tinker_cookbook.exceptions import BackendError, CheckpointError, TinkerCookbookError
 
 
@@ -24,13 +26,39 @@ class TooLarge(BackendError):  # noqa: N818
     """A body above the limit: 413."""
 
 
+class NoRoom(MemoryError):  # noqa: N818
+    """There is no memory for a body; ``head`` is how it begins."""
+
+    def __init__(self, why: str, head: bytes) -> None:
+        super().__init__(why)
+        self.head = head
+
+
+E = TypeVar("E", bound=BaseException)
+
+
+def memory_full(error: BaseException) -> str:
+    """The sentence for a request that found no memory."""
+    text = f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
+    return f"the server's memory is full ({text}). Ask for less at once, or again later"
+
+
+def plain(error: E) -> E:
+    """The error without the frames that it passed through, which hold what they were working on."""
+    following: BaseException | None = error
+    while following is not None:
+        following.__traceback__ = None
+        following = following.__cause__ or following.__context__
+    return error
+
+
 def status_of(error: Exception) -> int:
     """The HTTP status of an error that is said at once."""
     if isinstance(error, (NotThere, CheckpointError)):
         return 404
     if isinstance(error, Busy):
         return 429
-    if isinstance(error, TooLarge):
+    if isinstance(error, (TooLarge, MemoryError)):
         return 413
     if isinstance(error, (TinkerCookbookError, ValueError)):
         return 400

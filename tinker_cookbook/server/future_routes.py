@@ -81,9 +81,9 @@ def _is_of(host: Host, owner: Owner, pending: Pending) -> bool:
 def _answer(pending: Pending, binary: bool) -> Response:
     try:
         result = pending.future.result()
+        message = pending.encoder.proto(result) if binary else None
+        if message is not None:
+            return Response(message, media_type=PROTOBUF)
+        return JSONResponse(pending.encoder.json(result))
     except (Exception, CancelledError) as error:
         return JSONResponse(error_of(error))
-    message = pending.encoder.proto(result) if binary else None
-    if message is not None:
-        return Response(message, media_type=PROTOBUF)
-    return JSONResponse(pending.encoder.json(result))

@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import logging
 import time
 from collections.abc import Callable
 from concurrent.futures import CancelledError, Future
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
+from tinker_cookbook.engine.memory import out_of_memory
 from tinker_cookbook.exceptions import TinkerCookbookError
+from tinker_cookbook.server.errors import memory_full, plain
+
+logger = logging.getLogger(__name__)
 
 KEPT_SECONDS = 60.0
 """How long a result that was fetched stays: the answer may have been lost on its way."""
@@ -74,9 +79,13 @@ class Pending:
         self.future.add_done_callback(look)
 
     def fail(self, error: BaseException) -> None:
-        """Ends it with an error."""
+        """Ends it with an error, of which the words are kept and not the frames: they hold the
+        tensors of what failed for as long as the error may be asked for."""
         if not self.future.done() and self.future.set_running_or_notify_cancel():
             self.future.set_exception(error)
+        if not _is_known(error):
+            logger.error("%s failed", self.request_id, exc_info=error)
+        plain(error)
 
     def cancel(self) -> None:
         """Takes the request back, if it has not ended."""
@@ -85,6 +94,7 @@ class Pending:
             self._begun.cancel()
 
     def _take(self, begun: Future[Any]) -> None:
+        self._begun = None
         try:
             result = begun.result()
         except CancelledError:
@@ -134,6 +144,11 @@ def error_of(error: BaseException) -> dict[str, str]:
     """The protocol's answer for a failed request. ``user`` errors are not worth a retry."""
     if isinstance(error, CancelledError):
         return {"error": "the request was cancelled", "category": "user"}
-    known = isinstance(error, (TinkerCookbookError, ValueError))
-    text = str(error) if known else f"{type(error).__name__}: {error}"
-    return {"error": text, "category": "user" if known else "server"}
+    if _is_known(error):
+        return {"error": str(error), "category": "user"}
+    text = memory_full(error) if out_of_memory(error) else f"{type(error).__name__}: {error}"
+    return {"error": text, "category": "server"}
+
+
+def _is_known(error: BaseException) -> bool:
+    return isinstance(error, (TinkerCookbookError, ValueError))

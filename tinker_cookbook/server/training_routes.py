@@ -17,8 +17,9 @@ from tinker_cookbook.engine.adapters import AdapterSpec
 from tinker_cookbook.exceptions import BackendError, DataValidationError
 from tinker_cookbook.server import bodies
 from tinker_cookbook.server.access import TheHost, TheOwner, body_of
-from tinker_cookbook.server.decode import Pass, read_pass
+from tinker_cookbook.server.decode import Pass, read_pass, unread_pass
 from tinker_cookbook.server.encode import PassEncoder
+from tinker_cookbook.server.errors import NoRoom
 from tinker_cookbook.server.host import Host
 from tinker_cookbook.server.pending import AsJson, Encoder, Pending
 from tinker_cookbook.server.sessions import Model, OpenSampler, Session
@@ -198,14 +199,21 @@ async def save_for_sampler(body: bodies.SaveForSampler, owner: TheOwner, host: T
     return _operate(host, owner, body.model_id, body.seq_id, snapshot, encoder)
 
 
-async def _pass(request: Request, owner: Any, host: Host, *, forward: bool) -> Ack:
+async def _read_pass(request: Request, *, forward: bool) -> Pass:
     limit = request.app.state.max_request_bytes
-    body = await body_of(request, limit)
     kind = request.headers.get("content-type", "")
     encoding = request.headers.get("content-encoding", "")
+    try:
+        body = await body_of(request, limit)
+    except NoRoom as error:
+        return unread_pass(error)
     read = partial(read_pass, body, kind, encoding, limit, forward=forward)
-    small = len(body) <= _SMALL and not encoding
-    what = read() if small else await asyncio.to_thread(read)
+    return read() if len(body) <= _SMALL and not encoding else await asyncio.to_thread(read)
+
+
+async def _pass(request: Request, owner: Any, host: Host, *, forward: bool) -> Ack:
+    what = await _read_pass(request, forward=forward)
+    tokens = sum(map(len, what.data))
     return _operate(
         host,
         owner,
@@ -213,13 +221,14 @@ async def _pass(request: Request, owner: Any, host: Host, *, forward: bool) -> A
         what.seq_id,
         lambda client: _run(client, what).future(),
         PassEncoder(),
-        lambda _: host.count(trained=sum(datum.model_input.length for datum in what.data)),
+        lambda _: host.count(trained=tokens),
     )
 
 
 def _run(client: LocalTrainingClient, what: Pass) -> LocalFuture[Any]:
-    run = client.forward_backward if what.backward else client.forward
-    return run(what.data, what.loss_fn, what.loss_fn_config)  # pyright: ignore[reportArgumentType]
+    if what.error is not None:
+        return client.fail_pass(what.error, backward=what.backward)
+    return client.run_pass(what.data, what.loss_fn, what.loss_fn_config, backward=what.backward)
 
 
 def _load(client: LocalTrainingClient, body: bodies.LoadWeights) -> LocalFuture[Any]:

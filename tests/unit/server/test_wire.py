@@ -10,9 +10,9 @@ from tinker.types.topk_logprobs import TopkLogprobs
 
 from tinker_cookbook.exceptions import DataValidationError
 from tinker_cookbook.server import wire
-from tinker_cookbook.server.decode import read_pass
+from tinker_cookbook.server.decode import read_pass, unread_pass
 from tinker_cookbook.server.encode import PassEncoder, SampleEncoder
-from tinker_cookbook.server.errors import TooLarge
+from tinker_cookbook.server.errors import NoRoom, TooLarge
 
 NAMES = {"EncodedText": "EncodedTextChunk", "Image": "ImageChunk", "Dmel": "DmelChunk"}
 SAME_ON_THE_WIRE = {13: 5, 14: 5}  # uint32 and enums are varints, as int32 is
@@ -106,8 +106,10 @@ def test_a_config_may_hold_numbers_and_texts():
     ],
 )
 def test_what_is_no_datum_is_named(datum, said):
+    found = request(data=[datum])  # whose it is must be known, for the order of the requests
+    assert (found.model_id, found.seq_id, found.data) == ("m", 3, [])
     with pytest.raises(DataValidationError, match=said):
-        request(data=[datum])
+        raise found.error
 
 
 def test_bodies_that_are_none_are_refused():
@@ -128,3 +130,15 @@ def test_a_packed_body_cannot_grow_beyond_the_limit():
     packed = zstandard.ZstdCompressor().compress(b"\0" * (4 << 20))
     with pytest.raises(TooLarge, match="more than 1 MiB"):
         read_pass(packed, "application/x-protobuf", "zstd", 1 << 20, forward=False)
+
+
+def test_the_beginning_of_a_body_says_whose_it_is():
+    row = {"model_input": [{"encoded_text": {"tokens": b"\0" * 4000}}]}
+    for name, number in (("m", 3), ("20261122-094501-1f0e2a7c:train:0", 1234567), ("é" * 140, 1)):
+        message = tinker_public_pb2.ForwardBackwardRequest(model_id=name, seq_id=number, data=[row])
+        error = NoRoom("full", message.SerializeToString()[:1024])
+        found = unread_pass(error)
+        assert (found.model_id, found.seq_id, found.error) == (name, number, error)
+    for head in (b"", b"{}", b"\x0a\xff", b"\xff" * 1024, b'{"model_id": "m", "seq_id": 3}'):
+        with pytest.raises(NoRoom):
+            unread_pass(NoRoom("full", head))
