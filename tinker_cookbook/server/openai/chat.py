@@ -41,9 +41,7 @@ def _answer(gateway: Gateway, owner: Owner, body: ChatBody) -> Answer:
     tokens = prompt_tokens(renderer, body.messages, body.tools or [])
     asked = Asked.of(body, opened, body.most_tokens, renderer.get_stop_sequences())
     # Not a ``response_parser``: it takes tokens, and a stop string may end within one.
-    choices = [
-        ChatChoice(i, asked, renderer.message_reader()) for i in range(asked.num_samples)
-    ]
+    choices = [ChatChoice(i, asked, renderer.message_reader()) for i in range(asked.num_samples)]
     return Answer(
         envelope("chatcmpl", "chat.completion.chunk", body.model),
         "chat.completion",
