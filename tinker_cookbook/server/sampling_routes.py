@@ -47,8 +47,8 @@ async def asample(body: bodies.SampleBody, owner: TheOwner, host: TheHost) -> di
         )
     if body.record_stability_info:
         raise BackendError(
-            "record_stability_info: only the hosted service has the loss that reads it; leave it "
-            "out here"
+            "record_stability_info: only the hosted service has the loss that reads it "
+            "(stable_reinforce); leave it out, or train with loss_fn=importance_sampling here"
         )
     session, sampler = host.sampler(owner, body.sampling_session_id)
     request_id = f"{sampler.sampler_id}:{body.seq_id}"
