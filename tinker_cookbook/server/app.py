@@ -13,6 +13,7 @@ from fastapi.responses import JSONResponse
 from tinker_cookbook.exceptions import TinkerCookbookError
 from tinker_cookbook.server import (
     account_routes,
+    bodies,
     future_routes,
     metrics_routes,
     openai,
@@ -23,8 +24,10 @@ from tinker_cookbook.server import (
     session_search,
     training_routes,
 )
+from tinker_cookbook.server.documented import describe
 from tinker_cookbook.server.errors import memory_full, status_of
 from tinker_cookbook.server.host import Host
+from tinker_cookbook.server.openai.bodies import ChatBody, CompletionBody
 
 logger = logging.getLogger(__name__)
 
@@ -63,6 +66,8 @@ def make_app(host: Host, max_request_bytes: int) -> FastAPI:
         refused_routes,  # last, for it takes all that the others leave
     ):
         app.include_router(part.router)
+
+    describe(app, (bodies.JsonPass, ChatBody, CompletionBody))
 
     @app.get("/healthz")
     async def healthz() -> dict[str, str]:

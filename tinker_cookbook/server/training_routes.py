@@ -18,6 +18,7 @@ from tinker_cookbook.exceptions import BackendError, DataValidationError
 from tinker_cookbook.server import bodies
 from tinker_cookbook.server.access import TheHost, TheOwner, body_of
 from tinker_cookbook.server.decode import Pass, read_pass, unread_pass
+from tinker_cookbook.server.documented import reads
 from tinker_cookbook.server.encode import PassEncoder
 from tinker_cookbook.server.errors import NoRoom
 from tinker_cookbook.server.host import Host
@@ -103,13 +104,13 @@ async def get_info(body: bodies.ModelId, owner: TheOwner, host: TheHost) -> dict
     return client.get_info().model_dump(mode="json", exclude_none=True)
 
 
-@router.post("/forward_backward")
+@router.post("/forward_backward", openapi_extra=reads(bodies.JsonPass))
 async def forward_backward(request: Request, owner: TheOwner, host: TheHost) -> Ack:
     """A training pass; protobuf, or the JSON of SDKs before 0.25."""
     return await _pass(request, owner, host, forward=False)
 
 
-@router.post("/forward")
+@router.post("/forward", openapi_extra=reads(bodies.JsonPass))
 async def forward(request: Request, owner: TheOwner, host: TheHost) -> Ack:
     """A pass without gradients, as SDKs before 0.25 ask for it."""
     return await _pass(request, owner, host, forward=True)

@@ -14,6 +14,7 @@ from tinker_cookbook.renderers.content import get_text_content
 from tinker_cookbook.renderers.messages import Message, ToolCall
 from tinker_cookbook.renderers.streaming import ContentDelta, MessageReader
 from tinker_cookbook.server.access import TheOwner, body_of
+from tinker_cookbook.server.documented import reads
 from tinker_cookbook.server.keys import Owner
 from tinker_cookbook.server.openai.asking import Asked, envelope, sayable
 from tinker_cookbook.server.openai.bodies import ChatBody
@@ -27,7 +28,7 @@ from tinker_cookbook.server.openai.text import Drawn, Placed, token_bytes
 router = APIRouter(route_class=OpenAIRoute)
 
 
-@router.post("/chat/completions")
+@router.post("/chat/completions", openapi_extra=reads(ChatBody))
 async def chat_completions(request: Request, owner: TheOwner, gateway: TheGateway) -> Response:
     """Answers to a conversation."""
     body = ChatBody.read(await body_of(request, request.app.state.max_request_bytes))

@@ -11,6 +11,7 @@ from fastapi import APIRouter, Request, Response
 from tinker_cookbook.engine.requests import PromptScores, Sample
 from tinker_cookbook.renderers.codec import TextCodec
 from tinker_cookbook.server.access import TheOwner, body_of
+from tinker_cookbook.server.documented import reads
 from tinker_cookbook.server.keys import Owner
 from tinker_cookbook.server.openai.asking import Asked, envelope, sayable
 from tinker_cookbook.server.openai.bodies import CompletionBody
@@ -23,7 +24,7 @@ from tinker_cookbook.server.openai.text import Drawn, DrawnText, Placed, token_n
 router = APIRouter(route_class=OpenAIRoute)
 
 
-@router.post("/completions")
+@router.post("/completions", openapi_extra=reads(CompletionBody))
 async def completions(request: Request, owner: TheOwner, gateway: TheGateway) -> Response:
     """Continuations of one or several prompts."""
     body = CompletionBody.read(await body_of(request, request.app.state.max_request_bytes))
