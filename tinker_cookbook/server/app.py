@@ -54,12 +54,12 @@ def make_app(host: Host, max_request_bytes: int) -> FastAPI:
     app.add_exception_handler(ValueError, _said)
     app.add_exception_handler(MemoryError, _said)
     for part in (
+        future_routes,  # addresses are tried in this order, so the busiest come first
+        training_routes,
+        sampling_routes,
         service_routes,
         account_routes,
         session_search,
-        training_routes,
-        future_routes,
-        sampling_routes,
         rest_routes,
         metrics_routes,
         openai,
