@@ -20,6 +20,7 @@ import chz
 
 from tinker_cookbook import checkpoint_utils, cli_utils, hyperparam_utils, model_info
 from tinker_cookbook.backends import connect
+from tinker_cookbook.backends.light import leave_torch_out
 from tinker_cookbook.exceptions import ConfigurationError, DataValidationError
 from tinker_cookbook.renderers import TrainOnWhat, get_renderer
 from tinker_cookbook.supervised.common import compute_token_nll, count_loss_tokens
@@ -138,6 +139,7 @@ def make_client(config: Config, state_path: str | None) -> TrainingClient:
 def main(config: Config) -> None:
     """Fine-tunes a model, one step after the other."""
     config = resolve(config)
+    leave_torch_out(config.backend, config.base_url)  # a server has it; many loops fit beside it
     cli_utils.check_log_dir(config.log_path, config.behavior_if_log_dir_exists)
     with RunLock(config.log_path):
         last = checkpoint_utils.get_last_checkpoint(config.log_path)

@@ -25,6 +25,7 @@ from __future__ import annotations
 import ctypes
 import os
 import sys
+from typing import Any, cast
 
 # mallopt's parameters: (environment variable that sets the same, number in malloc.h, our value).
 _MALLOC_SETTINGS = (
@@ -52,6 +53,17 @@ def _keep_large_buffers() -> None:
     for variable, parameter, value in _MALLOC_SETTINGS:
         if variable not in os.environ:
             mallopt(parameter, value)
+
+
+def leave_torch_out() -> None:
+    """Importing torch raises ImportError from now on, unless it is loaded already."""
+    sys.modules.setdefault("torch", cast("Any", None))
+    os.environ.setdefault("TRANSFORMERS_NO_ADVISORY_WARNINGS", "1")  # that it does without
+
+
+def torch_is_left_out() -> bool:
+    """Whether ``leave_torch_out`` has kept torch out of this process."""
+    return sys.modules.get("torch", sys) is None
 
 
 def openmp_policy_came_too_late() -> bool:

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias, cast
 
 import numpy as np
 
+from tinker_cookbook._process import torch_is_left_out
 from tinker_cookbook.utils.lazy_imports import lazy_module
 
 if TYPE_CHECKING:
@@ -68,10 +69,14 @@ def join_pieces(pieces: Sequence[Piece]) -> tinker.ModelInput:
 
 
 def spread_weights(weighted: Sequence[tuple[Piece, float]]) -> torch.Tensor:
-    """Spreads the weight of each piece over its tokens; media are never trained on."""
+    """Spreads the weight of each piece over its tokens; media are never trained on.
+
+    A numpy array in a process that torch was left out of (``backends.light``).
+    """
     values = [weight if _is_tokens(piece) else 0.0 for piece, weight in weighted]
     lengths = [length(piece) for piece, _ in weighted]
-    return torch.from_numpy(np.repeat(np.array(values, dtype=np.float32), lengths))
+    spread = np.repeat(np.array(values, dtype=np.float32), lengths)
+    return cast("Any", spread) if torch_is_left_out() else torch.from_numpy(spread)
 
 
 def join_weighted(

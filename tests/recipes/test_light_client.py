@@ -1,0 +1,69 @@
+"""A loop over a server has no torch in its process, and the same numbers as one that has."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+
+import pytest
+from serving import Serving
+
+from tinker_cookbook import _process
+from tinker_cookbook.backends.light import leave_torch_out
+
+RUN = """
+import sys
+from recipes import sl_loop
+from tinker_cookbook.utils.entrypoint import run_entrypoint
+run_entrypoint(sl_loop.main)
+print("torch._C" in sys.modules, sum(name.startswith("torch.") for name in sys.modules))
+"""
+
+
+@pytest.fixture(scope="module")
+def serving(stories_model, tmp_path_factory):
+    running = Serving(tmp_path_factory.mktemp("light"), {"model_name": stories_model}).start()
+    yield running
+    running.stop()
+
+
+def test_the_loop_over_a_server_loads_no_torch(serving, stories_model, tmp_path, monkeypatch):
+    shared = [f"model_name={stories_model}", "renderer_name=role_colon", "max_length=200"]
+    shared += ["max_steps=2", "save_every=1", "learning_rate=0.01", "lora_rank=4"]
+    monkeypatch.setenv("TINKER_API_KEY", serving.key())
+    found = {}
+    for name, words in (
+        ("over", [f"backend={serving.url}"]),
+        ("here", ["backend=local", "device=cpu", "dtype=float32"]),
+    ):
+        log_path = tmp_path / name
+        done = subprocess.run(
+            [sys.executable, "-c", RUN, *shared, *words, f"log_path={log_path}"],
+            capture_output=True,
+            text=True,
+            timeout=300,
+            env=dict(os.environ),
+        )
+        assert done.returncode == 0, done.stderr[-2000:]
+        loaded, parts = done.stdout.splitlines()[-1].split()
+        rows = [json.loads(line) for line in (log_path / "metrics.jsonl").read_text().splitlines()]
+        found[name] = [{k: v for k, v in r.items() if not k.startswith("time/")} for r in rows]
+        assert (loaded == "True") == (name == "here")
+        assert (int(parts) > 0) == (name == "here")
+    assert found["over"] == found["here"]
+
+
+def test_torch_that_is_there_stays_and_the_engine_keeps_it(monkeypatch):
+    import torch
+
+    monkeypatch.setenv("TINKER_API_KEY", "tml-x")
+    assert not leave_torch_out("http://127.0.0.1:1")
+    assert sys.modules["torch"] is torch
+    modules = {name: module for name, module in sys.modules.items() if name != "torch"}
+    monkeypatch.setattr(_process.sys, "modules", modules)
+    assert not leave_torch_out("local")
+    assert "torch" not in modules
+    assert leave_torch_out("http://127.0.0.1:1")
+    assert modules["torch"] is None
