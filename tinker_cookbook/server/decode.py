@@ -77,7 +77,16 @@ def _varint(body: bytes, at: int) -> tuple[int, int]:
 
 
 def tensor_of(body: bodies.Tensor) -> types.TensorData:
-    """A tensor of a JSON body."""
+    """A tensor of a JSON body; ``DataValidationError`` for numbers that can be none."""
+    try:
+        return _tensor_of(body)
+    except OverflowError as error:
+        raise DataValidationError(f"tensor: a number is beyond {body.dtype}: {error}") from error
+
+
+def _tensor_of(body: bodies.Tensor) -> types.TensorData:
+    if body.sparse_crow_indices is not None or body.sparse_col_indices is not None:
+        _check_sparse(body)
     dtype = np.int64 if body.dtype == "int64" else np.float32
     return types.TensorData(
         data=np.asarray(body.data, dtype=dtype),
@@ -86,6 +95,25 @@ def tensor_of(body: bodies.Tensor) -> types.TensorData:
         sparse_crow_indices=body.sparse_crow_indices,
         sparse_col_indices=body.sparse_col_indices,
     )
+
+
+def _check_sparse(body: bodies.Tensor) -> None:
+    rows, columns, shape = body.sparse_crow_indices, body.sparse_col_indices, body.shape
+    if rows is None or columns is None or shape is None or len(shape) != 2:
+        raise DataValidationError(
+            "sparse tensor: expected sparse_crow_indices, sparse_col_indices and a shape of two "
+            "dimensions, all three"
+        )
+    steps = np.diff(np.asarray(rows, dtype=np.int64))
+    column = np.asarray(columns, dtype=np.int64)
+    count = len(body.data)
+    ends = len(rows) == shape[0] + 1 and rows[0] == 0 and rows[-1] == count == len(columns)
+    if not ends or (steps < 0).any() or ((column < 0) | (column >= shape[1])).any():
+        raise DataValidationError(
+            f"sparse tensor: sparse_crow_indices must rise from 0 to {count}, the number of "
+            f"elements, in {shape[0] + 1} steps, and sparse_col_indices name {count} columns below "
+            f"{shape[1]}"
+        )
 
 
 def prompt_of(body: bodies.Prompt, where: str) -> types.ModelInput:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+
 import numpy as np
 import pytest
 from tinker import types
@@ -142,3 +144,35 @@ def test_the_beginning_of_a_body_says_whose_it_is():
     for head in (b"", b"{}", b"\x0a\xff", b"\xff" * 1024, b'{"model_id": "m", "seq_id": 3}'):
         with pytest.raises(NoRoom):
             unread_pass(NoRoom("full", head))
+
+
+GOOD = {"data": [1, 2], "shape": [2, 3], "sparse_crow_indices": [0, 1, 2]}
+
+
+def json_pass(**tensor):
+    datum = {"model_input": {"chunks": []}, "loss_fn_inputs": {"weights": tensor}}
+    asked = {"model_id": "m", "forward_input": {"data": [datum], "loss_fn": "cross_entropy"}}
+    return read_pass(json.dumps(asked).encode(), "application/json", "", 1 << 20, forward=True)
+
+
+def test_sparse_rows_become_dense_ones():
+    (example,) = json_pass(**GOOD, sparse_col_indices=[2, 0]).data
+    np.testing.assert_array_equal(example.inputs["weights"], [[0, 0, 1], [2, 0, 0]])
+
+
+@pytest.mark.parametrize(
+    ("tensor", "message"),
+    [
+        ({"data": [], "sparse_crow_indices": []}, "all three"),
+        ({"data": [], "sparse_col_indices": [0], "shape": [1, 1]}, "all three"),
+        ({**GOOD, "sparse_col_indices": [2, 3]}, "columns below 3"),
+        ({**GOOD, "sparse_col_indices": [2, -1]}, "columns below 3"),
+        ({**GOOD, "sparse_col_indices": [2]}, "name 2 columns"),
+        ({**GOOD, "sparse_crow_indices": [0, 3, 2], "sparse_col_indices": [0, 0]}, "rise from 0"),
+        ({**GOOD, "sparse_crow_indices": [0, 2**70, 2], "sparse_col_indices": [0, 0]}, "beyond"),
+        ({"data": [float("inf")], "dtype": "int64"}, "beyond int64"),
+    ],
+)
+def test_tensors_that_can_be_none_are_refused(tensor, message):
+    with pytest.raises(DataValidationError, match=message):
+        json_pass(**tensor)
