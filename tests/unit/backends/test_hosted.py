@@ -140,7 +140,7 @@ def test_a_closed_port_is_said_at_once(monkeypatch) -> None:
         start = time.monotonic()
         with pytest.raises(BackendError, match=r"no answer from .*refused.*backend=local"):
             connect_hosted(url)
-    assert time.monotonic() - start < 2
+    assert time.monotonic() - start < 5
 
 
 def test_a_server_that_stays_silent_is_given_up(monkeypatch) -> None:
@@ -148,9 +148,9 @@ def test_a_server_that_stays_silent_is_given_up(monkeypatch) -> None:
     monkeypatch.setattr(hosted, "PROBE_SECONDS", 0.3)
     with socket.create_server(("127.0.0.1", 0)) as silent:
         start = time.monotonic()
-        with pytest.raises(BackendError, match=r"no answer from .*timed out"):
+        with pytest.raises(BackendError, match=r"no answer from .*(timed out|nothing within)"):
             connect_hosted(f"http://127.0.0.1:{silent.getsockname()[1]}")
-    assert time.monotonic() - start < 2
+    assert time.monotonic() - start < 5
 
 
 def test_a_name_lookup_that_hangs_is_given_up(monkeypatch) -> None:

@@ -268,7 +268,7 @@ def test_cancelling_frees_the_rows(stories_base):
 def test_more_samples_than_rows(stories_base, monkeypatch):
     sampler = Sampler(stories_base, None)
     batcher = Batcher(stories_base, stories_base.kv_shapes)
-    batcher._most_rows = 5
+    batcher._usual_rows = 5
     requests = [
         sample_request(sampler, p, 7, settings(seed=i))
         for i, p in enumerate(prompts(stories_base, 4))
