@@ -7,9 +7,12 @@
 
 #include "vectors.h"
 
-/* A block of ROWS x PANEL sums stays in registers. WIDE vectors make a panel; DEEP inputs of it,
-   and of CHUNK rows, stay in the second cache; a panel is fetched AHEAD inputs before their turn. */
-enum { WIDE = 3, PANEL = WIDE * LANES, ROWS = REGISTERS / 4, DEEP = 1024, CHUNK = 128, AHEAD = 24 };
+/* A block of ROWS x PANEL sums stays in registers, beside the weights of one input and one number
+   of x: of 16 registers 6 x 2 take 15, where 4 x 3 take all and run at 0.7 of the speed. WIDE
+   vectors make a panel; DEEP inputs of it, and of CHUNK rows (whole blocks), stay in the second
+   cache; a panel is fetched AHEAD inputs before their turn. */
+enum { FEW = REGISTERS == 16, WIDE = FEW ? 2 : 3, ROWS = FEW ? 6 : 8, PANEL = WIDE * LANES };
+enum { DEEP = 1024, CHUNK = 144, AHEAD = 24 };
 
 int64_t tinker_panel(void) { return PANEL; }
 
@@ -45,9 +48,9 @@ static void block(const float *x, int64_t x_stride, const void *panel, int64_t d
         CASE(2);
         CASE(3);
         CASE(4);
-#if defined __AVX512F__ || defined __aarch64__
         CASE(5);
         CASE(6);
+#if defined __AVX512F__ || defined __aarch64__
         CASE(7);
         CASE(8);
 #endif
