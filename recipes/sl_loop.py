@@ -139,7 +139,9 @@ def make_client(config: Config, state_path: str | None) -> TrainingClient:
 def main(config: Config) -> None:
     """Fine-tunes a model, one step after the other."""
     config = resolve(config)
-    leave_torch_out(config.backend, config.base_url)  # a server has it; many loops fit beside it
+    # Where a server computes, a run without torch takes 90 MB instead of 300. If your own code
+    # needs torch here, delete this line.
+    leave_torch_out(config.backend, config.base_url)
     cli_utils.check_log_dir(config.log_path, config.behavior_if_log_dir_exists)
     with RunLock(config.log_path):
         last = checkpoint_utils.get_last_checkpoint(config.log_path)
