@@ -56,9 +56,6 @@ async def create_model(body: bodies.CreateModel, owner: TheOwner, host: TheHost)
 @router.post("/load_weights")
 async def load_weights(body: bodies.LoadWeights, owner: TheOwner, host: TheHost) -> Ack:
     """Weights of a checkpoint into a model, or a new model that begins with them."""
-    _require_adam(body.optimizer_config)
-    if body.weights_access_token is not None:
-        raise BackendError("weights_access_token: this server knows none; leave it out")
     if body.model_id is not None:
         return _operate(
             host,
@@ -75,6 +72,7 @@ async def load_weights(body: bodies.LoadWeights, owner: TheOwner, host: TheHost)
         )
     session = host.session(owner, body.session_id)
     model_id = session.model_id(body.model_seq_id)
+    _require_plain(body)
 
     def create() -> LocalTrainingClient:
         if body.base_model is None:
@@ -119,33 +117,19 @@ async def forward(request: Request, owner: TheOwner, host: TheHost) -> Ack:
 @router.post("/optim_step")
 async def optim_step(body: bodies.OptimStep, owner: TheOwner, host: TheHost) -> Ack:
     """One step of AdamW."""
-    if body.adam_params is None:
-        kind = (body.optimizer_params or {}).get("type")
-        raise BackendError(f"optim_step: got {kind!r}, expected adam_params: the engine has AdamW")
-    known = types.AdamParams.model_fields
-    unknown = sorted(set(body.adam_params) - set(known))
-    if unknown:
-        raise DataValidationError(
-            f"adam_params: got {unknown[0]!r}, expected some of {', '.join(known)}"
-        )
-    params = types.AdamParams(**body.adam_params)
-    return _operate(
-        host,
-        owner,
-        body.model_id,
-        body.seq_id,
-        lambda client: client.optim_step(params).future(),
-        AsJson(type="optim_step"),
-    )
+
+    def step(client: LocalTrainingClient) -> Future[Any]:
+        return client.optim_step(_adam_params(body)).future()
+
+    return _operate(host, owner, body.model_id, body.seq_id, step, AsJson(type="optim_step"))
 
 
 @router.post("/save_weights")
 async def save_weights(body: bodies.SaveWeights, owner: TheOwner, host: TheHost) -> Ack:
     """A checkpoint with the optimizer."""
-    name = _name_of(body.path)
 
     def begin(client: LocalTrainingClient) -> Future[Any]:
-        metadata = _texts(body.user_metadata)
+        name, metadata = _name_of(body.path), _texts(body.user_metadata)
         return client.save_state(name, body.ttl_seconds, body.overwrite, metadata).future()
 
     return _operate(host, owner, body.model_id, body.seq_id, begin, AsJson(type="save_weights"))
@@ -154,10 +138,9 @@ async def save_weights(body: bodies.SaveWeights, owner: TheOwner, host: TheHost)
 @router.post("/save_weights_external")
 async def save_weights_external(body: bodies.SaveExternal, owner: TheOwner, host: TheHost) -> Ack:
     """An adapter whose files can be fetched."""
-    name = _name_of(body.path)
 
     def begin(client: LocalTrainingClient) -> Future[Any]:
-        recipients = body.age_encryption_recipients
+        name, recipients = _name_of(body.path), body.age_encryption_recipients
         return client.save_weights_external(name, body.ttl_seconds, recipients).future()
 
     encoder = AsJson(type="save_weights_external")
@@ -169,10 +152,9 @@ async def save_for_sampler(body: bodies.SaveForSampler, owner: TheOwner, host: T
     """A checkpoint to sample from; without a name, a sampler of the present weights."""
     kind = "save_weights_for_sampler"
     if body.path is not None:
-        name = _name_of(body.path)
 
         def save(client: LocalTrainingClient) -> Future[Any]:
-            metadata = _texts(body.user_metadata)
+            name, metadata = _name_of(body.path), _texts(body.user_metadata)
             return client.save_weights_for_sampler(name, body.ttl_seconds, metadata).future()
 
         return _operate(host, owner, body.model_id, body.seq_id, save, AsJson(type=kind))
@@ -181,12 +163,12 @@ async def save_for_sampler(body: bodies.SaveForSampler, owner: TheOwner, host: T
         raise DataValidationError(
             "save_weights_for_sampler: got neither path nor sampling_session_seq_id"
         )
-    if body.kind not in ("snapshot", "inflight"):
-        raise BackendError(f"kind: got {body.kind!r}, expected 'snapshot' or 'inflight'")
     sampler_id = session.sampler_id(body.sampling_session_seq_id)
     follows = body.model_id if body.kind == "inflight" else None
 
     def snapshot(client: LocalTrainingClient) -> Future[Any]:
+        if body.kind not in ("snapshot", "inflight"):
+            raise BackendError(f"kind: got {body.kind!r}, expected 'snapshot' or 'inflight'")
         made = client.save_weights_and_get_sampling_client()
         base = made.get_base_model()
         if follows is not None:
@@ -233,6 +215,7 @@ def _run(client: LocalTrainingClient, what: Pass) -> LocalFuture[Any]:
 
 
 def _load(client: LocalTrainingClient, body: bodies.LoadWeights) -> LocalFuture[Any]:
+    _require_plain(body)
     load = client.load_state_with_optimizer if body.optimizer else client.load_state
     return load(body.path)
 
@@ -270,7 +253,11 @@ def _operate(
     *,
     blocks: bool = False,
 ) -> Ack:
-    """Queues an operation in its turn; one that was sent twice runs once."""
+    """Queues an operation in its turn; one that was sent twice runs once.
+
+    What ``begin`` raises is the operation's result. Refused before, it would leave a gap in the
+    numbers, for which the operations after it would wait.
+    """
     session, model = host.model(owner, model_id)
     if seq_id is None:
         raise DataValidationError("seq_id: got none, expected the number of the request")
@@ -313,6 +300,25 @@ def _require_adam(config: dict[str, Any] | None) -> None:
     kind = (config or {}).get("type", "adamw")
     if kind != "adamw":
         raise BackendError(f"optimizer_config: got {kind!r}, expected 'adamw'")
+
+
+def _require_plain(body: bodies.LoadWeights) -> None:
+    _require_adam(body.optimizer_config)
+    if body.weights_access_token is not None:
+        raise BackendError("weights_access_token: this server knows none; leave it out")
+
+
+def _adam_params(body: bodies.OptimStep) -> types.AdamParams:
+    if body.adam_params is None:
+        kind = (body.optimizer_params or {}).get("type")
+        raise BackendError(f"optim_step: got {kind!r}, expected adam_params: the engine has AdamW")
+    known = types.AdamParams.model_fields
+    unknown = sorted(set(body.adam_params) - set(known))
+    if unknown:
+        raise DataValidationError(
+            f"adam_params: got {unknown[0]!r}, expected some of {', '.join(known)}"
+        )
+    return types.AdamParams(**body.adam_params)
 
 
 def _name_of(path: str | None) -> str:

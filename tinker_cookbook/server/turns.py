@@ -72,18 +72,25 @@ class Turns:
 
     async def _turn(self) -> int:
         """The operation to begin next, when it is there."""
+        loop = asyncio.get_running_loop()
+        missing, until = None, 0.0
         while True:
             first = min(self._waiting, default=None)
             if first is not None and first <= self._next:
                 return first
             self._arrived.clear()
+            if first is None:
+                missing = None
+                await self._arrived.wait()
+                continue
+            if missing != self._next:  # whatever else arrives meanwhile, it is not waited longer
+                missing, until = self._next, loop.time() + GAP_SECONDS
             try:
-                await asyncio.wait_for(self._arrived.wait(), None if first is None else GAP_SECONDS)
+                await asyncio.wait_for(self._arrived.wait(), until - loop.time())
             except TimeoutError:
-                if not self._waiting:
-                    continue
-                first = min(self._waiting)
-                logger.warning(
-                    "%s: request %d never came; going on with %d", self._name, self._next, first
-                )
-                return first
+                if self._waiting and missing == self._next:
+                    first = min(self._waiting)
+                    logger.warning(
+                        "%s: request %d never came; going on with %d", self._name, missing, first
+                    )
+                    return first

@@ -74,19 +74,6 @@ def test_runs_do_not_share_inflight_samplers(mine, stories_model):
     assert _scores(mine, follows, 1) == before
 
 
-def test_another_kind_is_refused(mine, stories_model):
-    model = mine.model(stories_model)
-    status, said = mine.post(
-        "save_weights_for_sampler",
-        model_id=model,
-        seq_id=1,
-        sampling_session_seq_id=0,
-        kind="later",
-    )
-    assert status == 400
-    assert "'later'" in said["detail"]
-
-
 def test_an_archive_is_fetched_by_an_address_that_needs_no_key(mine, stories_model):
     model = mine.model(stories_model)
     mine.result(mine.post("save_weights", model_id=model, seq_id=1, path="a"))

@@ -9,6 +9,8 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 from serving import Caller, Serving
 
+from tinker_cookbook.server import turns
+
 
 def loss(answer) -> float:
     return answer["metrics"]["loss:sum"]
@@ -53,6 +55,38 @@ def test_a_bad_request_disturbs_neither_its_run_nor_others(caller, stories_model
     mine.result(mine.step(bad, 4))
     mine.result(mine.step(good, 2))
     assert loss(mine.result(mine.train(bad, 5))) == loss(mine.result(mine.train(good, 3)))
+
+
+@pytest.mark.parametrize(
+    ("kind", "asked", "said"),
+    [
+        ("optim_step", {"optimizer_params": {"type": "muon"}}, "got 'muon'"),
+        ("optim_step", {"adam_params": {"learning_rat": 1}}, "got 'learning_rat'"),
+        ("save_weights", {}, "path: got none"),
+        ("save_weights_for_sampler", {"path": ""}, "path: got none"),
+        (
+            "save_weights_for_sampler",
+            {"sampling_session_seq_id": 0, "kind": "weekly"},
+            "got 'weekly'",
+        ),
+        (
+            "load_weights",
+            {"path": "tinker://a:train:0/weights/b", "weights_access_token": "t"},
+            "token",
+        ),
+    ],
+)
+def test_nobody_waits_for_the_turn_of_an_operation_that_is_refused(
+    caller, stories_model, kind, asked, said
+):
+    mine = caller()
+    model = mine.model(stories_model)
+    refused = mine.result(mine.post(kind, model_id=model, seq_id=1, **asked))
+    assert refused["category"] == "user"
+    assert said in refused["error"]
+    start = time.monotonic()
+    assert loss(mine.result(mine.train(model, 2))) > 0
+    assert time.monotonic() - start < turns.GAP_SECONDS / 2
 
 
 def test_many_clients_at_once_get_what_each_gets_alone(caller, stories_model):

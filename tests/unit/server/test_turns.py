@@ -72,3 +72,16 @@ def test_a_number_that_never_comes_is_passed_over(monkeypatch, caplog, seconds, 
 
 def test_without_the_gap_it_waits():
     assert began([1, 4]) == [1]
+
+
+def test_others_that_arrive_do_not_prolong_the_wait(monkeypatch):
+    monkeypatch.setattr(turns, "GAP_SECONDS", 0.3)
+    # One every 0.1 s: counted from the last of them, the wait would end after all had come.
+    order = began([1, 3, 4, 5, 6, 7, 8, 9, 2], wait=0.0, gap=0.1)
+    assert order == [1, 3, 4, 5, 6, 7, 8, 9, 2]
+
+
+def test_one_that_comes_just_in_time_leaves_nothing_to_pass_over(monkeypatch, caplog):
+    monkeypatch.setattr(turns, "GAP_SECONDS", 0.2)
+    assert began([1, 3, 2], wait=0.6, gap=0.1) == [1, 2, 3]
+    assert "never came" not in caplog.text
