@@ -10,6 +10,8 @@ Id = Annotated[str, Field(min_length=1, max_length=300)]
 Number = Annotated[int, Field(ge=0, lt=2**63)]
 """Of a request. A copy of a sampling client in another process counts from a random number, 10^9
 times one below 10^9."""
+Int64 = Annotated[int, Field(ge=-(2**63), lt=2**63)]
+"""What arrays can hold; JSON's numbers have no end."""
 Metadata = dict[str, Any] | None
 
 
@@ -46,7 +48,7 @@ class Lora(Body):
     """Shape of an adapter."""
 
     rank: Annotated[int, Field(ge=1, le=4096)] = 32
-    seed: int | None = None
+    seed: Int64 | None = None
     train_unembed: bool = True
     train_mlp: bool = True
     train_attn: bool = True
@@ -99,7 +101,7 @@ class SaveWeights(Body):
     model_id: Id
     path: str | None = None
     seq_id: Number | None = None
-    ttl_seconds: int | None = None
+    ttl_seconds: Int64 | None = None
     overwrite: bool = False
     user_metadata: Metadata = None
 
@@ -110,7 +112,7 @@ class SaveExternal(Body):
     model_id: Id
     path: str | None = None
     seq_id: Number | None = None
-    ttl_seconds: int | None = None
+    ttl_seconds: Int64 | None = None
     age_encryption_recipients: list[str] | None = None
 
 
@@ -122,7 +124,7 @@ class SaveForSampler(Body):
     sampling_session_seq_id: Number | None = None
     kind: str = "snapshot"
     seq_id: Number | None = None
-    ttl_seconds: int | None = None
+    ttl_seconds: Int64 | None = None
     user_metadata: Metadata = None
 
 
@@ -141,15 +143,15 @@ class Tensor(Body):
     data: list[float]
     dtype: Literal["float32", "int64"] = "float32"
     shape: list[Annotated[int, Field(ge=0)]] | None = None
-    sparse_crow_indices: list[int] | None = None
-    sparse_col_indices: list[int] | None = None
+    sparse_crow_indices: list[Int64] | None = None
+    sparse_col_indices: list[Int64] | None = None
 
 
 class Chunk(Body):
     """A part of a prompt; only text is known here."""
 
     type: str = "encoded_text"
-    tokens: list[int] = []
+    tokens: list[Int64] = []
 
 
 class Prompt(Body):
@@ -161,11 +163,11 @@ class Prompt(Body):
 class Sampling(Body):
     """How to draw."""
 
-    max_tokens: int | None = None
-    seed: int | None = None
-    stop: str | list[str] | list[int] | None = None
+    max_tokens: Int64 | None = None
+    seed: Int64 | None = None
+    stop: str | list[str] | list[Int64] | None = None
     temperature: float = 1.0
-    top_k: int = -1
+    top_k: Int64 = -1
     top_p: float = 1.0
 
 
@@ -209,11 +211,16 @@ class PassInput(Body):
     loss_fn_config: dict[str, float | str] | None = None
 
 
-class JsonPass(Body):
-    """A forward pass in JSON, as SDKs before 0.25 send it."""
+class PassHead(Body):
+    """Whose pass it is, and the how manieth."""
 
     model_id: Id
     seq_id: Number | None = None
+
+
+class JsonPass(PassHead):
+    """A forward pass in JSON, as SDKs before 0.25 send it."""
+
     forward_backward_input: PassInput | None = None
     forward_input: PassInput | None = None
 
@@ -227,4 +234,4 @@ class WeightsPath(Body):
 class Ttl(Body):
     """How long a checkpoint stays; None: for good."""
 
-    ttl_seconds: int | None = None
+    ttl_seconds: Int64 | None = None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
@@ -134,21 +135,33 @@ def _of_json(body: bytes, forward: bool) -> Pass:
     try:
         request = bodies.JsonPass.model_validate_json(body)
     except ValidationError as error:
-        raise DataValidationError(f"body: {first_problem(error)}") from error
+        wrong = DataValidationError(f"body: {first_problem(error)}")
+        try:
+            head = bodies.PassHead.model_validate_json(body)
+        except ValidationError:
+            raise wrong from error
+        return Pass(head.model_id, head.seq_id, [], "", None, not forward, wrong)
     given = request.forward_input if forward else request.forward_backward_input
     if given is None:
         name = "forward_input" if forward else "forward_backward_input"
         raise DataValidationError(f"body: lacks {name!r}")
-    data = [
-        Example(
-            np.asarray(_tokens_of(datum.model_input, f"datum {i}: model_input"), dtype=np.int64),
-            {name: tensor_of(t).to_numpy() for name, t in datum.loss_fn_inputs.items()},
-        )
-        for i, datum in enumerate(given.data)
-    ]
-    return Pass(
-        request.model_id, request.seq_id, data, given.loss_fn, given.loss_fn_config, not forward
-    )
+    data, wrong = _all_of(_example_of_json(d, f"datum {i}") for i, d in enumerate(given.data))
+    config = given.loss_fn_config
+    return Pass(request.model_id, request.seq_id, data, given.loss_fn, config, not forward, wrong)
+
+
+def _example_of_json(datum: bodies.JsonDatum, where: str) -> Example:
+    tokens = _tokens_of(datum.model_input, f"{where}: model_input")
+    inputs = {name: tensor_of(t).to_numpy() for name, t in datum.loss_fn_inputs.items()}
+    return Example(np.asarray(tokens, dtype=np.int64), inputs)
+
+
+def _all_of(examples: Iterable[Example]) -> tuple[list[Example], Exception | None]:
+    """All examples, or none and what is wrong with the first that is."""
+    try:
+        return list(examples), None
+    except (DataValidationError, ValueError, MemoryError) as error:
+        return [], plain(error)
 
 
 def _of_proto(body: bytes, forward: bool) -> Pass:
@@ -162,11 +175,7 @@ def _of_proto(body: bytes, forward: bool) -> Pass:
     config: dict[str, float | str] = dict(request.loss_fn_config)
     for name, value in request.loss_fn_config_v2.items():
         config[name] = value.text if value.HasField("text") else value.number
-    data, wrong = [], None
-    try:
-        data = [_example(datum, f"datum {i}") for i, datum in enumerate(request.data)]
-    except (DataValidationError, MemoryError) as error:
-        wrong = plain(error)
+    data, wrong = _all_of(_example(datum, f"datum {i}") for i, datum in enumerate(request.data))
     backward = not (request.forward_only or forward)
     return Pass(
         request.model_id, request.seq_id, data, request.loss_fn, config or None, backward, wrong

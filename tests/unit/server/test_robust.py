@@ -164,3 +164,22 @@ def _is_said(server: Serving, text: str) -> bool:
             return True
         time.sleep(0.1)
     return False
+
+
+def test_numbers_beyond_64_bits_are_refused_in_words(caller, stories_model):
+    mine = caller()
+    model = mine.model(stories_model)
+    chunk = {"type": "encoded_text", "tokens": [1, 10**30]}
+    datum = {"model_input": {"chunks": [chunk]}, "loss_fn_inputs": {}}
+    given = {"data": [datum], "loss_fn": "cross_entropy"}
+    asked = mine.post("forward_backward", model_id=model, seq_id=1, forward_backward_input=given)
+    said = mine.result(asked)
+    assert said["category"] == "user"
+    assert "tokens.1" in said["error"]
+    start = time.monotonic()
+    assert loss(mine.result(mine.train(model, 2))) > 0  # its turn was not left empty
+    assert time.monotonic() - start < turns.GAP_SECONDS / 2
+    address = mine.http.base_url.join("/oai/api/v1/completions")
+    answer = mine.http.post(address, json={"model": stories_model, "prompt": [1, 10**30]})
+    assert answer.status_code == 400
+    assert "prompt" in answer.json()["error"]["message"]

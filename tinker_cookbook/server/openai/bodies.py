@@ -8,6 +8,7 @@ from typing import Annotated, Any, Literal, Self
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from tinker_cookbook.exceptions import nearest
+from tinker_cookbook.server.bodies import Int64
 from tinker_cookbook.server.openai.errors import ApiError
 
 MOST_CHOICES = 128
@@ -70,9 +71,9 @@ class SamplingBody(BaseModel):
     n: Annotated[int, Field(ge=1, le=MOST_CHOICES)] | None = None
     temperature: float | None = None
     top_p: float | None = None
-    top_k: int | None = None
+    top_k: Int64 | None = None
     stop: str | list[str] | None = None
-    seed: Annotated[int, Field(ge=0)] | None = None
+    seed: Annotated[Int64, Field(ge=0)] | None = None
     stream: bool | None = None
     stream_options: StreamOptions | None = None
 
@@ -136,8 +137,8 @@ class SamplingBody(BaseModel):
 class CompletionBody(SamplingBody):
     """``POST /completions``."""
 
-    prompt: str | list[int] | list[str] | list[list[int]]
-    max_tokens: Annotated[int, Field(ge=0)] | None = None
+    prompt: str | list[Int64] | list[str] | list[list[Int64]]
+    max_tokens: Annotated[Int64, Field(ge=0)] | None = None
     logprobs: Annotated[int, Field(ge=0, le=MOST_TOP_LOGPROBS)] | None = None
     echo: bool | None = None
 
@@ -184,8 +185,8 @@ class ChatBody(SamplingBody):
     """``POST /chat/completions``."""
 
     messages: list[dict[str, Any]]
-    max_tokens: Annotated[int, Field(ge=1)] | None = None
-    max_completion_tokens: Annotated[int, Field(ge=1)] | None = None
+    max_tokens: Annotated[Int64, Field(ge=1)] | None = None
+    max_completion_tokens: Annotated[Int64, Field(ge=1)] | None = None
     logprobs: bool | None = None
     top_logprobs: Annotated[int, Field(ge=0, le=MOST_TOP_LOGPROBS)] | None = None
     tools: list[Tool] | None = None
