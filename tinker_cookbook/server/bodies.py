@@ -143,8 +143,8 @@ class Tensor(Body):
     data: list[float]
     dtype: Literal["float32", "int64"] = "float32"
     shape: list[Annotated[int, Field(ge=0)]] | None = None
-    sparse_crow_indices: list[Int64] | None = None
-    sparse_col_indices: list[Int64] | None = None
+    sparse_crow_indices: list[int] | None = None
+    sparse_col_indices: list[int] | None = None
 
 
 class Chunk(Body):
