@@ -39,6 +39,12 @@ def tokens_of(request) -> list[list[int]]:
     return [sample.tokens for sample in request.future.result(timeout=0)]
 
 
+def assert_as_alone(requests) -> None:
+    for request in requests:
+        alone = ref.draw(request.sampler, request.prompt, request.num_samples, request.settings)
+        assert tokens_of(request) == [sample.tokens for sample in alone]
+
+
 def prompts(base, count: int, longest: int = 34, seed: int = 0) -> list[np.ndarray]:
     rng = np.random.default_rng(seed)
     return [rng.integers(3, base.vocab_size, rng.integers(1, longest)) for _ in range(count)]
@@ -102,9 +108,7 @@ def test_adapters_share_a_batch(stories_base):
     texts = prompts(base, 4, seed=5)
     requests = [sample_request(s, p, 2, settings(seed=3)) for p in texts for s in samplers]
     ref.run_batch(base, requests)
-    for request in requests:
-        alone = ref.draw(request.sampler, request.prompt, 2, settings(seed=3))
-        assert tokens_of(request) == [sample.tokens for sample in alone]
+    assert_as_alone(requests)
     assert tokens_of(requests[0]) != tokens_of(requests[1]) != tokens_of(requests[2])
 
 
@@ -278,9 +282,7 @@ def test_more_samples_than_rows(stories_base, monkeypatch):
     while batcher.busy:
         batcher.step()
         assert len(batcher._rows) <= 5
-    for request in requests:
-        alone = ref.draw(sampler, request.prompt, 7, request.settings)
-        assert tokens_of(request) == [sample.tokens for sample in alone]
+    assert_as_alone(requests)
 
 
 def test_short_memory_sends_samples_back_and_changes_nothing(stories_base):
@@ -299,9 +301,7 @@ def test_short_memory_sends_samples_back_and_changes_nothing(stories_base):
     while batcher.busy:
         batcher.step()
     assert sent_back
-    for request in requests:
-        alone = ref.draw(sampler, request.prompt, 2, request.settings)
-        assert tokens_of(request) == [sample.tokens for sample in alone]
+    assert_as_alone(requests)
 
 
 def test_out_of_memory_goes_on_with_half_the_rows(stories_base, monkeypatch, caplog):
@@ -322,9 +322,7 @@ def test_out_of_memory_goes_on_with_half_the_rows(stories_base, monkeypatch, cap
     ref.run_batch(stories_base, requests)
     monkeypatch.undo()
     assert "going on with half of them" in caplog.text
-    for request in requests:
-        alone = ref.draw(sampler, request.prompt, 4, request.settings)
-        assert tokens_of(request) == [sample.tokens for sample in alone]
+    assert_as_alone(requests)
 
 
 def test_one_sequence_that_does_not_fit_is_told(stories_base, monkeypatch):
@@ -358,9 +356,7 @@ def test_memory_that_ends_while_drawing_changes_no_sample(stories_base, monkeypa
         batcher.step()
     monkeypatch.undo()
     assert batcher._most_rows < batcher._usual_rows
-    for request in requests:
-        alone = ref.draw(sampler, request.prompt, 2, request.settings)
-        assert tokens_of(request) == [sample.tokens for sample in alone]
+    assert_as_alone(requests)
     batcher.add(sample_request(sampler, [5], 1, settings()))
     assert batcher._most_rows == batcher._usual_rows  # what others asked for then is gone
 
