@@ -11,6 +11,7 @@ leaves ``config.json``, ``metrics.jsonl``, ``logs.log`` and, in a git checkout, 
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import os
 import sys
@@ -114,7 +115,7 @@ def configure_logging_module(
     root = logging.getLogger()
     _remove_handlers(root)
     try:
-        to_file = logging.FileHandler(path, encoding="utf-8")
+        to_file = _LogFile(path, encoding="utf-8")
     except OSError as error:
         raise ConfigurationError(f"{path} cannot be written: {error.strerror or error}") from error
     plain = logging.Formatter("%(asctime)s %(levelname)s %(name)s: %(message)s")
@@ -134,6 +135,31 @@ def configure_logging_module(
     for name in _CHATTY:
         logging.getLogger(name).setLevel(max(level, logging.WARNING))
     return lambda: _remove_handlers(root)
+
+
+class _LogFile(logging.FileHandler):
+    """A file of messages whose disk may fill up, which is said once and ends nothing.
+
+    What a run must not lose is in other files, whose writers raise. Python's own handler would
+    print a traceback for every message, and one more error when it closes.
+    """
+
+    _told = False
+
+    def handleError(self, record: logging.LogRecord) -> None:
+        """Says why the file misses messages."""
+        error = sys.exc_info()[1]
+        if not isinstance(error, OSError):
+            super().handleError(record)
+        elif not self._told:
+            self._told = True
+            why = error.strerror or error
+            print(f"{self.baseFilename} misses messages from here on: {why}", file=sys.stderr)
+
+    def close(self) -> None:
+        """Closes the file, also where its last lines find no room."""
+        with contextlib.suppress(OSError):
+            super().close()
 
 
 def _remove_handlers(root: logging.Logger) -> None:

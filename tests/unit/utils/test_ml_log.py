@@ -25,6 +25,7 @@ from tinker_cookbook.utils.ml_log import (
     MultiplexLogger,
     PrettyPrintLogger,
     WandbLogger,
+    configure_logging_module,
     setup_logging,
 )
 
@@ -119,6 +120,19 @@ def test_a_second_setup_replaces_the_handlers(tmp_path):
     assert "only in b" not in (tmp_path / "a" / "logs.log").read_text()
     assert "only in b" in (tmp_path / "b" / "logs.log").read_text()
     assert logging.getLogger().handlers == before
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="/dev/full, a disk without room")
+def test_messages_that_find_no_room_are_told_of_once(capsys):
+    stop = configure_logging_module("/dev/full")
+    logging.getLogger("one").info("first")
+    logging.getLogger("one").info("second")
+    stop()
+    said = capsys.readouterr().err
+    assert "Traceback" not in said
+    assert said.count("/dev/full misses messages from here on: No space left") == 1
+    assert "one: first" in said
+    assert "one: second" in said
 
 
 def test_step_inside_the_metrics_must_agree(tmp_path):
