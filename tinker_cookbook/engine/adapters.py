@@ -18,7 +18,7 @@ import torch
 from torch import nn
 
 from tinker_cookbook.engine.frozen import FrozenWeight, frozen
-from tinker_cookbook.engine.low_rank import LowRank, Segment, Terms, parts_of
+from tinker_cookbook.engine.low_rank import LowRank, Part, Segments, Terms
 from tinker_cookbook.exceptions import CheckpointError, ConfigurationError
 
 ALPHA = 32
@@ -78,10 +78,10 @@ class ActiveTerms:
     """
 
     terms: Terms = field(default_factory=dict)
-    segments: Sequence[Segment] | None = None
+    segments: Segments | None = None
 
     @contextmanager
-    def use(self, terms: Terms, segments: Sequence[Segment] | None = None) -> Iterator[None]:
+    def use(self, terms: Terms, segments: Segments | None = None) -> Iterator[None]:
         """Applies them inside the block; restores what was active before."""
         before = self.terms, self.segments
         self.terms, self.segments = terms, segments
@@ -111,13 +111,15 @@ class AdapterLinear(nn.Module):
         """``x`` [..., in] to [..., out]."""
         rows = x.reshape(-1, self.in_features)
         if self._active.segments is not None:
-            parts = parts_of(self._active.segments, self._name)
-            out = self._frozen.adapted(rows, self.bias, parts)
+            out = self._active.segments.apply(self._name, rows, self._sampled)
             return out.view(*x.shape[:-1], self.out_features)
         term = self._active.terms.get(self._name)
         a, b = (None, None) if term is None else (term.a, term.b)
         out = _AdaptedProduct.apply(rows, self._frozen, self.bias, term, a, b)
         return out.view(*x.shape[:-1], self.out_features)
+
+    def _sampled(self, rows: torch.Tensor, parts: Sequence[Part]) -> torch.Tensor:
+        return self._frozen.adapted(rows, self.bias, parts)
 
 
 class _AdaptedProduct(torch.autograd.Function):

@@ -9,7 +9,7 @@ sharing.
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any, Protocol
 
@@ -25,7 +25,7 @@ from tinker_cookbook.engine.batch_attention import (
     register,
 )
 from tinker_cookbook.engine.kv_cache import LayerShape
-from tinker_cookbook.engine.low_rank import Segment
+from tinker_cookbook.engine.low_rank import Segments
 from tinker_cookbook.engine.paged_cache import cache_for
 from tinker_cookbook.engine.prefix_tree import lay_out
 
@@ -50,7 +50,7 @@ class Tried(Protocol):
         tokens: torch.Tensor,
         positions: torch.Tensor,
         layout: BatchLayout,
-        segments: Sequence[Segment],
+        segments: Segments,
     ) -> torch.Tensor:
         """Hidden states [N, H] of the tokens of a step of the sampler."""
         ...
@@ -100,7 +100,7 @@ def _shapes(base: Tried) -> list[LayerShape] | None:
     probe = _Probe(2)
     layout = BatchLayout([probe])  # type: ignore[list-item]
     tokens = torch.arange(2, device=base.device)
-    base.hidden_of_batch(tokens, tokens, layout, [])
+    base.hidden_of_batch(tokens, tokens, layout, Segments([]))
     if not _every_layer_asked(base, layout.windows_seen):
         return None
     return [probe.shapes[layer] for layer in sorted(probe.shapes)]
@@ -130,7 +130,7 @@ def _agrees(base: Tried, shapes: list[LayerShape]) -> bool:
         first += row.shape[1] - 1
     positions = [torch.arange(row.shape[1] - 1, device=device) for row in sequences]
     read = torch.cat([row[0, :-1] for row in sequences])
-    base.hidden_of_batch(read, torch.cat(positions), BatchLayout(parts), [])
+    base.hidden_of_batch(read, torch.cat(positions), BatchLayout(parts), Segments([]))
     lengths = [row.shape[1] - 1 for row in sequences]
     for slot, length in zip(slots, lengths, strict=True):
         slot.length = length
@@ -138,7 +138,7 @@ def _agrees(base: Tried, shapes: list[LayerShape]) -> bool:
         torch.stack([row[0, -1] for row in sequences]),
         torch.tensor(lengths, device=device),
         BatchLayout(decoding(slots, 0)),
-        [],
+        Segments([]),
     )
     return _close(found, torch.cat([base.hidden(row)[:, -1] for row in sequences]))
 

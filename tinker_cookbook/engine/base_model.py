@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import cached_property, partial
 from pathlib import Path
@@ -21,7 +21,7 @@ from tinker_cookbook.engine.batch_attention import BatchLayout
 from tinker_cookbook.engine.fused import fuse
 from tinker_cookbook.engine.head import Head
 from tinker_cookbook.engine.kv_cache import LayerShape
-from tinker_cookbook.engine.low_rank import Segment, Terms
+from tinker_cookbook.engine.low_rank import Segments, Terms
 from tinker_cookbook.engine.memory import release_cached_memory
 from tinker_cookbook.engine.tree_attention import TreeLayout
 from tinker_cookbook.exceptions import ConfigurationError, TrainingError
@@ -88,7 +88,7 @@ class BaseModel:
     @contextmanager
     def with_segments(self, terms: Terms) -> Iterator[None]:
         """As ``adapted``, without gradients, as samplers apply adapters."""
-        with self._active.use({}, [Segment(terms)]):
+        with self._active.use({}, Segments.of_one(terms)):
             yield
 
     def hidden(self, tokens: torch.Tensor, **kwargs: Any) -> torch.Tensor:
@@ -107,7 +107,7 @@ class BaseModel:
         tokens: torch.Tensor,
         positions: torch.Tensor,
         layout: BatchLayout,
-        segments: Sequence[Segment],
+        segments: Segments,
     ) -> torch.Tensor:
         """Last hidden states [T, H] of the tokens [T] of many sequences (``batch_attention``)."""
         with (

@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 import torch
 
 from tinker_cookbook.engine.batch_attention import BatchLayout, Part, decoding, reading
 from tinker_cookbook.engine.kv_cache import AnyCache, AnySlot
-from tinker_cookbook.engine.low_rank import Segment, filling
+from tinker_cookbook.engine.low_rank import Segments, filling
 from tinker_cookbook.engine.reading import Reading
 from tinker_cookbook.engine.requests import SampleRow
-from tinker_cookbook.engine.sampler import Sampler
+from tinker_cookbook.engine.sampler import Sampler, segments_of
 
 
 @dataclass
@@ -37,7 +37,7 @@ class BatchPlan:
     ) -> BatchPlan | None:
         """One token for each of ``rows``, then prompts up to ``step_tokens``; ``None`` if empty."""
         plan = cls()
-        for slots in cache.groups(rows):
+        for slots in cache.groups(_by_sampler(rows)):
             plan._decode(slots, rows)
         for prompt in readings:
             room = step_tokens - len(plan.tokens)
@@ -47,8 +47,9 @@ class BatchPlan:
             return None
         # Nobody attends to the filling.
         count = len(plan.tokens)
-        short = -count % 32 if plan.owners[0].base.ragged else filling(count)
-        plan._append([0] * short, [0] * short, plan.owners[0])
+        last = plan.owners[-1]
+        short = -count % 32 if last.base.ragged else filling(count)
+        plan._append([0] * short, [0] * short, last)
         return plan
 
     @property
@@ -56,26 +57,9 @@ class BatchPlan:
         """Where attention finds the sequences."""
         return BatchLayout(self.parts)
 
-    def segments(self, device: torch.device) -> list[Segment]:
+    def segments(self, device: torch.device) -> Segments:
         """The tokens of each adapter."""
-        owners = list(dict.fromkeys(self.owners))
-        if len(owners) == 1:
-            return [Segment(owners[0].terms())]
-        rows: dict[Sampler, list[int]] = {owner: [] for owner in owners}
-        for index, owner in enumerate(self.owners):
-            rows[owner].append(index)
-        return [
-            Segment(owner.terms(), torch.tensor(rows[owner], device=device)) for owner in owners
-        ]
-
-    def outputs_by_sampler(self) -> Iterator[tuple[Sampler, list[int], list[SampleRow]]]:
-        """(sampler, places, rows): ``outputs``, those of one sampler together."""
-        grouped: dict[Sampler, tuple[list[int], list[SampleRow]]] = {}
-        for place, row in self.outputs:
-            places, rows = grouped.setdefault(row.request.sampler, ([], []))
-            places.append(place)
-            rows.append(row)
-        return ((sampler, places, rows) for sampler, (places, rows) in grouped.items())
+        return segments_of(self.owners, device)
 
     def advance(self) -> list[Reading]:
         """Counts what was read; returns the prompts that are complete."""
@@ -107,3 +91,11 @@ class BatchPlan:
         self.tokens += tokens
         self.positions += positions
         self.owners += [owner] * len(tokens)
+
+
+def _by_sampler(rows: Mapping[AnySlot, SampleRow]) -> list[AnySlot]:
+    """The slots, those of one sampler side by side."""
+    samplers: dict[Sampler, list[AnySlot]] = {}
+    for slot, row in rows.items():
+        samplers.setdefault(row.request.sampler, []).append(slot)
+    return [slot for slots in samplers.values() for slot in slots]

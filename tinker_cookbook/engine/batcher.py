@@ -121,9 +121,7 @@ class Batcher:
             plan.layout,
             plan.segments(device),
         )
-        finished: set[SampleRow] = set()
-        for sampler, places, rows in plan.outputs_by_sampler():
-            finished.update(draw_rows(sampler, hidden, places, rows))
+        finished = set(draw_rows(hidden, plan.outputs))
         for slot in self._rows:
             slot.length += 1
         for reading in plan.advance():

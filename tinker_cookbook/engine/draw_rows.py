@@ -10,23 +10,18 @@ import torch
 from tinker_cookbook.engine.draw import DrawSettings, Exponentials, draw_tokens
 from tinker_cookbook.engine.low_rank import filling
 from tinker_cookbook.engine.requests import SampleRow
-from tinker_cookbook.engine.sampler import Sampler
+from tinker_cookbook.engine.sampler import Sampler, segments_of
 
 
-def draw_rows(
-    sampler: Sampler, hidden: torch.Tensor, places: Sequence[int], rows: Sequence[SampleRow]
-) -> list[SampleRow]:
-    """Draws a token for each row of one sampler; returns those that end with it.
+def draw_rows(hidden: torch.Tensor, outputs: Sequence[tuple[int, SampleRow]]) -> list[SampleRow]:
+    """Draws a token for each of ``outputs``, (place, row); returns the rows that end with it.
 
-    Row i goes by ``hidden[places[i]]``, which samples of one prompt share.
+    A row goes by ``hidden[place]``, which samples of one prompt share.
     """
-    device = hidden.device
-    once, which = np.unique(places, return_inverse=True)
-    filled = np.pad(once, (0, filling(len(once))), mode="edge")
-    logits = sampler.base.head.logits(
-        hidden[torch.from_numpy(filled).to(device)], sampler.unembed_pair()
-    )
-    if device.type == "mps":  # it has no float64
+    places, rows = zip(*outputs, strict=True)
+    once, first, which = np.unique(places, return_index=True, return_inverse=True)
+    logits = _logits(hidden, once, [rows[i].request.sampler for i in first])
+    if hidden.device.type == "mps":  # it has no float64
         logits = logits.cpu()
     known = Exponentials.of(logits)
     in_order = np.array_equal(once, places)  # then the filling is cut off, and nothing copied
@@ -35,16 +30,26 @@ def draw_rows(
     normalizer = known.normalizer()
     drawn = draw_tokens(logits, _settings(rows), known)
     logprobs = (logits.gather(1, drawn[:, None]) - normalizer)[:, 0].tolist()
-    most = max(row.request.topk for row in rows)
-    top = (logits - normalizer).topk(most, dim=-1) if most else None
+    # Each number of them by itself, since equals may change places.
+    asked = {row.request.topk for row in rows} - {0}
+    top = {k: (logits - normalizer).topk(k, dim=-1) for k in asked}
     ended = []
     for i, (row, token) in enumerate(zip(rows, drawn.tolist(), strict=True)):
-        k, best = row.request.topk, None
-        if top is not None and k:
-            best = (top.indices[i, :k].cpu().numpy(), top.values[i, :k].cpu().numpy())
+        best = None
+        if k := row.request.topk:
+            best = (top[k].indices[i].cpu().numpy(), top[k].values[i].cpu().numpy())
         if row.add(token, logprobs[i], best):
             ended.append(row)
     return ended
+
+
+def _logits(hidden: torch.Tensor, places: np.ndarray, owners: list[Sampler]) -> torch.Tensor:
+    """fp32 logits of ``hidden[places]`` with their owners' adapters, and of some filling."""
+    short = filling(len(places))
+    filled = torch.from_numpy(np.pad(places, (0, short), mode="edge")).to(hidden.device)
+    segments = segments_of(owners + owners[-1:] * short, hidden.device)
+    base = owners[0].base
+    return segments.apply(base.unembed_name, hidden[filled], base.head.logits_of_parts)
 
 
 def _settings(rows: Sequence[SampleRow]) -> DrawSettings:

@@ -18,7 +18,7 @@ from torch.nn import functional as F  # noqa: N812
 from tinker_cookbook.engine.devices import cpu_bfloat16, free_memory_bytes
 from tinker_cookbook.engine.low_rank import LowRank, Part
 from tinker_cookbook.engine.native.build import library
-from tinker_cookbook.engine.native.product import Panels
+from tinker_cookbook.engine.native.product import Panels, add_low_rank
 
 SMALLEST = 1 << 16
 """Elements from which on packing pays; a call costs up to 10 us more than one of torch."""
@@ -103,7 +103,7 @@ class DenseWeight:
         self, x: torch.Tensor, bias: torch.Tensor | None, parts: Sequence[Part]
     ) -> torch.Tensor:
         """``product`` with low-rank terms, each for its rows."""
-        return _with_parts(self.product(x, bias), x, parts)
+        return add_parts(self.product(x, bias), x, parts)
 
     def trained(
         self, x: torch.Tensor, bias: torch.Tensor | None, term: LowRank
@@ -148,7 +148,7 @@ class OneDnn:
         self, x: torch.Tensor, bias: torch.Tensor | None, parts: Sequence[Part]
     ) -> torch.Tensor:
         """``product`` with low-rank terms, each for its rows."""
-        return _with_parts(self.product(x, bias), x, parts)
+        return add_parts(self.product(x, bias), x, parts)
 
     def trained(
         self, x: torch.Tensor, bias: torch.Tensor | None, term: LowRank
@@ -241,9 +241,16 @@ def _layout(weight: torch.Tensor) -> Callable[[torch.Tensor], Layout] | None:
     return OneDnn if not half or _ops()._is_mkldnn_bf16_supported() else None
 
 
-def _with_parts(out: torch.Tensor, x: torch.Tensor, parts: Sequence[Part]) -> torch.Tensor:
-    for low_rank, rows in parts:
-        low_rank.add(out, x, rows)
+def add_parts(out: torch.Tensor, x: torch.Tensor, parts: Sequence[Part]) -> torch.Tensor:
+    """``out`` [T, out] with low-rank terms of ``x`` [T, in] added, each for its rows."""
+    if not parts:
+        return out
+    if out.device.type == "cpu" and library("product") is not None:
+        wide = out.float()
+        add_low_rank(wide, x, parts)
+        return wide.to(out.dtype)
+    for low_rank, first, end in parts:
+        low_rank.add(out[first:end], x[first:end])
     return out
 
 

@@ -8,14 +8,15 @@ a forward pass keeps of its softmax (``Kept``) the backward pass need not comput
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 from torch.nn import functional as F  # noqa: N812
 
-from tinker_cookbook.engine.frozen import FrozenWeight, frozen
+from tinker_cookbook.engine.frozen import FrozenWeight, add_parts, frozen
+from tinker_cookbook.engine.low_rank import Part
 
 LoraPair = tuple[torch.Tensor, torch.Tensor]
 """(A [r, H], B [V, r] scaled) of the unembedding layer, in the compute dtype or fp32."""
@@ -98,13 +99,24 @@ class Head:
 
     def logits(self, hidden: torch.Tensor, lora: LoraPair | None) -> torch.Tensor:
         """fp32 logits [T, V] of a few positions ``hidden`` [T, H]."""
+        z = self._product(hidden)
+        if lora is not None:
+            low = F.linear(hidden.to(lora[0].dtype), lora[0])
+            z.addmm_(low.float(), lora[1].float().t())
+        return self._scaled(z)
+
+    def logits_of_parts(self, hidden: torch.Tensor, parts: Sequence[Part]) -> torch.Tensor:
+        """``logits`` where each of ``parts`` has an adapter of its own."""
+        return self._scaled(add_parts(self._product(hidden), hidden, parts))
+
+    def _product(self, hidden: torch.Tensor) -> torch.Tensor:
         # A logit of 20 in bfloat16 is off by up to 0.06, which sampler and trainer round apart.
         z = self.weight.product_fp32(hidden)
         if self.bias is not None:
             z += self.bias
-        if lora is not None:
-            low = F.linear(hidden.to(lora[0].dtype), lora[0])
-            z.addmm_(low.float(), lora[1].float().t())
+        return z
+
+    def _scaled(self, z: torch.Tensor) -> torch.Tensor:
         if self.scale != 1.0:
             z = z * self.scale
         if self.softcap is not None:

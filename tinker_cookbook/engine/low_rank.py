@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -18,12 +19,12 @@ class LowRank:
 
     def __init__(self, a: torch.Tensor, b: torch.Tensor) -> None:
         self.a, self.b = a, b
-        self._packed: tuple[Any, Any] | None = None
+        self._packed: Any = None
 
-    def packed(self, layout: Callable[[torch.Tensor], T]) -> tuple[T, T]:
-        """Both in the layout that the products of the batch have, made once, in fp32."""
+    def packed(self, pack: Callable[[LowRank], T]) -> T:
+        """Both in the layout that the products of the batch have, made once."""
         if self._packed is None:
-            self._packed = layout(self.a.detach().float()), layout(self.b.detach().float())
+            self._packed = pack(self)
         return self._packed
 
     @cached_property
@@ -37,24 +38,21 @@ class LowRank:
         out.addmm_(low, self.b.t())  # in place: another [T, out] would cost memory
         return low
 
-    def add(self, out: torch.Tensor, x: torch.Tensor, rows: torch.Tensor | None = None) -> None:
-        """Adds the term for inputs ``x`` [T, in], or some ``rows`` [R] of it, to ``out``.
+    def add(self, out: torch.Tensor, x: torch.Tensor) -> None:
+        """Adds the term for ``x`` [T, in] to ``out``.
 
         In fp32 whatever the dtype of the model, with values of that dtype: for the few rows of
         decoding the small products are faster so.
         """
         a, b = self.by_column
-        if rows is not None:
-            count = len(rows)
-            part = F.pad(x[rows].float(), (0, 0, 0, filling(count)))
-            added = F.linear(F.linear(part, a), b)[:count]
-            out.index_copy_(0, rows, (out[rows] + added).to(out.dtype))
-            return
-        low = F.linear(x.float(), a)
-        if out.dtype == torch.float32:
+        count, x = len(x), x.float()
+        if surplus := filling(count):
+            x = F.pad(x, (0, 0, 0, surplus))
+        low = F.linear(x, a)
+        if out.dtype == torch.float32 and not surplus:
             out.addmm_(low, b.t())
         else:
-            out.add_(F.linear(low, b))
+            out.add_(F.linear(low, b)[:count])
 
     @cached_property
     def by_column(self) -> tuple[torch.Tensor, torch.Tensor]:
@@ -66,24 +64,46 @@ class LowRank:
         return self.a.float().t().contiguous().t(), self.b.float().t().contiguous().t()
 
 
-Part = tuple[LowRank, torch.Tensor | None]
-"""A term, and the rows [R] that it is for; none is all."""
+Part = tuple[LowRank, int, int]
+"""A term, and the rows that it is for: from the first to the one before the last number."""
+
+PartsProduct = Callable[[torch.Tensor, list[Part]], torch.Tensor]
+"""From inputs [T, in] and what is to be added to [T, out]."""
 
 Terms = Mapping[str, LowRank]
 """Target name -> what an adapter adds there."""
 
 
 @dataclass(frozen=True)
-class Segment:
-    """Tokens of a batch that have an adapter in common; ``rows`` [R] indexes them, none is all."""
+class Segments:
+    """Which tokens of a batch have which adapter.
 
-    terms: Terms
-    rows: torch.Tensor | None = None
+    ``stretches`` are (terms, first, end) of tokens side by side, once the batch is in ``order``
+    [T]; ``back`` [T] is the way back. Without an order they are as they lie.
+    """
 
+    stretches: Sequence[tuple[Terms, int, int]]
+    order: torch.Tensor | None = None
+    back: torch.Tensor | None = None
 
-def parts_of(segments: Sequence[Segment], name: str) -> list[Part]:
-    """What is to be added in layer ``name``."""
-    return [(s.terms[name], s.rows) for s in segments if name in s.terms]
+    @classmethod
+    def of_one(cls, terms: Terms) -> Segments:
+        """All tokens have the same."""
+        return cls([(terms, 0, sys.maxsize)])
+
+    def apply(
+        self,
+        name: str,
+        x: torch.Tensor,
+        product: Callable[[torch.Tensor, list[Part]], torch.Tensor],
+    ) -> torch.Tensor:
+        """``product`` of the inputs ``x`` [T, in] of layer ``name`` and of what is added there."""
+        parts = [
+            (terms[name], first, min(end, len(x)))
+            for terms, first, end in self.stretches
+            if name in terms
+        ]
+        return product(x, parts) if self.order is None else product(x[self.order], parts)[self.back]
 
 
 def filling(rows: int) -> int:

@@ -21,9 +21,9 @@ def sample_one_by_one(request: SampleRequest) -> None:
 
     if request.future.cancelled():
         return
-    sampler, base = request.sampler, request.sampler.base
+    base = request.sampler.base
     try:
-        with base.with_segments(sampler.terms()):
+        with base.with_segments(request.sampler.terms()):
             cache: Any = DynamicCache(config=base.config)
             tokens = torch.from_numpy(request.prompt).to(base.device)[None]
             hidden = base.hidden(tokens, past_key_values=cache, use_cache=True)[:, -1]
@@ -32,7 +32,7 @@ def sample_one_by_one(request: SampleRequest) -> None:
                 cache.batch_repeat_interleave(len(rows))
                 hidden = hidden.expand(len(rows), -1)
             while rows and not request.future.cancelled():
-                ended = set(draw_rows(sampler, hidden, range(len(rows)), rows))
+                ended = set(draw_rows(hidden, list(enumerate(rows))))
                 keep = [i for i, row in enumerate(rows) if row not in ended]
                 if keep and len(keep) < len(rows):
                     cache.batch_select_indices(torch.tensor(keep, device=base.device))

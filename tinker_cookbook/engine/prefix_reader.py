@@ -16,7 +16,7 @@ import torch
 from tinker_cookbook.engine.base_model import BaseModel
 from tinker_cookbook.engine.batch_attention import BatchLayout, reading
 from tinker_cookbook.engine.kv_cache import AnyCache, AnySlot, LayerShape
-from tinker_cookbook.engine.low_rank import Segment, Terms, filling
+from tinker_cookbook.engine.low_rank import Segments, Terms, filling
 from tinker_cookbook.engine.paged_cache import cache_for
 from tinker_cookbook.engine.prefix_tree import lay_out
 
@@ -116,5 +116,5 @@ def _forward(
         torch.from_numpy(tokens).to(base.device),
         torch.from_numpy(positions).to(base.device),
         BatchLayout(parts),
-        [Segment(terms)],
+        Segments.of_one(terms),
     )

@@ -7,10 +7,15 @@ head that training uses, so they equal the trainer's for the same tokens.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
+import numpy as np
+import torch
+
 from tinker_cookbook.engine.adapters import Adapter
 from tinker_cookbook.engine.base_model import BaseModel
 from tinker_cookbook.engine.head import LoraPair
-from tinker_cookbook.engine.low_rank import Terms
+from tinker_cookbook.engine.low_rank import Segments, Terms
 
 
 class Sampler:
@@ -31,3 +36,40 @@ class Sampler:
         """The part of ``terms`` that belongs to the unembedding layer."""
         low_rank = self.terms().get(self.base.unembed_name)
         return None if low_rank is None else low_rank.by_column
+
+
+def segments_of(owners: Sequence[Sampler], device: torch.device) -> Segments:
+    """The adapters of a batch whose tokens [T] belong to ``owners``.
+
+    Where tokens of one owner lie in many places they are brought together first, so that a layer
+    makes few products.
+    """
+    numbers = {owner: number for number, owner in enumerate(dict.fromkeys(owners))}
+    if len(numbers) == 1:
+        return Segments.of_one(owners[0].terms())
+    terms = [owner.terms() for owner in numbers]
+    whose = np.fromiter((numbers[owner] for owner in owners), np.int64, len(owners))
+    ends = _ends(whose)
+    if len(ends) <= 2 * len(terms):
+        return Segments(_stretches(terms, whose, ends))
+    order = np.argsort(whose, kind="stable")
+    back = np.empty_like(order)
+    back[order] = np.arange(len(order))
+    whose = whose[order]
+    return Segments(
+        _stretches(terms, whose, _ends(whose)),
+        torch.from_numpy(order).to(device),
+        torch.from_numpy(back).to(device),
+    )
+
+
+def _ends(whose: np.ndarray) -> list[int]:
+    """Where the number of the owner changes, and the end."""
+    return [*(np.flatnonzero(np.diff(whose)) + 1).tolist(), len(whose)]
+
+
+def _stretches(
+    terms: Sequence[Terms], whose: np.ndarray, ends: Sequence[int]
+) -> list[tuple[Terms, int, int]]:
+    starts = [0, *ends[:-1]]
+    return [(terms[whose[at]], at, end) for at, end in zip(starts, ends, strict=True)]

@@ -132,7 +132,7 @@ class Scorer:
             _fill_logprobs(sampler, hidden, where, requests, answers)
             _fill_topk(sampler, hidden, where, requests, answers)
             _fill_targets(sampler, hidden, where, requests, answers)
-            _draw(sampler, hidden, read, requests)
+            _draw(hidden, read, requests)
         return answers
 
     def _hidden(
@@ -236,9 +236,7 @@ def _fill_topk(
             answer.topk_ids[first:], ids = ids[:count], ids[count:]
 
 
-def _draw(
-    sampler: Sampler, hidden: torch.Tensor, read: _Where, requests: Sequence[ScoreRequest]
-) -> None:
+def _draw(hidden: torch.Tensor, read: _Where, requests: Sequence[ScoreRequest]) -> None:
     """The one token of each sample that was asked for beside the scores."""
     drawn = [
         (own[-1], row)
@@ -246,11 +244,9 @@ def _draw(
         if request.draw is not None
         for row in request.draw.rows
     ]
-    if not drawn:
-        return
-    places, rows = zip(*drawn, strict=True)
-    draw_rows(sampler, hidden, places, rows)
-    for row in rows:
+    if drawn:
+        draw_rows(hidden, drawn)
+    for _, row in drawn:
         row.request.row_ended()
 
 

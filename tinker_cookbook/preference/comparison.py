@@ -13,7 +13,7 @@ Label: TypeAlias = Literal["A", "B", "Tie"]
 
 LABELS: tuple[Label, ...] = ("A", "B", "Tie")
 
-_SWAPPED: dict[Label, Label] = {"A": "B", "B": "A", "Tie": "Tie"}
+SWAPPED: dict[Label, Label] = {"A": "B", "B": "A", "Tie": "Tie"}
 
 
 @dataclass
@@ -62,7 +62,7 @@ class LabeledComparison:
 
     def swap(self) -> LabeledComparison:
         """The same judgement with A and B exchanged."""
-        return LabeledComparison(self.comparison.swap(), _SWAPPED[self.label])
+        return LabeledComparison(self.comparison.swap(), SWAPPED[self.label])
 
     def chosen_and_rejected(self) -> tuple[list[Message], list[Message]]:
         """The better completion and the other one; of a tie, A and B."""

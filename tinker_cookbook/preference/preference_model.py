@@ -19,7 +19,7 @@ import numpy as np
 
 from tinker_cookbook.backends.connect import check_backend
 from tinker_cookbook.backends.shared import make_once
-from tinker_cookbook.preference.comparison import LABELS, Comparison, Label
+from tinker_cookbook.preference.comparison import LABELS, SWAPPED, Comparison, Label
 from tinker_cookbook.preference.comparison_renderer import (
     ComparisonRendererFromChatRenderer,
     label_of_text,
@@ -63,20 +63,40 @@ class PreferenceModelFromChatRenderer(PreferenceModel):
     The reward is ``P(B) - P(A)``, with the probabilities of the label tokens normalised over the
     three labels. ``greedy`` takes the most probable token instead: -1, 0 or 1, and 0 for a token
     that is no label.
+
+    ``both_orders`` asks twice, with either answer first, and takes the mean of the log-odds. What a
+    judge has for a place is a constant there, as in a Bradley-Terry model with an order effect
+    (Davidson & Beaver 1977, Biometrics 33), and cancels; of probabilities close to 0 or 1, which
+    such a liking makes, the mean tells hardly anything.
     """
 
     def __init__(
-        self, convo_renderer: Renderer, sampling_client: SamplingClient, greedy: bool = False
+        self,
+        convo_renderer: Renderer,
+        sampling_client: SamplingClient,
+        greedy: bool = False,
+        *,
+        both_orders: bool = False,
     ) -> None:
         self.comparison_renderer = ComparisonRendererFromChatRenderer(convo_renderer)
         self.sampling_client = sampling_client
-        self.greedy = greedy
+        self.greedy, self.both_orders = greedy, both_orders
 
     async def __call__(self, comparison: Comparison) -> float:
         """The reward of B over A, from -1 to 1."""
-        if self.greedy:
-            return await self._greedy_reward(comparison)
-        logprobs = await self.label_logprobs(comparison)
+        judge = self._greedy_reward if self.greedy else self._reward
+        return await judge(comparison)
+
+    async def _reward(self, comparison: Comparison) -> float:
+        if not self.both_orders:
+            logprobs = await self.label_logprobs(comparison)
+        else:
+            first, second = await asyncio.gather(
+                self.label_logprobs(comparison), self.label_logprobs(comparison.swap())
+            )
+            logprobs = _normalised(
+                {label: (first[label] + second[SWAPPED[label]]) / 2 for label in LABELS}
+            )
         return math.exp(logprobs["B"]) - math.exp(logprobs["A"])
 
     async def label_logprobs(self, comparison: Comparison) -> dict[Label, float]:
@@ -89,8 +109,7 @@ class PreferenceModelFromChatRenderer(PreferenceModel):
         prompt = self.comparison_renderer.build_label_prompt(comparison)
         tokens = self.comparison_renderer.label_tokens
         found = await asyncio.gather(*(self._logprob(prompt, tokens[label]) for label in LABELS))
-        total = float(np.logaddexp.reduce(found))
-        return {label: value - total for label, value in zip(LABELS, found, strict=True)}
+        return _normalised(dict(zip(LABELS, found, strict=True)))
 
     async def _logprob(self, prompt: tinker.ModelInput, token: int) -> float:
         """Log-probability of ``token`` behind ``prompt``."""
@@ -112,6 +131,12 @@ class PreferenceModelFromChatRenderer(PreferenceModel):
         return _REWARD[label]
 
 
+def _normalised(logprobs: dict[Label, float]) -> dict[Label, float]:
+    """Log-probabilities whose probabilities add up to 1."""
+    total = float(np.logaddexp.reduce(list(logprobs.values())))
+    return {label: value - total for label, value in logprobs.items()}
+
+
 @chz.chz
 class PreferenceModelBuilderFromChatRenderer(PreferenceModelBuilder):
     """A preference model from saved weights.
@@ -129,6 +154,9 @@ class PreferenceModelBuilderFromChatRenderer(PreferenceModelBuilder):
     device: str = chz.field(default="auto", doc="auto, cuda, mps or cpu (local engine)")
     dtype: str = chz.field(default="auto", doc="auto, float32 or bfloat16 (local engine)")
     greedy: bool = chz.field(default=False, doc="Judge by the most probable label alone")
+    both_orders: bool = chz.field(
+        default=False, doc="Ask with either answer first, and take the mean of the log-odds"
+    )
 
     def check(self) -> None:
         """Raises ConfigurationError for a value that cannot work; loads nothing."""
@@ -151,4 +179,6 @@ class PreferenceModelBuilderFromChatRenderer(PreferenceModelBuilder):
         self.check()
         renderer = get_renderer(self.renderer_name, get_tokenizer(self.model_name))
         client = service.create_sampling_client(model_path=self.rm_weights_path).result()
-        return PreferenceModelFromChatRenderer(renderer, client, self.greedy)
+        return PreferenceModelFromChatRenderer(
+            renderer, client, self.greedy, both_orders=self.both_orders
+        )

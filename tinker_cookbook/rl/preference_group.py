@@ -14,6 +14,7 @@ from tinker_cookbook.renderers import Message, Renderer, get_text_content
 from tinker_cookbook.rl.rollout_waiting import gather_or_cancel
 from tinker_cookbook.rl.tournament import (
     TournamentPattern,
+    get_pairs,
     get_pairs_chunked,
     mean_wins_minus_losses,
 )
@@ -120,8 +121,8 @@ class PairwisePreferenceGroupBuilder(EnvGroupBuilder):
         content_preprocessor: Text of an answer to what the judge gets to read of it (without the
             reasoning, say).
         matchup_group_size: Answers meet those of their neighbourhood, of at most this many.
-        eval_target_completion_A: An answer that all of the group meet instead, in both orders, for
-            evaluation.
+        eval_target_completion_A: An answer that all of the group meet instead, for evaluation: in
+            both orders or, where pairs meet one way, behind theirs.
     """
 
     convo_prefix: list[Message]
@@ -196,8 +197,12 @@ class PairwisePreferenceGroupBuilder(EnvGroupBuilder):
             )
             players = answers
         else:
-            pairs = [pair for i in range(len(answers)) for pair in _both_ways(i, len(answers))]
             players = [*answers, _Answer(self.eval_target_completion_A, True)]
+            pairs = [
+                ((i, len(answers))[first], (i, len(answers))[second])
+                for i in range(len(answers))
+                for first, second in get_pairs(2, self.tournament_pattern)
+            ]
         asked, preferences = await self._judge(players, pairs)
         balance = mean_wins_minus_losses(len(players), pairs, preferences)
         self._log(answers, pairs, preferences)
@@ -257,10 +262,6 @@ class PairwisePreferenceGroupBuilder(EnvGroupBuilder):
                 ],
                 caption="-1: the first is better, 1: the second is",
             )
-
-
-def _both_ways(i: int, j: int) -> tuple[tuple[int, int], tuple[int, int]]:
-    return (i, j), (j, i)
 
 
 def _judge_metrics(preferences: Sequence[float]) -> Metrics:

@@ -146,7 +146,7 @@ class _LogFile(logging.FileHandler):
 
     _told = False
 
-    def handleError(self, record: logging.LogRecord) -> None:
+    def handleError(self, record: logging.LogRecord) -> None:  # noqa: N802
         """Says why the file misses messages."""
         error = sys.exc_info()[1]
         if not isinstance(error, OSError):

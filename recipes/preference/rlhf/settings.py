@@ -52,6 +52,9 @@ class CLIConfig(RunSettings):
     )
     sft_max_steps: int | None = chz.field(default=40, doc="Steps of stage 1, if max_steps allows")
     rm_learning_rate: float | None = chz.field(default=None, doc="Default: 0.4 of the recommended")
+    rm_swap: bool = chz.field(
+        default=True, doc="Train each comparison in both orders, so that places say nothing"
+    )
     rm_max_steps: int | None = chz.field(default=30, doc="Steps of stage 2, if max_steps allows")
 
     rl_learning_rate: float | None = chz.field(
@@ -61,8 +64,11 @@ class CLIConfig(RunSettings):
     rl_batch_size: int = chz.field(default=4, doc="Prompts a step in stage 3")
     rl_group_size: int = chz.field(default=4, doc="Answers to a prompt, compared with each other")
     rl_max_tokens: int = chz.field(default=128, doc="Most tokens to sample in an answer")
+    judge_both_orders: bool = chz.field(
+        default=True, doc="Ask the reward model with either answer first, and average its log-odds"
+    )
     tournament_pattern: TournamentPattern = chz.field(
-        default=TournamentPattern.ALL_PAIRS_BOTH_WAYS, doc="Which pairs of a group are compared"
+        default=TournamentPattern.ALL_PAIRS_ONE_WAY, doc="Which pairs of a group are compared"
     )
     matchup_group_size: int = chz.field(
         default=4, doc="Answers meet those of their neighbourhood, of at most this many"

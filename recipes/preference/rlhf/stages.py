@@ -59,7 +59,10 @@ def rm_config(cli: CLIConfig) -> sft_train.Config:
     comparisons = cli.comparisons
     return sft_train.Config(
         dataset_builder=ChatDatasetBuilderFromComparisons(
-            common_config=_common(cli, None), comparison_builder=comparisons, swap_seed=cli.seed
+            common_config=_common(cli, None),
+            comparison_builder=comparisons,
+            swap=cli.rm_swap,
+            swap_seed=cli.seed,
         ),
         evaluator_builders=[
             partial(
@@ -111,6 +114,7 @@ def judge_builder(cli: CLIConfig, rm: CheckpointRecord) -> PreferenceModelBuilde
         backend=cli.backend,
         device=cli.device,
         dtype=cli.dtype,
+        both_orders=cli.judge_both_orders,
     )
 
 

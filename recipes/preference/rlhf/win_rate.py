@@ -31,6 +31,7 @@ async def measure_win_rate(
         "policy": rl.sampler_path,
         "baseline": sft.sampler_path,
         "reward_model": rm.sampler_path,
+        "judge_both_orders": cli.judge_both_orders,
         "seed": cli.seed,
         "max_tokens": cli.rl_max_tokens,
     }
@@ -61,6 +62,7 @@ async def _measure(
             comparisons,
             cli.renderer,
             cli.model_name,
+            both_ways=not cli.judge_both_orders,
             max_tokens=cli.rl_max_tokens,
             baseline=baseline,
             seed=cli.seed,

@@ -67,15 +67,25 @@ typedef struct {
 
 /* The sum of `terms` terms, and of what the result holds where it `goes_on`. */
 typedef struct {
-    int64_t terms, outputs, goes_on;
+    int64_t rows, terms, outputs, goes_on;
     float *result; /* [rows, outputs] */
     Term term[2];
 } Sum;
 
-/* Sums of the same rows, the second of which may have the first one's result as an input. */
+/* (x A^T) B^T for `rows` rows from `first` on; A [rank, inputs] and B [outputs, rank] are float32. */
 typedef struct {
-    int64_t rows, sums, threads;
-    Sum sum[2];
+    int64_t first, rows, rank;
+    const void *a, *b;
+} Adapter;
+
+/* The product of x [rows, inputs] with a matrix, or else what `out` holds, and adapters' terms.
+   `low` takes what comes between A and B: a row of whole panels for each row of an adapter. */
+typedef struct {
+    int64_t rows, inputs, x_stride, half, outputs, adapters, threads;
+    const float *x;
+    const void *panels; /* may be NULL */
+    float *out, *low;
+    Adapter adapter[];
 } Call;
 
 /* A part of a panel, `depth` inputs from `k` on, for up to ROWS rows. Outputs `begin` to `begin +
@@ -117,22 +127,55 @@ static void add_term(const Sum *s, const Term *t, int64_t panel, int64_t first, 
     }
 }
 
-/* Every thread takes its share of the panels, with CHUNK rows or as few as it takes for all. */
-static void add_terms(const Sum *s, int64_t rows, int64_t threads) {
+/* Every thread takes its share of the panels, with CHUNK rows or as few as it takes for all, and
+   does not wait for the others. */
+static void add_terms(const Sum *s, int64_t threads) {
     const int64_t panels = (s->outputs + PANEL - 1) / PANEL;
     int64_t chunk = CHUNK;
-    while (chunk > 2 * ROWS && panels * ((rows + chunk - 1) / chunk) < 2 * threads) chunk /= 2;
-    const int64_t chunks = (rows + chunk - 1) / chunk;
-#pragma omp for schedule(dynamic, 1)
+    while (chunk > 2 * ROWS && panels * ((s->rows + chunk - 1) / chunk) < 2 * threads) chunk /= 2;
+    const int64_t chunks = (s->rows + chunk - 1) / chunk;
+#pragma omp for schedule(dynamic, 1) nowait
     for (int64_t item = 0; item < panels * chunks; item++) {
         const int64_t first = item / panels * chunk;
-        const int64_t some = rows - first < chunk ? rows - first : chunk;
+        const int64_t some = s->rows - first < chunk ? s->rows - first : chunk;
         for (int64_t i = 0; i < s->terms; i++)
             add_term(s, &s->term[i], item % panels, first, some, s->goes_on || i > 0);
     }
 }
 
+static int64_t width_of(const Adapter *a) { return (a->rank + PANEL - 1) / PANEL * PANEL; }
+
+static void add_a(const Call *c, const Adapter *a, float *low) {
+    const Term term = {c->inputs, c->x_stride, 0, c->x + a->first * c->x_stride, a->a};
+    const Sum sum = {a->rows, 1, width_of(a), 0, low, {term}};
+    add_terms(&sum, c->threads);
+}
+
+/* With the matrix's own term in the same sum where its turn has not come before. */
+static void add_b(const Call *c, const Adapter *a, const float *low, const Term *own) {
+    const Term term = {a->rank, width_of(a), 0, low, a->b};
+    Sum sum = {a->rows, 1, c->outputs, 1, c->out + a->first * c->outputs, {term}};
+    if (own) sum = (Sum){a->rows, 2, c->outputs, 0, c->out, {*own, term}};
+    add_terms(&sum, c->threads);
+}
+
+/* One adapter for all rows shares a sum with the matrix, which saves a pass over the result; for
+   several the matrix is read once, before. The order of all additions is the same. */
 void tinker_add(const Call *c) {
+    const Term own = {c->inputs, c->x_stride, c->half, c->x, c->panels};
+    const int shared = c->panels && c->adapters == 1 && c->adapter[0].rows == c->rows;
 #pragma omp parallel num_threads(c->threads) if (c->threads > 1)
-    for (int64_t i = 0; i < c->sums; i++) add_terms(&c->sum[i], c->rows, c->threads);
+    {
+        if (c->panels && !shared) {
+            const Sum sum = {c->rows, 1, c->outputs, 0, c->out, {own}};
+            add_terms(&sum, c->threads);
+        }
+        float *low = c->low;
+        for (int64_t i = 0; i < c->adapters; low += c->adapter[i].rows * width_of(&c->adapter[i]), i++)
+            add_a(c, &c->adapter[i], low);
+#pragma omp barrier
+        low = c->low;
+        for (int64_t i = 0; i < c->adapters; low += c->adapter[i].rows * width_of(&c->adapter[i]), i++)
+            add_b(c, &c->adapter[i], low, shared ? &own : NULL);
+    }
 }

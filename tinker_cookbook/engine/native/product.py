@@ -6,7 +6,10 @@ For what the layout is, and why a row's result is the same in any company, see `
 from __future__ import annotations
 
 import ctypes
+from array import array
 from collections.abc import Sequence
+from functools import cache
+from typing import NamedTuple
 
 import torch
 from torch.nn import functional as F  # noqa: N812
@@ -14,31 +17,8 @@ from torch.nn import functional as F  # noqa: N812
 from tinker_cookbook.engine.low_rank import LowRank, Part
 from tinker_cookbook.engine.native.build import library
 
-_int64, _pointer = ctypes.c_int64, ctypes.c_void_p
-
 _ALONE = 1 << 17
 """Multiplications up to which a second thread costs more than it does."""
-
-
-class _Term(ctypes.Structure):
-    """``Term`` of product.c, in its order; so are the next two."""
-
-    _fields_ = (
-        *((name, _int64) for name in ("inputs", "x_stride", "half")),
-        *((name, _pointer) for name in ("x", "panels")),
-    )
-
-
-class _Sum(ctypes.Structure):
-    _fields_ = (
-        *((name, _int64) for name in ("terms", "outputs", "goes_on")),
-        ("result", _pointer),
-        ("term", _Term * 2),
-    )
-
-
-class _Call(ctypes.Structure):
-    _fields_ = (*((name, _int64) for name in ("rows", "sums", "threads")), ("sum", _Sum * 2))
 
 
 class Panels:
@@ -61,25 +41,13 @@ class Panels:
 
     def product_fp32(self, x: torch.Tensor) -> torch.Tensor:
         """``x W^T`` in fp32."""
-        x = _in_rows(x)
-        out = x.new_empty(x.shape[0], self._outputs)
-        _add(x.shape[0], [_sum(out, self._term(x))])
-        return out
+        return self._with_low_rank(_in_rows(x), ())[0]
 
     def adapted(
         self, x: torch.Tensor, bias: torch.Tensor | None, parts: Sequence[Part]
     ) -> torch.Tensor:
         """``product`` with low-rank terms, each for its rows."""
-        x = _in_rows(x)
-        if len(parts) == 1 and parts[0][1] is None:
-            out, _ = self._with_low_rank(x, parts[0][0])
-        else:
-            out = self.product_fp32(x)
-            for low_rank, rows in parts:
-                own = out if rows is None else out[rows]
-                _add_low_rank(low_rank, x if rows is None else x[rows], own)
-                if rows is not None:
-                    out[rows] = own
+        out, _ = self._with_low_rank(_in_rows(x), parts)
         if bias is not None:
             out += bias
         return out.to(self._panels.dtype)
@@ -88,40 +56,70 @@ class Panels:
         self, x: torch.Tensor, bias: torch.Tensor | None, term: LowRank
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """``product`` with one term, and its ``x A^T`` in fp32, filled up to whole panels."""
-        out, low = self._with_low_rank(_in_rows(x), term)
+        out, low = self._with_low_rank(_in_rows(x), [(term, 0, len(x))])
         if bias is not None:
             out += bias
-        return out.to(self._panels.dtype), low
+        return out.to(self._panels.dtype), low.view(len(x), -1)
 
     def dense(self) -> torch.Tensor:
         """The matrix in the plain layout, a copy."""
         plain = self._panels.transpose(1, 2).reshape(-1, self._inputs)
         return plain[: self._outputs]
 
-    def _term(self, x: torch.Tensor) -> _Term:
-        half = self._panels.dtype == torch.bfloat16
-        return _Term(self._inputs, x.stride(0), half, x.data_ptr(), self._panels.data_ptr())
-
     def _with_low_rank(
-        self, x: torch.Tensor, low_rank: LowRank
+        self, x: torch.Tensor, parts: Sequence[Part]
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """The product of ``x`` [T, in] with the term in it, fp32, and the term's ``x A^T``."""
+        """The product of ``x`` [T, in] with the terms in it, fp32, and what ``_add`` returns."""
         out = x.new_empty(x.shape[0], self._outputs)
-        return out, _add_low_rank(low_rank, x, out, self._term(x))
+        return out, _add(out, x, parts, self._panels)
 
 
-def _add_low_rank(
-    low_rank: LowRank, x: torch.Tensor, out: torch.Tensor, first: _Term | None = None
+def add_low_rank(out: torch.Tensor, x: torch.Tensor, parts: Sequence[Part]) -> None:
+    """Adds the terms for their rows of ``x`` [T, in] to ``out`` [T, out] in fp32."""
+    _add(out, _in_rows(x), parts)
+
+
+def _add(
+    out: torch.Tensor, x: torch.Tensor, parts: Sequence[Part], panels: torch.Tensor | None = None
 ) -> torch.Tensor:
-    """``(x A^T) B^T``, added to the first term or, without one, to what ``out`` holds.
+    """Computes ``out`` from the matrix, or else adds to what it holds, with the terms.
 
-    Returns ``x A^T`` [T, r], filled up to whole panels with zeros.
+    Returns the terms' ``x A^T`` one after the other, rows filled up to whole panels with zeros.
     """
-    a, b = low_rank.packed(Panels)
-    low = x.new_empty(x.shape[0], a._panels.shape[0] * a._panels.shape[2])
-    terms = [b._term(low)] if first is None else [first, b._term(low)]
-    _add(x.shape[0], [_sum(low, a._term(x)), _sum(out, *terms, goes_on=first is None)])
+    (rows, inputs), outputs = x.shape, out.shape[1]
+    multiplications = 0 if panels is None else rows * inputs * outputs
+    adapters: list[int] = []
+    width = 0
+    for low_rank, first, end in parts:
+        packed, count = low_rank.packed(_pack), end - first
+        adapters += (first, count, packed.rank, packed.a, packed.b)
+        width += count * packed.width
+        multiplications += count * packed.rank * (inputs + outputs)
+    low = x.new_empty(width)
+    call = (
+        *(rows, inputs, x.stride(0), panels is not None and panels.dtype == torch.bfloat16),
+        *(outputs, len(parts), torch.get_num_threads() if multiplications > _ALONE else 1),
+        *(x.data_ptr(), 0 if panels is None else panels.data_ptr()),
+        *(out.data_ptr(), low.data_ptr(), *adapters),
+    )
+    numbers = array("q", call)  # ``Call`` of product.c, in its order
+    _routines().tinker_add(numbers.buffer_info()[0])
     return low
+
+
+class _Packed(NamedTuple):
+    """Where ``A`` and ``B`` lie in panels; ``width`` is the rank, up to whole panels."""
+
+    rank: int
+    width: int
+    a: int
+    b: int
+    panels: tuple[torch.Tensor, torch.Tensor]
+
+
+def _pack(low_rank: LowRank) -> _Packed:
+    a, b = (Panels(side.detach().float())._panels for side in (low_rank.a, low_rank.b))
+    return _Packed(b.shape[1], a.shape[0] * a.shape[2], a.data_ptr(), b.data_ptr(), (a, b))
 
 
 def _in_rows(x: torch.Tensor) -> torch.Tensor:
@@ -129,18 +127,9 @@ def _in_rows(x: torch.Tensor) -> torch.Tensor:
     return x if x.stride(1) == 1 else x.contiguous()
 
 
-def _sum(result: torch.Tensor, *terms: _Term, goes_on: bool = False) -> _Sum:
-    return _Sum(len(terms), result.shape[1], goes_on, result.data_ptr(), (_Term * 2)(*terms))
-
-
-def _add(rows: int, sums: list[_Sum]) -> None:
-    last = sums[-1]
-    multiplications = rows * last.outputs * last.term[0].inputs
-    threads = torch.get_num_threads() if multiplications > _ALONE else 1
-    _routines().tinker_add(ctypes.byref(_Call(rows, len(sums), threads, (_Sum * 2)(*sums))))
-
-
+@cache
 def _routines() -> ctypes.CDLL:
     routines = library("product")
     assert routines is not None, "whoever packs has asked"
+    routines.tinker_add.argtypes = [ctypes.c_void_p]
     return routines
