@@ -19,6 +19,7 @@ import numpy as np
 
 from tinker_cookbook.backends.connect import check_backend
 from tinker_cookbook.backends.shared import make_once
+from tinker_cookbook.exceptions import ConfigurationError
 from tinker_cookbook.preference.comparison import LABELS, SWAPPED, Comparison, Label
 from tinker_cookbook.preference.comparison_renderer import (
     ComparisonRendererFromChatRenderer,
@@ -78,6 +79,11 @@ class PreferenceModelFromChatRenderer(PreferenceModel):
         *,
         both_orders: bool = False,
     ) -> None:
+        if greedy and both_orders:
+            raise ConfigurationError(
+                "both_orders: got True beside greedy=True, expected one of them: a single token "
+                "has no log-odds to take the mean of"
+            )
         self.comparison_renderer = ComparisonRendererFromChatRenderer(convo_renderer)
         self.sampling_client = sampling_client
         self.greedy, self.both_orders = greedy, both_orders

@@ -113,6 +113,25 @@ async def test_greedy_takes_the_most_probable_token(trained, untrained, chat, ca
     assert "which is no label" in caplog.text
 
 
+async def test_in_both_orders_a_liking_for_a_place_cancels(trained, chat):
+    """Against plain arithmetic on the judge's own log-probabilities in either order."""
+    plain = PreferenceModelFromChatRenderer(chat, trained[0])
+    fair = PreferenceModelFromChatRenderer(chat, trained[0], both_orders=True)
+    for one in COMPARISONS:
+        first, second = await plain.label_logprobs(one), await plain.label_logprobs(one.swap())
+        assert min(await plain(one), await plain(one.swap())) > 0.9  # it says B, B
+        mean = [first["A"] + second["B"], first["B"] + second["A"], first["Tie"] + second["Tie"]]
+        a, b, _ = torch.softmax(torch.tensor(mean, dtype=torch.float64) / 2, 0).tolist()
+        assert await fair(one) == pytest.approx(b - a, abs=1e-9)
+        assert await fair(one) == pytest.approx(-await fair(one.swap()), abs=1e-9)
+        assert abs(await fair(one)) > 0.01
+
+
+def test_one_token_has_no_log_odds(untrained, chat):
+    with pytest.raises(ConfigurationError, match=r"both_orders: got True beside greedy=True"):
+        PreferenceModelFromChatRenderer(chat, untrained, greedy=True, both_orders=True)
+
+
 @pytest.mark.parametrize(
     ("text", "label"),
     [("A", "A"), (" B", "B"), ("Tie", "Tie"), ("T", "Tie"), ("", None), ("a", None), ("AB", None)],
