@@ -140,14 +140,18 @@ def _of_json(body: bytes, forward: bool) -> Pass:
             head = bodies.PassHead.model_validate_json(body)
         except ValidationError:
             raise wrong from error
-        return Pass(head.model_id, head.seq_id, [], "", None, not forward, wrong)
+        return _refused(head, forward, wrong)
     given = request.forward_input if forward else request.forward_backward_input
     if given is None:
         name = "forward_input" if forward else "forward_backward_input"
-        raise DataValidationError(f"body: lacks {name!r}")
+        return _refused(request, forward, DataValidationError(f"body: lacks {name!r}"))
     data, wrong = _all_of(_example_of_json(d, f"datum {i}") for i, d in enumerate(given.data))
     config = given.loss_fn_config
     return Pass(request.model_id, request.seq_id, data, given.loss_fn, config, not forward, wrong)
+
+
+def _refused(head: bodies.PassHead, forward: bool, why: Exception) -> Pass:
+    return Pass(head.model_id, head.seq_id, [], "", None, not forward, why)
 
 
 def _example_of_json(datum: bodies.JsonDatum, where: str) -> Example:

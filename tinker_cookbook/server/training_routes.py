@@ -24,9 +24,10 @@ from tinker_cookbook.server.errors import NoRoom
 from tinker_cookbook.server.host import Host
 from tinker_cookbook.server.pending import AsJson, Encoder, Pending
 from tinker_cookbook.server.sessions import Model, OpenSampler, Session
+from tinker_cookbook.server.turn_route import TurnRoute
 from tinker_cookbook.server.turns import FIRST, Turns
 
-router = APIRouter(prefix="/api/v1", tags=["training"])
+router = APIRouter(prefix="/api/v1", tags=["training"], route_class=TurnRoute)
 
 Ack = dict[str, Any]
 Begin = Callable[[LocalTrainingClient], Future[Any]]
@@ -159,14 +160,13 @@ async def save_for_sampler(body: bodies.SaveForSampler, owner: TheOwner, host: T
 
         return _operate(host, owner, body.model_id, body.seq_id, save, AsJson(type=kind))
     session, _ = host.model(owner, body.model_id)
-    if body.sampling_session_seq_id is None:
-        raise DataValidationError(
-            "save_weights_for_sampler: got neither path nor sampling_session_seq_id"
-        )
-    sampler_id = session.sampler_id(body.sampling_session_seq_id)
+    number = body.sampling_session_seq_id
+    sampler_id = "" if number is None else session.sampler_id(number)
     follows = body.model_id if body.kind == "inflight" else None
 
     def snapshot(client: LocalTrainingClient) -> Future[Any]:
+        if number is None:
+            raise DataValidationError(f"{kind}: got neither path nor sampling_session_seq_id")
         if body.kind not in ("snapshot", "inflight"):
             raise BackendError(f"kind: got {body.kind!r}, expected 'snapshot' or 'inflight'")
         made = client.save_weights_and_get_sampling_client()

@@ -50,6 +50,11 @@ class Turns:
         if self._waiting:
             self._arrived.set()
 
+    def give_up(self, number: int) -> None:
+        """Nothing comes with this number: those after it need not wait for it."""
+        if number >= self._next and number not in self._waiting:
+            self.add(number, _nothing, blocks=False)
+
     def close(self) -> None:
         """Begins nothing more."""
         self._task.cancel()
@@ -94,3 +99,7 @@ class Turns:
                         "%s: request %d never came; going on with %d", self._name, missing, first
                     )
                     return first
+
+
+def _nothing() -> None:
+    """The operation that was refused."""

@@ -64,6 +64,8 @@ def test_a_bad_request_disturbs_neither_its_run_nor_others(caller, stories_model
         ("optim_step", {"adam_params": {"learning_rat": 1}}, "got 'learning_rat'"),
         ("save_weights", {}, "path: got none"),
         ("save_weights_for_sampler", {"path": ""}, "path: got none"),
+        ("save_weights_for_sampler", {}, "got neither path nor sampling_session_seq_id"),
+        ("forward_backward", {}, "lacks 'forward_backward_input'"),
         (
             "save_weights_for_sampler",
             {"sampling_session_seq_id": 0, "kind": "weekly"},
@@ -86,6 +88,29 @@ def test_nobody_waits_for_the_turn_of_an_operation_that_is_refused(
     assert said in refused["error"]
     start = time.monotonic()
     assert loss(mine.result(mine.train(model, 2))) > 0
+    assert time.monotonic() - start < turns.GAP_SECONDS / 2
+
+
+@pytest.mark.parametrize(
+    ("kind", "asked"),
+    [
+        ("optim_step", {"adam_params": 7}),
+        ("save_weights", {"ttl_seconds": "soon"}),
+        ("load_weights", {"path": ""}),
+    ],
+)
+def test_a_body_without_form_is_refused_at_once_and_gives_up_its_turn(
+    caller, stories_model, kind, asked
+):
+    mine = caller()
+    model = mine.model(stories_model)
+    # Nobody else's refused body is taken for one of this model's.
+    assert caller("ann").post(kind, model_id=model, seq_id=1, **asked)[0] == 422
+    assert mine.post(kind, model_id=model, seq_id=2, **asked)[0] == 422
+    start = time.monotonic()
+    first = mine.train(model, 1)
+    assert loss(mine.result(mine.train(model, 3))) > 0
+    assert loss(mine.result(first)) > 0
     assert time.monotonic() - start < turns.GAP_SECONDS / 2
 
 
