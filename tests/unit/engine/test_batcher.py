@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import torch
 
-from tinker_cookbook.engine import draw_rows, paged_cache
+from tinker_cookbook.engine import draw_rows, frozen, paged_cache
 from tinker_cookbook.engine.adapters import AdapterSpec
 from tinker_cookbook.engine.batch_attention import DecodeRows
 from tinker_cookbook.engine.batcher import Batcher
@@ -28,6 +28,7 @@ def base(request, tiny_base, stories_base, monkeypatch):
     name, _, without = request.param.partition(" ")
     if without:  # as on a machine that has no compiler
         monkeypatch.setattr(paged_cache, "suits", lambda *_: False)
+        monkeypatch.setattr(frozen, "library", lambda _: None)
     return stories_base if name == "stories" else tiny_base(name)
 
 
