@@ -53,7 +53,7 @@ class CLIConfig(RunSettings):
     sft_max_steps: int | None = chz.field(default=40, doc="Steps of stage 1, if max_steps allows")
     rm_learning_rate: float | None = chz.field(default=None, doc="Default: 0.4 of the recommended")
     rm_swap: bool = chz.field(
-        default=True, doc="Train each comparison in both orders, so that places say nothing"
+        default=False, doc="Train each comparison in both orders: twice the work of stage 2"
     )
     rm_max_steps: int | None = chz.field(default=30, doc="Steps of stage 2, if max_steps allows")
 
