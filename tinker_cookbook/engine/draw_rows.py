@@ -18,6 +18,8 @@ def draw_rows(hidden: torch.Tensor, outputs: Sequence[tuple[int, SampleRow]]) ->
 
     A row goes by ``hidden[place]``, which samples of one prompt share.
     """
+    if not outputs:  # a step that only reads prompts
+        return []
     places, rows = zip(*outputs, strict=True)
     once, first, which = np.unique(places, return_index=True, return_inverse=True)
     logits = _logits(hidden, once, [rows[i].request.sampler for i in first])

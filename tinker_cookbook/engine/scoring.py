@@ -244,8 +244,7 @@ def _draw(hidden: torch.Tensor, read: _Where, requests: Sequence[ScoreRequest]) 
         if request.draw is not None
         for row in request.draw.rows
     ]
-    if drawn:
-        draw_rows(hidden, drawn)
+    draw_rows(hidden, drawn)
     for _, row in drawn:
         row.request.row_ended()
 

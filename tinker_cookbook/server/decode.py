@@ -151,6 +151,9 @@ def _of_json(body: bytes, forward: bool) -> Pass:
 
 
 def _refused(head: bodies.PassHead, forward: bool, why: Exception) -> Pass:
+    """A pass that fails in its turn; raises ``why`` where no number says which that is."""
+    if head.seq_id is None:
+        raise why
     return Pass(head.model_id, head.seq_id, [], "", None, not forward, why)
 
 
