@@ -241,6 +241,19 @@ def test_a_dataset_without_a_held_out_part(runs, arguments):
         rlhf_pipeline.check(parse(kept, "test_size=0"))
 
 
+@pytest.mark.parametrize(
+    ("given", "pattern"),
+    [
+        ([], "all_pairs_one_way"),
+        (["judge_both_orders=False"], "all_pairs_both_ways"),
+        (["tournament_pattern=all_pairs_both_ways"], "all_pairs_both_ways"),
+        (["judge_both_orders=False", "tournament_pattern=all_pairs_one_way"], "all_pairs_one_way"),
+    ],
+)
+def test_each_pair_is_judged_in_both_orders_unless_said(given, pattern):
+    assert parse_arguments(CLIConfig, given).tournament == pattern
+
+
 def test_the_steps_of_a_stage(arguments):
     assert sft_config(parse(arguments, "sft_max_steps=2")).max_steps == 2
     assert rm_config(parse(arguments)).max_steps == 3

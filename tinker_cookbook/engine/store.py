@@ -76,8 +76,13 @@ class CheckpointStore(RunStore):
     process is writing to are left alone.
     """
 
-    def __init__(self, root: Path | None = None, clock: Callable[[], float] = time.time) -> None:
-        super().__init__(root, clock)
+    def __init__(
+        self,
+        root: Path | None = None,
+        clock: Callable[[], float] = time.time,
+        owner: str | None = None,
+    ) -> None:
+        super().__init__(root, clock, owner)
         self._recover_all()
         self.expire()
 

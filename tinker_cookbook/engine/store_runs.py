@@ -50,11 +50,19 @@ class RunStore:
     Args:
         root: where the store lies; ``None`` is ``TINKER_COOKBOOK_HOME`` or ``~/.tinker_cookbook``.
         clock: gives the time in seconds since the epoch.
+        owner: whose runs these are. Errors then name him, and not the folder, which is no
+            business of a client elsewhere.
     """
 
-    def __init__(self, root: Path | None = None, clock: Callable[[], float] = time.time) -> None:
+    def __init__(
+        self,
+        root: Path | None = None,
+        clock: Callable[[], float] = time.time,
+        owner: str | None = None,
+    ) -> None:
         self.root = default_root() if root is None else Path(root).expanduser()
         self.clock = clock
+        self._runs_of = f"under {self.root}" if owner is None else f"of {owner!r}"
 
     def create_run(self, run_id: str, info: RunInfo) -> RunRecord:
         """Registers a run; raises ``CheckpointError`` if there is one of this id."""
@@ -119,7 +127,7 @@ class RunStore:
     def _unknown_run(self, run_id: str) -> CheckpointError:
         known = self.run_ids()
         return CheckpointError(
-            f"run id: got {run_id!r}, which is not among the {len(known)} runs under {self.root}"
+            f"run id: got {run_id!r}, which is not among the {len(known)} runs {self._runs_of}"
             f"{nearest(run_id, known)}. {some_of('Its runs', known)}"
         )
 

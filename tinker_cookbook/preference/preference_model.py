@@ -79,11 +79,7 @@ class PreferenceModelFromChatRenderer(PreferenceModel):
         *,
         both_orders: bool = False,
     ) -> None:
-        if greedy and both_orders:
-            raise ConfigurationError(
-                "both_orders: got True beside greedy=True, expected one of them: a single token "
-                "has no log-odds to take the mean of"
-            )
+        _check_asking(greedy, both_orders)
         self.comparison_renderer = ComparisonRendererFromChatRenderer(convo_renderer)
         self.sampling_client = sampling_client
         self.greedy, self.both_orders = greedy, both_orders
@@ -137,6 +133,14 @@ class PreferenceModelFromChatRenderer(PreferenceModel):
         return _REWARD[label]
 
 
+def _check_asking(greedy: bool, both_orders: bool) -> None:
+    if greedy and both_orders:
+        raise ConfigurationError(
+            "both_orders: got True beside greedy=True, expected one of them: a single token "
+            "has no log-odds to take the mean of"
+        )
+
+
 def _normalised(logprobs: dict[Label, float]) -> dict[Label, float]:
     """Log-probabilities whose probabilities add up to 1."""
     total = float(np.logaddexp.reduce(list(logprobs.values())))
@@ -166,6 +170,7 @@ class PreferenceModelBuilderFromChatRenderer(PreferenceModelBuilder):
 
     def check(self) -> None:
         """Raises ConfigurationError for a value that cannot work; loads nothing."""
+        _check_asking(self.greedy, self.both_orders)
         check_renderer_name(self.renderer_name)
         check_backend(self.backend, self.base_url, self.device, self.dtype)
         check_tinker_path(

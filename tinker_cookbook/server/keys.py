@@ -92,7 +92,7 @@ class KeyFile:
 
     def _owner(self, name: str) -> Owner:
         root = self._root if name == FIRST_OWNER else self._root / "owners" / name
-        return Owner(name, CheckpointStore(root))
+        return Owner(name, CheckpointStore(root, owner=name))
 
     def _read(self) -> dict[str, str]:
         mode = stat.S_IMODE(self.path.stat().st_mode)

@@ -67,8 +67,10 @@ class CLIConfig(RunSettings):
     judge_both_orders: bool = chz.field(
         default=True, doc="Ask the reward model with either answer first, and average its log-odds"
     )
-    tournament_pattern: TournamentPattern = chz.field(
-        default=TournamentPattern.ALL_PAIRS_ONE_WAY, doc="Which pairs of a group are compared"
+    tournament_pattern: TournamentPattern | None = chz.field(
+        default=None,
+        doc="Which pairs of a group are compared; default: all, each once, or in both orders where "
+        "the judge is not asked in both",
     )
     matchup_group_size: int = chz.field(
         default=4, doc="Answers meet those of their neighbourhood, of at most this many"
@@ -99,6 +101,17 @@ class CLIConfig(RunSettings):
                 )
         if self.num_test < 1:
             raise ConfigurationError(f"num_test: got {self.num_test}, expected at least 1")
+
+    @property
+    def tournament(self) -> TournamentPattern:
+        """Which pairs meet, so that each is judged in both orders, in one question or in two."""
+        if self.tournament_pattern is not None:
+            return self.tournament_pattern
+        return (
+            TournamentPattern.ALL_PAIRS_ONE_WAY
+            if self.judge_both_orders
+            else TournamentPattern.ALL_PAIRS_BOTH_WAYS
+        )
 
     @property
     def folder(self) -> Path:

@@ -88,7 +88,7 @@ def rl_config(cli: CLIConfig, sft: CheckpointRecord, rm: CheckpointRecord) -> rl
             batch_size=cli.rl_batch_size,
             policy_renderer_name=cli.renderer,
             policy_model_name=cli.model_name,
-            tournament_pattern=cli.tournament_pattern,
+            tournament_pattern=cli.tournament,
             group_size=cli.rl_group_size,
             preference_model_builder=judge_builder(cli, rm),
             matchup_group_size=cli.matchup_group_size,

@@ -130,6 +130,15 @@ async def test_in_both_orders_a_liking_for_a_place_cancels(trained, chat):
 def test_one_token_has_no_log_odds(untrained, chat):
     with pytest.raises(ConfigurationError, match=r"both_orders: got True beside greedy=True"):
         PreferenceModelFromChatRenderer(chat, untrained, greedy=True, both_orders=True)
+    builder = PreferenceModelBuilderFromChatRenderer(
+        renderer_name="role_colon",
+        model_name="not opened",
+        rm_weights_path="tinker://run/sampler_weights/one",
+        greedy=True,
+        both_orders=True,
+    )
+    with pytest.raises(ConfigurationError, match=r"both_orders: got True beside greedy=True"):
+        builder.check()
 
 
 @pytest.mark.parametrize(

@@ -61,6 +61,14 @@ def test_one_owner_sees_nothing_of_another(caller, stories_model):
     assert mine.result((200, {"request_id": f"{model}:1"}))["path"] == saved
 
 
+def test_a_run_that_is_not_there_is_said_to_be_missing_among_the_owners(serving, caller):
+    status, said = caller("ann").get("training_runs/of-nobody")
+    assert status == 404
+    assert "run id: got 'of-nobody', which is not among the" in said["detail"]
+    assert "runs of 'ann'" in said["detail"]
+    assert str(serving.root) not in said["detail"]
+
+
 @pytest.mark.parametrize("name", ["../../out", "a/b", "..", ".x", "a" * 200, "\0", "/etc/x"])
 def test_no_name_leaves_the_folder_of_checkpoints(serving, caller, stories_model, name):
     mine = caller("ann")
