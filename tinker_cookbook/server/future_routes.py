@@ -50,14 +50,20 @@ async def cancel_future(body: dict[str, Any], owner: TheOwner, host: TheHost) ->
 
 
 async def _done(pending: Pending, host: Host) -> bool:
-    """Whether the result came while there was time to wait for it."""
+    """Whether the result came while there was time to wait for it.
+
+    When the server is stopped, that is not the case but for the operation in hand.
+    """
     if pending.future.done():
         return True
     ended = asyncio.Event()
     loop = asyncio.get_running_loop()
     pending.future.add_done_callback(lambda _: loop.call_soon_threadsafe(ended.set))
+    until = loop.time() + HELD_SECONDS
     waits = [asyncio.ensure_future(event.wait()) for event in (ended, host.stopping)]
     await asyncio.wait(waits, timeout=HELD_SECONDS, return_when=asyncio.FIRST_COMPLETED)
+    if pending.in_hand():
+        await asyncio.wait(waits[:1], timeout=until - loop.time())
     for wait in waits:
         wait.cancel()
     return pending.future.done()

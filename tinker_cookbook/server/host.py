@@ -158,7 +158,9 @@ class Host:
                 self.sweep()
 
     def sweep(self) -> None:
-        """One round of it."""
+        """One round of it; none where the server stops, which hears no heartbeats any more."""
+        if self.stopping.is_set():
+            return
         now = time.monotonic()
         for session in list(self._sessions.values()):
             if now - session.seen_at > self._session_seconds:

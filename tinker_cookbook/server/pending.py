@@ -87,6 +87,11 @@ class Pending:
             logger.error("%s failed", self.request_id, exc_info=error)
         plain(error)
 
+    def in_hand(self) -> bool:
+        """Whether the engine is at it right now."""
+        begun = self._begun
+        return begun is not None and begun.running()
+
     def cancel(self) -> None:
         """Takes the request back, if it has not ended."""
         self.future.cancel()

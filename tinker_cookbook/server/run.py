@@ -26,7 +26,12 @@ if TYPE_CHECKING:
 else:
     uvicorn = lazy_module("uvicorn")
 
+logger = logging.getLogger(__name__)
+
 LOOPBACK = ("127.0.0.1", "::1", "localhost")
+
+GRACE_SECONDS = 40
+"""How long a stop waits for answers; longer than one for the operation in hand is held."""
 
 
 @chz.chz
@@ -152,14 +157,16 @@ def _listen(host: str, port: int) -> socket.socket:
 
 
 async def _serve(app: FastAPI, host: Host, listening: socket.socket) -> None:
-    """Until a signal comes; then answers that wait for results are sent away first."""
+    """Until a signal comes; then who waits for what has not begun is sent away first."""
     settings = uvicorn.Config(
-        app, log_level="warning", access_log=False, timeout_graceful_shutdown=10
+        app, log_level="warning", access_log=False, timeout_graceful_shutdown=GRACE_SECONDS
     )
     server = uvicorn.Server(settings)
     ended = server.handle_exit
 
     def end(sig: int, frame: FrameType | None) -> None:
+        if not host.stopping.is_set():
+            logger.info("stopping: finishing what is in hand; a second Ctrl-C does not wait")
         host.stopping.set()
         ended(sig, frame)
 

@@ -133,6 +133,38 @@ def test_many_clients_at_once_get_what_each_gets_alone(caller, stories_model):
     assert len(mine.get("sessions?limit=100")[1]["sessions"]) >= 32
 
 
+def _long(rows: int) -> dict:
+    """Data of a pass that takes a while: ``rows`` of 128 tokens, no two of which begin alike."""
+    texts = [[row + 3, *range(100, 227)] for row in range(rows)]
+    return {
+        "data": [
+            {
+                "model_input": {"chunks": [{"type": "encoded_text", "tokens": tokens}]},
+                "loss_fn_inputs": {
+                    "target_tokens": {"data": tokens, "dtype": "int64", "shape": [128]},
+                    "weights": {"data": [1.0] * 128, "dtype": "float32", "shape": [128]},
+                },
+            }
+            for tokens in texts
+        ]
+    }
+
+
+def test_a_client_that_submits_much_keeps_no_other_waiting(caller, stories_model):
+    greedy, modest = caller("local"), caller("ann")
+    large, small = greedy.model(stories_model), modest.model(stories_model)
+    begin = time.monotonic()
+    asked = [greedy.train(large, number, **_long(8)) for number in range(1, 41)]
+    with ThreadPoolExecutor(1) as pool:
+        ended = pool.submit(lambda: (greedy.result(asked[-1]), time.monotonic() - begin)[1])
+        for number in range(1, 7, 2):
+            modest.result(modest.train(small, number))
+            modest.result(modest.step(small, number + 1))
+        waited = time.monotonic() - begin
+        assert not ended.done()
+        assert waited < 0.5 * ended.result()
+
+
 def test_a_finished_session_frees_its_models(caller, stories_model):
     mine = caller()
     session = mine.session()
@@ -180,6 +212,23 @@ def test_kill_9_loses_nothing_saved_and_a_lapsed_client_frees_its_run(own_server
     assert mine.train(again, 2)[0] == 404
     assert own_server.stop() == 0
     assert _is_said(own_server, "(no heartbeat for 2 s); 1 runs leave memory")
+
+
+def test_a_stop_finishes_the_step_in_hand_and_tells_its_client(own_server, stories_model):
+    mine = Caller(own_server, own_server.key())
+    model = mine.model(stories_model)
+    in_hand = mine.train(model, 1, **_long(200))[1]
+    queued = mine.train(model, 2, **_long(200))[1]
+    begin = time.monotonic()
+    with ThreadPoolExecutor(2) as pool:
+        polls = [pool.submit(mine.post, "retrieve_future", **one) for one in (in_hand, queued)]
+        time.sleep(0.5)
+        assert not polls[0].done()
+        assert own_server.stop() == 0
+        status, answer = polls[0].result()
+        assert (status, answer.keys() >= {"metrics"}) == (200, True)
+        assert polls[1].result()[0] == 408
+    assert time.monotonic() - begin < 30
 
 
 def _is_said(server: Serving, text: str) -> bool:
