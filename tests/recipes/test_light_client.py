@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import os
+import re
+import shutil
 import subprocess
 import sys
 
@@ -53,6 +55,37 @@ def test_the_loop_over_a_server_loads_no_torch(serving, stories_model, tmp_path,
         assert (loaded == "True") == (name == "here")
         assert (int(parts) > 0) == (name == "here")
     assert found["over"] == found["here"]
+
+
+@pytest.mark.parametrize(
+    ("given", "key", "words"),
+    [
+        (["model_name=COPY"], None, "BadRequestError: base_model: got .* not serve.*It serves"),
+        ([], "tml-wrong", "AuthenticationError: TINKER_API_KEY: the key is not one of this"),
+        (
+            ["load_checkpoint_path=tinker://no-such-run:train:0/weights/final"],
+            None,
+            r"no-such-run:train:0', which is not among the \d+ runs of 'local'",
+        ),
+    ],
+)
+def test_what_a_server_refuses_ends_a_recipe_with_its_sentence(
+    serving, stories_model, tmp_path, given, key, words
+):
+    copy = shutil.copytree(stories_model, tmp_path / "copy")
+    settings = {"model_name": stories_model, "backend": serving.url, "renderer_name": "role_colon"}
+    settings |= {"max_steps": 1, "log_path": tmp_path / "run"}
+    settings |= dict(word.replace("COPY", str(copy)).split("=", 1) for word in given)
+    done = subprocess.run(
+        [sys.executable, "-m", "recipes.sl_basic", *(f"{k}={v}" for k, v in settings.items())],
+        capture_output=True,
+        text=True,
+        timeout=120,
+        env={**os.environ, "TINKER_API_KEY": key or serving.key()},
+    )
+    assert done.returncode == 1
+    assert re.search(words, done.stderr), done.stderr
+    assert "Traceback" not in done.stderr
 
 
 def test_torch_that_is_there_stays_and_the_engine_keeps_it(monkeypatch):

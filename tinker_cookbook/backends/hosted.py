@@ -14,6 +14,7 @@ import ssl
 import threading
 import urllib.error
 import urllib.request
+import warnings
 from http.client import HTTPException
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -76,6 +77,8 @@ def connect_hosted(
             f"base_url: no answer from {url} ({reason}). Check the network and the address "
             f"(base_url=, TINKER_BASE_URL), {_LOCAL_INSTEAD}."
         )
+    # The way to a RestClient that all SDKs know; who runs a recipe can do nothing about it.
+    warnings.filterwarnings("ignore", r"DEPRECATED: ServiceClient\.create_rest", FutureWarning)
     return tinker.ServiceClient(base_url=url, user_metadata=user_metadata)
 
 

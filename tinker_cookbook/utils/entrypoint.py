@@ -39,18 +39,21 @@ def run_entrypoint(main: Callable[[Any], Any]) -> None:
     """Parses the command line into the config that ``main`` takes, and runs it.
 
     ``--help`` lists the keys; a misspelt key names the nearest right one. Errors that this package
-    raises on purpose end the program with their sentence and exit code 1, Ctrl-C with 130; other
-    errors keep their traceback.
+    raises on purpose, and what a Tinker server refuses, end the program with their sentence and
+    exit code 1, Ctrl-C with 130; other errors keep their traceback.
     """
     try:
         result = main(parse_arguments(_config_class(main), sys.argv[1:]))
         if inspect.isawaitable(result):
             asyncio.run(_finish(result))
-    except TinkerCookbookError as error:
-        print(f"\n{type(error).__name__}: {error}", file=sys.stderr)
-        sys.exit(1)
     except KeyboardInterrupt:
         _leave_at_once()
+    except Exception as error:
+        said = str(error) if isinstance(error, TinkerCookbookError) else _refusal(error)
+        if said is None:
+            raise
+        print(f"\n{type(error).__name__}: {said}", file=sys.stderr)
+        sys.exit(1)
 
 
 def parse_arguments(config_class: type[Any], arguments: Sequence[str]) -> Any:
@@ -112,6 +115,18 @@ def _print_help(config_class: type[Any]) -> None:
 
 async def _finish(result: Any) -> Any:
     return await result
+
+
+def _refusal(error: Exception) -> str | None:
+    """Why a server refused what the official SDK asked of it; None for all other errors."""
+    if type(error).__module__.partition(".")[0] != "tinker":  # which is not imported for this
+        return None
+    status = getattr(error, "status_code", None)
+    if isinstance(status, int) and status < 500:
+        body = getattr(error, "body", None)
+        detail = body.get("detail") if isinstance(body, dict) else None
+        return f"{detail or error} (status {status}, from the server)"
+    return str(error) if str(getattr(error, "category", None)) == "user" else None
 
 
 def _leave_at_once() -> None:
