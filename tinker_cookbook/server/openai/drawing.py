@@ -56,6 +56,7 @@ class Drawing:
                 request.on_token = _hook(post, first)
             first += request.num_samples
             self._futures.append(self._submit(request, i))
+            self._futures[-1].add_done_callback(self._count)
             if streamed:
                 self._futures[-1].add_done_callback(lambda _: post(None))
 
@@ -105,6 +106,10 @@ class Drawing:
             future.cancel()
         self.gateway.host.waiting.end(self._size)
         self._size = 0
+
+    def _count(self, drawn: Future[list[Sample]]) -> None:
+        if not drawn.cancelled() and drawn.exception() is None:
+            self.gateway.host.count(sampled=sum(len(one.tokens) for one in drawn.result()))
 
     def _raise_failures(self) -> None:
         for future in self._futures:

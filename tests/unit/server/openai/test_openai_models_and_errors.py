@@ -145,6 +145,22 @@ def test_keys_models_and_addresses_that_are_unknown(oai_with, oai):
 
 
 @pytest.mark.parametrize("stream", [True, False])
+def test_what_is_drawn_is_counted(oai, oai_serving, stories_model, stream):
+    def count() -> float:
+        headers = {"Authorization": f"Bearer {oai_serving.key()}"}
+        text = httpx.get(f"{oai_serving.url}/metrics", headers=headers).text
+        values = dict(line.split() for line in text.splitlines() if not line.startswith("#"))
+        return float(values["tinker_cookbook_sampled_tokens_total"])
+
+    before = count()
+    asked = {"model": stories_model, "prompt": ["Once", "The"], "max_tokens": 5, "n": 2, "seed": 0}
+    answer = oai.completions.create(**asked, stream=stream)
+    if stream:
+        assert len(list(answer)) > 0
+    assert count() - before == 20
+
+
+@pytest.mark.parametrize("stream", [True, False])
 def test_a_client_that_leaves_frees_its_place(oai, stories_model, stream):
     """While it runs there is no room for another; once its client has gone there is."""
     ask = {"model": stories_model, "prompt": "Once", "max_tokens": 500, "n": 60, "stop": ["\x00"]}
