@@ -73,7 +73,8 @@ class OnPolicySettings(SampledSettings):
     )
     center_teacher_kl: bool | None = chz.field(
         default=None,
-        doc="Take the batch's mean as baseline; default: wherever the whole batch trains at once",
+        doc="Take the mean of the batch's tokens of the same dataset as baseline; default: "
+        "wherever the whole batch trains at once",
     )
     n_teacher_targets: int = chz.field(
         default=0,

@@ -145,7 +145,7 @@ class TeacherSignal(AdvantageAdjuster):
         discount: Above 0 a token also answers for the tokens after it, each further one counting
             by one more factor.
         reward_coef: Weight of the environments' own rewards beside them; 0: the teachers alone.
-        center: Take the mean of ``d`` over the data as baseline.
+        center: Take the mean of ``d`` over the data of the same dataset as baseline.
     """
 
     def __init__(
@@ -223,21 +223,29 @@ def add_reverse_kl(
 ) -> tuple[dict[str, Mean], _Array]:
     """Adds ``-coef * d``, or ``coef * (mean(d) - d)``, to the advantages; changes ``data_D``.
 
+    The mean is that of the datum's own dataset. Of two teachers one is often further away, and all
+    answers of its dataset, the good ones too, would be worse than a mean over both.
+
     Args:
         data_D: What the student sampled.
         teacher_logprobs: [N], for the trained tokens of all data in order.
         dataset_indices_D: Which dataset each datum comes from.
         coef: Weight.
         discount: As in ``rl.kl.add_to_advantages``.
-        center: Whether the mean of ``d`` is the baseline.
+        center: Whether the mean of ``d`` over the data of the same dataset is the baseline.
 
     Returns:
         ``teacher_kl`` and ``teacher_kl/dataset_i``, and what was added [N].
     """
     difference = sampled_logprobs(data_D) - teacher_logprobs
-    baseline = float(difference.mean()) if center and difference.size else 0.0
-    added = add_to_advantages(data_D, coef * (baseline - difference), discount)
     counts = [int(np.count_nonzero(_mask(datum))) for datum in data_D]
+    baseline = np.zeros_like(difference)
+    if center:
+        dataset_of = np.repeat(np.asarray(dataset_indices_D, dtype=np.int64), counts)
+        for number in np.unique(dataset_of):
+            own = dataset_of == number
+            baseline[own] = difference[own].mean()
+    added = add_to_advantages(data_D, coef * (baseline - difference), discount)
     means: dict[str, Mean] = {}
     parts = np.split(difference, np.cumsum(counts)[:-1])
     for number, part in zip(dataset_indices_D, parts, strict=True):

@@ -60,8 +60,9 @@ class Config(PolicyTrainingConfig):
     )
     center_teacher_kl: bool = chz.field(
         default=False,
-        doc="Take the batch's mean as baseline, so that tokens nearer to the teacher than most "
-        "gain; learns faster and at higher rates, far from the teacher most of all",
+        doc="Take the mean of the batch's tokens of the same dataset as baseline, so that tokens "
+        "nearer to the teacher than most gain; learns faster and at higher rates, far from the "
+        "teacher most of all",
     )
     n_teacher_targets: int = chz.field(
         default=0,

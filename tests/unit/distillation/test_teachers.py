@@ -147,6 +147,16 @@ def test_a_teacher_that_agrees_gives_no_signal_but_rewards_do():
     assert not asyncio.run(ignored.adjust(played((0, [same]), rewards=[[1.0]]))).has_signal
 
 
+def test_the_baseline_is_the_mean_of_the_same_dataset():
+    data = played((0, [ONE]), (1, [TWO]))
+    teachers = [Teacher(Scorer(0.1)), Teacher(Scorer(0.5))]
+    asyncio.run(TeacherSignal(teachers, center=True).adjust(data))
+    flat = [v for values in advantages(data) for v in values]
+    near, far = (0.7 + 1.6) / 2, (-2.5 - 2.0) / 2
+    expected = [0, 0.7 - near, 1.6 - near, -2.5 - far, 0, -2.0 - far]
+    assert flat == pytest.approx(expected, abs=1e-6)
+
+
 def test_nothing_is_trained_of_masked_turns():
     data = played((0, [episode(turn([5], [6], [-0.5], masked=True))]))
     found = asyncio.run(TeacherSignal([Teacher(Scorer())]).adjust(data))
