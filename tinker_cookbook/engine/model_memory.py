@@ -61,17 +61,17 @@ def check_room(
         spare: Bytes to be left to activations.
         dtype: In which all are held.
     """
-    beside = ", ".join(f"{other!r} ({_size(size)})" for other, size in loaded.items())
+    beside = ", ".join(f"{other!r} ({size_text(size)})" for other, size in loaded.items())
     if needed + spare > free:
         half = ", or hold them in half the memory with dtype=bfloat16" if dtype.itemsize > 2 else ""
         raise OutOfMemoryError(
-            f"{name!r} needs {_size(needed)} and {_size(spare)} to compute with, but "
-            f"{_size(free)} are free on {where}, where {beside} is loaded already. Choose a "
+            f"{name!r} needs {size_text(needed)} and {size_text(spare)} to compute with, but "
+            f"{size_text(free)} are free on {where}, where {beside} is loaded already. Choose a "
             f"smaller model{half}"
         )
     logger.info(
         "Base models on %s: %s and %r (%s); that leaves %s.",
-        where, beside, name, _size(needed), _size(free - needed),
+        where, beside, name, size_text(needed), size_text(free - needed),
     )  # fmt: skip
 
 
@@ -84,5 +84,6 @@ def _header(file: Path) -> dict[str, dict]:
     return header
 
 
-def _size(count: int) -> str:
+def size_text(count: int) -> str:
+    """Bytes as a person reads them."""
     return f"{count / 2**30:.2f} GiB" if count >= 2**30 / 10 else f"{count / 2**20:.1f} MiB"

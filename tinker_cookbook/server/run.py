@@ -178,11 +178,11 @@ async def _serve(app: FastAPI, host: Host, listening: socket.socket) -> None:
 
 async def _load(engine: Engine, name: str) -> str:
     """Loads a base model; says its size."""
-    from tinker_cookbook.engine.model_memory import weights_bytes
+    from tinker_cookbook.engine.model_memory import size_text, weights_bytes
 
     folder = engine.resolve(name).folder
     await asyncio.wrap_future(engine.submit(engine.base_model, name))
-    return f"{name}, {weights_bytes(Path(folder), engine.choice.dtype) / 2**30:.2f} GiB"
+    return f"{name}, {size_text(weights_bytes(Path(folder), engine.choice.dtype))}"
 
 
 def _greet(
