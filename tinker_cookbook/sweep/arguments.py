@@ -37,8 +37,8 @@ in a process of its own, all on one server. The same command again goes on where
            [required]
   jobs     runs at a time [default: all, on a CPU at most 4]
   server   URL of a running server to use, with its key in TINKER_API_KEY [default: one is started]
-  metric   what to compare at the end [default: the first that the runs log of test/nll,
-           test/env/all/reward/total, train_mean_nll, reward/total]
+  metric   what to compare at the end [default: the first that the runs log of test/dpo_loss,
+           test/nll, test/env/all/reward/total, train_mean_nll, reward/total]
 """
 
 

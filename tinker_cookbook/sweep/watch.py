@@ -8,7 +8,13 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-METRICS = ("test/nll", "test/env/all/reward/total", "train_mean_nll", "reward/total")
+METRICS = (
+    "test/dpo_loss",  # before test/nll, which runs on pairs log too, of the chosen answers alone
+    "test/nll",
+    "test/env/all/reward/total",
+    "train_mean_nll",
+    "reward/total",
+)
 """What to compare unless the user says: the first that the runs log."""
 
 _TAIL_BYTES = 1 << 16

@@ -142,6 +142,13 @@ def test_which_way_is_better(name, lower):
     assert lower_is_better(name) is lower
 
 
+def test_runs_on_pairs_are_compared_by_their_own_loss(tmp_path):
+    write_rows(tmp_path, [{"step": 1, "test/nll": 3.5, "test/dpo_loss": 0.6}])
+    watch = Watch(tmp_path / "metrics.jsonl")
+    watch.look()
+    assert watch.metric() == ("test/dpo_loss", 0.6)
+
+
 def test_a_look_reads_the_end_alone(tmp_path):
     rows = [{"step": step, "progress": step / 4000, "x": "y" * 50} for step in range(1, 2001)]
     rows[-3]["test/nll"] = 1.5
