@@ -54,6 +54,13 @@ class Serving:
         """An owner's key, from the file."""
         return json.loads((self.root / "server_keys.json").read_bytes())[owner]
 
+    def metrics(self, owner: str = "local") -> dict[str, float]:
+        """What ``/metrics`` counts, asked by an owner."""
+        headers = {"Authorization": f"Bearer {self.key(owner)}"}
+        text = httpx.get(f"{self.url}/metrics", headers=headers).text
+        lines = (line.split() for line in text.splitlines() if not line.startswith("#"))
+        return {name: float(value) for name, value in lines}
+
     def stop(self, how: signal.Signals = signal.SIGTERM) -> int:
         """Ends it; returns the exit status."""
         assert self.process is not None

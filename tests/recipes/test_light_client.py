@@ -60,10 +60,10 @@ def test_the_loop_over_a_server_loads_no_torch(serving, stories_model, tmp_path,
 @pytest.mark.parametrize(
     ("given", "key", "words"),
     [
-        (["model_name=COPY"], None, "BadRequestError: base_model: got .* not serve.*It serves"),
-        ([], "tml-wrong", "AuthenticationError: TINKER_API_KEY: the key is not one of this"),
+        ({"model_name": "COPY"}, None, "BadRequestError: base_model: got .* not serve.*It serves"),
+        ({}, "tml-wrong", "AuthenticationError: TINKER_API_KEY: the key is not one of this"),
         (
-            ["load_checkpoint_path=tinker://no-such-run:train:0/weights/final"],
+            {"load_checkpoint_path": "tinker://no-such-run:train:0/weights/final"},
             None,
             r"no-such-run:train:0', which is not among the \d+ runs of 'local'",
         ),
@@ -75,7 +75,7 @@ def test_what_a_server_refuses_ends_a_recipe_with_its_sentence(
     copy = shutil.copytree(stories_model, tmp_path / "copy")
     settings = {"model_name": stories_model, "backend": serving.url, "renderer_name": "role_colon"}
     settings |= {"max_steps": 1, "log_path": tmp_path / "run"}
-    settings |= dict(word.replace("COPY", str(copy)).split("=", 1) for word in given)
+    settings |= {key: value.replace("COPY", str(copy)) for key, value in given.items()}
     done = subprocess.run(
         [sys.executable, "-m", "recipes.sl_basic", *(f"{k}={v}" for k, v in settings.items())],
         capture_output=True,

@@ -11,8 +11,7 @@ from __future__ import annotations
 import json
 import logging
 import os
-import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -76,13 +75,7 @@ class CheckpointStore(RunStore):
     process is writing to are left alone.
     """
 
-    def __init__(
-        self,
-        root: Path | None = None,
-        clock: Callable[[], float] = time.time,
-        owner: str | None = None,
-    ) -> None:
-        super().__init__(root, clock, owner)
+    def _opened(self) -> None:
         self._recover_all()
         self.expire()
 

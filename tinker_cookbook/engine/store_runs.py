@@ -47,6 +47,8 @@ class RunRecord:
 class RunStore:
     """Keeps ``<root>/runs/<run_id>/run.json``.
 
+    ``_opened`` is called once it is, for what a subclass has to do then.
+
     Args:
         root: where the store lies; ``None`` is ``TINKER_COOKBOOK_HOME`` or ``~/.tinker_cookbook``.
         clock: gives the time in seconds since the epoch.
@@ -63,6 +65,10 @@ class RunStore:
         self.root = default_root() if root is None else Path(root).expanduser()
         self.clock = clock
         self._runs_of = f"under {self.root}" if owner is None else f"of {owner!r}"
+        self._opened()
+
+    def _opened(self) -> None:
+        pass
 
     def create_run(self, run_id: str, info: RunInfo) -> RunRecord:
         """Registers a run; raises ``CheckpointError`` if there is one of this id."""

@@ -7,11 +7,13 @@ import time
 from collections.abc import Callable
 from concurrent.futures import CancelledError, Future
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeVar
 
 from tinker_cookbook.engine.memory import out_of_memory
 from tinker_cookbook.exceptions import TinkerCookbookError
 from tinker_cookbook.server.errors import memory_full, plain
+
+T = TypeVar("T")
 
 logger = logging.getLogger(__name__)
 
@@ -71,12 +73,7 @@ class Pending:
 
     def when_done(self, note: Callable[[Any], None]) -> None:
         """Calls ``note(result)`` if it succeeds."""
-
-        def look(future: Future[Any]) -> None:
-            if not future.cancelled() and future.exception() is None:
-                note(future.result())
-
-        self.future.add_done_callback(look)
+        when_done(self.future, note)
 
     def fail(self, error: BaseException) -> None:
         """Ends it with an error, of which the words are kept and not the frames: they hold the
@@ -109,6 +106,16 @@ class Pending:
         else:
             if not self.future.done() and self.future.set_running_or_notify_cancel():
                 self.future.set_result(result)
+
+
+def when_done(future: Future[T], note: Callable[[T], None]) -> None:
+    """Calls ``note(result)`` if ``future`` succeeds."""
+
+    def look(done: Future[T]) -> None:
+        if not done.cancelled() and done.exception() is None:
+            note(done.result())
+
+    future.add_done_callback(look)
 
 
 class Board:

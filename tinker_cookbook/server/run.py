@@ -30,9 +30,6 @@ logger = logging.getLogger(__name__)
 
 LOOPBACK = ("127.0.0.1", "::1", "localhost")
 
-GRACE_SECONDS = 40
-"""How long a stop waits for answers; longer than one for the operation in hand is held."""
-
 
 @chz.chz
 class Config:
@@ -158,8 +155,13 @@ def _listen(host: str, port: int) -> socket.socket:
 
 async def _serve(app: FastAPI, host: Host, listening: socket.socket) -> None:
     """Until a signal comes; then who waits for what has not begun is sent away first."""
+    from tinker_cookbook.server.future_routes import HELD_SECONDS
+
     settings = uvicorn.Config(
-        app, log_level="warning", access_log=False, timeout_graceful_shutdown=GRACE_SECONDS
+        app,
+        log_level="warning",
+        access_log=False,
+        timeout_graceful_shutdown=round(HELD_SECONDS) + 5,  # for the operation in hand
     )
     server = uvicorn.Server(settings)
     ended = server.handle_exit

@@ -21,6 +21,7 @@ from chz.blueprint import (
 
 from tinker_cookbook.exceptions import ConfigurationError, TinkerCookbookError, nearest
 from tinker_cookbook.utils.help_text import choices_of, describe_type, help_text, keys_of
+from tinker_cookbook.utils.refusals import refusal_of
 
 _SEE_HELP = " (--help lists the keys)"
 _HELP = ("--help", "-h")
@@ -49,7 +50,7 @@ def run_entrypoint(main: Callable[[Any], Any]) -> None:
     except KeyboardInterrupt:
         _leave_at_once()
     except Exception as error:
-        said = str(error) if isinstance(error, TinkerCookbookError) else _refusal(error)
+        said = str(error) if isinstance(error, TinkerCookbookError) else refusal_of(error)
         if said is None:
             raise
         print(f"\n{type(error).__name__}: {said}", file=sys.stderr)
@@ -115,18 +116,6 @@ def _print_help(config_class: type[Any]) -> None:
 
 async def _finish(result: Any) -> Any:
     return await result
-
-
-def _refusal(error: Exception) -> str | None:
-    """Why a server refused what the official SDK asked of it; None for all other errors."""
-    if type(error).__module__.partition(".")[0] != "tinker":  # which is not imported for this
-        return None
-    status = getattr(error, "status_code", None)
-    if isinstance(status, int) and status < 500:
-        body = getattr(error, "body", None)
-        detail = body.get("detail") if isinstance(body, dict) else None
-        return f"{detail or error} (status {status}, from the server)"
-    return str(error) if str(getattr(error, "category", None)) == "user" else None
 
 
 def _leave_at_once() -> None:

@@ -137,11 +137,9 @@ def test_metrics_count_what_was_done(serving, caller, stories_model):
     mine = caller("ann")
     model = mine.model(stories_model)
     mine.result(mine.train(model, 1))
-    headers = {"Authorization": f"Bearer {serving.key('ann')}"}
-    text = httpx.get(f"{serving.url}/metrics", headers=headers).text
-    values = dict(line.split() for line in text.splitlines() if not line.startswith("#"))
-    assert float(values["tinker_cookbook_trained_tokens_total"]) >= 3
-    assert float(values["tinker_cookbook_runs"]) >= 1
+    values = serving.metrics("ann")
+    assert values["tinker_cookbook_trained_tokens_total"] >= 3
+    assert values["tinker_cookbook_runs"] >= 1
 
 
 def test_files_are_fetched_by_signed_addresses_alone(serving, caller, stories_model):

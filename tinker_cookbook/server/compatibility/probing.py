@@ -14,6 +14,7 @@ from typing import Any, Literal
 import tinker
 
 from tinker_cookbook.server.compatibility.world import World
+from tinker_cookbook.utils.refusals import refusal_of
 
 MOST_SECONDS = 5.0
 """A refusal that takes longer is none: the client repeated its request."""
@@ -115,13 +116,8 @@ def _refusal(error: Exception) -> str | None:
     """The server's words, where the error is one of its refusals."""
     if isinstance(error, Refusal):
         return str(error)
-    if isinstance(error, tinker.APIStatusError) and 400 <= error.status_code < 500:
-        body = error.body
-        said = body.get("detail") if isinstance(body, dict) else None
-        return said if isinstance(said, str) and said != "Not Found" else None
-    if isinstance(error, tinker.RequestFailedError) and str(error.category) == "user":
-        return re.sub(r"^Request failed: (.*) for self\.request_id=.*$", r"\1", error.message)
-    return None
+    said = refusal_of(error)
+    return None if said in ("Not Found", str(error)) else said  # no word about what was asked
 
 
 def _general(said: str, world: World) -> str:

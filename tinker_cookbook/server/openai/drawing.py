@@ -15,6 +15,7 @@ from tinker_cookbook.engine.requests import PromptScores, Sample, SampleRequest,
 from tinker_cookbook.server.openai.errors import CLIENT_GONE, ApiError
 from tinker_cookbook.server.openai.samplers import Gateway
 from tinker_cookbook.server.openai.text import Drawn
+from tinker_cookbook.server.pending import when_done
 
 T = TypeVar("T")
 
@@ -56,7 +57,7 @@ class Drawing:
                 request.on_token = _hook(post, first)
             first += request.num_samples
             self._futures.append(self._submit(request, i))
-            self._futures[-1].add_done_callback(self._count)
+            when_done(self._futures[-1], self._count)
             if streamed:
                 self._futures[-1].add_done_callback(lambda _: post(None))
 
@@ -107,9 +108,8 @@ class Drawing:
         self.gateway.host.waiting.end(self._size)
         self._size = 0
 
-    def _count(self, drawn: Future[list[Sample]]) -> None:
-        if not drawn.cancelled() and drawn.exception() is None:
-            self.gateway.host.count(sampled=sum(len(one.tokens) for one in drawn.result()))
+    def _count(self, drawn: list[Sample]) -> None:
+        self.gateway.host.count(sampled=sum(len(one.tokens) for one in drawn))
 
     def _raise_failures(self) -> None:
         for future in self._futures:

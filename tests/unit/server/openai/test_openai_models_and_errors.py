@@ -147,10 +147,7 @@ def test_keys_models_and_addresses_that_are_unknown(oai_with, oai):
 @pytest.mark.parametrize("stream", [True, False])
 def test_what_is_drawn_is_counted(oai, oai_serving, stories_model, stream):
     def count() -> float:
-        headers = {"Authorization": f"Bearer {oai_serving.key()}"}
-        text = httpx.get(f"{oai_serving.url}/metrics", headers=headers).text
-        values = dict(line.split() for line in text.splitlines() if not line.startswith("#"))
-        return float(values["tinker_cookbook_sampled_tokens_total"])
+        return oai_serving.metrics()["tinker_cookbook_sampled_tokens_total"]
 
     before = count()
     asked = {"model": stories_model, "prompt": ["Once", "The"], "max_tokens": 5, "n": 2, "seed": 0}
