@@ -23,6 +23,30 @@ run_entrypoint(sl_loop.main)
 print("torch._C" in sys.modules, sum(name.startswith("torch.") for name in sys.modules))
 """
 
+BUSY_TO_THE_END = """
+import asyncio, sys, time
+from pydantic import BaseModel, field_validator
+from tinker_cookbook.backends.connect import connect
+
+class Slow(BaseModel):
+    x: int
+    @field_validator("x")
+    @classmethod
+    def ask_for_the_interpreter(cls, x):
+        return x + sum(range(2000))
+
+async def busy():
+    while True:
+        for _ in range(50):
+            Slow.model_validate({"x": 1})
+        await asyncio.sleep(0)
+
+service = connect(sys.argv[1]).service
+asyncio.run_coroutine_threadsafe(busy(), service.holder.get_loop())
+time.sleep(0.3)
+print("done")
+"""
+
 
 @pytest.fixture(scope="module")
 def serving(stories_model, tmp_path_factory):
@@ -86,6 +110,18 @@ def test_what_a_server_refuses_ends_a_recipe_with_its_sentence(
     assert done.returncode == 1
     assert re.search(words, done.stderr), done.stderr
     assert "Traceback" not in done.stderr
+
+
+@pytest.mark.parametrize("attempt", range(3))  # without the thread's end: five of six abort
+def test_a_thread_of_the_sdk_in_compiled_code_does_not_abort_the_program(serving, attempt):
+    done = subprocess.run(
+        [sys.executable, "-W", "ignore", "-c", BUSY_TO_THE_END, serving.url],
+        capture_output=True,
+        text=True,
+        timeout=120,
+        env={**os.environ, "TINKER_API_KEY": serving.key()},
+    )
+    assert (done.returncode, done.stdout, done.stderr) == (0, "done\n", "")
 
 
 def test_torch_that_is_there_stays_and_the_engine_keeps_it(monkeypatch):

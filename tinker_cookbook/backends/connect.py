@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -16,6 +17,9 @@ from tinker_cookbook.exceptions import ConfigurationError, nearest
 
 _NAMES = ("auto", "local", "tinker")
 
+
+FAREWELL_SECONDS = 3.0
+"""How long a service may take to hear of work that failed or was interrupted."""
 
 Target = tuple[str, str | None, str, str, str | None]
 """What a connection leads to: kind, URL, device, dtype and root."""
@@ -36,15 +40,23 @@ class Connection:
         return "; ".join(self.reasons)
 
     def close(self, status: str = "success", detail: str | None = None) -> None:
-        """Ends it; the service is told how the work went: success, errored or interrupted."""
+        """Ends it; the service is told how the work went: success, errored or interrupted.
+
+        A service that does not answer is waited for only where all went well.
+        """
         if _open.get(self.target) is self:
             del _open[self.target]
         close = getattr(self.service, "close", None)  # older SDKs have none
         if close is None:
             return
         told = close(status, detail)
-        if status == "success" and told is not None:
+        if told is None:
+            return
+        if status == "success":
             told.result()
+            return
+        with contextlib.suppress(Exception):  # what ended the work is the news, not this
+            told.result(timeout=FAREWELL_SECONDS)
 
 
 _open: WeakValueDictionary[Target, Connection] = WeakValueDictionary()

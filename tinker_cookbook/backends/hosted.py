@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
 
+from tinker_cookbook.backends.sdk_thread import end_at_exit
 from tinker_cookbook.exceptions import BackendError
 from tinker_cookbook.utils.lazy_imports import lazy_module
 
@@ -79,6 +80,7 @@ def connect_hosted(
         )
     # The way to a RestClient that all SDKs know; who runs a recipe can do nothing about it.
     warnings.filterwarnings("ignore", r"DEPRECATED: ServiceClient\.create_rest", FutureWarning)
+    end_at_exit()
     return tinker.ServiceClient(base_url=url, user_metadata=user_metadata)
 
 

@@ -1,0 +1,43 @@
+"""How a connection takes its leave of a service."""
+
+from __future__ import annotations
+
+import sys
+import time
+from concurrent.futures import Future
+from types import SimpleNamespace
+
+import pytest
+
+from tinker_cookbook.backends.connect import Connection
+
+TARGET = ("tinker", "http://127.0.0.1:1", "auto", "auto", None)
+
+
+def connection_to(answer):
+    told = []
+
+    def close(status, detail):
+        told.append((status, detail))
+        return answer
+
+    return Connection(SimpleNamespace(close=close), "tinker", (), TARGET), told
+
+
+@pytest.mark.parametrize("status", ["errored", "interrupted"])
+def test_a_service_that_is_gone_does_not_hold_up_a_failed_run(status, monkeypatch):
+    monkeypatch.setattr(sys.modules[Connection.__module__], "FAREWELL_SECONDS", 0.2)
+    connection, told = connection_to(Future())
+    begun = time.monotonic()
+    connection.close(status, "why")
+    assert 0.2 <= time.monotonic() - begun < 2
+    assert told == [(status, "why")]
+
+
+def test_what_a_service_says_to_a_failed_run_does_not_hide_its_error():
+    refused = Future()
+    refused.set_exception(RuntimeError("the session is over"))
+    connection, _ = connection_to(refused)
+    connection.close("errored", "why")
+    with pytest.raises(RuntimeError, match="over"):
+        connection.close()
