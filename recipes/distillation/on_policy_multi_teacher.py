@@ -46,7 +46,7 @@ class CLIConfig(OnPolicySettings):
     second: SecondSettings = chz.field(
         default_factory=SecondSettings, doc="Another one and its teacher"
     )
-    groups_per_batch: int = chz.field(default=4, doc="Prompts a step of each dataset")
+    groups_per_batch: int = chz.field(default=8, doc="Prompts a step of each dataset")
     max_tokens: int | None = chz.field(  # type: ignore[assignment]
         default=64, doc="Most tokens to sample in an answer"
     )
