@@ -37,7 +37,7 @@ from tinker_cookbook.utils.run_lock import RunLock
 if TYPE_CHECKING:
     import tinker
 
-    from tinker_cookbook.backends import TrainingClient
+    from tinker_cookbook.backends import ServiceClient, TrainingClient
     from tinker_cookbook.renderers import Renderer
 
 logger = logging.getLogger(__name__)
@@ -123,13 +123,8 @@ def make_datum(
     return tinker.Datum(model_input=whole, loss_fn_inputs=fields)
 
 
-def make_client(config: Config, state_path: str | None) -> TrainingClient:
+def make_client(config: Config, service: ServiceClient, state_path: str | None) -> TrainingClient:
     """A fresh adapter, or the one saved at ``state_path`` with its optimizer."""
-    connection = connect(
-        config.backend, base_url=config.base_url, device=config.device, dtype=config.dtype
-    )
-    logger.info(connection.describe())
-    service = connection.service
     if state_path is None:
         model, rank, seed = config.model_name, config.lora_rank, config.seed
         future = service.create_lora_training_client(model, rank=rank, seed=seed)
@@ -152,8 +147,13 @@ def main(config: Config) -> None:
         if last is not None and last.final:
             logger.info("the run in %s is complete: nothing is left to do", config.log_path)
         else:
-            client = make_client(config, last.state_path if last is not None else None)
-            train(config, client, rows, ml_logger, start)
+            with connect(
+                config.backend, base_url=config.base_url, device=config.device, dtype=config.dtype
+            ) as connection:
+                logger.info(connection.describe())
+                state_path = last.state_path if last is not None else None
+                client = make_client(config, connection.service, state_path)
+                train(config, client, rows, ml_logger, start)
         ml_logger.close()
 
 

@@ -36,7 +36,7 @@ from tinker_cookbook.utils.run_lock import RunLock
 if TYPE_CHECKING:
     import tinker
 
-    from tinker_cookbook.backends import TrainingClient
+    from tinker_cookbook.backends import ServiceClient, TrainingClient
 
 logger = logging.getLogger(__name__)
 EXAMPLES = Path(__file__).resolve().parent.parent / "example_data" / "conversations.jsonl"
@@ -121,13 +121,8 @@ def load_data(config: Config) -> list[tinker.Datum]:
     return data
 
 
-def make_client(config: Config, state_path: str | None) -> TrainingClient:
+def make_client(config: Config, service: ServiceClient, state_path: str | None) -> TrainingClient:
     """A fresh adapter, or the one saved at ``state_path`` with its optimizer."""
-    connection = connect(
-        config.backend, base_url=config.base_url, device=config.device, dtype=config.dtype
-    )
-    logger.info(connection.describe())
-    service = connection.service
     if state_path is not None:
         asyncio.run(check_weights(service, state_path, config))
         return service.create_training_client_from_state_with_optimizer(state_path).result()
@@ -156,8 +151,13 @@ def main(config: Config) -> None:
             logger.info("the run in %s is complete: nothing is left to do", config.log_path)
         else:
             data = load_data(config)
-            client = make_client(config, last.state_path if last is not None else None)
-            train(config, client, data, ml_logger, start)
+            with connect(
+                config.backend, base_url=config.base_url, device=config.device, dtype=config.dtype
+            ) as connection:
+                logger.info(connection.describe())
+                state_path = last.state_path if last is not None else None
+                client = make_client(config, connection.service, state_path)
+                train(config, client, data, ml_logger, start)
         ml_logger.close()
 
 

@@ -204,11 +204,10 @@ async def _ask(config: Config, task: Task, output: DistillationFile, missing: li
         _say(f"  {name} = {getattr(config, name)}")
     if output.kept or output.dropped:
         _say(f"continuing: {len(output.kept)} answers kept, {len(output.dropped)} dropped so far")
-    connection = connect(
+    with connect(
         config.backend, base_url=config.base_url, device=config.device, dtype=config.dtype
-    )
-    _say(connection.describe())
-    try:
+    ) as connection:
+        _say(connection.describe())
         sampling = Sampling(
             client=await _teacher(connection.service, config),
             renderer_name=str(config.renderer_name),
@@ -221,8 +220,6 @@ async def _ask(config: Config, task: Task, output: DistillationFile, missing: li
         )
         reader = AnswerReader(task.answer_regex, task.labels)
         await ask_teacher(sampling, task.prompt, reader, output, missing)
-    finally:
-        connection.close()
 
 
 async def _teacher(service: ServiceClient, config: Config) -> SamplingClient:

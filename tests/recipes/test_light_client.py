@@ -79,6 +79,8 @@ def test_the_loop_over_a_server_loads_no_torch(serving, stories_model, tmp_path,
         assert (loaded == "True") == (name == "here")
         assert (int(parts) > 0) == (name == "here")
     assert found["over"] == found["here"]
+    # What it trained left the server's memory with its end, not when heartbeats lapse.
+    assert serving.metrics()["tinker_cookbook_runs"] == 0
 
 
 @pytest.mark.parametrize(

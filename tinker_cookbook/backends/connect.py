@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import os
 from dataclasses import dataclass, field
@@ -28,7 +29,10 @@ Target = tuple[str, str | None, str, str, str | None]
 @dataclass(frozen=True, eq=False)
 class Connection:
     """A connected backend: ``service`` to work with, ``kind`` ("local" or "tinker"), and the
-    sentences that tell a person what was chosen and why."""
+    sentences that tell a person what was chosen and why.
+
+    As a context it closes itself, and tells the service how what was done in it ended.
+    """
 
     service: ServiceClient
     kind: str
@@ -38,6 +42,15 @@ class Connection:
     def describe(self) -> str:
         """The choice in one line."""
         return "; ".join(self.reasons)
+
+    def __enter__(self) -> Connection:
+        return self
+
+    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
+        if error is None:
+            self.close()
+        else:
+            self.close("interrupted" if is_interruption(error) else "errored", str(error))
 
     def close(self, status: str = "success", detail: str | None = None) -> None:
         """Ends it; the service is told how the work went: success, errored or interrupted.
@@ -57,6 +70,11 @@ class Connection:
             return
         with contextlib.suppress(Exception):  # what ended the work is the news, not this
             told.result(timeout=FAREWELL_SECONDS)
+
+
+def is_interruption(error: BaseException) -> bool:
+    """Whether somebody pressed Ctrl-C; inside an event loop it looks like a cancelled task."""
+    return isinstance(error, (KeyboardInterrupt, asyncio.CancelledError))
 
 
 _open: WeakValueDictionary[Target, Connection] = WeakValueDictionary()

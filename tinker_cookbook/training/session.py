@@ -14,7 +14,6 @@ line and writes the same rows again.
 
 from __future__ import annotations
 
-import asyncio
 import logging
 import time
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
@@ -22,6 +21,7 @@ from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING, Any
 
 from tinker_cookbook.backends import Connection, SamplingClient, TrainingClient, connect
+from tinker_cookbook.backends.connect import is_interruption
 from tinker_cookbook.checkpoint_utils import (
     CheckpointManager,
     CheckpointRecord,
@@ -64,7 +64,7 @@ async def training_session(config: TrainingConfig) -> AsyncIterator[TrainingSess
             yield session
         except BaseException as error:
             session.tell_how_to_continue(error)
-            session.close("interrupted" if _is_interruption(error) else "errored", str(error))
+            session.close("interrupted" if is_interruption(error) else "errored", str(error))
             raise
         session.close()
 
@@ -190,7 +190,7 @@ class TrainingSession:
     def tell_how_to_continue(self, error: BaseException) -> None:
         """After an error or Ctrl-C: what is safe and how to go on."""
         command = continue_command(self.config.log_path)
-        interrupted = _is_interruption(error)
+        interrupted = is_interruption(error)
         if command is None or not (self._saved_any or interrupted):
             return
         by = "Ctrl-C" if interrupted else type(error).__name__
@@ -291,11 +291,6 @@ async def run_evaluators(evaluators: Sequence[Evaluator], client: TrainingClient
 
 def _is_no_count(name: str) -> bool:
     return not name.rpartition("/")[2].startswith("num_")
-
-
-def _is_interruption(error: BaseException) -> bool:
-    # A cancelled task is what Ctrl-C looks like from inside an event loop.
-    return isinstance(error, (KeyboardInterrupt, asyncio.CancelledError))
 
 
 def flatten(settings: Any, prefix: str = "") -> Iterator[tuple[str, Any]]:

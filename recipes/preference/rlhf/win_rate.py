@@ -52,9 +52,10 @@ async def _measure(
     cli: CLIConfig, sft: CheckpointRecord, rm: CheckpointRecord, rl: CheckpointRecord
 ) -> dict[str, float]:
     comparisons = [labeled.comparison for labeled in held_out(cli.comparisons, cli.num_test)]
-    connection = connect(cli.backend, base_url=cli.base_url, device=cli.device, dtype=cli.dtype)
-    service = connection.service
-    try:
+    with connect(
+        cli.backend, base_url=cli.base_url, device=cli.device, dtype=cli.dtype
+    ) as connection:
+        service = connection.service
         baseline = await service.create_sampling_client(model_path=sft.sampler_path)
         policy = await service.create_sampling_client(model_path=rl.sampler_path)
         evaluator = ComparisonEvaluator(
@@ -73,5 +74,3 @@ async def _measure(
             "control_win_rate": control["win_rate"],
             "baseline_answer_tokens": control["answer_tokens"],
         }
-    finally:
-        connection.close()

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import asyncio
 import sys
 import time
 from concurrent.futures import Future
+from contextlib import nullcontext
 from types import SimpleNamespace
 
 import pytest
@@ -41,3 +43,22 @@ def test_what_a_service_says_to_a_failed_run_does_not_hide_its_error():
     connection.close("errored", "why")
     with pytest.raises(RuntimeError, match="over"):
         connection.close()
+
+
+@pytest.mark.parametrize(
+    ("error", "status"),
+    [
+        (None, ("success", None)),
+        (ValueError("why"), ("errored", "why")),
+        (KeyboardInterrupt(), ("interrupted", "")),
+        (asyncio.CancelledError(), ("interrupted", "")),
+    ],
+)
+def test_as_a_context_it_says_how_what_was_done_in_it_ended(error, status):
+    heard = Future()
+    heard.set_result(None)
+    connection, told = connection_to(heard)
+    with pytest.raises(type(error)) if error is not None else nullcontext(), connection:
+        if error is not None:
+            raise error
+    assert told == [status]
