@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
+import logging
 import os
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -16,11 +16,12 @@ from tinker_cookbook.backends.protocols import ServiceClient
 from tinker_cookbook.engine.device_names import check_device_name, check_dtype_name
 from tinker_cookbook.exceptions import ConfigurationError, nearest
 
+logger = logging.getLogger(__name__)
 _NAMES = ("auto", "local", "tinker")
 
 
-FAREWELL_SECONDS = 3.0
-"""How long a service may take to hear of work that failed or was interrupted."""
+FAREWELL_SECONDS, SHORT_FAREWELL_SECONDS = 30.0, 3.0
+"""How long a service may take to hear that all is done; that it failed or was interrupted."""
 
 Target = tuple[str, str | None, str, str, str | None]
 """What a connection leads to: kind, URL, device, dtype and root."""
@@ -55,7 +56,7 @@ class Connection:
     def close(self, status: str = "success", detail: str | None = None) -> None:
         """Ends it; the service is told how the work went: success, errored or interrupted.
 
-        A service that does not answer is waited for only where all went well.
+        One that cannot be told changes nothing: what was done is done, and saved or not.
         """
         if _open.get(self.target) is self:
             del _open[self.target]
@@ -65,11 +66,12 @@ class Connection:
         told = close(status, detail)
         if told is None:
             return
-        if status == "success":
-            told.result()
-            return
-        with contextlib.suppress(Exception):  # what ended the work is the news, not this
-            told.result(timeout=FAREWELL_SECONDS)
+        success = status == "success"
+        try:
+            told.result(timeout=FAREWELL_SECONDS if success else SHORT_FAREWELL_SECONDS)
+        except Exception as error:
+            if success:  # else what ended the work is the news, not this
+                logger.warning("the server could not be told that all is done: %r", error)
 
 
 def is_interruption(error: BaseException) -> bool:
