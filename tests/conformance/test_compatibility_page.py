@@ -17,6 +17,8 @@ from tinker_cookbook.server.compatibility.probing import Probe, Refusal, run
 from tinker_cookbook.server.compatibility.survey import PROBED, unprobed
 from tinker_cookbook.server.compatibility.world import World
 
+pytestmark = pytest.mark.slow
+
 PAGE = Path(__file__).parents[2] / "docs" / "12-compatibility.md"
 
 

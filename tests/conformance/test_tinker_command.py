@@ -18,6 +18,8 @@ from test_clients import ADAM, DATA
 from test_sdk_versions import sdk_folder
 from transformers import AutoModelForCausalLM
 
+pytestmark = pytest.mark.slow
+
 TINKER = [sys.executable, "-m", "tinker.cli"]
 NOWHERE = "this server shows no checkpoint to anyone but its owner"
 

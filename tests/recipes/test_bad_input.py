@@ -20,6 +20,8 @@ from recipe_runs import RecipeRuns, count_lines, finish, wait_for
 from recipes import sl_basic
 from tinker_cookbook.utils.entrypoint import run_entrypoint
 
+pytestmark = pytest.mark.slow
+
 LONG = "num_epochs=4"  # 24 steps: long enough for a disk to fill up in
 REMOTE = ("device=auto", "dtype=auto")
 

@@ -11,6 +11,8 @@ import sys
 import pytest
 from recipe_runs import REPO, RecipeRuns
 
+pytestmark = pytest.mark.slow
+
 JSON_LOGGER = "tinker_cookbook.utils.loggers.json_logger:append_row"
 OPTIM_STEP = "tinker_cookbook.engine.training_run:TrainingRun.optim_step"
 CHECKPOINT_LINE = "tinker_cookbook.utils.checkpoints.saving:append_row"
@@ -73,7 +75,7 @@ def test_it_begins_where_the_definitions_say_and_learns(runs):
     [
         pytest.param(OPTIM_STEP, 6, "after", id="between an update and its row"),
         pytest.param(JSON_LOGGER, 5, "after", id="between a row and its checkpoint"),
-        pytest.param(CHECKPOINT_LINE, 2, "after", id="after a checkpoint", marks=pytest.mark.slow),
+        pytest.param(CHECKPOINT_LINE, 2, "after", id="after a checkpoint"),
     ],
 )
 def test_killed_and_resumed_equals_never_killed(runs, request, point, count, when):

@@ -11,6 +11,8 @@ import time
 import pytest
 from recipe_runs import RecipeRuns, count_lines, finish, wait_for
 
+pytestmark = pytest.mark.slow
+
 LONG = ("num_epochs=5",)  # 30 steps: long enough to be interrupted in
 
 
@@ -76,7 +78,6 @@ def test_ctrl_c_while_the_program_starts(recipe_runs):
     assert "Traceback" not in stopped.stderr
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("seed", [1, 2, 3])
 def test_killed_at_a_random_moment(recipe_runs, seed):
     name = f"random-{seed}"

@@ -15,6 +15,8 @@ from serving import Serving
 from tinker_cookbook import _process
 from tinker_cookbook.backends.light import leave_torch_out
 
+pytestmark = pytest.mark.slow
+
 RUN = """
 import sys
 from recipes import sl_loop

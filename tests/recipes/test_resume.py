@@ -7,6 +7,8 @@ import json
 import pytest
 from recipe_runs import RecipeRuns
 
+pytestmark = pytest.mark.slow
+
 JSON_LOGGER = "tinker_cookbook.utils.loggers.json_logger:append_row"
 CHECKPOINT_LINE = "tinker_cookbook.utils.checkpoints.saving:append_row"
 STORE_WRITE = "tinker_cookbook.engine.store_files:write_durably"
@@ -17,13 +19,13 @@ EVALUATE = "tinker_cookbook.training.session:run_evaluators"
 KILL_POINTS = [
     pytest.param(OPTIM_STEP, 2, "after", id="before the first checkpoint"),
     pytest.param(OPTIM_STEP, 6, "after", id="between an update and its row"),
-    pytest.param(EVALUATE, 3, "before", id="before an evaluation", marks=pytest.mark.slow),
+    pytest.param(EVALUATE, 3, "before", id="before an evaluation"),
     pytest.param(JSON_LOGGER, 4, "after", id="between a row and its checkpoint"),
     pytest.param(STORE_WRITE, 6, "before", id="in the middle of writing a checkpoint"),
     pytest.param(STORE_RENAME, 2, "after", id="between a checkpoint and its line"),
     pytest.param(CHECKPOINT_LINE, 2, "after", id="right after a checkpoint's line"),
-    pytest.param(OPTIM_STEP, 9, "before", id="in the second epoch", marks=pytest.mark.slow),
-    pytest.param(STORE_RENAME, 5, "before", id="at the final checkpoint", marks=pytest.mark.slow),
+    pytest.param(OPTIM_STEP, 9, "before", id="in the second epoch"),
+    pytest.param(STORE_RENAME, 5, "before", id="at the final checkpoint"),
 ]
 
 

@@ -12,6 +12,8 @@ from tiny_model import make_tiny_model
 
 from tinker_cookbook.rl import train
 
+pytestmark = pytest.mark.slow
+
 OPENINGS = [
     "Once upon a time, there was a little",
     "One day, Lily went to the park and saw a",

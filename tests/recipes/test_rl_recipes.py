@@ -26,6 +26,8 @@ from tinker_cookbook.rl.rollout_strategy import RetryOnFailure
 from tinker_cookbook.utils.config_io import load_config
 from tinker_cookbook.utils.entrypoint import parse_arguments
 
+pytestmark = pytest.mark.slow
+
 MODULES = (
     "recipes.rl_basic",
     "recipes.rl_loop",

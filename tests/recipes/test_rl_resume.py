@@ -15,6 +15,8 @@ from pathlib import Path
 import pytest
 from recipe_runs import REPO, RecipeRuns, finish, wait_for
 
+pytestmark = pytest.mark.slow
+
 STORIES = REPO / "tests" / "unit" / "rl"  # where animal_stories.py is
 
 JSON_LOGGER = "tinker_cookbook.utils.loggers.json_logger:append_row"
@@ -28,11 +30,11 @@ GROUP_DONE = "tinker_cookbook.rl.sources_play:Player.note"
 KILL_POINTS = [
     pytest.param(OPTIM_STEP, 3, "after", id="before the first checkpoint"),
     pytest.param(GROUP_DONE, 14, "after", id="in the middle of sampling"),
-    pytest.param(OPTIM_STEP, 7, "after", id="between two substeps", marks=pytest.mark.slow),
+    pytest.param(OPTIM_STEP, 7, "after", id="between two substeps"),
     pytest.param(JSON_LOGGER, 5, "after", id="between a row and its checkpoint"),
-    pytest.param(STORE_RENAME, 2, "after", id="before a line", marks=pytest.mark.slow),
-    pytest.param(CHECKPOINT_LINE, 1, "after", id="right after a line", marks=pytest.mark.slow),
-    pytest.param(EVALUATE, 3, "before", id="at the last evaluation", marks=pytest.mark.slow),
+    pytest.param(STORE_RENAME, 2, "after", id="before a line"),
+    pytest.param(CHECKPOINT_LINE, 1, "after", id="right after a line"),
+    pytest.param(EVALUATE, 3, "before", id="at the last evaluation"),
 ]
 
 

@@ -12,6 +12,8 @@ import pandas
 import pytest
 from recipe_runs import RecipeRuns
 
+pytestmark = pytest.mark.slow
+
 CHECKPOINT_LINE = "tinker_cookbook.utils.checkpoints.saving:append_row"
 OPTIM_STEP = "tinker_cookbook.engine.training_run:TrainingRun.optim_step"
 

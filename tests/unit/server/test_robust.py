@@ -11,6 +11,8 @@ from serving import Caller, Serving
 
 from tinker_cookbook.server import turns
 
+pytestmark = pytest.mark.slow
+
 
 def loss(answer) -> float:
     return answer["metrics"]["loss:sum"]
