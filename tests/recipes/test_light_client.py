@@ -116,7 +116,7 @@ def test_what_a_server_refuses_ends_a_recipe_with_its_sentence(
     assert "Traceback" not in done.stderr
 
 
-@pytest.mark.parametrize("attempt", range(3))  # without the thread's end: five of six abort
+@pytest.mark.parametrize("attempt", range(3))  # a race, lost at every third or more without the end
 def test_a_thread_of_the_sdk_in_compiled_code_does_not_abort_the_program(serving, attempt):
     done = subprocess.run(
         [sys.executable, "-W", "ignore", "-c", BUSY_TO_THE_END, serving.url],

@@ -19,7 +19,6 @@ from tinker_cookbook.exceptions import ConfigurationError, nearest
 logger = logging.getLogger(__name__)
 _NAMES = ("auto", "local", "tinker")
 
-
 FAREWELL_SECONDS, SHORT_FAREWELL_SECONDS = 30.0, 3.0
 """How long a service may take to hear that all is done; that it failed or was interrupted."""
 
@@ -48,6 +47,10 @@ class Connection:
         return self
 
     def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
+        self.close_after(error)
+
+    def close_after(self, error: BaseException | None) -> None:
+        """Ends it after work that ``error`` ended, or that succeeded where there is none."""
         if error is None:
             self.close()
         else:

@@ -64,7 +64,7 @@ async def training_session(config: TrainingConfig) -> AsyncIterator[TrainingSess
             yield session
         except BaseException as error:
             session.tell_how_to_continue(error)
-            session.close("interrupted" if is_interruption(error) else "errored", str(error))
+            session.close(error)
             raise
         session.close()
 
@@ -211,11 +211,11 @@ class TrainingSession:
         lines.append(f"plot         {plot_command(self.config.log_path)}")
         return lines
 
-    def close(self, status: str = "success", detail: str | None = None) -> None:
-        """Stops the backend, which is told how the run ended, and closes the log."""
+    def close(self, error: BaseException | None = None) -> None:
+        """Stops the backend, which is told how the run ended (by ``error``), and closes the log."""
         connection: Connection | None = getattr(self, "connection", None)
         if connection is not None:
-            connection.close(status, detail)
+            connection.close_after(error)
         self._log.close()
 
     def _model_line(self) -> str:
