@@ -27,6 +27,7 @@ from tinker_cookbook.engine.devices import (
     cpu_threads,
     free_memory_bytes,
 )
+from tinker_cookbook.engine.imports import import_architecture, import_library
 from tinker_cookbook.engine.model_memory import check_room, weights_bytes
 from tinker_cookbook.engine.one_by_one import sample_one_by_one
 from tinker_cookbook.engine.requests import (
@@ -55,6 +56,7 @@ class Engine:
 
     def __init__(self, device: str = "auto", dtype: str = "auto") -> None:
         self.choice: DeviceChoice = choose_device(device, dtype)
+        import_library()  # before the worker starts, which must import nothing (see ``imports``)
         self._models: dict[Path, BaseModel] = {}
         self._resolved: dict[str, ResolvedModel] = {}
         self._resolving = threading.Lock()
@@ -96,7 +98,9 @@ class Engine:
         """The folder of a model name; raises ``ModelNotFoundError``. Cached."""
         with self._resolving:
             if name not in self._resolved:
-                self._resolved[name] = resolve_model(name)
+                resolved = resolve_model(name)
+                import_architecture(Path(resolved.folder))
+                self._resolved[name] = resolved
             return self._resolved[name]
 
     def available_models(self) -> list[tuple[str, int]]:
