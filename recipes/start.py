@@ -16,9 +16,8 @@ async def start(
 ) -> None:
     """Checks the config, then decides about its log folder, then trains.
 
-    A wrong setting beside behavior_if_log_dir_exists=delete touches nothing; what fails later (the
-    data, the backend, a checkpoint) brings the old run back.
+    In this order, so that a wrong setting beside behavior_if_log_dir_exists=delete deletes nothing.
     """
     config.check()
-    with cli_utils.log_dir_of_run(config.log_path, behavior):
-        await train(config)
+    cli_utils.check_log_dir(config.log_path, behavior)
+    await train(config)

@@ -97,7 +97,8 @@ def test_help_through_a_closed_pipe(recipe_runs):
         ("lr_schedule=cosin", ["got 'cosin'", "linear, cosine, constant", "mean 'cosine'"]),
         ("train_on_what=all_mesages", ["got 'all_mesages'", "customized", "mean 'all_messages'"]),
         ("behavior_if_log_dir_exists=resum", ["delete, resume, ask, raise", "mean 'resume'"]),
-        ("batch_size", ["got 'batch_size'", "expected key=value", "--help"]),
+        ("batchsize", ["got 'batchsize'", "expected key=value", "mean 'batch_size'", "--help"]),
+        ("batch_size", ["batch_size: got no value", "expected batch_size=VALUE", "--help"]),
     ],
 )
 def test_wrong_arguments(argument, words):

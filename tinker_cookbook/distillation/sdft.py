@@ -1,5 +1,9 @@
 """Self-distillation: a model learns from itself, reading a demonstration (SDFT).
 
+    python -m tinker_cookbook.distillation.sdft model_name=… log_path=… \\
+        dataset_builder=tinker_cookbook.distillation.sdft:DemonstrationBuilder dataset_builder.KEY=…
+    python -m tinker_cookbook.distillation.sdft --help
+
 The teacher is the model as training began, with a good answer in its prompt; the student sees the
 question alone, answers it, and moves towards what the teacher would have said at each token of that
 answer (Shenfeld et al. 2026, arXiv 2601.19897). So it takes up what the demonstrations teach in
@@ -45,6 +49,7 @@ from tinker_cookbook.supervised.evaluators import NLLEvaluator
 from tinker_cookbook.supervised.types import SupervisedDataset
 from tinker_cookbook.tokenizer_utils import get_tokenizer
 from tinker_cookbook.training.session import Metrics, TrainingSession
+from tinker_cookbook.utils.entrypoint import run_entrypoint
 
 if TYPE_CHECKING:
     import tinker
@@ -332,3 +337,7 @@ def _masked(datum: tinker.Datum) -> tinker.Datum:
             "mask": tinker.TensorData.from_numpy(mask),
         },
     )
+
+
+if __name__ == "__main__":
+    run_entrypoint(main)

@@ -1,5 +1,9 @@
 """Off-policy distillation: towards a teacher's distributions on given texts.
 
+    python -m tinker_cookbook.distillation.train_off_policy model_name=… log_path=… \\
+        dataset_configs.0.dataset_builder=module:Class …
+    python -m tinker_cookbook.distillation.train_off_policy --help
+
 Each dataset has its teacher. At every trained token of an example the teacher says which
 ``n_teacher_targets`` tokens it finds most probable there, and these, renormalised, are the targets
 of a cross-entropy (``topk_targets``). The texts are fixed: nothing is sampled from the student.
@@ -32,6 +36,7 @@ from tinker_cookbook.supervised.types import (
 )
 from tinker_cookbook.tokenizer_utils import get_tokenizer
 from tinker_cookbook.training.session import TrainingSession
+from tinker_cookbook.utils.entrypoint import run_entrypoint
 from tinker_cookbook.vocabulary import check_same_vocabulary
 
 __all__ = ["Config", "DatasetWithTeacher", "MixtureBuilder", "main"]
@@ -170,3 +175,7 @@ async def main(config: Config) -> None:
         return OffPolicy(teachers, [part.max_length for part in config.dataset_configs], tokenizer)
 
     await train_batches(config, objective)
+
+
+if __name__ == "__main__":
+    run_entrypoint(main)

@@ -1,5 +1,9 @@
 """On-policy distillation: the student samples, its teachers score every token of it.
 
+    python -m tinker_cookbook.distillation.train_on_policy model_name=… log_path=… max_tokens=… \\
+        dataset_configs.0.dataset_builder=module:Class …
+    python -m tinker_cookbook.distillation.train_on_policy --help
+
 The loop is that of reinforcement learning (``rl.train``), with all of its modes; what differs is
 where the advantages come from (``teachers.py``). Environments may have rewards too, which then add
 to what the teachers say.
@@ -35,6 +39,7 @@ from tinker_cookbook.rl.train_config import PolicyTrainingConfig
 from tinker_cookbook.rl.types import EnvGroupBuilder, RLDataset, RLDatasetBuilder
 from tinker_cookbook.tokenizer_utils import get_tokenizer
 from tinker_cookbook.training.session import TrainingSession
+from tinker_cookbook.utils.entrypoint import run_entrypoint
 from tinker_cookbook.utils.scoring import score_datums
 from tinker_cookbook.vocabulary import check_same_vocabulary
 
@@ -294,3 +299,7 @@ class _TaughtDataset(RLDataset):
 
     def set_epoch(self, seed: int) -> None:
         self._inner.set_epoch(seed)
+
+
+if __name__ == "__main__":
+    run_entrypoint(main)

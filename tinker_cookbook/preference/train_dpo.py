@@ -1,5 +1,9 @@
 """Direct preference optimisation, on the shared loop over batches (``supervised.batch_loop``).
 
+    python -m tinker_cookbook.preference.train_dpo model_name=… log_path=… \\
+        dataset_builder=module:Class dataset_builder.KEY=…
+    python -m tinker_cookbook.preference.train_dpo dataset_builder=mine:MyPairs --help
+
 A batch holds pairs: chosen and rejected answers to the same prompt, in turn. A frozen reference,
 the policy that training starts from, says how likely each answer is; then one pass trains the
 policy on the loss of ``dpo_loss``, pairs together, so that a prompt is read once for both answers.
@@ -27,6 +31,7 @@ from tinker_cookbook.supervised.common import compute_token_nll
 from tinker_cookbook.supervised.evaluators import all_data
 from tinker_cookbook.supervised.types import SupervisedDataset
 from tinker_cookbook.training.session import Metrics, TrainingSession
+from tinker_cookbook.utils.entrypoint import run_entrypoint
 from tinker_cookbook.vocabulary import check_same_vocabulary
 
 if TYPE_CHECKING:
@@ -155,3 +160,7 @@ class PairEvaluator(TrainingClientEvaluator):
             "test/nll": compute_token_nll(logprobs[::2], self._data[::2]),
             "test/num_pairs": float(len(self._data) // 2),
         }
+
+
+if __name__ == "__main__":
+    run_entrypoint(main)

@@ -1,5 +1,9 @@
 """The reinforcement learning loop.
 
+    python -m tinker_cookbook.rl.train model_name=… log_path=… max_tokens=… \\
+        dataset_builder=module:Class dataset_builder.KEY=…
+    python -m tinker_cookbook.rl.train dataset_builder=mine:MyDatasetBuilder --help
+
 An iteration: play a batch of groups with the newest weights, train on them, take the new weights.
 Where the groups come from, and when their training is submitted, is the business of a source
 (``sources.py``: synchronous and streaming, ``async_source.py``: asynchronous); what training does
@@ -40,6 +44,7 @@ from tinker_cookbook.rl.train_report import IterationReport, Reporter
 from tinker_cookbook.rl.train_step import Update
 from tinker_cookbook.rl.types import RLDataset, RLDatasetBuilder
 from tinker_cookbook.training.session import TrainingSession, training_session
+from tinker_cookbook.utils.entrypoint import run_entrypoint
 from tinker_cookbook.utils.paths import local_path
 
 __all__ = ["AsyncConfig", "Config", "KLReferenceConfig", "StreamMinibatchConfig", "main", "run"]
@@ -224,3 +229,7 @@ class _Loop:
 
     async def _snapshot(self, step: int) -> Snapshot:
         return Snapshot(await self._session.sampling_client(), step)
+
+
+if __name__ == "__main__":
+    run_entrypoint(main)

@@ -1,4 +1,10 @@
-"""Supervised training: cross-entropy on the shared loop over batches (``batch_loop``)."""
+"""Supervised training: cross-entropy on the shared loop over batches (``batch_loop``).
+
+    python -m tinker_cookbook.supervised.train model_name=… log_path=… dataset_builder=module:Class
+    python -m tinker_cookbook.supervised.train dataset_builder=mine:MyDataset --help
+
+The second command lists the keys of the class that it names as well.
+"""
 
 from __future__ import annotations
 
@@ -18,6 +24,7 @@ from tinker_cookbook.supervised.common import compute_bpb, compute_token_nll, co
 from tinker_cookbook.supervised.evaluators import NLLEvaluator
 from tinker_cookbook.supervised.types import SupervisedDataset
 from tinker_cookbook.training.session import Metrics, TrainingSession
+from tinker_cookbook.utils.entrypoint import run_entrypoint
 
 if TYPE_CHECKING:
     from tinker import types
@@ -70,3 +77,7 @@ class CrossEntropy(Objective):
     def evaluators(self, test_set: SupervisedDataset) -> list[Evaluator]:
         """``test/nll`` and its companions."""
         return [NLLEvaluator.from_dataset(test_set, "test", self._tokenizer)]
+
+
+if __name__ == "__main__":
+    run_entrypoint(main)

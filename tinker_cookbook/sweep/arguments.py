@@ -16,8 +16,8 @@ import chz
 
 from tinker_cookbook.exceptions import ConfigurationError, nearest
 from tinker_cookbook.sweep.grid import Run, make_runs
+from tinker_cookbook.utils.config_keys import keys_of
 from tinker_cookbook.utils.entrypoint import parse_arguments
-from tinker_cookbook.utils.help_text import keys_of
 from tinker_cookbook.utils.paths import local_path
 
 OWN_KEYS = ("log_dir", "jobs", "server", "metric")

@@ -35,8 +35,10 @@ from tinker_cookbook.sweep.serving import (
 from tinker_cookbook.sweep.show import SweepDisplay
 from tinker_cookbook.sweep.watch import METRICS as USUAL_METRICS
 from tinker_cookbook.sweep.watch import Watch, lower_is_better
+from tinker_cookbook.utils.arguments import VERSION
 from tinker_cookbook.utils.console import get_console
 from tinker_cookbook.utils.paths import ensure_writable_dir
+from tinker_cookbook.utils.programs import version_line
 from tinker_cookbook.utils.run_lock import RunLock, lock_holder
 
 _JOBS_ON_CPU = 4
@@ -48,6 +50,9 @@ def main(argv: Sequence[str]) -> int:
     if not argv or any(word in ("--help", "-h") for word in argv):
         print(HELP, end="")
         return 0 if argv else 1
+    if VERSION in argv:
+        print(version_line())
+        return 0
     signal.signal(signal.SIGTERM, _as_ctrl_c)
     try:
         return _sweep(parse_sweep(argv))

@@ -6,6 +6,8 @@ import shlex
 import sys
 from pathlib import Path
 
+from tinker_cookbook.utils.entrypoint import program_takes
+
 _BEHAVIOR = "behavior_if_log_dir_exists="
 
 
@@ -18,7 +20,10 @@ def continue_command(log_path: str) -> str | None:
     # The interpreter as it was called: another "python" may not have the package.
     words = program[: at + 2]
     words += [w for w in program[at + 2 :] if not w.startswith((_BEHAVIOR, "log_path="))]
-    words += [f"log_path={log_path}", f"{_BEHAVIOR}resume"]
+    words.append(f"log_path={log_path}")
+    # The loops of the library continue the run in log_path without being asked.
+    if program_takes(_BEHAVIOR.rstrip("=")):
+        words.append(f"{_BEHAVIOR}resume")
     return shlex.join(words)
 
 

@@ -3,89 +3,119 @@
 from __future__ import annotations
 
 import enum
+import sys
 import textwrap
-import types
-from collections.abc import Iterator
-from dataclasses import dataclass
-from typing import Any, Literal, Union, get_args, get_origin
+from collections.abc import Mapping
+from typing import Any
 
-import chz
-from chz.util import MISSING
+from tinker_cookbook.utils.config_keys import Key, aliases_of, describe_type, keys_of
+from tinker_cookbook.utils.help_groups import group_keys
+from tinker_cookbook.utils.programs import print_whole, running_command
 
-_PLAIN = {int: "a whole number", float: "a number", bool: "True or False", str: "text"}
 _WIDTH = 100
+_EXAMPLES = 2
+_FEW_KEYS = 12  # below this a list needs no groups
+_LONGEST_IN_COLUMN = 30  # a longer name, as nested keys have, gets a line of its own
 
 
-@dataclass(frozen=True)
-class Key:
-    """One ``key=value`` that a config takes."""
-
-    name: str
-    type: Any
-    meaning: str
-    default: Any
-    required: bool
-
-
-def keys_of(config_class: type[Any], prefix: str = "") -> Iterator[Key]:
-    """The keys of a chz class; those of nested ones as ``outer.inner``."""
-    for name, field in chz.chz_fields(config_class).items():
-        if isinstance(field.final_type, type) and chz.is_chz(field.final_type):
-            yield from keys_of(field.final_type, f"{prefix}{name}.")
-            continue
-        default, factory = field._default, field._default_factory
-        required = default is MISSING and not callable(factory)
-        if default is MISSING and callable(factory):
-            default = factory()
-        yield Key(f"{prefix}{name}", field.final_type, field._doc, default, required)
-
-
-def choices_of(kind: Any) -> tuple[str, ...]:
-    """The values a type admits where it names them (Literal, enum), else nothing."""
-    if get_origin(kind) is Literal:
-        return tuple(str(value) for value in get_args(kind))
-    if isinstance(kind, type) and issubclass(kind, enum.Enum):
-        return tuple(str(member.value) for member in kind)
-    return ()
-
-
-def describe_type(kind: Any) -> str:
-    """A type in words: ``a number or None``, ``one of linear, cosine, constant``."""
-    choices = choices_of(kind)
-    if choices:
-        return f"one of {', '.join(choices)}"
-    if get_origin(kind) in (Union, types.UnionType):
-        return " or ".join(describe_type(part) for part in get_args(kind))
-    if kind in (None, type(None)):
-        return "None"
-    return _PLAIN.get(kind) or getattr(kind, "__name__", str(kind))
-
-
-def help_text(config_class: type[Any], command: str) -> str:
+def help_text(
+    config_class: type[Any],
+    command: str,
+    about: str = "",
+    chosen: Mapping[str, str] | None = None,
+) -> str:
     """What ``--help`` prints.
 
     Args:
         config_class: The chz class that the arguments build.
         command: How the program is started, for the first line.
+        about: Docstring of the program: its first paragraph says what it does, and the lines that
+            begin with ``python -m`` are examples.
+        chosen: Nested classes that the command line names already, to list their keys.
     """
+    first, examples = _read_docstring(about)
     lines = [f"{command} [key=value ...]", ""]
-    doc = (config_class.__doc__ or "").strip()
-    lines += [*textwrap.wrap(" ".join(doc.split()), _WIDTH), ""] if doc else []
-    own = config_class.__annotations__
-    # What the recipe itself declares comes before what it shares with others.
-    keys = sorted(keys_of(config_class), key=lambda key: key.name.split(".")[0] not in own)
-    indent = 4 + max((len(key.name) for key in keys), default=0)
-    for key in keys:
-        shown = "required" if key.required else f"default {_shown(key.default)}"
-        text = f"{key.meaning.rstrip('.')} [{describe_type(key.type)}; {shown}]"
-        wrapped = textwrap.wrap(
-            text, max(40, _WIDTH - indent), break_long_words=False, break_on_hyphens=False
-        )
-        lines.append(f"  {key.name:{indent - 4}}  {wrapped[0]}")
-        lines += [" " * indent + line for line in wrapped[1:]]
+    for paragraph in (first, config_class.__doc__ or ""):
+        if paragraph.strip():
+            lines += [*textwrap.wrap(" ".join(paragraph.split()), _WIDTH), ""]
+    keys = list(keys_of(config_class, chosen or {}))
+    examples = examples[:_EXAMPLES] or [_made_up_example(command, keys)]
+    lines += ["Examples:" if len(examples) > 1 else "Example:", *(f"  {e}" for e in examples), ""]
+    lines += _key_lines(config_class, keys)
     return "\n".join(lines)
 
 
-def _shown(default: Any) -> str:
+def print_help(config_class: type[Any], chosen: Mapping[str, str]) -> None:
+    """Prints the help of the program that runs."""
+    print_whole(help_text(config_class, running_command(), _about(), chosen))
+
+
+def _about() -> str:
+    """The docstring of the program that runs; of ``package.__main__``, that of the package too."""
+    main = sys.modules["__main__"]
+    package = sys.modules.get(main.__spec__.parent or "") if main.__spec__ is not None else None
+    about = main.__doc__ or ""
+    if package is not None and main.__spec__.name.endswith(".__main__"):
+        about = f"{package.__doc__ or ''}\n\n{about}"
+    return about
+
+
+def _read_docstring(about: str) -> tuple[str, list[str]]:
+    """The first paragraph, and the commands in it or behind it, with continued lines joined."""
+    paragraphs = textwrap.dedent(about.strip()).split("\n\n")
+    words = [line for line in paragraphs[0].splitlines() if "python -m" not in line]
+    joined = about.replace("\\\n", " ")
+    commands = [" ".join(line.split()) for line in joined.splitlines()]
+    found = [line for line in commands if line.startswith("python -m ")]
+    # `python -m NAME` alone says less than one with keys.
+    return " ".join(words).rstrip(":"), sorted(
+        dict.fromkeys(found), key=lambda line: "=" not in line
+    )
+
+
+def _made_up_example(command: str, keys: list[Key]) -> str:
+    needed = [f"{key.name}=…" for key in keys if key.required]
+    return " ".join([command, *needed])
+
+
+def _key_lines(config_class: type[Any], keys: list[Key]) -> list[str]:
+    widths = [len(key.name) for key in keys if len(key.name) <= _LONGEST_IN_COLUMN]
+    indent = 4 + max(widths, default=0)
+    also: dict[str, list[str]] = {}
+    for alias, name in aliases_of(config_class).items():
+        also.setdefault(name, []).append(alias)
+    groups = group_keys(keys)
+    if len(keys) < _FEW_KEYS:
+        groups = [("Keys", [key for _, members in groups for key in members])]
+    lines: list[str] = []
+    for title, members in groups:
+        lines.append(f"{title}:")
+        for key in members:
+            lines += _lines_of(key, indent, also.get(key.name, []))
+        lines.append("")
+    return lines[:-1]
+
+
+def _lines_of(key: Key, indent: int, also: list[str]) -> list[str]:
+    text = f"{key.meaning.rstrip('.')} [{describe_type(key.type)}; {_shown_default(key)}]"
+    if also:
+        text += f" Also: {', '.join(also)}"
+    if key.nested:
+        text += f" Its own keys: {key.name}.KEY=…; with {key.name}=… --help lists them"
+    wrapped = textwrap.wrap(
+        text, max(40, _WIDTH - indent), break_long_words=False, break_on_hyphens=False
+    )
+    lines = [" " * indent + line for line in wrapped]
+    if len(key.name) > indent - 4:
+        return [f"  {key.name}", *lines]
+    return [f"  {key.name:{indent - 4}}  {wrapped[0]}", *lines[1:]]
+
+
+def _shown_default(key: Key) -> str:
+    if key.required:
+        return "required"
+    if key.needed_with:
+        return f"required with other keys of {key.needed_with}"
+    default = key.default
     value = default.value if isinstance(default, enum.Enum) else default
-    return repr(value) if value == "" or isinstance(value, (list, dict)) else str(value)
+    return f"default {repr(value) if value == '' or isinstance(value, (list, dict)) else value}"

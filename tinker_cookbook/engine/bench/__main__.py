@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import sys
 
-import chz
-
 from tinker_cookbook.engine.bench.config import Config, SamplingConfig, SharedPrefixConfig
-from tinker_cookbook.exceptions import ConfigurationError, TinkerCookbookError, nearest
+from tinker_cookbook.exceptions import ConfigurationError, nearest
+from tinker_cookbook.utils.entrypoint import run_entrypoint, run_program
 
 # The runners are imported late: --help needs no torch.
 
@@ -44,14 +43,8 @@ def main() -> None:
         raise ConfigurationError(
             f"work: got {work!r}, expected one of {', '.join(_WORKS)}{nearest(work, _WORKS)}"
         )
-    chz.nested_entrypoint(_WORKS[work])
+    run_entrypoint(_WORKS[work])
 
 
 if __name__ == "__main__":
-    try:
-        main()
-    except TinkerCookbookError as error:
-        print(f"\n{type(error).__name__}: {error}", file=sys.stderr)
-        sys.exit(1)
-    except KeyboardInterrupt:
-        sys.exit(130)
+    run_program(main)

@@ -1,1 +1,1 @@
-"""A step of direct preference optimisation beside TRL's: see ``__main__``."""
+"""One step of direct preference optimisation here beside one of TRL's DPOTrainer, in one run."""

@@ -1,0 +1,9 @@
+"""``python -m recipes`` lists the recipes."""
+
+import sys
+
+from tinker_cookbook.utils.entrypoint import run_program
+from tinker_cookbook.utils.programs import RECIPES, run_listing
+
+if __name__ == "__main__":
+    run_program(lambda: run_listing((RECIPES,), sys.argv[1:]))

@@ -1,0 +1,195 @@
+"""Arguments as a person types them: nested objects, second names, wrong keys, missing ones."""
+
+from __future__ import annotations
+
+import chz
+import pytest
+
+from tinker_cookbook.distillation import train_off_policy
+from tinker_cookbook.exceptions import ConfigurationError
+from tinker_cookbook.rl import train as rl_train
+from tinker_cookbook.supervised import train
+from tinker_cookbook.utils.config_keys import also_named, keys_of
+from tinker_cookbook.utils.entrypoint import parse_arguments
+from tinker_cookbook.utils.help_text import help_text
+from tinker_cookbook.utils.key_hints import hint_for
+
+FILE = "tinker_cookbook.supervised.conversation_file:FromConversationFileBuilder"
+COMMON = "dataset_builder.common_config"
+RUN = ["log_path=/tmp/x", "model_name=m"]
+DATA = [
+    f"dataset_builder={FILE}",
+    "dataset_builder.file_path=a.jsonl",
+    f"{COMMON}.model_name_for_tokenizer=m",
+    f"{COMMON}.renderer_name=role_colon",
+    f"{COMMON}.batch_size=4",
+]
+
+
+def refusal(config_class, *arguments):
+    with pytest.raises(ConfigurationError) as caught:
+        parse_arguments(config_class, list(arguments))
+    return str(caught.value)
+
+
+# --- nested objects ----------------------------------------------------------------------------
+
+
+def test_a_nested_object_is_chosen_and_set():
+    config = parse_arguments(train.Config, [*RUN, *DATA])
+    assert config.dataset_builder.common_config.batch_size == 4
+    assert config.dataset_builder.file_path == "a.jsonl"
+
+
+def test_all_that_is_missing_is_named_a_base_class_too():
+    said = refusal(train.Config)
+    assert said.startswith("log_path, model_name, dataset_builder: got no values")
+    assert "dataset_builder=module:Class" in said
+    assert refusal(train.Config, *RUN).startswith("dataset_builder: got no value, and it is")
+    assert refusal(rl_train.Config, *RUN, "max_tokens=4").startswith("dataset_builder: got no")
+    assert "dataset_configs.0.KEY=…" in refusal(train_off_policy.Config, *RUN)
+
+
+def test_what_the_chosen_class_misses():
+    said = refusal(train.Config, *RUN, *DATA[:-1])
+    assert said.startswith(f"{COMMON}.batch_size: got no value")
+
+
+@pytest.mark.parametrize(
+    ("argument", "words"),
+    [
+        (f"dataset_builder={FILE}s", ["no attribute", "mean 'FromConversationFileBuilder'"]),
+        ("dataset_builder=no.such:Thing", ["module:Class", "No module named 'no'"]),
+        ("dataset_builder=tinker_cookbook.rl.train:Config", ["to be a subtype of"]),
+    ],
+)
+def test_a_class_that_is_none(argument, words):
+    said = refusal(train.Config, *RUN, argument)
+    assert said.startswith("dataset_builder: got ")
+    for word in words:
+        assert word in said
+
+
+def test_wrong_keys_and_values_within():
+    said = refusal(train.Config, *RUN, *DATA, "dataset_builder.file_pth=x")
+    assert "did you mean 'dataset_builder.file_path'?" in said
+    said = refusal(train.Config, *RUN, *DATA[:-1], f"{COMMON}.batch_size=many")
+    assert said == f"{COMMON}.batch_size: got 'many', expected a whole number"
+    said = refusal(rl_train.Config, *RUN, "max_tokens=4", "loss_fn_config.a=b")
+    assert said == "loss_fn_config.a: got 'b', expected a value of type float"
+
+
+def test_an_optional_object_needs_all_of_its_keys():
+    said = refusal(rl_train.Config, *RUN, "max_tokens=4", "async_config.max_steps_off_policy=2")
+    assert said.startswith("async_config.groups_per_batch")
+
+
+def test_help_lists_the_keys_of_the_chosen_class():
+    chosen = {"dataset_builder": FILE}
+    names = [key.name for key in keys_of(train.Config, chosen)]
+    assert "dataset_builder.file_path" in names
+    assert f"{COMMON}.batch_size" in names
+    shown = help_text(train.Config, "python -m x", chosen=chosen)
+    assert f"\n  {COMMON}.batch_size\n" in shown
+    assert "file_path" not in help_text(train.Config, "python -m x")
+
+
+# --- twice, and second names -------------------------------------------------------------------
+
+
+@also_named(groups="groups_per_batch", async_config__steps="steps")
+@chz.chz
+class Named:
+    """Two keys with second names."""
+
+    groups_per_batch: int = chz.field(default=8, doc="Groups")
+    steps: int = chz.field(default=1, doc="Steps")
+
+
+@chz.chz
+class Inherits(Named):
+    """Has a field of the name itself."""
+
+    groups: int = chz.field(default=0, doc="Another thing")
+
+
+def test_second_names():
+    config = parse_arguments(Named, ["--groups=3", "async_config.steps=4"])
+    assert (config.groups_per_batch, config.steps) == (3, 4)
+    assert "Also: groups" in help_text(Named, "x")
+    inherits = parse_arguments(Inherits, ["groups=3"])
+    assert (inherits.groups, inherits.groups_per_batch) == (3, 8)
+
+
+def test_the_same_key_twice():
+    said = refusal(Named, "steps=2", "--steps=3")
+    assert said.startswith("steps: got it twice, with '2' and '3'")
+    said = refusal(Named, "groups_per_batch=2", "groups=2")
+    assert "groups_per_batch and groups: got it twice, which mean the same key" in said
+
+
+# --- help --------------------------------------------------------------------------------------
+
+
+def test_help_groups_its_keys_and_shows_examples():
+    from recipes import sl_basic
+
+    shown = help_text(sl_basic.CLIConfig, "python -m recipes.sl_basic", sl_basic.__doc__)
+    titles = ["Examples", "Task", "Training", "Checkpoints", "Evaluation and logging", "Backend"]
+    places = [shown.index(f"\n{title}:\n") for title in titles]
+    assert places == sorted(places)
+    assert shown.count("\n  python -m recipes.sl_basic") == 2
+    assert shown.index("\n  learning_rate ") < shown.index("\n  adam_beta1 ")
+    assert all(len(line) <= 100 for line in shown.splitlines())
+
+
+# --- names of other libraries ------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("name", "key"),
+    [
+        ("lr", "learning_rate"),
+        ("output_dir", "log_path"),
+        ("epochs", "num_epochs"),
+        ("batch", "groups_per_batch"),
+        ("per_device_train_batch_size", "groups_per_batch"),
+        ("steps", "max_steps"),
+        ("warmup", "warmup_steps"),
+        ("max_new_tokens", "max_tokens"),
+        ("num_generations", "group_size"),
+        ("beta", "kl_penalty_coef"),
+        ("model", "model_name"),
+        ("base_model", "model_name"),
+        ("run_name", "wandb_name"),
+        ("report_to", "wandb_project"),
+        ("max-grad-norm", "grad_clip_norm"),
+        ("R", "lora_rank"),
+    ],
+)
+def test_names_of_other_libraries(name, key):
+    from recipes import rl_basic
+
+    assert f"did you mean {key!r}?" in refusal(rl_basic.CLIConfig, f"{name}=1")
+
+
+@pytest.mark.parametrize(
+    ("name", "words"),
+    [
+        ("grpo", "advantage_normalization=std"),
+        ("bf16", "dtype=bfloat16"),
+        ("gradient_accumulation_steps", "fits into memory"),
+        ("resume_from_checkpoint", "behavior_if_log_dir_exists=resume"),
+        ("lora_alpha", "lora_rank"),
+    ],
+)
+def test_names_that_no_key_answers(name, words):
+    from recipes import rl_basic
+
+    assert words in refusal(rl_basic.CLIConfig, f"{name}=1")
+
+
+def test_a_hint_names_only_what_the_program_has():
+    assert hint_for("lr", ["sft_learning_rate"]) == "; did you mean 'sft_learning_rate'?"
+    assert hint_for("lr", ["metrics"]) == ""
+    assert hint_for("grpo", ["learning_rate"]) == ""

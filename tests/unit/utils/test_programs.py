@@ -1,0 +1,82 @@
+"""What ``python -m`` can run: found without imports, listed, and none that does nothing."""
+
+from __future__ import annotations
+
+import importlib
+import subprocess
+import sys
+import time
+
+import pytest
+
+from tinker_cookbook.exceptions import ConfigurationError
+from tinker_cookbook.utils.programs import find_programs, listing, run_listing, version_line
+
+LOOPS = [
+    "tinker_cookbook.supervised.train",
+    "tinker_cookbook.rl.train",
+    "tinker_cookbook.preference.train_dpo",
+    "tinker_cookbook.distillation.train_on_policy",
+    "tinker_cookbook.distillation.train_off_policy",
+    "tinker_cookbook.distillation.sdft",
+]
+
+
+def run(*words):
+    return subprocess.run([sys.executable, *words], capture_output=True, text=True, timeout=120)
+
+
+def test_the_listing_has_every_program_with_a_line_of_its_own():
+    names = {program.name for program in find_programs("tinker_cookbook")}
+    assert names >= {*LOOPS, "tinker_cookbook.server", "tinker_cookbook.sweep"}
+    assert "tinker_cookbook.engine.bench.worker" not in names  # started by a program
+    assert "tinker_cookbook.utils.programs" not in names
+    recipes = find_programs("recipes")
+    assert {"recipes.sl_basic", "recipes.math_rl.train"} <= {program.name for program in recipes}
+    for program in recipes:
+        assert program.summary, program.name
+        assert callable(importlib.import_module(program.name).main), program.name
+
+
+def test_the_listing_is_quick_and_imports_nothing_heavy():
+    code = (
+        "import sys, runpy; sys.argv = ['recipes'];"
+        "runpy.run_module('recipes', run_name='__main__', alter_sys=True);"
+        "print('LOADED', *(n for n in ('torch', 'tinker', 'transformers') if n in sys.modules))"
+    )
+    seconds = []
+    for _ in range(3):
+        begun = time.perf_counter()
+        done = run("-c", code)
+        seconds.append(time.perf_counter() - begun)
+    *_, last = done.stdout.splitlines()
+    assert last == "LOADED", done.stderr[-2000:]
+    assert "recipes.sl_basic " in done.stdout
+    assert min(seconds) < 1.5  # what else runs on the machine is not the listing's doing
+
+
+def test_a_recipe_named_as_an_argument():
+    with pytest.raises(ConfigurationError, match=r"python -m recipes\.sl_basic lr=1"):
+        run_listing(["recipes"], ["sl_basic", "lr=1"])
+    with pytest.raises(ConfigurationError, match="did you mean 'rl_basic'"):
+        run_listing(["recipes"], ["rl_bsic"])
+
+
+def test_versions(capsys):
+    run_listing(["recipes"], ["--version"])
+    assert capsys.readouterr().out == version_line() + "\n"
+    assert "tinker_cookbook 0." in version_line()
+    assert "torch" in version_line()
+
+
+def test_a_package_that_is_not_there_has_no_programs():
+    assert find_programs("no_such_package_of_recipes") == []
+    assert "--help" in listing(["no_such_package_of_recipes"])
+
+
+@pytest.mark.parametrize("module", LOOPS)
+def test_a_loop_without_its_settings_says_what_it_needs(module):
+    done = run("-m", module)
+    assert done.returncode == 1
+    assert "model_name" in done.stderr
+    assert "Traceback" not in done.stderr

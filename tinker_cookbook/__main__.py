@@ -1,0 +1,9 @@
+"""``python -m tinker_cookbook`` lists the programs of the library and the recipes."""
+
+import sys
+
+from tinker_cookbook.utils.entrypoint import run_program
+from tinker_cookbook.utils.programs import LIBRARY, RECIPES, run_listing
+
+if __name__ == "__main__":
+    run_program(lambda: run_listing((LIBRARY, RECIPES), sys.argv[1:]))

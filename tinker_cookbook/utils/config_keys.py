@@ -1,0 +1,181 @@
+"""The keys that a configuration class takes on the command line.
+
+A field whose type is another chz class is a *nested* one: ``dataset_builder=module:Class`` says
+which class is built, and ``dataset_builder.KEY=…`` sets a field of it.
+"""
+
+from __future__ import annotations
+
+import enum
+import importlib
+import types
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any, Literal, TypeVar, Union, get_args, get_origin
+
+import chz
+from chz.util import MISSING
+
+C = TypeVar("C", bound=type[Any])
+
+_PLAIN = {int: "a whole number", float: "a number", bool: "True or False", str: "text"}
+_ALIASES = "key_aliases_of_command_line"
+_NO_CHOICE: Mapping[str, str] = {}
+
+
+@dataclass(frozen=True)
+class Key:
+    """One ``key=value`` that a config takes.
+
+    Attributes:
+        name: With dots for a field of a nested object.
+        type: The annotation of the field.
+        meaning: The ``doc`` of the field.
+        default: Of the field; without meaning where ``required`` is true.
+        required: Whether the command line has to give it.
+        needed_with: Name of the optional object that needs this key once it is built, or ``""``.
+        nested: Whether the value is a class to build, written as ``module:Class``.
+    """
+
+    name: str
+    type: Any
+    meaning: str
+    default: Any
+    required: bool
+    needed_with: str = ""
+    nested: bool = False
+
+
+def keys_of(
+    config_class: type[Any], chosen: Mapping[str, str] = _NO_CHOICE, prefix: str = ""
+) -> Iterator[Key]:
+    """The keys of a chz class; those of nested ones as ``outer.inner``.
+
+    Args:
+        config_class: The chz class.
+        chosen: What the command line gives for nested keys (``module:Class``): the keys of the
+            class that was chosen are listed in place of those of the declared one.
+        prefix: Comes before each name.
+    """
+    for name, field in chz.chz_fields(config_class).items():
+        full = f"{prefix}{name}"
+        if (element := _element_class(field.final_type)) is not None:
+            yield from _keys_of_list(full, field, element, chosen)
+            continue
+        default, factory = field._default, field._default_factory
+        required = default is MISSING and not callable(factory)
+        inner = nested_class(field.final_type)
+        if inner is None:
+            if default is MISSING and callable(factory):
+                default = factory()
+            yield Key(full, field.final_type, field._doc, default, required)
+            continue
+        built = find_class(chosen[full]) if full in chosen else None
+        keys = list(keys_of(built or inner, chosen, f"{full}."))
+        # A class without fields is a base class: which one is built must be said.
+        if not keys or built is not None:
+            shown = None if default is MISSING else default
+            yield Key(full, field.final_type, field._doc, shown, required, nested=True)
+        optional = not required and built is None
+        for key in keys:
+            if optional and key.required:
+                key = Key(key.name, key.type, key.meaning, None, False, full, key.nested)
+            yield key
+
+
+def _keys_of_list(
+    full: str, field: Any, element: type[Any], chosen: Mapping[str, str]
+) -> Iterator[Key]:
+    """The list itself, and the keys of each element that the command line has; at least one."""
+    required = field._default is MISSING and not callable(field._default_factory)
+    starts = f"{full}."
+    places = {
+        key.removeprefix(starts).partition(".")[0] for key in chosen if key.startswith(starts)
+    }
+    # The list is there as soon as it has an element.
+    yield Key(full, field.final_type, field._doc, [], required and not places)
+    for place in sorted(places) or ["0"]:
+        item = f"{full}.{place}"
+        built = find_class(chosen.get(item, "")) or element
+        for key in keys_of(built, chosen, f"{item}."):
+            optional = not places and key.required
+            needed = full if optional else key.needed_with
+            required = key.required and not optional
+            yield Key(key.name, key.type, key.meaning, key.default, required, needed, key.nested)
+
+
+def _element_class(kind: Any) -> type[Any] | None:
+    if get_origin(kind) is not list or not get_args(kind):
+        return None
+    element = get_args(kind)[0]
+    return element if isinstance(element, type) and chz.is_chz(element) else None
+
+
+def nested_class(kind: Any) -> type[Any] | None:
+    """The chz class that a field of this type holds (``X`` or ``X | None``), if it holds one."""
+    for part in get_args(kind) if get_origin(kind) in (Union, types.UnionType) else (kind,):
+        if isinstance(part, type) and chz.is_chz(part):
+            return part
+    return None
+
+
+def find_class(name: str) -> type[Any] | None:
+    """The chz class that ``module:Class`` names, or ``None``."""
+    module, _, attribute = name.partition(":")
+    if not attribute:
+        return None
+    try:
+        found = getattr(importlib.import_module(module), attribute, None)
+    except ImportError:
+        return None
+    return found if isinstance(found, type) and chz.is_chz(found) else None
+
+
+def choices_of(kind: Any) -> tuple[str, ...]:
+    """The values a type admits where it names them (Literal, enum), else nothing."""
+    if get_origin(kind) is Literal:
+        return tuple(str(value) for value in get_args(kind))
+    if isinstance(kind, type) and issubclass(kind, enum.Enum):
+        return tuple(str(member.value) for member in kind)
+    return ()
+
+
+def describe_type(kind: Any) -> str:
+    """A type in words: ``a number or None``, ``one of linear, cosine, constant``."""
+    choices = choices_of(kind)
+    if choices:
+        return f"one of {', '.join(choices)}"
+    if get_origin(kind) in (Union, types.UnionType):
+        return " or ".join(describe_type(part) for part in get_args(kind))
+    if kind in (None, type(None)):
+        return "None"
+    if isinstance(kind, type) and chz.is_chz(kind):
+        return f"module:Class, a {kind.__name__}"
+    if (element := _element_class(kind)) is not None:
+        return f"a list of {element.__name__}, as NAME.0=module:Class or NAME.0.KEY=…"
+    if get_origin(kind) is list and get_args(kind):
+        return "a list"
+    return _PLAIN.get(kind) or getattr(kind, "__name__", str(kind))
+
+
+def also_named(**aliases: str) -> Any:
+    """Class decorator: ``@also_named(batch_size="groups_per_batch")`` gives a key a second name.
+
+    The command line accepts both names. The object itself has the field alone. A dot within an
+    alias is written as two underscores. Subclasses inherit the aliases.
+    """
+
+    def mark(config_class: C) -> C:
+        own = {alias.replace("__", "."): key for alias, key in aliases.items()}
+        setattr(config_class, _ALIASES, {**aliases_of(config_class), **own})
+        return config_class
+
+    return mark
+
+
+def aliases_of(config_class: type[Any]) -> dict[str, str]:
+    """Second name to field name, of a class and its bases."""
+    aliases: dict[str, str] = getattr(config_class, _ALIASES, {})
+    # A subclass may have a field of that very name.
+    own = chz.chz_fields(config_class)
+    return {alias: key for alias, key in aliases.items() if alias not in own}

@@ -1,0 +1,142 @@
+"""The programs of this package and of the recipes, found without importing them."""
+
+from __future__ import annotations
+
+import ast
+import importlib.metadata
+import importlib.util
+import os
+import platform
+import re
+import sys
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import tinker_cookbook
+from tinker_cookbook.exceptions import ConfigurationError, nearest
+
+RECIPES = "recipes"
+LIBRARY = "tinker_cookbook"
+# What marks a file as a program for people. Other files with a main part are started by programs.
+_STARTS = re.compile(r"^ +run_entrypoint\(main\)", re.MULTILINE)
+_MAIN = "__main__"
+_VERSIONS_OF = ("tinker", "torch", "transformers", "peft")
+
+
+@dataclass(frozen=True)
+class Program:
+    """What ``python -m`` runs.
+
+    Attributes:
+        name: Of the module or package.
+        summary: First sentence of its docstring.
+    """
+
+    name: str
+    summary: str
+
+
+def find_programs(package: str) -> list[Program]:
+    """The programs of a package and its subpackages, by name.
+
+    Args:
+        package: Name of an importable package; one that is not installed has no programs.
+    """
+    spec = importlib.util.find_spec(package)
+    folders = spec.submodule_search_locations if spec is not None else None
+    found = [program for folder in folders or () for program in _programs_in(Path(folder), package)]
+    return sorted(found, key=lambda program: program.name)
+
+
+def _programs_in(folder: Path, package: str) -> Iterator[Program]:
+    for file in folder.rglob("*.py"):
+        parts = file.relative_to(folder).with_suffix("").parts
+        is_main = parts[-1] == _MAIN
+        if is_main and len(parts) == 1:  # the program that prints this list
+            continue
+        text = file.read_text(encoding="utf-8")
+        if not is_main and not _STARTS.search(text):
+            continue
+        name = ".".join((package, *(parts[:-1] if is_main else parts)))
+        summary = _first_sentence(text)
+        if is_main:  # `__main__` says how it is started, and the package what it is
+            package_file = file.with_name("__init__.py")
+            about = package_file.read_text(encoding="utf-8") if package_file.exists() else ""
+            summary = _first_sentence(about) or summary
+        yield Program(name, summary)
+
+
+def _first_sentence(source: str) -> str:
+    """Of a module's docstring: its first paragraph up to the first full stop."""
+    about = ast.get_docstring(ast.parse(source)) or ""
+    paragraph = " ".join(about.partition("\n\n")[0].split())
+    # How it is started stands in the first column already.
+    sentence = re.sub(r": ``python -m [^`]*``", "", paragraph.partition(". ")[0])
+    return sentence.rstrip(".:").replace("``", "")
+
+
+def listing(packages: Sequence[str]) -> str:
+    """One line for each program of the packages, and how to start one."""
+    programs = [program for package in packages for program in find_programs(package)]
+    width = max((len(program.name) for program in programs), default=0)
+    lines = ["python -m PROGRAM [key=value ...]      (--help lists a program's keys)", ""]
+    lines += [f"  {program.name:{width}}  {program.summary}" for program in programs]
+    return "\n".join(lines)
+
+
+def run_listing(packages: Sequence[str], arguments: Sequence[str]) -> None:
+    """Prints the programs of the packages, or the version with ``--version``.
+
+    Raises:
+        ConfigurationError: Another argument was given; names the program that was meant.
+    """
+    others = [word for word in arguments if word not in ("--help", "-h", "--version")]
+    if others:
+        raise ConfigurationError(_say_other(others, packages))
+    print_whole(version_line() if "--version" in arguments else listing(packages))
+
+
+def _say_other(arguments: Sequence[str], packages: Sequence[str]) -> str:
+    name, *rest = arguments
+    programs = [program.name for package in packages for program in find_programs(package)]
+    ends = {program: program for program in programs}
+    ends |= {program.partition(".")[2]: program for program in programs}
+    if name in ends:
+        command = " ".join(["python -m", ends[name], *rest])
+        return f"got {name!r}, expected no argument here; start the program with: {command}"
+    return (
+        f"got {name!r}, which is no program{nearest(name, ends)} Without arguments, "
+        f"python -m {packages[0]} lists the programs"
+    )
+
+
+def print_whole(text: str) -> None:
+    """Prints a text that may be longer than its reader wants (``… | head``)."""
+    try:
+        print(text, flush=True)
+    except BrokenPipeError:  # else Python complains once more at exit
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+
+
+def running_command() -> str:
+    """How the program that runs was started, such as ``python -m recipes.sl_basic``."""
+    spec = getattr(sys.modules[_MAIN], "__spec__", None)
+    if spec is None:
+        return f"python {Path(sys.argv[0]).name}"
+    # `python -m package` runs package.__main__, a name that people never type.
+    return f"python -m {spec.name.removesuffix(f'.{_MAIN}')}"
+
+
+def version_line() -> str:
+    """Version of this package, of Python, and of the libraries that results depend on."""
+    versions = [f"{name} {_version(name)}" for name in _VERSIONS_OF]
+    python = f"Python {platform.python_version()}"
+    return f"{LIBRARY} {tinker_cookbook.__version__} ({', '.join([python, *versions])})"
+
+
+def _version(name: str) -> str:
+    try:
+        return importlib.metadata.version(name)
+    except importlib.metadata.PackageNotFoundError:
+        return "not installed"
