@@ -138,8 +138,8 @@ def main(config: Config) -> None:
     """Trains a model by reinforcement, one step after the other."""
     config = resolve(config)
     rows = read_problems(config.dataset_path) if config.dataset_path is not None else []
-    cli_utils.check_log_dir(config.log_path, config.behavior_if_log_dir_exists)
-    with RunLock(config.log_path):
+    behavior = config.behavior_if_log_dir_exists
+    with cli_utils.log_dir_of_run(config.log_path, behavior), RunLock(config.log_path):
         last = checkpoint_utils.get_last_checkpoint(config.log_path)
         start = last.batch if last is not None and last.batch is not None else 0
         resume_step = start if last is not None else -1

@@ -137,8 +137,8 @@ def main(config: Config) -> None:
     # Where a server computes, a run without torch takes 90 MB instead of 300. If your own code
     # needs torch here, delete this line.
     leave_torch_out(config.backend, config.base_url)
-    cli_utils.check_log_dir(config.log_path, config.behavior_if_log_dir_exists)
-    with RunLock(config.log_path):
+    behavior = config.behavior_if_log_dir_exists
+    with cli_utils.log_dir_of_run(config.log_path, behavior), RunLock(config.log_path):
         last = checkpoint_utils.get_last_checkpoint(config.log_path)
         start = last.batch if last is not None and last.batch is not None else 0
         ml_logger = ml_log.setup_logging(

@@ -16,8 +16,9 @@ async def start(
 ) -> None:
     """Checks the config, then decides about its log folder, then trains.
 
-    In this order, so that a wrong setting beside behavior_if_log_dir_exists=delete deletes nothing.
+    A wrong setting beside behavior_if_log_dir_exists=delete touches nothing; what fails later (the
+    data, the backend, a checkpoint) brings the old run back.
     """
     config.check()
-    cli_utils.check_log_dir(config.log_path, behavior)
-    await train(config)
+    with cli_utils.log_dir_of_run(config.log_path, behavior):
+        await train(config)

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import os
-import shutil
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Literal, get_args
 
 from tinker_cookbook.exceptions import ConfigurationError, nearest
-from tinker_cookbook.utils.config_io import CONFIG_FILE, TYPE_KEY
+from tinker_cookbook.utils import replaced_run
 from tinker_cookbook.utils.paths import local_path
 from tinker_cookbook.utils.run_lock import LOCK_FILE, lock_holder
 
@@ -21,8 +21,20 @@ _CHOICES = (
     f"{_KEY}=resume (continue from its last checkpoint), {_KEY}=delete (start over), or another "
     f"log_path=…"
 )
-_LEFT_BY_A_FALSE_START = (LOCK_FILE, CONFIG_FILE, "config.previous.json", "logs.log", "code.diff")
 _EXAMPLES_ROOT = "/tmp/tinker-examples"
+
+
+@contextmanager
+def log_dir_of_run(
+    log_dir: str | os.PathLike[str], behavior_if_exists: LogdirBehavior
+) -> Iterator[None]:
+    """:func:`check_log_dir` around a run: an old run that ``delete`` replaces is put back at once
+    where the block ends before the new run's first row."""
+    check_log_dir(log_dir, behavior_if_exists)
+    try:
+        yield
+    finally:
+        replaced_run.settle(local_path(log_dir))
 
 
 def check_log_dir(log_dir: str | os.PathLike[str], behavior_if_exists: LogdirBehavior) -> None:
@@ -31,8 +43,12 @@ def check_log_dir(log_dir: str | os.PathLike[str], behavior_if_exists: LogdirBeh
     Args:
         log_dir: The run's folder. One that is absent, empty, or left by a run that ended before
             its first row passes whatever the behaviour is.
-        behavior_if_exists: ``resume`` leaves it as it is; ``delete`` empties it; ``raise`` refuses;
-            ``ask`` asks on a terminal and refuses where there is none.
+        behavior_if_exists: ``resume`` leaves it as it is; ``delete`` leaves an empty folder;
+            ``raise`` refuses; ``ask`` asks on a terminal and refuses where there is none.
+
+    With ``delete`` the old run is set aside under a hidden name in the same parent folder. It is
+    removed when the new run writes its first row with ``ml_log``, and it is put back when the
+    program ends before that, or at the next call for this folder if the program was killed.
 
     Raises:
         ConfigurationError: The folder is in use, refused, not local, no folder, or not one that
@@ -47,6 +63,8 @@ def check_log_dir(log_dir: str | os.PathLike[str], behavior_if_exists: LogdirBeh
     path = local_path(log_dir)
     if path.exists() and not path.is_dir():
         raise ConfigurationError(f"log_path={path} is a file; expected a folder")
+    replaced_run.settle(path)  # by an attempt of this process that failed
+    replaced_run.recover(path)  # by a process that was killed
     if not _has_content(path):
         return
     holder = lock_holder(path)
@@ -62,7 +80,7 @@ def check_log_dir(log_dir: str | os.PathLike[str], behavior_if_exists: LogdirBeh
     if behavior_if_exists == "raise":
         raise ConfigurationError(f"log_path={path} already holds a run; add {_CHOICES}")
     if behavior_if_exists == "delete":
-        _empty(path)
+        _replace(path)
 
 
 def runs_path(*parts: str) -> Path:
@@ -97,10 +115,7 @@ def _has_content(path: Path) -> bool:
 
 def _is_false_start(path: Path) -> bool:
     """Whether a run ended here before its first row: starting again loses nothing."""
-    # By their beginnings, since copies of an earlier config are numbered.
-    names = [entry.name for entry in path.iterdir()]
-    known = all(name.startswith(_LEFT_BY_A_FALSE_START) for name in names)
-    return known and _was_written_by_a_run(path)
+    return replaced_run.ended_before_the_first_row(path) and _was_written_by_a_run(path)
 
 
 def _ask(path: Path) -> LogdirBehavior:
@@ -119,7 +134,7 @@ def _ask(path: Path) -> LogdirBehavior:
             raise ConfigurationError(f"log_path={path} already holds a run; stopped as asked")
 
 
-def _empty(path: Path) -> None:
+def _replace(path: Path) -> None:
     target = path.resolve()
     reason = _why_not_deletable(target)
     if reason:
@@ -127,16 +142,7 @@ def _empty(path: Path) -> None:
             f"{_KEY}=delete: {target} is not deleted because {reason}; remove it yourself or give "
             f"another log_path=…"
         )
-    # The list of checkpoints goes first: a deletion that is cut short leaves no run to resume.
-    entries = sorted(target.iterdir(), key=lambda entry: entry.name != "checkpoints.jsonl")
-    try:
-        for entry in entries:
-            if entry.is_dir() and not entry.is_symlink():
-                shutil.rmtree(entry)
-            else:
-                entry.unlink()
-    except OSError as error:
-        raise ConfigurationError(f"{_KEY}=delete: {error}; remove {target} yourself") from error
+    replaced_run.set_aside(target)
 
 
 def _why_not_deletable(target: Path) -> str | None:
@@ -153,5 +159,4 @@ def _why_not_deletable(target: Path) -> str | None:
 def _was_written_by_a_run(target: Path) -> bool:
     if any((target / name).exists() for name in ("metrics.jsonl", "checkpoints.jsonl", LOCK_FILE)):
         return True
-    config = target / CONFIG_FILE  # a model folder has a file of this name too
-    return config.is_file() and f'"{TYPE_KEY}"' in config.read_text("utf-8", errors="replace")
+    return replaced_run.was_configured_by_a_run(target)

@@ -19,6 +19,7 @@ from typing import Any
 
 from tinker_cookbook.engine.resolve import base_name, model_config, resolve_model
 from tinker_cookbook.exceptions import ConfigurationError, ModelNotFoundError, nearest
+from tinker_cookbook.model_lineup import LINEUP
 
 logger = logging.getLogger(__name__)
 
@@ -87,23 +88,23 @@ _SHAPES = {
 def get_lr(model_name: str, is_lora: bool = True) -> float:
     """Recommended Adam learning rate for supervised fine-tuning (formula in the module's head).
 
-    For a model outside the table the hidden size is read from the ``config.json`` of a local
-    folder or cached copy; nothing is downloaded. A family other than Llama and Qwen is given
-    the Llama exponent, which a warning says.
+    The hidden size of a hosted model is known by its name. For other models it is read from the
+    ``config.json`` of a local folder or cached copy; nothing is downloaded. A family other than
+    Llama and Qwen is given the Llama exponent, which a warning says.
 
     Raises:
         ConfigurationError: the model is unknown and no copy lies on this machine.
     """
-    shape = _shape(base_name(model_name))
-    exponent = _EXPONENTS.get(shape.family)
+    family, hidden = _family_and_hidden_size(base_name(model_name))
+    exponent = _EXPONENTS.get(family)
     if exponent is None:
         exponent = _EXPONENTS["llama"]
         _warn_once(
-            f"get_lr: no exponent was fitted for {model_name!r} (model_type {shape.family!r}); "
+            f"get_lr: no exponent was fitted for {model_name!r} (family {family!r}); "
             f"that of the Llama models, {exponent}, was assumed. Sweep learning_rate around it."
         )
     factor = _LORA_FACTOR if is_lora else 1.0
-    return _BASE_LR * factor * (2000 / shape.hidden) ** exponent
+    return _BASE_LR * factor * (2000 / hidden) ** exponent
 
 
 def get_lora_lr_over_full_finetune_lr(model_name: str, lora_alpha: int = 32) -> float:
@@ -120,9 +121,21 @@ def get_lora_lr_over_full_finetune_lr(model_name: str, lora_alpha: int = 32) -> 
     return _LORA_FACTOR
 
 
+def get_full_finetune_param_count(model_name: str) -> float:
+    """Number of parameters of the model itself.
+
+    Read from the headers of the weights where a copy lies on this machine, else computed from the
+    shape of a known model.
+
+    Raises:
+        ConfigurationError: the shape is unknown and no copy lies on this machine.
+    """
+    return float(_parameter_count(base_name(model_name)))
+
+
 def get_full_finetune_lr_multiplier(model_name: str) -> float:
     """Scale of the full fine-tuning learning rate: ``1 / sqrt(parameters of the model)``."""
-    return 1.0 / math.sqrt(_parameter_count(base_name(model_name)))
+    return 1.0 / math.sqrt(get_full_finetune_param_count(model_name))
 
 
 def get_lora_lr_multiplier(model_name: str) -> float:
@@ -143,29 +156,49 @@ def get_lora_param_count(
 ) -> int:
     """Number of parameters of an adapter: ``rank · (inputs + outputs)`` summed over its layers.
 
-    In a mixture of experts each expert's three matrices count as layers of their own; the router
-    has no adapter.
+    Hosted models have the sizes that the service measured. In a mixture of experts the factor at
+    the hidden dimension is shared among the experts of a layer, as the service does it, so each of
+    the three expert matrices counts ``hidden + experts · intermediate``. The router has no adapter.
 
     Raises:
-        ConfigurationError: rank below 1, or an unknown model without a copy on this machine.
+        ConfigurationError: rank below 1, nothing to train, or an unknown model without a copy on
+            this machine.
     """
     if lora_rank < 1:
         raise ConfigurationError(f"lora_rank: got {lora_rank}, expected a whole number from 1")
-    shape = _shape(base_name(model_name))
+    if not (train_mlp or train_attn or train_unembed):
+        raise ConfigurationError(
+            "train_mlp, train_attn, train_unembed: got False for all three, expected at least one "
+            "True: an adapter needs layers to train"
+        )
+    name = base_name(model_name)
+    known = LINEUP.get(name)
+    sizes = known.lora if known else _adapter_sizes(name)
+    trained = (train_mlp, train_attn, train_unembed)
+    return lora_rank * sum(size for size, trains in zip(sizes, trained, strict=True) if trains)
+
+
+def _adapter_sizes(name: str) -> tuple[int, int, int]:
+    """Size of a rank-1 adapter on the MLP, the attention and the unembedding, from the shape."""
+    shape = _shape(name)
     if shape.unusual:
         raise ConfigurationError(
-            f"model_name: the layers of {model_name!r} are not the usual ones (its config.json has "
+            f"model_name: the layers of {name!r} are not the usual ones (its config.json has "
             f"{shape.unusual!r}), so the size of an adapter cannot be told from its configuration; "
             "count the tensors of a saved adapter instead"
         )
-    per_rank = 0
-    if train_mlp:
-        per_rank += sum(map(sum, _mlp_matrices(shape))) * max(1, shape.experts) * shape.layers
-    if train_attn:
-        per_rank += sum(map(sum, _attention_matrices(shape))) * shape.layers
-    if train_unembed:
-        per_rank += shape.hidden + shape.vocabulary
-    return lora_rank * per_rank
+    mlp = 3 * (shape.hidden + max(1, shape.experts) * shape.intermediate)
+    attention = sum(map(sum, _attention_matrices(shape)))
+    return shape.layers * mlp, shape.layers * attention, shape.hidden + shape.vocabulary
+
+
+def _family_and_hidden_size(name: str) -> tuple[str, int]:
+    known = LINEUP.get(name)
+    if known is None:
+        shape = _shape(name)
+        return shape.family, shape.hidden
+    family = next((family for family in _EXPONENTS if family in name.lower()), known.organization)
+    return family, known.hidden
 
 
 def _mlp_matrices(shape: _Shape) -> list[tuple[int, int]]:

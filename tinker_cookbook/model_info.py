@@ -1,9 +1,10 @@
 """What is known of a model by its name: family, size, and the renderers that fit it.
 
-The table holds rules, not names: a fine-tune or a local folder whose name keeps the family's
-pattern is recognised as well. A model that no rule matches is looked at (its chat template, where
-a copy lies on this machine), and what was assumed is said. Where no renderer was written for a
-model, ``template`` is recommended, which derives the format from the model's own chat template.
+Models of the hosted service have the values of :mod:`tinker_cookbook.model_lineup`. For all others
+there are rules on the name, so a fine-tune or a local folder whose name keeps the family's pattern
+is recognised as well. A model that no rule matches is looked at (its chat template, where a copy
+lies on this machine), and what was assumed is said. Where no renderer was written for a model,
+``template`` is recommended, which derives the format from the model's own chat template.
 """
 
 from __future__ import annotations
@@ -12,12 +13,35 @@ import json
 import logging
 import re
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import cache, lru_cache
 from pathlib import Path
 from typing import Any
 
 from tinker_cookbook.engine.resolve import base_name, model_config, resolve_model
 from tinker_cookbook.exceptions import ConfigurationError, ModelNotFoundError, TinkerCookbookError
+from tinker_cookbook.model_lineup import (
+    BASE,
+    DEEPSEEK_V3,
+    DEEPSEEK_V4_1,
+    GLM_5_3,
+    GPT_OSS,
+    INKLING,
+    KIMI_K2,
+    KIMI_K2_5,
+    KIMI_K2_6,
+    KIMI_K3_1,
+    LINEUP,
+    LLAMA3,
+    NEMOTRON3_LIGHTNING,
+    NEMOTRON3_SUPER,
+    NEMOTRON3_ULTRA,
+    QWEN3,
+    QWEN3_5,
+    QWEN3_8,
+    QWEN3_INSTRUCT,
+    QWEN3_VL_INSTRUCT,
+    LineupModel,
+)
 
 logger = logging.getLogger(__name__)
 
@@ -49,81 +73,114 @@ class _Family:
     size: str = ""
 
 
-_BASE = ("role_colon",)
-_QWEN3_HYBRID = ("qwen3", "qwen3_disable_thinking")
-_QWEN35 = ("qwen3_5", "qwen3_5_disable_thinking", "qwen3_5_preserve_thinking")
-_QWEN38 = (
-    *(f"qwen3_8_{level}_reasoning" for level in ("xhigh", "medium", "low")),
-    "qwen3_8_disable_thinking",
-)
-_QWEN36 = tuple(f"{name}?json_scalars=true" for name in _QWEN35)
-_GPT_OSS = (
-    "gpt_oss_no_sysprompt",
-    *(f"gpt_oss_{level}_reasoning" for level in ("low", "medium", "high")),
-)
-_DEEPSEEK_V31 = ("deepseekv3", "deepseekv3_thinking", "deepseekv3_disable_thinking")
-_NEMOTRON = ("nemotron3", "nemotron3_low_thinking", "nemotron3_disable_thinking")
-_ULTRA = tuple(f"nemotron3_ultra{way}" for way in ("", "_medium_thinking", "_disable_thinking"))
+_GPT_OSS_ALL = (*GPT_OSS, "gpt_oss_low_reasoning", "gpt_oss_high_reasoning")
+_DEEPSEEK_V31 = (*DEEPSEEK_V3, "deepseekv3_disable_thinking")
 _GLM46 = ("glm4_6", "glm4_6_disable_thinking")
 _TEMPLATE = ("template",)
 _MISTRAL = ("mistral", *_TEMPLATE)
 
 # The first rule that matches counts, so the special stands above the general.
 _FAMILIES = (
-    _Family(r"(meta-)?llama-?(?P<version>3(\.\d)?)-.*instruct", "meta-llama", "3", ("llama3",)),
-    _Family(r"(meta-)?llama-?(?P<version>3(\.\d)?)-", "meta-llama", "3", _BASE, is_chat=False),
-    _Family(r"qwen3-vl-.*instruct", "Qwen", "3", ("qwen3_vl_instruct",), is_vl=True),
+    _Family(r"(meta-)?llama-?(?P<version>3(\.\d)?)-.*instruct", "meta-llama", "3", LLAMA3),
+    # Llama 3.3 was released as a chat model only, so its short name means the same model.
+    _Family(r"(meta-)?llama-?3\.3-70b", "meta-llama", "3.3", LLAMA3),
+    _Family(r"(meta-)?llama-?(?P<version>3(\.\d)?)-", "meta-llama", "3", BASE, is_chat=False),
+    _Family(r"qwen3-vl-.*instruct", "Qwen", "3", QWEN3_VL_INSTRUCT, is_vl=True),
     _Family(r"qwen3-vl-", "Qwen", "3", ("qwen3_vl",), is_vl=True),
-    _Family(r"qwen(?P<version>[23](\.\d)?)-.*base", "Qwen", "3", _BASE, is_chat=False),
+    _Family(r"qwen(?P<version>3\.\d)-.*base", "Qwen", "3.5", BASE, is_chat=False, is_vl=True),
+    _Family(r"qwen(?P<version>[23](\.\d)?)-.*base", "Qwen", "3", BASE, is_chat=False),
     _Family(r"qwen3-coder", "Qwen", "3", _TEMPLATE),
-    _Family(r"qwen3-.*instruct", "Qwen", "3", ("qwen3_instruct",)),
+    _Family(r"qwen3-.*instruct", "Qwen", "3", QWEN3_INSTRUCT),
     _Family(r"qwen3-.*thinking", "Qwen", "3", ("qwen3",)),
-    _Family(r"qwen3-", "Qwen", "3", _QWEN3_HYBRID),
-    _Family(r"qwen3\.8-", "Qwen", "3.8", _QWEN38, is_vl=True),
-    _Family(r"qwen3\.6-", "Qwen", "3.6", _QWEN36, is_vl=True),
-    _Family(r"qwen3\.5-", "Qwen", "3.5", _QWEN35, is_vl=True),
+    _Family(r"qwen3-", "Qwen", "3", QWEN3),
+    _Family(r"qwen3\.8-", "Qwen", "3.8", QWEN3_8, is_vl=True),
+    _Family(r"qwen3\.6-", "Qwen", "3.6", QWEN3_5, is_vl=True),
+    _Family(r"qwen3\.5-", "Qwen", "3.5", QWEN3_5, is_vl=True),
     _Family(r"qwen2\.5-vl-", "Qwen", "2.5", _TEMPLATE, is_vl=True),
     _Family(r"qwen2\.5-(coder-|math-)?.*instruct", "Qwen", "2.5", ("qwen2_5", "chatml")),
-    _Family(r"qwen2\.5-", "Qwen", "2.5", _BASE, is_chat=False),
-    _Family(r"deepseek-v4\.1", "deepseek-ai", "4.1", _TEMPLATE),
-    _Family(r"deepseek-v(?P<version>3(\.\d)?).*base", "deepseek-ai", "3", _BASE, is_chat=False),
+    _Family(r"qwen2\.5-", "Qwen", "2.5", BASE, is_chat=False),
+    _Family(r"deepseek-v4\.1", "deepseek-ai", "4.1", DEEPSEEK_V4_1),
+    _Family(r"deepseek-v(?P<version>3(\.\d)?).*base", "deepseek-ai", "3", BASE, is_chat=False),
     _Family(r"deepseek-v3\.2", "deepseek-ai", "3.2", ("deepseekv3_2", "deepseekv3_2_thinking")),
     _Family(r"deepseek-v3\.1", "deepseek-ai", "3.1", _DEEPSEEK_V31),
     _Family(r"deepseek-v3(?!\.)", "deepseek-ai", "3", ("deepseekv3?version=3",)),
     _Family(r"deepseek-r1(?!-distill)", "deepseek-ai", "R1", ("deepseekv3_thinking?version=3",)),
     _Family(r"deepseek-r1-distill", "deepseek-ai", "R1", _TEMPLATE),
-    _Family(r"gpt-oss-", "openai", "1", _GPT_OSS),
-    _Family(r"kimi-k(?P<version>2\.[56])", "moonshotai", "2.5", _TEMPLATE, is_vl=True),
-    _Family(r"kimi-k3\.1", "moonshotai", "3.1", _TEMPLATE),
-    _Family(r"kimi-k2-base", "moonshotai", "2", _BASE, is_chat=False),
-    _Family(r"kimi-k2-instruct", "moonshotai", "2", ("kimi_k2_instruct",), size="1T-A32B"),
-    _Family(r"kimi-k2", "moonshotai", "2", ("kimi_k2",), size="1T-A32B"),
-    _Family(r"(nvidia-)?nemotron-3-ultra", "nvidia", "3", _ULTRA),
-    _Family(r"(nvidia-)?nemotron-3\.5-", "nvidia", "3.5", _TEMPLATE),
-    _Family(r"(nvidia-)?nemotron-3-.*base", "nvidia", "3", _BASE, is_chat=False),
-    _Family(r"(nvidia-)?nemotron-3", "nvidia", "3", _NEMOTRON),
-    _Family(r"glm-5\.3", "zai-org", "5.3", _TEMPLATE),
+    _Family(r"gpt-oss-", "openai", "1", _GPT_OSS_ALL),
+    _Family(r"kimi-k2\.5", "moonshotai", "K2.5", KIMI_K2_5, is_vl=True),
+    _Family(r"kimi-k2\.6", "moonshotai", "K2.6", KIMI_K2_6, is_vl=True),
+    _Family(r"kimi-k3\.1", "moonshotai", "K3.1", KIMI_K3_1, is_vl=True),
+    _Family(r"kimi-k2-base", "moonshotai", "K2", BASE, is_chat=False),
+    _Family(r"kimi-k2-instruct", "moonshotai", "K2", ("kimi_k2_instruct",), size="1T-A32B"),
+    _Family(r"kimi-k2", "moonshotai", "K2", KIMI_K2, size="1T-A32B"),
+    _Family(r"(nvidia-)?nemotron-3-ultra", "nvidia", "3", NEMOTRON3_ULTRA),
+    _Family(r"(nvidia-)?nemotron-3\.5-lightning", "nvidia", "3.5", NEMOTRON3_LIGHTNING),
+    _Family(r"(nvidia-)?nemotron-3\.5-", "nvidia", "3.5", NEMOTRON3_ULTRA),
+    _Family(r"(nvidia-)?nemotron-3-.*base", "nvidia", "3", BASE, is_chat=False),
+    _Family(r"(nvidia-)?nemotron-3", "nvidia", "3", NEMOTRON3_SUPER),
+    _Family(r"glm-5\.3", "zai-org", "5.3", GLM_5_3),
     _Family(r"glm-4\.6", "zai-org", "4.6", _GLM46),
-    _Family(r"inkling", "thinkingmachines", "", _TEMPLATE, is_vl=True, is_audio_in=True),
+    _Family(r"inkling", "thinkingmachines", "", INKLING, is_vl=True, is_audio_in=True),
     _Family(r"gemma-3-(270m|1b)-it", "google", "3", ("gemma3",)),
     _Family(r"gemma-3-.*-it", "google", "3", ("gemma3",), is_vl=True),
-    _Family(r"gemma-3-(270m|1b)", "google", "3", _BASE, is_chat=False),
-    _Family(r"gemma-3-", "google", "3", _BASE, is_chat=False, is_vl=True),
+    _Family(r"gemma-3-(270m|1b)", "google", "3", BASE, is_chat=False),
+    _Family(r"gemma-3-", "google", "3", BASE, is_chat=False, is_vl=True),
     # Formats before v3 and after v7 have no renderer of their own.
     _Family(r"(mistral|mixtral-8x7b)-.*instruct-v0\.[12]", "mistralai", "", _TEMPLATE),
     _Family(r"mistral-small-3\.[2-9]-|ministral-3-|mistral-large-3-", "mistralai", "", _TEMPLATE),
     _Family(r"mistral-small-3\.1-.*instruct", "mistralai", "", _MISTRAL, is_vl=True),
     _Family(r"mi[sx]tral-.*instruct|ministral-8b-instruct", "mistralai", "", _MISTRAL),
     _Family(r"smollm2-.*instruct", "HuggingFaceTB", "2", ("smollm2", "chatml")),
-    _Family(r"smollm2-", "HuggingFaceTB", "2", _BASE, is_chat=False),
+    _Family(r"smollm2-", "HuggingFaceTB", "2", BASE, is_chat=False),
 )
 _SIZE = re.compile(r"(?<![a-z0-9.])(\d+(?:\.\d+)?[kmbt](?:-a\d+(?:\.\d+)?b)?)(?![a-z0-9])")
+
+
+def get_llama_info() -> dict[str, ModelAttributes]:
+    """Hosted Llama models: attributes by the name without its organization."""
+    return _hosted("meta-llama")
+
+
+def get_qwen_info() -> dict[str, ModelAttributes]:
+    """Hosted Qwen models: attributes by the name without its organization."""
+    return _hosted("Qwen")
+
+
+def get_deepseek_info() -> dict[str, ModelAttributes]:
+    """Hosted DeepSeek models: attributes by the name without its organization."""
+    return _hosted("deepseek-ai")
+
+
+def get_gpt_oss_info() -> dict[str, ModelAttributes]:
+    """Hosted gpt-oss models: attributes by the name without its organization."""
+    return _hosted("openai")
+
+
+def get_moonshot_info() -> dict[str, ModelAttributes]:
+    """Hosted Kimi models: attributes by the name without its organization."""
+    return _hosted("moonshotai")
+
+
+def get_zai_info() -> dict[str, ModelAttributes]:
+    """Hosted GLM models: attributes by the name without its organization."""
+    return _hosted("zai-org")
+
+
+def get_nvidia_info() -> dict[str, ModelAttributes]:
+    """Hosted Nemotron models: attributes by the name without its organization."""
+    return _hosted("nvidia")
+
+
+def get_thinkingmachines_info() -> dict[str, ModelAttributes]:
+    """Hosted Inkling models: attributes by the name without its organization."""
+    return _hosted("thinkingmachines")
 
 
 def get_model_attributes(model_name: str) -> ModelAttributes:
     """Looks a model up by its Hub name or folder; a ``:peft:…`` suffix is ignored.
 
-    An unknown model gets attributes derived from its chat template; a warning, once a name, says
+    A hosted model has the values of the line-up, a model of a known family those of its rule. An
+    unknown model gets attributes derived from its chat template; a warning, once a name, says
     what was assumed.
     """
     attributes, reason = _attributes(base_name(model_name))
@@ -145,7 +202,8 @@ def get_recommended_renderer_name(model_name: str) -> str:
 def resolve_renderer_name(model_name: str, renderer_name: str | None) -> tuple[str, str]:
     """The renderer that a run uses, with a sentence on why.
 
-    ``renderer_name`` as configured wins; ``None`` takes the recommended one.
+    ``renderer_name`` as configured wins; ``None`` takes the recommended one. Where no renderer of
+    that name exists here, the model's own chat template is used (``template``).
     """
     if renderer_name is not None:
         warn_if_renderer_not_recommended(model_name, renderer_name)
@@ -154,8 +212,8 @@ def resolve_renderer_name(model_name: str, renderer_name: str | None) -> tuple[s
     if reason:
         _warn_once(reason)
     kind = "chat" if attributes.is_chat else "base"
-    name = attributes.recommended_renderers[0]
-    if not reason and attributes.recommended_renderers == _TEMPLATE:
+    name = _renderer_for_runs(attributes)
+    if not reason and name in _TEMPLATE:
         reason = (
             f"no renderer was written for {attributes.organization} models of this family, whose "
             "chat template was not at hand: the format is derived from the template that comes "
@@ -189,12 +247,15 @@ def warn_if_renderer_not_recommended(model_name: str, renderer_name: str | None)
         return False
     attributes, guessed = _attributes(base_name(model_name))
     asked = renderer_name.partition("?")[0]  # options are the user's choice
-    fitting = {name.partition("?")[0] for name in attributes.recommended_renderers}
+    family = _family(base_name(model_name))
+    # The family may have renderers that the hosted line-up does not list, such as other efforts.
+    recommended = (*attributes.recommended_renderers, *(family.renderers if family else ()))
+    fitting = {name.partition("?")[0] for name in recommended}
     if guessed or asked in fitting or (asked in _TEMPLATE and attributes.is_chat):
         return False
     logger.warning(
-        "renderer_name: got %r, but %s was trained with another format; expected one of: %s. "
-        "Leave renderer_name unset to use %r.",
+        "renderer_name: got %r, which is not recommended for %s: the model was trained with "
+        "another format; expected one of: %s. Leave renderer_name unset to use %r.",
         renderer_name,
         model_name,
         ", ".join(attributes.recommended_renderers),
@@ -203,19 +264,61 @@ def warn_if_renderer_not_recommended(model_name: str, renderer_name: str | None)
     return True
 
 
+@cache
+def _hosted(organization: str) -> dict[str, ModelAttributes]:
+    rows = [row for row in LINEUP.values() if row.organization == organization]
+    return {row.name.partition("/")[2]: _from_lineup(row) for row in rows}
+
+
+@cache
+def _lineup_by_last_part() -> dict[str, LineupModel]:
+    return {Path(row.name).name.lower(): row for row in LINEUP.values()}
+
+
 def _attributes(name: str) -> tuple[ModelAttributes, str]:
     """Attributes and, for a model that no rule knows, the sentence on what was assumed."""
     last = Path(name).name.lower()
-    for family in _FAMILIES:
-        if match := re.match(family.pattern, last):
-            version = match.groupdict().get("version") or family.version
-            return _from_family(family, version, last), ""
+    if row := _lineup_by_last_part().get(last):
+        return _from_lineup(row), ""
+    if family := _family(name):
+        match = re.match(family.pattern, last)
+        version = match.groupdict().get("version") if match else None
+        return _from_family(family, version or family.version, last), ""
     renderers, why = _renderers_by_template(name)
     organization = name.split("/")[0] if name.count("/") == 1 else ""
-    attributes = ModelAttributes(organization, "", _size(last), renderers != _BASE, renderers)
+    attributes = ModelAttributes(organization, "", _size(last), renderers != BASE, renderers)
     return attributes, (
         f"model {name!r} is not in the table of known models; renderer {renderers[0]!r} was "
         f"assumed, because {why}; set renderer_name to choose another"
+    )
+
+
+def _family(name: str) -> _Family | None:
+    last = Path(name).name.lower()
+    return next((family for family in _FAMILIES if re.match(family.pattern, last)), None)
+
+
+def _renderer_for_runs(attributes: ModelAttributes) -> str:
+    # Imported here: looking up attributes alone should not load every renderer.
+    from tinker_cookbook.renderers.names import UNAVAILABLE
+
+    name = attributes.recommended_renderers[0]
+    if name in UNAVAILABLE:
+        return _TEMPLATE[0]
+    # The chat template of Qwen3.6 writes scalars of tool calls as JSON, that of Qwen3.5 does not.
+    is_qwen36 = attributes.organization == "Qwen" and attributes.version_str == "3.6"
+    return f"{name}?json_scalars=true" if is_qwen36 and attributes.is_chat else name
+
+
+def _from_lineup(row: LineupModel) -> ModelAttributes:
+    return ModelAttributes(
+        organization=row.organization,
+        version_str=row.version,
+        size_str=row.size,
+        is_chat=row.is_chat,
+        recommended_renderers=row.renderers,
+        is_vl=row.is_vl,
+        is_audio_in=row.is_audio_in,
     )
 
 
@@ -241,10 +344,10 @@ def _renderers_by_template(name: str) -> tuple[tuple[str, ...], str]:
     try:
         folder = resolve_model(name, allow_download=False, need="tokenizer").folder
     except ModelNotFoundError:
-        return _BASE, "no copy of its tokenizer lies on this machine to look at"
+        return BASE, "no copy of its tokenizer lies on this machine to look at"
     template, model_type = _chat_template(folder), _model_type(folder)
     if "<|im_start|>" in template and model_type.startswith("qwen3") and "<think>" in template:
-        return _QWEN3_HYBRID, "its chat template is that of Qwen3"
+        return QWEN3, "its chat template is that of Qwen3"
     if "<|im_start|>" in template and "<think>" not in template:
         if "named SmolLM" in template:
             return ("smollm2", "chatml"), "its chat template is that of SmolLM2"
@@ -252,7 +355,7 @@ def _renderers_by_template(name: str) -> tuple[tuple[str, ...], str]:
             return ("qwen2_5", "chatml"), "its chat template is that of Qwen2.5"
         return ("chatml",), "its chat template is ChatML"
     if "<|start_header_id|>" in template:
-        return ("llama3",), "its chat template is that of Llama 3"
+        return LLAMA3, "its chat template is that of Llama 3"
     if "<start_of_turn>" in template and model_type.startswith("gemma3"):
         return ("gemma3",), "its chat template is that of Gemma 3"
     if template:
@@ -260,7 +363,7 @@ def _renderers_by_template(name: str) -> tuple[tuple[str, ...], str]:
             _TEMPLATE,
             "no renderer is known for its chat template, from which the format is taken",
         )
-    return _BASE, "its tokenizer has no chat template, as base models have none"
+    return BASE, "its tokenizer has no chat template, as base models have none"
 
 
 def _chat_template(folder: Path) -> str:

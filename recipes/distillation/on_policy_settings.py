@@ -222,5 +222,5 @@ async def run(cli: OnPolicySettings, config: train_on_policy.Config) -> None:
     # First, so that a wrong setting beside behavior_if_log_dir_exists=delete deletes nothing.
     config.check()
     train_on_policy.check_vocabularies(config)
-    cli_utils.check_log_dir(config.log_path, cli.behavior_if_log_dir_exists)
-    await train_on_policy.main(config)
+    with cli_utils.log_dir_of_run(config.log_path, cli.behavior_if_log_dir_exists):
+        await train_on_policy.main(config)

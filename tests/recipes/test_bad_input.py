@@ -65,6 +65,33 @@ def refused(recipe_runs, monkeypatch, capsys):
     return run
 
 
+# --- behavior_if_log_dir_exists=delete: nothing is lost where the new run cannot start -----------
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        "dataset_path=/nope",
+        "device=cuda",
+        "wandb_project=x",
+        "load_checkpoint_path=tinker://foo/weights/bar",
+        "backend=http://127.0.0.1:9",
+        "learning_rate=-1",
+    ],
+)
+def test_delete_and_a_run_that_cannot_start(refused, recipe_runs, monkeypatch, tmp_path, wrong):
+    monkeypatch.setenv("TINKER_API_KEY", "tml-nobody")
+    monkeypatch.setenv("WANDB_API_KEY", "")
+    monkeypatch.setenv("WANDB_MODE", "online")
+    old = tmp_path / "run"
+    old.mkdir()
+    (old / "metrics.jsonl").write_text('{"step": 1, "old": true}\n')
+    remote = REMOTE if wrong.startswith("backend") else ()
+    refused(wrong, *remote, f"log_path={old}", behavior="delete")
+    assert (old / "metrics.jsonl").read_text() == '{"step": 1, "old": true}\n'
+    assert [entry.name for entry in tmp_path.iterdir()] == ["run"]
+
+
 # --- settings: refused before anything is read, let alone loaded -----------------------------
 
 

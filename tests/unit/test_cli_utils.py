@@ -66,7 +66,10 @@ def test_ask_without_a_terminal_is_raise(run, monkeypatch):
 @pytest.mark.parametrize(("answer", "left"), [("r", 3), ("resume", 3), ("delete", 0), ("q", 3)])
 def test_ask_on_a_real_terminal(run, answer, left):
     master, slave = pty.openpty()
-    program = f"from tinker_cookbook.cli_utils import check_log_dir as c; c({str(run)!r}, 'ask')"
+    program = (
+        "import os; from tinker_cookbook.cli_utils import check_log_dir as c;"
+        f"c({str(run)!r}, 'ask'); print('left', len(os.listdir({str(run)!r})))"
+    )
     child = subprocess.Popen(
         [sys.executable, "-c", program], stdin=slave, stdout=subprocess.PIPE, stderr=subprocess.PIPE
     )
@@ -75,7 +78,9 @@ def test_ask_on_a_real_terminal(run, answer, left):
     os.close(master)
     os.close(slave)
     assert out.count(b"[r]esume, [d]elete or [q]uit") == 2
-    assert len(list(run.iterdir())) == left
+    assert (f"left {left}".encode() in out) == (answer != "q")
+    # Nothing took the run's place before the program ended, so it is there again.
+    assert len([entry for entry in run.iterdir() if entry.name != ".lock"]) == 3
     assert (b"stopped as asked" in err) == (answer == "q")
 
 

@@ -10,6 +10,9 @@ import pytest
 
 from tinker_cookbook import hyperparam_utils as hp
 from tinker_cookbook.exceptions import ConfigurationError
+from tinker_cookbook.model_lineup import LINEUP
+
+_FLAGS = ("train_mlp", "train_attn", "train_unembed")
 
 
 def test_llama_8b_gives_the_published_number():
@@ -116,9 +119,28 @@ def test_the_table_agrees_with_transformers_models():
         assert hp._parameter_count(name) == sum(p.numel() for p in model.parameters())
 
 
+@pytest.mark.parametrize("name", sorted(LINEUP))
+def test_every_hosted_model_has_a_rate_and_sizes_without_a_copy(name: str):
+    assert 0 < hp.get_lr(name) < 1e-3
+    sizes = [
+        hp.get_lora_param_count(
+            f"{name}:peft:262144", 1, **dict.fromkeys(_FLAGS, False) | {on: True}
+        )
+        for on in _FLAGS
+    ]
+    assert hp.get_lora_param_count(name, 4) == 4 * sum(sizes)
+
+
+@pytest.mark.parametrize("name", sorted(n for n in LINEUP if n.startswith(tuple(hp._SHAPES))))
+def test_the_measured_adapter_sizes_follow_from_the_shape(name: str):
+    assert hp._adapter_sizes(name) == LINEUP[name].lora
+
+
 def test_refusals(stories_model: str, tmp_path: Path):
     with pytest.raises(ConfigurationError, match="lora_rank: got 0"):
         hp.get_lora_param_count(stories_model, 0)
+    with pytest.raises(ConfigurationError, match="at least one True"):
+        hp.get_lora_param_count(stories_model, **dict.fromkeys(_FLAGS, False))
     with pytest.raises(ConfigurationError, match="lora_alpha: got 16"):
         hp.get_lora_lr_over_full_finetune_lr(stories_model, lora_alpha=16)
     assert hp.get_lora_lr_over_full_finetune_lr(stories_model) == 10.0

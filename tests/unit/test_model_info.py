@@ -16,7 +16,9 @@ from tinker_cookbook.model_info import (
     resolve_renderer_name,
     warn_if_renderer_not_recommended,
 )
+from tinker_cookbook.model_lineup import LINEUP
 from tinker_cookbook.renderers import check_renderer_name
+from tinker_cookbook.renderers.names import UNAVAILABLE
 
 
 @pytest.mark.parametrize(
@@ -34,18 +36,15 @@ from tinker_cookbook.renderers import check_renderer_name
         ("Qwen/Qwen3-VL-30B-A3B-Instruct", ("Qwen", "3", "30B-A3B", True, "qwen3_vl_instruct")),
         ("Qwen/Qwen3.5-9B-Base", ("Qwen", "3.5", "9B", False, "role_colon")),
         ("Qwen/Qwen3.5-4B", ("Qwen", "3.5", "4B", True, "qwen3_5")),
-        (
-            "Qwen/Qwen3.6-35B-A3B",
-            ("Qwen", "3.6", "35B-A3B", True, "qwen3_5?json_scalars=true"),
-        ),
+        ("Qwen/Qwen3.6-35B-A3B", ("Qwen", "3.6", "35B-A3B", True, "qwen3_5")),
         ("Qwen/Qwen3.8-27B", ("Qwen", "3.8", "27B", True, "qwen3_8_xhigh_reasoning")),
         ("Qwen/Qwen2.5-0.5B-Instruct", ("Qwen", "2.5", "0.5B", True, "qwen2_5")),
-        ("deepseek-ai/DeepSeek-V3.1", ("deepseek-ai", "3.1", "", True, "deepseekv3")),
-        ("deepseek-ai/DeepSeek-V3.1-Base", ("deepseek-ai", "3.1", "", False, "role_colon")),
-        ("openai/gpt-oss-20b", ("openai", "1", "20B", True, "gpt_oss_no_sysprompt")),
-        ("moonshotai/Kimi-K2-Thinking", ("moonshotai", "2", "1T-A32B", True, "kimi_k2")),
-        ("moonshotai/Kimi-K2.6", ("moonshotai", "2.6", "", True, "template")),
-        ("zai-org/GLM-5.3", ("zai-org", "5.3", "", True, "template")),
+        ("deepseek-ai/DeepSeek-V3.1", ("deepseek-ai", "3", "671B-A37B", True, "deepseekv3")),
+        ("deepseek-ai/DeepSeek-V3.1-Base", ("deepseek-ai", "3", "671B-A37B", False, "role_colon")),
+        ("openai/gpt-oss-20b", ("openai", "1", "21B-A3.6B", True, "gpt_oss_no_sysprompt")),
+        ("moonshotai/Kimi-K2-Thinking", ("moonshotai", "K2", "1T-A32B", True, "kimi_k2")),
+        ("moonshotai/Kimi-K2.6", ("moonshotai", "K2.6", "1T-A32B", True, "kimi_k26")),
+        ("zai-org/GLM-5.3", ("zai-org", "5.3", "744B-A40B", True, "glm5_3_max_reasoning")),
         (
             "nvidia/NVIDIA-Nemotron-3-Nano-30B-A3B-BF16",
             ("nvidia", "3", "30B-A3B", True, "nemotron3"),
@@ -53,7 +52,7 @@ from tinker_cookbook.renderers import check_renderer_name
         ("HuggingFaceTB/SmolLM2-135M-Instruct", ("HuggingFaceTB", "2", "135M", True, "smollm2")),
         ("deepseek-ai/DeepSeek-V3", ("deepseek-ai", "3", "", True, "deepseekv3?version=3")),
         ("deepseek-ai/DeepSeek-V3.2", ("deepseek-ai", "3.2", "", True, "deepseekv3_2")),
-        ("moonshotai/Kimi-K2-Instruct", ("moonshotai", "2", "1T-A32B", True, "kimi_k2_instruct")),
+        ("moonshotai/Kimi-K2-Instruct", ("moonshotai", "K2", "1T-A32B", True, "kimi_k2_instruct")),
         ("google/gemma-3-1b-it", ("google", "3", "1B", True, "gemma3")),
         ("google/gemma-3-1b-pt", ("google", "3", "1B", False, "role_colon")),
         *[
@@ -82,11 +81,7 @@ def test_known_models(name: str, expected: tuple, caplog: pytest.LogCaptureFixtu
     summary = (found.organization, found.version_str, found.size_str, found.is_chat)
     assert (*summary, found.recommended_renderers[0]) == expected
     assert found.is_vl == (
-        "VL" in name
-        or "Qwen3.6" in name
-        or name == "Qwen/Qwen3.5-4B"
-        or "3.8" in name
-        or "K2.6" in name
+        "VL" in name or "Qwen3.6" in name or "Qwen3.5" in name or "3.8" in name or "K2.6" in name
     )
     assert not caplog.records
 
@@ -113,10 +108,35 @@ thinkingmachines/Inkling-Small google/gemma-3-4b-it mistralai/Mistral-7B-Instruc
 @pytest.mark.parametrize("name", NAMED.split())
 def test_every_recommended_renderer_exists(name: str):
     for renderer in get_recommended_renderer_names(name):
-        check_renderer_name(renderer)
+        if renderer not in UNAVAILABLE:
+            check_renderer_name(renderer)
+    check_renderer_name(resolve_renderer_name(name, None)[0])
     attributes, assumed = model_info._attributes(name)
     assert not assumed, "a rule of the table matches"
     assert attributes.organization == name.partition("/")[0]
+
+
+def test_the_getters_hold_the_whole_lineup():
+    getters = ("llama", "qwen", "deepseek", "gpt_oss", "moonshot", "zai", "nvidia")
+    found = {}
+    for name in (*getters, "thinkingmachines"):
+        for short, attributes in getattr(model_info, f"get_{name}_info")().items():
+            found[f"{attributes.organization}/{short}"] = attributes
+    assert found.keys() == LINEUP.keys()
+    assert all(get_model_attributes(f"{name}:peft:262144") == found[name] for name in LINEUP)
+    inkling = get_model_attributes("thinkingmachines/Inkling-Untabled")
+    assert (inkling.is_vl, inkling.is_audio_in, inkling.recommended_renderers) == (
+        True,
+        True,
+        ("tml_v0",),
+    )
+
+
+def test_runs_take_the_form_of_the_models_own_template():
+    # The recommended name is that of the public cookbook; a run adds what the template asks for.
+    assert resolve_renderer_name("Qwen/Qwen3.6-27B", None)[0] == "qwen3_5?json_scalars=true"
+    assert resolve_renderer_name("Qwen/Qwen3.5-27B", None)[0] == "qwen3_5"
+    assert resolve_renderer_name("meta-llama/Llama-3.3-70B", None)[0] == "llama3"
 
 
 def test_a_model_without_a_written_renderer_says_that_its_template_is_used(caplog):

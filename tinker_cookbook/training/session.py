@@ -32,6 +32,7 @@ from tinker_cookbook.eval.evaluators import Evaluator, TrainingClientEvaluator
 from tinker_cookbook.training.commands import continue_command, plot_command
 from tinker_cookbook.training.config import TrainingConfig
 from tinker_cookbook.training.weights import check_weights
+from tinker_cookbook.utils import replaced_run
 from tinker_cookbook.utils.console import get_console
 from tinker_cookbook.utils.loggers.pretty_print import format_value
 from tinker_cookbook.utils.ml_log import Logger, dump_config, setup_logging
@@ -49,6 +50,7 @@ Metrics = dict[str, float | int | str]
 async def training_session(config: TrainingConfig) -> AsyncIterator[TrainingSession]:
     """Checks the settings, takes the folder, opens the log; closes the backend at the end."""
     config.check()
+    replaced_run.recover(config.log_path)
     with RunLock(config.log_path):
         last = get_last_checkpoint(config.log_path)
         log = setup_logging(

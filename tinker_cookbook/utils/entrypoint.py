@@ -49,7 +49,7 @@ def run_program(program: Callable[[], Any]) -> None:
 
 def program_takes(key: str) -> bool:
     """Whether the program that runs has this key; true where it cannot be told."""
-    main = getattr(sys.modules["__main__"], "main", None)
+    main: Any = getattr(sys.modules["__main__"], "main", None)
     try:
         return key in chz.chz_fields(_config_class(main))
     except (TypeError, ValueError, StopIteration, NameError, KeyError, AttributeError):

@@ -53,11 +53,11 @@ def print_help(config_class: type[Any], chosen: Mapping[str, str]) -> None:
 def _about() -> str:
     """The docstring of the program that runs; of ``package.__main__``, that of the package too."""
     main = sys.modules["__main__"]
-    package = sys.modules.get(main.__spec__.parent or "") if main.__spec__ is not None else None
-    about = main.__doc__ or ""
-    if package is not None and main.__spec__.name.endswith(".__main__"):
-        about = f"{package.__doc__ or ''}\n\n{about}"
-    return about
+    about, spec = main.__doc__ or "", main.__spec__
+    if spec is None or not spec.name.endswith(".__main__"):
+        return about
+    package = sys.modules[spec.name.removesuffix(".__main__")]
+    return f"{package.__doc__ or ''}\n\n{about}"
 
 
 def _read_docstring(about: str) -> tuple[str, list[str]]:

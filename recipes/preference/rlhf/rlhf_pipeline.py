@@ -21,6 +21,7 @@ import json
 import shlex
 import sys
 from collections.abc import Awaitable, Callable
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -51,8 +52,16 @@ _UPSTREAM = ("load_checkpoint_path", "rm_weights_path")
 async def main(config: CLIConfig) -> None:
     """Runs the stages that are asked for and not finished, and then measures."""
     check(config)
-    for stage in to_run(config):
-        cli_utils.check_log_dir(config.stage_folder(stage), config.behavior_if_log_dir_exists)
+    behavior = config.behavior_if_log_dir_exists
+    with ExitStack() as folders:
+        # All at once, so that a refusal of the last folder comes before the first stage.
+        for stage in to_run(config):
+            folders.enter_context(cli_utils.log_dir_of_run(config.stage_folder(stage), behavior))
+        await run_stages(config)
+
+
+async def run_stages(config: CLIConfig) -> None:
+    """Runs the stages that are asked for, in their order, and then measures."""
     if config.run_sft:
         await run_stage("sft", sft_config(config), sft_train.main)
     if config.run_rm:

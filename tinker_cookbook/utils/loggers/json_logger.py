@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from tinker_cookbook.exceptions import ConfigurationError, DataValidationError
+from tinker_cookbook.utils import replaced_run
 from tinker_cookbook.utils.config_io import CONFIG_FILE, write_config
 from tinker_cookbook.utils.jsonl import append_row, free_name, trim_rows
 from tinker_cookbook.utils.loggers.base import Logger, Metrics
@@ -46,7 +47,10 @@ class JsonLogger(Logger):
                 f"metrics contain step={metrics['step']} but are logged for step={step}; 'step' is "
                 f"the row's own key, so use another name"
             )
-        append_row(self.path, metrics if step is None else {"step": step, **metrics})
+        row = metrics if step is None else {"step": step, **metrics}
+        # The first row takes the place of the run that was here before, so it must be on the disk.
+        append_row(self.path, row, durable=replaced_run.is_pending(self.log_dir))
+        replaced_run.confirm(self.log_dir)
 
     def log_hparams(self, config: Any) -> None:
         """Writes ``config.json``; a different one that is there is kept under another name."""

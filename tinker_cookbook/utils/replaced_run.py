@@ -1,0 +1,191 @@
+"""The old run of a log folder, kept until the new run has written its first row.
+
+``behavior_if_log_dir_exists=delete`` must not lose the old run when the new one fails early, for
+example because a data file is missing or the backend does not answer. So the old folder is renamed
+to ``.NAME.replaced-TIME-PID`` in the same parent folder. It is removed after the first row of the
+new ``metrics.jsonl`` is on the disk, and renamed back if the new run ends before that. After
+``kill -9`` the next start on the same folder does the same (:func:`recover`).
+"""
+
+from __future__ import annotations
+
+import atexit
+import errno
+import os
+import shutil
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+from tinker_cookbook.exceptions import ConfigurationError
+from tinker_cookbook.utils.config_io import CONFIG_FILE, TYPE_KEY
+from tinker_cookbook.utils.console import get_console
+from tinker_cookbook.utils.jsonl import free_name
+from tinker_cookbook.utils.run_lock import LOCK_FILE, RunLock, lock_holder
+
+# Files that a run writes before its first row; names are compared by their beginnings, because
+# copies of an earlier configuration are numbered.
+WRITTEN_BEFORE_THE_FIRST_ROW = (
+    LOCK_FILE,
+    CONFIG_FILE,
+    "config.previous",
+    "logs.log",
+    "code.diff",
+)
+_WITH_ROWS = ("metrics.jsonl", "checkpoints.jsonl")
+
+
+@dataclass(frozen=True)
+class _Replaced:
+    """The folder that was set aside, and the lock on it, which a killed process loses."""
+
+    folder: Path
+    lock: RunLock
+
+
+_pending: dict[Path, _Replaced] = {}
+
+
+def set_aside(folder: Path) -> None:
+    """Renames ``folder`` and leaves an empty one in its place.
+
+    Args:
+        folder: The old run's folder, resolved; the caller has checked that it may be replaced.
+
+    Raises:
+        ConfigurationError: Another run holds the folder, or it cannot be renamed. Nothing changed.
+    """
+    # The lock is on the file, not on its name, so it keeps other processes away from the folder
+    # under its new name too.
+    lock = RunLock(folder)
+    lock.__enter__()
+    stamp = time.strftime("%Y%m%d-%H%M%S")
+    aside = free_name(folder.with_name(f".{folder.name}.replaced-{stamp}-{os.getpid()}"))
+    try:
+        folder.rename(aside)
+    except OSError as error:
+        lock.release()
+        why = "it is a mount point" if error.errno == errno.EBUSY else error.strerror or str(error)
+        raise ConfigurationError(
+            f"behavior_if_log_dir_exists=delete: {folder} cannot be renamed to {aside.name} "
+            f"({why}), and the old run is kept until the new one has started; remove {folder} "
+            "yourself, or give another log_path=…"
+        ) from error
+    folder.mkdir()
+    if not _pending:
+        atexit.register(_settle_all)
+    _pending[folder] = _Replaced(aside, lock)
+    _say(f"the old run in {folder} is kept as {aside} until the new run has its first row")
+
+
+def is_pending(log_dir: str | os.PathLike[str]) -> bool:
+    """Whether this process has set aside an old run of ``log_dir`` that is still kept."""
+    return bool(_pending) and Path(log_dir).resolve() in _pending
+
+
+def confirm(log_dir: str | os.PathLike[str]) -> None:
+    """Removes the old run of ``log_dir``, if there is one; call it after the first row."""
+    # Almost always there is none, and this is called for every row.
+    if _pending and (replaced := _pending.pop(Path(log_dir).resolve(), None)) is not None:
+        _discard(replaced.folder)
+        replaced.lock.release()
+
+
+def settle(log_dir: str | os.PathLike[str]) -> None:
+    """Ends an attempt to replace a run: removes the old run if the new one has a row, else puts
+    the old one back. Does nothing where no run was set aside by this process."""
+    folder = Path(log_dir).resolve()
+    replaced = _pending.pop(folder, None)
+    if replaced is None:
+        return
+    try:
+        _decide(folder, replaced.folder)
+    finally:
+        replaced.lock.release()
+
+
+def recover(log_dir: str | os.PathLike[str]) -> None:
+    """Settles what a killed process left for ``log_dir``.
+
+    Raises:
+        ConfigurationError: Another process is just replacing the run in ``log_dir``.
+    """
+    folder = Path(log_dir).resolve()
+    if folder in _pending or not folder.parent.is_dir():
+        return
+    for left in folder.parent.glob(f".{_escaped(folder.name)}.discarded-*"):
+        shutil.rmtree(left, ignore_errors=True)
+    for aside in sorted(folder.parent.glob(f".{_escaped(folder.name)}.replaced-*"), reverse=True):
+        holder = lock_holder(aside)
+        if holder is not None:
+            raise ConfigurationError(
+                f"log_path={folder} is being started over by another run ({holder}); wait for it, "
+                "stop it, or give this run its own log_path=…"
+            )
+        if lock_holder(folder) is None:
+            _decide(folder, aside)
+
+
+def has_rows(folder: Path) -> bool:
+    """Whether a run in ``folder`` has written a row or a checkpoint."""
+    return any((folder / n).is_file() and (folder / n).stat().st_size > 0 for n in _WITH_ROWS)
+
+
+def ended_before_the_first_row(folder: Path) -> bool:
+    """Whether ``folder`` holds nothing but what a run writes before its first row."""
+    return all(e.name.startswith(WRITTEN_BEFORE_THE_FIRST_ROW) for e in folder.iterdir())
+
+
+def was_configured_by_a_run(folder: Path) -> bool:
+    """Whether the ``config.json`` in ``folder`` is a run's; a model folder has one too."""
+    config = folder / CONFIG_FILE
+    return config.is_file() and f'"{TYPE_KEY}"' in config.read_text("utf-8", errors="replace")
+
+
+def _decide(folder: Path, aside: Path) -> None:
+    """Keeps either the new run in ``folder`` or the old one in ``aside``."""
+    if folder.exists() and has_rows(folder):
+        _discard(aside)
+        return
+    if not folder.exists():
+        pass
+    elif ended_before_the_first_row(folder):
+        shutil.rmtree(folder)
+    elif was_configured_by_a_run(folder):
+        # Transcripts of a first iteration that failed, say: they explain the failure.
+        unfinished = free_name(folder.with_name(f"{folder.name}.unfinished"))
+        folder.rename(unfinished)
+        _say(f"what the new run wrote before it ended is in {unfinished}")
+    else:
+        # Results of a program that writes no rows: whether it succeeded cannot be seen here.
+        _say(f"the run that was in {folder} before is kept in {aside}; remove it when you like")
+        return
+    aside.rename(folder)
+    _say(f"{folder} holds the old run again: the new one ended before its first row")
+
+
+def _discard(aside: Path) -> None:
+    # Under another name first, so that a half removed folder is never taken for a run.
+    gone = aside.with_name(aside.name.replace(".replaced-", ".discarded-"))
+    aside.rename(gone)
+    shutil.rmtree(gone, ignore_errors=True)
+
+
+def _settle_all() -> None:
+    """For programs that call ``check_log_dir`` and end without a word."""
+    for folder in list(_pending):
+        settle(folder)
+
+
+# A forked worker that ends must not settle what its parent still works on.
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_pending.clear)
+
+
+def _escaped(name: str) -> str:
+    """``name`` for a glob pattern."""
+    return "".join(f"[{letter}]" if letter in "*?[" else letter for letter in name)
+
+
+def _say(line: str) -> None:
+    get_console().print(line, markup=False, highlight=False, soft_wrap=True)
