@@ -8,3 +8,46 @@ from tinker_cookbook._process import prepare_process
 prepare_process()
 
 __version__ = "0.1.0"
+
+from tinker_cookbook.exceptions import (  # noqa: E402  (the process is prepared first)
+    AllTrajectoriesFailedError,
+    BenchmarkNotFoundError,
+    CheckpointError,
+    ConfigurationError,
+    DataError,
+    DataFormatError,
+    DataValidationError,
+    EvalError,
+    EvalGradingError,
+    EvalTimeoutError,
+    RendererError,
+    SandboxError,
+    TinkerCookbookError,
+    TrainingError,
+    WeightsAdapterError,
+    WeightsDownloadError,
+    WeightsError,
+    WeightsMergeError,
+)
+
+__all__ = [
+    "AllTrajectoriesFailedError",
+    "BenchmarkNotFoundError",
+    "CheckpointError",
+    "ConfigurationError",
+    "DataError",
+    "DataFormatError",
+    "DataValidationError",
+    "EvalError",
+    "EvalGradingError",
+    "EvalTimeoutError",
+    "RendererError",
+    "SandboxError",
+    "TinkerCookbookError",
+    "TrainingError",
+    "WeightsAdapterError",
+    "WeightsDownloadError",
+    "WeightsError",
+    "WeightsMergeError",
+    "__version__",
+]

@@ -6,16 +6,18 @@ names; the resumed run saves over them.
 
 ``"batch": k`` means that exactly k optimizer updates are in the checkpoint. Operations of a
 training client run in the order in which they were *submitted*, so a save belongs right after the
-update it closes and before the next batch: :meth:`CheckpointManager.due` says whether one is due
-after an update that has only been submitted yet, :meth:`CheckpointManager.submit` puts it into the
-queue, and :meth:`CheckpointManager.commit` waits for it and appends the line.
+update it closes and before the next batch: :meth:`RunCheckpoints.due` says whether one is due
+after an update that has only been submitted yet, :meth:`RunCheckpoints.submit` puts it into the
+queue, and :meth:`RunCheckpoints.commit` waits for it and appends the line. The loops of this
+package use it. Loops that wait for each step anyway are simpler with :class:`CheckpointManager`.
 """
 
 from __future__ import annotations
 
+from tinker_cookbook.utils.checkpoints.loop_manager import CheckpointManager
 from tinker_cookbook.utils.checkpoints.manager import (
     FINAL_NAME,
-    CheckpointManager,
+    RunCheckpoints,
     SavePolicy,
     SaveReason,
 )
@@ -25,6 +27,16 @@ from tinker_cookbook.utils.checkpoints.records import (
     get_last_checkpoint,
     load_checkpoints_file,
 )
+from tinker_cookbook.utils.checkpoints.renderer_names import (
+    RENDERER_NAME_METADATA_KEY,
+    add_renderer_name_to_user_metadata,
+    check_renderer_name_for_checkpoint,
+    check_renderer_name_for_checkpoint_async,
+    get_renderer_name_from_checkpoint,
+    get_renderer_name_from_checkpoint_async,
+    resolve_renderer_name_from_checkpoint_or_default,
+    resolve_renderer_name_from_checkpoint_or_default_async,
+)
 from tinker_cookbook.utils.checkpoints.saving import (
     CheckpointKind,
     PendingCheckpoint,
@@ -33,17 +45,29 @@ from tinker_cookbook.utils.checkpoints.saving import (
     submit_checkpoint,
 )
 
+CHECKPOINTS_BASE_NAME = CHECKPOINTS_FILE
+
 __all__ = [
+    "CHECKPOINTS_BASE_NAME",
     "CHECKPOINTS_FILE",
     "FINAL_NAME",
+    "RENDERER_NAME_METADATA_KEY",
     "CheckpointKind",
     "CheckpointManager",
     "CheckpointRecord",
     "PendingCheckpoint",
+    "RunCheckpoints",
     "SavePolicy",
     "SaveReason",
+    "add_renderer_name_to_user_metadata",
+    "check_renderer_name_for_checkpoint",
+    "check_renderer_name_for_checkpoint_async",
     "get_last_checkpoint",
+    "get_renderer_name_from_checkpoint",
+    "get_renderer_name_from_checkpoint_async",
     "load_checkpoints_file",
+    "resolve_renderer_name_from_checkpoint_or_default",
+    "resolve_renderer_name_from_checkpoint_or_default_async",
     "save_checkpoint",
     "save_checkpoint_async",
     "submit_checkpoint",

@@ -16,6 +16,9 @@ from tinker_cookbook.utils.run_lock import LOCK_FILE, lock_holder
 
 LogdirBehavior = Literal["delete", "resume", "ask", "raise"]
 
+RUNS_DIR_ENV_VAR = "TINKER_COOKBOOK_RUNS_DIR"
+DEFAULT_RUNS_DIR = "~/tinker-runs"
+
 _KEY = "behavior_if_log_dir_exists"
 _CHOICES = (
     f"{_KEY}=resume (continue from its last checkpoint), {_KEY}=delete (start over), or another "
@@ -83,10 +86,10 @@ def check_log_dir(log_dir: str | os.PathLike[str], behavior_if_exists: LogdirBeh
         _replace(path)
 
 
-def runs_path(*parts: str) -> Path:
+def runs_path(*parts: str) -> str:
     """A folder under ``$TINKER_COOKBOOK_RUNS_DIR``, which is ``~/tinker-runs`` by default."""
-    root = os.environ.get("TINKER_COOKBOOK_RUNS_DIR") or "~/tinker-runs"
-    return local_path(root, "TINKER_COOKBOOK_RUNS_DIR").joinpath(*parts)
+    root = os.environ.get(RUNS_DIR_ENV_VAR) or DEFAULT_RUNS_DIR
+    return str(local_path(root, RUNS_DIR_ENV_VAR).joinpath(*parts))
 
 
 def default_log_path(recipe: str) -> str:

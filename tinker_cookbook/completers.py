@@ -7,7 +7,6 @@ a test, a person at the keyboard or another model can stand in for the sampling 
 from __future__ import annotations
 
 import asyncio
-from abc import ABC, abstractmethod
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, TypeAlias
 
@@ -26,7 +25,7 @@ StopCondition: TypeAlias = list[str] | list[int]
 """Stop strings, or token ids that end a sample."""
 
 
-@dataclass(frozen=True)
+@dataclass
 class TokensWithLogprobs:
     """One sampled continuation.
 
@@ -60,21 +59,40 @@ class TokensWithLogprobs:
         return self.maybe_logprobs
 
 
-class TokenCompleter(ABC):
-    """Continues a sequence of tokens."""
+class TokenCompleter:
+    """Continues a sequence of tokens. A subclass defines ``__call__``."""
 
-    @abstractmethod
     async def __call__(
-        self, model_input: tinker.ModelInput, stop: StopCondition
+        self,
+        model_input: tinker.ModelInput,
+        stop: StopCondition,
+        *,
+        max_tokens: int | None = None,
     ) -> TokensWithLogprobs:
-        """Returns one continuation of ``model_input``, ended by ``stop`` or a length limit."""
+        """Returns one continuation of ``model_input``, ended by ``stop`` or a length limit.
+
+        Args:
+            model_input: The prompt.
+            stop: What ends the continuation.
+            max_tokens: Most tokens of this one; a limit of the completer's own holds as well. An
+                implementation may leave it out of its signature: rollouts then cut what is longer.
+        """
+        raise NotImplementedError(f"{type(self).__name__} must define __call__")
 
     async def sample_many(
-        self, model_input: tinker.ModelInput, stop: StopCondition, num_samples: int
+        self,
+        model_input: tinker.ModelInput,
+        stop: StopCondition,
+        num_samples: int,
+        *,
+        max_tokens: int | None = None,
     ) -> list[TokensWithLogprobs]:
         """Returns several continuations; override where one request can ask for all of them."""
+        limit = {} if max_tokens is None else {"max_tokens": max_tokens}
         return list(
-            await asyncio.gather(*(self.derived(i)(model_input, stop) for i in range(num_samples)))
+            await asyncio.gather(
+                *(self.derived(i)(model_input, stop, **limit) for i in range(num_samples))
+            )
         )
 
     def derived(self, *path: int) -> TokenCompleter:
@@ -85,12 +103,12 @@ class TokenCompleter(ABC):
         return self
 
 
-class MessageCompleter(ABC):
-    """Answers a conversation."""
+class MessageCompleter:
+    """Answers a conversation. A subclass defines ``__call__``."""
 
-    @abstractmethod
     async def __call__(self, messages: list[Message]) -> Message:
         """Returns the assistant's next message."""
+        raise NotImplementedError(f"{type(self).__name__} must define __call__")
 
 
 @dataclass
@@ -120,22 +138,33 @@ class TinkerTokenCompleter(TokenCompleter):
         _check_sampling(self.max_tokens, self.temperature)
 
     async def __call__(
-        self, model_input: tinker.ModelInput, stop: StopCondition
+        self,
+        model_input: tinker.ModelInput,
+        stop: StopCondition,
+        *,
+        max_tokens: int | None = None,
     ) -> TokensWithLogprobs:
-        """Returns one sample.
+        """Returns one sample of at most ``max_tokens``, the completer's own limit or this one,
+        whichever is lower.
 
         Raises:
             DataValidationError: The prompt leaves no room in ``context_window``.
         """
-        return (await self.sample_many(model_input, stop, 1))[0]
+        return (await self.sample_many(model_input, stop, 1, max_tokens=max_tokens))[0]
 
     async def sample_many(
-        self, model_input: tinker.ModelInput, stop: StopCondition, num_samples: int
+        self,
+        model_input: tinker.ModelInput,
+        stop: StopCondition,
+        num_samples: int,
+        *,
+        max_tokens: int | None = None,
     ) -> list[TokensWithLogprobs]:
         """Returns ``num_samples`` samples of one request, for which the prompt is run once."""
+        limit = self.max_tokens if max_tokens is None else min(self.max_tokens, max_tokens)
         params = tinker.SamplingParams(
             stop=stop,
-            max_tokens=self._room(model_input.length),
+            max_tokens=self._room(model_input.length, limit),
             temperature=self.temperature,
             top_p=self.top_p,
             top_k=self.top_k,
@@ -164,16 +193,17 @@ class TinkerTokenCompleter(TokenCompleter):
         words = np.random.SeedSequence([self.seed, *path]).generate_state(1)
         return replace(self, seed=int(words[0]) >> 1)
 
-    def _room(self, prompt_length: int) -> int:
+    def _room(self, prompt_length: int, limit: int) -> int:
         if self.context_window is None:
-            return self.max_tokens
+            return limit
         room = self.context_window - prompt_length
         if room < 1:
             raise DataValidationError(
-                f"the prompt has {prompt_length} tokens and context_window={self.context_window} "
-                f"leaves no room to sample; shorten the prompt or raise context_window"
+                f"the prompt has {prompt_length} tokens, which fills or exceeds context window "
+                f"{self.context_window} and leaves no room to sample; shorten the prompt or raise "
+                "context_window"
             )
-        return min(self.max_tokens, room)
+        return min(limit, room)
 
 
 @dataclass

@@ -6,6 +6,30 @@ from __future__ import annotations
 from collections.abc import Iterable
 from difflib import get_close_matches
 
+__all__ = [
+    "AllTrajectoriesFailedError",
+    "BackendError",
+    "BenchmarkNotFoundError",
+    "CheckpointError",
+    "ConfigurationError",
+    "DataError",
+    "DataFormatError",
+    "DataValidationError",
+    "EvalError",
+    "EvalGradingError",
+    "EvalTimeoutError",
+    "ModelNotFoundError",
+    "OutOfMemoryError",
+    "RendererError",
+    "SandboxError",
+    "TinkerCookbookError",
+    "TrainingError",
+    "WeightsAdapterError",
+    "WeightsDownloadError",
+    "WeightsError",
+    "WeightsMergeError",
+]
+
 
 class TinkerCookbookError(Exception):
     """Base of all errors that this package raises on purpose."""
@@ -59,24 +83,39 @@ class WeightsError(TinkerCookbookError):
     """Weights cannot be downloaded, merged or exported."""
 
 
-class WeightsDownloadError(WeightsError):
+class WeightsDownloadError(WeightsError, RuntimeError):
     """Weights cannot be fetched."""
 
 
-class WeightsMergeError(WeightsError):
+class WeightsMergeError(WeightsError, ValueError):
     """An adapter cannot be merged into its base model."""
 
 
-class WeightsAdapterError(WeightsError):
+class WeightsAdapterError(WeightsError, ValueError):
     """An adapter cannot be converted."""
 
 
-class SandboxError(TinkerCookbookError):
+class SandboxError(TinkerCookbookError, RuntimeError):
     """Code execution failed outside of the code's own fault."""
 
 
-class EvalError(TinkerCookbookError):
+class EvalError(TinkerCookbookError, RuntimeError):
     """An evaluation cannot be run."""
+
+
+class EvalTimeoutError(EvalError, TimeoutError):
+    """One example of an evaluation took longer than it may."""
+
+
+class EvalGradingError(EvalError):
+    """The grader gave no score for an example."""
+
+
+class BenchmarkNotFoundError(EvalError, KeyError):
+    """No benchmark has this name."""
+
+    # KeyError shows the repr of its argument, which puts quotes around a sentence.
+    __str__ = Exception.__str__
 
 
 def nearest(name: str, known: Iterable[str]) -> str:

@@ -12,8 +12,8 @@ from types import SimpleNamespace
 import pytest
 
 from tinker_cookbook.checkpoint_utils import (
-    CheckpointManager,
     CheckpointRecord,
+    RunCheckpoints,
     SavePolicy,
     get_last_checkpoint,
     load_checkpoints_file,
@@ -77,14 +77,14 @@ def test_unknown_keys_of_a_line_are_kept():
         "name": "000005", "batch": 5, "epoch": 0, "state_path": "tinker://r/weights/000005",
         "elapsed_tokens": 123, "rolling": True,
     }  # fmt: skip
-    record = CheckpointRecord.from_row(row)
+    record = CheckpointRecord.from_dict(row)
     assert record.extra == {"elapsed_tokens": 123, "rolling": True}
-    assert record.to_row() == row
+    assert record.to_dict() == row
     assert (record["batch"], record["elapsed_tokens"], record.get("sampler_path")) == (5, 123, None)
     with pytest.raises(KeyError):
         record["sampler_path"]
     final = CheckpointRecord(name="final", final=True)
-    assert final.to_row() == {"name": "final", "final": True}
+    assert final.to_dict() == {"name": "final", "final": True}
 
 
 def test_last_checkpoint_by_required_key(tmp_path):
@@ -145,7 +145,7 @@ def test_a_full_disk_under_the_list_is_an_error(tmp_path):
 def test_a_checkpoint_holds_the_updates_it_says_with_batches_in_flight(tmp_path):
     """A loop that runs two updates ahead of what it has awaited."""
     client = RecordingClient()
-    manager = CheckpointManager(client, tmp_path, SavePolicy(save_every=5), total_steps=12)
+    manager = RunCheckpoints(client, tmp_path, SavePolicy(save_every=5), total_steps=12)
     in_flight = []
     for step in range(1, 13):
         client.optim_step()
@@ -164,7 +164,7 @@ def test_a_checkpoint_holds_the_updates_it_says_with_batches_in_flight(tmp_path)
 
 
 def saved_steps(policy: SavePolicy, tmp_path, start=0, tokens_done=0, stop=20) -> list[int]:
-    manager = CheckpointManager(
+    manager = RunCheckpoints(
         RecordingClient(), tmp_path, policy, total_steps=20, tokens_done=tokens_done
     )
     steps = []
@@ -193,7 +193,7 @@ def test_saving_by_seconds(tmp_path):
     now = [0.0]
     client = RecordingClient()
     policy = SavePolicy(save_every=0, save_every_seconds=60)
-    manager = CheckpointManager(client, tmp_path, policy, 100, clock=lambda: now[0])
+    manager = RunCheckpoints(client, tmp_path, policy, 100, clock=lambda: now[0])
     saved = []
     for step in range(1, 11):
         now[0] += 25
@@ -206,7 +206,7 @@ def test_saving_by_seconds(tmp_path):
 def test_the_clock_does_not_change_an_answer_given_for_a_step_in_flight(tmp_path):
     now = [0.0]
     policy = SavePolicy(save_every=0, save_every_seconds=60)
-    manager = CheckpointManager(RecordingClient(), tmp_path, policy, 100, clock=lambda: now[0])
+    manager = RunCheckpoints(RecordingClient(), tmp_path, policy, 100, clock=lambda: now[0])
     assert manager.due(1) is None
     now[0] = 61
     assert manager.due(1) is None  # step 2 may be submitted by now
@@ -219,7 +219,7 @@ def test_the_clock_does_not_change_an_answer_given_for_a_step_in_flight(tmp_path
 def test_rolling_checkpoints_give_way_only_once_the_next_is_listed(tmp_path):
     client = RecordingClient()
     policy = SavePolicy(save_every=6, rolling_save_every=2, ttl_seconds=9, rolling_ttl_seconds=7)
-    manager = CheckpointManager(client, tmp_path, policy, 100, rest_client=client)
+    manager = RunCheckpoints(client, tmp_path, policy, 100, rest_client=client)
     listed_at_deletion = []
     delete = client.delete_checkpoint_from_tinker_path
 
@@ -241,7 +241,7 @@ def test_rolling_checkpoints_give_way_only_once_the_next_is_listed(tmp_path):
 
 def test_a_deletion_that_fails_does_not_stop_the_run(tmp_path, caplog):
     client = RecordingClient()
-    manager = CheckpointManager(
+    manager = RunCheckpoints(
         client, tmp_path, SavePolicy(save_every=0, rolling_save_every=1), 100, rest_client=client
     )
     for step in (1, 2, 3):
@@ -262,9 +262,9 @@ KILLED = """
 import os, signal, sys
 sys.path.insert(0, sys.argv[2])
 from test_checkpoint_utils import RecordingClient
-from tinker_cookbook.checkpoint_utils import CheckpointManager, SavePolicy
+from tinker_cookbook.checkpoint_utils import RunCheckpoints, SavePolicy
 
-manager = CheckpointManager(RecordingClient(), sys.argv[1], SavePolicy(save_every=1), 100)
+manager = RunCheckpoints(RecordingClient(), sys.argv[1], SavePolicy(save_every=1), 100)
 manager.save(1, 0, "periodic")
 pending = manager.submit(2, 0, "periodic")
 [future.result() for future in pending.futures.values()]  # saved, but not listed
@@ -286,7 +286,7 @@ def test_on_the_local_backend_a_saved_name_is_saved_over_and_loads(tmp_path, sto
     client = service.create_lora_training_client(stories_model, rank=4).result()
     policy = SavePolicy(save_every=0, rolling_save_every=1)
     rest = service.create_rest_client()
-    manager = CheckpointManager(client, tmp_path, policy, 3, rest_client=rest)
+    manager = RunCheckpoints(client, tmp_path, policy, 3, rest_client=rest)
     asyncio.run(manager.save_async(1, 0, "rolling"))
     manager.submit(2, 0, "rolling").futures["state_path"].result()  # a crash before the line
     asyncio.run(manager.save_async(2, 0, "rolling"))

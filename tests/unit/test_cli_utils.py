@@ -153,10 +153,10 @@ def test_cloud_addresses_are_refused_everywhere(url, tmp_path, monkeypatch):
 
 def test_paths_of_runs(monkeypatch, tmp_path):
     monkeypatch.delenv("TINKER_COOKBOOK_RUNS_DIR", raising=False)
-    assert runs_path("sl", "a") == Path.home() / "tinker-runs" / "sl" / "a"
+    assert runs_path("sl", "a") == str(Path.home() / "tinker-runs" / "sl" / "a")
     monkeypatch.setenv("TINKER_COOKBOOK_RUNS_DIR", str(tmp_path))
-    assert runs_path() == tmp_path
-    assert runs_path("x") == tmp_path / "x"
+    assert runs_path() == str(tmp_path)
+    assert runs_path("x") == str(tmp_path / "x")
     assert default_log_path("sl_basic") == "/tmp/tinker-examples/sl_basic"
 
 

@@ -62,7 +62,9 @@ def test_the_context_window_bounds_the_sample(window, expected):
 
 
 def test_a_prompt_that_fills_the_window_is_refused():
-    with pytest.raises(DataValidationError, match=r"has 4 tokens and context_window=4 leaves no"):
+    with pytest.raises(
+        DataValidationError, match=r"has 4 tokens, which fills or exceeds context window 4"
+    ):
         complete(TinkerTokenCompleter(Echo([1]), 5, context_window=4), [1, 2, 3, 4], [])
 
 

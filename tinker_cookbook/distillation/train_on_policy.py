@@ -33,7 +33,7 @@ from tinker_cookbook.distillation.topk_targets import check_top_k
 from tinker_cookbook.exceptions import ConfigurationError
 from tinker_cookbook.renderers import Renderer, get_renderer
 from tinker_cookbook.rl import train
-from tinker_cookbook.rl.datasets import ChainedRLDataset
+from tinker_cookbook.rl.dataset_utils import ChainedRLDataset
 from tinker_cookbook.rl.kl import check_penalty, trained_values
 from tinker_cookbook.rl.train_config import PolicyTrainingConfig
 from tinker_cookbook.rl.types import EnvGroupBuilder, RLDataset, RLDatasetBuilder

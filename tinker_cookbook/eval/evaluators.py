@@ -6,7 +6,6 @@ nothing is loaded before the run begins.
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
 from collections.abc import Callable
 from typing import TYPE_CHECKING, TypeAlias
 
@@ -14,21 +13,22 @@ if TYPE_CHECKING:
     from tinker_cookbook.backends import SamplingClient, TrainingClient
 
 
-class TrainingClientEvaluator(ABC):
+class TrainingClientEvaluator:
     """Evaluates through the training client: losses on held-out data."""
 
-    @abstractmethod
     async def __call__(self, training_client: TrainingClient) -> dict[str, float]:
         """Metrics of the weights as they are after the operations submitted so far."""
+        raise NotImplementedError(f"{type(self).__name__} must define __call__")
 
 
-class SamplingClientEvaluator(ABC):
+class SamplingClientEvaluator:
     """Evaluates by sampling from, or scoring with, one fixed version of the weights."""
 
-    @abstractmethod
     async def __call__(self, sampling_client: SamplingClient) -> dict[str, float]:
         """Metrics of the weights that the client holds."""
+        raise NotImplementedError(f"{type(self).__name__} must define __call__")
 
 
 Evaluator: TypeAlias = TrainingClientEvaluator | SamplingClientEvaluator
 EvaluatorBuilder: TypeAlias = Callable[[], Evaluator]
+SamplingClientEvaluatorBuilder: TypeAlias = Callable[[], SamplingClientEvaluator]

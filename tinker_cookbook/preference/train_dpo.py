@@ -11,6 +11,7 @@ policy on the loss of ``dpo_loss``, pairs together, so that a prompt is read onc
 
 from __future__ import annotations
 
+import asyncio
 from typing import TYPE_CHECKING
 
 import chz
@@ -76,8 +77,25 @@ class Config(BatchConfig):
             )
 
 
-async def main(config: Config) -> None:
-    """Trains, or continues the run in ``config.log_path``."""
+def main(config: Config) -> None:
+    """Trains, or continues the run in ``config.log_path``, and returns when that is done.
+
+    Raises:
+        ConfigurationError: An event loop runs in this thread, or a setting cannot work.
+    """
+    try:
+        asyncio.get_running_loop()
+    except RuntimeError:
+        asyncio.run(main_async(config))
+        return
+    raise ConfigurationError(
+        "train_dpo.main was called inside of a running event loop, which it would block; there "
+        "use `await train_dpo.main_async(config)`"
+    )
+
+
+async def main_async(config: Config) -> None:
+    """As :func:`main`, for code with an event loop."""
     name = config.reference_model_name
     if name is not None and not name.startswith("tinker://"):
         check_same_vocabulary(config.model_name, name, "reference_model_name")

@@ -18,7 +18,13 @@ from tinker_cookbook.checkpoint_utils import load_checkpoints_file
 from tinker_cookbook.completers import TokensWithLogprobs
 from tinker_cookbook.exceptions import CheckpointError, TrainingError
 from tinker_cookbook.rl.sources_play import PlayedGroup
-from tinker_cookbook.rl.types import StopReason, Trajectory, TrajectoryGroup, Transition
+from tinker_cookbook.rl.types import (
+    RolloutError,
+    StopReason,
+    Trajectory,
+    TrajectoryGroup,
+    Transition,
+)
 from tinker_cookbook.utils.jsonl import NONFINITE_KEY, encode_row, read_rows
 from tinker_cookbook.utils.lazy_imports import lazy_module
 from tinker_cookbook.utils.paths import write_atomically
@@ -111,7 +117,7 @@ def group_to_row(played: PlayedGroup) -> dict[str, Any]:
         "sampling_client_step": group.sampling_client_step,
         "final_rewards": list(group.final_rewards_G),
         "metrics": [_numbers_out(metrics) for metrics in group.metrics_G],
-        "rollout_errors": list(group.rollout_errors),
+        "rollout_errors": [str(error) for error in group.rollout_errors],
         "trajectories": [_trajectory_out(trajectory) for trajectory in group.trajectories_G],
     }
 
@@ -122,7 +128,7 @@ def group_from_row(row: Mapping[str, Any]) -> PlayedGroup:
         trajectories_G=[_trajectory_in(trajectory) for trajectory in row["trajectories"]],
         final_rewards_G=list(row["final_rewards"]),
         metrics_G=[_numbers_in(metrics) for metrics in row["metrics"]],
-        rollout_errors=list(row["rollout_errors"]),
+        rollout_errors=[RolloutError.parse(line) for line in row["rollout_errors"]],
         sampling_client_step=row["sampling_client_step"],
     )
     return PlayedGroup(row["batch"], row["index"], group, list(row["tags"]), row["seconds"])

@@ -168,7 +168,7 @@ class EnvFromMessageEnv(Env):
 
     async def step(self, action: Action, *, extra: ActionExtra | None = None) -> StepResult:
         """Parses the answer and hands it on, or deals with it where it is malformed."""
-        cut = extra is not None and extra.stop_reason == "length"
+        cut = (extra or {}).get("stop_reason") == "length"
         message, ending = await asyncio.to_thread(self.renderer.parse_response, action)
         if cut:
             observed = await self.message_env.observe_truncated_response(message)

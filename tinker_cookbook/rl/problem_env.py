@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import inspect
+import logging
 from abc import abstractmethod
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
@@ -31,6 +32,8 @@ if TYPE_CHECKING:
     from tinker_cookbook.rl.rollout_config import RolloutConfig
 else:
     tinker = lazy_module("tinker")
+
+logger = logging.getLogger(__name__)
 
 
 class ProblemEnv(Env):

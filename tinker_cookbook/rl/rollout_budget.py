@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, is_dataclass, replace
-from typing import TYPE_CHECKING, Any, cast
+import inspect
+from dataclasses import dataclass, replace
+from functools import lru_cache
+from typing import TYPE_CHECKING, Any
 
 from tinker_cookbook.completers import StopCondition, TokenCompleter, TokensWithLogprobs
 from tinker_cookbook.rl.types import StopReason
@@ -46,34 +48,53 @@ def turn_budget(limits: RolloutLimits, prompt_tokens: int, sampled_tokens: int) 
 def limit_tokens(policy: TokenCompleter, max_tokens: int | None) -> TokenCompleter:
     """The policy with at most ``max_tokens`` an answer.
 
-    One with a ``max_tokens`` of its own is asked for fewer. Of any other the answers are cut off
+    One whose methods take ``max_tokens`` is asked for no more. Of any other the answers are cut off
     after they came, which costs more and draws from the same distribution.
     """
-    if max_tokens is None:
-        return policy
-    own = getattr(policy, "max_tokens", None)
-    if isinstance(own, int) and is_dataclass(policy):
-        return policy if own <= max_tokens else replace(cast(Any, policy), max_tokens=max_tokens)
-    return _Truncated(policy, max_tokens)
+    return policy if max_tokens is None else _Limited(policy, max_tokens)
+
+
+@lru_cache(maxsize=256)
+def _takes_max_tokens(policy_class: type[Any], method: str) -> bool:
+    parameters = inspect.signature(getattr(policy_class, method)).parameters
+    kinds = {parameter.kind for parameter in parameters.values()}
+    return "max_tokens" in parameters or inspect.Parameter.VAR_KEYWORD in kinds
 
 
 @dataclass(frozen=True)
-class _Truncated(TokenCompleter):
+class _Limited(TokenCompleter):
     inner: TokenCompleter
     max_tokens: int
 
     async def __call__(
-        self, model_input: tinker.ModelInput, stop: StopCondition
+        self,
+        model_input: tinker.ModelInput,
+        stop: StopCondition,
+        *,
+        max_tokens: int | None = None,
     ) -> TokensWithLogprobs:
-        return self._cut(await self.inner(model_input, stop))
+        return self._cut(await self.inner(model_input, stop, **self._limit("__call__")))
 
     async def sample_many(
-        self, model_input: tinker.ModelInput, stop: StopCondition, num_samples: int
+        self,
+        model_input: tinker.ModelInput,
+        stop: StopCondition,
+        num_samples: int,
+        *,
+        max_tokens: int | None = None,
     ) -> list[TokensWithLogprobs]:
-        return [self._cut(s) for s in await self.inner.sample_many(model_input, stop, num_samples)]
+        # The inherited method hands the limit on to ``__call__``, which may not take it.
+        inherited = type(self.inner).sample_many is TokenCompleter.sample_many
+        limit = self._limit("__call__" if inherited else "sample_many")
+        samples = await self.inner.sample_many(model_input, stop, num_samples, **limit)
+        return [self._cut(sample) for sample in samples]
 
     def derived(self, *path: int) -> TokenCompleter:
-        return _Truncated(self.inner.derived(*path), self.max_tokens)
+        return _Limited(self.inner.derived(*path), self.max_tokens)
+
+    def _limit(self, method: str) -> dict[str, int]:
+        takes = _takes_max_tokens(type(self.inner), method)
+        return {"max_tokens": self.max_tokens} if takes else {}
 
     def _cut(self, sample: TokensWithLogprobs) -> TokensWithLogprobs:
         n = self.max_tokens

@@ -249,7 +249,8 @@ class Episode:
         return action
 
     async def _step(self, action: TokensWithLogprobs) -> StepResult:
-        work = call_step(self._env, list(action.tokens), ActionExtra(action.stop_reason))
+        extra = ActionExtra(stop_reason=action.stop_reason)
+        work = call_step(self._env, list(action.tokens), extra)
         result = await self._wait("env", work)
         if not isinstance(result, StepResult):
             raise DataValidationError(

@@ -10,9 +10,10 @@ from dataclasses import dataclass
 from typing import Any
 
 from tinker_cookbook.exceptions import DataValidationError, TinkerCookbookError, TrainingError
+from tinker_cookbook.rl.types import RolloutError
 
 
-class RolloutError(TrainingError):
+class RolloutFailedError(TrainingError):
     """An environment, or the policy that played it, raised; the original error is the cause."""
 
 
@@ -41,7 +42,7 @@ def located(error: Exception, place: Place | str) -> Exception:
     """The error again, with its place in front of its message; raise it ``from error``.
 
     An error of this package keeps its type. Any other, say a bug in an environment, becomes a
-    ``RolloutError`` that also names the line which raised it. One that was located stays.
+    ``RolloutFailedError`` that also names the line which raised it. One that was located stays.
     """
     if getattr(error, "_located", False):
         return error
@@ -50,9 +51,9 @@ def located(error: Exception, place: Place | str) -> Exception:
         try:
             result = type(error)(f"{place}: {error}")
         except TypeError:  # a subclass that is made of something else than its message
-            result = RolloutError(f"{place}: {describe(error)}")
+            result = RolloutFailedError(f"{place}: {describe(error)}")
     else:
-        result = RolloutError(f"{place}: {describe(error)}{_raised_at(error)}")
+        result = RolloutFailedError(f"{place}: {describe(error)}{_raised_at(error)}")
     result._located = True  # type: ignore[attr-defined]
     result.__cause__ = error
     return result
@@ -81,10 +82,10 @@ def original(error: BaseException) -> BaseException:
     return error.__cause__ if getattr(error, "_located", False) and error.__cause__ else error
 
 
-def error_line(error: BaseException) -> str:
-    """One line for ``TrajectoryGroup.rollout_errors``: ``OriginalType: message with its place``."""
-    message = " ".join(str(error).split())
-    return f"{type(original(error)).__name__}: {message}"
+def error_record(error: BaseException) -> RolloutError:
+    """An entry of ``TrajectoryGroup.rollout_errors``: the original type, the message with its
+    place, on one line."""
+    return RolloutError(type(original(error)).__name__, " ".join(str(error).split()))
 
 
 def checked_reward(value: Any, place: Place | str) -> float:

@@ -16,8 +16,9 @@ from dataclasses import dataclass
 from typing import Generic, TypeAlias, TypeVar
 
 from tinker_cookbook.exceptions import AllTrajectoriesFailedError, ConfigurationError
-from tinker_cookbook.rl.rollout_errors import RolloutTimeoutError, error_line
+from tinker_cookbook.rl.rollout_errors import RolloutTimeoutError, error_record
 from tinker_cookbook.rl.rollout_waiting import bounded, gather_or_cancel
+from tinker_cookbook.rl.types import RolloutError
 
 __all__ = [
     "FailFast",
@@ -40,7 +41,7 @@ class StrategyOutcome(Generic[T]):
     """One entry a member, ``None`` where it failed for good; and a line for each failure."""
 
     results_G: list[T | None]
-    errors: list[str]
+    errors: list[RolloutError]
 
 
 class RolloutStrategy(ABC):
@@ -137,7 +138,7 @@ class RetryOnFailure(_Retrying):
             return result, errors
 
         outcomes = await gather_or_cancel(map(insist, range(size)))
-        lines = [error_line(error) for _, errors in outcomes for error in errors]
+        lines = [error_record(error) for _, errors in outcomes for error in errors]
         return StrategyOutcome([result for result, _ in outcomes], lines)
 
 
@@ -185,10 +186,10 @@ class MinViableGroup(_Retrying):
         if succeeded < needed:
             raise AllTrajectoriesFailedError(
                 f"{succeeded} of {size} rollouts succeeded, expected at least {needed}; "
-                f"the last error: {error_line(all_errors[-1])}"
+                f"the last error: {error_record(all_errors[-1])}"
             ) from all_errors[-1]
         return StrategyOutcome(
-            [result for result, _ in outcomes], [error_line(error) for error in all_errors]
+            [result for result, _ in outcomes], [error_record(error) for error in all_errors]
         )
 
     def group_failed(self, error: Exception) -> Exception:

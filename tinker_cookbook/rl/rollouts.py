@@ -19,10 +19,10 @@ from tinker_cookbook.rl.rollout_budget import limit_tokens
 from tinker_cookbook.rl.rollout_config import ParseErrorPolicy, RolloutConfig, RolloutLimits
 from tinker_cookbook.rl.rollout_episode import Episode, Opening
 from tinker_cookbook.rl.rollout_errors import (
-    RolloutError,
+    RolloutFailedError,
     SamplingTurnTimeoutError,
     checked_reward,
-    error_line,
+    error_record,
     located,
 )
 from tinker_cookbook.rl.rollout_hooks import RolloutContext, RolloutHooks
@@ -34,6 +34,7 @@ from tinker_cookbook.rl.types import (
     EnvGroupBuilder,
     Metrics,
     Observation,
+    RolloutError,
     StopCondition,
     Trajectory,
     TrajectoryGroup,
@@ -45,7 +46,7 @@ if TYPE_CHECKING:
 __all__ = [
     "Opening",
     "RolloutContext",
-    "RolloutError",
+    "RolloutFailedError",
     "RolloutHooks",
     "SamplingTurnTimeoutError",
     "do_group_rollout",
@@ -78,7 +79,7 @@ async def run_rollout(
         opening: How the episode begins where that is known; else the environment is asked.
 
     Raises:
-        RolloutError: The environment raised; the message names it and the turn.
+        RolloutFailedError: The environment raised; the message names it and the turn.
         DataValidationError: A reward that is no finite number, an empty observation.
         SamplingTurnTimeoutError: An answer did not come in time.
     """
@@ -117,7 +118,8 @@ async def do_group_rollout(
 
     Raises:
         AllTrajectoriesFailedError: The strategy found too few rollouts to go on with.
-        RolloutError: The strategy is to give up; the message names environment, member and turn.
+        RolloutFailedError: The strategy is to give up; the message names environment, member and
+            turn.
     """
     group = _Group(
         env_group_builder,
@@ -168,13 +170,13 @@ class _Group:
         rewards_G, metrics_G, errors = await self._reward(trajectories_G, envs_G)
         return TrajectoryGroup(trajectories_G, rewards_G, metrics_G, outcome.errors + errors)
 
-    async def clean_up(self) -> list[str]:
+    async def clean_up(self) -> list[RolloutError]:
         """Returns the error, if any: it must not hide that of a rollout nor cost the group."""
         try:
             await self._builder.cleanup()
         except Exception as error:
             logger.exception("cleanup of %s failed", self._name)
-            return [error_line(located(error, f"cleanup of {self._name}"))]
+            return [error_record(located(error, f"cleanup of {self._name}"))]
         return []
 
     @property
@@ -249,10 +251,10 @@ class _Group:
 
     async def _reward(
         self, trajectories_G: list[Trajectory], envs_G: Sequence[Env]
-    ) -> tuple[list[float], list[Metrics], list[str]]:
+    ) -> tuple[list[float], list[Metrics], list[RolloutError]]:
         """Final rewards, metrics (those of the episodes among them), and lines of errors."""
         place = f"compute_group_rewards of {self._name}"
-        errors: list[str] = []
+        errors: list[RolloutError] = []
         try:
             graded_G = await bounded(
                 self._builder.compute_group_rewards(trajectories_G, envs_G),
@@ -261,7 +263,8 @@ class _Group:
             )
             rewards_G, metrics_G = self._checked(graded_G, trajectories_G, place)
         except _GraderTimeoutError:
-            errors.append(f"TimeoutError: {place}: longer than grader_timeout_seconds")
+            message = f"{place}: longer than grader_timeout_seconds"
+            errors.append(RolloutError("TimeoutError", message))
             rewards_G = [0.0 for _ in trajectories_G]
             metrics_G = [{**t.metrics, "grader_timeout": 1.0} for t in trajectories_G]
         except Exception as error:

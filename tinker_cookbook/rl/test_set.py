@@ -24,7 +24,12 @@ from tinker_cookbook.rl.trajectory_metrics import (
     error_metrics,
     metrics_of_totals,
 )
-from tinker_cookbook.rl.types import EnvGroupBuilder, RLDataset, TrajectoryGroup
+from tinker_cookbook.rl.types import (
+    EnvGroupBuilder,
+    RLDataset,
+    RolloutError,
+    TrajectoryGroup,
+)
 
 if TYPE_CHECKING:
     from tinker_cookbook.backends import SamplingClient
@@ -182,7 +187,7 @@ class _Played:
     num_to_keep: int
     totals: dict[int, TrajectoryTotals] = field(default_factory=dict)
     tags: dict[int, list[str]] = field(default_factory=dict)
-    errors: dict[int, list[str]] = field(default_factory=dict)
+    errors: dict[int, list[RolloutError]] = field(default_factory=dict)
     groups: dict[int, TrajectoryGroup] = field(default_factory=dict)
     skipped: list[AllTrajectoriesFailedError] = field(default_factory=list)
 
@@ -196,7 +201,7 @@ class _Played:
 
     def metrics(self) -> dict[str, float]:
         order = sorted(self.totals)
-        errors = (text for i in order for text in self.errors[i])
+        errors = (error for i in order for error in self.errors[i])
         return {
             **metrics_of_totals([self.totals[i] for i in order], [self.tags[i] for i in order]),
             **error_metrics(errors, len(self.skipped)),

@@ -16,7 +16,7 @@ import numpy as np
 
 from tinker_cookbook.exceptions import DataValidationError
 from tinker_cookbook.rl.advantages import is_constant
-from tinker_cookbook.rl.types import Metrics, Trajectory, TrajectoryGroup
+from tinker_cookbook.rl.types import Metrics, RolloutError, Trajectory, TrajectoryGroup
 
 if TYPE_CHECKING:
     import tinker
@@ -148,13 +148,13 @@ def compute_rollout_error_metrics(
     towards what does not fail.
     """
     return error_metrics(
-        (text for group in groups for text in group.rollout_errors), groups_skipped
+        (error for group in groups for error in group.rollout_errors), groups_skipped
     )
 
 
-def error_metrics(errors: Iterable[str], groups_skipped: int = 0) -> dict[str, float]:
-    """``compute_rollout_error_metrics`` of the texts of ``rollout_errors``."""
-    counts = Counter(_error_type(text) for text in errors)
+def error_metrics(errors: Iterable[RolloutError], groups_skipped: int = 0) -> dict[str, float]:
+    """``compute_rollout_error_metrics`` of the entries of ``rollout_errors``."""
+    counts = Counter(error.error_type for error in errors)
     if not counts and not groups_skipped:
         return {}
     metrics = {f"rollout_errors/{kind}": float(count) for kind, count in sorted(counts.items())}
@@ -282,8 +282,3 @@ def _number(name: str, value: object) -> float:
             "texts belong into the step's logs"
         )
     return float(value)
-
-
-def _error_type(text: str) -> str:
-    """``TimeoutError`` of ``TimeoutError: no answer after 60 s``."""
-    return text.partition(":")[0].strip() or "unknown"

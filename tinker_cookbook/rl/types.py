@@ -15,6 +15,7 @@ from enum import StrEnum
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 import chz
+from typing_extensions import TypedDict
 
 from tinker_cookbook.completers import StopCondition, TokensWithLogprobs
 from tinker_cookbook.exceptions import DataValidationError
@@ -37,8 +38,11 @@ __all__ = [
     "Logs",
     "Metrics",
     "Observation",
+    "PARSE_ERROR_MASKED_METRIC_KEY",
     "RLDataset",
     "RLDatasetBuilder",
+    "RolloutError",
+    "STOP_METRIC_PREFIX",
     "StepResult",
     "StopCondition",
     "StopReason",
@@ -76,6 +80,13 @@ class StopReason(StrEnum):
     ROLLOUT_TIMEOUT = "rollout_timeout"
 
 
+STOP_METRIC_PREFIX = "stop/"
+"""A metric ``stop/REASON`` of an episode's last step says why it ended."""
+
+PARSE_ERROR_MASKED_METRIC_KEY = "parse_error_masked"
+"""A step with this metric is not trained on (``ParseErrorPolicy.mask_error_turns``)."""
+
+
 @dataclass(frozen=True)
 class InitialObservationOverflow:
     """Returned by ``initial_observation`` if the first prompt leaves no room to answer.
@@ -88,11 +99,11 @@ class InitialObservationOverflow:
     logs: Logs = field(default_factory=dict)
 
 
-@dataclass(frozen=True)
-class ActionExtra:
-    """What is known of an action beside its tokens: ``stop_reason`` is "stop" or "length"."""
+class ActionExtra(TypedDict, total=False):
+    """What is known of an action beside its tokens; keys may be absent."""
 
-    stop_reason: str | None = None
+    stop_reason: str
+    """``"stop"``: a stop condition ended it; ``"length"``: it was cut off."""
 
 
 @dataclass
@@ -174,6 +185,23 @@ class Trajectory:
         return self.reward_without_turn + sum(turn.reward for turn in self.transitions)
 
 
+@dataclass(frozen=True)
+class RolloutError:
+    """A failure of a rollout, kept with its group: the exception's class name and its message."""
+
+    error_type: str
+    error_message: str
+
+    def __str__(self) -> str:
+        return f"{self.error_type}: {self.error_message}"
+
+    @classmethod
+    def parse(cls, line: str) -> RolloutError:
+        """Reads what ``str`` gives."""
+        error_type, _, message = line.partition(": ")
+        return cls(error_type, message)
+
+
 @dataclass
 class TrajectoryGroup:
     """The episodes of one group, in the order of its environments.
@@ -186,7 +214,7 @@ class TrajectoryGroup:
     trajectories_G: list[Trajectory]
     final_rewards_G: list[float]
     metrics_G: list[Metrics]
-    rollout_errors: list[str] = field(default_factory=list)
+    rollout_errors: list[RolloutError] = field(default_factory=list)
     sampling_client_step: int = 0
 
     def __post_init__(self) -> None:

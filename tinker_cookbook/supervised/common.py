@@ -179,20 +179,23 @@ def _checked(
 
 
 def create_rightshifted_model_input_and_leftshifted_targets(
-    model_input: tinker.ModelInput,
+    chunks: Sequence[tinker.ModelInputChunk] | tinker.ModelInput,
 ) -> tuple[tinker.ModelInput, list[int]]:
     """All T tokens but the last as input, all but the first as targets: both [T - 1].
 
-    Where an image stands the targets are 0; images that no text follows are left out.
+    ``chunks`` are those of the whole sequence. Where an image stands the targets are 0; images that
+    no text follows are left out.
     """
-    chunks = ChunkKeys()
-    keys = ChunkKeys.without_trailing_media(chunks.keys(model_input))
+    if not isinstance(chunks, tinker.ModelInput):
+        chunks = tinker.ModelInput(chunks=list(chunks))
+    known = ChunkKeys()
+    keys = ChunkKeys.without_trailing_media(known.keys(chunks))
     if len(keys) < 2:
         raise DataValidationError(
             f"model_input: got {len(keys)} tokens, expected at least 2: one to read and one to "
             "predict"
         )
-    return chunks.model_input(keys[:-1]), np.maximum(keys[1:], 0).tolist()
+    return known.model_input(keys[:-1]), np.maximum(keys[1:], 0).tolist()
 
 
 def loss_mask(datum: tinker.Datum) -> npt.NDArray[np.bool_]:
@@ -244,24 +247,77 @@ def compute_token_nll(logprobs_list: Sequence[Any], data: Sequence[tinker.Datum]
 
 
 def compute_bpb(
-    logprobs_list: Sequence[Any], data: Sequence[tinker.Datum], tokenizer: Tokenizer
+    logprobs_list: Sequence[Any],
+    weights_list: Sequence[Any],
+    target_tokens_list: Sequence[Any],
+    tokenizer: Tokenizer,
 ) -> float:
     """Bits per byte of the trained text, comparable between tokenizers:
-    ``sum(-lp) / (ln 2 * bytes)`` over the trained tokens.
+    ``sum(-lp) / (ln 2 * bytes)`` over the trained tokens that are not special.
 
-    Bytes are those of the text in UTF-8 without special tokens: what the end of a message costs
-    counts as bits, its name as a token does not count as text. NaN where there is no text.
+    Special tokens count on neither side: they are no text, and their number depends on the chat
+    format. A run of counted tokens is decoded as a whole; its bytes are those of UTF-8.
+
+    Args:
+        logprobs_list: Log-probabilities [T] of the targets, an entry for each datum:
+            ``TensorData``, tensors, arrays or lists.
+        weights_list: Weights [T]; a target above 0 is trained, however much it weighs.
+        target_tokens_list: Target ids [T].
+        tokenizer: Of these ids.
+
+    Returns:
+        Bits per byte; NaN where there is no text.
     """
+    special = _SpecialIds(tokenizer)
     nats, size = 0.0, 0
-    for logprobs, datum in zip(logprobs_list, data, strict=True):
-        mask = loss_mask(datum)
-        targets = datum.loss_fn_inputs["target_tokens"].to_numpy()[mask].tolist()
-        text = tokenizer.decode(
-            targets, skip_special_tokens=True, clean_up_tokenization_spaces=False
-        )
-        nats -= float(_as_array(logprobs)[mask].sum())
-        size += len(str(text).encode())
+    for logprobs, weights, targets in zip(
+        logprobs_list, weights_list, target_tokens_list, strict=True
+    ):
+        ids = _as_array(targets).astype(np.int64)
+        counted = (_as_array(weights) > 0) & ~special.among(ids)
+        nats -= float(_as_array(logprobs)[counted].sum())
+        size += _counted_byte_count(ids, counted, tokenizer)
     return nats / math.log(2) / size if size else math.nan
+
+
+def compute_data_bpb(
+    logprobs_list: Sequence[Any], data: Sequence[tinker.Datum], tokenizer: Tokenizer
+) -> float:
+    """``compute_bpb`` with the weights and targets of datums."""
+    inputs = [datum.loss_fn_inputs for datum in data]
+    return compute_bpb(
+        logprobs_list,
+        [one["weights"] for one in inputs],
+        [one["target_tokens"] for one in inputs],
+        tokenizer,
+    )
+
+
+def _counted_byte_count(token_ids: Any, counted: Any, tokenizer: Tokenizer) -> int:
+    """Bytes of the text of the counted tokens [T], each run of neighbours decoded by itself."""
+    ids, mask = np.asarray(token_ids), np.asarray(counted, dtype=bool)
+    edges = np.flatnonzero(np.diff(np.concatenate(([False], mask, [False])).astype(np.int8)))
+    size = 0
+    for start, end in zip(edges[::2], edges[1::2], strict=True):
+        text = tokenizer.decode(ids[start:end].tolist(), skip_special_tokens=False)
+        size += len(("".join(text) if isinstance(text, list) else text).encode())
+    return size
+
+
+class _SpecialIds:
+    """Which token ids a tokenizer calls special, by a list of them or by a method."""
+
+    def __init__(self, tokenizer: Tokenizer) -> None:
+        self._ids = np.array(sorted(getattr(tokenizer, "all_special_ids", None) or []), np.int64)
+        self._ask = getattr(tokenizer, "is_special_token", None)
+
+    def among(self, ids: npt.NDArray[np.int64]) -> npt.NDArray[np.bool_]:
+        """Which of ``ids`` [T] are special, bool [T]."""
+        found = np.isin(ids, self._ids)
+        if callable(self._ask):
+            asked = [token for token in np.unique(ids).tolist() if self._ask(token)]
+            found |= np.isin(ids, asked)
+        return found
 
 
 def _as_array(values: Any) -> npt.NDArray[np.float64]:

@@ -22,10 +22,41 @@ from tinker_cookbook.supervised.common import (
     datum_from_model_input_weights,
 )
 from tinker_cookbook.supervised.types import EmptyBatchError, SupervisedDataset
+from tinker_cookbook.utils.lazy_imports import lazy_exports
 
 if TYPE_CHECKING:
     import datasets
     import tinker
+
+    # Both build on this module, so they are re-exported lazily (see ``__getattr__``).
+    from tinker_cookbook.supervised.conversation_file import FromConversationFileBuilder
+    from tinker_cookbook.supervised.interleaved import (
+        HFDatasetSource,
+        InterleavedChatDatasetBuilder,
+    )
+
+__all__ = [
+    "Conversation",
+    "FlatmapFn",
+    "FromConversationFileBuilder",
+    "HFDatasetSource",
+    "InterleavedChatDatasetBuilder",
+    "MapFn",
+    "Rows",
+    "StreamingSupervisedDatasetFromHFDataset",
+    "SupervisedDatasetFromHFDataset",
+    "conversation_to_data",
+    "conversation_to_datum",
+]
+
+__getattr__ = lazy_exports(
+    __name__,
+    {
+        "FromConversationFileBuilder": "tinker_cookbook.supervised.conversation_file",
+        "HFDatasetSource": "tinker_cookbook.supervised.interleaved",
+        "InterleavedChatDatasetBuilder": "tinker_cookbook.supervised.interleaved",
+    },
+)
 
 logger = logging.getLogger(__name__)
 

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from tinker_cookbook.eval.evaluators import SamplingClientEvaluator, TrainingClientEvaluator
 from tinker_cookbook.exceptions import ConfigurationError, DataValidationError
 from tinker_cookbook.supervised.common import (
-    compute_bpb,
+    compute_data_bpb,
     compute_token_nll,
     count_loss_tokens,
 )
@@ -65,7 +65,7 @@ class _HeldOutLoss:
             f"{self._name}/num_loss_tokens": float(self._num_loss_tokens),
         }
         if self._tokenizer is not None:
-            metrics[f"{self._name}/bpb"] = compute_bpb(logprobs, self._data, self._tokenizer)
+            metrics[f"{self._name}/bpb"] = compute_data_bpb(logprobs, self._data, self._tokenizer)
         return metrics
 
 

@@ -20,7 +20,7 @@ from tinker_cookbook.supervised.batch_loop import (
     tokenizer_of,
     train_batches,
 )
-from tinker_cookbook.supervised.common import compute_bpb, compute_token_nll, count_loss_tokens
+from tinker_cookbook.supervised.common import compute_data_bpb, compute_token_nll, count_loss_tokens
 from tinker_cookbook.supervised.evaluators import NLLEvaluator
 from tinker_cookbook.supervised.types import SupervisedDataset
 from tinker_cookbook.training.session import Metrics, TrainingSession
@@ -71,7 +71,7 @@ class CrossEntropy(Objective):
             "train_mean_nll": compute_token_nll(logprobs, batch.data),
         }
         if self._tokenizer is not None:
-            metrics["train_mean_bpb"] = compute_bpb(logprobs, batch.data, self._tokenizer)
+            metrics["train_mean_bpb"] = compute_data_bpb(logprobs, batch.data, self._tokenizer)
         return metrics
 
     def evaluators(self, test_set: SupervisedDataset) -> list[Evaluator]:

@@ -23,8 +23,8 @@ from typing import TYPE_CHECKING, Any
 from tinker_cookbook.backends import Connection, SamplingClient, TrainingClient, connect
 from tinker_cookbook.backends.connect import is_interruption
 from tinker_cookbook.checkpoint_utils import (
-    CheckpointManager,
     CheckpointRecord,
+    RunCheckpoints,
     SavePolicy,
     get_last_checkpoint,
 )
@@ -110,7 +110,7 @@ class TrainingSession:
             self.say(reason)
         self.say(self._model_line())
         self.client = await self._make_client(metadata)
-        self.checkpoints = CheckpointManager(
+        self.checkpoints = RunCheckpoints(
             self.client,
             config.log_path,
             self._save_policy(),

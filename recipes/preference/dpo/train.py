@@ -108,7 +108,7 @@ def build_config(cli: CLIConfig) -> train_dpo.Config:
 
 async def main(config: CLIConfig) -> None:
     """Trains a model on pairs of answers."""
-    await start(build_config(config), config.behavior_if_log_dir_exists, train_dpo.main)
+    await start(build_config(config), config.behavior_if_log_dir_exists, train_dpo.main_async)
 
 
 if __name__ == "__main__":

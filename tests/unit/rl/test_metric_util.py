@@ -13,7 +13,7 @@ from tinker_cookbook.rl.metric_util import (
     compute_trajectory_metrics,
 )
 from tinker_cookbook.rl.trajectory_metrics import TrajectoryTotals
-from tinker_cookbook.rl.types import StopReason
+from tinker_cookbook.rl.types import RolloutError, StopReason
 
 
 def two_groups():
@@ -160,8 +160,13 @@ def test_age_of_the_weights_that_sampled():
 
 def test_rollout_errors_are_counted_by_type():
     groups = [
-        group_of_rewards(1, rollout_errors=["TimeoutError: member 1: no answer after 60 s"]),
-        group_of_rewards(1, rollout_errors=["TimeoutError", "KeyError: 'answer'"]),
+        group_of_rewards(
+            1, rollout_errors=[RolloutError("TimeoutError", "member 1: no answer after 60 s")]
+        ),
+        group_of_rewards(
+            1,
+            rollout_errors=[RolloutError("TimeoutError", ""), RolloutError("KeyError", "'answer'")],
+        ),
         group_of_rewards(1),
     ]
     assert compute_rollout_error_metrics(groups, groups_skipped=2) == {

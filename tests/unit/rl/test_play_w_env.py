@@ -12,7 +12,7 @@ from rollout_samples import Steps, fail, prompt
 
 from tinker_cookbook.exceptions import ConfigurationError
 from tinker_cookbook.rl.play_w_env import Config, ManualPolicy, main, play_env
-from tinker_cookbook.rl.rollouts import RolloutError
+from tinker_cookbook.rl.rollouts import RolloutFailedError
 from tinker_cookbook.rl.types import StepResult
 from tinker_cookbook.tokenizer_utils import get_tokenizer
 from tinker_cookbook.utils.entrypoint import parse_arguments
@@ -78,7 +78,7 @@ def test_a_person_may_stop(tokenizer):
 
 def test_an_error_of_the_environment_is_shown(tokenizer):
     env = Steps(faults={0: fail(KeyError("x"))})
-    with pytest.raises(RolloutError, match="KeyError"):
+    with pytest.raises(RolloutFailedError, match="KeyError"):
         play(env, tokenizer, "a")
 
 

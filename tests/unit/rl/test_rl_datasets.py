@@ -9,7 +9,7 @@ import chz
 import pytest
 
 from tinker_cookbook.exceptions import ConfigurationError, DataError
-from tinker_cookbook.rl.datasets import EpochCycledRLDataset, InterleavedRLDatasetBuilder
+from tinker_cookbook.rl import EpochCycledRLDataset, InterleavedRLDatasetBuilder
 from tinker_cookbook.rl.types import RLDataset, RLDatasetBuilder
 
 
@@ -103,14 +103,27 @@ def build(builder):
     return asyncio.run(builder())
 
 
-def test_groups_are_drawn_by_weight_each_source_in_its_own_order():
+def test_groups_are_drawn_by_weight_each_pass_over_a_source_in_an_order_of_its_own():
     train, test = build(mixture())
     drawn = [group for batch in batches(train) for group in batch]
     assert (len(train), len(drawn), test) == (100, 400, None)
     assert Counter(name for name, _ in drawn)["a"] == pytest.approx(300, abs=30)
     for name, size in (("a", 5), ("b", 3)):
         numbers = [number for group, number in drawn if group == name]
-        assert numbers == [i % size for i in range(len(numbers))]
+        passes = [numbers[i : i + size] for i in range(0, len(numbers) - size, size)]
+        assert all(sorted(one) == list(range(size)) for one in passes)
+        assert len({tuple(one) for one in passes}) > 1
+
+
+def test_without_a_number_of_batches_a_mixture_ends_with_its_first_source():
+    # Of 4 groups a batch 3 come from the source of 5 groups: 5 / 3 batches.
+    train, _ = build(mixture(total_batches=None))
+    assert len(train) == 1
+    sources = [NumberedBuilder(sizes=(1,) * n, name=str(n)) for n in (10, 100)]
+    train, _ = build(
+        mixture(sources=sources, weights=[1, 1], groups_per_batch=1, total_batches=None)
+    )
+    assert len(train) == 20
 
 
 def test_a_mixture_is_the_same_in_any_order_and_another_by_another_seed():
@@ -135,7 +148,7 @@ def test_the_test_sets_come_one_after_the_other():
 @pytest.mark.parametrize(
     ("changes", "field"),
     [
-        ({"sources": [], "weights": []}, "one source at least"),
+        ({"sources": [], "weights": []}, "At least one dataset"),
         ({"weights": [1.0]}, "weights: got 1 for 2"),
         ({"weights": [1.0, 0.0]}, r"weights\[1\]: got 0.0"),
         ({"groups_per_batch": 0}, "groups_per_batch: got 0"),
@@ -149,7 +162,7 @@ def test_settings_that_cannot_work_are_refused(changes, field):
 
 @pytest.mark.parametrize(
     ("sizes", "what"),
-    [((), "no batches"), ((2, 1, 2), "one size"), ((0, 2), "empty batch")],
+    [((), "0 batches"), ((2, 1, 2), "same number of groups"), ((0, 2), "0 groups")],
 )
 def test_sources_that_cannot_be_numbered_are_refused(sizes, what):
     source = NumberedBuilder(sizes=sizes, name="odd")

@@ -12,7 +12,7 @@ from tinker_cookbook.backends import connect
 from tinker_cookbook.completers import TinkerTokenCompleter
 from tinker_cookbook.exceptions import DataValidationError
 from tinker_cookbook.rl.rollout_strategy import MinViableGroup, RetryOnFailure
-from tinker_cookbook.rl.rollouts import RolloutError, do_group_rollout
+from tinker_cookbook.rl.rollouts import RolloutFailedError, do_group_rollout
 
 
 def play_group(builder, policy=None, **options):
@@ -109,7 +109,7 @@ def test_an_interruption_is_no_rollout_error_and_cleans_up(strategy, faults):
 def test_cleanup_runs_once_whatever_happens():
     for group, error in (
         (Group(Steps), None),
-        (Group(lambda: Steps(faults={0: fail(KeyError())})), RolloutError),
+        (Group(lambda: Steps(faults={0: fail(KeyError())})), RolloutFailedError),
         (Group(), DataValidationError),
     ):
         if error is None:
@@ -126,11 +126,13 @@ def test_an_error_in_cleanup_is_told_and_costs_nothing():
             raise OSError("socket")
 
     group = play_group(Leaky(Steps))
-    assert group.rollout_errors == ["OSError: cleanup of Leaky: OSError: socket" + _where(group)]
-    with pytest.raises(RolloutError, match="KeyError"):  # not hidden by that of cleanup
+    (error,) = group.rollout_errors
+    assert error.error_type == "OSError"
+    assert error.error_message == "cleanup of Leaky: OSError: socket" + _where(group)
+    with pytest.raises(RolloutFailedError, match="KeyError"):  # not hidden by that of cleanup
         play_group(Leaky(lambda: Steps(faults={0: fail(KeyError())})))
 
 
 def _where(group):
-    line = group.rollout_errors[0]
+    line = str(group.rollout_errors[0])
     return line[line.index(" (raised at") :]

@@ -17,7 +17,7 @@ from tinker_cookbook.rl.rollout_strategy import (
     RetryOnFailure,
     rollout_strategy_from_config,
 )
-from tinker_cookbook.rl.rollouts import RolloutError, do_group_rollout
+from tinker_cookbook.rl.rollouts import RolloutFailedError, do_group_rollout
 from tinker_cookbook.rl.types import EnvGroupBuilder
 
 
@@ -62,8 +62,8 @@ def test_a_retried_member_keeps_its_place_and_gets_its_own_environment():
     assert trajectories == result.trajectories_G
     assert [env.tokens[0] - 100 for env in envs] == [0, 1, 2, 3]
     assert all(env.taken for env in envs)  # the environment that was played, not the failed one
-    assert [line.split(":")[0] for line in result.rollout_errors] == ["OSError"] * 2
-    assert "Steps, member 1, turn 0: OSError: down" in result.rollout_errors[0]
+    assert [error.error_type for error in result.rollout_errors] == ["OSError"] * 2
+    assert "Steps, member 1, turn 0: OSError: down" in result.rollout_errors[0].error_message
     paths = {path for path, _, _ in policy.asked}
     assert paths == {(0, 0), (1, 0), (3, 0), (1, 0, 1), (2, 0, 1)}
 
@@ -82,11 +82,11 @@ def test_a_builder_without_make_env_of_its_own_is_retried_too():
 def test_fail_fast_cancels_the_others():
     group = Group(lambda: Steps(faults={0: hang}), broken)
     started = time.monotonic()
-    with pytest.raises(RolloutError, match=r"Steps, member 1, turn 0: OSError: down"):
+    with pytest.raises(RolloutFailedError, match=r"Steps, member 1, turn 0: OSError: down"):
         play(group, FailFast())
     assert time.monotonic() - started < 5
     assert (group.cleaned, group.remade) == (1, [])
-    with pytest.raises(RolloutError, match="before its first turn"):
+    with pytest.raises(RolloutFailedError, match="before its first turn"):
         play(
             Group(lambda: Steps(faults={-1: hang}), lambda: Steps(faults={-1: fail(OSError())})),
             None,
@@ -95,7 +95,7 @@ def test_fail_fast_cancels_the_others():
 
 def test_retries_are_limited():
     group = Group(Steps, broken)
-    with pytest.raises(RolloutError, match="member 1"):
+    with pytest.raises(RolloutFailedError, match="member 1"):
         play(group, RetryOnFailure(max_retries=2))
     assert (group.remade, group.cleaned) == ([1, 1], 1)
 
@@ -110,7 +110,7 @@ def test_a_make_env_that_fails_is_an_attempt_that_failed():
         return Steps()
 
     result = play(Group(broken, spares={0: flaky}), RetryOnFailure())
-    assert "make_env of Group, member 0: OSError: no sandbox" in result.rollout_errors[1]
+    assert "make_env of Group, member 0: OSError: no sandbox" in str(result.rollout_errors[1])
 
 
 @pytest.mark.parametrize("fault", [0, -1])
@@ -129,7 +129,7 @@ def test_an_environment_that_hangs_is_given_up(fault, stubborn):
     result = play(group, RetryOnFailure(per_rollout_timeout=0.2))
     assert time.monotonic() - started < 8
     assert len(result.trajectories_G) == 2
-    assert result.rollout_errors[0].startswith("RolloutTimeoutError")
+    assert result.rollout_errors[0].error_type == "RolloutTimeoutError"
     if not stubborn:
         group = Group(lambda: Steps(faults={fault: hang}))
         with pytest.raises(RolloutTimeoutError, match=r"0\.2 s"):
@@ -178,7 +178,7 @@ def test_nothing_that_fails_in_a_tolerant_group_ends_the_run():
         with pytest.raises(AllTrajectoriesFailedError, match=what):
             play(group, MinViableGroup(max_retries=0))
         assert group.cleaned == 1
-    with pytest.raises(RolloutError, match="compute_group_rewards of Unjudged"):
+    with pytest.raises(RolloutFailedError, match="compute_group_rewards of Unjudged"):
         play(Unjudged(Steps), RetryOnFailure())
 
 

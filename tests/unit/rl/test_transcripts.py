@@ -18,7 +18,7 @@ from tinker_cookbook.exceptions import DataValidationError, TrainingError
 from tinker_cookbook.rl.advantages import compute_advantages
 from tinker_cookbook.rl.transcript_text import TokenText, plain
 from tinker_cookbook.rl.transcripts import TranscriptWriter, group_log, member_log
-from tinker_cookbook.rl.types import StopReason, Trajectory, Transition
+from tinker_cookbook.rl.types import RolloutError, StopReason, Trajectory, Transition
 from tinker_cookbook.tokenizer_utils import get_tokenizer
 from tinker_cookbook.utils import logtree
 
@@ -163,7 +163,7 @@ def test_without_a_tokenizer_tokens_are_numbers(tmp_path: Path):
 def test_the_page_shows_groups_samples_and_turns(tmp_path: Path):
     group = group_of(HINTS, talk((f"{ASK}number?", "  <b>\n7", 0.0)))
     groups = [group, answers(0.0, 0.0, 0.0), answers(1.0, 1.0)]
-    groups[1].rollout_errors.append("TimeoutError: member 2")
+    groups[1].rollout_errors.append(RolloutError("TimeoutError", "member 2"))
     advantages = [list(a) for a in compute_advantages(groups)]
     folder = write(
         tmp_path, groups, [["guess"], ["sums"], []], advantages=advantages, num_groups_to_log=2

@@ -202,9 +202,9 @@ def test_bits_per_byte_are_of_the_text_without_special_tokens(tokenizer_folder):
     ids = tokenizer.encode("Q:") + tokenizer.encode(text) + tokenizer.encode("<|im_end|>")
     prompt = len(tokenizer.encode("Q:"))
     datum = datum_from_tokens_weights(ids, [0.0] * prompt + [1.0] * (len(ids) - prompt))
-    trained = len(ids) - prompt
+    trained = len(ids) - prompt - 1  # without the end of the message, which is no text
     logprobs = np.full(len(ids) - 1, -math.log(2))  # one bit a token
     logprobs[: prompt - 1] = -99.0
-    assert compute_bpb([logprobs], [datum], tokenizer) == pytest.approx(
-        trained / len(text.encode("utf-8"))
-    )
+    inputs = datum.loss_fn_inputs
+    bpb = compute_bpb([logprobs], [inputs["weights"]], [inputs["target_tokens"]], tokenizer)
+    assert bpb == pytest.approx(trained / len(text.encode("utf-8")))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
 import sys
 import tempfile
@@ -20,7 +19,7 @@ def run(job: dict[str, Any]) -> dict[str, Any]:
 
     with tempfile.TemporaryDirectory() as folder:
         log_path = Path(folder) / "run"
-        asyncio.run(train_dpo.main(build_config(recipe_settings(job, log_path))))
+        train_dpo.main(build_config(recipe_settings(job, log_path)))
         lines = (log_path / "metrics.jsonl").read_text(encoding="utf-8").splitlines()
     steps = [row for row in map(json.loads, lines) if "dpo_loss" in row]
     return {

@@ -63,7 +63,7 @@ class SavePolicy:
                 raise ConfigurationError(f"{f.name}={value}; expected 0 (off) or more")
 
 
-class CheckpointManager:
+class RunCheckpoints:
     """Decides when a run is saved, saves it, and keeps one rolling checkpoint.
 
     Args:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
@@ -11,10 +12,12 @@ from tinker_cookbook.exceptions import CheckpointError
 from tinker_cookbook.utils.jsonl import read_rows
 from tinker_cookbook.utils.paths import local_path
 
+logger = logging.getLogger(__name__)
+
 CHECKPOINTS_FILE = "checkpoints.jsonl"
 
 
-@dataclass(frozen=True)
+@dataclass
 class CheckpointRecord:
     """One line of ``checkpoints.jsonl``.
 
@@ -22,7 +25,7 @@ class CheckpointRecord:
         name: ``"000020"`` or ``"final"``.
         batch: Optimizer updates in it.
         epoch: Epoch that the next batch belongs to.
-        final: Whether the run was complete.
+        final: Whether the run was complete; ``None`` where the line does not say.
         state_path: ``tinker://RUN/weights/NAME``, or ``None`` if only the sampler was saved.
         sampler_path: ``tinker://RUN/sampler_weights/NAME``, or ``None``.
         extra: All other keys of the line (token counts, ``rolling``, what a recipe adds).
@@ -31,33 +34,42 @@ class CheckpointRecord:
     name: str
     batch: int | None = None
     epoch: int | None = None
-    final: bool = False
+    final: bool | None = None
     state_path: str | None = None
     sampler_path: str | None = None
     extra: dict[str, Any] = field(default_factory=dict)
 
-    @classmethod
-    def from_row(cls, row: Mapping[str, Any]) -> CheckpointRecord:
-        """Reads a line; keys that are not fields go into ``extra``."""
-        if not isinstance(row.get("name"), str):
-            raise CheckpointError(f"a line of {CHECKPOINTS_FILE} has no name: {dict(row)}")
-        known = {f.name for f in fields(cls)} - {"extra"}
-        named = {key: value for key, value in row.items() if key in known}
-        return cls(**named, extra={key: row[key] for key in row if key not in known})
+    def __post_init__(self) -> None:
+        # A field's name among the extra keys would be written twice.
+        twice = sorted(_FIELDS & set(self.extra))
+        if twice:
+            logger.warning("checkpoint %s: extra keys %s are left out", self.name, twice)
+            self.extra = {key: value for key, value in self.extra.items() if key not in twice}
 
-    def to_row(self) -> dict[str, Any]:
+    @classmethod
+    def from_dict(cls, d: Mapping[str, Any]) -> CheckpointRecord:
+        """Reads a line; keys that are not fields go into ``extra``.
+
+        Raises:
+            CheckpointError: There is no name.
+        """
+        if not isinstance(d.get("name"), str):
+            raise CheckpointError(f"a line of {CHECKPOINTS_FILE} has no name: {dict(d)}")
+        named = {key: value for key, value in d.items() if key in _FIELDS}
+        return cls(**named, extra={key: d[key] for key in d if key not in _FIELDS})
+
+    def to_dict(self) -> dict[str, Any]:
         """The line's content; fields that are not set are left out."""
-        row: dict[str, Any] = {"name": self.name}
-        for key in ("batch", "epoch", "state_path", "sampler_path"):
-            if getattr(self, key) is not None:
-                row[key] = getattr(self, key)
-        row.update(self.extra)
-        return {**row, "final": True} if self.final else row
+        row = {key: getattr(self, key) for key in _FIELD_ORDER if getattr(self, key) is not None}
+        return row | self.extra
+
+    def has(self, key: str) -> bool:
+        """Whether a field is set, or an extra key is there."""
+        return getattr(self, key) is not None if key in _FIELDS else key in self.extra
 
     def get(self, key: str, default: Any = None) -> Any:
-        """A field or an extra key by name."""
-        value = self.extra.get(key) if key not in _FIELDS else getattr(self, key)
-        return default if value is None else value
+        """A field by name, ``None`` where it is not set; or an extra key, else ``default``."""
+        return getattr(self, key) if key in _FIELDS else self.extra.get(key, default)
 
     def __getitem__(self, key: str) -> Any:
         value = self.get(key)
@@ -66,7 +78,8 @@ class CheckpointRecord:
         return value
 
 
-_FIELDS = {f.name for f in fields(CheckpointRecord)} - {"extra"}
+_FIELD_ORDER = tuple(f.name for f in fields(CheckpointRecord) if f.name != "extra")
+_FIELDS = frozenset(_FIELD_ORDER)
 
 
 def load_checkpoints_file(log_dir: str | os.PathLike[str]) -> list[CheckpointRecord]:
@@ -76,7 +89,7 @@ def load_checkpoints_file(log_dir: str | os.PathLike[str]) -> list[CheckpointRec
         DataFormatError: A line other than a torn last one is broken.
     """
     rows = read_rows(local_path(log_dir, "log_dir") / CHECKPOINTS_FILE)
-    return [CheckpointRecord.from_row(row) for row in rows]
+    return [CheckpointRecord.from_dict(row) for row in rows]
 
 
 def get_last_checkpoint(

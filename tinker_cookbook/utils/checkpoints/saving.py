@@ -29,6 +29,7 @@ class PendingCheckpoint:
     log_path: Path
     loop_state: dict[str, Any]
     futures: dict[str, Future[Any]]
+    store: Any = None
 
     async def commit_async(self) -> CheckpointRecord:
         """Waits for the save, then appends the line.
@@ -55,8 +56,11 @@ class PendingCheckpoint:
                     f"{str(error).rstrip('.')}. The checkpoints listed in "
                     f"{self.log_path / CHECKPOINTS_FILE} are intact"
                 ) from error
-        record = CheckpointRecord.from_row({"name": self.name, **self.loop_state, **paths})
-        append_row(self.log_path / CHECKPOINTS_FILE, record.to_row(), durable=True)
+        record = CheckpointRecord.from_dict({"name": self.name, **self.loop_state, **paths})
+        if self.store is not None:
+            self.store.write_checkpoint(record.to_dict())
+        else:
+            append_row(self.log_path / CHECKPOINTS_FILE, record.to_dict(), durable=True)
         return record
 
 
@@ -67,6 +71,8 @@ def submit_checkpoint(
     loop_state: Mapping[str, Any],
     kind: CheckpointKind = "state",
     ttl_seconds: int | None = None,
+    store: Any = None,
+    overwrite: bool = True,
 ) -> PendingCheckpoint:
     """Submits a save of the weights as they are after the operations submitted so far.
 
@@ -77,15 +83,21 @@ def submit_checkpoint(
         loop_state: What the line records beside the paths: ``batch``, ``epoch`` and any others.
         kind: What to save.
         ttl_seconds: Time after which the backend may delete it; ``None`` keeps it.
+        store: Takes the line through ``store.write_checkpoint(line)`` in place of the file.
+        overwrite: Whether weights of that name are overwritten; else the backend refuses them.
     """
     if kind not in ("state", "sampler", "both"):
         raise ConfigurationError(f"kind={kind!r}; expected state, sampler or both")
     futures: dict[str, Future[Any]] = {}
     if kind != "sampler":
-        futures["state_path"] = training_client.save_state(name, ttl_seconds, overwrite=True)
+        # Left out where it is the default: clients of other makers may not know it.
+        options = {"overwrite": True} if overwrite else {}
+        futures["state_path"] = training_client.save_state(name, ttl_seconds=ttl_seconds, **options)
     if kind != "state":
-        futures["sampler_path"] = training_client.save_weights_for_sampler(name, ttl_seconds)
-    return PendingCheckpoint(name, local_path(log_path), dict(loop_state), futures)
+        futures["sampler_path"] = training_client.save_weights_for_sampler(
+            name, ttl_seconds=ttl_seconds
+        )
+    return PendingCheckpoint(name, local_path(log_path), dict(loop_state), futures, store)
 
 
 def save_checkpoint(
@@ -95,13 +107,16 @@ def save_checkpoint(
     loop_state: Mapping[str, Any],
     kind: CheckpointKind = "state",
     ttl_seconds: int | None = None,
+    store: Any = None,
 ) -> dict[str, str]:
     """Saves a checkpoint and lists it; returns its ``state_path`` and/or ``sampler_path``.
 
     Arguments and errors as in :func:`submit_checkpoint` and :class:`PendingCheckpoint`.
     """
-    pending = submit_checkpoint(training_client, name, log_path, loop_state, kind, ttl_seconds)
-    return _paths(pending.commit())
+    pending = submit_checkpoint(
+        training_client, name, log_path, loop_state, kind, ttl_seconds, store
+    )
+    return paths_of(pending.commit())
 
 
 async def save_checkpoint_async(
@@ -111,12 +126,16 @@ async def save_checkpoint_async(
     loop_state: Mapping[str, Any],
     kind: CheckpointKind = "state",
     ttl_seconds: int | None = None,
+    store: Any = None,
 ) -> dict[str, str]:
     """As :func:`save_checkpoint`, awaitable. The save is submitted when the coroutine starts."""
-    pending = submit_checkpoint(training_client, name, log_path, loop_state, kind, ttl_seconds)
-    return _paths(await pending.commit_async())
+    pending = submit_checkpoint(
+        training_client, name, log_path, loop_state, kind, ttl_seconds, store
+    )
+    return paths_of(await pending.commit_async())
 
 
-def _paths(record: CheckpointRecord) -> dict[str, str]:
+def paths_of(record: CheckpointRecord) -> dict[str, str]:
+    """``state_path`` and ``sampler_path`` of a checkpoint, those that it has."""
     paths = {"state_path": record.state_path, "sampler_path": record.sampler_path}
     return {key: path for key, path in paths.items() if path is not None}

@@ -1,0 +1,173 @@
+"""A dataset mixed of others by weight."""
+
+from __future__ import annotations
+
+import asyncio
+import math
+from collections import OrderedDict
+from collections.abc import Sequence
+
+import chz
+import numpy as np
+
+from tinker_cookbook.exceptions import ConfigurationError, DataError
+from tinker_cookbook.rl.dataset_utils import ChainedRLDataset, cycle_permutation
+from tinker_cookbook.rl.types import EnvGroupBuilder, RLDataset, RLDatasetBuilder
+
+_KEPT_BATCHES = 2
+
+
+class BatchSizeError(DataError, IndexError):
+    """The batches of a source are not of one size."""
+
+
+@chz.chz
+class InterleavedRLDatasetBuilder(RLDatasetBuilder):
+    """A mixture: each group of a batch is the next one of a source drawn by weight.
+
+    A source that is used up begins again, in another order. The test set is that of all sources,
+    one after the other.
+    """
+
+    sources: list[RLDatasetBuilder] = chz.field(doc="Datasets to mix")
+    weights: list[float] = chz.field(doc="How often each is drawn from, relative to the others")
+    groups_per_batch: int = chz.field(doc="Groups in a batch")
+    total_batches: int | None = chz.field(
+        default=None, doc="Batches in all; default: until a source would begin again"
+    )
+    seed: int = chz.field(default=0, doc="Seed of the draws and of the orders")
+
+    def check(self) -> None:
+        """Raises ``ConfigurationError`` for settings that cannot work."""
+        _check(len(self.sources), self.weights, self.groups_per_batch, self.total_batches)
+        for source in self.sources:
+            source.check()
+
+    async def __call__(self) -> tuple[RLDataset, RLDataset | None]:
+        """Builds the sources and mixes them."""
+        self.check()
+        built = await asyncio.gather(*(source() for source in self.sources))
+        train = await asyncio.to_thread(
+            _InterleavedRLDataset,
+            [dataset for dataset, _ in built],
+            self.weights,
+            self.groups_per_batch,
+            self.total_batches,
+            self.seed,
+        )
+        tests = [test for _, test in built if test is not None]
+        return train, ChainedRLDataset(tests) if tests else None
+
+
+def _check(
+    num_sources: int, weights: Sequence[float], groups_per_batch: int, total_batches: int | None
+) -> None:
+    if not num_sources:
+        raise ConfigurationError("sources: got none. At least one dataset is needed to mix")
+    if len(weights) != num_sources:
+        raise ConfigurationError(
+            f"weights: got {len(weights)} for {num_sources} sources, expected the same length: one "
+            "weight for each"
+        )
+    for k, weight in enumerate(weights):
+        if not 0 < weight < math.inf:
+            raise ConfigurationError(
+                f"weights[{k}]: got {weight}, expected a positive number; leave out a source that "
+                "is not wanted"
+            )
+    for name, value in (("groups_per_batch", groups_per_batch), ("total_batches", total_batches)):
+        if value is not None and value < 1:
+            raise ConfigurationError(f"{name}: got {value}, expected at least 1")
+
+
+class _InterleavedRLDataset(RLDataset):
+    """The groups of several datasets, drawn by weight; any batch can be asked for at any time.
+
+    Args:
+        sources: The datasets. All batches of one but its last have the same number of groups.
+        weights: How often each is drawn from, relative to the others.
+        groups_per_batch: Groups in a batch.
+        total_batches: Batches in all; ``None`` ends where the first source is expected to be used
+            up.
+        seed: Of the draws, and of the order of each pass over a source.
+    """
+
+    def __init__(
+        self,
+        sources: Sequence[RLDataset],
+        weights: Sequence[float],
+        groups_per_batch: int,
+        total_batches: int | None = None,
+        seed: int = 0,
+    ) -> None:
+        _check(len(sources), weights, groups_per_batch, total_batches)
+        self._sources = [_Groups(dataset, k) for k, dataset in enumerate(sources)]
+        self._groups_per_batch = groups_per_batch
+        self._seed = seed
+        self._source_total_groups = [source.total for source in self._sources]
+        shares_K = np.asarray(weights) / math.fsum(weights)
+        if total_batches is None:
+            per_batch_K = shares_K * groups_per_batch
+            # The rounding keeps 10 / 0.5 at 20 where the division gives 19.999….
+            lasts_K = np.round(np.asarray(self._source_total_groups) / per_batch_K, 9)
+            total_batches = max(1, int(lasts_K.min()))
+        rng = np.random.default_rng(seed)
+        chosen_N = rng.choice(len(sources), size=groups_per_batch * total_batches, p=shares_K)
+        # How often each source was drawn before: which of its groups comes next.
+        numbers_N = np.empty(len(chosen_N), dtype=np.int64)
+        for k in range(len(sources)):
+            draws = np.flatnonzero(chosen_N == k)
+            numbers_N[draws] = np.arange(len(draws))
+        self._draws_N = list(zip(chosen_N.tolist(), numbers_N.tolist(), strict=True))
+
+    def __len__(self) -> int:
+        return len(self._draws_N) // self._groups_per_batch
+
+    def get_batch(self, index: int) -> Sequence[EnvGroupBuilder]:
+        """Batch ``index``."""
+        if not 0 <= index < len(self):
+            raise IndexError(f"batch {index} of {len(self)}")
+        start = index * self._groups_per_batch
+        return [
+            self._group(*draw) for draw in self._draws_N[start : start + self._groups_per_batch]
+        ]
+
+    def _group(self, source: int, number: int) -> EnvGroupBuilder:
+        groups = self._sources[source]
+        cycle, within = divmod(number, groups.total)
+        return groups.get(cycle_permutation(groups.total, f"{self._seed}:{source}", cycle)[within])
+
+
+class _Groups:
+    """The groups of a dataset by number. Only its first and last batch are looked at beforehand."""
+
+    def __init__(self, dataset: RLDataset, source: int) -> None:
+        self._dataset = dataset
+        self._source = source
+        self._kept: OrderedDict[int, Sequence[EnvGroupBuilder]] = OrderedDict()
+        if not len(dataset):
+            raise DataError(f"sources[{source}]: has 0 batches, expected one at least")
+        last = len(dataset) - 1
+        self._size, rest = len(self._batch(0)), len(self._batch(last))
+        if not self._size or not rest:
+            raise DataError(f"sources[{source}]: has a batch of 0 groups, expected one at least")
+        self.total = self._size * last + rest
+
+    def get(self, number: int) -> EnvGroupBuilder:
+        batch, offset = divmod(number, self._size)
+        groups = self._batch(batch)
+        expected = self._size if batch < len(self._dataset) - 1 else self.total - batch * self._size
+        if len(groups) != expected:
+            raise BatchSizeError(
+                f"sources[{self._source}]: batch {batch} has {len(groups)} groups, expected "
+                f"{expected}; to be mixed, all batches but the last need the same number of groups "
+                "as batch 0"
+            )
+        return groups[offset]
+
+    def _batch(self, index: int) -> Sequence[EnvGroupBuilder]:
+        if index not in self._kept:
+            self._kept[index] = self._dataset.get_batch(index)
+            while len(self._kept) > _KEPT_BATCHES:
+                self._kept.popitem(last=False)
+        return self._kept[index]

@@ -1,0 +1,119 @@
+"""Small helpers that user code of training loops builds on."""
+
+from __future__ import annotations
+
+import importlib
+import logging
+import math
+import time
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, TypeVar
+
+logger = logging.getLogger(__name__)
+
+T = TypeVar("T")
+
+__all__ = [
+    "all_same",
+    "concat_lists",
+    "dict_mean",
+    "iteration_dir",
+    "lookup_func",
+    "not_none",
+    "safezip",
+    "split_list",
+    "timed",
+]
+
+
+@contextmanager
+def timed(key: str, metrics: dict[str, Any]) -> Iterator[None]:
+    """Measures the block: ``metrics["time/KEY"]`` is set to its seconds, also where it raises."""
+    logger.info("%s begins", key)
+    started = time.perf_counter()
+    try:
+        yield
+    finally:
+        seconds = time.perf_counter() - started
+        metrics[f"time/{key}"] = seconds
+        logger.info("%s took %.2f s", key, seconds)
+
+
+def safezip(*iterables: Iterable[Any]) -> Iterator[tuple[Any, ...]]:
+    """``zip`` that raises ``ValueError`` for iterables of different lengths."""
+    return zip(*iterables, strict=True)
+
+
+def dict_mean(list_of_dicts: Sequence[Mapping[str, float | int | None]]) -> dict[str, float]:
+    """The mean of each key over the dictionaries that have it with a value other than ``None``.
+
+    A key without any such value is left out.
+    """
+    values: dict[str, list[float]] = {}
+    for one in list_of_dicts:
+        for key, value in one.items():
+            if value is not None:
+                values.setdefault(key, []).append(float(value))
+    return {key: math.fsum(numbers) / len(numbers) for key, numbers in values.items()}
+
+
+def all_same(xs: Sequence[Any]) -> bool:
+    """Whether all elements are equal; true for none and for one."""
+    return all(x == xs[0] for x in xs)
+
+
+def lookup_func(path_to_func: str, default_module: str | None = None) -> Any:
+    """The attribute that ``"package.module:name"`` names.
+
+    Args:
+        path_to_func: As above, or a bare name of ``default_module``.
+        default_module: Module of a bare name.
+
+    Raises:
+        ValueError: There is more than one colon, or none and no ``default_module``.
+    """
+    module, _, name = path_to_func.rpartition(":")
+    module = module or (default_module or "")
+    if not module or not name or ":" in module:
+        raise ValueError(
+            f"path_to_func: got {path_to_func!r}, expected 'package.module:name'"
+            + ("" if default_module else " (there is no default_module for a bare name)")
+        )
+    return getattr(importlib.import_module(module), name)
+
+
+def split_list(lst: Sequence[T], num_splits: int) -> list[list[T]]:
+    """``num_splits`` contiguous parts, whose lengths differ by at most one.
+
+    Raises:
+        ValueError: ``num_splits`` is below 1 or above the number of elements.
+    """
+    if not 1 <= num_splits <= len(lst):
+        raise ValueError(
+            f"num_splits: got {num_splits} for {len(lst)} elements, expected 1 to that number"
+        )
+    # Part i is [i * n / k, (i + 1) * n / k): the longer parts are spread evenly.
+    edges = [i * len(lst) // num_splits for i in range(num_splits + 1)]
+    return [list(lst[edges[i] : edges[i + 1]]) for i in range(num_splits)]
+
+
+def concat_lists(list_of_lists: Iterable[Iterable[T]]) -> list[T]:
+    """The elements of all lists, in order."""
+    return [item for part in list_of_lists for item in part]
+
+
+def not_none(x: T | None) -> T:
+    """``x``, for the type checker.
+
+    Raises:
+        AssertionError: It is ``None``.
+    """
+    assert x is not None, "got None, expected a value"
+    return x
+
+
+def iteration_dir(log_path: str | Path | None, step: int) -> Path | None:
+    """``log_path/iteration_000012`` for step 12; ``None`` where ``log_path`` is empty."""
+    return Path(log_path) / f"iteration_{step:06d}" if log_path else None
