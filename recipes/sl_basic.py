@@ -4,16 +4,15 @@
     python -m recipes.sl_basic model_name=… dataset_path=my.jsonl learning_rate=… log_path=…
 
 Without arguments it teaches the demo model (SmolLM2-135M-Instruct) the manner of answering of
-``example_data/``: three lines, "In short", "Why", "Try". Held-out loss falls from 3.66 to 2.32
-nats a token in one epoch of 45 steps.
+``recipes/example_data/``: three lines, "In short", "Why", "Try". Held-out loss falls from 3.66 to
+2.32 nats a token in one epoch of 45 steps.
 """
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import chz
 
+from recipes.examples import example_data
 from recipes.start import start
 from tinker_cookbook import cli_utils, hyperparam_utils, model_info
 from tinker_cookbook.exceptions import ConfigurationError, nearest
@@ -26,7 +25,6 @@ from tinker_cookbook.training.config import RunSettings, check_model
 from tinker_cookbook.utils.entrypoint import run_entrypoint
 
 DEMO_MODEL = "HuggingFaceTB/SmolLM2-135M-Instruct"
-EXAMPLES = Path(__file__).resolve().parent.parent / "example_data"
 DATASETS = ("example", "no_robots")
 
 
@@ -81,8 +79,8 @@ def build_dataset(cli: CLIConfig, renderer_name: str, max_length: int | None) ->
     if cli.dataset == "example":
         return FromConversationFileBuilder(
             common_config=common,
-            file_path=str(EXAMPLES / "conversations.jsonl"),
-            test_file_path=cli.test_path or str(EXAMPLES / "conversations_test.jsonl"),
+            file_path=str(example_data("conversations.jsonl")),
+            test_file_path=cli.test_path or str(example_data("conversations_test.jsonl")),
         )
     return NoRobotsBuilder(common_config=common)
 

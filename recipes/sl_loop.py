@@ -13,11 +13,11 @@ import asyncio
 import logging
 import random
 import time
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 import chz
 
+from recipes.examples import example_data
 from tinker_cookbook import checkpoint_utils, cli_utils, hyperparam_utils, model_info
 from tinker_cookbook.backends import connect
 from tinker_cookbook.backends.light import leave_torch_out
@@ -39,7 +39,7 @@ if TYPE_CHECKING:
     from tinker_cookbook.backends import ServiceClient, TrainingClient
 
 logger = logging.getLogger(__name__)
-EXAMPLES = Path(__file__).resolve().parent.parent / "example_data" / "conversations.jsonl"
+EXAMPLES = example_data("conversations.jsonl")
 
 
 @chz.chz

@@ -7,6 +7,7 @@ from typing import Any
 
 import chz
 
+from recipes.examples import example_data
 from recipes.math_rl.arithmetic_env import ArithmeticDatasetBuilder
 from recipes.rl_settings import SampledSettings, common_config, resolve_renderer, rl_learning_rate
 from tinker_cookbook import cli_utils
@@ -30,7 +31,7 @@ SUMS_HINT = f" Say {ANSWER}."
 # Without examples the demo model does not take the hint; their operands are beyond those asked for.
 SUMS_EXAMPLES = ((120, 345), (17, 30), (61, 14))
 BRIEF = "Answer in one short sentence."
-_EXAMPLE_FILE = Path(__file__).resolve().parents[2] / "example_data" / "conversations.jsonl"
+_EXAMPLE_FILE = example_data("conversations.jsonl")
 _MAX_TOKENS, _MAX_TOKENS_OF_SUMS = 256, 12
 
 

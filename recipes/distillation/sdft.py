@@ -12,7 +12,8 @@ from __future__ import annotations
 
 import chz
 
-from recipes.sl_basic import DEMO_MODEL, EXAMPLES
+from recipes.examples import example_data
+from recipes.sl_basic import DEMO_MODEL
 from recipes.start import start
 from tinker_cookbook import cli_utils, hyperparam_utils, model_info
 from tinker_cookbook.distillation import sdft
@@ -77,8 +78,8 @@ def build_dataset(cli: CLIConfig, renderer_name: str) -> sdft.DemonstrationBuild
                 f"test_size: got {cli.test_size} without dataset_path; expected it only beside a "
                 "file of yours, since the example has a held-out part of its own"
             )
-        path = str(EXAMPLES / "conversations.jsonl")
-        test_path = test_path or str(EXAMPLES / "conversations_test.jsonl")
+        path = str(example_data("conversations.jsonl"))
+        test_path = test_path or str(example_data("conversations_test.jsonl"))
     return sdft.DemonstrationBuilder(
         common_config=ChatDatasetBuilderCommonConfig(
             model_name_for_tokenizer=cli.model_name,

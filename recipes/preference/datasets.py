@@ -10,6 +10,7 @@ from typing import Any
 import chz
 import numpy as np
 
+from recipes.examples import example_data
 from tinker_cookbook.exceptions import ConfigurationError, DataFormatError, nearest
 from tinker_cookbook.preference.comparison_file import comparison_of_row
 from tinker_cookbook.preference.preference_datasets import (
@@ -21,8 +22,6 @@ from tinker_cookbook.renderers import Message, normalize_messages
 from tinker_cookbook.supervised.data import Rows
 from tinker_cookbook.supervised.hf_datasets import load_hf_dataset
 from tinker_cookbook.supervised.local_rows import SUFFIXES
-
-EXAMPLE_DATA = Path(__file__).resolve().parents[2] / "example_data"
 
 _INSTEAD = "Give pairs of your own with dataset=FILE.jsonl, use dataset=example"
 _FILE_TEST_SIZE = 100
@@ -182,8 +181,8 @@ def get_comparison_builder(
                 "of its own; leave it out"
             )
         return ComparisonBuilderFromJsonl(
-            train_path=str(EXAMPLE_DATA / "comparisons.jsonl"),
-            test_path=str(EXAMPLE_DATA / "comparisons_test.jsonl"),
+            train_path=str(example_data("comparisons.jsonl")),
+            test_path=str(example_data("comparisons_test.jsonl")),
         )
     if not dataset.endswith(SUFFIXES) and not Path(dataset).expanduser().is_file():
         known = ["example", *_BY_NAME]

@@ -6,8 +6,8 @@
         input_file=my_queries.txt labels=positive,negative output_file=…
 
 The default task is to name the language of a text by two letters (``prompts.py``), on
-``example_data/languages.jsonl``. The demo model cannot follow the long prompt of task=language, so
-with it the default is task=language_by_examples; any other teacher gets task=language.
+``recipes/example_data/languages.jsonl``. The demo model cannot follow the long prompt of
+task=language, so with it the default is task=language_by_examples; any other teacher gets task=language.
 
 Rows are conversations without the prompt, which ``recipes.prompt_distillation.train`` and
 ``recipes.sl_basic dataset_path=…`` read. Answers that do not parse are dropped and counted. A run
@@ -16,11 +16,11 @@ that was stopped continues when it is started again; queries may be added to the
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import chz
 
+from recipes.examples import example_data
 from recipes.prompt_distillation.answers import AnswerReader, parse_labels
 from recipes.prompt_distillation.output import DistillationFile
 from recipes.prompt_distillation.prompts import (
@@ -45,7 +45,7 @@ __all__ = ["LANGUAGE_CLASSIFICATION_PROMPT", "Config", "main"]
 
 DEMO_MODEL = "HuggingFaceTB/SmolLM2-135M-Instruct"
 DEFAULT_OUTPUT_FILE = "/tmp/tinker-datasets/prompt_distillation_lang.jsonl"
-QUERIES = Path(__file__).resolve().parents[2] / "example_data" / "languages.jsonl"
+QUERIES = example_data("languages.jsonl")
 
 
 @chz.chz

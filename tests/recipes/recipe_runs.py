@@ -11,6 +11,8 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
+from recipes.examples import example_data
+
 REPO = Path(__file__).resolve().parents[2]
 KILL_AT = Path(__file__).with_name("kill_at.py")
 
@@ -26,7 +28,7 @@ class RecipeRuns:
     def __init__(self, folder: Path, model: str, recipe: str = "recipes.sl_basic") -> None:
         self.folder, self.model, self.recipe = folder, model, recipe
         self.seconds = 0.0  # how long a whole run takes, where a test has measured it
-        rows = (REPO / "example_data" / "conversations.jsonl").read_text().splitlines()
+        rows = example_data("conversations.jsonl").read_text().splitlines()
         (folder / "train.jsonl").write_text("\n".join(rows[:22]) + "\n")
         (folder / "test.jsonl").write_text("\n".join(rows[30:36]) + "\n")
 

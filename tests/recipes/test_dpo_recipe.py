@@ -11,6 +11,8 @@ import sys
 import pytest
 from recipe_runs import REPO, RecipeRuns
 
+from recipes.examples import example_data
+
 pytestmark = pytest.mark.slow
 
 JSON_LOGGER = "tinker_cookbook.utils.loggers.json_logger:append_row"
@@ -24,7 +26,7 @@ class PairRuns(RecipeRuns):
     def __init__(self, folder, model):
         super().__init__(folder, model, recipe="recipes.preference.dpo.train")
         for name, count in (("comparisons", 24), ("comparisons_test", 8)):
-            rows = (REPO / "example_data" / f"{name}.jsonl").read_text().splitlines()[:count]
+            rows = example_data(f"{name}.jsonl").read_text().splitlines()[:count]
             (folder / f"{name}.jsonl").write_text("\n".join(rows) + "\n")
 
     def arguments(self, name, behavior="raise"):

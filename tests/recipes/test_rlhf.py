@@ -9,8 +9,9 @@ import sys
 from pathlib import Path
 
 import pytest
-from recipe_runs import REPO, RecipeRuns
+from recipe_runs import RecipeRuns
 
+from recipes.examples import example_data
 from recipes.preference.rlhf import rlhf_pipeline
 from recipes.preference.rlhf.settings import STAGES, CLIConfig
 from recipes.preference.rlhf.stages import rl_config, rm_config, sft_config
@@ -259,4 +260,4 @@ def test_the_steps_of_a_stage(arguments):
     assert rm_config(parse(arguments)).max_steps == 3
     demo = parse_arguments(CLIConfig, [])
     assert demo.behavior_if_log_dir_exists == "resume"
-    assert (REPO / "example_data" / "comparisons.jsonl").exists()
+    assert example_data("comparisons.jsonl").exists()

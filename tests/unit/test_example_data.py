@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-FOLDER = Path(__file__).resolve().parents[2] / "example_data"
+FOLDER = Path(__file__).resolve().parents[2] / "recipes" / "example_data"
 TRAIN, HELD_OUT = FOLDER / "conversations.jsonl", FOLDER / "conversations_test.jsonl"
 FILES = [TRAIN, HELD_OUT]
 

@@ -13,7 +13,7 @@ import pytest
 from recipes.prompt_distillation.prompts import LANGUAGE_NAMES, TASKS
 from recipes.prompt_distillation.queries import read_queries
 
-FOLDER = Path(__file__).resolve().parents[2] / "example_data"
+FOLDER = Path(__file__).resolve().parents[2] / "recipes" / "example_data"
 FILE = FOLDER / "languages.jsonl"
 SCRIPTS = {"el": "GREEK", "ru": "CYRILLIC", "ar": "ARABIC", "ur": "ARABIC", "hi": "DEVANAGARI"}
 SCRIPTS |= {"zh": "CJK"}

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import chz
 
+from recipes.examples import example_data
 from recipes.multiplayer_rl.twenty_questions.env import Rules, TwentyQuestionsGroupBuilder, plain
 from tinker_cookbook import model_info
 from tinker_cookbook.backends import ServiceClient
@@ -20,7 +21,7 @@ from tinker_cookbook.rl.problem_dataset import ProblemDataset
 from tinker_cookbook.rl.types import EnvGroupBuilder, RLDataset, RLDatasetBuilder
 from tinker_cookbook.tokenizer_utils import get_tokenizer
 
-WORDS = Path(__file__).resolve().parents[3] / "example_data" / "twenty_questions_words.txt"
+WORDS = example_data("twenty_questions_words.txt")
 
 
 @chz.chz

@@ -11,11 +11,13 @@ from pathlib import Path
 import httpx
 from serving import Serving
 
+from recipes.examples import example_data
+
 REPO = Path(__file__).resolve().parents[3]
 
 
 def test_a_running_server_is_used_and_left_running(stories_model, tmp_path):
-    conversations = (REPO / "example_data" / "conversations.jsonl").read_text().splitlines()
+    conversations = example_data("conversations.jsonl").read_text().splitlines()
     data, out = tmp_path / "train.jsonl", tmp_path / "out"
     data.write_text("\n".join(conversations[:12]) + "\n")
     running = Serving(tmp_path / "server", {"model_name": stories_model}).start()

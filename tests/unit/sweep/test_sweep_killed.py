@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from recipes.examples import example_data
 from tinker_cookbook.utils.run_lock import lock_holder
 
 REPO = Path(__file__).resolve().parents[3]
@@ -44,7 +45,7 @@ def wait_until(condition, process: subprocess.Popen[str] | None, seconds: float)
 
 @pytest.mark.slow
 def test_killed_and_started_again_equals_runs_without_a_server(stories_model, tmp_path):
-    conversations = (REPO / "example_data" / "conversations.jsonl").read_text().splitlines()
+    conversations = example_data("conversations.jsonl").read_text().splitlines()
     data = tmp_path / "train.jsonl"
     data.write_text("\n".join(conversations[:22]) + "\n")
     settings = {"model_name": stories_model, "dataset_path": str(data), **SHARED}

@@ -1,0 +1,55 @@
+"""What `pip install .` puts on a machine."""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+import sys
+import zipfile
+from pathlib import Path
+
+import pytest
+
+REPO = Path(__file__).resolve().parents[2]
+
+
+@pytest.mark.slow  # about 12 s: it builds the wheel
+def test_an_installed_recipe_finds_its_data(tmp_path):
+    # A copy, so that the build leaves nothing in the checkout.
+    source = tmp_path / "source"
+    for name in ("tinker_cookbook", "recipes"):
+        shutil.copytree(REPO / name, source / name, ignore=shutil.ignore_patterns("__pycache__"))
+    for name in ("pyproject.toml", "README.md", "LICENSE"):
+        shutil.copy(REPO / name, source)
+    command = [sys.executable, "-m", "pip", "wheel", str(source), "--no-deps", "-q"]
+    command += ["--no-build-isolation", "--no-index", "-w", str(tmp_path)]
+    done = subprocess.run(command, capture_output=True, text=True)
+    if "setuptools" in done.stderr and done.returncode:
+        pytest.skip("this environment has no setuptools to build with")
+    assert done.returncode == 0, done.stderr[-2000:]
+
+    installed = tmp_path / "installed"
+    with zipfile.ZipFile(next(tmp_path.glob("*.whl"))) as wheel:
+        wheel.extractall(installed)
+        names = wheel.namelist()
+    data = sorted(p.name for p in (REPO / "recipes" / "example_data").iterdir())
+    assert sorted(n.rpartition("/")[2] for n in names if "/example_data/" in n) == data
+    assert {name.partition("/")[0] for name in names if "dist-info" not in name} == {
+        "tinker_cookbook",
+        "recipes",
+    }
+    code = (
+        "from recipes import sl_loop; from pathlib import Path; import recipes;"
+        "assert Path(sl_loop.Config().dataset_path).is_file(), sl_loop.Config().dataset_path;"
+        "print(recipes.__file__)"
+    )
+    # -S leaves the editable installation of the checkout out, -P the current folder.
+    paths = [str(installed), *(path for path in sys.path if path.endswith("site-packages"))]
+    done = subprocess.run(
+        [sys.executable, "-S", "-P", "-c", code],
+        capture_output=True,
+        text=True,
+        cwd=tmp_path,
+        env={"PYTHONPATH": ":".join(paths), "PATH": ""},
+    )
+    assert done.stdout.strip().startswith(str(installed)), done.stderr[-2000:]
