@@ -7,7 +7,8 @@
 
 The default task is to name the language of a text by two letters (``prompts.py``), on
 ``recipes/example_data/languages.jsonl``. The demo model cannot follow the long prompt of
-task=language, so with it the default is task=language_by_examples; any other teacher gets task=language.
+task=language, so with it the default is task=language_by_examples; any other teacher gets
+task=language.
 
 Rows are conversations without the prompt, which ``recipes.prompt_distillation.train`` and
 ``recipes.sl_basic dataset_path=…`` read. Answers that do not parse are dropped and counted. A run

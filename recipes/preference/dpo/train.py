@@ -5,10 +5,11 @@
     python -m recipes.preference.dpo.train dataset=hhh|helpsteer3|ultrafeedback
 
 Without arguments the demo model (SmolLM2-135M-Instruct) learns from ``recipes/example_data/`` to
-answer directly rather than to ramble. Watch ``test/accuracy`` (from 0.5) and ``test/margin`` (from 0), and
-``test/nll``: where it rises much, the model moves away from good answers too; take a lower learning
-rate. Pairs come from the Hub by name, or from a file: JSON lines with ``prompt``, ``chosen`` and
-``rejected``, the files of Anthropic's HH, and others (see ``preference.comparison_file``).
+answer directly rather than to ramble. Watch ``test/accuracy`` (from 0.5) and ``test/margin`` (from
+0), and ``test/nll``: where it rises much, the model moves away from good answers too; take a lower
+learning rate. Pairs come from the Hub by name, or from a file: JSON lines with ``prompt``,
+``chosen`` and ``rejected``, the files of Anthropic's HH, and others (see
+``preference.comparison_file``).
 """
 
 from __future__ import annotations
