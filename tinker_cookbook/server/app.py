@@ -6,8 +6,9 @@ import asyncio
 import contextlib
 import logging
 from collections.abc import AsyncIterator
+from typing import Any
 
-from fastapi import FastAPI, Request
+from fastapi import FastAPI, HTTPException, Request
 from fastapi.responses import JSONResponse
 
 from tinker_cookbook.exceptions import TinkerCookbookError
@@ -26,8 +27,10 @@ from tinker_cookbook.server import (
 )
 from tinker_cookbook.server.documented import describe
 from tinker_cookbook.server.errors import memory_full, status_of
+from tinker_cookbook.server.gate import Gate
 from tinker_cookbook.server.host import Host
 from tinker_cookbook.server.openai.bodies import ChatBody, CompletionBody
+from tinker_cookbook.server.openai.errors import as_api_error
 
 logger = logging.getLogger(__name__)
 
@@ -37,7 +40,7 @@ def make_app(host: Host, max_request_bytes: int) -> FastAPI:
 
     Args:
         host: The server's state; closed with the application.
-        max_request_bytes: Largest body of a training pass.
+        max_request_bytes: Largest body of a request.
     """
 
     @contextlib.asynccontextmanager
@@ -47,9 +50,10 @@ def make_app(host: Host, max_request_bytes: int) -> FastAPI:
         sweeping.cancel()
         host.close()
 
-    app = FastAPI(title="tinker_cookbook server", lifespan=lifespan)
+    app = FastAPI(title="tinker_cookbook server", lifespan=lifespan, redoc_url=None)
     app.state.host = host
     app.state.max_request_bytes = max_request_bytes
+    app.add_middleware(Gate, keys=host.keys, max_bytes=max_request_bytes, refuse=_refused)
     app.add_exception_handler(TinkerCookbookError, _said)
     app.add_exception_handler(ValueError, _said)
     app.add_exception_handler(MemoryError, _said)
@@ -67,7 +71,7 @@ def make_app(host: Host, max_request_bytes: int) -> FastAPI:
     ):
         app.include_router(part.router)
 
-    describe(app, (bodies.JsonPass, ChatBody, CompletionBody))
+    describe(app, (bodies.JsonPass, bodies.SampleBody, ChatBody, CompletionBody))
 
     @app.get("/healthz")
     async def healthz() -> dict[str, str]:
@@ -75,6 +79,14 @@ def make_app(host: Host, max_request_bytes: int) -> FastAPI:
         return {"status": "ok"}
 
     return app
+
+
+def _refused(error: HTTPException, path: str) -> JSONResponse:
+    """An error from before the routes, in the form of the API that was asked."""
+    said: dict[str, Any] = {"detail": error.detail}
+    if path.startswith(openai.PREFIX):
+        said = as_api_error(error).body()
+    return JSONResponse(said, status_code=error.status_code, headers=error.headers)
 
 
 async def _said(request: Request, error: Exception) -> JSONResponse:

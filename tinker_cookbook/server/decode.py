@@ -16,6 +16,7 @@ from tinker_cookbook.engine.examples import Example
 from tinker_cookbook.exceptions import DataValidationError
 from tinker_cookbook.server import bodies, wire
 from tinker_cookbook.server.errors import NoRoom, TooLarge, plain
+from tinker_cookbook.server.reading import DATA_CONTAINERS, check_containers
 
 _DTYPES = {wire.FLOAT32: ("float32", np.float32), wire.INT64: ("int64", np.int64)}
 
@@ -132,6 +133,7 @@ def _tokens_of(body: bodies.Prompt, where: str) -> list[int]:
 
 
 def _of_json(body: bytes, forward: bool) -> Pass:
+    check_containers(body, DATA_CONTAINERS)
     try:
         request = bodies.JsonPass.model_validate_json(body)
     except ValidationError as error:

@@ -34,6 +34,14 @@ class NoRoom(MemoryError):  # noqa: N818
         self.head = head
 
 
+def too_large(limit: int) -> TooLarge:
+    """The error of a body of more than ``limit`` bytes."""
+    return TooLarge(
+        f"body: got more than {limit >> 20} MiB, the most that this server takes at once "
+        "(max_request_mb=); send fewer datums a request"
+    )
+
+
 E = TypeVar("E", bound=BaseException)
 
 

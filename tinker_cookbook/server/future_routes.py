@@ -16,13 +16,14 @@ from tinker_cookbook.server.errors import Gone
 from tinker_cookbook.server.host import Host
 from tinker_cookbook.server.keys import Owner
 from tinker_cookbook.server.pending import Pending, error_of
+from tinker_cookbook.server.reading import JsonRoute
 
 HELD_SECONDS = 35.0
 """How long an answer waits for the result; clients give up at 45."""
 
 PROTOBUF = "application/x-protobuf"
 
-router = APIRouter(prefix="/api/v1", tags=["futures"])
+router = APIRouter(prefix="/api/v1", tags=["futures"], route_class=JsonRoute)
 
 
 @router.post("/retrieve_future", response_model=None)

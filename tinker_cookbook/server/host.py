@@ -110,11 +110,12 @@ class Host:
         sampler.used_at = time.monotonic()
         return session, sampler
 
-    def require_model(self, name: str) -> str:
-        """A base model that is served; raises ``ModelNotFoundError`` for others."""
+    def require_model(self, name: str, field: str = "base_model") -> str:
+        """A base model that is served; raises ``ModelNotFoundError``, which begins with ``field``,
+        for others."""
         if name not in self.models:
             raise ModelNotFoundError(
-                f"base_model: got {name!r}, which this server does not serve"
+                f"{field}: got {name!r}, which this server does not serve"
                 f"{nearest(name, self.models)}. It serves {', '.join(self.models)}; its operator "
                 "adds others by model_name="
             )

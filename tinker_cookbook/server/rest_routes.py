@@ -13,8 +13,9 @@ from tinker_cookbook.exceptions import BackendError
 from tinker_cookbook.server import bodies
 from tinker_cookbook.server.access import Limit, Offset, TheHost, TheOwner
 from tinker_cookbook.server.host import Host
+from tinker_cookbook.server.reading import JsonRoute
 
-router = APIRouter(prefix="/api/v1", tags=["rest"])
+router = APIRouter(prefix="/api/v1", tags=["rest"], route_class=JsonRoute)
 
 Kind = Literal["weights", "sampler_weights", "external_weights"]
 

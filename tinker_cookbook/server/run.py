@@ -155,10 +155,13 @@ def _listen(host: str, port: int) -> socket.socket:
 
 async def _serve(app: FastAPI, host: Host, listening: socket.socket) -> None:
     """Until a signal comes; then who waits for what has not begun is sent away first."""
+    from tinker_cookbook.server.connections import IdleConnections, http_protocol
     from tinker_cookbook.server.future_routes import HELD_SECONDS
 
     settings = uvicorn.Config(
         app,
+        http=http_protocol(),
+        ws="none",
         log_level="warning",
         access_log=False,
         timeout_graceful_shutdown=round(HELD_SECONDS) + 5,  # for the operation in hand
@@ -175,7 +178,9 @@ async def _serve(app: FastAPI, host: Host, listening: socket.socket) -> None:
     server.handle_exit = end
     for number in (signal.SIGTERM, signal.SIGINT):  # uvicorn raises them again when it is done
         signal.signal(number, lambda *_: None)
+    closing = asyncio.create_task(IdleConnections(server).close_for_good())
     await server.serve(sockets=[listening])
+    closing.cancel()
 
 
 async def _load(engine: Engine, name: str) -> str:
@@ -185,6 +190,12 @@ async def _load(engine: Engine, name: str) -> str:
     folder = engine.resolve(name).folder
     await asyncio.wrap_future(engine.submit(engine.base_model, name))
     return f"{name}, {size_text(weights_bytes(Path(folder), engine.choice.dtype))}"
+
+
+def _below_home(path: Path) -> str:
+    """The path with ``~`` for the user's home folder."""
+    home = Path.home()
+    return f"~/{path.relative_to(home)}" if path.is_relative_to(home) else str(path)
 
 
 def _greet(
@@ -206,10 +217,11 @@ def _greet(
     lines += [
         f"device       {choice.device}, {str(choice.dtype).removeprefix('torch.')}; "
         f"{free_memory_bytes(choice.device) / 2**30:.1f} GiB free",
-        f"keys         {keys.path} ({', '.join(keys.names)})",
+        f"keys         {_below_home(keys.path)} ({', '.join(keys.names)}), for your user alone "
+        "(mode 600); a key is renewed by deleting it there and starting again",
     ]
     for owner, key in new.items():
-        lines += [f"new key      of {owner}, shown this once:"]
+        lines += [f"new key      of {owner}, now in that file:"]
         lines += [f"    export TINKER_BASE_URL={url} TINKER_API_KEY={key}"]
     if cut:
         lines += [f"cut          {len(cut)} runs were open when the server last ended:"]

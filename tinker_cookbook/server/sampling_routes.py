@@ -6,7 +6,7 @@ import asyncio
 from functools import partial
 from typing import Any
 
-from fastapi import APIRouter
+from fastapi import APIRouter, Request
 from tinker import types
 
 from tinker_cookbook.backends.local_sampling import LocalSamplingClient
@@ -14,13 +14,15 @@ from tinker_cookbook.exceptions import BackendError, DataValidationError
 from tinker_cookbook.server import bodies
 from tinker_cookbook.server.access import TheHost, TheOwner
 from tinker_cookbook.server.decode import prompt_of, tensor_of
+from tinker_cookbook.server.documented import reads
 from tinker_cookbook.server.encode import SampleEncoder
 from tinker_cookbook.server.host import Host
 from tinker_cookbook.server.keys import Owner
 from tinker_cookbook.server.pending import Pending
+from tinker_cookbook.server.reading import JsonRoute, read_model
 from tinker_cookbook.server.sessions import OpenSampler
 
-router = APIRouter(prefix="/api/v1", tags=["sampling"])
+router = APIRouter(prefix="/api/v1", tags=["sampling"], route_class=JsonRoute)
 
 
 @router.post("/create_sampling_session")
@@ -37,9 +39,10 @@ async def create_sampling_session(
     return {"type": "create_sampling_session", "sampling_session_id": sampler_id}
 
 
-@router.post("/asample")
-async def asample(body: bodies.SampleBody, owner: TheOwner, host: TheHost) -> dict[str, Any]:
+@router.post("/asample", openapi_extra=reads(bodies.SampleBody))
+async def asample(request: Request, owner: TheOwner, host: TheHost) -> dict[str, Any]:
     """Samples of a prompt; 429 while too many wait."""
+    body = await read_model(request, bodies.SampleBody)
     if body.sampling_session_id is None or body.seq_id is None:
         raise DataValidationError(
             "asample: got no sampling_session_id and seq_id; expected both, from "

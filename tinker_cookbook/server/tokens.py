@@ -61,7 +61,7 @@ def _claims(token: str) -> dict[str, Any]:
     parts = token.split(".")
     try:
         found = json.loads(base64.urlsafe_b64decode(parts[1] + "=" * (-len(parts[1]) % 4)))
-    except (IndexError, ValueError, binascii.Error):
+    except (IndexError, ValueError, binascii.Error, RecursionError):
         return {}
     return found if isinstance(found, dict) else {}
 

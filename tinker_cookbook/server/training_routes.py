@@ -16,13 +16,14 @@ from tinker_cookbook.backends.local_training import LocalTrainingClient
 from tinker_cookbook.engine.adapters import AdapterSpec
 from tinker_cookbook.exceptions import BackendError, DataValidationError
 from tinker_cookbook.server import bodies
-from tinker_cookbook.server.access import TheHost, TheOwner, body_of
+from tinker_cookbook.server.access import TheHost, TheOwner
 from tinker_cookbook.server.decode import Pass, read_pass, unread_pass
 from tinker_cookbook.server.documented import reads
 from tinker_cookbook.server.encode import PassEncoder
 from tinker_cookbook.server.errors import NoRoom
 from tinker_cookbook.server.host import Host
 from tinker_cookbook.server.pending import AsJson, Encoder, Pending
+from tinker_cookbook.server.reading import SMALL_BYTES, body_of
 from tinker_cookbook.server.sessions import Model, OpenSampler, Session
 from tinker_cookbook.server.turn_route import TurnRoute
 from tinker_cookbook.server.turns import FIRST, Turns
@@ -31,9 +32,6 @@ router = APIRouter(prefix="/api/v1", tags=["training"], route_class=TurnRoute)
 
 Ack = dict[str, Any]
 Begin = Callable[[LocalTrainingClient], Future[Any]]
-
-_SMALL = 1 << 16
-"""Bytes of a body that are read sooner than they are handed to a thread."""
 
 
 @router.post("/create_model")
@@ -191,7 +189,7 @@ async def _read_pass(request: Request, *, forward: bool) -> Pass:
     except NoRoom as error:
         return unread_pass(error)
     read = partial(read_pass, body, kind, encoding, limit, forward=forward)
-    return read() if len(body) <= _SMALL and not encoding else await asyncio.to_thread(read)
+    return read() if len(body) <= SMALL_BYTES and not encoding else await asyncio.to_thread(read)
 
 
 async def _pass(request: Request, owner: Any, host: Host, *, forward: bool) -> Ack:

@@ -8,15 +8,15 @@ from typing import Any
 
 from fastapi import HTTPException, Request, Response
 from fastapi.exceptions import RequestValidationError
-from fastapi.routing import APIRoute
 from pydantic import ValidationError
 
 from tinker_cookbook.server.access import host_of, owner_of
 from tinker_cookbook.server.bodies import PassHead
 from tinker_cookbook.server.errors import NotThere
+from tinker_cookbook.server.reading import JsonRoute
 
 
-class TurnRoute(APIRoute):
+class TurnRoute(JsonRoute):
     """A body without the right form is answered with 422 at once, and its number given up.
 
     The operations after it would wait for that number otherwise.

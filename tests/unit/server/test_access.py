@@ -9,7 +9,8 @@ import pytest
 def test_health_needs_no_key_and_all_else_does(serving, caller):
     assert httpx.get(f"{serving.url}/healthz").json() == {"status": "ok"}
     assert caller(None).get("healthz")[0] == 200
-    paths = httpx.get(f"{serving.url}/openapi.json").json()["paths"]
+    key = {"X-API-Key": serving.key()}
+    paths = httpx.get(f"{serving.url}/openapi.json", headers=key).json()["paths"]
     asked = 0
     for path, methods in paths.items():
         for method in methods:

@@ -11,7 +11,9 @@ from fastapi import APIRouter, Request
 from tinker_cookbook.server.openai import chat, completions, models
 from tinker_cookbook.server.openai.errors import ApiError, OpenAIRoute
 
-router = APIRouter(prefix="/oai/api/v1", tags=["openai"], route_class=OpenAIRoute)
+PREFIX = "/oai/api/v1"
+
+router = APIRouter(prefix=PREFIX, tags=["openai"], route_class=OpenAIRoute)
 for _part in (models, completions, chat):
     router.include_router(_part.router)
 
@@ -27,4 +29,4 @@ async def unknown(rest: str, request: Request) -> None:
     )
 
 
-__all__ = ["router"]
+__all__ = ["PREFIX", "router"]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
 from typing import Annotated, Any, Literal, Self
 
@@ -36,6 +37,14 @@ _NEUTRAL: Mapping[str, tuple[Any, ...]] = {
     "logit_bias": ({},),
     "suffix": ("",),
     "best_of": (1,),
+    "min_tokens": (0,),
+    "stop_token_ids": ([],),
+    "ignore_eos": (False,),
+    "skip_special_tokens": (True,),
+    "include_stop_str_in_output": (False,),
+    "add_generation_prompt": (True,),
+    "continue_final_message": (False,),
+    "include_reasoning": (True,),
     "response_format": ({"type": "text"},),
     "modalities": (["text"],),
     "tool_choice": ("auto",),
@@ -43,7 +52,8 @@ _NEUTRAL: Mapping[str, tuple[Any, ...]] = {
     "functions": ([],),
     "function_call": ("auto",),
 }
-"""Parameters that this server has no means for, with the values at which none is needed."""
+"""Parameters that this server has no means for, with the values at which none is needed: OpenAI's,
+and those of vLLM's server, whose clients send them with their defaults."""
 
 _INSTEAD = {
     "reasoning_effort": "name a renderer that sets it, by renderer_name",
@@ -95,16 +105,20 @@ class SamplingBody(BaseModel):
         for name, value in (self.model_extra or {}).items():
             if value is None or name in _WITHOUT_EFFECT:
                 continue
-            if value in self._neutral(name):
+            neutral = self._neutral(name)
+            if value in neutral:
                 continue
-            instead = _INSTEAD.get(name)
-            known = [*type(self).model_fields, *_NEUTRAL, *_WITHOUT_EFFECT]
-            raise ApiError(
-                f"{name}: got {str(value)[:80]}, which this server cannot do"
-                + (f": {instead}" if instead else nearest(name, known) or "; leave it out"),
-                param=name,
-                code="unsupported_parameter",
-            )
+            said = f"{name}: got {json.dumps(value)[:80]}, "
+            if name in _INSTEAD:
+                said += f"which this server cannot do: {_INSTEAD[name]}"
+            elif neutral:
+                said += (
+                    f"expected {json.dumps(neutral[0])}, or leave it out: sampling has no {name}"
+                )
+            else:
+                known = [*type(self).model_fields, *_NEUTRAL, *_WITHOUT_EFFECT]
+                said += f"which this server does not know{nearest(name, known) or '; leave it out'}"
+            raise ApiError(said, param=name, code="unsupported_parameter")
 
     def _neutral(self, name: str) -> tuple[Any, ...]:
         """Values at which a parameter asks for nothing."""

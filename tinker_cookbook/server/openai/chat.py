@@ -13,7 +13,7 @@ from tinker_cookbook.renderers import StreamingTextDelta, StreamingThinkingDelta
 from tinker_cookbook.renderers.content import get_text_content
 from tinker_cookbook.renderers.messages import Message, ToolCall
 from tinker_cookbook.renderers.streaming import ContentDelta, MessageReader
-from tinker_cookbook.server.access import TheOwner, body_of
+from tinker_cookbook.server.access import TheOwner
 from tinker_cookbook.server.documented import reads
 from tinker_cookbook.server.keys import Owner
 from tinker_cookbook.server.openai.asking import Asked, envelope, sayable
@@ -24,6 +24,7 @@ from tinker_cookbook.server.openai.messages import prompt_tokens
 from tinker_cookbook.server.openai.samplers import Gateway, TheGateway
 from tinker_cookbook.server.openai.streaming import Answer
 from tinker_cookbook.server.openai.text import Drawn, Placed, token_bytes
+from tinker_cookbook.server.reading import body_of, parsed
 
 router = APIRouter(route_class=OpenAIRoute)
 
@@ -31,7 +32,8 @@ router = APIRouter(route_class=OpenAIRoute)
 @router.post("/chat/completions", openapi_extra=reads(ChatBody))
 async def chat_completions(request: Request, owner: TheOwner, gateway: TheGateway) -> Response:
     """Answers to a conversation."""
-    body = ChatBody.read(await body_of(request, request.app.state.max_request_bytes))
+    read = await body_of(request, request.app.state.max_request_bytes)
+    body = await parsed(read, lambda: ChatBody.read(read))
     answer = await gateway.run(_answer, gateway, owner, body)
     return await answer.respond(request, bool(body.stream))
 

@@ -10,7 +10,7 @@ from fastapi import APIRouter, Request, Response
 
 from tinker_cookbook.engine.requests import PromptScores, Sample
 from tinker_cookbook.renderers.codec import TextCodec
-from tinker_cookbook.server.access import TheOwner, body_of
+from tinker_cookbook.server.access import TheOwner
 from tinker_cookbook.server.documented import reads
 from tinker_cookbook.server.keys import Owner
 from tinker_cookbook.server.openai.asking import Asked, envelope, sayable
@@ -20,6 +20,7 @@ from tinker_cookbook.server.openai.errors import ApiError, OpenAIRoute
 from tinker_cookbook.server.openai.samplers import Gateway, TheGateway
 from tinker_cookbook.server.openai.streaming import Answer
 from tinker_cookbook.server.openai.text import Drawn, DrawnText, Placed, token_name
+from tinker_cookbook.server.reading import body_of, parsed
 
 router = APIRouter(route_class=OpenAIRoute)
 
@@ -27,7 +28,8 @@ router = APIRouter(route_class=OpenAIRoute)
 @router.post("/completions", openapi_extra=reads(CompletionBody))
 async def completions(request: Request, owner: TheOwner, gateway: TheGateway) -> Response:
     """Continuations of one or several prompts."""
-    body = CompletionBody.read(await body_of(request, request.app.state.max_request_bytes))
+    read = await body_of(request, request.app.state.max_request_bytes)
+    body = await parsed(read, lambda: CompletionBody.read(read))
     answer = await gateway.run(_answer, gateway, owner, body)
     return await answer.respond(request, bool(body.stream))
 

@@ -42,13 +42,13 @@ def _all(owner: Owner, host: Host) -> list[dict[str, Any]]:
 
 def _one(owner: Owner, host: Host, name: str) -> dict[str, Any]:
     if not name.startswith(SCHEME):
-        return _base(host.require_model(name), host)
+        return _base(host.require_model(name, "model"), host)
     try:
         info = owner.store.get_checkpoint(name)
         base_model = owner.store.get_run(info.path.run_id).info.base_model
     except CheckpointError as error:
         raise no_model(f"model: {error}") from error
-    host.require_model(base_model)
+    host.require_model(base_model, "model")
     return _entry(name, info.created_at, owner, base_model)
 
 

@@ -98,7 +98,7 @@ class Gateway:
     def open(self, owner: Owner, model: str) -> Opened:
         """The weights of a served base model, or of a checkpoint that this owner has now."""
         if not model.startswith(SCHEME):
-            name = self.host.require_model(model)
+            name = self.host.require_model(model, "model")
             key = (owner.name, model, None)
             return self._samplers.get(key, lambda: self._read(owner, model, name, None))
         # Not the cache but the store says what there is, at every request: a checkpoint may be

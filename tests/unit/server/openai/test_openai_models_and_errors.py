@@ -96,6 +96,25 @@ def test_what_cannot_be_done_is_refused(oai, stories_model, more, param, stream)
 
 
 @pytest.mark.parametrize(
+    ("more", "words"),
+    [
+        ({"presence_penalty": 0.5}, "got 0.5, expected 0, or leave it out"),
+        ({"min_tokens": 2}, "got 2, expected 0, or leave it out"),
+        ({"logit_bias": {"5": 10}}, 'got {"5": 10}, expected {}, or leave it out'),
+        ({"max_token": 2}, "did you mean 'max_tokens'?"),
+        ({"skip_special_tokens": False}, "expected true"),
+    ],
+)
+def test_a_refusal_does_not_suggest_the_name_that_was_given(oai, stories_model, more, words):
+    with pytest.raises(openai.BadRequestError) as error:
+        oai.completions.create(model=stories_model, prompt="Once", extra_body=more)
+    (name,) = more
+    message = error.value.response.json()["error"]["message"]
+    assert words in message
+    assert f"did you mean {name!r}" not in message
+
+
+@pytest.mark.parametrize(
     ("more", "param"),
     [
         ({"tool_choice": "required"}, "tool_choice"),
@@ -119,6 +138,16 @@ def test_chat_refuses_too(oai, stories_model, more, param):
     assert said(error)[2] == param
 
 
+VLLM_DEFAULTS = {
+    "add_generation_prompt": True,
+    "continue_final_message": False,
+    "skip_special_tokens": True,
+    "include_reasoning": True,
+    "min_tokens": 0,
+    "stop_token_ids": [],
+}
+
+
 def test_what_has_no_effect_is_taken(oai, stories_model):
     found = oai.completions.create(
         model=stories_model,
@@ -127,7 +156,7 @@ def test_what_has_no_effect_is_taken(oai, stories_model):
         user="me",
         presence_penalty=0,
         logit_bias={},
-        extra_body={"metadata": {"a": "b"}, "store": False, "suffix": None},
+        extra_body={"metadata": {"a": "b"}, "store": False, "suffix": None, **VLLM_DEFAULTS},
     )
     assert found.choices[0].finish_reason == "length"
 
@@ -139,6 +168,7 @@ def test_keys_models_and_addresses_that_are_unknown(oai_with, oai):
     with pytest.raises(openai.NotFoundError) as error:
         oai.chat.completions.create(model="gpt-x", messages=[{"role": "user", "content": "Hi"}])
     assert said(error) == (404, "model_not_found", "model")
+    assert error.value.response.json()["error"]["message"].startswith("model: got 'gpt-x'")
     with pytest.raises(openai.NotFoundError) as error:
         oai.embeddings.create(model="x", input="y")
     assert said(error) == (404, "unknown_url", None)

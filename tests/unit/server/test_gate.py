@@ -1,0 +1,248 @@
+"""What happens before a route is asked: the key, the bounds of bodies, and silent connections."""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import json
+import socket
+import threading
+import time
+from pathlib import Path
+from types import SimpleNamespace
+
+import httpx
+import pytest
+from fastapi.responses import JSONResponse
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tinker_cookbook.exceptions import DataValidationError
+from tinker_cookbook.server import gate
+from tinker_cookbook.server.connections import IdleConnections
+from tinker_cookbook.server.gate import SILENT_SECONDS, Gate
+from tinker_cookbook.server.keys import KeyFile
+from tinker_cookbook.server.reading import DATA_CONTAINERS, check_containers
+
+BOMB = b'{"x":[' + b"[]," * (14 << 20) + b"[]]}"  # 42 MiB
+NESTED_TOKEN = "eyJh." + base64.urlsafe_b64encode(b"[" * 3000).decode() + ".x"
+
+
+def _posted(serving, path: str, content: bytes, key: str | None) -> httpx.Response:
+    headers = {"Content-Type": "application/json"} | ({"X-API-Key": key} if key else {})
+    return httpx.post(serving.url + path, content=content, headers=headers, timeout=60)
+
+
+def _peak_mib(serving) -> int:
+    status = Path(f"/proc/{serving.process.pid}/status").read_text()
+    return int(status.split("VmHWM:")[1].split()[0]) >> 10
+
+
+@pytest.mark.parametrize("path", ["/api/v1/create_session", "/oai/api/v1/chat/completions"])
+def test_a_large_body_without_a_key_is_answered_at_once_and_not_kept(serving, path):
+    before = _peak_mib(serving)
+    waits, done = [], threading.Event()
+
+    def watch():
+        with httpx.Client(base_url=serving.url) as http:
+            while not done.is_set():
+                start = time.monotonic()
+                http.get("/healthz")
+                waits.append(time.monotonic() - start)
+
+    watching = threading.Thread(target=watch)
+    watching.start()
+    answer = _posted(serving, path, BOMB, None)
+    done.set()
+    watching.join()
+    assert answer.status_code == 401
+    assert _peak_mib(serving) - before < 10
+    # 12 s where the body was parsed first; the rest is for a machine with other work.
+    assert max(waits) < 1
+
+
+@pytest.mark.parametrize(
+    "path",
+    [
+        "/api/v1/create_session",
+        "/api/v1/asample",
+        "/api/v1/sessions/search",
+        "/api/v1/retrieve_future",
+        "/api/v1/forward_backward",
+        "/oai/api/v1/chat/completions",
+        "/oai/api/v1/completions",
+    ],
+)
+def test_every_body_is_bounded(serving, path):
+    def pieces():  # of which nothing says how many there are
+        for _ in range(40):
+            yield b"[" * 100_000
+
+    for body in (b" " * (2 << 20), pieces()):
+        answer = _posted(serving, path, body, serving.key())
+        assert answer.status_code == 413
+        assert "got more than 1" in answer.text
+
+
+def test_what_holds_too_many_or_too_deep_lists_is_refused_in_words(serving, caller):
+    for path in ("asample", "create_session"):
+        answer = _posted(serving, f"/api/v1/{path}", b'{"x":[' + b"[]," * 300_000 + b"[]]}",
+                         serving.key())  # fmt: skip
+        assert answer.status_code == 400
+        assert "300003 lists and objects, expected at most" in answer.json()["detail"]
+    deep = {"user_metadata": {"a": json.loads("[" * 300 + "]" * 300)}}
+    status, said = caller().post("create_session", **deep)
+    assert (status, "nested more than 100 deep" in said["detail"]) == (400, True)
+    answer = _posted(serving, "/api/v1/create_session", b'{"user', serving.key())
+    assert (answer.status_code, answer.json()["detail"][0]["msg"]) == (422, "JSON decode error")
+    status, said = caller().post("asample", prompt={"chunks": 3}, sampling_params={})
+    assert (status, said["detail"][0]["loc"]) == (422, ["body", "prompt", "chunks"])
+
+
+def test_brackets_in_texts_do_not_count():
+    text = json.dumps({"a": '[{"' * DATA_CONTAINERS}).encode()
+    check_containers(text, 10)
+    with pytest.raises(DataValidationError, match="got 11 lists and objects, expected at most 10"):
+        check_containers(b"[" * 11, 10)
+
+
+def test_pages_need_the_key_and_browsers_are_asked_for_it(serving):
+    for path in ("/docs", "/openapi.json"):
+        refused = httpx.get(serving.url + path)
+        assert refused.status_code == 401
+        assert refused.headers["www-authenticate"].startswith("Basic ")
+        assert httpx.get(serving.url + path, auth=("any", serving.key())).status_code == 200
+        assert httpx.get(serving.url + path, auth=("any", "tml-wrong")).status_code == 401
+    # A page of somebody else could make a browser send these.
+    assert httpx.get(f"{serving.url}/api/v1/sessions", auth=("", serving.key())).status_code == 401
+
+
+KEYS = st.one_of(
+    st.just(NESTED_TOKEN),
+    st.text(st.characters(min_codepoint=33, max_codepoint=255), max_size=60),
+    st.binary(max_size=60).map(lambda raw: f"eyJh.{base64.urlsafe_b64encode(raw).decode()}.x"),
+    st.from_regex(r"eyJ[a-zA-Z0-9_.=-]{0,60}", fullmatch=True),
+    st.sampled_from([
+        f"eyJh.{base64.urlsafe_b64encode(claims).decode()}.x"
+        for claims in (b'{"sub":1}', b'{"sub":"tml:user:local","exp":1e999}', b'"\\ud800"',
+                       b'{"sub":"tml:user:\\ud800"}', b"1" * 5000, b"[]", b"\xff")
+    ]),
+)  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def key_file(tmp_path_factory):
+    root = tmp_path_factory.mktemp("keys")
+    made = KeyFile(root / "keys.json", root)
+    made.ensure(["local"])
+    return made
+
+
+@settings(max_examples=150, deadline=None, derandomize=True)
+@given(key=KEYS, header=st.sampled_from(["x-api-key", "bearer", "basic"]))
+def test_whatever_is_sent_as_a_key_gives_401(key_file, key, header):
+    value = key if header == "x-api-key" else f"{header} {key}"
+    name = "x-api-key" if header == "x-api-key" else "authorization"
+    headers = [(name.encode(), value.encode("latin-1"))]
+    for path in ("/api/v1/sessions", "/docs"):
+        sent = asyncio.run(_answers(Gate(_never, key_file, 10, _refuse), path, headers, []))
+        assert sent[0]["status"] == 401
+
+
+def test_a_token_of_nested_lists_is_no_fault_of_the_server(serving):
+    for headers in ({"X-API-Key": NESTED_TOKEN}, {"Authorization": f"Bearer {NESTED_TOKEN}"}):
+        answer = httpx.get(f"{serving.url}/api/v1/sessions", headers=headers)
+        assert answer.status_code == 401
+
+
+def test_a_body_whose_rest_never_comes_ends_with_its_connection(monkeypatch):
+    monkeypatch.setattr(gate, "SILENT_SECONDS", 0.05)
+
+    async def app(scope, receive, send):
+        try:
+            while (await receive())["more_body"]:
+                pass
+        except gate.HTTPException as error:
+            await JSONResponse({}, status_code=error.status_code)(scope, receive, send)
+
+    begun = [{"type": "http.request", "body": b"{", "more_body": True}]
+    sent = asyncio.run(_answers(Gate(app, None, 10, _refuse), "/healthz", [], begun))
+    assert sent[0]["status"] == 408
+    assert (b"connection", b"close") in sent[0]["headers"]
+
+
+def test_who_waits_for_an_answer_may_be_silent(monkeypatch):
+    monkeypatch.setattr(gate, "SILENT_SECONDS", 0.05)
+    ended = []
+
+    async def app(scope, receive, send):
+        await receive()  # the body, which is all there
+        waiting = asyncio.ensure_future(receive())
+        await asyncio.sleep(0.2)
+        ended.append(waiting.done())
+        waiting.cancel()
+
+    whole = [{"type": "http.request", "body": b"{}", "more_body": False}]
+    asyncio.run(_answers(Gate(app, None, 10, _refuse), "/healthz", [], whole))
+    assert ended == [False]
+
+
+def test_connections_without_a_request_are_closed_and_others_stay():
+    class Connection:
+        def __init__(self, request):
+            self.cycle, self.is_open = request, True
+            self.transport = SimpleNamespace(close=lambda: setattr(self, "is_open", False))
+
+    request = lambda done: SimpleNamespace(response_complete=done)  # noqa: E731
+    silent, answered, polling, busy = map(
+        Connection, (None, request(True), request(False), request(True))
+    )
+    state = SimpleNamespace(connections={silent, answered, polling, busy})
+    idle = IdleConnections(SimpleNamespace(server_state=state))
+    for now in range(0, 21, 2):
+        busy.cycle = request(True)  # one after the other, each answered when it is looked at
+        assert silent.is_open
+        idle.look(float(now))
+    assert SILENT_SECONDS == 20
+    assert [one.is_open for one in (silent, answered, polling, busy)] == [
+        False, False, True, True,
+    ]  # fmt: skip
+
+
+def test_a_head_without_end_is_given_up(serving):
+    host, port = serving.url.removeprefix("http://").split(":")
+    with socket.create_connection((host, int(port))) as connection:
+        connection.settimeout(20)
+        connection.sendall(b"GET /healthz HTTP/1.1\r\nx: ")
+        with pytest.raises((ConnectionError, TimeoutError)):
+            _send_for_good(connection)
+
+
+def _send_for_good(connection: socket.socket) -> None:
+    for _ in range(1000):
+        connection.sendall(b"y" * 100_000)
+
+
+async def _answers(app, path: str, headers, pieces) -> list:
+    sent, pieces = [], list(pieces)
+
+    async def receive():
+        if pieces:
+            return pieces.pop(0)
+        await asyncio.sleep(3600)
+
+    async def send(message):
+        sent.append(message)
+
+    scope = {"type": "http", "method": "POST", "path": path, "headers": headers,
+             "query_string": b"", "scheme": "http", "server": ("x", 1)}  # fmt: skip
+    await app(scope, receive, send)
+    return sent
+
+
+def _refuse(error, path):
+    return JSONResponse({"detail": error.detail}, status_code=error.status_code)
+
+
+async def _never(scope, receive, send):
+    raise AssertionError("a request without a right key came through")
