@@ -30,7 +30,7 @@ class CLIConfig(RLSettings):
     num_test: int = chz.field(default=10, doc="Sums held out for evaluation; 0: no evaluation")
     num_batches: int = chz.field(default=40, doc="Steps an epoch, as problems never run out")
     max_tokens: int = chz.field(default=12, doc="Most tokens to sample in an answer")
-    eval_every: int = chz.field(default=10, doc="Steps between evaluations; 0 is ends only")
+    eval_every: int = chz.field(default=10, doc="Steps between evaluations; 0 is never")
     save_every: int = chz.field(default=10, doc="Steps between checkpoints")
 
 

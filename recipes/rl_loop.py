@@ -28,6 +28,7 @@ from tinker_cookbook.exceptions import ConfigurationError
 from tinker_cookbook.renderers import ensure_text, get_renderer
 from tinker_cookbook.rl.grading import equal_plain_numbers, extract_gsm8k_answer
 from tinker_cookbook.tokenizer_utils import get_tokenizer
+from tinker_cookbook.training.changes import check_same_settings
 from tinker_cookbook.training.config import check_model, check_settings
 from tinker_cookbook.training.weights import check_weights
 from tinker_cookbook.utils import ml_log
@@ -64,6 +65,9 @@ class Config:
     lora_rank: int = chz.field(default=32, doc="Rank of the LoRA adapter")
     seed: int = chz.field(default=0, doc="Seed of the adapter's start, the questions, the samples")
     save_every: int = chz.field(default=20, doc="Steps between checkpoints; 0 is never")
+    allow_config_change: bool = chz.field(
+        default=False, doc="Continue a run although settings changed that decide what a step means"
+    )
     backend: str = chz.field(default="auto", doc="auto, local, tinker, or the URL of a server")
     base_url: str | None = chz.field(default=None, doc="URL of a Tinker server")
     device: str = chz.field(default="auto", doc="auto, cuda, mps or cpu (local engine)")
@@ -143,6 +147,10 @@ def main(config: Config) -> None:
         last = checkpoint_utils.get_last_checkpoint(config.log_path)
         start = last.batch if last is not None and last.batch is not None else 0
         resume_step = start if last is not None else -1
+        if last is not None:
+            allowed = config.allow_config_change
+            for line in check_same_settings(config.log_path, config, allowed):
+                print(line)
         ml_logger = ml_log.setup_logging(config.log_path, config=config, resume_step=resume_step)
         if last is not None and last.final:
             logger.info("the run in %s is complete: nothing is left to do", config.log_path)

@@ -27,6 +27,7 @@ from tinker_cookbook.supervised.common import compute_token_nll, count_loss_toke
 from tinker_cookbook.supervised.conversation_file import read_conversations
 from tinker_cookbook.supervised.data import conversation_to_datum
 from tinker_cookbook.tokenizer_utils import get_tokenizer
+from tinker_cookbook.training.changes import check_same_settings
 from tinker_cookbook.training.config import check_model, check_settings
 from tinker_cookbook.training.weights import check_weights
 from tinker_cookbook.utils import ml_log
@@ -60,10 +61,13 @@ class Config:
     batch_size: int = chz.field(default=8, doc="Conversations a step")
     learning_rate: float | None = chz.field(default=None, doc="Default: the model's recommended")
     num_epochs: int = chz.field(default=1, doc="Passes over the training data")
-    max_steps: int | None = chz.field(default=None, doc="Stop after this many steps")
+    max_steps: int | None = chz.field(default=None, doc="Steps of the run, instead of num_epochs")
     lora_rank: int = chz.field(default=32, doc="Rank of the LoRA adapter")
     seed: int = chz.field(default=0, doc="Seed of the adapter's start and of the data order")
     save_every: int = chz.field(default=20, doc="Steps between checkpoints; 0 is never")
+    allow_config_change: bool = chz.field(
+        default=False, doc="Continue a run although settings changed that decide what a step means"
+    )
     backend: str = chz.field(default="auto", doc="auto, local, tinker, or the URL of a server")
     base_url: str | None = chz.field(default=None, doc="URL of a Tinker server")
     device: str = chz.field(default="auto", doc="auto, cuda, mps or cpu (local engine)")
@@ -141,6 +145,10 @@ def main(config: Config) -> None:
     with cli_utils.log_dir_of_run(config.log_path, behavior), RunLock(config.log_path):
         last = checkpoint_utils.get_last_checkpoint(config.log_path)
         start = last.batch if last is not None and last.batch is not None else 0
+        if last is not None:
+            allowed = config.allow_config_change
+            for line in check_same_settings(config.log_path, config, allowed):
+                print(line)
         ml_logger = ml_log.setup_logging(
             config.log_path,
             wandb_project=config.wandb_project,
@@ -172,8 +180,7 @@ def train(
     import tinker
 
     batches_per_epoch = -(-len(data) // config.batch_size)
-    total_steps = batches_per_epoch * config.num_epochs
-    total_steps = min(total_steps, config.max_steps or total_steps)
+    total_steps = config.max_steps or batches_per_epoch * config.num_epochs
 
     for step in range(start, total_steps):
         started = time.monotonic()

@@ -96,7 +96,7 @@ class OnPolicySettings(SampledSettings):
     max_operand: int = chz.field(default=9, doc="sums: a + b with a and b from 0 to this")
     num_batches: int = chz.field(default=25, doc="sums: steps an epoch, as they never run out")
     num_test: int = chz.field(default=10, doc="sums: held out for evaluation; 0: no evaluation")
-    eval_every: int = chz.field(default=5, doc="Steps between evaluations; 0 is ends only")
+    eval_every: int = chz.field(default=5, doc="Steps between evaluations; 0 is never")
     save_every: int = chz.field(default=10, doc="Steps between checkpoints")
 
 

@@ -61,7 +61,7 @@ class CLIConfig(RunSettings):
     behavior_if_log_dir_exists: cli_utils.LogdirBehavior = chz.field(
         default="ask", doc="ask, resume, delete or raise"
     )
-    eval_every: int = chz.field(default=0, doc="Steps between evaluations; 0 is ends only")
+    eval_every: int = chz.field(default=100, doc="Steps between evaluations; 0 is never")
     save_every: int = chz.field(default=20, doc="Steps between checkpoints")
     submit_ahead: int = chz.field(default=1, doc="Steps in flight beyond the one awaited")
     show_samples: int = chz.field(default=1, doc="Held-out queries answered before and after")

@@ -57,7 +57,7 @@ class TaughtRuns(RecipeRuns):
             f"behavior_if_log_dir_exists={behavior}",
             "num_substeps=2",
             "save_every=2",
-            "eval_every=0",
+            "eval_every=100",
             "lora_rank=4",
             "backend=local",
             "device=cpu",

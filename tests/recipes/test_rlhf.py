@@ -17,6 +17,7 @@ from recipes.preference.rlhf.settings import STAGES, CLIConfig
 from recipes.preference.rlhf.stages import rl_config, rm_config, sft_config
 from tinker_cookbook.checkpoint_utils import CheckpointRecord
 from tinker_cookbook.exceptions import ConfigurationError, DataError
+from tinker_cookbook.training.changes import changed_settings
 from tinker_cookbook.utils.config_io import load_config
 from tinker_cookbook.utils.entrypoint import parse_arguments
 
@@ -212,10 +213,11 @@ def test_a_stages_folder_stands_for_the_pipelines(runs):
 
 def test_what_was_changed_is_said(runs):
     config = sft_config(parse(runs.arguments("straight"), "sft_learning_rate=0.02"))
-    assert rlhf_pipeline.changed_settings(config) == {
-        "learning_rate": "learning_rate: 0.01, now 0.02"
+    assert changed_settings(config.log_path, config) == {
+        "learning_rate": "learning_rate: 0.01 → 0.02"
     }
-    assert rlhf_pipeline.changed_settings(rm_config(parse(runs.arguments("straight")))) == {}
+    config = rm_config(parse(runs.arguments("straight")))
+    assert changed_settings(config.log_path, config) == {}
 
 
 @pytest.mark.parametrize(

@@ -96,7 +96,7 @@ class ShorterRuns(RecipeRuns):
             "learning_rate=0.005",
             "max_steps=6",
             "save_every=3",
-            "eval_every=0",
+            "eval_every=100",
             "test_group_size=2",
         ]
 

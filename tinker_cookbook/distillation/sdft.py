@@ -105,7 +105,7 @@ class Config(BatchConfig):
     max_context_length: int = chz.field(
         default=32768, doc="Most tokens of teacher prompt and answer; at most the model's context"
     )
-    eval_every: int = chz.field(default=20, doc="Steps between evaluations; 0 is ends only")
+    eval_every: int = chz.field(default=20, doc="Steps between evaluations; 0 is never")
 
     def check(self) -> None:
         """Raises ``ConfigurationError`` for the first setting that cannot work; loads no model."""

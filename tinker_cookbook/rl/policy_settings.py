@@ -44,7 +44,7 @@ class PolicySettings(RunSettings):
         default=False, doc="Score each batch again with the new weights (kl_pre_post_v1/_v2)"
     )
 
-    eval_every: int = chz.field(default=20, doc="Steps between evaluations; 0 is ends only")
+    eval_every: int = chz.field(default=20, doc="Steps between evaluations; 0 is never")
     num_groups_to_log: int = chz.field(default=4, doc="Groups whose transcripts are written a step")
     rollout_json_export: bool = chz.field(
         default=True, doc="Write transcripts of all groups as JSON lines too"

@@ -43,7 +43,7 @@ from tinker_cookbook.rl.train_config import (
 from tinker_cookbook.rl.train_report import IterationReport, Reporter
 from tinker_cookbook.rl.train_step import Update
 from tinker_cookbook.rl.types import RLDataset, RLDatasetBuilder
-from tinker_cookbook.training.session import TrainingSession, training_session
+from tinker_cookbook.training.session import TrainingSession, length_notes, training_session
 from tinker_cookbook.utils.entrypoint import run_entrypoint
 from tinker_cookbook.utils.paths import local_path
 
@@ -94,6 +94,8 @@ async def run(
             )
             return
         client = await session.start(total_steps)
+        epoch = epoch_steps(config, len(train_set), batch_size)
+        session.say(*length_notes(total_steps, epoch, config))
         tokenizer = await asyncio.to_thread(client.get_tokenizer)
         adjuster = await make_adjuster(session)
         progress = RLProgress(total_steps, session.start_step)
@@ -133,11 +135,20 @@ def check_first_batch(config: PolicyTrainingConfig, dataset: RLDataset) -> int:
 
 
 def count_steps(config: PolicyTrainingConfig, num_batches: int, batch_size: int) -> int:
-    """Iterations of the run: as many as the epochs have, or ``max_steps`` if that is less."""
-    total = num_batches * config.num_epochs
-    if config.async_config is not None:
-        total = max(1, total * batch_size // config.async_config.groups_per_batch)
-    return total if config.max_steps is None else min(total, config.max_steps)
+    """Iterations of the run: ``max_steps``, or without it as many as ``num_epochs`` have.
+
+    ``max_steps`` beyond the epochs goes through the data again, as in TRL.
+    """
+    if config.max_steps is not None:
+        return config.max_steps
+    return epoch_steps(config, num_batches * config.num_epochs, batch_size)
+
+
+def epoch_steps(config: PolicyTrainingConfig, num_batches: int, batch_size: int) -> int:
+    """Iterations that so many batches of the dataset make."""
+    if config.async_config is None:
+        return num_batches
+    return max(1, num_batches * batch_size // config.async_config.groups_per_batch)
 
 
 def make_source(

@@ -9,11 +9,14 @@ the updates their step says.
 
 Rows of ``metrics.jsonl``: ``step`` counts finished updates. Row 0 holds the evaluations before
 training; row k the metrics of the k-th batch, computed with the weights before its update, and the
-evaluations after it.
+evaluations after it. A batch without a token to train on (all of its examples too long, say) takes
+its step without an update: so the batch of a step follows from the step alone, and a resumed run
+meets the same ones.
 """
 
 from __future__ import annotations
 
+import asyncio
 import time
 from abc import ABC, abstractmethod
 from collections import deque
@@ -25,16 +28,22 @@ import chz
 
 from tinker_cookbook.display import TrainingProgress, print_example
 from tinker_cookbook.eval.evaluators import Evaluator, EvaluatorBuilder
-from tinker_cookbook.exceptions import ConfigurationError
+from tinker_cookbook.exceptions import ConfigurationError, DataValidationError
 from tinker_cookbook.supervised.prefetch import Prefetcher
 from tinker_cookbook.supervised.showcase import Showcase
 from tinker_cookbook.supervised.types import (
     ChatDatasetBuilder,
+    EmptyBatchError,
     SupervisedDataset,
     SupervisedDatasetBuilder,
 )
 from tinker_cookbook.training.config import TrainingConfig
-from tinker_cookbook.training.session import Metrics, TrainingSession, training_session
+from tinker_cookbook.training.session import (
+    Metrics,
+    TrainingSession,
+    length_notes,
+    training_session,
+)
 
 if TYPE_CHECKING:
     import tinker
@@ -42,6 +51,8 @@ if TYPE_CHECKING:
 
     from tinker_cookbook.backends import Future, TrainingClient
     from tinker_cookbook.tokenizer_utils import Tokenizer
+
+_SKIPS_TOLD = 3
 
 
 @chz.chz
@@ -125,10 +136,11 @@ class Schedule:
 
     @classmethod
     def of(cls, dataset: SupervisedDataset, config: BatchConfig) -> Schedule:
-        """As many steps as the epochs have, or ``max_steps`` if that is less."""
-        total = len(dataset) * config.num_epochs
-        if config.max_steps is not None:
-            total = min(total, config.max_steps)
+        """``max_steps``, or without it as many steps as ``num_epochs`` have.
+
+        ``max_steps`` beyond the epochs goes through the data again, as in TRL.
+        """
+        total = len(dataset) * config.num_epochs if config.max_steps is None else config.max_steps
         return cls(len(dataset), total)
 
     def place(self, step: int) -> tuple[int, int]:
@@ -144,6 +156,7 @@ async def train_batches(config: BatchConfig, make_objective: MakeObjective) -> N
     config.check()
     train_set, test_set = config.dataset_builder()
     schedule = Schedule.of(train_set, config)
+    first = await asyncio.to_thread(first_datum, train_set, config.seed)
     async with training_session(config) as session:
         if session.start_step >= schedule.total_steps:
             session.say(
@@ -154,9 +167,9 @@ async def train_batches(config: BatchConfig, make_objective: MakeObjective) -> N
             return
         client = await session.start(schedule.total_steps)
         objective = await make_objective(session)
-        train_set.set_epoch(config.seed)
+        session.say(*length_notes(schedule.total_steps, schedule.num_batches, config))
         if (tokenizer := tokenizer_of(config.dataset_builder)) is not None:
-            print_example(train_set.get_batch(0)[0], tokenizer)
+            print_example(first, tokenizer)
         session.evaluators = [build() for build in config.evaluator_builders]
         session.infrequent_evaluators = [b() for b in config.infrequent_evaluator_builders]
         if test_set is not None:
@@ -168,7 +181,7 @@ async def train_batches(config: BatchConfig, make_objective: MakeObjective) -> N
         loop = _Loop(config, session, schedule, objective)
         await loop.run(client, train_set)
         await showcase.show(await session.sampling_client(), "after training")
-        session.say(*train_set.report(), *session.summary())
+        session.say(*train_set.report(), *loop.report(), *session.summary())
 
 
 def tokenizer_of(builder: SupervisedDatasetBuilder) -> Tokenizer | None:
@@ -179,23 +192,56 @@ def tokenizer_of(builder: SupervisedDatasetBuilder) -> Tokenizer | None:
 def batches(
     dataset: SupervisedDataset, schedule: Schedule, seed: int, start: int
 ) -> Iterator[list[tinker.Datum]]:
-    """The batches of steps ``start`` and on; each epoch has an order of its own from the seed."""
+    """The batches of steps ``start`` and on; each epoch has an order of its own from the seed.
+
+    A batch of which nothing can be trained is empty.
+    """
     current = None
     for step in range(start, schedule.total_steps):
         epoch, index = schedule.place(step)
         if epoch != current:
             dataset.set_epoch(seed + epoch)
             current = epoch
-        yield dataset.get_batch(index)
+        yield _get_batch(dataset, index)
+
+
+def first_datum(dataset: SupervisedDataset, seed: int) -> tinker.Datum:
+    """The first example of the first epoch that can be trained.
+
+    Raises:
+        DataValidationError: None can; the whole data was looked at.
+    """
+    dataset.set_epoch(seed)
+    for index in range(len(dataset)):
+        if data := _get_batch(dataset, index):
+            return data[0]
+    raise DataValidationError(
+        f"dataset_builder: none of the examples in {len(dataset)} batches has a token to train on, "
+        "expected at least one with; raise max_length, or check train_on_what and the data"
+    )
+
+
+def _get_batch(dataset: SupervisedDataset, index: int) -> list[tinker.Datum]:
+    try:
+        return dataset.get_batch(index)
+    except EmptyBatchError:
+        return []
 
 
 @dataclass(frozen=True)
 class _InFlight:
-    """A submitted step. ``tokens`` counts those read up to and with it."""
+    """A submitted step. ``tokens`` counts those read up to and with it, ``skipped`` the steps
+    without an update; without ``update`` it is one of these itself."""
 
     step: int
     batch: Batch
     tokens: int
+    skipped: int
+    update: _Update | None
+
+
+@dataclass(frozen=True)
+class _Update:
     forward_backward: Future[types.ForwardBackwardOutput]
     optim_step: Future[types.OptimStepResponse]
     learning_rate: float
@@ -216,6 +262,7 @@ class _Loop:
         self._in_flight: deque[_InFlight] = deque()
         self._progress = TrainingProgress(schedule.total_steps, session.start_step)
         self._tokens = session.restored("cumulative_tokens", 0)
+        self._skipped = session.restored("skipped_batches", 0)
         self._finished_at = time.monotonic()
 
     async def run(self, client: TrainingClient, dataset: SupervisedDataset) -> None:
@@ -226,13 +273,24 @@ class _Loop:
         rows = batches(dataset, schedule, config.seed, start)
         with self._progress, Prefetcher(rows) as ahead:
             for step in range(start, schedule.total_steps):
-                batch = await self._objective.prepare(step, await ahead.next())
-                self._submit(client, step, batch)
+                if data := await ahead.next():
+                    self._submit(client, step, await self._objective.prepare(step, data))
+                else:
+                    self._skip(step)
                 keep = 0 if self._at_boundary() else config.submit_ahead
                 while len(self._in_flight) > keep:
                     await self._finish_oldest()
             while self._in_flight:
                 await self._finish_oldest()
+
+    def report(self) -> list[str]:
+        """How many batches were skipped; nothing where none was."""
+        if not self._skipped:
+            return []
+        return [
+            f"{self._skipped} of {self._schedule.total_steps} batches were skipped: none of their "
+            "examples had a token to train on (max_length cuts before the answer begins)"
+        ]
 
     async def _record_start(self) -> None:
         """Row 0: the evaluations before training."""
@@ -245,16 +303,21 @@ class _Loop:
         """Queues one update."""
         params = self._config.adam_params(step, self._schedule.total_steps)
         self._tokens += batch.num_tokens
-        self._in_flight.append(
-            _InFlight(
-                step,
-                batch,
-                self._tokens,
-                self._objective.submit(client, batch),
-                client.optim_step(params),
-                params.learning_rate,
+        forward_backward = self._objective.submit(client, batch)
+        update = _Update(forward_backward, client.optim_step(params), params.learning_rate)
+        self._in_flight.append(_InFlight(step, batch, self._tokens, self._skipped, update))
+
+    def _skip(self, step: int) -> None:
+        """Takes a step without an update."""
+        self._skipped += 1
+        if self._skipped <= _SKIPS_TOLD:
+            epoch, index = self._schedule.place(step)
+            last = "; further ones are only counted" if self._skipped == _SKIPS_TOLD else ""
+            self._session.say(
+                f"step {step + 1}: batch {index} of epoch {epoch} is skipped, since none of its "
+                f"examples has a token to train on{last}"
             )
-        )
+        self._in_flight.append(_InFlight(step, Batch([]), self._tokens, self._skipped, None))
 
     def _at_boundary(self) -> bool:
         """Whether something is due after the newest submitted update."""
@@ -263,38 +326,39 @@ class _Loop:
     async def _finish_oldest(self) -> None:
         """Waits for the oldest update and writes its row."""
         oldest = self._in_flight.popleft()
-        output = await oldest.forward_backward
-        optim = await oldest.optim_step
-        metrics = self._metrics(oldest, output, optim)
-        self._progress.update(
-            oldest.step + 1, float(metrics[self._objective.shown]), oldest.batch.num_tokens
-        )
+        metrics = await self._metrics(oldest)
+        shown = None if oldest.update is None else float(metrics[self._objective.shown])
+        self._progress.update(oldest.step + 1, shown, oldest.batch.num_tokens)
+        counters = {"cumulative_tokens": oldest.tokens}
+        if oldest.skipped:
+            counters["skipped_batches"] = oldest.skipped
         await self._session.finish_step(
             oldest.step + 1,
             metrics,
             epoch=self._schedule.place(oldest.step)[0],
-            counters={"cumulative_tokens": oldest.tokens},
+            counters=counters,
         )
         self._finished_at = time.monotonic()
 
-    def _metrics(
-        self,
-        done: _InFlight,
-        output: types.ForwardBackwardOutput,
-        optim: types.OptimStepResponse,
-    ) -> Metrics:
-        num_tokens = done.batch.num_tokens
-        seconds = time.monotonic() - self._finished_at
+    async def _metrics(self, done: _InFlight) -> Metrics:
+        """Waits for the step; the metrics of its batch, as far as it has any."""
         metrics: Metrics = {
             "epoch": self._schedule.place(done.step)[0],
             "progress": (done.step + 1) / self._schedule.total_steps,
-            "learning_rate": done.learning_rate,
             "num_sequences": len(done.batch.data),
-            "num_tokens": num_tokens,
+            "num_tokens": done.batch.num_tokens,
             "tokens/cumulative/trained": done.tokens,
+        }
+        if done.update is None:
+            return {**metrics, "num_skipped_batches": 1}
+        output = await done.update.forward_backward
+        optim = await done.update.optim_step
+        seconds = time.monotonic() - self._finished_at
+        metrics |= {
+            "learning_rate": done.update.learning_rate,
             **self._objective.metrics(done.batch, output),
             "time/step": seconds,
-            "time/tokens_per_second": num_tokens / max(seconds, 1e-9),
+            "time/tokens_per_second": done.batch.num_tokens / max(seconds, 1e-9),
         }
         for name, value in (optim.metrics or {}).items():
             metrics[f"optim/{name}"] = value

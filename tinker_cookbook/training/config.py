@@ -31,7 +31,9 @@ class RunSettings:
     lr_schedule: LRSchedule = chz.field(default="linear", doc="linear, cosine or constant")
     warmup_steps: int = chz.field(default=0, doc="Steps over which the learning rate rises")
     num_epochs: int = chz.field(default=1, doc="Passes over the training data")
-    max_steps: int | None = chz.field(default=None, doc="Stop after this many optimizer steps")
+    max_steps: int | None = chz.field(
+        default=None, doc="Steps of the run, instead of num_epochs; may go through the data again"
+    )
     adam_beta1: float = chz.field(default=0.9, doc="Decay of the first moment")
     adam_beta2: float = chz.field(default=0.95, doc="Decay of the second moment")
     adam_eps: float = chz.field(default=1e-8, doc="Added to the denominator of the update")
@@ -43,6 +45,10 @@ class RunSettings:
     train_attn: bool = chz.field(default=True, doc="Adapters on the attention layers")
     train_mlp: bool = chz.field(default=True, doc="Adapters on the MLP layers")
     train_unembed: bool = chz.field(default=True, doc="An adapter on the unembedding layer")
+
+    allow_config_change: bool = chz.field(
+        default=False, doc="Continue a run although settings changed that decide what a step means"
+    )
 
     backend: str = chz.field(default="auto", doc="auto, local, tinker, or the URL of a server")
     base_url: str | None = chz.field(default=None, doc="URL of a Tinker server")
@@ -59,7 +65,7 @@ class RunSettings:
     ttl_seconds: int | None = chz.field(
         default=DEFAULT_TTL_SECONDS, doc="Lifetime of periodic checkpoints; the final one stays"
     )
-    eval_every: int = chz.field(default=10, doc="Steps between evaluations; 0 is ends only")
+    eval_every: int = chz.field(default=10, doc="Steps between evaluations; 0 is never")
     infrequent_eval_every: int = chz.field(default=100, doc="Steps between costly evaluations")
 
     wandb_project: str | None = chz.field(default=None, doc="Also log to Weights & Biases")

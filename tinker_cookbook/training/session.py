@@ -29,6 +29,8 @@ from tinker_cookbook.checkpoint_utils import (
     get_last_checkpoint,
 )
 from tinker_cookbook.eval.evaluators import Evaluator, TrainingClientEvaluator
+from tinker_cookbook.exceptions import CheckpointError, ConfigurationError, DataError
+from tinker_cookbook.training.changes import check_same_settings
 from tinker_cookbook.training.commands import continue_command, plot_command
 from tinker_cookbook.training.config import TrainingConfig
 from tinker_cookbook.training.weights import check_weights
@@ -45,6 +47,9 @@ logger = logging.getLogger(__name__)
 
 Metrics = dict[str, float | int | str]
 
+# Errors that settings or data cause when they come before the first step.
+_OF_THE_SETTINGS = (ConfigurationError, CheckpointError, DataError)
+
 
 @asynccontextmanager
 async def training_session(config: TrainingConfig) -> AsyncIterator[TrainingSession]:
@@ -53,6 +58,10 @@ async def training_session(config: TrainingConfig) -> AsyncIterator[TrainingSess
     replaced_run.recover(config.log_path)
     with RunLock(config.log_path):
         last = get_last_checkpoint(config.log_path)
+        changes: list[str] = []
+        if last is not None:
+            # Before the log is opened, which replaces config.json.
+            changes = check_same_settings(config.log_path, config, config.allow_config_change)
         log = setup_logging(
             config.log_path,
             config.wandb_project,
@@ -62,6 +71,7 @@ async def training_session(config: TrainingConfig) -> AsyncIterator[TrainingSess
             print_metrics=False,
         )
         session = TrainingSession(config, log, last)
+        session.say(*changes)
         try:
             yield session
         except BaseException as error:
@@ -88,6 +98,7 @@ class TrainingSession:
         self._log = log
         self._console: Console = get_console()
         self._saved_any = last is not None
+        self._finished_any = False
 
     async def start(self, total_steps: int) -> TrainingClient:
         """Connects, and creates or restores the training client."""
@@ -150,6 +161,7 @@ class TrainingSession:
         and so vouches for that too.
         """
         self.write_row({**metrics, **await self.evaluate(step)}, step)
+        self._finished_any = True
         reason = self.checkpoints.due(step, counters.get("cumulative_tokens", 0))
         if reason is not None:
             if before_save is not None:
@@ -195,6 +207,8 @@ class TrainingSession:
         interrupted = is_interruption(error)
         if command is None or not (self._saved_any or interrupted):
             return
+        if isinstance(error, _OF_THE_SETTINGS) and not self._finished_any:
+            return  # the same command would fail again in the same way
         by = "Ctrl-C" if interrupted else type(error).__name__
         saved = "" if self._saved_any else " before the first checkpoint"
         self.say(f"stopped by {by}{saved}; continue with:", f"  {command}")
@@ -272,9 +286,8 @@ class TrainingSession:
         )
 
     def _due(self, step: int, every: int) -> bool:
-        """Before training, after the last step, and in between every so many steps."""
-        ends = step in (0, self.total_steps)
-        return ends or (every > 0 and step % every == 0)
+        """Before training, every so many steps, and after the last one; with 0 never."""
+        return every > 0 and (step % every == 0 or step == self.total_steps)
 
 
 async def run_evaluators(evaluators: Sequence[Evaluator], client: TrainingClient) -> Metrics:
@@ -289,6 +302,17 @@ async def run_evaluators(evaluators: Sequence[Evaluator], client: TrainingClient
             snapshot = await client.save_weights_and_get_sampling_client()
         metrics.update(await evaluator(snapshot))
     return metrics
+
+
+def length_notes(total_steps: int, num_batches: int, config: TrainingConfig) -> list[str]:
+    """A line where ``max_steps`` takes the run beyond the epochs that the settings name."""
+    epochs = num_batches * config.num_epochs
+    if config.max_steps is None or total_steps <= epochs:
+        return []
+    return [
+        f"max_steps={config.max_steps} is more than the {epochs} steps of num_epochs="
+        f"{config.num_epochs}: the run goes through the data {total_steps / num_batches:.1f} times"
+    ]
 
 
 def _is_no_count(name: str) -> bool:

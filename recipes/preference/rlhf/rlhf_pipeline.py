@@ -17,12 +17,10 @@ The same command goes on where it was: a finished stage is skipped, an interrupt
 
 from __future__ import annotations
 
-import json
 import shlex
 import sys
 from collections.abc import Awaitable, Callable
 from contextlib import ExitStack
-from pathlib import Path
 from typing import Any, TypeVar
 
 from recipes.preference.rlhf.settings import STAGES, CLIConfig
@@ -33,9 +31,8 @@ from tinker_cookbook.checkpoint_utils import CheckpointRecord, get_last_checkpoi
 from tinker_cookbook.exceptions import ConfigurationError
 from tinker_cookbook.rl import train as rl_train
 from tinker_cookbook.supervised import train as sft_train
+from tinker_cookbook.training.changes import changed_settings
 from tinker_cookbook.training.config import TrainingConfig, check_model
-from tinker_cookbook.training.session import flatten
-from tinker_cookbook.utils.config_io import CONFIG_FILE, dump_config
 from tinker_cookbook.utils.console import get_console
 from tinker_cookbook.utils.entrypoint import run_entrypoint
 
@@ -128,7 +125,7 @@ def _command(cli: CLIConfig, stage: str) -> str:
 async def run_stage(stage: str, config: T, train: Callable[[T], Awaitable[None]]) -> None:
     """Trains a stage, or goes on with it; one that is finished as it is now asked for is left."""
     last = get_last_checkpoint(config.log_path)
-    changed = changed_settings(config)
+    changed = changed_settings(config.log_path, config)
     other = [line for name, line in changed.items() if name.endswith(_UPSTREAM)]
     if other and last is not None:
         raise ConfigurationError(
@@ -140,23 +137,7 @@ async def run_stage(stage: str, config: T, train: Callable[[T], Awaitable[None]]
         _say(f"{_TITLES[stage]}: finished before, {last.batch} steps, {last.sampler_path}")
         return
     _say(f"{_TITLES[stage]}: {config.log_path}")
-    for line in changed.values():
-        _say(f"  changed since it began: {line}")
     await train(config)
-
-
-def changed_settings(config: TrainingConfig) -> dict[str, str]:
-    """The settings in which ``config`` differs from the run in its folder, with both values."""
-    file = Path(config.log_path) / CONFIG_FILE
-    if not file.exists():
-        return {}
-    before = dict(flatten(json.loads(file.read_text(encoding="utf-8"))))
-    now = dict(flatten(json.loads(json.dumps(dump_config(config)))))
-    return {
-        name: f"{name}: {before.get(name)}, now {now.get(name)}"
-        for name in sorted({*before, *now})
-        if before.get(name) != now.get(name)
-    }
 
 
 def _say(line: str) -> None:

@@ -89,7 +89,7 @@ class CLIConfig(RunSettings):
         default="resume", doc="ask, resume, delete or raise, for the folder of each stage to run"
     )
     save_every: int = chz.field(default=10, doc="Steps between checkpoints")
-    eval_every: int = chz.field(default=0, doc="Steps between evaluations; 0 is ends only")
+    eval_every: int = chz.field(default=100, doc="Steps between evaluations; 0 is never")
 
     @chz.validate
     def _check_numbers(self) -> None:

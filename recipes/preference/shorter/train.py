@@ -48,8 +48,8 @@ class CLIConfig(RLSettings):
     )
     test_group_size: int = chz.field(default=4, doc="Answers to a held-out question")
     num_epochs: int = chz.field(default=4, doc="Passes over the 24 questions")
-    max_steps: int | None = chz.field(default=20, doc="Stop after this many optimizer steps")
-    eval_every: int = chz.field(default=5, doc="Steps between evaluations; 0 is ends only")
+    max_steps: int | None = chz.field(default=20, doc="Steps of the run, instead of num_epochs")
+    eval_every: int = chz.field(default=5, doc="Steps between evaluations; 0 is never")
     save_every: int = chz.field(default=10, doc="Steps between checkpoints")
 
 

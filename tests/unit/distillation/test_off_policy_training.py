@@ -174,7 +174,7 @@ def test_the_distance_to_a_teacher_with_weights_of_its_own_falls(stories_model, 
         dataset_builder=part.dataset_builder, teacher_config=teacher
     )
     config = config_of(
-        stories_model, tmp_path, dataset_configs=[part], max_steps=None, num_epochs=6, eval_every=0
+        stories_model, tmp_path, dataset_configs=[part], max_steps=None, num_epochs=6, eval_every=99
     )
     asyncio.run(train_off_policy.main(config))
     rows = ref.rows(config.log_path)

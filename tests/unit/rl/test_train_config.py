@@ -129,7 +129,7 @@ def test_the_number_of_steps(stories_model, tmp_path):
     config = story_config(stories_model, tmp_path, num_epochs=2)
     assert train.count_steps(config, 5, 4) == 10
     assert train.count_steps(chz.replace(config, max_steps=3), 5, 4) == 3
-    assert train.count_steps(chz.replace(config, max_steps=30), 5, 4) == 10
+    assert train.count_steps(chz.replace(config, max_steps=30), 5, 4) == 30
     # 5 batches of 6 groups, twice, in updates of 4.
     assert train.count_steps(chz.replace(config, async_config=ASYNC), 5, 6) == 15
 

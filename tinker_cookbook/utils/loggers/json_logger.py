@@ -10,7 +10,7 @@ from typing import Any
 from tinker_cookbook.exceptions import ConfigurationError, DataValidationError
 from tinker_cookbook.utils import replaced_run
 from tinker_cookbook.utils.config_io import CONFIG_FILE, write_config
-from tinker_cookbook.utils.jsonl import append_row, free_name, trim_rows
+from tinker_cookbook.utils.jsonl import append_row, trim_rows
 from tinker_cookbook.utils.loggers.base import Logger, Metrics
 
 METRICS_FILE = "metrics.jsonl"
@@ -59,7 +59,7 @@ class JsonLogger(Logger):
             before = path.read_bytes() if path.exists() else None
             lost = write_config(path, config)
             if before is not None and before != path.read_bytes():
-                kept = free_name(path.with_name("config.previous.json"))
+                kept = _free_backup(path.with_name("config.previous.json"))
                 kept.write_bytes(before)
                 logger.warning("the configuration changed; the one before is kept in %s", kept)
         except OSError as error:
@@ -99,3 +99,12 @@ class JsonLogger(Logger):
                 self.path,
                 copy,
             )
+
+
+def _free_backup(path: Path) -> Path:
+    """``config.previous.json``, or the first free one of ``config.previous.2.json``, …"""
+    candidate, number = path, 1
+    while candidate.exists():
+        number += 1
+        candidate = path.with_name(f"{path.stem}.{number}{path.suffix}")
+    return candidate

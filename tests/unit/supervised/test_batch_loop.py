@@ -1,0 +1,155 @@
+"""The loop over batches: skipped batches, the length of a run, and changed settings on resuming.
+
+Each run of the 260k-parameter model takes about 0.2 s.
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import chz
+import pytest
+from loop_runs import config_of, rows, run
+
+from tinker_cookbook.exceptions import ConfigurationError, DataValidationError
+from tinker_cookbook.supervised.batch_loop import Batch
+from tinker_cookbook.supervised.train import CrossEntropy
+
+
+@pytest.fixture(autouse=True)
+def home(tmp_path, monkeypatch):
+    monkeypatch.setenv("TINKER_COOKBOOK_HOME", str(tmp_path / "home"))
+
+
+# --- batches without a token to train on ---------------------------------------------------------
+
+
+@pytest.mark.parametrize("plain", [False, True])
+def test_an_empty_batch_is_skipped_and_counted(stories_model, tmp_path, capsys, plain):
+    config = config_of(stories_model, tmp_path, empty=[1, 3], plain=plain, num_epochs=2)
+    found = run(config)
+    assert [row["step"] for row in found] == list(range(1, 9))
+    skipped = [row["step"] for row in found if row.get("num_skipped_batches")]
+    assert skipped == [2, 4, 6, 8]
+    assert [row["num_sequences"] for row in found] == [2, 0] * 4
+    assert all("train_mean_nll" in row for row in found if row["step"] not in skipped)
+    assert found[-1]["progress"] == 1.0
+    said = capsys.readouterr().out
+    assert "step 2: batch 1 of epoch 0 is skipped" in said
+    assert said.count("is skipped") == 3
+    assert "further ones are only counted" in said
+    assert "4 of 8 batches were skipped" in said
+
+
+def test_a_resumed_run_skips_the_same_batches(stories_model, tmp_path, monkeypatch, capsys):
+    straight = run(config_of(stories_model, tmp_path / "a", empty=[1], num_epochs=2))
+    config = config_of(stories_model, tmp_path / "b", empty=[1], num_epochs=2)
+    stop_at(monkeypatch, 5)
+    with pytest.raises(KeyboardInterrupt):
+        run(config)
+    monkeypatch.undo()
+    monkeypatch.setenv("TINKER_COOKBOOK_HOME", str(tmp_path / "home"))
+    capsys.readouterr()
+    assert run(config) == straight
+    assert "2 of 8 batches were skipped" in capsys.readouterr().out
+
+
+def test_data_without_anything_to_train_is_refused_before_a_model_is_loaded(
+    stories_model, tmp_path, monkeypatch
+):
+    config = config_of(stories_model, tmp_path, empty=[0, 1, 2, 3])
+    with pytest.raises(DataValidationError, match="none of the examples in 4 batches"):
+        run(config)
+    assert not Path(config.log_path).exists()
+
+
+# --- the length of a run -------------------------------------------------------------------------
+
+
+def test_max_steps_beyond_the_data_goes_through_it_again(stories_model, tmp_path, capsys):
+    config = config_of(stories_model, tmp_path, max_steps=10, eval_every=0)
+    found = run(config)
+    assert [row["epoch"] for row in found] == [0] * 4 + [1] * 4 + [2] * 2
+    # The schedule is that of the real length.
+    assert found[5]["learning_rate"] == pytest.approx(0.01 * (1 - 5 / 10))
+    assert [row["progress"] for row in found] == pytest.approx([k / 10 for k in range(1, 11)])
+    said = " ".join(capsys.readouterr().out.split())
+    assert "max_steps=10 is more than the 4 steps of num_epochs=1: the run goes through" in said
+    assert "2.5 times" in said
+
+
+def test_max_steps_wins_over_num_epochs(stories_model, tmp_path):
+    assert len(run(config_of(stories_model, tmp_path, max_steps=3, num_epochs=2))) == 3
+
+
+# --- resuming with other settings ----------------------------------------------------------------
+
+
+def test_settings_that_decide_what_a_step_means_are_refused_by_name(
+    stories_model, tmp_path, capsys
+):
+    config = config_of(stories_model, tmp_path)
+    before = run(config)
+    files = {path: path.read_bytes() for path in Path(config.log_path).glob("*.json*")}
+    capsys.readouterr()
+    other = chz.replace(config, learning_rate=0.5, lora_rank=8, seed=1, max_steps=9)
+    with pytest.raises(ConfigurationError) as refused:
+        run(other)
+    message = str(refused.value)
+    for change in ("learning_rate: 0.01 → 0.5", "lora_rank: 4 → 8", "seed: 0 → 1"):
+        assert change in message
+    assert "allow_config_change=true" in message
+    assert "max_steps" not in message
+    # Neither is the command repeated that just failed, nor was anything changed.
+    assert "continue with" not in capsys.readouterr().out
+    assert {path: path.read_bytes() for path in files} == files
+    assert rows(config) == before
+    assert len(run(chz.replace(config, learning_rate=0.5, allow_config_change=True))) == 4
+
+
+def test_another_dataset_is_refused(stories_model, tmp_path):
+    config = config_of(stories_model, tmp_path)
+    run(config)
+    builder = chz.replace(config.dataset_builder, empty=[2])
+    with pytest.raises(ConfigurationError, match=r"empty: \[\] → \[2\]"):
+        run(chz.replace(config, dataset_builder=builder))
+
+
+def test_a_longer_run_is_allowed_and_reported(stories_model, tmp_path, capsys):
+    config = config_of(stories_model, tmp_path)
+    run(config)
+    capsys.readouterr()
+    found = run(chz.replace(config, num_epochs=2, save_every=3, eval_every=7))
+    assert [row["step"] for row in found] == list(range(1, 9))
+    said = capsys.readouterr().out
+    assert "changed since the run began: num_epochs: 1 → 2" in said
+    assert "save_every:" not in said
+
+
+def test_changed_settings_on_purpose_are_reported(stories_model, tmp_path, capsys):
+    config = config_of(stories_model, tmp_path)
+    run(config)
+    capsys.readouterr()
+    run(chz.replace(config, learning_rate=0.02, num_epochs=2, allow_config_change=True))
+    assert "changed since the run began: learning_rate: 0.01 → 0.02" in capsys.readouterr().out
+    names = sorted(path.name for path in Path(config.log_path).glob("config.*"))
+    assert names == ["config.json", "config.previous.json"]
+    run(chz.replace(config, num_epochs=3, learning_rate=0.02, allow_config_change=True))
+    assert (Path(config.log_path) / "config.previous.2.json").exists()
+    assert json.loads((Path(config.log_path) / "config.json").read_text())["num_epochs"] == 3
+
+
+def stop_at(monkeypatch, step: int) -> None:
+    """Ctrl-C as the pass of this step is submitted."""
+    calls = 0
+    submit = CrossEntropy.submit
+
+    def counted(self, client, batch: Batch):
+        nonlocal calls
+        calls += 1
+        if calls == step:
+            raise KeyboardInterrupt
+        return submit(self, client, batch)
+
+    monkeypatch.setattr(CrossEntropy, "submit", counted)
