@@ -89,7 +89,7 @@ def resolve(config: Config) -> Config:
     rate, name = config.learning_rate, config.renderer_name
     config = chz.replace(
         config,
-        renderer_name=model_info.resolve_renderer_name(config.model_name, name)[0],
+        renderer_name=model_info.resolve_renderer_name(config.model_name, name, config.log_path)[0],
         learning_rate=hyperparam_utils.get_lr(config.model_name) / 4 if rate is None else rate,
     )
     check_settings(config)

@@ -79,7 +79,7 @@ class RLSettings(SampledSettings):
 
 def resolve_renderer(cli: SampledSettings) -> str:
     """The chat format that the settings or else the model ask for."""
-    return model_info.resolve_renderer_name(cli.model_name, cli.renderer_name)[0]
+    return model_info.resolve_renderer_name(cli.model_name, cli.renderer_name, cli.log_path)[0]
 
 
 def rl_learning_rate(model_name: str) -> float:

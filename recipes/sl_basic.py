@@ -113,7 +113,9 @@ def _check_dataset_settings(cli: CLIConfig) -> None:
 def build_config(cli: CLIConfig) -> train.Config:
     """Fills in what is derived from the model."""
     check_model(cli)
-    renderer_name, _ = model_info.resolve_renderer_name(cli.model_name, cli.renderer_name)
+    renderer_name, _ = model_info.resolve_renderer_name(
+        cli.model_name, cli.renderer_name, cli.log_path
+    )
     learning_rate = cli.learning_rate
     if learning_rate is None:
         learning_rate = hyperparam_utils.get_lr(cli.model_name)

@@ -89,7 +89,9 @@ def resolve(config: Config) -> Config:
         learning_rate = hyperparam_utils.get_lr(config.model_name)
     config = chz.replace(
         config,
-        renderer_name=model_info.resolve_renderer_name(config.model_name, config.renderer_name)[0],
+        renderer_name=model_info.resolve_renderer_name(
+            config.model_name, config.renderer_name, config.log_path
+        )[0],
         learning_rate=learning_rate,
         max_length=model_info.resolve_max_length(config.model_name, config.max_length),
     )

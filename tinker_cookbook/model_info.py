@@ -13,6 +13,7 @@ import json
 import logging
 import re
 from dataclasses import dataclass
+from datetime import date
 from functools import cache, lru_cache
 from pathlib import Path
 from typing import Any
@@ -133,6 +134,8 @@ _FAMILIES = (
     _Family(r"smollm2-.*instruct", "HuggingFaceTB", "2", ("smollm2", "chatml")),
     _Family(r"smollm2-", "HuggingFaceTB", "2", BASE, is_chat=False),
 )
+# Renderers whose prompts contain the current date.
+_DATED = re.compile(r"gpt_oss_(low|medium|high)_reasoning")
 _SIZE = re.compile(r"(?<![a-z0-9.])(\d+(?:\.\d+)?[kmbt](?:-a\d+(?:\.\d+)?b)?)(?![a-z0-9])")
 
 
@@ -199,15 +202,21 @@ def get_recommended_renderer_name(model_name: str) -> str:
     return get_recommended_renderer_names(model_name)[0]
 
 
-def resolve_renderer_name(model_name: str, renderer_name: str | None) -> tuple[str, str]:
+def resolve_renderer_name(
+    model_name: str, renderer_name: str | None, log_path: str | Path | None = None
+) -> tuple[str, str]:
     """The renderer that a run uses, with a sentence on why.
 
     ``renderer_name`` as configured wins; ``None`` takes the recommended one. Where no renderer of
     that name exists here, the model's own chat template is used (``template``).
+
+    A format whose prompts contain the current date gets it as an option of the name, so that it
+    stands in the saved configuration. ``log_path`` is the folder of the run: where it already
+    holds a configuration, its date is kept, and a resumed run writes the prompts it wrote before.
     """
     if renderer_name is not None:
         warn_if_renderer_not_recommended(model_name, renderer_name)
-        return renderer_name, "asked for"
+        return _with_date(renderer_name, log_path), "asked for"
     attributes, reason = _attributes(base_name(model_name))
     if reason:
         _warn_once(reason)
@@ -219,6 +228,7 @@ def resolve_renderer_name(model_name: str, renderer_name: str | None) -> tuple[s
             "chat template was not at hand: the format is derived from the template that comes "
             "with the model's tokenizer"
         )
+    name = _with_date(name, log_path)
     return name, reason or f"recommended for {attributes.organization} {kind} models of this family"
 
 
@@ -308,6 +318,19 @@ def _renderer_for_runs(attributes: ModelAttributes) -> str:
     # The chat template of Qwen3.6 writes scalars of tool calls as JSON, that of Qwen3.5 does not.
     is_qwen36 = attributes.organization == "Qwen" and attributes.version_str == "3.6"
     return f"{name}?json_scalars=true" if is_qwen36 and attributes.is_chat else name
+
+
+def _with_date(name: str, log_path: str | Path | None) -> str:
+    base, _, options = name.partition("?")
+    if not _DATED.fullmatch(base) or "_date=" in options:
+        return name
+    folder = Path(log_path).expanduser() if log_path else None
+    # A run of several stages has a configuration in the folder of each.
+    saved = [*folder.glob("config.json"), *sorted(folder.glob("*/config.json"))] if folder else []
+    pattern = re.compile(rf"{re.escape(base)}\?[^\"]*current_date=([\d-]+)")
+    found = (pattern.search(file.read_text(encoding="utf-8")) for file in saved)
+    day = next((match[1] for match in found if match), date.today().isoformat())
+    return f"{base}?{options}{'&' if options else ''}current_date={day}"
 
 
 def _from_lineup(row: LineupModel) -> ModelAttributes:

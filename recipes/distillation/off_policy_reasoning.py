@@ -112,7 +112,9 @@ def build_config(cli: CLIConfig) -> train.Config | train_off_policy.Config:
     """Fills in what is derived from the models."""
     check_model(cli)
     _check_teacher_settings(cli)
-    renderer_name, _ = model_info.resolve_renderer_name(cli.model_name, cli.renderer_name)
+    renderer_name, _ = model_info.resolve_renderer_name(
+        cli.model_name, cli.renderer_name, cli.log_path
+    )
     learning_rate = cli.learning_rate
     if learning_rate is None:
         learning_rate = hyperparam_utils.get_lr(cli.model_name)

@@ -81,7 +81,9 @@ def build_dataset(cli: CLIConfig) -> DistilledDatasetBuilder:
     return DistilledDatasetBuilder(
         common_config=ChatDatasetBuilderCommonConfig(
             model_name_for_tokenizer=cli.model_name,
-            renderer_name=model_info.resolve_renderer_name(cli.model_name, cli.renderer_name)[0],
+            renderer_name=model_info.resolve_renderer_name(
+                cli.model_name, cli.renderer_name, cli.log_path
+            )[0],
             max_length=model_info.resolve_max_length(cli.model_name, cli.max_length),
             batch_size=cli.batch_size,
             train_on_what=TrainOnWhat.LAST_ASSISTANT_MESSAGE,

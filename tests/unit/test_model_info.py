@@ -3,6 +3,7 @@ from __future__ import annotations
 import json
 import logging
 import shutil
+from datetime import date
 from pathlib import Path
 
 import pytest
@@ -137,6 +138,19 @@ def test_runs_take_the_form_of_the_models_own_template():
     assert resolve_renderer_name("Qwen/Qwen3.6-27B", None)[0] == "qwen3_5?json_scalars=true"
     assert resolve_renderer_name("Qwen/Qwen3.5-27B", None)[0] == "qwen3_5"
     assert resolve_renderer_name("meta-llama/Llama-3.3-70B", None)[0] == "llama3"
+
+
+def test_the_date_of_a_run_stands_in_its_configuration(tmp_path: Path):
+    name, _ = resolve_renderer_name("openai/gpt-oss-20b", "gpt_oss_low_reasoning", tmp_path)
+    assert name == f"gpt_oss_low_reasoning?current_date={date.today().isoformat()}"
+    check_renderer_name(name)
+    given = "gpt_oss_low_reasoning?current_date=2026-01-31"
+    assert resolve_renderer_name("openai/gpt-oss-20b", given)[0] == given
+    # A run that is resumed on a later day keeps the date of its first start.
+    (tmp_path / "config.json").write_text(json.dumps({"builder": {"renderer_name": given}}))
+    resumed = resolve_renderer_name("openai/gpt-oss-20b", "gpt_oss_low_reasoning", tmp_path)
+    assert resumed[0] == given
+    assert resolve_renderer_name("openai/gpt-oss-20b", None, tmp_path)[0] == "gpt_oss_no_sysprompt"
 
 
 def test_a_model_without_a_written_renderer_says_that_its_template_is_used(caplog):

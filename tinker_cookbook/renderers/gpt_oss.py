@@ -9,6 +9,7 @@ the user calls the system prompt is the developer message that follows.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from datetime import date
 from typing import Any
 
 from tinker_cookbook.exceptions import ConfigurationError, RendererError, nearest
@@ -49,24 +50,26 @@ from tinker_cookbook.renderers.train_on_what import TrainOnWhat
 from tinker_cookbook.tokenizer_utils import Tokenizer
 
 MODEL_IDENTITY = "You are ChatGPT, a large language model trained by OpenAI."
-TODAY_DATE = "2025-08-05"
-"""The day the models were released: what the system message says unless it is told a date."""
 _EFFORTS = ("low", "medium", "high")
 _TEXT_BEFORE_CALL = ("commentary", "analysis")
+_TOOL_FORMATS = ("harmony", "template")
 _INSTRUCTIONS = "# Instructions\n\n"
-_TOOLS_LINE = "\nCalls to these tools must go to the commentary channel: 'functions'."
+_TOOLS_LINE = "Calls to these tools must go to the commentary channel: 'functions'."
 
 
 class GptOssRenderer(Renderer):
-    """gpt-oss (harmony), as the chat template writes it.
+    """gpt-oss (harmony): the system message, the channels, tool calls and their results.
 
-    - ``reasoning_effort``: low, medium or high.
-    - ``today_date``: what the system message gives as the current date, ``2026-01-31``. The
-      template writes the day on which it is run; here a fixed day is the default, because a run
-      that is resumed, or goes on in another process, must see the prompts it saw before.
+    - ``use_system_prompt`` writes the system message in front. Without it, declared tools are
+      announced by a system message with the line on the commentary channel alone.
+    - ``reasoning_effort``: low, medium or high; given if and only if there is a system message.
+    - ``current_date``: what the system message gives as the date, ``2026-01-31``. None takes the
+      day on which the renderer is made. The date then stands in ``spec``, so that a process or a
+      run that makes the renderer again writes the same prompts on another day.
     - ``model_identity``: the first line of the system message.
-    - ``system_prompt=False`` leaves the system message out, and with it all of the above and the
-      line that sends calls to the commentary channel.
+    - ``tool_format``: ``harmony`` writes ``<|constrain|>json`` before the arguments and results
+      of tools as they are, as OpenAI's description of the format does. ``template`` writes what
+      the chat template of the models writes: ``json`` alone, and results as JSON strings.
     - ``text_before_call``: the channel of text that stands beside a tool call. ``commentary`` is
       what harmony calls a preamble, which the user sees, and reads back as text. The template
       takes such text for thinking: ``analysis`` writes that, token for token.
@@ -77,7 +80,9 @@ class GptOssRenderer(Renderer):
     thinking before the calls is therefore missing, though the model saw it when it answered;
     ``build_supervised_examples`` writes each trained answer behind the prompt of inference.
 
-    Refused, where the template drops in silence: a second call in one message, system and
+    Several calls in one message stand one behind the other, each with its ``<|call|>``; the
+    template drops all but the first, so ``tool_format=template`` refuses them. Refused as well,
+    where the template drops in silence: system and
     developer messages behind the first message, unknown roles. Written as harmony describes it,
     where the template raises: thinking and text beside a call, text between thinking.
     ``arguments`` must be a JSON object and are written as they are spelled, which is what the
@@ -88,25 +93,41 @@ class GptOssRenderer(Renderer):
     def __init__(
         self,
         tokenizer: Tokenizer,
-        image_processor: Any = None,
+        use_system_prompt: bool = False,
+        reasoning_effort: str | None = None,
+        current_date: str | None = None,
         *,
-        reasoning_effort: str = "medium",
-        today_date: str = TODAY_DATE,
+        image_processor: Any = None,
         model_identity: str = MODEL_IDENTITY,
-        system_prompt: bool = True,
+        tool_format: str = "harmony",
         text_before_call: str = "commentary",
     ) -> None:
         super().__init__(tokenizer, image_processor)
-        _check_option("reasoning_effort", reasoning_effort, _EFFORTS)
+        if use_system_prompt != (reasoning_effort is not None):
+            raise ConfigurationError(
+                f"reasoning_effort: got {reasoning_effort!r} with use_system_prompt="
+                f"{use_system_prompt}; expected one of {', '.join(_EFFORTS)} with the system "
+                "prompt, which it is written in, and None without"
+            )
+        if reasoning_effort is not None:
+            _check_option("reasoning_effort", reasoning_effort, _EFFORTS)
+        _check_option("tool_format", tool_format, _TOOL_FORMATS)
         _check_option("text_before_call", text_before_call, _TEXT_BEFORE_CALL)
+        self.use_system_prompt = use_system_prompt
+        self.reasoning_effort = reasoning_effort
+        self.current_date = current_date
+        if use_system_prompt and current_date is None:
+            self.current_date = date.today().isoformat()
+            self.resolved_options = {"current_date": self.current_date}
+        self._tool_format = tool_format
         self._stops = [special_token_id(tokenizer, t, type(self).__name__) for t in (RETURN, CALL)]
         self._text_before_call = text_before_call
         self._system = (
-            f"{START}system{MESSAGE}{model_identity}\nKnowledge cutoff: 2024-06\n"
-            f"Current date: {today_date}\n\nReasoning: {reasoning_effort}\n\n"
+            f"{model_identity}\nKnowledge cutoff: 2024-06\n"
+            f"Current date: {self.current_date}\n\nReasoning: {reasoning_effort}\n\n"
             "# Valid channels: analysis, commentary, final. "
             "Channel must be included for every message."
-            if system_prompt
+            if use_system_prompt
             else ""
         )
 
@@ -137,7 +158,8 @@ class GptOssRenderer(Renderer):
         if role == "user":
             return self._framed(role, text)
         if role == "tool":
-            return self._framed(self._author(message, ctx.idx), to_json(text))
+            result = to_json(text) if self._tool_format == "template" else text
+            return self._framed(self._author(message, ctx.idx), result)
         if role in ("system", "developer") and ctx.idx == 0:
             if _declares_tools(message):
                 return self._framed("developer", text)
@@ -186,10 +208,9 @@ class GptOssRenderer(Renderer):
         return HarmonyReader()
 
     def _conversation_prefix(self, messages: Sequence[Message]) -> list[int]:
-        if not self._system:
-            return []
         line = _TOOLS_LINE if messages and _declares_tools(messages[0]) else ""
-        return self.codec.constant(f"{self._system}{line}{END}")
+        text = "\n".join(part for part in (self._system, line) if part)
+        return self.codec.constant(f"{START}system{MESSAGE}{text}{END}") if text else []
 
     def _generation_suffix(self, role: Role) -> list[int]:
         return self.codec.constant(ASSISTANT if role == "assistant" else f"{START}{role}{MESSAGE}")
@@ -236,12 +257,40 @@ class GptOssRenderer(Renderer):
                 ctx.idx,
                 thinks=ctx.in_last_assistant_turn,
                 text_as_thinking=self._text_before_call == "analysis",
+                as_template=self._tool_format == "template",
             )
         else:
             text = write_answer(message, last=ctx.is_last, thinks=ctx.is_last)
         return RenderedMessage(
             header=self.codec.constant(ASSISTANT), output=[self.codec.encode(text)]
         )
+
+
+def gpt_oss(
+    tokenizer: Tokenizer,
+    image_processor: Any = None,
+    *,
+    use_system_prompt: bool = True,
+    reasoning_effort: str | None = None,
+    current_date: str | None = None,
+    today_date: str | None = None,
+    model_identity: str = MODEL_IDENTITY,
+    tool_format: str = "harmony",
+    text_before_call: str = "commentary",
+) -> GptOssRenderer:
+    """Makes the renderer of a name; ``today_date`` is an earlier spelling of ``current_date``."""
+    if use_system_prompt and reasoning_effort is None:
+        reasoning_effort = "medium"
+    return GptOssRenderer(
+        tokenizer,
+        use_system_prompt,
+        reasoning_effort,
+        current_date or today_date,
+        image_processor=image_processor,
+        model_identity=model_identity,
+        tool_format=tool_format,
+        text_before_call=text_before_call,
+    )
 
 
 def _declares_tools(message: Message) -> bool:

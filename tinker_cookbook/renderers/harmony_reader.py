@@ -17,6 +17,7 @@ from tinker_cookbook.renderers.streaming import ContentDelta, MessageReader, par
 
 START, CHANNEL, MESSAGE = "<|start|>", "<|channel|>", "<|message|>"
 END, CALL, RETURN = "<|end|>", "<|call|>", "<|return|>"
+CONSTRAIN = "<|constrain|>"
 FUNCTIONS = "functions."
 
 # The recipient stands behind the role, as the chat template writes it, or behind the channel, as
@@ -112,7 +113,7 @@ class HarmonyReader(MessageReader):
         try:
             if not to.startswith(FUNCTIONS):
                 raise ValueError(f"tool call: to {to!r}, expected a recipient {FUNCTIONS}NAME")
-            if not isinstance(json.loads(body), dict):
+            if not isinstance(_arguments(body), dict):
                 raise ValueError("tool call: expected a JSON object of arguments")
         except (ValueError, RecursionError) as error:
             raw = self._header + body
@@ -125,3 +126,10 @@ class HarmonyReader(MessageReader):
     def _call_text(self, text: str) -> str:
         """The call without ``<|start|>assistant``, which is written before it again."""
         return text.removeprefix(f"{START}assistant")
+
+
+def _arguments(body: str) -> object:
+    try:
+        return json.loads(body)
+    except json.JSONDecodeError as error:
+        raise ValueError(f"Invalid JSON: {error}") from error

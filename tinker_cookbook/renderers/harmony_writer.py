@@ -10,6 +10,7 @@ from tinker_cookbook.renderers.content import ensure_list
 from tinker_cookbook.renderers.harmony_reader import (
     CALL,
     CHANNEL,
+    CONSTRAIN,
     END,
     FUNCTIONS,
     MESSAGE,
@@ -17,7 +18,7 @@ from tinker_cookbook.renderers.harmony_reader import (
     START,
     recipient,
 )
-from tinker_cookbook.renderers.messages import Message
+from tinker_cookbook.renderers.messages import Message, ToolCall
 
 ASSISTANT = f"{START}assistant"
 _TAGS = tuple(f"{CHANNEL}{channel}{MESSAGE}" for channel in ("analysis", "final"))
@@ -60,11 +61,14 @@ def write_answer(message: Message, *, last: bool, thinks: bool) -> str:
     return ASSISTANT.join([*parts, end])
 
 
-def write_call(message: Message, idx: int, *, thinks: bool, text_as_thinking: bool) -> str:
-    """Returns what follows ``<|start|>assistant`` where the message calls a tool.
+def write_call(
+    message: Message, idx: int, *, thinks: bool, text_as_thinking: bool, as_template: bool
+) -> str:
+    """Returns what follows ``<|start|>assistant`` where the message calls tools.
 
-    RendererError for more than one call, for arguments that are no JSON object, and for text
-    beside thinking where text is written as thinking.
+    ``as_template`` writes the type of the arguments without ``<|constrain|>`` and takes one call.
+    RendererError for a call too many, for arguments that are no JSON object, and for text beside
+    thinking where text is written as thinking.
     """
     runs = [(kind, text) for kind, text in _runs(message) if text]
     if text_as_thinking:
@@ -76,7 +80,8 @@ def write_call(message: Message, idx: int, *, thinks: bool, text_as_thinking: bo
             )
         runs = [("thinking", text) for _, text in runs]
     parts = [_part(kind, text) for kind, text in runs if thinks or kind == "text"]
-    return ASSISTANT.join([*parts, _call(message, idx) + CALL])
+    calls = [call + CALL for call in _calls(message, idx, as_template)]
+    return ASSISTANT.join([*parts, *calls])
 
 
 def _runs(message: Message) -> list[tuple[str, str]]:
@@ -92,25 +97,29 @@ def _part(kind: str, text: str) -> str:
     return f"{CHANNEL}{channel}{MESSAGE}{text}{END}"
 
 
-def _call(message: Message, idx: int) -> str:
+def _calls(message: Message, idx: int, as_template: bool) -> list[str]:
     calls, unparsed = message.get("tool_calls", []), message.get("unparsed_tool_calls", [])
-    if len(calls) + len(unparsed) != 1:
+    if as_template and len(calls) + len(unparsed) != 1:
         raise RendererError(
             f"messages[{idx}].tool_calls: got {len(calls) + len(unparsed)} calls, expected one: "
-            f"gpt-oss stops after each call; split the message, each part followed by the result "
-            "of its call"
+            "the chat template of gpt-oss writes one call a message; split the message, each part "
+            "followed by the result of its call, or leave out tool_format=template"
         )
-    if unparsed:
-        return unparsed[0].raw_text
-    function = calls[0].function
+    written = [
+        _call(call, f"messages[{idx}].tool_calls[{i}]", as_template) for i, call in enumerate(calls)
+    ]
+    return [*written, *(call.raw_text for call in unparsed)]
+
+
+def _call(call: ToolCall, where: str, as_template: bool) -> str:
+    function = call.function
     try:
         arguments = json.loads(function.arguments)
     except ValueError as error:
         arguments = error
     if not isinstance(arguments, dict):
         raise RendererError(
-            f"messages[{idx}].tool_calls[0].function.arguments: got {function.arguments!r}, "
-            f"expected a JSON object"
+            f"{where}.function.arguments: got {function.arguments!r}, expected a JSON object"
         )
-    to = f" to={FUNCTIONS}{function.name}"
-    return f"{to}{CHANNEL}commentary json{MESSAGE}{function.arguments}"
+    kind = "json" if as_template else f"{CONSTRAIN}json"
+    return f" to={FUNCTIONS}{function.name}{CHANNEL}commentary {kind}{MESSAGE}{function.arguments}"

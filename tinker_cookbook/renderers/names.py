@@ -18,7 +18,7 @@ from tinker_cookbook.renderers.deepseek_v3_2 import (
 )
 from tinker_cookbook.renderers.gemma3 import Gemma3Renderer
 from tinker_cookbook.renderers.glm4 import Glm46DisableThinkingRenderer, Glm46Renderer
-from tinker_cookbook.renderers.gpt_oss import GptOssRenderer
+from tinker_cookbook.renderers.gpt_oss import gpt_oss
 from tinker_cookbook.renderers.kimi_k2 import KimiK2InstructRenderer, KimiK2Renderer
 from tinker_cookbook.renderers.llama3 import Llama3Renderer
 from tinker_cookbook.renderers.mistral import MistralRenderer
@@ -74,10 +74,10 @@ BUILT_IN: dict[str, RendererFactory] = {
     "qwen3": Qwen3Renderer,
     "qwen3_disable_thinking": Qwen3DisableThinkingRenderer,
     "qwen3_instruct": Qwen3InstructRenderer,
-    "gpt_oss_no_sysprompt": partial(GptOssRenderer, system_prompt=False),
-    "gpt_oss_low_reasoning": partial(GptOssRenderer, reasoning_effort="low"),
-    "gpt_oss_medium_reasoning": partial(GptOssRenderer, reasoning_effort="medium"),
-    "gpt_oss_high_reasoning": partial(GptOssRenderer, reasoning_effort="high"),
+    "gpt_oss_no_sysprompt": partial(gpt_oss, use_system_prompt=False),
+    "gpt_oss_low_reasoning": partial(gpt_oss, reasoning_effort="low"),
+    "gpt_oss_medium_reasoning": partial(gpt_oss, reasoning_effort="medium"),
+    "gpt_oss_high_reasoning": partial(gpt_oss, reasoning_effort="high"),
     "qwen3_vl": Qwen3VLRenderer,
     "qwen3_vl_instruct": Qwen3VLInstructRenderer,
     "qwen3_5": Qwen3_5Renderer,

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 from tinker_cookbook.exceptions import RendererError
@@ -19,6 +20,9 @@ class Named:
     image_processor: Any
     spec: str | None = None
     """``name?option=value`` when made by ``get_renderer``."""
+    resolved_options: Mapping[str, Any] = MappingProxyType({})
+    """Options that the renderer chose when it was made, such as today's date: they become part of
+    ``spec``, so that the renderer is made again with the same values."""
     model_name: str | None = None
     restore: Callable[..., Any] | None = None
     """Makes it again from its spec."""

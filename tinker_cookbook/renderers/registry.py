@@ -81,7 +81,7 @@ def get_renderer(
     if chosen.get("split_special_tokens"):
         renderer.codec.splits_control_tokens = True
     renderer.model_name = model_name
-    renderer.spec = _spec(base, chosen)
+    renderer.spec = _spec(base, {**chosen, **renderer.resolved_options})
     renderer.restore = _restore
     return renderer
 

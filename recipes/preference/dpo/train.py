@@ -78,7 +78,9 @@ def build_config(cli: CLIConfig) -> train_dpo.Config:
     """The pairs, and what is derived from the model."""
     comparisons = get_comparison_builder(cli.dataset, cli.test_path, cli.test_size, cli.seed)
     check_model(cli)
-    renderer_name, _ = model_info.resolve_renderer_name(cli.model_name, cli.renderer_name)
+    renderer_name, _ = model_info.resolve_renderer_name(
+        cli.model_name, cli.renderer_name, cli.log_path
+    )
     learning_rate = cli.learning_rate
     if learning_rate is None:
         learning_rate = dpo_learning_rate(cli.model_name)

@@ -130,7 +130,9 @@ class CLIConfig(RunSettings):
     @property
     def renderer(self) -> str:
         """The chat format that the settings or else the model ask for."""
-        return model_info.resolve_renderer_name(self.model_name, self.renderer_name)[0]
+        return model_info.resolve_renderer_name(self.model_name, self.renderer_name, self.log_path)[
+            0
+        ]
 
     @cached_property
     def comparisons(self) -> ComparisonDatasetBuilder:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from tinker_cookbook.renderers import TextPart, ThinkingPart, ToolCall
 
-MEDIUM = "gpt_oss_medium_reasoning"
+MEDIUM = "gpt_oss_medium_reasoning?current_date=2025-08-05&tool_format=template"
 USER = {"role": "user", "content": "Hi"}
 CALL = ToolCall(function=ToolCall.FunctionBody(name="f", arguments='{"x": 1}'))
 RESULT = {"role": "tool", "content": "20"}

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import pickle
+from datetime import date
 
 import pytest
 from families.gpt_oss import CASES, conversations
@@ -21,10 +22,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from rendering_cases import body, checked, cut_conversations
 
-from tinker_cookbook.exceptions import ConfigurationError
-from tinker_cookbook.renderers import (
-    get_renderer,
-)
+from tinker_cookbook.exceptions import ConfigurationError, RendererError
+from tinker_cookbook.renderers import GptOssRenderer, ToolCall, get_renderer, gpt_oss
 from tinker_cookbook.tokenizer_utils import get_tokenizer
 
 
@@ -140,7 +139,8 @@ def test_defaults_that_are_not_text(load):
 
 
 def test_without_system_prompt_the_rest_is_the_same(load, tokenizer):
-    side, bare = load(CASES[1]), get_renderer("gpt_oss_no_sysprompt", tokenizer)
+    bare = get_renderer("gpt_oss_no_sysprompt?tool_format=template", tokenizer)
+    side = load(CASES[1])
     system = len(side.prompt([])) - 2
 
     @checked(100)
@@ -177,7 +177,50 @@ def test_options_are_written(tokenizer):
 )
 def test_wrong_options_are_refused(tokenizer, option, error):
     with pytest.raises(ConfigurationError, match=error):
-        get_renderer(f"{MEDIUM}?{option}", tokenizer)
+        get_renderer(f"{MEDIUM}&{option}", tokenizer)
+
+
+def test_the_date_is_resolved_once(tokenizer, monkeypatch):
+    class Later(date):
+        @classmethod
+        def today(cls):
+            return cls(2031, 5, 6)
+
+    made = get_renderer("gpt_oss_low_reasoning", tokenizer)
+    assert made.spec == f"gpt_oss_low_reasoning?current_date={date.today().isoformat()}"
+    own = GptOssRenderer(tokenizer, use_system_prompt=True, reasoning_effort="low")
+    before = prompt_text(made, [USER])
+    assert prompt_text(own, [USER]) == before
+    monkeypatch.setattr(gpt_oss, "date", Later)
+    assert "2031-05-06" in prompt_text(get_renderer("gpt_oss_low_reasoning", tokenizer), [USER])
+    again = pickle.loads(pickle.dumps(made))
+    assert again.spec == made.spec
+    assert prompt_text(again, [USER]) == before
+
+
+def test_calls_and_results_as_harmony_writes_them(tokenizer):
+    renderer = get_renderer("gpt_oss_no_sysprompt", tokenizer)
+    two = [ToolCall(function=ToolCall.FunctionBody(name=n, arguments='{"x":1}')) for n in "fg"]
+    result = {"role": "tool", "name": "f", "content": '{"t": 20}'}
+    messages = [USER, {"role": "assistant", "content": "", "tool_calls": two}, result]
+    assert prompt_text(renderer, messages) == (
+        "<|start|>user<|message|>Hi<|end|>"
+        '<|start|>assistant to=functions.f<|channel|>commentary <|constrain|>json<|message|>{"x":1}'
+        "<|call|>"
+        '<|start|>assistant to=functions.g<|channel|>commentary <|constrain|>json<|message|>{"x":1}'
+        "<|call|>"
+        '<|start|>functions.f to=assistant<|channel|>commentary<|message|>{"t": 20}<|end|>'
+        "<|start|>assistant"
+    )
+    as_template = get_renderer("gpt_oss_no_sysprompt?tool_format=template", tokenizer)
+    with pytest.raises(RendererError, match="got 2 calls, expected one"):
+        as_template.build_generation_prompt(messages)
+
+
+def test_effort_and_system_prompt_belong_together(tokenizer):
+    for given_options in ({"use_system_prompt": True}, {"reasoning_effort": "high"}):
+        with pytest.raises(ConfigurationError, match="reasoning_effort"):
+            GptOssRenderer(tokenizer, **given_options)
 
 
 def test_tools_without_system_prompt_are_declared_alone(tokenizer):
@@ -189,6 +232,8 @@ def test_tools_without_system_prompt_are_declared_alone(tokenizer):
     tool = {"name": "f", "description": "d", "parameters": {}}
     prefix = bare.create_conversation_prefix_with_tools([tool], "Be brief.")
     assert prompt_text(bare, [*prefix, USER]) == (
+        "<|start|>system<|message|>Calls to these tools must go to the commentary channel: "
+        "'functions'.<|end|>"
         "<|start|>developer<|message|># Instructions\n\nBe brief.\n\n# Tools\n\n## functions\n\n"
         "namespace functions {\n\n// d\ntype f = () => any;\n\n} // namespace functions<|end|>"
         "<|start|>user<|message|>Hi<|end|><|start|>assistant"

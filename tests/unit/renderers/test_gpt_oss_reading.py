@@ -175,7 +175,7 @@ def test_text_beside_a_call(renderer, tokenizer):
         "Wait.<|end|><|start|>assistant to=functions.f<|channel|>commentary json<|message|>"
         '{"x": 1}<|call|>'
     ) in prompt_text(renderer, [USER, both])
-    hidden = get_renderer(f"{MEDIUM}?text_before_call=analysis", tokenizer)
+    hidden = get_renderer(f"{MEDIUM}&text_before_call=analysis", tokenizer)
     assert "<|channel|>analysis<|message|>Wait.<|end|>" in prompt_text(
         hidden, [USER, calling(part("Wait."))]
     )

@@ -8,7 +8,7 @@ from rendering_cases import body, cut_conversations, openai, tagged_answers, tex
 
 from tinker_cookbook.renderers import TextPart, ThinkingPart
 
-# The template writes the day on which it is run, the renderer the day it is told.
+# The template writes the day on which it is run, as the renderer does unless it is told a date.
 TODAY = {'strftime_now("%Y-%m-%d")': '"2025-08-05"'}
 
 
@@ -96,10 +96,13 @@ def as_template(message):
     return result
 
 
+AS_TEMPLATE = "current_date=2025-08-05&tool_format=template"
+
+
 def case(effort, options="", text_beside_call=False, answers=None, difference=""):
     return Case(
         model="gpt-oss",
-        spec=f"gpt_oss_{effort}_reasoning{options}",
+        spec=f"gpt_oss_{effort}_reasoning?{AS_TEMPLATE}{options}",
         tokenizer="gptoss",
         template="gptoss/chat_template.jinja",
         conversations=cut_conversations(conversations(text_beside_call)),
@@ -113,15 +116,17 @@ def case(effort, options="", text_beside_call=False, answers=None, difference=""
 
 
 PREAMBLES = (
-    "text beside a tool call is written on the commentary channel and read back as text; the "
-    "template takes it for thinking, in history too, and raises where there is thinking besides "
+    "without tool_format=template, calls have `<|constrain|>json` and results of tools are written "
+    "as they are, as OpenAI describes the format and the public cookbook writes it; text beside a "
+    "tool call is written on the commentary channel and read back as text, which the template "
+    "takes for thinking, in history too, and raises where there is thinking besides "
     "(text_before_call=analysis writes what the template does)"
 )
 CASES = [
     *[case(effort, difference=PREAMBLES) for effort in ("low", "medium", "high")],
     case(
         "medium",
-        "?text_before_call=analysis",
+        "&text_before_call=analysis",
         text_beside_call=True,
         answers=tagged_answers(calls=False),
     ),
