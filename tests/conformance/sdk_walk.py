@@ -23,13 +23,13 @@ def result_of(value):
     return value.result() if hasattr(value, "result") else value
 
 
-def datum(tokens):
+def datum(tokens, weight=1.0):
     """All tokens after the first are trained."""
     return types.Datum(
         model_input=types.ModelInput.from_ints(tokens[:-1]),
         loss_fn_inputs={
             "target_tokens": np.array(tokens[1:], dtype=np.int64),
-            "weights": np.ones(len(tokens) - 1, dtype=np.float32),
+            "weights": np.full(len(tokens) - 1, weight, dtype=np.float32),
         },
     )
 
@@ -50,6 +50,8 @@ def walk(model):
     said = {"sdk": version("tinker"), "losses": losses(client, 3)}
     output = client.forward([datum(TOKENS)], "cross_entropy").result()
     said["logprobs"] = np.asarray(output.loss_fn_outputs[0]["logprobs"].data).tolist()
+    output = client.forward([datum(TOKENS, 3e38)], "cross_entropy").result()
+    said["overflow"] = str(output.metrics["loss:sum"])  # JSON has no word for it
     path = client.save_state("walk").result().path
     again = result_of(service.create_training_client_from_state(path))
     said["again"] = losses(again, 1)

@@ -72,6 +72,7 @@ def test_the_walk_gives_what_the_engine_gives(serving, in_process, stories_model
     losses, logprobs = in_process
     assert said["losses"] == losses
     np.testing.assert_array_equal(np.float32(said["logprobs"]), logprobs)
+    assert said["overflow"] == "inf"
     assert said["again"] == said["straight"]
     assert said["samples"] == said["saved_samples"]
     assert [len(one) for one in said["samples"]] == [4, 4]

@@ -89,6 +89,12 @@ def models_dir() -> Path:
     return Path(chosen).expanduser() if chosen else home_dir() / "models"
 
 
+_ELSEWHERE = (
+    ". If a server on another machine serves this folder, copy the tokenizer's files to the same "
+    "path here"
+)
+
+
 def base_name(name: str) -> str:
     """Drops the ``:peft:…`` suffix with which the hosted API marks a context length."""
     return name.split(":peft:", 1)[0]
@@ -114,7 +120,9 @@ def resolve_model(name: str, *, allow_download: bool = True, need: Need = "model
         raise ModelNotFoundError(
             f"model_name: got {name!r}, which is neither an existing folder nor a Hub name of the "
             "form 'organization/model'; give the path of a folder in transformers format, or one "
-            f"of: {', '.join(_WELL_KNOWN[:1] + _WELL_KNOWN[3:7])}, …" + nearest(name, _WELL_KNOWN)
+            f"of: {', '.join(_WELL_KNOWN[:1] + _WELL_KNOWN[3:7])}, …"
+            + nearest(name, _WELL_KNOWN)
+            + (_ELSEWHERE if need == "tokenizer" and local.is_absolute() else "")
         )
     tried = [f"folder {name}: does not exist"]
     found = _from_hub_cache(name, need, tried) or _from_models_dir(name)

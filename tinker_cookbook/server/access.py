@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from ipaddress import ip_address
 from typing import Annotated
 
 from fastapi import Depends, Query, Request
@@ -27,6 +28,16 @@ async def owner_of(request: Request) -> Owner:
     if owner is None:
         raise not_allowed(key_of(request))
     return owner
+
+
+def is_same_machine(request: Request) -> bool:
+    """Whether the client runs on this machine; not where a proxy says that it speaks for others."""
+    if any(name in request.headers for name in ("forwarded", "x-forwarded-for", "via")):
+        return False
+    try:
+        return request.client is not None and ip_address(request.client.host).is_loopback
+    except ValueError:
+        return False
 
 
 TheHost = Annotated[Host, Depends(host_of)]

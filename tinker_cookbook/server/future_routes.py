@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import time
 from concurrent.futures import CancelledError
 from typing import Any
@@ -24,6 +25,17 @@ HELD_SECONDS = 35.0
 PROTOBUF = "application/x-protobuf"
 
 router = APIRouter(prefix="/api/v1", tags=["futures"], route_class=JsonRoute)
+
+
+class _PythonJson(JSONResponse):
+    """JSON in which a loss may be ``NaN`` or ``Infinity``, as Python writes and reads them.
+
+    Results in JSON go to SDKs before 0.25, which read answers with Python's parser. There is no
+    other spelling that their types take: null and texts are refused where a number is expected.
+    """
+
+    def render(self, content: Any) -> bytes:
+        return json.dumps(content, ensure_ascii=False, separators=(",", ":")).encode()
 
 
 @router.post("/retrieve_future", response_model=None)
@@ -91,6 +103,6 @@ def _answer(pending: Pending, binary: bool) -> Response:
         message = pending.encoder.proto(result) if binary else None
         if message is not None:
             return Response(message, media_type=PROTOBUF)
-        return JSONResponse(pending.encoder.json(result))
+        return _PythonJson(pending.encoder.json(result))
     except (Exception, CancelledError) as error:
         return JSONResponse(error_of(error))

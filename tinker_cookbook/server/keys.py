@@ -6,6 +6,7 @@ beside them, and no request reaches from one into another.
 
 from __future__ import annotations
 
+import contextlib
 import hmac
 import json
 import os
@@ -63,6 +64,8 @@ class KeyFile:
             if made:
                 self._write()
         self._owners = {name: self._owner(name) for name in self._keys}
+        with contextlib.suppress(FileNotFoundError):
+            (self._root / "owners").chmod(0o700)  # older servers left it open to others
         return made
 
     def owner_of(self, key: str) -> Owner | None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import os
 import signal
 import socket
 from pathlib import Path
@@ -106,6 +107,8 @@ async def main(config: Config) -> None:
     from tinker_cookbook.server.keys import KeyFile
 
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(message)s", datefmt="%H:%M:%S")
+    # All that the server writes belongs to its user alone: checkpoints, and the notes beside them.
+    os.umask(0o077)
     root = default_root() if config.root is None else Path(config.root).expanduser()
     listening = _listen(config.host, config.port)
     keys = KeyFile(Path(config.key_file or root / "server_keys.json").expanduser(), root)

@@ -16,7 +16,7 @@ from tinker_cookbook.backends.local_training import LocalTrainingClient
 from tinker_cookbook.engine.adapters import AdapterSpec
 from tinker_cookbook.exceptions import BackendError, DataValidationError
 from tinker_cookbook.server import bodies
-from tinker_cookbook.server.access import TheHost, TheOwner
+from tinker_cookbook.server.access import TheHost, TheOwner, is_same_machine
 from tinker_cookbook.server.decode import Pass, read_pass, unread_pass
 from tinker_cookbook.server.documented import reads
 from tinker_cookbook.server.encode import PassEncoder
@@ -91,14 +91,20 @@ async def load_weights(body: bodies.LoadWeights, owner: TheOwner, host: TheHost)
 
 
 @router.post("/get_info")
-async def get_info(body: bodies.ModelId, owner: TheOwner, host: TheHost) -> dict[str, Any]:
+async def get_info(
+    body: bodies.ModelId, request: Request, owner: TheOwner, host: TheHost
+) -> dict[str, Any]:
     """Model name, rank and tokenizer."""
     _, model = host.model(owner, body.model_id)
     pending = host.board.get(f"{model.model_id}:create")
     if pending is not None:
         await asyncio.shield(asyncio.wrap_future(pending.future))
-    client = _created(model, host)
-    return client.get_info().model_dump(mode="json", exclude_none=True)
+    info = _created(model, host).get_info().model_dump(mode="json", exclude_none=True)
+    if not is_same_machine(request):
+        # The folder says nothing to a client elsewhere but how this machine's disk is laid out. By
+        # the model's name the client finds its own copy of the tokenizer.
+        info["model_data"]["tokenizer_id"] = info["model_name"]
+    return info
 
 
 @router.post("/forward_backward", openapi_extra=reads(bodies.JsonPass))

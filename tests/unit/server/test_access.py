@@ -2,8 +2,16 @@
 
 from __future__ import annotations
 
+import stat
+import time
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
 import httpx
 import pytest
+
+from tinker_cookbook.server.access import is_same_machine
 
 
 def test_health_needs_no_key_and_all_else_does(serving, caller):
@@ -158,3 +166,57 @@ def test_files_are_fetched_by_signed_addresses_alone(serving, caller, stories_mo
         others = [("until=", "until=9"), ("/local/", "/ann/"), ("/out/", "/other/")]
         changed = [url[:-1], url.split("?")[0], *(url.replace(*change) for change in others)]
         assert [httpx.get(wrong).status_code for wrong in changed] == [404] * 5
+
+
+def test_what_the_server_writes_is_its_users_alone(serving, caller, stories_model):
+    mine = caller("ann")
+    model = mine.model(stories_model)
+    mine.result(mine.post("save_weights", model_id=model, seq_id=1, path="a"))
+    written = [path for path in serving.root.rglob("*") if "weights" in path.parts]
+    assert len(written) > 3
+    for path in [*written, *serving.root.rglob("*")]:
+        assert stat.S_IMODE(path.stat().st_mode) in (0o600, 0o700), path
+
+
+def test_clients_elsewhere_are_told_the_models_name_and_no_folder(caller, stories_model):
+    mine = caller()
+    body = {"model_id": mine.model(stories_model)}
+    folder = str(Path(stories_model).resolve())
+    here = mine.http.post("get_info", json=body).json()
+    assert here["model_data"]["tokenizer_id"] == folder  # where the tokenizer is read from
+    elsewhere = mine.http.post("get_info", json=body, headers={"X-Forwarded-For": "10.0.0.9"})
+    assert elsewhere.json()["model_data"]["tokenizer_id"] == here["model_name"]
+
+
+@pytest.mark.parametrize(
+    ("host", "headers", "same"),
+    [
+        ("127.0.0.1", {}, True),
+        ("::1", {}, True),
+        ("10.0.0.9", {}, False),
+        ("testclient", {}, False),
+        ("127.0.0.1", {"via": "1.1 proxy"}, False),
+    ],
+)
+def test_who_is_on_the_same_machine(host, headers, same):
+    request: Any = SimpleNamespace(client=SimpleNamespace(host=host), headers=headers)
+    assert is_same_machine(request) is same
+
+
+def test_a_loss_that_is_no_number_reaches_clients_that_read_json(caller, stories_model):
+    mine = caller()
+    model = mine.model(stories_model)
+    tokens = {"chunks": [{"type": "encoded_text", "tokens": [1, 44, 101]}]}
+    inputs = {
+        "target_tokens": {"data": [44, 101, 7], "dtype": "int64", "shape": [3]},
+        "weights": {"data": [3e38, 3e38, 3e38], "dtype": "float32", "shape": [3]},
+    }
+    given = {"data": [{"model_input": tokens, "loss_fn_inputs": inputs}]}
+    answer = mine.result(mine.train(model, 1, **given))
+    assert answer["metrics"]["loss:sum"] == float("inf")
+
+
+def test_an_idle_server_ends_soon(serving):
+    start = time.monotonic()
+    assert serving.stop() == 0
+    assert time.monotonic() - start < 5  # 0.5 s alone; Python's own end took 2 to 7 s

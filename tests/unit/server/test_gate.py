@@ -10,6 +10,7 @@ import threading
 import time
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import httpx
 import pytest
@@ -28,7 +29,7 @@ BOMB = b'{"x":[' + b"[]," * (14 << 20) + b"[]]}"  # 42 MiB
 NESTED_TOKEN = "eyJh." + base64.urlsafe_b64encode(b"[" * 3000).decode() + ".x"
 
 
-def _posted(serving, path: str, content: bytes, key: str | None) -> httpx.Response:
+def _posted(serving, path: str, content, key: str | None) -> httpx.Response:
     headers = {"Content-Type": "application/json"} | ({"X-API-Key": key} if key else {})
     return httpx.post(serving.url + path, content=content, headers=headers, timeout=60)
 
@@ -155,7 +156,7 @@ def test_a_token_of_nested_lists_is_no_fault_of_the_server(serving):
         assert answer.status_code == 401
 
 
-def test_a_body_whose_rest_never_comes_ends_with_its_connection(monkeypatch):
+def test_a_body_whose_rest_never_comes_ends_with_its_connection(key_file, monkeypatch):
     monkeypatch.setattr(gate, "SILENT_SECONDS", 0.05)
 
     async def app(scope, receive, send):
@@ -166,12 +167,12 @@ def test_a_body_whose_rest_never_comes_ends_with_its_connection(monkeypatch):
             await JSONResponse({}, status_code=error.status_code)(scope, receive, send)
 
     begun = [{"type": "http.request", "body": b"{", "more_body": True}]
-    sent = asyncio.run(_answers(Gate(app, None, 10, _refuse), "/healthz", [], begun))
+    sent = asyncio.run(_answers(Gate(app, key_file, 10, _refuse), "/healthz", [], begun))
     assert sent[0]["status"] == 408
     assert (b"connection", b"close") in sent[0]["headers"]
 
 
-def test_who_waits_for_an_answer_may_be_silent(monkeypatch):
+def test_who_waits_for_an_answer_may_be_silent(key_file, monkeypatch):
     monkeypatch.setattr(gate, "SILENT_SECONDS", 0.05)
     ended = []
 
@@ -183,7 +184,7 @@ def test_who_waits_for_an_answer_may_be_silent(monkeypatch):
         waiting.cancel()
 
     whole = [{"type": "http.request", "body": b"{}", "more_body": False}]
-    asyncio.run(_answers(Gate(app, None, 10, _refuse), "/healthz", [], whole))
+    asyncio.run(_answers(Gate(app, key_file, 10, _refuse), "/healthz", [], whole))
     assert ended == [False]
 
 
@@ -198,7 +199,8 @@ def test_connections_without_a_request_are_closed_and_others_stay():
         Connection, (None, request(True), request(False), request(True))
     )
     state = SimpleNamespace(connections={silent, answered, polling, busy})
-    idle = IdleConnections(SimpleNamespace(server_state=state))
+    server: Any = SimpleNamespace(server_state=state)
+    idle = IdleConnections(server)
     for now in range(0, 21, 2):
         busy.cycle = request(True)  # one after the other, each answered when it is looked at
         assert silent.is_open

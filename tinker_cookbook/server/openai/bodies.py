@@ -112,9 +112,7 @@ class SamplingBody(BaseModel):
             if name in _INSTEAD:
                 said += f"which this server cannot do: {_INSTEAD[name]}"
             elif neutral:
-                said += (
-                    f"expected {json.dumps(neutral[0])}, or leave it out: sampling has no {name}"
-                )
+                said += f"expected {json.dumps(neutral[0])}, or leave it out: it is not built here"
             else:
                 known = [*type(self).model_fields, *_NEUTRAL, *_WITHOUT_EFFECT]
                 said += f"which this server does not know{nearest(name, known) or '; leave it out'}"
