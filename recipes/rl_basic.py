@@ -16,9 +16,20 @@ from recipes.math_rl.arithmetic_env import ArithmeticDatasetBuilder
 from recipes.rl_settings import RLSettings, resolve_renderer, rl_config, run
 from tinker_cookbook.rl import train
 from tinker_cookbook.training.config import check_model
-from tinker_cookbook.utils.entrypoint import run_entrypoint
+from tinker_cookbook.utils.entrypoint import also_named, run_entrypoint
 
 
+# The second names are those of the builder that the original cookbook's recipe is set with.
+@also_named(
+    n_batches="num_batches",
+    dataset_builder__batch_size="groups_per_batch",
+    dataset_builder__group_size="group_size",
+    dataset_builder__renderer_name="renderer_name",
+    dataset_builder__n_batches="num_batches",
+    dataset_builder__seed="seed",
+    kl_reference_config__base_model="kl_reference_model",
+    kl_reference_config__load_checkpoint_path="kl_reference_path",
+)
 @chz.chz
 class CLIConfig(RLSettings):
     """Settings of the recipe; what is None is derived from the model and printed."""

@@ -27,12 +27,13 @@ from tinker_cookbook.backends import connect
 from tinker_cookbook.exceptions import ConfigurationError
 from tinker_cookbook.renderers import ensure_text, get_renderer
 from tinker_cookbook.rl.grading import equal_plain_numbers, extract_gsm8k_answer
+from tinker_cookbook.rl.policy_settings import loss_hint
 from tinker_cookbook.tokenizer_utils import get_tokenizer
 from tinker_cookbook.training.changes import check_same_settings
-from tinker_cookbook.training.config import check_model, check_settings
+from tinker_cookbook.training.config import DEFAULT_TTL_SECONDS, check_model, check_settings
 from tinker_cookbook.training.weights import check_weights
 from tinker_cookbook.utils import ml_log
-from tinker_cookbook.utils.entrypoint import run_entrypoint
+from tinker_cookbook.utils.entrypoint import also_named, run_entrypoint
 from tinker_cookbook.utils.run_lock import RunLock
 
 if TYPE_CHECKING:
@@ -42,8 +43,11 @@ if TYPE_CHECKING:
     from tinker_cookbook.renderers import Renderer
 
 logger = logging.getLogger(__name__)
+# Those that take a sample's log-probabilities and advantages, and nothing else.
+LOSSES = ("importance_sampling", "ppo", "cispo", "gspo")
 
 
+@also_named(batch_size="groups_per_batch", max_steps="num_steps", n_batches="num_steps")
 @chz.chz
 class Config:
     """Settings of the loop."""
@@ -58,6 +62,7 @@ class Config:
     groups_per_batch: int = chz.field(default=8, doc="Questions a step")
     group_size: int = chz.field(default=8, doc="Answers to a question")
     max_tokens: int = chz.field(default=12, doc="Most tokens of an answer")
+    loss_fn: str = chz.field(default="importance_sampling", doc=f"One of {', '.join(LOSSES)}")
     learning_rate: float | None = chz.field(
         default=None, doc="Default: a quarter of what is recommended for supervised fine-tuning"
     )
@@ -67,6 +72,9 @@ class Config:
     save_every: int = chz.field(default=20, doc="Steps between checkpoints; 0 is never")
     allow_config_change: bool = chz.field(
         default=False, doc="Continue a run although settings changed that decide what a step means"
+    )
+    ttl_seconds: int | None = chz.field(
+        default=DEFAULT_TTL_SECONDS, doc="Lifetime of periodic checkpoints; the final one stays"
     )
     backend: str = chz.field(default="auto", doc="auto, local, tinker, or the URL of a server")
     base_url: str | None = chz.field(default=None, doc="URL of a Tinker server")
@@ -78,6 +86,9 @@ class Config:
     behavior_if_log_dir_exists: cli_utils.LogdirBehavior = chz.field(
         default="ask", doc="ask, resume, delete or raise"
     )
+    wandb_project: str | None = chz.field(default=None, doc="Also log to Weights & Biases")
+    wandb_name: str | None = chz.field(default=None, doc="Name of the run there")
+    session_name: str | None = chz.field(default=None, doc="Name of the run at the backend")
 
 
 def resolve(config: Config) -> Config:
@@ -85,6 +96,11 @@ def resolve(config: Config) -> Config:
     for name in ("groups_per_batch", "group_size", "max_tokens", "num_steps"):
         if getattr(config, name) < 1:
             raise ConfigurationError(f"{name}: got {getattr(config, name)}, expected at least 1")
+    if config.loss_fn not in LOSSES:
+        raise ConfigurationError(
+            f"loss_fn: got {config.loss_fn!r}, expected one of {', '.join(LOSSES)}"
+            f"{loss_hint(config.loss_fn, LOSSES)}"
+        )
     check_model(config)
     rate, name = config.learning_rate, config.renderer_name
     config = chz.replace(
@@ -127,6 +143,11 @@ def make_datum(
     return tinker.Datum(model_input=whole, loss_fn_inputs=fields)
 
 
+def metadata_of(config: Config) -> dict[str, str]:
+    """What the backend keeps with the run."""
+    return {} if config.session_name is None else {"session_name": config.session_name}
+
+
 def make_client(config: Config, service: ServiceClient, state_path: str | None) -> TrainingClient:
     """A fresh adapter, or the one saved at ``state_path`` with its optimizer."""
     if state_path is None:
@@ -151,12 +172,22 @@ def main(config: Config) -> None:
             allowed = config.allow_config_change
             for line in check_same_settings(config.log_path, config, allowed):
                 print(line)
-        ml_logger = ml_log.setup_logging(config.log_path, config=config, resume_step=resume_step)
+        ml_logger = ml_log.setup_logging(
+            config.log_path,
+            wandb_project=config.wandb_project,
+            wandb_name=config.wandb_name,
+            config=config,
+            resume_step=resume_step,
+        )
         if last is not None and last.final:
             logger.info("the run in %s is complete: nothing is left to do", config.log_path)
         else:
             with connect(
-                config.backend, base_url=config.base_url, device=config.device, dtype=config.dtype
+                config.backend,
+                base_url=config.base_url,
+                device=config.device,
+                dtype=config.dtype,
+                user_metadata=metadata_of(config),
             ) as connection:
                 logger.info(connection.describe())
                 state_path = last.state_path if last is not None else None
@@ -180,7 +211,7 @@ def train(
         metrics["time/sampling"] = time.monotonic() - started
 
         if data:  # else all answers of each group earned the same: there is nothing to learn
-            forward_backward = client.forward_backward(data, "importance_sampling")
+            forward_backward = client.forward_backward(data, config.loss_fn)
             optim = client.optim_step(adam)
             output = forward_backward.result()
             optim.result()
@@ -198,6 +229,7 @@ def train(
                 config.log_path,
                 {"batch": done, "final": final},
                 kind="both" if final else "state",
+                ttl_seconds=None if final else config.ttl_seconds,
             )
 
 

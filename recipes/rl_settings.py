@@ -17,14 +17,17 @@ from tinker_cookbook.exceptions import ConfigurationError
 from tinker_cookbook.rl import train
 from tinker_cookbook.rl.control import RandomRewardDatasetBuilder
 from tinker_cookbook.rl.policy_settings import PolicySettings
+from tinker_cookbook.rl.rollout_config import TerminationRewardPolicy
 from tinker_cookbook.rl.rollout_strategy import RetryOnFailure
 from tinker_cookbook.rl.types import RLDatasetBuilder
+from tinker_cookbook.utils.entrypoint import also_named
 
 DEMO_MODEL = "HuggingFaceTB/SmolLM2-135M-Instruct"
 # Rewards are a noisier teacher than texts: a quarter of the rate recommended for those.
 _RL_FRACTION_OF_SFT_LR = 0.25
 
 
+@also_named(batch_size="groups_per_batch")
 @chz.chz
 class SampledSettings(PolicySettings):
     """Settings of a run on samples of the model itself; what is None is derived and printed."""
@@ -43,6 +46,18 @@ class SampledSettings(PolicySettings):
     )
     num_minibatches: int | None = chz.field(
         default=None, doc="Begin to train on parts of the batch while the rest still samples"
+    )
+    async_config: train.AsyncConfig | None = chz.field(
+        default=None, doc="max_steps_off_policy, and how many groups an update trains then"
+    )
+    stream_minibatch_config: train.StreamMinibatchConfig | None = chz.field(
+        default=None, doc="num_minibatches, and the groups of a batch: groups_per_batch once more"
+    )
+    rollout_error_tolerance: bool = chz.field(
+        default=False, doc="Go on without the episodes that fail; else a failure ends the run"
+    )
+    termination: TerminationRewardPolicy | None = chz.field(
+        default=None, doc="What an episode earns that ran into a limit"
     )
     rollout_max_retries: int | None = chz.field(
         default=None, doc="Times a failed episode is played again; default: it ends the run"
@@ -111,13 +126,17 @@ def common_config(cli: SampledSettings, recipe_name: str) -> dict[str, Any]:
         "renderer_name": resolve_renderer(cli),
         "max_tokens": cli.max_tokens,
         **_mode(cli),
-        "rollout_error_tolerance": (
-            None
-            if cli.rollout_max_retries is None
-            else RetryOnFailure(max_retries=cli.rollout_max_retries)
-        ),
+        "rollout_error_tolerance": _tolerance(cli),
+        "termination": cli.termination,
         **cli.shared(),
     }
+
+
+def _tolerance(cli: SampledSettings) -> bool | RetryOnFailure | None:
+    """What happens when an episode fails: the run ends, or goes on without it, or it is retried."""
+    if cli.rollout_max_retries is None:
+        return cli.rollout_error_tolerance or None
+    return RetryOnFailure(max_retries=cli.rollout_max_retries)
 
 
 def _reference(cli: RLSettings) -> dict[str, Any]:
@@ -140,7 +159,13 @@ def _reference(cli: RLSettings) -> dict[str, Any]:
 
 def _mode(cli: SampledSettings) -> dict[str, Any]:
     """Which of the two ways to overlap sampling and training was asked for, if any."""
-    mode: dict[str, Any] = {}
+    _check_once(cli, "max_steps_off_policy", "async_config")
+    _check_once(cli, "num_minibatches", "stream_minibatch_config")
+    mode: dict[str, Any] = {
+        name: getattr(cli, name)
+        for name in ("async_config", "stream_minibatch_config")
+        if getattr(cli, name) is not None
+    }
     if cli.max_steps_off_policy is not None:
         mode["async_config"] = train.AsyncConfig(
             max_steps_off_policy=cli.max_steps_off_policy, groups_per_batch=cli.groups_per_batch
@@ -150,6 +175,15 @@ def _mode(cli: SampledSettings) -> dict[str, Any]:
             groups_per_batch=cli.groups_per_batch, num_minibatches=cli.num_minibatches
         )
     return mode
+
+
+def _check_once(cli: SampledSettings, short: str, nested: str) -> None:
+    """Refuses two spellings of one setting."""
+    if getattr(cli, short) is not None and getattr(cli, nested) is not None:
+        raise ConfigurationError(
+            f"{short}={getattr(cli, short)} and {nested}.{short}="
+            f"{getattr(getattr(cli, nested), short)} set the same; leave one out"
+        )
 
 
 async def run(cli: RLSettings, config: train.Config) -> None:

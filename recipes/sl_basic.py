@@ -22,12 +22,21 @@ from tinker_cookbook.supervised.conversation_file import FromConversationFileBui
 from tinker_cookbook.supervised.hf_datasets import NoRobotsBuilder
 from tinker_cookbook.supervised.types import ChatDatasetBuilder, ChatDatasetBuilderCommonConfig
 from tinker_cookbook.training.config import RunSettings, check_model
-from tinker_cookbook.utils.entrypoint import run_entrypoint
+from tinker_cookbook.utils.entrypoint import also_named, run_entrypoint
 
 DEMO_MODEL = "HuggingFaceTB/SmolLM2-135M-Instruct"
 DATASETS = ("example", "no_robots")
 
 
+# The second names are those of the builder that the original cookbook's recipe is set with.
+@also_named(
+    dataset_builder__file_path="dataset_path",
+    dataset_builder__test_size="test_size",
+    dataset_builder__common_config__batch_size="batch_size",
+    dataset_builder__common_config__max_length="max_length",
+    dataset_builder__common_config__renderer_name="renderer_name",
+    dataset_builder__common_config__train_on_what="train_on_what",
+)
 @chz.chz
 class CLIConfig(RunSettings):
     """Settings of the recipe; what is None is derived from the model and printed."""

@@ -28,7 +28,7 @@ from tinker_cookbook.supervised.conversation_file import read_conversations
 from tinker_cookbook.supervised.data import conversation_to_datum
 from tinker_cookbook.tokenizer_utils import get_tokenizer
 from tinker_cookbook.training.changes import check_same_settings
-from tinker_cookbook.training.config import check_model, check_settings
+from tinker_cookbook.training.config import DEFAULT_TTL_SECONDS, check_model, check_settings
 from tinker_cookbook.training.weights import check_weights
 from tinker_cookbook.utils import ml_log
 from tinker_cookbook.utils.entrypoint import run_entrypoint
@@ -68,6 +68,9 @@ class Config:
     allow_config_change: bool = chz.field(
         default=False, doc="Continue a run although settings changed that decide what a step means"
     )
+    ttl_seconds: int | None = chz.field(
+        default=DEFAULT_TTL_SECONDS, doc="Lifetime of periodic checkpoints; the final one stays"
+    )
     backend: str = chz.field(default="auto", doc="auto, local, tinker, or the URL of a server")
     base_url: str | None = chz.field(default=None, doc="URL of a Tinker server")
     device: str = chz.field(default="auto", doc="auto, cuda, mps or cpu (local engine)")
@@ -79,6 +82,8 @@ class Config:
         default="ask", doc="ask, resume, delete or raise"
     )
     wandb_project: str | None = chz.field(default=None, doc="Also log to Weights & Biases")
+    wandb_name: str | None = chz.field(default=None, doc="Name of the run there")
+    session_name: str | None = chz.field(default=None, doc="Name of the run at the backend")
 
 
 def resolve(config: Config) -> Config:
@@ -127,6 +132,11 @@ def load_data(config: Config) -> list[tinker.Datum]:
     return data
 
 
+def metadata_of(config: Config) -> dict[str, str]:
+    """What the backend keeps with the run."""
+    return {} if config.session_name is None else {"session_name": config.session_name}
+
+
 def make_client(config: Config, service: ServiceClient, state_path: str | None) -> TrainingClient:
     """A fresh adapter, or the one saved at ``state_path`` with its optimizer."""
     if state_path is not None:
@@ -154,6 +164,7 @@ def main(config: Config) -> None:
         ml_logger = ml_log.setup_logging(
             config.log_path,
             wandb_project=config.wandb_project,
+            wandb_name=config.wandb_name,
             config=config,
             resume_step=start if last is not None else -1,
         )
@@ -162,7 +173,11 @@ def main(config: Config) -> None:
         else:
             data = load_data(config)
             with connect(
-                config.backend, base_url=config.base_url, device=config.device, dtype=config.dtype
+                config.backend,
+                base_url=config.base_url,
+                device=config.device,
+                dtype=config.dtype,
+                user_metadata=metadata_of(config),
             ) as connection:
                 logger.info(connection.describe())
                 state_path = last.state_path if last is not None else None
@@ -223,6 +238,7 @@ def train(
                 config.log_path,
                 {"batch": done, "epoch": epoch, "final": done == total_steps},
                 kind="both" if done == total_steps else "state",
+                ttl_seconds=None if done == total_steps else config.ttl_seconds,
             )
 
 

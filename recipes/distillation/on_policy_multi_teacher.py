@@ -25,12 +25,22 @@ from recipes.distillation.on_policy_settings import (
     taught,
 )
 from tinker_cookbook.distillation import train_on_policy
+from tinker_cookbook.exceptions import ConfigurationError
 from tinker_cookbook.training.config import check_model
 from tinker_cookbook.utils.entrypoint import run_entrypoint
 
 
 @chz.chz
-class SecondSettings(TaughtSettings):
+class FirstSettings(TaughtSettings):
+    """A dataset, its teacher, and its share of a batch."""
+
+    groups_per_batch: int | None = chz.field(
+        default=None, doc="Prompts of it a step; default: groups_per_batch of the run"
+    )
+
+
+@chz.chz
+class SecondSettings(FirstSettings):
     """The second dataset and its teacher."""
 
     dataset: str = chz.field(default=EXAMPLE, doc=f"{', '.join(DATASETS)}, or a JSONL file")
@@ -40,9 +50,7 @@ class SecondSettings(TaughtSettings):
 class CLIConfig(OnPolicySettings):
     """Settings of the recipe; what is None is derived and printed."""
 
-    first: TaughtSettings = chz.field(
-        default_factory=TaughtSettings, doc="A dataset and its teacher"
-    )
+    first: FirstSettings = chz.field(default_factory=FirstSettings, doc="A dataset and its teacher")
     second: SecondSettings = chz.field(
         default_factory=SecondSettings, doc="Another one and its teacher"
     )
@@ -50,12 +58,55 @@ class CLIConfig(OnPolicySettings):
     max_tokens: int | None = chz.field(  # type: ignore[assignment]
         default=64, doc="Most tokens to sample in an answer"
     )
+    deepmath_teacher_model: str | None = chz.field(
+        default=None, doc="Short for first.dataset=deepmath first.teacher_model=…"
+    )
+    deepmath_teacher_checkpoint: str | None = chz.field(
+        default=None, doc="Short for first.dataset=deepmath first.teacher_checkpoint=…"
+    )
+    deepmath_groups_per_batch: int | None = chz.field(
+        default=None, doc="Short for first.dataset=deepmath first.groups_per_batch=…"
+    )
+    tulu3_teacher_model: str | None = chz.field(
+        default=None, doc="Short for second.dataset=tulu3 second.teacher_model=…"
+    )
+    tulu3_teacher_checkpoint: str | None = chz.field(
+        default=None, doc="Short for second.dataset=tulu3 second.teacher_checkpoint=…"
+    )
+    tulu3_groups_per_batch: int | None = chz.field(
+        default=None, doc="Short for second.dataset=tulu3 second.groups_per_batch=…"
+    )
+
+    def part(self, place: str, dataset: str) -> FirstSettings:
+        """The settings of ``first`` or ``second``, with those that have short names put in.
+
+        Raises:
+            ConfigurationError: The place was given another dataset.
+        """
+        part: FirstSettings = getattr(self, place)
+        names = ("teacher_model", "teacher_checkpoint", "groups_per_batch")
+        short = {name: getattr(self, f"{dataset}_{name}") for name in names}
+        given = {name: value for name, value in short.items() if value is not None}
+        if not given:
+            return part
+        if part.dataset not in (type(part)().dataset, dataset):
+            raise ConfigurationError(
+                f"{dataset}_{next(iter(given))}: it stands for {place}.dataset={dataset}, but "
+                f"{place}.dataset is {part.dataset}; leave one out"
+            )
+        return chz.replace(part, dataset=dataset, **given)
 
 
 def build_config(cli: CLIConfig) -> train_on_policy.Config:
     """Both tasks, their teachers, and what is derived from the model."""
     check_model(cli)
-    parts = [taught(cli, cli.first, "first."), taught(cli, cli.second, "second.")]
+    asked = {"first.": cli.part("first", "deepmath"), "second.": cli.part("second", "tulu3")}
+    parts = [
+        taught(chz.replace(cli, groups_per_batch=part.groups_per_batch), part, where)
+        if part.groups_per_batch is not None
+        else taught(cli, part, where)
+        for where, part in asked.items()
+    ]
     return on_policy_config(cli, "on_policy_multi_teacher", parts)
 
 

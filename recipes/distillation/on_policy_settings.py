@@ -22,6 +22,7 @@ from tinker_cookbook.distillation.prompts import HUB_PROMPTS
 from tinker_cookbook.exceptions import ConfigurationError, nearest
 from tinker_cookbook.renderers import Message
 from tinker_cookbook.rl.types import RLDatasetBuilder
+from tinker_cookbook.utils.entrypoint import also_named
 from tinker_cookbook.utils.lr_scheduling import LRSchedule
 
 SUMS = "sums"
@@ -63,6 +64,7 @@ class TaughtSettings:
     )
 
 
+@also_named(n_batches="num_batches")
 @chz.chz
 class OnPolicySettings(SampledSettings):
     """Settings of an on-policy distillation; what is None is derived and printed."""

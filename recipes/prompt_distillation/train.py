@@ -52,6 +52,9 @@ class CLIConfig(RunSettings):
     max_length: int | None = chz.field(
         default=None, doc="Tokens after which examples are cut; default: the model's context"
     )
+    train_on_what: TrainOnWhat = chz.field(
+        default=TrainOnWhat.LAST_ASSISTANT_MESSAGE, doc="Which messages are trained on"
+    )
     batch_size: int = chz.field(default=16, doc="Conversations a step")
     learning_rate: float | None = chz.field(default=None, doc="Default: the model's recommended")
     num_epochs: int = chz.field(default=2, doc="Passes over the training data")
@@ -86,7 +89,7 @@ def build_dataset(cli: CLIConfig) -> DistilledDatasetBuilder:
             )[0],
             max_length=model_info.resolve_max_length(cli.model_name, cli.max_length),
             batch_size=cli.batch_size,
-            train_on_what=TrainOnWhat.LAST_ASSISTANT_MESSAGE,
+            train_on_what=cli.train_on_what,
         ),
         file_path=cli.file_path,
         test_fraction=cli.test_fraction,

@@ -2,15 +2,36 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import chz
 
+from tinker_cookbook.exceptions import nearest
 from tinker_cookbook.rl.advantages import AdvantageNormalization
 from tinker_cookbook.training.config import RunSettings
 from tinker_cookbook.utils.lr_scheduling import LRSchedule
 
+# Names of algorithms, which are a loss together with a way to turn rewards into advantages.
+_ALGORITHMS = {
+    "grpo": "GRPO is loss_fn=importance_sampling or ppo with advantage_normalization=std",
+    "dr_grpo": "Dr. GRPO is loss_fn=importance_sampling or ppo with advantage_normalization=center",
+    "rloo": "RLOO is loss_fn=importance_sampling with advantage_normalization=leave_one_out",
+    "dapo": "DAPO is loss_fn=ppo with loss_fn_config.clip_high_threshold=1.28 and "
+    "remove_constant_reward_groups=True",
+    "reinforce": "REINFORCE is loss_fn=importance_sampling on samples of the present weights",
+}
+
 RL_LOSSES = ("importance_sampling", "ppo", "cispo", "dro", "gspo", "stable_reinforce")
+
+
+def loss_hint(name: str, losses: Sequence[str] = RL_LOSSES) -> str:
+    """The end of a refusal of ``loss_fn``: which loss and settings were meant, where that is known.
+
+    GRPO: arXiv 2402.03300; Dr. GRPO: 2503.20783; RLOO: 2402.14740; DAPO: 2503.14476.
+    """
+    known = _ALGORITHMS.get(name.lower().replace("-", "_").replace(".", ""))
+    return f"; {known}" if known is not None else nearest(name, losses)
 
 
 @chz.chz

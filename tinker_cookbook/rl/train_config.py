@@ -8,9 +8,9 @@ import chz
 
 from tinker_cookbook.backends.connect import check_backend
 from tinker_cookbook.eval.evaluators import EvaluatorBuilder
-from tinker_cookbook.exceptions import ConfigurationError, nearest
+from tinker_cookbook.exceptions import ConfigurationError
 from tinker_cookbook.model_info import resolve_max_length
-from tinker_cookbook.rl.policy_settings import RL_LOSSES, PolicySettings
+from tinker_cookbook.rl.policy_settings import RL_LOSSES, PolicySettings, loss_hint
 from tinker_cookbook.rl.rollout_config import RolloutConfig, TerminationRewardPolicy
 from tinker_cookbook.rl.rollout_strategy import RolloutStrategy
 from tinker_cookbook.rl.types import RLDatasetBuilder
@@ -148,8 +148,7 @@ class PolicyTrainingConfig(PolicySettings, TrainingConfig):
         name = self.loss_name
         if name not in RL_LOSSES:
             raise ConfigurationError(
-                f"loss_fn: got {name!r}, expected one of {', '.join(RL_LOSSES)}"
-                f"{nearest(name, RL_LOSSES)}"
+                f"loss_fn: got {name!r}, expected one of {', '.join(RL_LOSSES)}{loss_hint(name)}"
             )
         kind, _, _ = check_backend(self.backend, self.base_url, self.device, self.dtype)
         if kind == "local":

@@ -15,9 +15,10 @@ from recipes.multiplayer_rl.guess_number.env import Game, GuessNumberDatasetBuil
 from recipes.rl_settings import RLSettings, resolve_renderer, rl_config, run
 from tinker_cookbook.rl import train
 from tinker_cookbook.training.config import check_model
-from tinker_cookbook.utils.entrypoint import run_entrypoint
+from tinker_cookbook.utils.entrypoint import also_named, run_entrypoint
 
 
+@also_named(n_batches="num_batches")
 @chz.chz
 class CLIConfig(RLSettings):
     """Settings of the recipe; what is None is derived from the model and printed."""

@@ -14,11 +14,14 @@ from tinker_cookbook.preference.preference_datasets import ComparisonDatasetBuil
 from tinker_cookbook.rl.tournament import TournamentPattern
 from tinker_cookbook.training.config import RunSettings
 from tinker_cookbook.utils.config_io import CONFIG_FILE
+from tinker_cookbook.utils.entrypoint import also_named
 
 DEMO_MODEL = "HuggingFaceTB/SmolLM2-135M-Instruct"
 STAGES = ("sft", "rm", "rl")
+DEFAULT_LOG_PATH = str(cli_utils.default_log_path("rlhf"))
 
 
+@also_named(base_model="model_name")
 @chz.chz
 class CLIConfig(RunSettings):
     """Settings of the pipeline; what is None is derived from the model and printed.
@@ -28,6 +31,9 @@ class CLIConfig(RunSettings):
 
     model_name: str = chz.field(default=DEMO_MODEL, doc="Hub name or local folder of the model")
     renderer_name: str | None = chz.field(default=None, doc="Chat format; default: the model's")
+    short_name: str | None = chz.field(
+        default=None, doc="Name of the model in the default log_path: …/rlhf-SHORT_NAME"
+    )
     run_sft: bool = chz.field(default=True, doc="Stage 1: imitate demonstrations")
     run_rm: bool = chz.field(default=True, doc="Stage 2: train the reward model")
     run_rl: bool = chz.field(default=True, doc="Stage 3: reinforcement learning, and the win rate")
@@ -82,9 +88,7 @@ class CLIConfig(RunSettings):
         default=4, doc="Groups whose transcripts are written a step in stage 3"
     )
 
-    log_path: str = chz.field(
-        default=cli_utils.default_log_path("rlhf"), doc="Folder of the stages' folders"
-    )
+    log_path: str = chz.field(default=DEFAULT_LOG_PATH, doc="Folder of the stages' folders")
     behavior_if_log_dir_exists: cli_utils.LogdirBehavior = chz.field(
         default="resume", doc="ask, resume, delete or raise, for the folder of each stage to run"
     )
@@ -119,7 +123,8 @@ class CLIConfig(RunSettings):
 
         What a stage prints to continue it names its own folder, which is taken for its parent.
         """
-        path = Path(self.log_path).expanduser()
+        named = self.short_name is not None and self.log_path == DEFAULT_LOG_PATH
+        path = Path(f"{self.log_path}-{self.short_name}" if named else self.log_path).expanduser()
         of_a_stage = path.name in STAGES and (path / CONFIG_FILE).exists()
         return path.parent if of_a_stage else path
 
