@@ -36,8 +36,9 @@ class ArithmeticEnv(ProblemEnv):
         renderer: Renderer,
         convo_prefix: list[Message] | None = None,
         format_coef: float = 0.1,
+        require_stop_sequence_for_format: bool = True,
     ) -> None:
-        super().__init__(renderer, convo_prefix, format_coef=format_coef)
+        super().__init__(renderer, convo_prefix, format_coef, require_stop_sequence_for_format)
         self.x, self.y = x, y
 
     def get_question(self) -> str:
@@ -56,6 +57,11 @@ class ArithmeticEnv(ProblemEnv):
     def get_reference_answer(self) -> str:
         """The sum."""
         return str(self.x + self.y)
+
+    @staticmethod
+    def standard_fewshot_prefix() -> list[Message]:
+        """A worked example, to put before the question."""
+        return list(FEWSHOT)
 
 
 @chz.chz

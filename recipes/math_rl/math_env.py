@@ -16,6 +16,16 @@ something to learn from; the format reward (``format_coef``) teaches the manner.
 
 from __future__ import annotations
 
+import logging
+import re
+from typing import TYPE_CHECKING
+
+from recipes.math_rl.math_grading import (
+    grade_answer,
+    grade_answer_math_verify,
+    run_with_timeout_signal,
+)
+from tinker_cookbook.exceptions import ConfigurationError
 from tinker_cookbook.renderers import Message, Renderer
 from tinker_cookbook.rl.grading import (
     DEFAULT_TIMEOUT_SECONDS,
@@ -24,15 +34,60 @@ from tinker_cookbook.rl.grading import (
     grade_math,
 )
 from tinker_cookbook.rl.problem_env import ProblemEnv
+from tinker_cookbook.utils.lazy_imports import lazy_exports
+
+if TYPE_CHECKING:
+    # These build on this module, so they are re-exported lazily (see ``__getattr__``).
+    from recipes.math_rl.named_datasets import (
+        DATASET_BUILDER_MAP,
+        DeepMathDataset,
+        DeepMathDatasetBuilder,
+        Gsm8kDataset,
+        Gsm8kDatasetBuilder,
+        MathDataset,
+        MathDatasetBuilder,
+        PolarisDataset,
+        PolarisDatasetBuilder,
+        get_math_dataset_builder,
+    )
 
 __all__ = [
+    "DATASET_BUILDER_MAP",
     "GSM8K_FEWSHOT",
     "MATH_FEWSHOT",
+    "DeepMathDataset",
+    "DeepMathDatasetBuilder",
+    "Gsm8kDataset",
+    "Gsm8kDatasetBuilder",
     "Gsm8kEnv",
+    "MathDataset",
+    "MathDatasetBuilder",
     "MathEnv",
+    "PolarisDataset",
+    "PolarisDatasetBuilder",
     "extract_boxed",
     "extract_gsm8k_final_answer",
+    "get_math_dataset_builder",
+    "safe_grade",
 ]
+
+_NAMED_DATASETS = (
+    "DATASET_BUILDER_MAP",
+    "DeepMathDataset",
+    "DeepMathDatasetBuilder",
+    "Gsm8kDataset",
+    "Gsm8kDatasetBuilder",
+    "MathDataset",
+    "MathDatasetBuilder",
+    "PolarisDataset",
+    "PolarisDatasetBuilder",
+    "get_math_dataset_builder",
+)
+__getattr__ = lazy_exports(
+    __name__, dict.fromkeys(_NAMED_DATASETS, "recipes.math_rl.named_datasets")
+)
+
+logger = logging.getLogger(__name__)
 
 _BOXED = r"Write your final answer in \boxed{}."
 _HASHES = "Write your final answer, a number without units, on a last line that begins with ####."
@@ -83,6 +138,11 @@ class MathEnv(ProblemEnv):
         """What is asked of the answer's form."""
         return _BOXED
 
+    @staticmethod
+    def standard_fewshot_prefix() -> list[Message]:
+        """A worked example, to put before the question."""
+        return list(MATH_FEWSHOT)
+
     def get_question(self) -> str:
         """The problem, and where to put the answer."""
         return f"{self.problem} {self.question_suffix()}"
@@ -123,13 +183,46 @@ class Gsm8kEnv(MathEnv):
         return "####" in sample_str and extract_gsm8k_answer(sample_str) is not None
 
 
+def safe_grade(
+    given_answer: str, ground_truth: str, grader: str = "sympy", timeout: float = 1.0
+) -> bool:
+    """Whether two answers are equal; one that cannot be compared in time is wrong.
+
+    Args:
+        given_answer: The bare answer, without the text that leads to it.
+        ground_truth: The reference.
+        grader: ``sympy`` normalises and compares (``grade_answer``), ``math_verify`` leaves it all
+            to that library.
+        timeout: Seconds, for the comparison alone.
+
+    Raises:
+        ConfigurationError: ``grader`` is neither.
+    """
+    graders = {"sympy": grade_answer, "math_verify": grade_answer_math_verify}
+    if grader not in graders:
+        raise ConfigurationError(f"grader: got {grader!r}, expected one of {', '.join(graders)}")
+    verdict = run_with_timeout_signal(
+        graders[grader], args=(given_answer, ground_truth), timeout_seconds=timeout
+    )
+    if verdict is None:
+        logger.warning("grading %.80r against %.80r took too long", given_answer, ground_truth)
+    return bool(verdict)
+
+
 def extract_gsm8k_final_answer(text: str) -> str:
-    """The number after the last ``####`` of a GSM8K solution.
+    """What stands after the last ``####`` of a GSM8K solution, in its line; without commas where
+    the line begins with it.
 
     Raises:
         ValueError: There is none.
     """
-    number = extract_gsm8k_answer(text) if "####" in text else None
-    if number is None:
-        raise ValueError(f"solution: got {text[-80:]!r}, expected one that ends in '#### NUMBER'")
-    return number
+    lines = [line.strip() for line in text.splitlines()]
+    marked = [line for line in lines if line.startswith("####")]
+    if marked:
+        return marked[-1].removeprefix("####").strip().removeprefix(":").replace(",", "").strip()
+    within = re.findall(r"####\s*(.+)", text)
+    if not within:
+        raise ValueError(
+            f"No GSM8K final answer: got {text[-80:]!r}, expected a text that ends in '#### NUMBER'"
+        )
+    return within[-1].strip()

@@ -73,7 +73,8 @@ def _why_unusable(labeled: LabeledComparison | None) -> str | None:
     comparison = labeled.comparison
     if is_empty(comparison.completion_A) or is_empty(comparison.completion_B):
         return reasons.EMPTY
-    if comparison.completion_A == comparison.completion_B:
+    # A tie of equal answers is right, and a judge of new answers needs only its prompt.
+    if comparison.completion_A == comparison.completion_B and labeled.label != "Tie":
         return reasons.EQUAL
     return None
 
@@ -103,8 +104,8 @@ class ComparisonDatasetBuilder:
     def comparison_sets(self) -> tuple[ComparisonSet, ComparisonSet | None]:
         """Training and held-out comparisons, each in one order, read once.
 
-        Left out and counted: rows that are no comparison, answers that are the same, and empty
-        ones. Raises DataFormatError, with the row's place, for a row that cannot be read.
+        Left out and counted: rows that are no comparison, answers that are the same although one of
+        them is preferred, and empty ones. Raises DataFormatError, with the row's place, for a row that cannot be read.
         """
         train, test = self.get_train_and_test_datasets()
         return (

@@ -88,14 +88,22 @@ class TimedPool:
                 has been killed.
             pebble.ProcessExpired: Its worker died, of memory, say.
         """
+        if self._pool is None:  # starting processes takes a while, scheduling does not
+            await asyncio.to_thread(self._start)
+        return await asyncio.wrap_future(self._schedule(function, args, timeout_seconds))
+
+    def call_blocking(
+        self, function: Callable[..., T], *args: Any, timeout_seconds: float | None = None
+    ) -> T:
+        """As :meth:`call`, for code without an event loop."""
+        return self._schedule(function, args, timeout_seconds).result()
+
+    def _schedule(
+        self, function: Callable[..., T], args: tuple[Any, ...], timeout_seconds: float | None
+    ) -> pebble.ProcessFuture:
         limit = self._timeout_seconds if timeout_seconds is None else timeout_seconds
         _check_timeout(limit)
-        pool = self._pool
-        if pool is None:  # starting processes takes a while, scheduling does not
-            pool = await asyncio.to_thread(self._start)
-        return await asyncio.wrap_future(
-            pool.schedule(_run, args=(function, args, limit), timeout=limit)
-        )
+        return self._start().schedule(_run, args=(function, args, limit), timeout=limit)
 
     def close(self) -> None:
         """Ends the workers; a later call starts new ones."""
@@ -187,7 +195,7 @@ async def grade_math(
     require_math_verify()
     try:
         return await (pool or _default_pool).call(
-            _verify, answer, reference, timeout_seconds=timeout_seconds
+            verify_expressions, answer, reference, timeout_seconds=timeout_seconds
         )
     except TimeoutError:
         logger.warning(
@@ -259,8 +267,12 @@ def require_math_verify() -> None:
         )
 
 
-def _verify(answer: str, reference: str) -> bool:
-    """Runs in a worker, whose end is the timeout; ``math_verify``'s own would be signals."""
+def verify_expressions(answer: str, reference: str) -> bool:
+    """What ``math_verify`` says of two expressions, however long that takes.
+
+    ``grade_math`` runs it in a worker, whose end is the timeout; the library's own timeouts work by
+    signals.
+    """
     logging.getLogger("math_verify").setLevel(logging.ERROR)  # it warns of the missing timeout
     from math_verify import parse, verify
 

@@ -1,0 +1,180 @@
+r"""GSM8K, MATH, Polaris and DeepMath as datasets of one class each, for code that builds on them.
+
+All of them ask for the answer in ``\boxed{}`` and grade it by mathematical equality. The recipe
+itself uses ``datasets.MathDatasetBuilder``, which reads local files as well.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections.abc import Mapping, Sequence
+from functools import partial
+from typing import ClassVar, Literal
+
+import chz
+
+from recipes.math_rl.math_env import MathEnv
+from recipes.math_rl.problems import Problem, problems_from_hub
+from tinker_cookbook.exceptions import ConfigurationError, nearest
+from tinker_cookbook.renderers import Message, Renderer, get_renderer
+from tinker_cookbook.rl.problem_dataset import ProblemDataset
+from tinker_cookbook.rl.problem_env import ProblemGroupBuilder
+from tinker_cookbook.rl.types import EnvGroupBuilder, RLDataset, RLDatasetBuilder
+from tinker_cookbook.tokenizer_utils import get_tokenizer
+
+
+class MathDataset(ProblemDataset[Problem]):
+    """Problems of MATH, in an order drawn by ``seed``; the test split is MATH-500, in its own.
+
+    Args:
+        batch_size: Groups in a batch.
+        group_size: Episodes of a problem; in the test split one.
+        renderer: The chat format.
+        convo_prefix: Messages before the question.
+        split: ``train`` or ``test``.
+        seed: Of the order.
+    """
+
+    env: ClassVar[str] = "math"
+
+    def __init__(
+        self,
+        batch_size: int,
+        group_size: int,
+        renderer: Renderer,
+        convo_prefix: Sequence[Message] | None = None,
+        split: Literal["train", "test"] = "train",
+        seed: int = 0,
+    ) -> None:
+        if split not in ("train", "test"):
+            raise ConfigurationError(f"split: got {split!r}, expected 'train' or 'test'")
+        problems = problems_from_hub(self.env, test=split == "test")
+        if split == "train":
+            random.Random(seed).shuffle(problems)
+        size = group_size if split == "train" else 1
+        prefix = list(convo_prefix) if convo_prefix else None
+
+        def group(problem: Problem) -> EnvGroupBuilder:
+            thunk = partial(MathEnv, problem.question, problem.answer, renderer, prefix)
+            return ProblemGroupBuilder(thunk, size, self.env)
+
+        # The order is fixed by the seed: batch k is the same one in every epoch.
+        super().__init__(problems, group, batch_size, shuffle=False)
+
+
+class Gsm8kDataset(MathDataset):
+    """Problems of GSM8K."""
+
+    env: ClassVar[str] = "gsm8k"
+
+
+class PolarisDataset(MathDataset):
+    """Problems of Polaris."""
+
+    env: ClassVar[str] = "polaris"
+
+
+class DeepMathDataset(MathDataset):
+    """Problems of DeepMath."""
+
+    env: ClassVar[str] = "deepmath"
+
+
+@chz.chz
+class _NamedDatasetBuilder(RLDatasetBuilder):
+    batch_size: int = chz.field(doc="Problems a step")
+    model_name_for_tokenizer: str = chz.field(doc="Whose tokenizer turns text into tokens")
+    renderer_name: str = chz.field(doc="Chat format")
+    group_size: int = chz.field(doc="Episodes of a problem")
+    seed: int = chz.field(default=0, doc="Seed of the order of problems")
+
+    def _renderer(self) -> Renderer:
+        return get_renderer(self.renderer_name, get_tokenizer(self.model_name_for_tokenizer))
+
+    def _build(
+        self, kind: type[MathDataset], split: Literal["train", "test"], prefix: list[Message] | None
+    ) -> MathDataset:
+        return kind(
+            self.batch_size, self.group_size, self._renderer(), prefix, split=split, seed=self.seed
+        )
+
+
+@chz.chz
+class MathDatasetBuilder(_NamedDatasetBuilder):
+    """MATH, and MATH-500 to evaluate on."""
+
+    convo_prefix: list[Message] | Literal["standard"] | None = chz.field(
+        default="standard", doc="Messages before the question; standard: a worked example"
+    )
+
+    _kind: ClassVar[type[MathDataset]] = MathDataset
+
+    async def __call__(self) -> tuple[RLDataset, RLDataset | None]:
+        """Loads both splits."""
+        standard = self.convo_prefix == "standard"
+        prefix = MathEnv.standard_fewshot_prefix() if standard else self.convo_prefix
+        assert not isinstance(prefix, str)
+        train = await asyncio.to_thread(self._build, self._kind, "train", prefix)
+        test = await asyncio.to_thread(self._build, self._kind, "test", prefix)
+        return train, test
+
+
+@chz.chz
+class Gsm8kDatasetBuilder(MathDatasetBuilder):
+    """GSM8K, both splits."""
+
+    _kind: ClassVar[type[MathDataset]] = Gsm8kDataset
+
+
+@chz.chz
+class PolarisDatasetBuilder(_NamedDatasetBuilder):
+    """Polaris, without a test split."""
+
+    async def __call__(self) -> tuple[RLDataset, RLDataset | None]:
+        """Loads the problems."""
+        return await asyncio.to_thread(self._build, PolarisDataset, "train", None), None
+
+
+@chz.chz
+class DeepMathDatasetBuilder(_NamedDatasetBuilder):
+    """DeepMath, without a test split."""
+
+    async def __call__(self) -> tuple[RLDataset, RLDataset | None]:
+        """Loads the problems."""
+        return await asyncio.to_thread(self._build, DeepMathDataset, "train", None), None
+
+
+DATASET_BUILDER_MAP: Mapping[str, type[_NamedDatasetBuilder]] = {
+    "math": MathDatasetBuilder,
+    "polaris": PolarisDatasetBuilder,
+    "deepmath": DeepMathDatasetBuilder,
+    "gsm8k": Gsm8kDatasetBuilder,
+}
+
+
+def get_math_dataset_builder(
+    dataset_name: str,
+    batch_size: int,
+    model_name_for_tokenizer: str,
+    renderer_name: str,
+    group_size: int,
+    seed: int = 0,
+) -> RLDatasetBuilder:
+    """The builder of a dataset by its name: ``math``, ``polaris``, ``deepmath`` or ``gsm8k``.
+
+    Raises:
+        ConfigurationError: There is none of that name.
+    """
+    if dataset_name not in DATASET_BUILDER_MAP:
+        raise ConfigurationError(
+            f"dataset_name: got {dataset_name!r}, expected one of "
+            f"{', '.join(DATASET_BUILDER_MAP)}{nearest(dataset_name, DATASET_BUILDER_MAP)}"
+        )
+    return DATASET_BUILDER_MAP[dataset_name](
+        batch_size=batch_size,
+        model_name_for_tokenizer=model_name_for_tokenizer,
+        renderer_name=renderer_name,
+        group_size=group_size,
+        seed=seed,
+    )
