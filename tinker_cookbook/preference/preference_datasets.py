@@ -105,7 +105,8 @@ class ComparisonDatasetBuilder:
         """Training and held-out comparisons, each in one order, read once.
 
         Left out and counted: rows that are no comparison, answers that are the same although one of
-        them is preferred, and empty ones. Raises DataFormatError, with the row's place, for a row that cannot be read.
+        them is preferred, and empty ones. Raises DataFormatError, with the row's place, for a row
+        that cannot be read.
         """
         train, test = self.get_train_and_test_datasets()
         return (

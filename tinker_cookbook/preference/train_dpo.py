@@ -12,6 +12,7 @@ policy on the loss of ``dpo_loss``, pairs together, so that a prompt is read onc
 from __future__ import annotations
 
 import asyncio
+import logging
 from typing import TYPE_CHECKING
 
 import chz
@@ -42,6 +43,9 @@ if TYPE_CHECKING:
     from tinker_cookbook.backends import Future, SamplingClient, TrainingClient
 
 
+logger = logging.getLogger(__name__)
+
+
 @chz.chz
 class Config(BatchConfig):
     """Settings of a run of direct preference optimisation.
@@ -60,6 +64,9 @@ class Config(BatchConfig):
         default=None,
         doc="Model or tinker:// path to measure from; default: what training starts from",
     )
+    num_replicas: int | None = chz.field(
+        default=None, doc="Has no effect: the backend decides how many machines it uses"
+    )
 
     @property
     def pair_loss(self) -> PairLoss:
@@ -70,6 +77,11 @@ class Config(BatchConfig):
         """Raises ``ConfigurationError`` for the first setting that cannot work."""
         super().check()
         self.pair_loss.check()
+        if self.num_replicas is not None:
+            logger.warning(
+                "num_replicas=%s has no effect: the backend decides how many machines it uses",
+                self.num_replicas,
+            )
         if self.reference_model_name is not None and not self.pair_loss.needs_reference:
             raise ConfigurationError(
                 f"reference_model_name: got {self.reference_model_name!r} with dpo_loss="

@@ -46,6 +46,7 @@ from tinker_cookbook.rl.types import RLDataset, RLDatasetBuilder
 from tinker_cookbook.training.session import TrainingSession, length_notes, training_session
 from tinker_cookbook.utils.entrypoint import run_entrypoint
 from tinker_cookbook.utils.paths import local_path
+from tinker_cookbook.utils.trace import scope_span
 
 __all__ = ["AsyncConfig", "Config", "KLReferenceConfig", "StreamMinibatchConfig", "main", "run"]
 
@@ -216,9 +217,11 @@ class _Loop:
             config, self._session.client, config.adam_params(step, total_steps), self._adjuster
         )
         try:
-            collected = await source.collect(step, snapshot, update.add)
+            async with scope_span("sample"):
+                collected = await source.collect(step, snapshot, update.add)
             self._reporter.training()
-            trained = await update.finish()
+            async with scope_span("train_step"):
+                trained = await update.finish()
             training = time.monotonic() - began - collected.sampling_seconds
             snapshot = await self._snapshot(step + 1)
             source.renew(snapshot)

@@ -44,6 +44,7 @@ from tinker_cookbook.training.session import (
     length_notes,
     training_session,
 )
+from tinker_cookbook.utils.trace import scope_span
 
 if TYPE_CHECKING:
     import tinker
@@ -274,7 +275,9 @@ class _Loop:
         with self._progress, Prefetcher(rows) as ahead:
             for step in range(start, schedule.total_steps):
                 if data := await ahead.next():
-                    self._submit(client, step, await self._objective.prepare(step, data))
+                    async with scope_span("prepare_batch"):
+                        batch = await self._objective.prepare(step, data)
+                    self._submit(client, step, batch)
                 else:
                     self._skip(step)
                 keep = 0 if self._at_boundary() else config.submit_ahead
@@ -351,8 +354,9 @@ class _Loop:
         }
         if done.update is None:
             return {**metrics, "num_skipped_batches": 1}
-        output = await done.update.forward_backward
-        optim = await done.update.optim_step
+        async with scope_span("train_step"):
+            output = await done.update.forward_backward
+            optim = await done.update.optim_step
         seconds = time.monotonic() - self._finished_at
         metrics |= {
             "learning_rate": done.update.learning_rate,

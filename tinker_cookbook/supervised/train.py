@@ -8,6 +8,7 @@ The second command lists the keys of the class that it names as well.
 
 from __future__ import annotations
 
+import logging
 from typing import TYPE_CHECKING
 
 import chz
@@ -33,9 +34,25 @@ if TYPE_CHECKING:
     from tinker_cookbook.tokenizer_utils import Tokenizer
 
 
+logger = logging.getLogger(__name__)
+
+
 @chz.chz
 class Config(BatchConfig):
     """Settings of a supervised run."""
+
+    async_periodic_saves: bool = chz.field(
+        default=False, doc="Has no effect: a save never holds up what was submitted before it"
+    )
+
+    def check(self) -> None:
+        """Raises ``ConfigurationError`` for the first setting that cannot work."""
+        super().check()
+        if self.async_periodic_saves:
+            logger.warning(
+                "async_periodic_saves has no effect: saves are queued behind the steps they close, "
+                "and only the line of the checkpoint waits for them"
+            )
 
 
 async def main(config: Config) -> None:

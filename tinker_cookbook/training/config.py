@@ -114,6 +114,12 @@ class TrainingConfig(RunSettings):
     recipe_name: str = chz.field(default="", doc="Name of the recipe, kept with the run")
     renderer_name: str | None = chz.field(default=None, doc="Kept with the run's checkpoints")
     learning_rate: float = chz.field(default=1e-4, doc="Peak learning rate of AdamW")
+    enable_trace: bool = chz.field(
+        default=False, doc="Write what the run spends its time on to log_path/trace_events.jsonl"
+    )
+    span_chart_every: int = chz.field(
+        default=0, doc="Steps between charts of that (iteration_NNNNNN/timing_gantt.html); 0: none"
+    )
 
     def check(self) -> None:
         """Raises ``ConfigurationError`` for the first setting that cannot work."""
@@ -184,4 +190,5 @@ _BOUNDS = (
     _Bound("ttl_seconds", 1, none_allowed=True),
     _Bound("eval_every", 0),
     _Bound("infrequent_eval_every", 0),
+    _Bound("span_chart_every", 0),
 )

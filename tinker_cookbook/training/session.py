@@ -33,12 +33,14 @@ from tinker_cookbook.exceptions import CheckpointError, ConfigurationError, Data
 from tinker_cookbook.training.changes import check_same_settings
 from tinker_cookbook.training.commands import continue_command, plot_command
 from tinker_cookbook.training.config import TrainingConfig
+from tinker_cookbook.training.tracing import RunTrace
 from tinker_cookbook.training.weights import check_weights
 from tinker_cookbook.utils import replaced_run
 from tinker_cookbook.utils.console import get_console
 from tinker_cookbook.utils.loggers.pretty_print import format_value
 from tinker_cookbook.utils.ml_log import Logger, dump_config, setup_logging
 from tinker_cookbook.utils.run_lock import RunLock
+from tinker_cookbook.utils.trace import scope_span
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -99,6 +101,7 @@ class TrainingSession:
         self._console: Console = get_console()
         self._saved_any = last is not None
         self._finished_any = False
+        self._trace = RunTrace(config.log_path, config.enable_trace, config.span_chart_every)
 
     async def start(self, total_steps: int) -> TrainingClient:
         """Connects, and creates or restores the training client."""
@@ -129,6 +132,7 @@ class TrainingSession:
             tokens_done=self.restored("cumulative_tokens", 0),
             rest_client=self.connection.service.create_rest_client(),
         )
+        self._trace.start(self.start_step + 1)
         return self.client
 
     def restored(self, key: str, default: int) -> int:
@@ -167,9 +171,11 @@ class TrainingSession:
             if before_save is not None:
                 before_save()
             self._log.sync()
-            record = await self.checkpoints.save_async(step, epoch, reason, counters)
+            async with scope_span("save_checkpoint"):
+                record = await self.checkpoints.save_async(step, epoch, reason, counters)
             self._saved_any = True
             logger.info("checkpoint after step %d: %s", step, record.state_path)
+        self._trace.next(step)
 
     def write_row(self, row: Metrics, step: int) -> None:
         """Appends the row of a step to the log, once and whole."""
@@ -190,7 +196,8 @@ class TrainingSession:
         if not due:
             return {}
         started = time.monotonic()
-        metrics = await run_evaluators(due, self.client)
+        async with scope_span("run_evals"):
+            metrics = await run_evaluators(due, self.client)
         shown = "  ".join(
             f"{name} {format_value(value)}" for name, value in metrics.items() if self.shows(name)
         )
@@ -199,7 +206,8 @@ class TrainingSession:
 
     async def sampling_client(self) -> SamplingClient:
         """A client for the present weights."""
-        return await self.client.save_weights_and_get_sampling_client()
+        async with scope_span("save_weights_and_get_sampling_client"):
+            return await self.client.save_weights_and_get_sampling_client()
 
     def tell_how_to_continue(self, error: BaseException) -> None:
         """After an error or Ctrl-C: what is safe and how to go on."""
@@ -229,6 +237,7 @@ class TrainingSession:
 
     def close(self, error: BaseException | None = None) -> None:
         """Stops the backend, which is told how the run ended (by ``error``), and closes the log."""
+        self._trace.close()
         connection: Connection | None = getattr(self, "connection", None)
         if connection is not None:
             connection.close_after(error)

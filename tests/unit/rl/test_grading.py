@@ -179,7 +179,7 @@ def test_waiting_for_a_worker_is_not_held_against_an_answer(pool):
 
 
 def test_a_worker_that_dies_costs_one_answer(pool, caplog, monkeypatch):
-    monkeypatch.setattr(grading, "_verify", die_verifying)
+    monkeypatch.setattr(grading, "verify_expressions", die_verifying)
     assert asyncio.run(grade_math("2/4", "1/2", pool=pool)) is False
     assert "died" in caplog.text
     monkeypatch.undo()

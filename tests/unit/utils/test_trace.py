@@ -1,0 +1,121 @@
+"""Spans of a run: as metrics, as rows, as a chart and as a trace file."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import threading
+
+import pytest
+
+from tinker_cookbook.training.tracing import RunTrace
+from tinker_cookbook.utils.trace import (
+    IterationWindow,
+    get_scope_context,
+    save_gantt_chart_html,
+    scope,
+    scope_span,
+    scope_span_sync,
+    trace_init,
+    trace_iteration,
+    trace_shutdown,
+    update_scope_context,
+)
+
+
+@scope
+async def outer():
+    get_scope_context().attributes["kind"] = "outer"
+    inner()
+    return 1
+
+
+@scope
+def inner():
+    update_scope_context({"kind": "inner"})
+
+
+def read(path):
+    return [json.loads(line) for line in path.read_text("utf-8").splitlines()]
+
+
+def test_an_iteration_has_the_time_of_each_span():
+    async def run():
+        with trace_iteration(step=0) as window:
+            await asyncio.gather(outer(), outer())
+            async with scope_span("once"):
+                await asyncio.sleep(0.01)
+        return window.get_timing_metrics()
+
+    metrics = asyncio.run(run())
+    assert metrics["time/outer:count"] == metrics["time/inner:count"] == 2
+    assert metrics["time/outer:total"] == pytest.approx(2 * metrics["time/outer:mean"])
+    assert 0.01 <= metrics["time/once"] <= metrics["time/total"]
+
+
+def test_a_span_that_raises_is_recorded_and_one_outside_is_not():
+    window = IterationWindow()
+    with pytest.raises(KeyError), trace_iteration(step=0) as window, scope_span_sync("fails"):
+        raise KeyError
+    assert asyncio.run(outer()) == 1
+    assert set(window.get_timing_metrics()) == {"time/fails", "time/total"}
+
+
+def test_rows_and_chart_need_nothing_else(tmp_path):
+    window = IterationWindow()
+    save_gantt_chart_html(window, 0, tmp_path / "none.html")
+    window.write_spans_jsonl(tmp_path / "none.jsonl", 0)
+    assert not list(tmp_path.iterdir())
+    window.record_span("<sample>", 10.0, 12.0)
+    window.record_span("train", 11.0, 14.0)
+    window.write_spans_jsonl(tmp_path / "spans.jsonl", 7)
+    (row,) = read(tmp_path / "spans.jsonl")
+    assert row["step"] == 7
+    assert [s["duration"] for s in row["spans"]] == pytest.approx([2, 3])
+    assert row["spans"][1]["wall_start"] == pytest.approx(1, abs=0.1)
+    save_gantt_chart_html(window, 7, tmp_path / "chart.html")
+    page = (tmp_path / "chart.html").read_text("utf-8")
+    assert "&lt;sample&gt;" in page
+    assert "http" not in page
+
+
+def test_a_trace_file_has_a_track_for_each_task(tmp_path):
+    path = tmp_path / "events.jsonl"
+    trace_init(output_file=str(path))
+    try:
+
+        async def run():
+            await asyncio.gather(*(asyncio.create_task(outer(), name=f"t{i}") for i in range(2)))
+
+        asyncio.run(run())
+        thread = threading.Thread(target=inner, name="other")
+        thread.start()
+        thread.join()
+    finally:
+        trace_shutdown()
+    events = read(path)
+    names = {e["args"]["name"] for e in events if e["ph"] == "M"}
+    assert {"t0", "t1", "sync:other", "other Thread"} <= names
+    begun = [e["name"] for e in events if e["ph"] == "B"]
+    ended = [e for e in events if e["ph"] == "E"]
+    assert sorted(begun) == sorted(e["name"] for e in ended) == ["inner"] * 3 + ["outer"] * 2
+    assert all(e["args"]["kind"] == e["name"] for e in ended)
+    assert len({(e["pid"], e["tid"]) for e in ended}) == 3
+
+
+def test_a_run_writes_its_spans_as_its_settings_ask(tmp_path):
+    quiet = RunTrace(str(tmp_path), enable_trace=False, span_chart_every=0)
+    quiet.start(1)
+    quiet.next(1)
+    quiet.close()
+    assert not list(tmp_path.iterdir())
+    trace = RunTrace(str(tmp_path), enable_trace=True, span_chart_every=2)
+    trace.start(1)
+    for step in (1, 2):
+        inner()
+        trace.next(step)
+    trace.close()
+    assert [row["step"] for row in read(tmp_path / "timing_spans.jsonl")] == [1, 2]
+    assert (tmp_path / "iteration_000002" / "timing_gantt.html").exists()
+    assert not (tmp_path / "iteration_000001").exists()
+    assert {e["name"] for e in read(tmp_path / "trace_events.jsonl")} >= {"inner"}

@@ -1,0 +1,109 @@
+"""Helpers that user code of training loops builds on."""
+
+from __future__ import annotations
+
+import warnings
+
+import pytest
+
+from tinker_cookbook import __version__
+from tinker_cookbook.utils import cost_estimation
+from tinker_cookbook.utils.cost_estimation import CostTracker, TokenUsage, rates_from_pricing_entry
+from tinker_cookbook.utils.deprecation import deprecated, make_deprecated_module_getattr
+from tinker_cookbook.utils.format_colorized import format_colorized
+from tinker_cookbook.utils.git_rev import recipe_user_metadata
+from tinker_cookbook.utils.misc_utils import (
+    all_same,
+    concat_lists,
+    dict_mean,
+    iteration_dir,
+    lookup_func,
+    not_none,
+    safezip,
+    split_list,
+    timed,
+)
+from tinker_cookbook.utils.session_naming import (
+    default_cookbook_session_name,
+    resolve_session_display_name,
+)
+
+
+def test_small_helpers():
+    assert dict_mean([{"a": 1, "b": None}, {"a": 3, "c": 2}]) == {"a": 2.0, "c": 2.0}
+    assert all_same([])
+    assert not all_same([1, 2])
+    assert [len(part) for part in split_list(range(10), 4)] == [2, 3, 2, 3]
+    assert concat_lists(split_list(range(10), 4)) == list(range(10))
+    with pytest.raises(ValueError, match="num_splits: got 3 for 2"):
+        split_list([1, 2], 3)
+    with pytest.raises(ValueError, match="zip"):
+        list(safezip([1], [1, 2]))
+    assert not_none(0) == 0
+    with pytest.raises(AssertionError):
+        not_none(None)
+    assert lookup_func("os.path:join") is lookup_func("join", "os.path")
+    with pytest.raises(ValueError, match="expected 'package.module:name'"):
+        lookup_func("join")
+    assert iteration_dir(None, 1) is None
+    assert str(iteration_dir("run", 12)).endswith("iteration_000012")
+
+
+def test_a_block_is_timed_also_where_it_raises():
+    metrics = {}
+    with pytest.raises(KeyError), timed("step", metrics):
+        raise KeyError
+    assert metrics["time/step"] >= 0
+
+
+def test_names_of_sessions():
+    assert default_cookbook_session_name("Math RL", None, "gsm8k") == "cookbook-math-rl-gsm8k"
+    assert default_cookbook_session_name("x", wandb_name="mine") == "mine"
+    assert resolve_session_display_name(session_name="", wandb_name="w") == "w"
+    assert recipe_user_metadata("r") == {"recipe_name": "r", "git_rev": __version__}
+
+
+def test_a_deprecated_name_warns_at_the_caller():
+    @deprecated(message="Use new.")
+    def old():
+        return 3
+
+    with pytest.warns(DeprecationWarning, match="Use new") as caught:
+        assert old() == 3
+    assert caught[0].filename == __file__
+    moved = make_deprecated_module_getattr("m", {"join": ("os.path.join", None)})
+    with pytest.warns(DeprecationWarning, match=r"os\.path\.join"):
+        assert moved("join") is lookup_func("os.path:join")
+    with pytest.raises(AttributeError), warnings.catch_warnings():
+        moved("other")
+
+
+def test_colours_follow_the_weights():
+    class Letters:
+        def decode(self, ids):
+            return "".join(map(chr, ids))
+
+    text = format_colorized([65, 66, 10, 67], [0, 1, 1, -1], Letters(), draw_newline_arrow=True)
+    assert text == "\x1b[33mA\x1b[0m\x1b[32mB↵\n\x1b[0m\x1b[31mC\x1b[0m"
+    with pytest.raises(ValueError, match="weights: got 1"):
+        format_colorized([1, 2], [0], Letters())
+
+
+def test_tokens_and_their_cost(monkeypatch):
+    entry = {
+        "tinker_id": "m", "prefill": "$2", "cached_prefill": "$0.5", "sample": "$4", "train": "$6",
+    }  # fmt: skip
+    rates = rates_from_pricing_entry(entry)
+    assert rates is not None
+    assert rates_from_pricing_entry({**entry, "train": "n/a"}) is None
+    tracker = CostTracker(rates)
+    tracker.record_step(TokenUsage(sampled=1_000_000, trained=1_000_000))
+    metrics = tracker.record_step(TokenUsage(prefill_cached=1_000_000))
+    assert (metrics["cost/step_usd"], metrics["cost/cumulative_usd"]) == (0.5, 10.5)
+    assert metrics["tokens/cumulative/sampled"] == 1_000_000
+    calls = []
+    monkeypatch.setattr(cost_estimation, "_pricing_fetched", False)
+    monkeypatch.setattr(cost_estimation, "_download_pricing", lambda *a: calls.append(a) or [entry])
+    assert cost_estimation.fetch_model_pricing("m") == rates
+    assert cost_estimation.fetch_model_pricing("other") is None
+    assert len(calls) == 1
