@@ -43,7 +43,7 @@ def test_small_helpers():
     with pytest.raises(AssertionError):
         not_none(None)
     assert lookup_func("os.path:join") is lookup_func("join", "os.path")
-    with pytest.raises(ValueError, match="expected 'package.module:name'"):
+    with pytest.raises(ValueError, match=r"expected 'package\.module:name'"):
         lookup_func("join")
     assert iteration_dir(None, 1) is None
     assert str(iteration_dir("run", 12)).endswith("iteration_000012")
