@@ -40,7 +40,7 @@ async def chat_completions(request: Request, owner: TheOwner, gateway: TheGatewa
 
 def _answer(gateway: Gateway, owner: Owner, body: ChatBody) -> Answer:
     opened = gateway.open(owner, body.model)
-    renderer = gateway.renderer(opened.base_model, body.renderer_name)
+    renderer = gateway.renderer(opened, body.renderer_name)
     tokens = prompt_tokens(renderer, body.messages, body.tools or [])
     asked = Asked.of(body, opened, body.most_tokens, renderer.get_stop_sequences())
     # Not a ``response_parser``: it takes tokens, and a stop string may end within one.

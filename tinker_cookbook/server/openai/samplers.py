@@ -16,7 +16,7 @@ from fastapi import Depends, Request
 from tinker_cookbook.backends.local_sampling import LocalSamplingClient
 from tinker_cookbook.engine.sampler import Sampler
 from tinker_cookbook.engine.store_paths import SCHEME
-from tinker_cookbook.exceptions import CheckpointError, ModelNotFoundError
+from tinker_cookbook.exceptions import CheckpointError, ConfigurationError, ModelNotFoundError
 from tinker_cookbook.model_info import resolve_renderer_name
 from tinker_cookbook.renderers import Renderer, get_renderer
 from tinker_cookbook.renderers.codec import TextCodec
@@ -77,6 +77,8 @@ class Opened:
     sampler: Sampler
     client: LocalSamplingClient
     codec: TextCodec
+    renderer_name: str | None = None
+    """The chat format that the checkpoint was trained with, where its metadata say."""
 
 
 class Gateway:
@@ -100,37 +102,57 @@ class Gateway:
         if not model.startswith(SCHEME):
             name = self.host.require_model(model, "model")
             key = (owner.name, model, None)
-            return self._samplers.get(key, lambda: self._read(owner, model, name, None))
+            return self._samplers.get(key, lambda: self._read(owner, model, name))
         # Not the cache but the store says what there is, at every request: a checkpoint may be
         # deleted, expire, or give its name to another.
         try:
             info = owner.store.get_checkpoint(model)
-            base_model = owner.store.get_run(info.path.run_id).info.base_model
+            run = owner.store.get_run(info.path.run_id).info
         except CheckpointError as error:
             self._samplers.drop(lambda key: key[:2] == (owner.name, model))
             raise no_model(f"model: {error}") from error
-        if base_model not in self.host.models:
+        if run.base_model not in self.host.models:
             raise ModelNotFoundError(
-                f"model: {model} is of {base_model!r}, which this server does not serve. It "
+                f"model: {model} is of {run.base_model!r}, which this server does not serve. It "
                 f"serves {', '.join(self.host.models)}"
             )
         key = (owner.name, model, info.created_at)
-        return self._samplers.get(key, lambda: self._read(owner, model, base_model, model))
+        # What was noted with the checkpoint is nearer to it than what the run began with.
+        recorded = {**run.user_metadata, **info.user_metadata}.get("renderer_name")
+        read = partial(self._read, owner, model, run.base_model, model, recorded)
+        return self._samplers.get(key, read)
 
-    def renderer(self, base_model: str, name: str | None) -> Renderer:
-        """The renderer called ``name``, or the one that fits the model."""
+    def renderer(self, opened: Opened, asked: str | None) -> Renderer:
+        """The renderer that was asked for, else the one that the checkpoint was trained with, else
+        the one that fits the model."""
+        base_model, name = opened.base_model, asked or opened.renderer_name
 
         def make() -> Renderer:
             chosen = resolve_renderer_name(base_model, name)[0]
             return get_renderer(chosen, get_tokenizer(base_model))
 
-        return self._renderers.get((base_model, name), make)
+        try:
+            return self._renderers.get((base_model, name), make)
+        except ConfigurationError as error:
+            if asked:
+                raise
+            raise ConfigurationError(
+                f"{error}. {opened.name} was trained with {name!r}; name one that this server has "
+                "in the request, by renderer_name"
+            ) from error
 
-    def _read(self, owner: Owner, name: str, base_model: str, path: str | None) -> Opened:
+    def _read(
+        self,
+        owner: Owner,
+        name: str,
+        base_model: str,
+        path: str | None = None,
+        renderer_name: str | None = None,
+    ) -> Opened:
         base = base_model if path is None else None
         client = LocalSamplingClient.open(self.host.engine, owner.store, path, base)
         codec = TextCodec(get_tokenizer(base_model))
-        return Opened(name, base_model, client.sampler(), client, codec)
+        return Opened(name, base_model, client.sampler(), client, codec, renderer_name)
 
 
 def gateway_of(request: Request) -> Gateway:

@@ -1,10 +1,12 @@
 from __future__ import annotations
 
 import numpy as np
+import openai
 import pytest
 from scripted import CALL
 from tinker import types
 
+from tinker_cookbook.backends import connect
 from tinker_cookbook.renderers import get_renderer
 from tinker_cookbook.tokenizer_utils import get_tokenizer
 
@@ -25,6 +27,7 @@ ADD = {
     },
 }
 COLON = {"renderer_name": "role_colon"}
+QUIET = {"renderer_name": "qwen3_disable_thinking"}
 
 
 def joined(chunks, index=0):
@@ -76,6 +79,35 @@ def test_the_format_is_the_models_own_unless_one_is_named(oai, scripted_model, r
     assert found.usage.prompt_tokens == renderer.build_generation_prompt(PLAIN).length
     assert found.choices[0].finish_reason == "stop"
     assert "<|im_end|>" not in (found.choices[0].message.content or "")
+
+
+def test_the_format_is_the_one_that_the_run_recorded(oai, oai_serving, scripted_model, monkeypatch):
+    monkeypatch.setenv("TINKER_API_KEY", oai_serving.key())
+
+    def tokens(model: str, more=None) -> int:
+        asked = {"messages": PLAIN[1:], "max_tokens": 1, "extra_body": more}
+        return oai.chat.completions.create(model=model, **asked).usage.prompt_tokens
+
+    def rendered(name: str) -> int:
+        renderer = get_renderer(name, get_tokenizer(scripted_model))
+        return renderer.build_generation_prompt(PLAIN[1:]).length
+
+    assert rendered("chatml") != rendered("qwen3_disable_thinking")
+    with connect(oai_serving.url) as connection:
+        paths = []
+        for i, metadata in enumerate((QUIET, {"renderer_name": "of_elsewhere"}, None)):
+            client = connection.service.create_lora_training_client(
+                scripted_model, rank=4, seed=i, user_metadata=metadata
+            )
+            paths.append(client.save_weights_for_sampler(f"recorded-{i}").result().path)
+    recorded, unknown, silent = paths
+    assert tokens(recorded) == rendered("qwen3_disable_thinking")
+    assert tokens(recorded, {"renderer_name": "chatml"}) == rendered("chatml")
+    assert tokens(silent) == rendered("chatml")
+    with pytest.raises(openai.BadRequestError, match="was trained with 'of_elsewhere'") as error:
+        tokens(unknown)
+    assert error.value.response.json()["error"]["param"] == "renderer_name"
+    assert tokens(unknown, QUIET) == rendered("qwen3_disable_thinking")
 
 
 def test_a_stream_is_the_unstreamed_answer_in_pieces(oai, stories_model):
