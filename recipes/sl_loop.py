@@ -24,7 +24,7 @@ from tinker_cookbook.backends.light import leave_torch_out
 from tinker_cookbook.exceptions import ConfigurationError, DataValidationError
 from tinker_cookbook.renderers import TrainOnWhat, get_renderer
 from tinker_cookbook.supervised.common import compute_token_nll, count_loss_tokens
-from tinker_cookbook.supervised.conversation_file import read_conversations
+from tinker_cookbook.supervised.conversation_file import naming, read_conversations
 from tinker_cookbook.supervised.data import conversation_to_datum
 from tinker_cookbook.tokenizer_utils import get_tokenizer
 from tinker_cookbook.training.changes import check_same_settings
@@ -107,9 +107,11 @@ def resolve(config: Config) -> Config:
 def load_data(config: Config) -> list[tinker.Datum]:
     """Conversations to tokens and weights; those with nothing left to train on are dropped."""
     renderer = get_renderer(str(config.renderer_name), get_tokenizer(config.model_name))
+    with naming("dataset_path"):
+        found = read_conversations(config.dataset_path, config.train_on_what, lambda: renderer)
     rows = [
         conversation_to_datum(row, renderer, config.max_length, config.train_on_what)
-        for row in read_conversations(config.dataset_path, config.train_on_what)
+        for row in found
     ]
     data = [datum for datum in rows if count_loss_tokens(datum)]
     if len(data) < len(rows):

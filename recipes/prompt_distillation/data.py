@@ -17,7 +17,7 @@ from tinker_cookbook.eval.answer_accuracy import AnswerAccuracyEvaluator
 from tinker_cookbook.exceptions import ConfigurationError, DataFormatError, nearest
 from tinker_cookbook.renderers import Message, get_text_content
 from tinker_cookbook.supervised.chat_dataset import chat_dataset
-from tinker_cookbook.supervised.conversation_file import read_conversations
+from tinker_cookbook.supervised.conversation_file import naming, read_conversations
 from tinker_cookbook.supervised.local_rows import json_lines
 from tinker_cookbook.supervised.types import ChatDatasetBuilder, SupervisedDataset
 
@@ -57,7 +57,9 @@ def read_asked(path: str, labels: Collection[str] | None = None) -> list[Asked]:
     """
     file = Path(path).expanduser()
     found: dict[str, Asked] = {}
-    for (where, row), messages in zip(json_lines(file), read_conversations(file), strict=True):
+    with naming("file_path"):
+        conversations = read_conversations(path)
+    for (where, row), messages in zip(json_lines(file), conversations, strict=True):
         *question, answer = messages
         if answer["role"] != "assistant" or not question:
             raise DataFormatError(

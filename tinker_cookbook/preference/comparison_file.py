@@ -27,6 +27,7 @@ from typing import Any
 from tinker_cookbook.exceptions import DataFormatError, DataValidationError, RendererError, nearest
 from tinker_cookbook.preference.comparison import LABELS, Comparison, LabeledComparison
 from tinker_cookbook.renderers import Message, normalize_messages
+from tinker_cookbook.renderers.roles import check_roles
 from tinker_cookbook.supervised.local_rows import json_lines, load_local_rows
 
 EXPECTED = '{"prompt": "…", "chosen": "…", "rejected": "…"}'
@@ -181,7 +182,9 @@ def _messages(value: Any, role: str, place: str) -> list[Message]:
         return [{"role": role, "content": value}]
     listed = [value] if isinstance(value, Mapping) else value
     try:
-        return normalize_messages([_from_value(message, place) for message in listed])
+        messages = normalize_messages([_from_value(message, place) for message in listed])
+        check_roles(messages)
+        return messages
     except TypeError:
         raise DataFormatError(
             f"{place}: got {type(value).__name__}, expected a text, a message or a list of messages"

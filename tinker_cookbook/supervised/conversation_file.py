@@ -1,4 +1,4 @@
-"""Conversations from a JSONL file: one ``{"messages": [...]}`` a line.
+"""Conversations from a JSONL file: one ``{"messages": [...]}`` a line, with ``"tools"`` or not.
 
 Rows are read one by one as JSON. Nothing unifies them into columns, so some rows may have tool
 calls, structured content or ``trainable`` flags and others not.
@@ -7,7 +7,8 @@ calls, structured content or ``trainable`` flags and others not.
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from functools import cached_property
 from pathlib import Path
 from typing import Any, TypeVar
@@ -17,14 +18,24 @@ import numpy as np
 
 from tinker_cookbook.exceptions import (
     ConfigurationError,
+    DataError,
     DataFormatError,
     DataValidationError,
     RendererError,
-    nearest,
 )
-from tinker_cookbook.renderers import Message, TrainOnWhat, normalize_messages, select_trained
+from tinker_cookbook.renderers import (
+    Message,
+    Renderer,
+    ToolSpec,
+    TrainOnWhat,
+    normalize_messages,
+    select_trained,
+)
+from tinker_cookbook.renderers.roles import check_roles
 from tinker_cookbook.supervised.chat_dataset import chat_dataset
+from tinker_cookbook.supervised.foreign_files import check_is_json_lines, wrong_keys
 from tinker_cookbook.supervised.local_rows import json_lines
+from tinker_cookbook.supervised.tool_rows import tools_of_row, with_tools
 from tinker_cookbook.supervised.types import ChatDatasetBuilder, SupervisedDataset
 
 logger = logging.getLogger(__name__)
@@ -43,16 +54,26 @@ _UNREADABLE_MESSAGE_KEYS = {
 
 
 def read_conversations(
-    path: str | Path, train_on_what: TrainOnWhat | str = TrainOnWhat.ALL_ASSISTANT_MESSAGES
+    path: str | Path,
+    train_on_what: TrainOnWhat | str = TrainOnWhat.ALL_ASSISTANT_MESSAGES,
+    renderer: Callable[[], Renderer] | None = None,
 ) -> list[list[Message]]:
-    """All conversations of a JSONL file (also ``.jsonl.gz``), checked.
+    """All conversations of a JSONL file (also ``.jsonl.gz``), checked; blank lines are skipped.
 
-    Raises DataFormatError, with file and line number, for a line that is not JSON or not a
-    conversation, and for one in which ``train_on_what`` selects no message; blank lines are
-    skipped. Raises DataValidationError for a file that is missing, unreadable or empty.
+    Args:
+        path: The file.
+        train_on_what: Which messages are to be trained on.
+        renderer: Gives the chat format that declares the ``tools`` of rows; called only where
+            there are some.
+
+    Raises:
+        DataFormatError: A line is not JSON or not a conversation, ``train_on_what`` selects
+            nothing in it, or it has tools that the chat format cannot declare. Names file and line.
+        DataValidationError: The file is missing, unreadable or empty.
     """
+    check_is_json_lines(path)
     file = Path(path).expanduser()
-    reader = _Reader(TrainOnWhat(train_on_what))
+    reader = _Reader(TrainOnWhat(train_on_what), renderer)
     rows = [
         reader.conversation(row, where) for where, row in json_lines(file, f"lines like {EXPECTED}")
     ]
@@ -65,17 +86,19 @@ def read_conversations(
     return rows
 
 
-def read_conversation(path: str | Path, index: int) -> tuple[list[Message], str]:
-    """The conversation at ``index``, counted from 0 over lines that are not blank, and FILE:LINE.
+def read_conversation(path: str | Path, index: int) -> tuple[list[Message], list[ToolSpec], str]:
+    """The conversation at ``index``, counted from 0 over lines that are not blank, the tools that
+    stand beside it, and FILE:LINE.
 
     Lines behind it are not looked at, and it may have nothing to train on. Raises as
     ``read_conversations`` does, and DataValidationError for an index that the file does not have.
     """
+    check_is_json_lines(path)
     file = Path(path).expanduser()
     reader, count = _Reader(TrainOnWhat.ALL_TOKENS), 0
     for where, row in json_lines(file, f"lines like {EXPECTED}"):
         if count == index:
-            return reader.messages(row, where), where
+            return *reader.parts(row, where), where
         count += 1
     expected = f"0 to {count - 1}" if count else f"lines like {EXPECTED}"
     raise DataValidationError(
@@ -86,8 +109,10 @@ def read_conversation(path: str | Path, index: int) -> tuple[list[Message], str]
 class _Reader:
     """Rows to conversations; remembers what it saw but does not read."""
 
-    def __init__(self, train_on_what: TrainOnWhat) -> None:
-        self._train_on_what = train_on_what
+    def __init__(
+        self, train_on_what: TrainOnWhat, renderer: Callable[[], Renderer] | None = None
+    ) -> None:
+        self._train_on_what, self._renderer = train_on_what, renderer
         self.unread_keys: set[str] = set()
 
     def conversation(self, row: Any, where: str) -> list[Message]:
@@ -105,21 +130,35 @@ class _Reader:
         return messages
 
     def messages(self, row: Any, where: str) -> list[Message]:
-        """The row's messages, whether or not there is one to train on."""
+        """The row's messages, tools declared among them, whether or not one can be trained on."""
+        messages, tools = self.parts(row, where)
+        if not tools:
+            return messages
+        if self._renderer is None:
+            raise DataFormatError(
+                f"{where}: got 'tools', which each chat format declares in its own way; expected a "
+                "renderer to read them with, or the declaration as messages: what "
+                "renderer.create_conversation_prefix_with_tools(tools) returns"
+            )
         try:
-            return normalize_messages(self._raw_messages(row, where))
+            return with_tools(messages, tools, self._renderer())
+        except RendererError as error:
+            raise DataFormatError(f"{where}: tools: {error}") from error
+
+    def parts(self, row: Any, where: str) -> tuple[list[Message], list[ToolSpec]]:
+        """The row's messages and, apart from them, its tools."""
+        raw = self._raw_messages(row, where)
+        try:
+            messages = normalize_messages(raw)
+            check_roles(messages)
+            return messages, tools_of_row(row)
         except RendererError as error:
             raise DataFormatError(f"{where}: {error}") from error
 
     def _raw_messages(self, row: Any, where: str) -> list[Any]:
         messages = row.get("messages") if isinstance(row, Mapping) else None
         if not isinstance(messages, list) or not messages:
-            raise DataFormatError(f"{where}: not a conversation: {_what_is_wrong(row)}")
-        if row.get("tools"):
-            raise DataFormatError(
-                f"{where}: got 'tools', expected the declarations of tools as a message: put what "
-                "renderer.create_conversation_prefix_with_tools(tools) returns before the others"
-            )
+            raise DataFormatError(f"{where}: not a conversation: {_what_is_wrong(row, where)}")
         for i, message in enumerate(messages):
             if isinstance(message, Mapping) and not message.keys() <= _MESSAGE_KEYS:
                 self._check_unknown(message, f"{where}: messages[{i}]")
@@ -133,14 +172,11 @@ class _Reader:
         self.unread_keys |= unknown
 
 
-def _what_is_wrong(row: Any) -> str:
+def _what_is_wrong(row: Any, where: str) -> str:
     if not isinstance(row, Mapping):
         return f"got a JSON {type(row).__name__}, expected an object like {EXPECTED}"
     if "messages" not in row:
-        keys = ", ".join(map(repr, row)) or "none"
-        return (
-            f"got the keys {keys}, expected 'messages'{nearest('messages', row)} as in {EXPECTED}"
-        )
+        return wrong_keys(row, EXPECTED, where)
     got = "an empty list" if row["messages"] == [] else type(row["messages"]).__name__
     return f"messages: got {got}, expected a list that is not empty, as in {EXPECTED}"
 
@@ -171,6 +207,11 @@ class FromConversationFileBuilder(ChatDatasetBuilder):
     test_size: int = chz.field(default=0, doc="Else: conversations to hold out of file_path")
     shuffle_seed: int = chz.field(default=0, doc="Seed of the draw of test_size")
 
+    @property
+    def setting_names(self) -> tuple[str, str]:
+        """What recipes call the two files on the command line."""
+        return "dataset_path", "test_path"
+
     def __call__(self) -> tuple[SupervisedDataset, SupervisedDataset | None]:
         """Reads, checks and splits the conversations."""
         self.common_config.check()
@@ -192,10 +233,25 @@ class FromConversationFileBuilder(ChatDatasetBuilder):
                 f"test_size: got {self.test_size} beside test_file_path={self.test_file_path}, "
                 "expected one of them: both name the held-out part"
             )
-        rows = read_conversations(self.file_path, self.train_on_what)
+        key, test_key = self.setting_names
+        rows = self._read(self.file_path, key)
         if self.test_file_path is not None:
-            return rows, read_conversations(self.test_file_path, self.train_on_what)
+            return rows, self._read(self.test_file_path, test_key)
         return split_rows(rows, self.test_size, self.shuffle_seed, self.file_path)
+
+    def _read(self, path: str, key: str) -> list[list[Message]]:
+        """The conversations of a file; errors begin with the setting that names it."""
+        with naming(key):
+            return read_conversations(path, self.train_on_what, lambda: self.renderer)
+
+
+@contextmanager
+def naming(key: str) -> Iterator[None]:
+    """Puts the name of the setting before the message of an error in the data that it names."""
+    try:
+        yield
+    except DataError as error:
+        raise type(error)(f"{key}: {error}") from error
 
 
 def split_rows(

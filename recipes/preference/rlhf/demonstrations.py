@@ -12,6 +12,7 @@ from tinker_cookbook.preference.comparison import LabeledComparison
 from tinker_cookbook.preference.preference_datasets import ComparisonDatasetBuilder
 from tinker_cookbook.renderers import Message
 from tinker_cookbook.supervised.chat_dataset import chat_dataset
+from tinker_cookbook.supervised.conversation_file import FromConversationFileBuilder
 from tinker_cookbook.supervised.types import ChatDatasetBuilder, SupervisedDataset
 
 
@@ -36,6 +37,16 @@ class AnswersOfComparisonsBuilder(ChatDatasetBuilder):
         """The first ``n`` different held-out prompts."""
         _, test = self.comparison_builder.comparison_sets
         return [] if test is None else test.prompts(n)
+
+
+@chz.chz
+class DemonstrationFileBuilder(FromConversationFileBuilder):
+    """Conversations of a file of the user's."""
+
+    @property
+    def setting_names(self) -> tuple[str, str]:
+        """What this recipe calls the file."""
+        return "sft_dataset", "test_path"
 
 
 def _conversations(comparisons: list[LabeledComparison]) -> list[list[Message]]:

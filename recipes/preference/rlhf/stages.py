@@ -7,7 +7,10 @@ from typing import Any
 
 import chz
 
-from recipes.preference.rlhf.demonstrations import AnswersOfComparisonsBuilder
+from recipes.preference.rlhf.demonstrations import (
+    AnswersOfComparisonsBuilder,
+    DemonstrationFileBuilder,
+)
 from recipes.preference.rlhf.settings import CLIConfig
 from tinker_cookbook import hyperparam_utils, model_info
 from tinker_cookbook.checkpoint_utils import CheckpointRecord
@@ -23,7 +26,6 @@ from tinker_cookbook.renderers import TrainOnWhat, get_renderer
 from tinker_cookbook.rl import train as rl_train
 from tinker_cookbook.rl.preference_envs import PairwisePreferenceRLDatasetBuilder
 from tinker_cookbook.supervised import train as sft_train
-from tinker_cookbook.supervised.conversation_file import FromConversationFileBuilder
 from tinker_cookbook.supervised.types import ChatDatasetBuilder, ChatDatasetBuilderCommonConfig
 from tinker_cookbook.tokenizer_utils import get_tokenizer
 from tinker_cookbook.training.config import RunSettings
@@ -44,7 +46,7 @@ def sft_config(cli: CLIConfig) -> sft_train.Config:
             common_config=common, comparison_builder=cli.comparisons
         )
     else:
-        dataset = FromConversationFileBuilder(
+        dataset = DemonstrationFileBuilder(
             common_config=chz.replace(common, train_on_what=TrainOnWhat.ALL_ASSISTANT_MESSAGES),
             file_path=cli.sft_dataset,
             shuffle_seed=cli.seed,

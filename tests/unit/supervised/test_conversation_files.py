@@ -157,7 +157,7 @@ GOOD = json.dumps({"messages": dialogue()})
         ),
         (
             json.dumps({"messages": dialogue(), "tools": [{"name": "clock"}]}),
-            "got 'tools', expected the declarations of tools as a message",
+            "got 'tools', which each chat format declares in its own way",
         ),
         (
             '{"messages": [{"role": "assistant", "content": "x", "weight": 0}]}',

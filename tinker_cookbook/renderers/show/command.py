@@ -7,6 +7,7 @@ Without a file it shows a built-in conversation. ``html=page.html`` writes the s
 
 from __future__ import annotations
 
+import dataclasses
 import json
 from collections.abc import Sequence
 from pathlib import Path
@@ -15,9 +16,9 @@ from typing import TYPE_CHECKING, Any
 import chz
 
 from tinker_cookbook.engine.demo_model import DEMO_MODEL
-from tinker_cookbook.exceptions import ConfigurationError, DataFormatError
+from tinker_cookbook.exceptions import ConfigurationError, DataFormatError, RendererError
 from tinker_cookbook.model_info import resolve_renderer_name
-from tinker_cookbook.renderers.content import message_to_jsonable
+from tinker_cookbook.renderers.content import message_to_jsonable, normalize_messages
 from tinker_cookbook.renderers.registry import check_renderer_name, get_renderer
 from tinker_cookbook.renderers.show.facts import Fact, View
 from tinker_cookbook.renderers.show.html import page
@@ -26,6 +27,7 @@ from tinker_cookbook.renderers.show.text import print_view
 from tinker_cookbook.renderers.show.view import Viewer
 from tinker_cookbook.renderers.train_on_what import TrainOnWhat
 from tinker_cookbook.supervised.conversation_file import read_conversation
+from tinker_cookbook.supervised.tool_rows import with_tools
 from tinker_cookbook.tokenizer_utils import get_tokenizer
 from tinker_cookbook.utils.console import get_console
 from tinker_cookbook.utils.paths import local_path, write_atomically
@@ -63,7 +65,10 @@ def main(config: ShowConfig) -> None:
     check_renderer_name(renderer_name)
     tokenizer = get_tokenizer(config.model_name)
     renderer = get_renderer(renderer_name, tokenizer, model_name=config.model_name)
-    conversation = row or sample_conversation(renderer, config.train_on_what)
+    if row is None:
+        conversation = sample_conversation(renderer, config.train_on_what)
+    else:
+        conversation = _declared(row, renderer)
     view = show(renderer, conversation, config.train_on_what, options, why)
     print_view(view, get_console(), config.max_tokens)
     if config.html is not None:
@@ -131,7 +136,7 @@ def _template_options(text: str) -> dict[str, Any]:
 
 
 def _row(file: str, index: int) -> Conversation:
-    messages, where = read_conversation(file, index)
+    messages, tools, where = read_conversation(file, index)
     try:
         json.dumps([message_to_jsonable(m) for m in messages], ensure_ascii=False).encode()
     except UnicodeEncodeError as error:
@@ -139,7 +144,16 @@ def _row(file: str, index: int) -> Conversation:
             f"{where}: got half of a character (a lone surrogate such as \\ud83d), expected text "
             "that is Unicode; it was cut in the middle of an emoji: repair or remove the line"
         ) from error
-    return Conversation(messages, where)
+    return Conversation(messages, where, messages, tuple(tools))
+
+
+def _declared(row: Conversation, renderer: Renderer) -> Conversation:
+    """The row with its tools declared as the chat format does it."""
+    try:
+        messages = normalize_messages(with_tools(row.messages, row.tools, renderer))
+    except RendererError as error:
+        raise DataFormatError(f"{row.source}: tools: {error}") from error
+    return dataclasses.replace(row, messages=messages)
 
 
 def _write_page(view: View, title: str, path: str) -> Path:
