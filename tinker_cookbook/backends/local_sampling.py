@@ -57,26 +57,36 @@ class LocalSamplingClient(ReadyClient["LocalSamplingClient"]):
         if model_path is None:
             assert base_model is not None
             engine.resolve(base_model)
-            return cls(engine, base_model, lambda: Sampler(engine.base_model(base_model), None))
+
+            def plain() -> Sampler:
+                return Sampler(engine.base_model(base_model), None, owner=store.owner)
+
+            return cls(engine, base_model, plain)
         loaded = store.read_checkpoint(model_path, with_optimizer=False)
         name = loaded.state["base_model"]
         engine.resolve(name)
 
         def make() -> Sampler:
             base = engine.base_model(name)
-            return Sampler(base, load_adapter(base, loaded, model_path))
+            return Sampler(base, load_adapter(base, loaded, model_path), model_path, store.owner)
 
         return cls(engine, name, make)
 
     @classmethod
     def of_run(
-        cls, engine: Engine, base_model: str, run_id: str, run: Callable[[], TrainingRun]
+        cls,
+        engine: Engine,
+        store: CheckpointStore,
+        base_model: str,
+        run_id: str,
+        run: Callable[[], TrainingRun],
     ) -> LocalSamplingClient:
         """From the present weights of a run, by reference."""
 
         def make() -> Sampler:
             live = run()
-            return Sampler(live.base, live.snapshot())
+            name = f"run {run_id} after step {live.step}"
+            return Sampler(live.base, live.snapshot(), name, store.owner)
 
         return cls(engine, base_model, make, run_id)
 

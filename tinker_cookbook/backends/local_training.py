@@ -150,7 +150,11 @@ class LocalTrainingClient(ReadyClient["LocalTrainingClient"], TrainingAsync):
         refuse("record_stability_info", record_stability_info or None)
         refuse("kind", None if kind == "snapshot" else kind)
         return LocalSamplingClient.of_run(
-            self._engine, self._base_model, self._run_id, lambda: self._created.result()
+            self._engine,
+            self._store,
+            self._base_model,
+            self._run_id,
+            lambda: self._created.result(),
         )
 
     def load_state(self, path: str) -> LocalFuture[types.LoadWeightsResponse]:

@@ -30,17 +30,18 @@ BLOCK = 64
 
 
 class DecodeRows:
-    """All slots of an arena that get one token each, in the order of the slots.
+    """Slots of an arena that get one token each, in the order of the slots.
 
-    ``first`` is where they begin in the row of tokens; ``lengths`` counts the tokens that each
-    holds before this step.
+    ``first`` is where they begin in the row of tokens.
     """
 
-    def __init__(self, arena: Arena, first: int, lengths: Sequence[int]) -> None:
-        self.arena, self.first, self.count = arena, first, len(lengths)
+    def __init__(self, arena: Arena, first: int, slots: Sequence[Slot]) -> None:
+        self.arena, self.first, self.count = arena, first, len(slots)
         device = arena.device
-        self._places = torch.arange(self.count, device=device)
-        self._at = torch.tensor(lengths, device=device)
+        self._places = torch.tensor([slot.index for slot in slots], device=device)
+        self._at = torch.tensor([slot.length for slot in slots], device=device)
+        # All of them are a view; a part, as where a step is tried in halves, is copied.
+        self._all = len(slots) == len(arena.slots)
         self._biases: dict[int | None, torch.Tensor] = {}
 
     def write(self, layer: int, key: torch.Tensor, value: torch.Tensor) -> None:
@@ -50,18 +51,26 @@ class DecodeRows:
 
     def attend(self, layer: int, query: torch.Tensor, call: AttentionCall) -> torch.Tensor:
         """``query`` [R, heads, D] over everything each row holds; returns [R, heads, D]."""
-        keys = self.arena.keys[layer][: self.count]
-        values = self.arena.values[layer][: self.count]
+        keys = self._chosen(self.arena.keys[layer])
+        values = self._chosen(self.arena.values[layer])
         count, kv_heads, capacity, width = keys.shape
         grouped = query.reshape(count * kv_heads, -1, width)
         weights = call.weights(
             grouped,
-            keys.view(count * kv_heads, capacity, width),
+            keys.reshape(count * kv_heads, capacity, width),
             self._bias(call.window, kv_heads),
             count,
         )
-        out = torch.bmm(weights, values.view(count * kv_heads, capacity, -1))
+        out = torch.bmm(weights, values.reshape(count * kv_heads, capacity, -1))
         return out.view(count, query.shape[1], -1)
+
+    def _chosen(self, tensor: torch.Tensor) -> torch.Tensor:
+        """The rows of ``tensor``, laid out as it is, so that products round alike."""
+        if self._all:
+            return tensor[: self.count]
+        if tensor.is_contiguous():
+            return tensor.index_select(0, self._places)
+        return tensor.transpose(2, 3).index_select(0, self._places).transpose(2, 3)
 
     def _bias(self, window: int | None, kv_heads: int) -> torch.Tensor:
         """fp32 [R * kv heads, 1, capacity]: 0 where a row sees a key, -inf elsewhere."""
@@ -170,7 +179,8 @@ Part: TypeAlias = DecodeRows | PrefillRow | Run
 def decoding(slots: Sequence[AnySlot], first: int) -> list[Part]:
     """One token for each of ``slots``, a group of their cache, from ``first`` in the row on."""
     if isinstance(slots[0], Slot):
-        return [DecodeRows(slots[0].arena, first, [slot.length for slot in slots])]
+        together = [slot for slot in slots if isinstance(slot, Slot)]
+        return [DecodeRows(slots[0].arena, first, together)]
     paged = (slot for slot in slots if isinstance(slot, PagedSlot))
     return [Run(slot, slot.length, first + i, 1) for i, slot in enumerate(paged)]
 

@@ -39,10 +39,7 @@ class BatchPlan:
         plan = cls()
         for slots in cache.groups(_by_sampler(rows)):
             plan._decode(slots, rows)
-        for prompt in readings:
-            room = step_tokens - len(plan.tokens)
-            if room > 0 and prompt.slot is not None:
-                plan._read(prompt, prompt.slot, room)
+        plan._read_fairly(readings, step_tokens - len(plan.tokens))
         if not plan.tokens:
             return None
         # Nobody attends to the filling.
@@ -78,9 +75,26 @@ class BatchPlan:
             self.outputs.append((len(self.tokens), row))
             self._append([row.sample.tokens[-1]], [slot.length], row.request.sampler)
 
-    def _read(self, prompt: Reading, slot: AnySlot, room: int) -> None:
-        start = slot.length
-        end = min(len(prompt.tokens), start + room)
+    def _read_fairly(self, readings: Sequence[Reading], room: int) -> None:
+        """Gives each sampler an equal part of ``room``, and what one leaves to those that follow.
+
+        So a short prompt is read at once, however much another client has to read.
+        """
+        prompts: dict[Sampler, list[Reading]] = {}
+        for prompt in readings:
+            if prompt.slot is not None:
+                prompts.setdefault(prompt.sampler, []).append(prompt)
+        queues = sorted(prompts.values(), key=lambda queue: sum(prompt.left for prompt in queue))
+        for number, queue in enumerate(queues):
+            part = -(-room // (len(queues) - number))
+            for prompt in queue:
+                if part > 0 and prompt.slot is not None:
+                    count = min(part, prompt.left)
+                    self._read(prompt, prompt.slot, count)
+                    part, room = part - count, room - count
+
+    def _read(self, prompt: Reading, slot: AnySlot, count: int) -> None:
+        start, end = slot.length, slot.length + count
         self.parts.append(reading(slot, len(self.tokens), end - start))
         self._append(prompt.tokens[start:end].tolist(), list(range(start, end)), prompt.sampler)
         self._progress.append((prompt, end - start))

@@ -14,6 +14,7 @@ import torch
 from torch.nn import functional as F  # noqa: N812
 
 _BLOCK = 256
+_COLDEST = 1e-30
 
 
 @dataclass(frozen=True)
@@ -85,19 +86,22 @@ def draw_tokens(
 def _draw(
     logits: torch.Tensor, how: DrawSettings, known: Exponentials | None = None
 ) -> torch.Tensor:
-    scaled = logits if (how.temperature == 1).all() else logits / _column(how.temperature, logits)
+    scaled = logits
+    if (how.temperature != 1).any():
+        # Below this bound a quotient may overflow, and the draw is the most probable token anyway.
+        scaled = logits / _column(np.maximum(how.temperature, _COLDEST), logits)
     narrow = np.flatnonzero((how.top_k != -1) & (how.top_k < logits.shape[-1]))
     nucleus = np.flatnonzero(how.top_p < 1)
     uniform = torch.from_numpy(how.uniform).to(logits.device)
     if scaled is logits and not len(narrow) and not len(nucleus):
-        return _invert(known or Exponentials.of(logits), uniform)
+        return _invert(known or Exponentials.of(logits), uniform, logits.shape[-1])
     if scaled is logits:
         scaled = logits.clone()
     if len(narrow):
         _keep_top_k(scaled, narrow, how.top_k[narrow])
     if len(nucleus):
         _keep_top_p(scaled, nucleus, how.top_p[nucleus])
-    return _invert(Exponentials.of(scaled), uniform)
+    return _invert(Exponentials.of(scaled), uniform, logits.shape[-1])
 
 
 def _keep_top_k(scaled: torch.Tensor, where: np.ndarray, top_k: np.ndarray) -> None:
@@ -117,13 +121,13 @@ def _keep_top_p(scaled: torch.Tensor, where: np.ndarray, top_p: np.ndarray) -> N
     scaled[rows] = scaled[rows].masked_fill(cut, -torch.inf)
 
 
-def _invert(of: Exponentials, uniform: torch.Tensor) -> torch.Tensor:
-    """The index at which the cumulative distribution of each row passes ``uniform``."""
+def _invert(of: Exponentials, uniform: torch.Tensor, size: int) -> torch.Tensor:
+    """The index below ``size`` at which each row's cumulative distribution passes ``uniform``."""
     weights, blocks = of.weights, of.sums.cumsum(-1)
     block, passed = _pass(blocks, uniform * blocks[:, -1])
     tokens = weights[torch.arange(len(weights), device=weights.device), block].double().cumsum(-1)
     token, _ = _pass(tokens, passed)
-    return block * _BLOCK + token
+    return (block * _BLOCK + token).clamp_(max=size - 1)  # a row of NaN ends in the filling
 
 
 def _pass(cumulative: torch.Tensor, at: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
@@ -131,6 +135,8 @@ def _pass(cumulative: torch.Tensor, at: torch.Tensor) -> tuple[torch.Tensor, tor
     # Sums of sums round apart in the last digit; past the end there would be nothing to draw.
     at = torch.minimum(at, cumulative[:, -1] * (1 - 1e-15))
     index = torch.searchsorted(cumulative, at[:, None], right=True)
+    # A row of NaN has no such index. It gets the last one, so that the other rows can be drawn.
+    index.clamp_(max=cumulative.shape[-1] - 1)
     before = F.pad(cumulative, (1, 0)).gather(1, index)
     return index[:, 0], at - before[:, 0]
 

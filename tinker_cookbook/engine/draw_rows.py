@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 
 import numpy as np
@@ -11,12 +12,15 @@ from tinker_cookbook.engine.draw import DrawSettings, Exponentials, draw_tokens
 from tinker_cookbook.engine.low_rank import filling
 from tinker_cookbook.engine.requests import SampleRow
 from tinker_cookbook.engine.sampler import Sampler, segments_of
+from tinker_cookbook.exceptions import TrainingError
 
 
 def draw_rows(hidden: torch.Tensor, outputs: Sequence[tuple[int, SampleRow]]) -> list[SampleRow]:
     """Draws a token for each of ``outputs``, (place, row); returns the rows that end with it.
 
-    A row goes by ``hidden[place]``, which samples of one prompt share.
+    A row goes by ``hidden[place]``, which samples of one prompt share. A row whose
+    log-probabilities are not finite, or whose token cannot be added, fails alone: its request gets
+    the error, and it ends.
     """
     if not outputs:  # a step that only reads prompts
         return []
@@ -33,16 +37,45 @@ def draw_rows(hidden: torch.Tensor, outputs: Sequence[tuple[int, SampleRow]]) ->
     drawn = draw_tokens(logits, _settings(rows), known)
     logprobs = (logits.gather(1, drawn[:, None]) - normalizer)[:, 0].tolist()
     # Each number of them by itself, since equals may change places.
-    asked = {row.request.topk for row in rows} - {0}
-    top = {k: (logits - normalizer).topk(k, dim=-1) for k in asked}
+    top = {}
+    for k in {row.request.topk for row in rows} - {0}:
+        best = (logits - normalizer).topk(k, dim=-1)
+        top[k] = best.indices.cpu().numpy(), best.values.cpu().numpy()
+    # All that may fail for the rows together is done: from here on each stands for itself.
     ended = []
     for i, (row, token) in enumerate(zip(rows, drawn.tolist(), strict=True)):
         best = None
         if k := row.request.topk:
-            best = (top[k].indices[i].cpu().numpy(), top[k].values[i].cpu().numpy())
-        if row.add(token, logprobs[i], best):
+            best = top[k][0][i], top[k][1][i]
+        if _add(row, token, logprobs[i], best):
             ended.append(row)
     return ended
+
+
+def _add(
+    row: SampleRow, token: int, logprob: float, best: tuple[np.ndarray, np.ndarray] | None
+) -> bool:
+    """Adds a drawn token; returns whether the row ends with it, or cannot go on."""
+    request = row.request
+    if row.failed:  # or another row of its request has
+        return True
+    if not math.isfinite(logprob):
+        request.fail(_not_finite(row))
+        return True
+    try:
+        return row.add(token, logprob, best)
+    except Exception as error:
+        request.fail(error)
+        return True
+
+
+def _not_finite(row: SampleRow) -> TrainingError:
+    return TrainingError(
+        f"the weights of {row.request.sampler.name} give log-probabilities that are NaN or "
+        f"infinite (after {row.length} tokens), so nothing can be sampled from them: the run has "
+        "diverged. Sample from an earlier checkpoint, and train on from it with a lower "
+        "learning_rate or with grad_clip_norm"
+    )
 
 
 def _logits(hidden: torch.Tensor, places: np.ndarray, owners: list[Sampler]) -> torch.Tensor:

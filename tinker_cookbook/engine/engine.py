@@ -180,21 +180,26 @@ class Engine:
 
     def _step_batches(self) -> bool:
         while self._arrived:
-            request = self._arrived[0]
-            base = request.sampler.base
-            if base.kv_shapes is None:
-                self._single.append(request)
-            else:
-                if base not in self._batchers:
-                    self._batchers[base] = Batcher(base, base.kv_shapes)
-                self._batchers[base].add(request)
-            self._arrived.popleft()
+            request = self._arrived.popleft()
+            try:
+                self._enqueue(request)
+            except Exception as error:  # of a model that cannot be prepared; others go on
+                request.fail(error)
         busy = [batcher for batcher in self._batchers.values() if batcher.busy]
         for batcher in busy:
             batcher.step()
         if self._single:
             sample_one_by_one(self._single.popleft())
         return bool(busy or self._single)
+
+    def _enqueue(self, request: SampleRequest) -> None:
+        base = request.sampler.base
+        if base.kv_shapes is None:
+            self._single.append(request)
+            return
+        if base not in self._batchers:
+            self._batchers[base] = Batcher(base, base.kv_shapes)
+        self._batchers[base].add(request)
 
     def _drop_samples(self) -> None:
         """The engine closes: nobody shall wait for what does not come."""

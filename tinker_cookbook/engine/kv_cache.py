@@ -49,7 +49,7 @@ class AnyCache(Protocol):
         ...
 
     def groups(self, slots: Iterable[Any]) -> Iterator[Sequence[AnySlot]]:
-        """``slots``, which are all, as they lie."""
+        """``slots``, as they lie."""
         ...
 
     def capacity(self, length: int) -> int:
@@ -136,11 +136,15 @@ class Arena:
     def give_back(self, slot: Slot) -> None:
         """Frees a slot; the last one moves into its place."""
         last = self.slots.pop()
+        vacated = last.index
         if last is not slot:
             for tensor in (*self.keys, *self.values):
-                tensor[slot.index, :, : last.length] = tensor[last.index, :, : last.length]
+                tensor[slot.index] = tensor[vacated]
             last.index = slot.index
             self.slots[last.index] = last
+        # The sequence may have held NaN, which no weight of zero keeps from the next one here.
+        for tensor in (*self.keys, *self.values):
+            tensor[vacated].zero_()
         if 4 * len(self.slots) < len(self.keys[0]):
             self._resize(2 * len(self.slots))
 
@@ -193,8 +197,11 @@ class KVCache:
     _arenas: dict[int, Arena] = field(default_factory=dict)
 
     def groups(self, slots: Iterable[Slot]) -> Iterator[list[Slot]]:
-        """``slots``, which are all, as they lie: those of one arena together, short ones first."""
-        return (self._arenas[c].slots for c in sorted(self._arenas) if self._arenas[c].slots)
+        """``slots`` as they lie: those of one arena together, short ones first."""
+        chosen = set(slots)
+        for capacity in sorted(self._arenas):
+            if here := [slot for slot in self._arenas[capacity].slots if slot in chosen]:
+                yield here
 
     @property
     def bytes_per_token(self) -> int:

@@ -79,6 +79,11 @@ class PrefixCache:
         """Tokens that the slots of all entries could hold."""
         return self._held
 
+    @property
+    def spare(self) -> int:
+        """Tokens that can be added before something else has to go."""
+        return max(0, self._budget - self._held)
+
     def trim(self, budget: int) -> None:
         """Drops entries until they hold at most ``budget`` tokens."""
         while self._held > budget and self._entries:

@@ -39,6 +39,11 @@ class Reading:
         return len(self.tokens) if self.slot is None else self.slot.capacity
 
     @property
+    def left(self) -> int:
+        """Tokens that are yet to be read."""
+        return len(self.tokens) - (0 if self.slot is None else self.slot.length)
+
+    @property
     def may_begin(self) -> bool:
         """Whether what it waited for is there."""
         if self.slot is not None or self.leader is None or self.leader.slot is None:

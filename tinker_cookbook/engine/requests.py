@@ -36,6 +36,8 @@ class SamplingSettings:
     stop_strings: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
+        for name in ("temperature", "top_p"):
+            self._require_float32(name)
         for name, ok, expected in (
             ("max_tokens", self.max_tokens is None or self.max_tokens >= 1, "at least 1, or none"),
             ("temperature", 0 <= self.temperature < float("inf"), "a number >= 0"),
@@ -44,6 +46,16 @@ class SamplingSettings:
         ):
             if not ok:
                 raise ConfigurationError(f"{name}: got {getattr(self, name)}, expected {expected}")
+
+    def _require_float32(self, name: str) -> None:
+        """Refuses a number that is not 0 and yet nothing in float32, in which tokens are drawn."""
+        value = getattr(self, name)
+        if 0 < value < np.finfo(np.float32).tiny:
+            greedy = "temperature=0 takes the most probable token"
+            raise ConfigurationError(
+                f"{name}: got {value}, which float32 cannot hold (its smallest number is "
+                f"{np.finfo(np.float32).tiny:.1e}); {greedy}"
+            )
 
 
 @dataclass
@@ -82,7 +94,7 @@ class SampleRequest:
     def row_ended(self) -> None:
         """Counts a sample that is done; the last one completes the future."""
         self._running -= 1
-        if self._running:
+        if self._running or self.future.done():
             return
         # Request and rows hold each other: left so, the sampler and all that is kept for it would
         # live until the garbage collector comes by.
@@ -106,6 +118,13 @@ class SampleRow:
         seed = request.settings.seed
         self._rng = np.random.default_rng(None if seed is None else [seed, index])
         self._number, self._decides = 0.0, -1
+        self.ended = False
+        """Whether the last token was added."""
+
+    @property
+    def failed(self) -> bool:
+        """Whether nothing more is wanted of it: its request was cancelled or has failed."""
+        return self.request.future.done()
 
     def uniform(self) -> float:
         """The number in [0, 1) that decides the next token; the same until one was added."""
@@ -134,8 +153,10 @@ class SampleRow:
             self.request.on_token(self.index, sample)
         if token in settings.stop_tokens or (settings.stop_strings and self._string_ends()):
             sample.stop_reason = "stop"
-            return True
-        return len(sample.tokens) >= self.request.limit
+            self.ended = True
+        else:
+            self.ended = len(sample.tokens) >= self.request.limit
+        return self.ended
 
     def _string_ends(self) -> bool:
         """Whether a stop string stands in the text, wherever its tokens are cut."""

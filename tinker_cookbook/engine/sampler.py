@@ -19,10 +19,21 @@ from tinker_cookbook.engine.low_rank import Segments, Terms
 
 
 class Sampler:
-    """Draws from ``base`` with an adapter, which never changes while the sampler lives."""
+    """Draws from ``base`` with an adapter, which never changes while the sampler lives.
 
-    def __init__(self, base: BaseModel, adapter: Adapter | None) -> None:
-        self.base = base
+    ``name`` says in messages whose weights they are: a run or a checkpoint. ``owner`` is who gets
+    a fair share of the batch for all its samplers; without one each sampler has its own.
+    """
+
+    def __init__(
+        self,
+        base: BaseModel,
+        adapter: Adapter | None,
+        name: str | None = None,
+        owner: str | None = None,
+    ) -> None:
+        self.base, self.owner = base, owner
+        self.name = name or (base.name if adapter is None else f"an adapter of {base.name}")
         self._adapter = adapter
         self._terms: Terms | None = None
 

@@ -64,6 +64,7 @@ class RunStore:
     ) -> None:
         self.root = default_root() if root is None else Path(root).expanduser()
         self.clock = clock
+        self.owner = owner
         self._runs_of = f"under {self.root}" if owner is None else f"of {owner!r}"
         self._opened()
 
