@@ -14,9 +14,12 @@ import chz
 
 from recipes.math_rl.arithmetic_env import ArithmeticDatasetBuilder
 from recipes.rl_settings import RLSettings, resolve_renderer, rl_config, run
+from recipes.start import blueprint_of
 from tinker_cookbook.rl import train
 from tinker_cookbook.training.config import check_model
 from tinker_cookbook.utils.entrypoint import also_named, run_entrypoint
+
+DEFAULT_MODEL_NAME = "HuggingFaceTB/SmolLM2-135M-Instruct"
 
 
 # The second names are those of the builder that the original cookbook's recipe is set with.
@@ -60,6 +63,11 @@ def build_config(cli: CLIConfig) -> train.Config:
         seed=cli.seed,
     )
     return rl_config(cli, "rl_basic", dataset)
+
+
+def build_config_blueprint(model_name: str = DEFAULT_MODEL_NAME) -> chz.Blueprint[train.Config]:
+    """The run of this recipe with a model, as a blueprint to change settings of."""
+    return blueprint_of(build_config(CLIConfig(model_name=model_name)))
 
 
 async def main(config: CLIConfig) -> None:

@@ -13,7 +13,7 @@ from __future__ import annotations
 import chz
 
 from recipes.examples import example_data
-from recipes.start import start
+from recipes.start import blueprint_of, start
 from tinker_cookbook import cli_utils, hyperparam_utils, model_info
 from tinker_cookbook.exceptions import ConfigurationError, nearest
 from tinker_cookbook.renderers import TrainOnWhat
@@ -24,7 +24,7 @@ from tinker_cookbook.supervised.types import ChatDatasetBuilder, ChatDatasetBuil
 from tinker_cookbook.training.config import RunSettings, check_model
 from tinker_cookbook.utils.entrypoint import also_named, run_entrypoint
 
-DEMO_MODEL = "HuggingFaceTB/SmolLM2-135M-Instruct"
+DEMO_MODEL = DEFAULT_MODEL_NAME = "HuggingFaceTB/SmolLM2-135M-Instruct"
 DATASETS = ("example", "no_robots")
 
 
@@ -140,6 +140,11 @@ def build_config(cli: CLIConfig) -> train.Config:
         show_samples=cli.show_samples,
         **cli.shared(),
     )
+
+
+def build_config_blueprint(model_name: str = DEFAULT_MODEL_NAME) -> chz.Blueprint[train.Config]:
+    """The run of this recipe with a model, as a blueprint to change settings of."""
+    return blueprint_of(build_config(CLIConfig(model_name=model_name)))
 
 
 async def main(config: CLIConfig) -> None:

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable
 from typing import TypeVar
 
+import chz
+
 from tinker_cookbook import cli_utils
 from tinker_cookbook.training.config import TrainingConfig
 
@@ -22,3 +24,12 @@ async def start(
     config.check()
     with cli_utils.log_dir_of_run(config.log_path, behavior):
         await train(config)
+
+
+def blueprint_of(config: C) -> chz.Blueprint[C]:
+    """A blueprint with the values of ``config``, for code that changes some of them.
+
+    As in ``blueprint.apply({"max_steps": 2}).make()``, or with ``make_from_argv``.
+    """
+    kind = type(config)
+    return chz.Blueprint(kind).apply({name: getattr(config, name) for name in chz.chz_fields(kind)})

@@ -196,5 +196,8 @@ async def main(config: CLIConfig) -> None:
         await start(run, config.behavior_if_log_dir_exists, train.main)
 
 
+cli_main = main
+
+
 if __name__ == "__main__":
     run_entrypoint(main)

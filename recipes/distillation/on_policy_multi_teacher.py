@@ -115,5 +115,8 @@ async def main(config: CLIConfig) -> None:
     await run(config, build_config(config))
 
 
+cli_main = main
+
+
 if __name__ == "__main__":
     run_entrypoint(main)

@@ -13,6 +13,7 @@ answers are the teacher's.
 
 from __future__ import annotations
 
+import asyncio
 from pathlib import Path
 
 import chz
@@ -163,6 +164,11 @@ async def main(config: CLIConfig) -> None:
     await start(build_config(config), config.behavior_if_log_dir_exists, train.main)
     for line in report(read_rows(Path(config.log_path).expanduser() / "metrics.jsonl")):
         get_console().print(line, markup=False, soft_wrap=True)
+
+
+def cli_main(cli_config: CLIConfig) -> None:
+    """As :func:`main`, for code without an event loop."""
+    asyncio.run(main(cli_config))
 
 
 if __name__ == "__main__":

@@ -14,6 +14,8 @@ learning rate. Pairs come from the Hub by name, or from a file: JSON lines with 
 
 from __future__ import annotations
 
+import asyncio
+
 import chz
 
 from recipes.preference.datasets import get_comparison_builder
@@ -112,6 +114,11 @@ def build_config(cli: CLIConfig) -> train_dpo.Config:
 async def main(config: CLIConfig) -> None:
     """Trains a model on pairs of answers."""
     await start(build_config(config), config.behavior_if_log_dir_exists, train_dpo.main_async)
+
+
+def cli_main(cli_config: CLIConfig) -> None:
+    """As :func:`main`, for code without an event loop."""
+    asyncio.run(main(cli_config))
 
 
 if __name__ == "__main__":

@@ -158,5 +158,8 @@ def _tell(cli: CLIConfig, result: dict[str, Any]) -> None:
     _say(f"written to {cli.folder / FILE}")
 
 
+cli_main = main
+
+
 if __name__ == "__main__":
     run_entrypoint(main)

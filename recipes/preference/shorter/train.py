@@ -18,6 +18,8 @@ words from step 10 on; ``kl_penalty_coef`` holds on to more of the model.
 
 from __future__ import annotations
 
+import asyncio
+
 import chz
 
 from recipes.preference.shorter.env import ShorterComparisonBuilder, ShorterPreferenceModelBuilder
@@ -73,6 +75,11 @@ def build_config(cli: CLIConfig) -> train.Config:
 async def main(config: CLIConfig) -> None:
     """Teaches a model to be brief."""
     await run(config, build_config(config))
+
+
+def cli_main(cli_config: CLIConfig) -> None:
+    """As :func:`main`, for code without an event loop."""
+    asyncio.run(main(cli_config))
 
 
 if __name__ == "__main__":
