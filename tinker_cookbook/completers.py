@@ -150,7 +150,9 @@ class TinkerTokenCompleter(TokenCompleter):
         Raises:
             DataValidationError: The prompt leaves no room in ``context_window``.
         """
-        return (await self.sample_many(model_input, stop, 1, max_tokens=max_tokens))[0]
+        # A subclass may override sample_many without max_tokens, which is then only passed if set.
+        limit = {} if max_tokens is None else {"max_tokens": max_tokens}
+        return (await self.sample_many(model_input, stop, 1, **limit))[0]
 
     async def sample_many(
         self,

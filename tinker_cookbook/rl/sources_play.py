@@ -87,7 +87,12 @@ class SnapshotPolicy(TinkerTokenCompleter):
     step: int = 0
 
     async def sample_many(
-        self, model_input: tinker.ModelInput, stop: StopCondition, num_samples: int
+        self,
+        model_input: tinker.ModelInput,
+        stop: StopCondition,
+        num_samples: int,
+        *,
+        max_tokens: int | None = None,
     ) -> list[TokensWithLogprobs]:
         """See :meth:`TinkerTokenCompleter.sample_many`.
 
@@ -95,7 +100,7 @@ class SnapshotPolicy(TinkerTokenCompleter):
             BackendError: The weights cannot be sampled from any more.
         """
         try:
-            return await super().sample_many(model_input, stop, num_samples)
+            return await super().sample_many(model_input, stop, num_samples, max_tokens=max_tokens)
         except TinkerCookbookError:
             raise
         except asyncio.CancelledError:
