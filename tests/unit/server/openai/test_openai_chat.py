@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import openai
 import pytest
@@ -96,7 +98,7 @@ def test_the_format_is_the_one_that_the_run_recorded(oai, oai_serving, scripted_
     with connect(oai_serving.url) as connection:
         paths = []
         for i, metadata in enumerate((QUIET, {"renderer_name": "of_elsewhere"}, None)):
-            client = connection.service.create_lora_training_client(
+            client: Any = connection.service.create_lora_training_client(
                 scripted_model, rank=4, seed=i, user_metadata=metadata
             )
             paths.append(client.save_weights_for_sampler(f"recorded-{i}").result().path)
