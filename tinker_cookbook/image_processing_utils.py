@@ -11,15 +11,23 @@ import io
 import os
 import re
 import threading
+from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias, cast
 from urllib.parse import unquote_to_bytes, urlsplit
 from urllib.request import url2pathname
 
 from tinker_cookbook.exceptions import ConfigurationError, DataFormatError, ModelNotFoundError
+from tinker_cookbook.tokenizer_utils import is_tml_renderers_model
 
 if TYPE_CHECKING:
     from PIL import Image
+    from transformers.image_processing_utils import BaseImageProcessor
+
+    ImageProcessor: TypeAlias = BaseImageProcessor | None
+else:
+    # Importable as a type without the seconds that transformers takes to import.
+    ImageProcessor = Any
 
 ImageSource: TypeAlias = "Image.Image | str | os.PathLike[str]"
 """A Pillow image, a data URI, a ``file://`` URI or the path of a local file."""
@@ -29,22 +37,24 @@ _DATA_URI = re.compile(r"data:image/[\w.+-]+(?P<options>(?:;[^;,]*)*),(?P<data>.
 _REMOTE = re.compile(r"(?!file:|data:)[a-z][a-z0-9+.-]+://", re.IGNORECASE)
 
 _lock = threading.RLock()
-_loaded: dict[str, Any] = {}
 
 
+@cache
 def get_image_processor(model_name: str) -> Any:
     """Returns transformers' image processor of a model, loaded once per process.
+
+    ``get_image_processor.cache_clear()`` forgets the loaded ones. None for models whose images are
+    read by the tml-renderers package.
 
     ``model_name`` is a folder with ``preprocessor_config.json``, or a Hub name that is cached or
     can be downloaded; a suffix ``:peft:…`` is ignored. Code that comes with a model runs only where
     ``HF_TRUST_REMOTE_CODE=1`` is set. Raises ModelNotFoundError where there is no such model or it
     has no image processor, and ConfigurationError where the processor cannot be loaded.
     """
-    name = str(model_name)
-    with _lock:
-        if name not in _loaded:
-            _loaded[name] = _load_processor(name)
-        return _loaded[name]
+    if is_tml_renderers_model(str(model_name)):
+        return None
+    with _lock:  # imports of transformers in two threads at once fail
+        return _load_processor(str(model_name))
 
 
 def resize_image(image: Image.Image, max_size: int) -> Image.Image:

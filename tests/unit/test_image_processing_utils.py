@@ -11,7 +11,6 @@ import os
 import pytest
 from PIL import Image
 
-from tinker_cookbook import image_processing_utils
 from tinker_cookbook.exceptions import ConfigurationError, DataFormatError, ModelNotFoundError
 from tinker_cookbook.image_processing_utils import (
     get_image_processor,
@@ -41,7 +40,7 @@ def picture():
 @pytest.fixture(autouse=True)
 def _offline(monkeypatch):
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
-    monkeypatch.setattr(image_processing_utils, "_loaded", {})
+    get_image_processor.cache_clear()
 
 
 @pytest.mark.parametrize(
@@ -117,6 +116,10 @@ def test_without_pillow_the_error_says_what_to_install(monkeypatch, picture):
     for call in (lambda: image_to_data_uri(picture), lambda: get_image_processor("some/model")):
         with pytest.raises(ConfigurationError, match="pip install pillow"):
             call()
+
+
+def test_models_of_tml_renderers_have_no_processor_of_transformers():
+    assert get_image_processor("thinkingmachines/Inkling:peft:262144") is None
 
 
 def test_processor_of_a_folder_is_loaded_once(tmp_path):

@@ -20,6 +20,7 @@ from tinker_cookbook.renderers.content import (
     remove_thinking,
 )
 from tinker_cookbook.renderers.deepseek_v3 import (
+    DeepSeekV3DisableThinkingRenderer,
     DeepSeekV3Renderer,
     DeepSeekV3ThinkingRenderer,
 )
@@ -49,8 +50,12 @@ from tinker_cookbook.renderers.messages import (
 from tinker_cookbook.renderers.mistral import MistralRenderer
 from tinker_cookbook.renderers.nemotron3 import (
     Nemotron3DisableThinkingRenderer,
+    Nemotron3LowThinkingRenderer,
+    Nemotron3PreserveThinkingRenderer,
     Nemotron3Renderer,
     Nemotron3UltraDisableThinkingRenderer,
+    Nemotron3UltraMediumThinkingRenderer,
+    Nemotron3UltraPreserveThinkingRenderer,
     Nemotron3UltraRenderer,
 )
 from tinker_cookbook.renderers.parse_outcome import (
@@ -104,6 +109,7 @@ __all__ = [
     "ContentPart",
     "DeepSeekV32Renderer",
     "DeepSeekV32ThinkingRenderer",
+    "DeepSeekV3DisableThinkingRenderer",
     "DeepSeekV3Renderer",
     "DeepSeekV3ThinkingRenderer",
     "Gemma3Renderer",
@@ -118,8 +124,12 @@ __all__ = [
     "Message",
     "MistralRenderer",
     "Nemotron3DisableThinkingRenderer",
+    "Nemotron3LowThinkingRenderer",
+    "Nemotron3PreserveThinkingRenderer",
     "Nemotron3Renderer",
     "Nemotron3UltraDisableThinkingRenderer",
+    "Nemotron3UltraMediumThinkingRenderer",
+    "Nemotron3UltraPreserveThinkingRenderer",
     "Nemotron3UltraRenderer",
     "ParseTermination",
     "Qwen2_5Renderer",

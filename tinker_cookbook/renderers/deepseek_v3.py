@@ -8,7 +8,7 @@ V3.2, which calls tools in another form, is in ``deepseek_v3_2``.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from tinker_cookbook.exceptions import RendererError
@@ -45,10 +45,10 @@ _ROLES = ("system", "user", "assistant", "tool")
 class DeepSeekV3Renderer(Renderer):
     """DeepSeek V3.1 told not to think; ``version=3`` is V3, which knows no thinking.
 
-    Thinking in the last turn is refused, that of earlier turns is dropped. In text without tool
-    calls, what stands before ``</think>`` counts as thinking, as in V3.1's template. A system
-    message after another message is refused: the template moves it to the very beginning, which
-    changes the prompts of the turns before.
+    Thinking is dropped, in the last turn with a warning. In text without tool calls, what stands
+    before ``</think>`` counts as thinking, as in V3.1's template. A system message after another
+    message is refused: the template moves it to the very beginning, which changes the prompts of
+    the turns before. ``system_role_as_user`` writes such a message as one of the user.
 
     V3.1's template declares no tools; they are declared as its model card says. The template of V3
     is not followed where it loses structure: one call is left unclosed and three are closed twice,
@@ -57,12 +57,19 @@ class DeepSeekV3Renderer(Renderer):
     """
 
     _thinking = False
-    strip_thinking_from_history: bool = True
 
     def __init__(
-        self, tokenizer: Tokenizer, image_processor: Any = None, *, version: str = "3.1"
+        self,
+        tokenizer: Tokenizer,
+        system_role_as_user: bool = False,
+        strip_thinking_from_history: bool = True,
+        *,
+        image_processor: Any = None,
+        version: str = "3.1",
     ) -> None:
         super().__init__(tokenizer, image_processor)
+        self.system_role_as_user = system_role_as_user
+        self.strip_thinking_from_history = strip_thinking_from_history
         if version not in VERSIONS:
             raise RendererError(
                 f"version: got {version!r}, expected one of {', '.join(VERSIONS)}; for V3.2 use "
@@ -121,11 +128,10 @@ class DeepSeekV3Renderer(Renderer):
         """Declares tools behind the system prompt, as the model card of V3.1 says."""
         if not tools:
             return system_message(system_prompt)
-        if self._version is not V3_1 or self._thinking:
+        if self._version is not V3_1:
             raise RendererError(
-                f"{self._name}: V3 declares no tools, and V3.1 calls them without thinking only; "
-                "use deepseekv3 or deepseekv3_2_thinking, or describe the tools in a system "
-                "message of your own"
+                f"{self._name}: V3 and R1 declare no tools; use deepseekv3 or "
+                "deepseekv3_2_thinking, or describe the tools in a system message of your own"
             )
         return [Message(role="system", content=declare_tools(tools, system_prompt))]
 
@@ -164,26 +170,33 @@ class DeepSeekV3Renderer(Renderer):
             rendered[i] = RenderedMessage(output=[tokens[start : end if i + 1 < count else None]])
         return rendered
 
+    def _normalize(self, messages: Sequence[Mapping[str, Any]]) -> list[Message]:
+        normal = super()._normalize(messages)
+        if not self.system_role_as_user:
+            return normal
+        return [
+            Message(**{**message, "role": "user"}) if i and message["role"] == "system" else message
+            for i, message in enumerate(normal)
+        ]
+
     def _render_answer(self, message: Message, ctx: RenderContext) -> RenderedMessage:
         thinking, text = self._split_thinking(message, ctx)
         opening = self._opening(ctx)
-        writes = self._thinking and (
-            ctx.in_last_assistant_turn or not self.strip_thinking_from_history
-        )
-        if opening is None and writes and ctx.prev_message and ctx.prev_message["role"] == "tool":
-            raise RendererError(
-                f"messages[{ctx.idx}]: got an answer to results of tools, expected one to a user: "
-                f"{self._name} has no form for thinking behind results, as the model calls tools "
-                "without thinking only; use deepseekv3 or deepseekv3_2_thinking"
-            )
+        strips = self.strip_thinking_from_history
+        writes = self._thinking and (ctx.in_last_assistant_turn or not strips)
+        if self._version is V3_1 and strips and message.get("tool_calls"):
+            # The template closes the thinking before a call that the conversation goes on behind.
+            writes = writes and (bool(thinking) or ctx.is_last)
         in_place = writes and opening is not None
-        if thinking and not in_place and (writes or ctx.in_last_assistant_turn):
-            raise RendererError(
-                f"messages[{ctx.idx}].content: got thinking, expected an answer without: "
-                f"{self._name} has no place for it there; drop it with remove_thinking(content), "
-                "or use deepseekv3_thinking for an answer to a user"
-            )
         version = self._version
+        if thinking and writes and not in_place:
+            # Behind results of tools the prompt opens no thinking: it is written as text.
+            text = f"{version.think}{thinking}{version.end_think}{text}"
+        elif thinking and not writes and not self._thinking and ctx.in_last_assistant_turn:
+            self._warn_once(
+                f"{self._name}: the thinking of an answer is left out, because the prompt closes "
+                "it before the answer begins; to train on it, use deepseekv3_thinking"
+            )
         header, answer = "", text
         if opening is not None:
             header = opening + (version.think if in_place else version.no_thinking)
@@ -233,19 +246,42 @@ class DeepSeekV3ThinkingRenderer(DeepSeekV3Renderer):
 
     An answer of the last turn stands behind ``<｜Assistant｜><think>``, as it is sampled, where the
     template writes any answer as history. ``strip_thinking_from_history=False`` writes all answers
-    so: then the extension property holds. Answers to results of tools have no place for thinking
-    and are refused outside of history.
+    so: then the extension property holds. Prompts behind results of tools open no thinking;
+    thinking that an answer has there is written with both tags in front of its text.
     """
 
     _thinking = True
 
-    def __init__(
-        self,
-        tokenizer: Tokenizer,
-        image_processor: Any = None,
-        *,
-        version: str = "3.1",
-        strip_thinking_from_history: bool = True,
-    ) -> None:
-        super().__init__(tokenizer, image_processor, version=version)
-        self.strip_thinking_from_history = strip_thinking_from_history
+
+DeepSeekV3DisableThinkingRenderer = DeepSeekV3Renderer
+
+
+def deepseek_v3(
+    tokenizer: Tokenizer,
+    image_processor: Any = None,
+    *,
+    version: str = "3.1",
+    system_role_as_user: bool = False,
+) -> DeepSeekV3Renderer:
+    """Makes the renderer without thinking, for :func:`get_renderer`."""
+    return DeepSeekV3Renderer(
+        tokenizer, system_role_as_user, image_processor=image_processor, version=version
+    )
+
+
+def deepseek_v3_thinking(
+    tokenizer: Tokenizer,
+    image_processor: Any = None,
+    *,
+    version: str = "3.1",
+    system_role_as_user: bool = False,
+    strip_thinking_from_history: bool = True,
+) -> DeepSeekV3ThinkingRenderer:
+    """Makes the renderer with thinking, for :func:`get_renderer`."""
+    return DeepSeekV3ThinkingRenderer(
+        tokenizer,
+        system_role_as_user,
+        strip_thinking_from_history,
+        image_processor=image_processor,
+        version=version,
+    )

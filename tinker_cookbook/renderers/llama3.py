@@ -4,7 +4,7 @@ The plain format is that of the Llama 3 template. Llama 3.1 and 3.2 put two date
 system prompt, of which one is the day the template is run: ``today_date`` writes them, with the
 date that you give, so that a run can be repeated (``llama3?today_date=26 Jul 2024`` is what the
 templates themselves fall back to). Tools are written as in 3.1: one call a message, JSON without
-other text.
+other text. Text beside a call, and several calls, stand one below the other, with a warning.
 """
 
 from __future__ import annotations
@@ -110,25 +110,29 @@ class Llama3Renderer(Renderer):
 
     def _tool_call_text(self, message: Message, text: str, idx: int) -> str:
         unparsed = message.get("unparsed_tool_calls", [])
-        calls = message.get("tool_calls", [])
-        if len(calls) + len(unparsed) != 1 or text.strip():
-            raise RendererError(
-                f"messages[{idx}].tool_calls: got {len(calls) + len(unparsed)} calls and "
-                f"{len(text.strip())} characters of text, expected one call without text: Llama 3 "
-                "has no form for more; split the message, or use a renderer such as qwen3"
+        calls = [
+            _call_text(call, f"messages[{idx}].tool_calls[{i}]")
+            for i, call in enumerate(message.get("tool_calls", []))
+        ]
+        calls += [call.raw_text for call in unparsed]
+        if len(calls) > 1 or text.strip():
+            self._warn_once(
+                f"{self._name}: a message has several tool calls, or text beside a call, for which "
+                "Llama 3 has no form: they are written one below the other, and read back as text; "
+                "qwen3 and others have a form for them"
             )
-        if unparsed:
-            return unparsed[0].raw_text
-        function = calls[0].function
-        try:
-            arguments = json.loads(function.arguments)
-        except json.JSONDecodeError as error:
-            raise RendererError(
-                f"messages[{idx}].tool_calls[0].function.arguments: got {function.arguments!r}, "
-                f"expected JSON ({error})"
-            ) from error
-        parameters = json.dumps(arguments, ensure_ascii=False)
-        return f'{{"name": "{function.name}", "parameters": {parameters}}}'
+        return "\n".join([*([text.strip()] if text.strip() else []), *calls])
+
+
+def _call_text(call: ToolCall, where: str) -> str:
+    try:
+        arguments = json.loads(call.function.arguments)
+    except json.JSONDecodeError as error:
+        raise RendererError(
+            f"{where}.function.arguments: got {call.function.arguments!r}, expected JSON ({error})"
+        ) from error
+    parameters = json.dumps(arguments, ensure_ascii=False)
+    return f'{{"name": "{call.function.name}", "parameters": {parameters}}}'
 
 
 class _CallOrText(MessageReader):

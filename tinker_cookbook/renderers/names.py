@@ -8,10 +8,7 @@ from typing import TypeAlias
 
 from tinker_cookbook.renderers.base import Renderer
 from tinker_cookbook.renderers.chatml import ChatMLRenderer, smollm2
-from tinker_cookbook.renderers.deepseek_v3 import (
-    DeepSeekV3Renderer,
-    DeepSeekV3ThinkingRenderer,
-)
+from tinker_cookbook.renderers.deepseek_v3 import deepseek_v3, deepseek_v3_thinking
 from tinker_cookbook.renderers.deepseek_v3_2 import (
     DeepSeekV32Renderer,
     DeepSeekV32ThinkingRenderer,
@@ -24,8 +21,12 @@ from tinker_cookbook.renderers.llama3 import Llama3Renderer
 from tinker_cookbook.renderers.mistral import MistralRenderer
 from tinker_cookbook.renderers.nemotron3 import (
     Nemotron3DisableThinkingRenderer,
+    Nemotron3LowThinkingRenderer,
+    Nemotron3PreserveThinkingRenderer,
     Nemotron3Renderer,
     Nemotron3UltraDisableThinkingRenderer,
+    Nemotron3UltraMediumThinkingRenderer,
+    Nemotron3UltraPreserveThinkingRenderer,
     Nemotron3UltraRenderer,
 )
 from tinker_cookbook.renderers.qwen2_5 import Qwen2_5Renderer
@@ -49,9 +50,9 @@ BUILT_IN: dict[str, RendererFactory] = {
     "chatml": ChatMLRenderer,
     "smollm2": smollm2,
     "llama3": Llama3Renderer,
-    "deepseekv3": DeepSeekV3Renderer,
-    "deepseekv3_disable_thinking": DeepSeekV3Renderer,
-    "deepseekv3_thinking": DeepSeekV3ThinkingRenderer,
+    "deepseekv3": deepseek_v3,
+    "deepseekv3_disable_thinking": deepseek_v3,
+    "deepseekv3_thinking": deepseek_v3_thinking,
     "deepseekv3_2": DeepSeekV32Renderer,
     "deepseekv3_2_thinking": DeepSeekV32ThinkingRenderer,
     "kimi_k2": KimiK2Renderer,
@@ -61,14 +62,12 @@ BUILT_IN: dict[str, RendererFactory] = {
     "glm4_6_disable_thinking": Glm46DisableThinkingRenderer,
     "mistral": MistralRenderer,
     "nemotron3": Nemotron3Renderer,
-    "nemotron3_low_thinking": partial(Nemotron3Renderer, low_effort=True),
-    "nemotron3_preserve_thinking": partial(Nemotron3Renderer, strip_thinking_from_history=False),
+    "nemotron3_low_thinking": Nemotron3LowThinkingRenderer,
+    "nemotron3_preserve_thinking": Nemotron3PreserveThinkingRenderer,
     "nemotron3_disable_thinking": Nemotron3DisableThinkingRenderer,
     "nemotron3_ultra": Nemotron3UltraRenderer,
-    "nemotron3_ultra_medium_thinking": partial(Nemotron3UltraRenderer, medium_effort=True),
-    "nemotron3_ultra_preserve_thinking": partial(
-        Nemotron3UltraRenderer, strip_thinking_from_history=False
-    ),
+    "nemotron3_ultra_medium_thinking": Nemotron3UltraMediumThinkingRenderer,
+    "nemotron3_ultra_preserve_thinking": Nemotron3UltraPreserveThinkingRenderer,
     "nemotron3_ultra_disable_thinking": Nemotron3UltraDisableThinkingRenderer,
     "qwen2_5": Qwen2_5Renderer,
     "qwen3": Qwen3Renderer,

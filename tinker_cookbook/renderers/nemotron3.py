@@ -12,7 +12,6 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from tinker_cookbook.exceptions import RendererError
 from tinker_cookbook.renderers.blocks import BlockReader
 from tinker_cookbook.renderers.chatml import END, START, ChatMLBase
 from tinker_cookbook.renderers.content import ensure_text, get_text_content, system_message
@@ -21,7 +20,7 @@ from tinker_cookbook.renderers.qwen3 import THINKING
 from tinker_cookbook.renderers.rendered import RenderContext, RenderedMessage
 from tinker_cookbook.renderers.streaming import MessageReader
 from tinker_cookbook.renderers.text_only import check_parts, check_role, leading_thinking
-from tinker_cookbook.renderers.tool_calls import as_openai_tool
+from tinker_cookbook.renderers.tool_calls import as_openai_tool, with_parsed_arguments
 from tinker_cookbook.renderers.xml_tool_calls import (
     XML_CALL,
     XML_CALL_INSTRUCTIONS,
@@ -88,6 +87,10 @@ class Nemotron3Renderer(ChatMLBase):
             f"{system_prompt}\n\n" if system_prompt else ""
         ) + f"# Tools\n\nYou have access to the following functions:\n\n<tools>{declared}\n</tools>"
         return [Message(role="system", content=f"{text}\n\n{XML_CALL_INSTRUCTIONS}")]
+
+    def to_openai_message(self, message: Message) -> dict[str, Any]:
+        """Returns the message with arguments of calls as objects, as the template takes them."""
+        return with_parsed_arguments(super().to_openai_message(message))
 
     def _conversation_prefix(self, messages: Sequence[Message]) -> list[int]:
         if messages and messages[0]["role"] == "system":
@@ -156,11 +159,40 @@ class Nemotron3Renderer(ChatMLBase):
         )
 
 
+class Nemotron3PreserveThinkingRenderer(Nemotron3Renderer):
+    """Nemotron 3 that keeps the thinking of earlier turns."""
+
+    def __init__(
+        self, tokenizer: Tokenizer, image_processor: Any = None, *, low_effort: bool = False
+    ) -> None:
+        super().__init__(
+            tokenizer, image_processor, strip_thinking_from_history=False, low_effort=low_effort
+        )
+
+
+class Nemotron3LowThinkingRenderer(Nemotron3Renderer):
+    """Nemotron 3 Super asked to think less."""
+
+    def __init__(
+        self,
+        tokenizer: Tokenizer,
+        image_processor: Any = None,
+        *,
+        strip_thinking_from_history: bool = True,
+    ) -> None:
+        super().__init__(
+            tokenizer,
+            image_processor,
+            strip_thinking_from_history=strip_thinking_from_history,
+            low_effort=True,
+        )
+
+
 class Nemotron3DisableThinkingRenderer(Nemotron3Renderer):
     """Nemotron 3 told not to think: the prompt ends with an empty block.
 
-    An answer of the last turn that carries thinking has no place there and is refused; in history
-    thinking is dropped.
+    An answer of the last turn that carries thinking is written with it, as the template does, but
+    does not continue the prompt, which a warning says; in history thinking is dropped.
     """
 
     @property
@@ -182,10 +214,10 @@ class Nemotron3DisableThinkingRenderer(Nemotron3Renderer):
 
     def _check_kept(self, said: str, ctx: RenderContext) -> None:
         if not said.startswith(_EMPTY):
-            raise RendererError(
-                f"messages[{ctx.idx}].content: got thinking, or a tag of it in the text, expected "
-                f"an answer without: {self._name} tells the model not to think; drop it with "
-                "remove_thinking(content), or use nemotron3"
+            self._warn_once(
+                f"{self._name}: an answer carries thinking, or a tag of it in its text, but "
+                "prompts tell the model not to think, so it is never asked to continue with that; "
+                "drop it with remove_thinking(content), or use nemotron3"
             )
 
 
@@ -219,6 +251,38 @@ class Nemotron3UltraRenderer(Nemotron3Renderer):
         if has_calls:
             return _without_thinking(said, has_calls=True)
         return super()._as_history(said, has_calls=False)
+
+
+class Nemotron3UltraPreserveThinkingRenderer(Nemotron3UltraRenderer):
+    """Nemotron 3 Ultra that keeps the thinking of earlier turns."""
+
+    def __init__(
+        self, tokenizer: Tokenizer, image_processor: Any = None, *, medium_effort: bool = False
+    ) -> None:
+        super().__init__(
+            tokenizer,
+            image_processor,
+            strip_thinking_from_history=False,
+            medium_effort=medium_effort,
+        )
+
+
+class Nemotron3UltraMediumThinkingRenderer(Nemotron3UltraRenderer):
+    """Nemotron 3 Ultra asked to think less."""
+
+    def __init__(
+        self,
+        tokenizer: Tokenizer,
+        image_processor: Any = None,
+        *,
+        strip_thinking_from_history: bool = True,
+    ) -> None:
+        super().__init__(
+            tokenizer,
+            image_processor,
+            strip_thinking_from_history=strip_thinking_from_history,
+            medium_effort=True,
+        )
 
 
 class Nemotron3UltraDisableThinkingRenderer(

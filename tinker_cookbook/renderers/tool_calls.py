@@ -33,6 +33,24 @@ def as_openai_tool(tool: ToolSpec) -> dict[str, Any]:
     return dict(tool) if "function" in tool else {"type": "function", "function": dict(tool)}
 
 
+def with_parsed_arguments(message: dict[str, Any]) -> dict[str, Any]:
+    """Returns a message of the OpenAI API with arguments of calls as objects, not as JSON text.
+
+    Several chat templates take them so. A message with arguments that are no JSON stays as it is.
+    """
+    if not message.get("tool_calls"):
+        return message
+    calls: list[Any] = []
+    for call in message["tool_calls"]:
+        function = dict(call["function"])
+        try:
+            function["arguments"] = json.loads(function["arguments"])
+        except (TypeError, ValueError):
+            return message
+        calls.append({**call, "function": function})
+    return {**message, "tool_calls": calls}
+
+
 def format_tool_calls(message: Message) -> list[str]:
     """Returns each call of the message as a tagged block, arguments as they are spelled."""
     blocks = [

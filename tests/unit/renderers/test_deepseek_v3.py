@@ -120,13 +120,38 @@ def test_histories_with_results_equal_the_template(case, shared_dir, make_render
     check()
 
 
-def test_thinking_of_earlier_turns_is_dropped_without_thinking(shown):
+def test_thinking_is_dropped_without_thinking(shown, caplog):
     answers = [THOUGHT, {"role": "assistant", "content": "<think>hm</think>Hello"}]
     for answer in answers:
         shown_history = shown("deepseekv3", [QUESTION, answer, QUESTION])
         assert "<｜Assistant｜></think>Hello<｜end▁of▁sentence｜>" in shown_history
-        with pytest.raises(RendererError, match="got thinking"):
-            shown("deepseekv3", [QUESTION, answer])
+        caplog.clear()
+        assert shown("deepseekv3", [QUESTION, answer]).endswith(
+            "<｜Assistant｜></think>Hello<｜end▁of▁sentence｜>"
+        )
+        assert "the thinking of an answer is left out" in caplog.text
+
+
+def test_thinking_around_tools(shown):
+    """With thinking: a call keeps it, an answer to results has no block that a prompt opens."""
+    result = {"role": "tool", "content": "1"}
+    asked = [QUESTION, called(call()), result]
+    assert "<｜Assistant｜></think><｜tool▁calls▁begin｜>" in shown("deepseekv3_thinking", asked)
+    assert shown("deepseekv3_thinking", asked, prompt=True).endswith("<｜tool▁output▁end｜>")
+    answered = shown("deepseekv3_thinking", [*asked, THOUGHT])
+    assert "<｜tool▁output▁end｜><think>hm</think>Hello<｜end▁of▁sentence｜>" in answered
+    plain = {"role": "assistant", "content": "Hello"}
+    assert "<｜tool▁output▁end｜>Hello<｜end" in shown("deepseekv3_thinking", [*asked, plain])
+    thought = {**called(call()), "content": THOUGHT["content"]}
+    text = shown("deepseekv3_thinking", [QUESTION, thought, result])
+    assert "<｜Assistant｜><think>hm</think>Hello<｜tool▁calls▁begin｜>" in text
+
+
+def test_later_system_messages_as_the_users(make_renderer):
+    messages = [{"role": "system", "content": "s"}, QUESTION, {"role": "system", "content": "t"}]
+    renderer = make_renderer("deepseekv3?system_role_as_user=true", "deepseek_v3_1")
+    text = renderer.tokenizer.decode(renderer.build_generation_prompt(messages).to_ints())
+    assert text.endswith("<｜User｜>t<｜Assistant｜></think>")
 
 
 @pytest.mark.parametrize(
@@ -135,11 +160,6 @@ def test_thinking_of_earlier_turns_is_dropped_without_thinking(shown):
         ("deepseekv3", [QUESTION, {"role": "system", "content": "x"}], "got 'system'"),
         ("deepseekv3", [{"role": "developer", "content": "x"}], "got 'developer'"),
         ("deepseekv3", [QUESTION | {"tool_calls": [call()]}], "got tool calls by role 'user'"),
-        (
-            "deepseekv3_thinking",
-            [QUESTION, called(call()), {"role": "tool", "content": "1"}],
-            "behind",
-        ),
         ("deepseekv3_2", [QUESTION, called(call(arguments="[1]"))], "got '\\[1\\]'"),
         (
             "deepseekv3_thinking",
@@ -170,8 +190,10 @@ def test_tools_are_declared_as_the_model_card_says(make_renderer):
     )
     assert "<｜tool▁call▁end｜>{{additional_tool_calls}}<｜tool▁calls▁end｜>" in message["content"]
     assert renderer.create_conversation_prefix_with_tools([], "x")[0]["content"] == "x"
-    for spec in ("deepseekv3_thinking", "deepseekv3?version=3"):
-        with pytest.raises(RendererError, match="declares no tools"):
+    thinking = make_renderer("deepseekv3_thinking", "deepseek_v3_1")
+    assert thinking.create_conversation_prefix_with_tools([tool], "Be brief.") == [message]
+    for spec in ("deepseekv3_thinking?version=3", "deepseekv3?version=3"):
+        with pytest.raises(RendererError, match="declare no tools"):
             make_renderer(spec, "deepseek_v3_1").create_conversation_prefix_with_tools([tool])
 
 

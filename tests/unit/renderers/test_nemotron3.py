@@ -137,14 +137,21 @@ def test_declarations_of_every_kind_equal_the_template(nemotron, template, param
     )
 
 
-def test_without_thinking_history_loses_it_and_an_answer_with_it_is_refused(nemotron):
+def test_without_thinking_history_loses_it_and_an_answer_keeps_it_with_a_warning(nemotron, caplog):
     renderer = nemotron("nemotron3_disable_thinking")
     messages = [QUESTION, thought("a", "A"), QUESTION]
     text = renderer.codec.decode(renderer.build_generation_prompt(messages).to_ints())
     assert text.count("<think></think>") == 2
     assert "a\n" not in text.split("assistant", 1)[1].split("<|im_end|>")[0].removeprefix("\n")
-    with pytest.raises(RendererError, match=r"messages\[1\].content: got thinking"):
-        renderer.build_supervised_example(messages[:2])
+    assert not caplog.records
+    example, _ = renderer.build_supervised_example(messages[:2])
+    assert "<think>\na\n</think>\nA<|im_end|>" in renderer.codec.decode(example.to_ints())
+    assert "prompts tell the model not to think" in caplog.text
+
+
+def test_arguments_are_objects_for_templates(nemotron):
+    written = nemotron().to_openai_message(calling("f", {"x": 1}))
+    assert written["tool_calls"][0]["function"]["arguments"] == {"x": 1}
 
 
 @pytest.mark.parametrize(

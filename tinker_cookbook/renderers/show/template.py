@@ -10,7 +10,7 @@ from typing import Any, cast
 from tinker_cookbook.renderers.base import Renderer
 from tinker_cookbook.renderers.messages import Message, ToolSpec
 from tinker_cookbook.renderers.show.tokens import first_difference
-from tinker_cookbook.renderers.tool_calls import as_openai_tool
+from tinker_cookbook.renderers.tool_calls import as_openai_tool, with_parsed_arguments
 
 # Templates ignore what they do not know. Without the first, Llama 3.1 declares tools in the
 # question, where no renderer puts them; the others are how families spell "do not think".
@@ -75,7 +75,7 @@ class TemplateSide:
         for name, messages, ours in pairs:
             written = [self.renderer.to_openai_message(message) for message in messages]
             if parsed and any(message.get("tool_calls") for message in written):
-                written = [_with_parsed_arguments(message) for message in written]
+                written = [with_parsed_arguments(message) for message in written]
                 words += ["arguments of calls given as objects"] * (len(words) < 2)
             try:
                 theirs = self._tokens(written, {**_OPTIONS, **given}, name != "conversation")
@@ -115,17 +115,3 @@ class TemplateSide:
 
 def _brackets(words: Sequence[str]) -> str:
     return f" ({', '.join(words)})" if words else ""
-
-
-def _with_parsed_arguments(message: dict[str, Any]) -> dict[str, Any]:
-    if not message.get("tool_calls"):
-        return message
-    calls: list[Any] = []
-    for call in message["tool_calls"]:
-        function = dict(call["function"])
-        try:
-            function["arguments"] = json.loads(function["arguments"])
-        except (TypeError, ValueError):
-            return message
-        calls.append({**call, "function": function})
-    return {**message, "tool_calls": calls}
