@@ -121,7 +121,7 @@ def _plain_backend(tokenizer: Tokenizer | SupportsEncodeOrdinary) -> Any:
     class has a part in it or a truncation is set."""
     if not _encodes_by_backend(type(tokenizer)):
         return None
-    backend: Any = tokenizer._tokenizer
+    backend: Any = cast(Any, tokenizer)._tokenizer
     changed = backend.truncation or backend.padding or backend.encode_special_tokens
     return None if changed else backend
 

@@ -125,7 +125,6 @@ def test_thinking_is_dropped_without_thinking(shown, caplog):
     for answer in answers:
         shown_history = shown("deepseekv3", [QUESTION, answer, QUESTION])
         assert "<｜Assistant｜></think>Hello<｜end▁of▁sentence｜>" in shown_history
-        caplog.clear()
         assert shown("deepseekv3", [QUESTION, answer]).endswith(
             "<｜Assistant｜></think>Hello<｜end▁of▁sentence｜>"
         )
