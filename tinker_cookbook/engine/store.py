@@ -272,7 +272,7 @@ class CheckpointStore(RunStore):
             state = fmt.read_state(folder)
             fmt.check_sizes(folder, state)
         except CheckpointError as error:
-            problem = str(error)
+            problem = self._shown(str(error))
         return CheckpointInfo(
             path=path,
             created_at=state.created_at if state else folder.stat().st_mtime,
@@ -315,7 +315,7 @@ class CheckpointStore(RunStore):
             try:
                 yield folder
             except CheckpointError as error:
-                raise CheckpointError(f"{error}. {self._others(path)}") from error
+                raise CheckpointError(f"{self._shown(str(error))}. {self._others(path)}") from error
 
     def _missing(self, path: TinkerPath) -> CheckpointError:
         if path.run_id not in self.run_ids():

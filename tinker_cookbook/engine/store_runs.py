@@ -107,9 +107,15 @@ class RunStore:
             raise self._unknown_run(run_id) from None
         except (ValueError, KeyError, TypeError, AttributeError) as error:
             raise CheckpointError(
-                f"{path}: got {path.stat().st_size} bytes that do not describe a run ({error})"
+                self._shown(
+                    f"{path}: got {path.stat().st_size} bytes that do not describe a run ({error})"
+                )
             ) from error
         return RunRecord(run_id, info, created_at, last_used_at=path.stat().st_mtime)
+
+    def _shown(self, text: str) -> str:
+        """Words of an error, without the store's folder where owners are clients of a server."""
+        return text if self.owner is None else text.replace(f"{self.root}{os.sep}", "")
 
     def list_runs(self) -> list[RunRecord]:
         """All runs, the last created first. One whose ``run.json`` is damaged is left out."""

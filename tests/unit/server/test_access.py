@@ -178,6 +178,21 @@ def test_what_the_server_writes_is_its_users_alone(serving, caller, stories_mode
         assert stat.S_IMODE(path.stat().st_mode) in (0o600, 0o700), path
 
 
+def test_an_error_of_a_damaged_checkpoint_names_no_folder_of_the_server(
+    serving, caller, stories_model
+):
+    mine = caller("ann")
+    model = mine.model(stories_model)
+    saved = mine.result(mine.post("save_weights", model_id=model, seq_id=1, path="torn"))["path"]
+    (state,) = serving.root.glob("owners/ann/runs/*/weights/torn/state.json")
+    state.write_bytes(b"{")
+    loaded = mine.result(mine.post("load_weights", model_id=model, seq_id=2, path=saved))
+    listed = mine.get(f"training_runs/{model}/checkpoints")[1]
+    for said in (loaded["error"], str(listed)):
+        assert str(serving.root) not in said
+    assert "weights/torn/state.json: got 1 bytes" in loaded["error"]
+
+
 def test_clients_elsewhere_are_told_the_models_name_and_no_folder(caller, stories_model):
     mine = caller()
     body = {"model_id": mine.model(stories_model)}
