@@ -23,10 +23,11 @@ def chat_dataset(
     builder: ChatDatasetBuilder, rows: Rows, batch_size: int, message_field: str | None = None
 ) -> SupervisedDatasetFromHFDataset:
     """Batches of ``rows``: conversations, or objects with the conversation in ``message_field``."""
-    renderer, train_on_what = builder.renderer, builder.train_on_what
     max_length = builder.common_config.max_length
 
     def to_data(row: Any) -> list[tinker.Datum]:
+        # Looked up here, so that rows can be counted and listed before a tokenizer is there.
+        renderer, train_on_what = builder.renderer, builder.train_on_what
         conversation = row if message_field is None else _conversation(row, message_field, renderer)
         return conversation_to_data(conversation, renderer, max_length, train_on_what)
 

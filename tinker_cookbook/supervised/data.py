@@ -55,6 +55,7 @@ __getattr__ = lazy_exports(
         "FromConversationFileBuilder": "tinker_cookbook.supervised.conversation_file",
         "HFDatasetSource": "tinker_cookbook.supervised.interleaved",
         "InterleavedChatDatasetBuilder": "tinker_cookbook.supervised.interleaved",
+        "datasets": "datasets",
     },
 )
 
@@ -124,6 +125,11 @@ class SupervisedDatasetFromHFDataset(SupervisedDataset):
         self._batch_size = batch_size
         self._mapper = _Mapper(map_fn, flatmap_fn)
         self._order = np.arange(len(hf_dataset))
+
+    @property
+    def hf_dataset(self) -> Rows:
+        """The rows in their own order, as they were given."""
+        return self._rows
 
     @property
     def num_dropped(self) -> int:

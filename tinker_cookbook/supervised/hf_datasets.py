@@ -77,9 +77,9 @@ def _from_hub(path: str, split: str, name: str | None, instead: str) -> Rows:
     unreachable = _why_hub_is_unreachable()
     try:
         if unreachable is None:
-            return datasets.load_dataset(path, name, split=split)
+            return datasets.load_dataset(path, name=name, split=split)
         with _offline():
-            return datasets.load_dataset(path, name, split=split)
+            return datasets.load_dataset(path, name=name, split=split)
     except Exception as error:  # datasets raises a dozen types for "not found" and "offline"
         if unreachable is None:
             raise DataError(

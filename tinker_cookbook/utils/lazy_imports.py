@@ -42,8 +42,8 @@ def lazy_exports(module: str, places: Mapping[str, str]) -> Callable[[str], Any]
 
     Args:
         module: ``__name__`` of the module that defines ``__getattr__``.
-        places: Name -> module that defines it. A name that maps to ``module.name`` is that
-            submodule itself.
+        places: Name -> module that defines it. A name that maps to ``module.name``, or to
+            itself, is that submodule, or library.
 
     Raises:
         AttributeError: From the returned function, for a name that is not in ``places``.
@@ -54,7 +54,8 @@ def lazy_exports(module: str, places: Mapping[str, str]) -> Callable[[str], Any]
         if place is None:
             raise AttributeError(f"module {module!r} has no attribute {name!r}")
         loaded = importlib.import_module(place)
-        value = loaded if place == f"{module}.{name}" else getattr(loaded, name)
+        is_module = place in (name, f"{module}.{name}")
+        value = loaded if is_module else getattr(loaded, name)
         setattr(importlib.import_module(module), name, value)  # found directly from now on
         return value
 
