@@ -15,7 +15,7 @@ import chz
 from recipes.examples import example_data
 from recipes.start import blueprint_of, start
 from tinker_cookbook import cli_utils, hyperparam_utils, model_info
-from tinker_cookbook.exceptions import ConfigurationError, nearest
+from tinker_cookbook.exceptions import ConfigurationError, nearest_sentence
 from tinker_cookbook.renderers import TrainOnWhat
 from tinker_cookbook.supervised import train
 from tinker_cookbook.supervised.conversation_file import FromConversationFileBuilder
@@ -98,7 +98,7 @@ def _check_dataset_settings(cli: CLIConfig) -> None:
     if cli.dataset not in DATASETS:
         raise ConfigurationError(
             f"dataset: got {cli.dataset!r}, expected one of {', '.join(DATASETS)}"
-            f"{nearest(cli.dataset, DATASETS)} Your own file goes into dataset_path=…"
+            f"{nearest_sentence(cli.dataset, DATASETS)} Your own file goes into dataset_path=…"
         )
     if cli.dataset != "example":
         for name in ("dataset_path", "test_path"):

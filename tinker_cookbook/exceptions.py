@@ -122,3 +122,8 @@ def nearest(name: str, known: Iterable[str]) -> str:
     """Returns ``"; did you mean 'x'?"`` for the known name closest to ``name``, or ``""``."""
     matches = get_close_matches(name, list(known), n=1)
     return f"; did you mean {matches[0]!r}?" if matches else ""
+
+
+def nearest_sentence(name: str, known: Iterable[str]) -> str:
+    """As ``nearest``, where another sentence follows: ends with ``?``, or else with a full stop."""
+    return nearest(name, known) or "."

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import chz
 
-from tinker_cookbook.exceptions import ConfigurationError, DataError, nearest
+from tinker_cookbook.exceptions import ConfigurationError, DataError, nearest_sentence
 from tinker_cookbook.utils.entrypoint import run_entrypoint
 from tinker_cookbook.utils.jsonl import read_rows
 
@@ -38,7 +38,7 @@ def main(config: PlotConfig) -> None:
         elif config.metrics != PlotConfig(log_path="").metrics:
             raise ConfigurationError(
                 f"metrics: {name!r} is in no row of {config.log_path}/metrics.jsonl"
-                f"{nearest(name, known)} It has: {', '.join(known)}"
+                f"{nearest_sentence(name, known)} It has: {', '.join(known)}"
             )
     if not curves:
         raise ConfigurationError(

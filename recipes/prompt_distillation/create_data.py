@@ -26,15 +26,19 @@ from recipes.prompt_distillation.answers import AnswerReader, parse_labels
 from recipes.prompt_distillation.output import DistillationFile
 from recipes.prompt_distillation.prompts import (
     LANGUAGE_CLASSIFICATION_PROMPT,
+    QUERY_MARK,
     Task,
     find_task,
+    misspelt_mark,
     read_teacher_prompt,
 )
 from recipes.prompt_distillation.queries import Query, read_queries
-from recipes.prompt_distillation.teacher import Sampling, ask_teacher, say_summary
+from recipes.prompt_distillation.teacher import Sampling, ask_teacher, check_kept, say_summary
 from tinker_cookbook import model_info
-from tinker_cookbook.backends.connect import connect
+from tinker_cookbook.backends.connect import check_backend, connect
 from tinker_cookbook.exceptions import ConfigurationError
+from tinker_cookbook.renderers import get_renderer
+from tinker_cookbook.tokenizer_utils import get_tokenizer
 from tinker_cookbook.training.config import check_model, check_settings
 from tinker_cookbook.utils.console import get_console
 from tinker_cookbook.utils.entrypoint import run_entrypoint
@@ -176,6 +180,27 @@ def settings_of(config: Config, task: Task) -> dict[str, Any]:
     }
 
 
+def check_length(config: Config, task: Task, queries: list[Query]) -> None:
+    """Refuses a prompt that leaves no room for an answer, before the teacher is loaded.
+
+    Only for the local engine: another backend knows the context of its models itself.
+    """
+    kind, _, _ = check_backend(config.backend, config.base_url, config.device, config.dtype)
+    context = model_info.resolve_max_length(config.teacher_model, None)
+    if kind != "local" or context is None or not queries:
+        return
+    longest = max(queries, key=lambda query: len(query.text))
+    renderer = get_renderer(str(config.renderer_name), get_tokenizer(config.teacher_model))
+    prompt = renderer.build_generation_prompt(task.prompt.ask(longest.text)).length
+    if prompt + int(config.max_tokens or 1) > context:
+        raise ConfigurationError(
+            f"max_tokens: got {config.max_tokens}, but the prompt has {prompt} tokens with the "
+            f"longest query, and the context of {config.teacher_model} is {context}; expected at "
+            f"most {context} together: set max_tokens to less, or take a shorter prompt or another "
+            "teacher_model"
+        )
+
+
 def queries_of(config: Config, task: Task) -> list[Query]:
     """The queries; their labels are to be such as the student may say."""
     labels = None if task.labels is None else set(task.labels.values())
@@ -188,6 +213,12 @@ async def main(config: Config) -> None:
     task = task_of(config)
     AnswerReader(task.answer_regex, task.labels)  # a wrong pattern is refused before any work
     queries = queries_of(config, task)
+    if (mistake := misspelt_mark(task.prompt)) is not None:
+        _say(
+            f"warning: the prompt has {mistake}, which stays as it is; did you mean {QUERY_MARK}, "
+            "where the query goes? It follows as a message of its own now"
+        )
+    check_length(config, task, queries)
     with DistillationFile(
         config.output_file, settings_of(config, task), queries, config.samples_per_query
     ) as output:
@@ -195,7 +226,8 @@ async def main(config: Config) -> None:
         if missing:
             await _ask(config, task, output, missing)
         output.finish()
-        say_summary(output)
+        say_summary(output, task.labels)
+        check_kept(output)
 
 
 async def _ask(config: Config, task: Task, output: DistillationFile, missing: list[Query]) -> None:

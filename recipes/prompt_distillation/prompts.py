@@ -10,8 +10,10 @@ go on with; names are then turned into the same two letters, so the student lear
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
+from difflib import get_close_matches
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +22,7 @@ from tinker_cookbook.exceptions import (
     DataFormatError,
     DataValidationError,
     RendererError,
-    nearest,
+    nearest_sentence,
 )
 from tinker_cookbook.renderers import Message, normalize_messages
 
@@ -139,6 +141,16 @@ class TeacherPrompt:
         return any(QUERY_MARK in str(m["content"]) for m in self.messages)
 
 
+def misspelt_mark(prompt: TeacherPrompt) -> str | None:
+    """What looks like ``{query}`` in a prompt that has no such mark, or ``None``."""
+    if prompt.has_mark:
+        return None
+    text = "\n".join(str(message["content"]) for message in prompt.messages)
+    words = re.findall(r"\{(\w+)\}", text)
+    close = get_close_matches(QUERY_MARK.strip("{}"), [word.lower() for word in words], n=1)
+    return f"{{{close[0]}}}" if close else None
+
+
 @dataclass(frozen=True)
 class Task:
     """A prompt and which answers to it count.
@@ -184,7 +196,8 @@ def find_task(name: str) -> Task:
     """
     if name not in TASKS:
         raise ConfigurationError(
-            f"task: got {name!r}, expected one of {', '.join(TASKS)}{nearest(name, TASKS)} A "
+            f"task: got {name!r}, expected one of {', '.join(TASKS)}"
+            f"{nearest_sentence(name, TASKS)} A "
             "prompt of your own goes into teacher_prompt_file=…"
         )
     return TASKS[name]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -13,6 +13,7 @@ from recipes.prompt_distillation.prompts import TeacherPrompt
 from recipes.prompt_distillation.queries import Query
 from tinker_cookbook.completers import TinkerTokenCompleter
 from tinker_cookbook.eval.proportion import describe_share
+from tinker_cookbook.exceptions import DataValidationError
 from tinker_cookbook.renderers import Renderer, get_renderer, get_text_content
 from tinker_cookbook.rl.rollout_waiting import gather_or_cancel
 from tinker_cookbook.utils.console import get_console
@@ -137,11 +138,38 @@ def _short(text: str) -> str:
     return line if len(line) <= _SHOWN_CHARS else f"{line[:_SHOWN_CHARS]}…"
 
 
-def say_summary(output: DistillationFile) -> None:
-    """Prints what is in the file: counts, labels, and how often the teacher is right."""
-    for line in _summary(output.kept, output.dropped):
+def say_summary(output: DistillationFile, labels: Mapping[str, str] | None = None) -> None:
+    """Prints what is in the file: counts, labels, and how often the teacher is right.
+
+    ``labels`` are the answers that may occur; one that never does is pointed out.
+    """
+    lines = [*_summary(output.kept, output.dropped)]
+    if output.kept:
+        lines += [*_unseen(output.kept, labels), f"written to   {output.path}"]
+    for line in lines:
         get_console().print(line, markup=False, soft_wrap=True)
-    get_console().print(f"written to   {output.path}", markup=False, soft_wrap=True)
+
+
+def check_kept(output: DistillationFile) -> None:
+    """Raises ``DataValidationError`` where no answer counts: there is nothing to train on."""
+    if output.kept:
+        return
+    reasons = Counter(row["reason"] for row in output.dropped)
+    said = ", ".join(f"{count} {reason}" for reason, count in reasons.most_common())
+    raise DataValidationError(
+        f"output_file: none of the {len(output.dropped)} answers counts ({said}), so {output.path} "
+        f"has no row to train on; the answers are in {output.folder / 'dropped.jsonl'}. Change "
+        "labels, answer_regex, max_tokens or the prompt, and give another output_file"
+    )
+
+
+def _unseen(kept: Sequence[Row], labels: Mapping[str, str] | None) -> Iterator[str]:
+    unseen = sorted(set((labels or {}).values()) - {said_in(row) for row in kept})
+    if unseen:
+        yield (
+            f"warning: labels: no answer kept says {', '.join(unseen)}, so a student cannot learn "
+            "to say it; the prompt may not ask for it, or all such answers were dropped"
+        )
 
 
 def _summary(kept: Sequence[Row], dropped: Sequence[Row]) -> Iterator[str]:
@@ -150,7 +178,7 @@ def _summary(kept: Sequence[Row], dropped: Sequence[Row]) -> Iterator[str]:
         f" ({reasons})" if reasons else ""
     )
     counts = Counter(said_in(row) for row in kept)
-    if len(counts) <= 30:
+    if 0 < len(counts) <= 30:
         yield "labels       " + "  ".join(f"{name} {n}" for name, n in sorted(counts.items()))
     known = [row for row in kept if "label" in row]
     if known:

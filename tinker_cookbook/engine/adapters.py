@@ -19,6 +19,7 @@ from torch import nn
 
 from tinker_cookbook.engine.frozen import FrozenWeight, frozen
 from tinker_cookbook.engine.low_rank import LowRank, Part, Segments, Terms
+from tinker_cookbook.engine.resolve import check_rank
 from tinker_cookbook.exceptions import CheckpointError, ConfigurationError
 
 ALPHA = 32
@@ -191,9 +192,12 @@ class Adapter:
 
         Drawn on the CPU, so a seed gives the same adapter on every device.
         """
+        covered = list(_covered(spec, targets))
+        # Before anything is allocated: a rank of some thousands takes minutes and all memory.
+        check_rank(spec.rank, max(min(t.in_features, t.out_features) for t in covered))
         generator = torch.Generator().manual_seed(seed)
         tensors = {}
-        for target in _covered(spec, targets):
+        for target in covered:
             bound = 1 / math.sqrt(target.in_features)  # kaiming_uniform with a = sqrt(5)
             a = torch.empty(spec.rank, target.in_features)
             a.uniform_(-bound, bound, generator=generator)

@@ -9,6 +9,7 @@ from __future__ import annotations
 import fnmatch
 import json
 import os
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -131,6 +132,37 @@ def resolve_model(name: str, *, allow_download: bool = True, need: Need = "model
     if found is None:
         raise ModelNotFoundError(_not_found(name, tried, allow_download))
     return found
+
+
+# Small ranks are never refused: a run on a tiny model may have the settings of a large one.
+_RANK_ALWAYS_ALLOWED = 256
+
+
+def check_rank(rank: int, largest: int, setting: str = "rank") -> None:
+    """Refuses a rank at which an adapter has more parameters than the layer that it changes.
+
+    Args:
+        rank: What was asked for.
+        largest: The smaller side (inputs or outputs) of the layer where that is largest. The
+            product B A of an adapter cannot have a higher rank.
+        setting: Name of the setting, for the message.
+    """
+    limit = max(largest, _RANK_ALWAYS_ALLOWED)
+    if rank > limit:
+        raise ConfigurationError(
+            f"{setting}: got {rank}, expected at most {limit}; the layers of this model have a "
+            f"rank of at most {largest}, so a larger adapter cannot learn more. 8 to 128 is usual"
+        )
+
+
+def hidden_size(config: Mapping[str, Any]) -> int | None:
+    """Width of the model that a ``config.json`` describes: one side of all its linear layers."""
+    nested = config.get("text_config")
+    for place in (config, nested if isinstance(nested, dict) else {}):
+        for name in ("hidden_size", "n_embd", "d_model"):
+            if isinstance(place.get(name), int):
+                return place[name]
+    return None
 
 
 def model_config(folder: Path | str) -> dict[str, Any]:

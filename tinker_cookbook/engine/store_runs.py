@@ -13,7 +13,7 @@ from pathlib import Path
 from tinker_cookbook.engine.store_files import explain_disk_errors, replace_file
 from tinker_cookbook.engine.store_format import encode_json
 from tinker_cookbook.engine.store_paths import check_name, default_root, is_safe_name
-from tinker_cookbook.exceptions import CheckpointError, nearest
+from tinker_cookbook.exceptions import CheckpointError, nearest_sentence
 
 logger = logging.getLogger(__name__)
 
@@ -141,7 +141,7 @@ class RunStore:
         known = self.run_ids()
         return CheckpointError(
             f"run id: got {run_id!r}, which is not among the {len(known)} runs {self._runs_of}"
-            f"{nearest(run_id, known)}. {some_of('Its runs', known)}"
+            f"{nearest_sentence(run_id, known)} {some_of('Its runs', known)}"
         )
 
 

@@ -1,8 +1,10 @@
-"""A person plays an environment in the terminal, to see what the model will see::
+"""A person plays an environment in the terminal, to see what the model will see.
 
     python -m tinker_cookbook.rl.play_w_env model_name=MODEL \\
         dataset_builder=recipes.math_rl.arithmetic_env:ArithmeticDatasetBuilder \\
         dataset_builder.SETTING=VALUE …
+
+``renderer_name=…`` is short for ``dataset_builder.renderer_name=…``.
 """
 
 from __future__ import annotations
@@ -27,7 +29,7 @@ from tinker_cookbook.tokenizer_utils import (
     encode_without_special_tokens,
     get_tokenizer,
 )
-from tinker_cookbook.utils.entrypoint import run_entrypoint
+from tinker_cookbook.utils.entrypoint import also_named, run_entrypoint
 
 if TYPE_CHECKING:
     import tinker
@@ -131,6 +133,7 @@ def _pairs(metrics: dict[str, float | int]) -> str:
     return "".join(f", {name} {value:g}" for name, value in metrics.items())
 
 
+@also_named(renderer_name="dataset_builder.renderer_name")
 @chz.chz
 class Config:
     """Which environment to play: dataset_builder=module:Class dataset_builder.SETTING=VALUE …"""

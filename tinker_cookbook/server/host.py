@@ -14,7 +14,7 @@ from pathlib import Path
 
 from tinker_cookbook.backends.local import LocalServiceClient
 from tinker_cookbook.engine.engine import Engine
-from tinker_cookbook.exceptions import ModelNotFoundError, nearest
+from tinker_cookbook.exceptions import ModelNotFoundError, nearest, nearest_sentence
 from tinker_cookbook.server.errors import Gone, NotThere
 from tinker_cookbook.server.keys import KeyFile, Owner
 from tinker_cookbook.server.links import Links
@@ -116,8 +116,8 @@ class Host:
         if name not in self.models:
             raise ModelNotFoundError(
                 f"{field}: got {name!r}, which this server does not serve"
-                f"{nearest(name, self.models)}. It serves {', '.join(self.models)}; its operator "
-                "adds others by model_name="
+                f"{nearest_sentence(name, self.models)} It serves {', '.join(self.models)}; its "
+                "operator adds others by model_name="
             )
         return name
 

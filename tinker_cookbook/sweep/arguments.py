@@ -14,7 +14,7 @@ from typing import Any
 
 import chz
 
-from tinker_cookbook.exceptions import ConfigurationError, nearest
+from tinker_cookbook.exceptions import ConfigurationError, nearest, nearest_sentence
 from tinker_cookbook.sweep.grid import Run, make_runs
 from tinker_cookbook.utils.config_keys import keys_of
 from tinker_cookbook.utils.entrypoint import parse_arguments
@@ -197,7 +197,7 @@ def _import(recipe: str) -> Any:
             raise  # it is there, and something that it needs is not
         raise ConfigurationError(
             f"recipe: got {recipe!r}, but there is no module {error.name}"
-            f"{nearest(recipe, _siblings(recipe))} Expected one that `python -m` finds, such as "
+            f"{nearest_sentence(recipe, _siblings(recipe))} Expected one that `python -m` finds, such as "
             "recipes.sl_loop; start the sweep where the recipe itself starts"
         ) from error
 

@@ -11,7 +11,7 @@ from typing import Any
 from rich.table import Table
 from rich.text import Text
 
-from tinker_cookbook.exceptions import ConfigurationError, nearest
+from tinker_cookbook.exceptions import ConfigurationError, nearest_sentence
 from tinker_cookbook.sweep.grid import Value, is_number, typed
 from tinker_cookbook.sweep.jobs import Job
 from tinker_cookbook.sweep.records import METRICS as METRICS_FILE
@@ -102,7 +102,7 @@ def check_metric(results: Sequence[Result]) -> None:
     known = sorted({key for row in rows for key in row})
     got = finished[0].metric
     raise ConfigurationError(
-        f"metric: got {got or 'none'}, which no run logs{nearest(got or '', known)} Expected one "
+        f"metric: got {got or 'none'}, which no run logs{nearest_sentence(got or '', known)} Expected one "
         f"of: {', '.join(known) or 'nothing was logged'}. The runs are done: the same command with "
         "metric=NAME reads them at once"
     )

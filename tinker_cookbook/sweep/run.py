@@ -144,6 +144,17 @@ def _start_server(sweep: Sweep) -> Server:
     return server
 
 
+def about_metric(metric: str) -> str | None:
+    """What to know about a comparison by this metric; ``None`` for one of held-out data."""
+    if metric.startswith("test/"):
+        return None
+    return (
+        f"{metric} is measured on the batches that are trained on, so overfitting improves it and "
+        "it varies with the batch; a recipe with held-out data, such as recipes.sl_basic, is "
+        "compared by test/nll"
+    )
+
+
 def _conclude(sweep: Sweep, jobs: list[Job]) -> int:
     """Table, file, picture, the best run, and what failed."""
     results = collect(jobs, sweep.metric)
@@ -166,6 +177,8 @@ def _conclude(sweep: Sweep, jobs: list[Job]) -> int:
             markup=False,
             soft_wrap=True,
         )
+        if (about := about_metric(str(best.metric))) is not None:
+            console.print(about, markup=False, soft_wrap=True)
     for line in _draw(results, sweep.log_dir / PICTURE), f"{sweep.log_dir / RESULTS}":
         console.print(line, markup=False, soft_wrap=True)
     if failed:

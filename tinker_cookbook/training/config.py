@@ -8,7 +8,12 @@ from typing import TYPE_CHECKING, Any
 import chz
 
 from tinker_cookbook.backends.connect import check_backend
-from tinker_cookbook.engine.resolve import resolve_model
+from tinker_cookbook.engine.resolve import (
+    check_rank,
+    hidden_size,
+    model_config,
+    resolve_model,
+)
 from tinker_cookbook.exceptions import ConfigurationError
 from tinker_cookbook.renderers import check_renderer_name
 from tinker_cookbook.utils.lr_scheduling import LRSchedule, compute_schedule_lr_multiplier
@@ -88,7 +93,10 @@ def check_model(settings: Any) -> None:
     """
     kind, _, _ = check_backend(settings.backend, settings.base_url, settings.device, settings.dtype)
     if kind == "local":
-        resolve_model(settings.model_name, need="tokenizer")
+        found = resolve_model(settings.model_name, need="tokenizer")
+        width = hidden_size(model_config(found.folder))
+        if width is not None and hasattr(settings, "lora_rank"):
+            check_rank(settings.lora_rank, width, "lora_rank")
 
 
 def check_settings(settings: Any) -> None:

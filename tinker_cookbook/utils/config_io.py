@@ -78,6 +78,14 @@ def load_config(source: str | os.PathLike[str] | Mapping[str, Any]) -> Any:
     if isinstance(source, Mapping):
         return _load_top(dict(source))
     path = Path(source)
+    try:
+        return _load_file(path)
+    except ConfigurationError as error:
+        # Said by the innermost of many nested calls; a traceback through all of them says no more.
+        raise ConfigurationError(str(error)) from None
+
+
+def _load_file(path: Path) -> Any:
     if path.is_dir():
         path = path / CONFIG_FILE
     try:

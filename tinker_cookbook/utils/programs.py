@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import tinker_cookbook
-from tinker_cookbook.exceptions import ConfigurationError, nearest
+from tinker_cookbook.exceptions import ConfigurationError, nearest_sentence
 
 RECIPES = "recipes"
 LIBRARY = "tinker_cookbook"
@@ -106,7 +106,7 @@ def _say_other(arguments: Sequence[str], packages: Sequence[str]) -> str:
         command = " ".join(["python -m", ends[name], *rest])
         return f"got {name!r}, expected no argument here; start the program with: {command}"
     return (
-        f"got {name!r}, which is no program{nearest(name, ends)} Without arguments, "
+        f"got {name!r}, which is no program{nearest_sentence(name, ends)} Without arguments, "
         f"python -m {packages[0]} lists the programs"
     )
 
