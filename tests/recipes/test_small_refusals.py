@@ -63,19 +63,15 @@ def test_a_misspelt_place_of_the_query(text, mark):
     assert misspelt_mark(TeacherPrompt((Message(role="user", content=text),))) == mark
 
 
-def test_a_prompt_too_long_for_the_context_is_refused_before_loading(stories_model):
-    config = resolve(
-        create_data.Config(
-            teacher_model=stories_model,
-            renderer_name="role_colon",
-            task="language",
-            backend="local",
-        )
-    )
+def test_a_prompt_too_long_for_the_context_is_refused_before_loading(stories_model, tmp_path):
+    prompt = tmp_path / "prompt.txt"
+    prompt.write_text("Answer with yes or no: {query}")
+    given = {"teacher_model": stories_model, "renderer_name": "role_colon", "backend": "local"}
+    config = resolve(create_data.Config(**given, teacher_prompt_file=str(prompt), max_tokens=500))
     queries = [Query("short"), Query("a longer query than that")]
-    with pytest.raises(ConfigurationError, match="the context of .* is 512"):
+    with pytest.raises(ConfigurationError, match=r"the context of .* is 512"):
         check_length(config, task_of(config), queries)
-    fits = chz.replace(config, task="language_by_examples", max_tokens=5)
+    fits = chz.replace(config, max_tokens=400)
     check_length(fits, task_of(fits), queries)
 
 
@@ -91,7 +87,7 @@ def test_a_rank_beyond_the_layers_is_refused_before_anything_is_made(stories_mod
         sl_basic.build_config(cli)
     target = Target("q_proj", "attn", 512, 2048)
     with pytest.raises(ConfigurationError, match="rank: got 513, expected at most 512"):
-        Adapter.create(AdapterSpec(513), [target], 0, "cpu")
+        Adapter.create(AdapterSpec(513, train_mlp=False, train_unembed=False), [target], 0, "cpu")
 
 
 def test_ranks_that_pass():

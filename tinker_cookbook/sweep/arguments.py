@@ -197,8 +197,8 @@ def _import(recipe: str) -> Any:
             raise  # it is there, and something that it needs is not
         raise ConfigurationError(
             f"recipe: got {recipe!r}, but there is no module {error.name}"
-            f"{nearest_sentence(recipe, _siblings(recipe))} Expected one that `python -m` finds, such as "
-            "recipes.sl_loop; start the sweep where the recipe itself starts"
+            f"{nearest_sentence(recipe, _siblings(recipe))} Expected one that `python -m` finds, "
+            "such as recipes.sl_loop; start the sweep where the recipe itself starts"
         ) from error
 
 
