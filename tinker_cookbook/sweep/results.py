@@ -103,8 +103,8 @@ def check_metric(results: Sequence[Result]) -> None:
     got = finished[0].metric
     raise ConfigurationError(
         f"metric: got {got or 'none'}, which no run logs{nearest_sentence(got or '', known)} "
-        f"Expected one of: {', '.join(known) or 'nothing was logged'}. The runs are done: the same command with "
-        "metric=NAME reads them at once"
+        f"Expected one of: {', '.join(known) or 'nothing was logged'}. The runs are done: the same "
+        "command with metric=NAME reads them at once"
     )
 
 
