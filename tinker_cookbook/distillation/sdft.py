@@ -16,13 +16,15 @@ that the student writes the texts (``on_policy``) and that the teacher reads ano
 from __future__ import annotations
 
 import asyncio
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import TYPE_CHECKING, Protocol
 
 import chz
 
 from tinker_cookbook import model_info
 from tinker_cookbook.checkpoint_utils import load_checkpoints_file
-from tinker_cookbook.completers import TinkerTokenCompleter
+from tinker_cookbook.completers import TinkerTokenCompleter, TokenCompleter
 from tinker_cookbook.distillation.demonstrations import (
     DEFAULT_DEMO_TEMPLATE,
     Demonstration,
@@ -39,14 +41,24 @@ from tinker_cookbook.distillation.sdft_datums import (
     demonstrated_targets,
     reverse_kl_custom_loss,
 )
+from tinker_cookbook.distillation.sdft_provider import (
+    ProvidedBatches,
+    ProvidedEnvironments,
+    ProvidedTexts,
+    SDFTBatchProvider,
+    Texts,
+)
 from tinker_cookbook.distillation.soft_objective import SoftObjective
 from tinker_cookbook.distillation.topk_targets import SoftDatum, check_top_k, distance_metrics
 from tinker_cookbook.eval.evaluators import Evaluator
 from tinker_cookbook.exceptions import CheckpointError, ConfigurationError, DataValidationError
 from tinker_cookbook.preference.reference import reference_client
+from tinker_cookbook.renderers import get_renderer
+from tinker_cookbook.rl.metric_util import RLTestSetEvaluator
+from tinker_cookbook.rl.types import RLDataset
 from tinker_cookbook.supervised.batch_loop import Batch, BatchConfig, Objective, train_batches
 from tinker_cookbook.supervised.evaluators import NLLEvaluator
-from tinker_cookbook.supervised.types import SupervisedDataset
+from tinker_cookbook.supervised.types import SupervisedDataset, SupervisedDatasetBuilder
 from tinker_cookbook.tokenizer_utils import get_tokenizer
 from tinker_cookbook.training.session import Metrics, TrainingSession
 from tinker_cookbook.utils.entrypoint import run_entrypoint
@@ -61,6 +73,7 @@ __all__ = [
     "DEFAULT_DEMO_TEMPLATE",
     "Config",
     "DemonstrationBuilder",
+    "SDFTBatchProvider",
     "build_reverse_kl_datums",
     "build_sdft_teacher_prompt",
     "build_topk_distillation_datums",
@@ -73,7 +86,15 @@ _NO_CHECK = 1 << 62
 
 @chz.chz
 class Config(BatchConfig):
-    """Settings of a run of self-distillation; ``dataset_builder`` is a ``DemonstrationBuilder``."""
+    """Settings of a run of self-distillation.
+
+    ``dataset_builder`` is a ``DemonstrationBuilder``; it stays ``None`` where :func:`main` is given
+    a provider of batches.
+    """
+
+    dataset_builder: SupervisedDatasetBuilder | None = chz.field(  # type: ignore[assignment]
+        default=None, doc="Demonstrations; leave it out where main is given a provider"
+    )
 
     learning_rate: float = chz.field(default=2e-5, doc="Peak learning rate of AdamW")
     lora_rank: int = chz.field(default=128, doc="Rank of the LoRA adapter")
@@ -105,12 +126,20 @@ class Config(BatchConfig):
     max_context_length: int = chz.field(
         default=32768, doc="Most tokens of teacher prompt and answer; at most the model's context"
     )
+    num_substeps: int = chz.field(
+        default=1, doc="Only 1 is possible: a batch is one optimizer step"
+    )
+    loss_fn: str = chz.field(
+        default="importance_sampling", doc="Has no effect: topk=0, which it was for, is not offered"
+    )
     eval_every: int = chz.field(default=20, doc="Steps between evaluations; 0 is never")
 
     def check(self) -> None:
         """Raises ``ConfigurationError`` for the first setting that cannot work; loads no model."""
         super().check()
-        if not isinstance(self.dataset_builder, DemonstrationBuilder):
+        if self.dataset_builder is not None and not isinstance(
+            self.dataset_builder, DemonstrationBuilder
+        ):
             raise ConfigurationError(
                 f"dataset_builder: got {type(self.dataset_builder).__name__}, expected a "
                 "DemonstrationBuilder, which knows the demonstration of each example"
@@ -124,6 +153,11 @@ class Config(BatchConfig):
         ):
             if getattr(self, name) < low:
                 raise ConfigurationError(f"{name}: got {getattr(self, name)}, expected >= {low}")
+        if self.num_substeps != 1:
+            raise ConfigurationError(
+                f"num_substeps: got {self.num_substeps}, expected 1: a batch is one optimizer "
+                "step; smaller batches give more steps"
+            )
         if not self.on_policy and self.group_size != 1:
             raise ConfigurationError(
                 f"group_size: got {self.group_size} with on_policy=False, expected 1: each "
@@ -151,21 +185,57 @@ class Config(BatchConfig):
         return min(self.max_context_length, context - 1)
 
 
-async def main(config: Config) -> None:
-    """Trains, or continues the run in ``config.log_path``.
+async def main(
+    cfg: Config,
+    sdft_dataset: SDFTBatchProvider | None = None,
+    test_dataset: RLDataset | SDFTBatchProvider | None = None,
+) -> None:
+    """Trains, or continues the run in ``cfg.log_path``.
+
+    Args:
+        cfg: The run's settings.
+        sdft_dataset: Questions with golden answers, in place of ``cfg.dataset_builder``; batch k
+            is trained at step k.
+        test_dataset: Environments to evaluate on every ``cfg.eval_every`` steps, beside a provider.
 
     Raises:
         ConfigurationError: A setting cannot work; nothing was loaded or sampled.
         DataValidationError: A demonstration leaves no room for an answer.
     """
-    config.check()
-    prompts = Prompts(config)
-    await asyncio.to_thread(prompts.check)
+    cfg.check()
+    if (sdft_dataset is None) == (cfg.dataset_builder is None):
+        got = "neither" if sdft_dataset is None else "both"
+        raise ConfigurationError(
+            f"sdft_dataset, dataset_builder: got {got}, expected one of them: where the questions "
+            "and their golden answers come from"
+        )
+    if sdft_dataset is None:
+        prompts = Prompts(cfg)
+        await asyncio.to_thread(prompts.check)
+        source: TextSource = DemonstrationTexts(cfg, prompts)
+        data = None
+    else:
+        source = ProvidedTexts(sdft_dataset, await asyncio.to_thread(_teacher_prompt, cfg))
+        data = ProvidedBatches(sdft_dataset), None
 
     async def objective(session: TrainingSession) -> Objective:
-        return SelfDistillation(config, session, prompts)
+        if test_dataset is not None:
+            held_out = ProvidedEnvironments(test_dataset)
+            session.extra_evaluators.append(RLTestSetEvaluator(held_out, cfg.max_tokens))
+        return SelfDistillation(cfg, session, source)
 
-    await train_batches(config, objective)
+    await train_batches(cfg, objective, data)
+
+
+def _teacher_prompt(config: Config) -> Callable[[str, str], tinker.ModelInput]:
+    """The teacher's prompt of a question and its golden answer."""
+    name, _ = model_info.resolve_renderer_name(config.model_name, config.renderer_name)
+    return partial(
+        build_sdft_teacher_prompt,
+        renderer=get_renderer(name, get_tokenizer(config.model_name)),
+        system_prompt=config.system_prompt,
+        demo_template=config.demo_template,
+    )
 
 
 class Prompts:
@@ -211,6 +281,43 @@ class Prompts:
         return self._builder.demonstrations[row]
 
 
+class TextSource(Protocol):
+    """Where a step's answers come from."""
+
+    async def texts(
+        self, step: int, data: Sequence[tinker.Datum], policy: Callable[[], TokenCompleter]
+    ) -> Texts:
+        """The answers to ``data``; ``policy`` gives the student as it is now, where it answers."""
+        ...
+
+
+class DemonstrationTexts:
+    """Answers of the student to the questions of demonstrations, or the demonstrations."""
+
+    def __init__(self, config: Config, prompts: Prompts) -> None:
+        self._config, self._prompts = config, prompts
+
+    async def texts(
+        self, step: int, data: Sequence[tinker.Datum], policy: Callable[[], TokenCompleter]
+    ) -> Texts:
+        """``group_size`` answers to each question, a function of the seed and the step."""
+        rows = [number_of(datum) for datum in data]
+        if not self._config.on_policy:
+            return [*map(_masked, data)], [self._prompts.teacher(row) for row in rows], {}
+        student, size = policy(), self._config.group_size
+
+        async def one(place: int, row: int) -> list[tinker.Datum]:
+            prompt = self._prompts.student(row)
+            samples = await student.derived(step, place).sample_many(
+                prompt, self._prompts.stop, size
+            )
+            return [answer_datum(prompt, sample.tokens) for sample in samples]
+
+        groups = await asyncio.gather(*(one(i, row) for i, row in enumerate(rows)))
+        teachers = [self._prompts.teacher(row) for row in rows for _ in range(size)]
+        return [datum for group in groups for datum in group], teachers, {}
+
+
 class SelfDistillation(SoftObjective):
     """Metrics are those of ``distance_metrics``, ``demonstrated_targets`` and
     ``reverse_kl_custom_loss``, all under ``sdft/``; and ``sdft/answer_tokens``, the mean length of
@@ -218,8 +325,8 @@ class SelfDistillation(SoftObjective):
 
     prefix = "sdft"
 
-    def __init__(self, config: Config, session: TrainingSession, prompts: Prompts) -> None:
-        self._config, self._session, self._prompts = config, session, prompts
+    def __init__(self, config: Config, session: TrainingSession, source: TextSource) -> None:
+        self._config, self._session, self._source = config, session, source
         self._vocab_size = len(get_tokenizer(config.model_name))
         self._teacher: tuple[int, SamplingClient] | None = None
         self._said_cut = False
@@ -228,15 +335,11 @@ class SelfDistillation(SoftObjective):
     async def prepare(self, step: int, data: list[tinker.Datum]) -> Batch:
         """The student answers with the weights of ``step`` updates; the teacher scores."""
         config = self._config
-        rows = [number_of(datum) for datum in data]
-        if config.on_policy:
-            data = await self._answers(step, rows)
-            rows = [row for row in rows for _ in range(config.group_size)]
-        else:
-            data = [_masked(datum) for datum in data]
+        client = await self._session.sampling_client() if config.on_policy else None
+        data, prompts, played = await self._source.texts(step, data, lambda: self._policy(client))
         soft, metrics = await demonstrated_targets(
             data,
-            [self._prompts.teacher(row) for row in rows],
+            prompts,
             await self._teacher_at(step),
             config.topk,
             config.context,
@@ -247,7 +350,7 @@ class SelfDistillation(SoftObjective):
         self._say_if_cut(int(metrics["sdft/teacher_truncated_count"]))
         lengths = [datum.loss_fn_inputs["mask"].to_numpy().sum() for datum in data]
         metrics["sdft/answer_tokens"] = float(sum(lengths)) / len(lengths)
-        return Batch([each.datum for each in soft], (soft, metrics))
+        return Batch([each.datum for each in soft], (soft, {**played, **metrics}))
 
     def submit(self, client: TrainingClient, batch: Batch) -> Future[types.ForwardBackwardOutput]:
         """Cross-entropy, or the reverse KL under autograd."""
@@ -271,26 +374,17 @@ class SelfDistillation(SoftObjective):
         tokenizer = get_tokenizer(self._config.model_name)
         return [NLLEvaluator.from_dataset(test_set, "test", tokenizer)]
 
-    async def _answers(self, step: int, rows: list[int]) -> list[tinker.Datum]:
-        """``group_size`` answers to each row's question, a function of the seed and the step."""
+    def _policy(self, client: SamplingClient | None) -> TokenCompleter:
+        """The student with the weights of the step."""
+        assert client is not None  # demonstrations ask for no answers
         config = self._config
-        completer = TinkerTokenCompleter(
-            await self._session.sampling_client(),
+        return TinkerTokenCompleter(
+            client,
             config.max_tokens,
             config.temperature,
             context_window=config.context,
             seed=config.seed,
         )
-
-        async def one(place: int, row: int) -> list[tinker.Datum]:
-            prompt = self._prompts.student(row)
-            samples = await completer.derived(step, place).sample_many(
-                prompt, self._prompts.stop, config.group_size
-            )
-            return [answer_datum(prompt, sample.tokens) for sample in samples]
-
-        groups = await asyncio.gather(*(one(i, row) for i, row in enumerate(rows)))
-        return [datum for group in groups for datum in group]
 
     async def _teacher_at(self, step: int) -> SamplingClient:
         """The weights that training began from, or those of the last step to be taken over."""

@@ -149,13 +149,18 @@ class Schedule:
         return divmod(step, self.num_batches)
 
 
-async def train_batches(config: BatchConfig, make_objective: MakeObjective) -> None:
+async def train_batches(
+    config: BatchConfig,
+    make_objective: MakeObjective,
+    data: tuple[SupervisedDataset, SupervisedDataset | None] | None = None,
+) -> None:
     """Trains, or continues the run in ``config.log_path``.
 
-    ``make_objective`` is called once the backend is connected.
+    ``make_objective`` is called once the backend is connected. ``data`` takes the place of what
+    ``config.dataset_builder`` gives.
     """
     config.check()
-    train_set, test_set = config.dataset_builder()
+    train_set, test_set = config.dataset_builder() if data is None else data
     schedule = Schedule.of(train_set, config)
     first = await asyncio.to_thread(first_datum, train_set, config.seed)
     async with training_session(config) as session:
@@ -172,6 +177,7 @@ async def train_batches(config: BatchConfig, make_objective: MakeObjective) -> N
         if (tokenizer := tokenizer_of(config.dataset_builder)) is not None:
             print_example(first, tokenizer)
         session.evaluators = [build() for build in config.evaluator_builders]
+        session.evaluators += session.extra_evaluators
         session.infrequent_evaluators = [b() for b in config.infrequent_evaluator_builders]
         if test_set is not None:
             session.evaluators[:0] = objective.evaluators(test_set)

@@ -96,6 +96,8 @@ class TrainingSession:
         self.start_step = (last.batch or 0) if last is not None else 0
         self.evaluators: list[Evaluator] = []
         self.infrequent_evaluators: list[Evaluator] = []
+        self.extra_evaluators: list[Evaluator] = []
+        """Evaluations that an objective adds to those of the config."""
         self.shows: Callable[[str], bool] = _is_no_count
         self._log = log
         self._console: Console = get_console()

@@ -1,0 +1,63 @@
+"""Self-distillation on questions that user code provides."""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+from pathlib import Path
+
+import pytest
+import tinker
+
+from tinker_cookbook.distillation import sdft
+from tinker_cookbook.distillation.sdft_provider import (
+    ProvidedBatches,
+    ProvidedEnvironments,
+    ProvidedTexts,
+    SDFTBatchProvider,
+)
+from tinker_cookbook.exceptions import ConfigurationError, DataValidationError
+
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "rl"))
+from rollout_samples import Group, Policy, Steps
+
+
+class Questions:
+    def __init__(self, answers=2):
+        self.answers = answers
+
+    def __len__(self):
+        return 3
+
+    def get_batch(self, index):
+        return [Group(Steps), Group(Steps)], ["a", "b"], ["x"] * self.answers
+
+
+def prompt(question, golden):
+    return tinker.ModelInput.from_ints([ord(question), ord(golden)])
+
+
+def texts(provider, number):
+    data = ProvidedBatches(provider).get_batch(number)
+    return asyncio.run(ProvidedTexts(provider, prompt).texts(0, data, Policy))
+
+
+def test_answers_come_with_the_teachers_prompt_of_their_question():
+    assert isinstance(Questions(), SDFTBatchProvider)
+    answers, prompts, metrics = texts(Questions(), 1)
+    assert len(ProvidedBatches(Questions())) == 3
+    assert [p.to_ints() for p in prompts] == [[97, 120], [98, 120]]
+    assert all(datum.loss_fn_inputs["mask"].to_numpy().any() for datum in answers)
+    assert metrics["env/all/total_episodes"] == 2
+    assert len(ProvidedEnvironments(Questions()).get_batch(0)) == 2
+
+
+def test_lists_of_different_length_are_refused():
+    with pytest.raises(DataValidationError, match="2 environments, 2 questions and 1 golden"):
+        texts(Questions(answers=1), 0)
+
+
+def test_a_run_needs_one_source_of_questions(tmp_path):
+    config = sdft.Config(log_path=str(tmp_path / "run"), model_name="gpt2", num_substeps=2)
+    with pytest.raises(ConfigurationError, match="num_substeps: got 2"):
+        asyncio.run(sdft.main(config, Questions()))
