@@ -18,7 +18,17 @@ if TYPE_CHECKING:
     from rich.console import Console
     from transformers import PreTrainedTokenizerBase
 
-__all__ = ["TrainingProgress", "colorize_example", "example_text", "print_example", "special_ids"]
+    from tinker_cookbook.rl.types import Trajectory
+
+__all__ = [
+    "TrainingProgress",
+    "colorize_example",
+    "example_text",
+    "format_trajectory",
+    "print_example",
+    "special_ids",
+    "to_ints",
+]
 
 CONTEXT_STYLE = "yellow"
 TRAINED_STYLE = "green"
@@ -117,6 +127,41 @@ def print_example(
     (console or get_console()).print(
         Panel(body, title=title, title_align="left", subtitle=legend, subtitle_align="left")
     )
+
+
+def to_ints(chunk: tinker.ModelInputChunk, tokenizer: PreTrainedTokenizerBase) -> list[int]:
+    """The tokens of a chunk; an image or audio clip of n tokens is n times the token of ``@``."""
+    tokens = getattr(chunk, "tokens", None)
+    if tokens is not None:
+        return list(tokens)
+    return [tokenizer.encode("@", add_special_tokens=False)[0]] * chunk.length
+
+
+def format_trajectory(
+    trajectory: Trajectory, tokenizer: PreTrainedTokenizerBase, only_last_transition: bool = False
+) -> str:
+    """An episode as text, turn by turn: what was seen, done and earned.
+
+    Args:
+        trajectory: What was played.
+        tokenizer: Decodes prompts and answers.
+        only_last_transition: Leave out all turns but the last.
+    """
+    rule = "=" * 60
+    turns = list(enumerate(trajectory.transitions))[-1 if only_last_transition else 0 :]
+    lines = [rule]
+    for number, turn in turns:
+        seen = [token for chunk in turn.ob.chunks for token in to_ints(chunk, tokenizer)]
+        lines += [
+            f"------ Turn {number} ------",
+            f"Observation: {_decode(tokenizer, seen)}",
+            f"Action: {_decode(tokenizer, list(turn.ac.tokens))}",
+            f"Reward: {turn.reward}",
+            f"Episode done: {turn.episode_done}",
+            f"Metrics: {turn.metrics}",
+            "-" * 60,
+        ]
+    return "\n".join([*lines, rule, ""])
 
 
 def _sequence(datum: tinker.Datum, key: str) -> tuple[list[int | None], list[float]]:

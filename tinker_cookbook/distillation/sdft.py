@@ -57,7 +57,7 @@ from tinker_cookbook.renderers import get_renderer
 from tinker_cookbook.rl.metric_util import RLTestSetEvaluator
 from tinker_cookbook.rl.types import RLDataset
 from tinker_cookbook.supervised.batch_loop import Batch, BatchConfig, Objective, train_batches
-from tinker_cookbook.supervised.evaluators import NLLEvaluator
+from tinker_cookbook.supervised.nll_evaluator import NLLEvaluator
 from tinker_cookbook.supervised.types import SupervisedDataset, SupervisedDatasetBuilder
 from tinker_cookbook.tokenizer_utils import get_tokenizer
 from tinker_cookbook.training.session import Metrics, TrainingSession

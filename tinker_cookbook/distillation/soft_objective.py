@@ -11,7 +11,7 @@ from tinker_cookbook.distillation.mixture import number_of, without_number
 from tinker_cookbook.distillation.topk_targets import SoftDatum, distance_metrics, soft_targets
 from tinker_cookbook.eval.evaluators import Evaluator, TrainingClientEvaluator
 from tinker_cookbook.supervised.batch_loop import Batch, Objective
-from tinker_cookbook.supervised.evaluators import NLLEvaluator, all_data
+from tinker_cookbook.supervised.nll_evaluator import NLLEvaluator, all_data
 from tinker_cookbook.supervised.types import SupervisedDataset
 from tinker_cookbook.training.session import Metrics
 

@@ -30,7 +30,7 @@ from tinker_cookbook.preference.dpo_loss import (
 from tinker_cookbook.preference.reference import reference_client, score_answers
 from tinker_cookbook.supervised.batch_loop import Batch, BatchConfig, Objective, train_batches
 from tinker_cookbook.supervised.common import compute_token_nll
-from tinker_cookbook.supervised.evaluators import all_data
+from tinker_cookbook.supervised.nll_evaluator import all_data
 from tinker_cookbook.supervised.types import SupervisedDataset
 from tinker_cookbook.training.session import Metrics, TrainingSession
 from tinker_cookbook.utils.entrypoint import run_entrypoint

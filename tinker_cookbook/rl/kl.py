@@ -208,11 +208,21 @@ def add_to_advantages(
     return np.concatenate(added)
 
 
-def discounted_future_sum_vectorized(x: npt.NDArray[Any], gamma: float) -> _Array:
-    """``y[t] = x[t] + gamma * x[t + 1] + gamma**2 * x[t + 2] + …`` for [T], in float64.
+def discounted_future_sum_vectorized(x: Any, gamma: float) -> Any:
+    """``y[t] = x[t] + gamma * x[t + 1] + gamma**2 * x[t + 2] + …`` for [T], computed in float64.
 
     Sums over 1, 2, 4, … terms are doubled: ``y_2n[t] = y_n[t] + gamma**n * y_n[t + n]``.
+
+    Args:
+        x: An array, or a tensor.
+        gamma: From 0 to 1.
+
+    Returns:
+        An array of float64; of a tensor a tensor like it.
     """
+    if hasattr(x, "detach"):
+        y = discounted_future_sum_vectorized(x.detach().cpu().numpy(), gamma)
+        return x.new_tensor(y)
     y = np.array(x, dtype=np.float64)
     reach, factor = 1, float(gamma)
     while reach < len(y) and factor != 0:

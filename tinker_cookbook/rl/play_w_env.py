@@ -56,9 +56,13 @@ class ManualPolicy(TokenCompleter):
     _seen: list[int] = field(default_factory=list, init=False, repr=False)
 
     async def __call__(
-        self, model_input: tinker.ModelInput, stop: StopCondition
+        self,
+        model_input: tinker.ModelInput,
+        stop: StopCondition,
+        *,
+        max_tokens: int | None = None,
     ) -> TokensWithLogprobs:
-        """Shows what is new in the prompt and returns what is typed.
+        """Shows what is new in the prompt and returns what is typed, however long it is.
 
         Raises:
             EOFError: The person does not want to go on.
@@ -121,6 +125,15 @@ async def play_env(
             raise
         show("stopped")
         return None
+
+
+def print_trajectory_summary(trajectory: Trajectory) -> None:
+    """Prints how many turns an episode had and what it and each of them earned."""
+    turns = trajectory.transitions
+    print(f"turns: {len(turns)}, reward: {trajectory.reward:g}, ended: {trajectory.stop_reason}")
+    for number, turn in enumerate(turns):
+        if turn.reward:
+            print(f"  turn {number}: reward {turn.reward:g}")
 
 
 def _describe(turn: Transition, number: int) -> str:

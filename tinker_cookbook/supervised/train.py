@@ -22,7 +22,7 @@ from tinker_cookbook.supervised.batch_loop import (
     train_batches,
 )
 from tinker_cookbook.supervised.common import compute_data_bpb, compute_token_nll, count_loss_tokens
-from tinker_cookbook.supervised.evaluators import NLLEvaluator
+from tinker_cookbook.supervised.nll_evaluator import NLLEvaluator
 from tinker_cookbook.supervised.types import SupervisedDataset
 from tinker_cookbook.training.session import Metrics, TrainingSession
 from tinker_cookbook.utils.entrypoint import run_entrypoint

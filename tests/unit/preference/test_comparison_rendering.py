@@ -17,7 +17,7 @@ from tinker_cookbook.preference.types import (
     LabeledComparison,
 )
 from tinker_cookbook.renderers import get_renderer
-from tinker_cookbook.supervised.evaluators import all_data
+from tinker_cookbook.supervised.nll_evaluator import all_data
 from tinker_cookbook.supervised.types import ChatDatasetBuilderCommonConfig, EmptyBatchError
 from tinker_cookbook.tokenizer_utils import get_tokenizer
 

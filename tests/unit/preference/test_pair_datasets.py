@@ -8,7 +8,7 @@ from comparisons import labeled, pair_row, said, write_rows
 from tinker_cookbook.exceptions import ConfigurationError, DataValidationError
 from tinker_cookbook.preference.dpo_datasets import DPODatasetBuilderFromComparisons
 from tinker_cookbook.preference.preference_datasets import ComparisonBuilderFromJsonl
-from tinker_cookbook.supervised.evaluators import all_data
+from tinker_cookbook.supervised.nll_evaluator import all_data
 from tinker_cookbook.supervised.types import ChatDatasetBuilderCommonConfig, EmptyBatchError
 
 

@@ -15,7 +15,7 @@ from tinker_cookbook.backends import connect
 from tinker_cookbook.exceptions import ConfigurationError, DataValidationError
 from tinker_cookbook.supervised.common import datum_from_tokens_weights
 from tinker_cookbook.supervised.data import SupervisedDatasetFromHFDataset
-from tinker_cookbook.supervised.evaluators import NLLEvaluator, SamplerNLLEvaluator
+from tinker_cookbook.supervised.nll_evaluator import NLLEvaluator, SamplerNLLEvaluator
 from tinker_cookbook.tokenizer_utils import get_tokenizer
 
 STORIES = [

@@ -7,7 +7,7 @@ import json
 import pytest
 
 from tinker_cookbook.supervised.conversation_file import FromConversationFileBuilder
-from tinker_cookbook.supervised.evaluators import all_data
+from tinker_cookbook.supervised.nll_evaluator import all_data
 from tinker_cookbook.supervised.types import ChatDatasetBuilderCommonConfig
 
 FORMATS = [

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, Protocol, cast
 
 from tinker_cookbook.utils.logtree.nodes import Node
 
-_CSS = """
+CONVERSATION_CSS = """
 .lt-message { border-left: 3px solid var(--line); padding: 0.1rem 0.75rem; margin: 0.5rem 0; }
 .lt-message-assistant { border-color: var(--accent); background: var(--answer-bg); }
 .lt-role { color: var(--dim); font-size: 0.8rem; font-weight: 600; }
@@ -45,7 +45,15 @@ class ConversationFormatter:
 
     def get_css(self) -> str:
         """Colours of roles."""
-        return _CSS
+        return CONVERSATION_CSS
+
+    def to_data(self) -> dict[str, Any]:
+        """The conversation for JSON: ``type`` and ``messages``."""
+        # Not at the top: reports are written without renderers too.
+        from tinker_cookbook.renderers.content import message_to_jsonable
+
+        messages = [message_to_jsonable(cast(Any, message)) for message in self.messages]
+        return {"type": "conversation", "messages": messages}
 
 
 def _message(message: Mapping[str, Any]) -> Node:
