@@ -153,8 +153,15 @@ class Host:
 
     async def sweep_for_good(self) -> None:
         """Ends sessions whose clients are gone, and drops what was fetched."""
+        pause = min(SWEEP_SECONDS, self._session_seconds / 4)
         while True:
-            await asyncio.sleep(min(SWEEP_SECONDS, self._session_seconds / 4))
+            until = time.monotonic() + pause
+            await asyncio.sleep(pause)
+            late = time.monotonic() - until
+            if late > pause:
+                # The server was held up and read no requests: heartbeats of this time still wait.
+                for session in self._sessions.values():
+                    session.seen_at += late
             with contextlib.suppress(Exception):
                 self.sweep()
 

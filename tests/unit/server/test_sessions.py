@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import asyncio
+import time
 from types import SimpleNamespace
 
+from tinker_cookbook.server.host import Host
+from tinker_cookbook.server.keys import KeyFile
 from tinker_cookbook.server.sessions import IDLE_SECONDS, KEPT_SAMPLERS, OpenSampler, Session
 
 
@@ -20,3 +24,23 @@ def test_old_snapshots_go_and_checkpoints_can_be_opened_again():
     session.put_away(now=10 * IDLE_SECONDS)
     opened = [i for i, one in session.samplers.items() if one.client is not None]
     assert opened == [str(i) for i in range(4, KEPT_SAMPLERS + 4)]
+
+
+def test_a_server_that_was_held_up_does_not_take_its_clients_for_gone(tmp_path):
+    keys = KeyFile(tmp_path / "keys.json", tmp_path)
+    keys.ensure(["local"])
+
+    async def run(held_up: float) -> int:
+        host = Host(SimpleNamespace(), [], keys, 0.2, tmp_path / "server", 1)
+        host.start_session(keys.owner("local"), None, None)
+        sweeping = asyncio.create_task(host.sweep_for_good())
+        await asyncio.sleep(0.01)
+        time.sleep(held_up)  # nothing is read meanwhile, heartbeats neither
+        await asyncio.sleep(0.02)
+        after = len(host.sessions())
+        await asyncio.sleep(0.5)
+        sweeping.cancel()
+        assert not host.sessions()  # who stays silent once it is back is gone
+        return after
+
+    assert asyncio.run(run(0.6)) == 1
