@@ -77,6 +77,7 @@ class LocalServiceClient(ServiceAsync):
         user_metadata: dict[str, str] | None = None,
     ) -> LocalTrainingClient:
         """``create_lora_training_client`` with the id of the run."""
+        self.engine.require_trainable()
         self.engine.resolve(base_model)  # a misspelt name fails here, not at the first step
         seed = secrets.randbits(31) if seed is None else seed
         metadata = {**self._metadata, **(user_metadata or {})}
@@ -127,6 +128,7 @@ class LocalServiceClient(ServiceAsync):
         with_optimizer: bool,
     ) -> LocalTrainingClient:
         """``create_training_client_from_state`` with the id of the new run."""
+        self.engine.require_trainable()
         loaded = self.store.read_checkpoint(path, with_optimizer=with_optimizer)
         name = base_model or loaded.state["base_model"]
         self.engine.resolve(name)

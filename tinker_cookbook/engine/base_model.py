@@ -15,14 +15,14 @@ from torch import nn
 from torch.utils.checkpoint import checkpoint
 
 from tinker_cookbook.engine import batch_attention, cpu_attention, tree_attention
-from tinker_cookbook.engine.adapters import ActiveTerms, AdapterLinear, Target
+from tinker_cookbook.engine.adapters import ActiveTerms, AdapterLinear, AdapterSpec, Target
 from tinker_cookbook.engine.attention_trials import batch_trial, tree_trial, trial_tokens
 from tinker_cookbook.engine.batch_attention import BatchLayout
 from tinker_cookbook.engine.fused import fuse
 from tinker_cookbook.engine.head import Head
 from tinker_cookbook.engine.kv_cache import LayerShape
 from tinker_cookbook.engine.low_rank import Segments, Terms
-from tinker_cookbook.engine.memory import release_cached_memory
+from tinker_cookbook.engine.memory import KnownLimits, release_cached_memory
 from tinker_cookbook.engine.tree_attention import TreeLayout
 from tinker_cookbook.exceptions import ConfigurationError, TrainingError
 
@@ -51,6 +51,8 @@ class BaseModel:
         self.head = Head.of(self._model, self.config)
         self.vocab_size = self.head.weight.shape[0]
         self.targets = _hook(self._model, self._active)
+        self._stacked = _stacked_experts(self._model)
+        self.limits = KnownLimits()
         self.unembed_name = next((t.name for t in self.targets if t.group == "unembed"), "")
         self._rotary = fuse(self._model, dtype)
         self._decoder: Any = self._model.base_model
@@ -142,6 +144,21 @@ class BaseModel:
             yield
         finally:
             config._attn_implementation = usual
+
+    def require_covered(self, spec: AdapterSpec) -> None:
+        """Raises ``ConfigurationError`` if an adapter would leave out layers that it is to cover.
+
+        The routed experts of a mixture-of-experts model are one parameter of three dimensions,
+        which no adapter of the engine covers.
+        """
+        if not (spec.train_mlp and self._stacked):
+            return
+        kinds = sorted({_LAYER.sub(".*.", name) for name in self._stacked})
+        raise ConfigurationError(
+            f"train_mlp=true, but {self.name} has routed experts in {len(self._stacked)} stacked "
+            f"parameters ({', '.join(kinds)}), which an adapter cannot cover here yet; set "
+            "train_mlp=false to train attention and unembedding alone"
+        )
 
     @cached_property
     def ragged(self) -> bool:
@@ -254,6 +271,15 @@ def _hook(model: Any, active: ActiveTerms) -> list[Target]:
             f"{type(model).__name__}: no linear layer was found that an adapter could cover"
         )
     return targets
+
+
+def _stacked_experts(model: Any) -> list[str]:
+    """Names of the MLP parameters that hold the matrices of several experts."""
+    return [
+        name
+        for name, parameter in model.named_parameters()
+        if parameter.dim() == 3 and _LAYER.search(name) and _MLP.search(name) and "vis" not in name
+    ]
 
 
 def _leave_file(model: Any) -> None:

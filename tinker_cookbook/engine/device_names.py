@@ -19,7 +19,10 @@ DTYPE_NAMES = {
 
 
 def check_device_name(device: str) -> str:
-    """Returns ``auto``, ``cuda``, ``cuda:N``, ``mps`` or ``cpu``, in lower case."""
+    """Returns ``auto``, ``cuda``, ``cuda:N``, ``mps`` or ``cpu``, in lower case.
+
+    Of ``mps`` and ``cpu`` there is one each: ``mps:0`` is ``mps``, and other numbers are refused.
+    """
     asked = device.strip().lower()
     kind, _, index = asked.partition(":")
     if asked != "auto" and (kind not in DEVICE_TYPES or (index and not index.isdigit())):
@@ -27,6 +30,12 @@ def check_device_name(device: str) -> str:
             f"device: got {asked!r}, expected auto, cuda, cuda:N, mps or cpu"
             + nearest(kind, DEVICE_TYPES)
         )
+    if kind in ("mps", "cpu") and index:
+        if int(index):
+            raise ConfigurationError(
+                f"device: got {asked!r}, but there is one {kind} device; set device={kind}"
+            )
+        return kind
     return asked
 
 

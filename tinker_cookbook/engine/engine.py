@@ -29,7 +29,7 @@ from tinker_cookbook.engine.devices import (
 )
 from tinker_cookbook.engine.imports import import_architecture, import_library
 from tinker_cookbook.engine.model_memory import check_room, weights_bytes
-from tinker_cookbook.engine.one_by_one import sample_one_by_one
+from tinker_cookbook.engine.one_by_one import OneByOne
 from tinker_cookbook.engine.requests import (
     PromptScores,
     Sample,
@@ -40,6 +40,7 @@ from tinker_cookbook.engine.resolve import ResolvedModel, model_config, resolve_
 from tinker_cookbook.engine.scoring import Scorer
 from tinker_cookbook.engine.training_run import TrainingRun
 from tinker_cookbook.engine.worker import Worker
+from tinker_cookbook.exceptions import ConfigurationError
 
 logger = logging.getLogger(__name__)
 
@@ -60,9 +61,8 @@ class Engine:
         self._models: dict[Path, BaseModel] = {}
         self._resolved: dict[str, ResolvedModel] = {}
         self._resolving = threading.Lock()
-        self._batchers: dict[BaseModel, Batcher] = {}
+        self._batchers: dict[BaseModel, Batcher | OneByOne] = {}
         self._arrived: deque[SampleRequest] = deque()
-        self._single: deque[SampleRequest] = deque()
         self._scorer = Scorer(self.token_budget, self.pause)
         self._worker = Worker(self._start_worker, self._sample_step, self._drop_samples)
 
@@ -140,9 +140,18 @@ class Engine:
             dtype=dtype,
         )
 
+    def require_trainable(self) -> None:
+        """Raises ``ConfigurationError`` where gradients would vanish or overflow unnoticed."""
+        if self.choice.dtype == torch.float16:
+            raise ConfigurationError(
+                "dtype: got float16, in which gradients need loss scaling, which the engine does "
+                "not have; set dtype=bfloat16 or dtype=float32 to train (float16 can sample)"
+            )
+
     def create_run(self, run_id: str, model: str, spec: AdapterSpec, seed: int) -> TrainingRun:
         """A run with a fresh adapter. Runs on the worker."""
         base = self.base_model(model)
+        base.require_covered(spec)
         adapter = Adapter.create(spec, base.targets, seed, base.device)
         return TrainingRun(run_id, base, adapter, self.token_budget(base), pause=self.pause)
 
@@ -151,7 +160,7 @@ class Engine:
         budget = _ACTIVATION_BYTES_CPU
         if base.device.type != "cpu":
             budget = free_memory_bytes(base.device) // 2
-        return max(64, budget // base.activation_bytes_per_token())
+        return base.limits.budget(max(64, budget // base.activation_bytes_per_token()))
 
     def close(self, wait: bool = True) -> None:
         """Drops what is queued; with ``wait`` also waits for the operation in progress."""
@@ -170,9 +179,8 @@ class Engine:
         try:
             return self._step_batches()
         except Exception as error:
-            for waiting in (self._arrived, self._single):
-                while waiting:
-                    waiting.popleft().fail(error)
+            while self._arrived:
+                self._arrived.popleft().fail(error)
             while self._batchers:
                 self._batchers.popitem()[1].give_up(error)
             logger.exception("Sampling broke; the requests that waited have failed.")
@@ -188,22 +196,18 @@ class Engine:
         busy = [batcher for batcher in self._batchers.values() if batcher.busy]
         for batcher in busy:
             batcher.step()
-        if self._single:
-            sample_one_by_one(self._single.popleft())
-        return bool(busy or self._single)
+        return bool(busy)
 
     def _enqueue(self, request: SampleRequest) -> None:
         base = request.sampler.base
-        if base.kv_shapes is None:
-            self._single.append(request)
-            return
         if base not in self._batchers:
-            self._batchers[base] = Batcher(base, base.kv_shapes)
+            shapes = base.kv_shapes
+            self._batchers[base] = OneByOne() if shapes is None else Batcher(base, shapes)
         self._batchers[base].add(request)
 
     def _drop_samples(self) -> None:
         """The engine closes: nobody shall wait for what does not come."""
-        for request in (*self._arrived, *self._single):
+        for request in self._arrived:
             request.future.cancel()
         for batcher in self._batchers.values():
             batcher.cancel_all()
@@ -211,5 +215,5 @@ class Engine:
     def _start_worker(self) -> None:
         if self.choice.device.type == "cpu":
             torch.set_num_threads(cpu_threads())
-        elif self.choice.device.index is not None:
+        elif self.choice.device.type == "cuda" and self.choice.device.index is not None:
             torch.cuda.set_device(self.choice.device)

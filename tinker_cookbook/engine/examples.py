@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from tinker_cookbook.engine.losses import Loss
+from tinker_cookbook.engine.losses import LOSSES, Loss
 from tinker_cookbook.exceptions import DataValidationError, nearest
 
 
@@ -29,6 +29,21 @@ class Example:
 
     def __len__(self) -> int:
         return len(self.tokens)
+
+    def for_loss(self, loss: Loss) -> Example:
+        """Without the fields that only other losses read, and without ``mask``.
+
+        One datum may carry what several losses need, as for the hosted service. A ``mask`` is a
+        note of the caller's: what is trained is said by ``weights`` or ``advantages`` alone. Names
+        that no loss knows stay, for ``check_examples`` to refuse.
+        """
+        used = {*loss.required, *loss.optional}
+        elsewhere = {name for one in LOSSES.values() for name in (*one.required, *one.optional)}
+        ignored = (elsewhere | {"mask"}) - used
+        if ignored.isdisjoint(self.inputs):
+            return self
+        kept = {name: value for name, value in self.inputs.items() if name not in ignored}
+        return Example(self.tokens, kept)
 
 
 def check_examples(

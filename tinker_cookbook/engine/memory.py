@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+from dataclasses import dataclass
 
 import torch
 
@@ -15,6 +16,32 @@ def out_of_memory(error: BaseException) -> bool:
     if isinstance(error, (torch.OutOfMemoryError, MemoryError)):
         return True
     return isinstance(error, RuntimeError) and any(text in str(error) for text in _MESSAGES)
+
+
+@dataclass
+class KnownLimits:
+    """What running out of memory has taught about training a base model, for all its runs.
+
+    ``most_tokens`` is what a micro-batch held at most when it did not fit, halved;
+    ``recompute_from`` the length (padded tokens) at which what cannot be halved fitted only with
+    its activations recomputed.
+    """
+
+    most_tokens: int | None = None
+    recompute_from: int | None = None
+
+    def budget(self, tokens: int) -> int:
+        """``tokens``, or less where that is known to be too much."""
+        return tokens if self.most_tokens is None else min(tokens, self.most_tokens)
+
+    def recomputes(self, tokens: int) -> bool:
+        """Whether so many tokens are known to fit only recomputed."""
+        return self.recompute_from is not None and tokens >= self.recompute_from
+
+    def note_recomputed(self, tokens: int) -> None:
+        """So many tokens fitted only recomputed."""
+        known = self.recompute_from
+        self.recompute_from = tokens if known is None else min(known, tokens)
 
 
 def release_cached_memory(device: torch.device) -> None:

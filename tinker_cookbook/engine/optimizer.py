@@ -44,6 +44,23 @@ class AdamSettings:
                 )
 
 
+_Copies = tuple[list[torch.Tensor], dict[str, torch.Tensor]]
+_LARGEST_GRADIENT = 1.9e19
+"""A gradient with a larger number has a norm that float32 cannot hold, and is refused."""
+
+
+def _may_overflow(settings: AdamSettings) -> bool:
+    """Whether a step could write a number near the end of float32.
+
+    An update is at most ``lr * g / eps`` with the largest gradient ``g`` there was. For usual
+    settings that is far from 3e38, so that nothing has to be copied before a step.
+    """
+    rate, decay = settings.learning_rate, settings.weight_decay
+    if settings.eps == 0 or rate * decay > 1:
+        return True
+    return rate * _LARGEST_GRADIENT / settings.eps > 1e36
+
+
 class AdamW:
     """Optimizer of one adapter. ``parameters`` are leaf tensors by name."""
 
@@ -54,7 +71,11 @@ class AdamW:
     def step(
         self, gradients: Mapping[str, torch.Tensor], settings: AdamSettings
     ) -> dict[str, float]:
-        """One step; returns ``grad_norm`` (before clipping). Weights are untouched on an error."""
+        """One step; returns ``grad_norm`` (before clipping). Weights are untouched on an error.
+
+        Raises:
+            TrainingError: the gradient, or a weight after the step, is NaN or infinite.
+        """
         grads = [gradients[name] for name in self._parameters]
         norm = torch.nn.utils.get_total_norm(grads).item()
         if not math.isfinite(norm):
@@ -73,6 +94,7 @@ class AdamW:
             eps=settings.eps,
             weight_decay=settings.weight_decay,
         )
+        before = self._copies() if _may_overflow(settings) else None
         for parameter, grad in zip(self._parameters.values(), grads, strict=True):
             parameter.grad = grad
         try:
@@ -80,7 +102,31 @@ class AdamW:
         finally:
             self._optimizer.zero_grad(set_to_none=True)
             self._drop_half_made()
+        if before is not None:
+            self._require_finite(before, settings)
         return {"grad_norm": norm}
+
+    def _copies(self) -> _Copies:
+        """Weights and moments as they are now."""
+        weights = [parameter.detach().clone() for parameter in self._parameters.values()]
+        return weights, {name: tensor.clone() for name, tensor in self.state().items()}
+
+    @torch.no_grad()
+    def _require_finite(self, before: _Copies, settings: AdamSettings) -> None:
+        """Puts weights and moments back as they were, and raises, if a weight is not finite."""
+        largest = torch.nn.utils.get_total_norm(list(self._parameters.values()), math.inf).item()
+        if math.isfinite(largest):
+            return
+        weights, state = before
+        for parameter, weight in zip(self._parameters.values(), weights, strict=True):
+            parameter.copy_(weight)
+        self._optimizer.state.clear()
+        self.load(state, "the optimizer")
+        raise TrainingError(
+            f"optim_step: learning_rate={settings.learning_rate:g} with eps={settings.eps:g} and "
+            f"weight_decay={settings.weight_decay:g} would write a weight that is {largest}; the "
+            "weights were left as they were. Lower learning_rate, or set eps to 1e-8"
+        )
 
     def _drop_half_made(self) -> None:
         """The first step makes the moments; where memory ends meanwhile, those of a tensor are not

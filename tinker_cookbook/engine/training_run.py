@@ -92,6 +92,7 @@ class TrainingRun:
         """
         with self._refusing_step_after_failure(backward):
             loss = get_loss(loss_name)
+            data = [example.for_loss(loss) for example in data]
             optional = check_examples(data, loss, self.base.vocab_size, self.base.context_length)
             config = loss.resolve_config(loss_config, per_token=optional)
 
@@ -202,6 +203,8 @@ class TrainingRun:
 
         So is a group that must stay together, of which padded rows are at least two.
         """
+        if self.base.limits.recomputes(group.padded_tokens):
+            return True
         rows = 1 if group.shared else min(2, len(group.rows))
         return group.padded_tokens > 4 * rows * self.token_budget
 
@@ -270,6 +273,8 @@ class TrainingRun:
             micro = MicroBatchPass(self.base, terms, data, group)
             try:
                 run(micro, checkpoint=checkpoint)
+                if checkpoint and not attempts[0]:  # so the next pass does not try in vain first
+                    self.base.limits.note_recomputed(group.padded_tokens)
                 return [(group, micro)]
             except Exception as error:
                 if not out_of_memory(error):
@@ -287,6 +292,7 @@ class TrainingRun:
             )
         logger.warning("Out of memory at %d tokens; halving.", group.padded_tokens)
         self.token_budget = max(1, group.padded_tokens // 2)
+        self.base.limits.most_tokens = self.token_budget
         out = []
         for part in halves:
             out += self._with_retries(data, part, terms, run, backward)

@@ -9,6 +9,7 @@ import pytest
 import torch
 
 from tinker_cookbook.engine import devices
+from tinker_cookbook.engine.device_names import check_device_name
 from tinker_cookbook.engine.devices import (
     choose_device,
     cpu_threads,
@@ -150,3 +151,10 @@ def test_on_a_gpu():
     assert free - free_memory_bytes(choice.device) >= 2**28
     assert peak_memory_bytes(choice.device) >= 2**28
     del held
+
+
+@pytest.mark.parametrize(("asked", "name"), [("mps:0", "mps"), ("cpu:0", "cpu"), ("MPS", "mps")])
+def test_devices_of_which_there_is_one_have_no_number(asked, name):
+    assert check_device_name(asked) == name
+    with pytest.raises(ConfigurationError, match=f"there is one {name} device; set device={name}"):
+        check_device_name(f"{name}:1")

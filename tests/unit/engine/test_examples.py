@@ -82,3 +82,19 @@ def test_good_data_passes():
     assert check_examples([wide], get_loss("cross_entropy"), 9, 10) == frozenset()
     clipped = [rl(clip_low_threshold=np.ones(3, F))]
     assert check_examples(clipped, get_loss("ppo"), 9, 10) == {"clip_low_threshold"}
+
+
+def test_fields_of_other_losses_and_a_mask_are_ignored():
+    """A datum with the fields of several losses, as the hosted service takes it."""
+    everything = {**rl().inputs, **supervised().inputs, "mask": np.ones(3, F)}
+    everything["target_tokens"] = rl().inputs["target_tokens"]
+    example = Example(rl().tokens, everything)
+    for name in ("cross_entropy", "importance_sampling"):
+        loss = get_loss(name)
+        kept = example.for_loss(loss)
+        assert set(kept.inputs) == set(loss.required)
+        check_examples([kept], loss, 10, 10)
+    unknown = Example(example.tokens, {**everything, "advantage": np.ones(3, F)})
+    with pytest.raises(DataValidationError, match="did you mean 'advantages'"):
+        check_examples([unknown.for_loss(loss)], loss, 10, 10)
+    assert GOOD.for_loss(get_loss("cross_entropy")) is GOOD

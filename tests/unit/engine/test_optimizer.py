@@ -125,3 +125,35 @@ def test_a_first_step_without_memory_can_be_taken_again(monkeypatch):
     for one in (optimizer, expected):
         one.step(gradients(0), AdamSettings(1e-2))
     assert all(torch.equal(ours[name], others[name]) for name in ours)
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        AdamSettings(1e-3, eps=0.0),  # 0 / 0 where a gradient is 0, as for a fresh adapter's A
+        AdamSettings(3e38, 0.9, 0.95, 1e-12, 1.0),
+        AdamSettings(1e25, 0.0, 0.95, 1e-30, 1e20),
+    ],
+)
+def test_a_step_that_would_write_nan_or_infinity_changes_nothing(settings):
+    ours, theirs = parameters(), parameters()
+    one, two = AdamW(ours), AdamW(theirs)
+    usual = AdamSettings(1e-3)
+    zero = {name: torch.zeros_like(value) for name, value in gradients(0).items()}
+    for optimizer in (one, two):
+        optimizer.step(zero, usual)
+    with pytest.raises(TrainingError, match=r"would write a weight that is .* left as they were"):
+        one.step({**gradients(1), "c": zero["c"].clone()}, settings)
+    for name in ours:
+        assert torch.equal(ours[name], theirs[name])
+    for optimizer in (one, two):  # moments and step count are as they were, too
+        optimizer.step(gradients(2), usual)
+    for name in ours:
+        assert torch.equal(ours[name], theirs[name])
+
+
+def test_a_usual_step_copies_nothing(monkeypatch):
+    optimizer = AdamW(parameters())
+    monkeypatch.setattr(optimizer, "_copies", lambda: pytest.fail("weights were copied"))
+    optimizer.step(gradients(0), AdamSettings(1e-3, weight_decay=0.1))
+    optimizer.step(gradients(0), AdamSettings(1.0, eps=1e-8))

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import torch
 
-from tinker_cookbook.engine.one_by_one import sample_one_by_one
+from tinker_cookbook.engine.one_by_one import OneByOne
 from tinker_cookbook.engine.requests import SamplingSettings, sample_request, score_request
 from tinker_cookbook.engine.sampler import Sampler
 from tinker_cookbook.exceptions import ConfigurationError, DataValidationError
@@ -33,7 +33,10 @@ def test_one_by_one_equals_the_batch(base):
         prompt = rng.integers(3, base.vocab_size, length)
         for how in ({"temperature": 0.0}, {"seed": 5, "stop_tokens": frozenset(range(3, 60))}):
             alone = sample_request(sampler, prompt, 3, settings(**how))
-            sample_one_by_one(alone)
+            sampling = OneByOne()
+            sampling.add(alone)
+            while sampling.busy:
+                sampling.step()
             found, expected = alone.future.result(0), ref.draw(sampler, prompt, 3, settings(**how))
             assert [s.tokens for s in found] == [s.tokens for s in expected]
             assert [s.stop_reason for s in found] == [s.stop_reason for s in expected]

@@ -10,6 +10,7 @@ import torch
 from tinker_cookbook.engine import training_run
 from tinker_cookbook.engine.adapters import AdapterSpec
 from tinker_cookbook.engine.examples import Example
+from tinker_cookbook.engine.memory import KnownLimits
 from tinker_cookbook.engine.micro_batch import MicroBatchPass
 from tinker_cookbook.engine.optimizer import AdamSettings
 from tinker_cookbook.engine.sampler import Sampler
@@ -219,6 +220,7 @@ def test_activation_checkpointing_changes_nothing_but_memory(
     assert error <= 1e-6
 
 
+@pytest.mark.usefixtures("unlearned_limits")
 def test_out_of_memory_halves_then_checkpoints_then_says_so(stories_base, monkeypatch):
     data = batch(stories_base)
     expected = ref.make_run(stories_base)
@@ -246,6 +248,54 @@ def test_out_of_memory_halves_then_checkpoints_then_says_so(stories_base, monkey
     monkeypatch.setattr(MicroBatchPass, "run", never)
     with pytest.raises(OutOfMemoryError, match=r"a sequence of \d+ tokens.*set max_length lower"):
         run.forward_backward(data, "cross_entropy")
+
+
+@pytest.fixture
+def unlearned_limits(stories_base):
+    stories_base.limits = KnownLimits()
+    yield
+    stories_base.limits = KnownLimits()
+
+
+@pytest.mark.usefixtures("unlearned_limits")
+def test_what_fits_only_recomputed_is_tried_once(stories_base, monkeypatch):
+    """By later passes, and by other runs of the model; shorter rows are not recomputed."""
+    original, seen = MicroBatchPass.run, []
+
+    def short_of_memory(self, *args, checkpoint, **kwargs):
+        tokens = sum(len(example) for example in self._examples)
+        seen.append((tokens, checkpoint))
+        if tokens > 25 and not checkpoint:
+            raise torch.OutOfMemoryError("out of memory")
+        original(self, *args, checkpoint=checkpoint, **kwargs)
+
+    monkeypatch.setattr(MicroBatchPass, "run", short_of_memory)
+    rng = np.random.default_rng(0)
+    long, short = (ref.supervised(rng, stories_base, (length,)) for length in (40, 20))
+    run = ref.make_run(stories_base)
+    for _ in range(3):
+        run.forward_backward(long, "cross_entropy")
+    run.forward_backward(short, "cross_entropy")
+    ref.make_run(stories_base).forward_backward(long, "cross_entropy")
+    recomputed = (len(long[0]), True)
+    assert seen[0] == (len(long[0]), False)
+    assert seen[1:] == [recomputed] * 3 + [(len(short[0]), False), recomputed]
+
+
+@pytest.mark.usefixtures("unlearned_limits")
+def test_other_runs_know_a_token_budget_that_was_too_much(stories_base, monkeypatch):
+    original = MicroBatchPass.run
+
+    def short_of_memory(self, *args, **kwargs):
+        if len(self._examples) > 1:
+            raise torch.OutOfMemoryError("out of memory")
+        original(self, *args, **kwargs)
+
+    monkeypatch.setattr(MicroBatchPass, "run", short_of_memory)
+    run = ref.make_run(stories_base)
+    run.forward_backward(batch(stories_base), "cross_entropy")
+    assert stories_base.limits.budget(10_000) == run.token_budget < 100
+    assert stories_base.limits.budget(7) == 7
 
 
 def test_replace_by_takes_everything(stories_base):

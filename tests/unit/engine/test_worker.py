@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import subprocess
 import sys
 import threading
@@ -10,6 +11,7 @@ from concurrent.futures import CancelledError
 
 import numpy as np
 import pytest
+import torch
 
 from tinker_cookbook.engine.batcher import Batcher
 from tinker_cookbook.engine.engine import Engine
@@ -17,6 +19,7 @@ from tinker_cookbook.engine.optimizer import AdamSettings
 from tinker_cookbook.engine.requests import SamplingSettings, sample_request
 from tinker_cookbook.engine.sampler import Sampler
 from tinker_cookbook.engine.worker import Worker
+from tinker_cookbook.exceptions import ConfigurationError
 
 SECONDS = 20
 
@@ -136,6 +139,7 @@ def test_the_end_of_a_script_waits_for_its_operations(tmp_path):
     code = f"""
 import time, pathlib
 from tinker_cookbook.engine.worker import Worker
+from tinker_cookbook.exceptions import ConfigurationError
 worker = Worker(lambda: None, lambda: False, lambda: None)
 worker.submit(lambda: (time.sleep(0.3), pathlib.Path({str(tmp_path / "out")!r}).write_text("x")))
 """
@@ -219,3 +223,37 @@ def test_the_thread_outlives_what_breaks_sampling(engine, stories_base, monkeypa
         with pytest.raises(IndexError):
             ask().result(10)
     assert len(ask().result(10)) == 2
+
+
+def test_an_operation_waits_for_one_step_of_sampling_at_most(engine, stories_base):
+    """Counted in steps: of 1,500 samples that were queued before, a few are running."""
+    sampler = Sampler(stories_base, None)
+    long = SamplingSettings(max_tokens=200, seed=0)
+    samples = [engine.sample(sample_request(sampler, [1, 5], 300, long)) for _ in range(5)]
+    steps, forward = [], stories_base.hidden_of_batch
+
+    def counting(*args):
+        steps.append(1)
+        return forward(*args)
+
+    stories_base.hidden_of_batch = counting
+    try:
+        while len(steps) < 3:
+            time.sleep(0.01)
+        waits = []
+        for _ in range(4):  # as creating a run, a pass, a step and a save, each after the other
+            before = len(steps)
+            waits.append(engine.submit(lambda: len(steps)).result(SECONDS) - before)
+        assert max(waits) <= 2
+        assert not any(future.done() for future in samples)
+    finally:
+        for future in samples:
+            future.cancel()
+        del stories_base.hidden_of_batch
+
+
+def test_training_in_float16_is_refused(engine):
+    engine.require_trainable()
+    engine.choice = dataclasses.replace(engine.choice, dtype=torch.float16)
+    with pytest.raises(ConfigurationError, match=r"float16.*loss scaling.*set dtype=bfloat16"):
+        engine.require_trainable()
