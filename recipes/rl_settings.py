@@ -16,7 +16,7 @@ from tinker_cookbook import cli_utils, hyperparam_utils, model_info
 from tinker_cookbook.exceptions import ConfigurationError
 from tinker_cookbook.rl import train
 from tinker_cookbook.rl.control import RandomRewardDatasetBuilder
-from tinker_cookbook.rl.policy_settings import PolicySettings
+from tinker_cookbook.rl.policy_settings import DEFAULT_LOSS, RL_LOSSES, PolicySettings
 from tinker_cookbook.rl.rollout_config import TerminationRewardPolicy
 from tinker_cookbook.rl.rollout_strategy import RetryOnFailure
 from tinker_cookbook.rl.types import RLDatasetBuilder
@@ -42,7 +42,12 @@ class SampledSettings(PolicySettings):
     max_tokens: int = chz.field(default=256, doc="Most tokens to sample in a turn")
 
     max_steps_off_policy: int | None = chz.field(
-        default=None, doc="Sample on while training, with weights at most so many updates old"
+        default=None, doc="Sample on while training, at most this many updates ahead of it"
+    )
+    loss_fn: str = chz.field(
+        default="auto",
+        doc=f"One of {', '.join(RL_LOSSES)}; auto: {DEFAULT_LOSS}, or stable_reinforce with "
+        "max_steps_off_policy",
     )
     num_minibatches: int | None = chz.field(
         default=None, doc="Begin to train on parts of the batch while the rest still samples"
@@ -128,7 +133,7 @@ def common_config(cli: SampledSettings, recipe_name: str) -> dict[str, Any]:
         **_mode(cli),
         "rollout_error_tolerance": _tolerance(cli),
         "termination": cli.termination,
-        **cli.shared(),
+        **{**cli.shared(), "loss_fn": DEFAULT_LOSS if cli.loss_fn == "auto" else cli.loss_fn},
     }
 
 
@@ -168,7 +173,9 @@ def _mode(cli: SampledSettings) -> dict[str, Any]:
     }
     if cli.max_steps_off_policy is not None:
         mode["async_config"] = train.AsyncConfig(
-            max_steps_off_policy=cli.max_steps_off_policy, groups_per_batch=cli.groups_per_batch
+            max_steps_off_policy=cli.max_steps_off_policy,
+            groups_per_batch=cli.groups_per_batch,
+            loss_fn="stable_reinforce" if cli.loss_fn == "auto" else cli.loss_fn,
         )
     if cli.num_minibatches is not None:
         mode["stream_minibatch_config"] = train.StreamMinibatchConfig(

@@ -119,7 +119,7 @@ def sample_response_of(
     target_logprobs: types.TensorData | None,
     sequence_ids: Sequence[str],
 ) -> types.SampleResponse:
-    """The SDK's response; ``sequence_ids`` names the sequences, no two of a client alike."""
+    """The SDK's response; ``sequence_ids`` names the sequences, no two of any clients alike."""
     topk = None
     if scores.topk_ids is not None and scores.topk_logprobs is not None:
         topk = TopkLogprobs(scores.topk_ids, scores.topk_logprobs)

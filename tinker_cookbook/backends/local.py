@@ -150,8 +150,11 @@ class LocalServiceClient(ServiceAsync):
         retry_config: Any = None,
         record_stability_info: bool = False,
     ) -> LocalSamplingClient:
-        """Samples from the checkpoint ``model_path`` or from the plain ``base_model``."""
-        refuse("record_stability_info", record_stability_info or None)
+        """Samples from the checkpoint ``model_path`` or from the plain ``base_model``.
+
+        ``record_stability_info`` needs no action here: ``stable_reinforce`` reads the sampler's
+        log-probabilities from each datum, and every sample names its sequence.
+        """
         if (model_path is None) == (base_model is None):
             raise BackendError(
                 "create_sampling_client: give either model_path='tinker://...' or base_model='...'"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import uuid
 from collections.abc import Callable
 from concurrent.futures import Future
 from functools import cache
@@ -42,6 +43,8 @@ class LocalSamplingClient(ReadyClient["LocalSamplingClient"]):
         self._engine = engine
         self._base_model = base_model
         self._made = engine.submit_in(lane, make)
+        # Provenance names sequences of several clients in one batch, so ids carry the client's.
+        self._client_id = uuid.uuid4().hex[:12]
         self._ids = itertools.count()
         super().__init__(self._made)
 
@@ -113,7 +116,7 @@ class LocalSamplingClient(ReadyClient["LocalSamplingClient"]):
                 "use topk_prompt_logprobs"
             )
         tokens = convert.tokens_of(prompt, "prompt")
-        sequence_ids = [str(next(self._ids)) for _ in range(num_samples)]
+        sequence_ids = [f"{self._client_id}:{next(self._ids)}" for _ in range(num_samples)]
 
         targets = None if target_prompt_logprobs is None else _ids_of(target_prompt_logprobs)
         one_token = sampling_params.max_tokens == 1

@@ -146,8 +146,9 @@ class LocalTrainingClient(ReadyClient["LocalTrainingClient"], TrainingAsync):
         """A sampling client for the weights after the operations submitted so far.
 
         Nothing is written: the client holds the present tensors, and later steps leave them alone.
+        ``record_stability_info`` needs no action here: ``stable_reinforce`` reads the sampler's
+        log-probabilities from each datum, and every sample names its sequence.
         """
-        refuse("record_stability_info", record_stability_info or None)
         refuse("kind", None if kind == "snapshot" else kind)
         return LocalSamplingClient.of_run(
             self._engine,
@@ -168,8 +169,7 @@ class LocalTrainingClient(ReadyClient["LocalTrainingClient"], TrainingAsync):
     def create_sampling_client(
         self, model_path: str, retry_config: Any = None, record_stability_info: bool = False
     ) -> LocalSamplingClient:
-        """Samples from a saved checkpoint."""
-        refuse("record_stability_info", record_stability_info or None)
+        """Samples from a saved checkpoint; ``record_stability_info`` needs no action here."""
         return LocalSamplingClient.open(self._engine, self._store, model_path, None)
 
     def get_info(self) -> types.GetInfoResponse:

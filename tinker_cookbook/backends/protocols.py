@@ -123,8 +123,13 @@ class TrainingClient(Protocol):
         """Saves the adapter alone; ``.path`` is ``tinker://RUN/sampler_weights/NAME``."""
         ...
 
-    def save_weights_and_get_sampling_client(self) -> Future[SamplingClient]:
-        """A sampling client for the weights as they are after the operations submitted so far."""
+    def save_weights_and_get_sampling_client(
+        self, *, record_stability_info: bool = False
+    ) -> Future[SamplingClient]:
+        """A sampling client for the weights as they are after the operations submitted so far.
+
+        ``record_stability_info``: its samples can be trained on with ``stable_reinforce``.
+        """
         ...
 
     def get_info(self) -> types.GetInfoResponse:

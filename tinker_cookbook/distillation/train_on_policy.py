@@ -120,7 +120,7 @@ class Config(PolicyTrainingConfig):
         for name, got, expected in (
             ("kl_discount_factor", self.kl_discount_factor, 0),
             ("reward_coef", self.reward_coef, 0),
-            ("loss_fn", self.loss_name, "importance_sampling"),
+            ("loss_fn", self.loss_fn, "importance_sampling"),
         ):
             if got != expected:
                 raise ConfigurationError(

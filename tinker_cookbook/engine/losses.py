@@ -11,9 +11,13 @@ cispo                   ``-(clip(r, lo, hi).detach() * lp * A).sum()``      (arX
 dro                     ``-(lp * A - beta / 2 * (lp - q)**2).sum()``        (arXiv 2405.19107)
                         (no penalty where ``q`` is exactly 0: nobody sampled that token)
 gspo                    ppo with the sequence's ratio in place of the token's (arXiv 2507.18071)
+stable_reinforce        ``-(w * (lp * A - kl_coeff / 2 * (lp - q)**2)).sum()`` with
+                        ``w = clip(r, lo, hi).detach()``; no penalty where ``q`` is exactly 0
 ======================  =====================================================================
 
-Definitions and defaults are those of the Tinker API. Being sums, losses of batches add up, so the
+Definitions and defaults are those of the Tinker API, except for ``stable_reinforce``: the hosted
+API does not publish its objective, so the one here is a stand-in (see ``_stable_reinforce``).
+Being sums, losses of batches add up, so the
 split into micro-batches never changes a gradient; and every loss is linear in signed weights or
 advantages.
 """
@@ -159,6 +163,29 @@ def _gspo(lp: torch.Tensor, inputs: LossInputs) -> torch.Tensor:
     return _clipped_surrogate((log_ratio + lp - lp.detach()).exp(), inputs)
 
 
+def _stable_reinforce(lp: torch.Tensor, inputs: LossInputs) -> torch.Tensor:
+    """REINFORCE with truncated importance weights and a KL term towards the sampling policy.
+
+    This is a stand-in for the hosted objective of the same name, which is not published. With
+    ``w = clip(r, lo, hi).detach()`` the gradient is
+    ``-sum(w * (A - kl_coeff * (lp - q)) * grad lp)``. Where no weight is truncated, its first part
+    is the policy gradient of the learner (REINFORCE, Williams 1992, with importance weights) and
+    its second part ``kl_coeff`` times the gradient of ``KL(learner || sampler)``, because
+    ``E_q[r * log r * grad lp]`` is that gradient. Truncation bounds how much one stale token can
+    count (truncated importance sampling: Ionides 2008; IMPALA, arXiv 1802.01561), and detached
+    weights keep the gradient where ``ppo`` would cut it to zero.
+
+    ``config``: ``kl_coeff`` (default 0.01, that of the Tinker cookbook), ``clip_low_threshold``
+    (0) and ``clip_high_threshold`` (2), the bounds of ``w``.
+    """
+    q = inputs["logprobs"]
+    weight = inputs.clip((lp - q).exp()).detach()
+    # A q of exactly 0 marks a token that was not sampled (a prompt's), so it has no KL.
+    deviation = (lp - q) * (q != 0)
+    penalty = 0.5 * inputs.config["kl_coeff"] * deviation.square()
+    return -(weight * (lp * inputs["advantages"] - penalty)).sum()
+
+
 LOSSES: dict[str, Loss] = {
     loss.name: loss
     for loss in (
@@ -168,12 +195,23 @@ LOSSES: dict[str, Loss] = {
         Loss("cispo", _cispo, _RL, _CLIP, dict(zip(_CLIP, (0.0, 4.0), strict=True))),
         Loss("dro", _dro, _RL, config={"beta": None}),
         Loss("gspo", _gspo, (*_RL, "sequence_ratio_mask"), _CLIP, dict.fromkeys(_CLIP)),
+        Loss(
+            "stable_reinforce",
+            _stable_reinforce,
+            _RL,
+            _CLIP,
+            {"kl_coeff": 0.01, **dict(zip(_CLIP, (0.0, 2.0), strict=True))},
+        ),
     )
 }
 
+STAND_IN_NOTE = (
+    "stable_reinforce: the hosted objective of this name is not published. This backend trains "
+    "with a stand-in: REINFORCE with truncated importance weights and a KL term towards the "
+    "sampling policy (formula: tinker_cookbook/engine/losses.py)"
+)
+
 _NOT_PUBLIC = {
-    "stable_reinforce": "its objective is proprietary and not published, so it exists on the "
-    "hosted API alone; use importance_sampling, ppo or cispo on the local engine",
     "custom": "call forward_backward_custom(data, loss_fn) with your function instead",
 }
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from tinker_cookbook.rl.data_processing import DatumPlace, data_for_loss
+from tinker_cookbook.rl.data_processing import DatumPlace, check_provenance, data_for_loss
 from tinker_cookbook.rl.types import Trajectory
 
 if TYPE_CHECKING:
@@ -102,7 +102,11 @@ def logprobs_of(output: types.ForwardBackwardOutput) -> list[Any]:
 def submit_policy_loss(
     client: TrainingClient, data_D: Sequence[tinker.Datum], config: PolicyTrainingConfig
 ) -> Future[types.ForwardBackwardOutput]:
-    """Starts a pass with the loss that the config names."""
+    """Starts a pass with the loss that the config names.
+
+    Raises DataValidationError where that loss needs provenance that a datum lacks.
+    """
+    check_provenance(data_D, config.loss_name)
     return client.forward_backward(
         data_for_loss(data_D, config.loss_name),
         config.loss_name,  # type: ignore[arg-type]

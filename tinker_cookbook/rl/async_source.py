@@ -1,10 +1,10 @@
 """Asynchronous sampling: groups are started all the time, each with the newest weights.
 
 At most ``groups_per_batch * (K + 1)`` groups are started and not yet trained, so that sampling goes
-on while the policy trains, and yet runs no more than K updates ahead of training. With s updates in
-the weights that sampled a group and t updates done when it would be trained, its lag is t - s; a
-group whose lag exceeds K is discarded, also while it still runs. Training takes the oldest groups
-first.
+on while the policy trains, and yet runs no more than K updates ahead of training. Training takes
+the groups of the oldest weights first. No finished group is discarded: one that takes long is
+trained when it is done, even if it is then more than K updates old, because leaving such groups out
+would train on quick problems more than on slow ones.
 """
 
 from __future__ import annotations
@@ -13,7 +13,6 @@ import asyncio
 import logging
 from collections import deque
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 
 from tinker_cookbook.exceptions import TrainingError
@@ -84,24 +83,11 @@ def _from(
         yield [one for one in problems if one.place >= position or one.place in again]
 
 
-@dataclass
-class _Discarded:
-    """What was thrown away as too old since the last update."""
-
-    groups: int = 0
-    tokens: int = 0
-
-    def add(self, group: PlayedGroup | None) -> None:
-        self.groups += 1
-        if group is not None:
-            self.tokens += sampled_tokens(group)
-
-
 class AsyncSource(GroupSource):
-    """Groups that are up to ``max_steps_off_policy`` updates old.
+    """Groups of which at most ``max_steps_off_policy`` updates' worth are sampled ahead.
 
     Args:
-        dataset: Its problems go round until the run has its updates: what is discarded is made up
+        dataset: Its problems go round until the run has its updates: groups that fail are made up
             for by problems of a further epoch.
         player: Plays the groups.
         config: The run's.
@@ -130,7 +116,6 @@ class AsyncSource(GroupSource):
         self._taken = start_step * self._config.groups_per_batch
         self._wanted = total_steps * self._config.groups_per_batch
         self._in_training = 0
-        self._discarded = _Discarded()
         self._failed = self._failed_in_a_row = 0
         self._current: list[PlayedGroup] = []
         self._error: BaseException | None = None
@@ -148,7 +133,6 @@ class AsyncSource(GroupSource):
                 raise self._error
             if self._failed_in_a_row >= size:
                 raise nothing_played(step, self._failed_in_a_row)
-            self._discard_stale(step)
             if len(self._queue) >= size:
                 break
             self._changed.clear()
@@ -161,11 +145,10 @@ class AsyncSource(GroupSource):
         return Collected(self._current, self._problems.epoch, failed, seconds, metrics)
 
     def renew(self, snapshot: Snapshot) -> None:
-        """Groups are started with these weights from now on; those too old for them go."""
+        """Groups are started with these weights from now on."""
         if self._newest is None or snapshot.step > self._newest.step:
             self._newest = snapshot
             self._in_training, self._current = 0, []
-            self._discard_stale(snapshot.step)
         if self._feeder is None:
             self._feeder = asyncio.create_task(self._feed())
             self._feeder.add_done_callback(self._feeder_done)
@@ -197,25 +180,11 @@ class AsyncSource(GroupSource):
         self._in_training = size
         return groups
 
-    def _discard_stale(self, step: int) -> None:
-        oldest = step - self._config.max_steps_off_policy
-        for group in [group for group in self._queue if group.sampling_step < oldest]:
-            self._queue.remove(group)
-            self._discarded.add(group)
-        for task, (_, snapshot) in list(self._running.items()):
-            if snapshot.step < oldest and not (task.done() or task.cancelling()):
-                task.cancel()
-                self._discarded.add(None)
-
     def _metrics(self) -> Metrics:
-        metrics: Metrics = {
-            "async/groups_discarded": self._discarded.groups,
+        return {
             "async/groups_queued": len(self._queue),
             "async/groups_in_flight": len(self._running),
-            "tokens/discarded/sampled": self._discarded.tokens,
         }
-        self._discarded = _Discarded()
-        return metrics
 
     def _has_room(self) -> bool:
         """Whether one more group may be started."""
@@ -256,15 +225,6 @@ class AsyncSource(GroupSource):
         if not task.cancelled():
             self._error = task.exception() or TrainingError("the dataset has no problems left")
             self._changed.set()
-
-
-def sampled_tokens(group: PlayedGroup) -> int:
-    """Tokens that were sampled for a group."""
-    return sum(
-        len(transition.ac.tokens)
-        for trajectory in group.group.trajectories_G
-        for transition in trajectory.transitions
-    )
 
 
 def _restored(log_path: Path, step: int) -> QueueState:

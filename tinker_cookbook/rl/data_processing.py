@@ -34,6 +34,7 @@ else:
 __all__ = [
     "DatumPlace",
     "assemble_training_data",
+    "check_provenance",
     "compute_advantages",
     "data_for_loss",
     "indices_of_varying_groups",
@@ -51,7 +52,7 @@ class DatumPlace:
 
 
 def trajectory_to_data(
-    traj: Trajectory, traj_advantage: float, *, provenance: bool = False
+    traj: Trajectory, traj_advantage: float, include_provenance: bool = True
 ) -> list[tinker.Datum]:
     """One datum for each longest run of turns of which each extends the one before.
 
@@ -70,8 +71,9 @@ def trajectory_to_data(
     Args:
         traj: What was played.
         traj_advantage: Of the whole trajectory; each of its action tokens gets it.
-        provenance: Attach which sampled sequence each token came from, as the hosted loss
-            ``stable_reinforce`` needs it. Every action must have its ``sequence_id``.
+        include_provenance: Attach which sampled sequence each token came from
+            (``Datum.with_provenance``), as ``stable_reinforce`` needs it. A datum of which an
+            action has no ``sequence_id`` gets none.
 
     Raises:
         DataValidationError: An action has no or not as many log-probabilities as tokens, or one
@@ -82,14 +84,13 @@ def trajectory_to_data(
             f"traj_advantage: got {traj_advantage}, expected a finite number; check the rewards"
         )
     chunks = ChunkKeys()
-    return [run.to_datum(traj_advantage, chunks, provenance) for run in _runs(traj, chunks)]
+    return [run.to_datum(traj_advantage, chunks, include_provenance) for run in _runs(traj, chunks)]
 
 
 def assemble_training_data(
     trajectory_groups_P: Sequence[TrajectoryGroup],
     advantages_P: Sequence[npt.NDArray[np.floating[Any]]],
-    *,
-    provenance: bool = False,
+    include_provenance: bool = True,
 ) -> tuple[list[tinker.Datum], list[DatumPlace]]:
     """The data of all trajectories in order, and where each datum comes from.
 
@@ -103,7 +104,7 @@ def assemble_training_data(
     for g, (group, advantages_G) in enumerate(zip(trajectory_groups_P, advantages_P, strict=True)):
         for m, (traj, advantage) in enumerate(zip(group.trajectories_G, advantages_G, strict=True)):
             try:
-                made = trajectory_to_data(traj, float(advantage), provenance=provenance)
+                made = trajectory_to_data(traj, float(advantage), include_provenance)
             except DataValidationError as error:
                 raise DataValidationError(f"group {g}, member {m}: {error}") from error
             data_D += made
@@ -246,15 +247,28 @@ def _sampled_logprobs(transition: Transition, number: int) -> npt.NDArray[np.flo
     return logprobs
 
 
+def check_provenance(data_D: Sequence[tinker.Datum], loss_fn: str) -> None:
+    """Raises ``DataValidationError`` where ``loss_fn`` needs provenance that a datum lacks."""
+    if loss_fn != "stable_reinforce":
+        return
+    for index, datum in enumerate(data_D):
+        if datum.loss_fn_input_spans is None:
+            raise DataValidationError(
+                f"datum {index}: it has no provenance, which loss_fn='stable_reinforce' needs, "
+                "because one of its actions has no sequence_id; a TokenCompleter of your own must "
+                "set TokensWithLogprobs.sequence_id, or train with another loss_fn"
+            )
+
+
 def _with_provenance(datum: tinker.Datum, turns: Sequence[_Turn]) -> tinker.Datum:
-    """Names the sampled sequence, and the place in its prompt or sample, of every position."""
+    """Names the sampled sequence, and the place in its prompt or sample, of every position.
+
+    Spans must cover the whole datum, so one turn without a ``sequence_id`` leaves it without any.
+    """
     spans: list[types.PromptProvenanceSpan | types.SampledProvenanceSpan] = []
     for turn in turns:
         if not turn.sequence_id:
-            raise DataValidationError(
-                "sequence_id: an action has none, which provenance needs; sample with a client "
-                "that names its sequences, or choose another loss_fn than stable_reinforce"
-            )
+            return datum
         spans.append(
             types.PromptProvenanceSpan(
                 sequence_id=turn.sequence_id, offset=turn.offset, length=len(turn.new)

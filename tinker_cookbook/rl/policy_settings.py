@@ -23,6 +23,7 @@ _ALGORITHMS = {
 }
 
 RL_LOSSES = ("importance_sampling", "ppo", "cispo", "dro", "gspo", "stable_reinforce")
+DEFAULT_LOSS = "importance_sampling"
 
 
 def loss_hint(name: str, losses: Sequence[str] = RL_LOSSES) -> str:
@@ -46,7 +47,7 @@ class PolicySettings(RunSettings):
     eval_temperature: float = chz.field(default=1.0, doc="Temperature on the test set; 0: greedy")
     lr_schedule: LRSchedule = chz.field(default="constant", doc="linear, cosine or constant")
 
-    loss_fn: str = chz.field(default="importance_sampling", doc=f"One of {', '.join(RL_LOSSES)}")
+    loss_fn: str = chz.field(default=DEFAULT_LOSS, doc=f"One of {', '.join(RL_LOSSES)}")
     loss_fn_config: dict[str, float] | None = chz.field(
         default=None, doc="The loss's own settings: loss_fn_config.clip_high_threshold=1.3"
     )

@@ -18,6 +18,7 @@ Transcripts of that batch are in ``iteration_{k-1}``, whose number is ``progress
 from __future__ import annotations
 
 import asyncio
+import logging
 import time
 from collections.abc import Awaitable, Callable
 from concurrent.futures import Executor
@@ -49,6 +50,8 @@ from tinker_cookbook.utils.paths import local_path
 from tinker_cookbook.utils.trace import scope_span
 
 __all__ = ["AsyncConfig", "Config", "KLReferenceConfig", "StreamMinibatchConfig", "main", "run"]
+
+logger = logging.getLogger(__name__)
 
 MakeAdjuster: TypeAlias = Callable[[TrainingSession], Awaitable[AdvantageAdjuster | None]]
 """Opens what the advantages depend on beside the rewards; ``None``: they depend on nothing else."""
@@ -99,6 +102,7 @@ async def run(
         session.say(*length_notes(total_steps, epoch, config))
         tokenizer = await asyncio.to_thread(client.get_tokenizer)
         adjuster = await make_adjuster(session)
+        tell_about_loss(config, session)
         progress = RLProgress(total_steps, session.start_step)
         with Reporter(config, session, progress, tokenizer) as reporter:
             reporter.add_evaluators(test_set)
@@ -108,6 +112,22 @@ async def run(
             async with source:
                 await loop.run(total_steps)
         session.say(*session.summary())
+
+
+def tell_about_loss(config: PolicyTrainingConfig, session: TrainingSession) -> None:
+    """Says once, at the start, what a person should know of the loss that the run trains with."""
+    name, async_config = config.loss_name, config.async_config
+    if name == "stable_reinforce" and session.connection.kind == "local":
+        from tinker_cookbook.engine.losses import STAND_IN_NOTE  # loads torch
+
+        session.say(STAND_IN_NOTE)
+    stale = async_config is not None and async_config.max_steps_off_policy > 0
+    if stale and name in ("importance_sampling", "cispo"):
+        logger.warning(
+            "async_config.loss_fn=%s can become unstable on data of older weights, of which none "
+            "are discarded; stable_reinforce or ppo are safer",
+            name,
+        )
 
 
 def check_first_batch(config: PolicyTrainingConfig, dataset: RLDataset) -> int:
@@ -242,7 +262,10 @@ class _Loop:
         return snapshot
 
     async def _snapshot(self, step: int) -> Snapshot:
-        return Snapshot(await self._session.sampling_client(), step)
+        client = await self._session.sampling_client(
+            record_stability_info=self._config.records_stability_info()
+        )
+        return Snapshot(client, step)
 
 
 if __name__ == "__main__":

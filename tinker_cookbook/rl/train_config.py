@@ -10,7 +10,12 @@ from tinker_cookbook.backends.connect import check_backend
 from tinker_cookbook.eval.evaluators import EvaluatorBuilder
 from tinker_cookbook.exceptions import ConfigurationError
 from tinker_cookbook.model_info import resolve_max_length
-from tinker_cookbook.rl.policy_settings import RL_LOSSES, PolicySettings, loss_hint
+from tinker_cookbook.rl.policy_settings import (
+    DEFAULT_LOSS,
+    RL_LOSSES,
+    PolicySettings,
+    loss_hint,
+)
 from tinker_cookbook.rl.rollout_config import RolloutConfig, TerminationRewardPolicy
 from tinker_cookbook.rl.rollout_strategy import RolloutStrategy
 from tinker_cookbook.rl.types import RLDatasetBuilder
@@ -39,13 +44,22 @@ class KLReferenceConfig:
 
 @chz.chz
 class AsyncConfig:
-    """Sampling goes on while the policy trains; what was sampled too long ago is discarded."""
+    """Sampling goes on while the policy trains.
+
+    At most ``groups_per_batch * (max_steps_off_policy + 1)`` groups are started and not yet
+    trained. No finished group is discarded: a slow one is trained when it is done, also where it is
+    then more than ``max_steps_off_policy`` updates old. With 0 all data are on-policy. A group that
+    never ends keeps its place, so environments that can hang need a timeout
+    (``rollout_error_tolerance=RetryOnFailure(per_rollout_timeout=...)``).
+    """
 
     max_steps_off_policy: int = chz.field(
-        doc="Most updates between the weights that sampled a group and the update that trains it"
+        doc="Updates that sampling may run ahead of training; 0: on-policy"
     )
     groups_per_batch: int = chz.field(doc="Groups an update trains, whatever the dataset's batches")
-    loss_fn: str | None = chz.field(default=None, doc="Instead of the run's loss_fn")
+    loss_fn: str = chz.field(
+        default="stable_reinforce", doc="Loss of an asynchronous run, instead of the run's loss_fn"
+    )
 
     def check(self) -> None:
         """Raises ``ConfigurationError`` for a number out of range."""
@@ -101,10 +115,16 @@ class PolicyTrainingConfig(PolicySettings, TrainingConfig):
 
     @property
     def loss_name(self) -> str:
-        """The loss that is trained with."""
-        if self.async_config is not None and self.async_config.loss_fn is not None:
-            return self.async_config.loss_fn
-        return self.loss_fn
+        """The loss that is trained with: ``async_config.loss_fn`` in an asynchronous run."""
+        return self.loss_fn if self.async_config is None else self.async_config.loss_fn
+
+    def training_loss_fn(self) -> str:
+        """``loss_name`` under the name that it has in the Tinker cookbook."""
+        return self.loss_name
+
+    def records_stability_info(self) -> bool:
+        """Whether sampling must record what ``stable_reinforce`` trains on."""
+        return self.loss_name == "stable_reinforce"
 
     def rollouts(self) -> RolloutConfig:
         """How episodes are played, ``termination`` included."""
@@ -149,6 +169,18 @@ class PolicyTrainingConfig(PolicySettings, TrainingConfig):
         if name not in RL_LOSSES:
             raise ConfigurationError(
                 f"loss_fn: got {name!r}, expected one of {', '.join(RL_LOSSES)}{loss_hint(name)}"
+            )
+        if self.async_config is not None and self.loss_fn not in (DEFAULT_LOSS, name):
+            raise ConfigurationError(
+                f"loss_fn: got {self.loss_fn!r} with async_config.loss_fn={name!r}; an "
+                "asynchronous run trains with async_config.loss_fn, so set it there: "
+                f"async_config.loss_fn={self.loss_fn}"
+            )
+        if name == "stable_reinforce" and self.kl_penalty_coef > 0 and self.kl_discount_factor > 0:
+            raise ConfigurationError(
+                f"kl_discount_factor: got {self.kl_discount_factor:g} with "
+                "loss_fn='stable_reinforce' (the default of asynchronous runs), which does not "
+                "support it; expected 0, or another loss (loss_fn, async_config.loss_fn)"
             )
         kind, _, _ = check_backend(self.backend, self.base_url, self.device, self.dtype)
         if kind == "local":

@@ -137,7 +137,6 @@ class Update:
         data_D, places_D = assemble_training_data(
             [group.group for group in chosen],
             [group.advantages for group in chosen],  # type: ignore[misc]
-            provenance=config.loss_name == "stable_reinforce",
         )
         return PlayedData(chosen, data_D, places_D), bool(varying)
 

@@ -10,7 +10,7 @@ from fastapi import APIRouter, Request
 from tinker import types
 
 from tinker_cookbook.backends.local_sampling import LocalSamplingClient
-from tinker_cookbook.exceptions import BackendError, DataValidationError
+from tinker_cookbook.exceptions import DataValidationError
 from tinker_cookbook.server import bodies
 from tinker_cookbook.server.access import TheHost, TheOwner
 from tinker_cookbook.server.decode import prompt_of, tensor_of
@@ -47,11 +47,6 @@ async def asample(request: Request, owner: TheOwner, host: TheHost) -> dict[str,
         raise DataValidationError(
             "asample: got no sampling_session_id and seq_id; expected both, from "
             "create_sampling_session"
-        )
-    if body.record_stability_info:
-        raise BackendError(
-            "record_stability_info: only the hosted service has the loss that reads it "
-            "(stable_reinforce); leave it out, or train with loss_fn=importance_sampling here"
         )
     session, sampler = host.sampler(owner, body.sampling_session_id)
     request_id = f"{sampler.sampler_id}:{body.seq_id}"

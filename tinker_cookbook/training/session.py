@@ -206,10 +206,15 @@ class TrainingSession:
         self.say(f"step {step}/{self.total_steps}  {shown}")
         return {**metrics, "time/eval": time.monotonic() - started}
 
-    async def sampling_client(self) -> SamplingClient:
-        """A client for the present weights."""
+    async def sampling_client(self, *, record_stability_info: bool = False) -> SamplingClient:
+        """A client for the present weights.
+
+        ``record_stability_info`` is needed to train on its samples with ``stable_reinforce``.
+        """
+        # Left out where it is not needed, because older SDKs do not know the argument.
+        asked = {"record_stability_info": True} if record_stability_info else {}
         async with scope_span("save_weights_and_get_sampling_client"):
-            return await self.client.save_weights_and_get_sampling_client()
+            return await self.client.save_weights_and_get_sampling_client(**asked)
 
     def tell_how_to_continue(self, error: BaseException) -> None:
         """After an error or Ctrl-C: what is safe and how to go on."""

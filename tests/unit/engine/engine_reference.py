@@ -147,7 +147,10 @@ def reference_loss(
                 clipped = torch.tensor(float(low))
             elif ratio > high:
                 clipped = torch.tensor(float(high))
-            if name == "cispo":
+            if name == "stable_reinforce":
+                kl = 0.5 * config["kl_coeff"] * (lp[i] - q[i]) ** 2
+                term = clipped.detach() * (lp[i] * a - kl)
+            elif name == "cispo":
                 term = clipped.detach() * lp[i] * a
             else:
                 term = ratio * a if ratio * a <= clipped * a else clipped * a

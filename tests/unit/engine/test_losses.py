@@ -37,6 +37,10 @@ def surrogate(ratio, low, high) -> float:
     return -np.minimum(ratio * A, np.clip(ratio, low, high) * A).sum()
 
 
+def stable(coeff, low, high) -> float:
+    return -(np.clip(R, low, high) * (LP * A - 0.5 * coeff * (LP - Q) ** 2)).sum()
+
+
 def test_values_are_those_of_the_definitions():
     s = np.exp(
         [((LP - Q) * MASK)[i == SEQUENCE].sum() / MASK[i == SEQUENCE].sum() for i in range(4)]
@@ -53,6 +57,8 @@ def test_values_are_those_of_the_definitions():
         value("cispo"): -(np.clip(R, 0.0, 4.0) * LP * A).sum(),
         value("cispo", narrow): -(np.clip(R, 0.5, 1.5) * LP * A).sum(),
         value("dro", {"beta": 0.05}): -(LP * A - 0.5 * 0.05 * (LP - Q) ** 2).sum(),
+        value("stable_reinforce"): stable(0.01, 0.0, 2.0),
+        value("stable_reinforce", {"kl_coeff": 0.5, **narrow}): stable(0.5, 0.5, 1.5),
         value("gspo", narrow): surrogate(s[SEQUENCE], 0.5, 1.5),
         value("gspo", **clips): surrogate(s[SEQUENCE], low, high),
     }
@@ -70,7 +76,7 @@ def test_a_sequence_without_ratio_tokens_has_ratio_one():
     ("name", "config", "message"),
     [
         ("ppoo", None, r"loss_fn: got 'ppoo', expected one of .*did you mean 'ppo'\?"),
-        ("stable_reinforce", None, r"'stable_reinforce' is not available here: .*proprietary"),
+        ("stable_reinforce", {"kl_coef": 0.1}, r"stable_reinforce does not know it.*'kl_coeff'"),
         ("custom", None, r"forward_backward_custom"),
         ("dro", None, r"loss_fn_config\['beta'\]: dro has no public default.*0\.05"),
         ("gspo", {"clip_low_threshold": 0.9}, r"clip_high_threshold.*gspo has no public default"),
@@ -93,13 +99,51 @@ def test_wrong_settings_are_named(name, config, message):
 
 def test_every_loss_is_in_the_table():
     expected = {"cross_entropy", "importance_sampling", "ppo", "cispo", "dro", "gspo"}
-    assert set(LOSSES) == expected
+    assert set(LOSSES) == expected | {"stable_reinforce"}
 
 
-def test_dro_leaves_tokens_alone_that_nobody_sampled():
+@pytest.mark.parametrize(
+    ("name", "config", "expected"),
+    [("dro", {"beta": 0.5}, -0.5), ("stable_reinforce", {"kl_coeff": 0.5}, -0.5 * math.exp(-1))],
+)
+def test_tokens_that_were_not_sampled_have_no_penalty(name, config, expected):
     """Prompt tokens have neither an advantage nor a sampler's log-probability."""
     lp = torch.tensor([-3.0, -2.0], requires_grad=True)
     fields = {"logprobs": torch.tensor([0.0, -1.0]), "advantages": torch.tensor([0.0, 0.0])}
-    inputs = LossInputs(fields, torch.zeros(2, dtype=torch.long), 1, {"beta": 0.5})
-    (gradient,) = torch.autograd.grad(LOSSES["dro"].function(lp, inputs), lp)
-    assert gradient.tolist() == [0.0, -0.5]
+    loss = get_loss(name)
+    resolved = loss.resolve_config(config)
+    inputs = LossInputs(fields, torch.zeros(2, dtype=torch.long), 1, resolved)
+    (gradient,) = torch.autograd.grad(loss.function(lp, inputs), lp)
+    assert gradient.tolist() == pytest.approx([0.0, expected])
+
+
+def test_the_gradient_of_stable_reinforce_is_that_of_its_definition():
+    """Weights are detached, truncated ones still pass a gradient, and the KL term pulls back."""
+    lp = torch.from_numpy(LP).requires_grad_()
+    fields = {"logprobs": torch.from_numpy(Q), "advantages": torch.from_numpy(A)}
+    config = get_loss("stable_reinforce").resolve_config({"kl_coeff": 0.3})
+    inputs = LossInputs(fields, torch.from_numpy(SEQUENCE), 4, config)
+    (found,) = torch.autograd.grad(LOSSES["stable_reinforce"].function(lp, inputs), lp)
+    expected = -np.minimum(R, 2.0) * (A - 0.3 * (LP - Q))
+    assert found.numpy() == pytest.approx(expected, rel=1e-6)
+    assert (R > 2).any()
+
+
+def test_without_truncation_the_penalty_is_the_gradient_of_the_kl_divergence():
+    """Exact expectation over a vocabulary of seven tokens, against autograd through the KL."""
+    generator = torch.Generator().manual_seed(0)
+    logits = torch.randn(7, generator=generator, dtype=torch.float64).requires_grad_()
+    q = torch.randn(7, generator=generator, dtype=torch.float64).log_softmax(-1)
+    lp = logits.log_softmax(-1)
+    (expected,) = torch.autograd.grad((lp.exp() * (lp - q)).sum(), logits, retain_graph=True)
+    config = get_loss("stable_reinforce").resolve_config(
+        {"kl_coeff": 1.0, "clip_high_threshold": 1e9}
+    )
+    found = torch.zeros(7, dtype=torch.float64)
+    for token in range(7):
+        fields = {"logprobs": q[token : token + 1], "advantages": torch.zeros(1)}
+        inputs = LossInputs(fields, torch.zeros(1, dtype=torch.long), 1, config)
+        loss = LOSSES["stable_reinforce"].function(lp[token : token + 1], inputs)
+        (gradient,) = torch.autograd.grad(loss, logits, retain_graph=True)
+        found += q[token].exp() * gradient
+    assert torch.allclose(found, expected, rtol=1e-10, atol=1e-12)

@@ -73,6 +73,12 @@ CASES = {
     ),
     "cispo per token": ("cispo", {}, {}, True),
     "dro": ("dro", {"beta": 0.05}, {"beta": 0.05}, False),
+    "stable_reinforce": (
+        "stable_reinforce",
+        {"kl_coeff": 0.1},
+        {"kl_coeff": 0.1, "clip_low_threshold": 0.0, "clip_high_threshold": 2.0},
+        False,
+    ),
     "gspo": ("gspo", *[{"clip_low_threshold": 0.9, "clip_high_threshold": 1.1}] * 2, False),
     "gspo per token": ("gspo", {}, {}, True),
 }

@@ -14,6 +14,7 @@ from tinker_cookbook.renderers.content import ensure_list, remove_thinking
 from tinker_cookbook.rl.data_processing import (
     DatumPlace,
     assemble_training_data,
+    check_provenance,
     data_for_loss,
     trajectory_to_data,
 )
@@ -321,9 +322,9 @@ def test_provenance_names_the_sample_and_place_of_every_position():
         turn(prompt([1], CAT, [2, 3, 4]), action([5], sequence_id="b")),
         turn(prompt([1], CAT, [2, 3, 4, 5, 6]), action([7], sequence_id="c")),
     )
-    (plain,) = trajectory_to_data(traj, 1.0)
+    (plain,) = trajectory_to_data(traj, 1.0, include_provenance=False)
     assert plain.model_input_spans is None
-    (datum,) = trajectory_to_data(traj, 1.0, provenance=True)
+    (datum,) = trajectory_to_data(traj, 1.0)
     assert [
         (type(s).__name__[:6], s.sequence_id, s.offset, s.length) for s in datum.model_input_spans
     ] == [
@@ -343,5 +344,11 @@ def test_provenance_names_the_sample_and_place_of_every_position():
     ]
     (kept,) = data_for_loss([datum], "stable_reinforce")
     assert kept.model_input_spans == datum.model_input_spans
-    with pytest.raises(DataValidationError, match="sequence_id: an action has none"):
-        assemble_training_data([group_of_rewards(1)], [np.zeros(1)], provenance=True)
+
+
+def test_a_datum_with_an_unnamed_sequence_has_no_provenance_and_cannot_train_with_the_loss():
+    data, _ = assemble_training_data([group_of_rewards(1)], [np.zeros(1)])
+    assert [datum.loss_fn_input_spans for datum in data] == [None]
+    check_provenance(data, "importance_sampling")
+    with pytest.raises(DataValidationError, match=r"datum 0: it has no provenance.*sequence_id"):
+        check_provenance(data, "stable_reinforce")

@@ -1,4 +1,4 @@
-"""Asynchronous training: what may be trained, what is discarded, and in which order."""
+"""Asynchronous training: what may be started, what is trained, and in which order."""
 
 from __future__ import annotations
 
@@ -81,7 +81,7 @@ def places(collected) -> list[tuple[int, int]]:
     return [(group.batch, group.index) for group in collected.groups]
 
 
-def test_no_trained_group_is_older_than_k_updates(tmp_path):
+def test_sampling_runs_at_most_k_updates_ahead_and_every_group_is_trained(tmp_path):
     config = async_config(tmp_path, k=2, groups=4)
     player = FakePlayer(config, lambda problem: 0.001 * ((problem.batch * 7 + problem.index) % 9))
 
@@ -92,39 +92,42 @@ def test_no_trained_group_is_older_than_k_updates(tmp_path):
     found = asyncio.run(go())
     lags = [step - g.sampling_step for step, one in enumerate(found) for g in one.groups]
     assert len(lags) == 48
-    assert 0 <= min(lags) <= max(lags) <= 2
+    assert min(lags) >= 0
     assert max(lags) > 0  # sampling did go on while training
     assert player.most_at_once <= 4 * 3
-    # The oldest first, and no group twice.
+    # Everything that was started is trained, and no group twice.
     everything = [place for one in found for place in places(one)]
-    assert len(set(everything)) == len(everything)
+    assert sorted(everything) == sorted(place for place, _ in player.started)
 
 
-def test_a_group_that_became_too_old_is_discarded_also_while_it_runs(tmp_path):
+def test_a_slow_group_is_trained_when_it_is_done_however_old_it_is(tmp_path):
+    """Discarding it would train on quick problems more than on slow ones."""
     config = async_config(tmp_path, k=1, groups=2)
-    stuck = (0, 1)
-    player = FakePlayer(config, lambda problem: 60.0 if problem.place == stuck else 0.001)
+    slow = (0, 1)
+    player = FakePlayer(config, lambda problem: 0.05 if problem.place == slow else 0.001)
 
     async def go():
         async with make_source(tmp_path, player, config, 6) as source:
             return await run_steps(source, 6, 0.002)
 
     found = asyncio.run(go())
-    assert all(stuck not in places(one) for one in found)
-    assert sum(one.metrics["async/groups_discarded"] for one in found) == 1
-    # What was lost is made up for by further problems.
-    assert all(len(one.groups) == 2 for one in found)
+    trained_at = [step for step, one in enumerate(found) if slow in places(one)]
+    assert len(trained_at) == 1
+    assert trained_at[0] > 1  # more than k updates after it was started
+    assert sorted(place for place, _ in player.started) == sorted(
+        place for one in found for place in places(one)
+    )
 
 
-def test_a_finished_group_that_became_too_old_is_discarded(tmp_path):
-    config = async_config(tmp_path, k=0, groups=2)
+def test_a_finished_group_of_old_weights_is_trained_first(tmp_path):
+    config = async_config(tmp_path, k=1, groups=2)
 
     async def go():
         async with make_source(tmp_path, FakePlayer(config), config, 3) as source:
             await run_steps(source, 1)
             while len(source.finished()) < 2:
                 await asyncio.sleep(0.001)
-            # Weights moved on by two updates at once: what was sampled with the first is stale.
+            # Weights moved on by two updates at once.
             source.renew(weights(2))
 
             async def consume(groups):
@@ -133,8 +136,7 @@ def test_a_finished_group_that_became_too_old_is_discarded(tmp_path):
             return await source.collect(2, weights(2), consume)
 
     collected = asyncio.run(go())
-    assert collected.metrics["async/groups_discarded"] == 2
-    assert {group.sampling_step for group in collected.groups} == {2}
+    assert {group.sampling_step for group in collected.groups} <= {0, 1}
 
 
 def test_k_of_zero_is_on_policy(tmp_path):
@@ -274,7 +276,7 @@ def test_nothing_is_lost_or_trained_twice_when_a_run_is_killed(tmp_path):
     assert len(before) == 9
     assert len(after) == 15
     assert not set(before) & set(after)
-    # Every problem up to the last one trained, and no gap but those discarded as too old.
+    # Every problem up to the last one trained, without a gap.
     everything = sorted(before + after)
     assert everything[:20] == [(batch, index) for batch in range(6) for index in range(4)][:20]
 
@@ -294,21 +296,24 @@ def test_a_second_kill_right_after_the_first_loses_nothing(tmp_path):
     assert (state.position, list(state.in_flight)) == ((1, 2), begun)
 
 
-def test_an_asynchronous_run_end_to_end(stories_model, tmp_path):
+@pytest.mark.parametrize("loss_fn", ["stable_reinforce", "ppo"])
+def test_an_asynchronous_run_end_to_end(stories_model, tmp_path, capsys, loss_fn):
     config = story_config(
         stories_model,
         tmp_path,
         {"num_batches": 6, "groups_per_batch": 3, "reward_for": "length", "test_groups": 2},
-        async_config=AsyncConfig(max_steps_off_policy=1, groups_per_batch=3, loss_fn="ppo"),
+        async_config=AsyncConfig(max_steps_off_policy=1, groups_per_batch=3, loss_fn=loss_fn),
         eval_every=2,
         save_every=2,
     )
     asyncio.run(train.main(config))
+    told = capsys.readouterr().out.count("not published")
+    assert told == (loss_fn == "stable_reinforce")
     lines = (tmp_path / "metrics.jsonl").read_text().splitlines()
     found = [json.loads(line) for line in lines]
     assert [row["step"] for row in found] == list(range(7))
     for row in found[1:]:
-        assert 0 <= row["async/staleness_min"] <= row["async/staleness_max"] <= 1
+        assert 0 <= row["async/staleness_min"] <= row["async/staleness_max"]
         assert row["env/all/total_episodes"] == 12
         assert row["training_client/step"] == row["step"] - 1
         assert row["sampling_client/step_mean"] == pytest.approx(

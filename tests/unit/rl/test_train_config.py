@@ -44,7 +44,11 @@ WRONG = [
     ({"num_substeps": 0}, "num_substeps"),
     ({"loss_fn": "pp0"}, "did you mean 'ppo'"),
     ({"loss_fn": "cross_entropy"}, "loss_fn: got 'cross_entropy'"),
-    ({"loss_fn": "stable_reinforce"}, "hosted API alone"),
+    ({"loss_fn": "ppo", "async_config": ASYNC}, "async_config.loss_fn=ppo"),
+    (
+        {"async_config": ASYNC, "kl_penalty_coef": 0.1, "kl_discount_factor": 0.9},
+        "kl_discount_factor: got 0.9 with loss_fn='stable_reinforce'",
+    ),
     ({"loss_fn": "dro"}, "beta"),
     ({"loss_fn": "ppo", "loss_fn_config": {"clip": 0.2}}, "loss_fn_config['clip']"),
     ({"async_config": chz.replace(ASYNC, loss_fn="gspo")}, "clip_low_threshold"),
@@ -63,6 +67,23 @@ def test_what_cannot_work_is_refused(stories_model, tmp_path, settings, message)
     with pytest.raises(ConfigurationError) as error:
         story_config(stories_model, tmp_path, **settings).check()
     assert message in str(error.value)
+
+
+def test_an_asynchronous_run_trains_with_the_loss_of_its_async_config(stories_model, tmp_path):
+    plain = story_config(stories_model, tmp_path)
+    stale = story_config(stories_model, tmp_path, async_config=ASYNC)
+    named = story_config(
+        stories_model, tmp_path, loss_fn="ppo", async_config=chz.replace(ASYNC, loss_fn="ppo")
+    )
+    for config in (plain, stale, named):
+        config.check()
+    losses = [config.training_loss_fn() for config in (plain, stale, named)]
+    assert losses == ["importance_sampling", "stable_reinforce", "ppo"]
+    assert [config.records_stability_info() for config in (plain, stale, named)] == [
+        False,
+        True,
+        False,
+    ]
 
 
 def test_a_kl_penalty_without_reference_fails_before_anything_is_made(stories_model, tmp_path):

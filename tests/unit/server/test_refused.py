@@ -37,7 +37,7 @@ def test_projects_are_not_passed_over_in_silence(caller):
     assert "warning_message" not in caller().post("create_session")[1]
 
 
-def test_stability_information_is_not_passed_over_in_silence(caller, stories_model):
+def test_samples_that_record_stability_information_name_their_sequences(caller, stories_model):
     mine = caller()
     sampler = mine.post(
         "create_sampling_session",
@@ -51,7 +51,6 @@ def test_stability_information_is_not_passed_over_in_silence(caller, stories_mod
         "prompt": {"chunks": [{"type": "encoded_text", "tokens": [1, 2]}]},
         "sampling_params": {"max_tokens": 1},
     }
-    status, said = mine.post("asample", **asked, record_stability_info=True)
-    assert status == 400
-    assert "record_stability_info" in said["detail"]
-    assert len(mine.result(mine.post("asample", **asked))["sequences"]) == 1
+    accepted = mine.post("asample", **asked, record_stability_info=True)
+    assert len(mine.result(accepted)["sequences"]) == 1
+    assert accepted[1]["sample_sequence_ids"] == [f"{sampler}:0:0"]

@@ -185,7 +185,7 @@ def alternatives(world: World) -> None:
 
 @ARGUMENTS("create_sampling_client(record_stability_info=True), sample", "a sample")
 def stability(world: World) -> None:
-    """For the hosted service's own loss."""
+    """For stable_reinforce."""
     made = world.service.create_sampling_client(
         base_model=world.model, record_stability_info=True
     ).result()

@@ -153,6 +153,7 @@ LOSSES: dict[str, tuple[str, dict[str, Any] | None]] = {
         "default",
         {"clip_low_threshold": 0.9, "clip_high_threshold": 1.1},
     ),
+    "stable_reinforce": ("a stand-in for the hosted objective, which is not published", None),
     "custom": ("", {"loss_id": "0"}),
 }
 """What a loss needs beside the data: in words, and as it is sent."""
