@@ -63,6 +63,9 @@ class CLIConfig(RunSettings):
     )
     eval_every: int = chz.field(default=15, doc="Steps between evaluations on the held-out part")
     save_every: int = chz.field(default=15, doc="Steps between checkpoints")
+    async_periodic_saves: bool = chz.field(
+        default=False, doc="Accepted and without effect: no step waits for a save anyway"
+    )
     submit_ahead: int = chz.field(default=1, doc="Steps in flight beyond the one awaited")
     show_samples: int = chz.field(default=1, doc="Held-out prompts answered before and after")
 
@@ -137,6 +140,7 @@ def build_config(cli: CLIConfig) -> train.Config:
         renderer_name=renderer_name,
         learning_rate=learning_rate,
         submit_ahead=cli.submit_ahead,
+        async_periodic_saves=cli.async_periodic_saves,
         show_samples=cli.show_samples,
         **cli.shared(),
     )

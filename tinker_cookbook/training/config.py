@@ -76,6 +76,12 @@ class RunSettings:
     wandb_project: str | None = chz.field(default=None, doc="Also log to Weights & Biases")
     wandb_name: str | None = chz.field(default=None, doc="Name of the run there")
     session_name: str | None = chz.field(default=None, doc="Name of the run at the backend")
+    enable_trace: bool = chz.field(
+        default=False, doc="Write what the run spends its time on to log_path/trace_events.jsonl"
+    )
+    span_chart_every: int = chz.field(
+        default=0, doc="Steps between charts of that (iteration_NNNNNN/timing_gantt.html); 0: none"
+    )
 
     def shared(self) -> dict[str, Any]:
         """These settings by name, to hand on to another config that has them."""
@@ -122,12 +128,6 @@ class TrainingConfig(RunSettings):
     recipe_name: str = chz.field(default="", doc="Name of the recipe, kept with the run")
     renderer_name: str | None = chz.field(default=None, doc="Kept with the run's checkpoints")
     learning_rate: float = chz.field(default=1e-4, doc="Peak learning rate of AdamW")
-    enable_trace: bool = chz.field(
-        default=False, doc="Write what the run spends its time on to log_path/trace_events.jsonl"
-    )
-    span_chart_every: int = chz.field(
-        default=0, doc="Steps between charts of that (iteration_NNNNNN/timing_gantt.html); 0: none"
-    )
 
     def check(self) -> None:
         """Raises ``ConfigurationError`` for the first setting that cannot work."""

@@ -1,0 +1,1 @@
+"""Self-distillation under the module path that the Tinker cookbook gives it."""
