@@ -16,10 +16,12 @@ from tinker_cookbook import cli_utils, hyperparam_utils, model_info
 from tinker_cookbook.exceptions import ConfigurationError
 from tinker_cookbook.rl import train
 from tinker_cookbook.rl.control import RandomRewardDatasetBuilder
+from tinker_cookbook.rl.diagnosis import GROUP_OF_ONE
 from tinker_cookbook.rl.policy_settings import DEFAULT_LOSS, RL_LOSSES, PolicySettings
 from tinker_cookbook.rl.rollout_config import TerminationRewardPolicy
 from tinker_cookbook.rl.rollout_strategy import RetryOnFailure
 from tinker_cookbook.rl.types import RLDatasetBuilder
+from tinker_cookbook.utils.console import get_console
 from tinker_cookbook.utils.entrypoint import also_named
 
 DEMO_MODEL = "HuggingFaceTB/SmolLM2-135M-Instruct"
@@ -195,4 +197,6 @@ def _check_once(cli: SampledSettings, short: str, nested: str) -> None:
 
 async def run(cli: RLSettings, config: train.Config) -> None:
     """Checks the config, then the log folder, then trains."""
+    if cli.group_size == 1 and cli.kl_penalty_coef == 0:
+        get_console().print(f"group_size=1: every group {GROUP_OF_ONE}", soft_wrap=True)
     await start(config, cli.behavior_if_log_dir_exists, train.main)

@@ -101,6 +101,11 @@ def resolve(config: Config) -> Config:
         max_length=model_info.resolve_max_length(config.model_name, config.max_length),
     )
     check_settings(config)
+    if config.max_steps == 0:
+        raise ConfigurationError(
+            "max_steps: got 0, expected at least 1: this loop evaluates nothing; to evaluate "
+            "without training use recipes.sl_basic max_steps=0"
+        )
     return config
 
 

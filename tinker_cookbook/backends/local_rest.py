@@ -9,6 +9,7 @@ top.
 from __future__ import annotations
 
 import inspect
+import logging
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -20,8 +21,11 @@ import tinker
 from tinker import types
 
 from tinker_cookbook.backends.futures import LocalFuture
+from tinker_cookbook.engine.merging import merge_note
 from tinker_cookbook.engine.store import CheckpointInfo, CheckpointStore, RunRecord, TinkerPath
 from tinker_cookbook.exceptions import BackendError, ConfigurationError
+
+logger = logging.getLogger(__name__)
 
 T = TypeVar("T")
 
@@ -178,8 +182,19 @@ class LocalRestClient:
         return self._submit(work)
 
     def copy_out(self, tinker_path: str, folder: str | Path) -> LocalFuture[Path]:
-        """Copies the adapter into a new folder that ``PeftModel.from_pretrained`` loads."""
-        return self._submit(lambda: self._store.copy_out(tinker_path, Path(folder)))
+        """Copies the adapter into a new folder that ``PeftModel.from_pretrained`` loads.
+
+        A warning says so where merging it into its base model would be inexact.
+        """
+
+        def work() -> Path:
+            copied = self._store.copy_out(tinker_path, Path(folder))
+            info = self._store.get_run(TinkerPath.parse(tinker_path).run_id).info
+            if note := merge_note(info.base_model, info.train_unembed):
+                logger.warning("%s: %s", copied, note)
+            return copied
+
+        return self._submit(work)
 
     def publish_checkpoint_from_tinker_path(self, tinker_path: str) -> LocalFuture[None]:
         """Raises ``BackendError``: there is nobody to publish to."""

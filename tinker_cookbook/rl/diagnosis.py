@@ -1,4 +1,4 @@
-"""Why the reward cannot move, and what to do about it."""
+"""Why the reward cannot move, or training may become unstable, and what to do about it."""
 
 from __future__ import annotations
 
@@ -14,6 +14,13 @@ if TYPE_CHECKING:
 
 _MOST = 0.5  # the share of answers from which on something is taken for the cause
 _RARELY = 0.05
+_UNSTABLE_KL = 0.01  # nats a token; the bound of Tinker's documentation on RL
+_KL = "optim/kl_sample_train_v1"
+
+GROUP_OF_ONE = (
+    "has a single sample, which has nothing to be compared with, so its advantage is 0. Set "
+    "group_size=4 or more."
+)
 
 
 class Diagnosis(str):
@@ -74,12 +81,37 @@ def diagnose(
     if all(len(rewards) <= 1 for rewards in rewards_P):
         return Diagnosis(
             "group_of_one",
-            "Every group has a single sample, which has nothing to be compared with, so its "
-            "advantage is 0. Set group_size=4 or more.",
+            f"Every group {GROUP_OF_ONE}",
         )
     observed = _observation(rewards_P)
     cause, reason = _reason(groups, turns, rewards_P, max_tokens)
     return Diagnosis(cause, f"{observed}: nothing can be learned from this batch. {reason}")
+
+
+def diagnose_kl(
+    metrics: Mapping[str, float | int | str], max_steps_off_policy: int | None = None
+) -> Diagnosis | None:
+    """Whether sampler and learner are so far apart that training tends to become unstable.
+
+    Args:
+        metrics: Of the step: ``optim/kl_sample_train_v1``, in nats a token.
+        max_steps_off_policy: Of an asynchronous run.
+    """
+    kl = float(metrics.get(_KL, 0.0))
+    if not kl > _UNSTABLE_KL:
+        return None
+    if max_steps_off_policy:
+        advice = f"lower max_steps_off_policy (now {max_steps_off_policy}), or the learning rate"
+    else:
+        advice = (
+            "lower learning_rate or num_substeps; if it is as high at the first step, sampler and "
+            "learner compute differently: sample at temperature=1 and try dtype=float32"
+        )
+    return Diagnosis(
+        "high_kl",
+        f"{_KL} is {kl:.3g}, above {_UNSTABLE_KL:g}: the policy that sampled and the one that is "
+        f"trained are far apart, and training tends to become unstable. To go on safely, {advice}.",
+    )
 
 
 def _taught(metrics: Mapping[str, float | int | str]) -> Diagnosis | None:

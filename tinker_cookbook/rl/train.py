@@ -44,7 +44,12 @@ from tinker_cookbook.rl.train_config import (
 from tinker_cookbook.rl.train_report import IterationReport, Reporter
 from tinker_cookbook.rl.train_step import Update
 from tinker_cookbook.rl.types import RLDataset, RLDatasetBuilder
-from tinker_cookbook.training.session import TrainingSession, length_notes, training_session
+from tinker_cookbook.training.session import (
+    TrainingSession,
+    is_complete,
+    length_notes,
+    training_session,
+)
 from tinker_cookbook.utils.entrypoint import run_entrypoint
 from tinker_cookbook.utils.paths import local_path
 from tinker_cookbook.utils.trace import scope_span
@@ -90,12 +95,7 @@ async def run(
     total_steps = count_steps(config, len(train_set), batch_size)
     set_rollout_executor(rollout_executor)
     async with training_session(config) as session:
-        if session.start_step >= total_steps:
-            session.say(
-                f"This run is complete ({session.start_step} steps); num_epochs or max_steps can "
-                "make it longer.",
-                *session.summary(),
-            )
+        if is_complete(session, total_steps):
             return
         client = await session.start(total_steps)
         epoch = epoch_steps(config, len(train_set), batch_size)

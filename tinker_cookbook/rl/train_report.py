@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Self
 
 from tinker_cookbook.eval.evaluators import SamplingClientEvaluator
 from tinker_cookbook.exceptions import TrainingError
-from tinker_cookbook.rl.diagnosis import diagnose
+from tinker_cookbook.rl.diagnosis import diagnose, diagnose_kl
 from tinker_cookbook.rl.live_view import RLProgress
 from tinker_cookbook.rl.metric_util import (
     RLTestSetEvaluator,
@@ -75,7 +75,7 @@ class Reporter:
             config.log_path, config.num_groups_to_log, config.rollout_json_export, tokenizer
         )
         self._counters = {name: session.restored(name, 0) for name in _COUNTERS}
-        self._told: tuple[int, str] | None = None
+        self._told: dict[str, int] = {}
         self._test_sets: list[_RecordedTestSet] = []
 
     def __enter__(self) -> Self:
@@ -193,18 +193,20 @@ class Reporter:
         return out
 
     def _tell(self, step: int, groups: Sequence[PlayedGroup], metrics: Metrics) -> None:
-        """Says what keeps the reward from moving: once, and again after a while."""
-        played = [one.group for one in groups]
-        found = diagnose(played, metrics, self._config.max_tokens)
-        if found is None:
-            self._told = None
-            return
-        if self._told is not None:
-            since, cause = self._told
-            if cause == found.cause and step - since < _TELL_EVERY:
-                return
-        self._told = (step, found.cause)
-        logger.warning("step %d: %s", step + 1, found)
+        """Says what keeps the reward from moving or makes it unstable: once, and again after a
+        while."""
+        config, played = self._config, [one.group for one in groups]
+        off_policy = config.async_config and config.async_config.max_steps_off_policy
+        found = [diagnose(played, metrics, config.max_tokens), diagnose_kl(metrics, off_policy)]
+        due = [one for one in found if one is not None]
+        for one in due:
+            since = self._told.get(one.cause)
+            if since is None or step - since >= _TELL_EVERY:
+                self._told[one.cause] = step
+                logger.warning("step %d: %s", step + 1, one)
+        # What was overcome is told at once when it comes back.
+        causes = {one.cause for one in due}
+        self._told = {cause: told for cause, told in self._told.items() if cause in causes}
 
 
 _COUNTER_OF = {"trained": "cumulative_tokens", "sampled": "cumulative_sampled_tokens"}

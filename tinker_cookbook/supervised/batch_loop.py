@@ -41,6 +41,7 @@ from tinker_cookbook.training.config import TrainingConfig
 from tinker_cookbook.training.session import (
     Metrics,
     TrainingSession,
+    is_complete,
     length_notes,
     training_session,
 )
@@ -164,12 +165,7 @@ async def train_batches(
     schedule = Schedule.of(train_set, config)
     first = await asyncio.to_thread(first_datum, train_set, config.seed)
     async with training_session(config) as session:
-        if session.start_step >= schedule.total_steps:
-            session.say(
-                f"This run is complete ({session.start_step} steps); num_epochs or max_steps can "
-                "make it longer.",
-                *session.summary(),
-            )
+        if is_complete(session, schedule.total_steps):
             return
         client = await session.start(schedule.total_steps)
         objective = await make_objective(session)
@@ -187,7 +183,8 @@ async def train_batches(
         await showcase.show(await session.sampling_client(), "before training")
         loop = _Loop(config, session, schedule, objective)
         await loop.run(client, train_set)
-        await showcase.show(await session.sampling_client(), "after training")
+        if schedule.total_steps:
+            await showcase.show(await session.sampling_client(), "after training")
         session.say(*train_set.report(), *loop.report(), *session.summary())
 
 

@@ -37,7 +37,7 @@ class RunSettings:
     warmup_steps: int = chz.field(default=0, doc="Steps over which the learning rate rises")
     num_epochs: int = chz.field(default=1, doc="Passes over the training data")
     max_steps: int | None = chz.field(
-        default=None, doc="Steps of the run, instead of num_epochs; may go through the data again"
+        default=None, doc="Steps of the run, instead of num_epochs; 0: only evaluate"
     )
     adam_beta1: float = chz.field(default=0.9, doc="Decay of the first moment")
     adam_beta2: float = chz.field(default=0.95, doc="Decay of the second moment")
@@ -132,6 +132,12 @@ class TrainingConfig(RunSettings):
     def check(self) -> None:
         """Raises ``ConfigurationError`` for the first setting that cannot work."""
         check_settings(self)
+        if self.max_steps == 0 and not (self.eval_every or self.infrequent_eval_every):
+            raise ConfigurationError(
+                "max_steps=0 evaluates without training, but eval_every=0 and "
+                "infrequent_eval_every=0 switch evaluations off; set eval_every=1, or max_steps to "
+                "at least 1"
+            )
         check_tinker_path(
             "load_checkpoint_path",
             self.load_checkpoint_path,
@@ -183,7 +189,7 @@ _BOUNDS = (
     _Bound("batch_size", 1),
     _Bound("warmup_steps", 0),
     _Bound("num_epochs", 1),
-    _Bound("max_steps", 1, none_allowed=True),
+    _Bound("max_steps", 0, none_allowed=True),
     _Bound("adam_beta1", 0, 1),
     _Bound("adam_beta2", 0, 1),
     _Bound("adam_eps", 0),

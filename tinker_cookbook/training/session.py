@@ -27,11 +27,12 @@ from tinker_cookbook.checkpoint_utils import (
     RunCheckpoints,
     SavePolicy,
     get_last_checkpoint,
+    load_checkpoints_file,
 )
 from tinker_cookbook.eval.evaluators import Evaluator, TrainingClientEvaluator
 from tinker_cookbook.exceptions import CheckpointError, ConfigurationError, DataError
 from tinker_cookbook.training.changes import check_same_settings
-from tinker_cookbook.training.commands import continue_command, plot_command
+from tinker_cookbook.training.commands import continue_command, plot_command, use_lines
 from tinker_cookbook.training.config import TrainingConfig
 from tinker_cookbook.training.tracing import RunTrace
 from tinker_cookbook.training.weights import check_weights
@@ -196,6 +197,11 @@ class TrainingSession:
         if self._due(step, self.config.infrequent_eval_every):
             due += self.infrequent_evaluators
         if not due:
+            if self.total_steps == 0:
+                raise ConfigurationError(
+                    "max_steps=0 evaluates without training, but there is nothing to evaluate on; "
+                    "give held-out data (test_path, test_size or num_test) or an evaluator"
+                )
             return {}
         started = time.monotonic()
         async with scope_span("run_evals"):
@@ -229,18 +235,31 @@ class TrainingSession:
         self.say(f"stopped by {by}{saved}; continue with:", f"  {command}")
 
     def summary(self) -> list[str]:
-        """Where things are, and the commands to continue and to plot, one a line."""
+        """Where things are, and the commands to use, continue and plot them, one a line."""
         final = get_last_checkpoint(self.config.log_path)
         lines = [f"logs         {self.config.log_path}"]
         if final is not None:
             lines.append(f"weights      {final.state_path}")
             if final.sampler_path:
                 lines.append(f"for sampling {final.sampler_path}")
+                lines += use_lines(self.config, final.sampler_path)
+        lines += self._lifetimes()
         command = continue_command(self.config.log_path)
         if command is not None:
             lines.append(f"continue     {command}")
         lines.append(f"plot         {plot_command(self.config.log_path)}")
         return lines
+
+    def _lifetimes(self) -> list[str]:
+        """How long the checkpoints before the final one are kept, where there are some."""
+        seconds = self.config.ttl_seconds
+        periodic = [c for c in load_checkpoints_file(self.config.log_path) if not c.final]
+        if seconds is None or not periodic:
+            return []
+        return [
+            f"checkpoints  {len(periodic)} more in checkpoints.jsonl, each deleted "
+            f"{seconds / 86400:.3g} days after it was saved (ttl_seconds); the final one stays"
+        ]
 
     def close(self, error: BaseException | None = None) -> None:
         """Stops the backend, which is told how the run ended (by ``error``), and closes the log."""
@@ -318,6 +337,18 @@ async def run_evaluators(evaluators: Sequence[Evaluator], client: TrainingClient
             snapshot = await client.save_weights_and_get_sampling_client()
         metrics.update(await evaluator(snapshot))
     return metrics
+
+
+def is_complete(session: TrainingSession, total_steps: int) -> bool:
+    """Whether nothing is left to do; says so. A run of 0 steps has its evaluations to do."""
+    if session.start_step < total_steps or total_steps == 0 == session.start_step:
+        return False
+    session.say(
+        f"This run is complete ({session.start_step} steps); num_epochs or max_steps can make it "
+        "longer.",
+        *session.summary(),
+    )
+    return True
 
 
 def length_notes(total_steps: int, num_batches: int, config: TrainingConfig) -> list[str]:

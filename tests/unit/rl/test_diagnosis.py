@@ -6,7 +6,7 @@ import pytest
 import tinker
 from talk_samples import ASK, END, answers, group_of, talk
 
-from tinker_cookbook.rl.diagnosis import diagnose
+from tinker_cookbook.rl.diagnosis import diagnose, diagnose_kl
 from tinker_cookbook.rl.types import Trajectory
 
 
@@ -89,3 +89,22 @@ def test_a_solved_task_is_no_matter_of_max_tokens():
     found = diagnose(groups_of(lambda i: "12345", 1.0))
     assert found is not None
     assert found.cause == "all_good"
+
+
+# --- sampler and learner far apart ---------------------------------------------------------------
+
+
+@pytest.mark.parametrize("kl", [None, 0.0, -0.5, 0.01, float("nan")])
+def test_a_small_kl_is_not_mentioned(kl):
+    assert diagnose_kl({} if kl is None else {"optim/kl_sample_train_v1": kl}) is None
+
+
+def test_a_high_kl_says_what_to_do():
+    metrics = {"optim/kl_sample_train_v1": 0.02}
+    found = diagnose_kl(metrics)
+    assert found is not None
+    assert "kl_sample_train_v1 is 0.02, above 0.01" in found
+    assert "lower learning_rate or num_substeps" in found
+    found = diagnose_kl(metrics, max_steps_off_policy=8)
+    assert found is not None
+    assert "lower max_steps_off_policy (now 8)" in found

@@ -45,14 +45,18 @@ class BatchesBuilder(SupervisedDatasetBuilder):
     count: int = 4
     empty: list[int] = chz.field(default_factory=list)
     plain: bool = False
+    test: int = 0
 
     def __call__(self) -> tuple[SupervisedDataset, SupervisedDataset | None]:
-        return Batches(self.count, self.empty, self.plain), None
+        test_set = Batches(self.test, [], False) if self.test else None
+        return Batches(self.count, self.empty, self.plain), test_set
 
 
 def config_of(model: str, folder: Path, **settings: Any) -> train.Config:
     """A run of four batches an epoch, a checkpoint after each second step."""
-    dataset = {name: settings.pop(name) for name in ("count", "empty", "plain") if name in settings}
+    dataset = {
+        name: settings.pop(name) for name in ("count", "empty", "plain", "test") if name in settings
+    }
     common: dict[str, Any] = {
         "log_path": str(folder / "run"),
         "model_name": model,

@@ -6,6 +6,7 @@ Each run of the 260k-parameter model takes about 0.2 s.
 from __future__ import annotations
 
 import json
+import shlex
 from pathlib import Path
 
 import chz
@@ -81,6 +82,66 @@ def test_max_steps_beyond_the_data_goes_through_it_again(stories_model, tmp_path
 
 def test_max_steps_wins_over_num_epochs(stories_model, tmp_path):
     assert len(run(config_of(stories_model, tmp_path, max_steps=3, num_epochs=2))) == 3
+
+
+# --- evaluations ---------------------------------------------------------------------------------
+
+
+def evaluated(found: list[dict]) -> list[int]:
+    return [row["step"] for row in found if "test/nll" in row]
+
+
+def test_eval_every_0_evaluates_at_neither_end(stories_model, tmp_path):
+    for every, steps in ((0, []), (3, [0, 3, 4])):
+        folder = tmp_path / str(every)
+        found = run(config_of(stories_model, folder, test=1, eval_every=every))
+        assert evaluated(found) == steps
+
+
+def test_max_steps_0_evaluates_the_weights_that_are_given(stories_model, tmp_path):
+    trained = config_of(stories_model, tmp_path / "a", test=1, eval_every=4)
+    last = run(trained)[-1]
+    path = json.loads((Path(trained.log_path) / "checkpoints.jsonl").read_text().splitlines()[-1])
+    settings = {"test": 1, "max_steps": 0, "load_checkpoint_path": path["state_path"]}
+    (row,) = run(config_of(stories_model, tmp_path / "b", **settings))
+    assert row["step"] == 0
+    assert row["test/nll"] == last["test/nll"]
+    assert not (tmp_path / "b" / "run" / "checkpoints.jsonl").exists()
+
+
+@pytest.mark.parametrize(
+    ("settings", "word"),
+    [
+        ({}, "there is nothing to evaluate on"),
+        ({"test": 1, "eval_every": 0, "infrequent_eval_every": 0}, "switch evaluations off"),
+    ],
+)
+def test_max_steps_0_without_an_evaluation(stories_model, tmp_path, settings, word):
+    with pytest.raises(ConfigurationError, match=word):
+        run(config_of(stories_model, tmp_path, max_steps=0, **settings))
+
+
+# --- the end of a run ----------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("train_unembed", [True, False])
+def test_the_end_says_how_to_use_what_was_made(
+    stories_model, tmp_path, capsys, caplog, train_unembed
+):
+    config = config_of(stories_model, tmp_path, train_unembed=train_unembed)
+    run(config)
+    said = capsys.readouterr().out
+    path = json.loads((Path(config.log_path) / "checkpoints.jsonl").read_text().splitlines()[-1])
+    sampler = path["sampler_path"]
+    assert f"-m tinker_cookbook.server model_name={stories_model}" in said
+    assert f'"model": "{sampler}"' in said
+    assert "each deleted 7 days after it was saved" in said
+    export = next(line for line in said.splitlines() if line.startswith("export"))
+    program = shlex.split(export)[3]
+    assert ("merging this adapter into the base model is inexact" in said) == train_unembed
+    exec(program.replace("my-adapter", str(tmp_path / "my-adapter")))
+    assert (tmp_path / "my-adapter" / "adapter_config.json").exists()
+    assert ("is inexact" in caplog.text) == train_unembed
 
 
 # --- resuming with other settings ----------------------------------------------------------------
