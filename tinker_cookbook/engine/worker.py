@@ -19,6 +19,9 @@ from concurrent.futures import Future
 from dataclasses import dataclass
 from typing import Any
 
+_EXIT_SECONDS = 5.0
+"""How long the end of the process waits for a step of sampling, or an interrupted operation."""
+
 
 @dataclass(frozen=True)
 class _Operation:
@@ -77,6 +80,10 @@ class Worker:
             operation.future.cancel()
         if wait and threading.current_thread() is not self._thread:
             self._thread.join()
+
+    def join(self, seconds: float) -> None:
+        """Waits until the thread has ended, at most for so long."""
+        self._thread.join(seconds)
 
     def _require_open(self) -> None:
         if self._closed:
@@ -145,6 +152,13 @@ _workers: weakref.WeakSet[Worker] = weakref.WeakSet()
 
 @atexit.register
 def _finish_operations() -> None:
-    """A script may end right after it has asked for a checkpoint, which shall be written."""
+    """A script may end right after it has asked for a checkpoint, which shall be written.
+
+    The threads end before the interpreter does: torch aborts the process if it is stopped inside
+    one of its functions.
+    """
     for worker in list(_workers):
         worker.finish_operations()
+        worker.close(wait=False)
+    for worker in list(_workers):
+        worker.join(_EXIT_SECONDS)

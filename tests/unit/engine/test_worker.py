@@ -257,3 +257,16 @@ def test_training_in_float16_is_refused(engine):
     engine.choice = dataclasses.replace(engine.choice, dtype=torch.float16)
     with pytest.raises(ConfigurationError, match=r"float16.*loss scaling.*set dtype=bfloat16"):
         engine.require_trainable()
+
+
+def test_a_script_may_end_while_samples_are_drawn():
+    """Without the wait at exit torch aborts the process (SIGABRT) in most tries."""
+    code = """
+import torch
+from tinker_cookbook.engine.worker import Worker
+size = torch.randn(1500, 1500)
+worker = Worker(lambda: None, lambda: bool((size @ size).numel()), lambda: None)
+worker.wake()
+worker.submit(lambda: None).result()
+"""
+    subprocess.run([sys.executable, "-c", code], check=True, timeout=60)
