@@ -116,6 +116,21 @@ def encode_without_special_tokens(
     return backend.encode_batch_fast([text], add_special_tokens=False)[0].ids
 
 
+def encode_without_added_tokens(tokenizer: Tokenizer, text: str) -> list[int] | None:
+    """Returns the tokens of ``text`` as if the vocabulary had no added tokens: names of special
+    tokens in it are text. None where the tokenizer cannot tell."""
+    backend = _plain_backend(tokenizer)
+    if backend is None or backend.pre_tokenizer is None:
+        return None
+    # The backend's own steps behind the search for added tokens. Setting its flag
+    # `encode_special_tokens` for one call would race with other threads that encode.
+    if backend.normalizer is not None:
+        text = backend.normalizer.normalize_str(text)
+    model = backend.model
+    words = backend.pre_tokenizer.pre_tokenize_str(text)
+    return [token.id for word, _ in words for token in model.tokenize(word)]
+
+
 def _plain_backend(tokenizer: Tokenizer | SupportsEncodeOrdinary) -> Any:
     """Returns the ``tokenizers.Tokenizer`` that does all of the encoding, None where transformers'
     class has a part in it or a truncation is set."""

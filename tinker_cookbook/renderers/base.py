@@ -1,15 +1,19 @@
 """The renderer: messages to tokens with training weights, sampled tokens back to a message.
 
 A chat format is written as one subclass with few hooks; this module puts the pieces together.
-Token ids are those of the model's own chat template. The name of a control token that stands in a
-message's text becomes that token, as it does there, because the template joins text before it
-encodes; where a user or a tool wrote it, a warning says so, and ``?split_special_tokens=true``
-behind a renderer's name makes it plain text.
+Token ids are those of the model's own chat template, with two differences.
 
-One difference is on purpose. The text of an assistant message is encoded on its own, apart from
-its header, because at inference the model continues from the header's tokens; a template would
-merge the header's line break with white space at the beginning of the answer into one token that
-the model can never be asked to continue from.
+The name of a control token that stands in a message (``<|im_end|>``) stays plain text, so that no
+dataset row or tool result can forge a turn. A template joins text before it encodes and makes a
+control token of it; ``?split_special_tokens=false`` behind a renderer's name does the same, and
+warns where a user or a tool wrote such a name.
+
+The text of an assistant message is encoded on its own, apart from its header, because at inference
+the model continues from the header's tokens; a template would merge the header's line break with
+white space at the beginning of the answer into one token that the model can never be asked to
+continue from.
+
+Types and functions that renderers are written with can be imported from here as well.
 """
 
 from __future__ import annotations
@@ -17,15 +21,50 @@ from __future__ import annotations
 import logging
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from functools import cached_property
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 from tinker_cookbook.exceptions import RendererError
 from tinker_cookbook.renderers.codec import TextCodec
-from tinker_cookbook.renderers.content import map_text, normalize_messages, openai_message
-from tinker_cookbook.renderers.messages import Message, Role, ToolSpec
+from tinker_cookbook.renderers.content import (
+    content_to_jsonable,
+    ensure_list,
+    ensure_text,
+    format_content_as_string,
+    get_text_content,
+    has_thinking,
+    message_to_jsonable,
+    normalize_messages,
+    openai_message,
+    parse_think_blocks,
+    remove_thinking,
+)
+from tinker_cookbook.renderers.control_text import split_control_tokens
+from tinker_cookbook.renderers.images import ImageProcessorProtocol, image_to_chunk
+from tinker_cookbook.renderers.messages import (
+    AudioPart,
+    Content,
+    ContentPart,
+    ImagePart,
+    Message,
+    Role,
+    StrictBase,
+    TextPart,
+    ThinkingPart,
+    ToolCall,
+    ToolSpec,
+    UnparsedToolCall,
+)
 from tinker_cookbook.renderers.naming import Named
-from tinker_cookbook.renderers.parse_outcome import ParseTermination
-from tinker_cookbook.renderers.pieces import Piece, join_pieces, join_weighted
+from tinker_cookbook.renderers.parse_outcome import (
+    PARSE_FAILURE_DETAIL_MAX_CHARS,
+    UNTERMINATED_TOOL_BLOCK_ERROR,
+    ParseFailureKind,
+    ParseTermination,
+    classify_parse_failure,
+    detect_unterminated_tool_block,
+)
+from tinker_cookbook.renderers.pieces import Piece, join_pieces, join_weighted, token_list
 from tinker_cookbook.renderers.rendered import (
     RenderContext,
     RenderedMessage,
@@ -33,13 +72,20 @@ from tinker_cookbook.renderers.rendered import (
     example_ends,
     weigh,
 )
+from tinker_cookbook.renderers.stop_token import parse_response_for_stop_token
 from tinker_cookbook.renderers.streaming import (
     MessageDelta,
     MessageReader,
     PlainReader,
     ResponseParser,
     StreamingMessageHeader,
+    StreamingTextDelta,
+    StreamingThinkingDelta,
+    Utf8TokenDecoder,
 )
+from tinker_cookbook.renderers.streaming_parser import ReasoningStreamingParser, StreamingParser
+from tinker_cookbook.renderers.tokens import tokens_weights_from_strings_weights
+from tinker_cookbook.renderers.tool_calls import parse_content_blocks
 from tinker_cookbook.renderers.train_on_what import TrainOnWhat, select_trained
 from tinker_cookbook.tokenizer_utils import special_id
 
@@ -49,26 +95,99 @@ if TYPE_CHECKING:
 
     from tinker_cookbook.tokenizer_utils import Tokenizer
 
+__all__ = [
+    "PARSE_FAILURE_DETAIL_MAX_CHARS",
+    "UNTERMINATED_TOOL_BLOCK_ERROR",
+    "AudioPart",
+    "Content",
+    "ContentPart",
+    "Example",
+    "ImagePart",
+    "ImageProcessorProtocol",
+    "Message",
+    "MessageDelta",
+    "ParseFailureKind",
+    "ParseTermination",
+    "ReasoningStreamingParser",
+    "RenderContext",
+    "RenderedMessage",
+    "Renderer",
+    "Role",
+    "StreamingMessageHeader",
+    "StreamingParser",
+    "StreamingTextDelta",
+    "StreamingThinkingDelta",
+    "StrictBase",
+    "TextPart",
+    "ThinkingPart",
+    "ToolCall",
+    "ToolSpec",
+    "TrainOnWhat",
+    "UnparsedToolCall",
+    "UnsupportedToolsError",
+    "Utf8TokenDecoder",
+    "classify_parse_failure",
+    "content_to_jsonable",
+    "detect_unterminated_tool_block",
+    "ensure_list",
+    "ensure_text",
+    "format_content_as_string",
+    "get_text_content",
+    "has_thinking",
+    "image_to_chunk",
+    "message_to_jsonable",
+    "parse_content_blocks",
+    "parse_response_for_stop_token",
+    "parse_think_blocks",
+    "remove_thinking",
+    "tokens_weights_from_strings_weights",
+]
+
 logger = logging.getLogger(__name__)
 
 Example: TypeAlias = "tuple[tinker.ModelInput, torch.Tensor]"
 """Model input of T tokens and float32 weights [T]: 1 where the token itself is trained on."""
 
 
+class UnsupportedToolsError(RendererError, NotImplementedError):
+    """The chat format declares no tools."""
+
+
 class Renderer(Named, ABC):
     """Turns conversations into tokens and sampled tokens into messages, for one chat format.
+
+    A subclass needs ``render_message`` and ``get_stop_sequences``; ``parse_response`` reads all
+    of a response as text unless it is given. Everything else has a default.
 
     A subclass's keyword-only arguments are the format's options. ``get_renderer`` makes renderers
     by name; ``spec`` is the name with the options that differ from it, from which an equal renderer
     can be made anywhere. Renderers pickle by it (see :mod:`tinker_cookbook.renderers.registry`).
     """
 
+    _encodes_with_codec: bool = False
+    """Whether all text of messages goes through :attr:`codec`, which keeps names of control tokens
+    plain text. A subclass that encodes with the tokenizer itself sees messages as they are."""
+    _declared_tokens: frozenset[str] = frozenset()
+    """Control tokens that stand in system messages because the declaration of tools has them."""
+
     def __init__(self, tokenizer: Tokenizer, image_processor: Any = None) -> None:
         self.tokenizer = tokenizer
         self.image_processor = image_processor
-        self.codec = TextCodec(tokenizer)
-        self._warned: set[str] = set()
-        self._rendered = RenderMemory()
+
+    @cached_property
+    def codec(self) -> TextCodec:
+        """Encodes and decodes text for this renderer."""
+        codec = TextCodec(self.tokenizer)
+        codec.splits_control_tokens = self._encodes_with_codec
+        return codec
+
+    @cached_property
+    def _warned(self) -> set[str]:
+        return set()
+
+    @cached_property
+    def _rendered(self) -> RenderMemory:
+        return RenderMemory()
 
     @abstractmethod
     def render_message(self, message: Message, ctx: RenderContext) -> RenderedMessage:
@@ -78,14 +197,34 @@ class Renderer(Named, ABC):
     def get_stop_sequences(self) -> list[str] | list[int]:
         """Returns what ends a response: for ``SamplingParams(stop=…)``."""
 
-    @abstractmethod
-    def _generation_suffix(self, role: Role) -> list[int]:
-        """Returns the tokens after which a message of ``role`` is sampled."""
+    def split_special_tokens(self, split: bool) -> None:
+        """Chooses whether names of control tokens in messages stay plain text.
+
+        Called by ``get_renderer`` where the option is given.
+        """
+        self._encodes_with_codec = self._encodes_with_codec or split
+        self.codec.splits_control_tokens = split
+
+    def _generation_suffix(self, role: Role) -> list[int] | None:
+        """Returns the tokens after which a message of ``role`` is sampled.
+
+        None: they are the header of an empty message of that role.
+        """
+        return None
+
+    def _get_generation_suffix(self, role: Role, ctx: RenderContext) -> list[int]:
+        """Returns :meth:`_generation_suffix` in its context; ``ctx.idx`` counts the messages of
+        the prompt."""
+        suffix = self._generation_suffix(role)
+        if suffix is None:
+            suffix = token_list(self.render_message(Message(role=role, content=""), ctx).header)
+        return suffix
 
     def _reader(self) -> MessageReader:
         """Returns what reads the text of one response: tool calls, thinking."""
         return PlainReader()
 
+    @property
     def _bos_tokens(self) -> list[int]:
         return []
 
@@ -116,7 +255,7 @@ class Renderer(Named, ABC):
         self, tools: Sequence[ToolSpec], system_prompt: str = ""
     ) -> list[Message]:
         """Returns the messages that begin a conversation in which the model may call ``tools``."""
-        raise RendererError(
+        raise UnsupportedToolsError(
             f"{self._name}: this chat format declares no tools; use a renderer with tools, such as "
             "qwen3 or llama3, or describe the tools in a system message of your own"
         )
@@ -149,11 +288,15 @@ class Renderer(Named, ABC):
         ``response`` may be a live stream: a token is taken when the next piece is asked for.
         """
         parser = self.response_parser()
+        tokens: list[int] = []
         yield StreamingMessageHeader(role="assistant")
         for token in response:
+            tokens.append(token)
             yield from parser.feed([token])
         yield from parser.finish()
-        yield parser.message
+        # A subclass with a reader of its own for whole responses says what the message is.
+        own = type(self).parse_response is not Renderer.parse_response
+        yield self.parse_response(tokens)[0] if own else parser.message
 
     def build_generation_prompt(
         self,
@@ -225,22 +368,30 @@ class Renderer(Named, ABC):
             logger.warning(text)
 
     def _normalize(self, messages: Sequence[Mapping[str, Any]]) -> list[Message]:
-        """Checks messages, and sees to control tokens that users and tools wrote."""
+        """Checks messages, and sees to names of control tokens in them."""
         normal = normalize_messages(messages)
-        return [
-            map_text(m, self._outside_text) if m["role"] in ("user", "tool") else m for m in normal
-        ]
+        if self._encodes_with_codec and self.codec.splits_control_tokens:
+            return [
+                split_control_tokens(
+                    message,
+                    self.codec,
+                    i,
+                    self._declared_tokens if message["role"] == "system" else frozenset(),
+                )
+                for i, message in enumerate(normal)
+            ]
+        for message in normal:
+            if message["role"] in ("user", "tool"):
+                self._warn_of_control_token(get_text_content(message))
+        return normal
 
-    def _outside_text(self, text: str) -> str:
-        if self.codec.splits_control_tokens:
-            return self.codec.split_control_tokens(text)
-        if token := self.codec.control_token_in(text):
+    def _warn_of_control_token(self, text: str) -> None:
+        if self._encodes_with_codec and (token := self.codec.control_token_in(text)):
             self._warn_once(
                 f"{self._name}: a message of a user or tool contains {token!r}, which becomes that "
-                "control token, as in the model's own chat template; add "
-                "'?split_special_tokens=true' to renderer_name to keep such text plain"
+                "control token, as in the model's own chat template; leave out "
+                "'?split_special_tokens=false' behind renderer_name to keep such text plain"
             )
-        return text
 
     def _conversation(
         self, messages: Sequence[Mapping[str, Any]], what: TrainOnWhat
@@ -270,10 +421,18 @@ class Renderer(Named, ABC):
         return self._prompt_pieces(messages, "assistant")[:-1]
 
     def _prompt_pieces(self, messages: Sequence[Message], role: Role) -> list[Piece]:
-        pieces: list[Piece] = [self._bos_tokens(), self._conversation_prefix(messages)]
+        pieces: list[Piece] = [self._bos_tokens, self._conversation_prefix(messages)]
         for rendered in self._render_all(messages):
             pieces += [rendered.header, *rendered.output, rendered.footer]
-        return [*pieces, self._generation_suffix(role)]
+        last = self._last_user_index(messages)
+        ctx = RenderContext(
+            idx=len(messages),
+            is_last=True,
+            prev_message=messages[-1] if messages else None,
+            last_user_index=last,
+            in_last_assistant_turn=True,
+        )
+        return [*pieces, self._get_generation_suffix(role, ctx)]
 
     def _split_example(
         self, messages: Sequence[Message], trained: Sequence[bool], what: TrainOnWhat
@@ -286,7 +445,7 @@ class Renderer(Named, ABC):
     ) -> Example:
         rest = float(what is TrainOnWhat.ALL_TOKENS)
         weighted: list[tuple[Piece, float]] = [
-            (self._bos_tokens(), rest),
+            (self._bos_tokens, rest),
             (self._conversation_prefix(messages), rest),
             *weigh(self._render_all(messages), trained, rest),
         ]

@@ -26,6 +26,8 @@ SMOLLM2_SYSTEM_PROMPT = "You are a helpful AI assistant named SmolLM, trained by
 class ChatMLBase(Renderer):
     """The frame of a ChatML message; subclasses say what stands in it."""
 
+    _encodes_with_codec = True
+
     def __init__(self, tokenizer: Tokenizer, image_processor: Any = None) -> None:
         super().__init__(tokenizer, image_processor)
         self._end = special_token_id(tokenizer, END, type(self).__name__)

@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import re
 import string
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from functools import cached_property, lru_cache
-from itertools import takewhile
+from itertools import pairwise, takewhile
 from typing import TYPE_CHECKING
 
-from tinker_cookbook.tokenizer_utils import decode_exactly, encode_without_special_tokens
+from tinker_cookbook.tokenizer_utils import (
+    decode_exactly,
+    encode_without_added_tokens,
+    encode_without_special_tokens,
+)
 
 if TYPE_CHECKING:
     from tinker_cookbook.tokenizer_utils import Tokenizer
@@ -22,6 +26,11 @@ _WHITE = string.whitespace + "\u2581"
 # that stands in the text itself is escaped.
 _SPLIT, _ESCAPED, _MARK = "\ufdd0\ufdd2", "\ufdd0\ufdd1", "\ufdd0"
 _REMEMBERED = 512  # texts
+# Added tokens that chat formats write inside a message. They cannot begin or end a turn, people
+# write about them, and formats read them from plain strings: in text they stay tokens, as in the
+# model's chat template.
+_MARKUP = re.compile(r"</?(?:think|tool_call|tool_response|tools|arg_key|arg_value)>")
+_PIPES = re.compile(r"<[|\uff5c].*[|\uff5c]>|\uff5c.*\uff5c")
 
 
 class TextCodec:
@@ -33,7 +42,7 @@ class TextCodec:
     """
 
     splits_control_tokens: bool = False
-    """Whether :meth:`encode` heeds what :meth:`split_control_tokens` took apart."""
+    """Whether :meth:`encode` heeds the marks of :meth:`split_control_tokens`."""
 
     def __init__(self, tokenizer: Tokenizer) -> None:
         self.tokenizer = tokenizer
@@ -51,10 +60,35 @@ class TextCodec:
         return self._remembered(text) if text else []
 
     def _encode(self, text: str) -> list[int]:
-        if self.splits_control_tokens and _MARK in text:
-            pieces = (piece.replace(_ESCAPED, _MARK) for piece in text.split(_SPLIT))
-            return [token for piece in pieces for token in self._encode_piece(piece)]
+        if self.is_marked(text):
+            return self._encode_marked(text)
         return self._encode_piece(text)
+
+    def is_marked(self, text: str) -> bool:
+        """Whether :meth:`encode` has to heed marks in ``text``."""
+        return self.splits_control_tokens and _MARK in text
+
+    def _encode_marked(self, text: str) -> list[int]:
+        """Encodes text in which :meth:`split_control_tokens` has marked names of control tokens.
+
+        Unmarked names are those that the chat format itself writes. The text between them is
+        encoded as by a vocabulary without control tokens.
+        """
+        tokens: list[int] = []
+        added = self._added_tokens
+        for i, piece in enumerate(added.split(text) if added else [text]):
+            if i % 2:  # the pattern has one group: every second piece is a name
+                tokens += self._encode_piece(piece)
+                continue
+            plain = piece.replace(_SPLIT, "").replace(_ESCAPED, _MARK)
+            found = None
+            if plain != piece and not self._anchor:
+                found = encode_without_added_tokens(self.tokenizer, plain)
+            if found is None:  # cut the names in two instead: no token spans the cut
+                runs = (run.replace(_ESCAPED, _MARK) for run in piece.split(_SPLIT))
+                found = [token for run in runs if run for token in self._encode_piece(run)]
+            tokens += found
+        return tokens
 
     def _encode_piece(self, text: str) -> list[int]:
         if not self._anchor:
@@ -90,12 +124,31 @@ class TextCodec:
         found = self._control_tokens.search(text) if self._control_tokens else None
         return found[0] if found else None
 
-    def split_control_tokens(self, text: str) -> str:
-        """Returns ``text`` marked so that :meth:`encode` reads names of control tokens as text."""
-        text = text.replace(_MARK, _ESCAPED)
-        if self._control_tokens is None:
-            return text
-        return self._control_tokens.sub(lambda name: f"{name[0][0]}{_SPLIT}{name[0][1:]}", text)
+    def split_control_tokens(self, text: str, keep: frozenset[str] = frozenset()) -> str:
+        """Returns ``text`` marked so that :meth:`encode` reads names of control tokens as text,
+        those in ``keep`` aside."""
+        return self.split_control_tokens_in([text], keep)[0]
+
+    def split_control_tokens_in(
+        self, texts: Sequence[str], keep: frozenset[str] = frozenset()
+    ) -> list[str]:
+        """Marks ``texts``, which a format may write one after the other: a name that begins in one
+        and ends in another is marked, too."""
+        joined = "".join(texts)
+        names = self._control_tokens.finditer(joined) if self._control_tokens else ()
+        # Behind a name's first character.
+        cuts = [name.start() + 1 for name in names if name[0] not in keep]
+        if not cuts and _MARK not in joined:
+            return list(texts)
+        marked: list[str] = []
+        begin = 0
+        for text in texts:
+            end = begin + len(text)
+            borders = [begin, *(cut for cut in cuts if begin < cut <= end), end]
+            runs = (joined[a:b] for a, b in pairwise(borders))
+            marked.append(_SPLIT.join(run.replace(_MARK, _ESCAPED) for run in runs))
+            begin = end
+        return marked
 
     def trailing_bytes(self, tokens: Sequence[int]) -> int:
         """Returns how many tokens at the end are single bytes (``<0x0A>``) of a byte fallback."""
@@ -103,11 +156,21 @@ class TextCodec:
 
     @cached_property
     def _control_tokens(self) -> re.Pattern[str] | None:
+        """Names of special tokens, and of others that are spelled like one (``<|…|>``)."""
         added = getattr(self.tokenizer, "added_tokens_decoder", {}).values()
         # Of one character, or white space (Gemma adds runs of it), nothing can be taken apart.
-        names = {name for token in added if len((name := str(token)).strip(_WHITE)) > 1}
-        longest_first = sorted(names, key=lambda name: -len(name))
-        return re.compile("|".join(map(re.escape, longest_first))) if names else None
+        return _any_of(
+            name
+            for token in added
+            if len((name := str(token)).strip(_WHITE)) > 1
+            and not _MARKUP.fullmatch(name)
+            and (getattr(token, "special", True) or _PIPES.fullmatch(name))
+        )
+
+    @cached_property
+    def _added_tokens(self) -> re.Pattern[str] | None:
+        added = getattr(self.tokenizer, "added_tokens_decoder", {}).values()
+        return _any_of(str(token) for token in added)
 
     @cached_property
     def _byte_tokens(self) -> frozenset[int]:
@@ -116,3 +179,9 @@ class TextCodec:
         found = (tokenizer.convert_tokens_to_ids(name) for name in ids)
         unknown = getattr(tokenizer, "unk_token_id", None)
         return frozenset(i for i in found if isinstance(i, int) and i != unknown)
+
+
+def _any_of(names: Iterable[str]) -> re.Pattern[str] | None:
+    """Returns a pattern with one group that matches any of ``names``, the longest first."""
+    longest_first = sorted({name for name in names if name}, key=lambda name: -len(name))
+    return re.compile(f"({'|'.join(map(re.escape, longest_first))})") if longest_first else None

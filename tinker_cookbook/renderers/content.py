@@ -50,8 +50,10 @@ def get_text_content(message: Message) -> str:
 
 
 def has_thinking(content: Content) -> bool:
-    """Says whether the content has a thinking part."""
-    return not isinstance(content, str) and any(part["type"] == "thinking" for part in content)
+    """Says whether the content has a thinking part, or a string an opening ``<think>``."""
+    if isinstance(content, str):
+        return _THINK_OPEN in content
+    return any(part["type"] == "thinking" for part in content)
 
 
 def remove_thinking(content: Content) -> Content:
@@ -62,7 +64,8 @@ def remove_thinking(content: Content) -> Content:
 
 
 def format_content_as_string(content: Content, separator: str = "\n") -> str:
-    """Returns all of the content as text for people: thinking in tags, media as ``<image>``."""
+    """Returns all of the content as text for people: thinking in tags, images by their
+    address or size."""
     if isinstance(content, str):
         return content
     return separator.join(_part_as_string(part) for part in content)
@@ -73,6 +76,12 @@ def _part_as_string(part: ContentPart) -> str:
         return part["text"]
     if part["type"] == "thinking":
         return f"{_THINK_OPEN}{part['thinking']}{_THINK_CLOSE}"
+    if part["type"] == "image":
+        image = part["image"]
+        if isinstance(image, str):
+            return f"<image>{image}</image>"
+        width, height = image.size
+        return f"<image>Image({width}x{height}, {image.mode})</image>"
     return f"<{part['type']}>"
 
 

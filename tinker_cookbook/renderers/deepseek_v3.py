@@ -17,6 +17,7 @@ from tinker_cookbook.renderers.blocks import Block, BlockReader
 from tinker_cookbook.renderers.content import ensure_text, get_text_content, system_message
 from tinker_cookbook.renderers.deepseek_versions import (
     CALLS,
+    DECLARED,
     END_CALLS,
     END_RESULT,
     END_THINK,
@@ -56,6 +57,8 @@ class DeepSeekV3Renderer(Renderer):
     calls is left out. Calls and results are always opened and closed here.
     """
 
+    _encodes_with_codec = True
+    _declared_tokens = DECLARED
     _thinking = False
 
     def __init__(
@@ -143,6 +146,7 @@ class DeepSeekV3Renderer(Renderer):
         thinking = Block(THINK, END_THINK, trim=white, after=white)
         return BlockReader((thinking, calls), inside=thinking)
 
+    @property
     def _bos_tokens(self) -> list[int]:
         return self.codec.constant(BOS)
 
@@ -153,7 +157,7 @@ class DeepSeekV3Renderer(Renderer):
         """The header of the next message depends on the one before it: it is rendered, empty."""
         *rendered, following = self._render_all([*messages, Message(role=role, content="")])
         pieces = [piece for m in rendered for piece in (m.header, *m.output, m.footer)]
-        return [self._bos_tokens(), *pieces, following.header]
+        return [self._bos_tokens, *pieces, following.header]
 
     def _render_all(self, messages: Sequence[Message]) -> list[RenderedMessage]:
         """System messages are encoded in one piece, as the template joins them; a token that

@@ -31,6 +31,8 @@ class Gemma3Renderer(Renderer):
     A system message without a question is refused too: the template would drop it.
     """
 
+    _encodes_with_codec = True
+
     def __init__(self, tokenizer: Tokenizer, image_processor: Any = None) -> None:
         super().__init__(tokenizer, image_processor)
         self._bos = special_token_id(tokenizer, _BOS, type(self).__name__)
@@ -60,6 +62,7 @@ class Gemma3Renderer(Renderer):
             footer=self.codec.constant("\n"),
         )
 
+    @property
     def _bos_tokens(self) -> list[int]:
         return [self._bos]
 

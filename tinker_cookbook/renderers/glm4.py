@@ -58,6 +58,8 @@ class Glm46Renderer(Renderer):
     comes back as the number. Thinking stands before the text; other places are refused.
     """
 
+    _encodes_with_codec = True
+
     def __init__(
         self,
         tokenizer: Tokenizer,
@@ -105,6 +107,7 @@ class Glm46Renderer(Renderer):
         declaration = _DECLARATION.format(tools=declared) if tools else ""
         return [*system_message(declaration), *system_message(system_prompt)]
 
+    @property
     def _bos_tokens(self) -> list[int]:
         return self.codec.constant(_PREFIX)
 

@@ -90,6 +90,8 @@ class GptOssRenderer(Renderer):
     what :meth:`create_conversation_prefix_with_tools` returns is not put under a heading again.
     """
 
+    _encodes_with_codec = True
+
     def __init__(
         self,
         tokenizer: Tokenizer,

@@ -53,6 +53,7 @@ class KimiK2InstructRenderer(Renderer):
     that of a call goes to that call; the template numbers anew and goes by order alone.
     """
 
+    _encodes_with_codec = True
     _parts = frozenset({"text"})
     _behind_default = "\n"
 

@@ -37,6 +37,8 @@ class Llama3Renderer(Renderer):
     """Llama 3 dialogue and tool calls; white space around every text is trimmed, as the template
     does. ``today_date`` adds the date header of Llama 3.1 and 3.2."""
 
+    _encodes_with_codec = True
+
     def __init__(
         self, tokenizer: Tokenizer, image_processor: Any = None, *, today_date: str | None = None
     ) -> None:
@@ -92,6 +94,7 @@ class Llama3Renderer(Renderer):
         text = _WITH_TOOLS + _TOOLS_INTRODUCTION + declared + system_prompt.strip()
         return [Message(role="system", content=text)]
 
+    @property
     def _bos_tokens(self) -> list[int]:
         return [self._bos]
 

@@ -54,14 +54,19 @@ class ToolSpec(TypedDict):
     parameters: dict[str, Any]
 
 
-class _Frozen(BaseModel):
+class StrictBase(BaseModel):
+    """A value that cannot be changed and takes no fields but its own."""
+
     model_config = ConfigDict(frozen=True, extra="forbid")
 
+    def __str__(self) -> str:
+        return repr(self)
 
-class ToolCall(_Frozen):
+
+class ToolCall(StrictBase):
     """One call of a tool by the assistant, in OpenAI's shape; ``arguments`` is a JSON string."""
 
-    class FunctionBody(_Frozen):
+    class FunctionBody(StrictBase):
         """Name of the function and its arguments as a JSON string."""
 
         name: str
@@ -72,7 +77,7 @@ class ToolCall(_Frozen):
     type: Literal["function"] = "function"
 
 
-class UnparsedToolCall(_Frozen):
+class UnparsedToolCall(StrictBase):
     """A tool call that cannot be read: its text, tags included, and what is wrong with it."""
 
     raw_text: str

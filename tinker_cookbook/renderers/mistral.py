@@ -88,7 +88,7 @@ class MistralRenderer(Renderer):
         self, tokenizer: Tokenizer, image_processor: Any = None, *, version: str | None = None
     ) -> None:
         super().__init__(tokenizer, image_processor)
-        self.codec.splits_control_tokens = True  # whatever the option of the renderer says
+        self.codec.splits_control_tokens = True  # for _plain, whatever the option says
         if version is not None and version not in VERSIONS:
             raise ConfigurationError(
                 f"version: got {version!r}, expected one of {', '.join(VERSIONS)}"
@@ -149,6 +149,7 @@ class MistralRenderer(Renderer):
     def _reader(self) -> MessageReader:
         return _TextThenCalls(self._space)
 
+    @property
     def _bos_tokens(self) -> list[int]:
         return [self._ids[_BOS]]
 
@@ -169,8 +170,8 @@ class MistralRenderer(Renderer):
             )
         return normal
 
-    def _outside_text(self, text: str) -> str:
-        return text  # every text is kept free of control tokens where it is encoded
+    def split_special_tokens(self, split: bool) -> None:
+        """Changes nothing: every text is kept free of control tokens where it is encoded."""
 
     def _conversation_prefix(self, messages: Sequence[Message]) -> list[int]:
         """In v3 a conversation begins with a question, an empty one if need be."""

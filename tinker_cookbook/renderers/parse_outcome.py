@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from enum import Enum, StrEnum
+from enum import StrEnum
 
 from tinker_cookbook.renderers.messages import Message, UnparsedToolCall
 
@@ -12,7 +12,7 @@ UNTERMINATED_TOOL_BLOCK_ERROR = "unterminated tool block"
 """Begins ``UnparsedToolCall.error`` where a block of tool calls was opened and never closed."""
 
 
-class ParseTermination(Enum):
+class ParseTermination(StrEnum):
     """How a sampled response ended. True in a condition exactly where it ended properly."""
 
     STOP_SEQUENCE = "stop_sequence"
@@ -56,8 +56,8 @@ def classify_parse_failure(
     if not termination.is_clean:
         return (
             ParseFailureKind.STRUCTURAL,
-            f"the response did not end properly (termination={termination.value}): expected the "
-            "renderer's stop sequence, once and at the end; it may have been cut off by max_tokens",
+            f"the response did not terminate cleanly (termination={termination.value}): expected "
+            "the renderer's stop sequence, once and at the end; max_tokens may have cut it off",
         )
     unparsed = message.get("unparsed_tool_calls")
     if not unparsed:

@@ -25,6 +25,14 @@ def _is_tokens(piece: Piece) -> bool:
     return isinstance(piece, (list, tuple)) or hasattr(piece, "tokens")
 
 
+def as_chunk(piece: Piece) -> Any:
+    """Returns a run of tokens as a chunk of the SDK; a chunk is returned as it is."""
+    if not isinstance(piece, (list, tuple)):
+        return piece
+    # Token ids come from a tokenizer: checking each of them again would cost as much as encoding.
+    return tinker.EncodedTextChunk.model_construct(tokens=list(piece))
+
+
 def token_list(piece: Piece) -> list[int]:
     """Returns the tokens of a piece that is no medium."""
     return list(_tokens(piece))

@@ -15,13 +15,14 @@ from collections.abc import Sequence
 
 from tinker_cookbook.renderers.blocks import BlockReader
 from tinker_cookbook.renderers.chatml import START
-from tinker_cookbook.renderers.content import get_text_content, has_thinking, system_message
+from tinker_cookbook.renderers.content import get_text_content, system_message
 from tinker_cookbook.renderers.images import ImageProcessorProtocol, Segments, trim_segments
 from tinker_cookbook.renderers.messages import Message, ToolSpec
 from tinker_cookbook.renderers.qwen3 import THINKING, ThinkingDisabled
 from tinker_cookbook.renderers.qwen3_vl import Qwen3VLRenderer, check_system_is_first
 from tinker_cookbook.renderers.rendered import RenderContext, RenderedMessage
 from tinker_cookbook.renderers.streaming import MessageReader
+from tinker_cookbook.renderers.text_only import leading_thinking
 from tinker_cookbook.renderers.tool_calls import as_openai_tool
 from tinker_cookbook.renderers.xml_tool_calls import (
     XML_CALL,
@@ -102,7 +103,8 @@ class Qwen3_5Renderer(Qwen3VLRenderer):  # noqa: N801 - the model's name has the
         thinking, text = super()._split_thinking(message, ctx)
         # The template trims before it looks for tags: the line break behind a tag goes, spaces
         # between it and the text stay.
-        tagged = "</think>" in get_text_content(message) and not has_thinking(message["content"])
+        given = leading_thinking(message, ctx.idx, self._name) is not None
+        tagged = "</think>" in get_text_content(message) and not given
         return thinking, text.rstrip() if tagged else text.strip()
 
     def _with_calls(self, text: str, message: Message, ctx: RenderContext) -> str:

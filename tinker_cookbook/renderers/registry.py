@@ -17,7 +17,7 @@ from tinker_cookbook.renderers.base import Renderer
 from tinker_cookbook.renderers.names import BUILT_IN, UNAVAILABLE, RendererFactory
 from tinker_cookbook.tokenizer_utils import Tokenizer, get_tokenizer
 
-_COMMON_OPTIONS = {"split_special_tokens": False}
+_COMMON_OPTIONS = {"split_special_tokens": True}
 _registered: dict[str, RendererFactory] = {}
 
 
@@ -78,16 +78,20 @@ def get_renderer(
     base, factory, chosen = _resolve(name, options)
     own = {key: value for key, value in chosen.items() if key not in _COMMON_OPTIONS}
     renderer = factory(tokenizer, image_processor, **own)
-    if chosen.get("split_special_tokens"):
-        renderer.codec.splits_control_tokens = True
-    renderer.model_name = model_name
-    renderer.spec = _spec(base, {**chosen, **renderer.resolved_options})
-    renderer.restore = _restore
+    if "split_special_tokens" in chosen:
+        renderer.split_special_tokens(chosen["split_special_tokens"])
+    renderer._renderer_name = _spec(base, {**chosen, **renderer.resolved_options})
+    renderer._model_name = model_name or getattr(tokenizer, "name_or_path", None)
+    renderer._has_image_processor = image_processor is not None
     return renderer
 
 
 def _restore(spec: str, source: str, image_processor: Any, model_name: str | None) -> Renderer:
     return get_renderer(spec, get_tokenizer(source), image_processor, model_name)
+
+
+# Renderers that were made by their class can be pickled, too, once they have a name.
+Renderer.restore = staticmethod(_restore)
 
 
 def _resolve(name: str, options: dict[str, Any]) -> tuple[str, RendererFactory, dict[str, Any]]:

@@ -6,9 +6,10 @@ import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from typing import cast
 
 from tinker_cookbook.renderers.messages import Message, Role
-from tinker_cookbook.renderers.pieces import Piece, flat, token_list
+from tinker_cookbook.renderers.pieces import Piece, as_chunk, flat, token_list
 
 
 @dataclass(frozen=True)
@@ -16,16 +17,20 @@ class RenderContext:
     """Where a message stands in its conversation: what chat formats make it depend on."""
 
     idx: int
+    """Position of the message, from 0."""
     is_last: bool
-    prev_message: Message | None
-    next_message: Message | None
-    last_user_index: int
+    prev_message: Message | None = None
+    next_message: Message | None = None
+    last_user_index: int = -1
     """Index of the last question of the user, -1 without one."""
+    in_last_assistant_turn: bool = cast("bool", None)  # None until __post_init__
+    """Whether the message belongs to the turn that is being produced. Left out: whether there is
+    a question and the message comes after it."""
 
-    @property
-    def in_last_assistant_turn(self) -> bool:
-        """Whether the message comes after the last question of the user."""
-        return self.idx > self.last_user_index
+    def __post_init__(self) -> None:
+        if self.in_last_assistant_turn is None:
+            after_question = 0 <= self.last_user_index < self.idx
+            object.__setattr__(self, "in_last_assistant_turn", after_question)
 
 
 @dataclass(frozen=True)
@@ -35,13 +40,20 @@ class RenderedMessage:
     ``header`` precedes what the model writes and ``footer`` follows the stop token: both are
     trained on only under ``TrainOnWhat.ALL_TOKENS``. ``output`` ends with the stop token.
     ``stop_overlap`` is the part of a stop sequence that is also the beginning of the next message's
-    header (role_colon's ``User:``).
+    header (role_colon's ``User:``). Lists of tokens that are given become chunks of the SDK; None
+    stands for no tokens.
     """
 
     output: Sequence[Piece]
     header: Piece = ()
     footer: Piece = ()
     stop_overlap: Piece = ()
+
+    def __post_init__(self) -> None:
+        chunks = [as_chunk(piece) for piece in self.output]
+        object.__setattr__(self, "output", chunks)
+        for field in ("header", "footer", "stop_overlap"):
+            object.__setattr__(self, field, as_chunk(getattr(self, field) or ()))
 
 
 def context_at(idx: int, messages: Sequence[Message], last_user_index: int) -> RenderContext:
@@ -53,6 +65,7 @@ def context_at(idx: int, messages: Sequence[Message], last_user_index: int) -> R
         prev_message=messages[idx - 1] if idx else None,
         next_message=None if is_last else messages[idx + 1],
         last_user_index=last_user_index,
+        in_last_assistant_turn=idx > last_user_index,
     )
 
 

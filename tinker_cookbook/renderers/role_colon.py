@@ -21,6 +21,8 @@ _STOP = "\n\n" + _NEXT_USER
 class RoleColonRenderer(Renderer):
     """Plain-text dialogue; thinking, tools and media are refused."""
 
+    _encodes_with_codec = True
+
     @property
     def has_extension_property(self) -> bool:
         """Holds: history is written as it was sampled."""
@@ -42,6 +44,7 @@ class RoleColonRenderer(Renderer):
     def _reader(self) -> MessageReader:
         return _UntilUser()
 
+    @property
     def _bos_tokens(self) -> list[int]:
         bos = special_id(self.tokenizer, "bos")
         return [] if bos is None else [bos]

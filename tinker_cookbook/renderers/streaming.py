@@ -71,6 +71,7 @@ class Utf8TokenDecoder:
     """Decodes tokens as they come; a character that spans tokens waits for the last of them."""
 
     def __init__(self, tokenizer: Tokenizer | TextCodec) -> None:
+        self.tokenizer = tokenizer.tokenizer if isinstance(tokenizer, TextCodec) else tokenizer
         self._codec = tokenizer if isinstance(tokenizer, TextCodec) else TextCodec(tokenizer)
         self._pending: list[int] = []
 

@@ -19,7 +19,12 @@ from hypothesis import strategies as st
 from hypothesis.strategies import SearchStrategy
 from rendering_cases import openai
 
-from tinker_cookbook.renderers import Renderer, StreamingMessageHeader, get_renderer
+from tinker_cookbook.renderers import (
+    Renderer,
+    StreamingMessageHeader,
+    get_renderer,
+    message_to_jsonable,
+)
 
 
 @dataclass(frozen=True)
@@ -159,6 +164,10 @@ class Side:
         """Returns the tokens that a supervised example has behind those of the template."""
         token = self.case.stop_behind(messages[-1])
         return self.tokenizer.encode(token, add_special_tokens=False)
+
+    def as_plain(self, messages: Sequence[Any]) -> list[Any]:
+        """Returns the messages as JSON values, to look for names in all of their text."""
+        return [message_to_jsonable(message) for message in messages]
 
     def prompt(self, messages: Sequence[Any]) -> list[int]:
         """Returns the renderer's prompt after a conversation."""

@@ -109,6 +109,7 @@ def test_histories_with_results_equal_the_template(case, shared_dir, make_render
         case,
         make_renderer("deepseekv3", "deepseek_v3_1").tokenizer,
         shared_dir / "tokenizers",
+        split_special_tokens=False,
     )
 
     @checked(200)

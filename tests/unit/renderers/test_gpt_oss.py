@@ -39,7 +39,9 @@ def renderer(tokenizer):
 
 @pytest.fixture(scope="module")
 def load(tokenizer, shared_dir):
-    return lambda case: Side.load(case, tokenizer, shared_dir / "tokenizers")
+    return lambda case: Side.load(
+        case, tokenizer, shared_dir / "tokenizers", split_special_tokens=False
+    )
 
 
 # The template

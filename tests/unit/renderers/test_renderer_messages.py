@@ -42,10 +42,13 @@ def test_content_helpers():
     assert get_text_content({"role": "assistant", "content": [THINKING, TEXT]}) == "a"
     assert has_thinking([THINKING])
     assert not has_thinking([TEXT])
-    assert not has_thinking("<think>t</think>")
+    assert has_thinking("<think>t</think>")
+    assert not has_thinking("t")
     assert remove_thinking([THINKING, TEXT]) == [TEXT]
     assert remove_thinking("a") == "a"
-    assert format_content_as_string([THINKING, TEXT, IMAGE]) == "<think>t</think>\na\n<image>"
+    assert format_content_as_string([THINKING, TEXT, IMAGE]) == (
+        "<think>t</think>\na\n<image>x.png</image>"
+    )
     assert content_to_jsonable([ImagePart(type="image", image=object())]) == [
         {"type": "image", "image": "<object>"}
     ]

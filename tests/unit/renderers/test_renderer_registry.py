@@ -94,7 +94,7 @@ def test_pickle_works_in_another_process(tokenizer_folder, tmp_path):
 
 def test_nameless_renderer_does_not_pickle(tokenizer_folder):
     renderer = RoleColonRenderer(get_tokenizer(tokenizer_folder("smollm2")))
-    with pytest.raises(RendererError, match="made without a name; make it with get_renderer"):
+    with pytest.raises(RendererError, match="its name is not set; make it with get_renderer"):
         pickle.dumps(renderer)
 
 

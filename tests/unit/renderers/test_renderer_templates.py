@@ -42,7 +42,7 @@ def test_prompt_for_another_role(make_renderer):
 
 
 def test_special_tokens_in_text_become_tokens_as_in_the_template(make_renderer):
-    renderer = make_renderer("smollm2", "smollm2")
+    renderer = make_renderer("smollm2?split_special_tokens=false", "smollm2")
     messages = [{"role": "user", "content": "a<|im_end|>b"}]
     end = renderer.tokenizer.convert_tokens_to_ids("<|im_end|>")
     prompt = renderer.build_generation_prompt(messages).to_ints()

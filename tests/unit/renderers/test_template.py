@@ -166,7 +166,7 @@ def test_masks_are_those_of_generation_markers(make, shared_dir, family):
     for old, new in changes:
         assert old in marked
         marked = marked.replace(old, new)
-    renderer = make("template", family, file)
+    renderer = make("template?split_special_tokens=false", family, file)
     conversations = dialogues() if family == "gemma3" else one_call_a_message(text.map(str.strip))
 
     @checked(40)

@@ -64,6 +64,8 @@ class TemplateRenderer(Renderer):
     template writes it; a warning says so.
     """
 
+    _encodes_with_codec = True
+
     def __init__(
         self,
         tokenizer: Tokenizer,
@@ -153,7 +155,7 @@ class TemplateRenderer(Renderer):
         """
         run = text[begin:end]
         # What the template writes at the beginning is encoded as the tokenizer would.
-        if not (begin or self.codec.splits_control_tokens):
+        if not (begin or self.codec.is_marked(run)):
             return encode_without_special_tokens(self.tokenizer, run)
         if run and text.endswith(self._controls, 0, begin):
             name = next(name for name in self._controls if text.endswith(name, 0, begin))

@@ -159,7 +159,7 @@ def as_template_message(message: Message, form: Form, idx: int) -> dict[str, Any
     check_parts(message, idx, "template", frozenset({"text", "thinking"} if answer else {"text"}))
     result = openai_message(message)
     check_caller(message, idx)
-    if has_thinking(message["content"]):
+    if not isinstance(message["content"], str) and has_thinking(message["content"]):
         _write_thinking(result, message, form, idx)
     if "tool_calls" in result:
         _write_calls(result, form, idx)
