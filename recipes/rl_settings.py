@@ -111,6 +111,7 @@ def rl_learning_rate(model_name: str) -> float:
 
 def rl_config(cli: RLSettings, recipe_name: str, dataset: RLDatasetBuilder) -> train.Config:
     """The run's config: settings as given, and those that follow from the model filled in."""
+    _check_comparable(cli)
     learning_rate = cli.learning_rate
     if learning_rate is None:
         learning_rate = rl_learning_rate(cli.model_name)
@@ -122,6 +123,15 @@ def rl_config(cli: RLSettings, recipe_name: str, dataset: RLDatasetBuilder) -> t
         **_reference(cli),
         **common_config(cli, recipe_name),
     )
+
+
+def _check_comparable(cli: RLSettings) -> None:
+    # Known before the start, so said before the start: such a run does 40 steps for nothing.
+    if cli.group_size == 1 and cli.kl_penalty_coef == 0:
+        raise ConfigurationError(
+            "group_size: got 1, expected at least 2; an episode's advantage is its reward less the "
+            "mean of its group, which is 0 in a group of one, so nothing would be learned"
+        )
 
 
 def common_config(cli: SampledSettings, recipe_name: str) -> dict[str, Any]:

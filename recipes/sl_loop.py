@@ -1,5 +1,6 @@
 """Supervised fine-tuning on one page: no dataset classes, no session, just the loop.
 
+    python -m recipes.sl_loop model_name=… dataset_path=my.jsonl log_path=…
     python -m recipes.sl_loop learning_rate=0.001 log_path=/tmp/sft-lr-sweep/lr-0.001
 
 For people who write their own loop, and for sweeps: ``metrics.jsonl`` gets ``progress`` and

@@ -1,4 +1,10 @@
-"""Draws the curves of a run: ``python -m tinker_cookbook.plot log_path=… [metrics=a,b]``."""
+"""Draws the curves of a run.
+
+    python -m tinker_cookbook.plot log_path=/tmp/tinker-examples/sl_basic
+    python -m tinker_cookbook.plot log_path=… metrics=train_mean_nll,test/nll output=curves.png
+
+The metrics are columns of ``metrics.jsonl``.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,10 @@
-"""``recipes.preference.dpo.train`` by a shorter name: ``python -m recipes.preference.train``."""
+"""Another name of ``recipes.preference.dpo.train``.
+
+    python -m recipes.preference.train
+    python -m recipes.preference.train dataset=my_pairs.jsonl model_name=… dpo_beta=…
+
+Both names start the same program.
+"""
 
 from __future__ import annotations
 

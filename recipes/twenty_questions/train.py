@@ -1,6 +1,9 @@
 """Another name of ``recipes.multiplayer_rl.twenty_questions.train``.
 
-python -m recipes.twenty_questions.train
+    python -m recipes.twenty_questions.train
+    python -m recipes.twenty_questions.train answerer_model_name=… max_questions=10
+
+Both names start the same program.
 """
 
 from recipes.multiplayer_rl.twenty_questions.train import CLIConfig, build_config, main

@@ -5,7 +5,7 @@ from __future__ import annotations
 import chz
 import pytest
 
-from recipes import sl_basic
+from recipes import rl_basic, sl_basic
 from recipes.prompt_distillation import create_data, teacher
 from recipes.prompt_distillation.create_data import check_length, resolve, task_of
 from recipes.prompt_distillation.prompts import TeacherPrompt, misspelt_mark
@@ -96,6 +96,19 @@ def test_ranks_that_pass():
     assert hidden_size({"hidden_size": 8}) == 8
     assert hidden_size({"text_config": {"hidden_size": 9}}) == 9
     assert hidden_size({}) is None
+
+
+# --- reinforcement learning --------------------------------------------------------------------
+
+
+def test_a_group_of_one_is_refused_before_the_start(stories_model):
+    given = [f"model_name={stories_model}", "renderer_name=role_colon", "group_size=1"]
+    cli = parse_arguments(rl_basic.CLIConfig, given)
+    with pytest.raises(ConfigurationError, match="group_size: got 1, expected at least 2; an ep"):
+        rl_basic.build_config(cli)
+    # A penalty towards a reference gives each token a reward of its own.
+    cli = parse_arguments(rl_basic.CLIConfig, [*given, "kl_penalty_coef=0.1"])
+    assert rl_basic.build_config(cli).dataset_builder.group_size == 1
 
 
 # --- others ------------------------------------------------------------------------------------

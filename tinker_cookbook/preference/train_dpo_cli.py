@@ -1,5 +1,10 @@
-"""``recipes.preference.dpo.train`` by a name within the package:
-``python -m tinker_cookbook.preference.train_dpo_cli``."""
+"""``recipes.preference.dpo.train`` by a name within the package.
+
+    python -m tinker_cookbook.preference.train_dpo_cli
+    python -m tinker_cookbook.preference.train_dpo_cli dataset=my_pairs.jsonl model_name=…
+
+Both names start the same program.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,10 @@
-"""``python -m tinker_cookbook.server model_name=…``."""
+"""Command line of the server.
+
+    python -m tinker_cookbook.server model_name=Qwen/Qwen3-0.6B
+    python -m tinker_cookbook.server model_name=Qwen/Qwen3-0.6B port=8001 owners=ann,bob
+
+The key that clients need is printed at the first start.
+"""
 
 import logging
 import os

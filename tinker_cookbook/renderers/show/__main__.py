@@ -1,4 +1,10 @@
-"""Command line of the view of a conversation."""
+"""Command line of the view of a conversation.
+
+    python -m tinker_cookbook.renderers.show model_name=Qwen/Qwen3-0.6B
+    python -m tinker_cookbook.renderers.show model_name=… file=my.jsonl
+
+The default conversation has a system message, a tool call and thinking.
+"""
 
 from __future__ import annotations
 
