@@ -3,7 +3,7 @@
     python -m tinker_cookbook.renderers.show model_name=Qwen/Qwen3-0.6B
     python -m tinker_cookbook.renderers.show model_name=… file=my.jsonl
 
-The default conversation has a system message, a tool call and thinking.
+Without ``file`` it shows a built-in conversation.
 """
 
 from __future__ import annotations
