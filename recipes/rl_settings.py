@@ -18,7 +18,7 @@ from tinker_cookbook.rl import train
 from tinker_cookbook.rl.control import RandomRewardDatasetBuilder
 from tinker_cookbook.rl.diagnosis import GROUP_OF_ONE
 from tinker_cookbook.rl.policy_settings import DEFAULT_LOSS, RL_LOSSES, PolicySettings
-from tinker_cookbook.rl.rollout_config import TerminationRewardPolicy
+from tinker_cookbook.rl.rollout_limits import TerminationRewardPolicy
 from tinker_cookbook.rl.rollout_strategy import RetryOnFailure
 from tinker_cookbook.rl.types import RLDatasetBuilder
 from tinker_cookbook.utils.console import get_console

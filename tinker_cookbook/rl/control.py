@@ -12,8 +12,8 @@ from dataclasses import replace
 import chz
 import numpy as np
 
-from tinker_cookbook.rl.rollout_config import RolloutConfig
 from tinker_cookbook.rl.rollout_episode import call_step
+from tinker_cookbook.rl.rollout_presets import RolloutConfig
 from tinker_cookbook.rl.types import (
     Action,
     ActionExtra,

@@ -16,8 +16,8 @@ from typing import Any
 
 from tinker_cookbook.completers import TokenCompleter
 from tinker_cookbook.exceptions import ConfigurationError
-from tinker_cookbook.rl.rollout_config import RolloutConfig
 from tinker_cookbook.rl.rollout_hooks import RolloutHooks
+from tinker_cookbook.rl.rollout_presets import RolloutConfig
 from tinker_cookbook.rl.rollout_strategy import RolloutStrategy
 from tinker_cookbook.rl.rollouts import do_group_rollout
 from tinker_cookbook.rl.types import EnvGroupBuilder, TrajectoryGroup

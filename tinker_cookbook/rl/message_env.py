@@ -11,11 +11,14 @@ from typing import TYPE_CHECKING
 from tinker_cookbook.exceptions import ConfigurationError
 from tinker_cookbook.renderers import Message, Renderer
 from tinker_cookbook.rl.message_history import History
-from tinker_cookbook.rl.rollout_config import (
-    DEFAULT_RETRY_MESSAGE,
-    RolloutConfig,
+from tinker_cookbook.rl.rollout_limits import (
+    DEFAULT_RETRY_MESSAGE_TEMPLATE,
+    ParseErrorPolicy,
+    RolloutLimits,
 )
+from tinker_cookbook.rl.rollout_presets import RolloutConfig
 from tinker_cookbook.rl.types import (
+    STOP_METRIC_PREFIX,
     Action,
     ActionExtra,
     Env,
@@ -33,6 +36,9 @@ if TYPE_CHECKING:
     import tinker
 else:
     tinker = lazy_module("tinker")
+
+
+_MAX_TOKENS_REACHED: Metrics = {"max_tokens_reached": 1.0}
 
 
 @dataclass
@@ -66,20 +72,26 @@ class MessageEnv(ABC):
     def begin_rollout(self, config: RolloutConfig) -> None:
         """Called first, with how the episode is played (``config.tool_execution``, say)."""
 
-    async def observe_truncated_response(self, message: Message) -> MessageStepResult | None:
-        """Takes an answer that was cut off, as far as it goes. ``None``, which is the default,
-        leaves it to the wrapper: it is malformed."""
-        return None
-
-    async def add_messages(self, messages: Sequence[Message]) -> bool:
-        """Is told of messages that come from outside: a malformed answer and the hint to try
-        again, or what a hook puts in.
+    async def observe_truncated_response(
+        self, message: Message
+    ) -> MessageStepResult | list[Message] | None:
+        """Takes an answer that was cut off, as far as it goes.
 
         Returns:
-            Whether the environment keeps them in its conversation, so that ``next_messages`` has
-            them. ``False``, the default, has the wrapper keep them in their place.
+            The result of the step, or the whole conversation with the answer in it (a step without
+            reward that ends nothing). ``None``, the default: the answer ends the episode.
         """
-        return False
+        return None
+
+    async def add_messages(self, messages: Sequence[Message]) -> list[Message] | bool | None:
+        """Adds messages from outside: a malformed answer and the hint to try again, or those of a
+        hook.
+
+        Returns:
+            The whole conversation, or True, where the environment keeps the messages, so that
+            ``next_messages`` contains them. By default the wrapper keeps them in their place.
+        """
+        return None
 
     async def grade(
         self, messages: list[Message], stop_reason: StopReason
@@ -108,9 +120,12 @@ class EnvFromMessageEnv(Env):
         max_trajectory_tokens: The episode ends once the next prompt, with
             ``max_generation_tokens``, would have more tokens.
         max_generation_tokens: Room to keep for an answer.
-        context_overflow_reward: Added to the step's reward where that happens.
-        terminate_on_length: Whether an answer that was cut off ends the episode also where the
-            model would be asked again.
+        context_overflow_reward: The step's reward where that happens, or where an answer was cut
+            off; it replaces the reward of the environment.
+        terminate_on_length: Whether an answer that was cut off ends the episode; else
+            ``observe_truncated_response`` decides, and without it the answer is malformed.
+        parse_error_policy: Takes the place of the rollout's, if it has none.
+        rollout_limits: Limits that ``run_rollout`` applies where it is given none.
     """
 
     def __init__(
@@ -122,7 +137,9 @@ class EnvFromMessageEnv(Env):
         max_trajectory_tokens: int | None = None,
         max_generation_tokens: int | None = None,
         context_overflow_reward: float = -0.1,
-        terminate_on_length: bool = False,
+        terminate_on_length: bool = True,
+        parse_error_policy: ParseErrorPolicy | None = None,
+        rollout_limits: RolloutLimits | None = None,
     ) -> None:
         for name, value in (
             ("max_trajectory_tokens", max_trajectory_tokens),
@@ -138,6 +155,8 @@ class EnvFromMessageEnv(Env):
         self.max_generation_tokens = max_generation_tokens
         self.context_overflow_reward = context_overflow_reward
         self.terminate_on_length = terminate_on_length
+        self.parse_error_policy = parse_error_policy
+        self.rollout_limits = rollout_limits
         self._config = RolloutConfig()
         self._history = History()
         self._stop: StopCondition | None = None
@@ -161,17 +180,21 @@ class EnvFromMessageEnv(Env):
         self._history.update(await self.message_env.initial_observation())
         ob = await self._render()
         if self._overflows(ob):
-            return InitialObservationOverflow(
-                self.context_overflow_reward, {"context_overflow": 1.0}
-            )
+            return InitialObservationOverflow(self.context_overflow_reward, _MAX_TOKENS_REACHED)
         return ob, self._stop_condition
 
     async def step(self, action: Action, *, extra: ActionExtra | None = None) -> StepResult:
         """Parses the answer and hands it on, or deals with it where it is malformed."""
         cut = (extra or {}).get("stop_reason") == "length"
+        if cut and self.terminate_on_length:
+            return self._over(
+                self.context_overflow_reward, StopReason.MAX_TOKENS, _MAX_TOKENS_REACHED
+            )
         message, ending = await asyncio.to_thread(self.renderer.parse_response, action)
         if cut:
             observed = await self.message_env.observe_truncated_response(message)
+            if isinstance(observed, list):
+                observed = MessageStepResult(0.0, False, observed)
             if observed is not None:
                 return await self._answered(observed, {})
         details = _what_is_wrong(message, ending.is_clean, cut)
@@ -179,7 +202,7 @@ class EnvFromMessageEnv(Env):
             return await self._malformed(message, details, cut)
         self._errors_in_a_row = 0
         calls = len(message.get("tool_calls", ()))
-        metrics: Metrics = {"parse_error": 0.0}
+        metrics: Metrics = {}
         most = self._config.limits.max_tool_calls
         if most is not None and self._tool_calls + calls > most:
             self._history.add([message])
@@ -194,9 +217,12 @@ class EnvFromMessageEnv(Env):
         await self._put_in(messages)
         return await self._render(), self._stop_condition
 
+    inject_messages = add_messages
+    """The name of ``add_messages`` in the official cookbook."""
+
     async def grade(self, stop_reason: StopReason) -> tuple[float, Metrics]:
         """The message environment's reward for the whole."""
-        everything = self._config.termination.pass_all_messages_to_grader
+        everything = self._config.termination_policy.pass_all_messages_to_grader
         messages = self._history.seen if everything else self._history.own
         return await self.message_env.grade(list(messages), stop_reason)
 
@@ -215,8 +241,10 @@ class EnvFromMessageEnv(Env):
         return ob.length + (self.max_generation_tokens or 1) > self.max_trajectory_tokens
 
     async def _put_in(self, messages: Sequence[Message]) -> None:
-        if await self.message_env.add_messages(messages):
-            self._history.update([*self._history.own, *messages])
+        kept = await self.message_env.add_messages(messages)
+        if kept:
+            whole = kept if isinstance(kept, list) else [*self._history.own, *messages]
+            self._history.update(whole)
         else:
             self._history.add(messages)
 
@@ -233,14 +261,13 @@ class EnvFromMessageEnv(Env):
     async def _malformed(self, message: Message, details: str, cut: bool) -> StepResult:
         """The policy of the rollout decides, or the arguments of this wrapper."""
         self._errors_in_a_row += 1
-        policy = self._config.parse_errors
-        ends = cut and self.terminate_on_length
+        policy = self._config.parse_errors or self.parse_error_policy
         if policy is None:
-            ends = ends or self.terminate_on_parse_error
-            template = DEFAULT_RETRY_MESSAGE
+            ends = self.terminate_on_parse_error
+            template = DEFAULT_RETRY_MESSAGE_TEMPLATE
             reward = self.failed_parse_reward
         else:
-            ends = ends or self._errors_in_a_row > policy.max_consecutive
+            ends = self._errors_in_a_row > policy.max_consecutive
             template = policy.retry_message_template
             reward = (policy.terminal_reward if ends else 0.0) - policy.penalty_per_error
         metrics: Metrics = {"parse_error": 1.0}
@@ -257,26 +284,20 @@ class EnvFromMessageEnv(Env):
 
     async def _go_on(self, reward: float, metrics: Metrics, logs: Logs) -> StepResult:
         ob = await self._render()
-        overflows = self._overflows(ob)
-        if self.max_trajectory_tokens is not None:
-            metrics = {**metrics, "context_overflow": float(overflows)}
-        return StepResult(
-            reward=reward + (self.context_overflow_reward if overflows else 0.0),
-            episode_done=overflows,
-            next_observation=ob,
-            next_stop_condition=self._stop_condition,
-            metrics=metrics,
-            logs=logs,
-            stop_reason=StopReason.CONTEXT_OVERFLOW if overflows else None,
-        )
+        if self._overflows(ob):
+            result = self._over(
+                self.context_overflow_reward,
+                StopReason.CONTEXT_OVERFLOW,
+                {**metrics, "context_overflow": 1.0},
+            )
+            result.logs = logs
+            return result
+        return StepResult(reward, False, ob, self._stop_condition, metrics=metrics, logs=logs)
 
     def _over(self, reward: float, reason: StopReason | None, metrics: Metrics) -> StepResult:
-        return StepResult.final(
-            reward,
-            self._stop_condition,
-            metrics=metrics,
-            stop_reason=reason,
-        )
+        if reason is not None:
+            metrics = {**metrics, f"{STOP_METRIC_PREFIX}{reason}": 1.0}
+        return StepResult.final(reward, self._stop_condition, metrics=metrics, stop_reason=reason)
 
 
 def _what_is_wrong(message: Message, ended: bool, cut: bool) -> str | None:

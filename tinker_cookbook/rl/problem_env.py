@@ -29,7 +29,7 @@ from tinker_cookbook.utils.lazy_imports import lazy_module
 if TYPE_CHECKING:
     import tinker
 
-    from tinker_cookbook.rl.rollout_config import RolloutConfig
+    from tinker_cookbook.rl.rollout_presets import RolloutConfig
 else:
     tinker = lazy_module("tinker")
 
@@ -96,7 +96,7 @@ class ProblemEnv(Env):
 
     def begin_rollout(self, config: RolloutConfig) -> None:
         """Takes over ``grader_timeout_seconds``, for ``check_answer``."""
-        self._grader_timeout = config.termination.grader_timeout_seconds
+        self._grader_timeout = config.termination_policy.grader_timeout_seconds
 
     async def initial_observation(self) -> tuple[Observation, StopCondition]:
         """The prefix and the question."""

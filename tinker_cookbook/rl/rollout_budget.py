@@ -13,7 +13,7 @@ from tinker_cookbook.rl.types import StopReason
 if TYPE_CHECKING:
     import tinker
 
-    from tinker_cookbook.rl.rollout_config import RolloutLimits
+    from tinker_cookbook.rl.rollout_limits import RolloutLimits
 
 
 @dataclass(frozen=True)

@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from tinker_cookbook.completers import StopCondition, TokenCompleter, TokensWithLogprobs
 from tinker_cookbook.exceptions import ConfigurationError, DataValidationError
 from tinker_cookbook.rl.rollout_budget import TurnBudget, limit_tokens, turn_budget
-from tinker_cookbook.rl.rollout_config import RolloutConfig
 from tinker_cookbook.rl.rollout_errors import (
     Place,
     RolloutTimeoutError,
@@ -28,8 +27,10 @@ from tinker_cookbook.rl.rollout_hooks import (
     SupportsRolloutConfig,
     teacher_observation,
 )
+from tinker_cookbook.rl.rollout_presets import RolloutConfig
 from tinker_cookbook.rl.rollout_waiting import bounded
 from tinker_cookbook.rl.types import (
+    STOP_METRIC_PREFIX,
     Action,
     ActionExtra,
     Env,
@@ -40,6 +41,7 @@ from tinker_cookbook.rl.types import (
     StopReason,
     Trajectory,
     Transition,
+    stop_reason_from_metrics,
 )
 from tinker_cookbook.utils.lazy_imports import lazy_module
 
@@ -207,7 +209,8 @@ class Episode:
         limits = self._config.limits
         if step.episode_done:
             cut = action.stop_reason == "length"
-            return step.stop_reason or (StopReason.MAX_TOKENS if cut else StopReason.COMPLETED)
+            reported = step.stop_reason or stop_reason_from_metrics(step.metrics)
+            return reported or (StopReason.MAX_TOKENS if cut else StopReason.COMPLETED)
         if limits.max_tool_calls is not None and self._tool_calls > limits.max_tool_calls:
             return StopReason.MAX_TOOL_CALLS
         if limits.max_turns is not None and len(self._turns) >= limits.max_turns:
@@ -267,13 +270,15 @@ class Episode:
     ) -> None:
         parse_errors = self._config.parse_errors
         self._tool_calls += step.metrics.get("tool_calls", 0)
+        # Reasons are counted once for each trajectory, not as metrics of its steps.
+        metrics = {k: v for k, v in step.metrics.items() if not k.startswith(STOP_METRIC_PREFIX)}
         self._turns.append(
             Transition(
                 ob=ob,
                 ac=action,
                 reward=checked_reward(step.reward, self.place),
                 episode_done=step.episode_done,
-                metrics=dict(step.metrics),
+                metrics=metrics,
                 logs=dict(step.logs),
                 masked=parse_errors is not None
                 and parse_errors.mask_error_turns
@@ -300,13 +305,6 @@ class Episode:
             earned = 0.0
         if self._config.limits.max_turn_tokens is not None:
             self._metrics["num_truncations_max_turn_tokens"] = self._truncations
-        if self._config.termination.zero_reward_on_limit:
-            zeroed = reason in self._config.termination.limit_stop_reasons
-            self._metrics["zero_reward_on_limit"] = float(zeroed)
-            if zeroed:
-                earned = 0.0
-                for turn in self._turns:
-                    turn.reward = 0.0
         trajectory = Trajectory(
             self._turns,
             final_ob,
@@ -321,11 +319,8 @@ class Episode:
 
     async def _grade(self, reason: StopReason) -> float:
         """Reward for the episode as a whole; 0 where the grader was too slow."""
-        termination = self._config.termination
-        timed_out = reason is StopReason.ROLLOUT_TIMEOUT
-        if not isinstance(self._env, SupportsGrading) or (
-            timed_out and termination.skip_grading_on_timeout
-        ):
+        termination = self._config.termination_policy
+        if not isinstance(self._env, SupportsGrading) or termination.skips_grading(reason):
             return 0.0
         seconds = termination.grader_timeout_seconds
         started = time.monotonic()

@@ -18,7 +18,7 @@ from tinker_cookbook.exceptions import ConfigurationError
 
 if TYPE_CHECKING:
     from tinker_cookbook.renderers import Message
-    from tinker_cookbook.rl.rollout_config import RolloutConfig
+    from tinker_cookbook.rl.rollout_presets import RolloutConfig
     from tinker_cookbook.rl.types import (
         Env,
         Metrics,

@@ -16,7 +16,6 @@ import chz
 from tinker_cookbook.completers import TokenCompleter, TokensWithLogprobs
 from tinker_cookbook.exceptions import BackendError, DataValidationError
 from tinker_cookbook.rl.rollout_budget import limit_tokens
-from tinker_cookbook.rl.rollout_config import ParseErrorPolicy, RolloutConfig, RolloutLimits
 from tinker_cookbook.rl.rollout_episode import Episode, Opening
 from tinker_cookbook.rl.rollout_errors import (
     RolloutFailedError,
@@ -26,6 +25,12 @@ from tinker_cookbook.rl.rollout_errors import (
     located,
 )
 from tinker_cookbook.rl.rollout_hooks import RolloutContext, RolloutHooks
+from tinker_cookbook.rl.rollout_limits import (
+    ParseErrorPolicy,
+    RolloutLimits,
+    TerminationRewardPolicy,
+)
+from tinker_cookbook.rl.rollout_presets import RolloutConfig
 from tinker_cookbook.rl.rollout_strategy import FailFast, RolloutStrategy
 from tinker_cookbook.rl.rollout_waiting import bounded, gather_or_cancel, stop_tasks
 from tinker_cookbook.rl.transcripts import member_log
@@ -107,26 +112,27 @@ async def do_group_rollout(
     strategy: RolloutStrategy | None = None,
     config: RolloutConfig | None = None,
     hooks: RolloutHooks | None = None,
+    termination: TerminationRewardPolicy | None = None,
 ) -> TrajectoryGroup:
-    """Plays a group and has it paid.
+    """Runs the rollouts of a group and computes their rewards.
 
     Members that begin with the same prompt are answered by one request,
     ``policy.derived(first member, 0).sample_many(prompt, stop, n)``; later turns are sampled by
     ``policy.derived(member, turn)``, retries by ``policy.derived(member, turn, attempt)``.
 
     ``cleanup`` of the builder is called once, also where the group fails or is cancelled.
+    ``termination`` takes the place of ``config.termination``.
 
     Raises:
         AllTrajectoriesFailedError: The strategy found too few rollouts to go on with.
         RolloutFailedError: The strategy is to give up; the message names environment, member and
             turn.
     """
+    config = config or RolloutConfig()
+    if termination is not None:
+        config = chz.replace(config, termination=termination)
     group = _Group(
-        env_group_builder,
-        policy,
-        strategy or FailFast(),
-        config or RolloutConfig(),
-        hooks or RolloutHooks(),
+        env_group_builder, policy, strategy or FailFast(), config, hooks or RolloutHooks()
     )
     try:
         result = await group.run()
@@ -255,10 +261,14 @@ class _Group:
         """Final rewards, metrics (those of the episodes among them), and lines of errors."""
         place = f"compute_group_rewards of {self._name}"
         errors: list[RolloutError] = []
+        termination = self._config.termination_policy
+        # Members are graded together, so that grading can only be skipped for all of them.
+        if all(termination.skips_grading(t.stop_reason) for t in trajectories_G):
+            return [0.0] * len(trajectories_G), [dict(t.metrics) for t in trajectories_G], errors
         try:
             graded_G = await bounded(
                 self._builder.compute_group_rewards(trajectories_G, envs_G),
-                self._config.termination.grader_timeout_seconds,
+                termination.grader_timeout_seconds,
                 _GraderTimeoutError,
             )
             rewards_G, metrics_G = self._checked(graded_G, trajectories_G, place)
@@ -277,7 +287,7 @@ class _Group:
         trajectories_G: Sequence[Trajectory],
         place: str,
     ) -> tuple[list[float], list[Metrics]]:
-        termination = self._config.termination
+        termination = self._config.termination_policy
         if len(graded_G) != len(trajectories_G):
             raise DataValidationError(
                 f"got {len(graded_G)} rewards, expected {len(trajectories_G)}, one for each "
@@ -288,9 +298,13 @@ class _Group:
         for i, trajectory in enumerate(trajectories_G):
             value, metrics = graded_G[i]
             reward = checked_reward(value, f"{place}, member {i}")
-            limited = trajectory.stop_reason in termination.limit_stop_reasons
-            rewards_G.append(0.0 if termination.zero_reward_on_limit and limited else reward)
-            metrics_G.append({**trajectory.metrics, **metrics})
+            metrics = {**trajectory.metrics, **metrics}
+            if termination.clamps(trajectory.stop_reason) and trajectory.reward + reward > 0:
+                # The final reward takes back what the steps earned, so that the total is 0.
+                reward = -trajectory.reward
+                metrics["zero_reward_on_limit"] = 1.0
+            rewards_G.append(reward)
+            metrics_G.append(metrics)
         return rewards_G, metrics_G
 
 

@@ -16,7 +16,7 @@ from tinker_cookbook.exceptions import (
     DataValidationError,
 )
 from tinker_cookbook.rl.executor import run_group
-from tinker_cookbook.rl.rollout_config import RolloutConfig
+from tinker_cookbook.rl.rollout_presets import RolloutConfig
 from tinker_cookbook.rl.rollout_strategy import RolloutStrategy
 from tinker_cookbook.rl.rollout_waiting import gather_or_cancel
 from tinker_cookbook.rl.trajectory_metrics import (

@@ -16,7 +16,8 @@ from tinker_cookbook.rl.policy_settings import (
     PolicySettings,
     loss_hint,
 )
-from tinker_cookbook.rl.rollout_config import RolloutConfig, TerminationRewardPolicy
+from tinker_cookbook.rl.rollout_limits import TerminationRewardPolicy
+from tinker_cookbook.rl.rollout_presets import RolloutConfig
 from tinker_cookbook.rl.rollout_strategy import RolloutStrategy
 from tinker_cookbook.rl.types import RLDatasetBuilder
 from tinker_cookbook.training.config import TrainingConfig

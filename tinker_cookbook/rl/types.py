@@ -83,6 +83,16 @@ class StopReason(StrEnum):
 STOP_METRIC_PREFIX = "stop/"
 """A metric ``stop/REASON`` of an episode's last step says why it ended."""
 
+
+def stop_reason_from_metrics(metrics: Metrics) -> StopReason | None:
+    """The reason that an environment reported as a metric ``stop/REASON``, if it did."""
+    for name, value in metrics.items():
+        if name.startswith(STOP_METRIC_PREFIX) and value:
+            reason = name.removeprefix(STOP_METRIC_PREFIX)
+            return StopReason(reason) if reason in set(StopReason) else None
+    return None
+
+
 PARSE_ERROR_MASKED_METRIC_KEY = "parse_error_masked"
 """A step with this metric is not trained on (``ParseErrorPolicy.mask_error_turns``)."""
 

@@ -132,6 +132,7 @@ class GuessNumberGroupBuilder(EnvGroupBuilder):
             self.renderer,
             GuessNumberEnv(self.secret, self.game),
             failed_parse_reward=self.game.malformed_reward,
+            terminate_on_length=False,  # an answer that was cut off is a malformed one
         )
 
     def logging_tags(self) -> list[str]:

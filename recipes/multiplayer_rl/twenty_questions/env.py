@@ -152,6 +152,7 @@ class TwentyQuestionsGroupBuilder(EnvGroupBuilder):
             self.renderer,
             TwentyQuestionsEnv(self.word, answerer, self.rules),
             failed_parse_reward=self.rules.malformed_reward,
+            terminate_on_length=False,  # an answer that was cut off is a malformed one
         )
 
     def logging_tags(self) -> list[str]:

@@ -14,12 +14,12 @@ from tinker_cookbook.exceptions import ConfigurationError
 from tinker_cookbook.renderers import ToolCall, UnparsedToolCall, get_renderer, get_text_content
 from tinker_cookbook.rl.message_env import EnvFromMessageEnv, MessageEnv, MessageStepResult
 from tinker_cookbook.rl.message_history import History
-from tinker_cookbook.rl.rollout_config import (
+from tinker_cookbook.rl.rollout_limits import (
     ParseErrorPolicy,
-    RolloutConfig,
     RolloutLimits,
     TerminationRewardPolicy,
 )
+from tinker_cookbook.rl.rollout_presets import RolloutConfig
 from tinker_cookbook.rl.rollouts import RolloutHooks, do_group_rollout, run_rollout
 from tinker_cookbook.rl.types import StopReason
 from tinker_cookbook.tokenizer_utils import get_tokenizer
@@ -87,7 +87,7 @@ def test_messages_become_tokens_and_back(renderer):
         "User: go\n\nAssistant: a\n\nUser: you said a\n\nAssistant:",
     ]
     assert [t.reward for t in trajectory.transitions] == [1.0, 11.0]
-    assert trajectory.transitions[0].metrics == {"parse_error": 0.0, "m": 1}
+    assert trajectory.transitions[0].metrics == {"m": 1}
     assert trajectory.transitions[1].logs == {"said": "b"}
     assert trajectory.metrics == {"judged": 1.0}
     assert env.graded == (["go", "a", "you said a", "b", "you said b"], StopReason.COMPLETED)
@@ -113,17 +113,30 @@ def test_a_step_may_change_what_ends_the_next_answer(renderer):
 # --- malformed answers ------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
-    ("text", "reason"), [("oops!", StopReason.PARSE_ERROR), ("oops…", StopReason.MAX_TOKENS)]
-)
-def test_a_malformed_answer_ends_the_episode_by_default(renderer, text, reason):
+def test_a_malformed_answer_ends_the_episode_by_default(renderer):
     env = Echo()
-    trajectory = play(EnvFromMessageEnv(renderer, env), Says(renderer, text))
-    assert trajectory.transitions[0].reward == -1.0 + 10.0  # the grader pays for the rest
-    assert trajectory.stop_reason is reason
+    trajectory = play(EnvFromMessageEnv(renderer, env), Says(renderer, "oops!"))
+    assert trajectory.transitions[0].reward == -1.0 + 10.0  # 10 is the grade of the whole
+    assert trajectory.stop_reason is StopReason.PARSE_ERROR
     assert env.told == []
     assert trajectory.transitions[0].metrics == {"parse_error": 1.0}
     assert "parse_error" in trajectory.transitions[0].logs
+
+
+def test_an_answer_that_was_cut_off_ends_the_episode_by_default(renderer):
+    env = Echo()
+    trajectory = play(EnvFromMessageEnv(renderer, env), Says(renderer, "oops…"))
+    assert trajectory.transitions[0].reward == -0.1 + 10.0
+    assert trajectory.stop_reason is StopReason.MAX_TOKENS
+    assert env.told == []
+    assert trajectory.transitions[0].metrics == {"max_tokens_reached": 1.0}
+
+
+def test_a_step_reports_why_the_episode_ended(renderer):
+    """The step alone, as a loop of one's own calls it."""
+    step = asyncio.run(EnvFromMessageEnv(renderer, Echo()).step([7], extra={"stop_reason": "stop"}))
+    assert step.metrics == {"parse_error": 1.0, "stop/parse_error": 1.0}
+    assert step.next_observation.length == 0
 
 
 def test_without_that_the_model_is_asked_again_and_sees_what_it_said(renderer):
@@ -149,7 +162,8 @@ def test_the_policy_of_the_rollout_goes_before_the_environments_rules(renderer):
         mask_error_turns=True,
     )
     says = Says(renderer, "x!", "a", "y…", "z!")
-    trajectory = play(EnvFromMessageEnv(renderer, Echo(5)), says, parse_errors=policy)
+    wrapped = EnvFromMessageEnv(renderer, Echo(5), terminate_on_length=False)
+    trajectory = play(wrapped, says, parse_errors=policy)
     assert [t.reward for t in trajectory.transitions] == [-0.25, 1.0, -0.25, -2.25 + 10.0]
     assert [t.masked for t in trajectory.transitions] == [True, False, True, True]
     assert trajectory.stop_reason is StopReason.PARSE_ERROR
@@ -158,8 +172,8 @@ def test_the_policy_of_the_rollout_goes_before_the_environments_rules(renderer):
 
 
 def test_an_answer_cut_off_may_end_what_a_malformed_one_does_not(renderer):
-    wrapped = EnvFromMessageEnv(renderer, Echo(), terminate_on_length=True)
-    retry = ParseErrorPolicy(max_consecutive=5, terminal_reward=-3)
+    wrapped = EnvFromMessageEnv(renderer, Echo(), context_overflow_reward=-3)
+    retry = ParseErrorPolicy(max_consecutive=5, terminal_reward=-2)
     trajectory = play(wrapped, Says(renderer, "x!", "y…"), parse_errors=retry)
     assert trajectory.stop_reason is StopReason.MAX_TOKENS
     assert trajectory.transitions[-1].reward == -3 + 10
@@ -171,9 +185,22 @@ def test_an_environment_may_take_what_was_cut_off(renderer):
             return await self.step(message)
 
     env = Patient(1)
-    trajectory = play(EnvFromMessageEnv(renderer, env), Says(renderer, "so far…"))
+    wrapped = EnvFromMessageEnv(renderer, env, terminate_on_length=False)
+    trajectory = play(wrapped, Says(renderer, "so far…"))
     assert env.told == ["so far…"]
     assert (trajectory.reward, trajectory.stop_reason) == (11.0, StopReason.MAX_TOKENS)
+
+
+def test_a_conversation_with_a_cut_off_answer_may_go_on(renderer):
+    class Keeps(Echo):
+        async def observe_truncated_response(self, message):
+            self.messages = [*self.messages, message]
+            return self.messages
+
+    says = Says(renderer, "so far…", "a")
+    trajectory = play(EnvFromMessageEnv(renderer, Keeps(1), terminate_on_length=False), says)
+    assert "so far…" in says.prompts[1]
+    assert [t.reward for t in trajectory.transitions] == [0.0, 11.0]
 
 
 def test_the_grader_sees_all_where_so_wished(renderer):
@@ -234,7 +261,7 @@ def test_a_conversation_that_grows_too_long_ends_with_a_penalty(renderer):
     wrapped = EnvFromMessageEnv(renderer, Echo(9), max_trajectory_tokens=first + 10)
     trajectory = play(wrapped, Says(renderer, "a"))
     assert trajectory.stop_reason is StopReason.CONTEXT_OVERFLOW
-    assert trajectory.transitions[0].reward == 1.0 - 0.1 + 10.0
+    assert trajectory.transitions[0].reward == -0.1 + 10.0  # in place of the step's 1
     assert trajectory.transitions[0].metrics["context_overflow"] == 1.0
 
 
@@ -253,7 +280,7 @@ def test_a_first_prompt_must_leave_room_for_an_answer(renderer, room, plays):
         assert trajectory.stop_reason is StopReason.COMPLETED
     else:
         assert (trajectory.reward, trajectory.transitions) == (-0.5, [])
-        assert trajectory.metrics == {"context_overflow": 1.0}
+        assert trajectory.metrics == {"max_tokens_reached": 1.0}
 
 
 def test_lengths_must_be_positive(renderer):

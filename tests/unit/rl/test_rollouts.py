@@ -13,12 +13,12 @@ from rollout_samples import Group, Policy, Steps, fail, hang, prompt
 
 from tinker_cookbook.completers import TinkerTokenCompleter, TokensWithLogprobs
 from tinker_cookbook.exceptions import BackendError, ConfigurationError, DataValidationError
-from tinker_cookbook.rl.rollout_config import (
+from tinker_cookbook.rl.rollout_limits import (
     ParseErrorPolicy,
-    RolloutConfig,
     RolloutLimits,
     TerminationRewardPolicy,
 )
+from tinker_cookbook.rl.rollout_presets import RolloutConfig
 from tinker_cookbook.rl.rollouts import (
     Opening,
     RolloutFailedError,
@@ -233,13 +233,16 @@ def test_the_whole_episode_is_graded_whatever_ended_it():
     assert trajectory.metrics == {"judged": 1}
 
 
-def test_an_episode_that_hit_a_limit_earns_nothing_where_so_wished():
+def test_a_rollout_that_hit_a_limit_has_no_positive_reward_where_so_configured():
     config = terminate(zero_reward_on_limit=True)
-    cut, done = play(Graded(turns=9), config=config), play(Graded(turns=1), config=config)
-    assert (cut.reward, cut.metrics["zero_reward_on_limit"]) == (0.0, 1.0)
-    assert (done.reward, done.metrics["zero_reward_on_limit"]) == (11.0, 0.0)
     group = play_group(Group(lambda: Graded(turns=9), Graded), config=config)
     assert group.get_total_rewards() == [0.0, 11.5]
+    assert group.metrics_G[0]["zero_reward_on_limit"] == 1.0
+    assert "zero_reward_on_limit" not in group.metrics_G[1]
+    policy = TerminationRewardPolicy(zero_reward_on_limit=True)
+    limits = RolloutConfig(limits=RolloutLimits(max_turns=2))
+    same = play_group(Group(lambda: Graded(turns=9), Graded), config=limits, termination=policy)
+    assert same.get_total_rewards() == [0.0, 11.5]
 
 
 def test_a_grader_that_hangs_is_not_waited_for():
@@ -260,7 +263,9 @@ def test_a_grader_that_hangs_is_not_waited_for():
 def test_a_timed_out_episode_may_go_ungraded():
     config = RolloutConfig(
         limits=RolloutLimits(rollout_timeout_seconds=0.1),
-        termination=TerminationRewardPolicy(skip_grading_on_timeout=True),
+        termination=TerminationRewardPolicy(
+            zero_reward_on_limit=True, skip_grading_on_timeout=True
+        ),
     )
     assert play(Graded(faults={0: hang}), config=config).reward == 0
 

@@ -1,32 +1,28 @@
-"""What bounds an episode, what a malformed answer costs, and how an episode that was cut is paid.
+"""Limits of a rollout, the handling of parse errors, and rewards of rollouts that hit a limit.
 
-All of it has a default that changes nothing; a run that needs none of it never meets it.
+All of it is off by default. ``rollout_presets.RolloutConfig`` holds the three together.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import Literal
 
 import chz
 
 from tinker_cookbook.exceptions import ConfigurationError
 from tinker_cookbook.rl.types import StopReason
 
-ToolExecution = Literal["parallel", "sequential"]
-"""Whether the tool calls of one message run at once or one after the other."""
-
-LIMIT_STOP_REASONS: tuple[StopReason, ...] = (
-    StopReason.MAX_TURNS,
+DEFAULT_LIMIT_STOP_REASONS: tuple[str, ...] = (
     StopReason.MAX_TOKENS,
     StopReason.MAX_SAMPLED_TOKENS,
+    StopReason.MAX_TURNS,
     StopReason.MAX_TOOL_CALLS,
-    StopReason.CONTEXT_OVERFLOW,
+    StopReason.ROLLOUT_TIMEOUT,
 )
-"""Ends that a limit brought about. A timeout is not among them: it depends on the machine."""
+"""Stop reasons that mean: a configured limit ended the rollout, not the environment."""
 
-DEFAULT_RETRY_MESSAGE = (
+DEFAULT_RETRY_MESSAGE_TEMPLATE = (
     "Your last message could not be read. Please write it again in the required format. "
     "Error: {details}"
 )
@@ -64,10 +60,10 @@ class RolloutLimits:
             "max_turns",
             "max_trajectory_tokens",
             "max_sampled_tokens",
+            "max_tool_calls",
             "max_turn_tokens",
         ):
             _at_least("limits." + name, getattr(self, name), 1)
-        _at_least("limits.max_tool_calls", self.max_tool_calls, 0)
         for name in ("rollout_timeout_seconds", "sampling_turn_timeout_seconds"):
             _positive("limits." + name, getattr(self, name))
 
@@ -84,7 +80,8 @@ class ParseErrorPolicy:
         default=0, doc="Malformed answers in a row that are asked again; one more ends the episode"
     )
     retry_message_template: str = chz.field(
-        default=DEFAULT_RETRY_MESSAGE, doc="What the model is told; {details} says what was wrong"
+        default=DEFAULT_RETRY_MESSAGE_TEMPLATE,
+        doc="What the model is told; {details} says what was wrong",
     )
     penalty_per_error: float = chz.field(
         default=0.0, doc="Taken off the reward for each malformed answer"
@@ -113,71 +110,42 @@ class ParseErrorPolicy:
 
 @chz.chz
 class TerminationRewardPolicy:
-    """How an episode is paid that did not end by itself."""
+    """Rewards of rollouts that a limit ended.
+
+    A rollout is graded as any other, and its total reward is then clamped to ``min(reward, 0)``:
+    running into a limit never pays off, while the order among failures stays.
+    """
 
     zero_reward_on_limit: bool = chz.field(
-        default=False, doc="An episode that ends for one of limit_stop_reasons earns 0 in all"
+        default=False, doc="Clamp the total reward to at most 0 for each of limit_stop_reasons"
     )
-    limit_stop_reasons: Sequence[StopReason] = chz.field(
-        default=LIMIT_STOP_REASONS, doc="Ends that count as running into a limit"
+    limit_stop_reasons: Sequence[str] = chz.field(
+        default=DEFAULT_LIMIT_STOP_REASONS, doc="Stop reasons that count as running into a limit"
     )
     skip_grading_on_timeout: bool = chz.field(
-        default=False, doc="Do not grade an episode that rollout_timeout_seconds ended"
+        default=False,
+        doc="Do not grade a rollout that timed out, where its reward would be clamped to 0",
     )
     grader_timeout_seconds: float | None = chz.field(
-        default=None, doc="Longest wait for a grader; beyond it the answer earns 0 from it"
+        default=None, doc="Longest wait for a grader; beyond it its reward is 0"
     )
     pass_all_messages_to_grader: bool = chz.field(
         default=False,
-        doc="The grader also sees malformed answers, and messages put in from outside",
+        doc="The grader also sees malformed answers, and messages added from outside",
     )
+
+    def clamps(self, stop_reason: str | None) -> bool:
+        """Whether a rollout that ended for this reason may not have a positive reward."""
+        return self.zero_reward_on_limit and stop_reason in self.limit_stop_reasons
+
+    def skips_grading(self, stop_reason: str | None) -> bool:
+        """Whether grading could only confirm a reward of 0, and is left out."""
+        timed_out = stop_reason == StopReason.ROLLOUT_TIMEOUT
+        return timed_out and self.skip_grading_on_timeout and self.clamps(stop_reason)
 
     @chz.validate
     def _check(self) -> None:
         _positive("termination.grader_timeout_seconds", self.grader_timeout_seconds)
-
-
-@chz.chz
-class RolloutConfig:
-    """How episodes are played.
-
-    ``parse_errors=None`` leaves malformed answers to the environment's own rules.
-    """
-
-    limits: RolloutLimits = chz.field(default_factory=RolloutLimits, doc="Bounds on an episode")
-    parse_errors: ParseErrorPolicy | None = chz.field(
-        default=None, doc="Malformed answers; None leaves them to the environment"
-    )
-    termination: TerminationRewardPolicy = chz.field(
-        default_factory=TerminationRewardPolicy, doc="Rewards of episodes that were cut"
-    )
-    tool_execution: ToolExecution = chz.field(
-        default="parallel", doc="parallel or sequential: the tool calls of one message"
-    )
-
-    @chz.validate
-    def _check(self) -> None:
-        if self.tool_execution not in ("parallel", "sequential"):
-            raise ConfigurationError(
-                f"tool_execution: got {self.tool_execution!r}, expected parallel or sequential"
-            )
-
-    @classmethod
-    def simple(cls) -> RolloutConfig:
-        """No bounds: the environment alone decides when an episode ends."""
-        return cls()
-
-    @classmethod
-    def agentic(cls) -> RolloutConfig:
-        """For environments with tools: bounded, and with two tries to mend a malformed answer."""
-        return cls(
-            limits=RolloutLimits(max_turns=10, max_trajectory_tokens=65_536, max_tool_calls=30),
-            parse_errors=ParseErrorPolicy(max_consecutive=2),
-            termination=TerminationRewardPolicy(
-                zero_reward_on_limit=True, grader_timeout_seconds=900.0
-            ),
-            tool_execution="sequential",
-        )
 
 
 def _at_least(name: str, value: float | None, low: float) -> None:

@@ -8,12 +8,12 @@ import chz
 import pytest
 
 from tinker_cookbook.exceptions import ConfigurationError
-from tinker_cookbook.rl.rollout_config import (
+from tinker_cookbook.rl.rollout_limits import (
     ParseErrorPolicy,
-    RolloutConfig,
     RolloutLimits,
     TerminationRewardPolicy,
 )
+from tinker_cookbook.rl.rollout_presets import RolloutConfig, agentic, simple
 from tinker_cookbook.rl.types import StopReason
 from tinker_cookbook.utils.entrypoint import parse_arguments
 
@@ -25,7 +25,7 @@ from tinker_cookbook.utils.entrypoint import parse_arguments
         (lambda: RolloutLimits(max_trajectory_tokens=0), "max_trajectory_tokens"),
         (lambda: RolloutLimits(max_sampled_tokens=-1), "max_sampled_tokens"),
         (lambda: RolloutLimits(max_turn_tokens=0), "max_turn_tokens"),
-        (lambda: RolloutLimits(max_tool_calls=-1), "max_tool_calls"),
+        (lambda: RolloutLimits(max_tool_calls=0), "max_tool_calls"),
         (lambda: RolloutLimits(rollout_timeout_seconds=0.0), "rollout_timeout_seconds"),
         (lambda: RolloutLimits(sampling_turn_timeout_seconds=-1.0), "sampling_turn_timeout"),
         (lambda: ParseErrorPolicy(max_consecutive=-1), "max_consecutive"),
@@ -45,15 +45,16 @@ def test_nonsense_is_refused_when_it_is_written(make, field):
 def test_no_setting_bounds_anything_by_default():
     limits = RolloutLimits()
     assert all(getattr(limits, name) is None for name in chz.chz_fields(limits))
-    config = RolloutConfig.simple()
+    config = simple()
     assert config.parse_errors is None
-    assert not config.termination.zero_reward_on_limit
-    assert RolloutLimits(max_tool_calls=0).max_tool_calls == 0
+    assert config.termination is None
+    assert not config.termination_policy.zero_reward_on_limit
 
 
 def test_the_agentic_settings():
-    config = RolloutConfig.agentic()
+    config = agentic()
     limits = config.limits
+    assert config.termination is not None
     assert (limits.max_turns, limits.max_trajectory_tokens, limits.max_tool_calls) == (
         10,
         65536,
@@ -64,8 +65,8 @@ def test_the_agentic_settings():
     assert config.termination.grader_timeout_seconds == 900
     assert config.tool_execution == "sequential"
     assert pickle.loads(pickle.dumps(config)) == config
-    # A timeout depends on the machine, so it is none of the limits that cost the reward.
-    assert StopReason.ROLLOUT_TIMEOUT not in config.termination.limit_stop_reasons
+    assert config.termination.clamps(StopReason.ROLLOUT_TIMEOUT)
+    assert not config.termination.clamps(StopReason.CONTEXT_OVERFLOW)
     assert len(config.termination.limit_stop_reasons) == 5
 
 
