@@ -53,6 +53,7 @@ class BaseModel:
         self.targets = _hook(self._model, self._active)
         self._stacked = _stacked_experts(self._model)
         self.limits = KnownLimits()
+        self.sampled_tokens = 0  # so far, those of requests that were cancelled too
         self.unembed_name = next((t.name for t in self.targets if t.group == "unembed"), "")
         self._rotary = fuse(self._model, dtype)
         self._decoder: Any = self._model.base_model

@@ -62,6 +62,7 @@ def _add(
     if not math.isfinite(logprob):
         request.fail(_not_finite(row))
         return True
+    request.sampler.base.sampled_tokens += 1
     try:
         return row.add(token, logprob, best)
     except Exception as error:

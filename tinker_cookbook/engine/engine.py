@@ -103,6 +103,11 @@ class Engine:
                 self._resolved[name] = resolved
             return self._resolved[name]
 
+    @property
+    def sampled_tokens(self) -> int:
+        """Tokens that were sampled so far, also for requests that were cancelled or failed."""
+        return sum(base.sampled_tokens for base in list(self._models.values()))
+
     def available_models(self) -> list[tuple[str, int]]:
         """(name, context length) of the models that were asked for so far."""
         out = []

@@ -53,7 +53,7 @@ class Host:
         self.links = Links()
         self.waiting = Waiting(most_samples)
         self.stopping = asyncio.Event()
-        self.trained_tokens = self.sampled_tokens = 0
+        self.trained_tokens = 0
         self.started_at = time.time()
         self._counting = threading.Lock()
         self._session_seconds = session_seconds
@@ -126,11 +126,10 @@ class Host:
         run_id = owner.store.get_checkpoint(path).path.run_id
         return self.require_model(owner.store.get_run(run_id).info.base_model)
 
-    def count(self, trained: int = 0, sampled: int = 0) -> None:
+    def count(self, trained: int) -> None:
         """Notes tokens that passed through the engine. In any thread."""
         with self._counting:
             self.trained_tokens += trained
-            self.sampled_tokens += sampled
 
     def note_open(self, model_id: str) -> None:
         """A run began."""

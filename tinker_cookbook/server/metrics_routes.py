@@ -45,7 +45,10 @@ class _Collector:
         }
         counters = {
             "trained_tokens": ("Tokens of forward passes", host.trained_tokens),
-            "sampled_tokens": ("Tokens of finished samples", host.sampled_tokens),
+            "sampled_tokens": (
+                "Tokens sampled, also for requests that were cancelled",
+                host.engine.sampled_tokens,
+            ),
         }
         for name, (text, value) in gauges.items():
             yield GaugeMetricFamily(f"tinker_cookbook_{name}", text, value)

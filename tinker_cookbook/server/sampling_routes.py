@@ -56,18 +56,12 @@ async def asample(request: Request, owner: TheOwner, host: TheHost) -> dict[str,
         host.waiting.begin(size)
         pending = Pending(request_id, session.session_id, SampleEncoder())
         pending.future.add_done_callback(lambda _: host.waiting.end(size))
-        pending.when_done(lambda drawn: host.count(sampled=tokens_in(drawn)))
         host.board.add(pending)
         pending.follow(lambda: sample(client, body).future())
     return {
         "request_id": request_id,
         "sample_sequence_ids": [f"{request_id}:{i}" for i in range(body.num_samples)],
     }
-
-
-def tokens_in(drawn: types.SampleResponse) -> int:
-    """Tokens that were drawn."""
-    return sum(len(sequence.tokens) for sequence in drawn.sequences)
 
 
 async def client_of(host: Host, owner: Owner, sampler: OpenSampler) -> LocalSamplingClient:

@@ -255,12 +255,15 @@ def test_cancelling_frees_the_rows(stories_base):
         ),  # running, and some waiting
         sample_request(sampler, [4], 1, settings()),
     ]
+    before = stories_base.sampled_tokens
     for request in (kept, *cancelled):
         batcher.add(request)
     for _ in range(3):
         batcher.step()
     for request in cancelled:
         assert request.future.cancel()
+    drawn = sum(len(row.sample.tokens) for r in (kept, *cancelled) for row in r.rows)
+    assert stories_base.sampled_tokens - before == drawn > 0  # those of the cancelled ones, too
     batcher.step()
     assert len(batcher._rows) == 2
     assert not batcher._waiting

@@ -15,7 +15,6 @@ from tinker_cookbook.engine.requests import PromptScores, Sample, SampleRequest,
 from tinker_cookbook.server.openai.errors import CLIENT_GONE, ApiError
 from tinker_cookbook.server.openai.samplers import Gateway
 from tinker_cookbook.server.openai.text import Drawn
-from tinker_cookbook.server.pending import when_done
 
 T = TypeVar("T")
 
@@ -57,7 +56,6 @@ class Drawing:
                 request.on_token = _hook(post, first)
             first += request.num_samples
             self._futures.append(self._submit(request, i))
-            when_done(self._futures[-1], self._count)
             if streamed:
                 self._futures[-1].add_done_callback(lambda _: post(None))
 
@@ -107,9 +105,6 @@ class Drawing:
             future.cancel()
         self.gateway.host.waiting.end(self._size)
         self._size = 0
-
-    def _count(self, drawn: list[Sample]) -> None:
-        self.gateway.host.count(sampled=sum(len(one.tokens) for one in drawn))
 
     def _raise_failures(self) -> None:
         for future in self._futures:
