@@ -17,7 +17,12 @@ from tinker_cookbook.exceptions import ConfigurationError
 from tinker_cookbook.rl import train
 from tinker_cookbook.rl.control import RandomRewardDatasetBuilder
 from tinker_cookbook.rl.diagnosis import GROUP_OF_ONE
-from tinker_cookbook.rl.policy_settings import DEFAULT_LOSS, RL_LOSSES, PolicySettings
+from tinker_cookbook.rl.policy_settings import (
+    DEFAULT_LOSS,
+    LOSSES_WITH_PENALTY,
+    RL_LOSSES,
+    PolicySettings,
+)
 from tinker_cookbook.rl.rollout_limits import TerminationRewardPolicy
 from tinker_cookbook.rl.rollout_strategy import RetryOnFailure
 from tinker_cookbook.rl.types import RLDatasetBuilder
@@ -94,6 +99,11 @@ class RLSettings(SampledSettings):
     kl_reference_path: str | None = chz.field(
         default=None, doc="tinker:// path of the reference's adapter, where it has one"
     )
+    loss_normalization: str = chz.field(
+        default="auto",
+        doc="sum over the tokens of a step, or tokens: their mean, as in TRL; auto: tokens where "
+        "the loss has no penalty of its own and the run does not stream",
+    )
     random_rewards: bool = chz.field(
         default=False, doc="A control: training rewards are tosses of a coin; scores must not rise"
     )
@@ -117,12 +127,18 @@ def rl_config(cli: RLSettings, recipe_name: str, dataset: RLDatasetBuilder) -> t
         learning_rate = rl_learning_rate(cli.model_name)
     if cli.random_rewards:
         dataset = RandomRewardDatasetBuilder(inner=dataset, seed=cli.seed)
-    return train.Config(
-        dataset_builder=dataset,
-        learning_rate=learning_rate,
-        **_reference(cli),
-        **common_config(cli, recipe_name),
-    )
+    settings = {**_reference(cli), **common_config(cli, recipe_name)}
+    if cli.loss_normalization == "auto":
+        settings["loss_normalization"] = _loss_normalization(settings)
+    return train.Config(dataset_builder=dataset, learning_rate=learning_rate, **settings)
+
+
+def _loss_normalization(settings: dict[str, Any]) -> str:
+    """The mean over tokens wherever the config accepts it."""
+    stale = settings.get("async_config")
+    loss = settings["loss_fn"] if stale is None else stale.loss_fn
+    streams = settings.get("stream_minibatch_config") is not None
+    return "sum" if streams or loss in LOSSES_WITH_PENALTY else "tokens"
 
 
 def _check_comparable(cli: RLSettings) -> None:

@@ -37,6 +37,7 @@ __all__ = [
     "check_provenance",
     "compute_advantages",
     "data_for_loss",
+    "divide_by_action_tokens",
     "indices_of_varying_groups",
     "remove_constant_reward_groups",
     "trajectory_to_data",
@@ -245,6 +246,23 @@ def _sampled_logprobs(transition: Transition, number: int) -> npt.NDArray[np.flo
             f"{logprobs[wrong[0]]}, expected a finite number; check the sampler"
         )
     return logprobs
+
+
+def divide_by_action_tokens(data_D: Sequence[tinker.Datum]) -> list[tinker.Datum]:
+    """The data with advantages divided by the number of action tokens of all of them.
+
+    A loss that is a sum over tokens then is their mean, so that the size of the gradient does not
+    change with the length of the answers. Adam remembers the size of earlier gradients, hence with
+    a plain sum a step counts for less after answers have become shorter.
+    """
+    num_tokens = sum(float(datum.loss_fn_inputs["mask"].to_numpy().sum()) for datum in data_D)
+    scale = np.float32(1 / max(num_tokens, 1.0))
+    out = []
+    for datum in data_D:
+        advantages = datum.loss_fn_inputs["advantages"].to_numpy() * scale
+        scaled = {"advantages": tinker.TensorData.from_numpy(advantages)}
+        out.append(replace(datum, loss_fn_inputs={**datum.loss_fn_inputs, **scaled}))
+    return out
 
 
 def check_provenance(data_D: Sequence[tinker.Datum], loss_fn: str) -> None:

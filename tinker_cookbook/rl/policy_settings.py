@@ -24,6 +24,9 @@ _ALGORITHMS = {
 
 RL_LOSSES = ("importance_sampling", "ppo", "cispo", "dro", "gspo", "stable_reinforce")
 DEFAULT_LOSS = "importance_sampling"
+LOSS_NORMALIZATIONS = ("sum", "tokens")
+# Their penalties are no advantages, so dividing the advantages alone would change the balance.
+LOSSES_WITH_PENALTY = ("dro", "stable_reinforce")
 
 
 def loss_hint(name: str, losses: Sequence[str] = RL_LOSSES) -> str:
@@ -53,6 +56,11 @@ class PolicySettings(RunSettings):
     )
     advantage_normalization: AdvantageNormalization = chz.field(
         default="center", doc="center, std or leave_one_out"
+    )
+    loss_normalization: str = chz.field(
+        default="sum",
+        doc="sum over the tokens of a step, as the Tinker API has it, or tokens: their mean, as in "
+        "TRL (advantages are divided by the number of action tokens)",
     )
     remove_constant_reward_groups: bool = chz.field(
         default=False, doc="Leave groups without any difference in reward out of training"

@@ -8,10 +8,12 @@ import chz
 
 from tinker_cookbook.backends.connect import check_backend
 from tinker_cookbook.eval.evaluators import EvaluatorBuilder
-from tinker_cookbook.exceptions import ConfigurationError
+from tinker_cookbook.exceptions import ConfigurationError, nearest
 from tinker_cookbook.model_info import resolve_max_length
 from tinker_cookbook.rl.policy_settings import (
     DEFAULT_LOSS,
+    LOSS_NORMALIZATIONS,
+    LOSSES_WITH_PENALTY,
     RL_LOSSES,
     PolicySettings,
     loss_hint,
@@ -183,12 +185,31 @@ class PolicyTrainingConfig(PolicySettings, TrainingConfig):
                 "loss_fn='stable_reinforce' (the default of asynchronous runs), which does not "
                 "support it; expected 0, or another loss (loss_fn, async_config.loss_fn)"
             )
+        self._check_normalization(name)
         kind, _, _ = check_backend(self.backend, self.base_url, self.device, self.dtype)
         if kind == "local":
             # Loads torch, which the local engine needs anyway.
             from tinker_cookbook.engine.losses import get_loss
 
             get_loss(name).resolve_config(self.loss_fn_config)
+
+    def _check_normalization(self, loss: str) -> None:
+        given = self.loss_normalization
+        if given not in LOSS_NORMALIZATIONS:
+            raise ConfigurationError(
+                f"loss_normalization: got {given!r}, expected one of "
+                f"{', '.join(LOSS_NORMALIZATIONS)}{nearest(given, LOSS_NORMALIZATIONS)}"
+            )
+        if given == "tokens" and loss in LOSSES_WITH_PENALTY:
+            raise ConfigurationError(
+                f"loss_normalization: got 'tokens' with the loss {loss}, whose penalty would then "
+                "outweigh the advantages; expected 'sum'"
+            )
+        if given == "tokens" and self.stream_minibatch_config is not None:
+            raise ConfigurationError(
+                "loss_normalization: got 'tokens' with stream_minibatch_config, but the number of "
+                "tokens is not known when the first minibatch trains; expected 'sum'"
+            )
 
     def _check_mode(self) -> None:
         if self.async_config is not None and self.stream_minibatch_config is not None:

@@ -23,7 +23,7 @@ from tinker_cookbook.rl.adjuster import (
     submit_policy_loss,
 )
 from tinker_cookbook.rl.advantages import compute_advantages, indices_of_varying_groups
-from tinker_cookbook.rl.data_processing import assemble_training_data
+from tinker_cookbook.rl.data_processing import assemble_training_data, divide_by_action_tokens
 from tinker_cookbook.rl.kl import compute_kl_sample_train
 from tinker_cookbook.rl.sources import PlayedGroup
 from tinker_cookbook.rl.train_config import PolicyTrainingConfig
@@ -103,6 +103,8 @@ class Update:
         for number, pairs in groupby(pairs_D, lambda pair: pair[0]):
             part = [datum for _, datum in pairs]
             rewarded = any(values.any() for values in advantages_of(part))
+            if self._config.loss_normalization == "tokens":
+                part = divide_by_action_tokens(part)
             self._submit(number, part, has_signal and rewarded)
 
     async def finish(self) -> Metrics:

@@ -34,6 +34,7 @@ _GROUPS: dict[str, tuple[str, ...]] = {
         "loss_fn",
         "loss_fn_config",
         "advantage_normalization",
+        "loss_normalization",
         "kl_penalty_coef",
         "dpo_beta",
         "dpo_loss",

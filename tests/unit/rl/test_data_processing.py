@@ -16,6 +16,7 @@ from tinker_cookbook.rl.data_processing import (
     assemble_training_data,
     check_provenance,
     data_for_loss,
+    divide_by_action_tokens,
     trajectory_to_data,
 )
 from tinker_cookbook.tokenizer_utils import get_tokenizer
@@ -344,6 +345,19 @@ def test_provenance_names_the_sample_and_place_of_every_position():
     ]
     (kept,) = data_for_loss([datum], "stable_reinforce")
     assert kept.model_input_spans == datum.model_input_spans
+
+
+def test_advantages_are_divided_by_the_action_tokens_of_all_data():
+    first = episode(turn(prompt([1, 2]), action([3, 4, 5], sequence_id="a")))
+    second = episode(turn(prompt([1, 2]), action([6], sequence_id="b")))
+    data = trajectory_to_data(first, 2.0) + trajectory_to_data(second, -1.0)
+    divided = divide_by_action_tokens(data)
+    found = [datum.loss_fn_inputs["advantages"].tolist() for datum in divided]
+    assert found == [[0.0, 0.5, 0.5, 0.5], [0.0, -0.25]]
+    assert [datum.loss_fn_input_spans for datum in divided] == [
+        datum.loss_fn_input_spans for datum in data
+    ]
+    assert data[0].loss_fn_inputs["advantages"].tolist() == [0.0, 2.0, 2.0, 2.0]
 
 
 def test_a_datum_with_an_unnamed_sequence_has_no_provenance_and_cannot_train_with_the_loss():

@@ -201,6 +201,26 @@ def test_the_optimizer_settings_reach_the_backend(stories_model, tmp_path):
     assert [row["optim/lr"] for row in found] == pytest.approx([0.005, 0.01, 0.01, 0.005])
 
 
+def test_the_mean_over_tokens_divides_the_gradient_of_a_substep_by_its_action_tokens(
+    stories_model, tmp_path
+):
+    def first_step(normalization: str, **settings) -> dict:
+        config = story_config(
+            stories_model,
+            tmp_path / f"{normalization}{len(settings)}",
+            {"num_batches": 1, "reward_for": "length"},
+            loss_normalization=normalization,
+            **settings,
+        )
+        return run(config)[0]
+
+    plain, divided = first_step("sum"), first_step("tokens")
+    tokens = plain["env/all/total_ac_tokens"]
+    assert tokens > 16
+    assert divided["optim/grad_norm"] * tokens == pytest.approx(plain["optim/grad_norm"], rel=1e-4)
+    assert divided["optim/kl_sample_train_v1"] == plain["optim/kl_sample_train_v1"]
+
+
 def test_the_kl_penalty_pulls_towards_its_reference(stories_model, tmp_path):
     def trained(coef: float, **settings) -> list[dict]:
         config = story_config(

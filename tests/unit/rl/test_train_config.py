@@ -44,6 +44,12 @@ WRONG = [
     ({"num_substeps": 0}, "num_substeps"),
     ({"loss_fn": "pp0"}, "did you mean 'ppo'"),
     ({"loss_fn": "cross_entropy"}, "loss_fn: got 'cross_entropy'"),
+    ({"loss_normalization": "token"}, "did you mean 'tokens'"),
+    ({"loss_normalization": "tokens", "async_config": ASYNC}, "the loss stable_reinforce"),
+    (
+        {"loss_normalization": "tokens", "stream_minibatch_config": STREAM},
+        "with stream_minibatch_config",
+    ),
     ({"loss_fn": "ppo", "async_config": ASYNC}, "async_config.loss_fn=ppo"),
     (
         {"async_config": ASYNC, "kl_penalty_coef": 0.1, "kl_discount_factor": 0.9},
