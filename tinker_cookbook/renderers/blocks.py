@@ -37,7 +37,12 @@ class Block:
 class BlockReader(MessageReader):
     """Text with blocks. ``inside`` is the block that the prompt has already opened, if any;
     ``skip`` are characters that the format writes before text, dropped where a response begins
-    with them."""
+    with them.
+
+    A response that the model ended without closing the thinking that the prompt opened is an answer
+    without thinking: its message is text, with the tool calls in it. Pieces that were streamed
+    before that was known say thinking. A response that was cut off remains thinking.
+    """
 
     def __init__(
         self, blocks: Sequence[Block], inside: Block | None = None, skip: str = ""
@@ -48,6 +53,8 @@ class BlockReader(MessageReader):
             before + block.opening for block in blocks for before in ("", *block.before)
         )
         self._inside = inside
+        # The block that the prompt opened, as long as the response has not left it.
+        self._unclosed = inside
         self._skip = inside.trim if inside else skip  # characters dropped until another one comes
         self._opened_by_prompt = inside.opening if inside else ""
         self._buffer = ""
@@ -71,6 +78,15 @@ class BlockReader(MessageReader):
             return [*deltas, *self.add_thinking(rest.rstrip(block.trim) if block.trim else rest)]
         self.unparsed.append(unterminated(block.opening + rest, block.opening, block.closing))
         return deltas
+
+    def settle(self) -> None:
+        """Reads a response that never left the prompt's thinking as text."""
+        if self._unclosed is None or self._unclosed.read is not None:
+            return
+        reader = BlockReader(self._blocks)
+        reader.feed("".join(str(part.get("thinking", "")) for part in self._parts))
+        reader.finish()
+        self._parts, self.calls, self.unparsed = reader._parts, reader.calls, reader.unparsed
 
     def _settle_opening(self, ended: bool) -> bool:
         """Drops an opening tag that the response repeats; False while that is not certain."""
@@ -146,6 +162,7 @@ class BlockReader(MessageReader):
     def _leave(self, block: Block) -> None:
         self._take(len(block.closing))
         self._inside, self._skip = None, block.after
+        self._unclosed = None
 
     def _take(self, length: int) -> str:
         taken, self._buffer = self._buffer[:length], self._buffer[length:]

@@ -124,6 +124,11 @@ class MessageReader(ABC):
     def finish(self) -> list[ContentDelta]:
         """Takes the end of the response; returns the rest of the content."""
 
+    def settle(self) -> None:
+        """Called at the end of a response that the model ended itself, after :meth:`finish`: the
+        last chance to read the whole of it in another way."""
+        return
+
     def message(self) -> Message:
         """Returns what was read. Content is a string where there is no thinking."""
         content: str | list[ContentPart] = self._parts
@@ -213,7 +218,10 @@ class ResponseParser:
         """Takes the end of the tokens; returns the rest of the content."""
         rest = self._decoder.flush()
         deltas = self._reader.feed(rest) if rest else []
-        return [*deltas, *self._reader.finish()]
+        deltas += self._reader.finish()
+        if self.termination.is_clean:
+            self._reader.settle()
+        return deltas
 
     @property
     def message(self) -> Message:

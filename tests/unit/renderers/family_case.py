@@ -196,7 +196,10 @@ def assert_any_cut(renderer: Renderer, tokens: Sequence[int], data: Any) -> None
     content = message["content"]
     parts = content if isinstance(content, list) else [{"type": "text", "text": content}]
     written = [part.get("text", part.get("thinking")) for part in parts]
+    thinks = any(part["type"] == "thinking" for part in parts)
     for stream in (deltas, singles):
+        if not thinks and any(hasattr(delta, "thinking") for delta in stream):
+            continue  # the response never left the prompt's thinking: read as text at its end
         pieces = defaultdict(str)
         for delta in stream:
             pieces[delta.content_index] += getattr(delta, "text", "") or delta.thinking

@@ -149,6 +149,19 @@ def test_without_thinking_history_loses_it_and_an_answer_keeps_it_with_a_warning
     assert "prompts tell the model not to think" in caplog.text
 
 
+def test_an_answer_that_never_closes_the_thinking_of_the_prompt_is_text(nemotron):
+    renderer = nemotron()
+    call = "<tool_call>\n<function=f>\n<parameter=x>\n1\n</parameter>\n</function>\n</tool_call>"
+    tokens = renderer.codec.encode(f"Well.{call}")
+    message, how = renderer.parse_response([*tokens, *renderer.get_stop_sequences()])
+    assert how.is_clean
+    assert message["content"] == "Well."
+    assert message["tool_calls"][0].function.arguments == '{"x": 1}'
+    # A response that was cut off remains thinking.
+    [part] = renderer.parse_response(tokens)[0]["content"]
+    assert part["type"] == "thinking"
+
+
 def test_arguments_are_objects_for_templates(nemotron):
     written = nemotron().to_openai_message(calling("f", {"x": 1}))
     assert written["tool_calls"][0]["function"]["arguments"] == {"x": 1}
