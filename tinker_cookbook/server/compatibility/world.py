@@ -37,7 +37,14 @@ class Server:
 def served(model_name: str, folder: Path) -> Iterator[Server]:
     """A server in another process, as long as the block lasts."""
     settings = [f"model_name={model_name}", f"root={folder / 'root'}", "port=0"]
-    command = [sys.executable, "-m", "tinker_cookbook.server", *settings, "device=cpu"]
+    command = [
+        sys.executable,
+        "-m",
+        "tinker_cookbook.server",
+        *settings,
+        "device=cpu",
+        "dtype=float32",
+    ]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
         assert process.stdout is not None
         try:
