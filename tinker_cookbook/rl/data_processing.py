@@ -20,7 +20,12 @@ from tinker_cookbook.rl.advantages import (
     indices_of_varying_groups,
     remove_constant_reward_groups,
 )
-from tinker_cookbook.rl.types import Trajectory, TrajectoryGroup, Transition
+from tinker_cookbook.rl.types import (
+    PARSE_ERROR_MASKED_METRIC_KEY,
+    Trajectory,
+    TrajectoryGroup,
+    Transition,
+)
 from tinker_cookbook.utils.chunk_keys import ChunkKeys, Keys
 from tinker_cookbook.utils.lazy_imports import lazy_module
 
@@ -212,7 +217,8 @@ def _runs(traj: Trajectory, chunks: ChunkKeys) -> Iterator[_Run]:
                 new=seen[run.length :],
                 action=action,
                 sampled=_sampled_logprobs(transition, number),
-                masked=transition.masked,
+                masked=transition.masked
+                or bool(transition.metrics.get(PARSE_ERROR_MASKED_METRIC_KEY)),
                 sequence_id=transition.ac.sequence_id,
                 offset=run.length,
             )

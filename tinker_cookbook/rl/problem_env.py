@@ -47,8 +47,8 @@ class ProblemEnv(Env):
         renderer: Writes the prompt and reads the answer.
         convo_prefix: Messages before the question: a system prompt, examples.
         format_coef: Cost of bad form.
-        require_stop_sequence_for_format: Whether an answer that did not end with the stop sequence
-            (it was cut off, say) is bad form.
+        require_stop_sequence_for_format: Whether an answer that ended otherwise than with the stop
+            sequence (with the end-of-text token, say) is bad form. One that was cut off always is.
     """
 
     def __init__(
@@ -119,7 +119,8 @@ class ProblemEnv(Env):
     def _read(self, action: Action) -> tuple[str, float, Logs]:
         message, ending = self.renderer.parse_response(action)
         text = get_text_content(message)
-        ended = ending.is_stop_sequence or not self.require_stop_sequence_for_format
+        strict = self.require_stop_sequence_for_format
+        ended = ending.is_stop_sequence if strict else ending.is_clean
         logs: Logs = {
             "question": self.get_question(),
             "answer": text,

@@ -10,20 +10,21 @@ from __future__ import annotations
 
 import logging
 import math
-from abc import ABC, abstractmethod
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from typing import Generic, TypeAlias, TypeVar
 
+from tinker_cookbook.completers import TokenCompleter
 from tinker_cookbook.exceptions import AllTrajectoriesFailedError, ConfigurationError
 from tinker_cookbook.rl.rollout_errors import RolloutTimeoutError, error_record
 from tinker_cookbook.rl.rollout_waiting import bounded, gather_or_cancel
-from tinker_cookbook.rl.types import RolloutError
+from tinker_cookbook.rl.types import Env, EnvGroupBuilder, RolloutError, Trajectory
 
 __all__ = [
     "FailFast",
     "MinViableGroup",
     "RetryOnFailure",
+    "RolloutResult",
     "RolloutStrategy",
     "StrategyOutcome",
     "rollout_strategy_from_config",
@@ -36,6 +37,15 @@ T = TypeVar("T")
 Attempt: TypeAlias = Callable[[int, int], Awaitable[T]]
 
 
+@dataclass(frozen=True)
+class RolloutResult:
+    """The rollouts of a group that succeeded, with their environments, and what failed."""
+
+    trajectories: list[Trajectory]
+    envs: Sequence[Env]
+    errors: list[RolloutError]
+
+
 @dataclass
 class StrategyOutcome(Generic[T]):
     """One entry a member, ``None`` where it failed for good; and a line for each failure."""
@@ -44,8 +54,26 @@ class StrategyOutcome(Generic[T]):
     errors: list[RolloutError]
 
 
-class RolloutStrategy(ABC):
-    """Decides what becomes of a group when a rollout in it fails. Must pickle."""
+class RolloutStrategy:
+    """Decides what becomes of a group when a rollout in it fails. Must pickle.
+
+    A subclass defines ``run``, which is handed attempts to play and says what to do about their
+    failures; or ``execute``, which makes environments and plays them all by itself.
+    """
+
+    @property
+    def catches_group_errors(self) -> bool:
+        """Whether a group that fails as a whole is to be left out rather than end the run."""
+        return False
+
+    async def execute(
+        self, env_group_builder: EnvGroupBuilder, policy: TokenCompleter
+    ) -> RolloutResult:
+        """Plays a group, without rewards of the group and without cleaning up after it."""
+        # Not at the top: rollouts are built on this module.
+        from tinker_cookbook.rl.rollouts import collect_rollouts
+
+        return await collect_rollouts(env_group_builder, policy, self)
 
     @property
     def fails_fast(self) -> bool:
@@ -57,9 +85,9 @@ class RolloutStrategy(ABC):
         """Longest time of one attempt, ``None`` for any."""
         return None
 
-    @abstractmethod
     async def run(self, size: int, attempt: Attempt[T]) -> StrategyOutcome[T]:
         """Plays ``size`` members; raises where the group cannot be used."""
+        raise NotImplementedError(f"{type(self).__name__} must define execute or run")
 
     def group_failed(self, error: Exception) -> Exception:
         """What to raise when the group as a whole failed: in ``make_envs``, or in its rewards."""
@@ -87,15 +115,20 @@ class FailFast(RolloutStrategy):
 @dataclass(frozen=True)
 class _Retrying(RolloutStrategy):
     max_retries: int = 3
-    per_rollout_timeout: float = 0
+    per_rollout_timeout: float | None = 0
 
     def __post_init__(self) -> None:
         _check("max_retries", self.max_retries)
-        _check("per_rollout_timeout", self.per_rollout_timeout)
+        _check("per_rollout_timeout", self.per_rollout_timeout or 0)
+
+    @property
+    def catches_group_errors(self) -> bool:
+        """Yes."""
+        return True
 
     @property
     def timeout_seconds(self) -> float | None:
-        """``per_rollout_timeout``, of which 0 means any time."""
+        """``per_rollout_timeout``, of which 0 and ``None`` mean any time."""
         return self.per_rollout_timeout or None
 
     async def _persist(self, member: int, attempt: Attempt[T]) -> tuple[T | None, list[Exception]]:
@@ -114,7 +147,7 @@ class _Retrying(RolloutStrategy):
 
     def _timed_out(self) -> Exception:
         return RolloutTimeoutError(
-            f"the rollout took longer than per_rollout_timeout={self.per_rollout_timeout:g} s"
+            f"the rollout took longer than per_rollout_timeout={self.timeout_seconds:g} s"
         )
 
 
@@ -161,7 +194,7 @@ class MinViableGroup(_Retrying):
         self,
         min_successful: int | None = None,
         max_retries: int = 3,
-        per_rollout_timeout: float = 0,
+        per_rollout_timeout: float | None = None,
     ) -> None:
         # Written out because the inherited fields would come first, and the name of the class
         # makes one expect min_successful there.

@@ -8,13 +8,20 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from collections import Counter
 from collections.abc import Hashable, Sequence
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 import chz
 
-from tinker_cookbook.completers import TokenCompleter, TokensWithLogprobs
-from tinker_cookbook.exceptions import BackendError, DataValidationError
+from tinker_cookbook.completers import TinkerTokenCompleter, TokenCompleter, TokensWithLogprobs
+from tinker_cookbook.exceptions import (
+    AllTrajectoriesFailedError,
+    BackendError,
+    DataValidationError,
+)
+from tinker_cookbook.rl.advantages import is_constant
 from tinker_cookbook.rl.rollout_budget import limit_tokens
 from tinker_cookbook.rl.rollout_episode import Episode, Opening
 from tinker_cookbook.rl.rollout_errors import (
@@ -31,7 +38,7 @@ from tinker_cookbook.rl.rollout_limits import (
     TerminationRewardPolicy,
 )
 from tinker_cookbook.rl.rollout_presets import RolloutConfig
-from tinker_cookbook.rl.rollout_strategy import FailFast, RolloutStrategy
+from tinker_cookbook.rl.rollout_strategy import FailFast, RolloutResult, RolloutStrategy
 from tinker_cookbook.rl.rollout_waiting import bounded, gather_or_cancel, stop_tasks
 from tinker_cookbook.rl.transcripts import member_log
 from tinker_cookbook.rl.types import (
@@ -44,20 +51,40 @@ from tinker_cookbook.rl.types import (
     Trajectory,
     TrajectoryGroup,
 )
+from tinker_cookbook.utils import logtree
+from tinker_cookbook.utils.lazy_imports import lazy_exports
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Generator
 
+    from tinker_cookbook.backends import SamplingClient
+
+    # Built on this module, so it is re-exported lazily (see ``__getattr__``).
+    from tinker_cookbook.rl.executor import get_rollout_executor, set_rollout_executor
+
 __all__ = [
     "Opening",
     "RolloutContext",
+    "RolloutErrorCounter",
     "RolloutFailedError",
     "RolloutHooks",
     "SamplingTurnTimeoutError",
+    "collect_rollouts",
     "do_group_rollout",
+    "do_group_rollout_and_filter_constant_reward",
     "do_single_rollout",
+    "get_rollout_executor",
     "run_rollout",
+    "set_rollout_executor",
 ]
+
+__getattr__ = lazy_exports(
+    __name__,
+    {
+        "get_rollout_executor": "tinker_cookbook.rl.executor",
+        "set_rollout_executor": "tinker_cookbook.rl.executor",
+    },
+)
 
 logger = logging.getLogger(__name__)
 
@@ -108,11 +135,11 @@ async def do_single_rollout(policy: TokenCompleter, env: Env) -> Trajectory:
 async def do_group_rollout(
     env_group_builder: EnvGroupBuilder,
     policy: TokenCompleter,
-    *,
     strategy: RolloutStrategy | None = None,
+    termination: TerminationRewardPolicy | None = None,
+    *,
     config: RolloutConfig | None = None,
     hooks: RolloutHooks | None = None,
-    termination: TerminationRewardPolicy | None = None,
 ) -> TrajectoryGroup:
     """Runs the rollouts of a group and computes their rewards.
 
@@ -121,7 +148,8 @@ async def do_group_rollout(
     ``policy.derived(member, turn)``, retries by ``policy.derived(member, turn, attempt)``.
 
     ``cleanup`` of the builder is called once, also where the group fails or is cancelled.
-    ``termination`` takes the place of ``config.termination``.
+    ``termination`` takes the place of ``config.termination``. A strategy with an ``execute`` of its
+    own runs the rollouts itself, without ``config.limits`` and ``hooks``.
 
     Raises:
         AllTrajectoriesFailedError: The strategy found too few rollouts to go on with.
@@ -143,6 +171,86 @@ async def do_group_rollout(
     return result
 
 
+async def collect_rollouts(
+    env_group_builder: EnvGroupBuilder, policy: TokenCompleter, strategy: RolloutStrategy
+) -> RolloutResult:
+    """Plays a group as ``strategy.run`` says; rewards of the group and cleanup are the caller's."""
+    group = _Group(env_group_builder, policy, strategy, RolloutConfig(), RolloutHooks())
+    return await group.collect()
+
+
+async def do_group_rollout_and_filter_constant_reward(
+    sampling_client: SamplingClient,
+    env_group_builder: EnvGroupBuilder,
+    max_tokens: int,
+    temperature: float,
+    do_remove_constant_reward_groups: bool,
+    enable_logging: bool = True,
+    strategy: RolloutStrategy | None = None,
+    termination: TerminationRewardPolicy | None = None,
+) -> TrajectoryGroup | None:
+    """Plays a group with the weights of a sampling client, for loops of user code.
+
+    Args:
+        sampling_client: Whose weights.
+        env_group_builder: Makes the environments.
+        max_tokens: Most tokens of an answer.
+        temperature: Of the softmax.
+        do_remove_constant_reward_groups: Give ``None`` for a group whose rewards are all equal.
+        enable_logging: Whether environments log to the current ``logtree`` report.
+        strategy: What to do about failures.
+        termination: As in :func:`do_group_rollout`.
+
+    Returns:
+        The group, or ``None`` where it is left out: its rewards are equal, too few of its rollouts
+        succeeded, or it failed and ``strategy.catches_group_errors``.
+    """
+    from tinker_cookbook.rl.executor import run_group  # built on this module
+
+    strategy = strategy or FailFast()
+    policy = TinkerTokenCompleter(sampling_client, max_tokens, temperature)
+    config = RolloutConfig(termination=termination)
+    try:
+        with logtree.optional_enable_logging(enable_logging):
+            group = await run_group(env_group_builder, policy, strategy=strategy, config=config)
+    except AllTrajectoriesFailedError as error:
+        logger.warning("%s", error)
+        return None
+    except Exception as error:
+        if not strategy.catches_group_errors:
+            raise
+        logger.warning("a group is left out: %s", error)
+        return None
+    if do_remove_constant_reward_groups and is_constant(group.get_total_rewards()):
+        return None
+    return group
+
+
+@dataclass
+class RolloutErrorCounter:
+    """Counts failures over a run; ``ingest`` each group, ``None`` for one that was left out."""
+
+    counts: Counter[str] = field(default_factory=Counter)
+    groups_skipped: int = 0
+
+    def ingest(self, result: TrajectoryGroup | None) -> None:
+        """Adds the errors of a group."""
+        if result is None:
+            self.groups_skipped += 1
+        else:
+            self.counts.update(error.error_type for error in result.rollout_errors)
+
+    def get_metrics(self, prefix: str = "rollout_errors") -> dict[str, float]:
+        """``PREFIX/TYPE``, ``PREFIX/total`` and ``PREFIX/groups_skipped`` so far; nothing where
+        nothing failed."""
+        if not self.counts and not self.groups_skipped:
+            return {}
+        metrics = {f"{prefix}/{kind}": float(count) for kind, count in self.counts.items()}
+        metrics[f"{prefix}/total"] = float(self.counts.total())
+        metrics[f"{prefix}/groups_skipped"] = float(self.groups_skipped)
+        return metrics
+
+
 class _Group:
     def __init__(
         self,
@@ -162,6 +270,17 @@ class _Group:
         self._openings_G: list[Opening | Exception] = []
 
     async def run(self) -> TrajectoryGroup:
+        # A strategy of user code may run the rollouts in a way of its own.
+        own_way = type(self._strategy).execute is not RolloutStrategy.execute
+        if own_way:
+            result = await self._strategy.execute(self._builder, self._policy)
+        else:
+            result = await self.collect()
+        rewards_G, metrics_G, errors = await self._reward(result.trajectories, result.envs)
+        return TrajectoryGroup(result.trajectories, rewards_G, metrics_G, result.errors + errors)
+
+    async def collect(self) -> RolloutResult:
+        """Runs the rollouts of all members."""
         self._envs_G = await self._make_envs()
         self._episodes_G = [self._episode(i, 0) for i in range(len(self._envs_G))]
         self._openings_G = await self._open_all()
@@ -172,9 +291,7 @@ class _Group:
             await stop_tasks(requests)
         kept = [i for i, result in enumerate(outcome.results_G) if result is not None]
         trajectories_G = [result for result in outcome.results_G if result is not None]
-        envs_G = [self._envs_G[i] for i in kept]
-        rewards_G, metrics_G, errors = await self._reward(trajectories_G, envs_G)
-        return TrajectoryGroup(trajectories_G, rewards_G, metrics_G, outcome.errors + errors)
+        return RolloutResult(trajectories_G, [self._envs_G[i] for i in kept], outcome.errors)
 
     async def clean_up(self) -> list[RolloutError]:
         """Returns the error, if any: it must not hide that of a rollout nor cost the group."""

@@ -68,7 +68,7 @@ def play(env, policy, **options):
         ("6", True, True, (1, 0, 0.0)),
         ("five", True, True, (0, 0, -0.25)),
         ("5", False, True, (0, 1, 0.75)),
-        ("5", False, False, (1, 1, 1.0)),
+        ("5", False, False, (0, 1, 0.75)),  # cut off: bad form in either mode
     ],
 )
 def test_the_reward_is_what_the_formula_says(renderer, text, ended, strict, expected):

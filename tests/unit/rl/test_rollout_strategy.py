@@ -5,8 +5,10 @@ from __future__ import annotations
 import asyncio
 import pickle
 import time
+from dataclasses import dataclass
 
 import pytest
+import tinker
 from rollout_samples import Group, Policy, Steps, fail, hang
 
 from tinker_cookbook.exceptions import AllTrajectoriesFailedError, ConfigurationError
@@ -15,10 +17,18 @@ from tinker_cookbook.rl.rollout_strategy import (
     FailFast,
     MinViableGroup,
     RetryOnFailure,
+    RolloutResult,
+    RolloutStrategy,
     rollout_strategy_from_config,
 )
-from tinker_cookbook.rl.rollouts import RolloutFailedError, do_group_rollout
-from tinker_cookbook.rl.types import EnvGroupBuilder
+from tinker_cookbook.rl.rollouts import (
+    RolloutErrorCounter,
+    RolloutFailedError,
+    do_group_rollout,
+    do_group_rollout_and_filter_constant_reward,
+    do_single_rollout,
+)
+from tinker_cookbook.rl.types import EnvGroupBuilder, RolloutError
 
 
 def play(group, strategy, policy=None):
@@ -197,3 +207,69 @@ def test_strategies_from_a_config():
     ):
         with pytest.raises(ConfigurationError, match=field):
             make()
+
+
+# --- strategies and loops of user code --------------------------------------------------------
+
+
+class Chosen(RolloutStrategy):
+    """Plays by itself, and keeps one rollout."""
+
+    async def execute(self, env_group_builder, policy):
+        (env, *_) = await env_group_builder.make_envs()
+        failed = [RolloutError("OSError", "gone")]
+        return RolloutResult([await do_single_rollout(policy, env)], [env], failed)
+
+
+def test_a_strategy_may_play_the_group_in_its_own_way():
+    group = asyncio.run(do_group_rollout(Group(Steps, Steps), Policy(), Chosen()))
+    assert len(group.trajectories_G) == len(group.final_rewards_G) == 1
+    assert group.rollout_errors == [RolloutError("OSError", "gone")]
+    with pytest.raises(NotImplementedError, match="must define execute or run"):
+        asyncio.run(do_group_rollout(Group(Steps), Policy(), RolloutStrategy()))
+
+
+def test_a_strategy_of_this_package_can_be_executed_alone():
+    result = asyncio.run(FailFast().execute(Group(Steps, Steps), Policy()))
+    assert len(result.trajectories) == len(result.envs) == 2
+    assert result.errors == []
+
+
+@dataclass
+class Client:
+    tokens: list[int]
+
+    async def sample(self, prompt, num_samples, sampling_params):
+        sequence = tinker.SampledSequence(
+            stop_reason="stop",
+            sequence_id="s",
+            _tokens_list=self.tokens,
+            _logprobs_list=[-1.0] * len(self.tokens),
+        )
+        return tinker.SampleResponse(sequences=[sequence] * num_samples)
+
+
+@pytest.mark.parametrize(
+    ("group", "strategy", "removes", "kept"),
+    [
+        (Group(Steps, Steps), None, False, True),
+        (Group(Steps, Steps), None, True, False),  # equal rewards
+        (Group(Steps, lambda: Steps(reward=2.0)), None, True, True),
+        (
+            Group(lambda: Steps(faults={0: fail(OSError())})),
+            RetryOnFailure(max_retries=0),
+            False,
+            False,
+        ),
+    ],
+)
+def test_a_group_for_a_loop_of_user_code(group, strategy, removes, kept):
+    counter = RolloutErrorCounter()
+    result = asyncio.run(
+        do_group_rollout_and_filter_constant_reward(
+            Client([5]), group, 4, 1.0, removes, strategy=strategy
+        )
+    )
+    assert (result is not None) is kept
+    counter.ingest(result)
+    assert counter.get_metrics().get("rollout_errors/groups_skipped", 0) == (not kept)

@@ -1,0 +1,20 @@
+"""One episode, bounded and observed: :func:`run_rollout` and what goes with it."""
+
+from __future__ import annotations
+
+from tinker_cookbook.rl.rollout_errors import SamplingTurnTimeoutError
+from tinker_cookbook.rl.rollout_hooks import RolloutContext, RolloutHooks
+from tinker_cookbook.rl.rollouts import run_rollout
+from tinker_cookbook.rl.types import stop_reason_from_metrics
+
+__all__ = [
+    "TRUNCATION_METRIC_KEY",
+    "RolloutContext",
+    "RolloutHooks",
+    "SamplingTurnTimeoutError",
+    "run_rollout",
+    "stop_reason_from_metrics",
+]
+
+TRUNCATION_METRIC_KEY = "num_truncations_max_turn_tokens"
+"""Metric of an episode: answers that were cut at ``RolloutLimits.max_turn_tokens``."""
