@@ -8,7 +8,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from recipes.examples import example_data
@@ -67,7 +67,11 @@ class RecipeRuns:
         return {**os.environ, "TINKER_COOKBOOK_HOME": home, "PYTHONPATH": str(REPO), **extra}
 
     def command(self, name: str, behavior: str = "raise", *extra: str) -> list[str]:
-        return [sys.executable, "-m", self.recipe, *self.arguments(name, behavior), *extra]
+        return [sys.executable, "-m", self.recipe, *self.words(name, behavior, *extra)]
+
+    def words(self, name: str, behavior: str = "raise", *extra: str) -> list[str]:
+        """The arguments, in which one of ``extra`` takes the place of an earlier one."""
+        return last_of_each([*self.arguments(name, behavior), *extra])
 
     def start(self, command: list[str], **extra: str) -> subprocess.Popen[str]:
         """Starts a command in the background; ``extra`` is added to its environment."""
@@ -87,9 +91,7 @@ class RecipeRuns:
         """Runs the recipe to its end, or to the point named by ``kill``."""
         program = [str(KILL_AT), *kill] if kill else ["-m"]
         return finish(
-            self.start(
-                [sys.executable, *program, self.recipe, *self.arguments(name, behavior), *extra]
-            )
+            self.start([sys.executable, *program, self.recipe, *self.words(name, behavior, *extra)])
         )
 
     def check_killed_and_resumed(self, name: str, point: str, count: int, when: str) -> None:
@@ -119,6 +121,11 @@ class RecipeRuns:
         """The folder of a checkpoint."""
         run, kind, checkpoint = state_path.removeprefix("tinker://").split("/")
         return (home or self.folder / "home") / "runs" / run / kind / checkpoint
+
+
+def last_of_each(words: Sequence[str]) -> list[str]:
+    """``key=value`` words with the last value of each key: a command line takes a key once."""
+    return list({word.partition("=")[0]: word for word in words}.values())
 
 
 def finish(

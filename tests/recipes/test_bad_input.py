@@ -52,7 +52,7 @@ def refused(recipe_runs, monkeypatch, capsys):
     def run(
         *arguments: str, name: str = "refused", behavior: str = "raise", home: Path | None = None
     ) -> str:
-        line = [*recipe_runs.arguments(name, behavior), *arguments]
+        line = recipe_runs.words(name, behavior, *arguments)
         monkeypatch.setenv("TINKER_COOKBOOK_HOME", str(home or recipe_runs.folder / "home"))
         monkeypatch.setattr(sys, "argv", ["sl_basic", *line])
         with pytest.raises(SystemExit) as ended:
@@ -229,6 +229,10 @@ def test_weights_of_another_model(refused, trained, how):
     else:
         log = reopened(trained, f"other-{how}")
         message = refused(f"model_name={other}", name=log, behavior="resume")
+        assert f"model_name: {trained.model} → {other}" in message
+        # Allowed or not, weights of another model do not fit.
+        allowed = "allow_config_change=true"
+        message = refused(f"model_name={other}", allowed, name=log, behavior="resume")
     assert f"model_name: got {other}" in message
     assert f"was trained on {trained.model}" in message
     assert f"set model_name={trained.model}" in message

@@ -7,7 +7,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from recipe_runs import RecipeRuns
+from recipe_runs import RecipeRuns, last_of_each
 from tiny_model import make_tiny_model
 
 from recipes.distillation import off_policy_reasoning, sdft
@@ -88,7 +88,7 @@ def refused(place, monkeypatch, capsys):
         line = [a for a in place.arguments("refused") if not a.startswith("teacher_model=")]
         if recipe is sdft:
             line = [a for a in line if not a.startswith(("batch_size", "n_teacher"))]
-        monkeypatch.setattr(sys, "argv", ["recipe", *line, *arguments])
+        monkeypatch.setattr(sys, "argv", ["recipe", *last_of_each([*line, *arguments])])
         with pytest.raises(SystemExit) as ended:
             run_entrypoint(recipe.main)
         printed = capsys.readouterr()

@@ -11,7 +11,7 @@ from importlib import import_module
 from pathlib import Path
 
 import pytest
-from recipe_runs import REPO, RecipeRuns, finish
+from recipe_runs import REPO, RecipeRuns, finish, last_of_each
 from tiny_model import make_tiny_model
 
 from recipes import rl_basic, rl_loop
@@ -148,7 +148,9 @@ def test_math_environments_by_name(common, env, kind):
 )
 def test_settings_that_cannot_work(common, arguments, words):
     with pytest.raises((ConfigurationError, DataError), match=words):
-        math_rl.build_config(parse_arguments(math_rl.CLIConfig, [*common, *arguments])).check()
+        math_rl.build_config(
+            parse_arguments(math_rl.CLIConfig, last_of_each([*common, *arguments]))
+        ).check()
 
 
 def test_settings_reach_the_run(common):
@@ -196,7 +198,7 @@ def test_one_step(common, tmp_path, name):
     (tmp_path / "problems.jsonl").write_text("\n".join(map(json.dumps, PROBLEMS)))
     recipe, extra = STEPS[name]
     extra = [argument.replace("FOLDER", str(tmp_path)) for argument in extra]
-    cli = parse_arguments(recipe.CLIConfig, [*common, *extra, "max_steps=1"])
+    cli = parse_arguments(recipe.CLIConfig, last_of_each([*common, *extra, "max_steps=1"]))
     asyncio.run(recipe.main(cli))
     rows = list(map(json.loads, (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()))
     last = rows[-1]

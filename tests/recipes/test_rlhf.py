@@ -9,7 +9,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from recipe_runs import RecipeRuns
+from recipe_runs import RecipeRuns, last_of_each
 
 from recipes.examples import example_data
 from recipes.preference.rlhf import rlhf_pipeline
@@ -165,7 +165,7 @@ def arguments(runs, monkeypatch):
 
 
 def parse(arguments, *more) -> CLIConfig:
-    return parse_arguments(CLIConfig, [*arguments, *more])
+    return parse_arguments(CLIConfig, last_of_each([*arguments, *more]))
 
 
 def test_rl_without_a_reward_model_names_the_checkpoint_and_the_command(runs, arguments):
