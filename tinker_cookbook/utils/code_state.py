@@ -2,12 +2,26 @@
 
 from __future__ import annotations
 
+import importlib
 import os
 import subprocess
+from collections.abc import Sequence
 from pathlib import Path
+from types import ModuleType
 
 _TIMEOUT_S = 10
 _MOST_BYTES = 5_000_000
+
+
+def code_state(modules: Sequence[str | ModuleType] = ("tinker_cookbook",)) -> str:
+    """:func:`code_diff` of the checkouts that hold these modules, given by name or themselves.
+
+    Raises:
+        ImportError: There is no module of that name.
+    """
+    loaded = [m if isinstance(m, ModuleType) else importlib.import_module(m) for m in modules]
+    files = [Path(module.__file__) for module in loaded if module.__file__ is not None]
+    return code_diff([file.parent for file in files])
 
 
 def code_diff(folders: list[Path]) -> str:

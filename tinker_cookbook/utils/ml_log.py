@@ -83,7 +83,7 @@ def setup_logging(
     if print_metrics:
         loggers.append(PrettyPrintLogger())
     if wandb_project:
-        loggers.append(WandbLogger(wandb_project, wandb_name, path))
+        loggers.append(WandbLogger(wandb_project, log_dir=path, wandb_name=wandb_name))
     multiplex = MultiplexLogger(loggers, on_close=stop_logging)
     try:
         if config is not None:

@@ -297,3 +297,40 @@ def test_a_report_that_cannot_be_written_says_so(tmp_path: Path, caplog):
     with pytest.raises(ZeroDivisionError), logtree.init_trace("t", tmp_path / "file" / "x.html"):
         raise ZeroDivisionError
     assert "cannot be written" in caplog.text
+
+
+def test_pages_of_ones_own(tmp_path):
+    """Another style, a template, and a body that is given as HTML."""
+    import jinja2
+
+    with logtree.init_trace("A <b>") as trace:
+        logtree.log_text("said & done")
+    theme = logtree.Theme(css_text="p {}", css_urls=["x.css"], css_vars={"--accent": "red"})
+    path = tmp_path / "new" / "page.html"
+    inner = trace.body_html(wrap_body=False)
+    assert "said &amp; done" in inner
+    assert "<body" not in inner
+    logtree.write_html_with_default_style(inner, path, title="T", theme=theme, lang="de")
+    page = path.read_text("utf-8")
+    assert '<html lang="de">' in page
+    assert "p {}\n:root {--accent: red;}" in page
+    assert '<link rel="stylesheet" href="x.css">' in page
+    assert page.count("<body") == 1
+    env = jinja2.Environment(
+        loader=jinja2.DictLoader({"t": "{{ title }}|{{ body_html }}|{{ note }}"}), autoescape=False
+    )
+    context = logtree.jinja_context(trace, note="n")
+    out = logtree.render_with_jinja(env, "t", context=context, write_to=tmp_path / "o.html")
+    assert out.startswith("A <b>|<body")
+    assert out.endswith("|n")
+    assert (tmp_path / "o.html").read_text("utf-8") == out
+    assert "<title>A &lt;b&gt;</title>" in context["head_html"]
+
+
+def test_the_code_state_of_modules_is_that_of_their_checkouts():
+
+    from tinker_cookbook.utils.code_state import code_state
+
+    assert code_state([json]) == ""  # the standard library is in no checkout
+    with pytest.raises(ImportError):
+        code_state(["no_such_module"])

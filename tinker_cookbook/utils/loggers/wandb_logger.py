@@ -25,9 +25,9 @@ class WandbLogger(Logger):
 
     Args:
         project: Project of the run.
-        name: Its display name.
-        log_dir: The run's folder.
         config: Its configuration.
+        log_dir: The run's folder.
+        wandb_name: Its display name.
 
     Raises:
         ConfigurationError: wandb is not installed, or it has no key and no terminal to ask on.
@@ -36,9 +36,9 @@ class WandbLogger(Logger):
     def __init__(
         self,
         project: str | None = None,
-        name: str | None = None,
-        log_dir: str | os.PathLike[str] = ".",
         config: Any = None,
+        log_dir: str | os.PathLike[str] = ".",
+        wandb_name: str | None = None,
     ) -> None:
         try:
             import wandb
@@ -52,7 +52,7 @@ class WandbLogger(Logger):
         try:
             self._run = wandb.init(
                 project=project,
-                name=name,
+                name=wandb_name,
                 dir=os.fspath(log_dir),
                 config=None if config is None else dump_config(config),
                 id=known,
@@ -65,7 +65,7 @@ class WandbLogger(Logger):
             ) from error
         self._run.define_metric("step")
         self._run.define_metric("*", step_metric="step")
-        record = {"id": self._run.id, "project": project, "name": name}
+        record = {"id": self._run.id, "project": project, "name": wandb_name}
         write_atomically(Path(log_dir) / RUN_FILE, json.dumps(record).encode() + b"\n")
 
     @property

@@ -22,6 +22,12 @@ from tinker_cookbook.utils.logtree.content import (
 )
 from tinker_cookbook.utils.logtree.formatters import ConversationFormatter, Formatter
 from tinker_cookbook.utils.logtree.nodes import Node, Raw
+from tinker_cookbook.utils.logtree.pages import (
+    Theme,
+    jinja_context,
+    render_with_jinja,
+    write_html_with_default_style,
+)
 from tinker_cookbook.utils.logtree.scopes import (
     optional_enable_logging,
     scope_details,
@@ -43,15 +49,18 @@ __all__ = [
     "Formatter",
     "Node",
     "Raw",
+    "Theme",
     "Trace",
     "details",
     "flush_trace",
     "header",
     "init_trace",
+    "jinja_context",
     "log_formatter",
     "log_html",
     "log_text",
     "optional_enable_logging",
+    "render_with_jinja",
     "scope_details",
     "scope_disable",
     "scope_div",
@@ -60,5 +69,6 @@ __all__ = [
     "table",
     "table_from_dict",
     "table_from_dict_of_lists",
+    "write_html_with_default_style",
     "write_trace_json",
 ]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import os
 import traceback
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass
@@ -28,12 +28,19 @@ class Trace:
     Attributes:
         title: Of the page.
         path: Where the HTML goes; ``None`` keeps it in memory.
+        write_on_error: Whether :func:`init_trace` also writes it where its block raises.
         started_at: When it was opened.
         root: The page's body.
     """
 
-    def __init__(self, title: str, path: str | os.PathLike[str] | None = None) -> None:
+    def __init__(
+        self,
+        title: str,
+        path: str | os.PathLike[str] | None = None,
+        write_on_error: bool = True,
+    ) -> None:
         self.title = title
+        self.write_on_error = write_on_error
         self.path = None if path is None else Path(path)
         self.started_at = datetime.now().astimezone()
         self.root = Node("body")
@@ -49,15 +56,22 @@ class Trace:
         """The style sheets that were added."""
         return list(self._css)
 
+    def head_html(self) -> str:
+        """What stands between ``<head>`` and ``</head>`` of the page."""
+        return head_html(self.title, self.css)
+
+    def body_html(self, wrap_body: bool = True) -> str:
+        """The body of the page, with or without its ``<body>`` tag."""
+        whole = self.root.to_html()
+        if wrap_body:
+            return whole
+        return whole[whole.index(">") + 1 : whole.rindex("</body>")].strip("\n")
+
     def html(self) -> str:
         """The whole page; it refers to no other file."""
-        # "</style" would end the element early, and what follows would be shown.
-        css = "\n".join([CSS, *self._css]).replace("</", "<\\/")
         return (
-            '<!doctype html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n'
-            '<meta name="viewport" content="width=device-width, initial-scale=1">\n'
-            f"<title>{escape(self.title)}</title>\n<style>{css}</style>\n</head>\n"
-            f"{self.root.to_html()}</html>\n"
+            f'<!doctype html>\n<html lang="en">\n<head>\n{self.head_html()}</head>\n'
+            f"{self.body_html()}</html>\n"
         )
 
     def to_json(self) -> dict[str, Any]:
@@ -77,7 +91,7 @@ class Trace:
         """
         if self.path is None:
             return False
-        _write(self.path, self.html().encode("utf-8", "replace"))
+        write_file(self.path, self.html().encode("utf-8", "replace"))
         return True
 
 
@@ -122,7 +136,7 @@ def init_trace(
     Raises:
         TrainingError: The file cannot be written.
     """
-    trace = Trace(title, path)
+    trace = Trace(title, path, write_on_error)
     started = trace.started_at.isoformat(sep=" ", timespec="seconds")
     trace.root.add(Node("h1", {}, [title]), Node("p", {"class": "lt-meta"}, [started]))
     token = PLACE.set(Place(trace, trace.root, level=1))
@@ -137,6 +151,17 @@ def init_trace(
         trace.write()
     finally:
         PLACE.reset(token)
+
+
+def head_html(title: str, css: Sequence[str], base: str | None = None) -> str:
+    """Meta tags, title and style of a page; ``base`` takes the place of the default style."""
+    # "</style" would end the element early, and what follows would be shown.
+    style = "\n".join([CSS if base is None else base, *css]).replace("</", "<\\/")
+    return (
+        '<meta charset="utf-8">\n'
+        '<meta name="viewport" content="width=device-width, initial-scale=1">\n'
+        f"<title>{escape(title)}</title>\n<style>{style}</style>\n"
+    )
 
 
 def flush_trace() -> bool:
@@ -156,10 +181,15 @@ def write_trace_json(trace: Trace, path: str | os.PathLike[str]) -> None:
         TrainingError: The file cannot be written.
         DataFormatError: The ``data`` of a node has no JSON form.
     """
-    _write(Path(path), encode_row(trace.to_json()))
+    write_file(Path(path), encode_row(trace.to_json()))
 
 
-def _write(path: Path, content: bytes) -> None:
+def write_file(path: Path, content: bytes) -> None:
+    """Writes a file whole or not at all; makes its folder.
+
+    Raises:
+        TrainingError: It cannot be written.
+    """
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         write_atomically(path, content)
