@@ -89,7 +89,7 @@ class RecordFolder:
             return True
         with contextlib.suppress(DataFormatError):  # the recipe will say it better
             last = get_last_checkpoint(self.log_dir / run.name)
-            return last is not None and last.final
+            return last is not None and bool(last.final)
         return False
 
     def _path(self, run: Run) -> Path:
