@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import importlib
+import os
 import subprocess
 import sys
-import time
 
 import pytest
 
@@ -46,13 +46,16 @@ def test_the_listing_is_quick_and_imports_nothing_heavy():
     )
     seconds = []
     for _ in range(3):
-        begun = time.perf_counter()
+        begun = os.times()
         done = run("-c", code)
-        seconds.append(time.perf_counter() - begun)
+        ended = os.times()
+        used = ended.children_user + ended.children_system
+        seconds.append(used - begun.children_user - begun.children_system)
     *_, last = done.stdout.splitlines()
     assert last == "LOADED", done.stderr[-2000:]
     assert "recipes.sl_basic " in done.stdout
-    assert min(seconds) < 1.5  # what else runs on the machine is not the listing's doing
+    # Processor time: what else runs on the machine is not the listing's doing.
+    assert min(seconds) < 1
 
 
 def test_a_recipe_named_as_an_argument():
