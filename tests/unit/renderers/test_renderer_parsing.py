@@ -9,11 +9,13 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from rendering_cases import body, tool_call, untagged
 
+from tinker_cookbook.exceptions import RendererError
 from tinker_cookbook.renderers import (
     ParseFailureKind,
     ParseTermination,
     TextPart,
     ThinkingPart,
+    ToolCall,
     UnparsedToolCall,
     classify_parse_failure,
     detect_unterminated_tool_block,
@@ -86,6 +88,23 @@ def test_llama3_call_round_trip(make_renderer, call):
     renderer = make_renderer("llama3", "llama3")
     message = {"role": "assistant", "content": "", "tool_calls": [call]}
     assert renderer.parse_response(sampled(renderer, message))[0] == message
+
+
+def test_llama3_writes_text_beside_calls_with_a_warning(make_renderer, caplog):
+    renderer = make_renderer("llama3", "llama3")
+    calls = [
+        ToolCall(function=ToolCall.FunctionBody(name=name, arguments='{"x": 1}')) for name in "fg"
+    ]
+    message = {"role": "assistant", "content": "Let me look.", "tool_calls": calls}
+    text = renderer.codec.decode(sampled(renderer, message))
+    assert text == (
+        'Let me look.\n{"name": "f", "parameters": {"x": 1}}\n'
+        '{"name": "g", "parameters": {"x": 1}}<|eot_id|>'
+    )
+    assert "several tool calls, or text beside a call" in caplog.text
+    broken = ToolCall(function=ToolCall.FunctionBody(name="f", arguments="{"))
+    with pytest.raises(RendererError, match=r"tool_calls\[0\].function.arguments: got '{'"):
+        sampled(renderer, {**message, "tool_calls": [broken]})
 
 
 def test_llama3_json_that_is_no_call_is_text(make_renderer):
