@@ -44,7 +44,8 @@ _ROLES = ("system", "user", "assistant", "tool")
 
 
 class DeepSeekV3Renderer(Renderer):
-    """DeepSeek V3.1 told not to think; ``version=3`` is V3, which knows no thinking.
+    """DeepSeek V3.1 told not to think; ``version=3`` is V3, which knows no thinking. Without the
+    option the vocabulary decides.
 
     Thinking is dropped, in the last turn with a warning. In text without tool calls, what stands
     before ``</think>`` counts as thinking, as in V3.1's template. A system message after another
@@ -68,11 +69,13 @@ class DeepSeekV3Renderer(Renderer):
         strip_thinking_from_history: bool = True,
         *,
         image_processor: Any = None,
-        version: str = "3.1",
+        version: str | None = None,
     ) -> None:
         super().__init__(tokenizer, image_processor)
         self.system_role_as_user = system_role_as_user
         self.strip_thinking_from_history = strip_thinking_from_history
+        if version is None:  # only the vocabulary of V3 has no token that opens the thinking
+            version = "3.1" if THINK in tokenizer.get_vocab() else "3"
         if version not in VERSIONS:
             raise RendererError(
                 f"version: got {version!r}, expected one of {', '.join(VERSIONS)}; for V3.2 use "
@@ -264,7 +267,7 @@ def deepseek_v3(
     tokenizer: Tokenizer,
     image_processor: Any = None,
     *,
-    version: str = "3.1",
+    version: str | None = None,
     system_role_as_user: bool = False,
 ) -> DeepSeekV3Renderer:
     """Makes the renderer without thinking, for :func:`get_renderer`."""
@@ -277,7 +280,7 @@ def deepseek_v3_thinking(
     tokenizer: Tokenizer,
     image_processor: Any = None,
     *,
-    version: str = "3.1",
+    version: str | None = None,
     system_role_as_user: bool = False,
     strip_thinking_from_history: bool = True,
 ) -> DeepSeekV3ThinkingRenderer:

@@ -66,7 +66,7 @@ class DeepSeekV32Renderer(DeepSeekV3Renderer):
     """
 
     def __init__(self, tokenizer: Tokenizer, image_processor: Any = None) -> None:
-        super().__init__(tokenizer, image_processor=image_processor)
+        super().__init__(tokenizer, image_processor=image_processor, version="3.1")
         self._version = _VERSION
 
     def create_conversation_prefix_with_tools(

@@ -176,8 +176,16 @@ def test_what_the_format_cannot_write_is_refused(shown, spec, messages, match):
 def test_options_are_checked(make_renderer):
     with pytest.raises(RendererError, match=r"version: got '2', expected one of 3.1, 3"):
         make_renderer("deepseekv3?version=2", "deepseek_v3_1")
-    with pytest.raises(RendererError, match="version=3"):
-        make_renderer("deepseekv3", "deepseek_v3")
+    for spec in ("deepseekv3?version=3.1", "deepseekv3_2"):
+        with pytest.raises(RendererError, match="version=3"):
+            make_renderer(spec, "deepseek_v3")
+
+
+def test_the_vocabulary_decides_the_version(shown):
+    for spec in ("deepseekv3", "deepseekv3?version=3"):
+        text = shown(spec, [QUESTION], prompt=True, vocabulary="deepseek_v3")
+        assert text.endswith("<｜User｜>Hi<｜Assistant｜>")
+    assert shown("deepseekv3", [QUESTION], prompt=True).endswith("<｜Assistant｜></think>")
 
 
 def test_tools_are_declared_as_the_model_card_says(make_renderer):
