@@ -95,7 +95,7 @@ class LocalSamplingClient(ReadyClient["LocalSamplingClient"]):
 
     def sample(
         self,
-        prompt: types.ModelInput,
+        prompt: types.ModelInput | str,
         num_samples: int,
         sampling_params: types.SamplingParams,
         include_prompt_logprobs: bool = False,
@@ -107,6 +107,9 @@ class LocalSamplingClient(ReadyClient["LocalSamplingClient"]):
     ) -> LocalFuture[types.SampleResponse]:
         """Draws ``num_samples`` continuations of ``prompt``.
 
+        A prompt that is a text is tokenized as it stands, with the special tokens that the model's
+        tokenizer puts before a text. Other backends take ``ModelInput`` alone.
+
         ``target_prompt_logprobs`` [len - 1, K] asks for the log-probabilities of given token ids
         at each position after the first; -1 skips an entry (0.0 in the response).
         """
@@ -115,6 +118,8 @@ class LocalSamplingClient(ReadyClient["LocalSamplingClient"]):
                 "prompt_alt_tokens_k: the local engine does not draw alternative prompt tokens; "
                 "use topk_prompt_logprobs"
             )
+        if isinstance(prompt, str):
+            prompt = types.ModelInput.from_ints(self.get_tokenizer().encode(prompt))
         tokens = convert.tokens_of(prompt, "prompt")
         sequence_ids = [f"{self._client_id}:{next(self._ids)}" for _ in range(num_samples)]
 

@@ -12,7 +12,6 @@ from tinker_cookbook.engine.draw import DrawSettings, Exponentials, draw_tokens
 from tinker_cookbook.engine.low_rank import filling
 from tinker_cookbook.engine.requests import SampleRow
 from tinker_cookbook.engine.sampler import Sampler, segments_of
-from tinker_cookbook.exceptions import TrainingError
 
 
 def draw_rows(hidden: torch.Tensor, outputs: Sequence[tuple[int, SampleRow]]) -> list[SampleRow]:
@@ -60,7 +59,7 @@ def _add(
     if row.failed:  # or another row of its request has
         return True
     if not math.isfinite(logprob):
-        request.fail(_not_finite(row))
+        request.fail(request.sampler.diverged(row.length))
         return True
     request.sampler.base.sampled_tokens += 1
     try:
@@ -68,15 +67,6 @@ def _add(
     except Exception as error:
         request.fail(error)
         return True
-
-
-def _not_finite(row: SampleRow) -> TrainingError:
-    return TrainingError(
-        f"the weights of {row.request.sampler.name} give log-probabilities that are NaN or "
-        f"infinite (after {row.length} tokens), so nothing can be sampled from them: the run has "
-        "diverged. Sample from an earlier checkpoint, and train on from it with a lower "
-        "learning_rate or with grad_clip_norm"
-    )
 
 
 def _logits(hidden: torch.Tensor, places: np.ndarray, owners: list[Sampler]) -> torch.Tensor:

@@ -16,6 +16,7 @@ from tinker_cookbook.engine.adapters import Adapter
 from tinker_cookbook.engine.base_model import BaseModel
 from tinker_cookbook.engine.head import LoraPair
 from tinker_cookbook.engine.low_rank import Segments, Terms
+from tinker_cookbook.exceptions import TrainingError
 
 
 class Sampler:
@@ -36,6 +37,15 @@ class Sampler:
         self.name = name or (base.name if adapter is None else f"an adapter of {base.name}")
         self._adapter = adapter
         self._terms: Terms | None = None
+
+    def diverged(self, length: int) -> TrainingError:
+        """The error for numbers that are not finite after ``length`` tokens."""
+        return TrainingError(
+            f"the weights of {self.name} give log-probabilities that are NaN or infinite (after "
+            f"{length} tokens), so nothing can be sampled or scored with them: the run has "
+            "diverged. Go back to an earlier checkpoint, and train on from it with a lower "
+            "learning_rate or with grad_clip_norm"
+        )
 
     def terms(self) -> Terms:
         """The adapter as layers apply it."""

@@ -96,7 +96,10 @@ class Scorer:
         base = requests[0].sampler.base
         try:
             for request, scores in zip(requests, self._answers(requests), strict=True):
-                request.finish(scores)
+                if _hold_nan(request, scores):
+                    request.fail(request.sampler.diverged(len(request.tokens)))
+                else:
+                    request.finish(scores)
             return
         except Exception as error:
             short = out_of_memory(error)
@@ -167,6 +170,17 @@ def _nothing_yet(request: ScoreRequest) -> PromptScores:
     if request.targets is not None:
         scores.target_logprobs = np.zeros(request.targets.shape, dtype=np.float32)
     return scores
+
+
+def _hold_nan(request: ScoreRequest, scores: PromptScores) -> bool:
+    """Whether a number that was asked for is NaN, as from the weights of a diverged run."""
+    of_tokens = scores.logprobs
+    parts = (
+        None if of_tokens is None else of_tokens[request.first :],
+        scores.topk_logprobs,
+        scores.target_logprobs,
+    )
+    return any(part is not None and bool(np.isnan(part).any()) for part in parts)
 
 
 _Where = Sequence[np.ndarray]

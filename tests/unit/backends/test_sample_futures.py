@@ -161,3 +161,10 @@ def test_a_client_that_goes_away_takes_its_scores_back(service, client):
     gc.collect()
     assert kept.cancelled()
     held.set()
+
+
+def test_a_prompt_may_be_a_text(client):
+    text = "Once upon a time"
+    tokens = tinker.ModelInput.from_ints(client.get_tokenizer().encode(text))
+    answers = [client.sample(prompt, 1, SHORT).result() for prompt in (text, tokens)]
+    assert answers[0].sequences[0].tokens == answers[1].sequences[0].tokens

@@ -14,7 +14,7 @@ from tinker_cookbook.engine.engine import Engine
 from tinker_cookbook.engine.requests import SamplingSettings, sample_request, score_request
 from tinker_cookbook.engine.sampler import Sampler
 from tinker_cookbook.engine.scoring import Scorer
-from tinker_cookbook.exceptions import OutOfMemoryError
+from tinker_cookbook.exceptions import OutOfMemoryError, TrainingError
 
 SECONDS = 60
 FLOATS = (torch.float64, torch.float32)
@@ -221,3 +221,14 @@ def test_samples_are_drawn_while_prompts_are_scored(engine, stories_base, monkey
     drawn.result(SECONDS)
     assert not scored[-1].done()
     assert all(future.result(SECONDS).logprobs is not None for future in scored)
+
+
+def test_weights_that_give_nan_are_named(engine, stories_base):
+    adapter = ref.random_adapter(stories_base)
+    next(iter(adapter.tensors.values()))[1].fill_(float("nan"))
+    bad, good = Sampler(stories_base, adapter, "run 7"), Sampler(stories_base, None)
+    for what in ({"logprobs": True}, {"topk": 3}, {"targets": np.full((4, 2), 7)}):
+        asked = [engine.score(score_request(one, [1, 5, 6, 7, 8], **what)) for one in (bad, good)]
+        with pytest.raises(TrainingError, match=r"the weights of run 7 give .* NaN"):
+            asked[0].result(30)
+        asked[1].result(30)
