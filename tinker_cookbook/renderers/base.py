@@ -360,7 +360,16 @@ class Renderer(Named, ABC):
 
     def to_openai_message(self, message: Message) -> dict[str, Any]:
         """Returns the message as the OpenAI API and chat templates spell it."""
-        return openai_message(message)
+        written = openai_message(message)
+        for call in written.get("tool_calls", []):
+            function = call["function"]
+            function["arguments"] = self._to_openai_tool_arguments(function["arguments"])
+        return written
+
+    def _to_openai_tool_arguments(self, arguments: str) -> str | dict[str, Any]:
+        """Returns the arguments of a call as the model's template takes them: a JSON string, or
+        an object where the template writes them one by one."""
+        return arguments
 
     def _warn_once(self, text: str) -> None:
         if text not in self._warned:

@@ -72,6 +72,9 @@ def image_to_chunk(
     if data is None or upright is not opened or opened.format not in _FORMATS:
         data, kind = png_bytes(upright), "png"
     width, height = upright.size
+    if not hasattr(image_processor, "get_number_of_image_patches"):
+        tokens = _tokens_by_resize_config(image_processor, upright)
+        return tinker.types.ImageChunk(data=data, format=kind, expected_tokens=tokens)
     try:
         patches = image_processor.get_number_of_image_patches(height, width, {})
     except ValueError as error:
@@ -81,6 +84,17 @@ def image_to_chunk(
         ) from error
     tokens = patches // image_processor.merge_size**2
     return tinker.types.ImageChunk(data=data, format=kind, expected_tokens=tokens)
+
+
+def _tokens_by_resize_config(image_processor: Any, image: Image.Image) -> int:
+    """Returns the number of tokens as processors of Kimi models tell it."""
+    if not hasattr(image_processor, "get_resize_config"):
+        raise RendererError(
+            f"image_processor: got {type(image_processor).__name__}, expected one that has "
+            "get_number_of_image_patches (Qwen-VL) or get_resize_config (Kimi)"
+        )
+    config = image_processor.get_resize_config({"type": "image", "image": image})
+    return int(config["num_tokens"])
 
 
 def _upright_rgb(image: Image.Image) -> Image.Image:

@@ -15,6 +15,7 @@ from typing import Any
 from tinker_cookbook.renderers.base import Renderer
 from tinker_cookbook.renderers.blocks import Block, BlockReader
 from tinker_cookbook.renderers.content import get_text_content, system_message
+from tinker_cookbook.renderers.images import Segment, Segments, encode_segments
 from tinker_cookbook.renderers.messages import Message, Role, ToolCall, ToolSpec
 from tinker_cookbook.renderers.rendered import RenderContext, RenderedMessage, contexts
 from tinker_cookbook.renderers.stop_token import special_token_id
@@ -33,13 +34,13 @@ _CALL, _ARGUMENTS, _END_CALL = (
     "<|tool_call_argument_begin|>",
     "<|tool_call_end|>",
 )
-_DECLARE = "tool_declare"
+DECLARE = "tool_declare"
 _READ_CALL = re.compile(
     rf"\s*{re.escape(_CALL)}\s*(?P<id>functions\.(?P<name>[^<\n]+):\d+)\s*{re.escape(_ARGUMENTS)}"
     rf"(?P<arguments>.*?){re.escape(_END_CALL)}\s*",
     flags=re.DOTALL,
 )
-_THINKING = Block("<think>", "</think>")
+KIMI_THINKING = Block("<think>", "</think>")
 
 
 class KimiK2InstructRenderer(Renderer):
@@ -56,6 +57,9 @@ class KimiK2InstructRenderer(Renderer):
     _encodes_with_codec = True
     _parts = frozenset({"text"})
     _behind_default = "\n"
+    _opened = ""
+    """What a prompt has already written of an answer."""
+    _context_parts = frozenset({"text"})
 
     def __init__(
         self,
@@ -88,18 +92,18 @@ class KimiK2InstructRenderer(Renderer):
     ) -> list[Message]:
         """Declares tools in a message of their own, as the template does with ``tools=``."""
         declared = json.dumps([as_openai_tool(tool) for tool in tools], ensure_ascii=False)
-        messages = [Message(role=_DECLARE, content=declared)] if tools else []
+        messages = [Message(role=DECLARE, content=declared)] if tools else []
         system = system_message(system_prompt)
         return messages + system
 
     def _reader(self) -> MessageReader:
-        return BlockReader((Block(_CALLS, _END_CALLS, read=_read_calls),))
+        return BlockReader((KIMI_CALLS,))
 
     def _generation_suffix(self, role: Role) -> list[int]:
         return self.codec.constant(_header(role, role))
 
     def _conversation_prefix(self, messages: Sequence[Message]) -> list[int]:
-        begins = messages and messages[0]["role"] in ("system", _DECLARE)
+        begins = messages and messages[0]["role"] in ("system", DECLARE)
         return [] if begins else self._default_tokens()
 
     def _default_tokens(self) -> list[int]:
@@ -117,20 +121,28 @@ class KimiK2InstructRenderer(Renderer):
     def _render(self, message: Message, ctx: RenderContext, ids: Sequence[str]) -> RenderedMessage:
         role = message["role"]
         answers = role == "assistant"
-        check_parts(message, ctx.idx, self._name, self._parts if answers else frozenset({"text"}))
+        check_parts(message, ctx.idx, self._name, self._parts if answers else self._context_parts)
         check_caller(message, ctx.idx)
-        text = get_text_content(message)
+        header = _header(role, message.get("name") or role)
         if answers:
-            text = self._thinking_text(message, ctx) + text + _calls_text(message, ids)
-        elif role == "tool":
-            text = f"## Return of {ids[0]}\n{text}"
+            text = self._thinking_text(message, ctx) + get_text_content(message)
+            text += _calls_text(message, ids)
+            header += self._opened
+            segments: list[Segment] = [text.removeprefix(self._opened)]
+        else:
+            result = f"## Return of {ids[0]}\n" if role == "tool" else ""
+            segments = [result, *self._segments(message, ctx.idx)]
         following = ctx.next_message["role"] if ctx.next_message else None
-        alone = ctx.idx == 0 and role == _DECLARE and following != "system"
+        alone = ctx.idx == 0 and role == DECLARE and following != "system"
         return RenderedMessage(
-            header=self.codec.constant(_header(role, message.get("name") or role)),
-            output=[self.codec.encode(text + _END)],
+            header=self.codec.constant(header),
+            output=encode_segments([*segments, _END], self.codec.encode),
             footer=self._default_tokens() if alone else [],
         )
+
+    def _segments(self, message: Message, idx: int) -> Segments:
+        """Returns what a message that the model reads says."""
+        return [get_text_content(message)]
 
     def _thinking_text(self, message: Message, ctx: RenderContext) -> str:
         return ""
@@ -166,7 +178,7 @@ class KimiK2Renderer(KimiK2InstructRenderer):
         return not self.strip_thinking_from_history
 
     def _reader(self) -> MessageReader:
-        return BlockReader((_THINKING, Block(_CALLS, _END_CALLS, read=_read_calls)))
+        return BlockReader((KIMI_THINKING, KIMI_CALLS))
 
     def _last_user_index(self, messages: Sequence[Message]) -> int:
         """The last answer without tool calls, up to which thinking is history; the last message
@@ -181,7 +193,7 @@ class KimiK2Renderer(KimiK2InstructRenderer):
     def _thinking_text(self, message: Message, ctx: RenderContext) -> str:
         thinking = leading_thinking(message, ctx.idx, self._name) or ""
         keeps = ctx.in_last_assistant_turn or not self.strip_thinking_from_history
-        return f"{_THINKING.opening}{thinking if keeps else ''}{_THINKING.closing}"
+        return f"{KIMI_THINKING.opening}{thinking if keeps else ''}{KIMI_THINKING.closing}"
 
 
 def _header(role: Role, name: str) -> str:
@@ -234,3 +246,7 @@ def _call_of(found: re.Match[str]) -> ToolCall:
     json.loads(found["arguments"])
     function = ToolCall.FunctionBody(name=found["name"], arguments=found["arguments"])
     return ToolCall(function=function, id=found["id"])
+
+
+KIMI_CALLS = Block(_CALLS, _END_CALLS, read=_read_calls)
+"""A section of calls."""

@@ -17,6 +17,8 @@ from tinker_cookbook.renderers.gemma3 import Gemma3Renderer
 from tinker_cookbook.renderers.glm4 import Glm46DisableThinkingRenderer, Glm46Renderer
 from tinker_cookbook.renderers.gpt_oss import gpt_oss
 from tinker_cookbook.renderers.kimi_k2 import KimiK2InstructRenderer, KimiK2Renderer
+from tinker_cookbook.renderers.kimi_k25 import KimiK25DisableThinkingRenderer, KimiK25Renderer
+from tinker_cookbook.renderers.kimi_k26 import KimiK26PreserveThinkingRenderer
 from tinker_cookbook.renderers.llama3 import Llama3Renderer
 from tinker_cookbook.renderers.mistral import MistralRenderer
 from tinker_cookbook.renderers.nemotron3 import (
@@ -57,6 +59,11 @@ BUILT_IN: dict[str, RendererFactory] = {
     "deepseekv3_2_thinking": DeepSeekV32ThinkingRenderer,
     "kimi_k2": KimiK2Renderer,
     "kimi_k2_instruct": KimiK2InstructRenderer,
+    "kimi_k25": KimiK25Renderer,
+    "kimi_k25_disable_thinking": KimiK25DisableThinkingRenderer,
+    "kimi_k26": KimiK25Renderer,
+    "kimi_k26_disable_thinking": KimiK25DisableThinkingRenderer,
+    "kimi_k26_preserve_thinking": KimiK26PreserveThinkingRenderer,
     "gemma3": Gemma3Renderer,
     "glm4_6": Glm46Renderer,
     "glm4_6_disable_thinking": Glm46DisableThinkingRenderer,
@@ -94,11 +101,6 @@ UNAVAILABLE: dict[str, str] = {
     **{f"deepseekv4_1_{level}_reasoning": "DeepSeek V4.1" for level in ("low", "max")},
     "deepseekv4_1_disable_thinking": "DeepSeek V4.1",
     "deepseekv4_1_preserve_thinking": "DeepSeek V4.1",
-    "kimi_k25": "Kimi K2.5",
-    "kimi_k25_disable_thinking": "Kimi K2.5",
-    "kimi_k26": "Kimi K2.6",
-    "kimi_k26_disable_thinking": "Kimi K2.6",
-    "kimi_k26_preserve_thinking": "Kimi K2.6",
     **{f"kimi_k31_pro_{level}_reasoning": "Kimi K3.1-Pro" for level in _LEVELS},
     "kimi_k31_pro_disable_thinking": "Kimi K3.1-Pro",
     "kimi_k31_pro_no_reasoning_effort": "Kimi K3.1-Pro",

@@ -92,6 +92,9 @@ class Nemotron3Renderer(ChatMLBase):
         """Returns the message with arguments of calls as objects, as the template takes them."""
         return with_parsed_arguments(super().to_openai_message(message))
 
+    def _to_openai_tool_arguments(self, arguments: str) -> str | dict[str, Any]:
+        return json.loads(arguments)
+
     def _conversation_prefix(self, messages: Sequence[Message]) -> list[int]:
         if messages and messages[0]["role"] == "system":
             return []

@@ -14,6 +14,8 @@ QWEN2_5_SYSTEM_PROMPT = "You are Qwen, created by Alibaba Cloud. You are a helpf
 class Qwen2_5Renderer(Qwen3InstructRenderer):  # noqa: N801 - the model's version is part of its name
     """Qwen2.5-*-Instruct: written as Qwen3-2507, behind a default system prompt."""
 
+    _parts = frozenset({"text"})
+
     def create_conversation_prefix_with_tools(
         self, tools: Sequence[ToolSpec], system_prompt: str = ""
     ) -> list[Message]:

@@ -14,7 +14,12 @@ from typing import Any
 from tinker_cookbook.exceptions import RendererError
 from tinker_cookbook.renderers.blocks import Block, BlockReader
 from tinker_cookbook.renderers.chatml import START, ChatMLBase
-from tinker_cookbook.renderers.content import ensure_text, get_text_content, system_message
+from tinker_cookbook.renderers.content import (
+    ensure_text,
+    format_content_as_string,
+    get_text_content,
+    system_message,
+)
 from tinker_cookbook.renderers.images import Segments, encode_segments
 from tinker_cookbook.renderers.messages import Message, Role, ToolSpec
 from tinker_cookbook.renderers.rendered import RenderContext, RenderedMessage
@@ -25,14 +30,19 @@ from tinker_cookbook.tokenizer_utils import Tokenizer
 
 THINKING = Block("<think>", "</think>", trim="\n", after="\n")
 """Thinking as Qwen's templates write it; the line breaks around it are the format's."""
+_PLAIN_THINKING = Block("<think>", "</think>")
 _EMPTY_THINKING = "<think>\n\n</think>\n\n"
 _ROLES = ("system", "user", "assistant", "tool")
 
 
 class Qwen3InstructRenderer(ChatMLBase):
-    """Qwen3-*-Instruct-2507: tools, no thinking."""
+    """Qwen3-*-Instruct-2507: tools, no thinking of its own.
 
-    _parts = frozenset({"text"})
+    Thinking of a conversation from another model is written in the last answer, in tags, and left
+    out of earlier ones.
+    """
+
+    _parts = frozenset({"text", "thinking"})
 
     @property
     def has_extension_property(self) -> bool:
@@ -58,7 +68,7 @@ class Qwen3InstructRenderer(ChatMLBase):
         return [ensure_text(message["content"])]
 
     def _reader(self) -> MessageReader:
-        return BlockReader((JSON_CALL,))
+        return BlockReader((_PLAIN_THINKING, JSON_CALL))
 
     def create_conversation_prefix_with_tools(
         self, tools: Sequence[ToolSpec], system_prompt: str = ""
@@ -67,8 +77,10 @@ class Qwen3InstructRenderer(ChatMLBase):
         return system_message(declare_tools(tools, system_prompt))
 
     def _render_answer(self, message: Message, ctx: RenderContext) -> RenderedMessage:
-        text = _with_tool_calls(get_text_content(message), message)
-        return self._answer(f"{START}assistant\n", text)
+        text = get_text_content(message)
+        if ctx.is_last:
+            text = format_content_as_string(message["content"], separator="")
+        return self._answer(f"{START}assistant\n", _with_tool_calls(text, message))
 
     def _render_tool_result(self, message: Message, ctx: RenderContext) -> RenderedMessage:
         first = ctx.prev_message is None or ctx.prev_message["role"] != "tool"

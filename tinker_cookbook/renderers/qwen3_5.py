@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
+from typing import Any
 
 from tinker_cookbook.renderers.blocks import BlockReader
 from tinker_cookbook.renderers.chatml import START
@@ -38,7 +39,7 @@ class Qwen3_5Renderer(Qwen3VLRenderer):  # noqa: N801 - the model's name has the
     """Qwen3.5 and Qwen3.6, thinking.
 
     ``strip_thinking_from_history=True``: answers before the last question lose their block, so each
-    turn needs its own training example; with ``False`` the extension property holds.
+    turn needs its own training example; with ``False`` every answer keeps it.
     ``json_scalars=True`` writes arguments of calls as Qwen3.6 does (``true``, ``null``), ``False``
     as Qwen3.5 does (``True``, ``None``); both are read. An argument that is a string which spells a
     number, a truth value, null, an object or a list is read back as that value: the format does
@@ -63,6 +64,13 @@ class Qwen3_5Renderer(Qwen3VLRenderer):  # noqa: N801 - the model's name has the
         )
         self.json_scalars = json_scalars
 
+    @property
+    def has_extension_property(self) -> bool:
+        """Holds where thinking is disabled and stays in history. With thinking, an answer without
+        any is sampled behind an open block, whose line break is one token with the next one in
+        later prompts; ``build_supervised_examples`` compares tokens and finds where it holds."""
+        return self.disables_thinking and not self.strip_thinking_from_history
+
     def render_message(self, message: Message, ctx: RenderContext) -> RenderedMessage:
         """Text is trimmed; a system message stands at the beginning only."""
         check_system_is_first(message, ctx, self._name)
@@ -85,6 +93,9 @@ class Qwen3_5Renderer(Qwen3VLRenderer):  # noqa: N801 - the model's name has the
         if system_prompt:
             text += f"\n\n{system_prompt}"
         return [Message(role="system", content=text)]
+
+    def _to_openai_tool_arguments(self, arguments: str) -> str | dict[str, Any]:
+        return json.loads(arguments)
 
     def _content(self, message: Message, ctx: RenderContext) -> Segments:
         return trim_segments(super()._content(message, ctx))

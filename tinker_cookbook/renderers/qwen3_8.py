@@ -19,7 +19,7 @@ from tinker_cookbook.renderers.rendered import RenderContext, RenderedMessage
 from tinker_cookbook.renderers.text_only import check_parts
 from tinker_cookbook.tokenizer_utils import Tokenizer
 
-_EFFORTS = {
+REASONING_EFFORT_INSTRUCTIONS = {
     "xhigh": "Reasoning effort is set to xhigh. Please think carefully through the task, validate "
     "key assumptions, consider plausible alternatives, and prioritize correctness, consistency, "
     "and clarity in the final answer.",
@@ -46,10 +46,11 @@ class Qwen3_8Renderer(Qwen3_5Renderer):  # noqa: N801 - the model's name has the
         strip_thinking_from_history: bool = False,
         max_image_size: int = 0,
     ) -> None:
-        if reasoning_effort not in _EFFORTS:
+        if reasoning_effort not in REASONING_EFFORT_INSTRUCTIONS:
             raise ConfigurationError(
                 f"reasoning_effort: got {reasoning_effort!r}, expected one of "
-                f"{', '.join(_EFFORTS)}{nearest(reasoning_effort, _EFFORTS)}"
+                f"{', '.join(REASONING_EFFORT_INSTRUCTIONS)}"
+                f"{nearest(reasoning_effort, REASONING_EFFORT_INSTRUCTIONS)}"
             )
         super().__init__(
             tokenizer,
@@ -58,7 +59,9 @@ class Qwen3_8Renderer(Qwen3_5Renderer):  # noqa: N801 - the model's name has the
             json_scalars=True,
             max_image_size=max_image_size,
         )
-        self._effort = "" if self.disables_thinking else _EFFORTS[reasoning_effort]
+        self._effort = (
+            "" if self.disables_thinking else REASONING_EFFORT_INSTRUCTIONS[reasoning_effort]
+        )
 
     def render_message(self, message: Message, ctx: RenderContext) -> RenderedMessage:
         """As Qwen3.6's; the effort stands before the text of the system message."""

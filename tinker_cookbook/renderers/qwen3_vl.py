@@ -91,6 +91,9 @@ class Qwen3VLRenderer(_WithImages, Qwen3Renderer):
         return self.codec.constant(f"{START}{role}\n{opening}")
 
     def _answer_behind_block(self, thinking: str, text: str, ctx: RenderContext) -> RenderedMessage:
+        if not (thinking or ctx.is_last):
+            # The line breaks of an empty block are one token in history, as in the whole text.
+            return self._answer(f"{START}assistant\n<think>\n\n</think>\n\n", text)
         return self._answer(f"{START}assistant\n<think>\n", text, f"{thinking}\n</think>\n\n")
 
     def _reader(self) -> MessageReader:

@@ -97,6 +97,12 @@ Renderer.restore = staticmethod(_restore)
 def _resolve(name: str, options: dict[str, Any]) -> tuple[str, RendererFactory, dict[str, Any]]:
     base, _, query = name.partition("?")
     factory = _registered.get(base) or BUILT_IN.get(base)
+    if factory is None and base == "tml_v0":
+        raise ConfigurationError(
+            "renderer_name: got 'tml_v0', the format of Inkling, which the package tml-renderers "
+            "(0.4.1 or later) writes; it cannot be installed here, so this name is not offered. "
+            "Use 'template' with the model's own tokenizer"
+        )
     if factory is None and base in UNAVAILABLE:
         raise ConfigurationError(
             f"renderer_name: got {base!r}, the format of {UNAVAILABLE[base]}: no renderer of it "

@@ -7,11 +7,12 @@ Works with any tokenizer, because it uses no special tokens beyond BOS. A messag
 from __future__ import annotations
 
 from tinker_cookbook.renderers.base import Renderer
+from tinker_cookbook.renderers.content import ensure_text
 from tinker_cookbook.renderers.messages import Message, Role
 from tinker_cookbook.renderers.parse_outcome import ParseTermination
 from tinker_cookbook.renderers.rendered import RenderContext, RenderedMessage
 from tinker_cookbook.renderers.streaming import ContentDelta, MessageReader, partial_at_end
-from tinker_cookbook.renderers.text_only import text_of
+from tinker_cookbook.renderers.text_only import check_parts
 from tinker_cookbook.tokenizer_utils import special_id
 
 _NEXT_USER = "User:"
@@ -19,7 +20,11 @@ _STOP = "\n\n" + _NEXT_USER
 
 
 class RoleColonRenderer(Renderer):
-    """Plain-text dialogue; thinking, tools and media are refused."""
+    """Plain-text dialogue; thinking and media are refused.
+
+    There is no form for tool calls: the text beside them is written, the calls are not, and a
+    warning says so.
+    """
 
     _encodes_with_codec = True
 
@@ -34,7 +39,13 @@ class RoleColonRenderer(Renderer):
 
     def render_message(self, message: Message, ctx: RenderContext) -> RenderedMessage:
         """``Role:`` is header, `` text`` and the blank line output."""
-        text = text_of(message, ctx.idx, self._name)
+        check_parts(message, ctx.idx, self._name, frozenset({"text"}))
+        if message.get("tool_calls") or message.get("unparsed_tool_calls"):
+            self._warn_once(
+                f"{self._name}: has no form for tool calls, which are left out; use a renderer "
+                "with tools, such as qwen3 or llama3"
+            )
+        text = ensure_text(message["content"])
         return RenderedMessage(
             header=self._generation_suffix(message["role"]),
             output=[self.codec.encode(f" {text}\n\n")],
@@ -81,7 +92,7 @@ class _UntilUser(MessageReader):
     def finish(self) -> list[ContentDelta]:
         """What waited is text."""
         if self._after is None:
-            return self.add_text(self._buffer)
+            return self.add_text(self._buffer.removesuffix("\n\n"))  # it ends every message
         clean = not self._after.strip()
         self.ending = ParseTermination.STOP_SEQUENCE if clean else ParseTermination.MALFORMED
         return []

@@ -232,7 +232,8 @@ class ResponseParser:
     def termination(self) -> ParseTermination:
         """How the response ended, after :meth:`finish`."""
         if self._reader.ending is not None:
-            return self._reader.ending
+            # A stop sequence of text ends sampling: EOS behind it was not sampled after the stop.
+            return ParseTermination.MALFORMED if self._held_eos else self._reader.ending
         if self._stopped:
             clean = not self._beyond
             return ParseTermination.STOP_SEQUENCE if clean else ParseTermination.MALFORMED

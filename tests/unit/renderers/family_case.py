@@ -129,9 +129,11 @@ class Side:
             **options,
         )
         if border:
-            # Where thinking is closed again: an answer of history may begin like the border.
-            closed = r"\Z|(?:(?!<\|im_end\|>).)*?</think>"
-            runs = re.split(f"(?s)(?<={re.escape(border)})(?={closed})", found)
+            # The prompt's own end, and that before a last answer: history is one text.
+            ends = [match.end() for match in re.finditer(re.escape(border), found)]
+            last = prompt + (bool(messages) and messages[-1]["role"] == "assistant")
+            cuts = [0, *ends[len(ends) - last :], len(found)]
+            runs = [found[a:b] for a, b in itertools.pairwise(cuts)]
             encoded = (self.tokenizer.encode(run, add_special_tokens=False) for run in runs)
             found = [token for run in encoded for token in run]
         return self._with_images(found, messages)

@@ -147,4 +147,4 @@ def test_thinking_that_is_cut_off_stays_thinking(make_renderer):
 
 def test_extension_property_of_the_names(make_renderer):
     names = ["qwen3_5", "qwen3_5_preserve_thinking", "qwen3_5_disable_thinking"]
-    assert [make_renderer(n, "qwen3").has_extension_property for n in names] == [0, 1, 0]
+    assert [make_renderer(n, "qwen3").has_extension_property for n in names] == [0, 0, 0]

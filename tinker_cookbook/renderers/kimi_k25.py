@@ -1,0 +1,98 @@
+"""Kimi K2.5 and K2.6: as K2 Thinking, with images, and a prompt that opens the thinking.
+
+``kimi_k25`` and ``kimi_k26`` think: the prompt ends with ``<think>``. With ``_disable_thinking`` it
+ends with an empty block. ``kimi_k26_preserve_thinking`` leaves every answer its thinking. Tools are
+declared as TypeScript types.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from tinker_cookbook.exceptions import RendererError
+from tinker_cookbook.renderers.blocks import BlockReader
+from tinker_cookbook.renderers.content import system_message
+from tinker_cookbook.renderers.images import ImageProcessorProtocol, Segments, content_segments
+from tinker_cookbook.renderers.kimi_k2 import (
+    DECLARE,
+    KIMI_CALLS,
+    KIMI_SYSTEM_PROMPT,
+    KIMI_THINKING,
+    KimiK2Renderer,
+)
+from tinker_cookbook.renderers.kimi_k2_5_tool_declaration_ts import encode_tools_to_typescript_style
+from tinker_cookbook.renderers.messages import Message, Role, ToolSpec
+from tinker_cookbook.renderers.rendered import RenderContext
+from tinker_cookbook.renderers.streaming import MessageReader
+from tinker_cookbook.renderers.tool_calls import as_openai_tool
+from tinker_cookbook.tokenizer_utils import Tokenizer
+
+_AROUND_IMAGE = ("<|media_begin|>image<|media_content|>", "<|media_end|>\n")
+
+
+class KimiK25Renderer(KimiK2Renderer):
+    """Kimi K2.5 and K2.6, thinking. Images need ``image_processor``.
+
+    ``strip_thinking_from_history`` as in :class:`KimiK2Renderer`.
+    """
+
+    _opened = "<think>"
+    _context_parts = frozenset({"text", "image"})
+
+    def __init__(
+        self,
+        tokenizer: Tokenizer,
+        image_processor: ImageProcessorProtocol | None = None,
+        *,
+        default_system: str = KIMI_SYSTEM_PROMPT,
+        strip_thinking_from_history: bool = True,
+    ) -> None:
+        super().__init__(
+            tokenizer,
+            image_processor,
+            default_system=default_system,
+            strip_thinking_from_history=strip_thinking_from_history,
+        )
+
+    def create_conversation_prefix_with_tools(
+        self, tools: Sequence[ToolSpec], system_prompt: str = ""
+    ) -> list[Message]:
+        """Declares tools as TypeScript types in a message of their own."""
+        declared = encode_tools_to_typescript_style([as_openai_tool(tool) for tool in tools])
+        messages = [Message(role=DECLARE, content=declared)] if declared else []
+        return messages + system_message(system_prompt)
+
+    def _reader(self) -> MessageReader:
+        return BlockReader((KIMI_THINKING, KIMI_CALLS), inside=KIMI_THINKING)
+
+    def _generation_suffix(self, role: Role) -> list[int]:
+        opened = self._opened if role == "assistant" else ""
+        return [*super()._generation_suffix(role), *self.codec.constant(opened)]
+
+    def _segments(self, message: Message, idx: int) -> Segments:
+        return content_segments(message, idx, self._name, self.image_processor, _AROUND_IMAGE)
+
+
+class KimiK25DisableThinkingRenderer(KimiK25Renderer):
+    """Kimi K2.5 and K2.6 told not to think. An answer of the last turn that carries thinking is
+    refused; in history it is dropped."""
+
+    _opened = "<think></think>"
+
+    @property
+    def disables_thinking(self) -> bool:
+        """True: the empty block stands in the prompt."""
+        return True
+
+    def _reader(self) -> MessageReader:
+        return BlockReader((KIMI_THINKING, KIMI_CALLS))
+
+    def _thinking_text(self, message: Message, ctx: RenderContext) -> str:
+        text = super()._thinking_text(message, ctx)
+        if text != self._opened:
+            raise RendererError(
+                f"messages[{ctx.idx}].content: got thinking, expected an answer without: "
+                f"{self._name} tells the model not to think; drop it with "
+                "remove_thinking(content), or use the renderer that thinks, such as kimi_k25"
+            )
+        return text
