@@ -102,7 +102,14 @@ def test_the_format_is_the_one_that_the_run_recorded(oai, oai_serving, scripted_
                 scripted_model, rank=4, seed=i, user_metadata=metadata
             )
             paths.append(client.save_weights_for_sampler(f"recorded-{i}").result().path)
-    recorded, unknown, silent = paths
+        _check_formats(tokens, rendered, *paths)
+        for path in paths:  # other tests list what this owner has
+            connection.service.create_rest_client().delete_checkpoint_from_tinker_path(
+                path
+            ).result()
+
+
+def _check_formats(tokens, rendered, recorded: str, unknown: str, silent: str) -> None:
     assert tokens(recorded) == rendered("qwen3_disable_thinking")
     assert tokens(recorded, {"renderer_name": "chatml"}) == rendered("chatml")
     assert tokens(silent) == rendered("chatml")
