@@ -180,7 +180,10 @@ class EnvFromMessageEnv(Env):
         self._history.update(await self.message_env.initial_observation())
         ob = await self._render()
         if self._overflows(ob):
-            return InitialObservationOverflow(self.context_overflow_reward, _MAX_TOKENS_REACHED)
+            reason = f"{STOP_METRIC_PREFIX}{StopReason.MAX_TOKENS}"
+            return InitialObservationOverflow(
+                self.context_overflow_reward, {**_MAX_TOKENS_REACHED, reason: 1.0}
+            )
         return ob, self._stop_condition
 
     async def step(self, action: Action, *, extra: ActionExtra | None = None) -> StepResult:

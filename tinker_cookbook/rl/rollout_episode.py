@@ -144,9 +144,9 @@ class Episode:
         self._deadline = None if seconds is None else time.monotonic() + seconds
         with located_at(lambda: self.place):
             if opening.overflow is not None:
-                return await self._finish(
-                    StopReason.CONTEXT_OVERFLOW, tinker.ModelInput.empty(), opening.overflow
-                )
+                said = stop_reason_from_metrics(opening.overflow.metrics)
+                reason = said or StopReason.CONTEXT_OVERFLOW
+                return await self._finish(reason, tinker.ModelInput.empty(), opening.overflow)
             assert opening.observation is not None
             assert opening.stop is not None
             reason, final_ob = await self._play(
@@ -270,8 +270,7 @@ class Episode:
     ) -> None:
         parse_errors = self._config.parse_errors
         self._tool_calls += step.metrics.get("tool_calls", 0)
-        # Reasons are counted once for each trajectory, not as metrics of its steps.
-        metrics = {k: v for k, v in step.metrics.items() if not k.startswith(STOP_METRIC_PREFIX)}
+        metrics = _without_stop_reason(step.metrics)
         self._turns.append(
             Transition(
                 ob=ob,
@@ -296,7 +295,7 @@ class Episode:
         reason = await self._hooks.on_stop_reason(self._context, reason) or reason
         if overflow is not None:
             earned = checked_reward(overflow.reward, self.place)
-            self._metrics.update(overflow.metrics)
+            self._metrics.update(_without_stop_reason(overflow.metrics))
         else:
             earned = await self._grade(reason)
         if self._turns:
@@ -366,6 +365,11 @@ class Episode:
                 "the observation is empty, expected a prompt of one token at least; an episode "
                 "that is over says so with episode_done=True"
             )
+
+
+def _without_stop_reason(metrics: Metrics) -> Metrics:
+    """The metrics but for ``stop/REASON``: reasons are counted once for each trajectory."""
+    return {k: v for k, v in metrics.items() if not k.startswith(STOP_METRIC_PREFIX)}
 
 
 def _name(env: Env) -> str:

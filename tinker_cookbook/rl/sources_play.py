@@ -18,7 +18,6 @@ from tinker_cookbook.exceptions import (
     TinkerCookbookError,
 )
 from tinker_cookbook.rl.executor import run_group
-from tinker_cookbook.rl.rollout_strategy import rollout_strategy_from_config
 from tinker_cookbook.rl.train_config import PolicyTrainingConfig
 from tinker_cookbook.rl.transcripts import group_log
 from tinker_cookbook.rl.types import EnvGroupBuilder, TrajectoryGroup
@@ -132,7 +131,7 @@ class Player:
         self, config: PolicyTrainingConfig, on_done: Callable[[int, int], None] | None = None
     ) -> None:
         self._config = config
-        self._strategy = rollout_strategy_from_config(config.rollout_error_tolerance)
+        self._strategy = config.effective_rollout_strategy()
         self._rollouts = config.rollouts()
         self._on_done = on_done
         self.groups: list[PlayedGroup] = []

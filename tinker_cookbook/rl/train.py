@@ -31,6 +31,13 @@ from tinker_cookbook.rl.async_source import AsyncSource
 from tinker_cookbook.rl.executor import set_rollout_executor
 from tinker_cookbook.rl.kl import KLPenalty, compute_post_kl
 from tinker_cookbook.rl.live_view import RLProgress
+from tinker_cookbook.rl.loop_parts import (
+    gather_with_progress,
+    run_evaluations_parallel,
+    run_single_evaluation,
+    save_checkpoint_and_get_sampling_client,
+    train_step,
+)
 from tinker_cookbook.rl.sources import BatchSource, GroupSource, problem_batches
 from tinker_cookbook.rl.sources_play import Player, Snapshot
 from tinker_cookbook.rl.train_config import (
@@ -54,7 +61,19 @@ from tinker_cookbook.utils.entrypoint import run_entrypoint
 from tinker_cookbook.utils.paths import local_path
 from tinker_cookbook.utils.trace import scope_span
 
-__all__ = ["AsyncConfig", "Config", "KLReferenceConfig", "StreamMinibatchConfig", "main", "run"]
+__all__ = [
+    "AsyncConfig",
+    "Config",
+    "KLReferenceConfig",
+    "StreamMinibatchConfig",
+    "gather_with_progress",
+    "main",
+    "run",
+    "run_evaluations_parallel",
+    "run_single_evaluation",
+    "save_checkpoint_and_get_sampling_client",
+    "train_step",
+]
 
 logger = logging.getLogger(__name__)
 

@@ -19,8 +19,12 @@ from tinker_cookbook.rl.policy_settings import (
     loss_hint,
 )
 from tinker_cookbook.rl.rollout_limits import TerminationRewardPolicy
-from tinker_cookbook.rl.rollout_presets import RolloutConfig
-from tinker_cookbook.rl.rollout_strategy import RolloutStrategy
+from tinker_cookbook.rl.rollout_presets import (
+    RolloutConfig,
+    default_rollout_config_for_model,
+    default_rollout_strategy_for_model,
+)
+from tinker_cookbook.rl.rollout_strategy import RolloutStrategy, rollout_strategy_from_config
 from tinker_cookbook.rl.types import RLDatasetBuilder
 from tinker_cookbook.training.config import TrainingConfig
 from tinker_cookbook.utils.tinker_path import check_tinker_path
@@ -129,12 +133,24 @@ class PolicyTrainingConfig(PolicySettings, TrainingConfig):
         """Whether sampling must record what ``stable_reinforce`` trains on."""
         return self.loss_name == "stable_reinforce"
 
+    def effective_termination(self) -> TerminationRewardPolicy | None:
+        """The rewards of episodes that were cut: as set, or as the model's preset has them."""
+        if self.termination is not None:
+            return self.termination
+        if self.rollout_config is not None:
+            return self.rollout_config.termination
+        return default_rollout_config_for_model(self.model_name).termination
+
+    def effective_rollout_strategy(self) -> RolloutStrategy:
+        """What is done about failures: as set, or as the model's preset has it."""
+        if self.rollout_error_tolerance is None:
+            return default_rollout_strategy_for_model(self.model_name)
+        return rollout_strategy_from_config(self.rollout_error_tolerance)
+
     def rollouts(self) -> RolloutConfig:
         """How episodes are played, ``termination`` included."""
         config = self.rollout_config if self.rollout_config is not None else RolloutConfig()
-        if self.termination is not None:
-            config = chz.replace(config, termination=self.termination)
-        return config
+        return chz.replace(config, termination=self.effective_termination())
 
     def check(self) -> None:
         """Raises ``ConfigurationError`` for the first setting that cannot work."""

@@ -19,7 +19,6 @@ from tinker_cookbook.rl.metric_util import (
     compute_sampling_client_metrics,
     compute_trajectory_metrics,
 )
-from tinker_cookbook.rl.rollout_strategy import rollout_strategy_from_config
 from tinker_cookbook.rl.sources import Collected
 from tinker_cookbook.rl.sources_play import PlayedGroup
 from tinker_cookbook.rl.train_config import PolicyTrainingConfig
@@ -103,7 +102,7 @@ class Reporter:
             test_set,
             config.max_tokens,
             num_groups_to_log=config.num_groups_to_log,
-            strategy=rollout_strategy_from_config(config.rollout_error_tolerance),
+            strategy=config.effective_rollout_strategy(),
             temperature=config.eval_temperature,
             top_p=config.top_p,
             top_k=config.top_k,

@@ -174,7 +174,7 @@ class Transition:
     """What a teacher that scores the action sees, where that is not ``ob``."""
 
 
-@dataclass
+@dataclass(frozen=True)
 class Trajectory:
     """One episode. ``final_ob`` is what the policy would have seen next."""
 
@@ -256,7 +256,8 @@ class EnvGroupBuilder(ABC):
     async def make_env(self, index: int) -> Env:
         """Member ``index`` alone, for a retry. Override where making all of them costs much."""
         envs = await self.make_envs()
-        return envs[index]
+        # A builder may make fewer when it is asked again; members are alike then.
+        return envs[min(index, len(envs) - 1)]
 
     async def compute_group_rewards(
         self, trajectory_group: list[Trajectory], env_group: Sequence[Env]

@@ -1,0 +1,161 @@
+"""Parts of a training loop, for loops of user code that are built from them.
+
+The loop of this package (``rl.train.main``) overlaps sampling, training and saving and does not use
+them; their names and arguments are those of the official cookbook's ``rl.train``.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Coroutine, Iterable, Sequence
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from tinker_cookbook.exceptions import ConfigurationError
+from tinker_cookbook.rl.adjuster import logprobs_of
+from tinker_cookbook.rl.data_processing import check_provenance, data_for_loss
+from tinker_cookbook.utils.lazy_imports import lazy_module
+from tinker_cookbook.utils.misc_utils import split_list
+from tinker_cookbook.utils.trace import scope, scope_span
+
+if TYPE_CHECKING:
+    import tinker
+    import torch
+
+    from tinker_cookbook.backends import SamplingClient, TrainingClient
+    from tinker_cookbook.checkpoint_utils import CheckpointManager
+    from tinker_cookbook.eval.evaluators import SamplingClientEvaluator
+else:
+    tinker = lazy_module("tinker")
+
+T = TypeVar("T")
+
+_ADAM = {"beta1": 0.9, "beta2": 0.95, "eps": 1e-8}
+
+
+@scope
+async def train_step(
+    data_D: list[tinker.Datum],
+    training_client: TrainingClient,
+    learning_rate: float,
+    num_substeps: int,
+    loss_fn: str,
+    loss_fn_config: dict[str, Any] | None = None,
+    metrics: dict[str, Any] | None = None,
+) -> list[torch.Tensor]:
+    """Trains on data in ``num_substeps`` optimizer steps of about the same number of datums.
+
+    All passes are submitted before the first is awaited, so that the backend is never idle.
+
+    Args:
+        data_D: As ``assemble_training_data`` makes them, or datums for a loss of another kind.
+        training_client: Of any backend.
+        learning_rate: Of AdamW, whose other settings are beta1 0.9, beta2 0.95 and eps 1e-8.
+        num_substeps: Optimizer steps; at most one for each datum.
+        loss_fn: Name of the loss.
+        loss_fn_config: Its settings.
+        metrics: Gets those of the last optimizer step, as ``optim/NAME``.
+
+    Returns:
+        The learner's log-probabilities of the targets [T], for each datum.
+
+    Raises:
+        ConfigurationError: ``num_substeps`` is below 1.
+        DataValidationError: The loss needs provenance that a datum lacks.
+    """
+    if num_substeps < 1:
+        raise ConfigurationError(f"num_substeps: got {num_substeps}, expected at least 1")
+    check_provenance(data_D, loss_fn)
+    if not data_D:
+        return []
+    adam = tinker.AdamParams(learning_rate=learning_rate, **_ADAM)
+    passes, steps = [], []
+    for part in split_list(data_D, min(num_substeps, len(data_D))):
+        passes.append(
+            training_client.forward_backward(
+                data_for_loss(part, loss_fn),
+                loss_fn,  # type: ignore[arg-type]
+                loss_fn_config,
+            )
+        )
+        steps.append(training_client.optim_step(adam))
+    logprobs = [each for done in passes for each in logprobs_of(await done)]
+    reports = [await step for step in steps]
+    if metrics is not None:
+        metrics.update({f"optim/{k}": v for k, v in (reports[-1].metrics or {}).items()})
+    return [each.to_torch() for each in logprobs]
+
+
+async def save_checkpoint_and_get_sampling_client(
+    training_client: TrainingClient,
+    checkpoint_mgr: CheckpointManager,
+    i_batch: int,
+    start_batch: int = 0,
+    record_stability_info: bool = False,
+) -> tuple[SamplingClient, dict[str, Any]]:
+    """A sampling client of the present weights; before that a periodic checkpoint, if one is due.
+
+    Args:
+        training_client: Whose weights.
+        checkpoint_mgr: Says whether a checkpoint is due, and saves it.
+        i_batch: Steps that are done.
+        start_batch: Steps that were done when this process began, after which none is due.
+        record_stability_info: Record what ``stable_reinforce`` trains on.
+
+    Returns:
+        The client, and metrics, of which there are none.
+    """
+    if i_batch > start_batch and checkpoint_mgr.should_save_periodic(i_batch):
+        await checkpoint_mgr.save_periodic_async(i_batch, {"batch": i_batch})
+    async with scope_span("save_weights_and_get_sampling_client"):
+        # Left out where it is the default: clients of other makers may not know it.
+        options = {"record_stability_info": True} if record_stability_info else {}
+        client = await training_client.save_weights_and_get_sampling_client(**options)
+    return client, {}
+
+
+async def run_single_evaluation(
+    evaluator: SamplingClientEvaluator,
+    config: Any,
+    i_batch: int,
+    sampling_client: SamplingClient,
+    evaluator_label: str,
+) -> dict[str, Any]:
+    """The metrics of one evaluator.
+
+    ``config``, ``i_batch`` and ``evaluator_label`` have no effect: evaluators of this package write
+    their transcripts themselves.
+    """
+    async with scope_span("run_evals"):
+        return dict(await evaluator(sampling_client))
+
+
+async def run_evaluations_parallel(
+    evaluators: Sequence[SamplingClientEvaluator],
+    sampling_client: SamplingClient,
+    config: Any,
+    i_batch: int,
+) -> dict[str, Any]:
+    """The metrics of all evaluators, which run at the same time; of equal names the last counts."""
+    work = (
+        run_single_evaluation(evaluator, config, i_batch, sampling_client, str(number))
+        for number, evaluator in enumerate(evaluators)
+    )
+    metrics: dict[str, Any] = {}
+    for found in await asyncio.gather(*work):
+        metrics.update(found)
+    return metrics
+
+
+async def gather_with_progress(coroutines: Iterable[Coroutine[Any, Any, T]], desc: str) -> list[T]:
+    """The results of all coroutines in their order, with a progress bar named ``desc``."""
+    from tqdm import tqdm  # comes with datasets; not needed by the loops of this package
+
+    work = list(coroutines)
+    with tqdm(total=len(work), desc=desc) as bar:
+
+        async def track(coroutine: Coroutine[Any, Any, T]) -> T:
+            result = await coroutine
+            bar.update(1)
+            return result
+
+        return list(await asyncio.gather(*map(track, work)))
