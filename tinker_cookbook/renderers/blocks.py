@@ -10,8 +10,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TypeAlias
 
-from tinker_cookbook.renderers.messages import ToolCall, UnparsedToolCall
-from tinker_cookbook.renderers.parse_outcome import unterminated
+from tinker_cookbook.renderers.messages import ToolCall
+from tinker_cookbook.renderers.parse_outcome import unread, unterminated
 from tinker_cookbook.renderers.streaming import ContentDelta, MessageReader, partial_at_end
 
 ReadCalls: TypeAlias = Callable[[str], Sequence[ToolCall]]
@@ -157,7 +157,7 @@ class BlockReader(MessageReader):
             self.calls.extend(block.read(body))
         except (ValueError, RecursionError) as error:  # the latter: brackets without end
             raw = f"{block.opening}{body}{block.closing}"
-            self.unparsed.append(UnparsedToolCall(raw_text=raw, error=str(error)))
+            self.unparsed.append(unread(raw, error))
 
     def _leave(self, block: Block) -> None:
         self._take(len(block.closing))

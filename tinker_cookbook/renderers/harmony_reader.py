@@ -11,8 +11,8 @@ from __future__ import annotations
 import json
 import re
 
-from tinker_cookbook.renderers.messages import ToolCall, UnparsedToolCall
-from tinker_cookbook.renderers.parse_outcome import unterminated
+from tinker_cookbook.renderers.messages import ToolCall
+from tinker_cookbook.renderers.parse_outcome import unread, unterminated
 from tinker_cookbook.renderers.streaming import ContentDelta, MessageReader, partial_at_end
 
 START, CHANNEL, MESSAGE = "<|start|>", "<|channel|>", "<|message|>"
@@ -113,11 +113,11 @@ class HarmonyReader(MessageReader):
         try:
             if not to.startswith(FUNCTIONS):
                 raise ValueError(f"tool call: to {to!r}, expected a recipient {FUNCTIONS}NAME")
-            if not isinstance(_arguments(body), dict):
+            if not isinstance(json.loads(body), dict):
                 raise ValueError("tool call: expected a JSON object of arguments")
         except (ValueError, RecursionError) as error:
             raw = self._header + body
-            self.unparsed.append(UnparsedToolCall(raw_text=raw, error=str(error)))
+            self.unparsed.append(unread(raw, error))
             return
         # Arguments keep the spelling the model gave them: written again, they are the same tokens.
         function = ToolCall.FunctionBody(name=to.removeprefix(FUNCTIONS), arguments=body)
@@ -126,10 +126,3 @@ class HarmonyReader(MessageReader):
     def _call_text(self, text: str) -> str:
         """The call without ``<|start|>assistant``, which is written before it again."""
         return text.removeprefix(f"{START}assistant")
-
-
-def _arguments(body: str) -> object:
-    try:
-        return json.loads(body)
-    except json.JSONDecodeError as error:
-        raise ValueError(f"Invalid JSON: {error}") from error

@@ -41,7 +41,7 @@ from typing import TYPE_CHECKING, Any
 from tinker_cookbook.exceptions import ConfigurationError, RendererError, nearest
 from tinker_cookbook.renderers.base import Renderer
 from tinker_cookbook.renderers.content import ensure_text, system_message
-from tinker_cookbook.renderers.messages import Message, Role, ToolSpec, UnparsedToolCall
+from tinker_cookbook.renderers.messages import Message, Role, ToolSpec
 from tinker_cookbook.renderers.mistral_messages import (
     TOOLS_ROLE,
     calls_text,
@@ -51,6 +51,7 @@ from tinker_cookbook.renderers.mistral_messages import (
     result_text,
     result_value,
 )
+from tinker_cookbook.renderers.parse_outcome import unread
 from tinker_cookbook.renderers.pieces import token_list
 from tinker_cookbook.renderers.rendered import RenderContext, RenderedMessage
 from tinker_cookbook.renderers.stop_token import special_token_id
@@ -282,7 +283,7 @@ class _TextThenCalls(MessageReader):
             self.calls += read_calls(self._body)
         except ValueError as error:
             raw = f"{_CALLS}{self._body}"
-            self.unparsed.append(UnparsedToolCall(raw_text=raw, error=str(error)))
+            self.unparsed.append(unread(raw, error))
         return []
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from enum import StrEnum
 
 from tinker_cookbook.renderers.messages import Message, UnparsedToolCall
@@ -81,3 +82,10 @@ def unterminated(raw_text: str, open_marker: str, close_marker: str) -> Unparsed
         raw_text=raw_text[:PARSE_FAILURE_DETAIL_MAX_CHARS],
         error=f"{UNTERMINATED_TOOL_BLOCK_ERROR}: {open_marker} without {close_marker}",
     )
+
+
+def unread(raw_text: str, error: Exception) -> UnparsedToolCall:
+    """Returns the record of a tool call that could not be read, with the reason."""
+    invalid = isinstance(error, json.JSONDecodeError)
+    reason = f"Invalid JSON: {error}" if invalid else str(error)
+    return UnparsedToolCall(raw_text=raw_text, error=reason)

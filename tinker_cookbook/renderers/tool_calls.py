@@ -17,6 +17,7 @@ from tinker_cookbook.renderers.messages import (
     ToolSpec,
     UnparsedToolCall,
 )
+from tinker_cookbook.renderers.parse_outcome import unread
 
 _OPEN, _CLOSE = "<tool_call>", "</tool_call>"
 _THINKING_OR_CALL = re.compile(
@@ -131,7 +132,7 @@ def parse_content_blocks(
         try:
             calls += read_json_call(block["call"])
         except ValueError as error:
-            calls.append(UnparsedToolCall(raw_text=block[0], error=str(error)))
+            calls.append(unread(block[0], error))
     parts.append(TextPart(type="text", text=content[end:]))
     return [part for part in parts if part.get("text") or part.get("thinking")], calls
 

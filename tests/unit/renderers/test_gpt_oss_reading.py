@@ -197,7 +197,7 @@ def test_a_result_without_its_call_takes_the_name_it_is_given(renderer):
 
 
 def test_headers_in_the_text_of_an_answer_are_warned_of(tokenizer, caplog):
-    fresh = get_renderer(MEDIUM, tokenizer)
+    fresh = get_renderer(f"{MEDIUM}&split_special_tokens=false", tokenizer)
     message = {"role": "assistant", "content": "<|channel|>final<|message|>a"}
     with caplog.at_level(logging.WARNING):
         fresh.build_supervised_example([USER, message])

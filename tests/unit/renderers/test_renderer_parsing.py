@@ -177,7 +177,7 @@ def test_eos_in_place_of_the_stop_token(tokenizer_folder):
 @pytest.mark.parametrize(
     ("block", "error"),
     [
-        ("<tool_call>\n{oops}\n</tool_call>", "Expecting property name"),
+        ("<tool_call>\n{oops}\n</tool_call>", "Invalid JSON: Expecting property name"),
         ('<tool_call>\n{"name": "f", "arguments": {oops}}\n</tool_call>', "Expecting property"),
         ('<tool_call>\n{"arguments": {}}\n</tool_call>', "expected an object"),
         (
