@@ -38,10 +38,13 @@ class DecodeRows:
     def __init__(self, arena: Arena, first: int, slots: Sequence[Slot]) -> None:
         self.arena, self.first, self.count = arena, first, len(slots)
         device = arena.device
-        self._places = torch.tensor([slot.index for slot in slots], device=device)
         self._at = torch.tensor([slot.length for slot in slots], device=device)
         # All of them are a view; a part, as where a step is tried in halves, is copied.
         self._all = len(slots) == len(arena.slots)
+        if self._all:
+            self._places = torch.arange(self.count, device=device)
+        else:
+            self._places = torch.tensor([slot.index for slot in slots], device=device)
         self._biases: dict[int | None, torch.Tensor] = {}
 
     def write(self, layer: int, key: torch.Tensor, value: torch.Tensor) -> None:
