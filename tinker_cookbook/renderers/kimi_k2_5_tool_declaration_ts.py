@@ -85,7 +85,7 @@ def _type(schema: Any, indent: str) -> str:
         return " | ".join(f'"{v}"' if isinstance(v, str) else str(v) for v in schema["enum"])
     kind = schema.get("type")
     if isinstance(kind, list):
-        return " | ".join(_UNION.get(one, one) for one in kind)
+        return " | ".join(str(_UNION.get(one, one)) for one in kind)
     if kind == "object":
         return _object(schema, indent)
     if kind == "array":

@@ -68,10 +68,17 @@ def read_json_call(body: str) -> list[ToolCall]:
     if match:
         # Arguments keep the spelling the model gave them: written again, they are the same tokens.
         name, arguments = match["name"], match["arguments"].rstrip()
-        json.loads(arguments)
+        _loads(arguments)
     else:
-        name, arguments = _from_json(json.loads(body))
+        name, arguments = _from_json(_loads(body))
     return [ToolCall(function=ToolCall.FunctionBody(name=name, arguments=arguments))]
+
+
+def _loads(text: str) -> Any:
+    try:
+        return json.loads(text)
+    except ValueError as error:
+        raise ValueError(f"Invalid JSON: {error}") from error
 
 
 def read_calls_in_row(

@@ -186,7 +186,7 @@ def test_the_example_is_as_rich_as_the_renderer_takes_it(make_renderer):
 
     assert roles("qwen3", "qwen3")[0].count("tool") == 1
     assert roles("qwen3", "qwen3")[1] == "the built-in example"
-    with_tools, source = roles("qwen3_instruct", "qwen3")
+    with_tools, source = roles("qwen2_5", "qwen2_5")
     assert "tool" in with_tools
     assert "without thinking" in source
     assert "tool" not in roles("role_colon", "qwen3")[0]
