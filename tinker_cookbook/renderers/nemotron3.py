@@ -12,6 +12,8 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from tinker_cookbook.exceptions import RendererError
+from tinker_cookbook.renderers.base import Example
 from tinker_cookbook.renderers.blocks import BlockReader
 from tinker_cookbook.renderers.chatml import END, START, ChatMLBase
 from tinker_cookbook.renderers.content import ensure_text, get_text_content, system_message
@@ -21,6 +23,7 @@ from tinker_cookbook.renderers.rendered import RenderContext, RenderedMessage
 from tinker_cookbook.renderers.streaming import MessageReader
 from tinker_cookbook.renderers.text_only import check_parts, check_role, leading_thinking
 from tinker_cookbook.renderers.tool_calls import as_openai_tool, with_parsed_arguments
+from tinker_cookbook.renderers.train_on_what import TrainOnWhat
 from tinker_cookbook.renderers.xml_tool_calls import (
     XML_CALL,
     XML_CALL_INSTRUCTIONS,
@@ -194,8 +197,8 @@ class Nemotron3LowThinkingRenderer(Nemotron3Renderer):
 class Nemotron3DisableThinkingRenderer(Nemotron3Renderer):
     """Nemotron 3 told not to think: the prompt ends with an empty block.
 
-    An answer of the last turn that carries thinking is written with it, as the template does, but
-    does not continue the prompt, which a warning says; in history thinking is dropped.
+    An answer that carries thinking cannot be trained on, since no prompt asks for it: refused. As
+    context of the last turn it is written as the template does; in history thinking is dropped.
     """
 
     @property
@@ -216,12 +219,21 @@ class Nemotron3DisableThinkingRenderer(Nemotron3Renderer):
         return BlockReader((THINKING, _CALL))
 
     def _check_kept(self, said: str, ctx: RenderContext) -> None:
-        if not said.startswith(_EMPTY):
-            self._warn_once(
-                f"{self._name}: an answer carries thinking, or a tag of it in its text, but "
-                "prompts tell the model not to think, so it is never asked to continue with that; "
-                "drop it with remove_thinking(content), or use nemotron3"
-            )
+        """Nothing to warn of: what is trained is checked as a whole."""
+
+    def _example(
+        self, messages: Sequence[Message], trained: Sequence[bool], what: TrainOnWhat
+    ) -> Example:
+        for i, (message, trains) in enumerate(zip(messages, trained, strict=True)):
+            if not trains or message["role"] != "assistant":
+                continue
+            if not self._thinking_and_text(message, i).startswith(_EMPTY):
+                raise RendererError(
+                    f"messages[{i}].content: got thinking, or a tag of it in the text, expected an "
+                    f"answer without: {self._name} tells the model not to think; drop it with "
+                    "remove_thinking(content), or use nemotron3"
+                )
+        return super()._example(messages, trained, what)
 
 
 class Nemotron3UltraRenderer(Nemotron3Renderer):

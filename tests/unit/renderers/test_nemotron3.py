@@ -137,16 +137,18 @@ def test_declarations_of_every_kind_equal_the_template(nemotron, template, param
     )
 
 
-def test_without_thinking_history_loses_it_and_an_answer_keeps_it_with_a_warning(nemotron, caplog):
+def test_without_thinking_history_loses_it_and_an_answer_with_it_is_not_trained(nemotron):
     renderer = nemotron("nemotron3_disable_thinking")
     messages = [QUESTION, thought("a", "A"), QUESTION]
     text = renderer.codec.decode(renderer.build_generation_prompt(messages).to_ints())
     assert text.count("<think></think>") == 2
     assert "a\n" not in text.split("assistant", 1)[1].split("<|im_end|>")[0].removeprefix("\n")
-    assert not caplog.records
-    example, _ = renderer.build_supervised_example(messages[:2])
-    assert "<think>\na\n</think>\nA<|im_end|>" in renderer.codec.decode(example.to_ints())
-    assert "prompts tell the model not to think" in caplog.text
+    with pytest.raises(RendererError, match=r"messages\[1\].content: got thinking"):
+        renderer.build_supervised_example(messages[:2])
+    # As context, between calls of the last turn, it is written as the template does.
+    asked = [QUESTION, {**calling("f", {}), **thought("a", "A")}, {"role": "tool", "content": "1"}]
+    prompt = renderer.codec.decode(renderer.build_generation_prompt(asked).to_ints())
+    assert "<think>\na\n</think>\nA\n<tool_call>" in prompt
 
 
 def test_an_answer_that_never_closes_the_thinking_of_the_prompt_is_text(nemotron):
