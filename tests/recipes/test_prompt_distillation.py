@@ -11,7 +11,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from recipe_runs import RecipeRuns, finish
+from recipe_runs import RecipeRuns, finish, last_of_each
 
 from recipes import sl_basic
 from recipes.prompt_distillation import create_data, train
@@ -43,7 +43,7 @@ class DistillationRuns(RecipeRuns):
     def create(self, name: str, *extra: str) -> list[str]:
         consonants = [letter for letter in string.ascii_lowercase if letter not in "aeiou"]
         labels = ",".join(f"{letter}={half(letter)}" for letter in consonants)
-        return [
+        words = [
             f"teacher_model={self.model}",
             f"output_file={self.folder / name}.jsonl",
             f"teacher_prompt_file={self.folder / 'prompt.txt'}",
@@ -59,9 +59,10 @@ class DistillationRuns(RecipeRuns):
             "dtype=float32",
             *extra,
         ]
+        return last_of_each(words)
 
     def train(self, name: str, data: str, *extra: str, behavior: str = "raise") -> list[str]:
-        return [
+        words = [
             f"model_name={self.model}",
             f"file_path={self.folder / data}.jsonl",
             f"log_path={self.folder / name}",
@@ -79,6 +80,7 @@ class DistillationRuns(RecipeRuns):
             "dtype=float32",
             *extra,
         ]
+        return last_of_each(words)
 
     def go(
         self, recipe: str, arguments: list[str], kill: list[str] | None = None
