@@ -22,8 +22,8 @@ POINTS = HERE / "stale-data.jsonl"
 LOSSES = ("stable_reinforce", "importance_sampling", "ppo")
 STALENESS = (0, 4, 16)
 SEEDS = (0, 1, 2)
-STEPS, GROUP_SIZE, MAX_TOKENS, LEARNING_RATE = 40, 8, 16, 3e-3
-LAST = 5
+STEPS, GROUP_SIZE, MAX_TOKENS, LEARNING_RATE = 32, 8, 16, 4e-3
+EVERY = 4  # steps between two measurements of the newest weights
 OPENINGS = (
     "Once upon a time, there was a little",
     "One day, Lily went to the park and saw a",
@@ -64,10 +64,9 @@ def make_datum(prompt: list[int], sequence: Any, advantage: float) -> Any:
 
 
 def train(model: str, loss: str, staleness: int, seed: int) -> list[float]:
-    """The mean reward of the newest weights' samples at every step.
+    """The mean reward of samples of the newest weights, before every fourth step and at the end.
 
-    Staleness above 0 samples twice a step: with old weights to train on, and with the newest ones
-    to see how good they are.
+    These samples are not trained on: training takes those of weights ``staleness`` updates old.
     """
     import tinker
 
@@ -93,16 +92,21 @@ def train(model: str, loss: str, staleness: int, seed: int) -> list[float]:
     def rewards_of(groups: list[Any]) -> list[list[float]]:
         return [[reward(tokenizer.decode(s.tokens)) for s in group] for group in groups]
 
-    curve = []
+    curve: list[float] = []
+
+    def measure(client: Any, step: int) -> None:
+        values = rewards_of(sample(client, step, 1))
+        curve.append(round(mean(mean(group) for group in values), 4))
+
     with connect("local", device="cpu", dtype="float32") as connection:
         client = connection.service.create_lora_training_client(model, rank=32, seed=seed).result()
         kept: deque[Any] = deque(maxlen=staleness + 1)
         for step in range(STEPS):
             kept.append(client.save_weights_and_get_sampling_client())
+            if step % EVERY == 0:
+                measure(kept[-1].result(), step)
             groups = sample(kept[0].result(), step, 0)
             rewards = rewards_of(groups)
-            seen = rewards if staleness == 0 else rewards_of(sample(kept[-1].result(), step, 1))
-            curve.append(mean(mean(group) for group in seen))
             data = [
                 make_datum(prompt, sequence, value - mean(values))
                 for prompt, group, values in zip(prompts, groups, rewards, strict=True)
@@ -110,6 +114,7 @@ def train(model: str, loss: str, staleness: int, seed: int) -> list[float]:
             ]
             client.forward_backward(data, loss)
             client.optim_step(tinker.AdamParams(learning_rate=LEARNING_RATE, eps=1e-8)).result()
+        measure(client.save_weights_and_get_sampling_client().result(), STEPS)
     return curve
 
 
@@ -122,7 +127,7 @@ def run(model: str) -> None:
                 if (loss, staleness, seed) in done:
                     continue
                 began = time.monotonic()
-                curve = [round(value, 4) for value in train(model, loss, staleness, seed)]
+                curve = train(model, loss, staleness, seed)
                 row = {"loss": loss, "staleness": staleness, "seed": seed, "rewards": curve}
                 with POINTS.open("a", encoding="utf-8") as file:
                     file.write(json.dumps(row) + "\n")
@@ -141,7 +146,7 @@ def report() -> None:
     from matplotlib.figure import Figure
 
     rows = read()
-    print("| staleness | loss | mean of the last 5 steps | range over seeds | best step |")
+    print("| staleness | loss | reward at the end, mean | range over seeds | highest |")
     print("|---|---|---|---|---|")
     figure = Figure(figsize=(13, 3.6), layout="constrained")
     panels = figure.subplots(1, len(STALENESS), sharey=True)
@@ -154,13 +159,13 @@ def report() -> None:
             ]
             if not curves:
                 continue
-            ends = [mean(curve[-LAST:]) for curve in curves]
+            ends = [curve[-1] for curve in curves]
             best = mean(max(curve) for curve in curves)
             print(
                 f"| {staleness} | `{loss}` | {mean(ends):.3f} | {min(ends):.3f} to "
                 f"{max(ends):.3f} | {best:.3f} |"
             )
-            steps = range(1, len(curves[0]) + 1)
+            steps = range(0, STEPS + 1, EVERY)
             each = list(zip(*curves, strict=True))
             (line,) = axes.plot(steps, [mean(values) for values in each], label=loss)
             axes.fill_between(
@@ -171,7 +176,7 @@ def report() -> None:
                 alpha=0.2,
             )
         axes.set_title(f"samples of weights {staleness} updates old")
-        axes.set_xlabel("step")
+        axes.set_xlabel("updates")
     panels[0].set_ylabel("reward of the newest weights")
     panels[0].legend()
     figure.savefig(HERE / "stale-data.png", dpi=110)

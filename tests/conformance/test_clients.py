@@ -182,13 +182,15 @@ def test_samples_have_the_asked_shape_and_logprobs(backend):
     np.testing.assert_allclose(scored[4:], response.sequences[0].logprobs, atol=1e-4)
 
 
-def test_no_two_sequences_of_a_client_have_the_same_id(backend):
+def test_no_two_sequences_of_any_clients_have_the_same_id(backend):
     service, model = backend
-    client = service.create_sampling_client(base_model=model).result()
+    client = service.create_sampling_client(base_model=model, record_stability_info=True).result()
+    other = service.create_sampling_client(base_model=model).result()
     prompt, params = types.ModelInput.from_ints([1, 44]), types.SamplingParams(max_tokens=1)
     responses = [client.sample(prompt, count, params).result() for count in (3, 1, 2)]
+    responses.append(other.sample(prompt, 3, params).result())
     ids = [sequence.sequence_id for r in responses for sequence in r.sequences]
-    assert len(set(ids)) == 6
+    assert len(set(ids)) == 9
 
 
 def test_saved_sampler_weights_sample_like_the_live_ones(backend):
