@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Protocol, runtime_checkable
+from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
 from tinker_cookbook.completers import TokenCompleter
 from tinker_cookbook.distillation.mixture import number_of, numbered
@@ -62,7 +62,7 @@ class ProvidedEnvironments(RLDataset):
 
     def get_batch(self, index: int) -> Sequence[EnvGroupBuilder]:
         """The builders of a batch, without questions and golden answers."""
-        batch = self._dataset.get_batch(index)
+        batch: Any = self._dataset.get_batch(index)
         return batch[0] if isinstance(batch, tuple) else batch
 
 
