@@ -29,6 +29,8 @@ EXCEPTIONS = HERE / "official_exceptions.json"
 LATER = "a package that is not built yet"
 
 Parameters = list[str] | None
+_COLLECTED = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
+_NOT_PUBLIC = ("logger", "F", "T")  # every module has a logger; type variables
 
 
 def parameters_of(value: Any) -> Parameters:
@@ -37,7 +39,11 @@ def parameters_of(value: Any) -> Parameters:
         signature = inspect.signature(value)
     except (TypeError, ValueError):
         return None
-    return [name for name in signature.parameters if name not in ("self", "cls")]
+    return [
+        name
+        for name, parameter in signature.parameters.items()
+        if not name.startswith("_") and parameter.kind not in _COLLECTED and name != "self"
+    ]
 
 
 def public_names(module: ModuleType) -> dict[str, Parameters]:
@@ -56,14 +62,14 @@ def public_names(module: ModuleType) -> dict[str, Parameters]:
 
 
 def _assigned_names(module: ModuleType) -> Iterator[str]:
-    """Public constants and type aliases of a module; every module has a logger of its own."""
+    """Public constants and type aliases of a module."""
     for node in ast.parse(inspect.getsource(module)).body:
         targets = node.targets if isinstance(node, ast.Assign) else []
         if isinstance(node, ast.AnnAssign):
             targets = [node.target]
         for target in targets:
             name = target.id if isinstance(target, ast.Name) else "_"
-            if not name.startswith("_") and name != "logger":
+            if not name.startswith("_") and name not in _NOT_PUBLIC:
                 yield name
 
 
@@ -73,7 +79,8 @@ def modules_of(package: ModuleType) -> Iterator[str]:
     for info in pkgutil.walk_packages(package.__path__, f"{package.__name__}.", lambda name: None):
         last = info.name.rsplit(".", 1)[-1]
         within = info.name.split(".")[1]
-        if not (last.startswith("_") or last.endswith("_test") or within in ("recipes", "scripts")):
+        is_test = last.endswith("_test") or last == "testing_utils"
+        if not (last.startswith("_") or is_test or within in ("recipes", "scripts")):
             yield info.name
 
 
@@ -114,8 +121,12 @@ def difference(module_name: str, name: str, parameters: Parameters) -> str | Non
         return "there is no such name"
     if parameters is None:
         return None
-    ours = parameters_of(getattr(module, name))
-    if ours is None or "kwargs" in ours:
+    value = getattr(module, name)
+    ours = parameters_of(value)
+    if ours is None or any(
+        parameter.kind is inspect.Parameter.VAR_KEYWORD
+        for parameter in inspect.signature(value).parameters.values()
+    ):
         return None
     missing = [parameter for parameter in parameters if parameter not in ours]
     if missing:

@@ -71,9 +71,33 @@ def get_renderer(
 ) -> Renderer:
     """Returns the renderer called ``name`` for this tokenizer.
 
-    Options come after a question mark in the name, or as keywords, which win. ``model_name`` is
-    the name of the model, if its tokenizer came from elsewhere; a pickled renderer is made again
-    from it. Raises ConfigurationError for an unknown name, option or value.
+    Args:
+        name: One of the names below, one of ``register_renderer``, or either with options behind a
+            question mark: ``"qwen3?strip_thinking_from_history=false"``.
+        tokenizer: The tokenizer of the model.
+        image_processor: Needed for messages with images only.
+        model_name: Name of the model, where the tokenizer came from elsewhere; a pickled renderer
+            is made again from it.
+        **options: Options of the renderer; they take precedence over those in the name.
+
+    Names, by family:
+        Any model with a chat template: template. Base models: role_colon.
+        ChatML: chatml, smollm2. Llama: llama3. Gemma: gemma3. Mistral: mistral.
+        Qwen: qwen2_5, qwen3, qwen3_disable_thinking, qwen3_instruct, qwen3_vl, qwen3_vl_instruct,
+        qwen3_5, qwen3_5_disable_thinking, qwen3_5_preserve_thinking, qwen3_8_xhigh_reasoning,
+        qwen3_8_medium_reasoning, qwen3_8_low_reasoning, qwen3_8_disable_thinking.
+        DeepSeek: deepseekv3, deepseekv3_disable_thinking, deepseekv3_thinking, deepseekv3_2,
+        deepseekv3_2_thinking.
+        Kimi: kimi_k2, kimi_k2_instruct, kimi_k25, kimi_k25_disable_thinking, kimi_k26,
+        kimi_k26_disable_thinking, kimi_k26_preserve_thinking.
+        gpt-oss: gpt_oss_no_sysprompt, gpt_oss_low_reasoning, gpt_oss_medium_reasoning,
+        gpt_oss_high_reasoning. GLM: glm4_6, glm4_6_disable_thinking.
+        Nemotron: nemotron3, nemotron3_low_thinking, nemotron3_preserve_thinking,
+        nemotron3_disable_thinking, nemotron3_ultra, nemotron3_ultra_medium_thinking,
+        nemotron3_ultra_preserve_thinking, nemotron3_ultra_disable_thinking.
+
+    Raises:
+        ConfigurationError: An unknown name, option or value.
     """
     base, factory, chosen = _resolve(name, options)
     own = {key: value for key, value in chosen.items() if key not in _COMMON_OPTIONS}

@@ -6,6 +6,7 @@ import copy
 import json
 import os
 import pickle
+import re
 import subprocess
 import sys
 
@@ -14,6 +15,7 @@ import pytest
 from tinker_cookbook import renderers
 from tinker_cookbook.exceptions import ConfigurationError, RendererError
 from tinker_cookbook.renderers import RoleColonRenderer, ToolCall, get_renderer
+from tinker_cookbook.renderers.names import BUILT_IN
 from tinker_cookbook.tokenizer_utils import get_tokenizer
 
 CONVERSATION = [
@@ -217,3 +219,8 @@ def test_chunks_of_the_sdk_are_pieces_too(tokenizer_folder):
     assert [chunk.length for chunk in model_input.chunks] == [3, 5, 1]
     assert list(model_input.chunks[0].tokens) == [7, 1, 2]
     assert weights.tolist() == [0, 1, 1, 0, 0, 0, 0, 0, 1]
+
+
+def test_the_documentation_of_get_renderer_lists_every_name():
+    listed = re.findall(r"\w+", str(get_renderer.__doc__))
+    assert set(BUILT_IN) <= set(listed)
