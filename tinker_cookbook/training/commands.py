@@ -24,7 +24,8 @@ def continue_command(log_path: str) -> str | None:
     at = program.index("-m")
     # The interpreter as it was called: another "python" may not have the package.
     words = program[: at + 2]
-    words += [w for w in program[at + 2 :] if not w.startswith((_BEHAVIOR, "log_path="))]
+    given = program[at + 2 :]
+    words += [w for w in given if not w.removeprefix("--").startswith((_BEHAVIOR, "log_path="))]
     words.append(f"log_path={log_path}")
     # The loops of the library continue the run in log_path without being asked.
     if program_takes(_BEHAVIOR.rstrip("=")):

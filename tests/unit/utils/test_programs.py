@@ -10,6 +10,8 @@ import sys
 import pytest
 
 from tinker_cookbook.exceptions import ConfigurationError
+from tinker_cookbook.supervised import train
+from tinker_cookbook.training.commands import continue_command
 from tinker_cookbook.utils.programs import find_programs, listing, run_listing, version_line
 
 LOOPS = [
@@ -83,3 +85,18 @@ def test_a_loop_without_its_settings_says_what_it_needs(module):
     assert done.returncode == 1
     assert "model_name" in done.stderr
     assert "Traceback" not in done.stderr
+
+
+def test_the_command_to_continue_gives_each_key_once(monkeypatch):
+    words = ["python", "-m", "recipes.sl_basic", "--log_path=/a", "--lora_rank=4"]
+    monkeypatch.setattr(sys, "orig_argv", [*words, "behavior_if_log_dir_exists=delete"])
+    continued = continue_command("/a")
+    assert continued == (
+        "python -m recipes.sl_basic --lora_rank=4 log_path=/a behavior_if_log_dir_exists=resume"
+    )
+
+
+def test_a_loop_of_the_library_continues_without_a_key(monkeypatch):
+    monkeypatch.setattr(sys, "orig_argv", ["python", "-m", LOOPS[0], "log_path=/a"])
+    monkeypatch.setattr(sys.modules["__main__"], "main", train.main, raising=False)
+    assert continue_command("/a") == f"python -m {LOOPS[0]} log_path=/a"
