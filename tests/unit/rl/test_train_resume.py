@@ -12,7 +12,13 @@ from tinker_cookbook.completers import TokensWithLogprobs
 from tinker_cookbook.exceptions import CheckpointError, TrainingError
 from tinker_cookbook.rl.async_state import QueueState, read_queue, write_queue
 from tinker_cookbook.rl.sources_play import PlayedGroup
-from tinker_cookbook.rl.types import StopReason, Trajectory, TrajectoryGroup, Transition
+from tinker_cookbook.rl.types import (
+    RolloutError,
+    StopReason,
+    Trajectory,
+    TrajectoryGroup,
+    Transition,
+)
 from tinker_cookbook.utils.jsonl import append_row
 
 
@@ -43,7 +49,7 @@ def a_group(index: int = 0) -> PlayedGroup:
         [trajectory, Trajectory([], tinker.ModelInput.empty())],
         [1.5, 0.0],
         [{"judge": 0.5}, {}],
-        ["TimeoutError: gone"],
+        [RolloutError("TimeoutError", "gone")],
         sampling_client_step=4,
     )
     return PlayedGroup(3, index, group, ["math", "easy"], 1.25)
