@@ -13,7 +13,7 @@ import time
 from pathlib import Path
 
 import pytest
-from recipe_runs import REPO, RecipeRuns, finish, wait_for
+from recipe_runs import REPO, RecipeRuns, finish, last_of_each, wait_for
 
 pytestmark = pytest.mark.slow
 
@@ -149,7 +149,7 @@ def test_ctrl_c_in_the_middle_of_sampling(runs):
     lines = stopped.stdout.splitlines()
     at = next(i for i, line in enumerate(lines) if line.endswith("continue with:"))
     command = shlex.split(lines[at + 1])
-    continued = finish(runs.start([*command, "slow_seconds=0", "save_every=2"]))
+    continued = finish(runs.start(last_of_each([*command, "slow_seconds=0", "save_every=2"])))
     assert continued.returncode == 0, continued.stderr[-2000:]
     assert runs.rows(name) == runs.rows("straight")
     assert runs.adapter(name) == runs.adapter("straight")
