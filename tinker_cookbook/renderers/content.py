@@ -56,11 +56,11 @@ def has_thinking(content: Content) -> bool:
     return any(part["type"] == "thinking" for part in content)
 
 
-def remove_thinking(content: Content) -> Content:
+def remove_thinking(parts: Content) -> Content:
     """Returns the content without its thinking parts; a string is returned as it is."""
-    if isinstance(content, str):
-        return content
-    return [part for part in content if part["type"] != "thinking"]
+    if isinstance(parts, str):
+        return parts
+    return [part for part in parts if part["type"] != "thinking"]
 
 
 def format_content_as_string(content: Content, separator: str = "\n") -> str:

@@ -51,7 +51,7 @@ class ImageProcessorProtocol(Protocol):
 
 
 def image_to_chunk(
-    image: ImageSource,
+    image_or_str: ImageSource,
     image_processor: ImageProcessorProtocol,
     max_image_size: int | None = None,
 ) -> tinker.types.ImageChunk:
@@ -62,7 +62,7 @@ def image_to_chunk(
     shape the processor refuses.
     """
     try:
-        opened, data = open_image(image)
+        opened, data = open_image(image_or_str)
     except DataFormatError as error:
         raise RendererError(str(error)) from error
     upright = _upright_rgb(opened)

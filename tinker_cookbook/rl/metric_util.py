@@ -8,10 +8,17 @@ from tinker_cookbook.rl.trajectory_metrics import (
     compute_sampling_client_metrics,
     compute_trajectory_metrics,
 )
+from tinker_cookbook.rl.types import EnvGroupBuilder, RLDataset
 
 __all__ = [
     "RLTestSetEvaluator",
     "compute_rollout_error_metrics",
     "compute_sampling_client_metrics",
     "compute_trajectory_metrics",
+    "dataset_to_env_group_builders",
 ]
+
+
+def dataset_to_env_group_builders(dataset: RLDataset) -> list[EnvGroupBuilder]:
+    """The group builders of all batches of a dataset, in order."""
+    return [builder for index in range(len(dataset)) for builder in dataset.get_batch(index)]

@@ -12,11 +12,14 @@ from typing import TYPE_CHECKING, Any
 from tinker_cookbook.rl import kl
 from tinker_cookbook.rl.kl import compute_kl_sample_train, discounted_future_sum_vectorized
 from tinker_cookbook.utils.cost_estimation import TokenUsage
+from tinker_cookbook.utils.lazy_imports import lazy_module
 
 if TYPE_CHECKING:
     import tinker
 
     from tinker_cookbook.backends import SamplingClient
+else:
+    tinker = lazy_module("tinker")
 
 __all__ = [
     "compute_kl_sample_train",
@@ -24,7 +27,39 @@ __all__ = [
     "compute_sampling_client_metrics",
     "discounted_future_sum_vectorized",
     "incorporate_kl_penalty",
+    "score_sequences",
 ]
+
+
+async def score_sequences(
+    sampling_client: SamplingClient, sequence_inputs: Sequence[tinker.ModelInput]
+) -> tuple[list[list[float | None]], TokenUsage]:
+    """Log-probabilities of whole sequences, in nats, and the tokens that this took.
+
+    Args:
+        sampling_client: Scores the sequences.
+        sequence_inputs: Sequences of T tokens each.
+
+    Returns:
+        One list [T] a sequence, whose first entry is ``None``: nothing predicts the first token.
+        The usage counts prompt tokens by whether the backend reports them as cached, and the one
+        token that each request samples.
+    """
+    # A sampling request, because its response says how many prompt tokens were cached. All are
+    # submitted before the first is awaited, so that the backend can batch them.
+    params = tinker.SamplingParams(max_tokens=1)
+    futures = [
+        sampling_client.sample(sequence, 1, params, include_prompt_logprobs=True)
+        for sequence in sequence_inputs
+    ]
+    responses = [await future for future in futures]
+    cached = sum(response.prompt_cache_hit_tokens or 0 for response in responses)
+    usage = TokenUsage(
+        sampled=sum(len(one.tokens) for response in responses for one in response.sequences),
+        prefill_cached=cached,
+        prefill_uncached=sum(sequence.length for sequence in sequence_inputs) - cached,
+    )
+    return [list(response.prompt_logprobs or []) for response in responses], usage
 
 
 async def compute_post_kl(
@@ -52,17 +87,20 @@ def _usage(data_D: Sequence[tinker.Datum]) -> TokenUsage:
     return TokenUsage(prefill_uncached=sum(datum.model_input.length + 1 for datum in data_D))
 
 
-def compute_sampling_client_metrics(groups: Sequence[Any]) -> dict[str, float]:
+def compute_sampling_client_metrics(
+    wrapped_trajectory_groups: Sequence[Any],
+) -> dict[str, float]:
     """Which updates were in the weights that sampled the groups, and how long sampling took.
 
     Args:
-        groups: With ``sampling_client_step``, and in ``metrics`` the seconds of their rollout as
-            ``time/trajectory_group_worker_loop/total``.
+        wrapped_trajectory_groups: With ``sampling_client_step``, and in ``metrics`` the seconds of
+            their rollout as ``time/trajectory_group_worker_loop/total``.
 
     Returns:
         ``sampling_client/step_max``, ``_min`` and ``_mean``, ``time/sampling_time_max``, ``_min``
         and ``_mean``; nothing for no group.
     """
+    groups = wrapped_trajectory_groups
     if not groups:
         return {}
     seconds = [group.metrics["time/trajectory_group_worker_loop/total"] for group in groups]

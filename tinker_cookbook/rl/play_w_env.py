@@ -35,6 +35,29 @@ if TYPE_CHECKING:
     import tinker
 
 _HELP = "Type an answer; \\ at the end of a line goes on in the next. Ctrl-D stops."
+_HELP_MULTILINE = "Type an answer of any number of lines; two empty lines end it. Ctrl-D stops."
+
+
+async def get_async_input(prompt: str, multiline: bool = False) -> str:
+    """What a person types after ``prompt``, without blocking the event loop.
+
+    ``multiline=True`` reads lines until two in a row are empty; these two are left out. Otherwise
+    one line is read, which a backslash at its end continues in the next. Raises ``EOFError`` at the
+    end of the input.
+    """
+    return await run_in_daemon_thread(lambda: _read_answer(input, prompt, multiline))
+
+
+def _read_answer(read: Callable[[str], str], prompt: str, multiline: bool) -> str:
+    lines = [read(prompt)]
+    if multiline:
+        while lines[-2:] != ["", ""]:
+            lines.append(read(""))
+        return "\n".join(lines[:-2])
+    while lines[-1].endswith("\\"):
+        lines[-1] = lines[-1][:-1]
+        lines.append(read(". "))
+    return "\n".join(lines)
 
 
 @dataclass
@@ -48,11 +71,15 @@ class ManualPolicy(TokenCompleter):
         tokenizer: Shows the prompt and encodes the answer.
         read: Returns a line typed after a prompt; as ``input`` does.
         show: Shows text.
+        multiline: An answer ends with two empty lines rather than with its first line.
+        show_observation: Show what is new in the prompt.
     """
 
     tokenizer: Tokenizer
     read: Callable[[str], str] = input
     show: Callable[[str], None] = print
+    multiline: bool = False
+    show_observation: bool = True
     _seen: list[int] = field(default_factory=list, init=False, repr=False)
 
     async def __call__(
@@ -70,8 +97,9 @@ class ManualPolicy(TokenCompleter):
         prompt = model_input.to_ints()
         # After the first turn only what was added is of interest, where the prompt was added to.
         known = len(self._seen) if prompt[: len(self._seen)] == self._seen else 0
-        self.show(decode_exactly(self.tokenizer, prompt[known:]))
-        text = await run_in_daemon_thread(self._read_answer)
+        if self.show_observation:
+            self.show(decode_exactly(self.tokenizer, prompt[known:]))
+        text = await run_in_daemon_thread(lambda: _read_answer(self.read, "> ", self.multiline))
         tokens = encode_without_special_tokens(self.tokenizer, text)
         ending = stop[0] if stop else None
         if isinstance(ending, int):
@@ -80,13 +108,6 @@ class ManualPolicy(TokenCompleter):
             tokens = encode_without_special_tokens(self.tokenizer, text + ending)
         self._seen = [*prompt, *tokens]
         return TokensWithLogprobs(tokens, None)
-
-    def _read_answer(self) -> str:
-        lines = [self.read("> ")]
-        while lines[-1].endswith("\\"):
-            lines[-1] = lines[-1][:-1]
-            lines.append(self.read(". "))
-        return "\n".join(lines)
 
 
 @dataclass
@@ -109,17 +130,21 @@ class _Narrator(RolloutHooks):
 async def play_env(
     env: Env,
     tokenizer: Tokenizer,
+    multiline: bool = False,
+    show_observation: bool = True,
     *,
     read: Callable[[str], str] = input,
     show: Callable[[str], None] = print,
 ) -> Trajectory | None:
     """Lets a person play one episode; ``None`` where they stopped before its end.
 
-    Rewards of a whole group (``compute_group_rewards``) are not in it.
+    Rewards of a whole group (``compute_group_rewards``) are not in it. The arguments are those of
+    :class:`ManualPolicy`.
     """
-    show(_HELP)
+    show(_HELP_MULTILINE if multiline else _HELP)
+    policy = ManualPolicy(tokenizer, read, show, multiline, show_observation)
     try:
-        return await run_rollout(ManualPolicy(tokenizer, read, show), env, hooks=_Narrator(show))
+        return await run_rollout(policy, env, hooks=_Narrator(show))
     except Exception as error:
         if not isinstance(original(error), EOFError):
             raise

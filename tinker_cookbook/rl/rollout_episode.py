@@ -24,7 +24,7 @@ from tinker_cookbook.rl.rollout_hooks import (
     RolloutHooks,
     SupportsGrading,
     SupportsMessages,
-    SupportsRolloutConfig,
+    configure,
     teacher_observation,
 )
 from tinker_cookbook.rl.rollout_presets import RolloutConfig
@@ -117,8 +117,7 @@ class Episode:
         bounds = (timeout_seconds, self._config.limits.rollout_timeout_seconds)
         seconds = min((bound for bound in bounds if bound), default=None)
         with located_at(lambda: self.place):
-            if isinstance(self._env, SupportsRolloutConfig):
-                self._env.begin_rollout(self._config)
+            configure(self._env, self._config)
             started = time.monotonic()
             first = await bounded(
                 self._env.initial_observation(),

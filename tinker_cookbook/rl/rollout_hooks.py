@@ -18,6 +18,7 @@ from tinker_cookbook.exceptions import ConfigurationError
 
 if TYPE_CHECKING:
     from tinker_cookbook.renderers import Message
+    from tinker_cookbook.rl.rollout_limits import ParseErrorPolicy
     from tinker_cookbook.rl.rollout_presets import RolloutConfig
     from tinker_cookbook.rl.types import (
         Env,
@@ -68,6 +69,34 @@ class SupportsRolloutConfig(Protocol):
     def begin_rollout(self, config: RolloutConfig) -> None:
         """Called once, before ``initial_observation``."""
         ...
+
+
+@runtime_checkable
+class SupportsToolCallLimit(Protocol):
+    """An environment that enforces ``RolloutLimits.max_tool_calls`` itself."""
+
+    def set_max_tool_calls(self, max_tool_calls: int) -> None:
+        """Called once, before ``initial_observation``, where the limit is set."""
+        ...
+
+
+@runtime_checkable
+class SupportsParseErrorPolicy(Protocol):
+    """An environment that follows a ``ParseErrorPolicy`` when it parses answers."""
+
+    def set_parse_error_policy(self, policy: ParseErrorPolicy) -> None:
+        """Called once, before ``initial_observation``, where ``parse_errors`` is set."""
+        ...
+
+
+def configure(env: Env, config: RolloutConfig) -> None:
+    """Tells an environment the settings of its rollout that it has methods for."""
+    if isinstance(env, SupportsRolloutConfig):
+        env.begin_rollout(config)
+    if isinstance(env, SupportsToolCallLimit) and config.limits.max_tool_calls is not None:
+        env.set_max_tool_calls(config.limits.max_tool_calls)
+    if isinstance(env, SupportsParseErrorPolicy) and config.parse_errors is not None:
+        env.set_parse_error_policy(config.parse_errors)
 
 
 @runtime_checkable

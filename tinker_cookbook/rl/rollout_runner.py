@@ -3,7 +3,12 @@
 from __future__ import annotations
 
 from tinker_cookbook.rl.rollout_errors import SamplingTurnTimeoutError
-from tinker_cookbook.rl.rollout_hooks import RolloutContext, RolloutHooks
+from tinker_cookbook.rl.rollout_hooks import (
+    RolloutContext,
+    RolloutHooks,
+    SupportsParseErrorPolicy,
+    SupportsToolCallLimit,
+)
 from tinker_cookbook.rl.rollouts import run_rollout
 from tinker_cookbook.rl.types import stop_reason_from_metrics
 
@@ -12,6 +17,8 @@ __all__ = [
     "RolloutContext",
     "RolloutHooks",
     "SamplingTurnTimeoutError",
+    "SupportsParseErrorPolicy",
+    "SupportsToolCallLimit",
     "run_rollout",
     "stop_reason_from_metrics",
 ]

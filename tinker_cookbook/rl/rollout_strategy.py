@@ -230,19 +230,21 @@ class MinViableGroup(_Retrying):
         return AllTrajectoriesFailedError(f"no rollout of the group can be used: {error}")
 
 
-def rollout_strategy_from_config(value: bool | RolloutStrategy | None) -> RolloutStrategy:
+def rollout_strategy_from_config(
+    rollout_error_tolerance: bool | RolloutStrategy | None,
+) -> RolloutStrategy:
     """``True`` is ``RetryOnFailure()``, ``False`` and ``None`` are ``FailFast()``.
 
     Raises:
         ConfigurationError: It is neither of these nor a strategy.
     """
-    if isinstance(value, RolloutStrategy):
-        return value
-    if value is None or isinstance(value, bool):
-        return RetryOnFailure() if value else FailFast()
+    if isinstance(rollout_error_tolerance, RolloutStrategy):
+        return rollout_error_tolerance
+    if rollout_error_tolerance is None or isinstance(rollout_error_tolerance, bool):
+        return RetryOnFailure() if rollout_error_tolerance else FailFast()
     raise ConfigurationError(
-        f"rollout_error_tolerance: got {value!r}, expected true, false or a RolloutStrategy such "
-        "as MinViableGroup()"
+        f"rollout_error_tolerance: got {rollout_error_tolerance!r}, expected true, false or a "
+        "RolloutStrategy such as MinViableGroup()"
     )
 
 

@@ -22,7 +22,9 @@ from tinker_cookbook.rl.kl import (
     discounted_future_sum_vectorized,
     incorporate_kl_penalty,
 )
+from tinker_cookbook.rl.metrics import score_sequences
 from tinker_cookbook.tokenizer_utils import get_tokenizer
+from tinker_cookbook.utils.scoring import whole_sequence
 
 
 class Scorer:
@@ -262,3 +264,15 @@ def test_the_penalty_of_the_real_model_against_its_base(client, service, stories
             advantage + 0.1 * (metrics["kl_policy_base"] - (f["logprobs"] - reference))
         )
         assert f["advantages"] == pytest.approx(expected, abs=1e-5)
+
+
+def test_whole_sequences_are_scored_with_the_tokens_that_this_took(client, stories_model):
+    data = sampled_data(client, get_tokenizer(stories_model))
+    sampler = client.save_weights_and_get_sampling_client().result()
+    sequences = [whole_sequence(datum) for datum in data]
+    scores, usage = asyncio.run(score_sequences(sampler, sequences))
+    for datum, values in zip(data, scores, strict=True):
+        assert values[0] is None
+        assert values[1:] == pytest.approx(exact_logprobs(stories_model, datum), abs=1e-4)
+    assert usage.sampled == len(data)
+    assert usage.prefill_cached + usage.prefill_uncached == sum(s.length for s in sequences)

@@ -11,6 +11,7 @@ from tinker_cookbook.rl.metric_util import (
     compute_rollout_error_metrics,
     compute_sampling_client_metrics,
     compute_trajectory_metrics,
+    dataset_to_env_group_builders,
 )
 from tinker_cookbook.rl.trajectory_metrics import TrajectoryTotals
 from tinker_cookbook.rl.types import RolloutError, StopReason
@@ -176,3 +177,16 @@ def test_rollout_errors_are_counted_by_type():
         "rollout_errors/groups_skipped": 2,
     }
     assert compute_rollout_error_metrics(groups[2:]) == {}
+
+
+def test_all_group_builders_of_a_dataset_in_order():
+    batches = [["a", "b"], ["c"]]
+
+    class Batches:
+        def __len__(self):
+            return len(batches)
+
+        def get_batch(self, index):
+            return batches[index]
+
+    assert dataset_to_env_group_builders(Batches()) == ["a", "b", "c"]

@@ -11,7 +11,13 @@ import pytest
 from rollout_samples import Steps, fail, prompt
 
 from tinker_cookbook.exceptions import ConfigurationError
-from tinker_cookbook.rl.play_w_env import Config, ManualPolicy, main, play_env
+from tinker_cookbook.rl.play_w_env import (
+    Config,
+    ManualPolicy,
+    get_async_input,
+    main,
+    play_env,
+)
 from tinker_cookbook.rl.rollouts import RolloutFailedError
 from tinker_cookbook.rl.types import StepResult
 from tinker_cookbook.tokenizer_utils import get_tokenizer
@@ -41,7 +47,7 @@ class Talk(Steps):
         return StepResult(0.5, done, prompt(*self.tokens), self.stop, {"m": 1}, {"why": "so"})
 
 
-def play(env, tokenizer, *typed):
+def play(env, tokenizer, *typed, **options):
     lines, shown = list(typed), []
 
     def read(_):
@@ -49,7 +55,7 @@ def play(env, tokenizer, *typed):
             raise EOFError
         return lines.pop(0)
 
-    return asyncio.run(play_env(env, tokenizer, read=read, show=shown.append)), shown
+    return asyncio.run(play_env(env, tokenizer, read=read, show=shown.append, **options)), shown
 
 
 def test_a_person_plays_an_episode(tokenizer):
@@ -68,6 +74,21 @@ def test_a_stop_string_is_added_too(tokenizer):
     env = Talk(tokenizer, ["\n\nUser:"])
     play(env, tokenizer, "a", "b")
     assert env.answers == ["a\n\nUser:", "b\n\nUser:"]
+
+
+def test_an_answer_of_many_lines_ends_with_two_empty_ones(tokenizer):
+    env = Talk(tokenizer, [0])
+    typed = ("one", "", "two\\", "", "", "three", "", "")
+    _, shown = play(env, tokenizer, *typed, multiline=True, show_observation=False)
+    assert env.answers == ["one\n\ntwo\\</s>", "three</s>"]
+    assert "two empty lines" in shown[0]
+    assert "Q1:" not in shown
+
+
+@pytest.mark.parametrize(("multiline", "expected"), [(False, "a"), (True, "a\nb")])
+def test_input_without_blocking(monkeypatch, multiline, expected):
+    monkeypatch.setattr(sys, "stdin", io.StringIO("a\nb\n\n\n"))
+    assert asyncio.run(get_async_input("? ", multiline)) == expected
 
 
 def test_a_person_may_stop(tokenizer):

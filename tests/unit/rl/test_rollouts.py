@@ -375,3 +375,21 @@ def test_logprobs_must_match_the_tokens():
 
     with pytest.raises(DataValidationError, match="2 tokens and 1 log-prob"):
         play(Steps(), Short())
+
+
+def test_an_environment_that_takes_its_limits_is_told_them():
+    class Told(Steps):
+        told = ()
+
+        def set_max_tool_calls(self, max_tool_calls):
+            self.told += (max_tool_calls,)
+
+        def set_parse_error_policy(self, policy):
+            self.told += (policy,)
+
+    env, policy = Told(), ParseErrorPolicy(max_consecutive=1)
+    play(env, limits=RolloutLimits(max_tool_calls=3), parse_errors=policy)
+    assert env.told == (3, policy)
+    env = Told()
+    play(env)
+    assert env.told == ()
