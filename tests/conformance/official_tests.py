@@ -92,6 +92,11 @@ class Outcome:
         """Whether the test failed because it uses a private name of the original."""
         return self.status == "failed" and _PRIVATE.search(self.message) is not None
 
+    def needs_package(self, packages: Iterable[str]) -> bool:
+        """Whether the test failed because it uses one of these packages."""
+        missing = (f"MISSING tinker_cookbook.{package}" for package in packages)
+        return self.status == "failed" and any(name in self.message for name in missing)
+
 
 class _LenientImports(ast.NodeTransformer):
     """Replaces ``from tinker_cookbook… import name`` by calls that never fail."""
@@ -198,8 +203,12 @@ def _outcomes(report: Path) -> dict[str, Outcome]:
         name = f"{file}::{within}::{case.get('name')}"
         problem = next((e for e in case if e.tag in ("failure", "error")), None)
         if problem is not None:
-            text = f"{problem.get('message') or ''}\n{problem.text or ''}"
-            found[name] = Outcome("failed", " ".join(text.split())[:600])
+            text = " ".join(f"{problem.get('message') or ''}\n{problem.text or ''}".split())
+            found[name] = Outcome("failed", text[:600])
+            if problem.get("message") == "collection failure":
+                # The cause stands at the end; it is that of all tests of the file.
+                file_name = f"{(case.get('name') or '').replace('.', '/')}.py"
+                found[file_name] = Outcome("failed", text[-600:])
         elif any(element.tag == "skipped" for element in case):
             found[name] = Outcome("skipped")
         else:
