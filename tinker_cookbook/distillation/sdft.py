@@ -38,6 +38,7 @@ from tinker_cookbook.distillation.sdft_datums import (
     answer_datum,
     build_reverse_kl_datums,
     build_topk_distillation_datums,
+    compute_sdft_advantages,
     demonstrated_targets,
     reverse_kl_custom_loss,
 )
@@ -77,6 +78,7 @@ __all__ = [
     "build_reverse_kl_datums",
     "build_sdft_teacher_prompt",
     "build_topk_distillation_datums",
+    "compute_sdft_advantages",
     "main",
     "reverse_kl_custom_loss",
 ]

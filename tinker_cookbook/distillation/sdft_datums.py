@@ -8,12 +8,13 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import numpy as np
+import numpy.typing as npt
 
 from tinker_cookbook.distillation.topk_targets import SoftDatum, TopK, ask_teacher, soft_datum
-from tinker_cookbook.exceptions import DataValidationError
 from tinker_cookbook.utils.lazy_imports import lazy_module
 
 if TYPE_CHECKING:
@@ -30,9 +31,14 @@ __all__ = [
     "answer_datum",
     "build_reverse_kl_datums",
     "build_topk_distillation_datums",
+    "compute_sdft_advantages",
     "demonstrated_targets",
     "reverse_kl_custom_loss",
 ]
+
+
+_CONCURRENCY = 64
+"""Answers that the teacher scores at a time."""
 
 
 def answer_datum(prompt: tinker.ModelInput, answer: Sequence[int]) -> tinker.Datum:
@@ -49,6 +55,49 @@ def answer_datum(prompt: tinker.ModelInput, answer: Sequence[int]) -> tinker.Dat
     )
 
 
+@dataclass(frozen=True)
+class _TeacherText:
+    """An answer behind the teacher's prompt.
+
+    The answer goes from the first token with ``mask`` > 0 to the end of the datum. It may hold
+    tokens with mask 0 (observations between actions, actions that do not count): the teacher reads
+    them, so that each action keeps its distance from the start, but they get no targets.
+    """
+
+    tokens: tinker.ModelInput
+    """The teacher's prompt and as much of the answer as fits."""
+    first: int
+    """Number of tokens of the teacher's prompt."""
+    positions: npt.NDArray[np.int64]
+    """The datum's positions [N] with ``mask`` > 0 whose tokens fit."""
+    rows: npt.NDArray[np.int64]
+    """For each of them the number [N] of its token, counted from the answer's first."""
+    length: int
+    """Tokens of the answer that fit."""
+    cut: bool
+    """Whether some do not fit."""
+    fits: bool
+    """Whether the teacher's prompt fits, so that the teacher can be asked at all."""
+
+    @classmethod
+    def of(cls, datum: tinker.Datum, prompt: tinker.ModelInput, most: int) -> _TeacherText:
+        """The text of at most ``most`` tokens."""
+        masked = np.flatnonzero(datum.loss_fn_inputs["mask"].to_numpy() > 0)
+        start = int(masked[0]) if masked.size else datum.model_input.length
+        answer = datum.loss_fn_inputs["target_tokens"].to_numpy()[start:]
+        kept = answer[: max(0, most - prompt.length)].tolist()
+        positions = masked[masked - start < len(kept)]
+        return cls(
+            tokens=prompt.append(tinker.EncodedTextChunk(tokens=kept)) if kept else prompt,
+            first=prompt.length,
+            positions=positions,
+            rows=positions - start,
+            length=len(kept),
+            cut=len(kept) < len(answer),
+            fits=prompt.length <= most,
+        )
+
+
 async def demonstrated_targets(
     data_D: Sequence[tinker.Datum],
     teacher_prompts_D: Sequence[tinker.ModelInput],
@@ -57,28 +106,31 @@ async def demonstrated_targets(
     max_context_length: int,
     vocab_size: int | None = None,
     skip_first_n_tokens: int = 3,
-    concurrency: int = 64,
+    concurrency: int = _CONCURRENCY,
 ) -> tuple[list[SoftDatum], dict[str, float]]:
     """The data with the teacher's top ``topk`` as targets, and metrics.
 
     Args:
-        data_D: Of :func:`answer_datum`: ``target_tokens`` [T] and ``mask`` [T].
+        data_D: Of :func:`answer_datum`, or of rollouts (``rl.data_processing``):
+            ``target_tokens`` [T] and ``mask`` [T], which may have several segments of actions.
         teacher_prompts_D: What the teacher reads before each answer.
         teacher: Knows the student's tokens.
         topk: Targets a position.
         max_context_length: Most tokens of teacher prompt and answer together; of an answer that
             is too long for it, the last tokens get no targets.
         vocab_size: The student's; targets beyond it are left out.
-        skip_first_n_tokens: So many of an answer's first tokens get no targets: there a teacher
+        skip_first_n_tokens: So many of the first tokens with mask 1 get no targets: there a teacher
             that has the demonstration before its eyes tends to begin by speaking of it.
         concurrency: Answers that are scored at a time.
 
     ``sdft/num_datums``
         Answers of the batch.
     ``sdft/num_without_targets``
-        Those that train nothing: shorter than ``skip_first_n_tokens``, or without room.
+        Those that train nothing: shorter than ``skip_first_n_tokens``, without room, or masked.
     ``sdft/teacher_truncated_count``
         Those whose end is left out for ``max_context_length``. Should be 0.
+    ``sdft/teacher_missing_count``
+        Tokens for which the teacher's response has no distribution. Should be 0.
     ``sdft/total_completion_tokens``
         Tokens of all answers that have targets.
     ``sdft/mean_teacher_entropy``
@@ -86,38 +138,35 @@ async def demonstrated_targets(
     """
     limit = asyncio.Semaphore(concurrency)
 
-    async def one(datum: tinker.Datum, prompt: tinker.ModelInput) -> tuple[SoftDatum, bool]:
-        masked = np.flatnonzero(datum.loss_fn_inputs["mask"].to_numpy())
-        if not masked.size:
-            raise DataValidationError(
-                "mask: got no token of an answer, expected at least one in each datum"
-            )
-        answer = datum.loss_fn_inputs["target_tokens"].to_numpy()[masked[0] :].tolist()
-        room = max(0, max_context_length - prompt.length)
-        kept = answer[:room]
-        positions = masked[skip_first_n_tokens:]
-        positions = positions[positions - masked[0] < len(kept)]
+    async def one(datum: tinker.Datum, prompt: tinker.ModelInput) -> tuple[SoftDatum, bool, int]:
+        text = _TeacherText.of(datum, prompt, max_context_length)
+        positions, at = text.positions[skip_first_n_tokens:], text.rows[skip_first_n_tokens:]
         rows = TopK(np.zeros((0, topk), np.int64), np.zeros((0, topk), np.float32))
-        if positions.size:
+        missing = 0
+        if text.fits:
             async with limit:
-                text = prompt.append(tinker.EncodedTextChunk(tokens=kept))
-                every = await ask_teacher(teacher, text, topk, first=prompt.length)
-            at = positions - masked[0]
+                every = await ask_teacher(
+                    teacher, text.tokens, topk, first=text.first, complete=False
+                )
+            present = every.present[at]
+            positions, at, missing = positions[present], at[present], int((~present).sum())
             rows = TopK(every.ids[at], every.logprobs[at]).within(vocab_size)
-        return soft_datum(datum.model_input, positions, rows), len(kept) < len(answer)
+        return soft_datum(datum.model_input, positions, rows), text.cut, missing
 
     done = await asyncio.gather(*map(one, data_D, teacher_prompts_D))
-    soft_D = [soft for soft, _ in done]
-    return soft_D, _metrics(soft_D, sum(cut for _, cut in done))
+    soft_D = [soft for soft, _, _ in done]
+    metrics = _metrics(soft_D)
+    metrics["sdft/teacher_truncated_count"] = float(sum(cut for _, cut, _ in done))
+    metrics["sdft/teacher_missing_count"] = float(sum(missing for _, _, missing in done))
+    return soft_D, metrics
 
 
-def _metrics(soft_D: Sequence[SoftDatum], truncated: int) -> dict[str, float]:
+def _metrics(soft_D: Sequence[SoftDatum]) -> dict[str, float]:
     weights = [soft.datum.loss_fn_inputs["weights"].to_numpy() for soft in soft_D]
     q = np.concatenate([w[w.any(axis=-1)] for w in weights]).astype(np.float64)
     metrics = {
         "sdft/num_datums": float(len(soft_D)),
         "sdft/num_without_targets": float(sum(not w.any() for w in weights)),
-        "sdft/teacher_truncated_count": float(truncated),
         "sdft/total_completion_tokens": float(len(q)),
     }
     if len(q):
@@ -149,13 +198,113 @@ async def build_topk_distillation_datums(
     return [soft.datum for soft in soft_D], metrics
 
 
-build_reverse_kl_datums = build_topk_distillation_datums
-"""The same datums: :func:`reverse_kl_custom_loss` reads the teacher's distribution from their
-weights."""
+async def build_reverse_kl_datums(
+    data_D: list[tinker.Datum],
+    metadata_D: list[dict[str, int]],
+    teacher_client: SamplingClient,
+    teacher_prompts_P: list[tinker.ModelInput],
+    topk: int = 20,
+    max_context_length: int = 32768,
+    vocab_size: int | None = None,
+    skip_first_n_tokens: int = 3,
+) -> tuple[list[tinker.Datum], dict[str, float]]:
+    """The datums of :func:`build_topk_distillation_datums`, for :func:`reverse_kl_custom_loss`.
+
+    That loss reads the teacher's distribution from the weights. The metrics also have the number of
+    trained positions as ``sdft/total_completion_positions``.
+    """
+    data, metrics = await build_topk_distillation_datums(
+        data_D,
+        metadata_D,
+        teacher_client,
+        teacher_prompts_P,
+        topk,
+        max_context_length,
+        vocab_size,
+        skip_first_n_tokens,
+    )
+    metrics["sdft/total_completion_positions"] = metrics["sdft/total_completion_tokens"]
+    return data, metrics
+
+
+async def compute_sdft_advantages(
+    data_D: list[tinker.Datum],
+    metadata_D: list[dict[str, int]],
+    teacher_client: SamplingClient,
+    teacher_prompts_P: list[tinker.ModelInput],
+    max_context_length: int = 32768,
+) -> dict[str, float]:
+    """Replaces ``advantages`` by the teacher's log-probability less the student's, token by token.
+
+    With ``importance_sampling`` as loss this is the estimate of KL(student || teacher) from the
+    sampled tokens alone, where the other functions of this module use the teacher's top K.
+
+    Args:
+        data_D: Changed in place. With ``target_tokens``, ``mask`` and ``logprobs`` [T], the
+            student's in nats; the mask may have several segments of actions.
+        metadata_D: ``group_idx`` says which teacher prompt belongs to the datum.
+        teacher_client: Knows the student's tokens.
+        teacher_prompts_P: What the teacher reads before each answer, one for each group.
+        max_context_length: Most tokens of teacher prompt and answer together; what is beyond gets
+            advantage 0.
+
+    Returns ``sdft/num_datums``, ``sdft/teacher_truncated_count`` (as in
+    :func:`demonstrated_targets`) and, in nats, the sums over scored tokens divided by all tokens
+    with mask 1 of the answers that have room:
+
+    ``sdft/mean_advantage``
+        About minus the KL; rises towards 0.
+    ``sdft/mean_teacher_lp``, ``sdft/mean_student_lp``
+        Of the two log-probabilities.
+    """
+    limit = asyncio.Semaphore(_CONCURRENCY)
+
+    async def one(datum: tinker.Datum, metadata: Mapping[str, int]) -> tuple[bool, list[float]]:
+        prompt = teacher_prompts_P[_group(metadata)]
+        text = _TeacherText.of(datum, prompt, max_context_length)
+        scores: list[float | None] = []
+        if text.fits:
+            async with limit:
+                scores = (await teacher_client.compute_logprobs(text.tokens))[text.first :]
+        return text.cut, _set_advantages(datum, text, np.array(scores, np.float64))
+
+    done = await asyncio.gather(*map(one, data_D, metadata_D))
+    metrics = {
+        "sdft/num_datums": float(len(data_D)),
+        "sdft/teacher_truncated_count": float(sum(cut for cut, _ in done)),
+    }
+    sums = np.array([sums for _, sums in done]).reshape(-1, 4).sum(axis=0)
+    advantage, teacher, student, count = sums.tolist()
+    if count:
+        metrics["sdft/mean_advantage"] = advantage / count
+        metrics["sdft/mean_teacher_lp"] = teacher / count
+        metrics["sdft/mean_student_lp"] = student / count
+    return metrics
 
 
 def _group(metadata: Mapping[str, int]) -> int:
     return metadata["group_idx"]
+
+
+def _set_advantages(
+    datum: tinker.Datum, text: _TeacherText, scores: npt.NDArray[np.float64]
+) -> list[float]:
+    """Sets the advantages from the answer's ``scores``, of which the last may be missing.
+
+    Returns the sums of advantages, teacher's and student's log-probabilities over the tokens that
+    have a score, and the number of tokens with mask 1 (0 where no token of the answer fits).
+    """
+    scored = text.rows < len(scores)
+    positions = text.positions[scored]
+    teacher = scores[text.rows[scored]]
+    # A token whose score is None counts as certain, as in the official package.
+    teacher = np.where(np.isnan(teacher), 0.0, teacher)
+    student = datum.loss_fn_inputs["logprobs"].to_numpy()[positions]
+    advantages = np.zeros(datum.model_input.length, np.float32)
+    advantages[positions] = teacher - student
+    count = datum.loss_fn_inputs["mask"].to_numpy().sum() if text.length else 0.0
+    datum.loss_fn_inputs["advantages"] = tinker.TensorData.from_numpy(advantages)
+    return [float(each) for each in (advantages.sum(), teacher.sum(), student.sum(), count)]
 
 
 def reverse_kl_custom_loss(

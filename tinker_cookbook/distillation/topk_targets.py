@@ -14,6 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import chain
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -70,6 +71,11 @@ class TopK:
     def __len__(self) -> int:
         return len(self.ids)
 
+    @property
+    def present(self) -> npt.NDArray[np.bool_]:
+        """The positions [T] that have at least one token."""
+        return np.any(self.logprobs > -np.inf, axis=-1)
+
     def renormalised(self) -> _Floats:
         """Probabilities [T, K] that add up to 1 at each position."""
         relative = np.exp(self.logprobs - self.logprobs.max(axis=-1, keepdims=True))
@@ -79,14 +85,16 @@ class TopK:
         """Without tokens of ids that the student does not have."""
         if vocab_size is None or not (outside := self.ids >= vocab_size).any():
             return self
-        if outside.all(axis=-1).any():
+        kept = TopK(
+            np.where(outside, 0, self.ids), np.where(outside, np.float32(-np.inf), self.logprobs)
+        )
+        if not kept.present.all():
             raise DataValidationError(
                 f"teacher: all of its top {self.ids.shape[1]} tokens at a position have ids of "
                 f"{vocab_size} and above, which the student lacks; choose a teacher with the same "
                 "tokenizer"
             )
-        logprobs = np.where(outside, np.float32(-np.inf), self.logprobs)
-        return TopK(np.where(outside, 0, self.ids), logprobs)
+        return kept
 
 
 def check_top_k(name: str, k: int, vocab_size: int) -> None:
@@ -98,7 +106,12 @@ def check_top_k(name: str, k: int, vocab_size: int) -> None:
 
 
 async def ask_teacher(
-    teacher: SamplingClient, sequence: tinker.ModelInput, k: int, *, first: int = 1
+    teacher: SamplingClient,
+    sequence: tinker.ModelInput,
+    k: int,
+    *,
+    first: int = 1,
+    complete: bool = True,
 ) -> TopK:
     """The teacher's top ``k`` for each token of ``sequence`` [T] from number ``first`` (>= 1) on.
 
@@ -106,16 +119,24 @@ async def ask_teacher(
     before it; there are ``T - first`` rows. One token is drawn along with it, since the API scores
     prompts only in sampling; so the teacher's context must hold ``T + 1`` tokens.
 
+    With ``complete=False`` the backend may send no distribution for some positions, or fewer rows
+    than there are tokens; such a row of the result has no token (see :attr:`TopK.present`).
+
     Raises:
         DataError: The teacher refuses the text, because it is too long for it, say.
         BackendError: The backend sent no distributions.
     """
-    topk, _ = await ask_about_tokens(teacher, sequence, k, first=first)
+    topk, _ = await ask_about_tokens(teacher, sequence, k, first=first, complete=complete)
     return topk
 
 
 async def ask_about_tokens(
-    teacher: SamplingClient, sequence: tinker.ModelInput, k: int, *, first: int = 1
+    teacher: SamplingClient,
+    sequence: tinker.ModelInput,
+    k: int,
+    *,
+    first: int = 1,
+    complete: bool = True,
 ) -> tuple[TopK, npt.NDArray[np.float64]]:
     """As :func:`ask_teacher`, with the teacher's log-probabilities [T - first] of the tokens."""
     try:
@@ -131,27 +152,61 @@ async def ask_about_tokens(
             f"teacher: it cannot score an example of {sequence.length} tokens: {error}; with a "
             "lower max_length examples are cut"
         ) from error
-    found = response.topk_prompt_logprobs_np
-    if found is None or len(found.token_ids) != sequence.length:
-        got = "none" if found is None else f"those of {len(found.token_ids)} positions"
+    found = _distributions(response, k)
+    if found is None or not _has_rows(len(found), sequence.length, complete):
+        got = "none" if found is None else f"those of {len(found)} positions"
         raise BackendError(
             f"topk_prompt_logprobs: got {got}, expected the teacher's top {k} tokens at each of "
             f"{sequence.length} positions; this backend cannot serve as a teacher of soft targets"
         )
-    topk = TopK(found.token_ids[first:].astype(np.int64), found.logprobs[first:])
-    return _checked(topk), np.array((response.prompt_logprobs or [])[first:], np.float64)
-
-
-def _checked(topk: TopK) -> TopK:
-    absent = ~(topk.logprobs > _ABSENT)
-    if absent.all(axis=-1).any():
-        at = int(np.flatnonzero(absent.all(axis=-1))[0])
+    rows = _padded(found, sequence.length - len(found))
+    topk = TopK(rows.ids[first:], rows.logprobs[first:])
+    if complete and not topk.present.all():
         raise BackendError(
-            f"topk_prompt_logprobs: row {at} of {len(topk)} is empty, expected the teacher's most "
-            "probable tokens there"
+            f"topk_prompt_logprobs: row {int(topk.present.argmin())} of {len(topk)} is empty, "
+            "expected the teacher's most probable tokens there"
         )
+    # A teacher that sends distributions alone has no log-probabilities of the tokens.
+    logprobs = getattr(response, "prompt_logprobs", None) or []
+    return topk, np.array(logprobs[first:], np.float64)
+
+
+def _has_rows(count: int, length: int, complete: bool) -> bool:
+    return count == length or (not complete and 0 < count < length)
+
+
+def _distributions(response: Any, k: int) -> TopK | None:
+    """The top ``k`` [T, k] of a sampling response, which has them as arrays or as plain lists."""
+    arrays = getattr(response, "topk_prompt_logprobs_np", None)
+    if arrays is not None:
+        topk = TopK(arrays.token_ids[:, :k].astype(np.int64), arrays.logprobs[:, :k])
+        topk = _padded(topk, 0, k - topk.ids.shape[1])
+    else:
+        rows = response.topk_prompt_logprobs
+        if rows is None:
+            return None
+        topk = _of_lists([row[:k] if row else [] for row in rows], k)
+    absent = ~(topk.logprobs > _ABSENT)
     logprobs = np.where(absent, np.float32(-np.inf), topk.logprobs.astype(np.float32))
     return TopK(np.where(absent, 0, topk.ids), logprobs)
+
+
+def _of_lists(rows: Sequence[Sequence[tuple[int, float]]], k: int) -> TopK:
+    """Rows of at most ``k`` pairs of token and log-probability; an empty row has no token."""
+    counts = np.fromiter(map(len, rows), np.int64, len(rows))
+    # float64 holds every token id exactly.
+    pairs = np.array(list(chain.from_iterable(rows)), np.float64).reshape(-1, 2)
+    filled = np.arange(k) < counts[:, None]
+    ids = np.zeros((len(rows), k), np.int64)
+    logprobs = np.full((len(rows), k), -np.inf, np.float32)
+    ids[filled], logprobs[filled] = pairs[:, 0], pairs[:, 1]
+    return TopK(ids, logprobs)
+
+
+def _padded(topk: TopK, rows: int, columns: int = 0) -> TopK:
+    """With so many rows and columns without tokens behind its own."""
+    widths = ((0, rows), (0, columns))
+    return TopK(np.pad(topk.ids, widths), np.pad(topk.logprobs, widths, constant_values=-np.inf))
 
 
 @dataclass(frozen=True)
