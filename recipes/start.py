@@ -18,8 +18,8 @@ async def start(
 ) -> None:
     """Checks the config, then decides about its log folder, then trains.
 
-    A wrong setting beside behavior_if_log_dir_exists=delete touches nothing; what fails later (the
-    data, the backend, a checkpoint) brings the old run back.
+    A wrong setting together with behavior_if_log_dir_exists=delete touches nothing; what fails
+    later (the data, the backend, a checkpoint) brings the old run back.
     """
     config.check()
     with cli_utils.log_dir_of_run(config.log_path, behavior):

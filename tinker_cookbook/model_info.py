@@ -3,8 +3,8 @@
 Models of the hosted service have the values of :mod:`tinker_cookbook.model_lineup`. For all others
 there are rules on the name, so a fine-tune or a local folder whose name keeps the family's pattern
 is recognised as well. A model that no rule matches is looked at (its chat template, where a copy
-lies on this machine), and what was assumed is said. Where no renderer was written for a model,
-``template`` is recommended, which derives the format from the model's own chat template.
+lies on this machine), and the log states what was assumed. Where no renderer was written for a
+model, ``template`` is recommended, which derives the format from the model's own chat template.
 """
 
 from __future__ import annotations

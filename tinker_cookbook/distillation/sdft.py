@@ -198,7 +198,7 @@ async def main(
         cfg: The run's settings.
         sdft_dataset: Questions with golden answers, in place of ``cfg.dataset_builder``; batch k
             is trained at step k.
-        test_dataset: Environments to evaluate on every ``cfg.eval_every`` steps, beside a provider.
+        test_dataset: Environments to evaluate on every ``cfg.eval_every`` steps, with a provider.
 
     Raises:
         ConfigurationError: A setting cannot work; nothing was loaded or sampled.

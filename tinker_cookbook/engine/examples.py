@@ -34,7 +34,7 @@ class Example:
         """Without the fields that only other losses read, and without ``mask``.
 
         One datum may carry what several losses need, as for the hosted service. A ``mask`` is a
-        note of the caller's: what is trained is said by ``weights`` or ``advantages`` alone. Names
+        note of the caller's: what is trained is given by ``weights`` or ``advantages`` alone. Names
         that no loss knows stay, for ``check_examples`` to refuse.
         """
         used = {*loss.required, *loss.optional}

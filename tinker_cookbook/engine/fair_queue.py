@@ -3,7 +3,7 @@
 An owner is who shares the engine with others: that of a server's key, or a sampler by itself where
 none is named. The next place goes to the owner that holds the fewest, and among an owner's
 samplers to the one that holds the fewest; the requests of a sampler keep their order. So a request
-of 1,024 samples delays nobody else's first.
+of 1,024 samples delays no other owner's first.
 """
 
 from __future__ import annotations

@@ -32,5 +32,5 @@ def _has_tied_embeddings(base_model: str) -> bool:
         folder = resolve_model(base_model, allow_download=False, need="config").folder
         config = AutoConfig.from_pretrained(folder, local_files_only=True)
     except (ModelNotFoundError, OSError, ValueError):
-        return False  # a model that is not on this machine: nothing is known, so nothing is said
+        return False  # a model that is not on this machine: nothing is known of it
     return bool(getattr(config.get_text_config(), "tie_word_embeddings", False))

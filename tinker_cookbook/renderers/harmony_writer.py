@@ -67,7 +67,7 @@ def write_call(
     """Returns what follows ``<|start|>assistant`` where the message calls tools.
 
     ``as_template`` writes the type of the arguments without ``<|constrain|>`` and takes one call.
-    RendererError for a call too many, for arguments that are no JSON object, and for text beside
+    RendererError for a call too many, for arguments that are no JSON object, and for text next to
     thinking where text is written as thinking.
     """
     runs = [(kind, text) for kind, text in _runs(message) if text]

@@ -4,7 +4,7 @@ The plain format is that of the Llama 3 template. Llama 3.1 and 3.2 put two date
 system prompt, of which one is the day the template is run: ``today_date`` writes them, with the
 date that you give, so that a run can be repeated (``llama3?today_date=26 Jul 2024`` is what the
 templates themselves fall back to). Tools are written as in 3.1: one call a message, JSON without
-other text. Text beside a call, and several calls, stand one below the other, with a warning.
+other text. Text next to a call, and several calls, stand one below the other, with a warning.
 """
 
 from __future__ import annotations
@@ -120,8 +120,8 @@ class Llama3Renderer(Renderer):
         calls += [call.raw_text for call in unparsed]
         if len(calls) > 1 or text.strip():
             self._warn_once(
-                f"{self._name}: a message has several tool calls, or text beside a call, for which "
-                "Llama 3 has no form: they are written one below the other, and read back as text; "
+                f"{self._name}: a message has several tool calls, or text next to a call, for "
+                "which Llama 3 has no form: they are written one below the other, and read back as text; "
                 "qwen3 and others have a form for them"
             )
         return "\n".join([*([text.strip()] if text.strip() else []), *calls])

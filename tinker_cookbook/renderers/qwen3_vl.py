@@ -1,4 +1,4 @@
-"""Qwen3-VL: its renderers stand beside those of Qwen3."""
+"""Qwen3-VL: its renderers are in the module of Qwen3's."""
 
 from __future__ import annotations
 

@@ -22,7 +22,7 @@ _STOP = "\n\n" + _NEXT_USER
 class RoleColonRenderer(Renderer):
     """Plain-text dialogue; thinking and media are refused.
 
-    There is no form for tool calls: the text beside them is written, the calls are not, and a
+    There is no form for tool calls: the text next to them is written, the calls are not, and a
     warning says so.
     """
 

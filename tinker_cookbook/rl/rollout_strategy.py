@@ -69,7 +69,7 @@ class RolloutStrategy:
     async def execute(
         self, env_group_builder: EnvGroupBuilder, policy: TokenCompleter
     ) -> RolloutResult:
-        """Plays a group, without rewards of the group and without cleaning up after it."""
+        """Runs the rollouts of a group, without its rewards and without cleaning up after it."""
         # Not at the top: rollouts are built on this module.
         from tinker_cookbook.rl.rollouts import collect_rollouts
 

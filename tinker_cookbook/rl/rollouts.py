@@ -174,7 +174,7 @@ async def do_group_rollout(
 async def collect_rollouts(
     env_group_builder: EnvGroupBuilder, policy: TokenCompleter, strategy: RolloutStrategy
 ) -> RolloutResult:
-    """Plays a group as ``strategy.run`` says; rewards of the group and cleanup are the caller's."""
+    """Runs a group as ``strategy.run`` says; its rewards and cleanup are left to the caller."""
     group = _Group(env_group_builder, policy, strategy, RolloutConfig(), RolloutHooks())
     return await group.collect()
 
@@ -189,7 +189,7 @@ async def do_group_rollout_and_filter_constant_reward(
     strategy: RolloutStrategy | None = None,
     termination: TerminationRewardPolicy | None = None,
 ) -> TrajectoryGroup | None:
-    """Plays a group with the weights of a sampling client, for loops of user code.
+    """Runs a group with the weights of a sampling client, for loops of user code.
 
     Args:
         sampling_client: Whose weights.

@@ -110,7 +110,7 @@ class InitialObservationOverflow:
 
 
 class ActionExtra(TypedDict, total=False):
-    """What is known of an action beside its tokens; keys may be absent."""
+    """What is known of an action besides its tokens; keys may be absent."""
 
     stop_reason: str
     """``"stop"``: a stop condition ended it; ``"length"``: it was cut off."""

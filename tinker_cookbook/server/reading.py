@@ -180,7 +180,7 @@ def _why_no_room(size: int) -> str:
     if size > free:
         return f"{needed}, and {free >> 20} are free"
     try:
-        np.empty(size, dtype=np.uint8)  # nobody but the allocator knows the limits of the process
+        np.empty(size, dtype=np.uint8)  # only the allocator knows the limits of the process
     except MemoryError:
         return f"{needed}, which this process may not have"
     return ""

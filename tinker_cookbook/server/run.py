@@ -107,7 +107,7 @@ async def main(config: Config) -> None:
     from tinker_cookbook.server.keys import KeyFile
 
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(message)s", datefmt="%H:%M:%S")
-    # All that the server writes belongs to its user alone: checkpoints, and the notes beside them.
+    # All that the server writes belongs to its user alone: checkpoints, and the notes next to them.
     os.umask(0o077)
     root = default_root() if config.root is None else Path(config.root).expanduser()
     listening = _listen(config.host, config.port)

@@ -88,7 +88,7 @@ def read_conversations(
 
 def read_conversation(path: str | Path, index: int) -> tuple[list[Message], list[ToolSpec], str]:
     """The conversation at ``index``, counted from 0 over lines that are not blank, the tools that
-    stand beside it, and FILE:LINE.
+    stand next to it, and FILE:LINE.
 
     Lines behind it are not looked at, and it may have nothing to train on. Raises as
     ``read_conversations`` does, and DataValidationError for an index that the file does not have.

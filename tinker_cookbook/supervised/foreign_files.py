@@ -33,7 +33,7 @@ _ROWS: tuple[tuple[tuple[str, ...], str, str], ...] = (
 def check_is_json_lines(path: str | Path) -> None:
     """Refuses an address of the web and files of other formats, with the way to convert them.
 
-    A file that is not there passes: whoever reads it says so.
+    A file that is not there passes: reading it gives the error.
 
     Raises:
         DataValidationError: An address.

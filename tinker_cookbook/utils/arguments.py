@@ -129,7 +129,7 @@ def _in_words(message: str, keys: Mapping[str, Key], given: Mapping[str, str]) -
 
 def _say_unknown(name: str, keys: Mapping[str, Key]) -> str:
     outer, dot, _ = name.rpartition(".")
-    # A key of an object whose class nobody chose: what is missing is the choice.
+    # A key of an object whose class was not chosen: what is missing is the choice.
     if dot and outer in keys and nested_class(keys[outer].type) is not None:
         inner = [key for key in keys if key.startswith(f"{outer}.")]
         if not inner:

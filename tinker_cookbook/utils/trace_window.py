@@ -19,7 +19,7 @@ class SpanRecord:
 
     ``start_time`` and ``end_time`` are seconds of ``time.perf_counter``, exact and of this process
     alone; ``wall_start`` and ``wall_end`` are seconds since the epoch, which spans of other
-    processes can be placed beside.
+    processes can be compared with.
     """
 
     name: str

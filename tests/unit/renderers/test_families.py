@@ -188,7 +188,7 @@ def test_tool_declarations_equal_the_template(load, case, system):
 
 @each_case
 def test_split_control_tokens_stay_text(load, case):
-    """Names of control tokens in a message are plain text, whoever wrote them."""
+    """Names of control tokens in a message are plain text in every role."""
     side = load(case)
     added = side.tokenizer.added_tokens_decoder.values()
     names = [str(token) for token in added if side.renderer.codec.control_token_in(str(token))]

@@ -101,7 +101,7 @@ def test_llama3_writes_text_beside_calls_with_a_warning(make_renderer, caplog):
         'Let me look.\n{"name": "f", "parameters": {"x": 1}}\n'
         '{"name": "g", "parameters": {"x": 1}}<|eot_id|>'
     )
-    assert "several tool calls, or text beside a call" in caplog.text
+    assert "several tool calls, or text next to a call" in caplog.text
     broken = ToolCall(function=ToolCall.FunctionBody(name="f", arguments="{"))
     with pytest.raises(RendererError, match=r"tool_calls\[0\].function.arguments: got '{'"):
         sampled(renderer, {**message, "tool_calls": [broken]})

@@ -1,4 +1,4 @@
-"""Owners who sample at the same time: bad requests fail alone, and nobody waits for a crowd."""
+"""Owners who sample at the same time: bad requests fail alone, and no owner waits for another."""
 
 from __future__ import annotations
 

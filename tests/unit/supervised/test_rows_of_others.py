@@ -1,4 +1,4 @@
-"""Data as other programs write it: roles, tools beside messages, other file formats."""
+"""Data as other programs write it: roles, tools next to messages, other file formats."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ def test_unknown_roles_in_rows_of_a_hub_dataset_and_in_pairs(tokenizer_folder, w
         comparison_of_row({"prompt": bad[:1], "chosen": "a", "rejected": "b"})
 
 
-# --- tools beside the messages -------------------------------------------------------------------
+# --- tools next to messages ----------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("system", [None, "You are brief."])

@@ -1,1 +1,1 @@
-"""One step of direct preference optimisation here beside one of TRL's DPOTrainer, in one run."""
+"""One step of direct preference optimisation compared with TRL's DPOTrainer, in one run."""

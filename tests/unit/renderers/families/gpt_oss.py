@@ -117,7 +117,7 @@ def case(effort, options="", text_beside_call=False, answers=None, difference=""
 
 PREAMBLES = (
     "without tool_format=template, calls have `<|constrain|>json` and results of tools are written "
-    "as they are, as OpenAI describes the format and the public cookbook writes it; text beside a "
+    "as they are, as OpenAI describes the format and the public cookbook writes it; text next to a "
     "tool call is written on the commentary channel and read back as text, which the template "
     "takes for thinking, in history too, and raises where there is thinking besides "
     "(text_before_call=analysis writes what the template does)"
