@@ -121,8 +121,8 @@ class Llama3Renderer(Renderer):
         if len(calls) > 1 or text.strip():
             self._warn_once(
                 f"{self._name}: a message has several tool calls, or text next to a call, for "
-                "which Llama 3 has no form: they are written one below the other, and read back as text; "
-                "qwen3 and others have a form for them"
+                "which Llama 3 has no form: they are written one below the other, and read back "
+                "as text; qwen3 and others have a form for them"
             )
         return "\n".join([*([text.strip()] if text.strip() else []), *calls])
 
