@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Sequence
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 import chz
 
 from tinker_cookbook.distillation.prompts import HUB_PROMPTS, check_source, fitting, load_prompts
-from tinker_cookbook.exceptions import ConfigurationError
+from tinker_cookbook.exceptions import ConfigurationError, DataError
 from tinker_cookbook.renderers import (
     Message,
     Renderer,
@@ -27,7 +28,7 @@ from tinker_cookbook.rl.types import (
     RLDatasetBuilder,
     StepResult,
 )
-from tinker_cookbook.tokenizer_utils import get_tokenizer
+from tinker_cookbook.tokenizer_utils import Tokenizer, get_tokenizer
 from tinker_cookbook.utils.lazy_imports import lazy_module
 from tinker_cookbook.utils.tinker_path import check_tinker_path
 
@@ -39,10 +40,15 @@ else:
 __all__ = [
     "CompositeDataset",
     "DistillationDatasetConfig",
+    "PromptOnlyDataset",
     "PromptOnlyDatasetBuilder",
     "PromptOnlyEnv",
     "TeacherConfig",
+    "load_deepmath_prompts",
+    "load_tulu3_prompts",
 ]
+
+logger = logging.getLogger(__name__)
 
 ANSWER = "{answer}"
 
@@ -180,6 +186,71 @@ class PromptOnlyEnv(ProblemEnv):
         return StepResult.final(0.0, self.stop_condition)
 
 
+class PromptOnlyDataset(ProblemDataset[list[Message]]):
+    """Batches of prompts without rewards.
+
+    Args:
+        prompts: Texts of the user, or conversations that end with the user.
+        batch_size: Prompts of a batch; the last batch may be smaller.
+        group_size: Answers to each prompt.
+        renderer: Chat format.
+        tokenizer: Not used: the renderer has one. Code written for the official package gives it.
+        max_prompt_tokens: Prompts of more tokens, as rendered with ``convo_prefix``, are left out.
+        convo_prefix: Messages before each prompt, which the student sees too.
+        dataset_name: Tag of the metrics.
+
+    Raises:
+        ConfigurationError: ``batch_size`` is below 1.
+        DataValidationError: There is no prompt, or none of them fits.
+    """
+
+    def __init__(
+        self,
+        prompts: Sequence[str | list[Message]],
+        batch_size: int,
+        group_size: int,
+        renderer: Renderer,
+        tokenizer: Tokenizer | None = None,
+        max_prompt_tokens: int | None = None,
+        convo_prefix: list[Message] | None = None,
+        dataset_name: str = "prompts",
+    ) -> None:
+        self.group_size, self.renderer, self.dataset_name = group_size, renderer, dataset_name
+        self.convo_prefix = convo_prefix or []
+        talks = [[Message(role="user", content=p)] if isinstance(p, str) else p for p in prompts]
+        talks = fitting(talks, renderer, self.convo_prefix, max_prompt_tokens, dataset_name)
+        super().__init__(talks, self._group, batch_size)
+
+    def _group(self, prompt: list[Message]) -> EnvGroupBuilder:
+        question = get_text_content(prompt[-1])
+        prefix = [*self.convo_prefix, *prompt[:-1]]
+        env = partial(PromptOnlyEnv, question, self.renderer, prefix)
+        return ProblemGroupBuilder(env, self.group_size, self.dataset_name)
+
+
+def load_deepmath_prompts(split: Literal["train", "test"] = "train") -> list[str] | None:
+    """The questions of DeepMath from the Hub; ``None``, and a warning, where they do not load."""
+    return _first_questions("deepmath", split)
+
+
+def load_tulu3_prompts() -> list[str] | None:
+    """The first message of the user in each conversation of Tulu 3, from the Hub.
+
+    ``None``, and a warning, where they do not load.
+    """
+    return _first_questions("tulu3", "train")
+
+
+def _first_questions(name: str, split: str) -> list[str] | None:
+    try:
+        prompts = load_prompts(name, split=split)
+    except DataError as error:
+        logger.warning("%s: the prompts of split %r do not load: %s", name, split, error)
+        return None
+    firsts = (next(m for m in prompt if m["role"] == "user") for prompt in prompts)
+    return [text for text in map(get_text_content, firsts) if text.strip()]
+
+
 @chz.chz
 class PromptOnlyDatasetBuilder(RLDatasetBuilder):
     """Prompts from the Hub or from a local file, without rewards.
@@ -220,14 +291,9 @@ class PromptOnlyDatasetBuilder(RLDatasetBuilder):
         renderer = get_renderer(self.renderer_name, get_tokenizer(self.model_name_for_tokenizer))
         prompts = load_prompts(self.dataset_name, self.max_prompts)
         prefix = self.convo_prefix or []
-        if self.max_prompt_tokens is not None:
-            prompts = fitting(prompts, renderer, prefix, self.max_prompt_tokens, self.dataset_name)
-        group = partial(self._group, renderer, prefix)
-        return ProblemDataset(prompts, group, self.groups_per_batch), None
-
-    def _group(
-        self, renderer: Renderer, prefix: list[Message], prompt: list[Message]
-    ) -> EnvGroupBuilder:
-        question = get_text_content(prompt[-1])
-        env = partial(PromptOnlyEnv, question, renderer, [*prefix, *prompt[:-1]])
-        return ProblemGroupBuilder(env, self.group_size, "prompts")
+        prompts = fitting(prompts, renderer, prefix, self.max_prompt_tokens, self.dataset_name)
+        # Metrics keep one tag for all sources: a file's path would make a poor name.
+        dataset = PromptOnlyDataset(
+            prompts, self.groups_per_batch, self.group_size, renderer, convo_prefix=prefix
+        )
+        return dataset, None

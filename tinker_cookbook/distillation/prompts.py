@@ -42,12 +42,13 @@ def check_source(name: str) -> None:
         )
 
 
-def load_prompts(name: str, most: int | None = None) -> list[list[Message]]:
+def load_prompts(name: str, most: int | None = None, split: str = "train") -> list[list[Message]]:
     """The prompts of a known dataset or a JSONL file, each a conversation that ends with the user.
 
     Args:
         name: One of ``HUB_PROMPTS``, or a file (also ``.jsonl.gz``).
         most: Stop after so many.
+        split: Of a Hub dataset; a file is read whole.
 
     Raises:
         DataFormatError: A line is no prompt; names file and line.
@@ -57,7 +58,7 @@ def load_prompts(name: str, most: int | None = None) -> list[list[Message]]:
     if name in HUB_PROMPTS:
         found = load_hf_dataset(
             HUB_PROMPTS[name],
-            "train",
+            split,
             instead="Give prompts of your own with a JSONL file in the place of its name",
         )
         rows = ((f"{name}, row {i}", found[i]) for i in range(len(found)))
@@ -117,16 +118,20 @@ def fitting(
     prompts: Sequence[list[Message]],
     renderer: Renderer,
     prefix: Sequence[Message],
-    max_tokens: int,
+    max_tokens: int | None,
     name: str,
 ) -> list[list[Message]]:
     """The prompts that have at most ``max_tokens`` when rendered; says how many were left out.
+
+    ``None`` keeps all of them.
 
     A prompt that is cut in the middle asks for something else, so none is cut.
 
     Raises:
         DataValidationError: None of them fits.
     """
+    if max_tokens is None or not prompts:
+        return list(prompts)
     lengths = list(_lengths(prompts, renderer, prefix, max_tokens))
     kept = [prompt for prompt, n in zip(prompts, lengths, strict=True) if n <= max_tokens]
     if not kept:

@@ -10,9 +10,20 @@ import pytest
 from chat_model import make_chat_model
 
 from tinker_cookbook.distillation import prompts as prompts_module
-from tinker_cookbook.distillation.datasets import PromptOnlyDatasetBuilder, PromptOnlyEnv
+from tinker_cookbook.distillation.datasets import (
+    PromptOnlyDataset,
+    PromptOnlyDatasetBuilder,
+    PromptOnlyEnv,
+    load_deepmath_prompts,
+    load_tulu3_prompts,
+)
 from tinker_cookbook.distillation.prompts import load_prompts
-from tinker_cookbook.exceptions import ConfigurationError, DataFormatError, DataValidationError
+from tinker_cookbook.exceptions import (
+    ConfigurationError,
+    DataError,
+    DataFormatError,
+    DataValidationError,
+)
 from tinker_cookbook.renderers import get_renderer
 from tinker_cookbook.tokenizer_utils import get_tokenizer
 
@@ -95,6 +106,42 @@ def test_hub_names_read_the_hubs_dataset(monkeypatch):
     monkeypatch.setattr(prompts_module, "load_hf_dataset", load)
     assert [prompt[0]["content"] for prompt in load_prompts("deepmath")] == ["1?", "2?"]
     assert asked == [("zwhe99/DeepMath-103K", "train")]
+
+
+def test_prompts_of_known_sets_as_texts(monkeypatch, caplog):
+    talk = [{"role": "system", "content": "s"}, {"role": "user", "content": "a"}]
+    more = [{"role": "assistant", "content": "b"}, {"role": "user", "content": "c"}]
+    rows = {"zwhe99/DeepMath-103K": [{"question": "1?"}]}
+    rows["allenai/tulu-3-sft-mixture"] = [{"messages": [*talk, *more]}]
+
+    def load(path, split, name=None, instead=""):
+        if split != "train":
+            raise DataError("there is no such split")
+        return rows[path]
+
+    monkeypatch.setattr(prompts_module, "load_hf_dataset", load)
+    assert load_deepmath_prompts() == ["1?"]
+    assert load_tulu3_prompts() == ["a"]
+    assert load_deepmath_prompts("test") is None
+    assert "split 'test' do not load: there is no such split" in caplog.text
+
+
+def test_a_dataset_of_texts_as_code_for_the_official_package_makes_it(model):
+    tokenizer = get_tokenizer(model)
+    renderer = get_renderer("chatml", tokenizer)
+    prefix = [{"role": "system", "content": "s"}]
+    dataset = PromptOnlyDataset(
+        prompts=["one", "two", "three", "x" * 300], batch_size=2, group_size=3, renderer=renderer,
+        tokenizer=tokenizer, max_prompt_tokens=200, convo_prefix=prefix, dataset_name="mine",
+    )  # fmt: skip
+    assert len(dataset) == 2
+    first, second = dataset.get_batch(0)
+    assert (first.num_envs, first.dataset_name, second.env_thunk().prompt) == (3, "mine", "two")
+    observation, _ = asyncio.run(first.env_thunk().initial_observation())
+    ask = [*prefix, {"role": "user", "content": "one"}]
+    assert observation.to_ints() == renderer.build_generation_prompt(ask).to_ints()
+    with pytest.raises(DataValidationError, match="problems: got none"):
+        PromptOnlyDataset([], 2, 3, renderer, max_prompt_tokens=5)
 
 
 def test_long_prompts_are_left_out_and_it_is_said(model, tmp_path, caplog):
