@@ -187,7 +187,17 @@ def pair_metrics(
     """
     scores = answer_scores(batch.data, logprobs, mean=not loss.needs_reference)
     rewards = loss.beta * (scores - batch.reference)
-    chosen, rejected, weights = rewards[::2], rewards[1::2], batch.weights()
+    values = reward_metrics(loss, rewards[::2], rewards[1::2], batch.weights())
+    return {f"{prefix}{name}": value for name, value in values.items()}
+
+
+def reward_metrics(
+    loss: PairLoss,
+    chosen: npt.NDArray[np.float64],
+    rejected: npt.NDArray[np.float64],
+    weights: npt.NDArray[np.float64],
+) -> dict[str, float]:
+    """The metrics of :func:`pair_metrics` from the rewards [P] of P pairs that count by weights."""
     total = max(float(weights.sum()), 1e-12)
     difference = chosen - rejected
     decided = np.abs(difference) > _UNDECIDED * loss.beta
@@ -199,7 +209,7 @@ def pair_metrics(
         "chosen_reward": chosen,
         "rejected_reward": rejected,
     }
-    return {f"{prefix}{name}": float(of @ weights / total) for name, of in values.items()}
+    return {name: float(of @ weights / total) for name, of in values.items()}
 
 
 def _weights_of(datum: tinker.Datum) -> npt.NDArray[np.float32]:

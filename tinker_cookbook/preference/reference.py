@@ -14,7 +14,7 @@ from tinker_cookbook.utils.scoring import score_datums
 if TYPE_CHECKING:
     import tinker
 
-    from tinker_cookbook.backends import SamplingClient
+    from tinker_cookbook.backends import SamplingClient, ServiceClient
     from tinker_cookbook.training.config import TrainingConfig
     from tinker_cookbook.training.session import TrainingSession
 
@@ -22,20 +22,34 @@ if TYPE_CHECKING:
 async def reference_client(
     session: TrainingSession, config: TrainingConfig, reference_model_name: str | None
 ) -> SamplingClient:
+    """As :func:`create_reference_client`, with the service of a session."""
+    connection = session.connection
+    return await create_reference_client(
+        connection.service, config, reference_model_name, samples_states=connection.kind == "local"
+    )
+
+
+async def create_reference_client(
+    service: ServiceClient,
+    config: TrainingConfig,
+    reference_model_name: str | None,
+    *,
+    samples_states: bool = False,
+) -> SamplingClient:
     """The policy that training starts from, whatever step a resumed run is at.
 
     That is ``load_checkpoint_path`` or else the plain base model; on the local engine it shares
     the base weights with the policy. ``reference_model_name`` names another one: a base model, or
-    the tinker:// path of saved weights.
+    the tinker:// path of saved weights. ``samples_states`` says that the backend samples from
+    training states too, as the local engine does.
     """
-    service = session.connection.service
     name = reference_model_name
     if name is not None and not name.startswith("tinker://"):
         return await service.create_sampling_client(base_model=name)
     path = name or config.load_checkpoint_path
     if path is None:
         return await service.create_sampling_client(base_model=config.model_name)
-    if "/weights/" in path and session.connection.kind != "local":
+    if "/weights/" in path and not samples_states:
         # The hosted API samples from sampler weights alone; these are a training state's.
         trained = await service.create_training_client_from_state(path)
         return await trained.save_weights_and_get_sampling_client()

@@ -13,11 +13,13 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 import chz
 import numpy as np
 
+from tinker_cookbook import display
 from tinker_cookbook.eval.evaluators import Evaluator, TrainingClientEvaluator
 from tinker_cookbook.exceptions import ConfigurationError, DataValidationError
 from tinker_cookbook.preference.dpo_loss import (
@@ -26,22 +28,35 @@ from tinker_cookbook.preference.dpo_loss import (
     PairLossName,
     PairObjective,
     pair_metrics,
+    reward_metrics,
 )
-from tinker_cookbook.preference.reference import reference_client, score_answers
+from tinker_cookbook.preference.reference import (
+    create_reference_client,
+    reference_client,
+    score_answers,
+)
 from tinker_cookbook.supervised.batch_loop import Batch, BatchConfig, Objective, train_batches
 from tinker_cookbook.supervised.common import compute_token_nll
 from tinker_cookbook.supervised.nll_evaluator import all_data
+from tinker_cookbook.supervised.train import run_evals
 from tinker_cookbook.supervised.types import SupervisedDataset
 from tinker_cookbook.training.session import Metrics, TrainingSession
+from tinker_cookbook.training.weights import create_training_client
 from tinker_cookbook.utils.entrypoint import run_entrypoint
+from tinker_cookbook.utils.lazy_imports import lazy_module
 from tinker_cookbook.vocabulary import check_same_vocabulary
 
 if TYPE_CHECKING:
     import tinker
+    import torch
     from tinker import types
 
-    from tinker_cookbook.backends import Future, SamplingClient, TrainingClient
-
+    from tinker_cookbook.backends import Future, SamplingClient, ServiceClient, TrainingClient
+    from tinker_cookbook.checkpoint_utils import CheckpointManager, CheckpointRecord
+    from tinker_cookbook.tokenizer_utils import Tokenizer
+    from tinker_cookbook.utils.ml_log import Logger
+else:
+    torch = lazy_module("torch")
 
 logger = logging.getLogger(__name__)
 
@@ -119,6 +134,111 @@ async def main_async(config: Config) -> None:
         return Pairs(loss, await reference_client(session, config, name))
 
     await train_batches(config, objective)
+
+
+def create_dpo_clients(
+    config: Config,
+    service_client: ServiceClient,
+    resume_info: CheckpointRecord | None = None,
+    user_metadata: dict[str, str] | None = None,
+) -> tuple[TrainingClient, SamplingClient]:
+    """The policy to train and the frozen reference, for loops of user code.
+
+    The reference is what training started from, also where ``resume_info`` continues a run.
+
+    Raises:
+        CheckpointError: Saved weights are of another model or adapter shape.
+    """
+
+    async def create() -> tuple[TrainingClient, SamplingClient]:
+        return (
+            await create_training_client(service_client, config, resume_info, user_metadata),
+            await create_reference_client(service_client, config, config.reference_model_name),
+        )
+
+    return asyncio.run(create())
+
+
+def compute_dpo_loss(
+    chosen_logprobs: Sequence[torch.Tensor],
+    rejected_logprobs: Sequence[torch.Tensor],
+    chosen_ref_logprobs: Sequence[torch.Tensor],
+    rejected_ref_logprobs: Sequence[torch.Tensor],
+    dpo_beta: float,
+) -> tuple[torch.Tensor, dict[str, float]]:
+    """The loss of ``dpo_loss`` for log-probabilities of whole answers, with its metrics.
+
+    Args:
+        chosen_logprobs: The policy's of P chosen answers, a scalar each.
+        rejected_logprobs: The policy's of the rejected answers.
+        chosen_ref_logprobs: The reference's of the chosen answers.
+        rejected_ref_logprobs: The reference's of the rejected answers.
+        dpo_beta: Scale of the rewards.
+
+    Returns:
+        The mean loss over pairs, which has a gradient, and the metrics of ``pair_metrics``.
+    """
+    loss = PairLoss(beta=dpo_beta)
+    loss.check()
+    stack = torch.stack
+    chosen = dpo_beta * (stack([*chosen_logprobs]) - stack([*chosen_ref_logprobs]))
+    rejected = dpo_beta * (stack([*rejected_logprobs]) - stack([*rejected_ref_logprobs]))
+    rewards = [side.detach().cpu().double().numpy() for side in (chosen, rejected)]
+    metrics = reward_metrics(loss, rewards[0], rewards[1], np.ones(len(rewards[0])))
+    return loss.of_rewards(chosen - rejected).mean(), metrics
+
+
+def do_update(
+    epoch_idx: int,
+    batch_idx: int,
+    n_batches: int,
+    total_steps: int,
+    config: Config,
+    training_client: TrainingClient,
+    reference_client: SamplingClient,
+    evaluators: Sequence[Evaluator],
+    infrequent_evaluators: Sequence[Evaluator],
+    dataset: SupervisedDataset,
+    ml_logger: Logger,
+    log_path: str,
+    tokenizer: Tokenizer,
+    checkpoint_mgr: CheckpointManager | None = None,
+) -> None:
+    """One update on one batch with its row of metrics, for loops of user code.
+
+    Checkpoints and evaluations that are due come before the update; ``main`` has them after it. In
+    the first step, the first pair is printed. ``log_path`` has no effect: the logger knows it.
+    """
+    step = epoch_idx * n_batches + batch_idx
+    metrics: Metrics = {"epoch": epoch_idx, "progress": step / total_steps}
+    if checkpoint_mgr is not None:
+        place = {"epoch": epoch_idx, "batch": batch_idx}
+        metrics |= checkpoint_mgr.maybe_save(step=step, loop_state=place) or {}
+    for found, every in (
+        (evaluators, config.eval_every),
+        (infrequent_evaluators, config.infrequent_eval_every),
+    ):
+        if every > 0 and (step % every == 0 or step == total_steps - 1):
+            metrics |= asyncio.run(run_evals(found, training_client, step))
+    data = dataset.get_batch(batch_idx)
+    if step == 0:
+        for datum, label in zip(data[:2], ("Chosen", "Rejected"), strict=True):
+            print_example(datum, tokenizer, label)
+    pairs = Pairs(config.pair_loss, reference_client if config.pair_loss.needs_reference else None)
+    batch = asyncio.run(pairs.prepare(step, data))
+    adam = config.adam_params(step, total_steps)
+    # Both are submitted before the first is awaited, so that the backend is never idle.
+    output = pairs.submit(training_client, batch)
+    update = training_client.optim_step(adam)
+    metrics |= pairs.metrics(batch, output.result())
+    update.result()
+    metrics |= {"num_tokens": batch.num_tokens, "learning_rate": adam.learning_rate}
+    ml_logger.log_metrics(metrics, step=step)
+
+
+def print_example(datum: tinker.Datum, tokenizer: Tokenizer, label: str = "") -> None:
+    """Prints one answer with its prompt in colours; ``label`` is the title."""
+    display.print_example(datum, tokenizer, title=label or "a training example")
 
 
 class Pairs(Objective):

@@ -9,6 +9,7 @@ The second command lists the keys of the class that it names as well.
 from __future__ import annotations
 
 import logging
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 import chz
@@ -24,8 +25,9 @@ from tinker_cookbook.supervised.batch_loop import (
 from tinker_cookbook.supervised.common import compute_data_bpb, compute_token_nll, count_loss_tokens
 from tinker_cookbook.supervised.nll_evaluator import NLLEvaluator
 from tinker_cookbook.supervised.types import SupervisedDataset
-from tinker_cookbook.training.session import Metrics, TrainingSession
+from tinker_cookbook.training.session import Metrics, TrainingSession, run_evaluators
 from tinker_cookbook.utils.entrypoint import run_entrypoint
+from tinker_cookbook.utils.trace import scope_span
 
 if TYPE_CHECKING:
     from tinker import types
@@ -62,6 +64,18 @@ async def main(config: Config) -> None:
         return CrossEntropy(tokenizer_of(config.dataset_builder))
 
     await train_batches(config, objective)
+
+
+async def run_evals(
+    evaluators: Sequence[Evaluator], training_client: TrainingClient, step: int
+) -> Metrics:
+    """Metrics of all evaluators on the client's present weights, for loops of user code.
+
+    Evaluators that sample share one snapshot of the weights. ``step`` only appears in the log.
+    """
+    logger.info("evaluating before step %d", step)
+    async with scope_span("run_evals"):
+        return await run_evaluators(evaluators, training_client)
 
 
 class CrossEntropy(Objective):

@@ -35,7 +35,7 @@ from tinker_cookbook.training.changes import check_same_settings
 from tinker_cookbook.training.commands import continue_command, plot_command, use_lines
 from tinker_cookbook.training.config import TrainingConfig
 from tinker_cookbook.training.tracing import RunTrace
-from tinker_cookbook.training.weights import check_weights
+from tinker_cookbook.training.weights import create_training_client
 from tinker_cookbook.utils import replaced_run
 from tinker_cookbook.utils.console import get_console
 from tinker_cookbook.utils.loggers.pretty_print import format_value
@@ -126,7 +126,11 @@ class TrainingSession:
         for reason in self.connection.reasons:
             self.say(reason)
         self.say(self._model_line())
-        self.client = await self._make_client(metadata)
+        self.client = await create_training_client(
+            self.connection.service, config, self.last, metadata
+        )
+        if self.last is not None and self.last.state_path is not None:
+            self.say(f"continuing after step {self.start_step} from {self.last.state_path}")
         self.checkpoints = RunCheckpoints(
             self.client,
             config.log_path,
@@ -285,29 +289,6 @@ class TrainingSession:
         self.say("settings:")
         for key, value in flatten(dump_config(self.config)):
             self.say(f"  {key} = {value}")
-
-    async def _make_client(self, metadata: dict[str, str]) -> TrainingClient:
-        service, config = self.connection.service, self.config
-        if self.last is not None and self.last.state_path is not None:
-            await check_weights(service, self.last.state_path, config)
-            self.say(f"continuing after step {self.start_step} from {self.last.state_path}")
-            return await service.create_training_client_from_state_with_optimizer(
-                self.last.state_path, user_metadata=metadata
-            )
-        if config.load_checkpoint_path is not None:
-            await check_weights(service, config.load_checkpoint_path, config)
-            return await service.create_training_client_from_state(
-                config.load_checkpoint_path, user_metadata=metadata
-            )
-        return await service.create_lora_training_client(
-            config.model_name,
-            rank=config.lora_rank,
-            seed=config.seed,
-            train_mlp=config.train_mlp,
-            train_attn=config.train_attn,
-            train_unembed=config.train_unembed,
-            user_metadata=metadata,
-        )
 
     def _save_policy(self) -> SavePolicy:
         config = self.config

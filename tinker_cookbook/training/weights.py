@@ -1,15 +1,58 @@
-"""Checks that saved weights fit the settings of the run that is to go on from them."""
+"""Training clients of new and continued runs, whose saved weights must fit the settings."""
 
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from tinker_cookbook.backends import ServiceClient
+from tinker_cookbook.backends import ServiceClient, TrainingClient
 from tinker_cookbook.engine.resolve import base_name
 from tinker_cookbook.exceptions import CheckpointError
 
+if TYPE_CHECKING:
+    from tinker_cookbook.checkpoint_utils import CheckpointRecord
+    from tinker_cookbook.training.config import TrainingConfig
+
 _SHAPE = ("lora_rank", "train_attn", "train_mlp", "train_unembed")
+
+
+async def create_training_client(
+    service: ServiceClient,
+    config: TrainingConfig,
+    last: CheckpointRecord | None = None,
+    metadata: dict[str, str] | None = None,
+) -> TrainingClient:
+    """The client that a run trains with.
+
+    Args:
+        service: Creates the client.
+        config: Names the model and the adapter, and with ``load_checkpoint_path`` the weights to
+            start from, with a new optimizer.
+        last: The checkpoint that the run continues from, with its optimizer's state.
+        metadata: Stored with the training run.
+
+    Raises:
+        CheckpointError: The weights are of another model or adapter shape.
+    """
+    if last is not None and last.state_path is not None:
+        await check_weights(service, last.state_path, config)
+        return await service.create_training_client_from_state_with_optimizer(
+            last.state_path, user_metadata=metadata
+        )
+    if config.load_checkpoint_path is not None:
+        await check_weights(service, config.load_checkpoint_path, config)
+        return await service.create_training_client_from_state(
+            config.load_checkpoint_path, user_metadata=metadata
+        )
+    return await service.create_lora_training_client(
+        config.model_name,
+        rank=config.lora_rank,
+        seed=config.seed,
+        train_mlp=config.train_mlp,
+        train_attn=config.train_attn,
+        train_unembed=config.train_unembed,
+        user_metadata=metadata,
+    )
 
 
 async def check_weights(service: ServiceClient, path: str, settings: Any) -> None:

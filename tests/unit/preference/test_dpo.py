@@ -16,9 +16,20 @@ from safetensors.torch import save_file
 from transformers import AutoModelForCausalLM
 
 from tinker_cookbook.backends import connect
+from tinker_cookbook.checkpoint_utils import CheckpointRecord
 from tinker_cookbook.exceptions import ConfigurationError, DataValidationError
 from tinker_cookbook.preference.dpo_loss import PairBatch, PairLoss, PairObjective, pair_metrics
 from tinker_cookbook.preference.reference import score_answers
+from tinker_cookbook.preference.train_dpo import (
+    Config,
+    compute_dpo_loss,
+    create_dpo_clients,
+    do_update,
+)
+from tinker_cookbook.supervised.nll_evaluator import NLLEvaluator
+from tinker_cookbook.supervised.types import SupervisedDatasetBuilder
+from tinker_cookbook.tokenizer_utils import get_tokenizer
+from tinker_cookbook.utils.ml_log import setup_logging
 
 LOSSES = [
     PairLoss(),
@@ -157,3 +168,68 @@ def test_settings_that_cannot_work(loss, field):
 def test_half_a_pair_is_refused():
     with pytest.raises(DataValidationError, match="chosen and rejected in turn"):
         PairBatch(make_pairs(2)[:3], np.zeros(3))
+
+
+def test_the_loss_of_log_probabilities_has_the_gradient_of_plain_torch():
+    torch.manual_seed(0)
+    policy = torch.randn(8, requires_grad=True)
+    reference = torch.randn(8)
+    sides = [[*values[start::2]] for values in (policy, reference) for start in (0, 1)]
+    loss, metrics = compute_dpo_loss(*sides, dpo_beta=0.3)
+    loss.backward()
+    again = policy.detach().clone().requires_grad_()
+    expected = plain_loss("dpo", again, reference, 0.3).mean()
+    expected.backward()
+    assert loss.item() == pytest.approx(expected.item())
+    assert metrics["dpo_loss"] == pytest.approx(expected.item())
+    torch.testing.assert_close(policy.grad, again.grad)
+    rewards = 0.3 * (policy - reference).detach()
+    assert metrics["chosen_reward"] == pytest.approx(rewards[::2].mean().item())
+    assert metrics["accuracy"] == (rewards[::2] > rewards[1::2]).float().mean().item()
+
+
+class OneBatch:
+    """The same pairs in each step."""
+
+    def get_batch(self, index):
+        return make_pairs(3, seed=4)
+
+
+def test_a_loop_of_user_code_from_the_parts(service, stories_model, tmp_path, capsys):
+    config = Config(
+        model_name=str(stories_model),
+        log_path=str(tmp_path),
+        dataset_builder=SupervisedDatasetBuilder(),
+        learning_rate=1e-3,
+        lora_rank=4,
+        eval_every=2,
+    )
+    policy, reference = create_dpo_clients(config, service)
+    log = setup_logging(tmp_path, print_metrics=False)
+    evaluators = [NLLEvaluator(make_pairs(1))]
+    tokenizer = get_tokenizer(str(stories_model))
+    for batch in range(3):
+        do_update(
+            0, batch, 3, 3, config, policy, reference, evaluators, [], OneBatch(), log,
+            str(tmp_path), tokenizer,
+        )  # fmt: skip
+    log.close()
+    rows = [json.loads(line) for line in (tmp_path / "metrics.jsonl").read_text().splitlines()]
+    losses = [row["dpo_loss"] for row in rows]
+    assert losses[0] == pytest.approx(math.log(2), abs=1e-5)
+    assert losses[2] < losses[1] < losses[0]
+    assert ["test/nll" in row for row in rows] == [True, False, True]
+    assert [row["learning_rate"] for row in rows] == sorted(
+        (row["learning_rate"] for row in rows), reverse=True
+    )
+    assert "Chosen" in capsys.readouterr().out
+    # A continued run has the reference that it began with.
+    saved = CheckpointRecord(
+        name="a", batch=3, state_path=policy.save_state("a").result().path, sampler_path=None
+    )
+    continued, same_reference = create_dpo_clients(config, service, saved)
+    data = make_pairs(2)
+    scores = [asyncio.run(score_answers(one, data)) for one in (reference, same_reference)]
+    np.testing.assert_allclose(*scores, atol=1e-5)
+    now = continued.save_weights_and_get_sampling_client().result()
+    assert np.abs(asyncio.run(score_answers(now, data)) - scores[0]).max() > 1e-3
