@@ -48,10 +48,20 @@ class Qwen3InstructRenderer(ChatMLBase):
     """Qwen3-*-Instruct-2507: tools, no thinking of its own.
 
     Thinking of a conversation from another model is written in the last answer, in tags, and left
-    out of earlier ones.
+    out of earlier ones; with ``strip_thinking_from_history=False`` it is written in these too.
     """
 
     _parts = frozenset({"text", "thinking"})
+
+    def __init__(
+        self,
+        tokenizer: Tokenizer,
+        image_processor: Any = None,
+        *,
+        strip_thinking_from_history: bool = True,
+    ) -> None:
+        super().__init__(tokenizer, image_processor)
+        self.strip_thinking_from_history = strip_thinking_from_history
 
     @property
     def has_extension_property(self) -> bool:
@@ -87,7 +97,7 @@ class Qwen3InstructRenderer(ChatMLBase):
 
     def _render_answer(self, message: Message, ctx: RenderContext) -> RenderedMessage:
         text = get_text_content(message)
-        if ctx.is_last:
+        if ctx.is_last or not self.strip_thinking_from_history:
             text = format_content_as_string(message["content"], separator="")
         return self._answer(f"{START}assistant\n", _with_tool_calls(text, message))
 
@@ -114,16 +124,6 @@ class Qwen3Renderer(Qwen3InstructRenderer):
     """
 
     _parts = frozenset({"text", "thinking"})
-
-    def __init__(
-        self,
-        tokenizer: Tokenizer,
-        image_processor: Any = None,
-        *,
-        strip_thinking_from_history: bool = True,
-    ) -> None:
-        super().__init__(tokenizer, image_processor)
-        self.strip_thinking_from_history = strip_thinking_from_history
 
     @property
     def has_extension_property(self) -> bool:
@@ -231,8 +231,9 @@ class _WithImages(Qwen3InstructRenderer):
 class Qwen3VLInstructRenderer(_WithImages):
     """Qwen3-VL-*-Instruct: images in messages of users and tools; tools; no thinking.
 
-    Images need ``image_processor``. ``max_image_size`` bounds their longest side in pixels, 0
-    leaves them as they are. A system message stands at the beginning only.
+    ``strip_thinking_from_history`` as in ``Qwen3InstructRenderer``. Images need
+    ``image_processor``. ``max_image_size`` bounds their longest side in pixels, 0 leaves them as
+    they are. A system message stands at the beginning only.
     """
 
     def __init__(
@@ -240,9 +241,12 @@ class Qwen3VLInstructRenderer(_WithImages):
         tokenizer: Tokenizer,
         image_processor: ImageProcessorProtocol | None = None,
         *,
+        strip_thinking_from_history: bool = True,
         max_image_size: int = 0,
     ) -> None:
-        super().__init__(tokenizer, image_processor)
+        super().__init__(
+            tokenizer, image_processor, strip_thinking_from_history=strip_thinking_from_history
+        )
         self.max_image_size = max_image_size
 
     def render_message(self, message: Message, ctx: RenderContext) -> RenderedMessage:

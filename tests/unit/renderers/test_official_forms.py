@@ -20,6 +20,7 @@ from tinker_cookbook.renderers.base import (
     UnsupportedToolsError,
     ensure_text,
 )
+from tinker_cookbook.renderers.qwen3 import Qwen3InstructRenderer
 from tinker_cookbook.tokenizer_utils import get_tokenizer
 
 HI: Message = {"role": "user", "content": "Hi"}
@@ -120,6 +121,9 @@ def test_instruct_leaves_thinking_out_of_history_and_writes_it_in_the_last_answe
     assert renderer.codec.decode(example.to_ints()).count("<think>Hm.</think>Ho") == 1
     pairs = zip(example.to_ints(), weights.tolist(), strict=True)
     assert renderer.parse_response([t for t, w in pairs if w])[0] == answer
+    kept = Qwen3InstructRenderer(renderer.tokenizer, strip_thinking_from_history=False)
+    example, _ = kept.build_supervised_example([HI, answer, HI, answer])
+    assert kept.codec.decode(example.to_ints()).count("<think>Hm.</think>Ho") == 2
 
 
 def test_role_colon_writes_the_text_beside_calls_and_says_so(load, caplog):

@@ -1,0 +1,121 @@
+"""Shows the training examples of a supervised dataset in colours: what is context, what is trained.
+
+    python -m tinker_cookbook.supervised.viz_sft_dataset model_name=MODEL
+    python -m tinker_cookbook.supervised.viz_sft_dataset model_name=MODEL \\
+        dataset_path=my.module:MyBuilder renderer_name=qwen3 train_on_what=last_assistant_message
+    python -m tinker_cookbook.supervised.viz_sft_dataset dataset_builder=module:Class \\
+        dataset_builder.KEY=VALUE …
+
+On a terminal the program waits for Enter after each example.
+"""
+
+from __future__ import annotations
+
+import sys
+
+import chz
+
+from tinker_cookbook import model_info
+from tinker_cookbook.display import print_example
+from tinker_cookbook.exceptions import ConfigurationError, DataValidationError
+from tinker_cookbook.renderers import TrainOnWhat
+from tinker_cookbook.supervised.types import (
+    ChatDatasetBuilder,
+    ChatDatasetBuilderCommonConfig,
+    EmptyBatchError,
+)
+from tinker_cookbook.utils.entrypoint import run_entrypoint
+from tinker_cookbook.utils.misc_utils import lookup_func
+
+_BUILDERS = "tinker_cookbook.supervised.hf_datasets"
+
+
+@chz.chz
+class Config:
+    """Which dataset to show: a builder class by its path, or a whole ``dataset_builder``."""
+
+    model_name: str | None = chz.field(
+        default=None, doc="Model whose tokenizer and chat format dataset_path is shown with"
+    )
+    dataset_path: str = chz.field(
+        default="NoRobotsBuilder",
+        doc=f"module:Class of a builder that needs no setting of its own; without a module one of "
+        f"{_BUILDERS}",
+    )
+    renderer_name: str | None = chz.field(
+        default=None, doc="Chat format; default: that of the model"
+    )
+    max_length: int | None = chz.field(default=None, doc="Tokens after which examples are cut")
+    train_on_what: TrainOnWhat | None = chz.field(
+        default=None, doc="Which messages are trained on; None: all assistant messages"
+    )
+    dataset_builder: ChatDatasetBuilder | None = chz.field(
+        default=None, doc="A builder with all of its settings, in place of the keys above"
+    )
+    num_examples: int = chz.field(default=100, doc="Examples to show at most")
+
+
+def run(cfg: Config) -> None:
+    """Prints the first examples of the training data, each in a panel.
+
+    Raises:
+        ConfigurationError: A setting is missing, or ``dataset_path`` names no builder.
+        DataValidationError: No example of the training data has a token to train on.
+    """
+    if cfg.num_examples < 1:
+        raise ConfigurationError(f"num_examples: got {cfg.num_examples}, expected at least 1")
+    builder = cfg.dataset_builder or _builder_of(cfg)
+    train_set, _ = builder()
+    train_set.set_epoch(0)
+    shown = 0
+    for index in range(len(train_set)):
+        try:
+            batch = train_set.get_batch(index)
+        except EmptyBatchError:
+            continue
+        for datum in batch[: cfg.num_examples - shown]:
+            shown += 1
+            print_example(datum, builder.tokenizer, title=f"example {shown}")
+            if sys.stdin.isatty() and shown < cfg.num_examples:
+                input("Enter shows the next example, Ctrl-C stops. ")
+        if shown == cfg.num_examples:
+            return
+    if not shown:
+        raise DataValidationError(
+            f"none of the examples in {len(train_set)} batches has a token to train on; raise "
+            "max_length, or check train_on_what and the data"
+        )
+
+
+def _builder_of(cfg: Config) -> ChatDatasetBuilder:
+    if cfg.model_name is None:
+        raise ConfigurationError(
+            "model_name: got none, expected the model whose tokenizer is used; or set "
+            "dataset_builder=module:Class with its settings"
+        )
+    renderer_name, _ = model_info.resolve_renderer_name(cfg.model_name, cfg.renderer_name)
+    common = ChatDatasetBuilderCommonConfig(
+        model_name_for_tokenizer=cfg.model_name,
+        renderer_name=renderer_name,
+        max_length=cfg.max_length,
+        batch_size=1,  # the data may have fewer rows than any larger batch
+        train_on_what=cfg.train_on_what,
+    )
+    try:
+        make = lookup_func(cfg.dataset_path, default_module=_BUILDERS)
+    except (ImportError, AttributeError, ValueError) as error:
+        raise ConfigurationError(
+            f"dataset_path: got {cfg.dataset_path!r}, expected module:Class of a "
+            f"ChatDatasetBuilder, or the name of one in {_BUILDERS}: {error}"
+        ) from error
+    try:
+        return make(common_config=common)
+    except TypeError as error:
+        raise ConfigurationError(
+            f"dataset_path: {cfg.dataset_path} needs settings of its own ({error}); give them with "
+            f"dataset_builder={cfg.dataset_path} dataset_builder.KEY=VALUE"
+        ) from error
+
+
+if __name__ == "__main__":
+    run_entrypoint(run)
