@@ -10,9 +10,22 @@ import asyncio
 from collections.abc import Coroutine, Iterable, Sequence
 from typing import TYPE_CHECKING, Any, TypeVar
 
+import numpy as np
+
+from tinker_cookbook.display import format_trajectory
 from tinker_cookbook.exceptions import ConfigurationError
 from tinker_cookbook.rl.adjuster import logprobs_of
-from tinker_cookbook.rl.data_processing import check_provenance, data_for_loss
+from tinker_cookbook.rl.data_processing import (
+    assemble_training_data,
+    check_provenance,
+    compute_advantages,
+    data_for_loss,
+)
+from tinker_cookbook.rl.metrics import incorporate_kl_penalty
+from tinker_cookbook.rl.trajectory_metrics import compute_trajectory_metrics
+from tinker_cookbook.rl.types import EnvGroupBuilder, TrajectoryGroup
+from tinker_cookbook.utils.console import get_console
+from tinker_cookbook.utils.cost_estimation import TokenUsage
 from tinker_cookbook.utils.lazy_imports import lazy_module
 from tinker_cookbook.utils.misc_utils import split_list
 from tinker_cookbook.utils.trace import scope, scope_span
@@ -24,12 +37,83 @@ if TYPE_CHECKING:
     from tinker_cookbook.backends import SamplingClient, TrainingClient
     from tinker_cookbook.checkpoint_utils import CheckpointManager
     from tinker_cookbook.eval.evaluators import SamplingClientEvaluator
+    from tinker_cookbook.tokenizer_utils import Tokenizer
 else:
     tinker = lazy_module("tinker")
 
 T = TypeVar("T")
 
 _ADAM = {"beta1": 0.9, "beta2": 0.95, "eps": 1e-8}
+
+
+def rollout_usage(trajectory_groups: Sequence[TrajectoryGroup]) -> TokenUsage:
+    """The tokens that playing the groups took: those sampled, and the prompts of all turns."""
+    turns = [
+        turn
+        for group in trajectory_groups
+        for trajectory in group.trajectories_G
+        for turn in trajectory.transitions
+    ]
+    cached = sum(turn.ac.prompt_cache_hit_tokens for turn in turns)
+    return TokenUsage(
+        sampled=sum(len(turn.ac.tokens) for turn in turns),
+        prefill_cached=cached,
+        prefill_uncached=sum(turn.ob.length for turn in turns) - cached,
+    )
+
+
+def training_usage(data_D: Sequence[tinker.Datum]) -> TokenUsage:
+    """The tokens that one pass over the data trains on."""
+    return TokenUsage(trained=sum(datum.model_input.length for datum in data_D))
+
+
+def print_group(traj_group: TrajectoryGroup, tokenizer: Tokenizer) -> None:
+    """Prints up to four trajectories of a group, from the lowest to the highest reward."""
+    rewards = np.asarray(traj_group.get_total_rewards())
+    order = np.argsort(rewards, kind="stable")
+    chosen = order[np.linspace(0, len(order) - 1, min(4, len(order))).astype(int)]
+    for member in chosen:
+        text = format_trajectory(traj_group.trajectories_G[member], tokenizer)
+        title = f"trajectory {member}, reward {rewards[member]:.3g}"
+        get_console().print(f"{title}\n{text}", markup=False, highlight=False, soft_wrap=True)
+
+
+@scope
+async def prepare_minibatch(
+    env_group_builders_P: Sequence[EnvGroupBuilder],
+    trajectory_groups_P: Sequence[TrajectoryGroup],
+    tokenizer: Tokenizer,
+    kl_reference_client: SamplingClient | None,
+    kl_penalty_coef: float,
+    kl_discount_factor: float,
+    include_provenance: bool = True,
+) -> tuple[list[tinker.Datum], dict[str, Any], TokenUsage]:
+    """Training data of groups, their metrics, and the tokens that playing and scoring took.
+
+    Args:
+        env_group_builders_P: The builder of each group, for its tags.
+        trajectory_groups_P: What was played; the first two groups are printed.
+        tokenizer: Decodes what is printed.
+        kl_reference_client: The policy to stay near; ``None``: there is no penalty.
+        kl_penalty_coef: Weight of the penalty; 0: there is none.
+        kl_discount_factor: As in ``incorporate_kl_penalty``.
+        include_provenance: As in ``trajectory_to_data``.
+    """
+    tags_P = [builder.logging_tags() for builder in env_group_builders_P]
+    metrics: dict[str, Any] = dict(compute_trajectory_metrics(trajectory_groups_P, tags_P))
+    usage = rollout_usage(trajectory_groups_P)
+    for group in trajectory_groups_P[:2]:
+        print_group(group, tokenizer)
+    data_D, _ = assemble_training_data(
+        trajectory_groups_P, compute_advantages(trajectory_groups_P), include_provenance
+    )
+    if kl_penalty_coef > 0 and kl_reference_client is not None:
+        penalty, scored = await incorporate_kl_penalty(
+            data_D, kl_reference_client, kl_penalty_coef, kl_discount_factor
+        )
+        metrics.update(penalty)
+        usage = usage + scored
+    return data_D, metrics, usage
 
 
 @scope

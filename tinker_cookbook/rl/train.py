@@ -33,10 +33,14 @@ from tinker_cookbook.rl.kl import KLPenalty, compute_post_kl
 from tinker_cookbook.rl.live_view import RLProgress
 from tinker_cookbook.rl.loop_parts import (
     gather_with_progress,
+    prepare_minibatch,
+    print_group,
+    rollout_usage,
     run_evaluations_parallel,
     run_single_evaluation,
     save_checkpoint_and_get_sampling_client,
     train_step,
+    training_usage,
 )
 from tinker_cookbook.rl.sources import BatchSource, GroupSource, problem_batches
 from tinker_cookbook.rl.sources_play import Player, Snapshot
@@ -68,11 +72,15 @@ __all__ = [
     "StreamMinibatchConfig",
     "gather_with_progress",
     "main",
+    "prepare_minibatch",
+    "print_group",
+    "rollout_usage",
     "run",
     "run_evaluations_parallel",
     "run_single_evaluation",
     "save_checkpoint_and_get_sampling_client",
     "train_step",
+    "training_usage",
 ]
 
 logger = logging.getLogger(__name__)

@@ -9,7 +9,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 import tinker
-from trajectory_samples import group_of_rewards
+from trajectory_samples import action, episode, group, group_of_rewards, turn
 
 from tinker_cookbook.exceptions import ConfigurationError
 from tinker_cookbook.rl import train
@@ -92,3 +92,31 @@ def test_evaluators_run_together_and_their_metrics_are_one():
     results = asyncio.run(train.gather_with_progress([done(i) for i in range(3)], "x"))
     assert results == [0, 1, 2]
     assert tinker.AdamParams().beta1 == 0.9
+
+
+class Words:
+    """A tokenizer that names each token by its number."""
+
+    def decode(self, tokens, **_):
+        return " ".join(f"t{token}" for token in tokens)
+
+
+def test_a_minibatch_is_data_metrics_and_tokens(capsys):
+    long = episode(
+        turn([1], action([2, 3]), done=False),
+        turn([1, 2, 3, 4], action([5], prompt_cache_hit_tokens=3), 1.0),
+    )
+    groups = [group(long, episode(turn([1], action([7]))), final=[0.0, 0.0])]
+    builders = [SimpleNamespace(logging_tags=lambda: ["a"])]
+    given, metrics, usage = asyncio.run(
+        train.prepare_minibatch(builders, groups, Words(), None, 0.1, 0.0)
+    )
+    expected = assemble_training_data(groups, compute_advantages(groups))[0]
+    assert [datum.model_input.to_ints() for datum in given] == [
+        datum.model_input.to_ints() for datum in expected
+    ]
+    assert metrics["env/all/reward/total"] == 0.5
+    assert (usage.sampled, usage.prefill_cached, usage.prefill_uncached) == (4, 3, 3)
+    assert train.training_usage(given).trained == sum(d.model_input.length for d in given)
+    shown = capsys.readouterr().out
+    assert shown.index("trajectory 1, reward 0") < shown.index("trajectory 0, reward 1")
