@@ -119,7 +119,8 @@ def test_calls_that_cannot_be_read_are_kept_and_written_as_they_were(glm, body):
 
 
 def test_without_thinking_history_loses_it_and_an_answer_with_it_is_refused(glm):
-    renderer = glm("glm4_6_disable_thinking")
+    # "/nothink" is a control token, which a user's text only holds with this option.
+    renderer = glm("glm4_6_disable_thinking?split_special_tokens=false")
     messages = [QUESTION, thought("a", "A"), {"role": "user", "content": "x /nothink"}]
     text = renderer.codec.decode(renderer.build_generation_prompt(messages).to_ints())
     assert text == (

@@ -141,7 +141,9 @@ def test_defaults_that_are_not_text(load):
 
 
 def test_without_system_prompt_the_rest_is_the_same(load, tokenizer):
-    bare = get_renderer("gpt_oss_no_sysprompt?tool_format=template", tokenizer)
+    bare = get_renderer(
+        "gpt_oss_no_sysprompt?tool_format=template&split_special_tokens=false", tokenizer
+    )
     side = load(CASES[1])
     system = len(side.prompt([])) - 2
 
