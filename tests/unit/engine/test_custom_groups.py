@@ -152,7 +152,7 @@ def test_out_of_memory_keeps_groups_whole(stories_base, monkeypatch):
     run = ref.make_run(stories_base)
     run.forward_backward_custom(data, PairLoss(), group_size=2)
     assert ((0, 1), True) in seen
-    # At least as many tokens as the first group, which only fitted recomputed: not tried without it.
+    # No fewer tokens than the first group, which only fitted recomputed.
     assert ((4, 5, 2, 3), True) in seen
     assert ref.relative_error(run._gradients, expected._gradients) <= 1e-5
 
