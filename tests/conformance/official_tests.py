@@ -60,6 +60,8 @@ class _Base:
 def get(module, name=None):
     if module == "tinker_cookbook.renderers.testing_utils":
         module = "official_testing_utils"  # a helper of the tests, no part of the library
+    elif module.endswith("_test"):  # helpers of another test file, which was copied too
+        module = "unit." + module.split(".", 1)[1].replace(".", "__")
     try:
         found = importlib.import_module(module)
     except ImportError:
@@ -138,6 +140,11 @@ def _make_lenient(source: str) -> str:
     return ast.unparse(ast.fix_missing_locations(_LenientImports().visit(tree)))
 
 
+def is_test_file(file: Path) -> bool:
+    """Whether pytest collects tests from the file; the others are helpers."""
+    return file.name.startswith("test_") or file.stem.endswith("_test")
+
+
 def copy_tests(source: Path, files: Iterable[Path], scratch: Path, *, lenient: bool) -> list[Path]:
     """Copies test files (relative to ``source``) into ``scratch`` and returns the copies."""
     scratch.mkdir(parents=True, exist_ok=True)
@@ -159,9 +166,8 @@ def copy_tests(source: Path, files: Iterable[Path], scratch: Path, *, lenient: b
         target = scratch.joinpath(*parts)
         target.parent.mkdir(parents=True, exist_ok=True)
         text = (source / file).read_text("utf-8")
-        is_test = file.name.startswith("test_") or file.stem.endswith("_test")
-        target.write_text(_make_lenient(text) if lenient and is_test else text, "utf-8")
-        if is_test:
+        target.write_text(_make_lenient(text) if lenient and is_test_file(file) else text, "utf-8")
+        if is_test_file(file):
             copies.append(target)
     for folder in (scratch / "tests", scratch / "tests" / "downstream_compat"):
         if folder.is_dir():
