@@ -14,6 +14,7 @@ import chz
 import numpy as np
 
 from tinker_cookbook.exceptions import ConfigurationError, DataValidationError
+from tinker_cookbook.supervised.data import trained_batch
 from tinker_cookbook.supervised.types import (
     ChatDatasetBuilder,
     EmptyBatchError,
@@ -136,15 +137,16 @@ class MixedDataset(SupervisedDataset):
 
         Raises EmptyBatchError where none has any.
         """
-        data: list[tinker.Datum] = []
-        empty: list[EmptyBatchError] = []
-        for number, dataset in enumerate(self._datasets):
-            try:
-                data += [numbered(datum, number) for datum in dataset.get_batch(index)]
-            except EmptyBatchError as error:
-                empty.append(error)
+        data = [
+            numbered(datum, number)
+            for number, dataset in enumerate(self._datasets)
+            for datum in trained_batch(dataset, index)
+        ]
         if not data:
-            raise empty[0]
+            raise EmptyBatchError(
+                f"batch {index}: got no token to train on in any of the {len(self._datasets)} "
+                "datasets, expected at least one; raise max_length or batch_size"
+            )
         return data
 
     def __len__(self) -> int:

@@ -11,7 +11,7 @@ import chz
 import numpy as np
 
 from tinker_cookbook.exceptions import ConfigurationError, DataError
-from tinker_cookbook.rl.dataset_utils import ChainedRLDataset, cycle_permutation
+from tinker_cookbook.rl.dataset_utils import cycle_permutation
 from tinker_cookbook.rl.types import EnvGroupBuilder, RLDataset, RLDatasetBuilder
 
 _KEPT_BATCHES = 2
@@ -25,8 +25,8 @@ class BatchSizeError(DataError, IndexError):
 class InterleavedRLDatasetBuilder(RLDatasetBuilder):
     """A mixture: each group of a batch is the next one of a source drawn by weight.
 
-    A source that is used up begins again, in another order. The test set is that of all sources,
-    one after the other.
+    A source that is used up begins again, in another order. There is no test set, as in the
+    official cookbook: those of the sources are left out, so give evaluators of their own.
     """
 
     sources: list[RLDatasetBuilder] = chz.field(doc="Datasets to mix")
@@ -44,7 +44,7 @@ class InterleavedRLDatasetBuilder(RLDatasetBuilder):
             source.check()
 
     async def __call__(self) -> tuple[RLDataset, RLDataset | None]:
-        """Builds the sources and mixes them."""
+        """Builds the sources and mixes their training data."""
         self.check()
         built = await asyncio.gather(*(source() for source in self.sources))
         train = await asyncio.to_thread(
@@ -55,8 +55,7 @@ class InterleavedRLDatasetBuilder(RLDatasetBuilder):
             self.total_batches,
             self.seed,
         )
-        tests = [test for _, test in built if test is not None]
-        return train, ChainedRLDataset(tests) if tests else None
+        return train, None
 
 
 def _check(

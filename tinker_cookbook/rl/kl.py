@@ -39,12 +39,14 @@ else:
 
 __all__ = [
     "KLPenalty",
+    "add_penalty",
     "add_to_advantages",
     "check_penalty",
     "compute_kl_sample_train",
     "compute_post_kl",
     "discounted_future_sum_vectorized",
     "incorporate_kl_penalty",
+    "post_kl_metrics",
     "sampled_logprobs",
     "trained_values",
 ]
@@ -106,7 +108,11 @@ async def compute_post_kl(
 
     Costs a forward pass over the batch. Nothing is returned where no token is trained.
     """
-    after_D = await score_datums(post_sampling_client, data_D)
+    return post_kl_metrics(data_D, await score_datums(post_sampling_client, data_D))
+
+
+def post_kl_metrics(data_D: Sequence[tinker.Datum], after_D: Sequence[_Array]) -> dict[str, float]:
+    """As ``compute_post_kl``, from the log-probabilities [T] of each datum after the update."""
     difference = sampled_logprobs(data_D) - trained_values(data_D, after_D, "post_sampling_client")
     if not difference.size:
         return {}
@@ -141,7 +147,9 @@ async def incorporate_kl_penalty(
 
     Nothing is changed or returned where no token is trained.
     """
-    mean, _ = await _add_penalty(data_D, base_sampling_client, kl_penalty_coef, kl_discount_factor)
+    check_penalty(kl_penalty_coef, kl_discount_factor)
+    base_D = await score_datums(base_sampling_client, data_D)
+    mean, _ = add_penalty(data_D, base_D, kl_penalty_coef, kl_discount_factor)
     return {"kl_policy_base": mean.mean} if mean.count else {}
 
 
@@ -157,20 +165,22 @@ class KLPenalty(AdvantageAdjuster):
     async def adjust(self, played: PlayedData) -> Adjustment:
         """Lowers the advantages of tokens by which the policy leaves the reference."""
         rewarded = any(values.any() for values in advantages_of(played.data_D))
-        mean, penalty = await _add_penalty(
-            played.data_D, self._reference, self._coef, self._discount
-        )
+        check_penalty(self._coef, self._discount)
+        reference_D = await score_datums(self._reference, played.data_D)
+        mean, penalty = add_penalty(played.data_D, reference_D, self._coef, self._discount)
         means = {"kl_policy_base": mean} if mean.count else {}
         return Adjustment(rewarded or is_pull(penalty, self._coef), means)
 
 
-async def _add_penalty(
-    data_D: Sequence[tinker.Datum], reference: SamplingClient, coef: float, discount: float
+def add_penalty(
+    data_D: Sequence[tinker.Datum], reference_D: Sequence[_Array], coef: float, discount: float
 ) -> tuple[Mean, _Array]:
-    """The KL, and what was added to the advantages of the trained tokens."""
-    check_penalty(coef, discount)
+    """As ``incorporate_kl_penalty``, from the reference's log-probabilities [T] of each datum.
+
+    Returns the KL, and what was added to the advantages of the trained tokens.
+    """
     difference = sampled_logprobs(data_D) - trained_values(
-        data_D, await score_datums(reference, data_D), "base_sampling_client"
+        data_D, reference_D, "base_sampling_client"
     )
     if not difference.size:
         return Mean(), difference

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from tinker_cookbook.exceptions import ConfigurationError
-from tinker_cookbook.renderers import Message, Renderer
+from tinker_cookbook.renderers import Message, ParseTermination, Renderer
 from tinker_cookbook.rl.message_history import History
 from tinker_cookbook.rl.rollout_limits import (
     DEFAULT_RETRY_MESSAGE_TEMPLATE,
@@ -180,9 +180,10 @@ class EnvFromMessageEnv(Env):
         self._history.update(await self.message_env.initial_observation())
         ob = await self._render()
         if self._overflows(ob):
-            reason = f"{STOP_METRIC_PREFIX}{StopReason.MAX_TOKENS}"
             return InitialObservationOverflow(
-                self.context_overflow_reward, {**_MAX_TOKENS_REACHED, reason: 1.0}
+                self.context_overflow_reward,
+                {**_MAX_TOKENS_REACHED, f"{STOP_METRIC_PREFIX}{StopReason.MAX_TOKENS}": 1.0},
+                {"initial_observation_overflow": self._overflow_text(ob)},
             )
         return ob, self._stop_condition
 
@@ -193,7 +194,7 @@ class EnvFromMessageEnv(Env):
             return self._over(
                 self.context_overflow_reward, StopReason.MAX_TOKENS, _MAX_TOKENS_REACHED
             )
-        message, ending = await asyncio.to_thread(self.renderer.parse_response, action)
+        message, ending = await _parse(self.renderer, action)
         if cut:
             observed = await self.message_env.observe_truncated_response(message)
             if isinstance(observed, list):
@@ -243,6 +244,14 @@ class EnvFromMessageEnv(Env):
             return False
         return ob.length + (self.max_generation_tokens or 1) > self.max_trajectory_tokens
 
+    def _overflow_text(self, ob: Observation) -> str:
+        reserved = self.max_generation_tokens or 1
+        return (
+            f"the first prompt has {ob.length} tokens and {reserved} are reserved for the answer, "
+            f"more than max_trajectory_tokens={self.max_trajectory_tokens}: this task is too long "
+            "for the model's context window"
+        )
+
     async def _put_in(self, messages: Sequence[Message]) -> None:
         kept = await self.message_env.add_messages(messages)
         if kept:
@@ -274,7 +283,9 @@ class EnvFromMessageEnv(Env):
             template = policy.retry_message_template
             reward = (policy.terminal_reward if ends else 0.0) - policy.penalty_per_error
         metrics: Metrics = {"parse_error": 1.0}
-        logs: Logs = {"parse_error": details}
+        # That an answer has no end says the metric; why a tool call cannot be read, only this.
+        explained = policy is not None or "unparsed_tool_calls" in message
+        logs: Logs = {"parse_error": details} if explained else {}
         if ends:
             self._history.add([message])
             reason = StopReason.MAX_TOKENS if cut else StopReason.PARSE_ERROR
@@ -301,6 +312,12 @@ class EnvFromMessageEnv(Env):
         if reason is not None:
             metrics = {**metrics, f"{STOP_METRIC_PREFIX}{reason}": 1.0}
         return StepResult.final(reward, self._stop_condition, metrics=metrics, stop_reason=reason)
+
+
+async def _parse(renderer: Renderer, action: Action) -> tuple[Message, ParseTermination]:
+    """Parses in a thread, so that a long answer does not hold up other episodes."""
+    loop = asyncio.get_running_loop()
+    return await loop.run_in_executor(None, renderer.parse_response, action)
 
 
 def _what_is_wrong(message: Message, ended: bool, cut: bool) -> str | None:

@@ -9,10 +9,14 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+import numpy.typing as npt
+
 from tinker_cookbook.rl import kl
 from tinker_cookbook.rl.kl import compute_kl_sample_train, discounted_future_sum_vectorized
 from tinker_cookbook.utils.cost_estimation import TokenUsage
 from tinker_cookbook.utils.lazy_imports import lazy_module
+from tinker_cookbook.utils.scoring import whole_sequence
 
 if TYPE_CHECKING:
     import tinker
@@ -65,8 +69,9 @@ async def score_sequences(
 async def compute_post_kl(
     data_D: Sequence[tinker.Datum], post_sampling_client: SamplingClient
 ) -> tuple[dict[str, float], TokenUsage]:
-    """The metrics of ``kl.compute_post_kl``, and the tokens that were read for them."""
-    return await kl.compute_post_kl(data_D, post_sampling_client), _usage(data_D)
+    """Returns the metrics of ``kl.compute_post_kl``, and the tokens that this took."""
+    after_D, usage = await _score(post_sampling_client, data_D)
+    return kl.post_kl_metrics(data_D, after_D), usage
 
 
 async def incorporate_kl_penalty(
@@ -75,16 +80,22 @@ async def incorporate_kl_penalty(
     kl_penalty_coef: float,
     kl_discount_factor: float = 0.0,
 ) -> tuple[dict[str, float], TokenUsage]:
-    """As ``kl.incorporate_kl_penalty``, which changes ``data_D``; and the tokens that were read."""
-    metrics = await kl.incorporate_kl_penalty(
-        data_D, base_sampling_client, kl_penalty_coef, kl_discount_factor
-    )
-    return metrics, _usage(data_D)
+    """Changes ``data_D`` as ``kl.incorporate_kl_penalty`` does.
+
+    Returns its metrics, and the tokens that this took.
+    """
+    kl.check_penalty(kl_penalty_coef, kl_discount_factor)
+    base_D, usage = await _score(base_sampling_client, data_D)
+    mean, _ = kl.add_penalty(data_D, base_D, kl_penalty_coef, kl_discount_factor)
+    return {"kl_policy_base": mean.mean} if mean.count else {}, usage
 
 
-def _usage(data_D: Sequence[tinker.Datum]) -> TokenUsage:
-    # Each sequence is its input and the last target.
-    return TokenUsage(prefill_uncached=sum(datum.model_input.length + 1 for datum in data_D))
+async def _score(
+    client: SamplingClient, data_D: Sequence[tinker.Datum]
+) -> tuple[list[npt.NDArray[np.float64]], TokenUsage]:
+    """Log-probabilities [T] of each datum's targets; NaN where the client gives none."""
+    scores_D, usage = await score_sequences(client, [whole_sequence(datum) for datum in data_D])
+    return [np.array(scores[1:], dtype=np.float64) for scores in scores_D], usage
 
 
 def compute_sampling_client_metrics(

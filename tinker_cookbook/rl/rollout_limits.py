@@ -99,13 +99,11 @@ class ParseErrorPolicy:
             raise ConfigurationError(
                 f"parse_errors.terminal_reward: got {self.terminal_reward}, expected a number"
             )
-        try:
-            self.retry_message_template.format(details="")
-        except (KeyError, IndexError, ValueError) as error:
+        if not _takes_details(self.retry_message_template):
             raise ConfigurationError(
                 f"parse_errors.retry_message_template: got {self.retry_message_template!r}, "
                 "expected text whose only field is {details}; write {{ and }} for braces"
-            ) from error
+            )
 
 
 @chz.chz
@@ -146,6 +144,13 @@ class TerminationRewardPolicy:
     @chz.validate
     def _check(self) -> None:
         _positive("termination.grader_timeout_seconds", self.grader_timeout_seconds)
+
+
+def _takes_details(template: str) -> bool:
+    try:
+        return template.format(details="") != template.format(details="x")
+    except (KeyError, IndexError, ValueError):
+        return False
 
 
 def _at_least(name: str, value: float | None, low: float) -> None:

@@ -218,8 +218,8 @@ class MinViableGroup(_Retrying):
         all_errors = [error for _, errors in outcomes for error in errors]
         if succeeded < needed:
             raise AllTrajectoriesFailedError(
-                f"{succeeded} of {size} rollouts succeeded, expected at least {needed}; "
-                f"the last error: {error_record(all_errors[-1])}"
+                f"only {succeeded}/{size} rollouts succeeded, fewer than the minimum viable group "
+                f"size {needed}; the last error: {error_record(all_errors[-1])}"
             ) from all_errors[-1]
         return StrategyOutcome(
             [result for result, _ in outcomes], [error_record(error) for error in all_errors]

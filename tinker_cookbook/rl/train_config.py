@@ -137,9 +137,9 @@ class PolicyTrainingConfig(PolicySettings, TrainingConfig):
         """The rewards of episodes that were cut: as set, or as the model's preset has them."""
         if self.termination is not None:
             return self.termination
-        if self.rollout_config is not None:
-            return self.rollout_config.termination
-        return default_rollout_config_for_model(self.model_name).termination
+        # A config of user code with the fields of the official cookbook has no rollout_config.
+        config = getattr(self, "rollout_config", None)
+        return (config or default_rollout_config_for_model(self.model_name)).termination
 
     def effective_rollout_strategy(self) -> RolloutStrategy:
         """What is done about failures: as set, or as the model's preset has it."""

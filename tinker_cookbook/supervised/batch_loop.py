@@ -29,11 +29,11 @@ import chz
 from tinker_cookbook.display import TrainingProgress, print_example
 from tinker_cookbook.eval.evaluators import Evaluator, EvaluatorBuilder
 from tinker_cookbook.exceptions import ConfigurationError, DataValidationError
+from tinker_cookbook.supervised.data import trained_batch
 from tinker_cookbook.supervised.prefetch import Prefetcher
 from tinker_cookbook.supervised.showcase import Showcase
 from tinker_cookbook.supervised.types import (
     ChatDatasetBuilder,
-    EmptyBatchError,
     SupervisedDataset,
     SupervisedDatasetBuilder,
 )
@@ -206,7 +206,7 @@ def batches(
         if epoch != current:
             dataset.set_epoch(seed + epoch)
             current = epoch
-        yield _get_batch(dataset, index)
+        yield trained_batch(dataset, index)
 
 
 def first_datum(dataset: SupervisedDataset, seed: int) -> tinker.Datum:
@@ -217,19 +217,12 @@ def first_datum(dataset: SupervisedDataset, seed: int) -> tinker.Datum:
     """
     dataset.set_epoch(seed)
     for index in range(len(dataset)):
-        if data := _get_batch(dataset, index):
+        if data := trained_batch(dataset, index):
             return data[0]
     raise DataValidationError(
         f"dataset_builder: none of the examples in {len(dataset)} batches has a token to train on, "
         "expected at least one with; raise max_length, or check train_on_what and the data"
     )
-
-
-def _get_batch(dataset: SupervisedDataset, index: int) -> list[tinker.Datum]:
-    try:
-        return dataset.get_batch(index)
-    except EmptyBatchError:
-        return []
 
 
 @dataclass(frozen=True)

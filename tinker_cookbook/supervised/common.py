@@ -138,7 +138,9 @@ def reduce_weights(
 ) -> list[npt.NDArray[np.float32]]:
     """Divides by the sum over all arrays for ``mean``; weights that are all 0 stay so."""
     if reduction not in ("none", "mean"):
-        raise DataValidationError(f"reduction: got {reduction!r}, expected 'none' or 'mean'")
+        raise DataValidationError(
+            f"Unknown reduction mode. reduction: got {reduction!r}, expected 'none' or 'mean'"
+        )
     if reduction == "none" or not any(values.any() for values in weights):
         return list(weights)
     total = sum(float(values.sum(dtype=np.float64)) for values in weights)

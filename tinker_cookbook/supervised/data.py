@@ -47,6 +47,7 @@ __all__ = [
     "SupervisedDatasetFromHFDataset",
     "conversation_to_data",
     "conversation_to_datum",
+    "trained_batch",
 ]
 
 __getattr__ = lazy_exports(
@@ -104,13 +105,30 @@ def conversation_to_data(
     return data_from_examples(examples, max_length, reduction)
 
 
+def trained_batch(dataset: SupervisedDataset, index: int) -> list[tinker.Datum]:
+    """The batch at ``index``, or nothing where none of its datums has a token to train on.
+
+    Loops and evaluators take batches by this function, so that they pass over such a batch.
+    """
+    try:
+        data = dataset.get_batch(index)
+    except EmptyBatchError:
+        return []
+    return data if any(map(_is_trained, data)) else []
+
+
+def _is_trained(datum: tinker.Datum) -> bool:
+    return "weights" not in datum.loss_fn_inputs or count_loss_tokens(datum) > 0
+
+
 class SupervisedDatasetFromHFDataset(SupervisedDataset):
     """Batches of rows, in the rows' order until ``set_epoch`` shuffles them.
 
     Give ``map_fn`` (row to datum) or ``flatmap_fn`` (row to datums). ``batch_size`` counts rows;
     the last, smaller batch is kept. A datum without a single trained token (all cut off by
     ``max_length``, say) teaches nothing and would only dilute the batch: it is dropped and counted
-    in ``num_dropped``, once however many epochs meet it.
+    in ``num_dropped``, once however many epochs meet it. Only a batch of nothing else keeps its
+    datums; loops pass over it (``trained_batch``).
     """
 
     def __init__(
@@ -141,7 +159,10 @@ class SupervisedDatasetFromHFDataset(SupervisedDataset):
         self._order = np.random.default_rng(seed).permutation(len(self._rows))
 
     def get_batch(self, index: int) -> list[tinker.Datum]:
-        """The datums of the batch's rows that can be trained. Raises EmptyBatchError if none."""
+        """The datums of the batch's rows that can be trained; all of them if none can.
+
+        Raises EmptyBatchError where the rows give no datum at all.
+        """
         if not 0 <= index < len(self):
             raise IndexError(f"batch index: got {index}, expected 0 to {len(self) - 1}")
         numbers = self._order[index * self._batch_size : (index + 1) * self._batch_size].tolist()
@@ -230,7 +251,7 @@ class StreamingSupervisedDatasetFromHFDataset(SupervisedDataset):
 
 
 class _Mapper:
-    """Rows to datums, without those that would train nothing."""
+    """Rows to datums, without those that would train nothing beside others."""
 
     def __init__(self, map_fn: MapFn | None, flatmap_fn: FlatmapFn | None) -> None:
         if (map_fn is None) == (flatmap_fn is None):
@@ -249,17 +270,21 @@ class _Mapper:
     def batch(self, index: int, numbered_rows: list[tuple[Any, Any]]) -> list[tinker.Datum]:
         """The datums of rows; the number of a row is what a drop is remembered by."""
         kept: list[tinker.Datum] = []
+        untrained: list[tinker.Datum] = []
         for number, row in numbered_rows:
             data = self._to_data(number, row)
             trained = [datum for datum in data if count_loss_tokens(datum)]
             if len(trained) < len(data):
                 self._count_dropped(number, data, len(data) - len(trained))
             kept += trained
+            untrained += data
+        if not kept and untrained:
+            return untrained
         if not kept:
             raise EmptyBatchError(
-                f"batch {index}: got {len(numbered_rows)} rows without a token to train on, "
-                "expected at least one with; raise max_length or batch_size, or take these rows "
-                "out of the data"
+                f"batch {index}: got {len(numbered_rows)} rows that give no datum, expected at "
+                "least one that does; raise max_length or batch_size, or take these rows out of "
+                "the data"
             )
         return kept
 

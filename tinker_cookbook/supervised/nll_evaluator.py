@@ -17,7 +17,8 @@ from tinker_cookbook.supervised.common import (
     compute_token_nll,
     count_loss_tokens,
 )
-from tinker_cookbook.supervised.types import EmptyBatchError, SupervisedDataset
+from tinker_cookbook.supervised.data import trained_batch
+from tinker_cookbook.supervised.types import SupervisedDataset
 from tinker_cookbook.tokenizer_utils import Tokenizer
 from tinker_cookbook.utils.scoring import score_datums
 
@@ -31,10 +32,7 @@ def all_data(dataset: SupervisedDataset) -> list[tinker.Datum]:
     """Every datum of a dataset that can be trained, in the present order."""
     data: list[tinker.Datum] = []
     for index in range(len(dataset)):
-        try:
-            data += dataset.get_batch(index)
-        except EmptyBatchError:  # its examples are dropped and counted by the dataset
-            continue
+        data += trained_batch(dataset, index)
     return data
 
 

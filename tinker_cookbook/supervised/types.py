@@ -44,7 +44,8 @@ class SupervisedDataset(ABC):
     def get_batch(self, index: int) -> list[tinker.Datum]:
         """The batch at ``index`` (0 to ``len`` - 1) of the current epoch.
 
-        Never empty: raises EmptyBatchError where no example of the batch can be trained.
+        Never empty: raises EmptyBatchError where nothing of the batch is left. The loops pass over
+        such a batch, and over one of which all weights are 0 (``data.trained_batch``).
         """
 
     @abstractmethod

@@ -19,10 +19,10 @@ from tinker_cookbook import model_info
 from tinker_cookbook.display import print_example
 from tinker_cookbook.exceptions import ConfigurationError, DataValidationError
 from tinker_cookbook.renderers import TrainOnWhat
+from tinker_cookbook.supervised.data import trained_batch
 from tinker_cookbook.supervised.types import (
     ChatDatasetBuilder,
     ChatDatasetBuilderCommonConfig,
-    EmptyBatchError,
 )
 from tinker_cookbook.utils.entrypoint import run_entrypoint
 from tinker_cookbook.utils.misc_utils import lookup_func
@@ -69,11 +69,7 @@ def run(cfg: Config) -> None:
     train_set.set_epoch(0)
     shown = 0
     for index in range(len(train_set)):
-        try:
-            batch = train_set.get_batch(index)
-        except EmptyBatchError:
-            continue
-        for datum in batch[: cfg.num_examples - shown]:
+        for datum in trained_batch(train_set, index)[: cfg.num_examples - shown]:
             shown += 1
             print_example(datum, builder.tokenizer, title=f"example {shown}")
             if sys.stdin.isatty() and shown < cfg.num_examples:

@@ -15,6 +15,7 @@ from transformers import AutoModelForCausalLM
 from tinker_cookbook.backends import connect
 from tinker_cookbook.completers import TinkerTokenCompleter
 from tinker_cookbook.exceptions import ConfigurationError, DataValidationError
+from tinker_cookbook.rl import metrics as rl_metrics
 from tinker_cookbook.rl.data_processing import data_for_loss, trajectory_to_data
 from tinker_cookbook.rl.kl import (
     compute_kl_sample_train,
@@ -276,3 +277,23 @@ def test_whole_sequences_are_scored_with_the_tokens_that_this_took(client, stori
         assert values[1:] == pytest.approx(exact_logprobs(stories_model, datum), abs=1e-4)
     assert usage.sampled == len(data)
     assert usage.prefill_cached + usage.prefill_uncached == sum(s.length for s in sequences)
+
+
+def test_the_functions_of_the_official_cookbook_also_give_the_tokens_that_this_took(
+    client, stories_model
+):
+    data = sampled_data(client, get_tokenizer(stories_model))
+    sampler = client.save_weights_and_get_sampling_client().result()
+    post, usage = asyncio.run(rl_metrics.compute_post_kl(data, sampler))
+    assert post == pytest.approx(asyncio.run(compute_post_kl(data, sampler)), abs=1e-6)
+    assert usage.sampled == len(data)
+    total = sum(whole_sequence(datum).length for datum in data)
+    assert usage.prefill_cached + usage.prefill_uncached == total
+    same = sampled_data(client, get_tokenizer(stories_model))
+    penalty, usage = asyncio.run(rl_metrics.incorporate_kl_penalty(data, sampler, 0.5))
+    assert penalty == pytest.approx(
+        asyncio.run(incorporate_kl_penalty(same, sampler, 0.5)), abs=1e-6
+    )
+    assert usage.sampled == len(data)
+    for one, other in zip(data, same, strict=True):
+        assert fields(one)["advantages"] == pytest.approx(fields(other)["advantages"], abs=1e-6)

@@ -10,6 +10,7 @@ import pytest
 
 from tinker_cookbook.exceptions import ConfigurationError, DataError
 from tinker_cookbook.rl import EpochCycledRLDataset, InterleavedRLDatasetBuilder
+from tinker_cookbook.rl.dataset_utils import ChainedRLDataset
 from tinker_cookbook.rl.types import RLDataset, RLDatasetBuilder
 
 
@@ -136,13 +137,16 @@ def test_a_mixture_is_the_same_in_any_order_and_another_by_another_seed():
         train.get_batch(100)
 
 
-def test_the_test_sets_come_one_after_the_other():
-    sources = [NumberedBuilder(sizes=(1,), name=name, test=name != "b") for name in "abc"]
-    _, test = build(mixture(sources=sources, weights=[1.0] * 3))
-    assert test is not None
-    assert batches(test) == [[("a", 0)], [("c", 0)]]
+def test_a_mixture_leaves_the_test_sets_of_its_sources_out():
+    sources = [NumberedBuilder(sizes=(1,), name=name, test=True) for name in "ab"]
+    assert build(mixture(sources=sources, weights=[1.0] * 2))[1] is None
+
+
+def test_chained_datasets_come_one_after_the_other():
+    chained = ChainedRLDataset([Numbered((1,), "a"), Numbered((2, 1), "c")])
+    assert batches(chained) == [[("a", 0)], [("c", 0), ("c", 1)], [("c", 2)]]
     with pytest.raises(IndexError):
-        test.get_batch(2)
+        chained.get_batch(3)
 
 
 @pytest.mark.parametrize(

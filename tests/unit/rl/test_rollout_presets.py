@@ -33,6 +33,8 @@ from tinker_cookbook.utils.entrypoint import parse_arguments
         (lambda: ParseErrorPolicy(terminal_reward=float("nan")), "terminal_reward"),
         (lambda: ParseErrorPolicy(retry_message_template="{what}"), "retry_message_template"),
         (lambda: ParseErrorPolicy(retry_message_template="{"), "retry_message_template"),
+        (lambda: ParseErrorPolicy(retry_message_template="again"), r"only field is \{details\}"),
+        (lambda: ParseErrorPolicy(retry_message_template="{{details}}"), "retry_message_template"),
         (lambda: TerminationRewardPolicy(grader_timeout_seconds=0.0), "grader_timeout_seconds"),
         (lambda: RolloutConfig(tool_execution="concurrent_safe"), "tool_execution"),
     ],

@@ -166,7 +166,7 @@ def test_how_many_must_succeed(needed, good, viable):
     if viable:
         assert len(play(group, strategy).trajectories_G) == good
     else:
-        with pytest.raises(AllTrajectoriesFailedError, match=f"{good} of 4 rollouts.*OSError: "):
+        with pytest.raises(AllTrajectoriesFailedError, match=f"{good}/4 rollouts.*OSError: "):
             play(group, strategy)
     assert group.cleaned == 1
 
@@ -181,7 +181,7 @@ def test_nothing_that_fails_in_a_tolerant_group_ends_the_run():
             raise OSError("judge is out")
 
     for group, what in (
-        (Group(broken, broken), "0 of 2"),
+        (Group(broken, broken), "0/2 rollouts"),
         (NoEnvs(), "make_envs of NoEnvs"),
         (Unjudged(Steps), "judge is out"),
     ):

@@ -15,6 +15,7 @@ from tinker_cookbook.exceptions import (
     RendererError,
 )
 from tinker_cookbook.renderers import TrainOnWhat
+from tinker_cookbook.supervised.batch_loop import first_datum
 from tinker_cookbook.supervised.common import (
     count_loss_tokens,
     datum_from_tokens_weights,
@@ -25,7 +26,9 @@ from tinker_cookbook.supervised.data import (
     SupervisedDatasetFromHFDataset,
     conversation_to_data,
     conversation_to_datum,
+    trained_batch,
 )
+from tinker_cookbook.supervised.nll_evaluator import all_data
 from tinker_cookbook.supervised.types import EmptyBatchError
 
 
@@ -104,11 +107,24 @@ def test_a_row_may_give_several_datums_and_lose_some():
 
 
 def test_a_batch_of_which_nothing_can_be_trained_is_an_error_of_its_own():
-    dataset = SupervisedDatasetFromHFDataset([0, -1, -2], 1, map_fn=to_datum)
+    dataset = SupervisedDatasetFromHFDataset(
+        [0, -1], 1, flatmap_fn=lambda row: [to_datum(row)] * (row >= 0)
+    )
     assert numbers(dataset.get_batch(0)) == [0]
-    with pytest.raises(EmptyBatchError, match=r"batch 1: got 1 rows without.*raise max_length"):
+    with pytest.raises(EmptyBatchError, match=r"batch 1: got 1 rows that give no.*raise max"):
         dataset.get_batch(1)
-    assert dataset.num_dropped == 1
+    assert trained_batch(dataset, 1) == []
+
+
+def test_a_batch_of_untrained_datums_alone_keeps_them_and_loops_pass_over_it():
+    dataset = SupervisedDatasetFromHFDataset([0, -1, -2], 1, map_fn=to_datum)
+    assert [len(dataset.get_batch(i)) for i in range(3)] == [1, 1, 1]
+    assert [len(trained_batch(dataset, i)) for i in range(3)] == [1, 0, 0]
+    assert len(all_data(dataset)) == 1
+    assert dataset.num_dropped == 2
+    first_datum(dataset, 0)
+    with pytest.raises(DataValidationError, match="none of the examples"):
+        first_datum(SupervisedDatasetFromHFDataset([-1], 1, map_fn=to_datum), 0)
 
 
 @pytest.mark.parametrize(
