@@ -20,10 +20,10 @@ from tinker_cookbook.exceptions import CheckpointError, TrainingError
 from tinker_cookbook.rl.sources_play import PlayedGroup
 from tinker_cookbook.rl.types import (
     RolloutError,
-    StopReason,
     Trajectory,
     TrajectoryGroup,
     Transition,
+    as_stop_reason,
 )
 from tinker_cookbook.utils.jsonl import NONFINITE_KEY, encode_row, read_rows
 from tinker_cookbook.utils.lazy_imports import lazy_module
@@ -152,7 +152,7 @@ def _trajectory_out(trajectory: Trajectory) -> dict[str, Any]:
             for transition in trajectory.transitions
         ],
         "final_ob": _input_out(trajectory.final_ob),
-        "stop_reason": str(trajectory.stop_reason),
+        "stop_reason": trajectory.stop_reason,
         "reward_without_turn": trajectory.reward_without_turn,
         "metrics": _numbers_out(trajectory.metrics),
         "logs": _numbers_out(trajectory.logs),
@@ -178,7 +178,7 @@ def _trajectory_in(row: Mapping[str, Any]) -> Trajectory:
     return Trajectory(
         transitions=transitions,
         final_ob=_input_in(row["final_ob"]),
-        stop_reason=StopReason(row["stop_reason"]),
+        stop_reason=None if row["stop_reason"] is None else as_stop_reason(row["stop_reason"]),
         reward_without_turn=row["reward_without_turn"],
         metrics=_numbers_in(row["metrics"]),
         logs=_numbers_in(row["logs"]),

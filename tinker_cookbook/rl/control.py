@@ -57,7 +57,7 @@ class _CoinEnv(Env):
         if begin is not None:
             begin(config)
 
-    async def grade(self, stop_reason: StopReason) -> tuple[float, Metrics]:
+    async def grade(self, stop_reason: StopReason | str) -> tuple[float, Metrics]:
         """The environment's metrics; its reward is withheld."""
         grade = getattr(self._env, "grade", None)
         if grade is None:

@@ -27,17 +27,22 @@ from tinker_cookbook.rl.types import (
     Transition,
 )
 from tinker_cookbook.utils.chunk_keys import ChunkKeys, Keys
-from tinker_cookbook.utils.lazy_imports import lazy_module
+from tinker_cookbook.utils.lazy_imports import lazy_exports, lazy_module
 
 if TYPE_CHECKING:
     import tinker
     from tinker import types
+
+    from tinker_cookbook.rl.flat_observations import FlatOb, FlatObElem, ProvenanceSpan
 else:
     tinker = lazy_module("tinker")
     types = lazy_module("tinker.types")
 
 __all__ = [
     "DatumPlace",
+    "FlatOb",
+    "FlatObElem",
+    "ProvenanceSpan",
     "assemble_training_data",
     "check_provenance",
     "compute_advantages",
@@ -47,6 +52,13 @@ __all__ = [
     "remove_constant_reward_groups",
     "trajectory_to_data",
 ]
+
+__getattr__ = lazy_exports(
+    __name__,
+    dict.fromkeys(
+        ("FlatOb", "FlatObElem", "ProvenanceSpan"), "tinker_cookbook.rl.flat_observations"
+    ),
+)
 
 
 @dataclass(frozen=True)
@@ -63,16 +75,16 @@ def trajectory_to_data(
     """One datum for each longest run of turns of which each extends the one before.
 
     A turn extends the last if its observation begins with the last observation and action, token
-    by token (images: chunk by chunk). Of a run of T tokens, which ends with its last action token,
-    the datum's ``model_input`` is all but the last and position i predicts token i + 1; all of the
-    following are [T - 1]:
+    by token (images: chunk by chunk). Of a run of T tokens the datum's ``model_input`` is all but
+    the last and position i predicts token i + 1; all of the following are [T - 1]:
 
     - ``target_tokens`` int64; 0 where an image stands
     - ``mask`` float32: 1 for action tokens that are trained, 0 for observations and masked turns
     - ``advantages`` float32: ``traj_advantage * mask``
     - ``logprobs`` float32: those of the sampler where the mask is 1, else 0
 
-    Turns without a token are left out, and so are runs that have no others.
+    A run without an action token, or of masked turns alone, is a datum whose mask is 0 throughout.
+    Runs of fewer than two tokens are left out.
 
     Args:
         traj: What was played.
@@ -85,12 +97,23 @@ def trajectory_to_data(
         DataValidationError: An action has no or not as many log-probabilities as tokens, or one
             that is not finite; an observation is empty; an image has no ``expected_tokens``.
     """
-    if not np.isfinite(traj_advantage):
+    return _to_data(traj, traj_advantage, include_provenance, unanswered=True)
+
+
+def _to_data(
+    traj: Trajectory, advantage: float, provenance: bool, unanswered: bool
+) -> list[tinker.Datum]:
+    """As ``trajectory_to_data``; ``unanswered`` keeps runs without an action token."""
+    if not np.isfinite(advantage):
         raise DataValidationError(
-            f"traj_advantage: got {traj_advantage}, expected a finite number; check the rewards"
+            f"traj_advantage: got {advantage}, expected a finite number; check the rewards"
         )
     chunks = ChunkKeys()
-    return [run.to_datum(traj_advantage, chunks, include_provenance) for run in _runs(traj, chunks)]
+    return [
+        run.to_datum(advantage, chunks, provenance)
+        for run in _runs(traj, chunks)
+        if run.answered or (unanswered and run.length > 1)
+    ]
 
 
 def assemble_training_data(
@@ -100,9 +123,9 @@ def assemble_training_data(
 ) -> tuple[list[tinker.Datum], list[DatumPlace]]:
     """The data of all trajectories in order, and where each datum comes from.
 
-    ``advantages_P`` holds [G] for each group, as ``compute_advantages`` gives them. Both lists are
-    empty if no trajectory has an action. Raises DataValidationError where the lengths differ, and
-    what ``trajectory_to_data`` raises, naming group and member.
+    ``advantages_P`` holds [G] for each group, as ``compute_advantages`` gives them. Runs without an
+    action token, which train nothing, are left out. Raises DataValidationError where the lengths
+    differ, and what ``trajectory_to_data`` raises, naming group and member.
     """
     _check_lengths(trajectory_groups_P, advantages_P)
     data_D: list[tinker.Datum] = []
@@ -110,7 +133,7 @@ def assemble_training_data(
     for g, (group, advantages_G) in enumerate(zip(trajectory_groups_P, advantages_P, strict=True)):
         for m, (traj, advantage) in enumerate(zip(group.trajectories_G, advantages_G, strict=True)):
             try:
-                made = trajectory_to_data(traj, float(advantage), include_provenance)
+                made = _to_data(traj, float(advantage), include_provenance, unanswered=False)
             except DataValidationError as error:
                 raise DataValidationError(f"group {g}, member {m}: {error}") from error
             data_D += made
@@ -152,6 +175,10 @@ class _Run:
 
     turns: list[_Turn] = field(default_factory=list)
     length: int = 0
+
+    @property
+    def answered(self) -> bool:
+        return any(len(turn.action) for turn in self.turns)
 
     def add(self, turn: _Turn) -> None:
         self.turns.append(turn)
@@ -200,9 +227,9 @@ def _runs(traj: Trajectory, chunks: ChunkKeys) -> Iterator[_Run]:
     """The trajectory's runs. Each turn is compared with the observation and action before it."""
     run, before = _Run(), np.empty(0, dtype=np.int64)
     for number, transition in enumerate(traj.transitions):
-        if not transition.ac.tokens:
-            continue  # nothing to train, and what was seen returns with the next observation
         seen = chunks.keys(transition.ob)
+        if not len(seen) and not transition.ac.tokens:
+            continue  # a turn that was never sampled: it only carries a reward
         if not len(seen):
             raise DataValidationError(
                 f"turn {number}: its observation is empty, expected at least one token to predict "
@@ -234,7 +261,7 @@ def _extends(seen: Keys, before: Keys) -> bool:
 
 def _sampled_logprobs(transition: Transition, number: int) -> npt.NDArray[np.float32]:
     tokens, given = transition.ac.tokens, transition.ac.maybe_logprobs
-    if given is None and transition.masked:
+    if not tokens or (given is None and transition.masked):
         return np.zeros(len(tokens), dtype=np.float32)
     try:
         logprobs = np.asarray(transition.ac.logprobs, dtype=np.float32)
@@ -288,8 +315,11 @@ def _with_provenance(datum: tinker.Datum, turns: Sequence[_Turn]) -> tinker.Datu
     """Names the sampled sequence, and the place in its prompt or sample, of every position.
 
     Spans must cover the whole datum, so one turn without a ``sequence_id`` leaves it without any.
+    A backend refuses those of a datum without a sampled token.
     """
-    spans: list[types.PromptProvenanceSpan | types.SampledProvenanceSpan] = []
+    if not any(len(turn.action) for turn in turns):
+        return datum
+    spans: list[ProvenanceSpan] = []
     for turn in turns:
         if not turn.sequence_id:
             return datum

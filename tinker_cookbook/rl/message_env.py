@@ -94,7 +94,7 @@ class MessageEnv(ABC):
         return None
 
     async def grade(
-        self, messages: list[Message], stop_reason: StopReason
+        self, messages: list[Message], stop_reason: StopReason | str
     ) -> tuple[float, Metrics]:
         """A reward for the episode as a whole, whatever ended it; by default nothing.
 
@@ -224,7 +224,7 @@ class EnvFromMessageEnv(Env):
     inject_messages = add_messages
     """The name of ``add_messages`` in the official cookbook."""
 
-    async def grade(self, stop_reason: StopReason) -> tuple[float, Metrics]:
+    async def grade(self, stop_reason: StopReason | str) -> tuple[float, Metrics]:
         """The message environment's reward for the whole."""
         everything = self._config.termination_policy.pass_all_messages_to_grader
         messages = self._history.seen if everything else self._history.own

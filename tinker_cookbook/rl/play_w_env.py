@@ -19,7 +19,7 @@ import chz
 from tinker_cookbook.completers import StopCondition, TokenCompleter, TokensWithLogprobs
 from tinker_cookbook.exceptions import ConfigurationError
 from tinker_cookbook.rl.rollout_errors import original
-from tinker_cookbook.rl.rollout_hooks import RolloutContext, RolloutHooks
+from tinker_cookbook.rl.rollout_hooks import RolloutHooks, RolloutState
 from tinker_cookbook.rl.rollout_waiting import run_in_daemon_thread
 from tinker_cookbook.rl.rollouts import run_rollout
 from tinker_cookbook.rl.types import Env, RLDatasetBuilder, Trajectory, Transition
@@ -116,11 +116,13 @@ class _Narrator(RolloutHooks):
 
     show: Callable[[str], None]
 
-    async def on_turn_begin(self, context: RolloutContext) -> None:
-        if context.transitions:
-            self.show(_describe(context.transitions[-1], context.turn))
+    async def on_turn_begin(self, state: RolloutState) -> None:
+        if state.transitions:
+            self.show(_describe(state.transitions[-1], state.turn_index))
 
-    async def on_artifacts(self, context: RolloutContext, trajectory: Trajectory) -> None:
+    async def on_artifacts(self, state: RolloutState) -> None:
+        trajectory = state.trajectory
+        assert trajectory is not None
         if trajectory.transitions:
             self.show(_describe(trajectory.transitions[-1], len(trajectory.transitions)))
         metrics = _pairs(trajectory.metrics)

@@ -30,9 +30,17 @@ class TurnBudget:
         return self.tokens is not None and self.tokens < 1
 
 
-def turn_budget(limits: RolloutLimits, prompt_tokens: int, sampled_tokens: int) -> TurnBudget:
-    """The tightest of the token limits, for a prompt of so many tokens and after so many sampled
-    ones."""
+def turn_budget(
+    limits: RolloutLimits, prompt_tokens: int, sampled_tokens: int, *, heed_exhausted: bool = True
+) -> TurnBudget:
+    """Returns the tightest of the token limits.
+
+    Args:
+        limits: Of the rollout.
+        prompt_tokens: Tokens of the next prompt.
+        sampled_tokens: Tokens sampled so far.
+        heed_exhausted: Whether limits that are used up count; a hook may let a rollout go on.
+    """
     candidates: list[TurnBudget] = []
     if limits.max_trajectory_tokens is not None:
         left = limits.max_trajectory_tokens - prompt_tokens
@@ -42,6 +50,8 @@ def turn_budget(limits: RolloutLimits, prompt_tokens: int, sampled_tokens: int) 
         candidates.append(TurnBudget(left, StopReason.MAX_SAMPLED_TOKENS))
     if limits.max_turn_tokens is not None:
         candidates.append(TurnBudget(limits.max_turn_tokens))
+    if not heed_exhausted:
+        candidates = [budget for budget in candidates if not budget.exhausted]
     return min(candidates, key=lambda budget: budget.tokens or 0, default=TurnBudget(None))
 
 

@@ -9,8 +9,10 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any, TypeVar
 
+import chz
+
 from tinker_cookbook.completers import StopCondition, TokenCompleter, TokensWithLogprobs
-from tinker_cookbook.exceptions import ConfigurationError, DataValidationError
+from tinker_cookbook.exceptions import DataValidationError
 from tinker_cookbook.rl.rollout_budget import TurnBudget, limit_tokens, turn_budget
 from tinker_cookbook.rl.rollout_errors import (
     Place,
@@ -20,13 +22,14 @@ from tinker_cookbook.rl.rollout_errors import (
     located_at,
 )
 from tinker_cookbook.rl.rollout_hooks import (
-    RolloutContext,
     RolloutHooks,
+    RolloutState,
     SupportsGrading,
-    SupportsMessages,
     configure,
+    put_messages,
     teacher_observation,
 )
+from tinker_cookbook.rl.rollout_limits import RolloutLimits
 from tinker_cookbook.rl.rollout_presets import RolloutConfig
 from tinker_cookbook.rl.rollout_waiting import bounded
 from tinker_cookbook.rl.types import (
@@ -41,6 +44,7 @@ from tinker_cookbook.rl.types import (
     StopReason,
     Trajectory,
     Transition,
+    as_stop_reason,
     stop_reason_from_metrics,
 )
 from tinker_cookbook.utils.lazy_imports import lazy_module
@@ -51,6 +55,8 @@ else:
     tinker = lazy_module("tinker")
 
 T = TypeVar("T")
+
+_NO_LIMITS = RolloutLimits()
 
 
 class _OutOfTimeError(Exception):
@@ -74,6 +80,16 @@ class Opening:
     attempt: int = 0
 
 
+@dataclass(frozen=True)
+class _End:
+    """Why an episode is over, what would have been seen next, and whether the environment said
+    so."""
+
+    reason: StopReason | str
+    observation: Observation
+    by_env: bool = False
+
+
 class Episode:
     """Plays one environment once: ``open`` it, then ``play`` it."""
 
@@ -88,23 +104,26 @@ class Episode:
     ) -> None:
         self._policy = policy
         self._env = env
-        self._config = config
+        self._config = _with_limits_of(env, config)
         self._hooks = hooks
-        self._context = RolloutContext(env, config, member, attempt)
-        self._turns: list[Transition] = self._context.transitions
+        self._member = member
+        self._attempt = attempt
+        self._turns: list[Transition] = []
         self._sampled = 0
         self._truncations = 0
         self._tool_calls = 0.0
         self._seconds = {"sampling": 0.0, "env": 0.0, "grading": 0.0}
         self._metrics: Metrics = {}
+        self._started = time.monotonic()
         self._deadline: float | None = None
+        self._overtime = False
         self._opened = False
 
     @property
     def place(self) -> Place:
         """Where the episode stands, for messages."""
-        turn = self._context.turn if self._opened else None
-        return Place(_name(self._env), self._context.member, turn)
+        turn = len(self._turns) if self._opened else None
+        return Place(_name(self._env), self._member, turn)
 
     def first_budget(self, opening: Opening) -> TurnBudget:
         """Tokens that the first answer may have."""
@@ -128,7 +147,7 @@ class Episode:
                 ),
             )
             self._seconds["env"] += time.monotonic() - started
-            opening = Opening(member=self._context.member, attempt=self._context.attempt)
+            opening = Opening(member=self._member, attempt=self._attempt)
             if isinstance(first, InitialObservationOverflow):
                 opening.overflow = first
                 return opening
@@ -139,58 +158,83 @@ class Episode:
     async def play(self, opening: Opening) -> Trajectory:
         """Plays to the end. Errors name the environment, the member and the turn."""
         self._opened = True
+        self._started = time.monotonic()
         seconds = self._config.limits.rollout_timeout_seconds
-        self._deadline = None if seconds is None else time.monotonic() + seconds
+        self._deadline = None if seconds is None else self._started + seconds
         with located_at(lambda: self.place):
             if opening.overflow is not None:
                 said = stop_reason_from_metrics(opening.overflow.metrics)
-                reason = said or StopReason.CONTEXT_OVERFLOW
-                return await self._finish(reason, tinker.ModelInput.empty(), opening.overflow)
+                end = _End(said or StopReason.CONTEXT_OVERFLOW, tinker.ModelInput.empty())
+                return await self._finish(end, opening.overflow)
             assert opening.observation is not None
             assert opening.stop is not None
-            reason, final_ob = await self._play(
-                opening.observation, opening.stop, opening.first_action
-            )
-            return await self._finish(reason, final_ob)
+            end = await self._play(opening.observation, opening.stop, opening.first_action)
+            return await self._finish(end)
 
     async def _play(
         self,
         ob: Observation,
         stop: StopCondition,
         first_action: Awaitable[TokensWithLogprobs] | None,
-    ) -> tuple[StopReason, Observation]:
+    ) -> _End:
         try:
             while True:
                 self._check_observation(ob)
                 budget = turn_budget(self._config.limits, ob.length, self._sampled)
-                if (reason := self._reason_before(ob, budget)) is not None:
-                    return reason, ob
+                reason = await self._resolve(self._reason_before(ob, budget), ob)
+                if reason is not None:
+                    return _End(reason, ob)
+                if budget.exhausted:  # a hook lets the rollout go on
+                    budget = turn_budget(
+                        self._config.limits, ob.length, self._sampled, heed_exhausted=False
+                    )
                 teacher_ob = await teacher_observation(self._env)
                 action = await self._sample(ob, stop, budget, first_action)
                 first_action = None
                 step = await self._step(action)
                 self._record(ob, action, step, teacher_ob)
                 ob, stop = step.next_observation, step.next_stop_condition
-                if (reason := self._reason_after(action, step)) is not None:
-                    return reason, ob
-                self._context.turn += 1
+                reason = await self._resolve(_reason_of(action, step), ob)
+                if reason is not None:
+                    return _End(reason, ob, by_env=True)
+                self._turns[-1].episode_done = False
+                if (reason := await self._resolve(self._reason_between(), ob)) is not None:
+                    return _End(reason, ob)
                 ob, stop = await self._begin_turn(ob, stop)
         except _OutOfTimeError:
-            return StopReason.ROLLOUT_TIMEOUT, ob
+            return _End(StopReason.ROLLOUT_TIMEOUT, ob)
 
     async def _begin_turn(
         self, ob: Observation, stop: StopCondition
     ) -> tuple[Observation, StopCondition]:
-        messages = await self._hooks.on_turn_begin(self._context)
-        if not messages:
-            return ob, stop
-        if not isinstance(self._env, SupportsMessages):
-            raise ConfigurationError(
-                f"on_turn_begin of {type(self._hooks).__name__} gave messages, and "
-                f"{type(self._env).__name__} has no add_messages to take them; derive from "
-                "MessageEnv and wrap it in EnvFromMessageEnv, or give none"
-            )
-        return await self._env.add_messages(messages)
+        messages = await self._hooks.on_turn_begin(self._state(ob))
+        return await put_messages(self._env, messages, self._hooks) if messages else (ob, stop)
+
+    async def _resolve(
+        self, reason: StopReason | str | None, ob: Observation
+    ) -> StopReason | str | None:
+        """Asks the hooks about a reason to stop, if there is one; ``None``: the episode goes on."""
+        if reason is None:
+            return None
+        said = await self._hooks.on_stop_reason(reason, self._state(ob))
+        if said is None and reason == StopReason.ROLLOUT_TIMEOUT:
+            self._overtime = True
+        return None if said is None else as_stop_reason(said)
+
+    def _state(self, ob: Observation, trajectory: Trajectory | None = None) -> RolloutState:
+        return RolloutState(
+            turn_index=len(self._turns),
+            observation_tokens=ob.length,
+            sampled_tokens=self._sampled,
+            num_length_truncations=self._truncations,
+            elapsed_seconds=time.monotonic() - self._started,
+            transitions=self._turns,
+            env=self._env,
+            config=self._config,
+            member=self._member,
+            attempt=self._attempt,
+            trajectory=trajectory,
+        )
 
     def _reason_before(self, ob: Observation, budget: TurnBudget) -> StopReason | None:
         """Why no further answer can be sampled, if none can."""
@@ -203,13 +247,11 @@ class Episode:
             return StopReason.CONTEXT_OVERFLOW
         return None
 
-    def _reason_after(self, action: TokensWithLogprobs, step: StepResult) -> StopReason | None:
-        """Why the episode is over after this step, if it is."""
+    def _reason_between(self) -> StopReason | None:
+        """Which limit of the whole episode is reached, if one is."""
         limits = self._config.limits
-        if step.episode_done:
-            cut = action.stop_reason == "length"
-            reported = step.stop_reason or stop_reason_from_metrics(step.metrics)
-            return reported or (StopReason.MAX_TOKENS if cut else StopReason.COMPLETED)
+        if self._deadline is not None and time.monotonic() >= self._deadline:
+            return StopReason.ROLLOUT_TIMEOUT
         if limits.max_tool_calls is not None and self._tool_calls > limits.max_tool_calls:
             return StopReason.MAX_TOOL_CALLS
         if limits.max_turns is not None and len(self._turns) >= limits.max_turns:
@@ -225,9 +267,8 @@ class Episode:
     ) -> TokensWithLogprobs:
         work = first_action
         if work is None:
-            context = self._context
-            retry = (context.attempt,) if context.attempt else ()
-            policy = self._policy.derived(context.member, context.turn, *retry)
+            retry = (self._attempt,) if self._attempt else ()
+            policy = self._policy.derived(self._member, len(self._turns), *retry)
             work = limit_tokens(policy, budget.tokens)(ob, stop)
         seconds = self._config.limits.sampling_turn_timeout_seconds
         action = await self._wait(
@@ -286,17 +327,13 @@ class Episode:
         )
 
     async def _finish(
-        self,
-        reason: StopReason,
-        final_ob: Observation,
-        overflow: InitialObservationOverflow | None = None,
+        self, end: _End, overflow: InitialObservationOverflow | None = None
     ) -> Trajectory:
-        reason = await self._hooks.on_stop_reason(self._context, reason) or reason
         if overflow is not None:
             earned = checked_reward(overflow.reward, self.place)
             self._metrics.update(_without_stop_reason(overflow.metrics))
         else:
-            earned = await self._grade(reason)
+            earned = await self._grade(end)
         if self._turns:
             self._turns[-1].episode_done = True
             self._turns[-1].reward += earned
@@ -305,27 +342,29 @@ class Episode:
             self._metrics["num_truncations_max_turn_tokens"] = self._truncations
         trajectory = Trajectory(
             self._turns,
-            final_ob,
-            reason,
+            end.observation,
+            end.reason,
             reward_without_turn=earned,
             metrics=self._metrics,
             logs={} if overflow is None else dict(overflow.logs),
             seconds=self._seconds,
         )
-        await self._hooks.on_artifacts(self._context, trajectory)
+        await self._hooks.on_artifacts(self._state(end.observation, trajectory))
         return trajectory
 
-    async def _grade(self, reason: StopReason) -> float:
+    async def _grade(self, end: _End) -> float:
         """Reward for the episode as a whole; 0 where the grader was too slow."""
         termination = self._config.termination_policy
-        if not isinstance(self._env, SupportsGrading) or termination.skips_grading(reason):
+        if not isinstance(self._env, SupportsGrading) or termination.skips_grading(end.reason):
+            if end.by_env:
+                await self._hooks.on_grade(self._state(end.observation))
             return 0.0
         seconds = termination.grader_timeout_seconds
         started = time.monotonic()
         too_slow = 0.0
         reward, metrics = 0.0, {}
         try:
-            reward, metrics = await bounded(self._env.grade(reason), seconds, _OutOfTimeError)
+            reward, metrics = await bounded(self._env.grade(end.reason), seconds, _OutOfTimeError)
         except _OutOfTimeError:
             too_slow = 1.0
         self._seconds["grading"] += time.monotonic() - started
@@ -333,7 +372,7 @@ class Episode:
             self._metrics["grader_timeout"] = too_slow
         self._metrics.update(metrics)
         reward = checked_reward(reward, f"{self.place}, grade")
-        await self._hooks.on_grade(self._context, reward, metrics)
+        await self._hooks.on_grade(self._state(end.observation))
         return reward
 
     async def _wait(
@@ -345,7 +384,8 @@ class Episode:
     ) -> T:
         """Awaits work within its own bound and within what is left of the rollout's."""
         started = time.monotonic()
-        left = None if self._deadline is None else max(0.0, self._deadline - started)
+        bound = None if self._overtime else self._deadline
+        left = None if bound is None else max(0.0, bound - started)
         if left is not None and (seconds is None or left < seconds):
             seconds, error = left, _OutOfTimeError()
         try:
@@ -364,6 +404,23 @@ class Episode:
                 "the observation is empty, expected a prompt of one token at least; an episode "
                 "that is over says so with episode_done=True"
             )
+
+
+def _with_limits_of(env: Env, config: RolloutConfig) -> RolloutConfig:
+    """The settings, with the limits that an environment asks for where there are none."""
+    limits = getattr(env, "rollout_limits", None)
+    if limits is None or config.limits != _NO_LIMITS:
+        return config
+    return chz.replace(config, limits=limits)
+
+
+def _reason_of(action: TokensWithLogprobs, step: StepResult) -> StopReason | str | None:
+    """Why the environment ended the episode, if it did."""
+    if not step.episode_done:
+        return None
+    cut = action.stop_reason == "length"
+    reported = step.stop_reason or stop_reason_from_metrics(step.metrics)
+    return reported or (StopReason.MAX_TOKENS if cut else StopReason.COMPLETED)
 
 
 def _without_stop_reason(metrics: Metrics) -> Metrics:

@@ -10,8 +10,10 @@ see ``ParseErrorPolicy.mask_error_turns``) and ``tool_calls`` (counted against
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
+from functools import lru_cache
 from typing import TYPE_CHECKING, Protocol, runtime_checkable
 
 from tinker_cookbook.exceptions import ConfigurationError
@@ -30,36 +32,64 @@ if TYPE_CHECKING:
         Transition,
     )
 
+logger = logging.getLogger(__name__)
+
+
+class UnsupportedMessagesError(ConfigurationError, TypeError):
+    """A hook gives messages to an environment that cannot take any."""
+
 
 @dataclass
-class RolloutContext:
-    """What a hook sees of the rollout. ``turn`` counts answers from 0."""
+class RolloutState:
+    """What a hook sees of the rollout, as of the call.
 
-    env: Env
-    config: RolloutConfig
+    ``env``, ``config``, ``member`` and ``attempt`` say which rollout it is; ``trajectory`` is set
+    in ``on_artifacts`` alone.
+    """
+
+    turn_index: int
+    """Answers so far."""
+    observation_tokens: int
+    """Tokens of the prompt that would be sampled from next."""
+    sampled_tokens: int
+    """Tokens of all answers so far."""
+    num_length_truncations: int
+    """Answers so far that were cut off at ``max_turn_tokens``."""
+    elapsed_seconds: float
+    """Time since the rollout began."""
+    transitions: list[Transition]
+    """The turns so far; not to be changed."""
+    env: Env | None = None
+    config: RolloutConfig | None = None
     member: int = 0
     attempt: int = 0
-    turn: int = 0
-    transitions: list[Transition] = field(default_factory=list)
+    trajectory: Trajectory | None = None
 
 
 class RolloutHooks:
     """Called at the seams of every rollout; a subclass overrides what it needs."""
 
-    async def on_turn_begin(self, context: RolloutContext) -> Sequence[Message] | None:
-        """Before an answer is sampled. Messages returned are put into the conversation, which
-        needs an environment of messages (``SupportsMessages``)."""
+    async def on_turn_begin(self, state: RolloutState) -> Sequence[Message] | None:
+        """Called before an answer is sampled.
 
-    async def on_stop_reason(
-        self, context: RolloutContext, stop_reason: StopReason
-    ) -> StopReason | None:
-        """When the episode has ended; a reason returned takes the place of this one."""
+        Messages returned are put into the conversation, which needs an environment of messages
+        (``SupportsMessages``).
+        """
 
-    async def on_grade(self, context: RolloutContext, reward: float, metrics: Metrics) -> None:
-        """After the grader of the whole episode, with what it gave."""
+    async def on_stop_reason(self, reason: str, state: RolloutState) -> str | None:
+        """Called when the environment or a limit is about to end the rollout.
 
-    async def on_artifacts(self, context: RolloutContext, trajectory: Trajectory) -> None:
-        """At the very end, while the environment still lives: to collect what it made."""
+        Returns the reason to record, which may be any text, or ``None`` to go on. A limit that was
+        passed over is met again in the next turn. Not called where a wait outlasts
+        ``rollout_timeout_seconds``, nor for a first prompt without room for an answer.
+        """
+        return reason
+
+    async def on_grade(self, state: RolloutState) -> None:
+        """Called after the environment ended the episode, or graded it as a whole."""
+
+    async def on_artifacts(self, state: RolloutState) -> None:
+        """Called at the very end, while the environment still lives: to collect what it made."""
 
 
 @runtime_checkable
@@ -90,13 +120,36 @@ class SupportsParseErrorPolicy(Protocol):
 
 
 def configure(env: Env, config: RolloutConfig) -> None:
-    """Tells an environment the settings of its rollout that it has methods for."""
-    if isinstance(env, SupportsRolloutConfig):
+    """Tells an environment the settings of its rollout; warns of those that it has no method for.
+
+    One with ``begin_rollout`` is taken to follow all of them.
+    """
+    follows = isinstance(env, SupportsRolloutConfig)
+    if follows:
         env.begin_rollout(config)
-    if isinstance(env, SupportsToolCallLimit) and config.limits.max_tool_calls is not None:
-        env.set_max_tool_calls(config.limits.max_tool_calls)
-    if isinstance(env, SupportsParseErrorPolicy) and config.parse_errors is not None:
-        env.set_parse_error_policy(config.parse_errors)
+    calls, policy = config.limits.max_tool_calls, config.parse_errors
+    if calls is not None:
+        if isinstance(env, SupportsToolCallLimit):
+            env.set_max_tool_calls(calls)
+        elif not follows:
+            _warn_once(
+                type(env),
+                "it has no set_max_tool_calls, so max_tool_calls counts only what it reports as "
+                "the metric tool_calls",
+            )
+    if policy is not None:
+        if isinstance(env, SupportsParseErrorPolicy):
+            env.set_parse_error_policy(policy)
+        elif not follows:
+            _warn_once(
+                type(env),
+                "it has no set_parse_error_policy, so its own rules for malformed answers apply",
+            )
+
+
+@lru_cache(maxsize=64)
+def _warn_once(env_class: type[Env], what: str) -> None:
+    logger.warning("%s: %s", env_class.__name__, what)
 
 
 @runtime_checkable
@@ -108,11 +161,25 @@ class SupportsMessages(Protocol):
         ...
 
 
+async def put_messages(
+    env: Env, messages: Sequence[Message], hooks: RolloutHooks
+) -> tuple[Observation, StopCondition]:
+    """Puts messages of a hook into an environment's conversation."""
+    add = getattr(env, "add_messages", None) or getattr(env, "inject_messages", None)
+    if add is None:
+        raise UnsupportedMessagesError(
+            f"on_turn_begin of {type(hooks).__name__} gave messages, but {type(env).__name__} has "
+            "no add_messages, so it does not support message injection; derive from MessageEnv and "
+            "wrap it in EnvFromMessageEnv, or give none"
+        )
+    return await add(list(messages))
+
+
 @runtime_checkable
 class SupportsGrading(Protocol):
     """An environment that pays for the episode as a whole, once it has ended."""
 
-    async def grade(self, stop_reason: StopReason) -> tuple[float, Metrics]:
+    async def grade(self, stop_reason: StopReason | str) -> tuple[float, Metrics]:
         """A reward on top of the steps' own, whatever ended the episode."""
         ...
 

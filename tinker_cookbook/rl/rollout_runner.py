@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from tinker_cookbook.rl.rollout_errors import SamplingTurnTimeoutError
 from tinker_cookbook.rl.rollout_hooks import (
-    RolloutContext,
     RolloutHooks,
+    RolloutState,
     SupportsParseErrorPolicy,
     SupportsToolCallLimit,
 )
@@ -14,8 +14,8 @@ from tinker_cookbook.rl.types import stop_reason_from_metrics
 
 __all__ = [
     "TRUNCATION_METRIC_KEY",
-    "RolloutContext",
     "RolloutHooks",
+    "RolloutState",
     "SamplingTurnTimeoutError",
     "SupportsParseErrorPolicy",
     "SupportsToolCallLimit",

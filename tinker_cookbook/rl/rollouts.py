@@ -31,7 +31,7 @@ from tinker_cookbook.rl.rollout_errors import (
     error_record,
     located,
 )
-from tinker_cookbook.rl.rollout_hooks import RolloutContext, RolloutHooks
+from tinker_cookbook.rl.rollout_hooks import RolloutHooks, RolloutState
 from tinker_cookbook.rl.rollout_limits import (
     ParseErrorPolicy,
     RolloutLimits,
@@ -64,10 +64,10 @@ if TYPE_CHECKING:
 
 __all__ = [
     "Opening",
-    "RolloutContext",
     "RolloutErrorCounter",
     "RolloutFailedError",
     "RolloutHooks",
+    "RolloutState",
     "SamplingTurnTimeoutError",
     "collect_rollouts",
     "do_group_rollout",

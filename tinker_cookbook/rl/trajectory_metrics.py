@@ -232,7 +232,8 @@ class TrajectoryTotals:
         return metrics
 
     def _add_trajectory(self, trajectory: Trajectory, metrics: Metrics) -> None:
-        self.stops[str(trajectory.stop_reason)] += 1
+        if trajectory.stop_reason is not None:
+            self.stops[str(trajectory.stop_reason)] += 1
         self.turns += len(trajectory.transitions)
         reports = [metrics]
         for transition in trajectory.transitions:

@@ -84,13 +84,17 @@ STOP_METRIC_PREFIX = "stop/"
 """A metric ``stop/REASON`` of an episode's last step says why it ended."""
 
 
-def stop_reason_from_metrics(metrics: Metrics) -> StopReason | None:
-    """The reason that an environment reported as a metric ``stop/REASON``, if it did."""
+def stop_reason_from_metrics(metrics: Metrics) -> StopReason | str | None:
+    """Returns the reason that an environment reported as a metric ``stop/REASON``, if it did."""
     for name, value in metrics.items():
         if name.startswith(STOP_METRIC_PREFIX) and value:
-            reason = name.removeprefix(STOP_METRIC_PREFIX)
-            return StopReason(reason) if reason in set(StopReason) else None
+            return as_stop_reason(name.removeprefix(STOP_METRIC_PREFIX))
     return None
+
+
+def as_stop_reason(text: str) -> StopReason | str:
+    """Returns the ``StopReason`` of this name, or the text itself, which may be of user code."""
+    return StopReason(text) if text in set(StopReason) else text
 
 
 PARSE_ERROR_MASKED_METRIC_KEY = "parse_error_masked"
@@ -127,7 +131,7 @@ class StepResult:
     next_stop_condition: StopCondition
     metrics: Metrics = field(default_factory=dict)
     logs: Logs = field(default_factory=dict)
-    stop_reason: StopReason | None = None
+    stop_reason: StopReason | str | None = None
     """Why the episode ended, where the environment knows better than "completed"."""
 
     @classmethod
@@ -180,7 +184,8 @@ class Trajectory:
 
     transitions: list[Transition]
     final_ob: Observation
-    stop_reason: StopReason = StopReason.COMPLETED
+    stop_reason: StopReason | str | None = None
+    """Why it ended; a rollout sets it. ``RolloutHooks.on_stop_reason`` may give any text."""
     reward_without_turn: float = 0.0
     """Earned though no turn was played: that of an ``InitialObservationOverflow``."""
     metrics: Metrics = field(default_factory=dict)

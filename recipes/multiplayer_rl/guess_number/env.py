@@ -98,7 +98,7 @@ class GuessNumberEnv(MessageEnv):
         return MessageStepResult(reward=0.0, episode_done=False, next_messages=self.messages)
 
     async def grade(
-        self, messages: list[Message], stop_reason: StopReason
+        self, messages: list[Message], stop_reason: StopReason | str
     ) -> tuple[float, Metrics]:
         """Counts games won, also those that an unreadable answer ended; the steps have paid."""
         return 0.0, {"correct": float(self.won), "guesses": self.turns}

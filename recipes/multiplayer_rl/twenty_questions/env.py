@@ -91,7 +91,7 @@ class TwentyQuestionsEnv(MessageEnv):
         )
 
     async def grade(
-        self, messages: list[Message], stop_reason: StopReason
+        self, messages: list[Message], stop_reason: StopReason | str
     ) -> tuple[float, Metrics]:
         """Counts what the whole game came to; the steps have paid for it."""
         return 0.0, {

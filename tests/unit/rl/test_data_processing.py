@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+import tinker
 from tinker import types
 from trajectory_samples import action, episode, fields, group, group_of_rewards, prompt, turn
 
@@ -11,6 +12,7 @@ from tinker_cookbook.completers import TokensWithLogprobs
 from tinker_cookbook.exceptions import DataValidationError
 from tinker_cookbook.renderers import get_renderer
 from tinker_cookbook.renderers.content import ensure_list, remove_thinking
+from tinker_cookbook.rl import data_processing
 from tinker_cookbook.rl.data_processing import (
     DatumPlace,
     assemble_training_data,
@@ -19,6 +21,7 @@ from tinker_cookbook.rl.data_processing import (
     divide_by_action_tokens,
     trajectory_to_data,
 )
+from tinker_cookbook.rl.types import TrajectoryGroup
 from tinker_cookbook.tokenizer_utils import get_tokenizer
 
 CAT = types.ImageChunk(data=b"cat", format="png", expected_tokens=3)
@@ -87,13 +90,27 @@ def test_masked_turns_stay_as_context_without_mask_advantage_or_logprobs():
     assert not any(any(fields(all_masked)[k]) for k in ("mask", "advantages", "logprobs"))
 
 
-def test_turns_without_a_token_make_no_datum_and_do_not_part_others():
+def test_turns_without_a_token_train_nothing_and_do_not_part_others():
     assert trajectory_to_data(episode(), 1.0) == []
-    assert trajectory_to_data(episode(turn([1, 2], [])), 1.0) == []
+    assert trajectory_to_data(episode(turn([], [])), 1.0) == []
+    assert trajectory_to_data(episode(turn([1], [])), 1.0) == []
+    unanswered = episode(turn([1, 2, 3], []))
+    (datum,) = trajectory_to_data(unanswered, 1.0)
+    assert fields(datum)["mask"] == [0, 0]
+    assert datum.loss_fn_input_spans is None
+    groups = [TrajectoryGroup([unanswered], [0.0], [{}])]
+    assert assemble_training_data(groups, [np.ones(1)]) == ([], [])
     traj = episode(turn([1], [2]), turn([1, 2, 3], []), turn([1, 2, 3, 4], [5]))
     (datum,) = trajectory_to_data(traj, 1.0)
     assert fields(datum)["input"] == [1, 2, 3, 4]
     assert fields(datum)["mask"] == [1, 0, 0, 1]
+
+
+def test_types_of_the_official_cookbook_are_found():
+    assert isinstance(
+        tinker.SampledProvenanceSpan(sequence_id="a", length=1), data_processing.ProvenanceSpan
+    )
+    assert data_processing.FlatOb == list[data_processing.FlatObElem]
 
 
 def test_images_survive_merging_and_part_where_they_differ():

@@ -299,8 +299,8 @@ def test_lengths_must_be_positive(renderer):
 
 
 class Hurry(RolloutHooks):
-    async def on_turn_begin(self, context):
-        return [user(f"hurry {context.turn}")]
+    async def on_turn_begin(self, state):
+        return [user(f"hurry {state.turn_index}")]
 
 
 def test_hooks_put_messages_into_the_conversation(renderer):

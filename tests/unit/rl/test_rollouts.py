@@ -283,30 +283,100 @@ def test_hooks_see_and_steer():
     seen = []
 
     class Hooks(RolloutHooks):
-        async def on_turn_begin(self, context):
-            seen.append(("turn", context.turn, len(context.transitions)))
+        async def on_turn_begin(self, state):
+            seen.append(("turn", state.turn_index, len(state.transitions), state.sampled_tokens))
 
-        async def on_stop_reason(self, context, stop_reason):
-            return StopReason.TOOL_STOPPED
+        async def on_stop_reason(self, reason, state):
+            return "tool_stopped"
 
-        async def on_grade(self, context, reward, metrics):
-            seen.append(("grade", reward, metrics))
+        async def on_grade(self, state):
+            seen.append(("grade", state.turn_index))
 
-        async def on_artifacts(self, context, trajectory):
-            seen.append(("end", context.env.taken, trajectory.reward))
+        async def on_artifacts(self, state):
+            assert state.elapsed_seconds > 0
+            seen.append(("end", state.env.taken, state.trajectory.reward))
 
     trajectory = play(Graded(turns=2), hooks=Hooks())
     assert trajectory.stop_reason is StopReason.TOOL_STOPPED
-    assert seen == [("turn", 0, 0), ("turn", 1, 1), ("grade", 10.0, {"judged": 1}), ("end", 2, 12)]
+    tokens = len(trajectory.transitions[0].ac.tokens)
+    assert seen == [("turn", 0, 0, 0), ("turn", 1, 1, tokens), ("grade", 2), ("end", 2, 12)]
+    assert play(Steps(), hooks=Hooks()).stop_reason is StopReason.TOOL_STOPPED
+    assert seen[-2:] == [("grade", 1), ("end", 1, 1.0)]
+
+
+class GoOn(RolloutHooks):
+    """Passes over every reason to stop but ``last``; notes them."""
+
+    def __init__(self, last="completed"):
+        self.reasons, self.last = [], last
+
+    async def on_stop_reason(self, reason, state):
+        self.reasons.append((str(reason), state.turn_index))
+        return "of my own" if reason == self.last else None
+
+
+def test_a_hook_may_let_a_rollout_go_on():
+    for limits, reason in (
+        (RolloutLimits(max_turns=1), "max_turns"),
+        (RolloutLimits(max_sampled_tokens=1), "max_sampled_tokens"),
+    ):
+        hooks = GoOn()
+        trajectory = play(Steps(turns=3), limits=limits, hooks=hooks)
+        assert trajectory.stop_reason == "of my own"
+        assert hooks.reasons == [(reason, 1), (reason, 2), ("completed", 3)]
+    hooks = GoOn("max_turns")
+    trajectory = play(Steps(turns=1), limits=RolloutLimits(max_turns=2), hooks=hooks)
+    assert [turn.episode_done for turn in trajectory.transitions] == [False, True]
+    assert hooks.reasons == [("completed", 1), ("completed", 2), ("max_turns", 2)]
+
+
+def test_time_is_checked_between_turns_too():
+    def block():
+        time.sleep(0.1)
+
+    limits = RolloutLimits(rollout_timeout_seconds=0.05)
+    trajectory = play(Steps(turns=9, faults={0: block}), limits=limits)
+    assert trajectory.stop_reason is StopReason.ROLLOUT_TIMEOUT
+    assert len(trajectory.transitions) == 1
+    hooks = GoOn()
+    assert play(Steps(turns=2, faults={0: block}), limits=limits, hooks=hooks).stop_reason
+    assert hooks.reasons == [("rollout_timeout", 1), ("completed", 2)]
+
+
+def test_an_environment_may_bring_its_limits():
+    env = Steps(turns=9)
+    env.rollout_limits = RolloutLimits(max_turns=2)
+    assert len(play(env).transitions) == 2
+    env = Steps(turns=9)
+    env.rollout_limits = RolloutLimits(max_turns=2)
+    assert len(play(env, limits=RolloutLimits(max_turns=3)).transitions) == 3
+
+
+def test_settings_that_an_environment_has_no_method_for_are_told_once(caplog):
+    class Plain(Steps):
+        pass
+
+    for _ in range(2):
+        play(
+            Plain(),
+            limits=RolloutLimits(max_tool_calls=1),
+            parse_errors=ParseErrorPolicy(max_consecutive=1),
+        )
+    told = [record.getMessage() for record in caplog.records]
+    assert [("max_tool_calls" in one, "set_parse_error_policy" in one) for one in told] == [
+        (True, False),
+        (False, True),
+    ]
 
 
 def test_messages_need_an_environment_of_messages():
     class Hooks(RolloutHooks):
-        async def on_turn_begin(self, context):
+        async def on_turn_begin(self, state):
             return [{"role": "user", "content": "hurry"}]
 
-    with pytest.raises(ConfigurationError, match="Steps has no add_messages"):
-        play(Steps(), hooks=Hooks())
+    for kind in (ConfigurationError, TypeError):
+        with pytest.raises(kind, match=r"Steps has no add_messages.* message injection"):
+            play(Steps(), hooks=Hooks())
 
 
 # --- bad input --------------------------------------------------------------------------------
