@@ -25,6 +25,10 @@ class RolloutTimeoutError(TrainingError, TimeoutError):
     """A rollout took longer than the strategy's ``per_rollout_timeout``."""
 
 
+class GraderTimeoutError(TrainingError, TimeoutError):
+    """Grading a group took longer than ``TerminationRewardPolicy.grader_timeout_seconds``."""
+
+
 @dataclass(frozen=True)
 class Place:
     """Where in a group something happened. Turns count from 0; ``None`` is before the first."""
@@ -83,9 +87,14 @@ def original(error: BaseException) -> BaseException:
 
 
 def error_record(error: BaseException) -> RolloutError:
-    """An entry of ``TrajectoryGroup.rollout_errors``: the original type, the message with its
-    place, on one line."""
-    return RolloutError(type(original(error)).__name__, " ".join(str(error).split()))
+    """Returns an entry of ``TrajectoryGroup.rollout_errors``: the original type, the message with
+    its place, on one line.
+
+    A rollout that took too long is a ``TimeoutError``, as in the official cookbook.
+    """
+    kind = type(original(error))
+    name = "TimeoutError" if issubclass(kind, RolloutTimeoutError) else kind.__name__
+    return RolloutError(name, " ".join(str(error).split()))
 
 
 def checked_reward(value: Any, place: Place | str) -> float:

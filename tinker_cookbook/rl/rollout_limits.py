@@ -125,7 +125,8 @@ class TerminationRewardPolicy:
         doc="Do not grade a rollout that timed out, where its reward would be clamped to 0",
     )
     grader_timeout_seconds: float | None = chz.field(
-        default=None, doc="Longest wait for a grader; beyond it its reward is 0"
+        default=None,
+        doc="Longest wait for a grader; beyond it an episode's own gives 0, and a group's fails",
     )
     pass_all_messages_to_grader: bool = chz.field(
         default=False,

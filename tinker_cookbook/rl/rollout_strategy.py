@@ -1,9 +1,9 @@
 """What a group does about a rollout that fails: give up, try again, or go on without it.
 
 A strategy knows nothing of environments. It is handed ``attempt(member, n)``, which plays member's
-rollout for the n-th time (a later attempt in a new environment of the same member), and returns
-the results in the order of the members. So the outcome never depends on which rollout was done
-first.
+rollout for the n-th time (a later attempt in a new environment of the same member) within the
+strategy's ``timeout_seconds``, and returns the results in the order of the members. So the outcome
+never depends on which rollout was done first.
 """
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ from typing import Generic, TypeAlias, TypeVar
 
 from tinker_cookbook.completers import TokenCompleter
 from tinker_cookbook.exceptions import AllTrajectoriesFailedError, ConfigurationError
-from tinker_cookbook.rl.rollout_errors import RolloutTimeoutError, error_record
-from tinker_cookbook.rl.rollout_waiting import bounded, gather_or_cancel
+from tinker_cookbook.rl.rollout_errors import error_record
+from tinker_cookbook.rl.rollout_waiting import gather_or_cancel
 from tinker_cookbook.rl.types import Env, EnvGroupBuilder, RolloutError, Trajectory
 
 __all__ = [
@@ -82,7 +82,7 @@ class RolloutStrategy:
 
     @property
     def timeout_seconds(self) -> float | None:
-        """Longest time of one attempt, ``None`` for any."""
+        """Longest time of one attempt, ``None`` for any; an attempt that takes longer fails."""
         return None
 
     async def run(self, size: int, attempt: Attempt[T]) -> StrategyOutcome[T]:
@@ -136,19 +136,12 @@ class _Retrying(RolloutStrategy):
         errors: list[Exception] = []
         for n in range(self.max_retries + 1):
             try:
-                return await bounded(attempt(member, n), self.timeout_seconds, self._timed_out), (
-                    errors
-                )
+                return await attempt(member, n), errors
             except Exception as error:
                 errors.append(error)
                 last = "; giving up" if n == self.max_retries else "; trying again"
                 logger.warning("rollout of member %d failed%s: %s", member, last, error)
         return None, errors
-
-    def _timed_out(self) -> Exception:
-        return RolloutTimeoutError(
-            f"the rollout took longer than per_rollout_timeout={self.timeout_seconds:g} s"
-        )
 
 
 @dataclass(frozen=True)

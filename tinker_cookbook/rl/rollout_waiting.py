@@ -53,6 +53,25 @@ async def gather_or_cancel(work: Iterable[Coroutine[Any, Any, T]]) -> list[T]:
         await _stop([task for task in tasks if not task.done()])
 
 
+async def finished(work: Awaitable[T]) -> T:
+    """Awaits ``work`` to its end, though the caller is cancelled meanwhile, even repeatedly.
+
+    The cancellation is raised once the work is done.
+    """
+    task = asyncio.ensure_future(work)
+    cancelled = False
+    while not task.done():
+        try:
+            await asyncio.wait({task})
+        except asyncio.CancelledError:
+            cancelled = True
+    if not cancelled:
+        return task.result()
+    if not task.cancelled() and (error := task.exception()) is not None:
+        logger.error("%s failed while its caller was cancelled", task, exc_info=error)
+    raise asyncio.CancelledError
+
+
 async def stop_tasks(tasks: Iterable[asyncio.Future[Any]]) -> None:
     """Cancels what still runs, and fetches the errors of the rest so that none is reported lost."""
     pending = []

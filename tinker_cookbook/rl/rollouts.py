@@ -25,7 +25,9 @@ from tinker_cookbook.rl.advantages import is_constant
 from tinker_cookbook.rl.rollout_budget import limit_tokens
 from tinker_cookbook.rl.rollout_episode import Episode, Opening
 from tinker_cookbook.rl.rollout_errors import (
+    GraderTimeoutError,
     RolloutFailedError,
+    RolloutTimeoutError,
     SamplingTurnTimeoutError,
     checked_reward,
     error_record,
@@ -39,7 +41,7 @@ from tinker_cookbook.rl.rollout_limits import (
 )
 from tinker_cookbook.rl.rollout_presets import RolloutConfig
 from tinker_cookbook.rl.rollout_strategy import FailFast, RolloutResult, RolloutStrategy
-from tinker_cookbook.rl.rollout_waiting import bounded, gather_or_cancel, stop_tasks
+from tinker_cookbook.rl.rollout_waiting import bounded, finished, stop_tasks
 from tinker_cookbook.rl.transcripts import member_log
 from tinker_cookbook.rl.types import (
     Env,
@@ -143,11 +145,13 @@ async def do_group_rollout(
 ) -> TrajectoryGroup:
     """Runs the rollouts of a group and computes their rewards.
 
-    Members that begin with the same prompt are answered by one request,
-    ``policy.derived(first member, 0).sample_many(prompt, stop, n)``; later turns are sampled by
-    ``policy.derived(member, turn)``, retries by ``policy.derived(member, turn, attempt)``.
+    Turns are sampled by ``policy.derived(member, turn)``, retries by
+    ``policy.derived(member, turn, attempt)``. A policy with a ``sample_many`` of its own answers
+    members that begin with the same prompt by one request,
+    ``policy.derived(first member, 0).sample_many(prompt, stop, n)``.
 
-    ``cleanup`` of the builder is called once, also where the group fails or is cancelled.
+    ``cleanup`` of the builder is called once, also where the group fails or is cancelled, and a
+    cancellation waits for its end.
     ``termination`` takes the place of ``config.termination``. A strategy with an ``execute`` of its
     own runs the rollouts itself, without ``config.limits`` and ``hooks``.
 
@@ -267,7 +271,8 @@ class _Group:
         self._hooks = hooks
         self._envs_G: list[Env] = []
         self._episodes_G: list[Episode] = []
-        self._openings_G: list[Opening | Exception] = []
+        self._openings_G: list[asyncio.Task[Opening]] = []
+        self._requests: list[asyncio.Task[list[TokensWithLogprobs]]] = []
 
     async def run(self) -> TrajectoryGroup:
         # A strategy of user code may run the rollouts in a way of its own.
@@ -276,19 +281,22 @@ class _Group:
             result = await self._strategy.execute(self._builder, self._policy)
         else:
             result = await self.collect()
-        rewards_G, metrics_G, errors = await self._reward(result.trajectories, result.envs)
-        return TrajectoryGroup(result.trajectories, rewards_G, metrics_G, result.errors + errors)
+        rewards_G, metrics_G = await self._reward(result.trajectories, result.envs)
+        return TrajectoryGroup(result.trajectories, rewards_G, metrics_G, result.errors)
 
     async def collect(self) -> RolloutResult:
         """Runs the rollouts of all members."""
         self._envs_G = await self._make_envs()
         self._episodes_G = [self._episode(i, 0) for i in range(len(self._envs_G))]
-        self._openings_G = await self._open_all()
-        requests = self._share_first_answers()
+        self._openings_G = [
+            asyncio.create_task(self._open(i, episode))
+            for i, episode in enumerate(self._episodes_G)
+        ]
+        self._shared = asyncio.create_task(self._share_first_answers())
         try:
             outcome = await self._strategy.run(len(self._envs_G), self._attempt)
         finally:
-            await stop_tasks(requests)
+            await stop_tasks([*self._openings_G, self._shared, *self._requests])
         kept = [i for i, result in enumerate(outcome.results_G) if result is not None]
         trajectories_G = [result for result in outcome.results_G if result is not None]
         return RolloutResult(trajectories_G, [self._envs_G[i] for i in kept], outcome.errors)
@@ -296,7 +304,7 @@ class _Group:
     async def clean_up(self) -> list[RolloutError]:
         """Returns the error, if any: it must not hide that of a rollout nor cost the group."""
         try:
-            await self._builder.cleanup()
+            await finished(self._builder.cleanup())
         except Exception as error:
             logger.exception("cleanup of %s failed", self._name)
             return [error_record(located(error, f"cleanup of {self._name}"))]
@@ -320,40 +328,36 @@ class _Group:
             raise self._strategy.group_failed(located(error, place)) from error
         return envs_G
 
-    async def _open_all(self) -> list[Opening | Exception]:
-        """Every member's first prompt, before any is answered: only then is it known which are
-        the same."""
-        seconds = self._strategy.timeout_seconds
+    async def _open(self, member: int, episode: Episode) -> Opening:
+        with member_log(member):
+            return await episode.open(self._strategy.timeout_seconds)
 
-        async def open_one(member: int, episode: Episode) -> Opening | Exception:
-            try:
-                with member_log(member):
-                    return await episode.open(seconds)
-            except Exception as error:
-                if self._strategy.fails_fast:
-                    raise
-                return error
+    async def _share_first_answers(self) -> None:
+        """Sends one request for all members with the same first prompt.
 
-        return await gather_or_cancel(open_one(*one) for one in enumerate(self._episodes_G))
-
-    def _share_first_answers(self) -> list[asyncio.Task[list[TokensWithLogprobs]]]:
-        """Sends one request for all members with the same first prompt."""
+        Waits for every member's first prompt: only then is it known which are the same. Members
+        without one need not wait for it: they have failed.
+        """
+        await asyncio.wait(self._openings_G)
+        if type(self._policy).sample_many is TokenCompleter.sample_many:
+            return  # each answer is a request of its own, and should fail alone
         alike: dict[Hashable, list[Opening]] = {}
-        for opening in self._openings_G:
-            if isinstance(opening, Opening) and opening.observation is not None:
+        for task in self._openings_G:
+            if task.cancelled() or task.exception() is not None:
+                continue
+            opening = task.result()
+            if opening.observation is not None:
                 assert opening.stop is not None
                 alike.setdefault(_key(opening.observation, opening.stop), []).append(opening)
-        requests: list[asyncio.Task[list[TokensWithLogprobs]]] = []
         for openings in alike.values():
             budget = self._episodes_G[openings[0].member].first_budget(openings[0])
             if len(openings) == 1 or budget.exhausted:
                 continue
             policy = limit_tokens(self._policy.derived(openings[0].member, 0), budget.tokens)
             request = asyncio.create_task(_sample_many(policy, openings))
-            requests.append(request)
+            self._requests.append(request)
             for i, opening in enumerate(openings):
                 opening.first_action = _Nth(request, i)
-        return requests
 
     async def _attempt(self, member: int, attempt: int) -> Trajectory:
         with member_log(member):  # what the environment logs belongs to this episode
@@ -361,42 +365,49 @@ class _Group:
 
     async def _play(self, member: int, attempt: int) -> Trajectory:
         if attempt == 0:
-            opening = self._openings_G[member]
-            if isinstance(opening, Exception):
-                raise opening
-            return await self._episodes_G[member].play(opening)
+            # Opening the environments is bounded by itself.
+            opening = await asyncio.shield(self._openings_G[member])
+            await asyncio.shield(self._shared)
+            episode = self._episodes_G[member]
+            return await self._in_time(episode, episode.play(opening))
         try:
             self._envs_G[member] = await self._builder.make_env(member)
         except Exception as error:
             raise located(error, f"make_env of {self._name}, member {member}") from error
         episode = self._episode(member, attempt)
-        return await episode.play(await episode.open(self._strategy.timeout_seconds))
+        return await self._in_time(episode, _open_and_play(episode))
+
+    async def _in_time(self, episode: Episode, work: Awaitable[Trajectory]) -> Trajectory:
+        seconds = self._strategy.timeout_seconds
+
+        def error() -> Exception:
+            message = f"the rollout took longer than per_rollout_timeout={seconds:g} s"
+            return located(RolloutTimeoutError(message), episode.place)
+
+        return await bounded(work, seconds, error)
 
     async def _reward(
         self, trajectories_G: list[Trajectory], envs_G: Sequence[Env]
-    ) -> tuple[list[float], list[Metrics], list[RolloutError]]:
-        """Final rewards, metrics (those of the episodes among them), and lines of errors."""
+    ) -> tuple[list[float], list[Metrics]]:
+        """Final rewards, and metrics (those of the episodes among them)."""
         place = f"compute_group_rewards of {self._name}"
-        errors: list[RolloutError] = []
         termination = self._config.termination_policy
         # Members are graded together, so that grading can only be skipped for all of them.
         if all(termination.skips_grading(t.stop_reason) for t in trajectories_G):
-            return [0.0] * len(trajectories_G), [dict(t.metrics) for t in trajectories_G], errors
+            return [0.0] * len(trajectories_G), [dict(t.metrics) for t in trajectories_G]
+        seconds = termination.grader_timeout_seconds
         try:
             graded_G = await bounded(
                 self._builder.compute_group_rewards(trajectories_G, envs_G),
-                termination.grader_timeout_seconds,
-                _GraderTimeoutError,
+                seconds,
+                lambda: GraderTimeoutError(
+                    f"grading took longer than grader_timeout_seconds={seconds:g}; raise it, or "
+                    "look whether the grader still answers"
+                ),
             )
-            rewards_G, metrics_G = self._checked(graded_G, trajectories_G, place)
-        except _GraderTimeoutError:
-            message = f"{place}: longer than grader_timeout_seconds"
-            errors.append(RolloutError("TimeoutError", message))
-            rewards_G = [0.0 for _ in trajectories_G]
-            metrics_G = [{**t.metrics, "grader_timeout": 1.0} for t in trajectories_G]
+            return self._checked(graded_G, trajectories_G, place)
         except Exception as error:
             raise self._strategy.group_failed(located(error, place)) from error
-        return rewards_G, metrics_G, errors
 
     def _checked(
         self,
@@ -425,8 +436,8 @@ class _Group:
         return rewards_G, metrics_G
 
 
-class _GraderTimeoutError(Exception):
-    """``grader_timeout_seconds`` are over."""
+async def _open_and_play(episode: Episode) -> Trajectory:
+    return await episode.play(await episode.open())
 
 
 def _key(ob: Observation, stop: StopCondition) -> Hashable:

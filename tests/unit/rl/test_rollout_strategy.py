@@ -11,6 +11,7 @@ import pytest
 import tinker
 from rollout_samples import Group, Policy, Steps, fail, hang
 
+from tinker_cookbook.completers import TokenCompleter, TokensWithLogprobs
 from tinker_cookbook.exceptions import AllTrajectoriesFailedError, ConfigurationError
 from tinker_cookbook.rl.rollout_errors import RolloutTimeoutError
 from tinker_cookbook.rl.rollout_strategy import (
@@ -139,7 +140,7 @@ def test_an_environment_that_hangs_is_given_up(fault, stubborn):
     result = play(group, RetryOnFailure(per_rollout_timeout=0.2))
     assert time.monotonic() - started < 8
     assert len(result.trajectories_G) == 2
-    assert result.rollout_errors[0].error_type == "RolloutTimeoutError"
+    assert result.rollout_errors[0].error_type == "TimeoutError"
     if not stubborn:
         group = Group(lambda: Steps(faults={fault: hang}))
         with pytest.raises(RolloutTimeoutError, match=r"0\.2 s"):
@@ -273,3 +274,73 @@ def test_a_group_for_a_loop_of_user_code(group, strategy, removes, kept):
     assert (result is not None) is kept
     counter.ingest(result)
     assert counter.get_metrics().get("rollout_errors/groups_skipped", 0) == (not kept)
+
+
+# --- cancellation -------------------------------------------------------------------------------
+
+
+def test_a_cancelled_group_still_cleans_up_to_the_end():
+    class Slow(Group):
+        def __init__(self):
+            super().__init__(Steps)
+            self.begun = asyncio.Event()
+
+        async def cleanup(self):
+            self.begun.set()
+            await asyncio.sleep(0.05)
+            self.cleaned += 1
+
+    async def run():
+        group = Slow()
+        task = asyncio.create_task(do_group_rollout(group, Policy()))
+        await group.begun.wait()
+        for _ in range(2):
+            task.cancel()
+            await asyncio.sleep(0.01)
+        with pytest.raises(asyncio.CancelledError):
+            await task
+        return group.cleaned
+
+    assert asyncio.run(run()) == 1
+
+
+@pytest.mark.parametrize("strategy", [RetryOnFailure(), MinViableGroup(1)])
+def test_a_member_is_retried_while_others_still_begin(strategy):
+    ended = []
+
+    async def linger():
+        try:
+            await hang()
+        finally:
+            ended.append(1)
+
+    async def run():
+        retried = asyncio.Event()
+        spare = lambda: Steps(faults={-1: retried.set, 0: hang})  # noqa: E731
+        group = Group(
+            lambda: Steps(faults={-1: fail(OSError())}),
+            lambda: Steps(faults={-1: linger}),
+            spares={0: spare},
+        )
+        task = asyncio.create_task(do_group_rollout(group, Policy(), strategy=strategy))
+        await asyncio.wait_for(retried.wait(), 5)
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+
+    asyncio.run(run())
+    assert ended == [1]
+
+
+def test_one_failed_request_of_a_policy_without_sample_many_fails_one_member():
+    class Flaky(TokenCompleter):
+        calls = 0
+
+        async def __call__(self, model_input, stop):
+            self.calls += 1
+            if self.calls == 2:
+                raise OSError("down")
+            return TokensWithLogprobs([1], [-0.5])
+
+    result = play(Group(Steps, Steps), RetryOnFailure(), Flaky())
+    assert (len(result.trajectories_G), len(result.rollout_errors)) == (2, 1)

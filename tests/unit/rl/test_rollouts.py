@@ -12,13 +12,19 @@ import tinker
 from rollout_samples import Group, Policy, Steps, fail, hang, prompt
 
 from tinker_cookbook.completers import TinkerTokenCompleter, TokensWithLogprobs
-from tinker_cookbook.exceptions import BackendError, ConfigurationError, DataValidationError
+from tinker_cookbook.exceptions import (
+    AllTrajectoriesFailedError,
+    BackendError,
+    ConfigurationError,
+    DataValidationError,
+)
 from tinker_cookbook.rl.rollout_limits import (
     ParseErrorPolicy,
     RolloutLimits,
     TerminationRewardPolicy,
 )
 from tinker_cookbook.rl.rollout_presets import RolloutConfig
+from tinker_cookbook.rl.rollout_strategy import MinViableGroup
 from tinker_cookbook.rl.rollouts import (
     Opening,
     RolloutFailedError,
@@ -254,10 +260,10 @@ def test_a_grader_that_hangs_is_not_waited_for():
         async def compute_group_rewards(self, trajectory_group, env_group):
             await hang()
 
-    group = play_group(Judged(Steps), config=config)
-    assert group.final_rewards_G == [0.0]
-    assert group.metrics_G[0]["grader_timeout"] == 1.0
-    assert "Judged" in str(group.rollout_errors[0])
+    with pytest.raises(TimeoutError, match=r"of Judged: grading took .*_seconds=0.2; raise it"):
+        play_group(Judged(Steps), config=config)
+    with pytest.raises(AllTrajectoriesFailedError, match="grading took longer"):
+        play_group(Judged(Steps), config=config, strategy=MinViableGroup())
 
 
 def test_a_timed_out_episode_may_go_ungraded():
