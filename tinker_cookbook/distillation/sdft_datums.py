@@ -154,19 +154,19 @@ async def demonstrated_targets(
         return soft_datum(datum.model_input, positions, rows), text.cut, missing
 
     done = await asyncio.gather(*map(one, data_D, teacher_prompts_D))
-    soft_D = [soft for soft, _, _ in done]
-    metrics = _metrics(soft_D)
-    metrics["sdft/teacher_truncated_count"] = float(sum(cut for _, cut, _ in done))
-    metrics["sdft/teacher_missing_count"] = float(sum(missing for _, _, missing in done))
-    return soft_D, metrics
+    return [soft for soft, _, _ in done], _metrics(done)
 
 
-def _metrics(soft_D: Sequence[SoftDatum]) -> dict[str, float]:
-    weights = [soft.datum.loss_fn_inputs["weights"].to_numpy() for soft in soft_D]
+def _metrics(done: Sequence[tuple[SoftDatum, bool, int]]) -> dict[str, float]:
+    """Metrics of data, each with whether its end is left out and its tokens without a
+    distribution."""
+    weights = [soft.datum.loss_fn_inputs["weights"].to_numpy() for soft, _, _ in done]
     q = np.concatenate([w[w.any(axis=-1)] for w in weights]).astype(np.float64)
     metrics = {
-        "sdft/num_datums": float(len(soft_D)),
+        "sdft/num_datums": float(len(done)),
         "sdft/num_without_targets": float(sum(not w.any() for w in weights)),
+        "sdft/teacher_truncated_count": float(sum(cut for _, cut, _ in done)),
+        "sdft/teacher_missing_count": float(sum(missing for _, _, missing in done)),
         "sdft/total_completion_tokens": float(len(q)),
     }
     if len(q):
