@@ -234,14 +234,30 @@ class _InFlight:
     batch: Batch
     tokens: int
     skipped: int
-    update: _Update | None
+    update: SubmittedBatch | None
 
 
-@dataclass(frozen=True)
-class _Update:
-    forward_backward: Future[types.ForwardBackwardOutput]
-    optim_step: Future[types.OptimStepResponse]
-    learning_rate: float
+@dataclass
+class SubmittedBatch:
+    """A batch whose update is submitted and whose results are not awaited yet.
+
+    ``eval_metrics`` and ``infrequent_eval_metrics`` are for loops of user code that evaluate before
+    they submit; ``train_batches`` evaluates when the update is done.
+    """
+
+    fwd_bwd_future: Future[types.ForwardBackwardOutput]
+    optim_step_future: Future[types.OptimStepResponse]
+    metrics: Metrics
+    """What is known of the step before its results."""
+    data: list[tinker.Datum]
+    step: int
+    """Counts from 0, over all epochs."""
+    epoch_idx: int
+    batch_idx: int
+    eval_metrics: Metrics | None = None
+    infrequent_eval_metrics: Metrics | None = None
+    num_tokens: int = 0
+    """Tokens that the model reads."""
 
 
 class _Loop:
@@ -303,7 +319,17 @@ class _Loop:
         params = self._config.adam_params(step, self._schedule.total_steps)
         self._tokens += batch.num_tokens
         forward_backward = self._objective.submit(client, batch)
-        update = _Update(forward_backward, client.optim_step(params), params.learning_rate)
+        epoch, index = self._schedule.place(step)
+        update = SubmittedBatch(
+            forward_backward,
+            client.optim_step(params),
+            {"learning_rate": params.learning_rate},
+            batch.data,
+            step,
+            epoch,
+            index,
+            num_tokens=batch.num_tokens,
+        )
         self._in_flight.append(_InFlight(step, batch, self._tokens, self._skipped, update))
 
     def _skip(self, step: int) -> None:
@@ -351,11 +377,11 @@ class _Loop:
         if done.update is None:
             return {**metrics, "num_skipped_batches": 1}
         async with scope_span("train_step"):
-            output = await done.update.forward_backward
-            optim = await done.update.optim_step
+            output = await done.update.fwd_bwd_future
+            optim = await done.update.optim_step_future
         seconds = time.monotonic() - self._finished_at
         metrics |= {
-            "learning_rate": done.update.learning_rate,
+            **done.update.metrics,
             **self._objective.metrics(done.batch, output),
             "time/step": seconds,
             "time/tokens_per_second": done.batch.num_tokens / max(seconds, 1e-9),

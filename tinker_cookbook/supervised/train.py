@@ -19,6 +19,7 @@ from tinker_cookbook.supervised.batch_loop import (
     Batch,
     BatchConfig,
     Objective,
+    SubmittedBatch,
     tokenizer_of,
     train_batches,
 )
@@ -35,6 +36,8 @@ if TYPE_CHECKING:
     from tinker_cookbook.backends import Future, TrainingClient
     from tinker_cookbook.tokenizer_utils import Tokenizer
 
+
+__all__ = ["Config", "CrossEntropy", "SubmittedBatch", "main", "run_evals"]
 
 logger = logging.getLogger(__name__)
 
