@@ -41,7 +41,7 @@ from tinker_cookbook.rl.rollout_limits import (
 )
 from tinker_cookbook.rl.rollout_presets import RolloutConfig
 from tinker_cookbook.rl.rollout_strategy import FailFast, RolloutResult, RolloutStrategy
-from tinker_cookbook.rl.rollout_waiting import bounded, finished, stop_tasks
+from tinker_cookbook.rl.rollout_waiting import bounded, finished, gather_or_cancel, stop_tasks
 from tinker_cookbook.rl.transcripts import member_log
 from tinker_cookbook.rl.types import (
     Env,
@@ -271,7 +271,8 @@ class _Group:
         self._hooks = hooks
         self._envs_G: list[Env] = []
         self._episodes_G: list[Episode] = []
-        self._openings_G: list[asyncio.Task[Opening]] = []
+        # A member's opening once it may be played, or the error of its environment.
+        self._ready_G: list[asyncio.Future[Opening]] = []
         self._requests: list[asyncio.Task[list[TokensWithLogprobs]]] = []
 
     async def run(self) -> TrajectoryGroup:
@@ -288,15 +289,13 @@ class _Group:
         """Runs the rollouts of all members."""
         self._envs_G = await self._make_envs()
         self._episodes_G = [self._episode(i, 0) for i in range(len(self._envs_G))]
-        self._openings_G = [
-            asyncio.create_task(self._open(i, episode))
-            for i, episode in enumerate(self._episodes_G)
-        ]
-        self._shared = asyncio.create_task(self._share_first_answers())
+        self._ready_G = [asyncio.get_running_loop().create_future() for _ in self._envs_G]
+        begun = asyncio.create_task(self._begin())
         try:
             outcome = await self._strategy.run(len(self._envs_G), self._attempt)
         finally:
-            await stop_tasks([*self._openings_G, self._shared, *self._requests])
+            await stop_tasks([begun, *self._ready_G])
+            await stop_tasks(self._requests)
         kept = [i for i, result in enumerate(outcome.results_G) if result is not None]
         trajectories_G = [result for result in outcome.results_G if result is not None]
         return RolloutResult(trajectories_G, [self._envs_G[i] for i in kept], outcome.errors)
@@ -328,35 +327,53 @@ class _Group:
             raise self._strategy.group_failed(located(error, place)) from error
         return envs_G
 
-    async def _open(self, member: int, episode: Episode) -> Opening:
-        with member_log(member):
-            return await episode.open(self._strategy.timeout_seconds)
+    async def _begin(self) -> None:
+        """Opens all environments, and lets the members play once all are open.
 
-    async def _share_first_answers(self) -> None:
-        """Sends one request for all members with the same first prompt.
-
-        Waits for every member's first prompt: only then is it known which are the same. Members
-        without one need not wait for it: they have failed.
+        Only then is it known which first prompts are the same. A member whose environment fails
+        does not wait, so that its retry may begin. The others begin in their order, whichever of
+        their environments was open first.
         """
-        await asyncio.wait(self._openings_G)
+        openings_G = await gather_or_cancel(map(self._open, range(len(self._envs_G))))
+        try:
+            self._share_first_answers([opening for opening in openings_G if opening is not None])
+        except Exception as error:
+            for ready in self._ready_G:
+                if not ready.done():
+                    ready.set_exception(error)
+        for ready, opening in zip(self._ready_G, openings_G, strict=True):
+            if opening is not None and not ready.done():
+                ready.set_result(opening)
+
+    async def _open(self, member: int) -> Opening | None:
+        try:
+            with member_log(member):
+                return await self._episodes_G[member].open(self._strategy.timeout_seconds)
+        except BaseException as error:
+            ready = self._ready_G[member]
+            if not ready.done():
+                ready.set_exception(error)
+            if not isinstance(error, Exception):
+                raise
+            return None
+
+    def _share_first_answers(self, openings: Sequence[Opening]) -> None:
+        """Sends one request for all members with the same first prompt."""
         if type(self._policy).sample_many is TokenCompleter.sample_many:
             return  # each answer is a request of its own, and should fail alone
         alike: dict[Hashable, list[Opening]] = {}
-        for task in self._openings_G:
-            if task.cancelled() or task.exception() is not None:
-                continue
-            opening = task.result()
+        for opening in openings:
             if opening.observation is not None:
                 assert opening.stop is not None
                 alike.setdefault(_key(opening.observation, opening.stop), []).append(opening)
-        for openings in alike.values():
-            budget = self._episodes_G[openings[0].member].first_budget(openings[0])
-            if len(openings) == 1 or budget.exhausted:
+        for same in alike.values():
+            budget = self._episodes_G[same[0].member].first_budget(same[0])
+            if len(same) == 1 or budget.exhausted:
                 continue
-            policy = limit_tokens(self._policy.derived(openings[0].member, 0), budget.tokens)
-            request = asyncio.create_task(_sample_many(policy, openings))
+            policy = limit_tokens(self._policy.derived(same[0].member, 0), budget.tokens)
+            request = asyncio.create_task(_sample_many(policy, same))
             self._requests.append(request)
-            for i, opening in enumerate(openings):
+            for i, opening in enumerate(same):
                 opening.first_action = _Nth(request, i)
 
     async def _attempt(self, member: int, attempt: int) -> Trajectory:
@@ -365,9 +382,7 @@ class _Group:
 
     async def _play(self, member: int, attempt: int) -> Trajectory:
         if attempt == 0:
-            # Opening the environments is bounded by itself.
-            opening = await asyncio.shield(self._openings_G[member])
-            await asyncio.shield(self._shared)
+            opening = await self._ready_G[member]  # opening is bounded by itself
             episode = self._episodes_G[member]
             return await self._in_time(episode, episode.play(opening))
         try:
