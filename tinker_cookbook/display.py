@@ -197,13 +197,16 @@ def _row(datum: tinker.Datum, key: str, length: int) -> list[float]:
 
 
 def special_ids(tokenizer: PreTrainedTokenizerBase) -> set[int]:
-    """The tokens that are no text: those marked special, and tags such as ``<think>``."""
+    """The tokens that are no text: those marked special, and tags such as ``<think>``.
+
+    A tokenizer of user code may know of none.
+    """
     added = {
         index
-        for index, token in tokenizer.added_tokens_decoder.items()
+        for index, token in getattr(tokenizer, "added_tokens_decoder", {}).items()
         if token.special or str(token).startswith("<")
     }
-    return added | set(tokenizer.all_special_ids)
+    return added | set(getattr(tokenizer, "all_special_ids", ()))
 
 
 def _runs(tokens: list[int | None], weights: list[float], special: set[int]) -> list[_Run]:

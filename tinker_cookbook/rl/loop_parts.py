@@ -7,7 +7,9 @@ them; their names and arguments are those of the official cookbook's ``rl.train`
 from __future__ import annotations
 
 import asyncio
+import inspect
 from collections.abc import Coroutine, Iterable, Sequence
+from dataclasses import asdict
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
@@ -25,7 +27,7 @@ from tinker_cookbook.rl.metrics import incorporate_kl_penalty
 from tinker_cookbook.rl.trajectory_metrics import compute_trajectory_metrics
 from tinker_cookbook.rl.types import EnvGroupBuilder, TrajectoryGroup
 from tinker_cookbook.utils.console import get_console
-from tinker_cookbook.utils.cost_estimation import TokenUsage
+from tinker_cookbook.utils.cost_estimation import CostTracker, TokenUsage
 from tinker_cookbook.utils.lazy_imports import lazy_module
 from tinker_cookbook.utils.misc_utils import split_list
 from tinker_cookbook.utils.trace import scope, scope_span
@@ -43,7 +45,7 @@ else:
 
 T = TypeVar("T")
 
-_ADAM = {"beta1": 0.9, "beta2": 0.95, "eps": 1e-8}
+ADAM = {"beta1": 0.9, "beta2": 0.95, "eps": 1e-8}
 
 
 def rollout_usage(trajectory_groups: Sequence[TrajectoryGroup]) -> TokenUsage:
@@ -151,7 +153,7 @@ async def train_step(
     check_provenance(data_D, loss_fn)
     if not data_D:
         return []
-    adam = tinker.AdamParams(learning_rate=learning_rate, **_ADAM)
+    adam = tinker.AdamParams(learning_rate=learning_rate, **ADAM)
     passes, steps = [], []
     for part in split_list(data_D, min(num_substeps, len(data_D))):
         passes.append(
@@ -171,46 +173,67 @@ async def train_step(
 
 async def save_checkpoint_and_get_sampling_client(
     training_client: TrainingClient,
-    checkpoint_mgr: CheckpointManager,
+    checkpoint_mgr: CheckpointManager | None,
     i_batch: int,
     start_batch: int = 0,
     record_stability_info: bool = False,
+    cost_tracker: CostTracker | None = None,
 ) -> tuple[SamplingClient, dict[str, Any]]:
     """A sampling client of the present weights; before that a periodic checkpoint, if one is due.
 
     Args:
         training_client: Whose weights.
-        checkpoint_mgr: Says whether a checkpoint is due, and saves it.
+        checkpoint_mgr: Says whether a checkpoint is due, and saves it; ``None`` saves none.
         i_batch: Steps that are done.
         start_batch: Steps that were done when this process began, after which none is due.
         record_stability_info: Record what ``stable_reinforce`` trains on.
+        cost_tracker: Its totals are saved with the checkpoint.
 
     Returns:
         The client, and metrics, of which there are none.
     """
-    if i_batch > start_batch and checkpoint_mgr.should_save_periodic(i_batch):
-        await checkpoint_mgr.save_periodic_async(i_batch, {"batch": i_batch})
+    # Left out where it is the default: clients of other makers may not know it.
+    options: dict[str, Any] = {"record_stability_info": True} if record_stability_info else {}
+    if (
+        checkpoint_mgr is not None
+        and i_batch > start_batch
+        and checkpoint_mgr.should_save_periodic(i_batch)
+    ):
+        async with scope_span("save_checkpoint"):
+            state = loop_state(i_batch, cost_tracker)
+            paths = await checkpoint_mgr.save_periodic_async(i_batch, state)
+        # The checkpoint holds the weights for sampling, so they are not saved once more.
+        create: Any = training_client.create_sampling_client  # type: ignore[attr-defined]
+        client = create(paths["sampler_path"], **options)
+        return (await client if inspect.isawaitable(client) else client), {}
     async with scope_span("save_weights_and_get_sampling_client"):
-        # Left out where it is the default: clients of other makers may not know it.
-        options = {"record_stability_info": True} if record_stability_info else {}
-        client = await training_client.save_weights_and_get_sampling_client(**options)
-    return client, {}
+        return await training_client.save_weights_and_get_sampling_client(**options), {}
 
 
+def loop_state(batch: int, cost_tracker: CostTracker | None) -> dict[str, Any]:
+    """What a checkpoint keeps of the loop: the next batch, and the tracker's totals."""
+    state: dict[str, Any] = {"batch": batch}
+    if cost_tracker is not None:
+        state["cumulative_tokens"] = asdict(cost_tracker.cumulative)
+        state["discarded_tokens"] = asdict(cost_tracker.discarded)
+    return state
+
+
+@scope
 async def run_single_evaluation(
     evaluator: SamplingClientEvaluator,
     config: Any,
     i_batch: int,
     sampling_client: SamplingClient,
     evaluator_label: str,
+    store: Any = None,
 ) -> dict[str, Any]:
     """The metrics of one evaluator.
 
-    ``config``, ``i_batch`` and ``evaluator_label`` have no effect: evaluators of this package write
-    their transcripts themselves.
+    ``config``, ``i_batch``, ``evaluator_label`` and ``store`` have no effect: evaluators of this
+    package write their transcripts themselves.
     """
-    async with scope_span("run_evals"):
-        return dict(await evaluator(sampling_client))
+    return dict(await evaluator(sampling_client))
 
 
 async def run_evaluations_parallel(
@@ -218,10 +241,11 @@ async def run_evaluations_parallel(
     sampling_client: SamplingClient,
     config: Any,
     i_batch: int,
+    store: Any = None,
 ) -> dict[str, Any]:
     """The metrics of all evaluators, which run at the same time; of equal names the last counts."""
     work = (
-        run_single_evaluation(evaluator, config, i_batch, sampling_client, str(number))
+        run_single_evaluation(evaluator, config, i_batch, sampling_client, str(number), store)
         for number, evaluator in enumerate(evaluators)
     )
     metrics: dict[str, Any] = {}

@@ -80,8 +80,8 @@ class GroupSource(ABC):
     """Gives the groups of one iteration after the other. Use it in ``async with``."""
 
     @abstractmethod
-    async def collect(self, step: int, snapshot: Snapshot, consume: Consume) -> Collected:
-        """The groups that update number ``step`` (from 0) trains.
+    async def collect(self, step: int, snapshot: Snapshot, consume: Consume) -> Collected | None:
+        """The groups that update number ``step`` (from 0) trains; ``None``: none are left.
 
         Args:
             step: Updates finished.

@@ -16,8 +16,11 @@ from tinker_cookbook.exceptions import (
     AllTrajectoriesFailedError,
     BackendError,
     TinkerCookbookError,
+    TrainingError,
 )
 from tinker_cookbook.rl.executor import run_group
+from tinker_cookbook.rl.rollout_strategy import RolloutStrategy
+from tinker_cookbook.rl.rollout_waiting import gather_or_cancel
 from tinker_cookbook.rl.train_config import PolicyTrainingConfig
 from tinker_cookbook.rl.transcripts import group_log
 from tinker_cookbook.rl.types import EnvGroupBuilder, TrajectoryGroup
@@ -81,9 +84,14 @@ class PlayedGroup:
 
 @dataclass
 class SnapshotPolicy(TinkerTokenCompleter):
-    """Samples from a snapshot; an error that is not about the request names the snapshot."""
+    """Samples from a snapshot; an error that is not about the request names the snapshot.
+
+    With ``separate`` every sample is a request of its own, which clients of user code may count on;
+    otherwise a group's first answers are one request, whose prompt is run once.
+    """
 
     step: int = 0
+    separate: bool = False
 
     async def sample_many(
         self,
@@ -99,6 +107,12 @@ class SnapshotPolicy(TinkerTokenCompleter):
             BackendError: The weights cannot be sampled from any more.
         """
         try:
+            if self.separate and num_samples > 1:
+                requests = (
+                    self.derived(place).sample_many(model_input, stop, 1, max_tokens=max_tokens)
+                    for place in range(num_samples)
+                )
+                return [samples[0] for samples in await gather_or_cancel(requests)]
             return await super().sample_many(model_input, stop, num_samples, max_tokens=max_tokens)
         except TinkerCookbookError:
             raise
@@ -125,15 +139,21 @@ class Player:
     Args:
         config: How to sample and play.
         on_done: Called with (groups done, groups in all) of the iteration after each.
+        strategy: Handles failed rollouts; ``None``: as the config has it.
+        separate: See :class:`SnapshotPolicy`.
     """
 
     def __init__(
-        self, config: PolicyTrainingConfig, on_done: Callable[[int, int], None] | None = None
+        self,
+        config: PolicyTrainingConfig,
+        on_done: Callable[[int, int], None] | None = None,
+        strategy: RolloutStrategy | None = None,
+        separate: bool = False,
     ) -> None:
         self._config = config
-        self._strategy = config.effective_rollout_strategy()
+        self._strategy = config.effective_rollout_strategy() if strategy is None else strategy
         self._rollouts = config.rollouts()
-        self._on_done = on_done
+        self._on_done, self._separate = on_done, separate
         self.groups: list[PlayedGroup] = []
         """Finished since ``begin``, in the order in which they were."""
         self.begin(0)
@@ -160,6 +180,7 @@ class Player:
             top_k=config.top_k,
             seed=config.seed,
             step=snapshot.step,
+            separate=self._separate,
         ).derived(problem.batch, problem.index)
         assert isinstance(policy, SnapshotPolicy)
         return policy
@@ -175,7 +196,10 @@ class Player:
                     strategy=self._strategy,
                     config=self._rollouts,
                 )
-        except AllTrajectoriesFailedError as error:
+        except TrainingError as error:
+            failed = isinstance(error, AllTrajectoriesFailedError)
+            if not (failed or self._strategy.catches_group_errors):
+                raise
             logger.warning("group %d of batch %d left out: %s", problem.index, problem.batch, error)
             return None
         group.sampling_client_step = snapshot.step
@@ -235,5 +259,7 @@ async def cancel_all(tasks: Iterable[asyncio.Future[Any]]) -> None:
     """Cancels tasks and waits until they have cleaned up."""
     waited = list(tasks)
     for task in waited:
-        task.cancel()
+        # A second cancellation would interrupt the cleanup that the first one began.
+        if not (isinstance(task, asyncio.Task) and task.cancelling()):
+            task.cancel()
     await asyncio.gather(*waited, return_exceptions=True)

@@ -7,7 +7,8 @@
 An iteration: play a batch of groups with the newest weights, train on them, take the new weights.
 Where the groups come from, and when their training is submitted, is the business of a source
 (``sources.py``: synchronous and streaming, ``async_source.py``: asynchronous); what training does
-with them that of an ``Update`` (``train_step.py``). What is left is here.
+with them that of an ``Update`` (``train_step.py``). ``loop.py`` has the iterations, and
+``do_training.py`` runs them over a client, a dataset and a logger that the caller made.
 
 Rows of ``metrics.jsonl``: ``step`` counts finished iterations (with ``num_substeps`` each has
 several optimizer steps). Row 0 holds the evaluations before training; row k the metrics of the k-th
@@ -19,7 +20,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import time
 from collections.abc import Awaitable, Callable
 from concurrent.futures import Executor
 from functools import partial
@@ -28,9 +28,21 @@ from typing import TypeAlias
 from tinker_cookbook.exceptions import ConfigurationError, DataValidationError
 from tinker_cookbook.rl.adjuster import AdvantageAdjuster
 from tinker_cookbook.rl.async_source import AsyncSource
+from tinker_cookbook.rl.discarded_work import (
+    DISCARDED_WORK_LOG_INTERVAL_SECONDS,
+    DiscardedWorkLog,
+    count_discarded_rollout,
+    drop_constant_reward_group,
+)
+from tinker_cookbook.rl.do_training import (
+    do_async_training,
+    do_sync_training,
+    do_sync_training_with_stream_minibatch,
+)
 from tinker_cookbook.rl.executor import set_rollout_executor
-from tinker_cookbook.rl.kl import KLPenalty, compute_post_kl
+from tinker_cookbook.rl.kl import KLPenalty
 from tinker_cookbook.rl.live_view import RLProgress
+from tinker_cookbook.rl.loop import Loop
 from tinker_cookbook.rl.loop_parts import (
     gather_with_progress,
     prepare_minibatch,
@@ -42,8 +54,15 @@ from tinker_cookbook.rl.loop_parts import (
     train_step,
     training_usage,
 )
+from tinker_cookbook.rl.loop_steps import (
+    SamplingClientReuse,
+    WrappedTrajectoryGroup,
+    compute_full_batch_metrics_and_get_sampling_client,
+    do_train_step_and_get_sampling_client,
+    do_train_step_streaming_and_get_sampling_client,
+)
 from tinker_cookbook.rl.sources import BatchSource, GroupSource, problem_batches
-from tinker_cookbook.rl.sources_play import Player, Snapshot
+from tinker_cookbook.rl.sources_play import Player
 from tinker_cookbook.rl.train_config import (
     AsyncConfig,
     Config,
@@ -52,8 +71,7 @@ from tinker_cookbook.rl.train_config import (
     StreamMinibatchConfig,
     check_substeps,
 )
-from tinker_cookbook.rl.train_report import IterationReport, Reporter
-from tinker_cookbook.rl.train_step import Update
+from tinker_cookbook.rl.train_report import Reporter
 from tinker_cookbook.rl.types import RLDataset, RLDatasetBuilder
 from tinker_cookbook.training.session import (
     TrainingSession,
@@ -63,13 +81,24 @@ from tinker_cookbook.training.session import (
 )
 from tinker_cookbook.utils.entrypoint import run_entrypoint
 from tinker_cookbook.utils.paths import local_path
-from tinker_cookbook.utils.trace import scope_span
 
 __all__ = [
+    "DISCARDED_WORK_LOG_INTERVAL_SECONDS",
     "AsyncConfig",
     "Config",
+    "DiscardedWorkLog",
     "KLReferenceConfig",
+    "SamplingClientReuse",
     "StreamMinibatchConfig",
+    "WrappedTrajectoryGroup",
+    "compute_full_batch_metrics_and_get_sampling_client",
+    "count_discarded_rollout",
+    "do_async_training",
+    "do_sync_training",
+    "do_sync_training_with_stream_minibatch",
+    "do_train_step_and_get_sampling_client",
+    "do_train_step_streaming_and_get_sampling_client",
+    "drop_constant_reward_group",
     "gather_with_progress",
     "main",
     "prepare_minibatch",
@@ -132,10 +161,10 @@ async def run(
         tell_about_loss(config, session)
         progress = RLProgress(total_steps, session.start_step)
         with Reporter(config, session, progress, tokenizer) as reporter:
-            reporter.add_evaluators(test_set)
+            reporter.add_evaluators(session, test_set)
             player = Player(config, progress.sampling)
             source = make_source(config, session, train_set, player, total_steps)
-            loop = _Loop(config, session, source, reporter, adjuster)
+            loop = Loop(config, session, source, reporter, adjuster)
             async with source:
                 await loop.run(total_steps)
         session.say(*session.summary())
@@ -196,7 +225,8 @@ def epoch_steps(config: PolicyTrainingConfig, num_batches: int, batch_size: int)
     """Iterations that so many batches of the dataset make."""
     if config.async_config is None:
         return num_batches
-    return max(1, num_batches * batch_size // config.async_config.groups_per_batch)
+    size = (config.stream_minibatch_config or config.async_config).groups_per_batch
+    return max(1, num_batches * batch_size // size)
 
 
 def make_source(
@@ -230,69 +260,6 @@ async def _kl_penalty(config: Config, session: TrainingSession) -> AdvantageAdju
         model_path=path, base_model=reference.base_model if path is None else None
     )
     return KLPenalty(client, config.kl_penalty_coef, config.kl_discount_factor)
-
-
-class _Loop:
-    """The iterations of a run, whatever its mode."""
-
-    def __init__(
-        self,
-        config: PolicyTrainingConfig,
-        session: TrainingSession,
-        source: GroupSource,
-        reporter: Reporter,
-        adjuster: AdvantageAdjuster | None,
-    ) -> None:
-        self._config, self._session = config, session
-        self._source, self._reporter = source, reporter
-        self._adjuster = adjuster
-
-    async def run(self, total_steps: int) -> None:
-        """From the session's first iteration to the last."""
-        start = self._session.start_step
-        if start == 0:
-            await self._reporter.record_start()
-        snapshot = await self._snapshot(start)
-        for step in range(start, total_steps):
-            snapshot = await self._iteration(step, total_steps, snapshot)
-
-    async def _iteration(self, step: int, total_steps: int, snapshot: Snapshot) -> Snapshot:
-        """One update, its row, and what is due after it; gives the new weights."""
-        config, source = self._config, self._source
-        began = time.monotonic()
-        update = Update(
-            config, self._session.client, config.adam_params(step, total_steps), self._adjuster
-        )
-        try:
-            async with scope_span("sample"):
-                collected = await source.collect(step, snapshot, update.add)
-            self._reporter.training()
-            async with scope_span("train_step"):
-                trained = await update.finish()
-            training = time.monotonic() - began - collected.sampling_seconds
-            snapshot = await self._snapshot(step + 1)
-            source.renew(snapshot)
-            if config.compute_post_kl and update.data:
-                trained.update(await compute_post_kl(update.data, snapshot.client))
-        except BaseException:  # Ctrl-C too: what was played is worth reading
-            self._reporter.keep(step, source.finished())
-            raise
-        report = IterationReport(step, collected, trained, training, time.monotonic() - began)
-        metrics, counters = await self._reporter.report(report)
-        await self._session.finish_step(
-            step + 1,
-            metrics,
-            epoch=collected.epoch,
-            counters=counters,
-            before_save=lambda: source.save(local_path(config.log_path), step + 1),
-        )
-        return snapshot
-
-    async def _snapshot(self, step: int) -> Snapshot:
-        client = await self._session.sampling_client(
-            record_stability_info=self._config.records_stability_info()
-        )
-        return Snapshot(client, step)
 
 
 if __name__ == "__main__":

@@ -68,10 +68,17 @@ class AsyncConfig:
         default="stable_reinforce", doc="Loss of an asynchronous run, instead of the run's loss_fn"
     )
 
+    @chz.validate
+    def _validate(self) -> None:
+        self.check()
+
     def check(self) -> None:
         """Raises ``ConfigurationError`` for a number out of range."""
-        _at_least("async_config.max_steps_off_policy", self.max_steps_off_policy, 0)
-        _at_least("async_config.groups_per_batch", self.groups_per_batch, 1)
+        if self.max_steps_off_policy < 0 or self.groups_per_batch < 1:
+            raise ConfigurationError(
+                f"async_config: got max_steps_off_policy={self.max_steps_off_policy} and "
+                f"groups_per_batch={self.groups_per_batch}, expected at least 0 and at least 1"
+            )
 
 
 @chz.chz
@@ -192,7 +199,7 @@ class PolicyTrainingConfig(PolicySettings, TrainingConfig):
         if self.async_config is not None and self.loss_fn not in (DEFAULT_LOSS, name):
             raise ConfigurationError(
                 f"loss_fn: got {self.loss_fn!r} with async_config.loss_fn={name!r}; an "
-                "asynchronous run trains with async_config.loss_fn, so set it there: "
+                "asynchronous run trains with AsyncConfig.loss_fn, so set it there: "
                 f"async_config.loss_fn={self.loss_fn}"
             )
         if name == "stable_reinforce" and self.kl_penalty_coef > 0 and self.kl_discount_factor > 0:
@@ -228,12 +235,6 @@ class PolicyTrainingConfig(PolicySettings, TrainingConfig):
             )
 
     def _check_mode(self) -> None:
-        if self.async_config is not None and self.stream_minibatch_config is not None:
-            raise ConfigurationError(
-                "async_config and stream_minibatch_config are two ways to overlap sampling with "
-                "training; expected one of them: async_config trains on data of older weights, "
-                "stream_minibatch_config does not"
-            )
         if self.stream_minibatch_config is not None:
             self.stream_minibatch_config.check(self.num_substeps)
         if self.async_config is not None:

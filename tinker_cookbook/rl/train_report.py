@@ -7,7 +7,7 @@ import logging
 from collections.abc import Sequence
 from dataclasses import dataclass
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Any, Protocol, Self
 
 from tinker_cookbook.eval.evaluators import SamplingClientEvaluator
 from tinker_cookbook.exceptions import TrainingError
@@ -51,6 +51,25 @@ class IterationReport:
     seconds: float
 
 
+class ReportedSession(Protocol):
+    """What the reporter needs of a run's session."""
+
+    start_step: int
+    total_steps: int
+
+    def restored(self, key: str, default: int) -> int:
+        """Returns a counter as the run's checkpoint has it."""
+        ...
+
+    async def evaluate(self, step: int) -> Metrics:
+        """Returns the metrics of the evaluations that are due after update ``step``."""
+        ...
+
+    def write_row(self, row: Metrics, step: int) -> None:
+        """Appends a row to the log."""
+        ...
+
+
 class Reporter:
     """Measures, shows and writes down the iterations of a run. Use it in ``with``.
 
@@ -64,7 +83,7 @@ class Reporter:
     def __init__(
         self,
         config: PolicyTrainingConfig,
-        session: TrainingSession,
+        session: ReportedSession,
         progress: RLProgress,
         tokenizer: Any,
     ) -> None:
@@ -90,9 +109,9 @@ class Reporter:
         self._progress.__exit__(kind, error, trace)
         self._writer.__exit__(kind, error, trace)
 
-    def add_evaluators(self, test_set: RLDataset | None) -> None:
+    def add_evaluators(self, session: TrainingSession, test_set: RLDataset | None) -> None:
         """Gives the session the evaluations of the config, the test set first."""
-        config, session = self._config, self._session
+        config = self._config
         session.shows = _worth_showing
         session.evaluators = [build() for build in config.evaluator_builders]
         session.infrequent_evaluators = [b() for b in config.infrequent_evaluator_builders]

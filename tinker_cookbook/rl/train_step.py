@@ -122,7 +122,8 @@ class Update:
         metrics.update({name: mean.mean for name, mean in self._adjusted.items()})
         metrics.update(self._policy_metrics(outputs))
         for reports in (outputs, optim_steps):
-            metrics.update(_combined([report.metrics or {} for report in reports]))
+            # Clients of user code may report no metrics.
+            metrics.update(_combined([getattr(one, "metrics", None) or {} for one in reports]))
         return metrics
 
     def _prepare(self, groups: Sequence[PlayedGroup]) -> tuple[PlayedData, bool]:

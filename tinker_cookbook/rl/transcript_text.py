@@ -8,6 +8,7 @@ from functools import cached_property
 from itertools import groupby
 from typing import TYPE_CHECKING, Any, TypeAlias
 
+from tinker_cookbook.display import special_ids
 from tinker_cookbook.rl.types import Observation, Trajectory
 
 if TYPE_CHECKING:
@@ -124,12 +125,7 @@ class TokenText:
     def _special_ids(self) -> frozenset[int]:
         if self._tokenizer is None:
             return frozenset()
-        added = {
-            index
-            for index, token in self._tokenizer.added_tokens_decoder.items()
-            if token.special or str(token).startswith("<")
-        }
-        return frozenset(added | set(self._tokenizer.all_special_ids))
+        return frozenset(special_ids(self._tokenizer))
 
     def _decode_after(self, lead: Sequence[Item], tokens: list[int]) -> str:
         known = [item for item in lead if not isinstance(item, Image)]
@@ -140,9 +136,12 @@ class TokenText:
     def _decode(self, tokens: list[int]) -> str:
         if self._tokenizer is None:
             return "".join(f"[{token}]" for token in tokens)
-        return self._tokenizer.decode(
-            tokens, skip_special_tokens=False, clean_up_tokenization_spaces=False
-        )
+        try:
+            return self._tokenizer.decode(
+                tokens, skip_special_tokens=False, clean_up_tokenization_spaces=False
+            )
+        except TypeError:  # a tokenizer of user code with ``decode(tokens)`` alone
+            return self._tokenizer.decode(tokens)
 
 
 def items_of(observation: Observation) -> list[Item]:

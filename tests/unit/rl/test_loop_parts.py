@@ -40,6 +40,9 @@ class Client:
         self.asked.append(options)
         return "sampler"
 
+    def create_sampling_client(self, path):
+        return path
+
 
 def data():
     groups = [group_of_rewards(1, 0), group_of_rewards(0, 1)]
@@ -70,11 +73,16 @@ def test_a_due_checkpoint_is_saved_before_the_client_is_made():
 
         async def save_periodic_async(self, step, state):
             saved.append((step, state))
+            return {"sampler_path": f"tinker://run/sampler_weights/{step:06d}"}
 
     async def run():
+        client = Client()
         for step in range(4):
-            found = await train.save_checkpoint_and_get_sampling_client(Client(), Manager(), step)
-            assert found == ("sampler", {})
+            found = await train.save_checkpoint_and_get_sampling_client(client, Manager(), step)
+            # A checkpoint holds the weights for sampling, so they are not saved a second time.
+            path = f"tinker://run/sampler_weights/{step:06d}"
+            assert found == (path if step == 2 else "sampler", {})
+        assert len(client.asked) == 3
 
     asyncio.run(run())
     assert saved == [(2, {"batch": 2})]

@@ -39,7 +39,6 @@ from tinker_cookbook.rl.types import (
     InitialObservationOverflow,
     StepResult,
     StopReason,
-    Trajectory,
 )
 
 
@@ -348,12 +347,6 @@ def test_time_is_checked_between_turns_too():
     hooks = GoOn()
     assert play(Steps(turns=2, faults={0: block}), limits=limits, hooks=hooks).stop_reason
     assert hooks.reasons == [("rollout_timeout", 1), ("completed", 2)]
-
-
-def test_an_episode_that_no_rollout_ended_has_no_reason():
-    assert Trajectory([], tinker.ModelInput.empty()).stop_reason is None
-    result = StepResult(0, True, prompt(1), [0], {"stop/of_my_own": 1.0})
-    assert play(Steps(faults={0: lambda: result})).stop_reason == "of_my_own"
 
 
 def test_an_environment_may_bring_its_limits():

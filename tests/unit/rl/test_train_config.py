@@ -58,8 +58,6 @@ WRONG = [
     ({"loss_fn": "dro"}, "beta"),
     ({"loss_fn": "ppo", "loss_fn_config": {"clip": 0.2}}, "loss_fn_config['clip']"),
     ({"async_config": chz.replace(ASYNC, loss_fn="gspo")}, "clip_low_threshold"),
-    ({"async_config": ASYNC, "stream_minibatch_config": STREAM}, "expected one of them"),
-    ({"async_config": chz.replace(ASYNC, max_steps_off_policy=-1)}, "max_steps_off_policy"),
     ({"async_config": ASYNC, "num_substeps": 3}, "async_config.groups_per_batch is 4"),
     ({"stream_minibatch_config": STREAM, "num_substeps": 3}, "multiple of num_substeps"),
     ({"stream_minibatch_config": chz.replace(STREAM, num_minibatches=0)}, "num_minibatches"),
@@ -73,6 +71,12 @@ def test_what_cannot_work_is_refused(stories_model, tmp_path, settings, message)
     with pytest.raises(ConfigurationError) as error:
         story_config(stories_model, tmp_path, **settings).check()
     assert message in str(error.value)
+
+
+@pytest.mark.parametrize("wrong", [{"max_steps_off_policy": -1}, {"groups_per_batch": 0}])
+def test_numbers_of_an_async_config_are_checked_when_it_is_made(wrong):
+    with pytest.raises(ConfigurationError, match="async_config: got max_steps_off_policy"):
+        chz.replace(ASYNC, **wrong)
 
 
 def test_an_asynchronous_run_trains_with_the_loss_of_its_async_config(stories_model, tmp_path):

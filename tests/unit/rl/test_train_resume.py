@@ -69,17 +69,6 @@ def test_a_group_comes_back_as_it_was(tmp_path):
         assert got.group.get_total_rewards() == expected.group.get_total_rewards()
 
 
-@pytest.mark.parametrize("reason", [None, "of my own", StopReason.MAX_TURNS])
-def test_a_stop_reason_may_be_any_text_or_none(tmp_path, reason):
-    trajectory = Trajectory([], tinker.ModelInput.empty(), reason)
-    played = PlayedGroup(0, 0, TrajectoryGroup([trajectory], [0.0], [{}]), [], 0.0)
-    write_queue(tmp_path, 1, QueueState((1, 0), [], [played]))
-    state = read_queue(tmp_path, 1)
-    assert state is not None
-    (back,) = state.queue[0].group.trajectories_G
-    assert (back.stop_reason, type(back.stop_reason)) == (reason, type(reason))
-
-
 def test_the_file_is_plain_json(tmp_path):
     write_queue(tmp_path, 3, QueueState((1, 0), [], [a_group()]))
     (path,) = tmp_path.iterdir()

@@ -13,6 +13,9 @@ Metrics: TypeAlias = Mapping[str, float | int | str]
 class Logger(ABC):
     """A destination of metrics. Only ``log_metrics`` must be implemented."""
 
+    store: Any = None
+    """A ``TrainingRunStore`` of user code that the logger writes to, if there is one."""
+
     @abstractmethod
     def log_metrics(self, metrics: Metrics, step: int | None = None) -> None:
         """Takes the metrics of one step, all at once.
@@ -21,6 +24,10 @@ class Logger(ABC):
             metrics: Name to value.
             step: Optimizer updates done; 0 is before training.
         """
+
+    def log_summary(self, metrics: Metrics) -> None:
+        """Takes totals that belong to no step; by default a row without a step."""
+        self.log_metrics(metrics)
 
     def log_hparams(self, config: Any) -> None:
         """Takes the run's configuration: a chz object or a dict."""
@@ -57,6 +64,11 @@ class MultiplexLogger(Logger):
         """Passes on."""
         for logger in self.loggers:
             logger.log_metrics(metrics, step)
+
+    def log_summary(self, metrics: Metrics) -> None:
+        """Passes on."""
+        for logger in self.loggers:
+            logger.log_summary(metrics)
 
     def log_hparams(self, config: Any) -> None:
         """Passes on."""
