@@ -69,6 +69,7 @@ from tinker_cookbook.renderers.rendered import (
     RenderContext,
     RenderedMessage,
     RenderMemory,
+    answer_ends,
     example_ends,
     weigh,
 )
@@ -337,13 +338,35 @@ class Renderer(Named, ABC):
         messages: Sequence[Message] | Sequence[Mapping[str, Any]],
         train_on_what: TrainOnWhat | str = TrainOnWhat.LAST_ASSISTANT_TURN,
     ) -> list[Example]:
-        """Returns the conversation as few examples whose every trained answer has the prompt that
-        inference would give it.
+        """Returns one example for each trained answer, behind the prompt that inference gives it.
 
-        Each trained message is in exactly one example. Answers share an example where the later
-        prompt begins with all tokens up to the earlier answer: always one example for a renderer
-        with the extension property. ``ALL_TOKENS`` trains prompts too and is never split.
+        One example holds them all for a renderer with the extension property, and under
+        ``ALL_TOKENS``, which trains prompts too. Each trained message is in exactly one example.
+        :meth:`build_merged_examples` returns fewer examples that train the same tokens.
         """
+        return self._split(messages, train_on_what, merge=False)
+
+    def build_merged_examples(
+        self,
+        messages: Sequence[Message] | Sequence[Mapping[str, Any]],
+        train_on_what: TrainOnWhat | str = TrainOnWhat.LAST_ASSISTANT_TURN,
+    ) -> list[Example]:
+        """As :meth:`build_supervised_examples`, with as few examples as possible.
+
+        Answers share an example where the later prompt begins with all tokens up to the earlier
+        answer. Datasets train on these. A subclass that splits in its own way is followed.
+        """
+        if type(self).build_supervised_examples is not Renderer.build_supervised_examples:
+            return self.build_supervised_examples(messages, TrainOnWhat(train_on_what))
+        return self._split(messages, train_on_what, merge=True)
+
+    def _split(
+        self,
+        messages: Sequence[Message] | Sequence[Mapping[str, Any]],
+        train_on_what: TrainOnWhat | str,
+        *,
+        merge: bool,
+    ) -> list[Example]:
         what = TrainOnWhat(train_on_what)
         normal = self._conversation(messages, what)
         trained = select_trained(normal, what)
@@ -352,7 +375,7 @@ class Renderer(Named, ABC):
         examples: list[Example] = []
         done = -1
         with self._rendered.kept():
-            for end in self._example_ends(normal, trained) or [len(normal) - 1]:
+            for end in self._example_ends(normal, trained, merge) or [len(normal) - 1]:
                 part = [t and done < i for i, t in enumerate(trained[: end + 1])]
                 examples.append(self._split_example(normal[: end + 1], part, what))
                 done = end
@@ -419,10 +442,14 @@ class Renderer(Named, ABC):
         last_user_index = self._last_user_index(messages)
         return self._rendered.render_all(self.render_message, messages, last_user_index)
 
-    def _example_ends(self, messages: Sequence[Message], trained: Sequence[bool]) -> list[int]:
+    def _example_ends(
+        self, messages: Sequence[Message], trained: Sequence[bool], merge: bool
+    ) -> list[int]:
         """Returns the last message of each example, nothing where one example holds them all."""
         if self.has_extension_property:
             return []
+        if not merge:
+            return answer_ends(messages, trained)
         return example_ends(self._prompt_pieces, self._answered_pieces, messages, trained)
 
     def _answered_pieces(self, messages: Sequence[Message]) -> list[Piece]:

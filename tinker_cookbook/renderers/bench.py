@@ -88,7 +88,7 @@ def make_conversations(config: Config) -> Iterator[list[dict[str, Any]]]:
 
 def by_renderer(renderer: Renderer, messages: list[dict[str, Any]]) -> list[Example]:
     """Returns tokens and weights of a conversation, by the renderer."""
-    return renderer.build_supervised_examples(messages, "all_assistant_messages")
+    return renderer.build_merged_examples(messages, "all_assistant_messages")
 
 
 def by_template(

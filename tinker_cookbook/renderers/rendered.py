@@ -143,13 +143,25 @@ def weigh(
     yield overlap, 1.0
 
 
+def answer_ends(messages: Sequence[Message], trained: Sequence[bool]) -> list[int]:
+    """Returns the index of each trained answer, then that of a last trained message behind them."""
+    ends = [i for i, m in enumerate(messages) if trained[i] and m["role"] == "assistant"]
+    return with_last_trained(ends, trained)
+
+
+def with_last_trained(ends: list[int], trained: Sequence[bool]) -> list[int]:
+    """Returns ``ends``, and behind them the last trained message where it comes later."""
+    last = max((i for i, chosen in enumerate(trained) if chosen), default=-1)
+    return [*ends, last] if last > max(ends, default=-1) else ends
+
+
 def example_ends(
     prompt_pieces: Callable[[Sequence[Message], Role], list[Piece]],
     answered_pieces: Callable[[Sequence[Message]], list[Piece]],
     messages: Sequence[Message],
     trained: Sequence[bool],
 ) -> list[int]:
-    """Returns the last message of each example, by comparing tokens, not by rule.
+    """Returns the last message of each merged example, by comparing tokens, not by rule.
 
     Trained answers share an example where the later prompt begins with all tokens up to the
     earlier answer: ``answered_pieces`` are the tokens of a conversation that ends with it.
@@ -164,7 +176,4 @@ def example_ends(
             if prompt[: len(answered)] == answered:
                 ends.pop()
         ends.append(i)
-    last = max((i for i, chosen in enumerate(trained) if chosen), default=-1)
-    if last > max(ends, default=-1):
-        ends.append(last)
-    return ends
+    return with_last_trained(ends, trained)

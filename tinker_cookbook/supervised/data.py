@@ -101,7 +101,7 @@ def conversation_to_data(
     need one. ``reduction="mean"`` weighs the conversation, not each of its datums, with 1.
     ``max_length`` cuts each of them: one may be left without a token to train on.
     """
-    examples = renderer.build_supervised_examples(conversation, train_on_what)
+    examples = renderer.build_merged_examples(conversation, train_on_what)
     return data_from_examples(examples, max_length, reduction)
 
 

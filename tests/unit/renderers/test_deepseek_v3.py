@@ -278,8 +278,8 @@ def test_chains_of_calls_share_an_example_in_v3_2(make_renderer):
     chain += [RESULT, THOUGHT]
     turns: list[Message] = [*chain, *chain]
     what = TrainOnWhat.ALL_ASSISTANT_MESSAGES
-    assert len(renderer.build_supervised_examples(chain, what)) == 1
-    assert len(renderer.build_supervised_examples(turns, what)) == 2
+    assert len(renderer.build_merged_examples(chain, what)) == 1
+    assert len(renderer.build_merged_examples(turns, what)) == 2
 
 
 def test_names_are_as_the_models_are_called(make_renderer):

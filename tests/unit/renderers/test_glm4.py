@@ -71,8 +71,8 @@ def test_history_that_keeps_thinking_extends(glm):
     messages = [QUESTION, thought("a", "A"), QUESTION, thought("b", "B")]
     first = renderer.build_supervised_example(messages[:2])[0].to_ints()
     assert renderer.build_generation_prompt(messages[:3]).to_ints()[: len(first)] == first
-    assert len(renderer.build_supervised_examples(messages, "all_assistant_messages")) == 1
-    assert len(glm().build_supervised_examples(messages, "all_assistant_messages")) == 2
+    assert len(renderer.build_merged_examples(messages, "all_assistant_messages")) == 1
+    assert len(glm().build_merged_examples(messages, "all_assistant_messages")) == 2
 
 
 @pytest.mark.parametrize(

@@ -273,9 +273,9 @@ def test_calls_share_an_example_with_their_answer(renderer):
     first = calling(thinking("t"))
     answer = {"role": "assistant", "content": [thinking("u"), part("a")]}
     messages = [USER, first, RESULT, first, RESULT, answer]
-    examples = renderer.build_supervised_examples([*messages, *messages])
+    examples = renderer.build_merged_examples([*messages, *messages])
     assert len(examples) == 1
-    both = renderer.build_supervised_examples([*messages, *messages], "all_assistant_messages")
+    both = renderer.build_merged_examples([*messages, *messages], "all_assistant_messages")
     assert len(both) == 2
     text = renderer.tokenizer.decode(both[0][0].to_ints())
     assert text.count("<|channel|>analysis<|message|>t<|end|>") == 2

@@ -66,8 +66,8 @@ def test_a_chain_keeps_its_thinking_until_it_is_answered(kimi):
     assert prompt_text(kept, [*answered, QUESTION]).startswith(example_text(renderer, answered))
     assert kept.has_extension_property
     what = TrainOnWhat.ALL_ASSISTANT_MESSAGES
-    assert len(renderer.build_supervised_examples(answered, what)) == 1
-    assert len(renderer.build_supervised_examples([*answered, *answered], what)) == 2
+    assert len(renderer.build_merged_examples(answered, what)) == 1
+    assert len(renderer.build_merged_examples([*answered, *answered], what)) == 2
 
 
 def test_ids_that_the_model_has_written_stay(kimi):

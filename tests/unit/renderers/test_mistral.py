@@ -219,7 +219,7 @@ def test_prompts_extend_each_other_where_nothing_moves(renderers, version):
     system = [{"role": "system", "content": "S"}]
     tools = renderer.create_conversation_prefix_with_tools([ToolSpec(**TOOLS[0])])
     counts = [
-        len(renderer.build_supervised_examples([*begin, *turns], "all_assistant_messages"))
+        len(renderer.build_merged_examples([*begin, *turns], "all_assistant_messages"))
         for begin in ([], system, tools)
     ]
     assert counts == [1, 1 if version.startswith("v7") else 2, 2]

@@ -11,6 +11,8 @@ from rendering_cases import dialogues, qwen_conversations, scan_answers, untagge
 
 from tinker_cookbook.exceptions import RendererError
 from tinker_cookbook.renderers import ThinkingPart, ToolCall, TrainOnWhat
+from tinker_cookbook.renderers.qwen3 import Qwen3Renderer
+from tinker_cookbook.supervised.data import conversation_to_data
 
 examples = settings(
     max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
@@ -181,11 +183,12 @@ def test_extension_property_fails_where_thinking_is_stripped(make_renderer):
 
 
 @pytest.mark.parametrize("what", ["all_assistant_messages", "last_assistant_turn", "all_messages"])
+@pytest.mark.parametrize("build", ["build_supervised_examples", "build_merged_examples"])
 @examples
 @given(messages=qwen_conversations())
-def test_split_examples_train_on_inference_prompts(make_renderer, what, messages):
+def test_split_examples_train_on_inference_prompts(make_renderer, build, what, messages):
     renderer = make_renderer("qwen3", "qwen3")
-    split = renderer.build_supervised_examples(messages, what)
+    split = getattr(renderer, build)(messages, what)
     answers = [i for i, m in enumerate(messages) if m["role"] == "assistant"]
     if what == "last_assistant_turn":
         last_question = max(i for i, m in enumerate(messages) if m["role"] == "user")
@@ -209,11 +212,18 @@ def test_turns_that_extend_share_an_example(make_renderer):
     first[1]["tool_calls"] = [call]
     answer = thinking_turn("", "t2", "a")[1]
     messages = [*first, answer, *thinking_turn("next", "t3", "b")]
-    split = make_renderer("qwen3", "qwen3").build_supervised_examples(
-        messages, "all_assistant_messages"
-    )
+    renderer = make_renderer("qwen3", "qwen3")
+    what = "all_assistant_messages"
+    split = renderer.build_merged_examples(messages, what)
     assert len(split) == 2
-    decode = make_renderer("qwen3", "qwen3").tokenizer.decode
+    apart = renderer.build_supervised_examples(messages, what)
+    assert [m.to_ints() for m, _ in apart[1:]] == [m.to_ints() for m, _ in split]
+    assert sum(w.sum() for _, w in apart) == sum(w.sum() for _, w in split)
+    for (model_input, weights), end in zip(apart, (1, 3, 5), strict=True):
+        prompt = renderer.build_generation_prompt(messages[:end]).to_ints()
+        assert model_input.to_ints()[: len(prompt)] == prompt
+        assert weights.tolist().index(1.0) == len(prompt)
+    decode = renderer.tokenizer.decode
     trained = [
         "".join(decode(t) for t, w in zip(m.to_ints(), ws, strict=True) if w) for m, ws in split
     ]
@@ -221,6 +231,16 @@ def test_turns_that_extend_share_an_example(make_renderer):
         (True, True, False),
         (False, False, True),
     ]
+
+
+def test_datasets_follow_a_subclass_that_splits_in_its_own_way(make_renderer):
+    class Own(Qwen3Renderer):
+        def build_supervised_examples(self, messages, train_on_what="last_assistant_turn"):
+            return [self.build_supervised_example(messages[:2])]
+
+    renderer = Own(make_renderer("qwen3", "qwen3").tokenizer)
+    messages = [*thinking_turn("q", "t", "a"), *thinking_turn("q", "t", "a")]
+    assert len(conversation_to_data(messages, renderer, None)) == 1
 
 
 def test_training_several_turns_unsplit_warns(make_renderer, caplog):

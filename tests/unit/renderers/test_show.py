@@ -140,7 +140,7 @@ def test_the_example_of_qwen3(make_renderer):
     renderer = make_renderer("qwen3", "qwen3")
     sample = sample_conversation(renderer, TrainOnWhat.ALL_ASSISTANT_MESSAGES)
     view = show(renderer, sample)
-    made = renderer.build_supervised_examples(sample.messages, "all_assistant_messages")
+    made = renderer.build_merged_examples(sample.messages, "all_assistant_messages")
     assert len(view.examples) == len(made) == 2
     for example, (model_input, weights) in zip(view.examples, made, strict=True):
         assert [t.id for t in example.tokens] == model_input.to_ints()
@@ -299,7 +299,7 @@ def test_every_choice_of_what_is_trained(make_renderer, spec, what):
     renderer = make_renderer(spec, "qwen3")
     view = show(renderer, sample_conversation(renderer, what), what)
     assert fact(view, "prompt").good is not False
-    made = renderer.build_supervised_examples(sample_conversation(renderer, what).messages, what)
+    made = renderer.build_merged_examples(sample_conversation(renderer, what).messages, what)
     assert [[t.weight for t in example.tokens] for example in view.examples] == [
         weights.tolist() for _, weights in made
     ]

@@ -87,7 +87,7 @@ class Answers:
 
     def _sampled(self, messages: Sequence[Message]) -> list[Any]:
         # The example in which the last message is an answer, and nothing else is trained.
-        model_input, weights = self._renderer.build_supervised_examples(messages, _LAST)[-1]
+        model_input, weights = self._renderer.build_merged_examples(messages, _LAST)[-1]
         shown = self._reader.read(model_input.chunks, weights.tolist())
         pairs = zip(flat(model_input.chunks), shown, strict=True)
         return [item for item, token in pairs if token.trained]

@@ -88,7 +88,7 @@ def _sample(renderer: Renderer, parts: set[str]) -> Conversation:
     messages = normalize_messages([*declared, *dialogue])
     for end in range(1, len(messages) + 1):
         # Some formats refuse in the last answer what they drop from history.
-        renderer.build_supervised_examples(messages[:end], TrainOnWhat.ALL_ASSISTANT_MESSAGES)
+        renderer.build_merged_examples(messages[:end], TrainOnWhat.ALL_ASSISTANT_MESSAGES)
     return Conversation(messages, "", normalize_messages([*begin, *dialogue]), tools)
 
 

@@ -75,9 +75,7 @@ class Viewer:
 
     @cached_property
     def _examples(self) -> list[_Example]:
-        made = self.renderer.build_supervised_examples(
-            self.conversation.messages, self.train_on_what
-        )
+        made = self.renderer.build_merged_examples(self.conversation.messages, self.train_on_what)
         return [
             _Example(flat(model_input.chunks), self._reader.read(model_input.chunks, w.tolist()))
             for model_input, w in made

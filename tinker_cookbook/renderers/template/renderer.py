@@ -21,7 +21,7 @@ from tinker_cookbook.renderers.base import Example, Renderer
 from tinker_cookbook.renderers.content import system_message
 from tinker_cookbook.renderers.messages import Message, Role, ToolSpec
 from tinker_cookbook.renderers.pieces import Piece, flat, join_weighted
-from tinker_cookbook.renderers.rendered import RenderContext, RenderedMessage
+from tinker_cookbook.renderers.rendered import RenderContext, RenderedMessage, with_last_trained
 from tinker_cookbook.renderers.stop_token import special_token_id
 from tinker_cookbook.renderers.streaming import MessageReader
 from tinker_cookbook.renderers.template.answers import Transcript, probe_conversations
@@ -207,22 +207,23 @@ class TemplateRenderer(Renderer):
             if trained[idx] and not everything:
                 raise error
 
-    def _example_ends(self, messages: Sequence[Message], trained: Sequence[bool]) -> list[int]:
-        """Answers share an example where the later prompt begins with the earlier answer."""
+    def _example_ends(
+        self, messages: Sequence[Message], trained: Sequence[bool], merge: bool
+    ) -> list[int]:
+        """Merged answers share an example where the later prompt begins with the earlier one."""
         chat = self._transcript(messages)
         ends: list[int] = []
         for idx, answer in chat.answers.items():
             if not trained[idx]:
                 continue
-            before = chat.answers[ends[-1]] if ends else None
+            before = chat.answers[ends[-1]] if ends and merge else None
             if before and chat.end_in(answer.text[: answer.start], before) >= 0:
                 ends.pop()
             ends.append(idx)
         kept = {idx for _, _, idx in chat.runs(chat.text())}
         if len(ends) <= 1 and self.has_extension_property and kept.issuperset(ends):
             return []
-        last = max((i for i, chosen in enumerate(trained) if chosen), default=-1)
-        return [*ends, last] if last > max(ends, default=-1) else ends
+        return with_last_trained(ends, trained)
 
     def _weigh_context(
         self, text: str, begin: int, end: int, spans: Sequence[tuple[int, int]], rest: float
