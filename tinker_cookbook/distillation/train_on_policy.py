@@ -14,7 +14,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Sequence
 from concurrent.futures import Executor
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import chz
 import numpy as np
@@ -33,10 +33,16 @@ from tinker_cookbook.distillation.topk_targets import check_top_k
 from tinker_cookbook.exceptions import ConfigurationError
 from tinker_cookbook.renderers import Renderer, get_renderer
 from tinker_cookbook.rl import train
+from tinker_cookbook.rl.data_processing import assemble_training_data, compute_advantages
 from tinker_cookbook.rl.dataset_utils import ChainedRLDataset
+from tinker_cookbook.rl.do_training import CallerSession, run_loop
 from tinker_cookbook.rl.kl import check_penalty, trained_values
+from tinker_cookbook.rl.loop_parts import print_group
+from tinker_cookbook.rl.sources import BatchSource, problem_batches
+from tinker_cookbook.rl.sources_play import Player
 from tinker_cookbook.rl.train_config import PolicyTrainingConfig
-from tinker_cookbook.rl.types import EnvGroupBuilder, RLDataset, RLDatasetBuilder
+from tinker_cookbook.rl.trajectory_metrics import compute_trajectory_metrics
+from tinker_cookbook.rl.types import EnvGroupBuilder, RLDataset, RLDatasetBuilder, TrajectoryGroup
 from tinker_cookbook.tokenizer_utils import get_tokenizer
 from tinker_cookbook.training.session import TrainingSession
 from tinker_cookbook.utils.entrypoint import run_entrypoint
@@ -46,9 +52,20 @@ from tinker_cookbook.vocabulary import check_same_vocabulary
 if TYPE_CHECKING:
     import tinker
 
-    from tinker_cookbook.backends import SamplingClient
+    from tinker_cookbook.backends import SamplingClient, TrainingClient
+    from tinker_cookbook.checkpoint_utils import CheckpointManager
+    from tinker_cookbook.eval.evaluators import SamplingClientEvaluator
+    from tinker_cookbook.tokenizer_utils import Tokenizer
+    from tinker_cookbook.utils.ml_log import Logger
 
-__all__ = ["Config", "incorporate_kl_penalty", "main"]
+__all__ = [
+    "Config",
+    "do_sync_training",
+    "do_train_step_and_get_sampling_client",
+    "incorporate_kl_penalty",
+    "main",
+    "prepare_minibatch",
+]
 
 
 @chz.chz
@@ -299,6 +316,125 @@ class _TaughtDataset(RLDataset):
 
     def set_epoch(self, seed: int) -> None:
         self._inner.set_epoch(seed)
+
+
+async def prepare_minibatch(
+    env_group_builders_P: Sequence[EnvGroupBuilder],
+    trajectory_groups_P: list[TrajectoryGroup],
+    tokenizer: Tokenizer,
+    dataset_indices_P: list[int],
+    teacher_clients: list[SamplingClient],
+    kl_penalty_coef: float,
+    kl_discount_factor: float,
+) -> tuple[list[tinker.Datum], dict[str, Any]]:
+    """Training data of finished groups, whose advantages hold the teachers' scores; for own loops.
+
+    Args:
+        env_group_builders_P: The builder of each group, for its tags.
+        trajectory_groups_P: The groups; the first of each dataset is printed.
+        tokenizer: Decodes what is printed.
+        dataset_indices_P: The dataset of each group.
+        teacher_clients: The teacher of each dataset, which sees what the student does.
+        kl_penalty_coef: Weight of the teachers; 0 leaves them out.
+        kl_discount_factor: As in :class:`Config`.
+
+    Returns:
+        The data, and metrics of the groups and of the teachers.
+    """
+    tags_P = [builder.logging_tags() for builder in env_group_builders_P]
+    metrics: dict[str, Any] = dict(compute_trajectory_metrics(trajectory_groups_P, tags_P))
+    for number in sorted(set(dataset_indices_P)):
+        print_group(trajectory_groups_P[dataset_indices_P.index(number)], tokenizer)
+    data_D, places_D = assemble_training_data(
+        trajectory_groups_P, compute_advantages(trajectory_groups_P)
+    )
+    if kl_penalty_coef > 0:
+        numbers_D = [dataset_indices_P[place.group] for place in places_D]
+        clients_D = [teacher_clients[number] for number in numbers_D]
+        metrics |= await incorporate_kl_penalty(
+            data_D, clients_D, numbers_D, kl_penalty_coef, kl_discount_factor
+        )
+    return data_D, metrics
+
+
+async def do_train_step_and_get_sampling_client(
+    config: Config,
+    i_batch: int,
+    training_client: TrainingClient,
+    checkpoint_mgr: CheckpointManager,
+    service_client: Any,
+    tokenizer: Tokenizer,
+    env_group_builders_P: Sequence[EnvGroupBuilder],
+    trajectory_groups_P: list[TrajectoryGroup],
+    dataset_indices_P: list[int],
+    teacher_clients: list[SamplingClient],
+    store: Any = None,
+) -> tuple[SamplingClient, dict[str, Any]]:
+    """Trains on the groups of batch ``i_batch``; returns a client of the new weights and metrics.
+
+    ``service_client`` and ``store`` have no effect; the other arguments are those of
+    :func:`prepare_minibatch` and of ``rl.train.do_train_step_and_get_sampling_client``.
+    """
+    data_D, metrics = await prepare_minibatch(
+        env_group_builders_P,
+        trajectory_groups_P,
+        tokenizer,
+        dataset_indices_P,
+        teacher_clients,
+        config.kl_penalty_coef,
+        config.kl_discount_factor,
+    )
+    logprobs_D = await train.train_step(
+        data_D,
+        training_client,
+        config.learning_rate,
+        config.num_substeps,
+        config.training_loss_fn(),
+        config.loss_fn_config,
+        metrics,
+    )
+    client, after = await train.compute_full_batch_metrics_and_get_sampling_client(
+        training_client, checkpoint_mgr, i_batch + 1, data_D, logprobs_D, config.compute_post_kl
+    )
+    return client, metrics | after
+
+
+async def do_sync_training(
+    start_batch: int,
+    end_batch: int,
+    num_batches: int,
+    config: Config,
+    training_client: TrainingClient,
+    checkpoint_mgr: CheckpointManager,
+    service_client: Any,
+    evaluators: list[SamplingClientEvaluator],
+    dataset: CompositeDataset,
+    teacher_clients: list[SamplingClient],
+    ml_logger: Logger,
+    tokenizer: Tokenizer,
+) -> None:
+    """Distils over a client, datasets and teachers that the caller made.
+
+    ``teacher_clients`` has one teacher for each dataset in ``dataset``, and ``service_client`` has
+    no effect; the other arguments and the rows are those of ``rl.train.do_sync_training``.
+    """
+    session = CallerSession(
+        config, training_client, ml_logger, start_batch, end_batch, evaluators, checkpoint_mgr
+    )
+    taught = _TaughtDataset(dataset, [None] * len(teacher_clients))
+    source = BatchSource(
+        problem_batches(taught, config.seed, start_batch, end_batch),
+        Player(config, session.progress.sampling, separate=True),
+        config.num_substeps,
+    )
+    teachers = TeacherSignal(
+        [Teacher(client) for client in teacher_clients],
+        config.kl_penalty_coef,
+        config.kl_discount_factor,
+        config.reward_coef,
+        config.center_teacher_kl,
+    )
+    await run_loop(session, source, teachers, tokenizer, num_batches)
 
 
 if __name__ == "__main__":

@@ -40,8 +40,9 @@ if TYPE_CHECKING:
     from tinker_cookbook.backends import SamplingClient, TrainingClient
     from tinker_cookbook.checkpoint_utils import CheckpointManager
     from tinker_cookbook.eval.evaluators import SamplingClientEvaluator
+    from tinker_cookbook.rl.adjuster import AdvantageAdjuster
     from tinker_cookbook.rl.rollout_strategy import RolloutStrategy
-    from tinker_cookbook.rl.train_config import Config
+    from tinker_cookbook.rl.train_config import Config, PolicyTrainingConfig
     from tinker_cookbook.rl.types import RLDataset
     from tinker_cookbook.tokenizer_utils import Tokenizer
     from tinker_cookbook.utils.cost_estimation import CostTracker
@@ -93,7 +94,7 @@ async def do_sync_training(
         config.num_substeps,
         num_minibatches=0 if stream is None else stream.num_minibatches,
     )
-    await _run(session, source, kl_reference_client, tokenizer, num_batches)
+    await run_loop(session, source, _penalty(config, kl_reference_client), tokenizer, num_batches)
 
 
 async def do_sync_training_with_stream_minibatch(
@@ -185,23 +186,26 @@ async def do_async_training(
         stop_batch=end_batch,
         drop=session.drops,
     )
-    await _run(session, source, kl_reference_client, tokenizer, num_batches)
+    await run_loop(session, source, _penalty(config, kl_reference_client), tokenizer, num_batches)
 
 
-async def _run(
+def _penalty(config: Config, reference: SamplingClient | None) -> KLPenalty | None:
+    if reference is None or config.kl_penalty_coef == 0:
+        return None
+    return KLPenalty(reference, config.kl_penalty_coef, config.kl_discount_factor)
+
+
+async def run_loop(
     session: CallerSession,
     source: GroupSource,
-    reference: SamplingClient | None,
+    adjuster: AdvantageAdjuster | None,
     tokenizer: Tokenizer,
     num_batches: int,
 ) -> None:
-    config = session.config
+    """Runs the iterations over the caller's session; arguments as in :func:`do_sync_training`."""
     session.total_steps = num_batches
-    penalty = None
-    if reference is not None and config.kl_penalty_coef > 0:
-        penalty = KLPenalty(reference, config.kl_penalty_coef, config.kl_discount_factor)
-    with Reporter(config, session, session.progress, tokenizer) as reporter:
-        loop = Loop(config, session, source, reporter, penalty, session.record)
+    with Reporter(session.config, session, session.progress, tokenizer) as reporter:
+        loop = Loop(session.config, session, source, reporter, adjuster, session.record)
         async with source:
             await loop.run(session.end_step)
         await session.finish()
@@ -215,7 +219,7 @@ class CallerSession:
 
     def __init__(
         self,
-        config: Config,
+        config: PolicyTrainingConfig,
         client: TrainingClient,
         ml_logger: Logger,
         start_step: int,

@@ -10,6 +10,8 @@ import chz
 import pytest
 from chat_model import SPECIAL, make_chat_model
 
+from tinker_cookbook.backends import connect
+from tinker_cookbook.checkpoint_utils import CheckpointManager
 from tinker_cookbook.distillation import train_on_policy
 from tinker_cookbook.distillation.datasets import (
     CompositeDataset,
@@ -22,10 +24,12 @@ from tinker_cookbook.renderers import get_renderer
 from tinker_cookbook.rl.async_state import group_from_row, group_to_row
 from tinker_cookbook.rl.problem_dataset import ProblemDataset
 from tinker_cookbook.rl.problem_env import ProblemEnv, ProblemGroupBuilder
+from tinker_cookbook.rl.rollouts import do_group_rollout_and_filter_constant_reward
 from tinker_cookbook.rl.sources_play import PlayedGroup
 from tinker_cookbook.rl.train_config import AsyncConfig, StreamMinibatchConfig
 from tinker_cookbook.rl.types import RLDatasetBuilder, TrajectoryGroup, Transition
 from tinker_cookbook.tokenizer_utils import get_tokenizer
+from tinker_cookbook.utils import ml_log
 
 MOMENT = ("time/", "tokens/prefill_", "progress/", "sampling_client/", "async/")
 
@@ -323,3 +327,40 @@ def test_the_queue_of_an_asynchronous_run_keeps_what_the_teacher_sees():
     assert back.teacher_ob.to_ints() == [7, 8]
     del row["trajectories"][0]["transitions"][0]["teacher_ob"]  # an earlier version's
     assert group_from_row(row).group.trajectories_G[0].transitions[0].teacher_ob is None
+
+
+def test_the_loop_and_its_step_over_a_client_of_the_caller(model, other_model, prompts, tmp_path):
+    mine = config(model, tmp_path, part(model, prompts, other_model))
+
+    async def go():
+        service = connect("local", device="cpu", dtype="float32").service
+        client = await service.create_lora_training_client(model, rank=mine.lora_rank, seed=0)
+        teacher = await service.create_sampling_client(base_model=other_model)
+        inner, _ = await mine.dataset_configs[0].dataset_builder()
+        dataset = CompositeDataset([inner], [mine.dataset_configs[0].groups_per_batch])
+        manager = CheckpointManager(client, service, mine.log_path)
+        log, tokenizer = ml_log.setup_logging(mine.log_path), client.get_tokenizer()
+        await train_on_policy.do_sync_training(
+            0, 2, 2, mine, client, manager, service, [], dataset, [teacher], log, tokenizer
+        )
+        log.close()
+        builders = list(inner.get_batch(0))
+        sampler = await client.save_weights_and_get_sampling_client()
+        groups = [
+            await do_group_rollout_and_filter_constant_reward(
+                sampler, builder, 6, 1.0, do_remove_constant_reward_groups=False
+            )
+            for builder in builders
+        ]
+        return await train_on_policy.do_train_step_and_get_sampling_client(
+            mine, 2, client, manager, service, tokenizer, builders, groups, [0] * len(builders),
+            [teacher],
+        )  # fmt: skip
+
+    sampler, metrics = asyncio.run(go())
+    assert hasattr(sampler, "sample")
+    rows = [json.loads(line) for line in (tmp_path / "metrics.jsonl").read_text().splitlines()]
+    assert [row["step"] for row in rows] == [0, 1]
+    for row in [*rows, metrics]:
+        assert row["teacher_kl"] > 0.02
+        assert row["teacher_kl/dataset_0"] == pytest.approx(row["teacher_kl"])
