@@ -8,6 +8,7 @@ from __future__ import annotations
 import base64
 import binascii
 import io
+import logging
 import os
 import re
 import threading
@@ -32,10 +33,20 @@ else:
 ImageSource: TypeAlias = "Image.Image | str | os.PathLike[str]"
 """A Pillow image, a data URI, a ``file://`` URI or the path of a local file."""
 
+PINNED_REMOTE_CODE = {
+    "moonshotai/Kimi-K2.5": "3367c8d1c68584429fab7faf845a32d5195b6ac1",
+    "moonshotai/Kimi-K2.6": "b5aabbfb20227ed42becbf5541dbffd213942c58",
+    "nvidia/NVIDIA-Nemotron-3.5-Super-VL-120B-A12B-BF16": (
+        "533d66230b6e75518bf32d2d7a7b95a24c3dd517"
+    ),
+}
+"""Models whose image processor is code of their repository: it runs at this revision, unasked."""
+
 _CONFIG_FILES = ("preprocessor_config.json", "processor_config.json")
 _DATA_URI = re.compile(r"data:image/[\w.+-]+(?P<options>(?:;[^;,]*)*),(?P<data>.*)", re.DOTALL)
 _REMOTE = re.compile(r"(?!file:|data:)[a-z][a-z0-9+.-]+://", re.IGNORECASE)
 
+logger = logging.getLogger(__name__)
 _lock = threading.RLock()
 
 
@@ -47,8 +58,9 @@ def get_image_processor(model_name: str) -> Any:
     read by the tml-renderers package.
 
     ``model_name`` is a folder with ``preprocessor_config.json``, or a Hub name that is cached or
-    can be downloaded; a suffix ``:peft:…`` is ignored. Code that comes with a model runs only where
-    ``HF_TRUST_REMOTE_CODE=1`` is set. Raises ModelNotFoundError where there is no such model or it
+    can be downloaded; a suffix ``:peft:…`` is ignored. Code that comes with a model runs where
+    ``HF_TRUST_REMOTE_CODE=1`` is set, and for the models of ``PINNED_REMOTE_CODE``, at the revision
+    that is given there. Raises ModelNotFoundError where there is no such model or it
     has no image processor, and ConfigurationError where the processor cannot be loaded.
     """
     if is_tml_renderers_model(str(model_name)):
@@ -166,10 +178,17 @@ def _load_processor(name: str) -> Any:
     from tinker_cookbook.engine.resolve import base_name, resolve_model
 
     pillow()
-    from transformers import AutoImageProcessor
+    from transformers.models.auto import image_processing_auto
 
+    auto = image_processing_auto.AutoImageProcessor
     source = base_name(name).strip()
+    options = _code_options(source)
     local = Path(source).expanduser()
+    if source.count("/") == 1 and not source.startswith(("/", ".", "~")) and not local.is_dir():
+        try:
+            return auto.from_pretrained(source, **options)
+        except Exception as error:  # below: other places, and errors that say the next step
+            logger.debug("%s: %s", source, error)
     folder = local if source and local.is_dir() else resolve_model(source, need="tokenizer").folder
     if not any((folder / file).is_file() for file in _CONFIG_FILES):
         raise ModelNotFoundError(
@@ -177,14 +196,20 @@ def _load_processor(name: str) -> Any:
             "expected a model that takes images. If this one does, its copy here is incomplete: "
             f"fetch that file too (hf download {source} {_CONFIG_FILES[0]})"
         )
-    trust = os.environ.get("HF_TRUST_REMOTE_CODE", "").lower() in ("1", "true", "yes")
+    options.pop("revision", None)
     try:
-        return AutoImageProcessor.from_pretrained(
-            str(folder), local_files_only=True, trust_remote_code=trust
-        )
+        return auto.from_pretrained(str(folder), local_files_only=True, **options)
     except Exception as error:  # damaged files raise whatever the reader of the day raises
         raise ConfigurationError(
             f"model_name: the image processor in {folder} cannot be loaded: {error}; expected "
             "files that transformers' AutoImageProcessor reads (set HF_TRUST_REMOTE_CODE=1 if it "
             "needs own code)"
         ) from error
+
+
+def _code_options(source: str) -> dict[str, Any]:
+    """Returns whether code of the model may run, and which revision of it."""
+    if source in PINNED_REMOTE_CODE:
+        return {"trust_remote_code": True, "revision": PINNED_REMOTE_CODE[source]}
+    trust = os.environ.get("HF_TRUST_REMOTE_CODE", "").lower() in ("1", "true", "yes")
+    return {"trust_remote_code": True} if trust else {}

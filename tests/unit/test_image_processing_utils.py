@@ -13,6 +13,7 @@ from PIL import Image
 
 from tinker_cookbook.exceptions import ConfigurationError, DataFormatError, ModelNotFoundError
 from tinker_cookbook.image_processing_utils import (
+    PINNED_REMOTE_CODE,
     get_image_processor,
     image_to_data_uri,
     open_image,
@@ -156,3 +157,24 @@ def test_code_of_a_model_needs_leave(tmp_path, monkeypatch):
         get_image_processor(str(tmp_path))
     monkeypatch.setenv("HF_TRUST_REMOTE_CODE", "1")
     assert type(get_image_processor(str(tmp_path))).__name__ == "Own"
+
+
+@pytest.mark.parametrize(
+    ("name", "trust", "options"),
+    [
+        ("some-org/some-model", "", {}),
+        ("some-org/some-model:peft:1", "yes", {"trust_remote_code": True}),
+        *(
+            (name, "", {"trust_remote_code": True, "revision": revision})
+            for name, revision in PINNED_REMOTE_CODE.items()
+        ),
+    ],
+)
+def test_hub_names_go_to_transformers_as_they_are(monkeypatch, name, trust, options):
+    monkeypatch.setenv("HF_TRUST_REMOTE_CODE", trust)
+    calls = []
+    place = "transformers.models.auto.image_processing_auto.AutoImageProcessor.from_pretrained"
+    monkeypatch.setattr(place, lambda *args, **kwargs: calls.append((args, kwargs)))
+    get_image_processor(name)
+    get_image_processor.cache_clear()
+    assert calls == [((name.partition(":")[0],), options)]

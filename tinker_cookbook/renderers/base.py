@@ -273,12 +273,15 @@ class Renderer(Named, ABC):
         return ResponseParser(self.codec, self._reader(), stops, eos)
 
     def parse_response(self, response: Sequence[int]) -> tuple[Message, ParseTermination]:
-        """Returns the message that sampled tokens say, and how they ended. Never raises.
+        """Returns the message that sampled tokens say, and how they ended.
 
+        Raises RendererError for a stop token that stands in the response twice: it was sampled
+        without the renderer's stop sequences.
         Text that cannot be read as a tool call is kept in ``unparsed_tool_calls``;
         ``classify_parse_failure`` says what is wrong with a response, if anything.
         """
         parser = self.response_parser()
+        parser.check_stops(response)
         parser.feed(list(response))
         parser.finish()
         return parser.message, parser.termination

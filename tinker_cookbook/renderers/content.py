@@ -82,7 +82,9 @@ def _part_as_string(part: ContentPart) -> str:
             return f"<image>{image}</image>"
         width, height = image.size
         return f"<image>Image({width}x{height}, {image.mode})</image>"
-    return f"<{part['type']}>"
+    raise RendererError(
+        f"Unknown content part type: {part['type']}, expected text, thinking or image"
+    )
 
 
 def parse_think_blocks(content: str) -> list[ContentPart] | None:

@@ -207,11 +207,6 @@ class Nemotron3DisableThinkingRenderer(Nemotron3Renderer):
         return True
 
     @property
-    def has_extension_property(self) -> bool:
-        """Holds: every answer stands behind an empty block."""
-        return not self.low_effort
-
-    @property
     def _prompt_opening(self) -> str:
         return _EMPTY
 
@@ -230,8 +225,8 @@ class Nemotron3DisableThinkingRenderer(Nemotron3Renderer):
             if not self._thinking_and_text(message, i).startswith(_EMPTY):
                 raise RendererError(
                     f"messages[{i}].content: got thinking, or a tag of it in the text, expected an "
-                    f"answer without: {self._name} tells the model not to think; drop it with "
-                    "remove_thinking(content), or use nemotron3"
+                    f"answer without: the prompt of {self._name} closes the think block; drop it "
+                    "with remove_thinking(content), or use nemotron3"
                 )
         return super()._example(messages, trained, what)
 

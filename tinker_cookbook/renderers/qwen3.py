@@ -15,6 +15,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from tinker_cookbook.exceptions import RendererError
+from tinker_cookbook.renderers.base import Example
 from tinker_cookbook.renderers.blocks import Block, BlockReader
 from tinker_cookbook.renderers.chatml import START, ChatMLBase
 from tinker_cookbook.renderers.content import (
@@ -22,7 +23,6 @@ from tinker_cookbook.renderers.content import (
     ensure_text,
     format_content_as_string,
     get_text_content,
-    system_message,
 )
 from tinker_cookbook.renderers.images import (
     ImageProcessorProtocol,
@@ -35,6 +35,7 @@ from tinker_cookbook.renderers.rendered import RenderContext, RenderedMessage
 from tinker_cookbook.renderers.streaming import MessageReader
 from tinker_cookbook.renderers.text_only import check_parts, check_role, leading_thinking
 from tinker_cookbook.renderers.tool_calls import JSON_CALL, declare_tools, format_tool_calls
+from tinker_cookbook.renderers.train_on_what import TrainOnWhat
 from tinker_cookbook.tokenizer_utils import Tokenizer
 
 THINKING = Block("<think>", "</think>", trim="\n", after="\n")
@@ -93,7 +94,7 @@ class Qwen3InstructRenderer(ChatMLBase):
         self, tools: Sequence[ToolSpec], system_prompt: str = ""
     ) -> list[Message]:
         """Declares tools in the system message, as the template does with ``tools=``."""
-        return system_message(declare_tools(tools, system_prompt))
+        return [Message(role="system", content=declare_tools(tools, system_prompt))]
 
     def _render_answer(self, message: Message, ctx: RenderContext) -> RenderedMessage:
         text = get_text_content(message)
@@ -188,11 +189,24 @@ class ThinkingDisabled(ChatMLBase):
         block = _EMPTY_THINKING if role == "assistant" else ""
         return self.codec.constant(f"{START}{role}\n{block}")
 
+    def _example(
+        self, messages: Sequence[Message], trained: Sequence[bool], what: TrainOnWhat
+    ) -> Example:
+        asked = any(message["role"] == "user" for message in messages)
+        for i, (message, trains) in enumerate(zip(messages, trained, strict=True)):
+            if trains and message["role"] == "assistant" and not asked:
+                raise RendererError(
+                    f"messages[{i}]: got a trained answer and no user message before it, expected "
+                    f"one: the chat template then writes no think block, while the prompt of "
+                    f"{self._name} has one; add the question"
+                )
+        return super()._example(messages, trained, what)
+
     def _answer_behind_block(self, thinking: str, text: str, ctx: RenderContext) -> RenderedMessage:
         if thinking:
             raise RendererError(
                 f"messages[{ctx.idx}].content: got thinking, expected an answer without: "
-                f"{self._name} tells the model not to think; drop it with "
+                f"the prompt of {self._name} closes the think block; drop it with "
                 f"remove_thinking(content), or use {self._name.partition('_disable')[0]}"
             )
         return self._answer(f"{START}assistant\n{_EMPTY_THINKING}", text)

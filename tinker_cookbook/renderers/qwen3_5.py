@@ -16,7 +16,7 @@ from typing import Any
 
 from tinker_cookbook.renderers.blocks import BlockReader
 from tinker_cookbook.renderers.chatml import START
-from tinker_cookbook.renderers.content import get_text_content, system_message
+from tinker_cookbook.renderers.content import get_text_content
 from tinker_cookbook.renderers.images import ImageProcessorProtocol, Segments, trim_segments
 from tinker_cookbook.renderers.messages import Message, ToolSpec
 from tinker_cookbook.renderers.qwen3 import THINKING, ThinkingDisabled
@@ -66,10 +66,11 @@ class Qwen3_5Renderer(Qwen3VLRenderer):  # noqa: N801 - the model's name has the
 
     @property
     def has_extension_property(self) -> bool:
-        """Holds where thinking is disabled and stays in history. With thinking, an answer without
-        any is sampled behind an open block, whose line break is one token with the next one in
-        later prompts; ``build_supervised_examples`` compares tokens and finds where it holds."""
-        return self.disables_thinking and not self.strip_thinking_from_history
+        """False: history trims white space that a model may sample at the ends of its text. With
+        thinking, an answer without any is also sampled behind an open block, whose line break is
+        one token with the next one in later prompts. ``build_merged_examples`` compares tokens and
+        finds where it holds."""
+        return False
 
     def render_message(self, message: Message, ctx: RenderContext) -> RenderedMessage:
         """Text is trimmed; a system message stands at the beginning only."""
@@ -82,7 +83,7 @@ class Qwen3_5Renderer(Qwen3VLRenderer):  # noqa: N801 - the model's name has the
         """Declares tools in the system message, as the template does with ``tools=``."""
         system_prompt = system_prompt.strip()
         if not tools:
-            return system_message(system_prompt)
+            return [Message(role="system", content=system_prompt)]
         declared = "".join(
             "\n" + json.dumps(as_openai_tool(tool), ensure_ascii=False) for tool in tools
         )

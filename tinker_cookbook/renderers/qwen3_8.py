@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from tinker_cookbook.exceptions import ConfigurationError, nearest
+from tinker_cookbook.exceptions import RendererError, nearest
 from tinker_cookbook.renderers.chatml import END, START
 from tinker_cookbook.renderers.content import get_text_content
 from tinker_cookbook.renderers.images import ImageProcessorProtocol
@@ -47,8 +47,9 @@ class Qwen3_8Renderer(Qwen3_5Renderer):  # noqa: N801 - the model's name has the
         max_image_size: int = 0,
     ) -> None:
         if reasoning_effort not in REASONING_EFFORT_INSTRUCTIONS:
-            raise ConfigurationError(
-                f"reasoning_effort: got {reasoning_effort!r}, expected one of "
+            raise RendererError(
+                f"Unexpected reasoning effort. reasoning_effort: got "
+                f"{reasoning_effort!r}, expected one of "
                 f"{', '.join(REASONING_EFFORT_INSTRUCTIONS)}"
                 f"{nearest(reasoning_effort, REASONING_EFFORT_INSTRUCTIONS)}"
             )

@@ -27,9 +27,13 @@ def special_token_id(tokenizer: Tokenizer, token: str, renderer: str) -> int:
 def parse_response_for_stop_token(
     response: Sequence[int], tokenizer: Tokenizer, stop_token: int
 ) -> tuple[Message, ParseTermination]:
-    """Returns the text before ``stop_token`` as an assistant message, and how it ended."""
+    """Returns the text before ``stop_token`` as an assistant message, and how it ended.
+
+    Raises RendererError where ``stop_token`` occurs more than once.
+    """
     eos = special_id(tokenizer, "eos")
     parser = ResponseParser(TextCodec(tokenizer), PlainReader(), [stop_token], eos)
+    parser.check_stops(response)
     parser.feed(list(response))
     parser.finish()
     return parser.message, parser.termination

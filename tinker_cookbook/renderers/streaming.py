@@ -12,6 +12,7 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from typing import TypeAlias
 
+from tinker_cookbook.exceptions import RendererError
 from tinker_cookbook.renderers.codec import TextCodec
 from tinker_cookbook.renderers.messages import (
     ContentPart,
@@ -197,6 +198,15 @@ class ResponseParser:
         self._stopped = False
         self._beyond = False  # tokens came after the stop token
         self._held_eos: list[int] = []
+
+    def check_stops(self, response: Sequence[int]) -> None:
+        """Raises RendererError where a stop token occurs twice in a whole response."""
+        for stop in self._stops:
+            if (count := list(response).count(stop)) > 1:
+                raise RendererError(
+                    f"response: got {count} stop tokens {stop}, expected at most 1, at the end; "
+                    "sample with stop=renderer.get_stop_sequences()"
+                )
 
     def feed(self, tokens: Sequence[int]) -> list[ContentDelta]:
         """Takes more tokens; returns what has become certain of the content."""

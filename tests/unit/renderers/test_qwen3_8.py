@@ -7,7 +7,7 @@ import json
 import pytest
 from qwen3_8_vectors import CONVERSATIONS, SETTINGS, VECTORS, conversation, digest
 
-from tinker_cookbook.exceptions import ConfigurationError
+from tinker_cookbook.exceptions import RendererError
 from tinker_cookbook.renderers import ThinkingPart, ToolSpec, get_renderer
 
 QUESTION = {"role": "user", "content": "Hi"}
@@ -68,5 +68,8 @@ def test_tools_stand_behind_the_effort(make_renderer):
 
 def test_an_unknown_effort_is_named(make_renderer):
     tokenizer = make_renderer("qwen3", "qwen3").tokenizer
-    with pytest.raises(ConfigurationError, match="got 'high', expected one of xhigh, medium, low"):
+    with pytest.raises(
+        RendererError,
+        match=r"Unexpected reasoning effort.*got 'high', expected one of xhigh, medium, low",
+    ):
         get_renderer("qwen3_8_xhigh_reasoning", tokenizer, reasoning_effort="high")

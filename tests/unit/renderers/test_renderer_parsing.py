@@ -149,7 +149,6 @@ def test_role_colon_terminations(stories_model, text, content, expected):
     [
         ("yes<|im_end|>", ParseTermination.STOP_SEQUENCE),
         ("yes<|im_end|>\n", ParseTermination.MALFORMED),
-        ("yes<|im_end|><|im_end|>", ParseTermination.MALFORMED),
         ("yes", ParseTermination.MALFORMED),
     ],
 )
@@ -163,6 +162,18 @@ def test_stop_token_terminations(make_renderer, text, expected):
         message,
         how,
     )
+
+
+def test_a_stop_token_that_occurs_twice_is_an_error(make_renderer):
+    renderer = make_renderer("chatml", "smollm2")
+    tokens = encode(renderer, "yes<|im_end|><|im_end|>")
+    stop = renderer.get_stop_sequences()[0]
+    for parse in (
+        lambda: renderer.parse_response(tokens),
+        lambda: parse_response_for_stop_token(tokens, renderer.tokenizer, stop),
+    ):
+        with pytest.raises(RendererError, match=r"got 2 stop tokens .* expected at most 1"):
+            parse()
 
 
 def test_eos_in_place_of_the_stop_token(tokenizer_folder):

@@ -163,7 +163,7 @@ THINKING = [{"type": "thinking", "thinking": "t"}]
         ("smollm2", "smollm2", {"content": IMAGE}, "smollm2 cannot write a part of type 'image'"),
         ("llama3", "llama3", {"content": THINKING}, "type 'thinking', expected text; drop it"),
         ("qwen2_5", "qwen2_5", {"content": THINKING}, "drop it with remove_thinking"),
-        ("qwen3_disable_thinking", "qwen3", {"content": THINKING}, "tells the model not to think"),
+        ("qwen3_disable_thinking", "qwen3", {"content": THINKING}, "closes the think block"),
         ("qwen3", "qwen3", {"content": [*IMAGE]}, "'image', expected text or thinking"),
         ("qwen3", "qwen3", {"content": THINKING * 2}, "expected at most one thinking part"),
         ("qwen3", "qwen3", {"role": "developer"}, "got 'developer', expected one of system, user"),
