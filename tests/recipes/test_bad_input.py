@@ -103,6 +103,7 @@ def test_delete_and_a_run_that_cannot_start(refused, recipe_runs, monkeypatch, t
         (["model_name=smollm"], ["model_name: got 'smollm'", "folder", "SmolLM2-135M-Instruct"]),
         (["batch_size=0"], ["batch_size: got 0", "at least 1"]),
         (["learning_rate=nan"], ["learning_rate: got nan", "at least 0"]),
+        (["learning_rate=1e19"], ["learning_rate: got 1e+19", "less than 10", "1e-5 to 1e-3"]),
         (["lora_rank=0"], ["lora_rank: got 0", "at least 1"]),
         (["max_length=513"], ["max_length: got 513", "context", "at most 512"]),
         (["max_length=1"], ["max_length: got 1", "at least 2"]),

@@ -171,6 +171,7 @@ class _Bound:
     low: float
     below: float = float("inf")
     none_allowed: bool = False
+    hint: str = ""
 
     def check(self, value: Any) -> None:
         if value is None:
@@ -181,11 +182,12 @@ class _Bound:
             expected = f"at least {self.low:g}"
             if self.below != float("inf"):
                 expected += f" and less than {self.below:g}"
-            raise ConfigurationError(f"{self.name}: got {value}, expected {expected}")
+            raise ConfigurationError(f"{self.name}: got {value}, expected {expected}{self.hint}")
 
 
 _BOUNDS = (
-    _Bound("learning_rate", 0),
+    # One step of AdamW moves a weight by about the learning rate, so 10 ends every model.
+    _Bound("learning_rate", 0, 10, hint="; 1e-5 to 1e-3 is usual, get_lr(model_name) recommends"),
     _Bound("batch_size", 1),
     _Bound("warmup_steps", 0),
     _Bound("num_epochs", 1),
