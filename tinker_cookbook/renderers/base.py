@@ -39,7 +39,7 @@ from tinker_cookbook.renderers.content import (
     parse_think_blocks,
     remove_thinking,
 )
-from tinker_cookbook.renderers.control_text import split_control_tokens
+from tinker_cookbook.renderers.control_text import part_texts_apart, split_control_tokens
 from tinker_cookbook.renderers.images import ImageProcessorProtocol, image_to_chunk
 from tinker_cookbook.renderers.messages import (
     AudioPart,
@@ -171,6 +171,9 @@ class Renderer(Named, ABC):
     _declared_tokens: frozenset[str] = frozenset()
     """Control tokens that stand in system messages because the declaration of tools has them."""
 
+    merge_text_chunks: bool = True
+    """Whether texts of neighbouring parts are encoded as one, as chat templates do."""
+
     def __init__(self, tokenizer: Tokenizer, image_processor: Any = None) -> None:
         self.tokenizer = tokenizer
         self.image_processor = image_processor
@@ -180,6 +183,7 @@ class Renderer(Named, ABC):
         """Encodes and decodes text for this renderer."""
         codec = TextCodec(self.tokenizer)
         codec.splits_control_tokens = self._encodes_with_codec
+        codec.encodes_apart = not self.merge_text_chunks
         return codec
 
     @cached_property
@@ -403,8 +407,11 @@ class Renderer(Named, ABC):
             logger.warning(text)
 
     def _normalize(self, messages: Sequence[Mapping[str, Any]]) -> list[Message]:
-        """Checks messages, and sees to names of control tokens in them."""
-        normal = normalize_messages(messages)
+        """Checks messages, and sees to names of control tokens and to borders of parts in them."""
+        normal = self._with_control_tokens(normalize_messages(messages))
+        return normal if self.merge_text_chunks else [part_texts_apart(m) for m in normal]
+
+    def _with_control_tokens(self, normal: list[Message]) -> list[Message]:
         if self._encodes_with_codec and self.codec.splits_control_tokens:
             return [
                 split_control_tokens(

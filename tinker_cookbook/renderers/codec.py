@@ -25,6 +25,8 @@ _WHITE = string.whitespace + "\u2581"
 # Stands in text where no token may span: code points that Unicode keeps free of characters. One
 # that stands in the text itself is escaped.
 _SPLIT, _ESCAPED, _MARK = "\ufdd0\ufdd2", "\ufdd0\ufdd1", "\ufdd0"
+BORDER = "\ufdd0\ufdd3"
+"""Stands between two texts that :meth:`TextCodec.encode` encodes apart (``encodes_apart``)."""
 _REMEMBERED = 512  # texts
 # Added tokens that chat formats write inside a message. They cannot begin or end a turn, people
 # write about them, and formats read them from plain strings: in text they stay tokens, as in the
@@ -43,6 +45,8 @@ class TextCodec:
 
     splits_control_tokens: bool = False
     """Whether :meth:`encode` heeds the marks of :meth:`split_control_tokens`."""
+    encodes_apart: bool = False
+    """Whether :meth:`encode` encodes what stands on either side of a ``BORDER`` apart."""
 
     def __init__(self, tokenizer: Tokenizer) -> None:
         self.tokenizer = tokenizer
@@ -60,6 +64,8 @@ class TextCodec:
         return self._remembered(text) if text else []
 
     def _encode(self, text: str) -> list[int]:
+        if self.encodes_apart and BORDER in text:
+            return [token for run in text.split(BORDER) if run for token in self._encode(run)]
         if self.is_marked(text):
             return self._encode_marked(text)
         return self._encode_piece(text)

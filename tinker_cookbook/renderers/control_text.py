@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
+from itertools import pairwise
 from typing import Any
 
 from tinker_cookbook.exceptions import RendererError
-from tinker_cookbook.renderers.codec import TextCodec
-from tinker_cookbook.renderers.messages import Message, ToolCall
+from tinker_cookbook.renderers.codec import BORDER, TextCodec
+from tinker_cookbook.renderers.messages import Message, TextPart, ToolCall
 
 _PLAIN_FIELDS = ("name", "tool_call_id")
 
@@ -47,6 +48,19 @@ def split_control_tokens(
         if isinstance(value, str) and (marked := codec.split_control_tokens(value)) != value:
             changed[field] = marked
     return Message(**{**message, **changed}) if changed else message
+
+
+def part_texts_apart(message: Message) -> Message:
+    """Returns the message with a ``BORDER`` between texts of neighbouring parts."""
+    content = message["content"]
+    if isinstance(content, str):
+        return message
+    parts = content[:1]
+    for before, part in pairwise(content):
+        if before["type"] == part["type"] == "text":
+            part = TextPart(type="text", text=BORDER + part["text"])
+        parts.append(part)
+    return Message(**{**message, "content": parts})
 
 
 def _split_parts(content: list[Any], codec: TextCodec, keep: frozenset[str]) -> list[Any]:

@@ -43,7 +43,8 @@ class Nemotron3Renderer(ChatMLBase):
     ``strip_thinking_from_history=False`` keeps the thinking of earlier turns
     (``nemotron3_preserve_thinking``); ``low_effort`` ends the last question with the words that
     Super was trained to think less after (``nemotron3_low_thinking``; Nano has no such form).
-    Thinking stands before the text; other places are refused.
+    Thinking stands before the text; other places are refused. ``merge_text_chunks=False`` encodes
+    the texts of neighbouring parts apart.
     """
 
     _effort = "\n\n{reasoning effort: low}"
@@ -55,10 +56,12 @@ class Nemotron3Renderer(ChatMLBase):
         image_processor: Any = None,
         *,
         strip_thinking_from_history: bool = True,
+        merge_text_chunks: bool = True,
         low_effort: bool = False,
     ) -> None:
         super().__init__(tokenizer, image_processor)
         self.strip_thinking_from_history = strip_thinking_from_history
+        self.merge_text_chunks = merge_text_chunks
         self.low_effort = low_effort
 
     @property
@@ -185,11 +188,13 @@ class Nemotron3LowThinkingRenderer(Nemotron3Renderer):
         image_processor: Any = None,
         *,
         strip_thinking_from_history: bool = True,
+        merge_text_chunks: bool = True,
     ) -> None:
         super().__init__(
             tokenizer,
             image_processor,
             strip_thinking_from_history=strip_thinking_from_history,
+            merge_text_chunks=merge_text_chunks,
             low_effort=True,
         )
 
@@ -247,12 +252,14 @@ class Nemotron3UltraRenderer(Nemotron3Renderer):
         image_processor: Any = None,
         *,
         strip_thinking_from_history: bool = True,
+        merge_text_chunks: bool = True,
         medium_effort: bool = False,
     ) -> None:
         super().__init__(
             tokenizer,
             image_processor,
             strip_thinking_from_history=strip_thinking_from_history,
+            merge_text_chunks=merge_text_chunks,
             low_effort=medium_effort,
         )
 
@@ -286,11 +293,13 @@ class Nemotron3UltraMediumThinkingRenderer(Nemotron3UltraRenderer):
         image_processor: Any = None,
         *,
         strip_thinking_from_history: bool = True,
+        merge_text_chunks: bool = True,
     ) -> None:
         super().__init__(
             tokenizer,
             image_processor,
             strip_thinking_from_history=strip_thinking_from_history,
+            merge_text_chunks=merge_text_chunks,
             medium_effort=True,
         )
 

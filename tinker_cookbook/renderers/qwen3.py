@@ -192,6 +192,7 @@ class ThinkingDisabled(ChatMLBase):
     def _example(
         self, messages: Sequence[Message], trained: Sequence[bool], what: TrainOnWhat
     ) -> Example:
+        example = super()._example(messages, trained, what)
         asked = any(message["role"] == "user" for message in messages)
         for i, (message, trains) in enumerate(zip(messages, trained, strict=True)):
             if trains and message["role"] == "assistant" and not asked:
@@ -200,7 +201,7 @@ class ThinkingDisabled(ChatMLBase):
                     f"one: the chat template then writes no think block, while the prompt of "
                     f"{self._name} has one; add the question"
                 )
-        return super()._example(messages, trained, what)
+        return example
 
     def _answer_behind_block(self, thinking: str, text: str, ctx: RenderContext) -> RenderedMessage:
         if thinking:
@@ -247,7 +248,8 @@ class Qwen3VLInstructRenderer(_WithImages):
 
     ``strip_thinking_from_history`` as in ``Qwen3InstructRenderer``. Images need
     ``image_processor``. ``max_image_size`` bounds their longest side in pixels, 0 leaves them as
-    they are. A system message stands at the beginning only.
+    they are. A system message stands at the beginning only. ``merge_text_chunks=False`` encodes the
+    texts of neighbouring parts apart.
     """
 
     def __init__(
@@ -256,11 +258,13 @@ class Qwen3VLInstructRenderer(_WithImages):
         image_processor: ImageProcessorProtocol | None = None,
         *,
         strip_thinking_from_history: bool = True,
+        merge_text_chunks: bool = True,
         max_image_size: int = 0,
     ) -> None:
         super().__init__(
             tokenizer, image_processor, strip_thinking_from_history=strip_thinking_from_history
         )
+        self.merge_text_chunks = merge_text_chunks
         self.max_image_size = max_image_size
 
     def render_message(self, message: Message, ctx: RenderContext) -> RenderedMessage:
@@ -274,6 +278,7 @@ class Qwen3VLRenderer(_WithImages, Qwen3Renderer):
 
     ``strip_thinking_from_history`` as in Qwen3. Images need ``image_processor``;
     ``max_image_size`` bounds their longest side in pixels, 0 leaves them as they are.
+    ``merge_text_chunks=False`` encodes the texts of neighbouring parts apart.
     """
 
     def __init__(
@@ -282,6 +287,7 @@ class Qwen3VLRenderer(_WithImages, Qwen3Renderer):
         image_processor: ImageProcessorProtocol | None = None,
         *,
         strip_thinking_from_history: bool = True,
+        merge_text_chunks: bool = True,
         max_image_size: int = 0,
     ) -> None:
         Qwen3Renderer.__init__(
@@ -290,6 +296,7 @@ class Qwen3VLRenderer(_WithImages, Qwen3Renderer):
             image_processor,
             strip_thinking_from_history=strip_thinking_from_history,
         )
+        self.merge_text_chunks = merge_text_chunks
         self.max_image_size = max_image_size
 
     def _question(self, message: Message) -> str:

@@ -53,6 +53,7 @@ class Qwen3_5Renderer(Qwen3VLRenderer):  # noqa: N801 - the model's name has the
         image_processor: ImageProcessorProtocol | None = None,
         *,
         strip_thinking_from_history: bool = True,
+        merge_text_chunks: bool = True,
         json_scalars: bool = False,
         max_image_size: int = 0,
     ) -> None:
@@ -60,6 +61,7 @@ class Qwen3_5Renderer(Qwen3VLRenderer):  # noqa: N801 - the model's name has the
             tokenizer,
             image_processor,
             strip_thinking_from_history=strip_thinking_from_history,
+            merge_text_chunks=merge_text_chunks,
             max_image_size=max_image_size,
         )
         self.json_scalars = json_scalars

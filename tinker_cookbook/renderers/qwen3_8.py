@@ -44,6 +44,7 @@ class Qwen3_8Renderer(Qwen3_5Renderer):  # noqa: N801 - the model's name has the
         *,
         reasoning_effort: str = "xhigh",
         strip_thinking_from_history: bool = False,
+        merge_text_chunks: bool = True,
         max_image_size: int = 0,
     ) -> None:
         if reasoning_effort not in REASONING_EFFORT_INSTRUCTIONS:
@@ -57,6 +58,7 @@ class Qwen3_8Renderer(Qwen3_5Renderer):  # noqa: N801 - the model's name has the
             tokenizer,
             image_processor,
             strip_thinking_from_history=strip_thinking_from_history,
+            merge_text_chunks=merge_text_chunks,
             json_scalars=True,
             max_image_size=max_image_size,
         )

@@ -47,6 +47,23 @@ def controls(renderer, messages):
     return [t for t in renderer.build_generation_prompt(messages).to_ints() if t in added]
 
 
+@pytest.mark.parametrize("spec", ["qwen3_vl_instruct", "qwen3_5", "qwen3_8_low_reasoning"])
+@pytest.mark.parametrize("role", ["user", "assistant"])
+def test_texts_of_parts_are_encoded_apart_where_told(load, spec, role):
+    content = [{"type": "text", "text": text} for text in ("Hel", "lo \ufdd0\ufdd3x")]
+    last = [{"role": "user", "content": "And?"}] if role == "assistant" else []
+    parts = [{"role": role, "content": content}, *last]
+    whole = [{"role": role, "content": "Hello \ufdd0\ufdd3x"}, *last]
+    merged, apart = load(spec, "qwen3"), load(f"{spec}?merge_text_chunks=false", "qwen3")
+    assert apart.spec == f"{spec}?merge_text_chunks=false"
+    joined = merged.build_generation_prompt(parts).to_ints()
+    assert joined == merged.build_generation_prompt(whole).to_ints()
+    assert joined == apart.build_generation_prompt(whole).to_ints()
+    cut = apart.build_generation_prompt(parts).to_ints()
+    assert cut != joined
+    assert merged.codec.decode(cut) == merged.codec.decode(joined)
+
+
 @each_family
 @pytest.mark.parametrize("role", ["user", "assistant"])
 def test_a_name_in_a_message_is_text(load, spec, family, name, role):
