@@ -58,8 +58,8 @@ def test_most_names_of_built_packages_are_in_their_place(found):
         if official_names.excuse(f"{module}.{name}", dict.fromkeys(later, "")) is None
     ]
     in_place = [name for name in built if name not in found]
-    # 468 of 525; a change must not take any away.
-    assert len(in_place) >= 485, f"{len(in_place)} of {len(built)}"
+    # 498 of 525; a change must not take any away.
+    assert len(in_place) >= 498, f"{len(in_place)} of {len(built)}"
 
 
 @pytest.fixture(scope="module")

@@ -57,7 +57,7 @@ def part_texts_apart(message: Message) -> Message:
         return message
     parts = content[:1]
     for before, part in pairwise(content):
-        if before["type"] == part["type"] == "text":
+        if before["type"] == "text" and part["type"] == "text":
             part = TextPart(type="text", text=BORDER + part["text"])
         parts.append(part)
     return Message(**{**message, "content": parts})
