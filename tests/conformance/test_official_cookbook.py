@@ -59,7 +59,7 @@ def test_most_names_of_built_packages_are_in_their_place(found):
     ]
     in_place = [name for name in built if name not in found]
     # 498 of 525; a change must not take any away.
-    assert len(in_place) >= 498, f"{len(in_place)} of {len(built)}"
+    assert len(in_place) >= 499, f"{len(in_place)} of {len(built)}"
 
 
 @pytest.fixture(scope="module")

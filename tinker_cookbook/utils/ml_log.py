@@ -79,7 +79,7 @@ def setup_logging(
     stop_logging: Callable[[], None] | None = None
     if do_configure_logging_module:
         stop_logging = configure_logging_module(path / LOG_FILE)
-    loggers: list[Logger] = [JsonLogger(path, resume_step)]
+    loggers: list[Logger] = [JsonLogger(path, resume_step=resume_step)]
     if print_metrics:
         loggers.append(PrettyPrintLogger())
     if wandb_project:

@@ -5,16 +5,47 @@ from __future__ import annotations
 import contextlib
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, TypeAlias
+from typing import Any, Protocol, TypeAlias
 
 Metrics: TypeAlias = Mapping[str, float | int | str]
 
 
+class RunStore(Protocol):
+    """Keeps the records of one run: in files elsewhere, in a database, in a cloud."""
+
+    def write_config(self, config: dict[str, Any]) -> None:
+        """Keeps the run's configuration in place of the one before."""
+        ...
+
+    def write_code_diff(self, diff: str) -> None:
+        """Keeps the changes of the code in place of those before."""
+        ...
+
+    def write_metrics(self, metrics: dict[str, Any], step: int | None = None) -> None:
+        """Adds one row of metrics."""
+        ...
+
+    def truncate_metrics(self, from_step: int) -> int:
+        """Drops the rows from this step on and returns their number."""
+        ...
+
+    def write_timing_spans(self, step: int, spans: list[dict[str, Any]]) -> None:
+        """Adds the spans of one step."""
+        ...
+
+    def write_rollouts(
+        self, iteration: int, records: list[dict[str, Any]], base_name: str = "train"
+    ) -> None:
+        """Keeps the rollouts of one iteration."""
+        ...
+
+    def write_logtree(self, iteration: int, data: dict[str, Any], base_name: str = "train") -> None:
+        """Keeps the log tree of one iteration."""
+        ...
+
+
 class Logger(ABC):
     """A destination of metrics. Only ``log_metrics`` must be implemented."""
-
-    store: Any = None
-    """A ``TrainingRunStore`` of user code that the logger writes to, if there is one."""
 
     @abstractmethod
     def log_metrics(self, metrics: Metrics, step: int | None = None) -> None:
@@ -43,6 +74,11 @@ class Logger(ABC):
 
     def get_logger_url(self) -> str | None:
         """A web page of this run, where there is one."""
+        return None
+
+    @property
+    def store(self) -> RunStore | None:
+        """The store that keeps the run's records; None where they are files of the log folder."""
         return None
 
 
@@ -98,3 +134,9 @@ class MultiplexLogger(Logger):
         """The first web page that a logger has."""
         urls = (logger.get_logger_url() for logger in self.loggers)
         return next((url for url in urls if url), None)
+
+    @property
+    def store(self) -> RunStore | None:
+        """The first store that a logger has."""
+        stores = (logger.store for logger in self.loggers)
+        return next((store for store in stores if store is not None), None)

@@ -9,9 +9,10 @@ from typing import Any
 
 from tinker_cookbook.exceptions import ConfigurationError, DataValidationError
 from tinker_cookbook.utils import replaced_run
-from tinker_cookbook.utils.config_io import CONFIG_FILE, write_config
+from tinker_cookbook.utils.code_state import code_state
+from tinker_cookbook.utils.config_io import CONFIG_FILE, dump_config, lost_fields, write_config
 from tinker_cookbook.utils.jsonl import append_row, trim_rows
-from tinker_cookbook.utils.loggers.base import Logger, Metrics
+from tinker_cookbook.utils.loggers.base import Logger, Metrics, RunStore
 
 METRICS_FILE = "metrics.jsonl"
 
@@ -28,13 +29,30 @@ class JsonLogger(Logger):
         resume_step: Updates in the checkpoint that the run continues from. Rows of later steps are
             cut (-1, for a run killed before its first checkpoint, cuts all); a copy stays as
             ``metrics.jsonl.pre_resume_NNNNNN``. ``None`` keeps all rows.
+        store: Keeps metrics, configuration and code changes in place of files in ``log_dir``.
     """
 
-    def __init__(self, log_dir: str | os.PathLike[str], resume_step: int | None = None) -> None:
+    def __init__(
+        self,
+        log_dir: str | os.PathLike[str],
+        store: RunStore | None = None,
+        *,
+        resume_step: int | None = None,
+    ) -> None:
         self.log_dir = Path(log_dir)
         self.path = self.log_dir / METRICS_FILE
-        if resume_step is not None:
+        self._store = store
+        if resume_step is None:
+            return
+        if store is None:
             self._cut_after(resume_step)
+        else:
+            store.truncate_metrics(resume_step + 1)
+
+    @property
+    def store(self) -> RunStore | None:
+        """The store that was given."""
+        return self._store
 
     def log_metrics(self, metrics: Metrics, step: int | None = None) -> None:
         """Appends one row.
@@ -47,6 +65,9 @@ class JsonLogger(Logger):
                 f"metrics contain step={metrics['step']} but are logged for step={step}; 'step' is "
                 f"the row's own key, so use another name"
             )
+        if self._store is not None:
+            self._store.write_metrics(dict(metrics), step)
+            return
         row = metrics if step is None else {"step": step, **metrics}
         # The first row takes the place of the run that was here before, so it must be on the disk.
         append_row(self.path, row, durable=replaced_run.is_pending(self.log_dir))
@@ -55,6 +76,12 @@ class JsonLogger(Logger):
     def log_hparams(self, config: Any) -> None:
         """Writes ``config.json``; a different one that is there is kept under another name."""
         path = self.log_dir / CONFIG_FILE
+        if self._store is not None:
+            data = dump_config(config)
+            self._store.write_config(data)
+            self._store.write_code_diff(code_state())
+            _warn_of_lost(lost_fields(data), path)
+            return
         try:
             before = path.read_bytes() if path.exists() else None
             lost = write_config(path, config)
@@ -66,13 +93,7 @@ class JsonLogger(Logger):
             raise ConfigurationError(
                 f"{path} cannot be written: {error.strerror or error}; choose another log_path=…"
             ) from error
-        for field in lost:
-            logger.warning(
-                "%s cannot be rebuilt from %s: give it as a function or class at the top level of "
-                "a module",
-                field,
-                path,
-            )
+        _warn_of_lost(lost, path)
 
     def log_long_text(self, key: str, text: str) -> None:
         """Writes the text to a file named after the key."""
@@ -99,6 +120,16 @@ class JsonLogger(Logger):
                 self.path,
                 copy,
             )
+
+
+def _warn_of_lost(fields: list[str], path: Path) -> None:
+    for field in fields:
+        logger.warning(
+            "%s cannot be rebuilt from %s: give it as a function or class at the top level of "
+            "a module",
+            field,
+            path,
+        )
 
 
 def _free_backup(path: Path) -> Path:
