@@ -4,7 +4,8 @@
     PYTHONPATH=.:tests python tests/conformance/official_cookbook.py tinker_cookbook-0.6.1 [PART]
 
 Parts: ``downstream`` (its stability tests), ``unit`` (its unit tests of packages that exist here),
-``recipes`` (two steps each on the bundled engine), ``names`` (public names and parameters).
+``recipes`` (two steps each on the bundled engine), ``names`` (public names and parameters),
+``renderings`` (tokens of conversations by each renderer).
 A test counts only where the official package passes it in the same environment; that baseline is
 run once and kept in the scratch folder. Tests that use private names do not count. The official
 package needs more libraries than this one:
@@ -29,6 +30,7 @@ from official_recipes import (
     make_served_model,
     run_recipe,
 )
+from official_renderings import report_renderings
 from official_tests import (
     Outcome,
     copy_tests,
@@ -43,7 +45,7 @@ from serving import Serving
 
 REPO = Path(__file__).resolve().parents[2]
 HELPERS = ("conftest.py", "sig_helpers.py")  # of the stability tests
-PARTS = ("downstream", "unit", "recipes", "names")
+PARTS = ("downstream", "unit", "recipes", "names", "renderings")
 # Share of the counted tests that must pass, and so what a change may not fall below.
 REQUIRED = {"downstream": 0.95, "unit": 0.73}
 # Packages of the original that this project has not built yet; their tests are not counted.
@@ -203,6 +205,8 @@ def main() -> int:
     for part in arguments.part:
         if part == "names":
             good &= report_names()
+        elif part == "renderings":
+            good &= report_renderings(source, REPO, scratch, offline(scratch))
         elif part == "recipes":
             if arguments.model is None:
                 parser.error("recipes: got no --model, expected the folder of a small model")

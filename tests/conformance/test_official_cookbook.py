@@ -72,7 +72,7 @@ def official_source() -> Path:
 
 @pytest.mark.slow
 @pytest.mark.timeout(3600)
-@pytest.mark.parametrize("part", ["downstream", "unit", "recipes"])
+@pytest.mark.parametrize("part", ["downstream", "unit", "recipes", "renderings"])
 def test_official_tests_and_recipes_pass(part, official_source, shared_dir, tmp_path):
     """The script exits with 0 where the share that the page about migration names is reached."""
     script = HERE / "official_cookbook.py"
