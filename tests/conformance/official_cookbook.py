@@ -41,6 +41,7 @@ from official_tests import (
     write_outcomes,
 )
 from official_tokenizers import fill_hub_cache
+from official_tutorials import imported_names, resolves
 from serving import Serving
 
 REPO = Path(__file__).resolve().parents[2]
@@ -185,6 +186,26 @@ def report_names() -> bool:
     return all(official_names.excuse(name, exceptions) for name in found)
 
 
+def report_tutorials(source: Path) -> bool:
+    """Prints the imports of tutorials that do not resolve; whether all of built packages do."""
+    names = imported_names(source)
+    missing = {name: file for name, file in names.items() if not resolves(name)}
+    exceptions = official_names.read_exceptions()
+    later = {
+        name
+        for name in missing
+        if name.split(".")[1] in LATER or official_names.excuse(name, exceptions)
+    }
+    for name, file in sorted(missing.items()):
+        print(f"{name} ({file}){': listed as an exception' if name in later else ''}")
+    built = len(names) - len(later)
+    print(
+        f"tutorials: {len(names) - len(missing)} of {built} imports resolve; {len(later)} more are "
+        "of packages that are not built yet, or listed exceptions"
+    )
+    return len(missing) == len(later)
+
+
 def main() -> int:
     """Runs the parts that the command line names."""
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0] if __doc__ else None)
@@ -205,6 +226,8 @@ def main() -> int:
     for part in arguments.part:
         if part == "names":
             good &= report_names()
+        elif part == "tutorials":
+            good &= report_tutorials(source)
         elif part == "renderings":
             good &= report_renderings(source, REPO, scratch, offline(scratch))
         elif part == "recipes":
