@@ -48,7 +48,7 @@ REPO = Path(__file__).resolve().parents[2]
 HELPERS = ("conftest.py", "sig_helpers.py")  # of the stability tests
 PARTS = ("downstream", "unit", "recipes", "names", "renderings")
 # Share of the counted tests that must pass, and so what a change may not fall below.
-REQUIRED = {"downstream": 0.95, "unit": 0.73}
+REQUIRED = {"downstream": 0.95, "unit": 0.85}
 # Packages of the original that this project has not built yet; their tests are not counted.
 LATER = (
     "capture", "chat_app", "inference", "sandbox", "scripts", "stores", "third_party", "tool_use",
