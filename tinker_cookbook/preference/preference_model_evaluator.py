@@ -12,6 +12,7 @@ import numpy as np
 from tinker_cookbook.eval.evaluators import SamplingClientEvaluator
 from tinker_cookbook.exceptions import ConfigurationError, DataValidationError
 from tinker_cookbook.preference.comparison import Label, LabeledComparison
+from tinker_cookbook.preference.comparison_lengths import comparisons_that_fit
 from tinker_cookbook.preference.preference_model import PreferenceModelFromChatRenderer
 from tinker_cookbook.renderers import Renderer
 
@@ -39,6 +40,9 @@ class PreferenceModelEvaluator(SamplingClientEvaluator):
         for one that always says B, -1 for A. Should come to 0.
     ``num_judgements``
         How many there were.
+    ``num_too_long``
+        Comparisons that were left out because they are longer than ``max_length`` tokens; not there
+        where all fit.
     """
 
     def __init__(
@@ -48,14 +52,15 @@ class PreferenceModelEvaluator(SamplingClientEvaluator):
         name: str = "rm",
         both_ways: bool = True,
         max_concurrency: int = 64,
+        max_length: int | None = None,
     ) -> None:
         if not comparisons:
             raise DataValidationError("comparisons: got none, expected at least one")
         if max_concurrency < 1:
             raise ConfigurationError(f"max_concurrency: got {max_concurrency}, expected at least 1")
-        self._judged = [
-            c for one in comparisons for c in ((one, one.swap()) if both_ways else (one,))
-        ]
+        kept = comparisons_that_fit(comparisons, renderer, max_length)
+        self._num_too_long = len(comparisons) - len(kept)
+        self._judged = [c for one in kept for c in ((one, one.swap()) if both_ways else (one,))]
         self._renderer, self._name = renderer, name
         self._max_concurrency = max_concurrency
 
@@ -79,6 +84,8 @@ class PreferenceModelEvaluator(SamplingClientEvaluator):
             ),
             "num_judgements": float(len(pairs)),
         }
+        if self._num_too_long:
+            metrics["num_too_long"] = float(self._num_too_long)
         return {f"{self._name}/{key}": value for key, value in metrics.items()}
 
 

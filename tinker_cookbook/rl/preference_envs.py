@@ -19,6 +19,7 @@ from typing import Any
 import chz
 
 from tinker_cookbook.exceptions import ConfigurationError, DataValidationError
+from tinker_cookbook.preference.comparison_lengths import comparisons_that_fit
 from tinker_cookbook.preference.preference_datasets import ComparisonDatasetBuilder
 from tinker_cookbook.preference.types import LabeledComparison, PreferenceModel
 from tinker_cookbook.renderers import Renderer, get_renderer
@@ -122,6 +123,12 @@ class PairwisePreferenceRLDatasetBuilder(RLDatasetBuilder):
     )
     num_test: int = chz.field(default=32, doc="Held-out prompts to evaluate on; 0: no evaluation")
     test_group_size: int = chz.field(default=1, doc="Answers to a prompt in evaluation")
+    max_judge_length: int | None = chz.field(
+        default=None, doc="Leave out prompts whose judgement may be longer, in tokens"
+    )
+    max_answer_tokens: int = chz.field(
+        default=0, doc="Most tokens of an answer, for max_judge_length"
+    )
 
     def check(self) -> None:
         """Raises ``ConfigurationError`` for a number out of range."""
@@ -148,6 +155,7 @@ class PairwisePreferenceRLDatasetBuilder(RLDatasetBuilder):
             )
         renderer = get_renderer(self.policy_renderer_name, get_tokenizer(self.policy_model_name))
         judge = LazyPreferenceModel(self.preference_model_builder)
+        train = self._judgeable(train, renderer, 2)
         train_set = PairwisePreferenceDataset(
             self.comparison_builder,
             renderer,
@@ -160,6 +168,7 @@ class PairwisePreferenceRLDatasetBuilder(RLDatasetBuilder):
             comparisons=train,
         )
         held_out = [labeled for labeled in test or [] if labeled.label != "Tie"][: self.num_test]
+        held_out = self._judgeable(held_out, renderer, 1)
         if not held_out:
             return train_set, None
         make_group = partial(
@@ -171,3 +180,14 @@ class PairwisePreferenceRLDatasetBuilder(RLDatasetBuilder):
             content_preprocessor=self.content_preprocessor,
         )
         return train_set, ProblemDataset(held_out, make_group, len(held_out), shuffle=False)
+
+    def _judgeable(
+        self, comparisons: list[LabeledComparison], renderer: Renderer, new_answers: int
+    ) -> list[LabeledComparison]:
+        return comparisons_that_fit(
+            comparisons,
+            renderer,
+            self.max_judge_length,
+            new_answers=new_answers,
+            answer_tokens=self.max_answer_tokens,
+        )

@@ -95,6 +95,8 @@ def rl_config(cli: CLIConfig, sft: CheckpointRecord, rm: CheckpointRecord) -> rl
             preference_model_builder=judge_builder(cli, rm),
             matchup_group_size=cli.matchup_group_size,
             num_test=cli.num_test,
+            max_judge_length=model_info.resolve_max_length(cli.model_name, None),
+            max_answer_tokens=cli.rl_max_tokens,
         ),
         learning_rate=_rate(cli, cli.rl_learning_rate, _RL_FRACTION_OF_SFT_LR),
         max_tokens=cli.rl_max_tokens,
@@ -125,7 +127,11 @@ def judge_evaluator(
 ) -> PreferenceModelEvaluator:
     """Held-out accuracy of the reward model, ``rm/accuracy`` and the like."""
     renderer = get_renderer(renderer_name, get_tokenizer(model_name))
-    return PreferenceModelEvaluator(held_out(comparisons, num_test), renderer)
+    return PreferenceModelEvaluator(
+        held_out(comparisons, num_test),
+        renderer,
+        max_length=model_info.resolve_max_length(model_name, None),
+    )
 
 
 def held_out(comparisons: ComparisonDatasetBuilder, num_test: int) -> list[LabeledComparison]:

@@ -8,9 +8,13 @@ from typing import Any
 
 from recipes.preference.rlhf.settings import CLIConfig
 from recipes.preference.rlhf.stages import held_out, judge_builder
+from tinker_cookbook import model_info
 from tinker_cookbook.backends import connect
 from tinker_cookbook.checkpoint_utils import CheckpointRecord
+from tinker_cookbook.preference.comparison_lengths import comparisons_that_fit
 from tinker_cookbook.preference.comparison_policy_evaluator import ComparisonEvaluator
+from tinker_cookbook.renderers import get_renderer
+from tinker_cookbook.tokenizer_utils import get_tokenizer
 from tinker_cookbook.utils.paths import write_atomically
 
 FILE = "win_rate.json"
@@ -51,7 +55,14 @@ def _known(file: Path) -> dict[str, Any] | None:
 async def _measure(
     cli: CLIConfig, sft: CheckpointRecord, rm: CheckpointRecord, rl: CheckpointRecord
 ) -> dict[str, float]:
-    comparisons = [labeled.comparison for labeled in held_out(cli.comparisons, cli.num_test)]
+    judgeable = comparisons_that_fit(
+        held_out(cli.comparisons, cli.num_test),
+        get_renderer(cli.renderer, get_tokenizer(cli.model_name)),
+        model_info.resolve_max_length(cli.model_name, None),
+        new_answers=2,
+        answer_tokens=cli.rl_max_tokens,
+    )
+    comparisons = [labeled.comparison for labeled in judgeable]
     with connect(
         cli.backend, base_url=cli.base_url, device=cli.device, dtype=cli.dtype
     ) as connection:
