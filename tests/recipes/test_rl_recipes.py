@@ -143,7 +143,6 @@ def test_math_environments_by_name(common, env, kind):
         (["groups_per_batch=-1"], "groups_per_batch: got -1"),
         (["kl_reference_model=x"], "kl_reference_model=x without kl_penalty_coef"),
         (["loss_fn=ppoo"], "did you mean 'ppo'"),
-        (["max_steps_off_policy=1", "num_minibatches=1"], "async_config and stream_minibatch"),
     ],
 )
 def test_settings_that_cannot_work(common, arguments, words):

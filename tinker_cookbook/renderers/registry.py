@@ -136,7 +136,7 @@ def _resolve(name: str, options: dict[str, Any]) -> tuple[str, RendererFactory, 
         )
     if factory is None:
         raise ConfigurationError(
-            f"Unknown renderer. renderer_name: got {base!r}, expected one of "
+            f"renderer_name: got {base!r}. Unknown renderer; expected one of "
             f"{', '.join(get_renderer_names())}"
             f"{nearest(base, get_renderer_names())}"
         )

@@ -123,9 +123,11 @@ def test_images_out_of_place_are_refused(tokenizer_folder, name):
     with pytest.raises(RendererError, match=r"messages\[0\].content\[0\]: .* no image processor"):
         blind.build_generation_prompt([says(pictures()[0])])
     renderer = get_renderer(name, tokenizer, qwen_image_processor())
-    for role in ("system", "assistant"):
-        with pytest.raises(RendererError, match=r"messages\[0\].content: .* type 'image'"):
-            renderer.build_supervised_example([says(pictures()[0], role)])
+    question = {"role": "user", "content": "Draw a cat."}
+    for before, role in (([], "system"), ([question], "assistant")):
+        place = rf"messages\[{len(before)}\].content: .* type 'image'"
+        with pytest.raises(RendererError, match=place):
+            renderer.build_supervised_example([*before, says(pictures()[0], role)])
     with pytest.raises(RendererError, match=r"messages\[0\].content\[0\]: image: .* download it"):
         renderer.build_generation_prompt([says("https://example.com/cat.png")])
     audio = {"role": "user", "content": [{"type": "audio", "audio": "x"}]}
