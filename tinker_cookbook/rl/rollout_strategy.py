@@ -146,8 +146,8 @@ class _Retrying(RolloutStrategy):
 
 @dataclass(frozen=True)
 class RetryOnFailure(_Retrying):
-    """A rollout that fails is played again, in a new environment of the same member, up to
-    ``max_retries`` times each; then its last error is raised.
+    """A rollout that fails is repeated, in a new environment of the same member, up to
+    ``max_retries`` times each; then its last error is raised, and training leaves the group out.
 
     Attributes:
         max_retries: Further attempts of each member.
