@@ -136,9 +136,8 @@ def _resolve(name: str, options: dict[str, Any]) -> tuple[str, RendererFactory, 
         )
     if factory is None:
         raise ConfigurationError(
-            f"renderer_name: got {base!r}. Unknown renderer; expected one of "
-            f"{', '.join(get_renderer_names())}"
-            f"{nearest(base, get_renderer_names())}"
+            f"renderer_name: got {base!r}, expected one of {', '.join(get_renderer_names())}"
+            f"{nearest(base, get_renderer_names())} (Unknown renderer; register_renderer adds one)"
         )
     try:
         spelled = parse_qsl(query, keep_blank_values=True, strict_parsing=bool(query))
