@@ -182,11 +182,10 @@ def _load_processor(name: str) -> Any:
 
     auto = image_processing_auto.AutoImageProcessor
     source = base_name(name).strip()
-    options = _code_options(source)
     local = Path(source).expanduser()
     if source.count("/") == 1 and not source.startswith(("/", ".", "~")) and not local.is_dir():
         try:
-            return auto.from_pretrained(source, **options)
+            return auto.from_pretrained(source, **_code_options(source))
         except Exception as error:  # below: other places, and errors that say the next step
             logger.debug("%s: %s", source, error)
     folder = local if source and local.is_dir() else resolve_model(source, need="tokenizer").folder
@@ -196,9 +195,11 @@ def _load_processor(name: str) -> Any:
             "expected a model that takes images. If this one does, its copy here is incomplete: "
             f"fetch that file too (hf download {source} {_CONFIG_FILES[0]})"
         )
-    options.pop("revision", None)
+    # The files of a folder have no revision, so their code runs only where the user allows it.
     try:
-        return auto.from_pretrained(str(folder), local_files_only=True, **options)
+        return auto.from_pretrained(
+            str(folder), local_files_only=True, trust_remote_code=_trusts_code()
+        )
     except Exception as error:  # damaged files raise whatever the reader of the day raises
         raise ConfigurationError(
             f"model_name: the image processor in {folder} cannot be loaded: {error}; expected "
@@ -211,5 +212,8 @@ def _code_options(source: str) -> dict[str, Any]:
     """Returns whether code of the model may run, and which revision of it."""
     if source in PINNED_REMOTE_CODE:
         return {"trust_remote_code": True, "revision": PINNED_REMOTE_CODE[source]}
-    trust = os.environ.get("HF_TRUST_REMOTE_CODE", "").lower() in ("1", "true", "yes")
-    return {"trust_remote_code": True} if trust else {}
+    return {"trust_remote_code": True} if _trusts_code() else {}
+
+
+def _trusts_code() -> bool:
+    return os.environ.get("HF_TRUST_REMOTE_CODE", "").lower() in ("1", "true", "yes")
