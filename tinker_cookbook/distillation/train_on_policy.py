@@ -38,6 +38,7 @@ from tinker_cookbook.rl.dataset_utils import ChainedRLDataset
 from tinker_cookbook.rl.do_training import CallerSession, run_loop
 from tinker_cookbook.rl.kl import check_penalty, trained_values
 from tinker_cookbook.rl.loop_parts import print_group
+from tinker_cookbook.rl.loop_steps import train_on_data
 from tinker_cookbook.rl.sources import BatchSource, problem_batches
 from tinker_cookbook.rl.sources_play import Player
 from tinker_cookbook.rl.train_config import PolicyTrainingConfig
@@ -384,19 +385,8 @@ async def do_train_step_and_get_sampling_client(
         config.kl_penalty_coef,
         config.kl_discount_factor,
     )
-    logprobs_D = await train.train_step(
-        data_D,
-        training_client,
-        config.learning_rate,
-        config.num_substeps,
-        config.training_loss_fn(),
-        config.loss_fn_config,
-        metrics,
-    )
-    client, after = await train.compute_full_batch_metrics_and_get_sampling_client(
-        training_client, checkpoint_mgr, i_batch + 1, data_D, logprobs_D, config.compute_post_kl
-    )
-    return client, metrics | after
+    client, trained = await train_on_data(config, i_batch, training_client, checkpoint_mgr, data_D)
+    return client, metrics | trained
 
 
 async def do_sync_training(

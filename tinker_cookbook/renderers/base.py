@@ -285,8 +285,9 @@ class Renderer(Named, ABC):
         ``classify_parse_failure`` says what is wrong with a response, if anything.
         """
         parser = self.response_parser()
-        parser.check_stops(response)
-        parser.feed(list(response))
+        tokens = list(response)
+        parser.check_stops(tokens)
+        parser.feed(tokens)
         parser.finish()
         return parser.message, parser.termination
 

@@ -33,7 +33,8 @@ def parse_response_for_stop_token(
     """
     eos = special_id(tokenizer, "eos")
     parser = ResponseParser(TextCodec(tokenizer), PlainReader(), [stop_token], eos)
-    parser.check_stops(response)
-    parser.feed(list(response))
+    tokens = list(response)
+    parser.check_stops(tokens)
+    parser.feed(tokens)
     parser.finish()
     return parser.message, parser.termination

@@ -202,7 +202,7 @@ class ResponseParser:
     def check_stops(self, response: Sequence[int]) -> None:
         """Raises RendererError where a stop token occurs twice in a whole response."""
         for stop in self._stops:
-            if (count := list(response).count(stop)) > 1:
+            if (count := response.count(stop)) > 1:
                 raise RendererError(
                     f"response: got {count} stop tokens {stop}, expected at most 1, at the end; "
                     "sample with stop=renderer.get_stop_sequences()"

@@ -84,9 +84,16 @@ async def do_sync_training(
         cost_tracker: Counts tokens and cost.
     """
     session = CallerSession(
-        config, training_client, ml_logger, start_batch, end_batch, evaluators, checkpoint_mgr
+        config,
+        training_client,
+        ml_logger,
+        start_batch,
+        end_batch,
+        evaluators,
+        checkpoint_mgr,
+        cost_tracker,
+        error_counter,
     )
-    session.count(cost_tracker, error_counter)
     stream = config.stream_minibatch_config
     source = BatchSource(
         problem_batches(dataset, config.seed, start_batch, end_batch),
@@ -173,9 +180,16 @@ async def do_async_training(
             "groups_per_batch=…); or call do_sync_training"
         )
     session = CallerSession(
-        config, training_client, ml_logger, start_batch, end_batch, evaluators, checkpoint_mgr
+        config,
+        training_client,
+        ml_logger,
+        start_batch,
+        end_batch,
+        evaluators,
+        checkpoint_mgr,
+        cost_tracker,
+        error_counter,
     )
-    session.count(cost_tracker, error_counter)
     source = AsyncSource(
         dataset,
         Player(config, session.progress.sampling, strategy, separate=True),
@@ -226,6 +240,8 @@ class CallerSession:
         end_step: int,
         evaluators: Sequence[SamplingClientEvaluator],
         checkpoint_mgr: CheckpointManager | None,
+        cost: CostTracker | None = None,
+        errors: RolloutErrorCounter | None = None,
     ) -> None:
         self.config, self.client = config, client
         self.start_step, self.end_step = start_step, end_step
@@ -236,15 +252,9 @@ class CallerSession:
         self._step = start_step
         self._newest: SamplingClient | None = None
         self._evaluated: Metrics = {}
-        self._cost: CostTracker | None = None
-        self._errors: RolloutErrorCounter | None = None
-        self._counted: Metrics = {}
-        self._discarded: DiscardedWorkLog | None = None
-
-    def count(self, cost: CostTracker | None, errors: RolloutErrorCounter | None) -> None:
-        """Sets what counts the tokens and the failed rollouts of the run."""
         self._cost, self._errors = cost, errors
-        self._discarded = DiscardedWorkLog(cost, self._log)
+        self._counted: Metrics = {}
+        self._discarded = DiscardedWorkLog(cost, ml_logger)
 
     def restored(self, key: str, default: int) -> int:
         """Returns the default: counters of an earlier process are in the caller's tracker."""
@@ -313,8 +323,7 @@ class CallerSession:
     ) -> None:
         """Writes the row of the batch, saves a rolling checkpoint, and evaluates for the next."""
         self.write_row({**self._evaluated, **metrics, **self._counted}, step - 1)
-        if self._discarded is not None:
-            self._discarded.step_logged()
+        self._discarded.step_logged()
         self._evaluated = {}
         if self._checkpoints is not None:
             await self._checkpoints.maybe_save_rolling_async(step, loop_state(step, self._cost))

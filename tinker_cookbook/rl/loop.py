@@ -1,4 +1,4 @@
-"""The iterations of an RL run, whatever its mode and whoever owns its client and log."""
+"""The iterations of an RL run, in every mode, and also over a client and log of the caller."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Protocol
 from tinker_cookbook.rl.kl import compute_post_kl
 from tinker_cookbook.rl.sources import Collected, GroupSource
 from tinker_cookbook.rl.sources_play import Snapshot
-from tinker_cookbook.rl.train_report import IterationReport, Reporter
+from tinker_cookbook.rl.train_report import IterationReport, ReportedSession, Reporter
 from tinker_cookbook.rl.train_step import Metrics, Update
 from tinker_cookbook.utils.paths import local_path
 from tinker_cookbook.utils.trace import scope_span
@@ -20,11 +20,10 @@ if TYPE_CHECKING:
     from tinker_cookbook.rl.train_config import PolicyTrainingConfig
 
 
-class LoopSession(Protocol):
+class LoopSession(ReportedSession, Protocol):
     """What the loop needs of a run's session (``training.session.TrainingSession``)."""
 
     client: TrainingClient
-    start_step: int
 
     async def sampling_client(self, *, record_stability_info: bool = False) -> SamplingClient:
         """Returns a client for the present weights."""

@@ -13,8 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import chz
 
-from tinker_cookbook.rl.adjuster import logprobs_of
-from tinker_cookbook.rl.data_processing import check_provenance, data_for_loss
+from tinker_cookbook.rl.adjuster import logprobs_of, submit_policy_loss
 from tinker_cookbook.rl.loop_parts import (
     ADAM,
     prepare_minibatch,
@@ -37,7 +36,7 @@ if TYPE_CHECKING:
 
     from tinker_cookbook.backends import SamplingClient, TrainingClient
     from tinker_cookbook.checkpoint_utils import CheckpointManager
-    from tinker_cookbook.rl.train_config import Config
+    from tinker_cookbook.rl.train_config import Config, PolicyTrainingConfig
     from tinker_cookbook.rl.types import EnvGroupBuilder, TrajectoryGroup
     from tinker_cookbook.tokenizer_utils import Tokenizer
     from tinker_cookbook.utils.cost_estimation import CostTracker
@@ -164,7 +163,35 @@ async def do_train_step_and_get_sampling_client(
         config.kl_penalty_coef,
         config.kl_discount_factor,
     )
-    trained: dict[str, Any] = {}
+    client, trained = await train_on_data(
+        config,
+        i_batch,
+        training_client,
+        checkpoint_mgr,
+        data_D,
+        usage,
+        cost_tracker,
+        sampling_client_reuse,
+    )
+    return client, metrics | trained
+
+
+async def train_on_data(
+    config: PolicyTrainingConfig,
+    i_batch: int,
+    training_client: TrainingClient,
+    checkpoint_mgr: CheckpointManager,
+    data_D: list[tinker.Datum],
+    usage: TokenUsage = TokenUsage(),  # noqa: B008  (frozen)
+    cost_tracker: CostTracker | None = None,
+    sampling_client_reuse: SamplingClientReuse | None = None,
+) -> tuple[SamplingClient, dict[str, Any]]:
+    """Trains on the data of batch ``i_batch`` and returns a client of the new weights.
+
+    Arguments and metrics are those of :func:`do_train_step_and_get_sampling_client`, without what
+    the groups themselves say; ``usage`` counts the tokens before training.
+    """
+    metrics: dict[str, Any] = {}
     logprobs_D = await train_step(
         data_D,
         training_client,
@@ -172,7 +199,7 @@ async def do_train_step_and_get_sampling_client(
         config.num_substeps,
         config.training_loss_fn(),
         config.loss_fn_config,
-        trained,
+        metrics,
     )
     client, after = await compute_full_batch_metrics_and_get_sampling_client(
         training_client,
@@ -186,7 +213,7 @@ async def do_train_step_and_get_sampling_client(
         cost_tracker,
         sampling_client_reuse,
     )
-    return client, metrics | trained | after
+    return client, metrics | after
 
 
 @scope
@@ -236,7 +263,7 @@ async def do_train_step_streaming_and_get_sampling_client(
                 config.kl_penalty_coef,
                 config.kl_discount_factor,
             )
-            passes.append(submit_pass(training_client, part_D, config))
+            passes.append(submit_policy_loss(training_client, part_D, config))
             metrics.update(found)
             data_D, groups, usage = data_D + part_D, groups + kept, usage + used
         if len(passes) > submitted:
@@ -261,14 +288,3 @@ async def do_train_step_streaming_and_get_sampling_client(
     tags_G = [one.env_group_builder.logging_tags() for one in groups]
     metrics.update(compute_trajectory_metrics([one.trajectory_group for one in groups], tags_G))
     return client, metrics | after, groups
-
-
-def submit_pass(training_client: TrainingClient, data_D: list[tinker.Datum], config: Config) -> Any:
-    """Submits the forward and backward pass of one minibatch; returns its future."""
-    loss_fn = config.training_loss_fn()
-    check_provenance(data_D, loss_fn)
-    return training_client.forward_backward(
-        data_for_loss(data_D, loss_fn),
-        loss_fn,  # type: ignore[arg-type]
-        config.loss_fn_config,
-    )

@@ -251,7 +251,7 @@ class StreamingSupervisedDatasetFromHFDataset(SupervisedDataset):
 
 
 class _Mapper:
-    """Rows to datums, without those that would train nothing beside others."""
+    """Rows to datums, without those that train nothing, where others in the batch do."""
 
     def __init__(self, map_fn: MapFn | None, flatmap_fn: FlatmapFn | None) -> None:
         if (map_fn is None) == (flatmap_fn is None):

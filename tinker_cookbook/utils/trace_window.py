@@ -10,7 +10,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from pathlib import Path
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from tinker_cookbook.utils.loggers.base import RunStore
 
 
 @dataclass(frozen=True)
@@ -32,14 +35,6 @@ class SpanRecord:
     def seconds(self) -> float:
         """How long it took."""
         return self.end_time - self.start_time
-
-
-class TimingStore(Protocol):
-    """Keeps the spans of the steps of a run."""
-
-    def write_timing_spans(self, step: int, spans: list[dict[str, Any]]) -> None:
-        """Adds the spans of one step."""
-        ...
 
 
 class IterationWindow:
@@ -121,7 +116,7 @@ class IterationWindow:
             with Path(path).open("a", encoding="utf-8") as file:
                 file.write(json.dumps({"step": step, "spans": spans}) + "\n")
 
-    def save_timing(self, step: int, *, store: TimingStore | None) -> None:
+    def save_timing(self, step: int, *, store: RunStore | None) -> None:
         """Gives the spans of a step to the store of the run; without one nothing happens."""
         spans = self.get_span_dicts()
         if store is not None and spans:

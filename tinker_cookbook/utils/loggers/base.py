@@ -33,16 +33,6 @@ class RunStore(Protocol):
         """Adds the spans of one step."""
         ...
 
-    def write_rollouts(
-        self, iteration: int, records: list[dict[str, Any]], base_name: str = "train"
-    ) -> None:
-        """Keeps the rollouts of one iteration."""
-        ...
-
-    def write_logtree(self, iteration: int, data: dict[str, Any], base_name: str = "train") -> None:
-        """Keeps the log tree of one iteration."""
-        ...
-
 
 class Logger(ABC):
     """A destination of metrics. Only ``log_metrics`` must be implemented."""
