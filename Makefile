@@ -25,7 +25,7 @@ check: install
 	$(BIN)/pyright --pythonpath $(BIN)/python
 
 bench: install
-	$(BIN)/python -m tinker_cookbook.engine.bench $(ARGS)
+	$(BIN)/python -m benchmarks.engine $(ARGS)
 
 clean:
 	rm -rf $(VENV) build dist *.egg-info

@@ -57,11 +57,11 @@ def tokenizer_folder(shared_dir: Path, tmp_path_factory: pytest.TempPathFactory)
 @pytest.fixture(scope="session")
 def demo_model() -> str:
     """Folder of the demo model, fetched once and kept between test runs."""
-    from tinker_cookbook.engine.demo_model import fetch_demo_model
+    from tinker_cookbook.demo.model import make_copy
     from tinker_cookbook.exceptions import WeightsDownloadError
 
     try:
-        return str(fetch_demo_model(Path("~/.cache/tinker_cookbook_tests/models").expanduser()))
+        return str(make_copy(Path("~/.cache/tinker_cookbook_tests/models").expanduser()))
     except WeightsDownloadError as error:
         pytest.skip(f"the demo model cannot be fetched: {error}")
 

@@ -9,6 +9,7 @@ prepare_process()
 
 __version__ = "0.1.0"
 
+from tinker_cookbook.engine.model.packaged import register_packaged_model  # noqa: E402
 from tinker_cookbook.exceptions import (  # noqa: E402  (the process is prepared first)
     AllTrajectoriesFailedError,
     BenchmarkNotFoundError,
@@ -29,6 +30,8 @@ from tinker_cookbook.exceptions import (  # noqa: E402  (the process is prepared
     WeightsError,
     WeightsMergeError,
 )
+
+register_packaged_model("HuggingFaceTB/SmolLM2-135M-Instruct", "tinker_cookbook.demo.model")
 
 __all__ = [
     "AllTrajectoriesFailedError",

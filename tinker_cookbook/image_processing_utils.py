@@ -175,7 +175,7 @@ def _short(image: Any) -> str:
 
 
 def _load_processor(name: str) -> Any:
-    from tinker_cookbook.engine.resolve import base_name, resolve_model
+    from tinker_cookbook.engine.model.resolve import base_name, resolve_model
 
     pillow()
     from transformers.models.auto import image_processing_auto

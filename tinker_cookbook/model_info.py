@@ -18,7 +18,7 @@ from functools import cache, lru_cache
 from pathlib import Path
 from typing import Any
 
-from tinker_cookbook.engine.resolve import base_name, model_config, resolve_model
+from tinker_cookbook.engine.model.resolve import base_name, model_config, resolve_model
 from tinker_cookbook.exceptions import ConfigurationError, ModelNotFoundError, TinkerCookbookError
 from tinker_cookbook.model_lineup import (
     BASE,

@@ -169,7 +169,7 @@ def special_id(tokenizer: Tokenizer, which: Literal["bos", "eos"]) -> int | None
 
 
 def _load(name: str) -> Tokenizer:
-    from tinker_cookbook.engine.resolve import base_name, resolve_model
+    from tinker_cookbook.engine.model.resolve import base_name, resolve_model
 
     source = base_name(name).strip()
     if not source.startswith(_LLAMA3_PREFIXES) or Path(source).is_dir():

@@ -12,10 +12,10 @@ import httpx
 import pytest
 import tinker
 
-from tinker_cookbook.server.compatibility import probing
-from tinker_cookbook.server.compatibility.probing import Probe, Refusal, run
-from tinker_cookbook.server.compatibility.survey import PROBED, unprobed
-from tinker_cookbook.server.compatibility.world import World
+from tests.conformance.compatibility import probing
+from tests.conformance.compatibility.probing import Probe, Refusal, run
+from tests.conformance.compatibility.survey import PROBED, unprobed
+from tests.conformance.compatibility.world import World
 
 pytestmark = pytest.mark.slow
 
@@ -27,7 +27,7 @@ def test_the_page_is_what_a_server_does_today(stories_model, tmp_path):
     if f"`tinker` {version('tinker')}." not in page:
         pytest.skip(f"the page is of another SDK than {version('tinker')}; write it anew")
     written = tmp_path / "page.md"
-    module = "tinker_cookbook.server.compatibility"
+    module = "tests.conformance.compatibility"
     done = subprocess.run(
         [sys.executable, "-m", module, f"model_name={stories_model}", f"output={written}"],
         env={**os.environ, "OMP_WAIT_POLICY": "PASSIVE"},

@@ -42,7 +42,7 @@ def trained(recipe_runs):
 @pytest.fixture
 def refused(recipe_runs, monkeypatch, capsys):
     """Runs the recipe with arguments that cannot work; gives the message."""
-    import tinker_cookbook.engine.base_model as base_model
+    import tinker_cookbook.engine.model.base_model as base_model
 
     def never(*args: object, **kwargs: object) -> None:
         raise AssertionError("a model was loaded")

@@ -13,7 +13,7 @@ from tiny_model import make_tiny_model
 from recipes.distillation import off_policy_reasoning, sdft
 from tinker_cookbook.utils.entrypoint import run_entrypoint
 
-OPTIM_STEP = "tinker_cookbook.engine.training_run:TrainingRun.optim_step"
+OPTIM_STEP = "tinker_cookbook.engine.training.run:TrainingRun.optim_step"
 
 
 class DistillationRuns(RecipeRuns):
@@ -77,7 +77,7 @@ def place(tmp_path_factory, stories_model):
 @pytest.fixture
 def refused(place, monkeypatch, capsys):
     """Runs a recipe with arguments that cannot work; gives the message."""
-    import tinker_cookbook.engine.base_model as base_model
+    import tinker_cookbook.engine.model.base_model as base_model
 
     def never(*args: object, **kwargs: object) -> None:
         raise AssertionError("a model was loaded")

@@ -23,7 +23,7 @@ from tinker_cookbook.utils.config_io import load_config
 from tinker_cookbook.utils.entrypoint import parse_arguments
 
 JSON_LOGGER = "tinker_cookbook.utils.loggers.json_logger:append_row"
-STORE_RENAME = "tinker_cookbook.engine.store_files:replace_folder"
+STORE_RENAME = "tinker_cookbook.engine.checkpoints.files:replace_folder"
 SCORED = "tinker_cookbook.distillation.teachers:add_reverse_kl"
 GROUP_DONE = "tinker_cookbook.rl.sources_play:Player.note"
 

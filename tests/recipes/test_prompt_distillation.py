@@ -21,7 +21,7 @@ from tinker_cookbook.utils.jsonl import read_rows
 
 CREATE, TRAIN = "recipes.prompt_distillation.create_data", "recipes.prompt_distillation.train"
 ROW = "recipes.prompt_distillation.output:append_row"
-OPTIM_STEP = "tinker_cookbook.engine.training_run:TrainingRun.optim_step"
+OPTIM_STEP = "tinker_cookbook.engine.training.run:TrainingRun.optim_step"
 WORDS = ["dog", "sun", "box", "ball", "tree", "hat", "car", "fish", "bird", "cake", "park", "red"]
 
 
@@ -186,7 +186,7 @@ def test_a_killed_student_goes_on_to_the_same_end(runs, trained):
 @pytest.fixture
 def refused(runs, monkeypatch, capsys):
     """Runs a recipe with arguments that cannot work; gives the message."""
-    import tinker_cookbook.engine.base_model as base_model
+    import tinker_cookbook.engine.model.base_model as base_model
 
     def never(*args: object, **kwargs: object) -> None:
         raise AssertionError("a model was loaded")

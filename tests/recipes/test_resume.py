@@ -11,9 +11,9 @@ pytestmark = pytest.mark.slow
 
 JSON_LOGGER = "tinker_cookbook.utils.loggers.json_logger:append_row"
 CHECKPOINT_LINE = "tinker_cookbook.utils.checkpoints.saving:append_row"
-STORE_WRITE = "tinker_cookbook.engine.store_files:write_durably"
-STORE_RENAME = "tinker_cookbook.engine.store_files:replace_folder"
-OPTIM_STEP = "tinker_cookbook.engine.training_run:TrainingRun.optim_step"
+STORE_WRITE = "tinker_cookbook.engine.checkpoints.files:write_durably"
+STORE_RENAME = "tinker_cookbook.engine.checkpoints.files:replace_folder"
+OPTIM_STEP = "tinker_cookbook.engine.training.run:TrainingRun.optim_step"
 EVALUATE = "tinker_cookbook.training.session:run_evaluators"
 
 KILL_POINTS = [

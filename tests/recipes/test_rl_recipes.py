@@ -259,7 +259,7 @@ def test_the_loop_learns_to_say_seven(loop):
 
 
 def test_a_loop_that_was_killed_goes_on_as_if_it_had_not_been(loop):
-    optim_step = "tinker_cookbook.engine.training_run:TrainingRun.optim_step"
+    optim_step = "tinker_cookbook.engine.training.run:TrainingRun.optim_step"
     killed = loop.run("killed", kill=[optim_step, "5", "after"])
     assert killed.returncode == -signal.SIGKILL, killed.stderr[-2000:]
     assert 0 < len(loop.rows("killed")) < 10

@@ -21,8 +21,8 @@ STORIES = REPO / "tests" / "unit" / "rl"  # where animal_stories.py is
 
 JSON_LOGGER = "tinker_cookbook.utils.loggers.json_logger:append_row"
 CHECKPOINT_LINE = "tinker_cookbook.utils.checkpoints.saving:append_row"
-STORE_RENAME = "tinker_cookbook.engine.store_files:replace_folder"
-OPTIM_STEP = "tinker_cookbook.engine.training_run:TrainingRun.optim_step"
+STORE_RENAME = "tinker_cookbook.engine.checkpoints.files:replace_folder"
+OPTIM_STEP = "tinker_cookbook.engine.training.run:TrainingRun.optim_step"
 QUEUE = "tinker_cookbook.rl.async_source:write_queue"
 EVALUATE = "tinker_cookbook.training.session:run_evaluators"
 GROUP_DONE = "tinker_cookbook.rl.sources_play:Player.note"

@@ -22,7 +22,7 @@ from tinker_cookbook.utils.config_io import load_config
 from tinker_cookbook.utils.entrypoint import parse_arguments
 
 PIPELINE = "recipes.preference.rlhf.rlhf_pipeline"
-OPTIM_STEP = "tinker_cookbook.engine.training_run:TrainingRun.optim_step"
+OPTIM_STEP = "tinker_cookbook.engine.training.run:TrainingRun.optim_step"
 CHECKPOINT_LINE = "tinker_cookbook.utils.checkpoints.saving:append_row"
 MEASURE = "recipes.preference.rlhf.win_rate:_measure"
 

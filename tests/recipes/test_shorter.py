@@ -20,7 +20,7 @@ from tinker_cookbook.exceptions import ConfigurationError
 from tinker_cookbook.preference.types import Comparison
 from tinker_cookbook.utils.entrypoint import parse_arguments
 
-OPTIM_STEP = "tinker_cookbook.engine.training_run:TrainingRun.optim_step"
+OPTIM_STEP = "tinker_cookbook.engine.training.run:TrainingRun.optim_step"
 
 
 @pytest.mark.parametrize(

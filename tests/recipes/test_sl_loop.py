@@ -15,7 +15,7 @@ from recipe_runs import RecipeRuns
 pytestmark = pytest.mark.slow
 
 CHECKPOINT_LINE = "tinker_cookbook.utils.checkpoints.saving:append_row"
-OPTIM_STEP = "tinker_cookbook.engine.training_run:TrainingRun.optim_step"
+OPTIM_STEP = "tinker_cookbook.engine.training.run:TrainingRun.optim_step"
 
 
 @pytest.fixture(scope="module")

@@ -10,8 +10,8 @@ from recipes.prompt_distillation import create_data, teacher
 from recipes.prompt_distillation.create_data import check_length, resolve, task_of
 from recipes.prompt_distillation.prompts import TeacherPrompt, misspelt_mark
 from recipes.prompt_distillation.queries import Query
-from tinker_cookbook.engine.adapters import Adapter, AdapterSpec, Target
-from tinker_cookbook.engine.resolve import check_rank, hidden_size
+from tinker_cookbook.engine.model.lora import Adapter, AdapterSpec, Target
+from tinker_cookbook.engine.model.resolve import check_rank, hidden_size
 from tinker_cookbook.exceptions import ConfigurationError, DataValidationError
 from tinker_cookbook.renderers import Message
 from tinker_cookbook.sweep import run as sweep_run

@@ -154,8 +154,8 @@ def _connect_local(
 ) -> tuple[ServiceClient, list[str]]:
     """The bundled engine, and what it chose."""
     from tinker_cookbook.backends.local import LocalServiceClient
+    from tinker_cookbook.engine.checkpoints.store import CheckpointStore
     from tinker_cookbook.engine.engine import Engine
-    from tinker_cookbook.engine.store import CheckpointStore
 
     engine = Engine(device, dtype)
     local = LocalServiceClient(engine, CheckpointStore(root), user_metadata)

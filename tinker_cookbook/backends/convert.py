@@ -12,10 +12,10 @@ import tinker
 from tinker import types
 from tinker.types.topk_logprobs import TopkLogprobs
 
-from tinker_cookbook.engine.examples import Example
-from tinker_cookbook.engine.optimizer import AdamSettings
-from tinker_cookbook.engine.requests import PromptScores, Sample, SamplingSettings
-from tinker_cookbook.engine.training_run import LossOutput
+from tinker_cookbook.engine.sampling.requests import PromptScores, Sample, SamplingSettings
+from tinker_cookbook.engine.training.examples import Example
+from tinker_cookbook.engine.training.optimizer import AdamSettings
+from tinker_cookbook.engine.training.run import LossOutput
 from tinker_cookbook.exceptions import BackendError, ConfigurationError, DataValidationError
 
 

@@ -17,11 +17,11 @@ from tinker_cookbook.backends.async_spellings import ServiceAsync
 from tinker_cookbook.backends.local_rest import LocalRestClient
 from tinker_cookbook.backends.local_sampling import LocalSamplingClient
 from tinker_cookbook.backends.local_training import LocalTrainingClient, refuse
-from tinker_cookbook.engine.adapters import AdapterSpec
-from tinker_cookbook.engine.checkpoints import load_run, run_info
+from tinker_cookbook.engine.checkpoints.save_load import load_run, run_info
+from tinker_cookbook.engine.checkpoints.store import CheckpointStore
 from tinker_cookbook.engine.engine import Engine
-from tinker_cookbook.engine.store import CheckpointStore
-from tinker_cookbook.engine.training_run import TrainingRun
+from tinker_cookbook.engine.model.lora import AdapterSpec
+from tinker_cookbook.engine.training.run import TrainingRun
 from tinker_cookbook.exceptions import BackendError
 
 if TYPE_CHECKING:

@@ -21,8 +21,13 @@ import tinker
 from tinker import types
 
 from tinker_cookbook.backends.futures import LocalFuture
-from tinker_cookbook.engine.merging import merge_note
-from tinker_cookbook.engine.store import CheckpointInfo, CheckpointStore, RunRecord, TinkerPath
+from tinker_cookbook.engine.checkpoints.store import (
+    CheckpointInfo,
+    CheckpointStore,
+    RunRecord,
+    TinkerPath,
+)
+from tinker_cookbook.engine.model.merging import merge_note
 from tinker_cookbook.exceptions import BackendError, ConfigurationError
 
 logger = logging.getLogger(__name__)

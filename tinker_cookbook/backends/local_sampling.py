@@ -14,18 +14,18 @@ from tinker import types
 
 from tinker_cookbook.backends import convert
 from tinker_cookbook.backends.futures import LocalFuture, ReadyClient, SampleFuture, chain
-from tinker_cookbook.engine.checkpoints import load_adapter
+from tinker_cookbook.engine.checkpoints.save_load import load_adapter
+from tinker_cookbook.engine.checkpoints.store import CheckpointStore
 from tinker_cookbook.engine.engine import Engine
-from tinker_cookbook.engine.requests import (
+from tinker_cookbook.engine.sampling.requests import (
     PromptScores,
     Sample,
     SampleRequest,
     sample_request,
     score_request,
 )
-from tinker_cookbook.engine.sampler import Sampler
-from tinker_cookbook.engine.store import CheckpointStore
-from tinker_cookbook.engine.training_run import TrainingRun
+from tinker_cookbook.engine.sampling.sampler import Sampler
+from tinker_cookbook.engine.training.run import TrainingRun
 from tinker_cookbook.exceptions import BackendError
 
 if TYPE_CHECKING:

@@ -15,11 +15,11 @@ from tinker_cookbook.backends.async_spellings import TrainingAsync
 from tinker_cookbook.backends.futures import LocalFuture, ReadyClient
 from tinker_cookbook.backends.local_sampling import LocalSamplingClient
 from tinker_cookbook.backends.protocols import CustomLoss
-from tinker_cookbook.engine.checkpoints import load_run, save_run
+from tinker_cookbook.engine.checkpoints.save_load import load_run, save_run
+from tinker_cookbook.engine.checkpoints.store import CheckpointStore, Kind
 from tinker_cookbook.engine.engine import Engine
-from tinker_cookbook.engine.examples import Example
-from tinker_cookbook.engine.store import CheckpointStore, Kind
-from tinker_cookbook.engine.training_run import TrainingRun
+from tinker_cookbook.engine.training.examples import Example
+from tinker_cookbook.engine.training.run import TrainingRun
 from tinker_cookbook.exceptions import BackendError
 
 if TYPE_CHECKING:

@@ -18,27 +18,27 @@ from typing import ParamSpec, TypeVar
 
 import torch
 
-from tinker_cookbook.engine.adapters import Adapter, AdapterSpec
-from tinker_cookbook.engine.base_model import BaseModel
-from tinker_cookbook.engine.batcher import Batcher
 from tinker_cookbook.engine.devices import (
     DeviceChoice,
     choose_device,
     cpu_threads,
     free_memory_bytes,
 )
-from tinker_cookbook.engine.imports import import_architecture, import_library
-from tinker_cookbook.engine.model_memory import check_room, weights_bytes
-from tinker_cookbook.engine.one_by_one import OneByOne
-from tinker_cookbook.engine.requests import (
+from tinker_cookbook.engine.model.base_model import BaseModel
+from tinker_cookbook.engine.model.imports import import_architecture, import_library
+from tinker_cookbook.engine.model.lora import Adapter, AdapterSpec
+from tinker_cookbook.engine.model.memory_check import check_room, weights_bytes
+from tinker_cookbook.engine.model.resolve import ResolvedModel, model_config, resolve_model
+from tinker_cookbook.engine.sampling.fallback_sampler import OneByOne
+from tinker_cookbook.engine.sampling.requests import (
     PromptScores,
     Sample,
     SampleRequest,
     ScoreRequest,
 )
-from tinker_cookbook.engine.resolve import ResolvedModel, model_config, resolve_model
-from tinker_cookbook.engine.scoring import Scorer
-from tinker_cookbook.engine.training_run import TrainingRun
+from tinker_cookbook.engine.sampling.scheduler import Batcher
+from tinker_cookbook.engine.sampling.scoring import Scorer
+from tinker_cookbook.engine.training.run import TrainingRun
 from tinker_cookbook.engine.worker import Worker
 from tinker_cookbook.exceptions import ConfigurationError
 

@@ -174,7 +174,7 @@ def tell_about_loss(config: PolicyTrainingConfig, session: TrainingSession) -> N
     """Says once, at the start, what a person should know of the loss that the run trains with."""
     name, async_config = config.loss_name, config.async_config
     if name == "stable_reinforce" and session.connection.kind == "local":
-        from tinker_cookbook.engine.losses import STAND_IN_NOTE  # loads torch
+        from tinker_cookbook.engine.training.losses import STAND_IN_NOTE  # loads torch
 
         session.say(STAND_IN_NOTE)
     stale = async_config is not None and async_config.max_steps_off_policy > 0

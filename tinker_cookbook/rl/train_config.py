@@ -212,7 +212,7 @@ class PolicyTrainingConfig(PolicySettings, TrainingConfig):
         kind, _, _ = check_backend(self.backend, self.base_url, self.device, self.dtype)
         if kind == "local":
             # Loads torch, which the local engine needs anyway.
-            from tinker_cookbook.engine.losses import get_loss
+            from tinker_cookbook.engine.training.losses import get_loss
 
             get_loss(name).resolve_config(self.loss_fn_config)
 

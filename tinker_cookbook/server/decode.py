@@ -12,7 +12,7 @@ from google.protobuf.message import DecodeError
 from pydantic import ValidationError
 from tinker import types
 
-from tinker_cookbook.engine.examples import Example
+from tinker_cookbook.engine.training.examples import Example
 from tinker_cookbook.exceptions import DataValidationError
 from tinker_cookbook.server import bodies, wire
 from tinker_cookbook.server.errors import NoRoom, TooLarge, plain

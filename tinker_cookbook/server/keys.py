@@ -17,8 +17,8 @@ from pathlib import Path
 
 from filelock import FileLock
 
-from tinker_cookbook.engine.store import CheckpointStore
-from tinker_cookbook.engine.store_paths import check_name
+from tinker_cookbook.engine.checkpoints.paths import check_name
+from tinker_cookbook.engine.checkpoints.store import CheckpointStore
 from tinker_cookbook.exceptions import ConfigurationError
 from tinker_cookbook.server import tokens
 

@@ -101,7 +101,7 @@ async def main(config: Config) -> None:
     config.check()
     _require_extra()
     from tinker_cookbook.engine.engine import Engine
-    from tinker_cookbook.engine.store_paths import default_root
+    from tinker_cookbook.engine.home import home_dir
     from tinker_cookbook.server.app import make_app
     from tinker_cookbook.server.host import Host
     from tinker_cookbook.server.keys import KeyFile
@@ -109,7 +109,7 @@ async def main(config: Config) -> None:
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(message)s", datefmt="%H:%M:%S")
     # All that the server writes belongs to its user alone: checkpoints, and the notes next to them.
     os.umask(0o077)
-    root = default_root() if config.root is None else Path(config.root).expanduser()
+    root = home_dir() if config.root is None else Path(config.root).expanduser()
     listening = _listen(config.host, config.port)
     keys = KeyFile(Path(config.key_file or root / "server_keys.json").expanduser(), root)
     new = keys.ensure(config.owner_names)
@@ -188,7 +188,7 @@ async def _serve(app: FastAPI, host: Host, listening: socket.socket) -> None:
 
 async def _load(engine: Engine, name: str) -> str:
     """Loads a base model; says its size."""
-    from tinker_cookbook.engine.model_memory import size_text, weights_bytes
+    from tinker_cookbook.engine.model.memory_check import size_text, weights_bytes
 
     folder = engine.resolve(name).folder
     await asyncio.wrap_future(engine.submit(engine.base_model, name))

@@ -9,7 +9,7 @@ from typing import Annotated, Any
 from fastapi import APIRouter
 from pydantic import AwareDatetime, Field
 
-from tinker_cookbook.engine.store import CheckpointInfo
+from tinker_cookbook.engine.checkpoints.store import CheckpointInfo
 from tinker_cookbook.exceptions import BackendError
 from tinker_cookbook.server.access import TheHost, TheOwner
 from tinker_cookbook.server.bodies import Body

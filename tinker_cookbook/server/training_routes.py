@@ -13,7 +13,7 @@ from tinker import types
 
 from tinker_cookbook.backends.futures import LocalFuture
 from tinker_cookbook.backends.local_training import LocalTrainingClient
-from tinker_cookbook.engine.adapters import AdapterSpec
+from tinker_cookbook.engine.model.lora import AdapterSpec
 from tinker_cookbook.exceptions import BackendError, DataValidationError
 from tinker_cookbook.server import bodies
 from tinker_cookbook.server.access import TheHost, TheOwner, is_same_machine

@@ -132,9 +132,9 @@ def _work(sweep: Sweep, jobs: list[Job], records: RecordFolder) -> None:
 
 def _start_server(sweep: Sweep) -> Server:
     """A server of this sweep's own, up and serving."""
-    from tinker_cookbook.engine.store_paths import default_root
+    from tinker_cookbook.engine.home import home_dir
 
-    root = default_root().absolute()
+    root = home_dir().absolute()
     server = begin_server(sweep.models, sweep.server_settings, root, sweep.log_dir)
     try:
         wait_until_up(server, root)

@@ -69,7 +69,7 @@ def use_lines(settings: Any, sampler_path: str) -> list[str]:
     lines.append(f"export       {_export(python, sampler_path, local)}")
     if local:
         # Not at the top: it would load the engine for runs on a server.
-        from tinker_cookbook.engine.merging import merge_note
+        from tinker_cookbook.engine.model.merging import merge_note
 
         if note := merge_note(settings.model_name, settings.train_unembed):
             lines.append(f"             {note}")

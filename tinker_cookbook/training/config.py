@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import chz
 
 from tinker_cookbook.backends.connect import check_backend
-from tinker_cookbook.engine.resolve import (
+from tinker_cookbook.engine.model.resolve import (
     check_rank,
     hidden_size,
     model_config,

@@ -278,7 +278,7 @@ class TrainingSession:
         config = self.config
         if self.connection.kind != "local":
             return f"model: {config.model_name}"
-        from tinker_cookbook.engine.resolve import resolve_model
+        from tinker_cookbook.engine.model.resolve import resolve_model
 
         resolved = resolve_model(config.model_name)
         note = f"; {resolved.note}" if resolved.note else ""

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from tinker_cookbook.backends import ServiceClient, TrainingClient
-from tinker_cookbook.engine.resolve import base_name
+from tinker_cookbook.engine.model.resolve import base_name
 from tinker_cookbook.exceptions import CheckpointError
 
 if TYPE_CHECKING:

@@ -19,7 +19,7 @@ from transformers import AutoModelForCausalLM
 
 from tinker_cookbook.backends.local_rest import LocalRestClient
 from tinker_cookbook.backends.protocols import RestClient
-from tinker_cookbook.engine.store import CheckpointStore, RunInfo
+from tinker_cookbook.engine.checkpoints.store import CheckpointStore, RunInfo
 from tinker_cookbook.exceptions import BackendError, CheckpointError, ConfigurationError
 
 

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import torch
 
-from tinker_cookbook.engine.bench import jobs, worker
+from benchmarks.engine import jobs, worker
 
 IN_PROCESS = {
     "model": "shape:tiny",

@@ -8,7 +8,7 @@ import engine_reference as ref
 import pytest
 import torch
 
-from tinker_cookbook.engine.base_model import BaseModel
+from tinker_cookbook.engine.model.base_model import BaseModel
 
 
 @pytest.fixture(scope="session")

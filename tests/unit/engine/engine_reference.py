@@ -12,11 +12,9 @@ import numpy as np
 import torch
 from safetensors.torch import save_file
 
-from tinker_cookbook.engine.adapters import Adapter, AdapterSpec
-from tinker_cookbook.engine.base_model import BaseModel
-from tinker_cookbook.engine.batcher import Batcher
-from tinker_cookbook.engine.examples import Example
-from tinker_cookbook.engine.requests import (
+from tinker_cookbook.engine.model.base_model import BaseModel
+from tinker_cookbook.engine.model.lora import Adapter, AdapterSpec
+from tinker_cookbook.engine.sampling.requests import (
     PromptScores,
     Sample,
     SampleRequest,
@@ -24,9 +22,11 @@ from tinker_cookbook.engine.requests import (
     sample_request,
     score_request,
 )
-from tinker_cookbook.engine.sampler import Sampler
-from tinker_cookbook.engine.scoring import Scorer
-from tinker_cookbook.engine.training_run import TrainingRun
+from tinker_cookbook.engine.sampling.sampler import Sampler
+from tinker_cookbook.engine.sampling.scheduler import Batcher
+from tinker_cookbook.engine.sampling.scoring import Scorer
+from tinker_cookbook.engine.training.examples import Example
+from tinker_cookbook.engine.training.run import TrainingRun
 
 CPU = torch.device("cpu")
 SHAPE = {

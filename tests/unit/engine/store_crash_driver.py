@@ -16,8 +16,8 @@ from pathlib import Path
 
 import torch
 
-from tinker_cookbook.engine import store_files
-from tinker_cookbook.engine.store import CheckpointStore, RunInfo
+from tinker_cookbook.engine.checkpoints import files as store_files
+from tinker_cookbook.engine.checkpoints.store import CheckpointStore, RunInfo
 
 PATH = "tinker://crash/weights/latest"
 

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from tinker_cookbook.engine.store import CheckpointStore, RunInfo, TinkerPath
+from tinker_cookbook.engine.checkpoints.store import CheckpointStore, RunInfo, TinkerPath
 
 INFO = RunInfo(
     base_model="org/model", lora_rank=4, train_mlp=False, seed=3, user_metadata={"a": "b"}

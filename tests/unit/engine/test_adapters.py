@@ -6,7 +6,7 @@ import engine_reference as ref
 import pytest
 import torch
 
-from tinker_cookbook.engine.adapters import Adapter, AdapterSpec, Target
+from tinker_cookbook.engine.model.lora import Adapter, AdapterSpec, Target
 from tinker_cookbook.exceptions import CheckpointError, ConfigurationError
 
 LAST_NAMES = {

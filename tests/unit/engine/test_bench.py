@@ -12,13 +12,13 @@ import numpy as np
 import pytest
 import torch
 
-from tinker_cookbook.engine.bench import conversations, jobs, report, runner, shapes, variants
-from tinker_cookbook.engine.bench.config import Config, check_config
-from tinker_cookbook.engine.bench.flops import model_size
+from benchmarks.engine import conversations, jobs, report, runner, shapes, variants
+from benchmarks.engine.config import Config, check_config
+from benchmarks.engine.flops import model_size
 from tinker_cookbook.engine.devices import choose_device
 from tinker_cookbook.exceptions import ConfigurationError, DataFormatError
 
-MODULE = "tinker_cookbook.engine.bench"
+MODULE = "benchmarks.engine"
 
 
 def _bench(*arguments: str) -> subprocess.CompletedProcess[str]:

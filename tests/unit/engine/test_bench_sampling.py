@@ -9,10 +9,10 @@ import pytest
 import torch
 from bench_runs import IN_PROCESS
 
-from tinker_cookbook.engine.bench.config import SamplingConfig, check_sampling_config
-from tinker_cookbook.engine.bench.sampling import products, report, runner, sides
-from tinker_cookbook.engine.bench.sampling.adapter import write_adapter
-from tinker_cookbook.engine.bench.sampling.requests import (
+from benchmarks.engine.config import SamplingConfig, check_sampling_config
+from benchmarks.engine.sampling import products, report, runner, sides
+from benchmarks.engine.sampling.adapter import write_adapter
+from benchmarks.engine.sampling.requests import (
     Request,
     check_context,
     draw_cases,
@@ -21,7 +21,7 @@ from tinker_cookbook.engine.bench.sampling.requests import (
     to_json,
     warm_up,
 )
-from tinker_cookbook.engine.bench.sampling.runner import static_batches
+from benchmarks.engine.sampling.runner import static_batches
 from tinker_cookbook.exceptions import ConfigurationError, TrainingError
 
 pytest_plugins = ("bench_runs",)

@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 from bench_runs import IN_PROCESS
 
-from tinker_cookbook.engine.bench.config import SharedPrefixConfig, check_shared_prefix_config
-from tinker_cookbook.engine.bench.shared_prefix import measure, report, runner
+from benchmarks.engine.config import SharedPrefixConfig, check_shared_prefix_config
+from benchmarks.engine.shared_prefix import measure, report, runner
 from tinker_cookbook.exceptions import ConfigurationError
 
 pytest_plugins = ("bench_runs",)

@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch.nn import functional as F
 
-from tinker_cookbook.engine import cpu_attention
+from tinker_cookbook.engine.kernels.cpu import training_attention as cpu_attention
 
 
 @pytest.mark.parametrize("masked", [False, True])

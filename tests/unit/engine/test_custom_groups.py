@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 import torch
 
-from tinker_cookbook.engine.head import Head
-from tinker_cookbook.engine.micro_batch import MicroBatchPass
-from tinker_cookbook.engine.packing import plan_groups
+from tinker_cookbook.engine.model.head import Head
+from tinker_cookbook.engine.training.micro_batch import MicroBatchPass
+from tinker_cookbook.engine.training.packing import plan_groups
 from tinker_cookbook.exceptions import ConfigurationError, DataValidationError, OutOfMemoryError
 
 

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from tinker_cookbook.engine.draw import DrawSettings, draw_tokens
+from tinker_cookbook.engine.sampling.sample_tokens import DrawSettings, draw_tokens
 
 ALMOST_ONE = 1 - 2.0**-53
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from tinker_cookbook.engine.examples import Example, check_examples
-from tinker_cookbook.engine.losses import get_loss
+from tinker_cookbook.engine.training.examples import Example, check_examples
+from tinker_cookbook.engine.training.losses import get_loss
 from tinker_cookbook.exceptions import DataValidationError
 
 F = np.float32

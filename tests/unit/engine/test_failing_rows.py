@@ -7,10 +7,11 @@ import numpy as np
 import pytest
 import torch
 
-from tinker_cookbook.engine import frozen, paged_cache
-from tinker_cookbook.engine.batcher import Batcher
-from tinker_cookbook.engine.requests import SamplingSettings, sample_request
-from tinker_cookbook.engine.sampler import Sampler
+from tinker_cookbook.engine.kernels.cpu import packed_linear as frozen
+from tinker_cookbook.engine.sampling import paged_cache
+from tinker_cookbook.engine.sampling.requests import SamplingSettings, sample_request
+from tinker_cookbook.engine.sampling.sampler import Sampler
+from tinker_cookbook.engine.sampling.scheduler import Batcher
 from tinker_cookbook.exceptions import ConfigurationError, TrainingError
 
 BASES = ("stories", "stories without native", "gemma3", "qwen3 without native")

@@ -6,11 +6,12 @@ import engine_reference as ref
 import numpy as np
 import pytest
 
-from tinker_cookbook.engine import batcher as batcher_module
-from tinker_cookbook.engine import frozen, paged_cache
-from tinker_cookbook.engine.batcher import Batcher
-from tinker_cookbook.engine.requests import SampleRequest, SamplingSettings, sample_request
-from tinker_cookbook.engine.sampler import Sampler
+from tinker_cookbook.engine.kernels.cpu import packed_linear as frozen
+from tinker_cookbook.engine.sampling import paged_cache
+from tinker_cookbook.engine.sampling import scheduler as batcher_module
+from tinker_cookbook.engine.sampling.requests import SampleRequest, SamplingSettings, sample_request
+from tinker_cookbook.engine.sampling.sampler import Sampler
+from tinker_cookbook.engine.sampling.scheduler import Batcher
 
 
 @pytest.fixture(params=["stories", "stories without native", "gemma3"])

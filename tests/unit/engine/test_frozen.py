@@ -7,13 +7,18 @@ import os
 import pytest
 import torch
 
-from tinker_cookbook.engine import frozen as frozen_module
-from tinker_cookbook.engine.adapters import _AdaptedProduct
 from tinker_cookbook.engine.devices import cpu_bfloat16
-from tinker_cookbook.engine.frozen import DenseWeight, FrozenWeight, OneDnn, PackedWeight
-from tinker_cookbook.engine.low_rank import LowRank
-from tinker_cookbook.engine.native.build import library
-from tinker_cookbook.engine.native.product import Panels
+from tinker_cookbook.engine.kernels.cpu import packed_linear as frozen_module
+from tinker_cookbook.engine.kernels.cpu.build import library
+from tinker_cookbook.engine.kernels.cpu.packed_linear import (
+    DenseWeight,
+    FrozenWeight,
+    OneDnn,
+    PackedWeight,
+)
+from tinker_cookbook.engine.kernels.cpu.product import Panels
+from tinker_cookbook.engine.model.lora import _AdaptedProduct
+from tinker_cookbook.engine.model.low_rank import LowRank
 
 DTYPES = [torch.float32, torch.bfloat16]
 

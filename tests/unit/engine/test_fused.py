@@ -11,9 +11,8 @@ from torch.nn import functional as F
 from transformers.models.gemma3.modeling_gemma3 import Gemma3RMSNorm
 from transformers.models.llama import modeling_llama
 
-from tinker_cookbook.engine import fused
-from tinker_cookbook.engine.native import elementwise
-from tinker_cookbook.engine.native.build import library
+from tinker_cookbook.engine.kernels.cpu import elementwise, fused
+from tinker_cookbook.engine.kernels.cpu.build import library
 
 pytestmark = pytest.mark.skipif(library("elementwise") is None, reason="needs a C compiler")
 
@@ -141,7 +140,9 @@ def test_a_model_is_fused_and_transformers_is_as_before(tmp_path, monkeypatch):
         fast = base.hidden(torch.arange(3, 40)[None])
     assert len(seen) == 2 * base.config.num_hidden_layers
     assert modeling_llama.apply_rotary_pos_emb is usual
-    monkeypatch.setattr(sys.modules["tinker_cookbook.engine.fused"], "library", lambda name: None)
+    monkeypatch.setattr(
+        sys.modules["tinker_cookbook.engine.kernels.cpu.fused"], "library", lambda name: None
+    )
     plain = ref.load_base(folder)
     assert not any(type(module).__name__ == "FusedNorm" for module in plain._model.modules())
     expected = plain.hidden(torch.arange(3, 40)[None])

@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 import torch
 
-from tinker_cookbook.engine import head as head_module
-from tinker_cookbook.engine.frozen import DenseWeight, frozen
-from tinker_cookbook.engine.head import Head, Kept
+from tinker_cookbook.engine.kernels.cpu.packed_linear import DenseWeight, frozen
+from tinker_cookbook.engine.model import head as head_module
+from tinker_cookbook.engine.model.head import Head, Kept
 
 T, H, V, R = 37, 12, 50, 3
 

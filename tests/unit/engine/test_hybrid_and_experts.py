@@ -9,11 +9,11 @@ import numpy as np
 import pytest
 import torch
 
-from tinker_cookbook.engine.adapters import AdapterSpec
-from tinker_cookbook.engine.base_model import BaseModel
-from tinker_cookbook.engine.one_by_one import OneByOne
-from tinker_cookbook.engine.requests import SamplingSettings, sample_request
-from tinker_cookbook.engine.sampler import Sampler
+from tinker_cookbook.engine.model.base_model import BaseModel
+from tinker_cookbook.engine.model.lora import AdapterSpec
+from tinker_cookbook.engine.sampling.fallback_sampler import OneByOne
+from tinker_cookbook.engine.sampling.requests import SamplingSettings, sample_request
+from tinker_cookbook.engine.sampling.sampler import Sampler
 from tinker_cookbook.exceptions import ConfigurationError, TrainingError
 
 EXPERTS = {"moe_intermediate_size": 32, "num_experts_per_tok": 2}

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-from tinker_cookbook.engine.losses import LOSSES, LossInputs, get_loss
+from tinker_cookbook.engine.training.losses import LOSSES, LossInputs, get_loss
 from tinker_cookbook.exceptions import ConfigurationError
 
 RNG = np.random.default_rng(0)

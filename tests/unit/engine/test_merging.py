@@ -6,8 +6,8 @@ import engine_reference as ref
 import pytest
 import torch
 
-from tinker_cookbook.engine.adapters import AdapterSpec
-from tinker_cookbook.engine.merging import merge_note
+from tinker_cookbook.engine.model.lora import AdapterSpec
+from tinker_cookbook.engine.model.merging import merge_note
 
 
 @pytest.mark.parametrize("kind", ["qwen3", "llama"])  # tied, and not

@@ -8,10 +8,10 @@ from pathlib import Path
 import pytest
 import torch
 
-from tinker_cookbook.engine.kv_cache import LayerShape
-from tinker_cookbook.engine.native import build
-from tinker_cookbook.engine.native.attention import Run, SlotAttention
-from tinker_cookbook.engine.paged_cache import PagedCache, PagedSlot
+from tinker_cookbook.engine.kernels.cpu import build
+from tinker_cookbook.engine.kernels.cpu.attention import Run, SlotAttention
+from tinker_cookbook.engine.sampling.kv_cache import LayerShape
+from tinker_cookbook.engine.sampling.paged_cache import PagedCache, PagedSlot
 
 CPU = torch.device("cpu")
 LENGTHS, COUNTS = (5, 130, 400, 64, 0, 300), (1, 1, 37, 1, 30, 1)

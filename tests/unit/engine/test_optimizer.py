@@ -7,7 +7,7 @@ import math
 import pytest
 import torch
 
-from tinker_cookbook.engine.optimizer import AdamSettings, AdamW
+from tinker_cookbook.engine.training.optimizer import AdamSettings, AdamW
 from tinker_cookbook.exceptions import CheckpointError, ConfigurationError, TrainingError
 
 

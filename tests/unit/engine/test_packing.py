@@ -9,9 +9,9 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tinker_cookbook.engine import tree_attention
-from tinker_cookbook.engine.packing import pad, plan
-from tinker_cookbook.engine.prefix_tree import group_by_prefix, lay_out
+from tinker_cookbook.engine.training import tree_attention
+from tinker_cookbook.engine.training.packing import pad, plan
+from tinker_cookbook.engine.training.prefix_tree import group_by_prefix, lay_out
 from tinker_cookbook.exceptions import DataValidationError
 
 SEQUENCES = st.lists(st.lists(st.integers(0, 2), min_size=1, max_size=12), min_size=1, max_size=9)

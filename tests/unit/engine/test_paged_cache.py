@@ -9,11 +9,11 @@ import pytest
 import torch
 from engine_reference import draw, run_batch
 
-from tinker_cookbook.engine.batcher import Batcher
-from tinker_cookbook.engine.kv_cache import KVCache, LayerShape
-from tinker_cookbook.engine.paged_cache import PagedCache, cache_for
-from tinker_cookbook.engine.requests import SamplingSettings, sample_request
-from tinker_cookbook.engine.sampler import Sampler
+from tinker_cookbook.engine.sampling.kv_cache import KVCache, LayerShape
+from tinker_cookbook.engine.sampling.paged_cache import PagedCache, cache_for
+from tinker_cookbook.engine.sampling.requests import SamplingSettings, sample_request
+from tinker_cookbook.engine.sampling.sampler import Sampler
+from tinker_cookbook.engine.sampling.scheduler import Batcher
 
 CPU = torch.device("cpu")
 SHAPES = [LayerShape(2, 8, 4), LayerShape(1, 16, 16)]

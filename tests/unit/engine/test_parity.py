@@ -7,8 +7,8 @@ import numpy as np
 import pytest
 import torch
 
-from tinker_cookbook.engine.adapters import AdapterSpec
-from tinker_cookbook.engine.training_run import TrainingRun
+from tinker_cookbook.engine.model.lora import AdapterSpec
+from tinker_cookbook.engine.training.run import TrainingRun
 
 FLAGS = {
     "all": AdapterSpec(rank=4),

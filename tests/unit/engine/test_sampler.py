@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 import torch
 
-from tinker_cookbook.engine.one_by_one import OneByOne
-from tinker_cookbook.engine.requests import SamplingSettings, sample_request, score_request
-from tinker_cookbook.engine.sampler import Sampler
+from tinker_cookbook.engine.sampling.fallback_sampler import OneByOne
+from tinker_cookbook.engine.sampling.requests import SamplingSettings, sample_request, score_request
+from tinker_cookbook.engine.sampling.sampler import Sampler
 from tinker_cookbook.exceptions import ConfigurationError, DataValidationError
 
 BASES = ("stories", *ref.ARCHITECTURES)

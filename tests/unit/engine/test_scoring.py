@@ -9,11 +9,12 @@ import numpy as np
 import pytest
 import torch
 
-from tinker_cookbook.engine import prefix_reader, scoring
 from tinker_cookbook.engine.engine import Engine
-from tinker_cookbook.engine.requests import SamplingSettings, sample_request, score_request
-from tinker_cookbook.engine.sampler import Sampler
-from tinker_cookbook.engine.scoring import Scorer
+from tinker_cookbook.engine.sampling import prefill_scoring as prefix_reader
+from tinker_cookbook.engine.sampling import scoring
+from tinker_cookbook.engine.sampling.requests import SamplingSettings, sample_request, score_request
+from tinker_cookbook.engine.sampling.sampler import Sampler
+from tinker_cookbook.engine.sampling.scoring import Scorer
 from tinker_cookbook.exceptions import OutOfMemoryError, TrainingError
 
 SECONDS = 60
@@ -62,7 +63,7 @@ def wishes(base, rng, texts) -> list[dict]:
 def test_company_does_not_change_a_bit(tiny_base, stories_base, kind, way, monkeypatch):
     """Else what a run computes would depend on which requests happened to meet."""
     if way == "arenas":
-        monkeypatch.setattr("tinker_cookbook.engine.paged_cache.suits", lambda *_: False)
+        monkeypatch.setattr("tinker_cookbook.engine.sampling.paged_cache.suits", lambda *_: False)
     base = stories_base if kind == "stories" else tiny_base(kind)
     rng = np.random.default_rng(0)
     sampler = Sampler(base, ref.random_adapter(base))

@@ -21,7 +21,8 @@ from store_samples import (
     store_fixture,
 )
 
-from tinker_cookbook.engine.store import CheckpointStore, RunInfo, default_root
+from tinker_cookbook.engine.checkpoints.store import CheckpointStore, RunInfo
+from tinker_cookbook.engine.home import home_dir
 from tinker_cookbook.exceptions import CheckpointError
 
 __all__ = ["clock_fixture", "store_fixture"]
@@ -331,8 +332,8 @@ def test_copy_out_and_archive_hold_the_adapter_alone(store, tmp_path: Path) -> N
 
 def test_the_default_root_is_the_users(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("TINKER_COOKBOOK_HOME", str(tmp_path / "home"))
-    assert default_root() == CheckpointStore().root == tmp_path / "home"
+    assert home_dir() == CheckpointStore().root == tmp_path / "home"
     monkeypatch.delenv("TINKER_COOKBOOK_HOME")
     monkeypatch.setenv("HOME", str(tmp_path))
-    assert default_root() == tmp_path / ".tinker_cookbook"
+    assert home_dir() == tmp_path / ".tinker_cookbook"
     assert not (tmp_path / "home").exists()  # looking creates nothing

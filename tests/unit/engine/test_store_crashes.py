@@ -17,8 +17,8 @@ import pytest
 import torch
 from store_samples import INFO, clock_fixture, save, store_fixture
 
-from tinker_cookbook.engine import store_files
-from tinker_cookbook.engine.store import CheckpointStore
+from tinker_cookbook.engine.checkpoints import files as store_files
+from tinker_cookbook.engine.checkpoints.store import CheckpointStore
 from tinker_cookbook.exceptions import CheckpointError
 
 DRIVER = Path(__file__).with_name("store_crash_driver.py")
@@ -105,7 +105,7 @@ FULL_DISK = """
 import sys
 from pathlib import Path
 import torch
-from tinker_cookbook.engine.store import CheckpointStore, RunInfo
+from tinker_cookbook.engine.checkpoints.store import CheckpointStore, RunInfo
 from tinker_cookbook.exceptions import CheckpointError
 store = CheckpointStore(Path(sys.argv[1]))
 store.create_run("r", RunInfo("m", 1))
@@ -145,7 +145,7 @@ def test_a_disk_that_is_really_full(tmp_path: Path) -> None:
 READ_ONLY = """
 import sys
 from pathlib import Path
-from tinker_cookbook.engine.store import CheckpointStore, RunInfo
+from tinker_cookbook.engine.checkpoints.store import CheckpointStore, RunInfo
 from tinker_cookbook.exceptions import CheckpointError
 store = CheckpointStore(Path(sys.argv[1]))
 print(store.read_checkpoint("tinker://run-1/weights/step-1", with_optimizer=True).state["step"])

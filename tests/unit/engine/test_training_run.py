@@ -7,13 +7,13 @@ import numpy as np
 import pytest
 import torch
 
-from tinker_cookbook.engine import training_run
-from tinker_cookbook.engine.adapters import AdapterSpec
-from tinker_cookbook.engine.examples import Example
 from tinker_cookbook.engine.memory import KnownLimits
-from tinker_cookbook.engine.micro_batch import MicroBatchPass
-from tinker_cookbook.engine.optimizer import AdamSettings
-from tinker_cookbook.engine.sampler import Sampler
+from tinker_cookbook.engine.model.lora import AdapterSpec
+from tinker_cookbook.engine.sampling.sampler import Sampler
+from tinker_cookbook.engine.training import run as training_run
+from tinker_cookbook.engine.training.examples import Example
+from tinker_cookbook.engine.training.micro_batch import MicroBatchPass
+from tinker_cookbook.engine.training.optimizer import AdamSettings
 from tinker_cookbook.exceptions import (
     ConfigurationError,
     DataValidationError,

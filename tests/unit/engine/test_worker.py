@@ -13,11 +13,11 @@ import numpy as np
 import pytest
 import torch
 
-from tinker_cookbook.engine.batcher import Batcher
 from tinker_cookbook.engine.engine import Engine
-from tinker_cookbook.engine.optimizer import AdamSettings
-from tinker_cookbook.engine.requests import SamplingSettings, sample_request
-from tinker_cookbook.engine.sampler import Sampler
+from tinker_cookbook.engine.sampling.requests import SamplingSettings, sample_request
+from tinker_cookbook.engine.sampling.sampler import Sampler
+from tinker_cookbook.engine.sampling.scheduler import Batcher
+from tinker_cookbook.engine.training.optimizer import AdamSettings
 from tinker_cookbook.engine.worker import Worker
 from tinker_cookbook.exceptions import ConfigurationError
 

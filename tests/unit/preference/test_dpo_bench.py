@@ -8,12 +8,12 @@ import json
 import pytest
 from rich.console import Console
 
-from tinker_cookbook.engine.bench import beside_trl
-from tinker_cookbook.engine.bench.side import run_worker
+from benchmarks.engine import beside_trl
+from benchmarks.engine.side import run_worker
+from benchmarks.preference import ours, report, trl_side
+from benchmarks.preference.config import Config
+from benchmarks.preference.runner import run_benchmark
 from tinker_cookbook.exceptions import ConfigurationError, DataValidationError
-from tinker_cookbook.preference.bench import ours, report, trl_side
-from tinker_cookbook.preference.bench.config import Config
-from tinker_cookbook.preference.bench.runner import run_benchmark
 
 
 @pytest.fixture

@@ -6,8 +6,8 @@ import json
 
 import pytest
 
+from benchmarks.renderers import Config, main, make_conversations
 from tinker_cookbook.exceptions import ConfigurationError
-from tinker_cookbook.renderers.bench import Config, main, make_conversations
 
 
 def test_both_sides_are_measured_on_the_same_conversations(tokenizer_folder, capsys):

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from rendering_cases import checked
 from test_families import CASES, TOOLS, load  # noqa: F401 - a fixture
 
-from tinker_cookbook.engine.requests import SamplingSettings
+from tinker_cookbook.engine.sampling.requests import SamplingSettings
 from tinker_cookbook.renderers import ToolCall
 from tinker_cookbook.renderers.content import ensure_list
 from tinker_cookbook.server.openai.asking import Asked

@@ -11,11 +11,11 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from tinker_cookbook.engine.bench import beside_trl, summary
-from tinker_cookbook.engine.bench.side import run_worker
+from benchmarks.engine import beside_trl, summary
+from benchmarks.engine.side import run_worker
+from benchmarks.rl import ours, report, runner, trl_side
+from benchmarks.rl.config import Config
 from tinker_cookbook.exceptions import ConfigurationError
-from tinker_cookbook.rl.bench import ours, report, runner, trl_side
-from tinker_cookbook.rl.bench.config import Config
 
 HAS_TRL = importlib.util.find_spec("trl") is not None
 

@@ -26,11 +26,11 @@ def adapter(log_path) -> dict[str, np.ndarray]:
     """The tensors of the last checkpoint."""
     from safetensors.numpy import load_file
 
-    from tinker_cookbook.engine.store import default_root
+    from tinker_cookbook.engine.home import home_dir
 
     line = (Path(log_path) / "checkpoints.jsonl").read_text().splitlines()[-1]
     run_id, kind, name = json.loads(line)["state_path"].removeprefix("tinker://").split("/")
-    return load_file(default_root() / "runs" / run_id / kind / name / "adapter_model.safetensors")
+    return load_file(home_dir() / "runs" / run_id / kind / name / "adapter_model.safetensors")
 
 
 def without_times(row: dict) -> dict:

@@ -8,8 +8,8 @@ import sys
 
 import pytest
 
+from benchmarks.server.config import Config
 from tinker_cookbook.exceptions import ConfigurationError
-from tinker_cookbook.server.bench.config import Config
 
 SIDES = {"in process", "server", "empty server", "empty server, held"}
 
@@ -17,7 +17,7 @@ SIDES = {"in process", "server", "empty server", "empty server, held"}
 def test_every_side_has_figures(stories_model, tmp_path):
     words = [f"model_name={stories_model}", "device=cpu", "dtype=float32", "calls=2", "warmup=1"]
     words += ["length=16", "batch_size=2", "max_tokens=3", f"output={tmp_path / 'out.json'}"]
-    command = [sys.executable, "-m", "tinker_cookbook.server.bench", *words]
+    command = [sys.executable, "-m", "benchmarks.server", *words]
     done = subprocess.run(command, capture_output=True, text=True, timeout=300)
     assert done.returncode == 0, done.stderr
     result = json.loads(done.stdout.splitlines()[-1])

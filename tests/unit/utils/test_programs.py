@@ -31,7 +31,7 @@ def run(*words):
 def test_the_listing_has_every_program_with_a_line_of_its_own():
     names = {program.name for program in find_programs("tinker_cookbook")}
     assert names >= {*LOOPS, "tinker_cookbook.server", "tinker_cookbook.sweep"}
-    assert "tinker_cookbook.engine.bench.worker" not in names  # started by a program
+    assert "benchmarks.engine.worker" not in names  # started by a program
     assert "tinker_cookbook.utils.programs" not in names
     recipes = find_programs("recipes")
     assert {"recipes.sl_basic", "recipes.math_rl.train"} <= {program.name for program in recipes}

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 import chz
 
-from tinker_cookbook.engine.demo_model import DEMO_MODEL
+from tinker_cookbook.demo.model import DEMO_MODEL
 from tinker_cookbook.exceptions import ConfigurationError, DataFormatError, RendererError
 from tinker_cookbook.model_info import resolve_renderer_name
 from tinker_cookbook.renderers.content import message_to_jsonable, normalize_messages

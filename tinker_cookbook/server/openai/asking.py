@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from tinker_cookbook.engine.requests import (
+from tinker_cookbook.engine.sampling.requests import (
     Prompt,
     SampleRequest,
     SamplingSettings,

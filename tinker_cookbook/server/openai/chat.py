@@ -8,7 +8,7 @@ from typing import Any
 
 from fastapi import APIRouter, Request, Response
 
-from tinker_cookbook.engine.requests import PromptScores, Sample
+from tinker_cookbook.engine.sampling.requests import PromptScores, Sample
 from tinker_cookbook.renderers import StreamingTextDelta, StreamingThinkingDelta
 from tinker_cookbook.renderers.content import get_text_content
 from tinker_cookbook.renderers.messages import Message, ToolCall

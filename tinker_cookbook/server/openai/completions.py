@@ -8,7 +8,7 @@ from typing import Any
 
 from fastapi import APIRouter, Request, Response
 
-from tinker_cookbook.engine.requests import PromptScores, Sample
+from tinker_cookbook.engine.sampling.requests import PromptScores, Sample
 from tinker_cookbook.renderers.codec import TextCodec
 from tinker_cookbook.server.access import TheOwner
 from tinker_cookbook.server.documented import reads

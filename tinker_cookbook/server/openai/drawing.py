@@ -11,7 +11,12 @@ from typing import Any, TypeAlias, TypeVar
 
 from fastapi import Request
 
-from tinker_cookbook.engine.requests import PromptScores, Sample, SampleRequest, ScoreRequest
+from tinker_cookbook.engine.sampling.requests import (
+    PromptScores,
+    Sample,
+    SampleRequest,
+    ScoreRequest,
+)
 from tinker_cookbook.server.openai.errors import CLIENT_GONE, ApiError
 from tinker_cookbook.server.openai.samplers import Gateway
 from tinker_cookbook.server.openai.text import Drawn

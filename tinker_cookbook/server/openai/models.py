@@ -7,7 +7,7 @@ from typing import Any
 
 from fastapi import APIRouter
 
-from tinker_cookbook.engine.store_paths import SCHEME
+from tinker_cookbook.engine.checkpoints.paths import SCHEME
 from tinker_cookbook.exceptions import CheckpointError
 from tinker_cookbook.server.access import TheHost, TheOwner
 from tinker_cookbook.server.host import Host

@@ -14,8 +14,8 @@ from typing import Annotated, Any, Generic, ParamSpec, TypeVar, cast
 from fastapi import Depends, Request
 
 from tinker_cookbook.backends.local_sampling import LocalSamplingClient
-from tinker_cookbook.engine.sampler import Sampler
-from tinker_cookbook.engine.store_paths import SCHEME
+from tinker_cookbook.engine.checkpoints.paths import SCHEME
+from tinker_cookbook.engine.sampling.sampler import Sampler
 from tinker_cookbook.exceptions import CheckpointError, ConfigurationError, ModelNotFoundError
 from tinker_cookbook.model_info import resolve_renderer_name
 from tinker_cookbook.renderers import Renderer, get_renderer

@@ -12,7 +12,7 @@ from fastapi import Request, Response
 from fastapi.responses import JSONResponse, StreamingResponse
 from starlette.types import Receive, Scope, Send
 
-from tinker_cookbook.engine.requests import PromptScores, Sample
+from tinker_cookbook.engine.sampling.requests import PromptScores, Sample
 from tinker_cookbook.server.openai.drawing import Drawing, Event, drawn_of, unless_gone
 from tinker_cookbook.server.openai.errors import as_api_error
 from tinker_cookbook.server.openai.text import Drawn

@@ -9,8 +9,8 @@ import pytest
 
 from tinker_cookbook.backends import connect
 from tinker_cookbook.engine.engine import Engine
-from tinker_cookbook.engine.requests import SamplingSettings, sample_request
-from tinker_cookbook.engine.sampler import Sampler
+from tinker_cookbook.engine.sampling.requests import SamplingSettings, sample_request
+from tinker_cookbook.engine.sampling.sampler import Sampler
 from tinker_cookbook.server.openai.drawing import Drawing
 from tinker_cookbook.server.waiting import Waiting
 

@@ -1,0 +1,1 @@
+"""Measuring tools: ``python -m benchmarks.engine``, ``.rl``, ``.preference``, ``.server``."""

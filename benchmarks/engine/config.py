@@ -1,0 +1,149 @@
+"""Settings of the benchmarks and their checks."""
+
+from __future__ import annotations
+
+import chz
+
+from benchmarks.engine.checks import check_choices, check_least, check_output
+from tinker_cookbook.exceptions import ConfigurationError
+
+REFERENCES = ("plain", "stock")
+VARIANTS = ("engine", *REFERENCES)
+CASES = ("mixed", "group", "single")
+PREFIX_CASES = ("shared", "distinct")
+
+_WORK = "training, sampling or shared_prefix; each has its settings: work=sampling --help"
+
+
+@chz.chz
+class Settings:
+    """Settings of every benchmark."""
+
+    model: str = chz.field(
+        default="HuggingFaceTB/SmolLM2-135M-Instruct",
+        doc="Hub name, local folder, or random weights of a true shape: shape:qwen3-0.6b, "
+        "shape:qwen3-4b, shape:qwen3-8b, shape:tiny",
+    )
+    dtype: str = chz.field(default="auto", doc="float32, bfloat16 or auto")
+    device: str = chz.field(default="auto", doc="auto, cuda, cuda:N, mps or cpu")
+    repeats: int = chz.field(default=2, doc="Times each variant runs, in turn: A B A B")
+    rank: int = chz.field(default=32, doc="Rank of the LoRA adapter, on all linear layers")
+    seed: int = chz.field(default=0, doc="Seed of adapter, random data and the order of rows")
+    output: str | None = chz.field(default=None, doc="Also write the JSON object to this file")
+
+
+@chz.chz
+class Config(Settings):
+    """Settings of the training benchmark."""
+
+    work: str = chz.field(default="training", doc=_WORK)
+    data: str = chz.field(
+        default="random:40-400",
+        doc="JSONL file of {messages} or {question, answer} rows, or random:MIN-MAX tokens",
+    )
+    batch_size: int = chz.field(default=8, doc="Conversations a step")
+    steps: int = chz.field(default=4, doc="Timed steps of a repeat")
+    warmup: int = chz.field(default=1, doc="Steps before the clock starts")
+    variants: tuple[str, ...] = chz.field(
+        default=("engine", "plain"),
+        doc="Which run, in this order: engine, plain (transformers + peft), stock (plain without "
+        "the process settings of this package)",
+    )
+    max_length: int | None = chz.field(
+        default=None, doc="Tokens after which conversations are cut; default: the model's context"
+    )
+
+    @property
+    def conversations_needed(self) -> int:
+        """Conversations a repeat uses; every step has its own."""
+        return self.batch_size * (self.warmup + self.steps)
+
+
+@chz.chz
+class SamplingConfig(Settings):
+    """Settings of the sampling benchmark."""
+
+    work: str = chz.field(default="sampling", doc=_WORK)
+    cases: tuple[str, ...] = chz.field(
+        default=CASES,
+        doc="mixed (many requests of mixed lengths), group (many samples of few prompts), single",
+    )
+    variants: tuple[str, ...] = chz.field(
+        default=("engine", "generate"), doc="Which run, in this order; generate is transformers'"
+    )
+    mixed_requests: int = chz.field(default=64, doc="mixed: requests of one sample each")
+    mixed_shortest: int = chz.field(default=16, doc="mixed: least tokens of a prompt, an answer")
+    mixed_longest: int = chz.field(default=256, doc="mixed: most tokens of a prompt, an answer")
+    group_prompts: int = chz.field(default=8, doc="group: prompts")
+    group_samples: int = chz.field(default=16, doc="group: samples of each prompt")
+    group_prompt_tokens: int = chz.field(default=200, doc="group: tokens of a prompt")
+    group_answer_tokens: int = chz.field(default=64, doc="group: tokens of an answer")
+    single_prompt_tokens: int = chz.field(default=64, doc="single: tokens of the prompt")
+    single_answer_tokens: int = chz.field(default=128, doc="single: tokens of the answer")
+    batch_sizes: tuple[int, ...] = chz.field(
+        default=(8, 16, 32, 64, 128),
+        doc="Static batches that generate tries, sorted by length and not; the best counts",
+    )
+    greedy_prompts: int = chz.field(
+        default=6, doc="Prompts on which both must give the same greedy tokens in float32; 0: none"
+    )
+    greedy_tokens: int = chz.field(default=24, doc="Tokens of each of those answers")
+
+
+@chz.chz
+class SharedPrefixConfig(Settings):
+    """Settings of the benchmark of training on groups that share their prompt."""
+
+    work: str = chz.field(default="shared_prefix", doc=_WORK)
+    cases: tuple[str, ...] = chz.field(
+        default=PREFIX_CASES, doc="shared (groups of one prompt), distinct (nothing in common)"
+    )
+    groups: int = chz.field(default=8, doc="shared: prompts")
+    group_size: int = chz.field(default=16, doc="shared: sequences of each prompt")
+    distinct: int = chz.field(default=32, doc="distinct: sequences")
+    prompt_tokens: int = chz.field(default=200, doc="Tokens of a prompt, none of them trained")
+    answer_tokens: int = chz.field(default=64, doc="Tokens of an answer, all of them trained")
+    steps: int = chz.field(default=1, doc="Timed steps of a repeat, all on the same batch")
+
+
+def check_config(config: Config) -> None:
+    """Raises ``ConfigurationError`` for what can be told without loading anything."""
+    _check_common(config)
+    check_least(config, {"batch_size": 1, "steps": 1, "warmup": 1})
+    if config.max_length is not None:
+        check_least(config, {"max_length": 2})
+    check_choices("variants", config.variants, VARIANTS)
+
+
+def check_sampling_config(config: SamplingConfig) -> None:
+    """Raises ``ConfigurationError`` for what can be told without loading anything."""
+    _check_common(config)
+    sizes = [name for name in chz.chz_fields(SamplingConfig) if name.startswith(_SIZES)]
+    check_least(config, dict.fromkeys(sizes, 1) | {"greedy_prompts": 0})
+    if config.mixed_longest < config.mixed_shortest:
+        raise ConfigurationError(
+            f"mixed_longest: got {config.mixed_longest}, expected at least mixed_shortest = "
+            f"{config.mixed_shortest}"
+        )
+    check_choices("variants", config.variants, ("engine", "generate"))
+    check_choices("cases", config.cases, CASES)
+    if not config.batch_sizes or min(config.batch_sizes) < 1:
+        raise ConfigurationError(
+            f"batch_sizes: got {config.batch_sizes}, expected whole numbers >= 1"
+        )
+
+
+_SIZES = ("mixed_", "group_", "single_", "greedy_")
+
+
+def check_shared_prefix_config(config: SharedPrefixConfig) -> None:
+    """Raises ``ConfigurationError`` for what can be told without loading anything."""
+    _check_common(config)
+    names = ("groups", "group_size", "distinct", "prompt_tokens", "answer_tokens", "steps")
+    check_least(config, dict.fromkeys(names, 1))
+    check_choices("cases", config.cases, PREFIX_CASES)
+
+
+def _check_common(config: Settings) -> None:
+    check_least(config, {"repeats": 1, "rank": 1})
+    check_output(config.output)

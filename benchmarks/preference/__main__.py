@@ -1,0 +1,19 @@
+"""Command line of the comparison with TRL."""
+
+from __future__ import annotations
+
+import sys
+
+from benchmarks.preference.config import Config
+from tinker_cookbook.utils.entrypoint import run_entrypoint
+
+
+def main(config: Config) -> None:
+    """Measures seconds a step, peak memory and loss; the last line printed is one JSON object."""
+    from benchmarks.preference.runner import run_benchmark  # --help needs no torch
+
+    sys.exit(run_benchmark(config))
+
+
+if __name__ == "__main__":
+    run_entrypoint(main)

@@ -1,0 +1,34 @@
+"""Our side, a process of its own: runs the recipe and reads what it left in its folder."""
+
+from __future__ import annotations
+
+import json
+import sys
+import tempfile
+from pathlib import Path
+from typing import Any
+
+from benchmarks.engine.side import run_worker
+from benchmarks.preference.config import recipe_settings
+
+
+def run(job: dict[str, Any]) -> dict[str, Any]:
+    """Seconds and loss of every step, those of held-out pairs left out."""
+    from recipes.preference.dpo.train import build_config
+    from tinker_cookbook.preference import train_dpo
+
+    with tempfile.TemporaryDirectory() as folder:
+        log_path = Path(folder) / "run"
+        train_dpo.main(build_config(recipe_settings(job, log_path)))
+        lines = (log_path / "metrics.jsonl").read_text(encoding="utf-8").splitlines()
+    steps = [row for row in map(json.loads, lines) if "dpo_loss" in row]
+    return {
+        "seconds": [row["time/step"] for row in steps],
+        "losses": [row["dpo_loss"] for row in steps],
+        "tokens": [row["num_tokens"] for row in steps],
+        "notes": [],
+    }
+
+
+if __name__ == "__main__":
+    sys.exit(run_worker(run, *sys.argv[1:]))

@@ -1,0 +1,1 @@
+"""Scripts behind single pages of ``docs/benchmarks``; each names its command in its first line."""

@@ -1,0 +1,162 @@
+"""Probes of addresses that no method of the newest SDK asks for: older SDKs do, or other tools."""
+
+from __future__ import annotations
+
+import io
+import tarfile
+from typing import Any
+
+import httpx
+
+from tests.conformance.compatibility.probing import Probes, Refusal, expect
+from tests.conformance.compatibility.world import TOKENS, World, run_of
+
+HTTP, UNKNOWN = Probes(), Probes()
+
+PROMPT = {"chunks": [{"type": "encoded_text", "tokens": TOKENS[:-1]}]}
+
+
+def ask(world: World, method: str, path: str, **body: Any) -> Any:
+    """The answer; a refusal is raised as one."""
+    answer = world.http.request(method, path, json=body if method == "POST" else None)
+    if 400 <= answer.status_code < 500 and answer.status_code not in (408, 409, 429):
+        raise Refusal(answer.json()["detail"])
+    expect(answer.status_code < 400, f"{answer.status_code}: {answer.text}")
+    return answer.json() if answer.content and answer.status_code == 200 else answer
+
+
+def result(world: World, request: dict[str, Any]) -> Any:
+    """What comes of a request."""
+    return ask(world, "POST", "retrieve_future", request_id=request["request_id"])
+
+
+def run_by_json(world: World) -> str:
+    """A new run, without the SDK."""
+    session = ask(world, "POST", "create_session", sdk_version="json")["session_id"]
+    made = ask(
+        world,
+        "POST",
+        "create_model",
+        session_id=session,
+        model_seq_id=0,
+        base_model=world.model,
+        lora_config={"rank": 4, "seed": 0},
+    )
+    return result(world, made)["model_id"]
+
+
+def pass_by_json(world: World, address: str, field: str) -> dict[str, Any]:
+    """A pass as SDKs before 0.25 send it."""
+    length = len(TOKENS) - 1
+    inputs = {
+        "target_tokens": {"data": TOKENS[1:], "dtype": "int64", "shape": [length]},
+        "weights": {"data": [1.0] * length, "dtype": "float32", "shape": [length]},
+    }
+    data = [{"model_input": PROMPT, "loss_fn_inputs": inputs}]
+    model = run_by_json(world)
+    given = {field: {"data": data, "loss_fn": "cross_entropy"}}
+    return result(world, ask(world, "POST", address, model_id=model, seq_id=1, **given))
+
+
+@HTTP("GET /healthz", "it answers without a key")
+def healthz(world: World) -> None:
+    """Both spellings."""
+    for address in (f"{world.url}/healthz", f"{world.url}/api/v1/healthz"):
+        expect(httpx.get(address).json() == {"status": "ok"}, "it lives")
+
+
+@HTTP("GET /metrics", "counters for Prometheus")
+def metrics(world: World) -> None:
+    """Text."""
+    said = world.http.get(f"{world.url}/metrics").text
+    expect("tinker_cookbook_sessions" in said, "counters")
+
+
+@HTTP("POST auth/token", "a token that stands for the key")
+def token(world: World) -> None:
+    """Used once."""
+    jwt = ask(world, "POST", "auth/token")["jwt"]
+    answer = world.http.get("sessions", headers={"X-API-Key": jwt})
+    expect(answer.status_code == 200, "it is accepted")
+
+
+@HTTP("GET auth/apikey/me", "the owner's name")
+def own_key(world: World) -> None:
+    """As the command `auth login` asks."""
+    expect(ask(world, "GET", "auth/apikey/me")["name"] == "local", "the name")
+
+
+@HTTP("DELETE auth/apikey/me", "the key is gone")
+def delete_key(world: World) -> None:
+    """As the command `auth logout` asks for a key that it made."""
+    ask(world, "DELETE", "auth/apikey/me")
+
+
+@HTTP("POST forward_backward (JSON)", "loss and log-probabilities, in JSON")
+def forward_backward(world: World) -> None:
+    """SDKs before 0.25."""
+    output = pass_by_json(world, "forward_backward", "forward_backward_input")
+    expect(output["metrics"]["loss:sum"] > 0, "a loss")
+
+
+@HTTP("POST forward", "loss and log-probabilities, in JSON")
+def forward(world: World) -> None:
+    """SDKs before 0.25."""
+    output = pass_by_json(world, "forward", "forward_input")
+    expect(len(output["loss_fn_outputs"][0]["logprobs"]["data"]) == len(TOKENS) - 1, "scores")
+
+
+@HTTP("GET …/checkpoints/{kind}/{name}/archive", "an address of a tar file of PEFT's files")
+def archive(world: World) -> None:
+    """SDKs before 0.36: `get_checkpoint_archive_url`."""
+    path = world.saved("sampler_weights")
+    kind_and_name = path.split("/", 3)[3]
+    asked = f"training_runs/{run_of(path)}/checkpoints/{kind_and_name}/archive"
+    fetched = httpx.get(ask(world, "GET", asked).headers["Location"])
+    with tarfile.open(fileobj=io.BytesIO(fetched.content)) as tar:
+        expect("adapter_model.safetensors" in tar.getnames(), "PEFT's files")
+
+
+@HTTP("POST telemetry", "it is accepted, and dropped")
+def telemetry(world: World) -> None:
+    """No events."""
+    expect(ask(world, "POST", "telemetry", events=[])["status"] == "accepted", "it is")
+
+
+@HTTP("POST cancel_future", "a request that waits ends")
+def cancel(world: World) -> None:
+    """A pass that waits for one before it."""
+    model = run_by_json(world)
+    waits = ask(world, "POST", "optim_step", model_id=model, seq_id=2, adam_params={})
+    ask(world, "POST", "cancel_future", request_id=waits["request_id"])
+    expect(result(world, waits)["error"] == "the request was cancelled", "it ended")
+
+
+@HTTP("POST join_sampling_session", "a number for a clone")
+def join(world: World) -> None:
+    """Behind a switch of the SDK, which this server leaves off."""
+    ask(world, "POST", "join_sampling_session", sampling_session_id="s")
+
+
+@HTTP("POST retrieve_futures", "results of a session")
+def retrieve_futures(world: World) -> None:
+    """Behind a switch of the SDK, which this server leaves off."""
+    ask(world, "POST", "retrieve_futures", target={}, prev_cursor=0)
+
+
+@HTTP("POST create_custom_loss", "an id for a loss")
+def create_custom_loss(world: World) -> None:
+    """Behind a switch of the SDK, which this server leaves off."""
+    ask(world, "POST", "create_custom_loss", name="l", inputs=[], graph={})
+
+
+@HTTP("POST unload_model", "the run leaves memory")
+def unload_model(world: World) -> None:
+    """No SDK calls it."""
+    ask(world, "POST", "unload_model", model_id="m")
+
+
+@UNKNOWN("GET no/such/thing, an address that is not there", "never")
+def other(world: World) -> None:
+    """404."""
+    ask(world, "GET", "no/such/thing")

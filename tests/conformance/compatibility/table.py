@@ -1,0 +1,72 @@
+"""The page with the table."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from importlib.metadata import version
+
+from tests.conformance.compatibility.survey import Section
+
+_TOP = """# 12. What works of the Tinker SDK
+
+The server of [page 9](09-server.md) in one process, the official SDK in another, unmodified:
+`tinker` {version}. Of {all} things that were asked of it {works} work and {refused} are refused.
+
+This page is written by
+
+```bash
+python -m tests.conformance.compatibility model_name=HuggingFaceTB/SmolLM2-135M-Instruct
+```
+
+which calls every public method of the installed SDK and every command of its command line. It
+looks whether the answer means something: *works* says what was checked. *Refused* gives the words
+of the error that the client raises, within seconds, since its status is none that clients repeat.
+Where the SDK has a method that is not known here, or one neither works nor is refused, there is an
+error and no page. `RUN` and `MODEL` stand for the id of a run and the model's name; the column
+`_async` is the older spelling of the same method.
+"""
+
+_FUTURES = """
+Two more classes stand for a client that is still being made. Their methods are those of the client
+and of `APIFuture`, and were called before the client was there:
+
+"""
+
+
+def page(sections: Sequence[Section]) -> str:
+    """Markdown."""
+    rows = [row for section in sections if section.counts for row in section.rows]
+    works = sum(row.outcome == "works" for row in rows)
+    head = _TOP.format(
+        version=version("tinker"), works=works, all=len(rows), refused=len(rows) - works
+    )
+    futures = [section for section in sections if section.title.startswith("Backcompat")]
+    others = [section for section in sections if section not in futures]
+    at = next(i for i, section in enumerate(others) if section.title == "APIFuture") + 1
+    before, after = "".join(map(_table, others[:at])), "".join(map(_table, others[at:]))
+    return head + before + _FUTURES + "".join(map(_line, futures)) + after
+
+
+def _table(section: Section) -> str:
+    twins = any(row.twin for row in section.rows)
+    lines = [f"\n## {section.title}\n", "| | | `_async` | |" if twins else "| | | |"]
+    lines.append("|---|---|---|---|" if twins else "|---|---|---|")
+    for row in section.rows:
+        cells = [f"`{row.name}`" if section.counts else row.name, row.outcome]
+        cells += [row.twin or ""] if twins else []
+        said = row.said.replace("|", "\\|").replace("\n", " ")
+        lines.append(f"| {' | '.join([*cells, said])} |")
+    return "\n".join(lines) + "\n"
+
+
+def _line(section: Section) -> str:
+    """A class whose methods are another's: only what differs would be worth a row."""
+    works = sum(row.outcome == "works" for row in section.rows)
+    twins = sum(row.twin is not None for row in section.rows)
+    spelled = sum(row.twin == "works" for row in section.rows)
+    refused = [f"`{row.name}` ({row.said})" for row in section.rows if row.outcome == "refused"]
+    more = f"; refused: {', '.join(refused)}" if refused else ""
+    return (
+        f"- `{section.title}`: {works} of {len(section.rows)} methods work, and {spelled} of "
+        f"{twins} `_async` spellings{more}\n"
+    )

@@ -1,0 +1,404 @@
+"""Many requests in one batch: right, repeatable, and cheap where they have something in common."""
+
+from __future__ import annotations
+
+import gc
+import weakref
+
+import engine_reference as ref
+import numpy as np
+import pytest
+import torch
+
+from tinker_cookbook.engine.kernels.cpu import packed_linear as frozen
+from tinker_cookbook.engine.model.lora import AdapterSpec
+from tinker_cookbook.engine.sampling import paged_cache
+from tinker_cookbook.engine.sampling import sample_sequences as draw_rows
+from tinker_cookbook.engine.sampling.batch_attention import DecodeRows
+from tinker_cookbook.engine.sampling.kv_cache import KVCache
+from tinker_cookbook.engine.sampling.requests import SamplingSettings, sample_request
+from tinker_cookbook.engine.sampling.sampler import Sampler
+from tinker_cookbook.engine.sampling.scheduler import Batcher
+from tinker_cookbook.engine.training.optimizer import AdamSettings
+from tinker_cookbook.exceptions import OutOfMemoryError
+
+BASES = ("stories", *ref.ARCHITECTURES, "stories without native", "gemma3 without native")
+
+
+@pytest.fixture
+def base(request, tiny_base, stories_base, monkeypatch):
+    name, _, without = request.param.partition(" ")
+    if without:  # as on a machine that has no compiler
+        monkeypatch.setattr(paged_cache, "suits", lambda *_: False)
+        monkeypatch.setattr(frozen, "library", lambda _: None)
+    return stories_base if name == "stories" else tiny_base(name)
+
+
+def settings(**kwargs) -> SamplingSettings:
+    return SamplingSettings(**{"max_tokens": 20, "seed": 1, **kwargs})
+
+
+def tokens_of(request) -> list[list[int]]:
+    return [sample.tokens for sample in request.future.result(timeout=0)]
+
+
+def assert_as_alone(requests) -> None:
+    for request in requests:
+        alone = ref.draw(request.sampler, request.prompt, request.num_samples, request.settings)
+        assert tokens_of(request) == [sample.tokens for sample in alone]
+
+
+def prompts(base, count: int, longest: int = 34, seed: int = 0) -> list[np.ndarray]:
+    rng = np.random.default_rng(seed)
+    return [rng.integers(3, base.vocab_size, rng.integers(1, longest)) for _ in range(count)]
+
+
+@pytest.mark.parametrize("base", BASES, indirect=True)
+def test_greedy_of_32_mixed_prompts_equals_generate(base, tmp_path):
+    """In one batch, some prompts and answers longer than the sliding windows."""
+    adapter = ref.random_adapter(base)
+    model = ref.peft_model(base, adapter, tmp_path)
+    sampler = Sampler(base, adapter)
+    requests = []
+    for i, prompt in enumerate(prompts(base, 32)):
+        greedy = settings(temperature=0.0, max_tokens=5 + i, stop_tokens=frozenset(base.eos_ids))
+        requests.append(sample_request(sampler, prompt, 1 + i % 2, greedy))
+    ref.run_batch(base, requests)
+    for request in requests:
+        prompt = torch.from_numpy(request.prompt)[None]
+        with torch.no_grad():
+            expected = model.generate(
+                input_ids=prompt,
+                attention_mask=torch.ones_like(prompt),
+                max_new_tokens=request.settings.max_tokens,
+                do_sample=False,
+            )[0, prompt.shape[1] :].tolist()
+        assert tokens_of(request) == [expected] * request.num_samples
+
+
+@pytest.mark.parametrize("base", BASES, indirect=True)
+def test_company_changes_neither_tokens_nor_a_bit_of_their_logprobs(base):
+    """Whatever else is in the batch, whenever it came, and whatever was known of the prompt."""
+    sampler = Sampler(base, ref.random_adapter(base))
+    other = Sampler(base, ref.random_adapter(base, seed=5))
+    stem = np.arange(3, 40)
+    mine = [np.concatenate([stem[: 20 + 4 * i], [50 + i, 60]]) for i in range(4)]
+    alone = [ref.draw(sampler, prompt, 3, settings(seed=9)) for prompt in mine]
+    batcher = Batcher(base, base.kv_shapes)
+    requests = []
+    for i, prompt in enumerate(mine):  # they come one by one, each with company
+        batcher.add(sample_request(other, prompts(base, 1, seed=i)[0], 2, settings(seed=i)))
+        requests.append(sample_request(sampler, prompt, 3, settings(seed=9)))
+        batcher.add(requests[-1])
+        batcher.add(sample_request(sampler, stem[: 20 + i], 1 + i, settings(seed=i, max_tokens=9)))
+        for _ in range(3):
+            batcher.step()
+    while batcher.busy:
+        batcher.step()
+    for request, expected in zip(requests, alone, strict=True):
+        found = request.future.result(timeout=0)
+        assert [sample.tokens for sample in found] == [sample.tokens for sample in expected]
+        assert [sample.logprobs for sample in found] == [sample.logprobs for sample in expected]
+    assert any(r.future.result()[0].cached_prompt_tokens for r in requests)
+
+
+def test_adapters_share_a_batch(stories_base):
+    base = stories_base
+    samplers = [Sampler(base, None)]
+    samplers += [
+        Sampler(base, ref.random_adapter(base, AdapterSpec(rank=4 * i), seed=i)) for i in (1, 2)
+    ]
+    texts = prompts(base, 4, seed=5)
+    requests = [sample_request(s, p, 2, settings(seed=3)) for p in texts for s in samplers]
+    ref.run_batch(base, requests)
+    assert_as_alone(requests)
+    assert tokens_of(requests[0]) != tokens_of(requests[1]) != tokens_of(requests[2])
+
+
+def test_a_prompt_is_read_once_for_its_group(stories_base, monkeypatch):
+    computed = ref.count_computed(stories_base, monkeypatch)
+    prompt = ref.text(stories_base, np.random.default_rng(2), 100)
+    del computed[:]
+    sampler = Sampler(stories_base, None)
+    same = [
+        sample_request(sampler, prompt, 8, settings()),
+        sample_request(sampler, prompt, 1, settings(seed=2)),
+    ]
+    ref.run_batch(stories_base, same)
+    assert computed[0] == 100
+    assert sum(computed) == 100 + 9 * 19  # the last token drawn is not computed
+    cached = [s.cached_prompt_tokens for r in same for s in r.future.result()]
+    assert cached == [0] + [100] * 8
+
+
+def test_a_next_turn_reuses_what_was_computed(stories_base, monkeypatch):
+    sampler = Sampler(stories_base, None)
+    batcher = Batcher(stories_base, stories_base.kv_shapes)
+    prompt = ref.text(stories_base, np.random.default_rng(2), 60)
+    computed = ref.count_computed(stories_base, monkeypatch)
+
+    def play(tokens):
+        request = sample_request(sampler, tokens, 1, settings())
+        batcher.add(request)
+        while batcher.busy:
+            batcher.step()
+        return request.future.result(timeout=0)[0]
+
+    first = play(prompt)
+    longer = np.concatenate([prompt, first.tokens, [9, 8, 7]])
+    del computed[:]
+    second = play(longer)
+    assert computed[0] == 4  # the last token drawn, whose keys were not needed, and three new ones
+    assert second.cached_prompt_tokens == len(longer) - 4
+    fresh = ref.draw(sampler, longer, 1, settings())[0]
+    assert second.tokens == fresh.tokens
+    np.testing.assert_allclose(second.logprobs, fresh.logprobs, atol=1e-5)
+    elsewhere = play(np.concatenate([longer[:30], [3, 3, 3]]))  # leaves the known path half way
+    assert elsewhere.cached_prompt_tokens == 30
+
+
+def test_a_new_snapshot_never_sees_what_an_old_one_computed(stories_base):
+    """With the prefix cache on, and old and new in one batch."""
+    run = ref.make_run(stories_base)
+    prompt = ref.text(stories_base, np.random.default_rng(2), 80)
+    old = Sampler(stories_base, run.snapshot())
+    before = ref.draw(old, prompt, 4, settings())
+    batcher = ref.run_batch(stories_base, [sample_request(old, prompt, 1, settings())])
+    run.forward_backward(
+        ref.supervised(np.random.default_rng(1), stories_base, (30,)), "cross_entropy"
+    )
+    run.optim_step(AdamSettings(1e-2))
+    new = Sampler(stories_base, run.snapshot())
+    requests = [sample_request(sampler, prompt, 4, settings()) for sampler in (old, new)]
+    for request in requests:
+        batcher.add(request)
+    while batcher.busy:
+        batcher.step()
+    assert requests[0].future.result()[0].cached_prompt_tokens == len(prompt) - 1
+    assert requests[1].future.result()[0].cached_prompt_tokens == 0
+    assert tokens_of(requests[0]) == [sample.tokens for sample in before]
+    fresh = ref.draw(Sampler(stories_base, run.snapshot()), prompt, 4, settings())
+    assert tokens_of(requests[1]) == [sample.tokens for sample in fresh]
+    lps = [np.array(request.future.result()[0].logprobs[0]) for request in requests]
+    assert lps[0] != lps[1]
+
+
+def test_a_dropped_sampler_leaves_nothing_behind(stories_base):
+    sampler = Sampler(stories_base, ref.random_adapter(stories_base))
+    batcher = ref.run_batch(stories_base, [sample_request(sampler, range(3, 63), 4, settings())])
+    assert batcher._kept.held > 0
+    del sampler
+    gc.collect()
+    other = Sampler(stories_base, None)
+    batcher.add(sample_request(other, [1], 1, settings(max_tokens=1)))
+    batcher.step()
+    assert batcher._kept.held == 0
+
+
+def test_a_finished_request_holds_nothing_even_before_the_garbage_collector(stories_base):
+    """Else all that was kept for old snapshots of a run would pile up between collections."""
+    sampler = Sampler(stories_base, ref.random_adapter(stories_base))
+    gone = weakref.ref(sampler)
+    gc.collect()
+    gc.disable()
+    try:
+        request = sample_request(sampler, np.arange(3, 30), 3, settings())
+        batcher = ref.run_batch(stories_base, [request])
+        failed = sample_request(sampler, [5], 1, settings())
+        failed.fail(OutOfMemoryError("full"))
+        future = request.future
+        del sampler, request, failed
+        assert gone() is None
+        assert len(future.result(timeout=0)) == 3
+        assert batcher._kept.held > 0
+        with torch.inference_mode():
+            batcher._kept.purge()
+        assert batcher._kept.held == 0
+    finally:
+        gc.enable()
+
+
+def test_arenas_give_memory_back_as_their_slots_empty(stories_base):
+    shapes = stories_base.kv_shapes
+    cache = KVCache(shapes, torch.float32, torch.device("cpu"), 512)
+    slots = [cache.new(60) for _ in range(40)]
+    arena = slots[0].arena
+    for number, slot in enumerate(slots):
+        slot.length = 8
+        for tensor in (*arena.keys, *arena.values):
+            tensor[slot.index, :, :8] = number
+    for slot in slots[3:]:
+        cache.free(slot)
+    assert len(arena.keys[0]) <= 12
+    for number, slot in enumerate(slots[:3]):
+        for tensor in (*arena.keys, *arena.values):
+            assert (tensor[slot.index, :, :8] == number).all()
+    for slot in slots[:3]:
+        cache.free(slot)
+    assert len(arena.keys[0]) == 0
+
+
+@pytest.mark.parametrize(
+    ("length", "capacity"),
+    [(1, 64), (64, 64), (65, 96), (97, 128), (129, 192), (193, 256), (257, 384), (900, 1000)],
+)
+def test_capacities_are_a_third_or_a_half_apart(stories_base, length, capacity):
+    cache = KVCache(stories_base.kv_shapes, torch.float32, torch.device("cpu"), 1000)
+    assert cache.capacity(length) == capacity
+
+
+def test_cancelling_frees_the_rows(stories_base):
+    sampler = Sampler(stories_base, None)
+    batcher = Batcher(stories_base, stories_base.kv_shapes)
+    kept = sample_request(sampler, [1], 2, settings(max_tokens=30))
+    cancelled = [
+        sample_request(
+            sampler, [1, 2, 3], 300, settings(max_tokens=400)
+        ),  # running, and some waiting
+        sample_request(sampler, [4], 1, settings()),
+    ]
+    before = stories_base.sampled_tokens
+    for request in (kept, *cancelled):
+        batcher.add(request)
+    for _ in range(3):
+        batcher.step()
+    for request in cancelled:
+        assert request.future.cancel()
+    drawn = sum(len(row.sample.tokens) for r in (kept, *cancelled) for row in r.rows)
+    assert stories_base.sampled_tokens - before == drawn > 0  # those of the cancelled ones, too
+    batcher.step()
+    assert len(batcher._rows) == 2
+    assert not batcher._waiting
+    while batcher.busy:
+        batcher.step()
+    alone = ref.draw(sampler, [1], 2, settings(max_tokens=30))
+    assert tokens_of(kept) == [sample.tokens for sample in alone]
+
+
+def test_more_samples_than_rows(stories_base, monkeypatch):
+    sampler = Sampler(stories_base, None)
+    batcher = Batcher(stories_base, stories_base.kv_shapes)
+    batcher._usual_rows = 5
+    requests = [
+        sample_request(sampler, p, 7, settings(seed=i))
+        for i, p in enumerate(prompts(stories_base, 4))
+    ]
+    for request in requests:
+        batcher.add(request)
+    while batcher.busy:
+        batcher.step()
+        assert len(batcher._rows) <= 5
+    assert_as_alone(requests)
+
+
+def test_short_memory_sends_samples_back_and_changes_nothing(stories_base):
+    """Rows that outgrow the memory begin again later, after what they have drawn so far."""
+    sampler = Sampler(stories_base, None)
+    batcher = Batcher(stories_base, stories_base.kv_shapes)
+    requests = [
+        sample_request(sampler, p, 2, settings(seed=i, max_tokens=150))
+        for i, p in enumerate(prompts(stories_base, 4))
+    ]
+    for request in requests:
+        batcher.add(request)
+    batcher._budget = 700
+    sent_back, begin_again = [], batcher._begin_again
+    batcher._begin_again = lambda slot: (sent_back.append(slot), begin_again(slot))
+    while batcher.busy:
+        batcher.step()
+    assert sent_back
+    assert_as_alone(requests)
+
+
+def test_out_of_memory_goes_on_with_half_the_rows(stories_base, monkeypatch, caplog):
+    sampler = Sampler(stories_base, None)
+    requests = [
+        sample_request(sampler, p, 4, settings(seed=i))
+        for i, p in enumerate(prompts(stories_base, 6))
+    ]
+    forward = stories_base.hidden_of_batch
+
+    def scarce(tokens, positions, layout, segments):
+        decoding = (p for p in layout.parts if p.count == 1 or isinstance(p, DecodeRows))
+        if sum(part.count for part in decoding) > 7:
+            raise RuntimeError("DefaultCPUAllocator: can't allocate memory")
+        return forward(tokens, positions, layout, segments)
+
+    monkeypatch.setattr(stories_base, "hidden_of_batch", scarce)
+    ref.run_batch(stories_base, requests)
+    monkeypatch.undo()
+    assert "going on with half of them" in caplog.text
+    assert_as_alone(requests)
+
+
+def test_one_sequence_that_does_not_fit_is_told(stories_base, monkeypatch):
+    def never(*args):
+        raise RuntimeError("DefaultCPUAllocator: can't allocate memory")
+
+    monkeypatch.setattr(stories_base, "hidden_of_batch", never)
+    request = sample_request(Sampler(stories_base, None), [1, 2, 3], 2, settings())
+    ref.run_batch(stories_base, [request])
+    with pytest.raises(OutOfMemoryError, match=r"3 tokens does not fit .* set max_tokens lower"):
+        request.future.result(timeout=0)
+
+
+def test_memory_that_ends_while_drawing_changes_no_sample(stories_base, monkeypatch):
+    """Each token is decided by the number that decides it alone, however often it is tried."""
+    sampler = Sampler(stories_base, None)
+    requests = [sample_request(sampler, [5, 6, i], 2, settings(seed=i)) for i in range(8, 11)]
+    tried, draw = [], draw_rows.draw_tokens
+
+    def scarce(*args):
+        tried.append(args)
+        if len(tried) in (3, 7):
+            raise MemoryError
+        return draw(*args)
+
+    monkeypatch.setattr(draw_rows, "draw_tokens", scarce)
+    batcher = Batcher(stories_base, stories_base.kv_shapes)
+    for request in requests:
+        batcher.add(request)
+    while batcher.busy:
+        batcher.step()
+    monkeypatch.undo()
+    assert batcher._most_rows < batcher._usual_rows
+    assert_as_alone(requests)
+    batcher.add(sample_request(sampler, [5], 1, settings()))
+    assert batcher._most_rows == batcher._usual_rows  # what others asked for then is gone
+
+
+def test_an_error_reaches_those_who_wait_and_no_others(stories_base, monkeypatch):
+    sampler = Sampler(stories_base, None)
+
+    def broken(ids: list[int]) -> str:
+        raise ValueError("this tokenizer is broken")
+
+    bad = sample_request(sampler, [1], 2, settings(stop_strings=("x",)), decode=broken)
+    batcher = ref.run_batch(stories_base, [bad])
+    with pytest.raises(ValueError, match="this tokenizer is broken"):
+        bad.future.result(timeout=0)
+    good = sample_request(sampler, [1], 1, settings())
+    batcher.add(good)
+    while batcher.busy:
+        batcher.step()
+    assert len(tokens_of(good)[0]) == 20
+
+
+@pytest.mark.parametrize("base", BASES, indirect=True)
+def test_logprobs_in_a_mixed_batch_equal_the_trainers(base):
+    run = ref.make_run(base)
+    sampler = Sampler(base, run.snapshot())
+    requests = [
+        sample_request(sampler, p, 2, settings(seed=i, temperature=0.8, max_tokens=6 + i))
+        for i, p in enumerate(prompts(base, 10))
+    ]
+    ref.run_batch(base, requests)
+    worst = 0.0
+    for request in requests:
+        for sample in request.future.result():
+            tokens = np.concatenate([request.prompt, sample.tokens])
+            item = ref.example(tokens, weights=np.zeros(len(tokens) - 1))
+            trained = run.forward_backward([item], "cross_entropy", backward=False).logprobs[0]
+            found = np.array(sample.logprobs)
+            worst = max(worst, np.abs(trained[len(request.prompt) - 1 :] - found).max())
+    assert worst <= 1e-4

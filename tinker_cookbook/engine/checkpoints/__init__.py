@@ -1,0 +1,1 @@
+"""Checkpoints on disk: atomic writes, checksums, runs and expiry."""

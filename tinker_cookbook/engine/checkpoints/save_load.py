@@ -1,0 +1,92 @@
+"""Between a run in memory and its checkpoints in the store."""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+from importlib.metadata import version
+from typing import TYPE_CHECKING
+
+from tinker_cookbook.engine.checkpoints.runs import RunInfo
+from tinker_cookbook.engine.checkpoints.store import CheckpointStore, Kind, LoadedCheckpoint
+from tinker_cookbook.engine.model.base_model import BaseModel
+from tinker_cookbook.engine.model.lora import Adapter, AdapterSpec
+from tinker_cookbook.engine.training.run import TrainingRun
+from tinker_cookbook.exceptions import CheckpointError
+
+if TYPE_CHECKING:
+    from tinker_cookbook.engine.engine import Engine
+
+
+def run_info(run: TrainingRun, user_metadata: dict[str, str], seed: int | None = None) -> RunInfo:
+    """What the store keeps about a run."""
+    spec = run.adapter.spec
+    return RunInfo(
+        base_model=run.base.name,
+        lora_rank=spec.rank,
+        train_mlp=spec.train_mlp,
+        train_attn=spec.train_attn,
+        train_unembed=spec.train_unembed,
+        seed=seed,
+        user_metadata=user_metadata,
+    )
+
+
+def save_run(
+    store: CheckpointStore,
+    run: TrainingRun,
+    kind: Kind,
+    name: str,
+    *,
+    ttl_seconds: int | None = None,
+    overwrite: bool = False,
+    user_metadata: dict[str, str] | None = None,
+) -> str:
+    """Writes a checkpoint and returns its ``tinker://`` path."""
+    state = {
+        "base_model": run.base.name,
+        **asdict(run.adapter.spec),
+        "step": run.step,
+        "versions": {package: version(package) for package in ("torch", "transformers", "peft")},
+    }
+    return store.write_checkpoint(
+        run.run_id,
+        kind,
+        name,
+        adapter={key: value.detach() for key, value in run.adapter.parameters().items()},
+        adapter_config=run.adapter.peft_config(run.base.name),
+        optimizer=run.optimizer.state() if kind == "weights" else None,
+        state=state,
+        ttl_seconds=ttl_seconds,
+        overwrite=overwrite,
+        user_metadata=user_metadata,
+    )
+
+
+def load_adapter(base: BaseModel, loaded: LoadedCheckpoint, path: str) -> Adapter:
+    """The adapter of a checkpoint, refused if it is of another model."""
+    try:
+        fields = {name: loaded.state[name] for name in AdapterSpec.__dataclass_fields__}
+    except KeyError as error:
+        raise CheckpointError(f"{path}: state.json lacks {error}; it is damaged") from error
+    return Adapter.load(AdapterSpec(**fields), base.targets, loaded.adapter, base.device, path)
+
+
+def load_run(
+    engine: Engine, run_id: str, base_model: str, loaded: LoadedCheckpoint, path: str
+) -> TrainingRun:
+    """A run that goes on from a checkpoint. Runs on the engine's worker."""
+    saved = loaded.state["base_model"]
+    if saved != base_model and engine.resolve(saved).folder != engine.resolve(base_model).folder:
+        raise CheckpointError(
+            f"{path}: was trained on {saved!r}, but base_model is {base_model!r}; load it with "
+            "the model it was trained on"
+        )
+    base = engine.base_model(base_model)
+    adapter = load_adapter(base, loaded, path)
+    budget, step = engine.token_budget(base), loaded.state["step"]
+    run = TrainingRun(run_id, base, adapter, budget, step, pause=engine.pause)
+    if loaded.optimizer is not None:
+        run.optimizer.load(loaded.optimizer, path)
+    else:
+        run.step = 0
+    return run

@@ -1,0 +1,1 @@
+"""Device-specific kernels of the engine."""

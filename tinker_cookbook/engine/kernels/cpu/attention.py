@@ -1,0 +1,123 @@
+"""Attention over the pages of running sequences, one call a layer for all of them.
+
+The torch operators of ``batch_attention`` take a dozen calls for each arena and each block of a
+prompt, and read the whole of every slot; this reads what is filled, once (``attention.c``).
+"""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import chain
+
+import numpy as np
+import torch
+
+from tinker_cookbook.engine.kernels.cpu.build import library
+from tinker_cookbook.engine.sampling.paged_cache import PagedSlot
+
+_TILE = 16
+"""Tokens of a prompt that one thread takes at a time."""
+
+_int64, _pointer = ctypes.c_int64, ctypes.c_void_p
+
+
+class _Call(ctypes.Structure):
+    """``Call`` of attention.c, in its order."""
+
+    _fields_ = (
+        *((name, _int64) for name in ("runs", "heads", "kv_heads", "width")),
+        *((name, _int64) for name in ("value_width", "window", "threads")),
+        *((name, _int64 * 2) for name in ("query_stride", "key_stride", "value_stride")),
+        *((name, _pointer) for name in ("query", "key", "value", "out")),
+        *((name, _pointer) for name in ("run_first", "run_count", "position")),
+        *((name, _pointer) for name in ("first_page", "pages")),
+        *((name, _int64) for name in ("keys_at", "values_at")),
+        ("scale", ctypes.c_float),
+        ("half", ctypes.c_int32),
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class Run:
+    """``count`` tokens of the sequence in ``slot``, those at ``position`` and after it; ``first``
+    is where they begin in the row of tokens.
+    """
+
+    slot: PagedSlot
+    position: int
+    first: int
+    count: int
+
+
+class SlotAttention:
+    """The attention of one step: where the pages of its tokens lie in memory.
+
+    The runs follow each other in the row of tokens.
+    """
+
+    def __init__(self, runs: Sequence[Run]) -> None:
+        tiles = [
+            (run.position + i, run.first + i, min(_TILE, run.count - i), number)
+            for number, run in enumerate(runs)
+            for i in range(0, run.count, _TILE)
+        ]
+        columns = np.array(tiles, dtype=np.int64).T.copy()
+        self._position, self._first, self._count, number = columns
+        addresses = [[page.address for page in run.slot.pages] for run in runs]
+        ends = np.cumsum([0, *map(len, addresses)])
+        self._first_page = ends[number]
+        self._pages = np.fromiter(chain.from_iterable(addresses), np.int64, ends[-1])
+        self._cache = runs[0].slot.cache
+        self._tokens = int(self._first[-1] + self._count[-1])
+        self._call = _Call(
+            runs=len(tiles),
+            threads=torch.get_num_threads(),
+            run_first=self._first.ctypes.data,
+            run_count=self._count.ctypes.data,
+            position=self._position.ctypes.data,
+            first_page=self._first_page.ctypes.data,
+            pages=self._pages.ctypes.data,
+        )
+        self._routine = library("attention").tinker_attend  # type: ignore[union-attr]
+
+    def __call__(
+        self,
+        layer: int,
+        query: torch.Tensor,
+        key: torch.Tensor,
+        value: torch.Tensor,
+        scale: float,
+        window: int | None,
+    ) -> torch.Tensor:
+        """Stores ``key`` [T, kv heads, D] and ``value``; returns what ``query`` attends to.
+
+        Rows of the result [T, heads, D] after the last run are 0.
+
+        Raises:
+            TypeError: one of them is not of the cache's dtype.
+            RuntimeError: out of memory.
+        """
+        dtype = self._cache.dtype
+        if not query.dtype == key.dtype == value.dtype == dtype:
+            kinds = [str(tensor.dtype) for tensor in (query, key, value)]
+            raise TypeError(f"query, key and value are {kinds}, expected {dtype}")
+        query, key, value = (t if t.stride(2) == 1 else t.contiguous() for t in (query, key, value))
+        out = query.new_empty(query.shape[0], query.shape[1], value.shape[2])
+        out[self._tokens :] = 0
+        call = self._call
+        call.heads, call.width = query.shape[1:]
+        call.kv_heads, call.value_width = value.shape[1:]
+        call.window, call.scale = window or 0, scale
+        call.half = query.dtype == torch.bfloat16
+        call.query, call.key, call.value = query.data_ptr(), key.data_ptr(), value.data_ptr()
+        call.query_stride[:] = query.stride()[:2]
+        call.key_stride[:] = key.stride()[:2]
+        call.value_stride[:] = value.stride()[:2]
+        call.keys_at = self._cache.keys_at[layer] * dtype.itemsize
+        call.values_at = self._cache.values_at[layer] * dtype.itemsize
+        call.out = out.data_ptr()
+        if self._routine(ctypes.byref(call)):
+            raise RuntimeError("out of memory: the sums of attention did not fit")
+        return out

@@ -1,0 +1,259 @@
+"""Frozen weight matrices, laid out as their device multiplies them fastest.
+
+A matrix that never changes is worth reordering once. Our own panels (``native/product.c``) read it
+once and in order for a few rows, and keep up with oneDNN and MKL for many. Where a processor
+multiplies bfloat16 itself, or there is no compiler, oneDNN's blocked layout takes their place. In
+both a row's result does not depend on the rows beside it, which torch's plain products do not give.
+"""
+
+from __future__ import annotations
+
+import platform
+from collections.abc import Callable, Sequence
+from typing import Any, Protocol
+
+import torch
+from torch.nn import functional as F  # noqa: N812
+
+from tinker_cookbook.engine.devices import cpu_bfloat16, free_memory_bytes
+from tinker_cookbook.engine.kernels.cpu.build import library
+from tinker_cookbook.engine.kernels.cpu.product import Panels, add_low_rank
+from tinker_cookbook.engine.model.low_rank import LowRank, Part
+
+SMALLEST = 1 << 16
+"""Elements from which on packing pays; a call costs up to 10 us more than one of torch."""
+
+SPARE_BYTES = 4 << 30
+"""Memory that copies for the backward direction leave to activations and to other programs."""
+
+
+class Layout(Protocol):
+    """A matrix ``W`` [out, in], multiplied in one direction."""
+
+    def product(self, x: torch.Tensor, bias: torch.Tensor | None = None) -> torch.Tensor:
+        """``x W^T + bias`` for ``x`` [T, in], as a new [T, out]."""
+        ...
+
+    def adapted(
+        self, x: torch.Tensor, bias: torch.Tensor | None, parts: Sequence[Part]
+    ) -> torch.Tensor:
+        """``product`` with low-rank terms, each for its rows."""
+        ...
+
+    def trained(
+        self, x: torch.Tensor, bias: torch.Tensor | None, term: LowRank
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """``product`` with one term for all rows, and its ``x A^T`` [T, r or more]."""
+        ...
+
+    def product_fp32(self, x: torch.Tensor) -> torch.Tensor:
+        """``x W^T`` with fp32's precision, also where both are of half precision."""
+        ...
+
+    def dense(self) -> torch.Tensor:
+        """The matrix in the plain layout."""
+        ...
+
+
+class FrozenWeight(Layout, Protocol):
+    """A matrix ``W`` [out, in] that takes no gradient."""
+
+    shape: tuple[int, int]
+    dtype: torch.dtype
+    device: torch.device
+
+    def back(self, gradient: torch.Tensor) -> torch.Tensor:
+        """``gradient W`` for ``gradient`` [T, out], as a new [T, in]."""
+        ...
+
+    def trained_back(
+        self, gradient: torch.Tensor, term: LowRank
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """``back`` through ``trained``, and its ``gradient B`` [T, r or more]."""
+        ...
+
+
+class DenseWeight:
+    """The plain layout."""
+
+    def __init__(self, weight: torch.Tensor) -> None:
+        self._weight = weight
+        self.shape = (weight.shape[0], weight.shape[1])
+        self.dtype, self.device = weight.dtype, weight.device
+
+    def product(self, x: torch.Tensor, bias: torch.Tensor | None = None) -> torch.Tensor:
+        """``x W^T + bias``, [T, out]."""
+        return F.linear(x, self._weight, bias)
+
+    def back(self, gradient: torch.Tensor) -> torch.Tensor:
+        """``gradient W``, [T, in]."""
+        return gradient @ self._weight
+
+    def product_fp32(self, x: torch.Tensor) -> torch.Tensor:
+        """``x W^T`` in fp32: CUDA has such a product, a CPU gets what rounding lost by another."""
+        if x.dtype == torch.float32:
+            return self.product(x)
+        if x.is_cuda:
+            return torch.mm(x, self._weight.t(), out_dtype=torch.float32)
+        rounded = self.product(x)
+        lost = torch.addmm(rounded, x, self._weight.t(), beta=-1)
+        return rounded.float().add_(lost)
+
+    def adapted(
+        self, x: torch.Tensor, bias: torch.Tensor | None, parts: Sequence[Part]
+    ) -> torch.Tensor:
+        """``product`` with low-rank terms, each for its rows."""
+        return add_parts(self.product(x, bias), x, parts)
+
+    def trained(
+        self, x: torch.Tensor, bias: torch.Tensor | None, term: LowRank
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """``product`` with one term, and its ``x A^T``."""
+        out = self.product(x, bias)
+        return out, term.add_keeping(out, x)
+
+    def trained_back(
+        self, gradient: torch.Tensor, term: LowRank
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """``back`` through ``trained``, and its ``gradient B``."""
+        out = self.back(gradient)
+        return out, term.back.add_keeping(out, gradient)
+
+    def dense(self) -> torch.Tensor:
+        """The matrix in the plain layout."""
+        return self._weight
+
+
+class OneDnn:
+    """oneDNN's blocked layout."""
+
+    _ROWS = 256  # what oneDNN chooses the layout for; others multiply it as well
+
+    def __init__(self, weight: torch.Tensor) -> None:
+        self._packed = _ops()._reorder_linear_weight(weight.contiguous(), self._ROWS)
+
+    def product(self, x: torch.Tensor, bias: torch.Tensor | None = None) -> torch.Tensor:
+        """``x W^T + bias``, [T, out]."""
+        return _ops()._linear_pointwise(x, self._packed, bias, "none", [], "")
+
+    def product_fp32(self, x: torch.Tensor) -> torch.Tensor:
+        """``x W^T``; in half precision by a second product, of what rounding the first lost."""
+        rounded = self.product(x)
+        if x.dtype == torch.float32:
+            return rounded
+        lost = _ops()._linear_pointwise.binary(x, rounded, self._packed, None, "sub")
+        return rounded.float().add_(lost)
+
+    def adapted(
+        self, x: torch.Tensor, bias: torch.Tensor | None, parts: Sequence[Part]
+    ) -> torch.Tensor:
+        """``product`` with low-rank terms, each for its rows."""
+        return add_parts(self.product(x, bias), x, parts)
+
+    def trained(
+        self, x: torch.Tensor, bias: torch.Tensor | None, term: LowRank
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """``product`` with one term, and its ``x A^T``."""
+        out = self.product(x, bias)
+        return out, term.add_keeping(out, x)
+
+    def dense(self) -> torch.Tensor:
+        """The matrix in the plain layout."""
+        return self._packed.to_dense()
+
+
+class PackedWeight:
+    """A layout, with a copy for each direction.
+
+    That for ``back`` is made when first needed, and kept where memory allows.
+    """
+
+    def __init__(self, weight: torch.Tensor, layout: Callable[[torch.Tensor], Layout]) -> None:
+        self.shape = (weight.shape[0], weight.shape[1])
+        self.dtype, self.device = weight.dtype, weight.device
+        self._layout = layout
+        self._forward = layout(weight)
+        self._backward: Layout | None = None
+
+    def product(self, x: torch.Tensor, bias: torch.Tensor | None = None) -> torch.Tensor:
+        """``x W^T + bias``, [T, out]."""
+        return self._forward.product(x, bias)
+
+    def back(self, gradient: torch.Tensor) -> torch.Tensor:
+        """``gradient W``, [T, in]."""
+        return self._transposed().product(gradient)
+
+    def trained(
+        self, x: torch.Tensor, bias: torch.Tensor | None, term: LowRank
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """``product`` with one term, and its ``x A^T``."""
+        return self._forward.trained(x, bias, term)
+
+    def trained_back(
+        self, gradient: torch.Tensor, term: LowRank
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """``back`` through ``trained``, and its ``gradient B``."""
+        return self._transposed().trained(gradient, None, term.back)
+
+    def adapted(
+        self, x: torch.Tensor, bias: torch.Tensor | None, parts: Sequence[Part]
+    ) -> torch.Tensor:
+        """``product`` with low-rank terms, each for its rows."""
+        return self._forward.adapted(x, bias, parts)
+
+    def product_fp32(self, x: torch.Tensor) -> torch.Tensor:
+        """``x W^T`` with fp32's precision."""
+        return self._forward.product_fp32(x)
+
+    def dense(self) -> torch.Tensor:
+        """The matrix in the plain layout."""
+        return self._forward.dense()
+
+    def _transposed(self) -> Layout:
+        packed = self._backward
+        if packed is None:
+            packed = self._layout(self.dense().t())
+            if free_memory_bytes(self.device) > SPARE_BYTES:
+                self._backward = packed  # else made anew each time: slower, and the same bits
+        return packed
+
+
+def frozen(weight: torch.Tensor) -> FrozenWeight:
+    """The fastest form for the tensor's device and dtype."""
+    weight = weight.detach()
+    layout = _layout(weight)
+    return DenseWeight(weight) if layout is None else PackedWeight(weight, layout)
+
+
+def _layout(weight: torch.Tensor) -> Callable[[torch.Tensor], Layout] | None:
+    """What suits the matrix; ``None`` for the plain layout."""
+    if weight.numel() < SMALLEST or weight.device.type != "cpu":
+        return None
+    if platform.machine().lower() not in ("x86_64", "amd64"):
+        return None
+    half = weight.dtype == torch.bfloat16
+    if not (half or weight.dtype == torch.float32):
+        return None
+    if not (half and cpu_bfloat16()) and library("product") is not None:
+        return Panels
+    if not (torch.backends.mkldnn.is_available() and hasattr(_ops(), "_linear_pointwise")):
+        return None
+    return OneDnn if not half or _ops()._is_mkldnn_bf16_supported() else None
+
+
+def add_parts(out: torch.Tensor, x: torch.Tensor, parts: Sequence[Part]) -> torch.Tensor:
+    """``out`` [T, out] with low-rank terms of ``x`` [T, in] added, each for its rows."""
+    if not parts:
+        return out
+    if out.device.type == "cpu" and library("product") is not None:
+        wide = out.float()
+        add_low_rank(wide, x, parts)
+        return wide.to(out.dtype)
+    for low_rank, first, end in parts:
+        low_rank.add(out[first:end], x[first:end])
+    return out
+
+
+def _ops() -> Any:
+    """oneDNN's operators, those that torch's own compiler emits for frozen models on a CPU."""
+    return torch.ops.mkldnn

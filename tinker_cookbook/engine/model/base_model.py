@@ -1,0 +1,311 @@
+"""The frozen base model: loaded once, shared by every run and sampler on the device."""
+
+from __future__ import annotations
+
+import logging
+import re
+from collections.abc import Iterator
+from contextlib import contextmanager
+from functools import cached_property, partial
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+from torch.utils.checkpoint import checkpoint
+
+from tinker_cookbook.engine.kernels.cpu import training_attention as cpu_attention
+from tinker_cookbook.engine.kernels.cpu.fused import fuse
+from tinker_cookbook.engine.memory import KnownLimits, release_cached_memory
+from tinker_cookbook.engine.model.attention_support import batch_trial, tree_trial, trial_tokens
+from tinker_cookbook.engine.model.head import Head
+from tinker_cookbook.engine.model.lora import ActiveTerms, AdapterLinear, AdapterSpec, Target
+from tinker_cookbook.engine.model.low_rank import Segments, Terms
+from tinker_cookbook.engine.sampling import batch_attention
+from tinker_cookbook.engine.sampling.batch_attention import BatchLayout
+from tinker_cookbook.engine.sampling.kv_cache import LayerShape
+from tinker_cookbook.engine.training import tree_attention
+from tinker_cookbook.engine.training.tree_attention import TreeLayout
+from tinker_cookbook.exceptions import ConfigurationError, TrainingError
+
+logger = logging.getLogger(__name__)
+
+_ATTN = re.compile(r"\.(self_attn|attn|attention|self_attention|linear_attn)\.")
+_MLP = re.compile(r"\.(mlp|feed_forward|block_sparse_moe)\.")
+_LAYER = re.compile(r"\.\d+\.")
+
+
+class BaseModel:
+    """A transformers causal language model with hooks for adapters and a chunked head.
+
+    Attributes: ``name`` as the user gave it, ``folder``, ``device``, ``dtype``, ``targets`` (the
+    layers that can carry an adapter), ``head``, ``vocab_size``, ``context_length``, ``eos_ids``.
+    """
+
+    def __init__(self, name: str, folder: Path, device: torch.device, dtype: torch.dtype) -> None:
+        self.name, self.folder, self.device, self.dtype = name, folder, device, dtype
+        self._model = _load(folder, device, dtype)
+        self.config: Any = self._model.config
+        self._active = ActiveTerms()
+        self.context_length = int(getattr(self.config, "max_position_embeddings", 0) or 1 << 30)
+        self.eos_ids = _eos_ids(self._model)
+        expected = _own_logprobs(self._model)
+        self.head = Head.of(self._model, self.config)
+        self.vocab_size = self.head.weight.shape[0]
+        self.targets = _hook(self._model, self._active)
+        self._stacked = _stacked_experts(self._model)
+        self.limits = KnownLimits()
+        self.sampled_tokens = 0  # so far, those of requests that were cancelled too
+        self.unembed_name = next((t.name for t in self.targets if t.group == "unembed"), "")
+        self._rotary = fuse(self._model, dtype)
+        self._decoder: Any = self._model.base_model
+        if device.type == "cpu":
+            _leave_file(self._model)
+        self._check(expected)
+        release_cached_memory(device)  # loading passes through a second copy of the weights
+
+    @torch.no_grad()
+    def _check(self, expected: torch.Tensor) -> None:
+        """Compares layers and head, as the engine computes them, with transformers' own, once.
+
+        Architectures scale, cap or shift logits in their own ways; one that ``Head`` does not
+        know would train silently wrong.
+        """
+        tokens = _trial_row(self._model)
+        found = self.head.logprobs(self.hidden(tokens)[0], tokens[0].roll(-1), None)
+        exact = self.dtype == torch.float32
+        differences = (found - expected).abs()  # half precision rounds some position far off
+        difference = (differences.max() if exact else differences.median()).item()
+        tolerance = 1e-3 if exact else 0.1
+        if not difference <= tolerance:
+            raise ConfigurationError(
+                f"{type(self._model).__name__}: log-probabilities of the engine differ from the "
+                f"model's own by {difference:.2g} (expected <= {tolerance:g}); it computes "
+                "something that the engine does not know, so it would train wrongly"
+            )
+
+    @contextmanager
+    def adapted(self, terms: Terms) -> Iterator[None]:
+        """Applies an adapter to the forwards inside the block, and to what they recompute."""
+        with self._active.use(terms), self._rotary.fused():
+            yield
+
+    @contextmanager
+    def with_segments(self, terms: Terms) -> Iterator[None]:
+        """As ``adapted``, without gradients, as samplers apply adapters."""
+        with self._active.use({}, Segments.of_one(terms)):
+            yield
+
+    def hidden(self, tokens: torch.Tensor, **kwargs: Any) -> torch.Tensor:
+        """Last hidden states [B, L, H] of right-padded ``tokens`` [B, L].
+
+        Without a mask every row is causal, and what stands to the right of a row's end cannot
+        reach it, so right padding needs none. ``kwargs`` go to the transformers model (cache,
+        positions, mask).
+        """
+        kwargs.setdefault("use_cache", False)
+        with self._rotary.fused():
+            return self._decoder(input_ids=tokens, **kwargs).last_hidden_state
+
+    def hidden_of_batch(
+        self,
+        tokens: torch.Tensor,
+        positions: torch.Tensor,
+        layout: BatchLayout,
+        segments: Segments,
+    ) -> torch.Tensor:
+        """Last hidden states [T, H] of the tokens [T] of many sequences (``batch_attention``)."""
+        with (
+            self._attending(batch_attention.NAME),
+            batch_attention.use(layout),
+            self._active.use({}, segments),
+        ):
+            return self.hidden(tokens[None], position_ids=positions[None])[0]
+
+    def hidden_of_tree(
+        self, tokens: torch.Tensor, positions: torch.Tensor, layout: TreeLayout
+    ) -> torch.Tensor:
+        """Last hidden states [1, T, H] of a row of sequences that share prefixes."""
+        with self.along_tree(layout):
+            return self.hidden(tokens, position_ids=positions)
+
+    @contextmanager
+    def along_tree(self, layout: TreeLayout | None) -> Iterator[None]:
+        """Attention inside the block is that of ``layout``, also where layers are recomputed."""
+        if layout is None:
+            yield
+            return
+        with self._attending(tree_attention.NAME), tree_attention.use(layout):
+            yield
+
+    @contextmanager
+    def _attending(self, name: str) -> Iterator[None]:
+        config = self._decoder.config
+        usual = config._attn_implementation
+        config._attn_implementation = name
+        try:
+            yield
+        finally:
+            config._attn_implementation = usual
+
+    def require_covered(self, spec: AdapterSpec) -> None:
+        """Raises ``ConfigurationError`` if an adapter would leave out layers that it is to cover.
+
+        The routed experts of a mixture-of-experts model are one parameter of three dimensions,
+        which no adapter of the engine covers.
+        """
+        if not (spec.train_mlp and self._stacked):
+            return
+        kinds = sorted({_LAYER.sub(".*.", name) for name in self._stacked})
+        raise ConfigurationError(
+            f"train_mlp=true, but {self.name} has routed experts in {len(self._stacked)} stacked "
+            f"parameters ({', '.join(kinds)}), which an adapter cannot cover here yet; set "
+            "train_mlp=false to train attention and unembedding alone"
+        )
+
+    @cached_property
+    def ragged(self) -> bool:
+        """Whether some layer's width is no multiple of 16.
+
+        Element-wise functions treat the end of their memory, and of each thread's part, in another
+        way than whole vectors; with such a width that end is in the middle of some token.
+        """
+        return any(target.out_features % 16 for target in self.targets if target.group != "unembed")
+
+    @cached_property
+    def kv_shapes(self) -> list[LayerShape] | None:
+        """What each layer keeps of a token; none if sequences cannot be batched."""
+        return batch_trial(self)
+
+    def unembed_pair(self, terms: Terms) -> tuple[torch.Tensor, torch.Tensor] | None:
+        """The adapter of the unembedding layer, if it has one."""
+        term = terms.get(self.unembed_name)
+        return None if term is None else (term.a, term.b)
+
+    @contextmanager
+    def checkpointed(self, on: bool) -> Iterator[None]:
+        """Recomputes each layer in the backward pass: a third more work, a fraction of the memory.
+
+        transformers' own switch works in training mode alone, in which a layer's dropout wakes
+        up. This one leaves the mode alone; nothing in evaluation mode draws random numbers, so
+        none are kept. The recomputation needs the adapter to be active again.
+        """
+        if not on:
+            yield
+            return
+        from transformers.modeling_layers import GradientCheckpointingLayer
+
+        layers = [m for m in self._decoder.modules() if isinstance(m, GradientCheckpointingLayer)]
+        if not layers:
+            raise TrainingError(
+                f"{self.name}: this architecture does not support activation checkpointing, which "
+                "a sequence of this length needs; set max_length lower"
+            )
+        for layer in layers:
+            layer.forward = partial(
+                checkpoint, layer.forward, use_reentrant=False, preserve_rng_state=False
+            )
+        try:
+            yield
+        finally:
+            for layer in layers:
+                del layer.forward  # the class's own shows again
+
+    @cached_property
+    def shares_prefixes(self) -> bool:
+        """Whether sequences may share a row (see ``prefix_tree``)."""
+        return tree_trial(self)
+
+    def activation_bytes_per_token(self) -> int:
+        """Memory that one trained token's activations take, from the model's shapes.
+
+        A layer keeps about ten tensors of the hidden width (norms, projections, attention) and
+        five of the MLP's inner width for the backward pass.
+        """
+        config = getattr(self.config, "text_config", self.config)
+        hidden = int(config.hidden_size)
+        inner = int(getattr(config, "intermediate_size", None) or 4 * hidden)
+        layers = int(config.num_hidden_layers)
+        return layers * (10 * hidden + 5 * inner) * self.dtype.itemsize
+
+
+def _load(folder: Path, device: torch.device, dtype: torch.dtype) -> Any:
+    from transformers import AutoModelForCausalLM
+
+    model: Any = AutoModelForCausalLM.from_pretrained(folder, dtype=dtype, local_files_only=True)
+    chosen = getattr(model.config, "_attn_implementation", None)  # eager where it must be (Gemma 2)
+    if chosen == "sdpa" and device.type == "cpu" and dtype == torch.bfloat16:
+        model.set_attn_implementation(cpu_attention.register())
+    return model.requires_grad_(False).eval().to(device)
+
+
+def _eos_ids(model: Any) -> tuple[int, ...]:
+    """End-of-sequence ids: those of generation_config.json first, as ``generate`` does."""
+    for config in (getattr(model, "generation_config", None), model.config):
+        eos = getattr(config, "eos_token_id", None)
+        if eos is not None:
+            return tuple(eos) if isinstance(eos, (list, tuple)) else (int(eos),)
+    return ()
+
+
+def _hook(model: Any, active: ActiveTerms) -> list[Target]:
+    """Replaces every linear layer of the decoder, and the head, by one that takes an adapter."""
+    head = model.get_output_embeddings()
+    targets = []
+    # By name, so that each plain matrix is freed as soon as its packed form stands.
+    for name in [n for n, m in model.named_modules() if isinstance(m, nn.Linear)]:
+        module = model.get_submodule(name)
+        if module is head:
+            group = "unembed"
+        elif not _LAYER.search(name) or "vis" in name:
+            continue
+        elif _ATTN.search(name):
+            group = "attn"
+        elif _MLP.search(name):
+            group = "mlp"
+        else:
+            continue
+        targets.append(Target(name, group, module.in_features, module.out_features))
+        if group != "unembed":  # the head is applied by `Head`, in chunks
+            parent = model.get_submodule(name.rpartition(".")[0])
+            setattr(parent, name.rpartition(".")[2], AdapterLinear(module, name, active))
+    if not targets:
+        raise ConfigurationError(
+            f"{type(model).__name__}: no linear layer was found that an adapter could cover"
+        )
+    return targets
+
+
+def _stacked_experts(model: Any) -> list[str]:
+    """Names of the MLP parameters that hold the matrices of several experts."""
+    return [
+        name
+        for name, parameter in model.named_parameters()
+        if parameter.dim() == 3 and _LAYER.search(name) and _MLP.search(name) and "vis" not in name
+    ]
+
+
+def _leave_file(model: Any) -> None:
+    """Copies what is still a window into the weights' file, whose pages then count no longer.
+
+    Most matrices were laid out anew by now, and so was the head: its own plain form goes.
+    """
+    head, embedding = model.get_output_embeddings(), model.get_input_embeddings()
+    if head.weight is not embedding.weight:
+        head.weight = nn.Parameter(head.weight.new_empty(0), requires_grad=False)
+    for parameter in model.parameters():
+        parameter.data = parameter.data.clone()
+
+
+@torch.no_grad()
+def _own_logprobs(model: Any) -> torch.Tensor:
+    """fp32 log-probabilities [8] of a few tokens, as transformers computes them."""
+    tokens = _trial_row(model)
+    logprobs = model(input_ids=tokens, use_cache=False).logits[0].float().log_softmax(-1)
+    return logprobs.gather(1, tokens[0].roll(-1)[:, None])[:, 0]
+
+
+def _trial_row(model: Any) -> torch.Tensor:
+    """Token ids [1, 8]."""
+    embedding = model.get_input_embeddings().weight
+    return torch.from_numpy(trial_tokens(embedding.shape[0], 8)).to(embedding.device)[None]

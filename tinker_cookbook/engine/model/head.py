@@ -1,0 +1,265 @@
+"""Target log-probabilities from hidden states, in chunks: the [T, V] logits never exist whole.
+
+For logits ``z = cap(scale * (W h + B A h))`` and upstream gradient ``g`` of the target's
+log-probability, ``dz = g (onehot(target) - softmax(z))``. Logits and log-sum-exp are fp32. The
+backward pass runs only over positions with a non-zero gradient; the frozen ``W`` gets none. What
+a forward pass keeps of its softmax (``Kept``) the backward pass need not compute again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch.nn import functional as F  # noqa: N812
+
+from tinker_cookbook.engine.kernels.cpu.packed_linear import FrozenWeight, add_parts, frozen
+from tinker_cookbook.engine.model.low_rank import Part
+
+LoraPair = tuple[torch.Tensor, torch.Tensor]
+"""(A [r, H], B [V, r] scaled) of the unembedding layer, in the compute dtype or fp32."""
+
+_CHUNK_BYTES_CPU = 32 << 20  # larger chunks make better products but take several times their size
+_CHUNK_BYTES_GPU = 512 << 20
+_KEPT_BYTES = 256 << 20
+"""What a forward pass may keep for its backward pass: some 1,300 positions of 50k tokens."""
+
+
+@dataclass
+class HeadGradients:
+    """Result of a backward pass: for the hidden states and for the layer's own adapter."""
+
+    hidden: torch.Tensor
+    a: torch.Tensor | None = None
+    b: torch.Tensor | None = None
+
+
+@dataclass(frozen=True)
+class _Softmax:
+    """Of a few positions: ``exp(z - max z)`` [T, V], its sums [T, 1], and the targets' values."""
+
+    exponents: torch.Tensor
+    total: torch.Tensor
+    logprobs: torch.Tensor
+    cap_slope: torch.Tensor | None = None
+
+    def at(self, rows: torch.Tensor) -> _Softmax:
+        """Those of the positions that the mask ``rows`` [T] names."""
+        return _Softmax(self.exponents[rows], self.total[rows], self.logprobs[rows])
+
+
+@dataclass
+class Kept:
+    """The softmax of ``positions`` [N] of a pass, from its first on, as far as the budget goes."""
+
+    positions: torch.Tensor
+    _parts: list[tuple[slice, _Softmax]] = field(default_factory=list)
+    _left: int = _KEPT_BYTES
+
+    def add(self, rows: slice, softmax: _Softmax) -> None:
+        """Keeps that of ``positions[rows]``, where it fits."""
+        if softmax.exponents.nbytes <= self._left:
+            self._left -= softmax.exponents.nbytes
+            self._parts.append((rows, softmax))
+
+    def take(self) -> Iterator[tuple[torch.Tensor, _Softmax]]:
+        """Positions and their softmax, each once: who takes it may overwrite it."""
+        while self._parts:
+            rows, softmax = self._parts.pop()
+            yield self.positions[rows], softmax
+
+
+@dataclass(frozen=True)
+class Head:
+    """The unembedding layer of a model: ``weight`` [V, H], optional bias, scale and soft cap."""
+
+    weight: FrozenWeight
+    bias: torch.Tensor | None = None
+    scale: float = 1.0
+    softcap: float | None = None
+
+    @classmethod
+    def of(cls, model: Any, config: Any) -> Head:
+        """Reads weight and logit transformations of a transformers model."""
+        config = getattr(config, "text_config", config)
+        layer = model.get_output_embeddings()
+        scale = float(getattr(config, "logit_scale", None) or 1.0)  # Cohere multiplies
+        scale /= float(getattr(config, "logits_scaling", None) or 1.0)  # Granite divides
+        softcap = getattr(config, "final_logit_softcapping", None)  # Gemma
+        weight = frozen(layer.weight)
+        return cls(weight, layer.bias, scale, float(softcap) if softcap else None)
+
+    @property
+    def chunk_rows(self) -> int:
+        """Positions a chunk holds."""
+        budget = _CHUNK_BYTES_CPU if self.weight.device.type == "cpu" else _CHUNK_BYTES_GPU
+        return max(8, budget // (4 * self.weight.shape[0]))
+
+    def logits(self, hidden: torch.Tensor, lora: LoraPair | None) -> torch.Tensor:
+        """fp32 logits [T, V] of a few positions ``hidden`` [T, H]."""
+        z = self._product(hidden)
+        if lora is not None:
+            low = F.linear(hidden.to(lora[0].dtype), lora[0])
+            z.addmm_(low.float(), lora[1].float().t())
+        return self._scaled(z)
+
+    def logits_of_parts(self, hidden: torch.Tensor, parts: Sequence[Part]) -> torch.Tensor:
+        """``logits`` where each of ``parts`` has an adapter of its own."""
+        return self._scaled(add_parts(self._product(hidden), hidden, parts))
+
+    def _product(self, hidden: torch.Tensor) -> torch.Tensor:
+        # A logit of 20 in bfloat16 is off by up to 0.06, which sampler and trainer round apart.
+        z = self.weight.product_fp32(hidden)
+        if self.bias is not None:
+            z += self.bias
+        return z
+
+    def _scaled(self, z: torch.Tensor) -> torch.Tensor:
+        if self.scale != 1.0:
+            z = z * self.scale
+        if self.softcap is not None:
+            z = self.softcap * torch.tanh(z / self.softcap)
+        return z
+
+    @torch.no_grad()
+    def logprobs(
+        self,
+        hidden: torch.Tensor,
+        targets: torch.Tensor,
+        lora: LoraPair | None,
+        kept: Kept | None = None,
+    ) -> torch.Tensor:
+        """fp32 log-probabilities, of the shape of ``targets`` ([T] or [T, K]).
+
+        ``kept`` takes what a backward pass over the same positions can use.
+        """
+        out = torch.empty(targets.shape, dtype=torch.float32, device=hidden.device)
+        for rows in self._chunks(len(hidden)):
+            softmax = self._softmax(hidden[rows], targets[rows], lora)
+            out[rows] = softmax.logprobs
+            if kept is not None and self.softcap is None:  # the cap's slope is as large again
+                kept.add(rows, softmax)
+        return out
+
+    @torch.no_grad()
+    def topk(
+        self, hidden: torch.Tensor, k: int, lora: LoraPair | None
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """The ``k`` most probable tokens of each position: (logprobs [T, k], ids [T, k])."""
+        values, ids = [], []
+        for rows in self._chunks(len(hidden)):
+            z = self.logits(hidden[rows], lora)
+            top = z.topk(k, dim=-1)
+            values.append(top.values - z.logsumexp(-1, keepdim=True))
+            ids.append(top.indices)
+        return torch.cat(values), torch.cat(ids)
+
+    @torch.no_grad()
+    def backward(
+        self,
+        hidden: torch.Tensor,
+        targets: torch.Tensor,
+        upstream: torch.Tensor,
+        lora: LoraPair | None,
+        logprobs_out: torch.Tensor | None = None,
+        kept: Kept | None = None,
+    ) -> HeadGradients:
+        """Gradients, given those of the log-probabilities (``upstream``, shaped like ``targets``).
+
+        ``kept`` is what ``logprobs`` left of positions of ``hidden``; it is used up.
+
+        With ``logprobs_out`` the log-probabilities of *all* positions are written there as well,
+        in the same pass: a loss that is linear in them knows its gradient beforehand and needs
+        the logits only once.
+        """
+        grads = HeadGradients(torch.zeros_like(hidden))
+        if lora is not None:
+            grads.a = torch.zeros_like(lora[0], dtype=torch.float32)
+            grads.b = torch.zeros_like(lora[1], dtype=torch.float32)
+        needed = (upstream != 0) if upstream.dim() == 1 else (upstream != 0).any(-1)
+        for at, softmax in self._softmaxes(hidden, targets, needed, lora, kept):
+            if logprobs_out is not None:
+                logprobs_out[at] = softmax.logprobs
+            dz = self._logit_gradient(softmax, targets[at], upstream[at]).to(hidden.dtype)
+            grads.hidden[at] = self._through_layer(dz, hidden[at], lora, grads)
+        if logprobs_out is not None:
+            rest = (~needed).nonzero()[:, 0]
+            logprobs_out[rest] = self.logprobs(hidden[rest], targets[rest], lora)
+        return grads
+
+    def _softmaxes(
+        self,
+        hidden: torch.Tensor,
+        targets: torch.Tensor,
+        needed: torch.Tensor,
+        lora: LoraPair | None,
+        kept: Kept | None,
+    ) -> Iterator[tuple[torch.Tensor, _Softmax]]:
+        """Chunks of the positions that the mask ``needed`` [T] names, each with its softmax."""
+        rest = needed.clone()
+        for at, softmax in kept.take() if kept is not None else ():
+            wanted = needed[at]
+            rest[at] = False
+            if wanted.all():
+                yield at, softmax
+            elif wanted.any():
+                yield at[wanted], softmax.at(wanted)
+        order = rest.nonzero()[:, 0]
+        for rows in self._chunks(len(order)):
+            at = order[rows]
+            yield at, self._softmax(hidden[at], targets[at], lora, slope=True)
+
+    def _softmax(
+        self,
+        hidden: torch.Tensor,
+        targets: torch.Tensor,
+        lora: LoraPair | None,
+        *,
+        slope: bool = False,
+    ) -> _Softmax:
+        z = self.logits(hidden, lora)
+        at_target = z.gather(1, targets if targets.dim() == 2 else targets[:, None])
+        cap_slope = 1 - (z / self.softcap) ** 2 if slope and self.softcap is not None else None
+        lse, total = _exponentiate(z)
+        logprobs = at_target - lse
+        return _Softmax(z, total, logprobs if targets.dim() == 2 else logprobs[:, 0], cap_slope)
+
+    def _logit_gradient(
+        self, softmax: _Softmax, targets: torch.Tensor, g: torch.Tensor
+    ) -> torch.Tensor:
+        """``d loss / d raw logits`` [T, V] from ``d loss / d logprobs``; overwrites ``softmax``."""
+        if targets.dim() == 1:
+            targets, g = targets[:, None], g[:, None]
+        dz = softmax.exponents.mul_(-g.sum(-1, keepdim=True) / softmax.total)
+        dz.scatter_add_(1, targets, g)
+        if softmax.cap_slope is not None:
+            dz.mul_(softmax.cap_slope)
+        return dz.mul_(self.scale) if self.scale != 1.0 else dz
+
+    def _through_layer(
+        self, dz: torch.Tensor, hidden: torch.Tensor, lora: LoraPair | None, grads: HeadGradients
+    ) -> torch.Tensor:
+        d_hidden = self.weight.back(dz)
+        if lora is None or grads.a is None or grads.b is None:
+            return d_hidden
+        a, b = lora
+        d_low = dz @ b
+        grads.b += (dz.t() @ F.linear(hidden, a)).float()
+        grads.a += (d_low.t() @ hidden).float()
+        return d_hidden.addmm_(d_low, a)
+
+    def _chunks(self, rows: int) -> Iterator[slice]:
+        size = self.chunk_rows
+        return (slice(start, min(start + size, rows)) for start in range(0, rows, size))
+
+
+def _exponentiate(z: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """Turns ``z`` [T, V] into ``exp(z - max)``; returns log-sum-exp and the sums, both [T, 1].
+
+    In place, since passes over [T, V] are what the head spends its time on besides products.
+    """
+    highest = z.amax(-1, keepdim=True)
+    total = z.sub_(highest).exp_().sum(-1, keepdim=True)
+    return highest + total.log(), total

@@ -1,0 +1,316 @@
+"""LoRA adapters, applied unmerged: ``y = W x + (alpha / r) * B (A x)``.
+
+Source: Hu et al. 2021, "LoRA: Low-Rank Adaptation of Large Language Models" (arXiv 2106.09685).
+The base weights are never touched, so any number of adapters share one base model, sampling sees
+exactly what training sees, and a snapshot for a sampler is a reference. Names and files are those
+of peft, so ``PeftModel.from_pretrained`` loads what is written here.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import nn
+
+from tinker_cookbook.engine.kernels.cpu.packed_linear import FrozenWeight, frozen
+from tinker_cookbook.engine.model.low_rank import LowRank, Part, Segments, Terms
+from tinker_cookbook.engine.model.resolve import check_rank
+from tinker_cookbook.exceptions import CheckpointError, ConfigurationError
+
+ALPHA = 32
+_PEFT_PREFIX = "base_model.model."
+
+TermGradients = Mapping[str, tuple[torch.Tensor, torch.Tensor]]
+"""Target name -> gradients of A [r, in] and of B [out, r]."""
+
+
+@dataclass(frozen=True)
+class AdapterSpec:
+    """Shape of an adapter: rank, and which of the three groups of linear layers it covers."""
+
+    rank: int = 32
+    train_attn: bool = True
+    train_mlp: bool = True
+    train_unembed: bool = True
+
+    def __post_init__(self) -> None:
+        if self.rank < 1:
+            raise ConfigurationError(f"rank: got {self.rank}, expected a whole number >= 1")
+        if not (self.train_attn or self.train_mlp or self.train_unembed):
+            raise ConfigurationError(
+                "train_attn, train_mlp, train_unembed: all are false, so nothing would be "
+                "trained; set at least one of them to true"
+            )
+
+    @property
+    def scaling(self) -> float:
+        """alpha / r; alpha is 32 at every rank, so the learning rate does not depend on rank."""
+        return ALPHA / self.rank
+
+    def covers(self, group: str) -> bool:
+        """Whether layers of ``group`` ("attn", "mlp" or "unembed") carry an adapter."""
+        return {
+            "attn": self.train_attn,
+            "mlp": self.train_mlp,
+            "unembed": self.train_unembed,
+        }[group]
+
+
+@dataclass(frozen=True)
+class Target:
+    """One linear layer that can carry an adapter."""
+
+    name: str
+    group: str
+    in_features: int
+    out_features: int
+
+
+@dataclass
+class ActiveTerms:
+    """The adapter that the next forward applies; shared by all hooked layers of a model.
+
+    ``segments`` are set instead of ``terms`` while a batch of several clients is sampled.
+    """
+
+    terms: Terms = field(default_factory=dict)
+    segments: Segments | None = None
+
+    @contextmanager
+    def use(self, terms: Terms, segments: Segments | None = None) -> Iterator[None]:
+        """Applies them inside the block; restores what was active before."""
+        before = self.terms, self.segments
+        self.terms, self.segments = terms, segments
+        try:
+            yield
+        finally:
+            self.terms, self.segments = before
+
+
+class AdapterLinear(nn.Module):
+    """A frozen linear layer that adds the active adapter's low-rank term."""
+
+    def __init__(self, base: nn.Linear, name: str, active: ActiveTerms) -> None:
+        super().__init__()
+        self._frozen = frozen(base.weight)
+        self.bias = base.bias
+        self.in_features, self.out_features = base.in_features, base.out_features
+        self._name = name
+        self._active = active
+
+    @property
+    def weight(self) -> torch.Tensor:
+        """The frozen matrix [out, in]; some architectures ask for its dtype."""
+        return self._frozen.dense()
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """``x`` [..., in] to [..., out]."""
+        rows = x.reshape(-1, self.in_features)
+        if self._active.segments is not None:
+            out = self._active.segments.apply(self._name, rows, self._sampled)
+            return out.view(*x.shape[:-1], self.out_features)
+        term = self._active.terms.get(self._name)
+        a, b = (None, None) if term is None else (term.a, term.b)
+        out = _AdaptedProduct.apply(rows, self._frozen, self.bias, term, a, b)
+        return out.view(*x.shape[:-1], self.out_features)
+
+    def _sampled(self, rows: torch.Tensor, parts: Sequence[Part]) -> torch.Tensor:
+        return self._frozen.adapted(rows, self.bias, parts)
+
+
+class _AdaptedProduct(torch.autograd.Function):
+    """``x W^T + bias + (x A^T) B^T`` with gradients for ``x``, ``A`` and ``B``.
+
+    ``a`` and ``b`` are those of ``term``, for autograd to know.
+    """
+
+    @staticmethod
+    def forward(
+        ctx: Any,
+        x: torch.Tensor,
+        weight: FrozenWeight,
+        bias: torch.Tensor | None,
+        term: LowRank | None,
+        a: torch.Tensor | None,
+        b: torch.Tensor | None,
+    ) -> torch.Tensor:
+        ctx.weight, ctx.term = weight, term
+        if term is None:
+            return weight.product(x, bias)
+        out, low = weight.trained(x, bias, term)
+        ctx.save_for_backward(x, low)
+        return out
+
+    @staticmethod
+    def backward(ctx: Any, *upstream: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
+        gradient, term = upstream[0].contiguous(), ctx.term
+        if term is None:
+            d_x = ctx.weight.back(gradient) if ctx.needs_input_grad[0] else None
+            return d_x, None, None, None, None, None
+        x, low = ctx.saved_tensors  # to be read once, says activation checkpointing
+        if ctx.needs_input_grad[0]:
+            d_x, d_low = ctx.weight.trained_back(gradient, term)
+        else:  # the first layer's: nothing before it learns
+            d_x, d_low = None, gradient @ term.b.detach()
+        rank = term.a.shape[0]
+        d_low, low = d_low[:, :rank], low[:, :rank]
+        # The same product either way round; the faster one depends on the dtype.
+        wide = low.dtype != torch.float32
+        d_b = _outer(low, gradient).t() if wide else _outer(gradient, low)
+        return d_x, None, None, None, _outer(d_low, x), d_b
+
+
+def _outer(left: torch.Tensor, right: torch.Tensor) -> torch.Tensor:
+    """``left^T right`` [m, n] of [T, m] and [T, n]; in fp32 where one of them is."""
+    dtype = torch.promote_types(left.dtype, right.dtype)
+    return left.to(dtype).t() @ right.to(dtype)
+
+
+class Adapter:
+    """The fp32 tensors of one adapter: ``A`` [r, in] and ``B`` [out, r] for each target."""
+
+    def __init__(
+        self,
+        spec: AdapterSpec,
+        targets: list[Target],
+        tensors: dict[str, tuple[torch.Tensor, torch.Tensor]],
+    ) -> None:
+        self.spec = spec
+        self.targets = targets
+        self.tensors = tensors
+
+    @classmethod
+    def create(
+        cls, spec: AdapterSpec, targets: list[Target], seed: int, device: torch.device
+    ) -> Adapter:
+        """A fresh adapter: ``A`` uniform as in ``nn.Linear``, ``B`` zero, so it changes nothing.
+
+        Drawn on the CPU, so a seed gives the same adapter on every device.
+        """
+        covered = list(_covered(spec, targets))
+        # Before anything is allocated: a rank of some thousands takes minutes and all memory.
+        check_rank(spec.rank, max(min(t.in_features, t.out_features) for t in covered))
+        generator = torch.Generator().manual_seed(seed)
+        tensors = {}
+        for target in covered:
+            bound = 1 / math.sqrt(target.in_features)  # kaiming_uniform with a = sqrt(5)
+            a = torch.empty(spec.rank, target.in_features)
+            a.uniform_(-bound, bound, generator=generator)
+            b = torch.zeros(target.out_features, spec.rank)
+            tensors[target.name] = (a.to(device), b.to(device))
+        return cls(spec, targets, tensors)
+
+    def parameters(self) -> dict[str, torch.Tensor]:
+        """All tensors by their peft name, in a fixed order."""
+        out = {}
+        for name, (a, b) in self.tensors.items():
+            out[f"{_PEFT_PREFIX}{name}.lora_A.weight"] = a
+            out[f"{_PEFT_PREFIX}{name}.lora_B.weight"] = b
+        return out
+
+    def terms(self, dtype: torch.dtype, *, requires_grad: bool = False) -> Terms:
+        """What the layers apply, in the compute dtype, cast once for a whole batch.
+
+        ``B`` has alpha / r multiplied in. They are leaves of their own: ``parameter_gradients``
+        turns their gradients into those of the tensors.
+        """
+        scaling = self.spec.scaling
+        return {
+            name: LowRank(
+                a.detach().to(dtype).requires_grad_(requires_grad),
+                (b.detach() * scaling).to(dtype).requires_grad_(requires_grad),
+            )
+            for name, (a, b) in self.tensors.items()
+        }
+
+    def parameter_gradients(self, of_terms: TermGradients) -> dict[str, torch.Tensor]:
+        """Gradients by peft name, from those of ``terms`` (fp32, overwritten)."""
+        out = {}
+        for name, (a, b) in of_terms.items():
+            out[f"{_PEFT_PREFIX}{name}.lora_A.weight"] = a
+            out[f"{_PEFT_PREFIX}{name}.lora_B.weight"] = b.mul_(self.spec.scaling)
+        return out
+
+    def requires_grad_(self, on: bool = True) -> Adapter:
+        """Marks all tensors as leaves that need a gradient."""
+        for tensor in self.parameters().values():
+            tensor.requires_grad_(on)
+        return self
+
+    def peft_config(self, base_model: str) -> dict[str, Any]:
+        """``adapter_config.json`` as peft reads it."""
+        return {
+            "peft_type": "LORA",
+            "task_type": "CAUSAL_LM",
+            "base_model_name_or_path": base_model,
+            "r": self.spec.rank,
+            "lora_alpha": ALPHA,
+            "lora_dropout": 0.0,
+            "bias": "none",
+            "fan_in_fan_out": False,
+            "init_lora_weights": True,
+            "inference_mode": True,
+            "use_rslora": False,
+            "use_dora": False,
+            "target_modules": sorted({name.rsplit(".", 1)[-1] for name in self.tensors}),
+        }
+
+    @classmethod
+    def load(
+        cls,
+        spec: AdapterSpec,
+        targets: list[Target],
+        saved: Mapping[str, torch.Tensor],
+        device: torch.device,
+        source: str,
+    ) -> Adapter:
+        """Builds the adapter from saved tensors; refuses any that do not fit the model."""
+        tensors, expected = {}, set()
+        for target in _covered(spec, targets):
+            shapes = {
+                "A": (spec.rank, target.in_features),
+                "B": (target.out_features, spec.rank),
+            }
+            loaded = []
+            for side, shape in shapes.items():
+                key = f"{_PEFT_PREFIX}{target.name}.lora_{side}.weight"
+                expected.add(key)
+                if key not in saved:
+                    raise CheckpointError(
+                        f"{source}: tensor {key!r} is missing; the checkpoint is of another model "
+                        "or other LoRA flags: load it with the base model it was trained on"
+                    )
+                if tuple(saved[key].shape) != shape:
+                    raise CheckpointError(
+                        f"{source}: tensor {key!r} has shape {tuple(saved[key].shape)}, expected "
+                        f"{shape}; the checkpoint is of another model"
+                    )
+                loaded.append(saved[key].to(device=device, dtype=torch.float32, copy=True))
+            tensors[target.name] = (loaded[0], loaded[1])
+        if surplus := sorted(set(saved) - expected):
+            raise CheckpointError(
+                f"{source}: {len(surplus)} tensors match no layer of the model, the first is "
+                f"{surplus[0]!r}; the checkpoint is of another model"
+            )
+        return cls(spec, targets, tensors)
+
+
+def _covered(spec: AdapterSpec, targets: list[Target]) -> list[Target]:
+    """The targets an adapter covers; a flag that matches no layer is refused, not ignored."""
+    for flag, group in (
+        ("train_attn", "attn"),
+        ("train_mlp", "mlp"),
+        ("train_unembed", "unembed"),
+    ):
+        if spec.covers(group) and not any(target.group == group for target in targets):
+            raise ConfigurationError(
+                f"{flag}=true, but this model has no {group} layer of type nn.Linear that an "
+                f"adapter could cover (stacked mixture-of-experts weights are not); set "
+                f"{flag}=false"
+            )
+    return [target for target in targets if spec.covers(target.group)]

@@ -1,0 +1,1 @@
+"""Continuous batching: scheduler, KV caches, prefill, token sampling and scoring."""

@@ -1,0 +1,255 @@
+"""Attention over a batch in which sequences decode while others are still reading their prompt.
+
+The tokens of all sequences form one row [1, T], so every linear layer is a single product. Only
+attention needs to know which token belongs to which sequence: a ``BatchLayout`` says where each
+lies, and new keys and values go into the sequences' slots before anything attends. transformers
+calls ``attention_forward`` in place of its own attention while a layout is in use.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from contextlib import AbstractContextManager
+from contextvars import ContextVar
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Any, TypeAlias
+
+import torch
+from torch.nn import functional as F  # noqa: N812
+
+from tinker_cookbook.engine.kernels.cpu.attention import Run, SlotAttention
+from tinker_cookbook.engine.model import attention_registry as attention_hook
+from tinker_cookbook.engine.model.attention_registry import causal_bias
+from tinker_cookbook.engine.sampling.kv_cache import AnySlot, Arena, Slot
+from tinker_cookbook.engine.sampling.paged_cache import PagedSlot
+
+NAME = "tinker_cookbook_batch"
+BLOCK = 64
+"""Queries of a prompt that attend together; arenas hold a multiple, or the whole context."""
+
+
+class DecodeRows:
+    """Slots of an arena that get one token each, in the order of the slots.
+
+    ``first`` is where they begin in the row of tokens.
+    """
+
+    def __init__(self, arena: Arena, first: int, slots: Sequence[Slot]) -> None:
+        self.arena, self.first, self.count = arena, first, len(slots)
+        device = arena.device
+        self._at = torch.tensor([slot.length for slot in slots], device=device)
+        # All of them are a view; a part, as where a step is tried in halves, is copied.
+        self._all = len(slots) == len(arena.slots)
+        if self._all:
+            self._places = torch.arange(self.count, device=device)
+        else:
+            self._places = torch.tensor([slot.index for slot in slots], device=device)
+        self._biases: dict[int | None, torch.Tensor] = {}
+
+    def write(self, layer: int, key: torch.Tensor, value: torch.Tensor) -> None:
+        """Stores this step's ``key`` and ``value`` [R, kv heads, D]."""
+        self.arena.keys[layer][self._places, :, self._at] = key
+        self.arena.values[layer][self._places, :, self._at] = value
+
+    def attend(self, layer: int, query: torch.Tensor, call: AttentionCall) -> torch.Tensor:
+        """``query`` [R, heads, D] over everything each row holds; returns [R, heads, D]."""
+        keys = self._chosen(self.arena.keys[layer])
+        values = self._chosen(self.arena.values[layer])
+        count, kv_heads, capacity, width = keys.shape
+        grouped = query.reshape(count * kv_heads, -1, width)
+        weights = call.weights(
+            grouped,
+            keys.reshape(count * kv_heads, capacity, width),
+            self._bias(call.window, kv_heads),
+            count,
+        )
+        out = torch.bmm(weights, values.reshape(count * kv_heads, capacity, -1))
+        return out.view(count, query.shape[1], -1)
+
+    def _chosen(self, tensor: torch.Tensor) -> torch.Tensor:
+        """The rows of ``tensor``, laid out as it is, so that products round alike."""
+        if self._all:
+            return tensor[: self.count]
+        if tensor.is_contiguous():
+            return tensor.index_select(0, self._places)
+        return tensor.transpose(2, 3).index_select(0, self._places).transpose(2, 3)
+
+    def _bias(self, window: int | None, kv_heads: int) -> torch.Tensor:
+        """fp32 [R * kv heads, 1, capacity]: 0 where a row sees a key, -inf elsewhere."""
+        if window not in self._biases:
+            index = torch.arange(self.arena.capacity, device=self._at.device)
+            bias = causal_bias(self._at, index, window)
+            self._biases[window] = bias.repeat_interleave(kv_heads, 0)[:, None]
+        return self._biases[window]
+
+
+class PrefillRow:
+    """One sequence that reads ``count`` tokens of its prompt, which begin at ``first``.
+
+    Queries go in blocks that begin at multiples of ``BLOCK`` in the sequence and are always full,
+    padded where they are not. So what a token attends to is computed by the same products however
+    the prompt was cut, by a known prefix or by the size of a step, and rounds alike to the bit.
+    """
+
+    def __init__(self, slot: Slot, first: int, count: int) -> None:
+        self.slot, self.first, self.count = slot, first, count
+        self._start = slot.length
+        self._biases: dict[tuple[int, int | None], torch.Tensor] = {}
+
+    def write(self, layer: int, key: torch.Tensor, value: torch.Tensor) -> None:
+        """Stores ``key`` and ``value`` [S, kv heads, D]."""
+        arena, end = self.slot.arena, self._start + self.count
+        arena.keys[layer][self.slot.index, :, self._start : end] = key.transpose(0, 1)
+        arena.values[layer][self.slot.index, :, self._start : end] = value.transpose(0, 1)
+
+    def attend(self, layer: int, query: torch.Tensor, call: AttentionCall) -> torch.Tensor:
+        """Causal attention of ``query`` [S, heads, D]; returns [S, heads, D]."""
+        before = self._start % BLOCK
+        after = -(self._start + self.count) % BLOCK
+        blocks = F.pad(query, (0, 0, 0, 0, before, after)).split(BLOCK)
+        first = self._start // BLOCK
+        outs = [self._block(layer, first + i, block, call) for i, block in enumerate(blocks)]
+        return torch.cat(outs)[before : before + self.count]
+
+    def _block(
+        self, layer: int, number: int, query: torch.Tensor, call: AttentionCall
+    ) -> torch.Tensor:
+        """Attention of the queries [BLOCK, heads, D] of one block."""
+        arena = self.slot.arena
+        end = min((number + 1) * BLOCK, arena.capacity)
+        keys = arena.keys[layer][self.slot.index, :, :end]
+        values = arena.values[layer][self.slot.index, :, :end]
+        kv_heads, _, width = keys.shape
+        grouped = query.transpose(0, 1).reshape(kv_heads, -1, width)
+        group = grouped.shape[1] // BLOCK
+        bias = self._bias(number, end, call.window).repeat(1, group, 1)
+        out = torch.bmm(call.weights(grouped, keys, bias, 1), values)
+        return out.view(query.shape[1], BLOCK, -1).transpose(0, 1)
+
+    def _bias(self, number: int, end: int, window: int | None) -> torch.Tensor:
+        """fp32 [1, BLOCK, end]: 0 where a query sees a key, -inf elsewhere."""
+        if (number, window) not in self._biases:
+            device = self.slot.arena.device
+            query = torch.arange(number * BLOCK, (number + 1) * BLOCK, device=device)
+            bias = causal_bias(query, torch.arange(end, device=device), window)
+            self._biases[number, window] = bias[None]
+        return self._biases[number, window]
+
+
+@dataclass(frozen=True)
+class AttentionCall:
+    """The settings of one layer's attention."""
+
+    scale: float
+    window: int | None = None
+    softcap: float | None = None
+    sinks: torch.Tensor | None = None
+
+    def weights(
+        self, query: torch.Tensor, keys: torch.Tensor, bias: torch.Tensor, count: int
+    ) -> torch.Tensor:
+        """Attention weights [N, Q, K] of ``query`` [N, Q, D] over ``keys`` [N, K, D].
+
+        ``bias`` [N or 1, Q or 1, K]; N is ``count`` sequences times kv heads. Scores and softmax
+        are fp32.
+        """
+        if query.dtype == torch.float32 and self.softcap is None:
+            scores = torch.baddbmm(bias, query, keys.transpose(1, 2), alpha=self.scale)
+        else:
+            scores = torch.bmm(query, keys.transpose(1, 2)).float().mul_(self.scale)
+            if self.softcap is not None:
+                scores = torch.tanh(scores / self.softcap) * self.softcap
+            scores += bias
+        if self.sinks is None:
+            return scores.softmax(-1).to(query.dtype)
+        return self._with_sinks(scores, count).to(query.dtype)
+
+    def _with_sinks(self, scores: torch.Tensor, count: int) -> torch.Tensor:
+        """Softmax with one more logit a head, whose weight goes nowhere."""
+        assert self.sinks is not None
+        kv_heads = len(scores) // count
+        sinks = self.sinks.float().view(1, kv_heads, -1, 1)
+        sinks = sinks.repeat_interleave(scores.shape[1] // sinks.shape[2], 2)
+        sinks = sinks.expand(count, -1, -1, -1).reshape(len(scores), scores.shape[1], 1)
+        return torch.cat([scores, sinks], -1).softmax(-1)[..., :-1]
+
+
+Part: TypeAlias = DecodeRows | PrefillRow | Run
+"""Tokens of a step; a ``Run`` where the compiled routine attends."""
+
+
+def decoding(slots: Sequence[AnySlot], first: int) -> list[Part]:
+    """One token for each of ``slots``, a group of their cache, from ``first`` in the row on."""
+    if isinstance(slots[0], Slot):
+        together = [slot for slot in slots if isinstance(slot, Slot)]
+        return [DecodeRows(slots[0].arena, first, together)]
+    paged = (slot for slot in slots if isinstance(slot, PagedSlot))
+    return [Run(slot, slot.length, first + i, 1) for i, slot in enumerate(paged)]
+
+
+def reading(slot: AnySlot, first: int, count: int) -> Part:
+    """``count`` tokens of a prompt."""
+    if isinstance(slot, Slot):
+        return PrefillRow(slot, first, count)
+    assert isinstance(slot, PagedSlot)
+    return Run(slot, slot.length, first, count)
+
+
+@dataclass
+class BatchLayout:
+    """Where the sequences of a batch lie in its row of tokens."""
+
+    parts: Sequence[Part]
+    windows_seen: dict[int, int | None] = field(default_factory=dict)
+    """Window that each layer asked for, kept for the trial at load."""
+
+    @cached_property
+    def slots(self) -> SlotAttention | None:
+        """One call a layer for all parts, where there is a routine for it."""
+        runs = [part for part in self.parts if isinstance(part, Run)]
+        return SlotAttention(runs) if runs else None
+
+
+_layout: ContextVar[BatchLayout] = ContextVar("batch layout")
+
+
+def use(layout: BatchLayout) -> AbstractContextManager[None]:
+    """Attention inside the block is that of ``layout``."""
+    return attention_hook.using(_layout, layout)
+
+
+def attention_forward(
+    module: torch.nn.Module,
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    attention_mask: torch.Tensor | None,
+    dropout: float = 0.0,
+    scaling: float | None = None,
+    sliding_window: int | None = None,
+    softcap: float | None = None,
+    s_aux: torch.Tensor | None = None,
+    **kwargs: Any,
+) -> tuple[torch.Tensor, None]:
+    """transformers' attention interface: q [1, heads, T, D], k and v [1, kv heads, T, D]."""
+    layout = _layout.get()
+    layer = int(module.layer_idx)  # type: ignore[arg-type]
+    layout.windows_seen[layer] = sliding_window
+    scale = query.shape[-1] ** -0.5 if scaling is None else scaling
+    call = AttentionCall(scale, sliding_window, softcap, s_aux)
+    q, k, v = (tensor[0].transpose(0, 1) for tensor in (query, key, value))
+    if layout.slots is not None:  # so there is neither a cap nor a sink
+        return layout.slots(layer, q, k, v, scale, sliding_window)[None], None
+    out = query.new_zeros(q.shape[0], q.shape[1], v.shape[-1])
+    for part in layout.parts:
+        assert not isinstance(part, Run)
+        here = slice(part.first, part.first + part.count)
+        part.write(layer, k[here], v[here])
+        out[here] = part.attend(layer, q[here], call)
+    return out[None], None
+
+
+def register() -> None:
+    """Makes it known to transformers."""
+    attention_hook.register(NAME, attention_forward)

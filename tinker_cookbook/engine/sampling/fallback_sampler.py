@@ -1,0 +1,117 @@
+"""Sampling through transformers' own cache, a request at a time for each owner.
+
+For models whose layers keep more than keys and values, which the ``batcher`` cannot hold. The
+prompt is run once for all samples of a request, and rows leave as they finish.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from tinker_cookbook.engine.sampling.fair_queue import FairQueue, Shares, Waiting, owner_of
+from tinker_cookbook.engine.sampling.requests import SampleRequest
+from tinker_cookbook.engine.sampling.sample_sequences import draw_rows
+
+_MOST_REQUESTS = 8
+"""Requests that are sampled in turn; each holds a cache of its own."""
+
+
+@dataclass(eq=False)
+class _Running:
+    request: SampleRequest
+    steps: Iterator[None]
+
+
+class OneByOne:
+    """The requests of one base model, with the methods of ``Batcher``. On the engine's worker."""
+
+    def __init__(self) -> None:
+        self._waiting = FairQueue()
+        self._running: list[_Running] = []
+
+    @property
+    def busy(self) -> bool:
+        """Whether a step has anything to do."""
+        return bool(self._running or self._waiting)
+
+    def add(self, request: SampleRequest) -> None:
+        """Queues a request."""
+        self._waiting.add(Waiting(request, request.prompt, deque(request.rows)))
+
+    def step(self) -> None:
+        """One token for each sample of the running requests. Errors go to their request."""
+        self._begin()
+        for running in list(self._running):
+            try:
+                next(running.steps)
+            except StopIteration:
+                self._running.remove(running)
+            except Exception as error:
+                running.request.fail(error)
+                self._running.remove(running)
+
+    def give_up(self, error: Exception) -> None:
+        """Fails every request."""
+        for request in self._requests():
+            request.fail(error)
+
+    def cancel_all(self) -> None:
+        """Cancels every request."""
+        for request in self._requests():
+            request.future.cancel()
+
+    def _begin(self) -> None:
+        """Lets each owner have one request running."""
+        self._waiting.drop_done()
+        shares = Shares(row for one in self._running for row in one.request.rows[:1])
+        for waiting in self._waiting.in_turn(shares):
+            if len(self._running) >= _MOST_REQUESTS:
+                return
+            if not shares.of_owner(owner_of(waiting.request)):
+                self._waiting.take(waiting, len(waiting.rows))
+                shares.add(waiting.request)
+                self._running.append(_Running(waiting.request, _sampling(waiting.request)))
+
+    def _requests(self) -> list[SampleRequest]:
+        waiting = [waiting.request for waiting in self._waiting]
+        return [one.request for one in self._running] + waiting
+
+
+def _sampling(request: SampleRequest) -> Iterator[None]:
+    """Completes ``request``; stops after each forward pass."""
+    from transformers import DynamicCache
+
+    base = request.sampler.base
+    cache: Any = DynamicCache(config=base.config)
+
+    @torch.no_grad()
+    def last_hidden(tokens: torch.Tensor) -> torch.Tensor:
+        with base.with_segments(request.sampler.terms()):
+            return base.hidden(tokens, past_key_values=cache, use_cache=True)[:, -1]
+
+    hidden = last_hidden(torch.from_numpy(request.prompt).to(base.device)[None])
+    rows = list(request.rows)
+    if len(rows) > 1:
+        # The one method by which layers of all kinds choose sequences.
+        cache.reorder_cache(torch.zeros(len(rows), dtype=torch.long, device=base.device))
+        hidden = hidden.expand(len(rows), -1)
+    while not request.future.done():
+        with torch.no_grad():
+            ended = set(draw_rows(hidden, list(enumerate(rows))))
+        keep = [i for i, row in enumerate(rows) if row not in ended]
+        for row in ended:
+            row.request.row_ended()
+        if not keep:
+            return
+        if len(keep) < len(rows):
+            cache.reorder_cache(torch.tensor(keep, device=base.device))
+        rows = [rows[i] for i in keep]
+        yield
+        if not request.future.done():
+            drawn = torch.tensor([[row.sample.tokens[-1]] for row in rows]).to(base.device)
+            hidden = last_hidden(drawn)

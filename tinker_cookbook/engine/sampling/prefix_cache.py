@@ -1,0 +1,95 @@
+"""Keys and values of prompts and finished samples, kept for requests that begin alike.
+
+The next turn of a conversation begins with the last turn's prompt and answer, so what was computed
+for them is used again. An entry belongs to one version of the weights: another snapshot never sees
+it, and it goes when its sampler does.
+"""
+
+from __future__ import annotations
+
+import weakref
+from dataclasses import dataclass
+
+import numpy as np
+
+from tinker_cookbook.engine.sampling.kv_cache import AnyCache, AnySlot
+from tinker_cookbook.engine.training.prefix_tree import common_prefix
+
+SHORTEST = 16
+"""Tokens that an entry must hold, or a request share with it, to be worth a copy."""
+
+
+@dataclass(eq=False)
+class _Entry:
+    owner: weakref.ref[object]
+    tokens: np.ndarray
+    slot: AnySlot
+
+
+class PrefixCache:
+    """Sequences in the slots of ``cache``, at most ``budget`` tokens; the least used go first."""
+
+    def __init__(self, cache: AnyCache, budget: int) -> None:
+        self._cache = cache
+        self._budget = budget
+        self._entries: list[_Entry] = []  # the least recently used first
+        self._held = 0
+
+    def adopt(self, owner: object, tokens: np.ndarray, slot: AnySlot) -> None:
+        """Takes over ``slot`` of the cache, which holds the first of ``tokens``."""
+        tokens = tokens[: slot.length]
+        if len(tokens) < SHORTEST:
+            self._cache.free(slot)
+            return
+        for entry in [e for e in self._entries if e.owner() is owner]:
+            shared = common_prefix(entry.tokens, tokens)
+            if shared == len(tokens):  # known already, and perhaps more of it
+                self._cache.free(slot)
+                return
+            if shared == len(entry.tokens):
+                self._remove(entry)
+        self._entries.append(_Entry(weakref.ref(owner), tokens, slot))
+        self._held += slot.capacity
+        self.trim(self._budget)
+
+    def find(self, owner: object, tokens: np.ndarray) -> tuple[AnySlot, int] | None:
+        """The slot that shares most with ``tokens``, and how many tokens that are.
+
+        One token at least is left to be computed, since its hidden state is needed.
+        """
+        best, most = None, SHORTEST - 1
+        for entry in self._entries:
+            if entry.owner() is owner:
+                shared = common_prefix(entry.tokens[: len(tokens) - 1], tokens)
+                if shared > most:
+                    best, most = entry, shared
+        if best is None:
+            return None
+        self._entries.remove(best)
+        self._entries.append(best)
+        return best.slot, most
+
+    def purge(self) -> None:
+        """Drops what belongs to samplers that are gone."""
+        for entry in [e for e in self._entries if e.owner() is None]:
+            self._remove(entry)
+
+    @property
+    def held(self) -> int:
+        """Tokens that the slots of all entries could hold."""
+        return self._held
+
+    @property
+    def spare(self) -> int:
+        """Tokens that can be added before something else has to go."""
+        return max(0, self._budget - self._held)
+
+    def trim(self, budget: int) -> None:
+        """Drops entries until they hold at most ``budget`` tokens."""
+        while self._held > budget and self._entries:
+            self._remove(self._entries[0])
+
+    def _remove(self, entry: _Entry) -> None:
+        self._entries.remove(entry)
+        self._held -= entry.slot.capacity
+        self._cache.free(entry.slot)

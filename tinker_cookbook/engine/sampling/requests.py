@@ -1,0 +1,310 @@
+"""What is asked of a sampler, and what it answers."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future
+from dataclasses import dataclass, field
+from typing import TypeAlias
+
+import numpy as np
+
+from tinker_cookbook.engine.sampling.sampler import Sampler
+from tinker_cookbook.engine.training.examples import check_token_range
+from tinker_cookbook.exceptions import ConfigurationError, DataValidationError
+
+Prompt: TypeAlias = "Sequence[int] | np.ndarray"
+"""Token ids [T], at least one."""
+
+
+@dataclass(frozen=True)
+class SamplingSettings:
+    """How to draw.
+
+    ``stop_tokens`` end a sample when drawn (and are kept in it); ``stop_strings`` when they
+    appear in the decoded text. ``top_k`` -1 and ``top_p`` 1 mean the whole vocabulary;
+    ``temperature`` 0 takes the most probable token. With ``seed``, sample i of a request depends
+    on (seed, i) alone.
+    """
+
+    max_tokens: int | None = None
+    temperature: float = 1.0
+    top_k: int = -1
+    top_p: float = 1.0
+    seed: int | None = None
+    stop_tokens: frozenset[int] = frozenset()
+    stop_strings: tuple[str, ...] = ()
+
+    def __post_init__(self) -> None:
+        for name in ("temperature", "top_p"):
+            self._require_float32(name)
+        for name, ok, expected in (
+            ("max_tokens", self.max_tokens is None or self.max_tokens >= 1, "at least 1, or none"),
+            ("temperature", 0 <= self.temperature < float("inf"), "a number >= 0"),
+            ("top_k", self.top_k == -1 or self.top_k >= 1, "-1 (off) or at least 1"),
+            ("top_p", 0 < self.top_p <= 1, "in (0, 1]"),
+        ):
+            if not ok:
+                raise ConfigurationError(f"{name}: got {getattr(self, name)}, expected {expected}")
+
+    def _require_float32(self, name: str) -> None:
+        """Refuses a number that is not 0 and yet nothing in float32, in which tokens are drawn."""
+        value = getattr(self, name)
+        if 0 < value < np.finfo(np.float32).tiny:
+            greedy = "temperature=0 takes the most probable token"
+            raise ConfigurationError(
+                f"{name}: got {value}, which float32 cannot hold (its smallest number is "
+                f"{np.finfo(np.float32).tiny:.1e}); {greedy}"
+            )
+
+
+@dataclass
+class Sample:
+    """One drawn sequence: token ids, their log-probabilities, and why it ended."""
+
+    tokens: list[int] = field(default_factory=list)
+    logprobs: list[float] = field(default_factory=list)
+    stop_reason: str = "length"
+    topk: list[tuple[np.ndarray, np.ndarray]] = field(default_factory=list)
+    cached_prompt_tokens: int = 0
+    """Tokens of the prompt that were not computed for it: another sample or turn had them."""
+
+
+@dataclass(eq=False)
+class SampleRequest:
+    """A checked request: ``prompt`` [T] int64, and at most ``limit`` tokens for each sample."""
+
+    sampler: Sampler
+    prompt: np.ndarray
+    num_samples: int
+    settings: SamplingSettings
+    limit: int
+    decode: Callable[[list[int]], str] | None = None
+    topk: int = 0
+    on_token: Callable[[int, Sample], None] | None = None
+    """Called on the engine's thread with a sample's number and the sample whenever a token was
+    added to it. It must return at once and raise nothing: all running samples wait for it."""
+    future: Future[list[Sample]] = field(default_factory=Future)
+    """Left pending until the samples are done, so that it can be cancelled at any time."""
+
+    def __post_init__(self) -> None:
+        self.rows = [SampleRow(self, index) for index in range(self.num_samples)]
+        self._running = self.num_samples
+
+    def row_ended(self) -> None:
+        """Counts a sample that is done; the last one completes the future."""
+        self._running -= 1
+        if self._running or self.future.done():
+            return
+        # Request and rows hold each other: left so, the sampler and all that is kept for it would
+        # live until the garbage collector comes by.
+        samples, self.rows = [row.sample for row in self.rows], []
+        if self.future.set_running_or_notify_cancel():
+            self.future.set_result(samples)
+
+    def fail(self, error: Exception) -> None:
+        """Raises ``error`` for whoever waits."""
+        self.rows = []
+        if not self.future.done() and self.future.set_running_or_notify_cancel():
+            self.future.set_exception(error)
+
+
+class SampleRow:
+    """One sample on its way: what was drawn so far, and its own random numbers."""
+
+    def __init__(self, request: SampleRequest, index: int) -> None:
+        self.request, self.index = request, index
+        self.sample = Sample()
+        seed = request.settings.seed
+        self._rng = np.random.default_rng(None if seed is None else [seed, index])
+        self._number, self._decides = 0.0, -1
+        self.ended = False
+        """Whether the last token was added."""
+
+    @property
+    def failed(self) -> bool:
+        """Whether nothing more is wanted of it: its request was cancelled or has failed."""
+        return self.request.future.done()
+
+    def uniform(self) -> float:
+        """The number in [0, 1) that decides the next token; the same until one was added."""
+        if self._decides != len(self.sample.tokens):
+            self._number, self._decides = self._rng.random(), len(self.sample.tokens)
+        return self._number
+
+    @property
+    def tokens(self) -> np.ndarray:
+        """Prompt and sample [T]."""
+        return np.concatenate([self.request.prompt, self.sample.tokens]).astype(np.int64)
+
+    @property
+    def length(self) -> int:
+        """Tokens of prompt and sample."""
+        return len(self.request.prompt) + len(self.sample.tokens)
+
+    def add(self, token: int, logprob: float, top: tuple[np.ndarray, np.ndarray] | None) -> bool:
+        """Appends a drawn token; returns whether it was the last."""
+        sample, settings = self.sample, self.request.settings
+        sample.tokens.append(token)
+        sample.logprobs.append(logprob)
+        if top is not None:
+            sample.topk.append(top)
+        if self.request.on_token is not None:
+            self.request.on_token(self.index, sample)
+        if token in settings.stop_tokens or (settings.stop_strings and self._string_ends()):
+            sample.stop_reason = "stop"
+            self.ended = True
+        else:
+            self.ended = len(sample.tokens) >= self.request.limit
+        return self.ended
+
+    def _string_ends(self) -> bool:
+        """Whether a stop string stands in the text, wherever its tokens are cut."""
+        strings, decode = self.request.settings.stop_strings, self.request.decode
+        if decode is None:
+            return False
+        # It ends somewhere in the newest token, so a tail that is longer than any of them is
+        # enough. A character has at most four bytes, a token at least one.
+        longest = max(len(text) for text in strings)
+        tail = decode(self.sample.tokens[-(4 * longest + 8) :])
+        return any(text in tail for text in strings)
+
+
+@dataclass
+class PromptScores:
+    """What was asked of a prompt's T tokens, fp32.
+
+    ``logprobs`` [T] (NaN where not computed), ``topk_logprobs`` and ``topk_ids`` [T, k], and
+    ``target_logprobs`` [T - 1, K] of given tokens at each position after the first.
+    """
+
+    logprobs: np.ndarray | None = None
+    topk_logprobs: np.ndarray | None = None
+    topk_ids: np.ndarray | None = None
+    target_logprobs: np.ndarray | None = None
+
+
+@dataclass(eq=False)
+class ScoreRequest:
+    """A checked request: scores of ``tokens`` [T] int64 from position ``first`` (>= 1) on.
+
+    ``targets`` [T - 1, K] int64 are scored at all positions. ``draw`` is a request for samples of
+    the same tokens, of one token each, which the same pass decides; its future is done before
+    ``future``, which is left pending until all is there, so that it can be cancelled at any time.
+    """
+
+    sampler: Sampler
+    tokens: np.ndarray
+    logprobs: bool
+    topk: int
+    targets: np.ndarray | None
+    first: int
+    draw: SampleRequest | None = None
+    future: Future[PromptScores] = field(default_factory=Future)
+    company: list[ScoreRequest] = field(default_factory=list)
+    """Requests that are scored together, this one among them; empty before they are planned."""
+
+    @property
+    def read(self) -> np.ndarray:
+        """The tokens that the model has to run over."""
+        return self.tokens[:-1] if self.draw is None else self.tokens
+
+    def finish(self, scores: PromptScores) -> None:
+        """Answers, unless it was cancelled."""
+        if not self.future.done() and self.future.set_running_or_notify_cancel():
+            self.future.set_result(scores)
+
+    def fail(self, error: BaseException) -> None:
+        """Raises ``error`` for whoever waits."""
+        if not self.future.done() and self.future.set_running_or_notify_cancel():
+            self.future.set_exception(error)
+
+    def follow(self, operation: Future[None]) -> None:
+        """Ends as the worker's operation did, if that ended without an answer."""
+        if operation.cancelled():
+            self.future.cancel()
+        elif (error := operation.exception()) is not None:
+            self.fail(error)
+
+
+def sample_request(
+    sampler: Sampler,
+    prompt: Prompt,
+    num_samples: int,
+    settings: SamplingSettings,
+    *,
+    decode: Callable[[list[int]], str] | None = None,
+    topk_sample: int = 0,
+) -> SampleRequest:
+    """A request for ``num_samples`` continuations of ``prompt`` (token ids, at least one)."""
+    tokens = _checked(sampler, prompt)
+    if num_samples < 1:
+        raise ConfigurationError(f"num_samples: got {num_samples}, expected at least 1")
+    if settings.stop_strings and decode is None:
+        raise ConfigurationError("stop: strings need a tokenizer; give decode")
+    room = sampler.base.context_length - len(tokens)
+    limit = room if settings.max_tokens is None else min(settings.max_tokens, room)
+    if limit < 1:
+        raise DataValidationError(
+            f"prompt: {len(tokens)} tokens leave no room in the model's context of "
+            f"{sampler.base.context_length}; shorten the prompt"
+        )
+    return SampleRequest(sampler, tokens, num_samples, settings, limit, decode, topk_sample)
+
+
+def score_request(
+    sampler: Sampler,
+    prompt: Prompt,
+    *,
+    logprobs: bool = False,
+    topk: int = 0,
+    targets: np.ndarray | None = None,
+    last_n: int | None = None,
+) -> ScoreRequest:
+    """A request for scores of ``prompt``, each token given those before it.
+
+    Args:
+        prompt: Token ids [T], at least one.
+        logprobs: Whether the tokens' own log-probabilities are asked for.
+        topk: So many of the most probable tokens at each position.
+        targets: Token ids [T - 1, K] to be scored at each position after the first.
+        last_n: ``logprobs`` and ``topk`` for the last positions alone.
+    """
+    tokens = _checked(sampler, prompt)
+    if last_n is not None and not 1 <= last_n <= len(tokens) - 1:
+        raise ConfigurationError(
+            f"prompt_logprobs_last_n: got {last_n}, expected 1 to {len(tokens) - 1} "
+            "(the prompt's length less one)"
+        )
+    if not 0 <= topk <= sampler.base.vocab_size:
+        raise ConfigurationError(
+            f"topk_prompt_logprobs: got {topk}, expected 0 to {sampler.base.vocab_size} "
+            "(the vocabulary)"
+        )
+    if targets is not None:
+        _check_targets(sampler, targets, len(tokens) - 1)
+    first = 1 if last_n is None else len(tokens) - last_n
+    return ScoreRequest(sampler, tokens, logprobs, topk, targets, first)
+
+
+def _check_targets(sampler: Sampler, targets: np.ndarray, positions: int) -> None:
+    if targets.ndim != 2 or len(targets) != positions:
+        raise DataValidationError(
+            f"target_prompt_logprobs: has shape {targets.shape}, expected "
+            f"({positions}, K): K tokens for each position after the first"
+        )
+    if targets.size:
+        check_token_range("target_prompt_logprobs", targets, sampler.base.vocab_size)
+
+
+def _checked(sampler: Sampler, prompt: Prompt) -> np.ndarray:
+    tokens = np.asarray(prompt, dtype=np.int64)
+    if not len(tokens):
+        raise DataValidationError("prompt: got no token, expected at least one")
+    check_token_range("prompt", tokens, sampler.base.vocab_size)
+    if len(tokens) > sampler.base.context_length:
+        raise DataValidationError(
+            f"prompt: {len(tokens)} tokens, but the model's context is "
+            f"{sampler.base.context_length}; shorten the prompt"
+        )
+    return tokens

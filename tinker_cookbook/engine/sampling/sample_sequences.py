@@ -1,0 +1,88 @@
+"""Drawing the next token of running samples."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+import numpy as np
+import torch
+
+from tinker_cookbook.engine.model.low_rank import filling
+from tinker_cookbook.engine.sampling.requests import SampleRow
+from tinker_cookbook.engine.sampling.sample_tokens import DrawSettings, Exponentials, draw_tokens
+from tinker_cookbook.engine.sampling.sampler import Sampler, segments_of
+
+
+def draw_rows(hidden: torch.Tensor, outputs: Sequence[tuple[int, SampleRow]]) -> list[SampleRow]:
+    """Draws a token for each of ``outputs``, (place, row); returns the rows that end with it.
+
+    A row goes by ``hidden[place]``, which samples of one prompt share. A row whose
+    log-probabilities are not finite, or whose token cannot be added, fails alone: its request gets
+    the error, and it ends.
+    """
+    if not outputs:  # a step that only reads prompts
+        return []
+    places, rows = zip(*outputs, strict=True)
+    once, first, which = np.unique(places, return_index=True, return_inverse=True)
+    logits = _logits(hidden, once, [rows[i].request.sampler for i in first])
+    if hidden.device.type == "mps":  # it has no float64
+        logits = logits.cpu()
+    known = Exponentials.of(logits)
+    in_order = np.array_equal(once, places)  # then the filling is cut off, and nothing copied
+    chosen = slice(len(rows)) if in_order else torch.from_numpy(which).to(logits.device)
+    logits, known = logits[chosen], known.take(chosen)
+    normalizer = known.normalizer()
+    drawn = draw_tokens(logits, _settings(rows), known)
+    logprobs = (logits.gather(1, drawn[:, None]) - normalizer)[:, 0].tolist()
+    # Each number of them by itself, since equals may change places.
+    top = {}
+    for k in {row.request.topk for row in rows} - {0}:
+        best = (logits - normalizer).topk(k, dim=-1)
+        top[k] = best.indices.cpu().numpy(), best.values.cpu().numpy()
+    # All that may fail for the rows together is done: from here on each stands for itself.
+    ended = []
+    for i, (row, token) in enumerate(zip(rows, drawn.tolist(), strict=True)):
+        best = None
+        if k := row.request.topk:
+            best = top[k][0][i], top[k][1][i]
+        if _add(row, token, logprobs[i], best):
+            ended.append(row)
+    return ended
+
+
+def _add(
+    row: SampleRow, token: int, logprob: float, best: tuple[np.ndarray, np.ndarray] | None
+) -> bool:
+    """Adds a drawn token; returns whether the row ends with it, or cannot go on."""
+    request = row.request
+    if row.failed:  # or another row of its request has
+        return True
+    if not math.isfinite(logprob):
+        request.fail(request.sampler.diverged(row.length))
+        return True
+    request.sampler.base.sampled_tokens += 1
+    try:
+        return row.add(token, logprob, best)
+    except Exception as error:
+        request.fail(error)
+        return True
+
+
+def _logits(hidden: torch.Tensor, places: np.ndarray, owners: list[Sampler]) -> torch.Tensor:
+    """fp32 logits of ``hidden[places]`` with their owners' adapters, and of some filling."""
+    short = filling(len(places))
+    filled = torch.from_numpy(np.pad(places, (0, short), mode="edge")).to(hidden.device)
+    segments = segments_of(owners + owners[-1:] * short, hidden.device)
+    base = owners[0].base
+    return segments.apply(base.unembed_name, hidden[filled], base.head.logits_of_parts)
+
+
+def _settings(rows: Sequence[SampleRow]) -> DrawSettings:
+    asked = [row.request.settings for row in rows]
+    return DrawSettings(
+        temperature=np.array([settings.temperature for settings in asked]),
+        top_k=np.array([settings.top_k for settings in asked]),
+        top_p=np.array([settings.top_p for settings in asked]),
+        uniform=np.array([row.uniform() for row in rows]),
+    )

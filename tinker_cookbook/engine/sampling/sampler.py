@@ -1,0 +1,96 @@
+"""A base model with a snapshot of an adapter, which is what requests are put to.
+
+Drawing is the work of the ``batcher``, scoring given texts that of ``scoring``. Reported
+log-probabilities are those of the model (temperature 1, whole vocabulary) from the same chunked
+head that training uses, so they equal the trainer's for the same tokens.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import torch
+
+from tinker_cookbook.engine.model.base_model import BaseModel
+from tinker_cookbook.engine.model.head import LoraPair
+from tinker_cookbook.engine.model.lora import Adapter
+from tinker_cookbook.engine.model.low_rank import Segments, Terms
+from tinker_cookbook.exceptions import TrainingError
+
+
+class Sampler:
+    """Draws from ``base`` with an adapter, which never changes while the sampler lives.
+
+    ``name`` says in messages whose weights they are: a run or a checkpoint. ``owner`` is who gets
+    a fair share of the batch for all its samplers; without one each sampler has its own.
+    """
+
+    def __init__(
+        self,
+        base: BaseModel,
+        adapter: Adapter | None,
+        name: str | None = None,
+        owner: str | None = None,
+    ) -> None:
+        self.base, self.owner = base, owner
+        self.name = name or (base.name if adapter is None else f"an adapter of {base.name}")
+        self._adapter = adapter
+        self._terms: Terms | None = None
+
+    def diverged(self, length: int) -> TrainingError:
+        """The error for numbers that are not finite after ``length`` tokens."""
+        return TrainingError(
+            f"the weights of {self.name} give log-probabilities that are NaN or infinite (after "
+            f"{length} tokens), so nothing can be sampled or scored with them: the run has "
+            "diverged. Go back to an earlier checkpoint, and train on from it with a lower "
+            "learning_rate or with grad_clip_norm"
+        )
+
+    def terms(self) -> Terms:
+        """The adapter as layers apply it."""
+        if self._terms is None:
+            self._terms = {} if self._adapter is None else self._adapter.terms(self.base.dtype)
+        return self._terms
+
+    def unembed_pair(self) -> LoraPair | None:
+        """The part of ``terms`` that belongs to the unembedding layer."""
+        low_rank = self.terms().get(self.base.unembed_name)
+        return None if low_rank is None else low_rank.by_column
+
+
+def segments_of(owners: Sequence[Sampler], device: torch.device) -> Segments:
+    """The adapters of a batch whose tokens [T] belong to ``owners``.
+
+    Where tokens of one owner lie in many places they are brought together first, so that a layer
+    makes few products.
+    """
+    numbers = {owner: number for number, owner in enumerate(dict.fromkeys(owners))}
+    if len(numbers) == 1:
+        return Segments.of_one(owners[0].terms())
+    terms = [owner.terms() for owner in numbers]
+    whose = np.fromiter((numbers[owner] for owner in owners), np.int64, len(owners))
+    ends = _ends(whose)
+    if len(ends) <= 2 * len(terms):
+        return Segments(_stretches(terms, whose, ends))
+    order = np.argsort(whose, kind="stable")
+    back = np.empty_like(order)
+    back[order] = np.arange(len(order))
+    whose = whose[order]
+    return Segments(
+        _stretches(terms, whose, _ends(whose)),
+        torch.from_numpy(order).to(device),
+        torch.from_numpy(back).to(device),
+    )
+
+
+def _ends(whose: np.ndarray) -> list[int]:
+    """Where the number of the owner changes, and the end."""
+    return [*(np.flatnonzero(np.diff(whose)) + 1).tolist(), len(whose)]
+
+
+def _stretches(
+    terms: Sequence[Terms], whose: np.ndarray, ends: Sequence[int]
+) -> list[tuple[Terms, int, int]]:
+    starts = [0, *ends[:-1]]
+    return [(terms[whose[at]], at, end) for at, end in zip(starts, ends, strict=True)]

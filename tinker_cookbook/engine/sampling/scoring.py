@@ -1,0 +1,291 @@
+"""Log-probabilities of given texts, for all who ask at a time.
+
+Teachers, references and penalties ask for hundreds of sequences at once. Each request is an
+operation of the worker; the first whose turn comes is scored together with others of its sampler
+that wait, as many as the planner of training puts into its micro-batch, and theirs are then done.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+
+import numpy as np
+import torch
+
+from tinker_cookbook.engine.memory import out_of_memory, release_cached_memory
+from tinker_cookbook.engine.model.base_model import BaseModel
+from tinker_cookbook.engine.model.low_rank import filling
+from tinker_cookbook.engine.sampling.prefill_scoring import STEP_TOKENS, read_together
+from tinker_cookbook.engine.sampling.requests import PromptScores, ScoreRequest
+from tinker_cookbook.engine.sampling.sample_sequences import draw_rows
+from tinker_cookbook.engine.sampling.sampler import Sampler
+from tinker_cookbook.engine.training.micro_batch import hidden_states, plan_for
+from tinker_cookbook.engine.training.packing import pad
+from tinker_cookbook.exceptions import OutOfMemoryError
+
+logger = logging.getLogger(__name__)
+
+MASK_LOGPROB = -99999.0
+
+
+class Scorer:
+    """Scores what waits. ``add`` may be called in any thread, all else runs on the worker."""
+
+    def __init__(
+        self, token_budget: Callable[[BaseModel], int], pause: Callable[[], None] = lambda: None
+    ) -> None:
+        self._token_budget, self._pause = token_budget, pause
+        self._arrived: deque[ScoreRequest] = deque()
+        self._waiting: list[ScoreRequest] = []
+        self._most_tokens: int | None = None  # less than the budget, once that was too much
+
+    def add(self, request: ScoreRequest) -> None:
+        """Makes a request known to those that are served before it."""
+        self._arrived.append(request)
+
+    def serve(self, request: ScoreRequest) -> None:
+        """Sees to it that ``request`` is done; errors go to those who wait."""
+        if not (request.company or request.future.done()):
+            self._plan(request.sampler)
+        company, request.company = request.company, []
+        if request.future.done():
+            if request.future.cancelled():
+                self._collect()  # what it holds shall go
+            return
+        for other in company:  # they hold each other, and the sampler
+            other.company = []
+        self._score([other for other in company if not other.future.done()])
+
+    def _plan(self, sampler: Sampler) -> None:
+        """Finds company for all requests of a sampler that wait."""
+        self._collect()
+        mine = [request for request in self._waiting if request.sampler is sampler]
+        self._waiting = [request for request in self._waiting if request.sampler is not sampler]
+        longer = [request for request in mine if len(request.read)]
+        groups = [[request] for request in mine if not len(request.read)]
+        groups += [[longer[i] for i in part] for part in self._groups(sampler.base, longer)]
+        for group in groups:
+            for request in group:
+                request.company = group
+
+    def _collect(self) -> None:
+        """Takes in what has arrived, and drops what was taken back."""
+        while self._arrived:
+            self._waiting.append(self._arrived.popleft())
+        self._waiting = [request for request in self._waiting if not request.future.done()]
+
+    def _groups(self, base: BaseModel, requests: Sequence[ScoreRequest]) -> Sequence[Sequence[int]]:
+        sequences = [request.read for request in requests]
+        if not sequences:
+            return []
+        budget = self._token_budget(base)
+        if base.device.type == "cpu":
+            if base.kv_shapes is None:  # together they would round otherwise than alone
+                return [[i] for i in range(len(requests))]
+            budget = max(budget, 2 * STEP_TOKENS)
+        if self._most_tokens is not None:
+            budget = min(budget, self._most_tokens)
+        return [micro.indices for micro in plan_for(base, sequences, budget)]
+
+    def _score(self, requests: Sequence[ScoreRequest]) -> None:
+        """Answers all; where that fails, tries halves, until one fails by itself."""
+        if not requests:
+            return
+        base = requests[0].sampler.base
+        try:
+            for request, scores in zip(requests, self._answers(requests), strict=True):
+                if _hold_nan(request, scores):
+                    request.fail(request.sampler.diverged(len(request.tokens)))
+                else:
+                    request.finish(scores)
+            return
+        except Exception as error:
+            short = out_of_memory(error)
+            reason = str(error)
+            if len(requests) == 1 and not short:
+                requests[0].fail(error)
+                return
+        # Outside of the handler: its traceback would keep the activations alive.
+        release_cached_memory(base.device)
+        if len(requests) == 1:
+            self._most_tokens = None  # this one was too much, not the others
+            requests[0].fail(
+                OutOfMemoryError(
+                    f"a prompt of {len(requests[0].tokens)} tokens does not fit into the memory of "
+                    f"{base.device}: {reason}; shorten it"
+                )
+            )
+            return
+        logger.warning("Scoring %d prompts at once failed (%s); halving.", len(requests), reason)
+        if short:
+            self._most_tokens = sum(len(request.tokens) for request in requests) // 2
+        middle = len(requests) // 2
+        self._score(requests[:middle])
+        self._score(requests[middle:])
+
+    @torch.no_grad()
+    def _answers(self, requests: Sequence[ScoreRequest]) -> list[PromptScores]:
+        sampler = requests[0].sampler
+        answers = [_nothing_yet(request) for request in requests]
+        if len(requests[0].read):
+            hidden, read = self._hidden(sampler, [request.read for request in requests])
+            where = [own[: len(r.tokens) - 1] for own, r in zip(read, requests, strict=True)]
+            _fill_logprobs(sampler, hidden, where, requests, answers)
+            _fill_topk(sampler, hidden, where, requests, answers)
+            _fill_targets(sampler, hidden, where, requests, answers)
+            _draw(hidden, read, requests)
+        return answers
+
+    def _hidden(
+        self, sampler: Sampler, sequences: Sequence[np.ndarray]
+    ) -> tuple[torch.Tensor, list[np.ndarray]]:
+        """Hidden states [S, H], and where those of each sequence are."""
+        base, terms = sampler.base, sampler.terms()
+        if base.device.type == "cpu" and base.kv_shapes is not None:
+            return read_together(base, base.kv_shapes, terms, sequences, self._pause)
+        parts: list[torch.Tensor] = []
+        where: list[np.ndarray] = [np.empty(0, dtype=np.int64)] * len(sequences)
+        start = 0
+        for micro in plan_for(base, sequences, self._token_budget(base)):
+            batch = pad(micro, sequences, base.device)
+            parts.append(hidden_states(base, terms, batch, grad=False))
+            ends = np.cumsum([len(sequences[i]) for i in micro.indices])
+            places = np.split(batch.flat.cpu().numpy() + start, ends[:-1])
+            for index, own in zip(micro.indices, places, strict=True):
+                where[index] = own
+            start += len(parts[-1])
+        return torch.cat(parts), where
+
+
+def _nothing_yet(request: ScoreRequest) -> PromptScores:
+    """The arrays of an answer as they are where nothing is computed."""
+    scores, length, k = PromptScores(), len(request.tokens), request.topk
+    if request.logprobs:
+        scores.logprobs = np.full(length, np.nan, dtype=np.float32)
+    if k:
+        scores.topk_logprobs = np.full((length, k), MASK_LOGPROB, dtype=np.float32)
+        scores.topk_ids = np.zeros((length, k), dtype=np.int32)
+    if request.targets is not None:
+        scores.target_logprobs = np.zeros(request.targets.shape, dtype=np.float32)
+    return scores
+
+
+def _hold_nan(request: ScoreRequest, scores: PromptScores) -> bool:
+    """Whether a number that was asked for is NaN, as from the weights of a diverged run."""
+    of_tokens = scores.logprobs
+    parts = (
+        None if of_tokens is None else of_tokens[request.first :],
+        scores.topk_logprobs,
+        scores.target_logprobs,
+    )
+    return any(part is not None and bool(np.isnan(part).any()) for part in parts)
+
+
+_Where = Sequence[np.ndarray]
+
+
+def _fill_logprobs(
+    sampler: Sampler,
+    hidden: torch.Tensor,
+    where: _Where,
+    requests: Sequence[ScoreRequest],
+    answers: Sequence[PromptScores],
+) -> None:
+    """Of the prompts' own tokens; what prompts have in common is computed once."""
+    asked = [i for i, request in enumerate(requests) if request.logprobs]
+    if not asked:
+        return
+    places = np.concatenate([where[i][requests[i].first - 1 :] for i in asked])
+    targets = np.concatenate([requests[i].tokens[requests[i].first :] for i in asked])
+    vocab_size = sampler.base.vocab_size
+    keys, expand = np.unique(places * vocab_size + targets, return_inverse=True)
+    values = _logprobs(sampler, hidden, keys // vocab_size, keys % vocab_size)[expand]
+    for i in asked:
+        scores, first = answers[i].logprobs, requests[i].first
+        assert scores is not None
+        count = len(scores) - first
+        scores[first:], values = values[:count], values[count:]
+
+
+def _fill_targets(
+    sampler: Sampler,
+    hidden: torch.Tensor,
+    where: _Where,
+    requests: Sequence[ScoreRequest],
+    answers: Sequence[PromptScores],
+) -> None:
+    """Of given tokens, [T - 1, K] a prompt."""
+    for request, own, answer in zip(requests, where, answers, strict=True):
+        if request.targets is not None:
+            answer.target_logprobs = _logprobs(sampler, hidden, own, request.targets)
+
+
+def _fill_topk(
+    sampler: Sampler,
+    hidden: torch.Tensor,
+    where: _Where,
+    requests: Sequence[ScoreRequest],
+    answers: Sequence[PromptScores],
+) -> None:
+    """The most probable tokens; each number of them by itself, since equals may change places."""
+    head, lora = sampler.base.head, sampler.unembed_pair()
+    for k in sorted({request.topk for request in requests} - {0}):
+        asked = [i for i, request in enumerate(requests) if request.topk == k]
+        places = np.concatenate([where[i][requests[i].first - 1 :] for i in asked])
+        once, expand = np.unique(places, return_inverse=True)
+        values = np.empty((len(once), k), dtype=np.float32)
+        ids = np.empty((len(once), k), dtype=np.int32)
+        for index in _chunks(sampler.base, len(once)):
+            found = head.topk(hidden[_tensor(once[index], hidden)], k, lora)
+            values[index], ids[index] = (part.cpu().numpy() for part in found)
+        values, ids = values[expand], ids[expand]
+        for i in asked:
+            answer, first = answers[i], requests[i].first
+            assert answer.topk_logprobs is not None
+            assert answer.topk_ids is not None
+            count = len(answer.topk_ids) - first
+            answer.topk_logprobs[first:], values = values[:count], values[count:]
+            answer.topk_ids[first:], ids = ids[:count], ids[count:]
+
+
+def _draw(hidden: torch.Tensor, read: _Where, requests: Sequence[ScoreRequest]) -> None:
+    """The one token of each sample that was asked for beside the scores."""
+    drawn = [
+        (own[-1], row)
+        for own, request in zip(read, requests, strict=True)
+        if request.draw is not None
+        for row in request.draw.rows
+    ]
+    draw_rows(hidden, drawn)
+    for _, row in drawn:
+        row.request.row_ended()
+
+
+def _logprobs(
+    sampler: Sampler, hidden: torch.Tensor, places: np.ndarray, targets: np.ndarray
+) -> np.ndarray:
+    """fp32 log-probabilities of ``targets`` [N] or [N, K] by the hidden states at ``places``."""
+    out = np.empty(targets.shape, dtype=np.float32)
+    lora = sampler.unembed_pair()
+    for index in _chunks(sampler.base, len(places)):
+        states = hidden[_tensor(places[index], hidden)]
+        found = sampler.base.head.logprobs(states, _tensor(targets[index], hidden), lora)
+        out[index] = found.cpu().numpy()
+    return out
+
+
+def _chunks(base: BaseModel, count: int) -> Iterator[np.ndarray]:
+    """Numbers of the positions that go through the head together.
+
+    Filled up with the last one, so that a position's result does not depend on how many there are.
+    """
+    size = max(8, base.head.chunk_rows // 8 * 8)
+    for start in range(0, count, size):
+        index = np.arange(start, min(start + size, count))
+        yield np.pad(index, (0, filling(len(index))), mode="edge")
+
+
+def _tensor(array: np.ndarray, like: torch.Tensor) -> torch.Tensor:
+    return torch.from_numpy(np.ascontiguousarray(array)).to(like.device)

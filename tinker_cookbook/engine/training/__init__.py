@@ -1,0 +1,1 @@
+"""Training runs: packing, micro-batches, losses and the optimizer."""

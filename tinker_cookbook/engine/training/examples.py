@@ -1,0 +1,131 @@
+"""Training examples as the engine takes them, and the checks they pass before any compute."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from tinker_cookbook.engine.training.losses import LOSSES, Loss
+from tinker_cookbook.exceptions import DataValidationError, nearest
+
+
+@dataclass(frozen=True)
+class Example:
+    """One sequence.
+
+    ``tokens`` [T] int64 is the model's input; position i predicts ``inputs["target_tokens"][i]``.
+    ``inputs`` holds the loss's arrays, [T] or, for cross_entropy, [T, K].
+    """
+
+    tokens: np.ndarray
+    inputs: Mapping[str, np.ndarray]
+
+    @property
+    def targets(self) -> np.ndarray:
+        """[T] or [T, K] int64."""
+        return self.inputs["target_tokens"]
+
+    def __len__(self) -> int:
+        return len(self.tokens)
+
+    def for_loss(self, loss: Loss) -> Example:
+        """Without the fields that only other losses read, and without ``mask``.
+
+        One datum may carry what several losses need, as for the hosted service. A ``mask`` is a
+        note of the caller's: what is trained is given by ``weights`` or ``advantages`` alone. Names
+        that no loss knows stay, for ``check_examples`` to refuse.
+        """
+        used = {*loss.required, *loss.optional}
+        elsewhere = {name for one in LOSSES.values() for name in (*one.required, *one.optional)}
+        ignored = (elsewhere | {"mask"}) - used
+        if ignored.isdisjoint(self.inputs):
+            return self
+        kept = {name: value for name, value in self.inputs.items() if name not in ignored}
+        return Example(self.tokens, kept)
+
+
+def check_examples(
+    data: Sequence[Example], loss: Loss, vocab_size: int, context_length: int
+) -> frozenset[str]:
+    """Raises ``DataValidationError`` naming datum and field; returns the optional fields present.
+
+    Optional fields (per-token clip thresholds) must be given by all datums or by none.
+    """
+    if not data:
+        raise DataValidationError("data: got no datum, expected at least one")
+    optional = frozenset(name for name in loss.optional if name in data[0].inputs)
+    for index, example in enumerate(data):
+        where = f"datum {index}"
+        _check_tokens(where, "model_input", example.tokens, vocab_size)
+        if len(example) > context_length:
+            raise DataValidationError(
+                f"{where}: model_input has {len(example)} tokens, but the model's context is "
+                f"{context_length}; cut it (max_length={context_length})"
+            )
+        present = set(example.inputs)
+        for name in loss.required:
+            if name not in present:
+                raise DataValidationError(
+                    f"{where}: loss_fn_inputs lacks {name!r}; {loss.name} needs "
+                    f"{', '.join(loss.required)}"
+                )
+        unknown = present - set(loss.required) - set(loss.optional)
+        if unknown:
+            name = min(unknown)
+            raise DataValidationError(
+                f"{where}: loss_fn_inputs has {name!r}, which {loss.name} does not use; expected "
+                f"{', '.join((*loss.required, *loss.optional))}"
+                f"{nearest(name, (*loss.required, *loss.optional))}"
+            )
+        if frozenset(present & set(loss.optional)) != optional:
+            raise DataValidationError(
+                f"{where}: optional loss_fn_inputs differ from those of datum 0 "
+                f"({sorted(optional) or 'none'}); give them for all datums or for none"
+            )
+        _check_fields(where, example, loss, vocab_size)
+    return optional
+
+
+def _check_fields(where: str, example: Example, loss: Loss, vocab_size: int) -> None:
+    targets = example.targets
+    if targets.ndim not in (1, 2) or (targets.ndim == 2 and loss.name != "cross_entropy"):
+        raise DataValidationError(
+            f"{where}: target_tokens has shape {targets.shape}, expected ({len(example)},)"
+            + (f" or ({len(example)}, K)" if loss.name == "cross_entropy" else "")
+        )
+    _check_tokens(where, "target_tokens", targets, vocab_size)
+    for name, values in example.inputs.items():
+        expected = targets.shape if name in ("target_tokens", "weights") else (len(example),)
+        if values.shape != expected or values.shape[0] != len(example):
+            raise DataValidationError(
+                f"{where}: {name} has shape {values.shape}, expected "
+                f"{(len(example), *expected[1:])} to match model_input's {len(example)} tokens"
+            )
+        if values.dtype.kind == "f" and not np.isfinite(values).all():
+            position = int(np.flatnonzero(~np.isfinite(values).reshape(len(values), -1).all(1))[0])
+            raise DataValidationError(
+                f"{where}: {name} is {values[position]} at position {position}, expected finite "
+                "numbers; check how it was computed"
+            )
+
+
+def _check_tokens(where: str, name: str, tokens: np.ndarray, vocab_size: int) -> None:
+    if tokens.size == 0:
+        raise DataValidationError(f"{where}: {name} is empty, expected at least one token")
+    if tokens.dtype.kind not in "iu":
+        raise DataValidationError(
+            f"{where}: {name} has type {tokens.dtype}, expected integers (token ids)"
+        )
+    check_token_range(f"{where}: {name}", tokens, vocab_size)
+
+
+def check_token_range(what: str, tokens: np.ndarray, vocab_size: int) -> None:
+    """Raises ``DataValidationError`` if ``tokens`` (at least one) are not all in the vocabulary."""
+    low, high = int(tokens.min()), int(tokens.max())
+    if low < 0 or high >= vocab_size:
+        raise DataValidationError(
+            f"{what} holds token id {low if low < 0 else high}, expected 0 to "
+            f"{vocab_size - 1}; it was probably tokenised for another model"
+        )

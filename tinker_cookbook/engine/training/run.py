@@ -1,0 +1,322 @@
+"""One training run: an adapter on a shared base model, its gradients and its optimizer.
+
+A pass over a micro-batch has three steps, which meet at the detached hidden states::
+
+    hidden  = model(tokens)                        # with autograd
+    g       = d loss / d logprobs(hidden)          # chunked head, then the loss on a small leaf
+    d_adapter = autograd(hidden, head.backward(g)) # through the head, then the body
+
+so the loss sees only [T] tensors, and the [T, V] logits are never kept.
+"""
+
+from __future__ import annotations
+
+import logging
+import traceback
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import NoReturn, Protocol
+
+import numpy as np
+import torch
+
+from tinker_cookbook.engine.memory import out_of_memory, release_cached_memory
+from tinker_cookbook.engine.model.base_model import BaseModel
+from tinker_cookbook.engine.model.lora import Adapter
+from tinker_cookbook.engine.model.low_rank import Terms
+from tinker_cookbook.engine.training.custom_loss import CustomLossFn, check_group_size, evaluate
+from tinker_cookbook.engine.training.examples import Example, check_examples
+from tinker_cookbook.engine.training.losses import LOSSES, get_loss
+from tinker_cookbook.engine.training.micro_batch import MicroBatchPass, plan_for
+from tinker_cookbook.engine.training.optimizer import AdamSettings, AdamW
+from tinker_cookbook.engine.training.packing import MicroBatch
+from tinker_cookbook.exceptions import (
+    DataValidationError,
+    OutOfMemoryError,
+    TinkerCookbookError,
+    TrainingError,
+)
+
+logger = logging.getLogger(__name__)
+
+
+class _Run(Protocol):
+    """What is done with a micro-batch; results stay in ``micro``."""
+
+    def __call__(self, micro: MicroBatchPass, *, checkpoint: bool) -> None: ...
+
+
+@dataclass
+class LossOutput:
+    """Log-probabilities of each datum's targets (fp32, shape of the targets) and metrics."""
+
+    logprobs: list[np.ndarray]
+    metrics: dict[str, float] = field(default_factory=dict)
+
+
+class TrainingRun:
+    """The verbs of one run. Gradients add up until ``optim_step``."""
+
+    def __init__(
+        self,
+        run_id: str,
+        base: BaseModel,
+        adapter: Adapter,
+        token_budget: int,
+        step: int = 0,
+        pause: Callable[[], None] = lambda: None,
+    ) -> None:
+        self.run_id = run_id
+        self.base = base
+        self.adapter = adapter.requires_grad_()
+        self.optimizer = AdamW(adapter.parameters())
+        self.step = step
+        self.token_budget = token_budget
+        self._pause = pause  # called between micro-batches: sampling goes on meanwhile
+        self._gradients: dict[str, torch.Tensor] = {}
+        self._failure: str | None = None  # an exception would keep the pass in memory
+        self._shared_with_sampler = False
+
+    def forward_backward(
+        self,
+        data: Sequence[Example],
+        loss_name: str,
+        loss_config: Mapping[str, float | str] | None = None,
+        *,
+        backward: bool = True,
+    ) -> LossOutput:
+        """Log-probabilities and summed loss of ``data``; adds the gradient if ``backward``.
+
+        When any part of the batch fails, nothing is added, and the next ``optim_step`` refuses.
+        """
+        with self._refusing_step_after_failure(backward):
+            loss = get_loss(loss_name)
+            data = [example.for_loss(loss) for example in data]
+            optional = check_examples(data, loss, self.base.vocab_size, self.base.context_length)
+            config = loss.resolve_config(loss_config, per_token=optional)
+
+            def run(micro: MicroBatchPass, *, checkpoint: bool) -> None:
+                micro.run(loss, config, backward=backward, checkpoint=checkpoint)
+
+            return self._sum_over(data, self._plan(data), run, backward=backward)
+
+    def forward_backward_custom(
+        self,
+        data: Sequence[Example],
+        loss_fn: CustomLossFn,
+        group_size: int | None = None,
+        *,
+        trained_only: bool = False,
+    ) -> LossOutput:
+        """Adds the gradient of ``loss_fn(indices, logprobs)``, real autograd through it.
+
+        With a ``group_size`` n the loss is a sum over groups of n consecutive datums: it is called
+        for whole groups at a time, metrics are added up, and each forward runs once, in the
+        memory of one micro-batch. Without, the loss couples the whole batch and is called once:
+        where the batch fits into one micro-batch its graph is kept; else the forward runs a
+        second time for the gradient, micro-batch by micro-batch. With ``trained_only`` the loss
+        reads no log-probability of a target without weight: these are 0, and save their logits.
+        """
+        with self._refusing_step_after_failure(True):
+            loss = LOSSES["cross_entropy"]
+            check_examples(data, loss, self.base.vocab_size, self.base.context_length)
+            if group_size is None:
+                return self._coupled(data, loss_fn, trained_only)
+            check_group_size(group_size, len(data))
+
+            def run(micro: MicroBatchPass, *, checkpoint: bool) -> None:
+                micro.run_custom(loss_fn, trained_only=trained_only, checkpoint=checkpoint)
+
+            return self._sum_over(data, self._plan(data, group_size), run, backward=True)
+
+    def optim_step(self, settings: AdamSettings) -> dict[str, float]:
+        """One AdamW step on the gradients added up so far, which are then cleared.
+
+        Weights stay as they are, and gradients are cleared, if the gradient is not finite or if
+        a pass since the last step failed: a step that was submitted behind it must not apply
+        what is left.
+        """
+        gradients, self._gradients = self._gradients, {}
+        failure, self._failure = self._failure, None
+        if failure is not None:
+            raise TrainingError(
+                f"optim_step: a forward_backward since the last step failed ({failure}); the step "
+                "was not taken and its gradients are dropped. Repeat the batch, then step"
+            )
+        if not gradients:
+            raise DataValidationError(
+                "optim_step: no gradient was computed since the last step; call forward_backward "
+                "first"
+            )
+        if self._shared_with_sampler:
+            # A sampler holds the present tensors: move on to new ones and leave it those.
+            for tensor in self.adapter.parameters().values():
+                tensor.data = tensor.data.clone()
+            self._shared_with_sampler = False
+        metrics = self.optimizer.step(gradients, settings)
+        self.step += 1
+        return metrics
+
+    def fail_pass(self, error: Exception, *, backward: bool) -> NoReturn:
+        """Raises ``error``, which kept a pass from reaching the run; the next step refuses."""
+        with self._refusing_step_after_failure(backward):
+            raise error
+        raise AssertionError("unreachable")
+
+    def snapshot(self) -> Adapter:
+        """The present weights for a sampler, by reference; later steps leave them alone."""
+        self._shared_with_sampler = True
+        tensors = {n: (a.detach(), b.detach()) for n, (a, b) in self.adapter.tensors.items()}
+        return Adapter(self.adapter.spec, self.adapter.targets, tensors)
+
+    def replace_by(self, other: TrainingRun) -> None:
+        """Takes over weights, optimizer and step of another run, as ``load_state`` does."""
+        self.adapter, self.optimizer, self.step = other.adapter, other.optimizer, other.step
+        self._gradients, self._failure, self._shared_with_sampler = {}, None, False
+
+    @contextmanager
+    def _refusing_step_after_failure(self, backward: bool) -> Iterator[None]:
+        try:
+            yield
+        except Exception as error:
+            if backward:
+                self._failure = str(error) or type(error).__name__
+            if isinstance(error, TinkerCookbookError) or not out_of_memory(error):
+                raise
+            reason = str(error) or type(error).__name__
+            traceback.clear_frames(error.__traceback__)  # they hold the activations
+        else:
+            return
+        release_cached_memory(self.base.device)
+        raise OutOfMemoryError(
+            f"the pass does not fit into the memory of {self.base.device}: {reason}; nothing of it "
+            "was applied. Give it fewer datums"
+        )
+
+    def _plan(self, data: Sequence[Example], group_size: int = 1) -> list[MicroBatch]:
+        tokens = [example.tokens for example in data]
+        return plan_for(self.base, tokens, self.token_budget, group_size)
+
+    def _too_long(self, group: MicroBatch) -> bool:
+        """A sequence well over the budget: recompute its layers rather than keep them.
+
+        So is a group that must stay together, of which padded rows are at least two.
+        """
+        if self.base.limits.recomputes(group.padded_tokens):
+            return True
+        rows = 1 if group.shared else min(2, len(group.rows))
+        return group.padded_tokens > 4 * rows * self.token_budget
+
+    def _sum_over(
+        self, data: Sequence[Example], groups: Sequence[MicroBatch], run: _Run, *, backward: bool
+    ) -> LossOutput:
+        """Adds up losses, metrics and gradients of micro-batches, each run by itself."""
+        terms = self.adapter.terms(self.base.dtype, requires_grad=backward)
+        logprobs: list[np.ndarray] = [np.empty(0)] * len(data)
+        gradients, metrics, total = _GradientSums(), dict[str, float](), 0.0
+        for group in groups:
+            for part, result in self._with_retries(data, group, terms, run, backward):
+                total += result.loss
+                gradients.add(result.gradients)
+                for name, value in result.metrics.items():
+                    metrics[name] = metrics.get(name, 0.0) + float(value)
+                for index, values in zip(part.indices, result.split_logprobs(), strict=True):
+                    logprobs[index] = values
+            self._pause()
+        self._keep(gradients)
+        return LossOutput(logprobs, {**metrics, "loss:sum": total})
+
+    def _coupled(
+        self, data: Sequence[Example], loss_fn: CustomLossFn, trained_only: bool
+    ) -> LossOutput:
+        """A loss that needs the log-probabilities of the whole batch at once."""
+        terms = self.adapter.terms(self.base.dtype, requires_grad=True)
+        groups = self._plan(data)
+        passes = [MicroBatchPass(self.base, terms, data, group) for group in groups]
+        keep = len(groups) == 1
+        logprobs: list[torch.Tensor] = [torch.empty(0)] * len(data)
+        for group, micro in zip(groups, passes, strict=True):
+            micro.forward(grad=keep, checkpoint=self._too_long(group), trained_only=trained_only)
+            for index, values in zip(group.indices, micro.logprobs_by_sequence(), strict=True):
+                logprobs[index] = values
+            self._pause()
+        result = evaluate(loss_fn, range(len(data)), logprobs)
+        gradients = _GradientSums()
+        for group, micro in zip(groups, passes, strict=True):
+            if not keep:
+                micro.body(grad=True, checkpoint=self._too_long(group))
+            gradients.add(micro.backward(torch.cat([result.gradients[i] for i in group.indices])))
+            micro.release()
+            self._pause()
+        self._keep(gradients)
+        return LossOutput(
+            [values.cpu().numpy() for values in logprobs],
+            {**result.metrics, "loss:sum": result.value},
+        )
+
+    def _with_retries(
+        self,
+        data: Sequence[Example],
+        group: MicroBatch,
+        terms: Terms,
+        run: _Run,
+        backward: bool,
+    ) -> list[tuple[MicroBatch, MicroBatchPass]]:
+        """Runs a micro-batch; out of memory, runs its halves, and at last one row checkpointed."""
+        halves = group.halves([example.tokens for example in data])
+        attempts = [self._too_long(group)]
+        if backward and not halves and not attempts[0]:
+            attempts.append(True)
+        reason = ""
+        for checkpoint in attempts:
+            micro = MicroBatchPass(self.base, terms, data, group)
+            try:
+                run(micro, checkpoint=checkpoint)
+                if checkpoint and not attempts[0]:  # so the next pass does not try in vain first
+                    self.base.limits.note_recomputed(group.padded_tokens)
+                return [(group, micro)]
+            except Exception as error:
+                if not out_of_memory(error):
+                    raise
+                reason = str(error)
+            # Outside of the handler: its traceback would keep the activations alive.
+            micro.release()
+            release_cached_memory(self.base.device)
+        if not halves:
+            count = group.group_size
+            what = "a sequence" if count == 1 else f"a group of {count} sequences in rows"
+            raise OutOfMemoryError(
+                f"{what} of {group.padded_length} tokens does not fit into the memory of "
+                f"{self.base.device}: {reason}; set max_length lower"
+            )
+        logger.warning("Out of memory at %d tokens; halving.", group.padded_tokens)
+        self.token_budget = max(1, group.padded_tokens // 2)
+        self.base.limits.most_tokens = self.token_budget
+        out = []
+        for part in halves:
+            out += self._with_retries(data, part, terms, run, backward)
+        return out
+
+    def _keep(self, gradients: _GradientSums) -> None:
+        """Adds a finished batch's gradient to the run's."""
+        for name, gradient in self.adapter.parameter_gradients(gradients.by_name).items():
+            if name in self._gradients:
+                self._gradients[name].add_(gradient)
+            else:
+                self._gradients[name] = gradient
+
+
+class _GradientSums:
+    """Adds up the fp32 gradients of an adapter's terms over micro-batches."""
+
+    def __init__(self) -> None:
+        self.by_name: dict[str, tuple[torch.Tensor, torch.Tensor]] = {}
+
+    def add(self, gradients: Mapping[str, tuple[torch.Tensor, torch.Tensor]]) -> None:
+        for name, (a, b) in gradients.items():
+            if name in self.by_name:
+                self.by_name[name][0].add_(a)
+                self.by_name[name][1].add_(b)
+            else:
+                self.by_name[name] = (a, b)

@@ -1,0 +1,208 @@
+"""Attention over a row in which sequences share their beginnings (``prefix_tree``).
+
+A short row is one batch of one, under a mask of who sees whom. Most of a long one would be hidden;
+there siblings, the segments that continue one path, are a small batch: their queries attend to the
+keys of the path, which all of them share, and causally to their own.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from contextlib import AbstractContextManager
+from contextvars import ContextVar
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import torch
+from torch.nn import functional as F  # noqa: N812
+
+from tinker_cookbook.engine.kernels.cpu.training_attention import grouped_attention
+from tinker_cookbook.engine.model import attention_registry as attention_hook
+from tinker_cookbook.engine.training.prefix_tree import Siblings, TreeRow
+
+NAME = "tinker_cookbook_tree"
+
+
+_HIDDEN_SCORES = 1 << 17
+"""Scores that a mask may hide before siblings are worth batches of their own: to gather and to cut
+keys takes some ninety small operators a layer and pass, as long as it takes to compute these."""
+
+
+class _Part(ABC):
+    """Queries and keys of a row that attention computes in one call."""
+
+    causal = False
+    """Whether every query sees just what comes before it, if there is no window."""
+
+    def __init__(self) -> None:
+        self._biases: dict[int | None, torch.Tensor] = {}
+
+    def bias(self, window: int | None) -> torch.Tensor:
+        """fp32 [1, L, S]: 0 where a query sees a key, -inf elsewhere."""
+        if window not in self._biases:
+            self._biases[window] = self._bias(window)
+        return self._biases[window]
+
+    @abstractmethod
+    def _bias(self, window: int | None) -> torch.Tensor: ...
+
+    @abstractmethod
+    def attend(
+        self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, window: int | None, scale: float
+    ) -> torch.Tensor:
+        """Attention [tokens, heads, D] of the part, given q, k and v [T, heads, D] of the row."""
+
+    def _attention(
+        self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, window: int | None, scale: float
+    ) -> torch.Tensor:
+        """Attention [N, heads, L, D] of q over S keys and values [N, kv heads, S, D]."""
+        if q.requires_grad and q.dtype == torch.bfloat16 and q.device.type == "cpu":
+            return grouped_attention(q, k, v, self.bias(window), scale)
+        group = q.shape[1] // k.shape[1]
+        causal = self.causal and window is None
+        # A mask has four dimensions: with three torch leaves its fused kernel.
+        return F.scaled_dot_product_attention(
+            q,
+            k.repeat_interleave(group, 1),
+            v.repeat_interleave(group, 1),
+            attn_mask=None if causal else self.bias(window)[None].to(q.dtype),
+            is_causal=causal,
+            scale=scale,
+        )
+
+
+class _Batch(_Part):
+    """Siblings as tensors: ``path`` [P] and ``places`` [N, L], padded with place 0."""
+
+    def __init__(self, siblings: Siblings, start: int, device: torch.device) -> None:
+        super().__init__()
+        places = np.zeros((len(siblings.places), siblings.longest), dtype=np.int64)
+        for row, own in zip(places, siblings.places, strict=True):
+            row[: len(own)] = own + start
+        self._places = torch.from_numpy(places).to(device)
+        self._path = torch.from_numpy(siblings.path + start).to(device)
+        self.causal = not len(siblings.path)
+
+    def _bias(self, window: int | None) -> torch.Tensor:
+        # The same for all siblings: beyond a segment's end only queries that nobody reads look.
+        before, own = len(self._path), self._places.shape[1]
+        key = torch.arange(before + own, device=self._path.device)
+        return attention_hook.causal_bias(key[before:], key, window)[None]
+
+    def attend(
+        self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, window: int | None, scale: float
+    ) -> torch.Tensor:
+        count, length = self._places.shape
+        own = self._places.flatten()
+
+        def of_siblings(tensor: torch.Tensor) -> torch.Tensor:
+            rows = tensor.index_select(0, own).view(count, length, *tensor.shape[1:])
+            return rows.transpose(1, 2)
+
+        def with_path(tensor: torch.Tensor) -> torch.Tensor:
+            if not len(self._path):
+                return of_siblings(tensor)
+            path = tensor.index_select(0, self._path).transpose(0, 1)
+            return torch.cat([path.expand(count, *path.shape), of_siblings(tensor)], dim=2)
+
+        out = self._attention(of_siblings(q), with_path(k), with_path(v), window, scale)
+        return out.transpose(1, 2).reshape(count * length, q.shape[1], -1)
+
+
+class _Whole(_Part):
+    """The row [T] as it is."""
+
+    def __init__(self, rows: Sequence[tuple[TreeRow, int]], device: torch.device) -> None:
+        super().__init__()
+        self._length = sum(len(row.tokens) for row, _ in rows)
+        self._device = device
+        self._segments = [
+            (siblings.path + start, own + start)
+            for row, start in rows
+            for siblings in row.siblings
+            for own in siblings.places
+        ]
+
+    def _bias(self, window: int | None) -> torch.Tensor:
+        bias = np.full((self._length, self._length), -np.inf, dtype=np.float32)
+        for path, own in self._segments:
+            key = torch.arange(len(path) + len(own))
+            seen = attention_hook.causal_bias(key[len(path) :], key, window)
+            bias[np.ix_(own, np.concatenate([path, own]))] = seen.numpy()
+        return torch.from_numpy(bias)[None].to(self._device)
+
+    def attend(
+        self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, window: int | None, scale: float
+    ) -> torch.Tensor:
+        q, k, v = (tensor.transpose(0, 1)[None] for tensor in (q, k, v))
+        return self._attention(q, k, v, window, scale)[0].transpose(0, 1)
+
+
+@dataclass(frozen=True)
+class TreeLayout:
+    """A row [T] in parts; ``order`` [T] finds each token in their concatenation, if they differ."""
+
+    parts: Sequence[_Part]
+    order: torch.Tensor | None = None
+    windows_seen: dict[int, int | None] = field(default_factory=dict)
+    """Window that each layer asked for, kept for the trial at load."""
+
+    @classmethod
+    def of(cls, rows: Sequence[TreeRow], device: torch.device) -> TreeLayout:
+        """The layout of rows that follow one another."""
+        starts = np.cumsum([0, *(len(row.tokens) for row in rows)])
+        placed = list(zip(rows, starts.tolist(), strict=False))
+        needed = sum(siblings.scores for row in rows for siblings in row.siblings)
+        if starts[-1] ** 2 - needed <= _HIDDEN_SCORES:
+            return cls([_Whole(placed, device)])
+        batches, order, padded = [], np.empty(starts[-1], dtype=np.int64), 0
+        for siblings, start in ((s, start) for row, start in placed for s in row.siblings):
+            batches.append(_Batch(siblings, start, device))
+            for own in siblings.places:
+                order[own + start] = padded + np.arange(len(own))
+                padded += siblings.longest
+        return cls(batches, torch.from_numpy(order).to(device))
+
+    def attend(
+        self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, window: int | None, scale: float
+    ) -> torch.Tensor:
+        """Attention [T, heads, D], given q, k and v [T, heads, D]."""
+        found = [part.attend(q, k, v, window, scale) for part in self.parts]
+        return found[0] if self.order is None else torch.cat(found).index_select(0, self.order)
+
+
+_layout: ContextVar[TreeLayout] = ContextVar("tree layout")
+
+
+def use(layout: TreeLayout) -> AbstractContextManager[None]:
+    """Attention inside the block is that of ``layout``."""
+    return attention_hook.using(_layout, layout)
+
+
+def attention_forward(
+    module: torch.nn.Module,
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    attention_mask: torch.Tensor | None,
+    dropout: float = 0.0,
+    scaling: float | None = None,
+    sliding_window: int | None = None,
+    **kwargs: Any,
+) -> tuple[torch.Tensor, None]:
+    """transformers' attention interface: q [1, heads, T, D], k and v [1, kv heads, T, D]."""
+    unknown = [name for name in ("softcap", "s_aux") if kwargs.get(name) is not None]
+    if unknown:
+        raise ValueError(f"attention with {', '.join(unknown)}")
+    layout = _layout.get()
+    layout.windows_seen[int(module.layer_idx)] = sliding_window  # type: ignore[arg-type]
+    scale = query.shape[-1] ** -0.5 if scaling is None else scaling
+    q, k, v = (tensor[0].transpose(0, 1) for tensor in (query, key, value))
+    return layout.attend(q, k, v, sliding_window, scale)[None], None
+
+
+def register() -> None:
+    """Makes it known to transformers."""
+    attention_hook.register(NAME, attention_forward)
