@@ -1,1 +1,16 @@
-"""Runnable recipes: ``python -m recipes.NAME key=value ...``; ``--help`` lists the keys."""
+"""Runnable recipes: ``python -m recipes.NAME key=value ...``; ``--help`` lists the keys.
+
+``recipes.NAME`` and ``tinker_cookbook.recipes.NAME`` are the same modules. The second name is the
+one that an installed package has; a link in the checkout gives it there too.
+"""
+
+if __name__ == "recipes":
+    from tinker_cookbook.utils.module_alias import alias_package
+
+    try:
+        alias_package("recipes", "tinker_cookbook.recipes")
+    except ModuleNotFoundError as error:
+        raise ImportError(
+            "tinker_cookbook/recipes: expected a link to ../recipes, which git makes unless links "
+            "are switched off; next step: git config core.symlinks true, then git checkout ."
+        ) from error

@@ -12,9 +12,9 @@ from __future__ import annotations
 
 import chz
 
-from recipes.math_rl.arithmetic_env import ArithmeticDatasetBuilder
-from recipes.rl_settings import RLSettings, resolve_renderer, rl_config, run
-from recipes.start import blueprint_of
+from tinker_cookbook.recipes.math_rl.arithmetic_env import ArithmeticDatasetBuilder
+from tinker_cookbook.recipes.rl_settings import RLSettings, resolve_renderer, rl_config, run
+from tinker_cookbook.recipes.start import blueprint_of
 from tinker_cookbook.rl import train
 from tinker_cookbook.training.config import check_model
 from tinker_cookbook.utils.entrypoint import also_named, run_entrypoint

@@ -11,9 +11,9 @@ from typing import Any
 
 import chz
 
-from recipes.start import start
 from tinker_cookbook import cli_utils, hyperparam_utils, model_info
 from tinker_cookbook.exceptions import ConfigurationError
+from tinker_cookbook.recipes.start import start
 from tinker_cookbook.rl import train
 from tinker_cookbook.rl.control import RandomRewardDatasetBuilder
 from tinker_cookbook.rl.diagnosis import GROUP_OF_ONE

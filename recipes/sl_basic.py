@@ -12,10 +12,10 @@ from __future__ import annotations
 
 import chz
 
-from recipes.examples import example_data
-from recipes.start import blueprint_of, start
 from tinker_cookbook import cli_utils, hyperparam_utils, model_info
 from tinker_cookbook.exceptions import ConfigurationError, nearest_sentence
+from tinker_cookbook.recipes.examples import example_data
+from tinker_cookbook.recipes.start import blueprint_of, start
 from tinker_cookbook.renderers import TrainOnWhat
 from tinker_cookbook.supervised import train
 from tinker_cookbook.supervised.conversation_file import FromConversationFileBuilder

@@ -11,7 +11,7 @@ from benchmarks.engine.beside_trl import SidesConfig
 from benchmarks.engine.checks import check_least
 
 if TYPE_CHECKING:
-    from recipes.preference.dpo.train import CLIConfig
+    from tinker_cookbook.recipes.preference.dpo.train import CLIConfig
 
 
 @chz.chz
@@ -31,7 +31,7 @@ class Config(SidesConfig):
 
 def recipe_settings(job: dict[str, Any], log_path: Path) -> CLIConfig:
     """The recipe's settings: no evaluation and no checkpoint on the way, the rest as asked."""
-    from recipes.preference.dpo.train import CLIConfig
+    from tinker_cookbook.recipes.preference.dpo.train import CLIConfig
 
     given = ("model_name", "renderer_name", "device", "dtype", "lora_rank", "train_unembed", "seed")
     given += ("learning_rate", "dataset", "batch_size", "max_length", "dpo_beta")

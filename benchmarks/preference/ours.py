@@ -14,8 +14,8 @@ from benchmarks.preference.config import recipe_settings
 
 def run(job: dict[str, Any]) -> dict[str, Any]:
     """Seconds and loss of every step, those of held-out pairs left out."""
-    from recipes.preference.dpo.train import build_config
     from tinker_cookbook.preference import train_dpo
+    from tinker_cookbook.recipes.preference.dpo.train import build_config
 
     with tempfile.TemporaryDirectory() as folder:
         log_path = Path(folder) / "run"

@@ -6,7 +6,7 @@ from benchmarks.engine.beside_trl import Comparison, run_comparison
 from benchmarks.preference import report
 from benchmarks.preference.config import Config
 from benchmarks.preference.trl_side import read_pairs
-from recipes.preference.dpo.train import dpo_learning_rate
+from tinker_cookbook.recipes.preference.dpo.train import dpo_learning_rate
 
 _ROOM = "benchmarks.preference"
 COMPARISON = Comparison(

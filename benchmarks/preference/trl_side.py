@@ -55,7 +55,7 @@ def run(job: dict[str, Any]) -> dict[str, Any]:
 
 def read_pairs(job: dict[str, Any]) -> tuple[list[dict[str, list[int]]], Any]:
     """The pairs of all steps as token ids, in our order, and the recipe's config."""
-    from recipes.preference.dpo.train import build_config
+    from tinker_cookbook.recipes.preference.dpo.train import build_config
     from tinker_cookbook.supervised.batch_loop import Schedule, batches
     from tinker_cookbook.utils.scoring import whole_sequence
 

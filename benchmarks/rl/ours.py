@@ -18,7 +18,7 @@ _PARTS = {"sampling": "time/sampling", "training": "time/train"}
 
 def run(job: dict[str, Any]) -> dict[str, Any]:
     """Seconds and mean reward of every step."""
-    from recipes.rl_basic import main
+    from tinker_cookbook.recipes.rl_basic import main
 
     with tempfile.TemporaryDirectory() as folder:
         log_path = Path(folder) / "run"

@@ -6,12 +6,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from recipes.rl_basic import CLIConfig
+    from tinker_cookbook.recipes.rl_basic import CLIConfig
 
 
 def recipe_settings(job: dict[str, Any], log_path: Path) -> CLIConfig:
     """The recipe's settings: no evaluation and no checkpoint on the way, the rest as asked."""
-    from recipes.rl_basic import CLIConfig
+    from tinker_cookbook.recipes.rl_basic import CLIConfig
 
     return CLIConfig(
         model_name=job["model_name"],

@@ -60,7 +60,7 @@ class Problems:
 
 def read_problems(job: dict[str, Any]) -> tuple[Problems, Any]:
     """The recipe's problems, and its config with everything derived filled in."""
-    from recipes.rl_basic import build_config
+    from tinker_cookbook.recipes.rl_basic import build_config
 
     config = build_config(recipe_settings(job, Path("unused")))
     dataset, _ = asyncio.run(config.dataset_builder())

@@ -17,10 +17,10 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from recipes.math_rl.arithmetic_env import ArithmeticDatasetBuilder
 from tinker_cookbook.backends import connect
 from tinker_cookbook.checkpoint_utils import get_last_checkpoint, load_checkpoints_file
 from tinker_cookbook.completers import TinkerTokenCompleter
+from tinker_cookbook.recipes.math_rl.arithmetic_env import ArithmeticDatasetBuilder
 from tinker_cookbook.renderers import get_renderer
 from tinker_cookbook.tokenizer_utils import get_tokenizer
 

@@ -19,12 +19,12 @@ from typing import TYPE_CHECKING, Any
 
 import chz
 
-from recipes import sl_basic
-from recipes.start import start
 from tinker_cookbook import cli_utils, hyperparam_utils, model_info
 from tinker_cookbook.distillation import train_off_policy
 from tinker_cookbook.distillation.datasets import TeacherConfig
 from tinker_cookbook.exceptions import ConfigurationError, DataFormatError
+from tinker_cookbook.recipes import sl_basic
+from tinker_cookbook.recipes.start import start
 from tinker_cookbook.renderers import Message
 from tinker_cookbook.supervised import train
 from tinker_cookbook.supervised.data import (

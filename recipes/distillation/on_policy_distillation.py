@@ -19,14 +19,14 @@ from __future__ import annotations
 
 import chz
 
-from recipes.distillation.on_policy_settings import (
+from tinker_cookbook.distillation import train_on_policy
+from tinker_cookbook.recipes.distillation.on_policy_settings import (
     OnPolicySettings,
     TaughtSettings,
     on_policy_config,
     run,
     taught,
 )
-from tinker_cookbook.distillation import train_on_policy
 from tinker_cookbook.training.config import check_model
 from tinker_cookbook.utils.entrypoint import run_entrypoint
 

@@ -15,7 +15,9 @@ from __future__ import annotations
 
 import chz
 
-from recipes.distillation.on_policy_settings import (
+from tinker_cookbook.distillation import train_on_policy
+from tinker_cookbook.exceptions import ConfigurationError
+from tinker_cookbook.recipes.distillation.on_policy_settings import (
     DATASETS,
     EXAMPLE,
     OnPolicySettings,
@@ -24,8 +26,6 @@ from recipes.distillation.on_policy_settings import (
     run,
     taught,
 )
-from tinker_cookbook.distillation import train_on_policy
-from tinker_cookbook.exceptions import ConfigurationError
 from tinker_cookbook.training.config import check_model
 from tinker_cookbook.utils.entrypoint import run_entrypoint
 

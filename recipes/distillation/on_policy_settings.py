@@ -7,9 +7,6 @@ from typing import Any
 
 import chz
 
-from recipes.examples import example_data
-from recipes.math_rl.arithmetic_env import ArithmeticDatasetBuilder
-from recipes.rl_settings import SampledSettings, common_config, resolve_renderer, rl_learning_rate
 from tinker_cookbook import cli_utils
 from tinker_cookbook.distillation import train_on_policy
 from tinker_cookbook.distillation.datasets import (
@@ -20,6 +17,14 @@ from tinker_cookbook.distillation.datasets import (
 )
 from tinker_cookbook.distillation.prompts import HUB_PROMPTS
 from tinker_cookbook.exceptions import ConfigurationError, nearest
+from tinker_cookbook.recipes.examples import example_data
+from tinker_cookbook.recipes.math_rl.arithmetic_env import ArithmeticDatasetBuilder
+from tinker_cookbook.recipes.rl_settings import (
+    SampledSettings,
+    common_config,
+    resolve_renderer,
+    rl_learning_rate,
+)
 from tinker_cookbook.renderers import Message
 from tinker_cookbook.rl.types import RLDatasetBuilder
 from tinker_cookbook.utils.entrypoint import also_named

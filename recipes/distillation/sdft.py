@@ -12,12 +12,12 @@ from __future__ import annotations
 
 import chz
 
-from recipes.examples import example_data
-from recipes.sl_basic import DEMO_MODEL
-from recipes.start import start
 from tinker_cookbook import cli_utils, hyperparam_utils, model_info
 from tinker_cookbook.distillation import sdft
 from tinker_cookbook.exceptions import ConfigurationError
+from tinker_cookbook.recipes.examples import example_data
+from tinker_cookbook.recipes.sl_basic import DEMO_MODEL
+from tinker_cookbook.recipes.start import start
 from tinker_cookbook.supervised.types import ChatDatasetBuilderCommonConfig
 from tinker_cookbook.training.config import RunSettings, check_model
 from tinker_cookbook.utils.entrypoint import run_entrypoint

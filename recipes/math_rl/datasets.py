@@ -10,9 +10,14 @@ from pathlib import Path
 
 import chz
 
-from recipes.math_rl.math_env import GSM8K_FEWSHOT, MATH_FEWSHOT, Gsm8kEnv, MathEnv
-from recipes.math_rl.problems import HUB_NAMES, Problem, problems_from_hub, read_problems
 from tinker_cookbook.exceptions import ConfigurationError, DataValidationError, nearest
+from tinker_cookbook.recipes.math_rl.math_env import GSM8K_FEWSHOT, MATH_FEWSHOT, Gsm8kEnv, MathEnv
+from tinker_cookbook.recipes.math_rl.problems import (
+    HUB_NAMES,
+    Problem,
+    problems_from_hub,
+    read_problems,
+)
 from tinker_cookbook.renderers import Renderer, get_renderer
 from tinker_cookbook.rl.grading import DEFAULT_TIMEOUT_SECONDS, require_math_verify
 from tinker_cookbook.rl.problem_dataset import ProblemDataset

@@ -20,12 +20,12 @@ import logging
 import re
 from typing import TYPE_CHECKING
 
-from recipes.math_rl.math_grading import (
+from tinker_cookbook.exceptions import ConfigurationError
+from tinker_cookbook.recipes.math_rl.math_grading import (
     grade_answer,
     grade_answer_math_verify,
     run_with_timeout_signal,
 )
-from tinker_cookbook.exceptions import ConfigurationError
 from tinker_cookbook.renderers import Message, Renderer
 from tinker_cookbook.rl.grading import (
     DEFAULT_TIMEOUT_SECONDS,
@@ -38,7 +38,7 @@ from tinker_cookbook.utils.lazy_imports import lazy_exports
 
 if TYPE_CHECKING:
     # These build on this module, so they are re-exported lazily (see ``__getattr__``).
-    from recipes.math_rl.named_datasets import (
+    from tinker_cookbook.recipes.math_rl.named_datasets import (
         DATASET_BUILDER_MAP,
         DeepMathDataset,
         DeepMathDatasetBuilder,

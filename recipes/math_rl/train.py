@@ -16,11 +16,11 @@ from typing import Any
 
 import chz
 
-from recipes.math_rl.arithmetic_env import ArithmeticDatasetBuilder
-from recipes.math_rl.datasets import MathDatasetBuilder
-from recipes.math_rl.problems import HUB_NAMES
-from recipes.rl_settings import RLSettings, resolve_renderer, rl_config, run
 from tinker_cookbook.exceptions import ConfigurationError, nearest
+from tinker_cookbook.recipes.math_rl.arithmetic_env import ArithmeticDatasetBuilder
+from tinker_cookbook.recipes.math_rl.datasets import MathDatasetBuilder
+from tinker_cookbook.recipes.math_rl.problems import HUB_NAMES
+from tinker_cookbook.recipes.rl_settings import RLSettings, resolve_renderer, rl_config, run
 from tinker_cookbook.rl import train
 from tinker_cookbook.rl.grading import DEFAULT_TIMEOUT_SECONDS
 from tinker_cookbook.rl.reasoning_gym_env import ReasoningGymDatasetBuilder

@@ -8,7 +8,7 @@ Both names start the same program.
 
 from __future__ import annotations
 
-from recipes.preference.dpo.train import CLIConfig, build_config, main
+from tinker_cookbook.recipes.preference.dpo.train import CLIConfig, build_config, main
 from tinker_cookbook.utils.entrypoint import run_entrypoint
 
 __all__ = ["CLIConfig", "build_config", "main"]

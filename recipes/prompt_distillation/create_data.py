@@ -21,10 +21,13 @@ from typing import TYPE_CHECKING, Any
 
 import chz
 
-from recipes.examples import example_data
-from recipes.prompt_distillation.answers import AnswerReader, parse_labels
-from recipes.prompt_distillation.output import DistillationFile
-from recipes.prompt_distillation.prompts import (
+from tinker_cookbook import model_info
+from tinker_cookbook.backends.connect import check_backend, connect
+from tinker_cookbook.exceptions import ConfigurationError
+from tinker_cookbook.recipes.examples import example_data
+from tinker_cookbook.recipes.prompt_distillation.answers import AnswerReader, parse_labels
+from tinker_cookbook.recipes.prompt_distillation.output import DistillationFile
+from tinker_cookbook.recipes.prompt_distillation.prompts import (
     LANGUAGE_CLASSIFICATION_PROMPT,
     QUERY_MARK,
     Task,
@@ -32,11 +35,13 @@ from recipes.prompt_distillation.prompts import (
     misspelt_mark,
     read_teacher_prompt,
 )
-from recipes.prompt_distillation.queries import Query, read_queries
-from recipes.prompt_distillation.teacher import Sampling, ask_teacher, check_kept, say_summary
-from tinker_cookbook import model_info
-from tinker_cookbook.backends.connect import check_backend, connect
-from tinker_cookbook.exceptions import ConfigurationError
+from tinker_cookbook.recipes.prompt_distillation.queries import Query, read_queries
+from tinker_cookbook.recipes.prompt_distillation.teacher import (
+    Sampling,
+    ask_teacher,
+    check_kept,
+    say_summary,
+)
 from tinker_cookbook.renderers import get_renderer
 from tinker_cookbook.tokenizer_utils import get_tokenizer
 from tinker_cookbook.training.config import check_model, check_settings

@@ -11,10 +11,10 @@ from pathlib import Path
 
 import chz
 
-from recipes.prompt_distillation.output import read_dropped
-from recipes.prompt_distillation.queries import Query
 from tinker_cookbook.eval.answer_accuracy import AnswerAccuracyEvaluator
 from tinker_cookbook.exceptions import ConfigurationError, DataFormatError, nearest
+from tinker_cookbook.recipes.prompt_distillation.output import read_dropped
+from tinker_cookbook.recipes.prompt_distillation.queries import Query
 from tinker_cookbook.renderers import Message, get_text_content
 from tinker_cookbook.supervised.chat_dataset import chat_dataset
 from tinker_cookbook.supervised.conversation_file import naming, read_conversations

@@ -16,9 +16,9 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
-from recipes.prompt_distillation.answers import Reason
-from recipes.prompt_distillation.queries import Query
 from tinker_cookbook.exceptions import ConfigurationError
+from tinker_cookbook.recipes.prompt_distillation.answers import Reason
+from tinker_cookbook.recipes.prompt_distillation.queries import Query
 from tinker_cookbook.utils.jsonl import Row, append_row, encode_row, read_rows
 from tinker_cookbook.utils.paths import ensure_writable_dir, local_path, write_atomically
 from tinker_cookbook.utils.run_lock import RunLock

@@ -18,14 +18,17 @@ from pathlib import Path
 
 import chz
 
-from recipes.prompt_distillation.answers import parse_labels
-from recipes.prompt_distillation.create_data import DEFAULT_OUTPUT_FILE, DEMO_MODEL
-from recipes.prompt_distillation.data import DistilledDatasetBuilder, StudentAccuracyBuilder
-from recipes.prompt_distillation.output import read_settings
-from recipes.start import start
 from tinker_cookbook import cli_utils, hyperparam_utils, model_info
 from tinker_cookbook.eval.proportion import describe_share
 from tinker_cookbook.exceptions import ConfigurationError, DataValidationError
+from tinker_cookbook.recipes.prompt_distillation.answers import parse_labels
+from tinker_cookbook.recipes.prompt_distillation.create_data import DEFAULT_OUTPUT_FILE, DEMO_MODEL
+from tinker_cookbook.recipes.prompt_distillation.data import (
+    DistilledDatasetBuilder,
+    StudentAccuracyBuilder,
+)
+from tinker_cookbook.recipes.prompt_distillation.output import read_settings
+from tinker_cookbook.recipes.start import start
 from tinker_cookbook.renderers import TrainOnWhat
 from tinker_cookbook.supervised import train
 from tinker_cookbook.supervised.types import ChatDatasetBuilderCommonConfig

@@ -6,7 +6,11 @@
 Both names start the same program.
 """
 
-from recipes.multiplayer_rl.twenty_questions.train import CLIConfig, build_config, main
+from tinker_cookbook.recipes.multiplayer_rl.twenty_questions.train import (
+    CLIConfig,
+    build_config,
+    main,
+)
 from tinker_cookbook.utils.entrypoint import run_entrypoint
 
 __all__ = ["CLIConfig", "build_config", "main"]

@@ -17,7 +17,7 @@ REPO = Path(__file__).resolve().parents[2]
 def test_an_installed_recipe_finds_its_data(tmp_path):
     # A copy, so that the build leaves nothing in the checkout.
     source = tmp_path / "source"
-    for name in ("tinker_cookbook", "recipes"):
+    for name in ("tinker_cookbook",):
         shutil.copytree(REPO / name, source / name, ignore=shutil.ignore_patterns("__pycache__"))
     for name in ("pyproject.toml", "README.md", "LICENSE"):
         shutil.copy(REPO / name, source)
@@ -35,13 +35,12 @@ def test_an_installed_recipe_finds_its_data(tmp_path):
     data = sorted(p.name for p in (REPO / "recipes" / "example_data").iterdir())
     assert sorted(n.rpartition("/")[2] for n in names if "/example_data/" in n) == data
     assert {name.partition("/")[0] for name in names if "dist-info" not in name} == {
-        "tinker_cookbook",
-        "recipes",
+        "tinker_cookbook"
     }
     code = (
-        "from recipes import sl_loop; from pathlib import Path; import recipes;"
+        "from tinker_cookbook.recipes import sl_loop; from pathlib import Path;"
         "assert Path(sl_loop.Config().dataset_path).is_file(), sl_loop.Config().dataset_path;"
-        "print(recipes.__file__)"
+        "print(sl_loop.__file__)"
     )
     # -S leaves the editable installation of the checkout out, -P the current folder.
     paths = [str(installed), *(path for path in sys.path if path.endswith("site-packages"))]

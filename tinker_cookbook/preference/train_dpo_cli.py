@@ -1,17 +1,12 @@
-"""``recipes.preference.dpo.train`` by a name within the package.
+"""The DPO recipe by its name in the package, ``tinker_cookbook.preference.train_dpo_cli``.
 
-    python -m tinker_cookbook.preference.train_dpo_cli
-    python -m tinker_cookbook.preference.train_dpo_cli dataset=my_pairs.jsonl model_name=…
-
-Both names start the same program.
+It takes the keys of ``python -m recipes.preference.dpo.train``.
 """
 
-from __future__ import annotations
-
-from recipes.preference.dpo.train import CLIConfig, build_config, main
-from tinker_cookbook.utils.entrypoint import run_entrypoint
-
-__all__ = ["CLIConfig", "build_config", "main"]
+import runpy
 
 if __name__ == "__main__":
-    run_entrypoint(main)
+    # By name, because the package does not import the recipes, which are a layer above it.
+    runpy.run_module(
+        "tinker_cookbook.recipes.preference.dpo.train", run_name="__main__", alter_sys=True
+    )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import importlib
 import inspect
 import os
 import sys
@@ -28,7 +29,12 @@ def run_entrypoint(main: Callable[[Any], Any]) -> None:
     raises on purpose, and what a Tinker server refuses, end the program with their sentence and
     exit code 1, Ctrl-C with 130; other errors keep their traceback.
     """
-    run_program(lambda: main(parse_arguments(_config_class(main), sys.argv[1:])))
+
+    def program() -> Any:
+        imported = _imported(main)
+        return imported(parse_arguments(_config_class(imported), sys.argv[1:]))
+
+    run_program(program)
 
 
 def run_program(program: Callable[[], Any]) -> None:
@@ -45,6 +51,17 @@ def run_program(program: Callable[[], Any]) -> None:
             raise
         print(f"\n{type(error).__name__}: {said}", file=sys.stderr)
         sys.exit(1)
+
+
+def _imported(main: Callable[[Any], Any]) -> Callable[[Any], Any]:
+    """``main`` of the module under its own name, where ``python -m`` runs it as ``__main__``.
+
+    So the classes of a saved config are those that another program imports.
+    """
+    spec = getattr(sys.modules["__main__"], "__spec__", None)
+    if main.__module__ != "__main__" or spec is None or spec.name.endswith("__main__"):
+        return main
+    return getattr(importlib.import_module(spec.name), main.__name__)
 
 
 def program_takes(key: str) -> bool:

@@ -11,14 +11,14 @@ from __future__ import annotations
 
 import chz
 
-from recipes.multiplayer_rl.twenty_questions.dataset import (
+from tinker_cookbook.exceptions import ConfigurationError
+from tinker_cookbook.recipes.multiplayer_rl.twenty_questions.dataset import (
     WORDS,
     AnswererConfig,
     TwentyQuestionsDatasetBuilder,
 )
-from recipes.multiplayer_rl.twenty_questions.env import Rules
-from recipes.rl_settings import RLSettings, resolve_renderer, rl_config, run
-from tinker_cookbook.exceptions import ConfigurationError
+from tinker_cookbook.recipes.multiplayer_rl.twenty_questions.env import Rules
+from tinker_cookbook.recipes.rl_settings import RLSettings, resolve_renderer, rl_config, run
 from tinker_cookbook.rl import train
 from tinker_cookbook.training.config import check_model
 from tinker_cookbook.utils.entrypoint import run_entrypoint

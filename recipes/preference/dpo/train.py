@@ -18,12 +18,12 @@ import asyncio
 
 import chz
 
-from recipes.preference.datasets import get_comparison_builder
-from recipes.start import start
 from tinker_cookbook import cli_utils, hyperparam_utils, model_info
 from tinker_cookbook.preference import train_dpo
 from tinker_cookbook.preference.dpo_datasets import DPODatasetBuilderFromComparisons, Ties
 from tinker_cookbook.preference.dpo_loss import PairLossName
+from tinker_cookbook.recipes.preference.datasets import get_comparison_builder
+from tinker_cookbook.recipes.start import start
 from tinker_cookbook.supervised.types import ChatDatasetBuilderCommonConfig
 from tinker_cookbook.training.config import RunSettings, check_model
 from tinker_cookbook.utils.entrypoint import run_entrypoint

@@ -23,12 +23,17 @@ from collections.abc import Awaitable, Callable
 from contextlib import ExitStack
 from typing import Any, TypeVar
 
-from recipes.preference.rlhf.settings import STAGES, CLIConfig
-from recipes.preference.rlhf.stages import held_out, rl_config, rm_config, sft_config
-from recipes.preference.rlhf.win_rate import FILE, measure_win_rate
 from tinker_cookbook import cli_utils
 from tinker_cookbook.checkpoint_utils import CheckpointRecord, get_last_checkpoint
 from tinker_cookbook.exceptions import ConfigurationError
+from tinker_cookbook.recipes.preference.rlhf.settings import STAGES, CLIConfig
+from tinker_cookbook.recipes.preference.rlhf.stages import (
+    held_out,
+    rl_config,
+    rm_config,
+    sft_config,
+)
+from tinker_cookbook.recipes.preference.rlhf.win_rate import FILE, measure_win_rate
 from tinker_cookbook.rl import train as rl_train
 from tinker_cookbook.supervised import train as sft_train
 from tinker_cookbook.training.changes import changed_settings

@@ -7,11 +7,6 @@ from typing import Any
 
 import chz
 
-from recipes.preference.rlhf.demonstrations import (
-    AnswersOfComparisonsBuilder,
-    DemonstrationFileBuilder,
-)
-from recipes.preference.rlhf.settings import CLIConfig
 from tinker_cookbook import hyperparam_utils, model_info
 from tinker_cookbook.checkpoint_utils import CheckpointRecord
 from tinker_cookbook.exceptions import DataValidationError
@@ -22,6 +17,11 @@ from tinker_cookbook.preference.preference_datasets import (
 )
 from tinker_cookbook.preference.preference_model import PreferenceModelBuilderFromChatRenderer
 from tinker_cookbook.preference.preference_model_evaluator import PreferenceModelEvaluator
+from tinker_cookbook.recipes.preference.rlhf.demonstrations import (
+    AnswersOfComparisonsBuilder,
+    DemonstrationFileBuilder,
+)
+from tinker_cookbook.recipes.preference.rlhf.settings import CLIConfig
 from tinker_cookbook.renderers import TrainOnWhat, get_renderer
 from tinker_cookbook.rl import train as rl_train
 from tinker_cookbook.rl.preference_envs import PairwisePreferenceRLDatasetBuilder

@@ -6,13 +6,13 @@ import json
 from pathlib import Path
 from typing import Any
 
-from recipes.preference.rlhf.settings import CLIConfig
-from recipes.preference.rlhf.stages import held_out, judge_builder
 from tinker_cookbook import model_info
 from tinker_cookbook.backends import connect
 from tinker_cookbook.checkpoint_utils import CheckpointRecord
 from tinker_cookbook.preference.comparison_lengths import comparisons_that_fit
 from tinker_cookbook.preference.comparison_policy_evaluator import ComparisonEvaluator
+from tinker_cookbook.recipes.preference.rlhf.settings import CLIConfig
+from tinker_cookbook.recipes.preference.rlhf.stages import held_out, judge_builder
 from tinker_cookbook.renderers import get_renderer
 from tinker_cookbook.tokenizer_utils import get_tokenizer
 from tinker_cookbook.utils.paths import write_atomically

@@ -22,8 +22,11 @@ import asyncio
 
 import chz
 
-from recipes.preference.shorter.env import ShorterComparisonBuilder, ShorterPreferenceModelBuilder
-from recipes.rl_settings import RLSettings, resolve_renderer, rl_config, run
+from tinker_cookbook.recipes.preference.shorter.env import (
+    ShorterComparisonBuilder,
+    ShorterPreferenceModelBuilder,
+)
+from tinker_cookbook.recipes.rl_settings import RLSettings, resolve_renderer, rl_config, run
 from tinker_cookbook.rl import train
 from tinker_cookbook.rl.preference_envs import (
     PairwisePreferenceRLDatasetBuilder,

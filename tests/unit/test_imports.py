@@ -1,0 +1,77 @@
+"""Which package may import which, and that imports form no circle (under 2 s)."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator
+from pathlib import Path
+
+REPO = Path(__file__).resolve().parents[2]
+PACKAGE = REPO / "tinker_cookbook"
+
+
+def _files() -> Iterator[Path]:
+    # rglob does not follow the link to the recipes, which are a layer above the package.
+    yield from (p for p in PACKAGE.rglob("*.py") if "recipes" not in p.relative_to(PACKAGE).parts)
+
+
+def _module(path: Path) -> str:
+    parts = path.relative_to(REPO).with_suffix("").parts
+    return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
+
+
+def _imports(path: Path, modules: set[str]) -> set[str]:
+    """Modules that ``path`` imports at its top level, inside functions, or for type checkers."""
+    found: set[str] = set()
+    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        if isinstance(node, ast.Import):
+            found.update(alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom) and node.module and not node.level:
+            children = {f"{node.module}.{alias.name}" for alias in node.names}
+            found.update(children & modules)
+            if len(children & modules) < len(children):
+                found.add(node.module)
+    return found
+
+
+def _graph() -> dict[str, set[str]]:
+    files = {_module(path): path for path in _files()}
+    return {name: _imports(path, set(files)) for name, path in files.items()}
+
+
+def test_the_package_imports_neither_recipes_nor_benchmarks():
+    forbidden = ("recipes", "tinker_cookbook.recipes", "benchmarks", "tests")
+    wrong = {
+        (name, used)
+        for name, imports in _graph().items()
+        for used in imports
+        if any(used == root or used.startswith(f"{root}.") for root in forbidden)
+    }
+    assert wrong == set()
+
+
+def test_the_engine_imports_only_itself_and_the_exceptions():
+    allowed = ("tinker_cookbook.engine", "tinker_cookbook.exceptions", "tinker_cookbook._process")
+    wrong = {
+        (name, used)
+        for name, imports in _graph().items()
+        if name.startswith("tinker_cookbook.engine")
+        for used in imports
+        if used.startswith("tinker_cookbook.") and not used.startswith(allowed)
+    }
+    assert wrong == set()
+
+
+def test_imports_form_no_circle():
+    graph = _graph()
+    done: set[str] = set()
+
+    def visit(name: str, path: list[str]) -> None:
+        assert name not in path, " -> ".join([*path[path.index(name) :], name])
+        if name not in done:
+            for used in sorted(graph[name] & graph.keys()):
+                visit(used, [*path, name])
+            done.add(name)
+
+    for name in sorted(graph):
+        visit(name, [])
