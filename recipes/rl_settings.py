@@ -15,16 +15,16 @@ from tinker_cookbook import cli_utils, hyperparam_utils, model_info
 from tinker_cookbook.exceptions import ConfigurationError
 from tinker_cookbook.recipes.start import start
 from tinker_cookbook.rl import train
-from tinker_cookbook.rl.control import RandomRewardDatasetBuilder
-from tinker_cookbook.rl.diagnosis import GROUP_OF_ONE
+from tinker_cookbook.rl.envs.random_reward import RandomRewardDatasetBuilder
 from tinker_cookbook.rl.policy_settings import (
     DEFAULT_LOSS,
     LOSSES_WITH_PENALTY,
     RL_LOSSES,
     PolicySettings,
 )
-from tinker_cookbook.rl.rollout_limits import TerminationRewardPolicy
-from tinker_cookbook.rl.rollout_strategy import RetryOnFailure
+from tinker_cookbook.rl.report.diagnosis import GROUP_OF_ONE
+from tinker_cookbook.rl.rollouts.limits import TerminationRewardPolicy
+from tinker_cookbook.rl.rollouts.strategy import RetryOnFailure
 from tinker_cookbook.rl.types import RLDatasetBuilder
 from tinker_cookbook.utils.console import get_console
 from tinker_cookbook.utils.entrypoint import also_named

@@ -19,9 +19,9 @@ from tinker_cookbook.recipes.math_rl.problems import (
     read_problems,
 )
 from tinker_cookbook.renderers import Renderer, get_renderer
-from tinker_cookbook.rl.grading import DEFAULT_TIMEOUT_SECONDS, require_math_verify
-from tinker_cookbook.rl.problem_dataset import ProblemDataset
-from tinker_cookbook.rl.problem_env import ProblemGroupBuilder
+from tinker_cookbook.rl.envs.grading import DEFAULT_TIMEOUT_SECONDS, require_math_verify
+from tinker_cookbook.rl.envs.problem_dataset import ProblemDataset
+from tinker_cookbook.rl.envs.problem_env import ProblemGroupBuilder
 from tinker_cookbook.rl.types import EnvGroupBuilder, RLDataset, RLDatasetBuilder
 from tinker_cookbook.tokenizer_utils import get_tokenizer
 

@@ -27,13 +27,13 @@ from tinker_cookbook.recipes.math_rl.math_grading import (
     run_with_timeout_signal,
 )
 from tinker_cookbook.renderers import Message, Renderer
-from tinker_cookbook.rl.grading import (
+from tinker_cookbook.rl.envs.grading import (
     DEFAULT_TIMEOUT_SECONDS,
     extract_boxed,
     extract_gsm8k_answer,
     grade_math,
 )
-from tinker_cookbook.rl.problem_env import ProblemEnv
+from tinker_cookbook.rl.envs.problem_env import ProblemEnv
 from tinker_cookbook.utils.lazy_imports import lazy_exports
 
 if TYPE_CHECKING:

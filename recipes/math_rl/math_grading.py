@@ -14,8 +14,8 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any, TypeVar
 
-from tinker_cookbook.rl import grading
-from tinker_cookbook.rl.grading import default_pool, equal_plain_numbers, require_math_verify
+from tinker_cookbook.rl.envs import grading
+from tinker_cookbook.rl.envs.grading import default_pool, equal_plain_numbers, require_math_verify
 
 logger = logging.getLogger(__name__)
 

@@ -22,8 +22,8 @@ from tinker_cookbook.recipes.math_rl.datasets import MathDatasetBuilder
 from tinker_cookbook.recipes.math_rl.problems import HUB_NAMES
 from tinker_cookbook.recipes.rl_settings import RLSettings, resolve_renderer, rl_config, run
 from tinker_cookbook.rl import train
-from tinker_cookbook.rl.grading import DEFAULT_TIMEOUT_SECONDS
-from tinker_cookbook.rl.reasoning_gym_env import ReasoningGymDatasetBuilder
+from tinker_cookbook.rl.envs.grading import DEFAULT_TIMEOUT_SECONDS
+from tinker_cookbook.rl.envs.reasoning_gym_env import ReasoningGymDatasetBuilder
 from tinker_cookbook.rl.types import RLDatasetBuilder
 from tinker_cookbook.training.config import check_model
 from tinker_cookbook.utils.entrypoint import run_entrypoint

@@ -8,8 +8,8 @@ from functools import partial
 
 import chz
 
-from tinker_cookbook.rl.problem_dataset import ProblemDataset
-from tinker_cookbook.rl.problem_env import ProblemGroupBuilder
+from tinker_cookbook.rl.envs.problem_dataset import ProblemDataset
+from tinker_cookbook.rl.envs.problem_env import ProblemGroupBuilder
 from tinker_cookbook.rl.types import Env, EnvGroupBuilder, RLDataset, RLDatasetBuilder, StepResult
 from tinker_cookbook.tokenizer_utils import get_tokenizer
 

@@ -18,8 +18,8 @@ from tinker_cookbook.renderers import (
     get_renderer,
     get_text_content,
 )
-from tinker_cookbook.rl.problem_dataset import ProblemDataset
-from tinker_cookbook.rl.problem_env import ProblemEnv, ProblemGroupBuilder
+from tinker_cookbook.rl.envs.problem_dataset import ProblemDataset
+from tinker_cookbook.rl.envs.problem_env import ProblemEnv, ProblemGroupBuilder
 from tinker_cookbook.rl.types import (
     Action,
     ActionExtra,

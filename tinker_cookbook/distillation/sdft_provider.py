@@ -10,8 +10,8 @@ from tinker_cookbook.completers import TokenCompleter
 from tinker_cookbook.distillation.mixture import number_of, numbered
 from tinker_cookbook.exceptions import DataValidationError
 from tinker_cookbook.rl.data_processing import trajectory_to_data
-from tinker_cookbook.rl.rollouts import do_group_rollout
-from tinker_cookbook.rl.trajectory_metrics import compute_trajectory_metrics
+from tinker_cookbook.rl.report.trajectory_metrics import compute_trajectory_metrics
+from tinker_cookbook.rl.rollouts.group import do_group_rollout
 from tinker_cookbook.rl.types import EnvGroupBuilder, RLDataset
 from tinker_cookbook.supervised.common import datum_from_tokens_weights
 from tinker_cookbook.supervised.types import SupervisedDataset

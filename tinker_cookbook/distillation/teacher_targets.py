@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from tinker import types
 
     from tinker_cookbook.backends import Future, TrainingClient
-    from tinker_cookbook.rl.train_config import PolicyTrainingConfig
+    from tinker_cookbook.rl.config import PolicyTrainingConfig
 else:
     tinker = lazy_module("tinker")
     torch = lazy_module("torch")

@@ -49,20 +49,20 @@ from tinker_cookbook.exceptions import (
     TrainingError,
 )
 from tinker_cookbook.preference.reference import reference_client
-from tinker_cookbook.rl.adjuster import (
-    Adjustment,
-    AdvantageAdjuster,
-    Mean,
-    PlayedData,
-    advantages_of,
-    is_pull,
-)
 from tinker_cookbook.rl.data_processing import trajectory_to_data
 from tinker_cookbook.rl.kl import (
     add_to_advantages,
     check_penalty,
     sampled_logprobs,
     trained_values,
+)
+from tinker_cookbook.rl.loop.adjuster import (
+    Adjustment,
+    AdvantageAdjuster,
+    Mean,
+    PlayedData,
+    advantages_of,
+    is_pull,
 )
 from tinker_cookbook.rl.types import Trajectory, Transition
 from tinker_cookbook.training.weights import check_weights

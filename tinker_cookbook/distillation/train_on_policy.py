@@ -33,16 +33,16 @@ from tinker_cookbook.distillation.topk_targets import check_top_k
 from tinker_cookbook.exceptions import ConfigurationError
 from tinker_cookbook.renderers import Renderer, get_renderer
 from tinker_cookbook.rl import train
+from tinker_cookbook.rl.config import PolicyTrainingConfig
 from tinker_cookbook.rl.data_processing import assemble_training_data, compute_advantages
 from tinker_cookbook.rl.dataset_utils import ChainedRLDataset
-from tinker_cookbook.rl.do_training import CallerSession, run_loop
 from tinker_cookbook.rl.kl import check_penalty, trained_values
-from tinker_cookbook.rl.loop_parts import print_group
-from tinker_cookbook.rl.loop_steps import train_on_data
-from tinker_cookbook.rl.sources import BatchSource, problem_batches
-from tinker_cookbook.rl.sources_play import Player
-from tinker_cookbook.rl.train_config import PolicyTrainingConfig
-from tinker_cookbook.rl.trajectory_metrics import compute_trajectory_metrics
+from tinker_cookbook.rl.loop.do_training import CallerSession, run_loop
+from tinker_cookbook.rl.loop.parts import print_group
+from tinker_cookbook.rl.loop.rollout_worker import Player
+from tinker_cookbook.rl.loop.sources import BatchSource, problem_batches
+from tinker_cookbook.rl.loop.steps import train_on_data
+from tinker_cookbook.rl.report.trajectory_metrics import compute_trajectory_metrics
 from tinker_cookbook.rl.types import EnvGroupBuilder, RLDataset, RLDatasetBuilder, TrajectoryGroup
 from tinker_cookbook.tokenizer_utils import get_tokenizer
 from tinker_cookbook.training.session import TrainingSession

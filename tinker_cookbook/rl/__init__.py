@@ -1,8 +1,8 @@
 """Reinforcement learning: environments, rollouts, advantages, and the loop that trains on them.
 
-Read it in this order: ``types`` (what an environment is), ``problem_env`` and ``message_env``
-(bases to subclass), ``rollouts`` (a policy plays an environment), ``data_processing``
-(trajectories to training data), ``train`` (the loop).
+Read it in this order: ``types`` (what an environment is), ``envs`` (environments to subclass),
+``rollouts`` (run a policy in a group of environments), ``data_processing`` (trajectories to
+training data), ``train`` and ``loop`` (the training loop), ``report`` (metrics and transcripts).
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from tinker_cookbook.utils.lazy_imports import lazy_exports
+from tinker_cookbook.utils.module_alias import alias_modules
 
 if TYPE_CHECKING:
     from tinker_cookbook.rl.dataset_utils import (
@@ -18,7 +19,7 @@ if TYPE_CHECKING:
         epoch_batch_index,
     )
     from tinker_cookbook.rl.interleaved import InterleavedRLDatasetBuilder
-    from tinker_cookbook.rl.rollout_strategy import FailFast, RetryOnFailure, RolloutStrategy
+    from tinker_cookbook.rl.rollouts.strategy import FailFast, RetryOnFailure, RolloutStrategy
     from tinker_cookbook.rl.types import (
         Action,
         ActionExtra,
@@ -68,16 +69,16 @@ __getattr__ = lazy_exports(
         "Env": "tinker_cookbook.rl.types",
         "EnvGroupBuilder": "tinker_cookbook.rl.types",
         "EpochCycledRLDataset": "tinker_cookbook.rl.dataset_utils",
-        "FailFast": "tinker_cookbook.rl.rollout_strategy",
+        "FailFast": "tinker_cookbook.rl.rollouts.strategy",
         "InterleavedRLDatasetBuilder": "tinker_cookbook.rl.interleaved",
         "Logs": "tinker_cookbook.rl.types",
         "Metrics": "tinker_cookbook.rl.types",
         "Observation": "tinker_cookbook.rl.types",
         "RLDataset": "tinker_cookbook.rl.types",
         "RLDatasetBuilder": "tinker_cookbook.rl.types",
-        "RetryOnFailure": "tinker_cookbook.rl.rollout_strategy",
+        "RetryOnFailure": "tinker_cookbook.rl.rollouts.strategy",
         "RolloutError": "tinker_cookbook.rl.types",
-        "RolloutStrategy": "tinker_cookbook.rl.rollout_strategy",
+        "RolloutStrategy": "tinker_cookbook.rl.rollouts.strategy",
         "StepResult": "tinker_cookbook.rl.types",
         "Trajectory": "tinker_cookbook.rl.types",
         "TrajectoryGroup": "tinker_cookbook.rl.types",
@@ -85,4 +86,19 @@ __getattr__ = lazy_exports(
         "cycle_permutation": "tinker_cookbook.rl.dataset_utils",
         "epoch_batch_index": "tinker_cookbook.rl.dataset_utils",
     },
+)
+
+# The paths of these modules in the public tinker-cookbook.
+alias_modules(
+    {
+        f"{__name__}.message_env": f"{__name__}.envs.message_env",
+        f"{__name__}.play_w_env": f"{__name__}.envs.play_w_env",
+        f"{__name__}.preference_envs": f"{__name__}.envs.preference_envs",
+        f"{__name__}.problem_env": f"{__name__}.envs.problem_env",
+        f"{__name__}.rollout_limits": f"{__name__}.rollouts.limits",
+        f"{__name__}.rollout_logging": f"{__name__}.report.rollout_logging",
+        f"{__name__}.rollout_presets": f"{__name__}.rollouts.presets",
+        f"{__name__}.rollout_runner": f"{__name__}.rollouts.runner",
+        f"{__name__}.rollout_strategy": f"{__name__}.rollouts.strategy",
+    }
 )

@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     import tinker
     from tinker import types
 
-    from tinker_cookbook.rl.flat_observations import FlatOb, FlatObElem, ProvenanceSpan
+    from tinker_cookbook.rl.envs.flat_observations import FlatOb, FlatObElem, ProvenanceSpan
 else:
     tinker = lazy_module("tinker")
     types = lazy_module("tinker.types")
@@ -56,7 +56,7 @@ __all__ = [
 __getattr__ = lazy_exports(
     __name__,
     dict.fromkeys(
-        ("FlatOb", "FlatObElem", "ProvenanceSpan"), "tinker_cookbook.rl.flat_observations"
+        ("FlatOb", "FlatObElem", "ProvenanceSpan"), "tinker_cookbook.rl.envs.flat_observations"
     ),
 )
 

@@ -19,7 +19,7 @@ import numpy as np
 import numpy.typing as npt
 
 from tinker_cookbook.exceptions import ConfigurationError, DataValidationError
-from tinker_cookbook.rl.adjuster import (
+from tinker_cookbook.rl.loop.adjuster import (
     Adjustment,
     AdvantageAdjuster,
     Mean,

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from tinker_cookbook.rl.test_set import RLTestSetEvaluator
-from tinker_cookbook.rl.trajectory_metrics import (
+from tinker_cookbook.rl.report.test_evaluator import RLTestSetEvaluator
+from tinker_cookbook.rl.report.trajectory_metrics import (
     compute_rollout_error_metrics,
     compute_sampling_client_metrics,
     compute_trajectory_metrics,

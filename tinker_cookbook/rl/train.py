@@ -26,24 +26,30 @@ from functools import partial
 from typing import TypeAlias
 
 from tinker_cookbook.exceptions import ConfigurationError, DataValidationError
-from tinker_cookbook.rl.adjuster import AdvantageAdjuster
-from tinker_cookbook.rl.async_source import AsyncSource
-from tinker_cookbook.rl.discarded_work import (
+from tinker_cookbook.rl.config import (
+    AsyncConfig,
+    Config,
+    KLReferenceConfig,
+    PolicyTrainingConfig,
+    StreamMinibatchConfig,
+    check_substeps,
+)
+from tinker_cookbook.rl.kl import KLPenalty
+from tinker_cookbook.rl.loop.adjuster import AdvantageAdjuster
+from tinker_cookbook.rl.loop.async_source import AsyncSource
+from tinker_cookbook.rl.loop.discarded_work import (
     DISCARDED_WORK_LOG_INTERVAL_SECONDS,
     DiscardedWorkLog,
     count_discarded_rollout,
     drop_constant_reward_group,
 )
-from tinker_cookbook.rl.do_training import (
+from tinker_cookbook.rl.loop.do_training import (
     do_async_training,
     do_sync_training,
     do_sync_training_with_stream_minibatch,
 )
-from tinker_cookbook.rl.executor import set_rollout_executor
-from tinker_cookbook.rl.kl import KLPenalty
-from tinker_cookbook.rl.live_view import RLProgress
-from tinker_cookbook.rl.loop import Loop
-from tinker_cookbook.rl.loop_parts import (
+from tinker_cookbook.rl.loop.iteration import Loop
+from tinker_cookbook.rl.loop.parts import (
     gather_with_progress,
     prepare_minibatch,
     print_group,
@@ -54,24 +60,18 @@ from tinker_cookbook.rl.loop_parts import (
     train_step,
     training_usage,
 )
-from tinker_cookbook.rl.loop_steps import (
+from tinker_cookbook.rl.loop.rollout_worker import Player
+from tinker_cookbook.rl.loop.sources import BatchSource, GroupSource, problem_batches
+from tinker_cookbook.rl.loop.steps import (
     SamplingClientReuse,
     WrappedTrajectoryGroup,
     compute_full_batch_metrics_and_get_sampling_client,
     do_train_step_and_get_sampling_client,
     do_train_step_streaming_and_get_sampling_client,
 )
-from tinker_cookbook.rl.sources import BatchSource, GroupSource, problem_batches
-from tinker_cookbook.rl.sources_play import Player
-from tinker_cookbook.rl.train_config import (
-    AsyncConfig,
-    Config,
-    KLReferenceConfig,
-    PolicyTrainingConfig,
-    StreamMinibatchConfig,
-    check_substeps,
-)
-from tinker_cookbook.rl.train_report import Reporter
+from tinker_cookbook.rl.report.live_view import RLProgress
+from tinker_cookbook.rl.report.train_report import Reporter
+from tinker_cookbook.rl.rollouts.executor import set_rollout_executor
 from tinker_cookbook.rl.types import RLDataset, RLDatasetBuilder
 from tinker_cookbook.training.session import (
     TrainingSession,

@@ -1,11 +1,11 @@
-"""A second name for a package: both names give the same module objects."""
+"""A second name for a module or a package: both names give the same module object."""
 
 from __future__ import annotations
 
 import importlib
 import importlib.util
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from importlib.abc import Loader, MetaPathFinder
 from importlib.machinery import ModuleSpec
 from types import CodeType, ModuleType
@@ -13,20 +13,33 @@ from types import CodeType, ModuleType
 
 def alias_package(alias: str, target: str) -> None:
     """Makes ``alias`` and every ``alias.x`` the same modules as ``target`` and ``target.x``."""
-    sys.meta_path.insert(0, _AliasFinder(alias, target))
+    sys.meta_path.insert(0, _AliasFinder({f"{alias}.": f"{target}."}))
     sys.modules[alias] = importlib.import_module(target)
 
 
+def alias_modules(targets: Mapping[str, str]) -> None:
+    """Makes each key of ``targets`` a second name of the module that is its value."""
+    sys.meta_path.insert(0, _AliasFinder(targets))
+
+
 class _AliasFinder(MetaPathFinder):
-    def __init__(self, alias: str, target: str) -> None:
-        self._prefix, self._target = f"{alias}.", target
+    def __init__(self, targets: Mapping[str, str]) -> None:
+        """A key that ends with a dot is a prefix."""
+        self._targets = targets
+
+    def _target(self, name: str) -> str | None:
+        for alias, target in self._targets.items():
+            if name == alias:
+                return target
+            if alias.endswith(".") and name.startswith(alias):
+                return target + name.removeprefix(alias)
+        return None
 
     def find_spec(
         self, fullname: str, path: Sequence[str] | None = None, target: ModuleType | None = None
     ) -> ModuleSpec | None:
-        if not fullname.startswith(self._prefix):
-            return None
-        found = importlib.util.find_spec(f"{self._target}.{fullname.removeprefix(self._prefix)}")
+        real = self._target(fullname)
+        found = importlib.util.find_spec(real) if real else None
         if found is None:
             return None
         spec = ModuleSpec(fullname, _AliasLoader(found), origin=found.origin)

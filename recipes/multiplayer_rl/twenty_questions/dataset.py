@@ -21,7 +21,7 @@ from tinker_cookbook.recipes.multiplayer_rl.twenty_questions.env import (
     plain,
 )
 from tinker_cookbook.renderers import Renderer, get_renderer
-from tinker_cookbook.rl.problem_dataset import ProblemDataset
+from tinker_cookbook.rl.envs.problem_dataset import ProblemDataset
 from tinker_cookbook.rl.types import EnvGroupBuilder, RLDataset, RLDatasetBuilder
 from tinker_cookbook.tokenizer_utils import get_tokenizer
 

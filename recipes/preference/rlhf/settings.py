@@ -11,7 +11,7 @@ from tinker_cookbook import cli_utils, model_info
 from tinker_cookbook.exceptions import ConfigurationError
 from tinker_cookbook.preference.preference_datasets import ComparisonDatasetBuilder
 from tinker_cookbook.recipes.preference.datasets import get_comparison_builder
-from tinker_cookbook.rl.tournament import TournamentPattern
+from tinker_cookbook.rl.envs.tournament import TournamentPattern
 from tinker_cookbook.training.config import RunSettings
 from tinker_cookbook.utils.config_io import CONFIG_FILE
 from tinker_cookbook.utils.entrypoint import also_named

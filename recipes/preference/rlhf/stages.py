@@ -24,7 +24,7 @@ from tinker_cookbook.recipes.preference.rlhf.demonstrations import (
 from tinker_cookbook.recipes.preference.rlhf.settings import CLIConfig
 from tinker_cookbook.renderers import TrainOnWhat, get_renderer
 from tinker_cookbook.rl import train as rl_train
-from tinker_cookbook.rl.preference_envs import PairwisePreferenceRLDatasetBuilder
+from tinker_cookbook.rl.envs.preference_envs import PairwisePreferenceRLDatasetBuilder
 from tinker_cookbook.supervised import train as sft_train
 from tinker_cookbook.supervised.types import ChatDatasetBuilder, ChatDatasetBuilderCommonConfig
 from tinker_cookbook.tokenizer_utils import get_tokenizer

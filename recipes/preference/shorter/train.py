@@ -28,7 +28,7 @@ from tinker_cookbook.recipes.preference.shorter.env import (
 )
 from tinker_cookbook.recipes.rl_settings import RLSettings, resolve_renderer, rl_config, run
 from tinker_cookbook.rl import train
-from tinker_cookbook.rl.preference_envs import (
+from tinker_cookbook.rl.envs.preference_envs import (
     PairwisePreferenceRLDatasetBuilder,
     TournamentPattern,
 )

@@ -25,11 +25,11 @@ from tinker_cookbook.distillation.teachers import Teacher, TeacherSignal, add_re
 from tinker_cookbook.distillation.train_on_policy import incorporate_kl_penalty
 from tinker_cookbook.exceptions import ConfigurationError, DataValidationError, TrainingError
 from tinker_cookbook.renderers import get_renderer
-from tinker_cookbook.rl.adjuster import PlayedData
 from tinker_cookbook.rl.data_processing import assemble_training_data, trajectory_to_data
-from tinker_cookbook.rl.problem_env import ProblemEnv, ProblemGroupBuilder
-from tinker_cookbook.rl.rollout_hooks import teacher_observation
-from tinker_cookbook.rl.sources_play import PlayedGroup
+from tinker_cookbook.rl.envs.problem_env import ProblemEnv, ProblemGroupBuilder
+from tinker_cookbook.rl.loop.adjuster import PlayedData
+from tinker_cookbook.rl.loop.rollout_worker import PlayedGroup
+from tinker_cookbook.rl.rollouts.hooks import teacher_observation
 from tinker_cookbook.rl.types import Env, Trajectory, TrajectoryGroup, Transition
 from tinker_cookbook.tokenizer_utils import get_tokenizer
 

@@ -21,12 +21,12 @@ from tinker_cookbook.distillation.datasets import (
 )
 from tinker_cookbook.exceptions import CheckpointError, ConfigurationError
 from tinker_cookbook.renderers import get_renderer
-from tinker_cookbook.rl.async_state import group_from_row, group_to_row
-from tinker_cookbook.rl.problem_dataset import ProblemDataset
-from tinker_cookbook.rl.problem_env import ProblemEnv, ProblemGroupBuilder
-from tinker_cookbook.rl.rollouts import do_group_rollout_and_filter_constant_reward
-from tinker_cookbook.rl.sources_play import PlayedGroup
-from tinker_cookbook.rl.train_config import AsyncConfig, StreamMinibatchConfig
+from tinker_cookbook.rl.config import AsyncConfig, StreamMinibatchConfig
+from tinker_cookbook.rl.envs.problem_dataset import ProblemDataset
+from tinker_cookbook.rl.envs.problem_env import ProblemEnv, ProblemGroupBuilder
+from tinker_cookbook.rl.loop.async_state import group_from_row, group_to_row
+from tinker_cookbook.rl.loop.rollout_worker import PlayedGroup
+from tinker_cookbook.rl.rollouts.group import do_group_rollout_and_filter_constant_reward
 from tinker_cookbook.rl.types import RLDatasetBuilder, TrajectoryGroup, Transition
 from tinker_cookbook.tokenizer_utils import get_tokenizer
 from tinker_cookbook.utils import ml_log

@@ -8,8 +8,8 @@ import byte_tokenizer
 from scripted_policy import COMMON, Script
 
 from recipes.math_rl.arithmetic_env import ArithmeticDatasetBuilder
-from tinker_cookbook.rl.control import RandomRewardDatasetBuilder
-from tinker_cookbook.rl.rollouts import do_group_rollout
+from tinker_cookbook.rl.envs.random_reward import RandomRewardDatasetBuilder
+from tinker_cookbook.rl.rollouts.group import do_group_rollout
 
 GROUPS = 6
 

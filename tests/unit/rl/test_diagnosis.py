@@ -6,7 +6,7 @@ import pytest
 import tinker
 from talk_samples import ASK, END, answers, group_of, talk
 
-from tinker_cookbook.rl.diagnosis import diagnose, diagnose_kl
+from tinker_cookbook.rl.report.diagnosis import diagnose, diagnose_kl
 from tinker_cookbook.rl.types import Trajectory
 
 

@@ -34,7 +34,7 @@ from tinker_cookbook.exceptions import (
     DataValidationError,
 )
 from tinker_cookbook.renderers import get_renderer, get_text_content
-from tinker_cookbook.rl.reasoning_gym_env import ReasoningGymDatasetBuilder
+from tinker_cookbook.rl.envs.reasoning_gym_env import ReasoningGymDatasetBuilder
 
 
 @pytest.fixture(scope="module", autouse=True)

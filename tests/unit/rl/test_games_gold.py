@@ -25,8 +25,8 @@ from tinker_cookbook import tokenizer_utils
 from tinker_cookbook.completers import MessageCompleter
 from tinker_cookbook.exceptions import ConfigurationError, DataError, DataValidationError
 from tinker_cookbook.renderers import Message, get_renderer, get_text_content
-from tinker_cookbook.rl.message_env import EnvFromMessageEnv
-from tinker_cookbook.rl.rollouts import do_group_rollout
+from tinker_cookbook.rl.envs.message_env import EnvFromMessageEnv
+from tinker_cookbook.rl.rollouts.group import do_group_rollout
 from tinker_cookbook.rl.types import Env, StopReason
 
 

@@ -14,8 +14,8 @@ from pathlib import Path
 import pytest
 
 from tinker_cookbook.exceptions import ConfigurationError
-from tinker_cookbook.rl import grading
-from tinker_cookbook.rl.grading import (
+from tinker_cookbook.rl.envs import grading
+from tinker_cookbook.rl.envs.grading import (
     TimedPool,
     equal_plain_numbers,
     extract_boxed,
@@ -231,7 +231,7 @@ def test_a_timeout_that_is_none(seconds):
 
 PROGRAM = """
 import asyncio
-from tinker_cookbook.rl.grading import TimedPool
+from tinker_cookbook.rl.envs.grading import TimedPool
 
 pool = TimedPool(max_workers=1, timeout_seconds=30)
 

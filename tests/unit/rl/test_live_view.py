@@ -10,7 +10,7 @@ from rich.cells import cell_len
 from rich.console import Console
 from talk_samples import ASK, END, answers, group_of, talk, tokenizer
 
-from tinker_cookbook.rl.live_view import RLProgress
+from tinker_cookbook.rl.report.live_view import RLProgress
 
 METRICS = {
     "env/all/reward/total": 0.4312,

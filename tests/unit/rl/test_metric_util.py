@@ -13,7 +13,7 @@ from tinker_cookbook.rl.metric_util import (
     compute_trajectory_metrics,
     dataset_to_env_group_builders,
 )
-from tinker_cookbook.rl.trajectory_metrics import TrajectoryTotals
+from tinker_cookbook.rl.report.trajectory_metrics import TrajectoryTotals
 from tinker_cookbook.rl.types import RolloutError, StopReason
 
 

@@ -11,14 +11,14 @@ import pytest
 from rollout_samples import Steps, fail, prompt
 
 from tinker_cookbook.exceptions import ConfigurationError
-from tinker_cookbook.rl.play_w_env import (
+from tinker_cookbook.rl.envs.play_w_env import (
     Config,
     ManualPolicy,
     get_async_input,
     main,
     play_env,
 )
-from tinker_cookbook.rl.rollouts import RolloutFailedError
+from tinker_cookbook.rl.rollouts.group import RolloutFailedError
 from tinker_cookbook.rl.types import StepResult
 from tinker_cookbook.tokenizer_utils import get_tokenizer
 from tinker_cookbook.utils.entrypoint import parse_arguments

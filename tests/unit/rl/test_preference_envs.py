@@ -16,8 +16,7 @@ from tinker_cookbook.exceptions import ConfigurationError, DataValidationError
 from tinker_cookbook.preference.preference_datasets import ComparisonDatasetBuilder
 from tinker_cookbook.preference.types import Comparison, LabeledComparison, PreferenceModel
 from tinker_cookbook.renderers import get_renderer, get_text_content
-from tinker_cookbook.rl.executor import run_group, set_rollout_executor
-from tinker_cookbook.rl.preference_envs import (
+from tinker_cookbook.rl.envs.preference_envs import (
     LazyPreferenceModel,
     PairwisePreferenceDataset,
     PairwisePreferenceGroupBuilder,
@@ -25,8 +24,9 @@ from tinker_cookbook.rl.preference_envs import (
     PreferenceEnv,
     TournamentPattern,
 )
-from tinker_cookbook.rl.rollout_strategy import RetryOnFailure
-from tinker_cookbook.rl.rollouts import do_group_rollout
+from tinker_cookbook.rl.rollouts.executor import run_group, set_rollout_executor
+from tinker_cookbook.rl.rollouts.group import do_group_rollout
+from tinker_cookbook.rl.rollouts.strategy import RetryOnFailure
 from tinker_cookbook.rl.types import Trajectory
 from tinker_cookbook.tokenizer_utils import get_tokenizer
 

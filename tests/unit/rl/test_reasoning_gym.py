@@ -11,8 +11,8 @@ import pytest
 from tinker_cookbook import tokenizer_utils
 from tinker_cookbook.exceptions import ConfigurationError
 from tinker_cookbook.renderers import get_renderer
-from tinker_cookbook.rl import reasoning_gym_env
-from tinker_cookbook.rl.reasoning_gym_env import (
+from tinker_cookbook.rl.envs import reasoning_gym_env
+from tinker_cookbook.rl.envs.reasoning_gym_env import (
     ReasoningGymDatasetBuilder,
     ReasoningGymEnv,
     make_generator,

@@ -8,12 +8,12 @@ import chz
 import pytest
 
 from tinker_cookbook.exceptions import ConfigurationError
-from tinker_cookbook.rl.rollout_limits import (
+from tinker_cookbook.rl.rollouts.limits import (
     ParseErrorPolicy,
     RolloutLimits,
     TerminationRewardPolicy,
 )
-from tinker_cookbook.rl.rollout_presets import RolloutConfig, agentic, simple
+from tinker_cookbook.rl.rollouts.presets import RolloutConfig, agentic, simple
 from tinker_cookbook.rl.types import StopReason
 from tinker_cookbook.utils.entrypoint import parse_arguments
 

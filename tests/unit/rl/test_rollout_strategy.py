@@ -13,21 +13,21 @@ from rollout_samples import Group, Policy, Steps, fail, hang
 
 from tinker_cookbook.completers import TokenCompleter, TokensWithLogprobs
 from tinker_cookbook.exceptions import AllTrajectoriesFailedError, ConfigurationError
-from tinker_cookbook.rl.rollout_errors import RolloutTimeoutError
-from tinker_cookbook.rl.rollout_strategy import (
+from tinker_cookbook.rl.rollouts.errors import RolloutTimeoutError
+from tinker_cookbook.rl.rollouts.group import (
+    RolloutErrorCounter,
+    RolloutFailedError,
+    do_group_rollout,
+    do_group_rollout_and_filter_constant_reward,
+    do_single_rollout,
+)
+from tinker_cookbook.rl.rollouts.strategy import (
     FailFast,
     MinViableGroup,
     RetryOnFailure,
     RolloutResult,
     RolloutStrategy,
     rollout_strategy_from_config,
-)
-from tinker_cookbook.rl.rollouts import (
-    RolloutErrorCounter,
-    RolloutFailedError,
-    do_group_rollout,
-    do_group_rollout_and_filter_constant_reward,
-    do_single_rollout,
 )
 from tinker_cookbook.rl.types import EnvGroupBuilder, RolloutError
 

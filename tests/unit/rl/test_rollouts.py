@@ -18,14 +18,7 @@ from tinker_cookbook.exceptions import (
     ConfigurationError,
     DataValidationError,
 )
-from tinker_cookbook.rl.rollout_limits import (
-    ParseErrorPolicy,
-    RolloutLimits,
-    TerminationRewardPolicy,
-)
-from tinker_cookbook.rl.rollout_presets import RolloutConfig
-from tinker_cookbook.rl.rollout_strategy import MinViableGroup
-from tinker_cookbook.rl.rollouts import (
+from tinker_cookbook.rl.rollouts.group import (
     Opening,
     RolloutFailedError,
     RolloutHooks,
@@ -34,6 +27,13 @@ from tinker_cookbook.rl.rollouts import (
     do_single_rollout,
     run_rollout,
 )
+from tinker_cookbook.rl.rollouts.limits import (
+    ParseErrorPolicy,
+    RolloutLimits,
+    TerminationRewardPolicy,
+)
+from tinker_cookbook.rl.rollouts.presets import RolloutConfig
+from tinker_cookbook.rl.rollouts.strategy import MinViableGroup
 from tinker_cookbook.rl.types import (
     Env,
     InitialObservationOverflow,

@@ -17,10 +17,10 @@ from tinker_cookbook.exceptions import (
     ConfigurationError,
     DataValidationError,
 )
-from tinker_cookbook.rl.executor import set_rollout_executor
 from tinker_cookbook.rl.metric_util import RLTestSetEvaluator, compute_trajectory_metrics
-from tinker_cookbook.rl.rollout_strategy import MinViableGroup
-from tinker_cookbook.rl.rollouts import do_group_rollout
+from tinker_cookbook.rl.rollouts.executor import set_rollout_executor
+from tinker_cookbook.rl.rollouts.group import do_group_rollout
+from tinker_cookbook.rl.rollouts.strategy import MinViableGroup
 from tinker_cookbook.rl.types import Env, EnvGroupBuilder, RLDataset, StepResult
 
 

@@ -11,7 +11,7 @@ from animal_stories import StoryGroupBuilder, story_config
 from train_runs import adapter, run
 
 from tinker_cookbook.exceptions import BackendError, DataValidationError, TinkerCookbookError
-from tinker_cookbook.rl.rollout_strategy import MinViableGroup
+from tinker_cookbook.rl.rollouts.strategy import MinViableGroup
 
 
 def test_a_reward_that_is_no_number_ends_the_run_with_its_place(stories_model, tmp_path):

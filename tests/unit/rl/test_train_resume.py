@@ -10,8 +10,8 @@ import tinker
 
 from tinker_cookbook.completers import TokensWithLogprobs
 from tinker_cookbook.exceptions import CheckpointError, TrainingError
-from tinker_cookbook.rl.async_state import QueueState, read_queue, write_queue
-from tinker_cookbook.rl.sources_play import PlayedGroup
+from tinker_cookbook.rl.loop.async_state import QueueState, read_queue, write_queue
+from tinker_cookbook.rl.loop.rollout_worker import PlayedGroup
 from tinker_cookbook.rl.types import (
     RolloutError,
     StopReason,

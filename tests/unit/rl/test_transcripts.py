@@ -16,8 +16,8 @@ from talk_samples import ASK, END, answers, encode, group_of, talk, tokenizer
 from tinker_cookbook.completers import TinkerTokenCompleter
 from tinker_cookbook.exceptions import DataValidationError, TrainingError
 from tinker_cookbook.rl.advantages import compute_advantages
-from tinker_cookbook.rl.transcript_text import TokenText, plain
-from tinker_cookbook.rl.transcripts import TranscriptWriter, group_log, member_log
+from tinker_cookbook.rl.report.transcript_text import TokenText, plain
+from tinker_cookbook.rl.report.transcripts import TranscriptWriter, group_log, member_log
 from tinker_cookbook.rl.types import RolloutError, StopReason, Trajectory, Transition
 from tinker_cookbook.tokenizer_utils import get_tokenizer
 from tinker_cookbook.utils import logtree

@@ -1,0 +1,297 @@
+"""Settings of a reinforcement learning run, and the checks they pass before anything is loaded."""
+
+from __future__ import annotations
+
+import math
+
+import chz
+
+from tinker_cookbook.backends.connect import check_backend
+from tinker_cookbook.eval.evaluators import EvaluatorBuilder
+from tinker_cookbook.exceptions import ConfigurationError, nearest
+from tinker_cookbook.model_info import resolve_max_length
+from tinker_cookbook.rl.policy_settings import (
+    DEFAULT_LOSS,
+    LOSS_NORMALIZATIONS,
+    LOSSES_WITH_PENALTY,
+    RL_LOSSES,
+    PolicySettings,
+    loss_hint,
+)
+from tinker_cookbook.rl.rollouts.limits import TerminationRewardPolicy
+from tinker_cookbook.rl.rollouts.presets import (
+    RolloutConfig,
+    default_rollout_config_for_model,
+    default_rollout_strategy_for_model,
+)
+from tinker_cookbook.rl.rollouts.strategy import RolloutStrategy, rollout_strategy_from_config
+from tinker_cookbook.rl.types import RLDatasetBuilder
+from tinker_cookbook.training.config import TrainingConfig
+from tinker_cookbook.utils.tinker_path import check_tinker_path
+
+
+@chz.chz
+class KLReferenceConfig:
+    """The policy that the KL penalty pulls towards."""
+
+    base_model: str = chz.field(doc="Hub name or local folder of the reference model")
+    load_checkpoint_path: str | None = chz.field(
+        default=None, doc="tinker:// path of its adapter; without one the plain base model"
+    )
+
+    def check(self) -> None:
+        """Raises ``ConfigurationError`` for a path that is none."""
+        check_tinker_path(
+            "kl_reference_config.load_checkpoint_path",
+            self.load_checkpoint_path,
+            "sampler_weights",
+            "the run that saved the weights",
+        )
+
+
+@chz.chz
+class AsyncConfig:
+    """Sampling goes on while the policy trains.
+
+    At most ``groups_per_batch * (max_steps_off_policy + 1)`` groups are started and not yet
+    trained. No finished group is discarded: a slow one is trained when it is done, also where it is
+    then more than ``max_steps_off_policy`` updates old. With 0 all data are on-policy. A group that
+    never ends keeps its place, so environments that can hang need a timeout
+    (``rollout_error_tolerance=RetryOnFailure(per_rollout_timeout=...)``).
+    """
+
+    max_steps_off_policy: int = chz.field(
+        doc="Updates that sampling may run ahead of training; 0: on-policy"
+    )
+    groups_per_batch: int = chz.field(doc="Groups an update trains, whatever the dataset's batches")
+    loss_fn: str = chz.field(
+        default="stable_reinforce", doc="Loss of an asynchronous run, instead of the run's loss_fn"
+    )
+
+    @chz.validate
+    def _validate(self) -> None:
+        self.check()
+
+    def check(self) -> None:
+        """Raises ``ConfigurationError`` for a number out of range."""
+        if self.max_steps_off_policy < 0 or self.groups_per_batch < 1:
+            raise ConfigurationError(
+                f"async_config: got max_steps_off_policy={self.max_steps_off_policy} and "
+                f"groups_per_batch={self.groups_per_batch}, expected at least 0 and at least 1"
+            )
+
+
+@chz.chz
+class StreamMinibatchConfig:
+    """Training starts on the first groups while the others of the batch are still sampling."""
+
+    groups_per_batch: int = chz.field(doc="Groups in a batch of the dataset")
+    num_minibatches: int = chz.field(doc="Parts into which each substep's data is split")
+
+    def check(self, num_substeps: int) -> None:
+        """Raises ``ConfigurationError`` where the batch cannot be split so."""
+        _at_least("stream_minibatch_config.groups_per_batch", self.groups_per_batch, 1)
+        _at_least("stream_minibatch_config.num_minibatches", self.num_minibatches, 1)
+        parts = num_substeps * self.num_minibatches
+        if self.groups_per_batch % parts:
+            raise ConfigurationError(
+                f"stream_minibatch_config.groups_per_batch: got {self.groups_per_batch}, expected "
+                f"a multiple of num_substeps x num_minibatches = {num_substeps} x "
+                f"{self.num_minibatches} = {parts}"
+            )
+
+
+@chz.chz
+class PolicyTrainingConfig(PolicySettings, TrainingConfig):
+    """Settings of a run that trains on what its policy samples, whatever it learns from."""
+
+    max_tokens: int = chz.field(doc="Most tokens to sample in a turn")
+    rollout_error_tolerance: bool | RolloutStrategy | None = chz.field(
+        default=None, doc="What to do when an episode fails; None or False: end the run"
+    )
+    rollout_config: RolloutConfig | None = chz.field(
+        default=None, doc="Limits of an episode, parse errors, termination"
+    )
+    termination: TerminationRewardPolicy | None = chz.field(
+        default=None, doc="Instead of the termination policy in rollout_config"
+    )
+    async_config: AsyncConfig | None = chz.field(default=None, doc="Asynchronous training")
+    stream_minibatch_config: StreamMinibatchConfig | None = chz.field(
+        default=None, doc="Streaming training"
+    )
+
+    evaluator_builders: list[EvaluatorBuilder] = chz.field(
+        default_factory=list, doc="Evaluations every eval_every steps, beside the test set"
+    )
+    infrequent_evaluator_builders: list[EvaluatorBuilder] = chz.field(
+        default_factory=list, doc="Evaluations every infrequent_eval_every steps"
+    )
+
+    @property
+    def loss_name(self) -> str:
+        """The loss that is trained with: ``async_config.loss_fn`` in an asynchronous run."""
+        return self.loss_fn if self.async_config is None else self.async_config.loss_fn
+
+    def training_loss_fn(self) -> str:
+        """``loss_name`` under the name that it has in the Tinker cookbook."""
+        return self.loss_name
+
+    def records_stability_info(self) -> bool:
+        """Whether sampling must record what ``stable_reinforce`` trains on."""
+        return self.loss_name == "stable_reinforce"
+
+    def effective_termination(self) -> TerminationRewardPolicy | None:
+        """The rewards of episodes that were cut: as set, or as the model's preset has them."""
+        if self.termination is not None:
+            return self.termination
+        # A config of user code with the fields of the official cookbook has no rollout_config.
+        config = getattr(self, "rollout_config", None)
+        return (config or default_rollout_config_for_model(self.model_name)).termination
+
+    def effective_rollout_strategy(self) -> RolloutStrategy:
+        """What is done about failures: as set, or as the model's preset has it."""
+        if self.rollout_error_tolerance is None:
+            return default_rollout_strategy_for_model(self.model_name)
+        return rollout_strategy_from_config(self.rollout_error_tolerance)
+
+    def rollouts(self) -> RolloutConfig:
+        """How episodes are played, ``termination`` included."""
+        config = self.rollout_config if self.rollout_config is not None else RolloutConfig()
+        return chz.replace(config, termination=self.effective_termination())
+
+    def check(self) -> None:
+        """Raises ``ConfigurationError`` for the first setting that cannot work."""
+        super().check()
+        self._check_sampling()
+        self._check_loss()
+        _between("kl_penalty_coef", self.kl_penalty_coef, 0, math.inf)
+        _between("kl_discount_factor", self.kl_discount_factor, 0, 1)
+        _at_least("num_substeps", self.num_substeps, 1)
+        _at_least("num_groups_to_log", self.num_groups_to_log, 0)
+        self._check_mode()
+
+    def _check_sampling(self) -> None:
+        _at_least("max_tokens", self.max_tokens, 1)
+        for name in ("temperature", "eval_temperature"):
+            _between(name, getattr(self, name), 0, math.inf)
+        if self.temperature == 0:
+            raise ConfigurationError(
+                "temperature: got 0, expected more: greedy samples of a group are all alike, so "
+                "there is nothing to learn from; temperature=1 is usual"
+            )
+        if not 0 < self.top_p <= 1:
+            raise ConfigurationError(f"top_p: got {self.top_p}, expected more than 0 and at most 1")
+        if self.top_k != -1 and self.top_k < 1:
+            raise ConfigurationError(f"top_k: got {self.top_k}, expected -1 (all) or at least 1")
+        context = resolve_max_length(self.model_name, None)
+        if context is not None and self.max_tokens >= context:
+            raise ConfigurationError(
+                f"max_tokens: got {self.max_tokens}, but the context of {self.model_name} is "
+                f"{context}, prompt included; expected less than {context}"
+            )
+
+    def _check_loss(self) -> None:
+        name = self.loss_name
+        if name not in RL_LOSSES:
+            raise ConfigurationError(
+                f"loss_fn: got {name!r}, expected one of {', '.join(RL_LOSSES)}{loss_hint(name)}"
+            )
+        if self.async_config is not None and self.loss_fn not in (DEFAULT_LOSS, name):
+            raise ConfigurationError(
+                f"loss_fn: got {self.loss_fn!r} with async_config.loss_fn={name!r}; an "
+                "asynchronous run trains with AsyncConfig.loss_fn, so set it there: "
+                f"async_config.loss_fn={self.loss_fn}"
+            )
+        if name == "stable_reinforce" and self.kl_penalty_coef > 0 and self.kl_discount_factor > 0:
+            raise ConfigurationError(
+                f"kl_discount_factor: got {self.kl_discount_factor:g} with "
+                "loss_fn='stable_reinforce' (the default of asynchronous runs), which does not "
+                "support it; expected 0, or another loss (loss_fn, async_config.loss_fn)"
+            )
+        self._check_normalization(name)
+        kind, _, _ = check_backend(self.backend, self.base_url, self.device, self.dtype)
+        if kind == "local":
+            # Loads torch, which the local engine needs anyway.
+            from tinker_cookbook.engine.training.losses import get_loss
+
+            get_loss(name).resolve_config(self.loss_fn_config)
+
+    def _check_normalization(self, loss: str) -> None:
+        given = self.loss_normalization
+        if given not in LOSS_NORMALIZATIONS:
+            raise ConfigurationError(
+                f"loss_normalization: got {given!r}, expected one of "
+                f"{', '.join(LOSS_NORMALIZATIONS)}{nearest(given, LOSS_NORMALIZATIONS)}"
+            )
+        if given == "tokens" and loss in LOSSES_WITH_PENALTY:
+            raise ConfigurationError(
+                f"loss_normalization: got 'tokens' with the loss {loss}, whose penalty would then "
+                "outweigh the advantages; expected 'sum'"
+            )
+        if given == "tokens" and self.stream_minibatch_config is not None:
+            raise ConfigurationError(
+                "loss_normalization: got 'tokens' with stream_minibatch_config, but the number of "
+                "tokens is not known when the first minibatch trains; expected 'sum'"
+            )
+
+    def _check_mode(self) -> None:
+        if self.stream_minibatch_config is not None:
+            self.stream_minibatch_config.check(self.num_substeps)
+        if self.async_config is not None:
+            self.async_config.check()
+            check_substeps(self.async_config.groups_per_batch, self.num_substeps, "async_config.")
+
+
+@chz.chz
+class Config(PolicyTrainingConfig):
+    """Settings of a reinforcement learning run."""
+
+    dataset_builder: RLDatasetBuilder = chz.field(doc="Training and test environments")
+    kl_reference_config: KLReferenceConfig | None = chz.field(
+        default=None, doc="The policy that the penalty pulls towards; needed with kl_penalty_coef"
+    )
+
+    def check(self) -> None:
+        """Raises ``ConfigurationError`` for the first setting that cannot work."""
+        super().check()
+        self.dataset_builder.check()
+        self._check_reference()
+
+    def _check_reference(self) -> None:
+        if self.kl_penalty_coef == 0:
+            return
+        if self.kl_reference_config is None:
+            raise ConfigurationError(
+                f"kl_penalty_coef={self.kl_penalty_coef:g} without kl_reference_config: expected "
+                "the policy that the penalty pulls towards; set "
+                f"kl_reference_config=KLReferenceConfig(base_model={self.model_name!r}), or "
+                "kl_penalty_coef=0"
+            )
+        self.kl_reference_config.check()
+        if self.stream_minibatch_config is not None:
+            raise ConfigurationError(
+                f"kl_penalty_coef={self.kl_penalty_coef:g} with stream_minibatch_config: the "
+                "penalty is centred over the whole batch, which is not there when the first "
+                "minibatch trains; leave stream_minibatch_config out"
+            )
+
+
+def check_substeps(groups_per_batch: int, num_substeps: int, where: str = "") -> None:
+    """Raises ``ConfigurationError`` where a batch is not a multiple of the substeps."""
+    if groups_per_batch % num_substeps:
+        raise ConfigurationError(
+            f"num_substeps: got {num_substeps}, but {where}groups_per_batch is {groups_per_batch}; "
+            "expected a divisor of it, as each substep trains the same number of groups"
+        )
+
+
+def _at_least(name: str, value: int, low: int) -> None:
+    if value < low:
+        raise ConfigurationError(f"{name}: got {value}, expected at least {low}")
+
+
+def _between(name: str, value: float, low: float, high: float) -> None:
+    # Also false for NaN.
+    if not low <= value <= high or math.isinf(value):
+        end = f" and at most {high:g}" if math.isfinite(high) else ""
+        raise ConfigurationError(f"{name}: got {value}, expected a number of at least {low:g}{end}")

@@ -1,0 +1,1 @@
+"""Environments to subclass or to use: problems, conversations, preferences, reasoning tasks."""

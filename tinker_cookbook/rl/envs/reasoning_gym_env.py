@@ -1,0 +1,253 @@
+"""Tasks of the package reasoning-gym: puzzles, algebra, logic, made without end from a seed.
+
+Any of its generators by name (``chain_sum``, ``countdown``, ``letter_counting``, …), scored by the
+generator's own ``score_answer``. Scores lie between 0 and 1; some generators pay a little for a
+wrong answer. Scoring runs in a worker process with a timeout, as some of it is symbolic algebra.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+import json
+import logging
+import re
+from collections.abc import Mapping, Sequence
+from functools import lru_cache, partial
+from importlib.util import find_spec
+from typing import TYPE_CHECKING, Any
+
+import chz
+
+from tinker_cookbook.exceptions import ConfigurationError, nearest
+from tinker_cookbook.renderers import Message, Renderer, get_renderer
+from tinker_cookbook.rl.envs.grading import TimedPool
+from tinker_cookbook.rl.envs.problem_dataset import ProblemDataset
+from tinker_cookbook.rl.envs.problem_env import ProblemEnv, ProblemGroupBuilder
+from tinker_cookbook.rl.types import EnvGroupBuilder, RLDataset, RLDatasetBuilder
+from tinker_cookbook.tokenizer_utils import get_tokenizer
+from tinker_cookbook.utils.lazy_imports import lazy_module
+
+if TYPE_CHECKING:
+    import pebble
+    import reasoning_gym
+    from reasoning_gym import factory
+else:
+    pebble = lazy_module("pebble")
+    reasoning_gym = lazy_module("reasoning_gym")
+    factory = lazy_module("reasoning_gym.factory")
+
+logger = logging.getLogger(__name__)
+
+DEFAULT_TIMEOUT_SECONDS = 10.0
+
+Entry = dict[str, Any]
+"""A problem as the generators make it: question, answer, metadata."""
+
+_pool = TimedPool(timeout_seconds=DEFAULT_TIMEOUT_SECONDS, preload=["reasoning_gym"])
+
+
+class ReasoningGymEnv(ProblemEnv):
+    """One problem of a generator.
+
+    With an ``answer_tag`` the answer is what stands in the last ``<TAG>…</TAG>``, which the
+    question asks for and the format reward teaches; without one it is the whole reply.
+    """
+
+    def __init__(
+        self,
+        generator: str,
+        entry: Entry,
+        renderer: Renderer,
+        convo_prefix: list[Message] | None = None,
+        config: Mapping[str, Any] | None = None,
+        answer_tag: str | None = "answer",
+        format_coef: float = 0.1,
+        scoring_timeout_seconds: float = DEFAULT_TIMEOUT_SECONDS,
+    ) -> None:
+        super().__init__(renderer, convo_prefix, format_coef=format_coef)
+        self.generator, self.entry, self.config = generator, entry, dict(config or {})
+        self.answer_tag = answer_tag
+        self.scoring_timeout_seconds = scoring_timeout_seconds
+
+    def get_question(self) -> str:
+        """The generator's question, and where to put the answer."""
+        question = str(self.entry["question"])
+        tag = self.answer_tag
+        if tag is None:
+            return question
+        return f"{question}\n\nWrite your final answer between <{tag}> and </{tag}>."
+
+    async def check_answer(self, sample_str: str) -> float:
+        """The generator's score of the answer, from 0 to 1."""
+        answer = self._answer(sample_str)
+        if answer is None:
+            return 0.0
+        try:
+            return await _pool.call(
+                _score,
+                self.generator,
+                json.dumps(self.config, sort_keys=True),
+                answer,
+                self.entry,
+                timeout_seconds=self.scoring_timeout_seconds,
+            )
+        except (TimeoutError, pebble.ProcessExpired) as error:
+            logger.warning(
+                "scoring an answer to %s ended without a score (%s); it gets 0: %.80r",
+                self.generator,
+                error or f"more than {self.scoring_timeout_seconds:g} s",
+                answer,
+            )
+            return 0.0
+
+    def check_format(self, sample_str: str) -> bool:
+        """Whether there is an answer where one is expected."""
+        return bool(self._answer(sample_str))
+
+    def get_reference_answer(self) -> str:
+        """An answer that counts as right; empty where the generator knows none."""
+        answer = self.entry.get("answer")
+        return "" if answer is None else str(answer)
+
+    def _answer(self, reply: str) -> str | None:
+        if self.answer_tag is None:
+            return reply.strip()
+        tag = re.escape(self.answer_tag)
+        found = re.findall(rf"<{tag}>(.*?)</{tag}>", reply, re.DOTALL)
+        return found[-1].strip() if found else None
+
+
+def _score(generator: str, config: str, answer: str, entry: Entry) -> float:
+    """Runs in a worker."""
+    try:
+        return float(_scorer(generator, config).score_answer(answer, entry))
+    except Exception as error:
+        # Some scorers convert before they look: int("seven") is a wrong answer, not an accident.
+        logger.debug("%s: score_answer raised %r for %.80r", generator, error, answer)
+        return 0.0
+
+
+@lru_cache(maxsize=16)
+def _scorer(generator: str, config: str) -> Any:
+    return make_generator(generator, json.loads(config), size=1, seed=0)
+
+
+def make_generator(generator: str, config: Mapping[str, Any], *, size: int, seed: int) -> Any:
+    """A ``reasoning_gym`` dataset of ``size`` problems.
+
+    Raises:
+        ConfigurationError: The package is missing, or knows no such generator or setting.
+    """
+    if find_spec("reasoning_gym") is None:
+        raise ConfigurationError(
+            f"env: the generator {generator!r} needs the package reasoning-gym, which is not "
+            "installed; expected: pip install 'tinker_cookbook[rl]'"
+        )
+    if generator not in factory.DATASETS:
+        raise ConfigurationError(
+            f"generator: got {generator!r}, expected one of the {len(factory.DATASETS)} that "
+            f"reasoning-gym has{nearest(generator, factory.DATASETS)}; list(reasoning_gym.factory."
+            "DATASETS) names them"
+        )
+    kind = factory.DATASETS[generator][1]
+    known = [field.name for field in dataclasses.fields(kind) if field.name not in ("size", "seed")]
+    for name in config:
+        if name not in known:
+            raise ConfigurationError(
+                f"config: got {name!r}, expected settings of {generator}: {', '.join(known)}"
+                f"{nearest(name, known)}"
+            )
+    try:
+        return reasoning_gym.create_dataset(generator, size=size, seed=seed, **config)
+    except (AssertionError, TypeError, ValueError) as error:
+        raise ConfigurationError(
+            f"config: {generator} refuses {dict(config)}: {error}; expected values that it takes "
+            f"for {', '.join(known)}"
+        ) from error
+
+
+class _Entries(Sequence[Entry]):
+    """Some of a generator's problems, each made when it is asked for."""
+
+    def __init__(self, dataset: Any, places: range) -> None:
+        self._dataset, self._places = dataset, places
+
+    def __len__(self) -> int:
+        return len(self._places)
+
+    def __getitem__(self, index: Any) -> Any:
+        return self._dataset[self._places[index]]
+
+
+@chz.chz
+class ReasoningGymDatasetBuilder(RLDatasetBuilder):
+    """Problems of one generator; those to evaluate on are none of those trained on.
+
+    Problem i of a generator depends on its seed and i alone. Evaluation takes the places behind
+    those of training, so a generator with few different problems may ask one in both.
+    """
+
+    generator: str = chz.field(doc="Name of the generator")
+    model_name_for_tokenizer: str = chz.field(doc="Whose tokenizer turns text into tokens")
+    renderer_name: str = chz.field(doc="Chat format")
+    groups_per_batch: int = chz.field(doc="Problems a step")
+    group_size: int = chz.field(doc="Episodes of a problem")
+    size: int = chz.field(default=1000, doc="Problems to train on")
+    num_test: int = chz.field(default=50, doc="Problems to evaluate on; 0: no evaluation")
+    seed: int = chz.field(default=0, doc="Seed of the problems")
+    config: dict[str, Any] = chz.field(default_factory=dict, doc="The generator's own settings")
+    answer_tag: str | None = chz.field(
+        default="answer", doc="Tag around the answer; None: the whole reply is the answer"
+    )
+    format_coef: float = chz.field(default=0.1, doc="Taken off the reward of a badly formed answer")
+    scoring_timeout_seconds: float = chz.field(
+        default=DEFAULT_TIMEOUT_SECONDS, doc="After which an answer scores 0"
+    )
+
+    def check(self) -> None:
+        """Raises ``ConfigurationError`` for a generator or a setting that does not exist."""
+        for name, low in (("size", 1), ("num_test", 0), ("group_size", 1), ("groups_per_batch", 1)):
+            if getattr(self, name) < low:
+                raise ConfigurationError(
+                    f"{name}: got {getattr(self, name)}, expected at least {low}"
+                )
+        self._generator()
+
+    async def __call__(self) -> tuple[RLDataset, RLDataset | None]:
+        """Sets both parts up; problems are made batch by batch."""
+        return await asyncio.to_thread(self._build)
+
+    def _build(self) -> tuple[RLDataset, RLDataset | None]:
+        self.check()
+        renderer = get_renderer(self.renderer_name, get_tokenizer(self.model_name_for_tokenizer))
+        dataset = self._generator()
+        training = _Entries(dataset, range(self.size))
+        test = _Entries(dataset, range(self.size, self.size + self.num_test))
+        return (
+            ProblemDataset(
+                training, partial(self._group, renderer, self.group_size), self.groups_per_batch
+            ),
+            ProblemDataset(test, partial(self._group, renderer, 1), self.groups_per_batch)
+            if len(test)
+            else None,
+        )
+
+    def _generator(self) -> Any:
+        return make_generator(
+            self.generator, self.config, size=self.size + self.num_test, seed=self.seed
+        )
+
+    def _group(self, renderer: Renderer, size: int, entry: Entry) -> EnvGroupBuilder:
+        env = partial(
+            ReasoningGymEnv,
+            self.generator,
+            entry,
+            renderer,
+            None,
+            self.config,
+            self.answer_tag,
+            self.format_coef,
+            self.scoring_timeout_seconds,
+        )
+        return ProblemGroupBuilder(env, size, self.generator)

@@ -1,0 +1,1 @@
+"""The training loop: rollout sources, iterations, optimizer steps; synchronous and asynchronous."""

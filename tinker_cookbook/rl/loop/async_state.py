@@ -1,0 +1,224 @@
+"""The queue of an asynchronous run, saved beside its checkpoints.
+
+``async_queue_NNNNNN.jsonl`` in the run's folder belongs to the checkpoint after step N: a first
+line with the place in the data, then the finished groups that were not trained yet, one a line. It
+is JSON, so it can be read by people and other versions, and loading one runs no code. It is written
+whole before the checkpoint's line, so a checkpoint that is listed has its queue.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from tinker_cookbook.checkpoint_utils import load_checkpoints_file
+from tinker_cookbook.completers import TokensWithLogprobs
+from tinker_cookbook.exceptions import CheckpointError, TrainingError
+from tinker_cookbook.rl.loop.rollout_worker import PlayedGroup
+from tinker_cookbook.rl.types import (
+    RolloutError,
+    Trajectory,
+    TrajectoryGroup,
+    Transition,
+    as_stop_reason,
+)
+from tinker_cookbook.utils.jsonl import NONFINITE_KEY, encode_row, read_rows
+from tinker_cookbook.utils.lazy_imports import lazy_module
+from tinker_cookbook.utils.paths import write_atomically
+
+if TYPE_CHECKING:
+    import tinker
+else:
+    tinker = lazy_module("tinker")
+
+_VERSION = 1
+_PREFIX = "async_queue_"
+
+
+@dataclass
+class QueueState:
+    """What goes on after a kill.
+
+    Attributes:
+        position: (batch, index) of the first problem that has not been begun; batches count on
+            over epochs.
+        in_flight: Problems before it that were begun but not finished. They are played again.
+        queue: Finished groups that were not trained yet.
+    """
+
+    position: tuple[int, int]
+    in_flight: Sequence[tuple[int, int]]
+    queue: Sequence[PlayedGroup]
+
+
+def write_queue(log_path: Path, step: int, state: QueueState) -> None:
+    """Writes the state after ``step`` updates, and removes those of checkpoints that are gone.
+
+    Raises:
+        TrainingError: It cannot be written.
+    """
+    head = {
+        "version": _VERSION,
+        "step": step,
+        "position": list(state.position),
+        "in_flight": sorted(map(list, state.in_flight)),
+        "num_groups": len(state.queue),
+    }
+    content = b"".join(encode_row(row) for row in [head, *map(group_to_row, state.queue)])
+    path = _path(log_path, step)
+    try:
+        write_atomically(path, content)
+    except OSError as error:
+        raise TrainingError(
+            f"{path} cannot be written: {error.strerror or error}; free some space there, then "
+            "continue the run from its last checkpoint"
+        ) from error
+    listed = {_path(log_path, record.batch or 0) for record in load_checkpoints_file(log_path)}
+    for old in log_path.glob(f"{_PREFIX}*.jsonl"):
+        if old != path and old not in listed:
+            old.unlink(missing_ok=True)
+
+
+def read_queue(log_path: Path, step: int) -> QueueState | None:
+    """The state after ``step`` updates; ``None`` where none was written.
+
+    Raises:
+        CheckpointError: The file is damaged.
+    """
+    path = _path(log_path, step)
+    if not path.exists():
+        return None
+    try:
+        head, *rest = read_rows(path)
+        if head["version"] != _VERSION or head["step"] != step or head["num_groups"] != len(rest):
+            raise ValueError(f"its first line is {head} and {len(rest)} groups follow")
+        batch, index = head["position"]
+        begun = [(int(place[0]), int(place[1])) for place in head["in_flight"]]
+        return QueueState((batch, index), begun, [group_from_row(row) for row in rest])
+    except (KeyError, TypeError, ValueError, IndexError) as error:
+        raise CheckpointError(
+            f"{path}: it is damaged or of another version ({type(error).__name__}: {error}), "
+            "expected the queue of groups saved with the checkpoint after step "
+            f"{step}; remove the file to go on without them, with the data of batch {step}"
+        ) from error
+
+
+def group_to_row(played: PlayedGroup) -> dict[str, Any]:
+    """A finished group as JSON; what environments logged for the transcript's page is left out."""
+    group = played.group
+    return {
+        "batch": played.batch,
+        "index": played.index,
+        "tags": list(played.tags),
+        "seconds": played.seconds,
+        "sampling_client_step": group.sampling_client_step,
+        "final_rewards": list(group.final_rewards_G),
+        "metrics": [_numbers_out(metrics) for metrics in group.metrics_G],
+        "rollout_errors": [str(error) for error in group.rollout_errors],
+        "trajectories": [_trajectory_out(trajectory) for trajectory in group.trajectories_G],
+    }
+
+
+def group_from_row(row: Mapping[str, Any]) -> PlayedGroup:
+    """The group that :func:`group_to_row` wrote."""
+    group = TrajectoryGroup(
+        trajectories_G=[_trajectory_in(trajectory) for trajectory in row["trajectories"]],
+        final_rewards_G=list(row["final_rewards"]),
+        metrics_G=[_numbers_in(metrics) for metrics in row["metrics"]],
+        rollout_errors=[RolloutError.parse(line) for line in row["rollout_errors"]],
+        sampling_client_step=row["sampling_client_step"],
+    )
+    return PlayedGroup(row["batch"], row["index"], group, list(row["tags"]), row["seconds"])
+
+
+def _trajectory_out(trajectory: Trajectory) -> dict[str, Any]:
+    return {
+        "transitions": [
+            {
+                "ob": _input_out(transition.ob),
+                "ac": asdict(transition.ac),
+                "reward": transition.reward,
+                "episode_done": transition.episode_done,
+                "metrics": _numbers_out(transition.metrics),
+                "logs": _numbers_out(transition.logs),
+                "masked": transition.masked,
+                "teacher_ob": None
+                if transition.teacher_ob is None
+                else _input_out(transition.teacher_ob),
+            }
+            for transition in trajectory.transitions
+        ],
+        "final_ob": _input_out(trajectory.final_ob),
+        "stop_reason": trajectory.stop_reason,
+        "reward_without_turn": trajectory.reward_without_turn,
+        "metrics": _numbers_out(trajectory.metrics),
+        "logs": _numbers_out(trajectory.logs),
+        "seconds": dict(trajectory.seconds),
+    }
+
+
+def _trajectory_in(row: Mapping[str, Any]) -> Trajectory:
+    transitions = [
+        Transition(
+            ob=_input_in(turn["ob"]),
+            ac=TokensWithLogprobs(**turn["ac"]),
+            reward=turn["reward"],
+            episode_done=turn["episode_done"],
+            metrics=_numbers_in(turn["metrics"]),
+            logs=_numbers_in(turn["logs"]),
+            masked=turn["masked"],
+            # Queues written before there were teachers lack it.
+            teacher_ob=None if turn.get("teacher_ob") is None else _input_in(turn["teacher_ob"]),
+        )
+        for turn in row["transitions"]
+    ]
+    return Trajectory(
+        transitions=transitions,
+        final_ob=_input_in(row["final_ob"]),
+        stop_reason=None if row["stop_reason"] is None else as_stop_reason(row["stop_reason"]),
+        reward_without_turn=row["reward_without_turn"],
+        metrics=_numbers_in(row["metrics"]),
+        logs=_numbers_in(row["logs"]),
+        seconds=dict(row["seconds"]),
+    )
+
+
+def _input_out(model_input: tinker.ModelInput) -> Any:
+    """Text alone, the usual case, as one list of ids."""
+    chunks = model_input.chunks
+    if all(hasattr(chunk, "tokens") for chunk in chunks):
+        return [token for chunk in chunks for token in chunk.tokens]  # type: ignore[union-attr]
+    return model_input.model_dump(mode="json")
+
+
+def _input_in(data: Any) -> tinker.ModelInput:
+    if isinstance(data, list):
+        return tinker.ModelInput.from_ints(data) if data else tinker.ModelInput.empty()
+    return tinker.ModelInput.model_validate(data)
+
+
+def _numbers_out(values: Mapping[str, Any]) -> dict[str, Any]:
+    """Numbers that JSON lacks become ``{"nonfinite": "nan"}``; other objects their text."""
+    return {str(key): _value_out(value) for key, value in values.items()}
+
+
+def _value_out(value: Any) -> Any:
+    if hasattr(value, "item"):
+        value = value.item()
+    if isinstance(value, float) and not math.isfinite(value):
+        return {NONFINITE_KEY: str(value)}
+    return value if isinstance(value, (str, int, float)) or value is None else str(value)
+
+
+def _numbers_in(values: Mapping[str, Any]) -> dict[str, Any]:
+    return {
+        key: float(value[NONFINITE_KEY]) if isinstance(value, dict) else value
+        for key, value in values.items()
+    }
+
+
+def _path(log_path: Path, step: int) -> Path:
+    return log_path / f"{_PREFIX}{step:06d}.jsonl"

@@ -1,0 +1,1 @@
+"""What an RL run shows and writes: progress, metrics, transcripts and diagnosis."""
