@@ -60,9 +60,9 @@ from tinker_cookbook.rl.loop.adjuster import (
     Adjustment,
     AdvantageAdjuster,
     Mean,
-    PlayedData,
+    RolloutData,
     advantages_of,
-    is_pull,
+    kl_is_significant,
 )
 from tinker_cookbook.rl.types import Trajectory, Transition
 from tinker_cookbook.training.weights import check_weights
@@ -161,7 +161,7 @@ class TeacherSignal(AdvantageAdjuster):
         self._teachers = list(teachers)
         self._coef, self._discount, self._reward_coef = coef, discount, reward_coef
 
-    async def adjust(self, played: PlayedData) -> Adjustment:
+    async def adjust(self, played: RolloutData) -> Adjustment:
         """See the module's docstring; the teachers score at the same time."""
         trajectories: dict[tuple[int, int], Played] = {}
         for place, datum in zip(played.places_D, played.data_D, strict=True):
@@ -183,7 +183,7 @@ class TeacherSignal(AdvantageAdjuster):
         )
         if "teacher_kl" in means:
             means["teacher_kl/per_episode"] = Mean(means["teacher_kl"].total, len(trajectories))
-        return Adjustment(rewarded or is_pull(added, self._coef), means)
+        return Adjustment(rewarded or kl_is_significant(added, self._coef), means)
 
     async def _score(self, played: Sequence[Played], numbers: Sequence[int]) -> list[_Array]:
         """Each trajectory's scores, by the teacher of its dataset."""

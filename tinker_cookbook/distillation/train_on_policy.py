@@ -39,7 +39,7 @@ from tinker_cookbook.rl.dataset_utils import ChainedRLDataset
 from tinker_cookbook.rl.kl import check_penalty, trained_values
 from tinker_cookbook.rl.loop.do_training import CallerSession, run_loop
 from tinker_cookbook.rl.loop.parts import print_group
-from tinker_cookbook.rl.loop.rollout_worker import Player
+from tinker_cookbook.rl.loop.rollout_worker import RolloutWorker
 from tinker_cookbook.rl.loop.sources import BatchSource, problem_batches
 from tinker_cookbook.rl.loop.steps import train_on_data
 from tinker_cookbook.rl.report.trajectory_metrics import compute_trajectory_metrics
@@ -414,7 +414,7 @@ async def do_sync_training(
     taught = _TaughtDataset(dataset, [None] * len(teacher_clients))
     source = BatchSource(
         problem_batches(taught, config.seed, start_batch, end_batch),
-        Player(config, session.progress.sampling, separate=True),
+        RolloutWorker(config, session.progress.sampling, separate=True),
         config.num_substeps,
     )
     teachers = TeacherSignal(

@@ -2,7 +2,7 @@
 
 Operations are functions that run on the worker, one at a time; those of one lane (a run) in the
 order in which they were submitted, and lanes take turns. Requests for samples are no operations:
-they join the running batch of their base model (``batcher``), which takes turns with them.
+they join the running batch of their base model (``scheduler``), which takes turns with them.
 """
 
 from __future__ import annotations
@@ -29,14 +29,14 @@ from tinker_cookbook.engine.model.imports import import_architecture, import_lib
 from tinker_cookbook.engine.model.lora import Adapter, AdapterSpec
 from tinker_cookbook.engine.model.memory_check import check_room, weights_bytes
 from tinker_cookbook.engine.model.resolve import ResolvedModel, model_config, resolve_model
-from tinker_cookbook.engine.sampling.fallback_sampler import OneByOne
+from tinker_cookbook.engine.sampling.fallback_sampler import FallbackSampler
 from tinker_cookbook.engine.sampling.requests import (
     PromptScores,
     Sample,
     SampleRequest,
     ScoreRequest,
 )
-from tinker_cookbook.engine.sampling.scheduler import Batcher
+from tinker_cookbook.engine.sampling.scheduler import Scheduler
 from tinker_cookbook.engine.sampling.scoring import Scorer
 from tinker_cookbook.engine.training.run import TrainingRun
 from tinker_cookbook.engine.worker import Worker
@@ -61,7 +61,7 @@ class Engine:
         self._models: dict[Path, BaseModel] = {}
         self._resolved: dict[str, ResolvedModel] = {}
         self._resolving = threading.Lock()
-        self._batchers: dict[BaseModel, Batcher | OneByOne] = {}
+        self._schedulers: dict[BaseModel, Scheduler | FallbackSampler] = {}
         self._arrived: deque[SampleRequest] = deque()
         self._scorer = Scorer(self.token_budget, self.pause)
         self._worker = Worker(self._start_worker, self._sample_step, self._drop_samples)
@@ -186,8 +186,8 @@ class Engine:
         except Exception as error:
             while self._arrived:
                 self._arrived.popleft().fail(error)
-            while self._batchers:
-                self._batchers.popitem()[1].give_up(error)
+            while self._schedulers:
+                self._schedulers.popitem()[1].give_up(error)
             logger.exception("Sampling broke; the requests that waited have failed.")
             return False
 
@@ -198,24 +198,26 @@ class Engine:
                 self._enqueue(request)
             except Exception as error:  # of a model that cannot be prepared; others go on
                 request.fail(error)
-        busy = [batcher for batcher in self._batchers.values() if batcher.busy]
-        for batcher in busy:
-            batcher.step()
+        busy = [scheduler for scheduler in self._schedulers.values() if scheduler.busy]
+        for scheduler in busy:
+            scheduler.step()
         return bool(busy)
 
     def _enqueue(self, request: SampleRequest) -> None:
         base = request.sampler.base
-        if base not in self._batchers:
+        if base not in self._schedulers:
             shapes = base.kv_shapes
-            self._batchers[base] = OneByOne() if shapes is None else Batcher(base, shapes)
-        self._batchers[base].add(request)
+            self._schedulers[base] = (
+                FallbackSampler() if shapes is None else Scheduler(base, shapes)
+            )
+        self._schedulers[base].add(request)
 
     def _drop_samples(self) -> None:
         """The engine closes: nobody shall wait for what does not come."""
         for request in self._arrived:
             request.future.cancel()
-        for batcher in self._batchers.values():
-            batcher.cancel_all()
+        for scheduler in self._schedulers.values():
+            scheduler.cancel_all()
 
     def _start_worker(self) -> None:
         if self.choice.device.type == "cpu":

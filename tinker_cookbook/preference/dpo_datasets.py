@@ -10,7 +10,7 @@ import chz
 import numpy as np
 
 from tinker_cookbook.exceptions import ConfigurationError, DataValidationError
-from tinker_cookbook.preference import dropped as reasons
+from tinker_cookbook.preference import skip_reasons as reasons
 from tinker_cookbook.preference.comparison import LabeledComparison
 from tinker_cookbook.preference.preference_datasets import (
     ComparisonDataset,

@@ -17,7 +17,7 @@ from tinker_cookbook.exceptions import (
     DataValidationError,
     TinkerCookbookError,
 )
-from tinker_cookbook.preference import dropped as reasons
+from tinker_cookbook.preference import skip_reasons as reasons
 from tinker_cookbook.preference.comparison import LabeledComparison, is_empty
 from tinker_cookbook.preference.comparison_file import (
     PlacedRows,
@@ -28,7 +28,7 @@ from tinker_cookbook.preference.comparison_renderer import (
     ComparisonRenderer,
     ComparisonRendererFromChatRenderer,
 )
-from tinker_cookbook.preference.dropped import Dropped
+from tinker_cookbook.preference.skip_reasons import Dropped
 from tinker_cookbook.renderers import Message
 from tinker_cookbook.supervised.common import datum_from_model_input_weights
 from tinker_cookbook.supervised.conversation_file import split_rows

@@ -23,9 +23,9 @@ from tinker_cookbook.rl.loop.adjuster import (
     Adjustment,
     AdvantageAdjuster,
     Mean,
-    PlayedData,
+    RolloutData,
     advantages_of,
-    is_pull,
+    kl_is_significant,
 )
 from tinker_cookbook.utils.lazy_imports import lazy_module
 from tinker_cookbook.utils.scoring import score_datums
@@ -162,14 +162,14 @@ class KLPenalty(AdvantageAdjuster):
     def __init__(self, reference: SamplingClient, coef: float, discount: float = 0.0) -> None:
         self._reference, self._coef, self._discount = reference, coef, discount
 
-    async def adjust(self, played: PlayedData) -> Adjustment:
+    async def adjust(self, played: RolloutData) -> Adjustment:
         """Lowers the advantages of tokens by which the policy leaves the reference."""
         rewarded = any(values.any() for values in advantages_of(played.data_D))
         check_penalty(self._coef, self._discount)
         reference_D = await score_datums(self._reference, played.data_D)
         mean, penalty = add_penalty(played.data_D, reference_D, self._coef, self._discount)
         means = {"kl_policy_base": mean} if mean.count else {}
-        return Adjustment(rewarded or is_pull(penalty, self._coef), means)
+        return Adjustment(rewarded or kl_is_significant(penalty, self._coef), means)
 
 
 def add_penalty(

@@ -60,7 +60,7 @@ from tinker_cookbook.rl.loop.parts import (
     train_step,
     training_usage,
 )
-from tinker_cookbook.rl.loop.rollout_worker import Player
+from tinker_cookbook.rl.loop.rollout_worker import RolloutWorker
 from tinker_cookbook.rl.loop.sources import BatchSource, GroupSource, problem_batches
 from tinker_cookbook.rl.loop.steps import (
     SamplingClientReuse,
@@ -162,7 +162,7 @@ async def run(
         progress = RLProgress(total_steps, session.start_step)
         with Reporter(config, session, progress, tokenizer) as reporter:
             reporter.add_evaluators(session, test_set)
-            player = Player(config, progress.sampling)
+            player = RolloutWorker(config, progress.sampling)
             source = make_source(config, session, train_set, player, total_steps)
             loop = Loop(config, session, source, reporter, adjuster)
             async with source:
@@ -233,7 +233,7 @@ def make_source(
     config: PolicyTrainingConfig,
     session: TrainingSession,
     dataset: RLDataset,
-    player: Player,
+    player: RolloutWorker,
     total_steps: int,
 ) -> GroupSource:
     """The source for the mode of training that the config asks for."""

@@ -8,13 +8,13 @@ from typing import Annotated
 from fastapi import Depends, Query, Request
 
 from tinker_cookbook.server.gate import key_of, not_allowed
-from tinker_cookbook.server.host import Host
 from tinker_cookbook.server.keys import Owner
+from tinker_cookbook.server.state import ServerState
 
 # Async though they wait for nothing: a plain function would be called in a thread, at each request.
 
 
-async def host_of(request: Request) -> Host:
+async def host_of(request: Request) -> ServerState:
     """The server's state."""
     return request.app.state.host
 
@@ -40,7 +40,7 @@ def is_same_machine(request: Request) -> bool:
         return False
 
 
-TheHost = Annotated[Host, Depends(host_of)]
+TheHost = Annotated[ServerState, Depends(host_of)]
 TheOwner = Annotated[Owner, Depends(owner_of)]
 
 Limit = Annotated[int, Query(ge=1, le=1000)]

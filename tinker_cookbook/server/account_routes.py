@@ -9,7 +9,7 @@ from fastapi import APIRouter, Request
 
 from tinker_cookbook.exceptions import BackendError
 from tinker_cookbook.server.access import TheHost, TheOwner
-from tinker_cookbook.server.reading import JsonRoute
+from tinker_cookbook.server.read_body import JsonRoute
 from tinker_cookbook.server.tokens import PREFIX
 
 router = APIRouter(prefix="/api/v1/auth", tags=["account"], route_class=JsonRoute)

@@ -25,17 +25,17 @@ from tinker_cookbook.server import (
     session_search,
     training_routes,
 )
-from tinker_cookbook.server.documented import describe
 from tinker_cookbook.server.errors import memory_full, status_of
 from tinker_cookbook.server.gate import Gate
-from tinker_cookbook.server.host import Host
 from tinker_cookbook.server.openai.bodies import ChatBody, CompletionBody
 from tinker_cookbook.server.openai.errors import as_api_error
+from tinker_cookbook.server.openapi_bodies import describe
+from tinker_cookbook.server.state import ServerState
 
 logger = logging.getLogger(__name__)
 
 
-def make_app(host: Host, max_request_bytes: int) -> FastAPI:
+def make_app(host: ServerState, max_request_bytes: int) -> FastAPI:
     """The ASGI application over ``host``.
 
     Args:

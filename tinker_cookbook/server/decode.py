@@ -16,7 +16,7 @@ from tinker_cookbook.engine.training.examples import Example
 from tinker_cookbook.exceptions import DataValidationError
 from tinker_cookbook.server import bodies, wire
 from tinker_cookbook.server.errors import NoRoom, TooLarge, plain
-from tinker_cookbook.server.reading import DATA_CONTAINERS, check_containers
+from tinker_cookbook.server.read_body import DATA_CONTAINERS, check_containers
 
 _DTYPES = {wire.FLOAT32: ("float32", np.float32), wire.INT64: ("int64", np.int64)}
 

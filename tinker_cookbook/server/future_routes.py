@@ -14,10 +14,10 @@ from fastapi.responses import JSONResponse
 from tinker_cookbook.server import bodies
 from tinker_cookbook.server.access import TheHost, TheOwner
 from tinker_cookbook.server.errors import Gone
-from tinker_cookbook.server.host import Host
 from tinker_cookbook.server.keys import Owner
 from tinker_cookbook.server.pending import Pending, error_of
-from tinker_cookbook.server.reading import JsonRoute
+from tinker_cookbook.server.read_body import JsonRoute
+from tinker_cookbook.server.state import ServerState
 
 HELD_SECONDS = 35.0
 """How long an answer waits for the result; clients give up at 45."""
@@ -62,7 +62,7 @@ async def cancel_future(body: dict[str, Any], owner: TheOwner, host: TheHost) ->
     return {}
 
 
-async def _done(pending: Pending, host: Host) -> bool:
+async def _done(pending: Pending, host: ServerState) -> bool:
     """Whether the result came while there was time to wait for it.
 
     When the server is stopped, that is not the case but for the operation in hand.
@@ -82,7 +82,7 @@ async def _done(pending: Pending, host: Host) -> bool:
     return pending.future.done()
 
 
-def _pending(host: Host, owner: Owner, request_id: str) -> Pending:
+def _pending(host: ServerState, owner: Owner, request_id: str) -> Pending:
     pending = host.board.get(request_id)
     if pending is None or not _is_of(host, owner, pending):
         raise Gone(
@@ -93,7 +93,7 @@ def _pending(host: Host, owner: Owner, request_id: str) -> Pending:
     return pending
 
 
-def _is_of(host: Host, owner: Owner, pending: Pending) -> bool:
+def _is_of(host: ServerState, owner: Owner, pending: Pending) -> bool:
     return any(one.session_id == pending.session_id for one in host.sessions(owner))
 
 

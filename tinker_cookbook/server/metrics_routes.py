@@ -11,7 +11,7 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metri
 
 from tinker_cookbook.engine.devices import free_memory_bytes
 from tinker_cookbook.server.access import TheHost, TheOwner
-from tinker_cookbook.server.host import Host
+from tinker_cookbook.server.state import ServerState
 
 router = APIRouter(tags=["metrics"])
 
@@ -27,7 +27,7 @@ async def metrics(owner: TheOwner, host: TheHost) -> Response:
 class _Collector:
     """Reads the state when it is asked."""
 
-    def __init__(self, host: Host) -> None:
+    def __init__(self, host: ServerState) -> None:
         self._host = host
 
     def collect(self) -> Iterator[Metric]:

@@ -118,7 +118,7 @@ def when_done(future: Future[T], note: Callable[[T], None]) -> None:
     future.add_done_callback(look)
 
 
-class Board:
+class RequestRegistry:
     """All requests that may still be asked for."""
 
     def __init__(self) -> None:

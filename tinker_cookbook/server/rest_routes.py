@@ -12,8 +12,8 @@ from tinker_cookbook.backends.local_rest import LocalRestClient
 from tinker_cookbook.exceptions import BackendError
 from tinker_cookbook.server import bodies
 from tinker_cookbook.server.access import Limit, Offset, TheHost, TheOwner
-from tinker_cookbook.server.host import Host
-from tinker_cookbook.server.reading import JsonRoute
+from tinker_cookbook.server.read_body import JsonRoute
+from tinker_cookbook.server.state import ServerState
 
 router = APIRouter(prefix="/api/v1", tags=["rest"], route_class=JsonRoute)
 
@@ -128,7 +128,7 @@ async def file_of(
     return Response(files[file], media_type="application/octet-stream")
 
 
-def _address(request: Request, host: Host, owner: str, path: str, file: str) -> str:
+def _address(request: Request, host: ServerState, owner: str, path: str, file: str) -> str:
     query = host.links.sign(owner, path, file)
     base = f"{str(request.base_url).rstrip('/')}{router.prefix}"
     return f"{base}/files/{owner}/{path.removeprefix('tinker://')}/{file}?{query}"

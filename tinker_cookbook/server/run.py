@@ -22,8 +22,8 @@ if TYPE_CHECKING:
     from fastapi import FastAPI
 
     from tinker_cookbook.engine.engine import Engine
-    from tinker_cookbook.server.host import Host
     from tinker_cookbook.server.keys import KeyFile
+    from tinker_cookbook.server.state import ServerState
 else:
     uvicorn = lazy_module("uvicorn")
 
@@ -103,8 +103,8 @@ async def main(config: Config) -> None:
     from tinker_cookbook.engine.engine import Engine
     from tinker_cookbook.engine.home import home_dir
     from tinker_cookbook.server.app import make_app
-    from tinker_cookbook.server.host import Host
     from tinker_cookbook.server.keys import KeyFile
+    from tinker_cookbook.server.state import ServerState
 
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(message)s", datefmt="%H:%M:%S")
     # All that the server writes belongs to its user alone: checkpoints, and the notes next to them.
@@ -117,7 +117,7 @@ async def main(config: Config) -> None:
     try:
         loaded = [await _load(engine, name) for name in config.models]
         state, most = root / "server", config.max_queued_samples
-        host = Host(engine, config.models, keys, config.session_seconds, state, most)
+        host = ServerState(engine, config.models, keys, config.session_seconds, state, most)
         _greet(config, listening, keys, new, engine, loaded, host.cut)
         app = make_app(host, config.max_request_mb << 20)
         await _serve(app, host, listening)
@@ -156,7 +156,7 @@ def _listen(host: str, port: int) -> socket.socket:
     return listening
 
 
-async def _serve(app: FastAPI, host: Host, listening: socket.socket) -> None:
+async def _serve(app: FastAPI, host: ServerState, listening: socket.socket) -> None:
     """Until a signal comes; then who waits for what has not begun is sent away first."""
     from tinker_cookbook.server.connections import IdleConnections, http_protocol
     from tinker_cookbook.server.future_routes import HELD_SECONDS

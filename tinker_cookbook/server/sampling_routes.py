@@ -14,13 +14,13 @@ from tinker_cookbook.exceptions import DataValidationError
 from tinker_cookbook.server import bodies
 from tinker_cookbook.server.access import TheHost, TheOwner
 from tinker_cookbook.server.decode import prompt_of, tensor_of
-from tinker_cookbook.server.documented import reads
 from tinker_cookbook.server.encode import SampleEncoder
-from tinker_cookbook.server.host import Host
 from tinker_cookbook.server.keys import Owner
+from tinker_cookbook.server.openapi_bodies import reads
 from tinker_cookbook.server.pending import Pending
-from tinker_cookbook.server.reading import JsonRoute, read_model
+from tinker_cookbook.server.read_body import JsonRoute, read_model
 from tinker_cookbook.server.sessions import OpenSampler
+from tinker_cookbook.server.state import ServerState
 
 router = APIRouter(prefix="/api/v1", tags=["sampling"], route_class=JsonRoute)
 
@@ -64,7 +64,7 @@ async def asample(request: Request, owner: TheOwner, host: TheHost) -> dict[str,
     }
 
 
-async def client_of(host: Host, owner: Owner, sampler: OpenSampler) -> LocalSamplingClient:
+async def client_of(host: ServerState, owner: Owner, sampler: OpenSampler) -> LocalSamplingClient:
     """The client of a sampler, opened again where it was put away."""
     if sampler.client is None:
         base = None if sampler.model_path else sampler.base_model
@@ -77,7 +77,7 @@ async def client_of(host: Host, owner: Owner, sampler: OpenSampler) -> LocalSamp
 
 
 def open_sampler(
-    host: Host, owner: Owner, sampler_id: str, model_path: str | None, base_model: str | None
+    host: ServerState, owner: Owner, sampler_id: str, model_path: str | None, base_model: str | None
 ) -> OpenSampler:
     """Reads a checkpoint of this owner, or takes a plain base model."""
     if model_path is None:

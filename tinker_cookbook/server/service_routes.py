@@ -9,7 +9,7 @@ from fastapi import APIRouter, Response
 
 from tinker_cookbook.server import bodies
 from tinker_cookbook.server.access import Limit, Offset, TheHost, TheOwner
-from tinker_cookbook.server.reading import JsonRoute
+from tinker_cookbook.server.read_body import JsonRoute
 
 router = APIRouter(prefix="/api/v1", tags=["service"], route_class=JsonRoute)
 

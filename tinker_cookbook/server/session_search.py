@@ -14,7 +14,7 @@ from tinker_cookbook.exceptions import BackendError
 from tinker_cookbook.server.access import TheHost, TheOwner
 from tinker_cookbook.server.bodies import Body
 from tinker_cookbook.server.keys import Owner
-from tinker_cookbook.server.reading import JsonRoute
+from tinker_cookbook.server.read_body import JsonRoute
 from tinker_cookbook.server.sessions import Session
 from tinker_cookbook.server.tokens import user_of
 

@@ -10,7 +10,7 @@ from tinker_cookbook.backends.local import LocalServiceClient
 from tinker_cookbook.backends.local_sampling import LocalSamplingClient
 from tinker_cookbook.backends.local_training import LocalTrainingClient
 from tinker_cookbook.server.keys import Owner
-from tinker_cookbook.server.turns import Turns
+from tinker_cookbook.server.ordered_dispatch import OrderedDispatcher
 
 KEPT_SAMPLERS = 8
 IDLE_SECONDS = 900.0
@@ -21,7 +21,7 @@ class Model:
     """An adapter in training."""
 
     model_id: str
-    turns: Turns
+    turns: OrderedDispatcher
     client: LocalTrainingClient | None = None
     """Set by the first of the turns."""
 

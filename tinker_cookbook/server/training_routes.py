@@ -18,15 +18,15 @@ from tinker_cookbook.exceptions import BackendError, DataValidationError
 from tinker_cookbook.server import bodies
 from tinker_cookbook.server.access import TheHost, TheOwner, is_same_machine
 from tinker_cookbook.server.decode import Pass, read_pass, unread_pass
-from tinker_cookbook.server.documented import reads
 from tinker_cookbook.server.encode import PassEncoder
 from tinker_cookbook.server.errors import NoRoom
-from tinker_cookbook.server.host import Host
+from tinker_cookbook.server.openapi_bodies import reads
+from tinker_cookbook.server.ordered_dispatch import FIRST, OrderedDispatcher
+from tinker_cookbook.server.ordered_route import TurnRoute
 from tinker_cookbook.server.pending import AsJson, Encoder, Pending
-from tinker_cookbook.server.reading import SMALL_BYTES, body_of
+from tinker_cookbook.server.read_body import SMALL_BYTES, body_of
 from tinker_cookbook.server.sessions import Model, OpenSampler, Session
-from tinker_cookbook.server.turn_route import TurnRoute
-from tinker_cookbook.server.turns import FIRST, Turns
+from tinker_cookbook.server.state import ServerState
 
 router = APIRouter(prefix="/api/v1", tags=["training"], route_class=TurnRoute)
 
@@ -198,7 +198,7 @@ async def _read_pass(request: Request, *, forward: bool) -> Pass:
     return read() if len(body) <= SMALL_BYTES and not encoding else await asyncio.to_thread(read)
 
 
-async def _pass(request: Request, owner: Any, host: Host, *, forward: bool) -> Ack:
+async def _pass(request: Request, owner: Any, host: ServerState, *, forward: bool) -> Ack:
     what = await _read_pass(request, forward=forward)
     tokens = sum(map(len, what.data))
     return _operate(
@@ -225,7 +225,7 @@ def _load(client: LocalTrainingClient, body: bodies.LoadWeights) -> LocalFuture[
 
 
 def _create(
-    host: Host,
+    host: ServerState,
     session: Session,
     model_id: str,
     create: Callable[[], LocalTrainingClient],
@@ -234,7 +234,7 @@ def _create(
     """Queues the creation of a model as the first of its turns; a repetition changes nothing."""
     request_id = f"{model_id}:create"
     if model_id not in session.models:
-        model = session.models[model_id] = Model(model_id, Turns(model_id))
+        model = session.models[model_id] = Model(model_id, OrderedDispatcher(model_id))
         pending = host.board.add(Pending(request_id, session.session_id, encoder))
 
         def begin() -> Future[Any]:
@@ -247,7 +247,7 @@ def _create(
 
 
 def _operate(
-    host: Host,
+    host: ServerState,
     owner: Any,
     model_id: str,
     seq_id: int | None,
@@ -275,7 +275,7 @@ def _operate(
     return {"request_id": request_id, "model_id": model_id}
 
 
-def _created(model: Model, host: Host) -> LocalTrainingClient:
+def _created(model: Model, host: ServerState) -> LocalTrainingClient:
     """The client of a model; where its creation failed, raises why."""
     pending = host.board.get(f"{model.model_id}:create")
     if model.client is None and pending is not None:

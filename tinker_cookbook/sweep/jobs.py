@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Literal
 
 from tinker_cookbook.sweep.grid import Run
-from tinker_cookbook.sweep.leash import leashed
+from tinker_cookbook.sweep.parent_death import tied_to_parent
 from tinker_cookbook.sweep.records import METRICS, Record, RecordFolder
 from tinker_cookbook.sweep.serving import Server
 from tinker_cookbook.sweep.watch import Watch
@@ -138,7 +138,7 @@ class Jobs:
         with job.log.open("ab") as log:
             job.log_start = log.tell()
             job.process = subprocess.Popen(
-                leashed([sys.executable, "-m", self._recipe, *words], signal.SIGKILL),
+                tied_to_parent([sys.executable, "-m", self._recipe, *words], signal.SIGKILL),
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=subprocess.STDOUT,

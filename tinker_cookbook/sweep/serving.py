@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from tinker_cookbook.exceptions import BackendError
-from tinker_cookbook.sweep.leash import leashed
+from tinker_cookbook.sweep.parent_death import tied_to_parent
 
 SERVER_LOG = "server.log"
 KEY_FILE = "server_keys.json"
@@ -109,7 +109,9 @@ def begin_server(
     descriptor = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
     try:
         process = subprocess.Popen(
-            leashed([sys.executable, "-m", "tinker_cookbook.server", *words], signal.SIGTERM),
+            tied_to_parent(
+                [sys.executable, "-m", "tinker_cookbook.server", *words], signal.SIGTERM
+            ),
             stdin=subprocess.DEVNULL,
             stdout=descriptor,
             stderr=subprocess.STDOUT,

@@ -15,7 +15,7 @@ import chz
 from tinker_cookbook.exceptions import TinkerCookbookError
 from tinker_cookbook.utils.arguments import parse_arguments
 from tinker_cookbook.utils.config_keys import also_named
-from tinker_cookbook.utils.refusals import refusal_of
+from tinker_cookbook.utils.server_errors import server_error_message
 
 __all__ = ["also_named", "parse_arguments", "program_takes", "run_entrypoint", "run_program"]
 
@@ -46,7 +46,7 @@ def run_program(program: Callable[[], Any]) -> None:
     except KeyboardInterrupt:
         _leave_at_once()
     except Exception as error:
-        said = str(error) if isinstance(error, TinkerCookbookError) else refusal_of(error)
+        said = str(error) if isinstance(error, TinkerCookbookError) else server_error_message(error)
         if said is None:
             raise
         print(f"\n{type(error).__name__}: {said}", file=sys.stderr)

@@ -41,7 +41,7 @@ class Measurement:
     threads: int
 
 
-def draw_tokens(job: dict[str, Any], vocab: int) -> list[np.ndarray]:
+def sample_tokens(job: dict[str, Any], vocab: int) -> list[np.ndarray]:
     """Random sequences [prompt + answer] of the job's case; those of a group share the prompt."""
     rng = np.random.default_rng(job["seed"])
     shared = job["case"] == "shared"
@@ -75,7 +75,7 @@ def _measure(engine: Engine, job: dict[str, Any]) -> tuple[Measurement, np.ndarr
     adapter = Adapter.create(AdapterSpec(job["rank"]), base.targets, job["seed"], device)
     training = TrainingRun("bench", base, adapter, engine.token_budget(base))
     loaded = peak_memory_bytes(device)
-    tokens = draw_tokens(job, base.vocab_size)
+    tokens = sample_tokens(job, base.vocab_size)
     budget = training.token_budget  # before a lack of memory lowers it
     before, data = _on_policy(training, tokens, job)
     planned = training._plan(data)

@@ -14,7 +14,7 @@ from typing import Any, Literal
 import tinker
 
 from tests.conformance.compatibility.world import World
-from tinker_cookbook.utils.refusals import refusal_of
+from tinker_cookbook.utils.server_errors import server_error_message
 
 MOST_SECONDS = 5.0
 """A refusal that takes longer is none: the client repeated its request."""
@@ -116,7 +116,7 @@ def _refusal(error: Exception) -> str | None:
     """The server's words, where the error is one of its refusals."""
     if isinstance(error, Refusal):
         return str(error)
-    said = refusal_of(error)
+    said = server_error_message(error)
     return None if said in ("Not Found", str(error)) else said  # no word about what was asked
 
 

@@ -25,7 +25,7 @@ def service(stories_model):
 
 
 def running(service) -> int:
-    return sum(len(b._all_rows()) for b in service.engine._batchers.values())
+    return sum(len(b._all_rows()) for b in service.engine._schedulers.values())
 
 
 def wait_until(condition) -> None:

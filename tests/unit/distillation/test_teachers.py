@@ -27,8 +27,8 @@ from tinker_cookbook.exceptions import ConfigurationError, DataValidationError, 
 from tinker_cookbook.renderers import get_renderer
 from tinker_cookbook.rl.data_processing import assemble_training_data, trajectory_to_data
 from tinker_cookbook.rl.envs.problem_env import ProblemEnv, ProblemGroupBuilder
-from tinker_cookbook.rl.loop.adjuster import PlayedData
-from tinker_cookbook.rl.loop.rollout_worker import PlayedGroup
+from tinker_cookbook.rl.loop.adjuster import RolloutData
+from tinker_cookbook.rl.loop.rollout_worker import RolloutGroup
 from tinker_cookbook.rl.rollouts.hooks import teacher_observation
 from tinker_cookbook.rl.types import Env, Trajectory, TrajectoryGroup, Transition
 from tinker_cookbook.tokenizer_utils import get_tokenizer
@@ -65,10 +65,10 @@ def episode(*turns) -> Trajectory:
     return Trajectory(list(turns), tinker.ModelInput.empty())
 
 
-def played(*groups, rewards=None) -> PlayedData:
+def played(*groups, rewards=None) -> RolloutData:
     """Groups of ``(dataset, trajectories)``, with their data as a run makes them."""
     made = [
-        PlayedGroup(
+        RolloutGroup(
             0,
             i,
             TrajectoryGroup(
@@ -83,10 +83,10 @@ def played(*groups, rewards=None) -> PlayedData:
         for i, one in enumerate(made)
     ]
     data_D, places_D = assemble_training_data([one.group for one in made], advantages)
-    return PlayedData(made, data_D, places_D)
+    return RolloutData(made, data_D, places_D)
 
 
-def advantages(data: PlayedData) -> list[list[float]]:
+def advantages(data: RolloutData) -> list[list[float]]:
     return [datum.loss_fn_inputs["advantages"].tolist() for datum in data.data_D]
 
 

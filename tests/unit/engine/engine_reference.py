@@ -23,7 +23,7 @@ from tinker_cookbook.engine.sampling.requests import (
     score_request,
 )
 from tinker_cookbook.engine.sampling.sampler import Sampler
-from tinker_cookbook.engine.sampling.scheduler import Batcher
+from tinker_cookbook.engine.sampling.scheduler import Scheduler
 from tinker_cookbook.engine.sampling.scoring import Scorer
 from tinker_cookbook.engine.training.examples import Example
 from tinker_cookbook.engine.training.run import TrainingRun
@@ -179,16 +179,16 @@ def draw(
     return request.future.result(timeout=0)
 
 
-def run_batch(base: BaseModel, requests: list[SampleRequest]) -> Batcher:
+def run_batch(base: BaseModel, requests: list[SampleRequest]) -> Scheduler:
     """Samples all requests together."""
     shapes = base.kv_shapes
     assert shapes is not None, "this model cannot be batched"
-    batcher = Batcher(base, shapes)
+    scheduler = Scheduler(base, shapes)
     for request in requests:
-        batcher.add(request)
-    while batcher.busy:
-        batcher.step()
-    return batcher
+        scheduler.add(request)
+    while scheduler.busy:
+        scheduler.step()
+    return scheduler
 
 
 def count_computed(base: BaseModel, monkeypatch: Any) -> list[int]:

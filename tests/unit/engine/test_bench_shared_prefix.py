@@ -51,11 +51,11 @@ def test_tiny_run(in_process_bench) -> None:
 
 
 def test_sequences_of_a_group_share_their_prompt_and_nothing_else() -> None:
-    shared = measure.draw_tokens({**JOB, "case": "shared"}, 1000)
+    shared = measure.sample_tokens({**JOB, "case": "shared"}, 1000)
     assert [len(row) for row in shared] == [102] * 12
     assert len({row[:90].tobytes() for row in shared}) == 3
     assert len({row[90:].tobytes() for row in shared}) == 12
-    distinct = measure.draw_tokens({**JOB, "case": "distinct"}, 1000)
+    distinct = measure.sample_tokens({**JOB, "case": "distinct"}, 1000)
     assert len({row[:2].tobytes() for row in distinct}) == len(distinct) == 5
 
 

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from tinker_cookbook.engine.sampling.sample_tokens import DrawSettings, draw_tokens
+from tinker_cookbook.engine.sampling.sample_tokens import BatchSamplingParams, sample_tokens
 
 ALMOST_ONE = 1 - 2.0**-53
 
@@ -39,14 +39,14 @@ def test_equals_plain_inversion(vocabulary):
     uniform = rng.random(count)
     uniform[:4] = [0.0, ALMOST_ONE, 0.5, ALMOST_ONE]
     settings = (temperature, top_k, top_p, uniform)
-    found = draw_tokens(torch.from_numpy(logits.copy()), DrawSettings(*settings)).numpy()
+    found = sample_tokens(torch.from_numpy(logits.copy()), BatchSamplingParams(*settings)).numpy()
     expected = [plain(logits[i], *(column[i] for column in settings)) for i in range(count)]
     # A float32 weight may move the border between two tokens past the number drawn: rarely.
     assert (found != expected).sum() <= (1 if vocabulary > 10_000 else 0)
     alone = [
-        draw_tokens(
+        sample_tokens(
             torch.from_numpy(logits[i : i + 1].copy()),
-            DrawSettings(*(c[i : i + 1] for c in settings)),
+            BatchSamplingParams(*(c[i : i + 1] for c in settings)),
         )
         for i in range(count)
     ]
@@ -58,7 +58,7 @@ def test_what_has_no_weight_is_never_drawn(uniform):
     logits = torch.full((3, 1000), -torch.inf)
     logits[0, 0], logits[1, 511], logits[2, 999] = 1.0, 1.0, 1.0
     ones, all_tokens = np.ones(3), np.full(3, -1)
-    found = draw_tokens(logits, DrawSettings(ones, all_tokens, ones, np.full(3, uniform)))
+    found = sample_tokens(logits, BatchSamplingParams(ones, all_tokens, ones, np.full(3, uniform)))
     assert found.tolist() == [0, 511, 999]
 
 
@@ -66,5 +66,5 @@ def test_logits_are_left_alone():
     logits = torch.randn(2, 300)
     before = logits.clone()
     settings = (np.ones(2), np.array([3, -1]), np.array([1.0, 0.5]), np.full(2, 0.4))
-    draw_tokens(logits, DrawSettings(*settings))
+    sample_tokens(logits, BatchSamplingParams(*settings))
     assert torch.equal(logits, before)

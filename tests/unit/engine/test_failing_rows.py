@@ -11,7 +11,7 @@ from tinker_cookbook.engine.kernels.cpu import packed_linear as frozen
 from tinker_cookbook.engine.sampling import paged_cache
 from tinker_cookbook.engine.sampling.requests import SamplingSettings, sample_request
 from tinker_cookbook.engine.sampling.sampler import Sampler
-from tinker_cookbook.engine.sampling.scheduler import Batcher
+from tinker_cookbook.engine.sampling.scheduler import Scheduler
 from tinker_cookbook.exceptions import ConfigurationError, TrainingError
 
 BASES = ("stories", "stories without native", "gemma3", "qwen3 without native")
@@ -35,7 +35,7 @@ class World:
         self.samplers = [
             Sampler(base, adapter, owner=owner) for owner in ("ann", "bob") for adapter in adapters
         ]
-        self.batcher = Batcher(base, base.kv_shapes)
+        self.scheduler = Scheduler(base, base.kv_shapes)
         self.good = []
         for number in range(6):
             prompt = np.arange(3 + number, 24 + 3 * number)
@@ -46,14 +46,14 @@ class World:
     def run(self, *bad) -> None:
         """The bad requests come between the others, and once more after them."""
         for number, request in enumerate(self.good):
-            self.batcher.add(request)
+            self.scheduler.add(request)
             if number < len(bad):
-                self.batcher.add(bad[number])
-            self.batcher.step()
+                self.scheduler.add(bad[number])
+            self.scheduler.step()
         for request in bad[len(self.good) :]:
-            self.batcher.add(request)
-        while self.batcher.busy:
-            self.batcher.step()
+            self.scheduler.add(request)
+        while self.scheduler.busy:
+            self.scheduler.step()
 
     def assert_the_others_are_as_alone(self) -> None:
         for request in self.good:
@@ -81,9 +81,9 @@ def test_weights_that_give_nan_fail_alone(base, value):
             request.future.result(timeout=0)
     # What they have left in memory must not reach those who come later either.
     world.good += [sample_request(world.samplers[0], np.arange(3, 30), 2, settings)]
-    world.batcher.add(world.good[-1])
-    while world.batcher.busy:
-        world.batcher.step()
+    world.scheduler.add(world.good[-1])
+    while world.scheduler.busy:
+        world.scheduler.step()
     world.assert_the_others_are_as_alone()
 
 
@@ -148,14 +148,14 @@ def test_an_error_while_a_sample_is_put_away_fails_alone(base, monkeypatch):
     world = World(base)
     settings = SamplingSettings(max_tokens=3, seed=1)
     bad = sample_request(world.samplers[0], np.arange(3, 40), 2, settings)
-    retire = world.batcher._retire
+    retire = world.scheduler._finish
 
     def breaks(slot):
-        if world.batcher._rows[slot].request is bad:
+        if world.scheduler._rows[slot].request is bad:
             raise OSError("an injected error")
         retire(slot)
 
-    monkeypatch.setattr(world.batcher, "_retire", breaks)
+    monkeypatch.setattr(world.scheduler, "_finish", breaks)
     world.run(bad)
     with pytest.raises(OSError, match="an injected error"):
         bad.future.result(timeout=0)

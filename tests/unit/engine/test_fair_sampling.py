@@ -11,7 +11,7 @@ from tinker_cookbook.engine.sampling import paged_cache
 from tinker_cookbook.engine.sampling import scheduler as batcher_module
 from tinker_cookbook.engine.sampling.requests import SampleRequest, SamplingSettings, sample_request
 from tinker_cookbook.engine.sampling.sampler import Sampler
-from tinker_cookbook.engine.sampling.scheduler import Batcher
+from tinker_cookbook.engine.sampling.scheduler import Scheduler
 
 
 @pytest.fixture(params=["stories", "stories without native", "gemma3"])
@@ -36,9 +36,9 @@ def begun(request) -> int:
     return sum(bool(row.sample.tokens) for row in request.rows)
 
 
-def finish(batcher) -> None:
-    while batcher.busy:
-        batcher.step()
+def finish(scheduler) -> None:
+    while scheduler.busy:
+        scheduler.step()
 
 
 def assert_as_alone(request) -> None:
@@ -49,38 +49,38 @@ def assert_as_alone(request) -> None:
         np.testing.assert_allclose(sample.logprobs, expected.logprobs, atol=1e-4)
 
 
-def full_batcher(base, *requests) -> Batcher:
-    batcher = Batcher(base, base.kv_shapes)
-    batcher._usual_rows = 8
+def full_batcher(base, *requests) -> Scheduler:
+    scheduler = Scheduler(base, base.kv_shapes)
+    scheduler._usual_rows = 8
     for request in requests:
-        batcher.add(request)
+        scheduler.add(request)
     for _ in range(4):
-        batcher.step()
-    return batcher
+        scheduler.step()
+    return scheduler
 
 
 def test_an_owners_first_sample_begins_although_another_queued_1024(base):
     sampler = Sampler(base, None)
     much = ask(sampler, np.arange(3, 24), 1024, 1, "ann", max_tokens=30)
-    batcher = full_batcher(base, much)
+    scheduler = full_batcher(base, much)
     drawn = {row.index: list(row.sample.tokens) for row in much.rows if row.sample.tokens}
     assert len(drawn) == 8
     little = ask(sampler, np.arange(5, 12), 3, 2, "bob")
-    batcher.add(little)
-    batcher.step()
-    batcher.step()
+    scheduler.add(little)
+    scheduler.step()
+    scheduler.step()
     assert begun(little) == 3
     while not little.future.done():
-        batcher.step()
-        assert batcher._running_rows()
-        assert len(batcher._running_rows()) <= 8
+        scheduler.step()
+        assert scheduler._running_rows()
+        assert len(scheduler._running_rows()) <= 8
     assert_as_alone(little)
     while not all(len(much.rows[i].sample.tokens) == 30 for i in drawn):
-        batcher.step()
+        scheduler.step()
     for index, tokens in drawn.items():  # nothing that was drawn of them was drawn anew
         assert much.rows[index].sample.tokens[: len(tokens)] == tokens
     half = ask(sampler, np.arange(3, 24), 8, 1, None, max_tokens=30)
-    finish_alone = Batcher(base, base.kv_shapes)
+    finish_alone = Scheduler(base, base.kv_shapes)
     finish_alone.add(half)
     finish(finish_alone)
     expected = half.future.result(timeout=0)
@@ -89,23 +89,23 @@ def test_an_owners_first_sample_begins_although_another_queued_1024(base):
         logprobs = much.rows[index].sample.logprobs
         np.testing.assert_allclose(logprobs, expected[index].logprobs, atol=1e-4)
     much.future.cancel()
-    batcher.step()
-    assert not batcher.busy
+    scheduler.step()
+    assert not scheduler.busy
 
 
 def test_interrupted_samples_end_as_alone(base):
     """Owners that come one after the other: places go from those with most to those with none."""
     samplers = [Sampler(base, None), Sampler(base, ref.random_adapter(base))]
     requests = [ask(samplers[0], np.arange(3, 24), 12, 1, "ann")]
-    batcher = full_batcher(base, *requests)
+    scheduler = full_batcher(base, *requests)
     for number, owner in enumerate(("bob", "cid", "dan")):
         prompt = np.arange(4 + number, 20)
         requests.append(ask(samplers[number % 2], prompt, 5, number, owner))
-        batcher.add(requests[-1])
-        batcher.step()
-        batcher.step()
+        scheduler.add(requests[-1])
+        scheduler.step()
+        scheduler.step()
         assert begun(requests[-1])
-    finish(batcher)
+    finish(scheduler)
     for request in requests:
         assert_as_alone(request)
 
@@ -114,23 +114,23 @@ def test_runs_of_one_owner_share_its_places(stories_base):
     samplers = [Sampler(stories_base, None) for _ in range(3)]
     first = ask(samplers[0], np.arange(3, 24), 40, 1, "ann")
     other = ask(samplers[1], np.arange(3, 24), 40, 1, "bob")
-    batcher = full_batcher(stories_base, first, other)
+    scheduler = full_batcher(stories_base, first, other)
     second = ask(samplers[2], np.arange(3, 24), 40, 2, "ann")
-    batcher.add(second)
-    batcher.step()
-    batcher.step()
+    scheduler.add(second)
+    scheduler.step()
+    scheduler.step()
     assert (begun(first) >= 4, begun(second), begun(other)) == (True, 2, 4)
-    running = [row.request for row in batcher._running_rows()]
+    running = [row.request for row in scheduler._running_rows()]
     assert [running.count(request) for request in (first, second, other)] == [2, 2, 4]
 
 
 def test_without_owners_each_sampler_is_one(stories_base):
     samplers = [Sampler(stories_base, None) for _ in range(2)]
     much = ask(samplers[0], np.arange(3, 24), 500, 1, None)
-    batcher = full_batcher(stories_base, much)
+    scheduler = full_batcher(stories_base, much)
     little = ask(samplers[1], [5, 6], 1, 1, None)
-    batcher.add(little)
-    batcher.step()
+    scheduler.add(little)
+    scheduler.step()
     assert begun(little) == 1
 
 
@@ -139,12 +139,12 @@ def test_a_short_prompt_is_read_beside_many_long_ones(stories_base, monkeypatch)
     sampler, other = Sampler(stories_base, None), Sampler(stories_base, None)
     rng = np.random.default_rng(0)
     long = [ask(sampler, rng.integers(3, 500, 300), 1, i, "ann") for i in range(5)]
-    batcher = full_batcher(stories_base, *long)
+    scheduler = full_batcher(stories_base, *long)
     little = ask(other, [5, 6, 7], 1, 2, "bob")
-    batcher.add(little)
-    batcher.step()
+    scheduler.add(little)
+    scheduler.step()
     assert begun(little) == 1
-    finish(batcher)
+    finish(scheduler)
     for request in (*long, little):
         assert_as_alone(request)
 
@@ -152,17 +152,17 @@ def test_a_short_prompt_is_read_beside_many_long_ones(stories_base, monkeypatch)
 def test_memory_is_freed_for_a_first_sample(base):
     sampler = Sampler(base, None)
     much = ask(sampler, np.arange(3, 24), 30, 1, "ann", max_tokens=60)
-    batcher = Batcher(base, base.kv_shapes)
-    batcher.add(much)
-    batcher._budget = 800
+    scheduler = Scheduler(base, base.kv_shapes)
+    scheduler.add(much)
+    scheduler._budget = 800
     for _ in range(6):
-        batcher.step()
+        scheduler.step()
     little = ask(sampler, np.arange(3, 50), 4, 2, "bob")
-    batcher.add(little)
-    batcher.step()
-    batcher.step()
+    scheduler.add(little)
+    scheduler.step()
+    scheduler.step()
     assert begun(little) >= 1
-    finish(batcher)
+    finish(scheduler)
     assert_as_alone(little)
     assert_as_alone(much)
 
@@ -171,12 +171,12 @@ def test_one_place_goes_around(stories_base):
     """Where each holds as many, who was served longest ago is next."""
     samplers = [Sampler(stories_base, None) for _ in range(3)]
     order: list[int] = []
-    batcher = Batcher(stories_base, stories_base.kv_shapes)
-    batcher._usual_rows = 1
+    scheduler = Scheduler(stories_base, stories_base.kv_shapes)
+    scheduler._usual_rows = 1
     for number, sampler in enumerate(samplers):
         for seed in range(3):
             request = ask(sampler, [5, 6], 1, seed, None, max_tokens=2)
             request.future.add_done_callback(lambda _, number=number: order.append(number))
-            batcher.add(request)
-    finish(batcher)
+            scheduler.add(request)
+    finish(scheduler)
     assert order == [0, 1, 2] * 3

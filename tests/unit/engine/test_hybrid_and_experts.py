@@ -11,7 +11,7 @@ import torch
 
 from tinker_cookbook.engine.model.base_model import BaseModel
 from tinker_cookbook.engine.model.lora import AdapterSpec
-from tinker_cookbook.engine.sampling.fallback_sampler import OneByOne
+from tinker_cookbook.engine.sampling.fallback_sampler import FallbackSampler
 from tinker_cookbook.engine.sampling.requests import SamplingSettings, sample_request
 from tinker_cookbook.engine.sampling.sampler import Sampler
 from tinker_cookbook.exceptions import ConfigurationError, TrainingError
@@ -68,7 +68,7 @@ def made(tmp_path_factory) -> Callable[[str], BaseModel]:
 
 
 def _sample(*requests) -> None:
-    sampling = OneByOne()
+    sampling = FallbackSampler()
     for request in requests:
         sampling.add(request)
     while sampling.busy:
@@ -102,7 +102,7 @@ def test_a_hybrid_model_serves_its_owners_in_turn(made):
     base = made("qwen3_next")
     ann, bob = (Sampler(base, None, owner=owner) for owner in ("ann", "bob"))
     much = [_request(ann, 1, seed) for seed in range(20)]
-    sampling = OneByOne()
+    sampling = FallbackSampler()
     for request in much:
         sampling.add(request)
     sampling.step()

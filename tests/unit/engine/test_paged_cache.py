@@ -13,7 +13,7 @@ from tinker_cookbook.engine.sampling.kv_cache import KVCache, LayerShape
 from tinker_cookbook.engine.sampling.paged_cache import PagedCache, cache_for
 from tinker_cookbook.engine.sampling.requests import SamplingSettings, sample_request
 from tinker_cookbook.engine.sampling.sampler import Sampler
-from tinker_cookbook.engine.sampling.scheduler import Batcher
+from tinker_cookbook.engine.sampling.scheduler import Scheduler
 
 CPU = torch.device("cpu")
 SHAPES = [LayerShape(2, 8, 4), LayerShape(1, 16, 16)]
@@ -89,14 +89,14 @@ def test_the_choice(cache):
 
 def test_samples_of_a_prompt_share_its_pages(stories_base):
     sampler = Sampler(stories_base, None)
-    batcher = Batcher(stories_base, stories_base.kv_shapes)
-    page = batcher._active.page
+    scheduler = Scheduler(stories_base, stories_base.kv_shapes)
+    page = scheduler._active.page
     prompt = np.arange(3, 3 + 2 * page + 9)
     settings = SamplingSettings(max_tokens=20, seed=0)
-    batcher.add(sample_request(sampler, prompt, 6, settings))
+    scheduler.add(sample_request(sampler, prompt, 6, settings))
     for _ in range(4):
-        batcher.step()
-    held = [slot.pages for slot in batcher._rows]
+        scheduler.step()
+    held = [slot.pages for slot in scheduler._rows]
     assert len(held) == 6
     assert len({id(p) for pages in held for p in pages}) == 2 + 6
     assert all(p.users == 7 for p in held[0][:2])  # those samples, and what is kept for others
@@ -108,23 +108,23 @@ def test_no_page_is_lost(stories_base):
     settings = SamplingSettings(max_tokens=90, seed=0)
     prompts = [np.arange(3, 3 + n) for n in (5, 64, 130, 200)]
     requests = [sample_request(sampler, p, 5, settings) for p in prompts]
-    batcher = Batcher(stories_base, stories_base.kv_shapes)
+    scheduler = Scheduler(stories_base, stories_base.kv_shapes)
     for request in requests:
-        batcher.add(request)
+        scheduler.add(request)
     for _ in range(10):
-        batcher.step()
+        scheduler.step()
     requests[1].future.cancel()
-    while batcher.busy:
-        batcher.step()
+    while scheduler.busy:
+        scheduler.step()
     again = sample_request(sampler, requests[2].future.result()[0].tokens, 2, settings)
-    batcher.add(again)
-    while batcher.busy:
-        batcher.step()
-    pages = {id(p): p for entry in batcher._kept._entries for p in entry.slot.pages}
-    users = [sum(p in e.slot.pages for e in batcher._kept._entries) for p in pages.values()]
+    scheduler.add(again)
+    while scheduler.busy:
+        scheduler.step()
+    pages = {id(p): p for entry in scheduler._kept._entries for p in entry.slot.pages}
+    users = [sum(p in e.slot.pages for e in scheduler._kept._entries) for p in pages.values()]
     assert [p.users for p in pages.values()] == users
     del sampler, request, requests, again
-    batcher._kept.trim(0)
+    scheduler._kept.trim(0)
     assert not any(p.users for p in pages.values())
 
 
@@ -133,15 +133,15 @@ def test_a_next_turn_reads_what_the_last_one_left(stories_base):
     sampler = Sampler(stories_base, None)
     settings = SamplingSettings(max_tokens=100, seed=1, temperature=1.0)
     first = sample_request(sampler, np.arange(3, 90), 1, settings)
-    batcher = run_batch(stories_base, [first])
+    scheduler = run_batch(stories_base, [first])
     answer = first.future.result()[0].tokens
     turn = np.concatenate([first.prompt, answer, [9, 8, 7]])
     second = sample_request(sampler, turn, 2, settings)
     third = sample_request(sampler, turn[:120], 1, settings)
     for request in (second, third):
-        batcher.add(request)
-    while batcher.busy:
-        batcher.step()
+        scheduler.add(request)
+    while scheduler.busy:
+        scheduler.step()
     assert second.future.result()[0].cached_prompt_tokens > 150
     for request in (second, third):
         alone = draw(Sampler(stories_base, None), request.prompt, request.num_samples, settings)

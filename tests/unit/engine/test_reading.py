@@ -9,7 +9,7 @@ import pytest
 from tinker_cookbook.engine.sampling import scheduler as batcher_module
 from tinker_cookbook.engine.sampling.requests import SamplingSettings, sample_request
 from tinker_cookbook.engine.sampling.sampler import Sampler
-from tinker_cookbook.engine.sampling.scheduler import Batcher
+from tinker_cookbook.engine.sampling.scheduler import Scheduler
 
 SETTINGS = SamplingSettings(max_tokens=3, seed=1)
 
@@ -101,15 +101,15 @@ def test_who_waits_for_one_that_is_taken_back_goes_on(stories_base, steps):
     prompts = family(stories_base, 5, stem=100, own=7)
     expected = alone(stories_base, prompts)
     sampler = Sampler(stories_base, None)
-    batcher = Batcher(stories_base, stories_base.kv_shapes)
+    scheduler = Scheduler(stories_base, stories_base.kv_shapes)
     requests = [sample_request(sampler, prompt, 1, SETTINGS) for prompt in prompts]
     for request in requests:
-        batcher.add(request)
+        scheduler.add(request)
     for _ in range(steps):
-        batcher.step()
+        scheduler.step()
     requests[0].future.cancel()
-    while batcher.busy:
-        batcher.step()
+    while scheduler.busy:
+        scheduler.step()
     assert drawn(requests[1:]) == expected[1:]
 
 
@@ -117,7 +117,7 @@ def test_short_memory_changes_nothing(stories_base, monkeypatch):
     """Some are let in later, others begin again."""
     prompts = family(stories_base, 6, stem=100, own=7)
     expected = alone(stories_base, prompts)
-    monkeypatch.setattr(Batcher, "_free_tokens", lambda self: 400)
+    monkeypatch.setattr(Scheduler, "_free_tokens", lambda self: 400)
     sampler = Sampler(stories_base, None)
     requests = [sample_request(sampler, prompt, 1, SETTINGS) for prompt in prompts]
     ref.run_batch(stories_base, requests)

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 
-from tinker_cookbook.engine.sampling.fallback_sampler import OneByOne
+from tinker_cookbook.engine.sampling.fallback_sampler import FallbackSampler
 from tinker_cookbook.engine.sampling.requests import SamplingSettings, sample_request, score_request
 from tinker_cookbook.engine.sampling.sampler import Sampler
 from tinker_cookbook.exceptions import ConfigurationError, DataValidationError
@@ -35,7 +35,7 @@ def test_one_by_one_equals_the_batch(base):
         prompt = rng.integers(3, base.vocab_size, length)
         for how in ({"temperature": 0.0}, {"seed": 5, "stop_tokens": frozenset(range(3, 60))}):
             alone = sample_request(sampler, prompt, 3, settings(**how))
-            sampling = OneByOne()
+            sampling = FallbackSampler()
             sampling.add(alone)
             while sampling.busy:
                 sampling.step()

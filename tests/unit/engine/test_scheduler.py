@@ -13,12 +13,12 @@ import torch
 from tinker_cookbook.engine.kernels.cpu import packed_linear as frozen
 from tinker_cookbook.engine.model.lora import AdapterSpec
 from tinker_cookbook.engine.sampling import paged_cache
-from tinker_cookbook.engine.sampling import sample_sequences as draw_rows
+from tinker_cookbook.engine.sampling import sample_sequences as sample_sequences
 from tinker_cookbook.engine.sampling.batch_attention import DecodeRows
 from tinker_cookbook.engine.sampling.kv_cache import KVCache
 from tinker_cookbook.engine.sampling.requests import SamplingSettings, sample_request
 from tinker_cookbook.engine.sampling.sampler import Sampler
-from tinker_cookbook.engine.sampling.scheduler import Batcher
+from tinker_cookbook.engine.sampling.scheduler import Scheduler
 from tinker_cookbook.engine.training.optimizer import AdamSettings
 from tinker_cookbook.exceptions import OutOfMemoryError
 
@@ -84,17 +84,19 @@ def test_company_changes_neither_tokens_nor_a_bit_of_their_logprobs(base):
     stem = np.arange(3, 40)
     mine = [np.concatenate([stem[: 20 + 4 * i], [50 + i, 60]]) for i in range(4)]
     alone = [ref.draw(sampler, prompt, 3, settings(seed=9)) for prompt in mine]
-    batcher = Batcher(base, base.kv_shapes)
+    scheduler = Scheduler(base, base.kv_shapes)
     requests = []
     for i, prompt in enumerate(mine):  # they come one by one, each with company
-        batcher.add(sample_request(other, prompts(base, 1, seed=i)[0], 2, settings(seed=i)))
+        scheduler.add(sample_request(other, prompts(base, 1, seed=i)[0], 2, settings(seed=i)))
         requests.append(sample_request(sampler, prompt, 3, settings(seed=9)))
-        batcher.add(requests[-1])
-        batcher.add(sample_request(sampler, stem[: 20 + i], 1 + i, settings(seed=i, max_tokens=9)))
+        scheduler.add(requests[-1])
+        scheduler.add(
+            sample_request(sampler, stem[: 20 + i], 1 + i, settings(seed=i, max_tokens=9))
+        )
         for _ in range(3):
-            batcher.step()
-    while batcher.busy:
-        batcher.step()
+            scheduler.step()
+    while scheduler.busy:
+        scheduler.step()
     for request, expected in zip(requests, alone, strict=True):
         found = request.future.result(timeout=0)
         assert [sample.tokens for sample in found] == [sample.tokens for sample in expected]
@@ -133,15 +135,15 @@ def test_a_prompt_is_read_once_for_its_group(stories_base, monkeypatch):
 
 def test_a_next_turn_reuses_what_was_computed(stories_base, monkeypatch):
     sampler = Sampler(stories_base, None)
-    batcher = Batcher(stories_base, stories_base.kv_shapes)
+    scheduler = Scheduler(stories_base, stories_base.kv_shapes)
     prompt = ref.text(stories_base, np.random.default_rng(2), 60)
     computed = ref.count_computed(stories_base, monkeypatch)
 
     def play(tokens):
         request = sample_request(sampler, tokens, 1, settings())
-        batcher.add(request)
-        while batcher.busy:
-            batcher.step()
+        scheduler.add(request)
+        while scheduler.busy:
+            scheduler.step()
         return request.future.result(timeout=0)[0]
 
     first = play(prompt)
@@ -163,7 +165,7 @@ def test_a_new_snapshot_never_sees_what_an_old_one_computed(stories_base):
     prompt = ref.text(stories_base, np.random.default_rng(2), 80)
     old = Sampler(stories_base, run.snapshot())
     before = ref.draw(old, prompt, 4, settings())
-    batcher = ref.run_batch(stories_base, [sample_request(old, prompt, 1, settings())])
+    scheduler = ref.run_batch(stories_base, [sample_request(old, prompt, 1, settings())])
     run.forward_backward(
         ref.supervised(np.random.default_rng(1), stories_base, (30,)), "cross_entropy"
     )
@@ -171,9 +173,9 @@ def test_a_new_snapshot_never_sees_what_an_old_one_computed(stories_base):
     new = Sampler(stories_base, run.snapshot())
     requests = [sample_request(sampler, prompt, 4, settings()) for sampler in (old, new)]
     for request in requests:
-        batcher.add(request)
-    while batcher.busy:
-        batcher.step()
+        scheduler.add(request)
+    while scheduler.busy:
+        scheduler.step()
     assert requests[0].future.result()[0].cached_prompt_tokens == len(prompt) - 1
     assert requests[1].future.result()[0].cached_prompt_tokens == 0
     assert tokens_of(requests[0]) == [sample.tokens for sample in before]
@@ -185,14 +187,14 @@ def test_a_new_snapshot_never_sees_what_an_old_one_computed(stories_base):
 
 def test_a_dropped_sampler_leaves_nothing_behind(stories_base):
     sampler = Sampler(stories_base, ref.random_adapter(stories_base))
-    batcher = ref.run_batch(stories_base, [sample_request(sampler, range(3, 63), 4, settings())])
-    assert batcher._kept.held > 0
+    scheduler = ref.run_batch(stories_base, [sample_request(sampler, range(3, 63), 4, settings())])
+    assert scheduler._kept.held > 0
     del sampler
     gc.collect()
     other = Sampler(stories_base, None)
-    batcher.add(sample_request(other, [1], 1, settings(max_tokens=1)))
-    batcher.step()
-    assert batcher._kept.held == 0
+    scheduler.add(sample_request(other, [1], 1, settings(max_tokens=1)))
+    scheduler.step()
+    assert scheduler._kept.held == 0
 
 
 def test_a_finished_request_holds_nothing_even_before_the_garbage_collector(stories_base):
@@ -203,17 +205,17 @@ def test_a_finished_request_holds_nothing_even_before_the_garbage_collector(stor
     gc.disable()
     try:
         request = sample_request(sampler, np.arange(3, 30), 3, settings())
-        batcher = ref.run_batch(stories_base, [request])
+        scheduler = ref.run_batch(stories_base, [request])
         failed = sample_request(sampler, [5], 1, settings())
         failed.fail(OutOfMemoryError("full"))
         future = request.future
         del sampler, request, failed
         assert gone() is None
         assert len(future.result(timeout=0)) == 3
-        assert batcher._kept.held > 0
+        assert scheduler._kept.held > 0
         with torch.inference_mode():
-            batcher._kept.purge()
-        assert batcher._kept.held == 0
+            scheduler._kept.purge()
+        assert scheduler._kept.held == 0
     finally:
         gc.enable()
 
@@ -249,7 +251,7 @@ def test_capacities_are_a_third_or_a_half_apart(stories_base, length, capacity):
 
 def test_cancelling_frees_the_rows(stories_base):
     sampler = Sampler(stories_base, None)
-    batcher = Batcher(stories_base, stories_base.kv_shapes)
+    scheduler = Scheduler(stories_base, stories_base.kv_shapes)
     kept = sample_request(sampler, [1], 2, settings(max_tokens=30))
     cancelled = [
         sample_request(
@@ -259,53 +261,53 @@ def test_cancelling_frees_the_rows(stories_base):
     ]
     before = stories_base.sampled_tokens
     for request in (kept, *cancelled):
-        batcher.add(request)
+        scheduler.add(request)
     for _ in range(3):
-        batcher.step()
+        scheduler.step()
     for request in cancelled:
         assert request.future.cancel()
     drawn = sum(len(row.sample.tokens) for r in (kept, *cancelled) for row in r.rows)
     assert stories_base.sampled_tokens - before == drawn > 0  # those of the cancelled ones, too
-    batcher.step()
-    assert len(batcher._rows) == 2
-    assert not batcher._waiting
-    while batcher.busy:
-        batcher.step()
+    scheduler.step()
+    assert len(scheduler._rows) == 2
+    assert not scheduler._waiting
+    while scheduler.busy:
+        scheduler.step()
     alone = ref.draw(sampler, [1], 2, settings(max_tokens=30))
     assert tokens_of(kept) == [sample.tokens for sample in alone]
 
 
 def test_more_samples_than_rows(stories_base, monkeypatch):
     sampler = Sampler(stories_base, None)
-    batcher = Batcher(stories_base, stories_base.kv_shapes)
-    batcher._usual_rows = 5
+    scheduler = Scheduler(stories_base, stories_base.kv_shapes)
+    scheduler._usual_rows = 5
     requests = [
         sample_request(sampler, p, 7, settings(seed=i))
         for i, p in enumerate(prompts(stories_base, 4))
     ]
     for request in requests:
-        batcher.add(request)
-    while batcher.busy:
-        batcher.step()
-        assert len(batcher._rows) <= 5
+        scheduler.add(request)
+    while scheduler.busy:
+        scheduler.step()
+        assert len(scheduler._rows) <= 5
     assert_as_alone(requests)
 
 
 def test_short_memory_sends_samples_back_and_changes_nothing(stories_base):
     """Rows that outgrow the memory begin again later, after what they have drawn so far."""
     sampler = Sampler(stories_base, None)
-    batcher = Batcher(stories_base, stories_base.kv_shapes)
+    scheduler = Scheduler(stories_base, stories_base.kv_shapes)
     requests = [
         sample_request(sampler, p, 2, settings(seed=i, max_tokens=150))
         for i, p in enumerate(prompts(stories_base, 4))
     ]
     for request in requests:
-        batcher.add(request)
-    batcher._budget = 700
-    sent_back, begin_again = [], batcher._begin_again
-    batcher._begin_again = lambda slot: (sent_back.append(slot), begin_again(slot))
-    while batcher.busy:
-        batcher.step()
+        scheduler.add(request)
+    scheduler._budget = 700
+    sent_back, begin_again = [], scheduler._begin_again
+    scheduler._begin_again = lambda slot: (sent_back.append(slot), begin_again(slot))
+    while scheduler.busy:
+        scheduler.step()
     assert sent_back
     assert_as_alone(requests)
 
@@ -346,7 +348,7 @@ def test_memory_that_ends_while_drawing_changes_no_sample(stories_base, monkeypa
     """Each token is decided by the number that decides it alone, however often it is tried."""
     sampler = Sampler(stories_base, None)
     requests = [sample_request(sampler, [5, 6, i], 2, settings(seed=i)) for i in range(8, 11)]
-    tried, draw = [], draw_rows.draw_tokens
+    tried, draw = [], sample_sequences.sample_tokens
 
     def scarce(*args):
         tried.append(args)
@@ -354,17 +356,17 @@ def test_memory_that_ends_while_drawing_changes_no_sample(stories_base, monkeypa
             raise MemoryError
         return draw(*args)
 
-    monkeypatch.setattr(draw_rows, "draw_tokens", scarce)
-    batcher = Batcher(stories_base, stories_base.kv_shapes)
+    monkeypatch.setattr(sample_sequences, "sample_tokens", scarce)
+    scheduler = Scheduler(stories_base, stories_base.kv_shapes)
     for request in requests:
-        batcher.add(request)
-    while batcher.busy:
-        batcher.step()
+        scheduler.add(request)
+    while scheduler.busy:
+        scheduler.step()
     monkeypatch.undo()
-    assert batcher._most_rows < batcher._usual_rows
+    assert scheduler._most_rows < scheduler._usual_rows
     assert_as_alone(requests)
-    batcher.add(sample_request(sampler, [5], 1, settings()))
-    assert batcher._most_rows == batcher._usual_rows  # what others asked for then is gone
+    scheduler.add(sample_request(sampler, [5], 1, settings()))
+    assert scheduler._most_rows == scheduler._usual_rows  # what others asked for then is gone
 
 
 def test_an_error_reaches_those_who_wait_and_no_others(stories_base, monkeypatch):
@@ -374,13 +376,13 @@ def test_an_error_reaches_those_who_wait_and_no_others(stories_base, monkeypatch
         raise ValueError("this tokenizer is broken")
 
     bad = sample_request(sampler, [1], 2, settings(stop_strings=("x",)), decode=broken)
-    batcher = ref.run_batch(stories_base, [bad])
+    scheduler = ref.run_batch(stories_base, [bad])
     with pytest.raises(ValueError, match="this tokenizer is broken"):
         bad.future.result(timeout=0)
     good = sample_request(sampler, [1], 1, settings())
-    batcher.add(good)
-    while batcher.busy:
-        batcher.step()
+    scheduler.add(good)
+    while scheduler.busy:
+        scheduler.step()
     assert len(tokens_of(good)[0]) == 20
 
 

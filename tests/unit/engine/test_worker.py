@@ -16,7 +16,7 @@ import torch
 from tinker_cookbook.engine.engine import Engine
 from tinker_cookbook.engine.sampling.requests import SamplingSettings, sample_request
 from tinker_cookbook.engine.sampling.sampler import Sampler
-from tinker_cookbook.engine.sampling.scheduler import Batcher
+from tinker_cookbook.engine.sampling.scheduler import Scheduler
 from tinker_cookbook.engine.training.optimizer import AdamSettings
 from tinker_cookbook.engine.worker import Worker
 from tinker_cookbook.exceptions import ConfigurationError
@@ -219,7 +219,7 @@ def test_the_thread_outlives_what_breaks_sampling(engine, stories_base, monkeypa
     sampler = Sampler(stories_base, None)
     ask = lambda: engine.sample(sample_request(sampler, [5], 2, SamplingSettings(max_tokens=2)))  # noqa: E731
     with monkeypatch.context() as patch:
-        patch.setattr(Batcher, "_free_tokens", lambda self: [][1])
+        patch.setattr(Scheduler, "_free_tokens", lambda self: [][1])
         with pytest.raises(IndexError):
             ask().result(10)
     assert len(ask().result(10)) == 2

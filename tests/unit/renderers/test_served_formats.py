@@ -17,10 +17,10 @@ from test_families import CASES, TOOLS, load  # noqa: F401 - a fixture
 from tinker_cookbook.engine.sampling.requests import SamplingSettings
 from tinker_cookbook.renderers import ToolCall
 from tinker_cookbook.renderers.content import ensure_list
-from tinker_cookbook.server.openai.asking import Asked
 from tinker_cookbook.server.openai.bodies import Tool
 from tinker_cookbook.server.openai.chat import ChatChoice
 from tinker_cookbook.server.openai.messages import prompt_tokens
+from tinker_cookbook.server.openai.sample_requests import Asked
 from tinker_cookbook.server.openai.text import Drawn
 
 each_case = pytest.mark.parametrize("case", CASES, ids=lambda case: case.label)

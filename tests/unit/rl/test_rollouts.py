@@ -19,7 +19,7 @@ from tinker_cookbook.exceptions import (
     DataValidationError,
 )
 from tinker_cookbook.rl.rollouts.group import (
-    Opening,
+    InitialPrompt,
     RolloutFailedError,
     RolloutHooks,
     SamplingTurnTimeoutError,
@@ -86,8 +86,8 @@ def test_an_environment_may_leave_extra_out():
 
 def test_random_numbers_depend_on_member_turn_and_attempt_alone():
     policy = Policy()
-    play(Steps(turns=2), policy, opening=Opening(member=3))
-    play(Steps(turns=2), policy, opening=Opening(member=3, attempt=2))
+    play(Steps(turns=2), policy, opening=InitialPrompt(member=3))
+    play(Steps(turns=2), policy, opening=InitialPrompt(member=3, attempt=2))
     paths = [path for path, _, _ in policy.asked]
     assert paths == [(3, 0), (3, 1), (3, 0, 2), (3, 1, 2)]
 

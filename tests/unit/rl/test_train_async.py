@@ -14,18 +14,18 @@ from tinker_cookbook.exceptions import AllTrajectoriesFailedError
 from tinker_cookbook.rl import train
 from tinker_cookbook.rl.loop.async_source import AsyncSource, ProblemQueue
 from tinker_cookbook.rl.loop.async_state import QueueState, read_queue, write_queue
-from tinker_cookbook.rl.loop.rollout_worker import PlayedGroup, Player, Snapshot
+from tinker_cookbook.rl.loop.rollout_worker import PolicySnapshot, RolloutGroup, RolloutWorker
 from tinker_cookbook.rl.train import AsyncConfig
 from tinker_cookbook.rl.types import TrajectoryGroup
 
 NO_CLIENT: Any = None
 
 
-def weights(step: int) -> Snapshot:
-    return Snapshot(NO_CLIENT, step)
+def weights(step: int) -> PolicySnapshot:
+    return PolicySnapshot(NO_CLIENT, step)
 
 
-class FakePlayer(Player):
+class FakePlayer(RolloutWorker):
     """Plays without a model: ``seconds(problem)`` says how long; ``None`` fails."""
 
     def __init__(self, config, seconds=lambda problem: 0.0) -> None:
@@ -45,7 +45,7 @@ class FakePlayer(Player):
         if seconds is None:
             return None
         group = TrajectoryGroup([], [], [], sampling_client_step=snapshot.step)
-        return PlayedGroup(problem.batch, problem.index, group)
+        return RolloutGroup(problem.batch, problem.index, group)
 
 
 def make_source(tmp_path, player, config, total_steps=5, start_step=0) -> AsyncSource:

@@ -11,7 +11,7 @@ import tinker
 from tinker_cookbook.completers import TokensWithLogprobs
 from tinker_cookbook.exceptions import CheckpointError, TrainingError
 from tinker_cookbook.rl.loop.async_state import QueueState, read_queue, write_queue
-from tinker_cookbook.rl.loop.rollout_worker import PlayedGroup
+from tinker_cookbook.rl.loop.rollout_worker import RolloutGroup
 from tinker_cookbook.rl.types import (
     RolloutError,
     StopReason,
@@ -22,7 +22,7 @@ from tinker_cookbook.rl.types import (
 from tinker_cookbook.utils.jsonl import append_row
 
 
-def a_group(index: int = 0) -> PlayedGroup:
+def a_group(index: int = 0) -> RolloutGroup:
     image = tinker.types.ImageChunk(data=b"\x89PNG\x00\xff", format="png", expected_tokens=3)
     pictured = tinker.ModelInput(chunks=[tinker.EncodedTextChunk(tokens=[5, 6]), image])
     turns = [
@@ -52,7 +52,7 @@ def a_group(index: int = 0) -> PlayedGroup:
         [RolloutError("TimeoutError", "gone")],
         sampling_client_step=4,
     )
-    return PlayedGroup(3, index, group, ["math", "easy"], 1.25)
+    return RolloutGroup(3, index, group, ["math", "easy"], 1.25)
 
 
 def test_a_group_comes_back_as_it_was(tmp_path):

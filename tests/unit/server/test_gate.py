@@ -23,7 +23,7 @@ from tinker_cookbook.server import gate
 from tinker_cookbook.server.connections import IdleConnections
 from tinker_cookbook.server.gate import SILENT_SECONDS, Gate
 from tinker_cookbook.server.keys import KeyFile
-from tinker_cookbook.server.reading import DATA_CONTAINERS, check_containers
+from tinker_cookbook.server.read_body import DATA_CONTAINERS, check_containers
 
 BOMB = b'{"x":[' + b"[]," * (14 << 20) + b"[]]}"  # 42 MiB
 NESTED_TOKEN = "eyJh." + base64.urlsafe_b64encode(b"[" * 3000).decode() + ".x"

@@ -9,7 +9,7 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 from serving import Caller, Serving
 
-from tinker_cookbook.server import turns
+from tinker_cookbook.server import ordered_dispatch as turns
 
 pytestmark = pytest.mark.slow
 

@@ -6,9 +6,9 @@ import asyncio
 import time
 from types import SimpleNamespace
 
-from tinker_cookbook.server.host import Host
 from tinker_cookbook.server.keys import KeyFile
 from tinker_cookbook.server.sessions import IDLE_SECONDS, KEPT_SAMPLERS, OpenSampler, Session
+from tinker_cookbook.server.state import ServerState
 
 
 def test_old_snapshots_go_and_checkpoints_can_be_opened_again():
@@ -31,7 +31,7 @@ def test_a_server_that_was_held_up_does_not_take_its_clients_for_gone(tmp_path):
     keys.ensure(["local"])
 
     async def run(held_up: float) -> int:
-        host = Host(SimpleNamespace(), [], keys, 0.2, tmp_path / "server", 1)
+        host = ServerState(SimpleNamespace(), [], keys, 0.2, tmp_path / "server", 1)
         host.start_session(keys.owner("local"), None, None)
         sweeping = asyncio.create_task(host.sweep_for_good())
         await asyncio.sleep(0.01)

@@ -9,8 +9,8 @@ from collections.abc import Collection
 
 import pytest
 
-from tinker_cookbook.server import turns
-from tinker_cookbook.server.turns import Turns
+from tinker_cookbook.server import ordered_dispatch as turns
+from tinker_cookbook.server.ordered_dispatch import OrderedDispatcher
 
 
 def began(
@@ -20,7 +20,7 @@ def began(
     seen: list[int] = []
 
     async def run() -> None:
-        queue = Turns("m")
+        queue = OrderedDispatcher("m")
 
         def begin(number: int) -> None:
             on_loop = threading.current_thread() is threading.main_thread()
@@ -49,7 +49,7 @@ def test_parts_that_arrive_out_of_order_wait_for_the_first(blocking, gap):
 def test_what_does_not_block_begins_at_once():
     async def run() -> list[int]:
         seen: list[int] = []
-        queue = Turns("m")
+        queue = OrderedDispatcher("m")
         for number in (2, 1, 3):
             queue.add(number, lambda n=number: seen.append(n), blocks=False)
         queue.close()

@@ -14,7 +14,7 @@ import pytest
 from made_up import make_jobs, write_rows
 
 from tinker_cookbook.exceptions import ConfigurationError
-from tinker_cookbook.sweep import leash
+from tinker_cookbook.sweep import parent_death
 from tinker_cookbook.sweep.grid import make_runs
 from tinker_cookbook.sweep.jobs import Jobs
 from tinker_cookbook.sweep.records import RecordFolder
@@ -140,16 +140,16 @@ def test_a_server_that_ends_is_quoted(tmp_path):
 
 PARENT = """
 import signal, subprocess, sys, time
-from tinker_cookbook.sweep import leash
-command = leash.leashed(
+from tinker_cookbook.sweep import parent_death
+command = parent_death.tied_to_parent(
     [sys.executable, "-c", "import os, time; print(os.getpid(), flush=True); time.sleep(60)"],
     signal.SIGKILL,
 )
 if sys.argv[1] == "beside":
     at = command.index("-m")
     command[at : at + 2] = ["-c", (
-        "import sys; from tinker_cookbook.sweep import leash; "
-        "leash._ask_kernel = lambda at_death: False; sys.exit(leash.main(sys.argv[1:]))"
+        "import sys; from tinker_cookbook.sweep import parent_death; "
+        "parent_death._request_kernel_signal = lambda at_death: False; sys.exit(parent_death.main(sys.argv[1:]))"
     )]
 subprocess.Popen(command)
 time.sleep(60)
@@ -165,7 +165,7 @@ time.sleep(60)
         "beside",
     ],
 )
-def test_a_leashed_program_ends_with_its_killed_parent(how):
+def test_a_program_tied_to_its_parent_ends_with_its_killed_parent(how):
     parent = subprocess.Popen(
         [sys.executable, "-c", textwrap.dedent(PARENT), how], stdout=subprocess.PIPE, text=True
     )
@@ -183,7 +183,7 @@ def test_a_leashed_program_ends_with_its_killed_parent(how):
 def test_a_program_whose_parent_is_already_gone_does_not_begin():
     gone = subprocess.Popen([sys.executable, "-c", ""])
     gone.wait()
-    words = [sys.executable, "-m", "tinker_cookbook.sweep.leash", str(gone.pid)]
+    words = [sys.executable, "-m", "tinker_cookbook.sweep.parent_death", str(gone.pid)]
     done = subprocess.run(
         [*words, str(int(signal.SIGKILL)), sys.executable, "-c", "print('begun')"],
         capture_output=True,
@@ -197,7 +197,7 @@ def test_the_one_that_stays_beside_hands_on_the_status():
     ends = [sys.executable, "-c", "import time; time.sleep(0.1); raise SystemExit(7)"]
     kept = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
     try:
-        assert leash.stay_beside(os.getppid(), signal.SIGKILL, ends) == 7
+        assert parent_death.watch_parent(os.getppid(), signal.SIGKILL, ends) == 7
     finally:
         for number, handler in kept.items():
             signal.signal(number, handler)

@@ -81,7 +81,7 @@ class _Probe:
 
 
 @torch.no_grad()
-def batch_trial(base: Tried) -> list[LayerShape] | None:
+def check_batch_attention(base: Tried) -> list[LayerShape] | None:
     """The shapes of the layers' keys and values, or ``None`` where the trial fails."""
     register()
     try:
@@ -144,7 +144,7 @@ def _agrees(base: Tried, shapes: list[LayerShape]) -> bool:
 
 
 @torch.no_grad()
-def tree_trial(base: Tried) -> bool:
+def check_tree_attention(base: Tried) -> bool:
     """Whether sequences may share a row: tries two with a common beginning beside each alone."""
     tree_attention.register()
     tokens = trial_tokens(base.vocab_size, 19)

@@ -17,7 +17,11 @@ from torch.utils.checkpoint import checkpoint
 from tinker_cookbook.engine.kernels.cpu import training_attention as cpu_attention
 from tinker_cookbook.engine.kernels.cpu.fused import fuse
 from tinker_cookbook.engine.memory import KnownLimits, release_cached_memory
-from tinker_cookbook.engine.model.attention_support import batch_trial, tree_trial, trial_tokens
+from tinker_cookbook.engine.model.attention_support import (
+    check_batch_attention,
+    check_tree_attention,
+    trial_tokens,
+)
 from tinker_cookbook.engine.model.head import Head
 from tinker_cookbook.engine.model.lora import ActiveTerms, AdapterLinear, AdapterSpec, Target
 from tinker_cookbook.engine.model.low_rank import Segments, Terms
@@ -175,7 +179,7 @@ class BaseModel:
     @cached_property
     def kv_shapes(self) -> list[LayerShape] | None:
         """What each layer keeps of a token; none if sequences cannot be batched."""
-        return batch_trial(self)
+        return check_batch_attention(self)
 
     def unembed_pair(self, terms: Terms) -> tuple[torch.Tensor, torch.Tensor] | None:
         """The adapter of the unembedding layer, if it has one."""
@@ -214,7 +218,7 @@ class BaseModel:
     @cached_property
     def shares_prefixes(self) -> bool:
         """Whether sequences may share a row (see ``prefix_tree``)."""
-        return tree_trial(self)
+        return check_tree_attention(self)
 
     def activation_bytes_per_token(self) -> int:
         """Memory that one trained token's activations take, from the model's shapes.

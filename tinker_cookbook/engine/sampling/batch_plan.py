@@ -10,8 +10,8 @@ import torch
 from tinker_cookbook.engine.model.low_rank import Segments, filling
 from tinker_cookbook.engine.sampling.batch_attention import BatchLayout, Part, decoding, reading
 from tinker_cookbook.engine.sampling.kv_cache import AnyCache, AnySlot
-from tinker_cookbook.engine.sampling.prefill import Reading
-from tinker_cookbook.engine.sampling.requests import SampleRow
+from tinker_cookbook.engine.sampling.prefill import PrefillRequest
+from tinker_cookbook.engine.sampling.requests import SampledSequence
 from tinker_cookbook.engine.sampling.sampler import Sampler, segments_of
 
 
@@ -23,16 +23,16 @@ class BatchPlan:
     tokens: list[int] = field(default_factory=list)
     positions: list[int] = field(default_factory=list)
     owners: list[Sampler] = field(default_factory=list)
-    outputs: list[tuple[int, SampleRow]] = field(default_factory=list)
+    outputs: list[tuple[int, SampledSequence]] = field(default_factory=list)
     """Rows that draw a token in this step, and the place of the hidden state that decides it."""
-    _progress: list[tuple[Reading, int]] = field(default_factory=list)
+    _progress: list[tuple[PrefillRequest, int]] = field(default_factory=list)
 
     @classmethod
     def of(
         cls,
         cache: AnyCache,
-        rows: Mapping[AnySlot, SampleRow],
-        readings: Sequence[Reading],
+        rows: Mapping[AnySlot, SampledSequence],
+        readings: Sequence[PrefillRequest],
         step_tokens: int,
     ) -> BatchPlan | None:
         """One token for each of ``rows``, then prompts up to ``step_tokens``; ``None`` if empty."""
@@ -58,7 +58,7 @@ class BatchPlan:
         """The tokens of each adapter."""
         return segments_of(self.owners, device)
 
-    def advance(self) -> list[Reading]:
+    def advance(self) -> list[PrefillRequest]:
         """Counts what was read; returns the prompts that are complete."""
         done = []
         for prompt, count in self._progress:
@@ -68,19 +68,19 @@ class BatchPlan:
                 done.append(prompt)
         return done
 
-    def _decode(self, slots: Sequence[AnySlot], rows: Mapping[AnySlot, SampleRow]) -> None:
+    def _decode(self, slots: Sequence[AnySlot], rows: Mapping[AnySlot, SampledSequence]) -> None:
         self.parts += decoding(slots, len(self.tokens))
         for slot in slots:
             row = rows[slot]
             self.outputs.append((len(self.tokens), row))
             self._append([row.sample.tokens[-1]], [slot.length], row.request.sampler)
 
-    def _read_fairly(self, readings: Sequence[Reading], room: int) -> None:
+    def _read_fairly(self, readings: Sequence[PrefillRequest], room: int) -> None:
         """Gives each sampler an equal part of ``room``, and what one leaves to those that follow.
 
         So a short prompt is read at once, however much another client has to read.
         """
-        prompts: dict[Sampler, list[Reading]] = {}
+        prompts: dict[Sampler, list[PrefillRequest]] = {}
         for prompt in readings:
             if prompt.slot is not None:
                 prompts.setdefault(prompt.sampler, []).append(prompt)
@@ -93,7 +93,7 @@ class BatchPlan:
                     self._read(prompt, prompt.slot, count)
                     part, room = part - count, room - count
 
-    def _read(self, prompt: Reading, slot: AnySlot, count: int) -> None:
+    def _read(self, prompt: PrefillRequest, slot: AnySlot, count: int) -> None:
         start, end = slot.length, slot.length + count
         self.parts.append(reading(slot, len(self.tokens), end - start))
         self._append(prompt.tokens[start:end].tolist(), list(range(start, end)), prompt.sampler)
@@ -107,7 +107,7 @@ class BatchPlan:
         self.owners += [owner] * len(tokens)
 
 
-def _by_sampler(rows: Mapping[AnySlot, SampleRow]) -> list[AnySlot]:
+def _by_sampler(rows: Mapping[AnySlot, SampledSequence]) -> list[AnySlot]:
     """The slots, those of one sampler side by side."""
     samplers: dict[Sampler, list[AnySlot]] = {}
     for slot, row in rows.items():

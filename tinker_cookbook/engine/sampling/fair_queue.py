@@ -15,7 +15,7 @@ from typing import TypeAlias
 
 import numpy as np
 
-from tinker_cookbook.engine.sampling.requests import SampleRequest, SampleRow
+from tinker_cookbook.engine.sampling.requests import SampledSequence, SampleRequest
 from tinker_cookbook.engine.sampling.sampler import Sampler
 
 
@@ -25,10 +25,10 @@ class Waiting:
 
     request: SampleRequest
     tokens: np.ndarray
-    rows: deque[SampleRow] = field(default_factory=deque)
+    rows: deque[SampledSequence] = field(default_factory=deque)
 
     @classmethod
-    def of(cls, row: SampleRow) -> Waiting:
+    def of(cls, row: SampledSequence) -> Waiting:
         """One sample that is to continue after what was drawn of it."""
         return cls(row.request, row.tokens, deque([row]))
 
@@ -51,7 +51,7 @@ def owner_of(request: SampleRequest) -> Hashable:
 class Shares:
     """How many places of the batch each owner, and each of its samplers, holds."""
 
-    def __init__(self, rows: Iterable[SampleRow]) -> None:
+    def __init__(self, rows: Iterable[SampledSequence]) -> None:
         self.total = 0
         self._owners: Counter[Hashable] = Counter()
         self._runs: Counter[Place] = Counter()
@@ -137,7 +137,7 @@ class FairQueue:
         """Whether more than one sampler waits for places."""
         return sum(len(runs) for runs in self._owners.values()) > 1
 
-    def take(self, waiting: Waiting, count: int) -> list[SampleRow]:
+    def take(self, waiting: Waiting, count: int) -> list[SampledSequence]:
         """Removes ``count`` rows of a request that is the first of its sampler."""
         rows = [waiting.rows.popleft() for _ in range(count)]
         owner = owner_of(waiting.request)

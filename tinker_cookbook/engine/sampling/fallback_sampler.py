@@ -1,6 +1,6 @@
 """Sampling through transformers' own cache, a request at a time for each owner.
 
-For models whose layers keep more than keys and values, which the ``batcher`` cannot hold. The
+For models whose layers keep more than keys and values, which the ``scheduler`` cannot hold. The
 prompt is run once for all samples of a request, and rows leave as they finish.
 """
 
@@ -15,7 +15,7 @@ import torch
 
 from tinker_cookbook.engine.sampling.fair_queue import FairQueue, Shares, Waiting, owner_of
 from tinker_cookbook.engine.sampling.requests import SampleRequest
-from tinker_cookbook.engine.sampling.sample_sequences import draw_rows
+from tinker_cookbook.engine.sampling.sample_sequences import sample_sequences
 
 _MOST_REQUESTS = 8
 """Requests that are sampled in turn; each holds a cache of its own."""
@@ -27,8 +27,8 @@ class _Running:
     steps: Iterator[None]
 
 
-class OneByOne:
-    """The requests of one base model, with the methods of ``Batcher``. On the engine's worker."""
+class FallbackSampler:
+    """The requests of one base model, with the methods of ``Scheduler``. On the engine's worker."""
 
     def __init__(self) -> None:
         self._waiting = FairQueue()
@@ -102,7 +102,7 @@ def _sampling(request: SampleRequest) -> Iterator[None]:
         hidden = hidden.expand(len(rows), -1)
     while not request.future.done():
         with torch.no_grad():
-            ended = set(draw_rows(hidden, list(enumerate(rows))))
+            ended = set(sample_sequences(hidden, list(enumerate(rows))))
         keep = [i for i, row in enumerate(rows) if row not in ended]
         for row in ended:
             row.request.row_ended()

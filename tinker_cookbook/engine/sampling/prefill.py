@@ -13,13 +13,13 @@ from dataclasses import dataclass
 import numpy as np
 
 from tinker_cookbook.engine.sampling.kv_cache import AnySlot
-from tinker_cookbook.engine.sampling.requests import SampleRow
+from tinker_cookbook.engine.sampling.requests import SampledSequence
 from tinker_cookbook.engine.sampling.sampler import Sampler
 from tinker_cookbook.engine.training.prefix_tree import common_prefix
 
 
 @dataclass(eq=False)
-class Reading:
+class PrefillRequest:
     """A prompt on its way into ``slot``; the samples of ``rows`` begin once it is read.
 
     Without a slot it waits until ``leader`` has read the first ``shared`` tokens, which are its
@@ -28,9 +28,9 @@ class Reading:
 
     sampler: Sampler
     tokens: np.ndarray
-    rows: list[SampleRow]
+    rows: list[SampledSequence]
     slot: AnySlot | None = None
-    leader: Reading | None = None
+    leader: PrefillRequest | None = None
     shared: int = 0
 
     @property
@@ -54,7 +54,7 @@ class Reading:
         """Whether it is the very prompt that is asked for."""
         return self.sampler is sampler and np.array_equal(self.tokens, tokens)
 
-    def follow(self, others: Iterable[Reading], least: int) -> None:
+    def follow(self, others: Iterable[PrefillRequest], least: int) -> None:
         """Takes for leader the first of ``others`` that shares most, if that is ``least``."""
         self.leader, self.shared = None, max(0, least - 1)
         for other in others:

@@ -88,7 +88,7 @@ class SampleRequest:
     """Left pending until the samples are done, so that it can be cancelled at any time."""
 
     def __post_init__(self) -> None:
-        self.rows = [SampleRow(self, index) for index in range(self.num_samples)]
+        self.rows = [SampledSequence(self, index) for index in range(self.num_samples)]
         self._running = self.num_samples
 
     def row_ended(self) -> None:
@@ -109,7 +109,7 @@ class SampleRequest:
             self.future.set_exception(error)
 
 
-class SampleRow:
+class SampledSequence:
     """One sample on its way: what was drawn so far, and its own random numbers."""
 
     def __init__(self, request: SampleRequest, index: int) -> None:

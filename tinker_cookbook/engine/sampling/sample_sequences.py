@@ -9,12 +9,18 @@ import numpy as np
 import torch
 
 from tinker_cookbook.engine.model.low_rank import filling
-from tinker_cookbook.engine.sampling.requests import SampleRow
-from tinker_cookbook.engine.sampling.sample_tokens import DrawSettings, Exponentials, draw_tokens
+from tinker_cookbook.engine.sampling.requests import SampledSequence
+from tinker_cookbook.engine.sampling.sample_tokens import (
+    BatchSamplingParams,
+    Exponentials,
+    sample_tokens,
+)
 from tinker_cookbook.engine.sampling.sampler import Sampler, segments_of
 
 
-def draw_rows(hidden: torch.Tensor, outputs: Sequence[tuple[int, SampleRow]]) -> list[SampleRow]:
+def sample_sequences(
+    hidden: torch.Tensor, outputs: Sequence[tuple[int, SampledSequence]]
+) -> list[SampledSequence]:
     """Draws a token for each of ``outputs``, (place, row); returns the rows that end with it.
 
     A row goes by ``hidden[place]``, which samples of one prompt share. A row whose
@@ -33,7 +39,7 @@ def draw_rows(hidden: torch.Tensor, outputs: Sequence[tuple[int, SampleRow]]) ->
     chosen = slice(len(rows)) if in_order else torch.from_numpy(which).to(logits.device)
     logits, known = logits[chosen], known.take(chosen)
     normalizer = known.normalizer()
-    drawn = draw_tokens(logits, _settings(rows), known)
+    drawn = sample_tokens(logits, _settings(rows), known)
     logprobs = (logits.gather(1, drawn[:, None]) - normalizer)[:, 0].tolist()
     # Each number of them by itself, since equals may change places.
     top = {}
@@ -52,7 +58,7 @@ def draw_rows(hidden: torch.Tensor, outputs: Sequence[tuple[int, SampleRow]]) ->
 
 
 def _add(
-    row: SampleRow, token: int, logprob: float, best: tuple[np.ndarray, np.ndarray] | None
+    row: SampledSequence, token: int, logprob: float, best: tuple[np.ndarray, np.ndarray] | None
 ) -> bool:
     """Adds a drawn token; returns whether the row ends with it, or cannot go on."""
     request = row.request
@@ -78,9 +84,9 @@ def _logits(hidden: torch.Tensor, places: np.ndarray, owners: list[Sampler]) -> 
     return segments.apply(base.unembed_name, hidden[filled], base.head.logits_of_parts)
 
 
-def _settings(rows: Sequence[SampleRow]) -> DrawSettings:
+def _settings(rows: Sequence[SampledSequence]) -> BatchSamplingParams:
     asked = [row.request.settings for row in rows]
-    return DrawSettings(
+    return BatchSamplingParams(
         temperature=np.array([settings.temperature for settings in asked]),
         top_k=np.array([settings.top_k for settings in asked]),
         top_p=np.array([settings.top_p for settings in asked]),

@@ -18,7 +18,7 @@ _COLDEST = 1e-30
 
 
 @dataclass(frozen=True)
-class DrawSettings:
+class BatchSamplingParams:
     """How each row is drawn, [R] each.
 
     ``temperature`` 0 takes the most probable token; ``top_k`` is the number of most probable
@@ -31,9 +31,9 @@ class DrawSettings:
     top_p: np.ndarray
     uniform: np.ndarray
 
-    def take(self, rows: np.ndarray) -> DrawSettings:
+    def take(self, rows: np.ndarray) -> BatchSamplingParams:
         """The settings of some rows."""
-        return DrawSettings(
+        return BatchSamplingParams(
             self.temperature[rows], self.top_k[rows], self.top_p[rows], self.uniform[rows]
         )
 
@@ -68,8 +68,8 @@ class Exponentials:
         return Exponentials(self.top[rows], self.weights[rows], self.sums[rows])
 
 
-def draw_tokens(
-    logits: torch.Tensor, how: DrawSettings, known: Exponentials | None = None
+def sample_tokens(
+    logits: torch.Tensor, how: BatchSamplingParams, known: Exponentials | None = None
 ) -> torch.Tensor:
     """One token id a row, int64 [R], from fp32 ``logits`` [R, V]; ``known`` saves their passes."""
     hot = np.flatnonzero(how.temperature > 0)
@@ -84,7 +84,7 @@ def draw_tokens(
 
 
 def _draw(
-    logits: torch.Tensor, how: DrawSettings, known: Exponentials | None = None
+    logits: torch.Tensor, how: BatchSamplingParams, known: Exponentials | None = None
 ) -> torch.Tensor:
     scaled = logits
     if (how.temperature != 1).any():

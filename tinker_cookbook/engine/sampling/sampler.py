@@ -1,6 +1,6 @@
 """A base model with a snapshot of an adapter, which is what requests are put to.
 
-Drawing is the work of the ``batcher``, scoring given texts that of ``scoring``. Reported
+Drawing is the work of the ``scheduler``, scoring given texts that of ``scoring``. Reported
 log-probabilities are those of the model (temperature 1, whole vocabulary) from the same chunked
 head that training uses, so they equal the trainer's for the same tokens.
 """

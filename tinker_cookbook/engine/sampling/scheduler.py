@@ -20,10 +20,10 @@ from tinker_cookbook.engine.sampling.batch_plan import BatchPlan
 from tinker_cookbook.engine.sampling.fair_queue import FairQueue, Place, Shares, Waiting, owner_of
 from tinker_cookbook.engine.sampling.kv_cache import AnyCache, AnySlot, LayerShape
 from tinker_cookbook.engine.sampling.paged_cache import PagedCache, cache_for
-from tinker_cookbook.engine.sampling.prefill import Reading
+from tinker_cookbook.engine.sampling.prefill import PrefillRequest
 from tinker_cookbook.engine.sampling.prefix_cache import PrefixCache
-from tinker_cookbook.engine.sampling.requests import SampleRequest, SampleRow
-from tinker_cookbook.engine.sampling.sample_sequences import draw_rows
+from tinker_cookbook.engine.sampling.requests import SampledSequence, SampleRequest
+from tinker_cookbook.engine.sampling.sample_sequences import sample_sequences
 from tinker_cookbook.exceptions import OutOfMemoryError
 
 logger = logging.getLogger(__name__)
@@ -42,7 +42,7 @@ class _Restart(Exception):  # noqa: N818
     """The requests at fault have been told; the others go on from what was sampled of them."""
 
 
-class Batcher:
+class Scheduler:
     """The running batch of one base model. All methods run on the engine's worker."""
 
     def __init__(self, base: BaseModel, shapes: list[LayerShape]) -> None:
@@ -86,14 +86,14 @@ class Batcher:
         except Exception as error:
             failed: Exception | None = error
             if out_of_memory(error):
-                failed = self._shed(error)
+                failed = self._preempt(error)
             if failed is not None:
                 self._fail_all(failed)
         if not self.busy:
             self._active.shrink()  # training may need the memory
 
     def give_up(self, error: Exception) -> None:
-        """Fails every request; another batcher has to go on."""
+        """Fails every request; another scheduler has to go on."""
         for row in self._all_rows():
             row.request.fail(error)
 
@@ -105,11 +105,11 @@ class Batcher:
     def _step(self) -> None:
         self._drop_done()
         self._admit()
-        self._make_room()
-        self._begin_followers()
+        self._evict()
+        self._admit_followers()
         self._advance(list(self._rows), list(self._readings))
 
-    def _advance(self, slots: Sequence[AnySlot], readings: Sequence[Reading]) -> None:
+    def _advance(self, slots: Sequence[AnySlot], readings: Sequence[PrefillRequest]) -> None:
         """One token for ``slots``, and some of what ``readings`` have to read.
 
         Where that fails each half is tried by itself, down to single requests: what is at fault
@@ -135,7 +135,7 @@ class Batcher:
         for part in halves:
             self._advance(*part)
 
-    def _compute(self, plan: BatchPlan) -> set[SampleRow]:
+    def _compute(self, plan: BatchPlan) -> set[SampledSequence]:
         """The forward pass, and a token for each row that is due; returns the rows that end."""
         device = self._base.device
         hidden = self._base.hidden_of_batch(
@@ -144,10 +144,10 @@ class Batcher:
             plan.layout,
             plan.segments(device),
         )
-        return set(draw_rows(hidden, plan.outputs))
+        return set(sample_sequences(hidden, plan.outputs))
 
     def _settle_step(
-        self, plan: BatchPlan, rows: dict[AnySlot, SampleRow], finished: set[SampleRow]
+        self, plan: BatchPlan, rows: dict[AnySlot, SampledSequence], finished: set[SampledSequence]
     ) -> None:
         """Counts what was computed, and lets go of what has ended."""
         for slot in rows:
@@ -156,12 +156,12 @@ class Batcher:
             _guard(reading.rows, lambda at=reading: self._end_reading(at, finished))
         for slot, row in rows.items():
             if row in finished:
-                _guard([row], lambda at=slot: self._retire(at))
+                _guard([row], lambda at=slot: self._finish(at))
 
-    def _end_reading(self, reading: Reading, finished: set[SampleRow]) -> None:
+    def _end_reading(self, reading: PrefillRequest, finished: set[SampledSequence]) -> None:
         """A prompt was read: its samples run on, each with a copy of its keys and values."""
         assert reading.slot is not None
-        self._begin_followers()  # what they wait for need not be kept after this
+        self._admit_followers()  # what they wait for need not be kept after this
         broken = all(row.failed for row in reading.rows)  # what was computed may hold NaN
         room = self._room(reading)
         alike = (row for r in self._readings if self._room(r) == room for row in r.rows)
@@ -178,13 +178,13 @@ class Batcher:
         else:
             self._kept.adopt(reading.sampler, reading.tokens, reading.slot)
 
-    def _room(self, reading: Reading) -> int:
+    def _room(self, reading: PrefillRequest) -> int:
         """Tokens that a slot for each of its samples is to hold at first."""
         length = len(reading.tokens)
         limits = (row.request.limit + len(row.request.prompt) for row in reading.rows)
         return self._active.capacity(max(length + 1, min(max(limits), length + _HEADROOM)))
 
-    def _retire(self, slot: AnySlot) -> None:
+    def _finish(self, slot: AnySlot) -> None:
         """A sample has ended: what was computed for it is kept for a next turn."""
         row = self._rows.pop(slot)
         if row.failed:
@@ -272,7 +272,7 @@ class Batcher:
         """The slot of the newest row."""
         return next(slot for slot, row in reversed(self._rows.items()) if _holds(place, row))
 
-    def _send_back_unread(self, place: Place) -> SampleRow | None:
+    def _send_back_unread(self, place: Place) -> SampledSequence | None:
         """Puts a row back into the queue whose prompt is still being read, if there is one."""
         for reading in reversed(self._readings):
             for row in reversed(reading.rows):
@@ -283,7 +283,7 @@ class Batcher:
                     return row
         return None
 
-    def _interrupt(self, slot: AnySlot) -> SampleRow:
+    def _interrupt(self, slot: AnySlot) -> SampledSequence:
         """Puts a row back into the queue; it goes on later with the same tokens."""
         row = self._rows.pop(slot)
         if self._kept.spare >= slot.capacity:
@@ -293,18 +293,18 @@ class Batcher:
         self._waiting.add(Waiting.of(row), first=True)
         return row
 
-    def _read(self, waiting: Waiting, rows: list[SampleRow]) -> None:
+    def _read(self, waiting: Waiting, rows: list[SampledSequence]) -> None:
         """Begins with a prompt, or joins the rows to one that is being read."""
         for reading in self._readings:
             if reading.joins(waiting.sampler, waiting.tokens):
                 reading.rows += rows
                 _count_cached(rows, len(waiting.tokens))
                 return
-        reading = Reading(waiting.sampler, waiting.tokens, rows)
+        reading = PrefillRequest(waiting.sampler, waiting.tokens, rows)
         self._readings.append(reading)
         self._settle(reading)
 
-    def _settle(self, reading: Reading) -> None:
+    def _settle(self, reading: PrefillRequest) -> None:
         """Begins with a prompt from what is kept, or has it wait for one that is further."""
         known = self._kept.find(reading.sampler, reading.tokens)
         before = self._readings[: self._readings.index(reading)]  # so nobody waits for each other
@@ -312,14 +312,14 @@ class Batcher:
         if reading.leader is None:
             self._begin(reading, *(known or (None, 0)))
 
-    def _begin_followers(self) -> None:
+    def _admit_followers(self) -> None:
         """Begins with the prompts whose leaders have read what they have in common."""
         for reading in self._readings:
             if reading.may_begin:
                 assert reading.leader is not None
                 self._begin(reading, reading.leader.slot, reading.shared)
 
-    def _begin(self, reading: Reading, known: AnySlot | None, shared: int) -> None:
+    def _begin(self, reading: PrefillRequest, known: AnySlot | None, shared: int) -> None:
         """Makes a slot for a prompt, with its first ``shared`` tokens from ``known``."""
         length = len(reading.tokens)
         new = self._idle.new(length) if known is None else self._idle.copy(known, shared, length)
@@ -327,7 +327,7 @@ class Batcher:
         _count_cached(reading.rows[:1], shared)
         _count_cached(reading.rows[1:], length)
 
-    def _make_room(self) -> None:
+    def _evict(self) -> None:
         """Gives room to rows that have none left.
 
         Where memory is short the newest rows of who holds most begin again later.
@@ -364,7 +364,7 @@ class Batcher:
         free = free_memory_bytes(self._base.device) // 2
         return max(self._base.context_length, free // self._idle.bytes_per_token)
 
-    def _shed(self, error: Exception) -> Exception | None:
+    def _preempt(self, error: Exception) -> Exception | None:
         """Starts again with half the rows; returns the error for a single one, which cannot."""
         rows = self._running_rows()
         if len(rows) <= 1:
@@ -394,10 +394,10 @@ class Batcher:
         self._waiting.drop_done()
         self._clear()
 
-    def _running_rows(self) -> list[SampleRow]:
+    def _running_rows(self) -> list[SampledSequence]:
         return [*self._rows.values(), *(row for r in self._readings for row in r.rows)]
 
-    def _all_rows(self) -> list[SampleRow]:
+    def _all_rows(self) -> list[SampledSequence]:
         return [*self._running_rows(), *(row for w in self._waiting for row in w.rows)]
 
     def _clear(self) -> None:
@@ -412,23 +412,23 @@ class Batcher:
         if base.device.type == "cpu":
             kept = min(kept, _KEPT_BYTES_CPU // self._idle.bytes_per_token)
         self._kept = PrefixCache(self._idle, kept)
-        self._readings: list[Reading] = []
-        self._rows: dict[AnySlot, SampleRow] = {}
+        self._readings: list[PrefillRequest] = []
+        self._rows: dict[AnySlot, SampledSequence] = {}
         self._budget = self._free_tokens()
         release_cached_memory(base.device)
 
 
-def _holds(place: Place, row: SampleRow) -> bool:
+def _holds(place: Place, row: SampledSequence) -> bool:
     """Whether a row belongs to an owner and one of its samplers."""
     return row.request.sampler is place[1] and owner_of(row.request) == place[0]
 
 
-def _fail(rows: Iterable[SampleRow], error: Exception) -> None:
+def _fail(rows: Iterable[SampledSequence], error: Exception) -> None:
     for row in list(rows):
         row.request.fail(error)
 
 
-def _guard(rows: Sequence[SampleRow], work: Callable[[], None]) -> None:
+def _guard(rows: Sequence[SampledSequence], work: Callable[[], None]) -> None:
     """Does something for ``rows``; where it fails, by anything but memory, their requests fail."""
     try:
         work()
@@ -439,10 +439,12 @@ def _guard(rows: Sequence[SampleRow], work: Callable[[], None]) -> None:
         raise _Restart from error
 
 
-_Part = tuple[list[AnySlot], list[Reading]]
+_Part = tuple[list[AnySlot], list[PrefillRequest]]
 
 
-def _halves(rows: Mapping[AnySlot, SampleRow], readings: Sequence[Reading]) -> list[_Part]:
+def _halves(
+    rows: Mapping[AnySlot, SampledSequence], readings: Sequence[PrefillRequest]
+) -> list[_Part]:
     """The samplers of a step in two parts, or the requests of its only one; empty for a single."""
     for kind in ("sampler", "request"):
         parts: dict[object, _Part] = {}
@@ -463,7 +465,7 @@ def _joined(parts: Sequence[_Part]) -> _Part:
     return [slot for part in parts for slot in part[0]], [r for part in parts for r in part[1]]
 
 
-def _count_cached(rows: Iterable[SampleRow], tokens: int) -> None:
+def _count_cached(rows: Iterable[SampledSequence], tokens: int) -> None:
     """Notes that the first ``tokens`` of these rows' prompt were not computed for them."""
     for row in rows:
         if not row.sample.tokens:  # not where a sample goes on after an interruption

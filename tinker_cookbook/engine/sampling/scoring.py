@@ -19,7 +19,7 @@ from tinker_cookbook.engine.model.base_model import BaseModel
 from tinker_cookbook.engine.model.low_rank import filling
 from tinker_cookbook.engine.sampling.prefill_scoring import STEP_TOKENS, read_together
 from tinker_cookbook.engine.sampling.requests import PromptScores, ScoreRequest
-from tinker_cookbook.engine.sampling.sample_sequences import draw_rows
+from tinker_cookbook.engine.sampling.sample_sequences import sample_sequences
 from tinker_cookbook.engine.sampling.sampler import Sampler
 from tinker_cookbook.engine.training.micro_batch import hidden_states, plan_for
 from tinker_cookbook.engine.training.packing import pad
@@ -258,7 +258,7 @@ def _draw(hidden: torch.Tensor, read: _Where, requests: Sequence[ScoreRequest]) 
         if request.draw is not None
         for row in request.draw.rows
     ]
-    draw_rows(hidden, drawn)
+    sample_sequences(hidden, drawn)
     for _, row in drawn:
         row.request.row_ended()
 

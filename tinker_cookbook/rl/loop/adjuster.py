@@ -18,21 +18,21 @@ if TYPE_CHECKING:
 
     from tinker_cookbook.backends import Future, TrainingClient
     from tinker_cookbook.rl.config import PolicyTrainingConfig
-    from tinker_cookbook.rl.loop.rollout_worker import PlayedGroup
+    from tinker_cookbook.rl.loop.rollout_worker import RolloutGroup
 
-_NO_PULL = 1e-4
+_MIN_KL = 1e-4
 """A KL below this, in nats, is rounding. Adam would turn even that into a step of full size."""
 
 
 @dataclass(frozen=True)
-class PlayedData:
+class RolloutData:
     """Data that are about to be trained, and where they come from.
 
     ``places_D[i].group`` is the place in ``groups`` of what ``data_D[i]`` was made of; the data of
     a trajectory stand side by side.
     """
 
-    groups: Sequence[PlayedGroup]
+    groups: Sequence[RolloutGroup]
     data_D: list[tinker.Datum]
     places_D: Sequence[DatumPlace]
 
@@ -79,7 +79,7 @@ class AdvantageAdjuster(ABC):
     """
 
     @abstractmethod
-    async def adjust(self, played: PlayedData) -> Adjustment:
+    async def adjust(self, played: RolloutData) -> Adjustment:
         """Changes ``played.data_D`` in place. Called with a whole batch, or in a streaming run with
         its parts as they are finished; metrics of the parts are joined."""
 
@@ -119,6 +119,6 @@ def advantages_of(data_D: Sequence[tinker.Datum]) -> list[np.ndarray]:
     return [datum.loss_fn_inputs["advantages"].to_numpy() for datum in data_D]
 
 
-def is_pull(values: np.ndarray, coef: float) -> bool:
+def kl_is_significant(values: np.ndarray, coef: float) -> bool:
     """Whether any of the advantages that a KL times ``coef`` gave is more than rounding."""
-    return float(np.abs(values).max(initial=0.0)) > _NO_PULL * coef
+    return float(np.abs(values).max(initial=0.0)) > _MIN_KL * coef

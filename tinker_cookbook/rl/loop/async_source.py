@@ -22,10 +22,10 @@ from tinker_cookbook.exceptions import TrainingError
 from tinker_cookbook.rl.config import AsyncConfig, PolicyTrainingConfig
 from tinker_cookbook.rl.loop.async_state import QueueState, read_queue, write_queue
 from tinker_cookbook.rl.loop.rollout_worker import (
-    PlayedGroup,
-    Player,
-    Problem,
-    Snapshot,
+    PolicySnapshot,
+    RolloutGroup,
+    RolloutRequest,
+    RolloutWorker,
     cancel_all,
 )
 from tinker_cookbook.rl.loop.sources import (
@@ -68,10 +68,10 @@ class ProblemQueue:
         """Of the problem given last."""
         first = min([position[0], *(place[0] for place in again)])
         batches = problem_batches(dataset, seed, first, stop_batch)
-        self._rest: deque[Problem] = deque()
+        self._rest: deque[RolloutRequest] = deque()
         self._ahead = Prefetcher(_from(batches, position, frozenset(again)))
 
-    async def next(self) -> Problem:
+    async def next(self) -> RolloutRequest:
         """The next problem; raises StopAsyncIteration after the last one."""
         while not self._rest:
             self._rest.extend(await self._ahead.next())
@@ -88,8 +88,10 @@ class ProblemQueue:
 
 
 def _from(
-    batches: Iterator[list[Problem]], position: tuple[int, int], again: frozenset[tuple[int, int]]
-) -> Iterator[list[Problem]]:
+    batches: Iterator[list[RolloutRequest]],
+    position: tuple[int, int],
+    again: frozenset[tuple[int, int]],
+) -> Iterator[list[RolloutRequest]]:
     for problems in batches:
         yield [one for one in problems if one.place >= position or one.place in again]
 
@@ -113,14 +115,14 @@ class AsyncSource(GroupSource):
     def __init__(
         self,
         dataset: RLDataset,
-        player: Player,
+        player: RolloutWorker,
         config: PolicyTrainingConfig,
         total_steps: int,
         log_path: Path,
         start_step: int = 0,
         *,
         stop_batch: int | None = None,
-        drop: Callable[[PlayedGroup], bool] | None = None,
+        drop: Callable[[RolloutGroup], bool] | None = None,
     ) -> None:
         assert config.async_config is not None
         self._config: AsyncConfig = config.async_config
@@ -139,19 +141,23 @@ class AsyncSource(GroupSource):
             dataset, config.seed, state.position, state.in_flight, stop_batch
         )
         self._queue = list(state.queue)
-        self._running: dict[asyncio.Task[PlayedGroup | None], tuple[Problem, Snapshot]] = {}
+        self._running: dict[
+            asyncio.Task[RolloutGroup | None], tuple[RolloutRequest, PolicySnapshot]
+        ] = {}
         self._taken = start_step * self._size
         self._wanted = total_steps * self._size
         self._in_training = 0
         self._failed = self._failed_in_a_row = 0
-        self._current: list[PlayedGroup] = []
+        self._current: list[RolloutGroup] = []
         self._used_up = False
         self._error: BaseException | None = None
         self._changed = asyncio.Event()
-        self._newest: Snapshot | None = None
+        self._newest: PolicySnapshot | None = None
         self._feeder: asyncio.Task[None] | None = None
 
-    async def collect(self, step: int, snapshot: Snapshot, consume: Consume) -> Collected | None:
+    async def collect(
+        self, step: int, snapshot: PolicySnapshot, consume: Consume
+    ) -> Collected | None:
         """See :meth:`GroupSource.collect`."""
         self.renew(snapshot)
         self._player.begin(self._size, done=len(self._queue))
@@ -183,7 +189,7 @@ class AsyncSource(GroupSource):
             self._changed.clear()
             await self._changed.wait()
 
-    def renew(self, snapshot: Snapshot) -> None:
+    def renew(self, snapshot: PolicySnapshot) -> None:
         """Groups are started with these weights from now on."""
         if self._newest is None or snapshot.step > self._newest.step:
             self._newest = snapshot
@@ -193,7 +199,7 @@ class AsyncSource(GroupSource):
             self._feeder.add_done_callback(self._feeder_done)
         self._changed.set()
 
-    def finished(self) -> list[PlayedGroup]:
+    def finished(self) -> list[RolloutGroup]:
         """See :meth:`GroupSource.finished`."""
         return [*self._current, *self._queue]
 
@@ -209,7 +215,7 @@ class AsyncSource(GroupSource):
         await cancel_all([*feeder, *self._running])
         await asyncio.to_thread(self._problems.close)
 
-    def _take(self, size: int) -> list[PlayedGroup]:
+    def _take(self, size: int) -> list[RolloutGroup]:
         """Takes groups from the queue: the oldest, or in a streaming run the first to finish."""
         if not self._streams:
             self._queue.sort(key=lambda group: (group.sampling_step, group.batch, group.index))
@@ -249,7 +255,7 @@ class AsyncSource(GroupSource):
             self._running[task] = (problem, self._newest)
             task.add_done_callback(self._group_done)
 
-    def _group_done(self, task: asyncio.Task[PlayedGroup | None]) -> None:
+    def _group_done(self, task: asyncio.Task[RolloutGroup | None]) -> None:
         del self._running[task]
         if not task.cancelled():
             if (error := task.exception()) is not None:

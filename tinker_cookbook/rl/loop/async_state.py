@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 from tinker_cookbook.checkpoint_utils import load_checkpoints_file
 from tinker_cookbook.completers import TokensWithLogprobs
 from tinker_cookbook.exceptions import CheckpointError, TrainingError
-from tinker_cookbook.rl.loop.rollout_worker import PlayedGroup
+from tinker_cookbook.rl.loop.rollout_worker import RolloutGroup
 from tinker_cookbook.rl.types import (
     RolloutError,
     Trajectory,
@@ -51,7 +51,7 @@ class QueueState:
 
     position: tuple[int, int]
     in_flight: Sequence[tuple[int, int]]
-    queue: Sequence[PlayedGroup]
+    queue: Sequence[RolloutGroup]
 
 
 def write_queue(log_path: Path, step: int, state: QueueState) -> None:
@@ -106,7 +106,7 @@ def read_queue(log_path: Path, step: int) -> QueueState | None:
         ) from error
 
 
-def group_to_row(played: PlayedGroup) -> dict[str, Any]:
+def group_to_row(played: RolloutGroup) -> dict[str, Any]:
     """A finished group as JSON; what environments logged for the transcript's page is left out."""
     group = played.group
     return {
@@ -122,7 +122,7 @@ def group_to_row(played: PlayedGroup) -> dict[str, Any]:
     }
 
 
-def group_from_row(row: Mapping[str, Any]) -> PlayedGroup:
+def group_from_row(row: Mapping[str, Any]) -> RolloutGroup:
     """The group that :func:`group_to_row` wrote."""
     group = TrajectoryGroup(
         trajectories_G=[_trajectory_in(trajectory) for trajectory in row["trajectories"]],
@@ -131,7 +131,7 @@ def group_from_row(row: Mapping[str, Any]) -> PlayedGroup:
         rollout_errors=[RolloutError.parse(line) for line in row["rollout_errors"]],
         sampling_client_step=row["sampling_client_step"],
     )
-    return PlayedGroup(row["batch"], row["index"], group, list(row["tags"]), row["seconds"])
+    return RolloutGroup(row["batch"], row["index"], group, list(row["tags"]), row["seconds"])
 
 
 def _trajectory_out(trajectory: Trajectory) -> dict[str, Any]:

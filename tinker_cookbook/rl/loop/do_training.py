@@ -27,7 +27,7 @@ from tinker_cookbook.rl.loop.parts import (
     save_checkpoint_and_get_sampling_client,
     training_usage,
 )
-from tinker_cookbook.rl.loop.rollout_worker import PlayedGroup, Player
+from tinker_cookbook.rl.loop.rollout_worker import RolloutGroup, RolloutWorker
 from tinker_cookbook.rl.loop.sources import BatchSource, Collected, GroupSource, problem_batches
 from tinker_cookbook.rl.loop.update import Metrics, Update
 from tinker_cookbook.rl.report.live_view import RLProgress
@@ -97,7 +97,7 @@ async def do_sync_training(
     stream = config.stream_minibatch_config
     source = BatchSource(
         problem_batches(dataset, config.seed, start_batch, end_batch),
-        Player(config, session.progress.sampling, strategy, separate=True),
+        RolloutWorker(config, session.progress.sampling, strategy, separate=True),
         config.num_substeps,
         num_minibatches=0 if stream is None else stream.num_minibatches,
     )
@@ -192,7 +192,7 @@ async def do_async_training(
     )
     source = AsyncSource(
         dataset,
-        Player(config, session.progress.sampling, strategy, separate=True),
+        RolloutWorker(config, session.progress.sampling, strategy, separate=True),
         config,
         end_batch,
         local_path(config.log_path),
@@ -260,7 +260,7 @@ class CallerSession:
         """Returns the default: counters of an earlier process are in the caller's tracker."""
         return default
 
-    def drops(self, group: PlayedGroup) -> bool:
+    def drops(self, group: RolloutGroup) -> bool:
         """Whether a finished group of an asynchronous run is left out; its tokens are counted."""
         kept = drop_constant_reward_group(
             group.group, self.config, self._cost, self._discarded, self._step

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Protocol
 
 from tinker_cookbook.rl.kl import compute_post_kl
-from tinker_cookbook.rl.loop.rollout_worker import Snapshot
+from tinker_cookbook.rl.loop.rollout_worker import PolicySnapshot
 from tinker_cookbook.rl.loop.sources import Collected, GroupSource
 from tinker_cookbook.rl.loop.update import Metrics, Update
 from tinker_cookbook.rl.report.train_report import IterationReport, ReportedSession, Reporter
@@ -73,13 +73,15 @@ class Loop:
         start = self._session.start_step
         if start == 0:
             await self._reporter.record_start()
-        snapshot: Snapshot | None = await self._snapshot(start)
+        snapshot: PolicySnapshot | None = await self._snapshot(start)
         for step in range(start, total_steps):
             snapshot = await self._iteration(step, total_steps, snapshot)
             if snapshot is None:
                 return
 
-    async def _iteration(self, step: int, total_steps: int, snapshot: Snapshot) -> Snapshot | None:
+    async def _iteration(
+        self, step: int, total_steps: int, snapshot: PolicySnapshot
+    ) -> PolicySnapshot | None:
         """One update, its row, and what is due after it; gives the new weights."""
         config, source = self._config, self._source
         began = time.monotonic()
@@ -115,8 +117,8 @@ class Loop:
         )
         return snapshot
 
-    async def _snapshot(self, step: int) -> Snapshot:
+    async def _snapshot(self, step: int) -> PolicySnapshot:
         client = await self._session.sampling_client(
             record_stability_info=self._config.records_stability_info()
         )
-        return Snapshot(client, step)
+        return PolicySnapshot(client, step)

@@ -37,7 +37,7 @@ T = TypeVar("T")
 
 
 @dataclass(frozen=True)
-class Problem:
+class RolloutRequest:
     """A group to play, and its place in the data, which its random numbers come from.
 
     ``batch`` counts on over epochs; ``index`` is the place in the batch.
@@ -55,7 +55,7 @@ class Problem:
 
 
 @dataclass(frozen=True)
-class Snapshot:
+class PolicySnapshot:
     """The weights after ``step`` updates."""
 
     client: SamplingClient
@@ -63,7 +63,7 @@ class Snapshot:
 
 
 @dataclass
-class PlayedGroup:
+class RolloutGroup:
     """A finished group, with what the loop knows of it."""
 
     batch: int
@@ -133,7 +133,7 @@ class SnapshotPolicy(TinkerTokenCompleter):
         )
 
 
-class Player:
+class RolloutWorker:
     """Plays groups.
 
     Args:
@@ -154,7 +154,7 @@ class Player:
         self._strategy = config.effective_rollout_strategy() if strategy is None else strategy
         self._rollouts = config.rollouts()
         self._on_done, self._separate = on_done, separate
-        self.groups: list[PlayedGroup] = []
+        self.groups: list[RolloutGroup] = []
         """Finished since ``begin``, in the order in which they were."""
         self.begin(0)
 
@@ -169,7 +169,7 @@ class Player:
         """Since ``begin``."""
         return time.monotonic() - self._began
 
-    def policy(self, problem: Problem, snapshot: Snapshot) -> SnapshotPolicy:
+    def policy(self, problem: RolloutRequest, snapshot: PolicySnapshot) -> SnapshotPolicy:
         """What plays the group. Its random numbers depend on seed and place in the data alone."""
         config = self._config
         policy = SnapshotPolicy(
@@ -185,7 +185,7 @@ class Player:
         assert isinstance(policy, SnapshotPolicy)
         return policy
 
-    async def play(self, problem: Problem, snapshot: Snapshot) -> PlayedGroup | None:
+    async def play(self, problem: RolloutRequest, snapshot: PolicySnapshot) -> RolloutGroup | None:
         """Plays a group; ``None`` where no episode succeeded and the strategy allows for that."""
         began = time.monotonic()
         try:
@@ -203,7 +203,7 @@ class Player:
             logger.warning("group %d of batch %d left out: %s", problem.index, problem.batch, error)
             return None
         group.sampling_client_step = snapshot.step
-        return PlayedGroup(
+        return RolloutGroup(
             problem.batch,
             problem.index,
             group,
@@ -212,7 +212,7 @@ class Player:
             log,
         )
 
-    def note(self, group: PlayedGroup | None) -> None:
+    def note(self, group: RolloutGroup | None) -> None:
         """Counts a finished group."""
         self._done += 1
         if group is not None:
@@ -220,15 +220,15 @@ class Player:
         if self._on_done is not None:
             self._on_done(self._done, self._total)
 
-    async def play_all(
+    async def run_groups(
         self,
-        problems: Sequence[Problem],
-        snapshot: Snapshot,
-        then: Callable[[int, PlayedGroup | None], Awaitable[None]],
+        problems: Sequence[RolloutRequest],
+        snapshot: PolicySnapshot,
+        then: Callable[[int, RolloutGroup | None], Awaitable[None]],
     ) -> None:
         """Plays groups at once; calls ``then(index, group)`` in the order in which they finish."""
 
-        async def note(index: int, group: PlayedGroup | None) -> None:
+        async def note(index: int, group: RolloutGroup | None) -> None:
             self.note(group)
             await then(index, group)
 

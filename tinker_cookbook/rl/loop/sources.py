@@ -19,17 +19,22 @@ from pathlib import Path
 from typing import Self
 
 from tinker_cookbook.exceptions import AllTrajectoriesFailedError, DataValidationError
-from tinker_cookbook.rl.loop.rollout_worker import PlayedGroup, Player, Problem, Snapshot
+from tinker_cookbook.rl.loop.rollout_worker import (
+    PolicySnapshot,
+    RolloutGroup,
+    RolloutRequest,
+    RolloutWorker,
+)
 from tinker_cookbook.rl.types import RLDataset
 from tinker_cookbook.supervised.prefetch import Prefetcher
 
-Consume = Callable[[Sequence[PlayedGroup]], Awaitable[None]]
+Consume = Callable[[Sequence[RolloutGroup]], Awaitable[None]]
 Metrics = dict[str, float | int | str]
 
 
 def problem_batches(
     dataset: RLDataset, seed: int, start: int, stop: int | None = None
-) -> Iterator[list[Problem]]:
+) -> Iterator[list[RolloutRequest]]:
     """The batches ``start`` to ``stop``, counted on over epochs, each epoch in its own order.
 
     Runs in a thread of its own (``Prefetcher``), as datasets tokenise.
@@ -48,7 +53,7 @@ def problem_batches(
                 f"batch {number % len(dataset)} of {type(dataset).__name__} is empty, expected at "
                 "least one EnvGroupBuilder; check its __len__"
             )
-        yield [Problem(number, i, builder, epoch or 0) for i, builder in enumerate(builders)]
+        yield [RolloutRequest(number, i, builder, epoch or 0) for i, builder in enumerate(builders)]
 
 
 def _count(start: int) -> Iterator[int]:
@@ -69,7 +74,7 @@ class Collected:
         metrics: The source's own.
     """
 
-    groups: list[PlayedGroup]
+    groups: list[RolloutGroup]
     epoch: int
     num_failed: int
     sampling_seconds: float
@@ -80,7 +85,9 @@ class GroupSource(ABC):
     """Gives the groups of one iteration after the other. Use it in ``async with``."""
 
     @abstractmethod
-    async def collect(self, step: int, snapshot: Snapshot, consume: Consume) -> Collected | None:
+    async def collect(
+        self, step: int, snapshot: PolicySnapshot, consume: Consume
+    ) -> Collected | None:
         """The groups that update number ``step`` (from 0) trains; ``None``: none are left.
 
         Args:
@@ -92,11 +99,11 @@ class GroupSource(ABC):
             AllTrajectoriesFailedError: Not one group could be played.
         """
 
-    def renew(self, snapshot: Snapshot) -> None:
+    def renew(self, snapshot: PolicySnapshot) -> None:
         """Tells of new weights, as soon as they are there."""
 
     @abstractmethod
-    def finished(self) -> list[PlayedGroup]:
+    def finished(self) -> list[RolloutGroup]:
         """Groups of this iteration that are finished, trained or not."""
 
     def save(self, log_path: Path, step: int) -> None:
@@ -126,8 +133,8 @@ class BatchSource(GroupSource):
 
     def __init__(
         self,
-        batches: Iterator[list[Problem]],
-        player: Player,
+        batches: Iterator[list[RolloutRequest]],
+        player: RolloutWorker,
         num_substeps: int = 1,
         num_minibatches: int = 0,
     ) -> None:
@@ -136,21 +143,21 @@ class BatchSource(GroupSource):
         self._num_substeps = num_substeps
         self._num_minibatches = num_minibatches
 
-    async def collect(self, step: int, snapshot: Snapshot, consume: Consume) -> Collected:
+    async def collect(self, step: int, snapshot: PolicySnapshot, consume: Consume) -> Collected:
         """See :meth:`GroupSource.collect`."""
         problems = await self._ahead.next()
-        groups: list[PlayedGroup] = []
+        groups: list[RolloutGroup] = []
         parts = _Parts(len(problems), self._num_substeps, self._num_minibatches)
         self._player.begin(len(problems))
 
-        async def take(index: int, group: PlayedGroup | None) -> None:
+        async def take(index: int, group: RolloutGroup | None) -> None:
             if group is not None:
                 group.substep = parts.substep(index)
                 groups.append(group)
             for part in parts.add(index, group):
                 await consume(part)
 
-        await self._player.play_all(problems, snapshot, take)
+        await self._player.run_groups(problems, snapshot, take)
         if not groups:
             raise nothing_played(step, len(problems))
         groups.sort(key=lambda group: group.index)
@@ -160,7 +167,7 @@ class BatchSource(GroupSource):
         failed = len(problems) - len(groups)
         return Collected(groups, problems[0].epoch, failed, seconds, {})
 
-    def finished(self) -> list[PlayedGroup]:
+    def finished(self) -> list[RolloutGroup]:
         """See :meth:`GroupSource.finished`."""
         return sorted(self._player.groups, key=lambda group: group.index)
 
@@ -181,14 +188,14 @@ class _Parts:
         ]
         self._left = of_substep
         self._size = -(-num_groups // (num_substeps * max(num_minibatches, 1)))
-        self._ready: list[list[PlayedGroup]] = [[] for _ in range(num_substeps)]
+        self._ready: list[list[RolloutGroup]] = [[] for _ in range(num_substeps)]
         self._present = 0
 
     def substep(self, index: int) -> int:
         """The substep that trains the group at this place in the batch."""
         return index * self._num_substeps // self._num_groups
 
-    def add(self, index: int, group: PlayedGroup | None) -> Iterator[list[PlayedGroup]]:
+    def add(self, index: int, group: RolloutGroup | None) -> Iterator[list[RolloutGroup]]:
         """Takes a finished group (None: it failed); gives the parts that are complete now."""
         number = self.substep(index)
         self._left[number] -= 1
@@ -197,7 +204,7 @@ class _Parts:
         if self._streams:
             yield from self._complete()
 
-    def _complete(self) -> Iterator[list[PlayedGroup]]:
+    def _complete(self) -> Iterator[list[RolloutGroup]]:
         while self._present < self._num_substeps:
             ready = self._ready[self._present]
             while len(ready) >= self._size or (ready and not self._left[self._present]):

@@ -21,12 +21,12 @@ from tinker_cookbook.rl.kl import compute_kl_sample_train
 from tinker_cookbook.rl.loop.adjuster import (
     AdvantageAdjuster,
     Mean,
-    PlayedData,
+    RolloutData,
     advantages_of,
     logprobs_of,
     submit_policy_loss,
 )
-from tinker_cookbook.rl.loop.sources import PlayedGroup
+from tinker_cookbook.rl.loop.sources import RolloutGroup
 
 if TYPE_CHECKING:
     import tinker
@@ -88,7 +88,7 @@ class Update:
         """Tokens of these data."""
         return sum(datum.model_input.length for datum in self.data)
 
-    async def add(self, groups: Sequence[PlayedGroup]) -> None:
+    async def add(self, groups: Sequence[RolloutGroup]) -> None:
         """Submits the training on these groups, whose substeps must not go backwards."""
         played, has_signal = await asyncio.to_thread(self._prepare, groups)
         if self._adjuster is not None and played.data_D:
@@ -126,7 +126,7 @@ class Update:
             metrics.update(_combined([getattr(one, "metrics", None) or {} for one in reports]))
         return metrics
 
-    def _prepare(self, groups: Sequence[PlayedGroup]) -> tuple[PlayedData, bool]:
+    def _prepare(self, groups: Sequence[RolloutGroup]) -> tuple[RolloutData, bool]:
         """The data, and whether any group's rewards differ."""
         config = self._config
         played = [group.group for group in groups]
@@ -141,7 +141,7 @@ class Update:
             [group.group for group in chosen],
             [group.advantages for group in chosen],  # type: ignore[misc]
         )
-        return PlayedData(chosen, data_D, places_D), bool(varying)
+        return RolloutData(chosen, data_D, places_D), bool(varying)
 
     def _submit(self, substep: int, data: list[tinker.Datum], has_signal: bool) -> None:
         if self._substep is None or self._substep.number != substep:

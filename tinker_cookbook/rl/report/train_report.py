@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Protocol, Self
 from tinker_cookbook.eval.evaluators import SamplingClientEvaluator
 from tinker_cookbook.exceptions import TrainingError
 from tinker_cookbook.rl.config import PolicyTrainingConfig
-from tinker_cookbook.rl.loop.rollout_worker import PlayedGroup
+from tinker_cookbook.rl.loop.rollout_worker import RolloutGroup
 from tinker_cookbook.rl.loop.sources import Collected
 from tinker_cookbook.rl.loop.update import Metrics
 from tinker_cookbook.rl.metric_util import (
@@ -154,7 +154,7 @@ class Reporter:
         self._progress.evaluating()
         return metrics, dict(self._counters)
 
-    def keep(self, step: int, groups: Sequence[PlayedGroup]) -> None:
+    def keep(self, step: int, groups: Sequence[RolloutGroup]) -> None:
         """Writes the transcripts of an iteration that did not come to its end, and waits."""
         if not groups:
             return
@@ -164,7 +164,7 @@ class Reporter:
         except TrainingError as error:  # another error is on its way, which must be seen
             logger.warning("transcripts of step %d were not written: %s", step + 1, error)
 
-    def _write_transcripts(self, step: int, groups: Sequence[PlayedGroup]) -> None:
+    def _write_transcripts(self, step: int, groups: Sequence[RolloutGroup]) -> None:
         self._writer.write(
             step,
             "train",
@@ -210,7 +210,7 @@ class Reporter:
             out[f"tokens/cumulative/{name}"] = self._counters[counter]
         return out
 
-    def _tell(self, step: int, groups: Sequence[PlayedGroup], metrics: Metrics) -> None:
+    def _tell(self, step: int, groups: Sequence[RolloutGroup], metrics: Metrics) -> None:
         """Says what keeps the reward from moving or makes it unstable: once, and again after a
         while."""
         config, played = self._config, [one.group for one in groups]

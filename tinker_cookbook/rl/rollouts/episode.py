@@ -64,7 +64,7 @@ class _OutOfTimeError(Exception):
 
 
 @dataclass
-class Opening:
+class InitialPrompt:
     """How an episode begins: its first prompt, and the answer to it where that is on its way.
 
     ``first_action`` lets the members of a group share one request. ``member`` and ``attempt`` give
@@ -125,12 +125,12 @@ class Episode:
         turn = len(self._turns) if self._opened else None
         return Place(_name(self._env), self._member, turn)
 
-    def first_budget(self, opening: Opening) -> TurnBudget:
+    def first_budget(self, opening: InitialPrompt) -> TurnBudget:
         """Tokens that the first answer may have."""
         assert opening.observation is not None
         return turn_budget(self._config.limits, opening.observation.length, 0)
 
-    async def open(self, timeout_seconds: float | None = None) -> Opening:
+    async def open(self, timeout_seconds: float | None = None) -> InitialPrompt:
         """Asks the environment for its first observation; may be done for a whole group before
         any of it is played."""
         bounds = (timeout_seconds, self._config.limits.rollout_timeout_seconds)
@@ -147,7 +147,7 @@ class Episode:
                 ),
             )
             self._seconds["env"] += time.monotonic() - started
-            opening = Opening(member=self._member, attempt=self._attempt)
+            opening = InitialPrompt(member=self._member, attempt=self._attempt)
             if isinstance(first, InitialObservationOverflow):
                 opening.overflow = first
                 return opening
@@ -155,7 +155,7 @@ class Episode:
             self._check_observation(opening.observation)
             return opening
 
-    async def play(self, opening: Opening) -> Trajectory:
+    async def play(self, opening: InitialPrompt) -> Trajectory:
         """Plays to the end. Errors name the environment, the member and the turn."""
         self._opened = True
         self._started = time.monotonic()

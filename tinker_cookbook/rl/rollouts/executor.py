@@ -76,7 +76,7 @@ async def run_group(
             _pickled(policy, "the policy"),
             _pickled(settings, "strategy, config and hooks"),
         )
-        return await asyncio.wrap_future(executor.submit(_play_pickled, *parts))
+        return await asyncio.wrap_future(executor.submit(_run_pickled, *parts))
     thread = _ThreadRun(builder, policy, settings)
     future = executor.submit(contextvars.copy_context().run, thread.play)
     try:
@@ -119,7 +119,7 @@ class _ThreadRun:
         return await do_group_rollout(self._builder, self._policy, **self._settings)
 
 
-def _play_pickled(builder: bytes, policy: bytes, settings: bytes) -> TrajectoryGroup:
+def _run_pickled(builder: bytes, policy: bytes, settings: bytes) -> TrajectoryGroup:
     return asyncio.run(
         do_group_rollout(pickle.loads(builder), pickle.loads(policy), **pickle.loads(settings))
     )

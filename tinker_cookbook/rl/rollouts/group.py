@@ -25,7 +25,7 @@ from tinker_cookbook.rl.advantages import is_constant
 from tinker_cookbook.rl.report.transcripts import member_log
 from tinker_cookbook.rl.rollouts.async_utils import bounded, finished, gather_or_cancel, stop_tasks
 from tinker_cookbook.rl.rollouts.budget import limit_tokens
-from tinker_cookbook.rl.rollouts.episode import Episode, Opening
+from tinker_cookbook.rl.rollouts.episode import Episode, InitialPrompt
 from tinker_cookbook.rl.rollouts.errors import (
     GraderTimeoutError,
     RolloutFailedError,
@@ -62,7 +62,7 @@ if TYPE_CHECKING:
 
 
 __all__ = [
-    "Opening",
+    "InitialPrompt",
     "RolloutErrorCounter",
     "RolloutFailedError",
     "RolloutHooks",
@@ -86,7 +86,7 @@ async def run_rollout(
     hooks: RolloutHooks | None = None,
     parse_errors: ParseErrorPolicy | None = None,
     config: RolloutConfig | None = None,
-    opening: Opening | None = None,
+    opening: InitialPrompt | None = None,
 ) -> Trajectory:
     """Plays one episode.
 
@@ -259,7 +259,7 @@ class _Group:
         self._envs_G: list[Env] = []
         self._episodes_G: list[Episode] = []
         # A member's opening once it may be played, or the error of its environment.
-        self._ready_G: list[asyncio.Future[Opening]] = []
+        self._ready_G: list[asyncio.Future[InitialPrompt]] = []
         self._requests: list[asyncio.Task[list[TokensWithLogprobs]]] = []
 
     async def run(self) -> TrajectoryGroup:
@@ -332,7 +332,7 @@ class _Group:
             if opening is not None and not ready.done():
                 ready.set_result(opening)
 
-    async def _open(self, member: int) -> Opening | None:
+    async def _open(self, member: int) -> InitialPrompt | None:
         try:
             with member_log(member):
                 return await self._episodes_G[member].open(self._strategy.timeout_seconds)
@@ -344,11 +344,11 @@ class _Group:
                 raise
             return None
 
-    def _share_first_answers(self, openings: Sequence[Opening]) -> None:
+    def _share_first_answers(self, openings: Sequence[InitialPrompt]) -> None:
         """Sends one request for all members with the same first prompt."""
         if type(self._policy).sample_many is TokenCompleter.sample_many:
             return  # each answer is a request of its own, and should fail alone
-        alike: dict[Hashable, list[Opening]] = {}
+        alike: dict[Hashable, list[InitialPrompt]] = {}
         for opening in openings:
             if opening.observation is not None:
                 assert opening.stop is not None
@@ -452,7 +452,7 @@ def _key(ob: Observation, stop: StopCondition) -> Hashable:
 
 
 async def _sample_many(
-    policy: TokenCompleter, openings: Sequence[Opening]
+    policy: TokenCompleter, openings: Sequence[InitialPrompt]
 ) -> list[TokensWithLogprobs]:
     ob, stop = openings[0].observation, openings[0].stop
     assert ob is not None

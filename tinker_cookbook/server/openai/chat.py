@@ -14,17 +14,17 @@ from tinker_cookbook.renderers.content import get_text_content
 from tinker_cookbook.renderers.messages import Message, ToolCall
 from tinker_cookbook.renderers.streaming import ContentDelta, MessageReader
 from tinker_cookbook.server.access import TheOwner
-from tinker_cookbook.server.documented import reads
 from tinker_cookbook.server.keys import Owner
-from tinker_cookbook.server.openai.asking import Asked, envelope, sayable
 from tinker_cookbook.server.openai.bodies import ChatBody
-from tinker_cookbook.server.openai.drawing import Drawing
 from tinker_cookbook.server.openai.errors import OpenAIRoute
 from tinker_cookbook.server.openai.messages import prompt_tokens
+from tinker_cookbook.server.openai.sample_requests import Asked, envelope, json_safe_logprob
 from tinker_cookbook.server.openai.samplers import Gateway, TheGateway
+from tinker_cookbook.server.openai.sampling import Drawing
 from tinker_cookbook.server.openai.streaming import Answer
-from tinker_cookbook.server.openai.text import Drawn, Placed, token_bytes
-from tinker_cookbook.server.reading import body_of, parsed
+from tinker_cookbook.server.openai.text import Placed, SampledToken, token_bytes
+from tinker_cookbook.server.openapi_bodies import reads
+from tinker_cookbook.server.read_body import body_of, parsed
 
 router = APIRouter(route_class=OpenAIRoute)
 
@@ -68,7 +68,7 @@ class ChatChoice:
         """Whose message it is."""
         return [self._chunk({"role": "assistant", "content": ""}, [])]
 
-    def add(self, drawn: Sequence[Drawn]) -> dict[str, Any] | None:
+    def add(self, drawn: Sequence[SampledToken]) -> dict[str, Any] | None:
         """More text and thinking. Calls come whole, in the end."""
         text = self._drawn.add(drawn)
         delta = _content(self._reader.feed(text)) if text else {}
@@ -123,7 +123,7 @@ class ChatChoice:
             return None
         return {"content": [self._token(one.drawn) for one in placed], "refusal": None}
 
-    def _token(self, drawn: Drawn) -> dict[str, Any]:
+    def _token(self, drawn: SampledToken) -> dict[str, Any]:
         assert drawn.logprob is not None
         top = []
         if drawn.top is not None:
@@ -135,7 +135,7 @@ class ChatChoice:
         codec = self._asked.opened.codec
         return {
             "token": codec.decode([token]),
-            "logprob": sayable(logprob),
+            "logprob": json_safe_logprob(logprob),
             "bytes": token_bytes(codec, token),
         }
 

@@ -11,16 +11,16 @@ from fastapi import APIRouter, Request, Response
 from tinker_cookbook.engine.sampling.requests import PromptScores, Sample
 from tinker_cookbook.renderers.codec import TextCodec
 from tinker_cookbook.server.access import TheOwner
-from tinker_cookbook.server.documented import reads
 from tinker_cookbook.server.keys import Owner
-from tinker_cookbook.server.openai.asking import Asked, envelope, sayable
 from tinker_cookbook.server.openai.bodies import CompletionBody
-from tinker_cookbook.server.openai.drawing import Drawing
 from tinker_cookbook.server.openai.errors import ApiError, OpenAIRoute
+from tinker_cookbook.server.openai.sample_requests import Asked, envelope, json_safe_logprob
 from tinker_cookbook.server.openai.samplers import Gateway, TheGateway
+from tinker_cookbook.server.openai.sampling import Drawing
 from tinker_cookbook.server.openai.streaming import Answer
-from tinker_cookbook.server.openai.text import Drawn, DrawnText, Placed, token_name
-from tinker_cookbook.server.reading import body_of, parsed
+from tinker_cookbook.server.openai.text import DrawnText, Placed, SampledToken, token_name
+from tinker_cookbook.server.openapi_bodies import reads
+from tinker_cookbook.server.read_body import body_of, parsed
 
 router = APIRouter(route_class=OpenAIRoute)
 
@@ -93,7 +93,7 @@ class CompletionChoice:
         self._before = len(text)
         return [self._sent(text, placed)]
 
-    def add(self, drawn: Sequence[Drawn]) -> dict[str, Any] | None:
+    def add(self, drawn: Sequence[SampledToken]) -> dict[str, Any] | None:
         """More of the text."""
         self._any = True
         text = self._drawn.add(drawn)
@@ -133,13 +133,13 @@ class CompletionChoice:
 
 def _echoed(asked: Asked, prompt: _Prompt, scores: PromptScores | None) -> tuple[str, list[Placed]]:
     """The prompt's text as it was given, and its tokens with their places in it."""
-    drawn = [Drawn(token, None) for token in prompt.tokens]
+    drawn = [SampledToken(token, None) for token in prompt.tokens]
     if scores is not None and scores.logprobs is not None:
         for i in range(1, len(drawn)):
             top = None
             if scores.topk_ids is not None and scores.topk_logprobs is not None:
                 top = (scores.topk_ids[i], scores.topk_logprobs[i])
-            drawn[i] = Drawn(drawn[i].token, float(scores.logprobs[i]), top)
+            drawn[i] = SampledToken(drawn[i].token, float(scores.logprobs[i]), top)
     reading = DrawnText(asked.opened.codec, (), ())
     text = reading.add(drawn) + reading.finish()
     placed = reading.placed()
@@ -154,18 +154,20 @@ def _logprobs(codec: TextCodec, placed: Sequence[Placed]) -> dict[str, Any]:
     drawn = [one.drawn for one in placed]
     return {
         "tokens": [token_name(codec, one.token) for one in drawn],
-        "token_logprobs": [None if one.logprob is None else sayable(one.logprob) for one in drawn],
+        "token_logprobs": [
+            None if one.logprob is None else json_safe_logprob(one.logprob) for one in drawn
+        ],
         "top_logprobs": [_top(codec, one) for one in drawn],
         "text_offset": [one.offset for one in placed],
     }
 
 
-def _top(codec: TextCodec, drawn: Drawn) -> dict[str, float] | None:
+def _top(codec: TextCodec, drawn: SampledToken) -> dict[str, float] | None:
     """The most probable tokens, and the one that was drawn where it is none of them."""
     if drawn.top is None or drawn.logprob is None:
         return None
     found: dict[str, float] = {}
     for token, logprob in zip(drawn.top[0].tolist(), drawn.top[1].tolist(), strict=True):
-        found.setdefault(token_name(codec, token), sayable(logprob))
-    found.setdefault(token_name(codec, drawn.token), sayable(drawn.logprob))
+        found.setdefault(token_name(codec, token), json_safe_logprob(logprob))
+    found.setdefault(token_name(codec, drawn.token), json_safe_logprob(drawn.logprob))
     return found

@@ -10,9 +10,9 @@ from fastapi import APIRouter
 from tinker_cookbook.engine.checkpoints.paths import SCHEME
 from tinker_cookbook.exceptions import CheckpointError
 from tinker_cookbook.server.access import TheHost, TheOwner
-from tinker_cookbook.server.host import Host
 from tinker_cookbook.server.keys import Owner
 from tinker_cookbook.server.openai.errors import OpenAIRoute, no_model
+from tinker_cookbook.server.state import ServerState
 
 router = APIRouter(route_class=OpenAIRoute)
 
@@ -29,7 +29,7 @@ async def get_model(name: str, owner: TheOwner, host: TheHost) -> dict[str, Any]
     return await asyncio.to_thread(_one, owner, host, name)
 
 
-def _all(owner: Owner, host: Host) -> list[dict[str, Any]]:
+def _all(owner: Owner, host: ServerState) -> list[dict[str, Any]]:
     found = []
     for run in owner.store.list_runs():
         if run.info.base_model not in host.models:
@@ -40,7 +40,7 @@ def _all(owner: Owner, host: Host) -> list[dict[str, Any]]:
     return [_base(name, host) for name in host.models] + found
 
 
-def _one(owner: Owner, host: Host, name: str) -> dict[str, Any]:
+def _one(owner: Owner, host: ServerState, name: str) -> dict[str, Any]:
     if not name.startswith(SCHEME):
         return _base(host.require_model(name, "model"), host)
     try:
@@ -52,7 +52,7 @@ def _one(owner: Owner, host: Host, name: str) -> dict[str, Any]:
     return _entry(name, info.created_at, owner, base_model)
 
 
-def _base(name: str, host: Host) -> dict[str, Any]:
+def _base(name: str, host: ServerState) -> dict[str, Any]:
     return {
         "id": name,
         "object": "model",

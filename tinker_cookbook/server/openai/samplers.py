@@ -20,9 +20,9 @@ from tinker_cookbook.exceptions import CheckpointError, ConfigurationError, Mode
 from tinker_cookbook.model_info import resolve_renderer_name
 from tinker_cookbook.renderers import Renderer, get_renderer
 from tinker_cookbook.renderers.codec import TextCodec
-from tinker_cookbook.server.host import Host
 from tinker_cookbook.server.keys import Owner
 from tinker_cookbook.server.openai.errors import no_model
+from tinker_cookbook.server.state import ServerState
 from tinker_cookbook.tokenizer_utils import get_tokenizer
 
 MOST_SAMPLERS = 16
@@ -33,7 +33,7 @@ P = ParamSpec("P")
 T = TypeVar("T")
 
 
-class Kept(Generic[T]):
+class SingleFlightCache(Generic[T]):
     """What is made in threads, once for all who ask at a time; the last ``most`` are kept."""
 
     def __init__(self, most: int) -> None:
@@ -69,7 +69,7 @@ class Kept(Generic[T]):
 
 
 @dataclass(frozen=True)
-class Opened:
+class LoadedModel:
     """Weights, and how their tokens are spelled."""
 
     name: str
@@ -85,19 +85,19 @@ class Gateway:
     """What the requests of this API share. ``open`` and ``renderer`` block: they are
     for ``run``, the rest for the event loop."""
 
-    def __init__(self, host: Host) -> None:
+    def __init__(self, host: ServerState) -> None:
         self.host = host
         # Threads of its own: while weights are read, those of other requests go on.
         self._threads = ThreadPoolExecutor(MOST_THREADS, thread_name_prefix="openai")
-        self._samplers: Kept[Opened] = Kept(MOST_SAMPLERS)
-        self._renderers: Kept[Renderer] = Kept(MOST_RENDERERS)
+        self._samplers: SingleFlightCache[LoadedModel] = SingleFlightCache(MOST_SAMPLERS)
+        self._renderers: SingleFlightCache[Renderer] = SingleFlightCache(MOST_RENDERERS)
 
     async def run(self, work: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
         """``work`` in a thread."""
         loop = asyncio.get_running_loop()
         return await loop.run_in_executor(self._threads, partial(work, *args, **kwargs))
 
-    def open(self, owner: Owner, model: str) -> Opened:
+    def open(self, owner: Owner, model: str) -> LoadedModel:
         """The weights of a served base model, or of a checkpoint that this owner has now."""
         if not model.startswith(SCHEME):
             name = self.host.require_model(model, "model")
@@ -122,7 +122,7 @@ class Gateway:
         read = partial(self._read, owner, model, run.base_model, model, recorded)
         return self._samplers.get(key, read)
 
-    def renderer(self, opened: Opened, asked: str | None) -> Renderer:
+    def renderer(self, opened: LoadedModel, asked: str | None) -> Renderer:
         """The renderer that was asked for, else the one that the checkpoint was trained with, else
         the one that fits the model."""
         base_model, name = opened.base_model, asked or opened.renderer_name
@@ -148,11 +148,11 @@ class Gateway:
         base_model: str,
         path: str | None = None,
         renderer_name: str | None = None,
-    ) -> Opened:
+    ) -> LoadedModel:
         base = base_model if path is None else None
         client = LocalSamplingClient.open(self.host.engine, owner.store, path, base)
         codec = TextCodec(get_tokenizer(base_model))
-        return Opened(name, base_model, client.sampler(), client, codec, renderer_name)
+        return LoadedModel(name, base_model, client.sampler(), client, codec, renderer_name)
 
 
 def gateway_of(request: Request) -> Gateway:

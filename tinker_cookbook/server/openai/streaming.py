@@ -13,9 +13,9 @@ from fastapi.responses import JSONResponse, StreamingResponse
 from starlette.types import Receive, Scope, Send
 
 from tinker_cookbook.engine.sampling.requests import PromptScores, Sample
-from tinker_cookbook.server.openai.drawing import Drawing, Event, drawn_of, unless_gone
 from tinker_cookbook.server.openai.errors import as_api_error
-from tinker_cookbook.server.openai.text import Drawn
+from tinker_cookbook.server.openai.sampling import Drawing, Event, sampled_tokens, unless_gone
+from tinker_cookbook.server.openai.text import SampledToken
 
 logger = logging.getLogger(__name__)
 
@@ -27,7 +27,7 @@ class Choice(Protocol):
         """What a stream sends before any token, given what was asked of the prompt's."""
         ...
 
-    def add(self, drawn: Sequence[Drawn]) -> dict[str, Any] | None:
+    def add(self, drawn: Sequence[SampledToken]) -> dict[str, Any] | None:
         """What a stream sends of more tokens; None while nothing is certain."""
         ...
 
@@ -69,7 +69,7 @@ class Answer:
         self.drawing.close()
         for choice, sample in zip(self.choices, samples, strict=True):
             if not self.drop_tokens:
-                choice.add(drawn_of(sample))
+                choice.add(sampled_tokens(sample))
             choice.end(sample)
         return JSONResponse(
             {

@@ -1,4 +1,4 @@
-"""Drawn tokens as text: whole characters only, and nothing of what ends an answer."""
+"""Text of sampled tokens: whole characters only, and nothing of what ends an answer."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _BROKEN = "\ufffd"
 
 
 @dataclass(frozen=True)
-class Drawn:
+class SampledToken:
     """A token, its log-probability (None: it is a prompt's first), and what else was probable."""
 
     token: int
@@ -31,7 +31,7 @@ class Drawn:
 class Placed:
     """A token and where its text begins in the answer, in characters."""
 
-    drawn: Drawn
+    drawn: SampledToken
     offset: int
 
 
@@ -53,7 +53,7 @@ class DrawnText:
         self._ready: list[Placed] = []
         self.stopped = False
 
-    def add(self, drawn: Sequence[Drawn]) -> str:
+    def add(self, drawn: Sequence[SampledToken]) -> str:
         """Takes tokens; returns the text that has become certain."""
         piece = ""
         for one in drawn:

@@ -11,8 +11,8 @@ from tinker_cookbook.backends import connect
 from tinker_cookbook.engine.engine import Engine
 from tinker_cookbook.engine.sampling.requests import SamplingSettings, sample_request
 from tinker_cookbook.engine.sampling.sampler import Sampler
-from tinker_cookbook.server.openai.drawing import Drawing
-from tinker_cookbook.server.waiting import Waiting
+from tinker_cookbook.server.openai.sampling import Drawing
+from tinker_cookbook.server.sample_quota import SampleQuota
 
 
 @pytest.fixture(scope="module")
@@ -217,7 +217,7 @@ def test_closing_cancels_in_the_engine(stories_model):
     sampler = engine.submit(lambda: Sampler(engine.base_model(stories_model), None)).result()
 
     class Anyone:
-        host = type("Host", (), {"engine": engine, "waiting": Waiting(8)})
+        host = type("ServerState", (), {"engine": engine, "waiting": SampleQuota(8)})
 
     async def leave():
         request = sample_request(sampler, [5], 8, SamplingSettings(seed=0))
@@ -239,7 +239,7 @@ def _check_left(engine, request, first):
     assert all(event.drawn for event in first)
     assert request.future.cancelled()
     until = time.monotonic() + 10
-    while any(batcher.busy for batcher in engine._batchers.values()):
+    while any(scheduler.busy for scheduler in engine._schedulers.values()):
         assert time.monotonic() < until
         time.sleep(0.01)
     assert max(len(row.sample.tokens) for row in request.rows) < request.limit

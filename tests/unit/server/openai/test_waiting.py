@@ -7,7 +7,7 @@ import pytest
 from serving import Caller
 
 from tinker_cookbook.server.errors import Busy
-from tinker_cookbook.server.waiting import Waiting
+from tinker_cookbook.server.sample_quota import SampleQuota
 
 LONG = {"max_tokens": 500, "seed": 0}
 
@@ -74,7 +74,7 @@ def test_training_passes_are_no_samples(sdk):
 
 
 def test_one_request_may_ask_for_more_than_may_wait():
-    waiting = Waiting(4)
+    waiting = SampleQuota(4)
     waiting.begin(9)
     with pytest.raises(Busy, match="9 samples wait already, of at most 4"):
         waiting.begin(1)

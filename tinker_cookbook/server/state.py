@@ -17,17 +17,17 @@ from tinker_cookbook.engine.engine import Engine
 from tinker_cookbook.exceptions import ModelNotFoundError, nearest, nearest_sentence
 from tinker_cookbook.server.errors import Gone, NotThere
 from tinker_cookbook.server.keys import KeyFile, Owner
-from tinker_cookbook.server.links import Links
-from tinker_cookbook.server.pending import Board
+from tinker_cookbook.server.pending import RequestRegistry
+from tinker_cookbook.server.sample_quota import SampleQuota
 from tinker_cookbook.server.sessions import Model, OpenSampler, Session
-from tinker_cookbook.server.waiting import Waiting
+from tinker_cookbook.server.signed_urls import SignedUrls
 
 logger = logging.getLogger(__name__)
 
 SWEEP_SECONDS = 5.0
 
 
-class Host:
+class ServerState:
     """Everything that requests share. Its methods are called on the event loop alone.
 
     Args:
@@ -49,9 +49,9 @@ class Host:
         most_samples: int,
     ) -> None:
         self.engine, self.models, self.keys = engine, tuple(models), keys
-        self.board = Board()
-        self.links = Links()
-        self.waiting = Waiting(most_samples)
+        self.board = RequestRegistry()
+        self.links = SignedUrls()
+        self.waiting = SampleQuota(most_samples)
         self.stopping = asyncio.Event()
         self.trained_tokens = 0
         self.started_at = time.time()

@@ -7,7 +7,7 @@ import threading
 from tinker_cookbook.server.errors import Busy
 
 
-class Waiting:
+class SampleQuota:
     """The one count of samples that were asked for and have not ended; usable in any thread.
 
     Args:

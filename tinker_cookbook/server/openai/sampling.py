@@ -19,7 +19,7 @@ from tinker_cookbook.engine.sampling.requests import (
 )
 from tinker_cookbook.server.openai.errors import CLIENT_GONE, ApiError
 from tinker_cookbook.server.openai.samplers import Gateway
-from tinker_cookbook.server.openai.text import Drawn
+from tinker_cookbook.server.openai.text import SampledToken
 
 T = TypeVar("T")
 
@@ -29,10 +29,10 @@ class Event:
     """Tokens of one answer."""
 
     choice: int
-    drawn: Sequence[Drawn]
+    drawn: Sequence[SampledToken]
 
 
-_Arrived: TypeAlias = "tuple[int, Drawn] | None"
+_Arrived: TypeAlias = "tuple[int, SampledToken] | None"
 
 
 @dataclass(eq=False)
@@ -94,7 +94,7 @@ class Drawing:
             arrived = [await self._queue.get()]
             while not self._queue.empty():
                 arrived.append(self._queue.get_nowait())
-            by_choice: dict[int, list[Drawn]] = {}
+            by_choice: dict[int, list[SampledToken]] = {}
             for one in arrived:
                 if one is None:
                     left -= 1
@@ -134,16 +134,16 @@ def _hook(post: Callable[[_Arrived], None], first: int) -> Callable[[int, Sample
     # Knows the queue alone: the request must not hold what holds it.
     def on_token(row: int, sample: Sample) -> None:
         top = sample.topk[-1] if sample.topk else None
-        post((first + row, Drawn(sample.tokens[-1], sample.logprobs[-1], top)))
+        post((first + row, SampledToken(sample.tokens[-1], sample.logprobs[-1], top)))
 
     return on_token
 
 
-def drawn_of(sample: Sample) -> list[Drawn]:
+def sampled_tokens(sample: Sample) -> list[SampledToken]:
     """The tokens of a finished sample."""
     tops: Sequence[Any] = sample.topk or [None] * len(sample.tokens)
     return [
-        Drawn(token, logprob, top)
+        SampledToken(token, logprob, top)
         for token, logprob, top in zip(sample.tokens, sample.logprobs, tops, strict=True)
     ]
 

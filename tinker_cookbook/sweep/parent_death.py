@@ -1,6 +1,6 @@
 """Starts a program that ends when its parent does, however that ends.
 
-    python -m tinker_cookbook.sweep.leash PARENT_PID SIGNAL PROGRAM ARGUMENT ...
+    python -m tinker_cookbook.sweep.parent_death PARENT_PID SIGNAL PROGRAM ARGUMENT ...
 
 A sweep that is killed with -9 can tell nobody. Were its runs to live on, they would hold their log
 folders, and the sweep that is started next could not go on with them. Linux sends a signal at the
@@ -22,13 +22,13 @@ _PR_SET_PDEATHSIG = 1
 _LOOK_EVERY_SECONDS = 1.0
 
 
-def leashed(command: list[str], at_death: signal.Signals) -> list[str]:
-    """The command line that runs ``command`` as a child of this process on a leash.
+def tied_to_parent(command: list[str], at_death: signal.Signals) -> list[str]:
+    """The command line that runs ``command`` as a child of this process on a parent_death.
 
     It must be started by this process's main thread: Linux takes the end of the thread that forked
     for the parent's death.
     """
-    own = [sys.executable, "-m", "tinker_cookbook.sweep.leash", str(os.getpid())]
+    own = [sys.executable, "-m", "tinker_cookbook.sweep.parent_death", str(os.getpid())]
     return [*own, str(int(at_death)), *command]
 
 
@@ -37,14 +37,14 @@ def main(argv: list[str]) -> int:
     parent, at_death, command = int(argv[0]), int(argv[1]), argv[2:]
     # A shell starts what it puts behind "&" with SIGINT ignored, which would be inherited for good.
     signal.signal(signal.SIGINT, signal.SIG_DFL)
-    if not _ask_kernel(at_death):
-        return stay_beside(parent, at_death, command)
+    if not _request_kernel_signal(at_death):
+        return watch_parent(parent, at_death, command)
     if os.getppid() != parent:  # it died before the kernel was asked
         return 1
     os.execv(command[0], command)
 
 
-def stay_beside(parent: int, at_death: int, command: list[str]) -> int:
+def watch_parent(parent: int, at_death: int, command: list[str]) -> int:
     """Runs the command as a child, hands signals on, and ends it when ``parent`` is gone."""
     process = subprocess.Popen(command)
 
@@ -61,7 +61,7 @@ def stay_beside(parent: int, at_death: int, command: list[str]) -> int:
     return process.returncode if process.returncode >= 0 else 128 - process.returncode
 
 
-def _ask_kernel(at_death: int) -> bool:
+def _request_kernel_signal(at_death: int) -> bool:
     if sys.platform != "linux":
         return False
     try:

@@ -17,7 +17,7 @@ from tinker_cookbook.engine.sampling.requests import (
     score_request,
 )
 from tinker_cookbook.server.openai.bodies import SamplingBody
-from tinker_cookbook.server.openai.samplers import Opened
+from tinker_cookbook.server.openai.samplers import LoadedModel
 from tinker_cookbook.server.openai.text import DrawnText
 
 LOWEST_LOGPROB = -9999.0
@@ -28,7 +28,7 @@ LOWEST_LOGPROB = -9999.0
 class Asked:
     """Checked requests for samples of one or several prompts, all drawn in the same way."""
 
-    opened: Opened
+    opened: LoadedModel
     settings: SamplingSettings
     num_samples: int
     topk: int | None
@@ -38,7 +38,7 @@ class Asked:
     def of(
         cls,
         body: SamplingBody,
-        opened: Opened,
+        opened: LoadedModel,
         most_tokens: int | None,
         stops: Sequence[int | str] = (),
     ) -> Asked:
@@ -91,6 +91,6 @@ def envelope(prefix: str, kind: str, model: str) -> dict[str, Any]:
     }
 
 
-def sayable(logprob: float) -> float:
+def json_safe_logprob(logprob: float) -> float:
     """A log-probability that JSON can say."""
     return max(float(logprob), LOWEST_LOGPROB)

@@ -24,7 +24,7 @@ class _Operation:
     blocks: bool
 
 
-class Turns:
+class OrderedDispatcher:
     """Begins operations in their order, none while another is beginning.
 
     What ``blocks``, because it reads a file, begins in a thread. The others only hand work to the

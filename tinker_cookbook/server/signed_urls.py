@@ -14,7 +14,7 @@ from tinker_cookbook.server.keys import KeyFile, Owner
 SECONDS = 3600
 
 
-class Links:
+class SignedUrls:
     """Signs and checks; what was signed is worth nothing after a restart."""
 
     def __init__(self) -> None:

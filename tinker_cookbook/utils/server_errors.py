@@ -8,7 +8,7 @@ _FRAME = re.compile(r"^Request failed: (.*) for self\.request_id=.*$", re.DOTALL
 """What the SDK puts around the words of a request that failed later."""
 
 
-def refusal_of(error: BaseException) -> str | None:
+def server_error_message(error: BaseException) -> str | None:
     """The server's words, or the whole error where it gave none; None for errors of other kinds.
 
     Goes by the attributes of the SDK's errors, as who asks may not have loaded it.

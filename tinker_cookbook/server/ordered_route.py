@@ -13,7 +13,7 @@ from pydantic import ValidationError
 from tinker_cookbook.server.access import host_of, owner_of
 from tinker_cookbook.server.bodies import PassHead
 from tinker_cookbook.server.errors import NotThere
-from tinker_cookbook.server.reading import JsonRoute
+from tinker_cookbook.server.read_body import JsonRoute
 
 
 class TurnRoute(JsonRoute):
