@@ -149,7 +149,8 @@ if sys.argv[1] == "beside":
     at = command.index("-m")
     command[at : at + 2] = ["-c", (
         "import sys; from tinker_cookbook.sweep import parent_death; "
-        "parent_death._request_kernel_signal = lambda at_death: False; sys.exit(parent_death.main(sys.argv[1:]))"
+        "parent_death._request_kernel_signal = lambda at_death: False; "
+        "sys.exit(parent_death.main(sys.argv[1:]))"
     )]
 subprocess.Popen(command)
 time.sleep(60)
