@@ -6,8 +6,8 @@
 from __future__ import annotations
 
 from tinker_cookbook.renderers.base import Renderer
-from tinker_cookbook.renderers.chatml import ChatMLRenderer
-from tinker_cookbook.renderers.content import (
+from tinker_cookbook.renderers.core.chatml import ChatMLRenderer
+from tinker_cookbook.renderers.core.content import (
     content_to_jsonable,
     ensure_list,
     ensure_text,
@@ -19,22 +19,8 @@ from tinker_cookbook.renderers.content import (
     parse_think_blocks,
     remove_thinking,
 )
-from tinker_cookbook.renderers.deepseek_v3 import (
-    DeepSeekV3DisableThinkingRenderer,
-    DeepSeekV3Renderer,
-    DeepSeekV3ThinkingRenderer,
-)
-from tinker_cookbook.renderers.deepseek_v3_2 import (
-    DeepSeekV32Renderer,
-    DeepSeekV32ThinkingRenderer,
-)
-from tinker_cookbook.renderers.gemma3 import Gemma3Renderer
-from tinker_cookbook.renderers.glm4 import Glm46DisableThinkingRenderer, Glm46Renderer
-from tinker_cookbook.renderers.gpt_oss import GptOssRenderer
-from tinker_cookbook.renderers.images import ImageProcessorProtocol, image_to_chunk
-from tinker_cookbook.renderers.kimi_k2 import KimiK2InstructRenderer, KimiK2Renderer
-from tinker_cookbook.renderers.llama3 import Llama3Renderer
-from tinker_cookbook.renderers.messages import (
+from tinker_cookbook.renderers.core.images import ImageProcessorProtocol, image_to_chunk
+from tinker_cookbook.renderers.core.messages import (
     AudioPart,
     Content,
     ContentPart,
@@ -47,6 +33,42 @@ from tinker_cookbook.renderers.messages import (
     ToolSpec,
     UnparsedToolCall,
 )
+from tinker_cookbook.renderers.core.parse_outcome import (
+    PARSE_FAILURE_DETAIL_MAX_CHARS,
+    UNTERMINATED_TOOL_BLOCK_ERROR,
+    ParseFailureKind,
+    ParseTermination,
+    classify_parse_failure,
+    detect_unterminated_tool_block,
+)
+from tinker_cookbook.renderers.core.rendered import RenderContext, RenderedMessage
+from tinker_cookbook.renderers.core.stop_token import parse_response_for_stop_token
+from tinker_cookbook.renderers.core.streaming import (
+    MessageDelta,
+    MessageReader,
+    ResponseParser,
+    StreamingMessageHeader,
+    StreamingTextDelta,
+    StreamingThinkingDelta,
+    Utf8TokenDecoder,
+)
+from tinker_cookbook.renderers.core.tokens import tokens_weights_from_strings_weights
+from tinker_cookbook.renderers.core.tool_calls import parse_content_blocks
+from tinker_cookbook.renderers.core.train_on_what import TrainOnWhat, select_trained
+from tinker_cookbook.renderers.deepseek_v3 import (
+    DeepSeekV3DisableThinkingRenderer,
+    DeepSeekV3Renderer,
+    DeepSeekV3ThinkingRenderer,
+)
+from tinker_cookbook.renderers.deepseek_v3_2 import (
+    DeepSeekV32Renderer,
+    DeepSeekV32ThinkingRenderer,
+)
+from tinker_cookbook.renderers.gemma3 import Gemma3Renderer
+from tinker_cookbook.renderers.glm4 import Glm46DisableThinkingRenderer, Glm46Renderer
+from tinker_cookbook.renderers.gpt_oss import GptOssRenderer
+from tinker_cookbook.renderers.kimi_k2 import KimiK2InstructRenderer, KimiK2Renderer
+from tinker_cookbook.renderers.llama3 import Llama3Renderer
 from tinker_cookbook.renderers.mistral import MistralRenderer
 from tinker_cookbook.renderers.nemotron3 import (
     Nemotron3DisableThinkingRenderer,
@@ -57,14 +79,6 @@ from tinker_cookbook.renderers.nemotron3 import (
     Nemotron3UltraMediumThinkingRenderer,
     Nemotron3UltraPreserveThinkingRenderer,
     Nemotron3UltraRenderer,
-)
-from tinker_cookbook.renderers.parse_outcome import (
-    PARSE_FAILURE_DETAIL_MAX_CHARS,
-    UNTERMINATED_TOOL_BLOCK_ERROR,
-    ParseFailureKind,
-    ParseTermination,
-    classify_parse_failure,
-    detect_unterminated_tool_block,
 )
 from tinker_cookbook.renderers.qwen2_5 import Qwen2_5Renderer
 from tinker_cookbook.renderers.qwen3 import (
@@ -84,22 +98,8 @@ from tinker_cookbook.renderers.registry import (
     register_renderer,
     unregister_renderer,
 )
-from tinker_cookbook.renderers.rendered import RenderContext, RenderedMessage
 from tinker_cookbook.renderers.role_colon import RoleColonRenderer
-from tinker_cookbook.renderers.stop_token import parse_response_for_stop_token
-from tinker_cookbook.renderers.streaming import (
-    MessageDelta,
-    MessageReader,
-    ResponseParser,
-    StreamingMessageHeader,
-    StreamingTextDelta,
-    StreamingThinkingDelta,
-    Utf8TokenDecoder,
-)
 from tinker_cookbook.renderers.template import TemplateRenderer
-from tinker_cookbook.renderers.tokens import tokens_weights_from_strings_weights
-from tinker_cookbook.renderers.tool_calls import parse_content_blocks
-from tinker_cookbook.renderers.train_on_what import TrainOnWhat, select_trained
 from tinker_cookbook.tokenizer_utils import Tokenizer
 
 __all__ = [

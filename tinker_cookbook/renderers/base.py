@@ -25,8 +25,8 @@ from functools import cached_property
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 from tinker_cookbook.exceptions import RendererError
-from tinker_cookbook.renderers.codec import TextCodec
-from tinker_cookbook.renderers.content import (
+from tinker_cookbook.renderers.core.codec import TextCodec
+from tinker_cookbook.renderers.core.content import (
     content_to_jsonable,
     ensure_list,
     ensure_text,
@@ -39,9 +39,9 @@ from tinker_cookbook.renderers.content import (
     parse_think_blocks,
     remove_thinking,
 )
-from tinker_cookbook.renderers.control_text import part_texts_apart, split_control_tokens
-from tinker_cookbook.renderers.images import ImageProcessorProtocol, image_to_chunk
-from tinker_cookbook.renderers.messages import (
+from tinker_cookbook.renderers.core.control_text import part_texts_apart, split_control_tokens
+from tinker_cookbook.renderers.core.images import ImageProcessorProtocol, image_to_chunk
+from tinker_cookbook.renderers.core.messages import (
     AudioPart,
     Content,
     ContentPart,
@@ -55,8 +55,8 @@ from tinker_cookbook.renderers.messages import (
     ToolSpec,
     UnparsedToolCall,
 )
-from tinker_cookbook.renderers.naming import Named
-from tinker_cookbook.renderers.parse_outcome import (
+from tinker_cookbook.renderers.core.naming import Named
+from tinker_cookbook.renderers.core.parse_outcome import (
     PARSE_FAILURE_DETAIL_MAX_CHARS,
     UNTERMINATED_TOOL_BLOCK_ERROR,
     ParseFailureKind,
@@ -64,8 +64,8 @@ from tinker_cookbook.renderers.parse_outcome import (
     classify_parse_failure,
     detect_unterminated_tool_block,
 )
-from tinker_cookbook.renderers.pieces import Piece, join_pieces, join_weighted, token_list
-from tinker_cookbook.renderers.rendered import (
+from tinker_cookbook.renderers.core.pieces import Piece, join_pieces, join_weighted, token_list
+from tinker_cookbook.renderers.core.rendered import (
     RenderContext,
     RenderedMessage,
     RenderMemory,
@@ -73,8 +73,8 @@ from tinker_cookbook.renderers.rendered import (
     example_ends,
     weigh,
 )
-from tinker_cookbook.renderers.stop_token import parse_response_for_stop_token
-from tinker_cookbook.renderers.streaming import (
+from tinker_cookbook.renderers.core.stop_token import parse_response_for_stop_token
+from tinker_cookbook.renderers.core.streaming import (
     MessageDelta,
     MessageReader,
     PlainReader,
@@ -84,10 +84,13 @@ from tinker_cookbook.renderers.streaming import (
     StreamingThinkingDelta,
     Utf8TokenDecoder,
 )
-from tinker_cookbook.renderers.streaming_parser import ReasoningStreamingParser, StreamingParser
-from tinker_cookbook.renderers.tokens import tokens_weights_from_strings_weights
-from tinker_cookbook.renderers.tool_calls import parse_content_blocks
-from tinker_cookbook.renderers.train_on_what import TrainOnWhat, select_trained
+from tinker_cookbook.renderers.core.streaming_parser import (
+    ReasoningStreamingParser,
+    StreamingParser,
+)
+from tinker_cookbook.renderers.core.tokens import tokens_weights_from_strings_weights
+from tinker_cookbook.renderers.core.tool_calls import parse_content_blocks
+from tinker_cookbook.renderers.core.train_on_what import TrainOnWhat, select_trained
 from tinker_cookbook.tokenizer_utils import special_id
 
 if TYPE_CHECKING:

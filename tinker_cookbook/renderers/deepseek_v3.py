@@ -13,8 +13,14 @@ from typing import Any
 
 from tinker_cookbook.exceptions import RendererError
 from tinker_cookbook.renderers.base import Renderer
-from tinker_cookbook.renderers.blocks import Block, BlockReader
-from tinker_cookbook.renderers.content import ensure_text, get_text_content, system_message
+from tinker_cookbook.renderers.core.blocks import Block, BlockReader
+from tinker_cookbook.renderers.core.content import ensure_text, get_text_content, system_message
+from tinker_cookbook.renderers.core.messages import Message, Role, ToolSpec
+from tinker_cookbook.renderers.core.pieces import Piece, token_list
+from tinker_cookbook.renderers.core.rendered import RenderContext, RenderedMessage
+from tinker_cookbook.renderers.core.stop_token import special_token_id
+from tinker_cookbook.renderers.core.streaming import MessageReader
+from tinker_cookbook.renderers.core.text_only import check_caller, check_parts, leading_thinking
 from tinker_cookbook.renderers.deepseek_versions import (
     CALLS,
     DECLARED,
@@ -30,12 +36,6 @@ from tinker_cookbook.renderers.deepseek_versions import (
     Version,
     declare_tools,
 )
-from tinker_cookbook.renderers.messages import Message, Role, ToolSpec
-from tinker_cookbook.renderers.pieces import Piece, token_list
-from tinker_cookbook.renderers.rendered import RenderContext, RenderedMessage
-from tinker_cookbook.renderers.stop_token import special_token_id
-from tinker_cookbook.renderers.streaming import MessageReader
-from tinker_cookbook.renderers.text_only import check_caller, check_parts, leading_thinking
 from tinker_cookbook.tokenizer_utils import Tokenizer
 
 BOS, END = "<｜begin▁of▁sentence｜>", "<｜end▁of▁sentence｜>"

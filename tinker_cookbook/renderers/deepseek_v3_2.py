@@ -12,8 +12,13 @@ import re
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from tinker_cookbook.renderers.blocks import Block, BlockReader
-from tinker_cookbook.renderers.content import system_message
+from tinker_cookbook.renderers.core.blocks import Block, BlockReader
+from tinker_cookbook.renderers.core.content import system_message
+from tinker_cookbook.renderers.core.messages import Message, ToolCall, ToolSpec
+from tinker_cookbook.renderers.core.rendered import RenderContext, RenderedMessage
+from tinker_cookbook.renderers.core.streaming import MessageReader
+from tinker_cookbook.renderers.core.tool_calls import as_openai_tool, read_calls_in_row
+from tinker_cookbook.renderers.core.xml_tool_calls import arguments_of
 from tinker_cookbook.renderers.deepseek_v3 import ASSISTANT, DeepSeekV3Renderer
 from tinker_cookbook.renderers.deepseek_versions import (
     END_THINK,
@@ -21,11 +26,6 @@ from tinker_cookbook.renderers.deepseek_versions import (
     Version,
     check_arguments,
 )
-from tinker_cookbook.renderers.messages import Message, ToolCall, ToolSpec
-from tinker_cookbook.renderers.rendered import RenderContext, RenderedMessage
-from tinker_cookbook.renderers.streaming import MessageReader
-from tinker_cookbook.renderers.tool_calls import as_openai_tool, read_calls_in_row
-from tinker_cookbook.renderers.xml_tool_calls import arguments_of
 from tinker_cookbook.tokenizer_utils import Tokenizer
 
 _MARK = "｜DSML｜"

@@ -8,8 +8,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from tinker_cookbook.renderers.messages import Message, ToolCall, ToolSpec
-from tinker_cookbook.renderers.tool_calls import as_openai_tool, read_calls_in_row
+from tinker_cookbook.renderers.core.messages import Message, ToolCall, ToolSpec
+from tinker_cookbook.renderers.core.tool_calls import as_openai_tool, read_calls_in_row
 
 THINK, END_THINK = "<think>", "</think>"
 CALLS, END_CALLS = "<｜tool▁calls▁begin｜>", "<｜tool▁calls▁end｜>"

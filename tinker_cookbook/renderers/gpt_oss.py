@@ -14,7 +14,14 @@ from typing import Any
 
 from tinker_cookbook.exceptions import ConfigurationError, RendererError, nearest
 from tinker_cookbook.renderers.base import Example, Renderer
-from tinker_cookbook.renderers.content import ensure_text, get_text_content, system_message
+from tinker_cookbook.renderers.core.content import ensure_text, get_text_content, system_message
+from tinker_cookbook.renderers.core.messages import Message, Role, ToolSpec
+from tinker_cookbook.renderers.core.pieces import Piece, join_weighted
+from tinker_cookbook.renderers.core.rendered import RenderContext, RenderedMessage, weigh
+from tinker_cookbook.renderers.core.stop_token import special_token_id
+from tinker_cookbook.renderers.core.streaming import MessageReader
+from tinker_cookbook.renderers.core.text_only import check_caller, check_parts
+from tinker_cookbook.renderers.core.train_on_what import TrainOnWhat
 from tinker_cookbook.renderers.harmony_reader import (
     CALL,
     CHANNEL,
@@ -40,13 +47,6 @@ from tinker_cookbook.renderers.harmony_writer import (
     write_answer,
     write_call,
 )
-from tinker_cookbook.renderers.messages import Message, Role, ToolSpec
-from tinker_cookbook.renderers.pieces import Piece, join_weighted
-from tinker_cookbook.renderers.rendered import RenderContext, RenderedMessage, weigh
-from tinker_cookbook.renderers.stop_token import special_token_id
-from tinker_cookbook.renderers.streaming import MessageReader
-from tinker_cookbook.renderers.text_only import check_caller, check_parts
-from tinker_cookbook.renderers.train_on_what import TrainOnWhat
 from tinker_cookbook.tokenizer_utils import Tokenizer
 
 MODEL_IDENTITY = "You are ChatGPT, a large language model trained by OpenAI."

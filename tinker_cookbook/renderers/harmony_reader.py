@@ -11,9 +11,9 @@ from __future__ import annotations
 import json
 import re
 
-from tinker_cookbook.renderers.messages import ToolCall
-from tinker_cookbook.renderers.parse_outcome import unread, unterminated
-from tinker_cookbook.renderers.streaming import ContentDelta, MessageReader, partial_at_end
+from tinker_cookbook.renderers.core.messages import ToolCall
+from tinker_cookbook.renderers.core.parse_outcome import unread, unterminated
+from tinker_cookbook.renderers.core.streaming import ContentDelta, MessageReader, partial_at_end
 
 START, CHANNEL, MESSAGE = "<|start|>", "<|channel|>", "<|message|>"
 END, CALL, RETURN = "<|end|>", "<|call|>", "<|return|>"

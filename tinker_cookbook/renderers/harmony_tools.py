@@ -10,8 +10,8 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from tinker_cookbook.renderers.messages import ToolSpec
-from tinker_cookbook.renderers.tool_calls import as_openai_tool
+from tinker_cookbook.renderers.core.messages import ToolSpec
+from tinker_cookbook.renderers.core.tool_calls import as_openai_tool
 
 NAMESPACE_OPEN = "# Tools\n\n## functions\n\nnamespace functions {\n\n"
 NAMESPACE_CLOSE = "} // namespace functions"

@@ -6,7 +6,8 @@ import json
 from itertools import groupby
 
 from tinker_cookbook.exceptions import RendererError
-from tinker_cookbook.renderers.content import ensure_list
+from tinker_cookbook.renderers.core.content import ensure_list
+from tinker_cookbook.renderers.core.messages import Message, ToolCall
 from tinker_cookbook.renderers.harmony_reader import (
     CALL,
     CHANNEL,
@@ -18,7 +19,6 @@ from tinker_cookbook.renderers.harmony_reader import (
     START,
     recipient,
 )
-from tinker_cookbook.renderers.messages import Message, ToolCall
 
 ASSISTANT = f"{START}assistant"
 _TAGS = tuple(f"{CHANNEL}{channel}{MESSAGE}" for channel in ("analysis", "final"))

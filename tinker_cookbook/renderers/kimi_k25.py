@@ -10,9 +10,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from tinker_cookbook.exceptions import RendererError
-from tinker_cookbook.renderers.blocks import BlockReader
-from tinker_cookbook.renderers.content import system_message
-from tinker_cookbook.renderers.images import ImageProcessorProtocol, Segments, content_segments
+from tinker_cookbook.renderers.core.blocks import BlockReader
+from tinker_cookbook.renderers.core.content import system_message
+from tinker_cookbook.renderers.core.images import ImageProcessorProtocol, Segments, content_segments
+from tinker_cookbook.renderers.core.messages import Message, Role, ToolSpec
+from tinker_cookbook.renderers.core.rendered import RenderContext
+from tinker_cookbook.renderers.core.streaming import MessageReader
+from tinker_cookbook.renderers.core.tool_calls import as_openai_tool
 from tinker_cookbook.renderers.kimi_k2 import (
     DECLARE,
     KIMI_CALLS,
@@ -21,10 +25,6 @@ from tinker_cookbook.renderers.kimi_k2 import (
     KimiK2Renderer,
 )
 from tinker_cookbook.renderers.kimi_k2_5_tool_declaration_ts import encode_tools_to_typescript_style
-from tinker_cookbook.renderers.messages import Message, Role, ToolSpec
-from tinker_cookbook.renderers.rendered import RenderContext
-from tinker_cookbook.renderers.streaming import MessageReader
-from tinker_cookbook.renderers.tool_calls import as_openai_tool
 from tinker_cookbook.tokenizer_utils import Tokenizer
 
 _AROUND_IMAGE = ("<|media_begin|>image<|media_content|>", "<|media_end|>\n")

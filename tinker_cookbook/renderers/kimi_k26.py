@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from tinker_cookbook.renderers.images import ImageProcessorProtocol
+from tinker_cookbook.renderers.core.images import ImageProcessorProtocol
 from tinker_cookbook.renderers.kimi_k2 import KIMI_SYSTEM_PROMPT
 from tinker_cookbook.renderers.kimi_k25 import KimiK25Renderer
 from tinker_cookbook.tokenizer_utils import Tokenizer

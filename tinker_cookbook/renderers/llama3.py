@@ -15,13 +15,13 @@ from typing import Any
 
 from tinker_cookbook.exceptions import RendererError
 from tinker_cookbook.renderers.base import Renderer
-from tinker_cookbook.renderers.content import ensure_text, system_message
-from tinker_cookbook.renderers.messages import Message, Role, ToolCall, ToolSpec
-from tinker_cookbook.renderers.rendered import RenderContext, RenderedMessage
-from tinker_cookbook.renderers.stop_token import special_token_id
-from tinker_cookbook.renderers.streaming import ContentDelta, MessageReader
-from tinker_cookbook.renderers.text_only import check_parts
-from tinker_cookbook.renderers.tool_calls import as_openai_tool
+from tinker_cookbook.renderers.core.content import ensure_text, system_message
+from tinker_cookbook.renderers.core.messages import Message, Role, ToolCall, ToolSpec
+from tinker_cookbook.renderers.core.rendered import RenderContext, RenderedMessage
+from tinker_cookbook.renderers.core.stop_token import special_token_id
+from tinker_cookbook.renderers.core.streaming import ContentDelta, MessageReader
+from tinker_cookbook.renderers.core.text_only import check_parts
+from tinker_cookbook.renderers.core.tool_calls import as_openai_tool
 from tinker_cookbook.tokenizer_utils import Tokenizer
 
 _BOS, _END = "<|begin_of_text|>", "<|eot_id|>"

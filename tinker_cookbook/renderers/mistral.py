@@ -40,8 +40,13 @@ from typing import TYPE_CHECKING, Any
 
 from tinker_cookbook.exceptions import ConfigurationError, RendererError, nearest
 from tinker_cookbook.renderers.base import Renderer
-from tinker_cookbook.renderers.content import ensure_text, system_message
-from tinker_cookbook.renderers.messages import Message, Role, ToolSpec
+from tinker_cookbook.renderers.core.content import ensure_text, system_message
+from tinker_cookbook.renderers.core.messages import Message, Role, ToolSpec
+from tinker_cookbook.renderers.core.parse_outcome import unread
+from tinker_cookbook.renderers.core.pieces import token_list
+from tinker_cookbook.renderers.core.rendered import RenderContext, RenderedMessage
+from tinker_cookbook.renderers.core.stop_token import special_token_id
+from tinker_cookbook.renderers.core.streaming import ContentDelta, MessageReader, partial_at_end
 from tinker_cookbook.renderers.mistral_messages import (
     TOOLS_ROLE,
     calls_text,
@@ -51,11 +56,6 @@ from tinker_cookbook.renderers.mistral_messages import (
     result_text,
     result_value,
 )
-from tinker_cookbook.renderers.parse_outcome import unread
-from tinker_cookbook.renderers.pieces import token_list
-from tinker_cookbook.renderers.rendered import RenderContext, RenderedMessage
-from tinker_cookbook.renderers.stop_token import special_token_id
-from tinker_cookbook.renderers.streaming import ContentDelta, MessageReader, partial_at_end
 from tinker_cookbook.tokenizer_utils import Tokenizer
 
 if TYPE_CHECKING:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from tinker_cookbook.renderers.chatml import END, START
-from tinker_cookbook.renderers.messages import Message, ToolSpec
+from tinker_cookbook.renderers.core.chatml import END, START
+from tinker_cookbook.renderers.core.messages import Message, ToolSpec
 from tinker_cookbook.renderers.qwen3 import Qwen3InstructRenderer
 
 QWEN2_5_SYSTEM_PROMPT = "You are Qwen, created by Alibaba Cloud. You are a helpful assistant."

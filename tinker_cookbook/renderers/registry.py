@@ -14,7 +14,7 @@ from urllib.parse import parse_qsl, quote, urlencode
 
 from tinker_cookbook.exceptions import ConfigurationError, nearest
 from tinker_cookbook.renderers.base import Renderer
-from tinker_cookbook.renderers.names import BUILT_IN, UNAVAILABLE, RendererFactory
+from tinker_cookbook.renderers.core.names import BUILT_IN, UNAVAILABLE, RendererFactory
 from tinker_cookbook.tokenizer_utils import Tokenizer, get_tokenizer
 
 _COMMON_OPTIONS = {"split_special_tokens": True}

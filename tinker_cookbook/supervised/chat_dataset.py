@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 from tinker_cookbook.exceptions import DataFormatError
 from tinker_cookbook.renderers import Message, Renderer, normalize_messages
-from tinker_cookbook.renderers.roles import check_roles
+from tinker_cookbook.renderers.core.roles import check_roles
 from tinker_cookbook.supervised.data import (
     Rows,
     SupervisedDatasetFromHFDataset,

@@ -31,7 +31,7 @@ from tinker_cookbook.renderers import (
     normalize_messages,
     select_trained,
 )
-from tinker_cookbook.renderers.roles import check_roles
+from tinker_cookbook.renderers.core.roles import check_roles
 from tinker_cookbook.supervised.chat_dataset import chat_dataset
 from tinker_cookbook.supervised.foreign_files import check_is_json_lines, wrong_keys
 from tinker_cookbook.supervised.local_rows import json_lines

@@ -9,13 +9,13 @@ from typing import Any
 
 from tinker_cookbook.exceptions import RendererError
 from tinker_cookbook.renderers.base import Renderer
-from tinker_cookbook.renderers.content import ensure_list, message_to_jsonable
-from tinker_cookbook.renderers.messages import Message
-from tinker_cookbook.renderers.parse_outcome import ParseTermination
-from tinker_cookbook.renderers.pieces import flat
+from tinker_cookbook.renderers.core.content import ensure_list, message_to_jsonable
+from tinker_cookbook.renderers.core.messages import Message
+from tinker_cookbook.renderers.core.parse_outcome import ParseTermination
+from tinker_cookbook.renderers.core.pieces import flat
+from tinker_cookbook.renderers.core.train_on_what import TrainOnWhat
 from tinker_cookbook.renderers.show.facts import Fact, count
 from tinker_cookbook.renderers.show.tokens import TokenReader
-from tinker_cookbook.renderers.train_on_what import TrainOnWhat
 
 _LAST = TrainOnWhat.LAST_ASSISTANT_MESSAGE
 

@@ -18,14 +18,14 @@ import chz
 from tinker_cookbook.demo.model import DEMO_MODEL
 from tinker_cookbook.exceptions import ConfigurationError, DataFormatError, RendererError
 from tinker_cookbook.model_info import resolve_renderer_name
-from tinker_cookbook.renderers.content import message_to_jsonable, normalize_messages
+from tinker_cookbook.renderers.core.content import message_to_jsonable, normalize_messages
+from tinker_cookbook.renderers.core.train_on_what import TrainOnWhat
 from tinker_cookbook.renderers.registry import check_renderer_name, get_renderer
 from tinker_cookbook.renderers.show.facts import Fact, View
 from tinker_cookbook.renderers.show.html import page
 from tinker_cookbook.renderers.show.sample import Conversation, sample_conversation
 from tinker_cookbook.renderers.show.text import print_view
 from tinker_cookbook.renderers.show.view import Viewer
-from tinker_cookbook.renderers.train_on_what import TrainOnWhat
 from tinker_cookbook.supervised.conversation_file import read_conversation
 from tinker_cookbook.supervised.tool_rows import with_tools
 from tinker_cookbook.tokenizer_utils import get_tokenizer

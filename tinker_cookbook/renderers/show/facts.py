@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from tinker_cookbook.renderers.pieces import Piece
+from tinker_cookbook.renderers.core.pieces import Piece
 from tinker_cookbook.renderers.show.tokens import ShownToken, TokenReader, first_difference
 
 _BEFORE, _AFTER = 4, 8  # tokens shown around a difference

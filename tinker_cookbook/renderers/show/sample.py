@@ -9,9 +9,9 @@ from typing import Any
 
 from tinker_cookbook.exceptions import RendererError
 from tinker_cookbook.renderers.base import Renderer
-from tinker_cookbook.renderers.content import normalize_messages
-from tinker_cookbook.renderers.messages import Message, ToolSpec
-from tinker_cookbook.renderers.train_on_what import TrainOnWhat
+from tinker_cookbook.renderers.core.content import normalize_messages
+from tinker_cookbook.renderers.core.messages import Message, ToolSpec
+from tinker_cookbook.renderers.core.train_on_what import TrainOnWhat
 
 TOOLS = (
     ToolSpec(

@@ -8,9 +8,9 @@ from dataclasses import dataclass
 from typing import Any, cast
 
 from tinker_cookbook.renderers.base import Renderer
-from tinker_cookbook.renderers.messages import Message, ToolSpec
+from tinker_cookbook.renderers.core.messages import Message, ToolSpec
+from tinker_cookbook.renderers.core.tool_calls import as_openai_tool, with_parsed_arguments
 from tinker_cookbook.renderers.show.tokens import first_difference
-from tinker_cookbook.renderers.tool_calls import as_openai_tool, with_parsed_arguments
 
 # Templates ignore what they do not know. Without the first, Llama 3.1 declares tools in the
 # question, where no renderer puts them; the others are how families spell "do not think".

@@ -9,8 +9,8 @@ from typing import Any
 
 from tinker_cookbook.display import special_ids
 from tinker_cookbook.renderers.base import Renderer
-from tinker_cookbook.renderers.codec import TextCodec
-from tinker_cookbook.renderers.pieces import Piece, flat, length
+from tinker_cookbook.renderers.core.codec import TextCodec
+from tinker_cookbook.renderers.core.pieces import Piece, flat, length
 
 LINE_BREAK = "⏎"
 UNFINISHED = "⋯"

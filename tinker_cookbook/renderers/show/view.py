@@ -9,8 +9,9 @@ from functools import cached_property
 from typing import Any
 
 from tinker_cookbook.renderers.base import Renderer
-from tinker_cookbook.renderers.content import normalize_messages
-from tinker_cookbook.renderers.pieces import flat
+from tinker_cookbook.renderers.core.content import normalize_messages
+from tinker_cookbook.renderers.core.pieces import flat
+from tinker_cookbook.renderers.core.train_on_what import TrainOnWhat, select_trained
 from tinker_cookbook.renderers.show.answers import Answers
 from tinker_cookbook.renderers.show.facts import (
     ExampleView,
@@ -24,7 +25,6 @@ from tinker_cookbook.renderers.show.facts import (
 from tinker_cookbook.renderers.show.sample import Conversation
 from tinker_cookbook.renderers.show.template import TemplateSide
 from tinker_cookbook.renderers.show.tokens import ShownToken, TokenReader, first_difference
-from tinker_cookbook.renderers.train_on_what import TrainOnWhat, select_trained
 
 _TAIL = 12  # tokens shown of a prompt
 

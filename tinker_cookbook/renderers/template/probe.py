@@ -15,9 +15,9 @@ from pathlib import Path
 from typing import Any, Literal
 
 from tinker_cookbook.exceptions import RendererError
-from tinker_cookbook.renderers.blocks import Block
+from tinker_cookbook.renderers.core.blocks import Block
+from tinker_cookbook.renderers.core.tool_calls import JSON_CALL, read_json_call
 from tinker_cookbook.renderers.template.text import Form, TemplateRefusal, TemplateText, plain
-from tinker_cookbook.renderers.tool_calls import JSON_CALL, read_json_call
 from tinker_cookbook.tokenizer_utils import Tokenizer
 
 QUESTION, ANSWER, THOUGHT = "Zqquestion", "Zqanswer", "Zqthought"

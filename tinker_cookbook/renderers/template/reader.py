@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from tinker_cookbook.renderers.blocks import Block, BlockReader
-from tinker_cookbook.renderers.streaming import ContentDelta
+from tinker_cookbook.renderers.core.blocks import Block, BlockReader
+from tinker_cookbook.renderers.core.streaming import ContentDelta
 
 
 class TemplateReader(BlockReader):

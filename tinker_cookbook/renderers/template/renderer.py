@@ -18,12 +18,18 @@ from typing import Any
 
 from tinker_cookbook.exceptions import RendererError
 from tinker_cookbook.renderers.base import Example, Renderer
-from tinker_cookbook.renderers.content import system_message
-from tinker_cookbook.renderers.messages import Message, Role, ToolSpec
-from tinker_cookbook.renderers.pieces import Piece, flat, join_weighted
-from tinker_cookbook.renderers.rendered import RenderContext, RenderedMessage, with_last_trained
-from tinker_cookbook.renderers.stop_token import special_token_id
-from tinker_cookbook.renderers.streaming import MessageReader
+from tinker_cookbook.renderers.core.content import system_message
+from tinker_cookbook.renderers.core.messages import Message, Role, ToolSpec
+from tinker_cookbook.renderers.core.pieces import Piece, flat, join_weighted
+from tinker_cookbook.renderers.core.rendered import (
+    RenderContext,
+    RenderedMessage,
+    with_last_trained,
+)
+from tinker_cookbook.renderers.core.stop_token import special_token_id
+from tinker_cookbook.renderers.core.streaming import MessageReader
+from tinker_cookbook.renderers.core.tool_calls import as_openai_tool
+from tinker_cookbook.renderers.core.train_on_what import TrainOnWhat
 from tinker_cookbook.renderers.template.answers import Transcript, probe_conversations
 from tinker_cookbook.renderers.template.probe import (
     ANSWER,
@@ -34,8 +40,6 @@ from tinker_cookbook.renderers.template.probe import (
 )
 from tinker_cookbook.renderers.template.reader import TemplateReader
 from tinker_cookbook.renderers.template.text import TemplateText, plain
-from tinker_cookbook.renderers.tool_calls import as_openai_tool
-from tinker_cookbook.renderers.train_on_what import TrainOnWhat
 from tinker_cookbook.tokenizer_utils import Tokenizer, encode_without_special_tokens
 
 logger = logging.getLogger(__name__)

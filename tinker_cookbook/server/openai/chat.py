@@ -10,9 +10,9 @@ from fastapi import APIRouter, Request, Response
 
 from tinker_cookbook.engine.sampling.requests import PromptScores, Sample
 from tinker_cookbook.renderers import StreamingTextDelta, StreamingThinkingDelta
-from tinker_cookbook.renderers.content import get_text_content
-from tinker_cookbook.renderers.messages import Message, ToolCall
-from tinker_cookbook.renderers.streaming import ContentDelta, MessageReader
+from tinker_cookbook.renderers.core.content import get_text_content
+from tinker_cookbook.renderers.core.messages import Message, ToolCall
+from tinker_cookbook.renderers.core.streaming import ContentDelta, MessageReader
 from tinker_cookbook.server.access import TheOwner
 from tinker_cookbook.server.keys import Owner
 from tinker_cookbook.server.openai.bodies import ChatBody

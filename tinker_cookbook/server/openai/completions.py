@@ -9,7 +9,7 @@ from typing import Any
 from fastapi import APIRouter, Request, Response
 
 from tinker_cookbook.engine.sampling.requests import PromptScores, Sample
-from tinker_cookbook.renderers.codec import TextCodec
+from tinker_cookbook.renderers.core.codec import TextCodec
 from tinker_cookbook.server.access import TheOwner
 from tinker_cookbook.server.keys import Owner
 from tinker_cookbook.server.openai.bodies import CompletionBody

@@ -19,7 +19,7 @@ from tinker_cookbook.engine.sampling.sampler import Sampler
 from tinker_cookbook.exceptions import CheckpointError, ConfigurationError, ModelNotFoundError
 from tinker_cookbook.model_info import resolve_renderer_name
 from tinker_cookbook.renderers import Renderer, get_renderer
-from tinker_cookbook.renderers.codec import TextCodec
+from tinker_cookbook.renderers.core.codec import TextCodec
 from tinker_cookbook.server.keys import Owner
 from tinker_cookbook.server.openai.errors import no_model
 from tinker_cookbook.server.state import ServerState

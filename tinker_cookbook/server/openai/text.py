@@ -9,8 +9,8 @@ from typing import TypeAlias
 
 import numpy as np
 
-from tinker_cookbook.renderers.codec import TextCodec
-from tinker_cookbook.renderers.streaming import Utf8TokenDecoder, partial_at_end
+from tinker_cookbook.renderers.core.codec import TextCodec
+from tinker_cookbook.renderers.core.streaming import Utf8TokenDecoder, partial_at_end
 
 Top: TypeAlias = "tuple[np.ndarray, np.ndarray]"
 """Ids and log-probabilities [k] of the most probable tokens."""

@@ -1,6 +1,6 @@
 """Parsers that are fed one token at a time, in the form of the official cookbook.
 
-Renderers of this package read responses with :class:`~tinker_cookbook.renderers.streaming.\
+Renderers of this package read responses with :class:`~tinker_cookbook.renderers.core.streaming.\
 ResponseParser`; these classes are for renderers and programs that bring their own final parser.
 """
 
@@ -9,10 +9,10 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 
-from tinker_cookbook.renderers.blocks import Block, BlockReader
-from tinker_cookbook.renderers.messages import Message
-from tinker_cookbook.renderers.parse_outcome import ParseTermination
-from tinker_cookbook.renderers.streaming import (
+from tinker_cookbook.renderers.core.blocks import Block, BlockReader
+from tinker_cookbook.renderers.core.messages import Message
+from tinker_cookbook.renderers.core.parse_outcome import ParseTermination
+from tinker_cookbook.renderers.core.streaming import (
     ContentDelta,
     MessageDelta,
     MessageReader,

@@ -8,8 +8,8 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import cast
 
-from tinker_cookbook.renderers.messages import Message, Role
-from tinker_cookbook.renderers.pieces import Piece, as_chunk, flat, token_list
+from tinker_cookbook.renderers.core.messages import Message, Role
+from tinker_cookbook.renderers.core.pieces import Piece, as_chunk, flat, token_list
 
 
 @dataclass(frozen=True)

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from tinker_cookbook.exceptions import RendererError
-from tinker_cookbook.renderers.codec import TextCodec
-from tinker_cookbook.renderers.messages import Message
-from tinker_cookbook.renderers.parse_outcome import ParseTermination
-from tinker_cookbook.renderers.streaming import PlainReader, ResponseParser
+from tinker_cookbook.renderers.core.codec import TextCodec
+from tinker_cookbook.renderers.core.messages import Message
+from tinker_cookbook.renderers.core.parse_outcome import ParseTermination
+from tinker_cookbook.renderers.core.streaming import PlainReader, ResponseParser
 from tinker_cookbook.tokenizer_utils import Tokenizer, special_id
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from enum import StrEnum
 
-from tinker_cookbook.renderers.messages import Message, UnparsedToolCall
+from tinker_cookbook.renderers.core.messages import Message, UnparsedToolCall
 
 PARSE_FAILURE_DETAIL_MAX_CHARS = 16_384
 """Details of a failure are cut here: a model can write without end."""

@@ -7,8 +7,8 @@ import re
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from tinker_cookbook.renderers.blocks import Block
-from tinker_cookbook.renderers.messages import (
+from tinker_cookbook.renderers.core.blocks import Block
+from tinker_cookbook.renderers.core.messages import (
     ContentPart,
     Message,
     TextPart,
@@ -17,7 +17,7 @@ from tinker_cookbook.renderers.messages import (
     ToolSpec,
     UnparsedToolCall,
 )
-from tinker_cookbook.renderers.parse_outcome import unread
+from tinker_cookbook.renderers.core.parse_outcome import unread
 
 _OPEN, _CLOSE = "<tool_call>", "</tool_call>"
 _THINKING_OR_CALL = re.compile(

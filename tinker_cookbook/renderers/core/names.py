@@ -7,7 +7,7 @@ from functools import partial
 from typing import TypeAlias
 
 from tinker_cookbook.renderers.base import Renderer
-from tinker_cookbook.renderers.chatml import ChatMLRenderer, smollm2
+from tinker_cookbook.renderers.core.chatml import ChatMLRenderer, smollm2
 from tinker_cookbook.renderers.deepseek_v3 import deepseek_v3, deepseek_v3_thinking
 from tinker_cookbook.renderers.deepseek_v3_2 import (
     DeepSeekV32Renderer,

@@ -9,7 +9,7 @@ from typing import Any, cast
 from pydantic import ValidationError
 
 from tinker_cookbook.exceptions import RendererError, nearest
-from tinker_cookbook.renderers.messages import (
+from tinker_cookbook.renderers.core.messages import (
     Content,
     ContentPart,
     Message,

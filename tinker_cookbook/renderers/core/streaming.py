@@ -13,8 +13,8 @@ from dataclasses import dataclass
 from typing import TypeAlias
 
 from tinker_cookbook.exceptions import RendererError
-from tinker_cookbook.renderers.codec import TextCodec
-from tinker_cookbook.renderers.messages import (
+from tinker_cookbook.renderers.core.codec import TextCodec
+from tinker_cookbook.renderers.core.messages import (
     ContentPart,
     Message,
     TextPart,
@@ -22,7 +22,7 @@ from tinker_cookbook.renderers.messages import (
     ToolCall,
     UnparsedToolCall,
 )
-from tinker_cookbook.renderers.parse_outcome import ParseTermination
+from tinker_cookbook.renderers.core.parse_outcome import ParseTermination
 from tinker_cookbook.tokenizer_utils import Tokenizer
 
 _REPLACEMENT = "\ufffd"  # what a decoder writes for bytes that are no whole character

@@ -9,8 +9,8 @@ from __future__ import annotations
 from collections.abc import Collection
 
 from tinker_cookbook.exceptions import RendererError
-from tinker_cookbook.renderers.content import ensure_text
-from tinker_cookbook.renderers.messages import Message
+from tinker_cookbook.renderers.core.content import ensure_text
+from tinker_cookbook.renderers.core.messages import Message
 
 
 def check_parts(message: Message, idx: int, renderer: str, allowed: frozenset[str]) -> None:

@@ -14,8 +14,8 @@ import re
 from typing import Any, NoReturn
 
 from tinker_cookbook.exceptions import RendererError
-from tinker_cookbook.renderers.blocks import Block
-from tinker_cookbook.renderers.messages import Message, ToolCall
+from tinker_cookbook.renderers.core.blocks import Block
+from tinker_cookbook.renderers.core.messages import Message, ToolCall
 
 _OPEN, _CLOSE = "<tool_call>", "</tool_call>"
 _FUNCTION = re.compile(r"\s*<function=(?P<name>[^>\n]+)>(?P<inside>.*)</function>\s*", re.DOTALL)

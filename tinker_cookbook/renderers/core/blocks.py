@@ -10,9 +10,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TypeAlias
 
-from tinker_cookbook.renderers.messages import ToolCall
-from tinker_cookbook.renderers.parse_outcome import unread, unterminated
-from tinker_cookbook.renderers.streaming import ContentDelta, MessageReader, partial_at_end
+from tinker_cookbook.renderers.core.messages import ToolCall
+from tinker_cookbook.renderers.core.parse_outcome import unread, unterminated
+from tinker_cookbook.renderers.core.streaming import ContentDelta, MessageReader, partial_at_end
 
 ReadCalls: TypeAlias = Callable[[str], Sequence[ToolCall]]
 """Takes what stands between the tags; raises ValueError where that is no call."""

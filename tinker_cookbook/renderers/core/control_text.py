@@ -8,8 +8,8 @@ from itertools import pairwise
 from typing import Any
 
 from tinker_cookbook.exceptions import RendererError
-from tinker_cookbook.renderers.codec import BORDER, TextCodec
-from tinker_cookbook.renderers.messages import Message, TextPart, ToolCall
+from tinker_cookbook.renderers.core.codec import BORDER, TextCodec
+from tinker_cookbook.renderers.core.messages import Message, TextPart, ToolCall
 
 _PLAIN_FIELDS = ("name", "tool_call_id")
 

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from enum import StrEnum
 
 from tinker_cookbook.exceptions import RendererError, nearest
-from tinker_cookbook.renderers.messages import Message
+from tinker_cookbook.renderers.core.messages import Message
 
 
 class TrainOnWhat(StrEnum):
