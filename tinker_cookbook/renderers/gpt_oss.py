@@ -22,28 +22,24 @@ from tinker_cookbook.renderers.core.stop_token import special_token_id
 from tinker_cookbook.renderers.core.streaming import MessageReader
 from tinker_cookbook.renderers.core.text_only import check_caller, check_parts
 from tinker_cookbook.renderers.core.train_on_what import TrainOnWhat
-from tinker_cookbook.renderers.harmony_reader import (
+from tinker_cookbook.renderers.harmony import (
+    ASSISTANT,
     CALL,
     CHANNEL,
     END,
     FUNCTIONS,
     MESSAGE,
+    NAMESPACE_CLOSE,
+    NAMESPACE_OPEN,
     RETURN,
     START,
     HarmonyReader,
-)
-from tinker_cookbook.renderers.harmony_tools import (
-    NAMESPACE_CLOSE,
-    NAMESPACE_OPEN,
-    declare_functions,
-    to_json,
-)
-from tinker_cookbook.renderers.harmony_writer import (
-    ASSISTANT,
     called_tool,
     calls_tool,
+    declare_functions,
     is_answer,
     tag_in,
+    to_json,
     write_answer,
     write_call,
 )

@@ -129,8 +129,11 @@ def _checked_keys(
             f"weights[{at}]: got {values[at]} where an image stands, expected 0: an image is read, "
             "never predicted"
         )
+    # An image at the end predicts nothing. Shapes, dtype and values are checked above: only the
+    # length can have become too short.
     keys = ChunkKeys.without_trailing_media(keys)
-    return _checked(keys, values[: len(keys)], None)
+    _check_length(keys)
+    return keys, values[: len(keys)]
 
 
 def reduce_weights(
@@ -168,16 +171,20 @@ def _checked(
                 "predict), or None for no limit"
             )
         ids, values = ids[:max_length], values[:max_length]
-    if len(ids) < 2:
-        raise DataValidationError(
-            f"tokens: got {len(ids)}, expected at least 2: one to read and one to predict"
-        )
+    _check_length(ids)
     if ids.dtype.kind not in "iu":
         raise DataValidationError(f"tokens: got dtype {ids.dtype}, expected integers")
     if not np.isfinite(values).all():
         at = int(np.flatnonzero(~np.isfinite(values))[0])
         raise DataValidationError(f"weights[{at}]: got {values[at]}, expected a finite number")
     return ids.astype(np.int64, copy=False), values
+
+
+def _check_length(ids: npt.NDArray[Any]) -> None:
+    if len(ids) < 2:
+        raise DataValidationError(
+            f"tokens: got {len(ids)}, expected at least 2: one to read and one to predict"
+        )
 
 
 def create_rightshifted_model_input_and_leftshifted_targets(

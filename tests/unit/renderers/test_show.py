@@ -20,10 +20,10 @@ from tinker_cookbook.exceptions import (
 from tinker_cookbook.renderers import TrainOnWhat, get_renderer, normalize_messages
 from tinker_cookbook.renderers.qwen3 import Qwen3InstructRenderer, Qwen3Renderer
 from tinker_cookbook.renderers.show import show
-from tinker_cookbook.renderers.show.html import page, token_spans
-from tinker_cookbook.renderers.show.sample import Conversation, sample_conversation
-from tinker_cookbook.renderers.show.text import print_view, token_lines
-from tinker_cookbook.renderers.show.tokens import ShownToken, TokenReader, split_text
+from tinker_cookbook.renderers.show.command import sample_conversation
+from tinker_cookbook.renderers.show.output import page, print_view, token_lines, token_spans
+from tinker_cookbook.renderers.show.template import Conversation
+from tinker_cookbook.renderers.show.view import ShownToken, TokenReader, split_text
 from tinker_cookbook.tokenizer_utils import decode_exactly, get_tokenizer
 
 QUESTION = {"role": "user", "content": "Hi"}

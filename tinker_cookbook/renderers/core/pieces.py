@@ -59,6 +59,14 @@ def flat(pieces: Sequence[Piece]) -> list[Any]:
     return out
 
 
+def first_difference(first: Sequence[Any], second: Sequence[Any]) -> int | None:
+    """Returns the first place where two sequences differ, None where they are equal."""
+    for i, (a, b) in enumerate(zip(first, second, strict=False)):
+        if a != b:
+            return i
+    return None if len(first) == len(second) else min(len(first), len(second))
+
+
 def join_pieces(pieces: Sequence[Piece]) -> tinker.ModelInput:
     """Joins runs of tokens to one chunk each; media keep chunks of their own."""
     chunks: list[Any] = []

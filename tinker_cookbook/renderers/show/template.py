@@ -1,4 +1,4 @@
-"""The tokens of the model's own chat template beside those of a renderer."""
+"""Compares the tokens of a renderer with those of the model's own chat template."""
 
 from __future__ import annotations
 
@@ -9,13 +9,25 @@ from typing import Any, cast
 
 from tinker_cookbook.renderers.base import Renderer
 from tinker_cookbook.renderers.core.messages import Message, ToolSpec
+from tinker_cookbook.renderers.core.pieces import first_difference
 from tinker_cookbook.renderers.core.tool_calls import as_openai_tool, with_parsed_arguments
-from tinker_cookbook.renderers.show.tokens import first_difference
 
 # Templates ignore what they do not know. Without the first, Llama 3.1 declares tools in the
 # question, where no renderer puts them; the others are how families spell "do not think".
 _OPTIONS = {"tools_in_user_message": False}
 _NO_THINKING = {"enable_thinking": False, "thinking": False}
+
+
+@dataclass(frozen=True)
+class Conversation:
+    """What is shown, and the same for the model's own chat template."""
+
+    messages: list[Message]
+    source: str
+    """Where it came from, for people."""
+    for_template: list[Message] | None = None
+    """The messages without the declaration of tools, which the template writes itself."""
+    tools: tuple[ToolSpec, ...] = ()
 
 
 @dataclass(frozen=True)

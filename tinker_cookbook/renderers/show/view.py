@@ -1,30 +1,283 @@
-"""What there is to say of a conversation and its renderer, apart from how it is drawn."""
+"""Analyses one conversation: its tokens and weights, its prompts, and what is parsed from them."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+import unicodedata
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
 
+from tinker_cookbook.display import special_ids
+from tinker_cookbook.exceptions import RendererError
 from tinker_cookbook.renderers.base import Renderer
-from tinker_cookbook.renderers.core.content import normalize_messages
-from tinker_cookbook.renderers.core.pieces import flat
-from tinker_cookbook.renderers.core.train_on_what import TrainOnWhat, select_trained
-from tinker_cookbook.renderers.show.answers import Answers
-from tinker_cookbook.renderers.show.facts import (
-    ExampleView,
-    Fact,
-    TokenRow,
-    View,
-    as_pieces,
-    count,
-    side_by_side,
+from tinker_cookbook.renderers.core.codec import TextCodec
+from tinker_cookbook.renderers.core.content import (
+    ensure_list,
+    message_to_jsonable,
+    normalize_messages,
 )
-from tinker_cookbook.renderers.show.sample import Conversation
-from tinker_cookbook.renderers.show.template import TemplateSide
-from tinker_cookbook.renderers.show.tokens import ShownToken, TokenReader, first_difference
+from tinker_cookbook.renderers.core.messages import Message
+from tinker_cookbook.renderers.core.parse_outcome import ParseTermination
+from tinker_cookbook.renderers.core.pieces import Piece, first_difference, flat, length
+from tinker_cookbook.renderers.core.train_on_what import TrainOnWhat, select_trained
+from tinker_cookbook.renderers.show.template import Conversation, TemplateSide
+
+LINE_BREAK = "⏎"
+UNFINISHED = "⋯"
+"""Sign of a token that is a part of a character and not its last."""
+_SIGNS = {" ": "·", "\n": LINE_BREAK, "\t": "⇥", "\r": "␍", "\u00a0": "⍽"}
+_UNREADABLE = frozenset(("Cc", "Cf", "Cn", "Co", "Cs", "Zl", "Zp", "Zs"))
+_COMBINING = frozenset(("Mn", "Me"))
+_REPLACEMENT = "\ufffd"  # what a decoder writes for bytes that are no whole character
+_MOST = 8  # tokens that are held back as parts of one character
+
+
+@dataclass(frozen=True)
+class ShownToken:
+    """One token of a conversation, or an image (``id`` is None)."""
+
+    id: int | None
+    text: str
+    """Its part of the decoded text; empty where a later token completes the character."""
+    weight: float = 0.0
+    control: bool = False
+    """Whether it is no text: a token that is known by its name."""
+
+    @property
+    def trained(self) -> bool:
+        """Whether the model is trained to say it."""
+        return self.weight != 0
+
+
+class TokenReader:
+    """Makes what is shown from what a renderer gives."""
+
+    def __init__(self, renderer: Renderer) -> None:
+        self._codec = renderer.codec
+        self._control = special_ids(renderer.tokenizer)
+
+    def read(
+        self, pieces: Sequence[Piece], weights: Sequence[float] | None = None
+    ) -> list[ShownToken]:
+        """Returns the tokens and media of ``pieces``; ``weights`` has one value a position."""
+        items = flat(pieces)
+        texts = iter(split_text(self._codec, [item for item in items if isinstance(item, int)]))
+        shown: list[ShownToken] = []
+        place = 0
+        for item in items:
+            weight = float(weights[place]) if weights is not None else 0.0
+            if isinstance(item, int):
+                shown.append(ShownToken(item, next(texts), weight, item in self._control))
+                place += 1
+            else:
+                size = length(item)
+                shown.append(ShownToken(None, f"[{_kind(item)}: {size} tokens]", weight, True))
+                place += size
+        return shown
+
+
+def split_text(codec: TextCodec, tokens: Sequence[int]) -> list[str]:
+    """Returns the text of each token; joined, they are the text of all of them.
+
+    Of the tokens that share a character the last one has it.
+    """
+    texts = [""] * len(tokens)
+    real = codec.encode(_REPLACEMENT)
+    start, waiting = 0, ""
+    for i in range(len(tokens)):
+        run = list(tokens[start : i + 1])
+        text = codec.decode(run)
+        if text.endswith(_REPLACEMENT) and run != real and len(run) < _MOST:
+            waiting = text
+            continue
+        if waiting and text.startswith(waiting):  # it was never completed: bytes that are no text
+            texts[i - 1], texts[i] = waiting, text[len(waiting) :]
+        elif len(run) > 1:
+            certain = codec.decode(run[:1]).rstrip(_REPLACEMENT)
+            certain = certain if text.startswith(certain) else ""
+            texts[start], texts[i] = certain, text[len(certain) :]
+        else:
+            texts[i] = text
+        start, waiting = i + 1, ""
+    if waiting:
+        texts[-1] = waiting
+    return texts
+
+
+def signs(text: str) -> Iterator[tuple[str, str]]:
+    """Yields each character with the sign that stands for it, ``""`` where it shows itself."""
+    for i, character in enumerate(text):
+        category = unicodedata.category(character)
+        if character in _SIGNS:
+            yield character, _SIGNS[character]
+        elif category in _UNREADABLE:
+            yield character, f"‹U+{ord(character):04X}›"
+        elif i == 0 and category in _COMBINING:
+            yield character, f"◌{character}"  # else it would sit on the border of the token
+        else:
+            yield character, ""
+
+
+def readable(text: str) -> str:
+    """Returns ``text`` for a person, without characters that would steer a terminal or a page."""
+    return "".join(sign if sign[:1] == "‹" else character for character, sign in signs(text))
+
+
+def _kind(medium: Any) -> str:
+    return "audio" if "audio" in str(getattr(medium, "type", "image")) else "image"
+
+
+_BEFORE, _AFTER = 4, 8  # tokens shown around a difference
+
+
+@dataclass(frozen=True)
+class TokenRow:
+    """A few tokens under a statement, ``…`` at either end where there are more."""
+
+    label: str
+    tokens: Sequence[ShownToken]
+    cut_before: bool = False
+    cut_after: bool = False
+
+
+@dataclass(frozen=True)
+class Fact:
+    """One statement; ``good`` is None where it is neither right nor wrong."""
+
+    label: str
+    text: str
+    good: bool | None = None
+    rows: Sequence[TokenRow] = ()
+
+
+@dataclass(frozen=True)
+class ExampleView:
+    """One training example, and what was found of its answers."""
+
+    title: str
+    tokens: Sequence[ShownToken]
+    facts: Sequence[Fact]
+
+
+@dataclass(frozen=True)
+class View:
+    """All that is shown."""
+
+    facts: Sequence[Fact]
+    examples: Sequence[ExampleView]
+
+
+def side_by_side(reader: TokenReader, *sides: tuple[str, list[Any]]) -> list[TokenRow]:
+    """Returns the tokens around the first place where two lists differ, a row a side."""
+    at = first_difference(sides[0][1], sides[1][1]) or 0
+    start, stop = max(0, at - _BEFORE), at + _AFTER
+    rows: list[TokenRow] = []
+    for label, items in sides:
+        # A few more are read than shown: they may complete a character.
+        tokens = reader.read(as_pieces(items[: stop + _BEFORE]))
+        rows.append(TokenRow(label, tokens[start:stop], start > 0, len(items) > stop))
+    return rows
+
+
+def as_pieces(items: Sequence[Any]) -> list[Piece]:
+    """Returns a flat list of tokens and media as pieces."""
+    return [[item] if isinstance(item, int) else item for item in items]
+
+
+def count(number: int, word: str) -> str:
+    """Returns ``1 token``, ``2 tokens``."""
+    return f"{number:,} {word}{'' if number == 1 else 's'}"
+
+
+_LAST = TrainOnWhat.LAST_ASSISTANT_MESSAGE
+
+
+class Answers:
+    """Asks the renderer about one message at a time, by what it does at inference."""
+
+    def __init__(
+        self, renderer: Renderer, messages: Sequence[Message], reader: TokenReader
+    ) -> None:
+        self._renderer = renderer
+        self._reader = reader
+        self._messages = [_without_flag(message) for message in messages]
+        self._prompts: dict[int, list[Any]] = {}
+        self._samples: dict[int, list[Any]] = {}
+
+    @cached_property
+    def indices(self) -> list[int]:
+        """Which messages are answers."""
+        return [i for i, m in enumerate(self._messages) if m["role"] == "assistant"]
+
+    @cached_property
+    def last(self) -> int:
+        """Index of the last answer, or of the one to come."""
+        return self.indices[-1] if self.indices else len(self._messages)
+
+    def prompt(self, end: int) -> list[Any]:
+        """Returns what inference would be given for the answer at ``end``."""
+        if end not in self._prompts:
+            chunks = self._renderer.build_generation_prompt(self._messages[:end]).chunks
+            self._prompts[end] = flat(chunks)
+        return self._prompts[end]
+
+    def sampled(self, answer: int) -> list[Any]:
+        """Returns what the model says to answer, its stop token included."""
+        if answer not in self._samples:
+            self._samples[answer] = self._sampled(self._messages[: answer + 1])
+        return self._samples[answer]
+
+    def conversation(self) -> list[Any]:
+        """Returns all messages as history, nothing trained."""
+        messages = self._renderer._normalize(self._messages)
+        return flat(self._renderer._example(messages, [False] * len(messages), _LAST)[0].chunks)
+
+    def parsed(self, answer: int) -> Fact:
+        """What parse_response reads of the answer as it is sampled."""
+        sampled = self.sampled(answer)
+        if not all(isinstance(item, int) for item in sampled):
+            return Fact("parsed", "nothing: a medium is no token that could be sampled")
+        message, how = self._renderer.parse_response(sampled)
+        same = True
+        if _essence(message) == _essence(self._messages[answer]):
+            verdict = "reads the message back"
+        elif same := self._says_the_same(message, answer, sampled):
+            verdict = "reads another spelling of the message, whose tokens are the same"
+        else:
+            verdict = "reads something else than the message"
+        text = (
+            f"of {count(len(sampled), 'token')} {verdict} ({how.value}): "
+            f"{json.dumps(message_to_jsonable(message), ensure_ascii=False)}"
+        )
+        return Fact("parsed", text, same and how is ParseTermination.STOP_SEQUENCE)
+
+    def _says_the_same(self, message: Message, answer: int, sampled: list[Any]) -> bool:
+        try:
+            return self._sampled([*self._messages[:answer], message]) == sampled
+        except RendererError:
+            return False
+
+    def _sampled(self, messages: Sequence[Message]) -> list[Any]:
+        # The example in which the last message is an answer, and nothing else is trained.
+        model_input, weights = self._renderer.build_merged_examples(messages, _LAST)[-1]
+        shown = self._reader.read(model_input.chunks, weights.tolist())
+        pairs = zip(flat(model_input.chunks), shown, strict=True)
+        return [item for item, token in pairs if token.trained]
+
+
+def _without_flag(message: Message) -> Message:
+    """The message without ``trainable``: here it is asked what is sampled, whatever is trained."""
+    return Message(**{key: value for key, value in message.items() if key != "trainable"})  # pyright: ignore[reportArgumentType]
+
+
+def _essence(message: Message) -> Any:
+    """What a message says: parts that are not empty, calls without their ids."""
+    parts = [dict(part) for part in ensure_list(message["content"]) if part.get("text") != ""]
+    calls = [call.function for call in message.get("tool_calls", [])]
+    return parts, calls, message.get("unparsed_tool_calls", [])
+
 
 _TAIL = 12  # tokens shown of a prompt
 
