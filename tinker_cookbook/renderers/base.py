@@ -73,7 +73,10 @@ from tinker_cookbook.renderers.core.rendered import (
     example_ends,
     weigh,
 )
-from tinker_cookbook.renderers.core.stop_token import parse_response_for_stop_token
+from tinker_cookbook.renderers.core.stop_token import (
+    parse_response_for_stop_token,
+    special_token_id,
+)
 from tinker_cookbook.renderers.core.streaming import (
     MessageDelta,
     MessageReader,
@@ -160,8 +163,8 @@ class UnsupportedToolsError(RendererError, NotImplementedError):
 class Renderer(Named, ABC):
     """Turns conversations into tokens and sampled tokens into messages, for one chat format.
 
-    A subclass needs ``render_message`` and ``get_stop_sequences``; ``parse_response`` reads all
-    of a response as text unless it is given. Everything else has a default.
+    A subclass needs ``render_message`` and ``stop_token`` (or ``get_stop_sequences``). Everything
+    else has a default; ``parse_response`` reads the whole response as text.
 
     A subclass's keyword-only arguments are the format's options. ``get_renderer`` makes renderers
     by name; ``spec`` is the name with the options that differ from it, from which an equal renderer
@@ -174,12 +177,22 @@ class Renderer(Named, ABC):
     _declared_tokens: frozenset[str] = frozenset()
     """Control tokens that stand in system messages because the declaration of tools has them."""
 
+    stop_token: str | None = None
+    """The special token that ends a message. A format with other stop sequences overrides
+    :meth:`get_stop_sequences`."""
+
     merge_text_chunks: bool = True
     """Whether texts of neighbouring parts are encoded as one, as chat templates do."""
 
     def __init__(self, tokenizer: Tokenizer, image_processor: Any = None) -> None:
         self.tokenizer = tokenizer
         self.image_processor = image_processor
+        # Looked up now, so that a tokenizer of another family is refused at once.
+        self._stop_token_id = (
+            None
+            if self.stop_token is None
+            else special_token_id(tokenizer, self.stop_token, type(self).__name__)
+        )
 
     @cached_property
     def codec(self) -> TextCodec:
@@ -201,9 +214,16 @@ class Renderer(Named, ABC):
     def render_message(self, message: Message, ctx: RenderContext) -> RenderedMessage:
         """Returns the tokens of one message."""
 
-    @abstractmethod
     def get_stop_sequences(self) -> list[str] | list[int]:
-        """Returns what ends a response: for ``SamplingParams(stop=…)``."""
+        """Returns the stop sequences of a response, for ``SamplingParams(stop=…)``.
+
+        Raises NotImplementedError where the subclass has neither this method nor ``stop_token``.
+        """
+        if self._stop_token_id is None:
+            raise NotImplementedError(
+                f"{type(self).__name__} must set stop_token or define get_stop_sequences"
+            )
+        return [self._stop_token_id]
 
     def split_special_tokens(self, split: bool) -> None:
         """Chooses whether names of control tokens in messages stay plain text.

@@ -18,7 +18,6 @@ from tinker_cookbook.renderers.core.content import ensure_text, get_text_content
 from tinker_cookbook.renderers.core.messages import Message, Role, ToolSpec
 from tinker_cookbook.renderers.core.pieces import Piece, token_list
 from tinker_cookbook.renderers.core.rendered import RenderContext, RenderedMessage
-from tinker_cookbook.renderers.core.stop_token import special_token_id
 from tinker_cookbook.renderers.core.streaming import MessageReader
 from tinker_cookbook.renderers.core.text_only import check_caller, check_parts, leading_thinking
 from tinker_cookbook.renderers.deepseek_versions import (
@@ -59,6 +58,7 @@ class DeepSeekV3Renderer(Renderer):
     """
 
     _encodes_with_codec = True
+    stop_token = END
     _declared_tokens = DECLARED
     _thinking = False
 
@@ -85,7 +85,6 @@ class DeepSeekV3Renderer(Renderer):
 
     def _set_version(self, version: Version, name: str) -> None:
         self._version = version
-        self._end = special_token_id(self.tokenizer, END, type(self).__name__)
         if name != "3" and THINK not in self.tokenizer.get_vocab():
             raise RendererError(
                 f"renderer_name: {type(self).__name__} needs the special token {THINK!r}, which "
@@ -102,10 +101,6 @@ class DeepSeekV3Renderer(Renderer):
     def disables_thinking(self) -> bool:
         """Whether the prompt closes the thinking before it begins."""
         return not self._thinking and bool(self._version.no_thinking)
-
-    def get_stop_sequences(self) -> list[int]:
-        """``<｜end▁of▁sentence｜>``."""
-        return [self._end]
 
     def render_message(self, message: Message, ctx: RenderContext) -> RenderedMessage:
         """Tokens of one message; of several system messages, each but the first begins with a

@@ -55,6 +55,7 @@ class KimiK2InstructRenderer(Renderer):
     """
 
     _encodes_with_codec = True
+    stop_token = _END
     _parts = frozenset({"text"})
     _behind_default = "\n"
     _opened = ""
@@ -69,7 +70,6 @@ class KimiK2InstructRenderer(Renderer):
         default_system: str = KIMI_SYSTEM_PROMPT,
     ) -> None:
         super().__init__(tokenizer, image_processor)
-        self._end = special_token_id(tokenizer, _END, type(self).__name__)
         special_token_id(tokenizer, _MIDDLE, type(self).__name__)
         self._default_system = default_system
 
@@ -77,10 +77,6 @@ class KimiK2InstructRenderer(Renderer):
     def has_extension_property(self) -> bool:
         """Holds: history is written as it was sampled."""
         return True
-
-    def get_stop_sequences(self) -> list[int]:
-        """``<|im_end|>``."""
-        return [self._end]
 
     def render_message(self, message: Message, ctx: RenderContext) -> RenderedMessage:
         """Tokens of one message. Ids of calls depend on the messages before: those of a message

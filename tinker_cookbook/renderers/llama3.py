@@ -38,12 +38,12 @@ class Llama3Renderer(Renderer):
     does. ``today_date`` adds the date header of Llama 3.1 and 3.2."""
 
     _encodes_with_codec = True
+    stop_token = _END
 
     def __init__(
         self, tokenizer: Tokenizer, image_processor: Any = None, *, today_date: str | None = None
     ) -> None:
         super().__init__(tokenizer, image_processor)
-        self._end = special_token_id(tokenizer, _END, type(self).__name__)
         self._bos = special_token_id(tokenizer, _BOS, type(self).__name__)
         self._dates = (
             f"Cutting Knowledge Date: December 2023\nToday Date: {today_date}\n\n"
@@ -55,10 +55,6 @@ class Llama3Renderer(Renderer):
     def has_extension_property(self) -> bool:
         """Holds: history is written as it was sampled (white space around it apart)."""
         return True
-
-    def get_stop_sequences(self) -> list[int]:
-        """``<|eot_id|>``."""
-        return [self._end]
 
     def render_message(self, message: Message, ctx: RenderContext) -> RenderedMessage:
         """Header and trimmed text; results of tools as JSON strings under role ``ipython``."""

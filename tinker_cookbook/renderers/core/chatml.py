@@ -27,15 +27,11 @@ class ChatMLBase(Renderer):
     """The frame of a ChatML message; subclasses say what stands in it."""
 
     _encodes_with_codec = True
+    stop_token = END
 
     def __init__(self, tokenizer: Tokenizer, image_processor: Any = None) -> None:
         super().__init__(tokenizer, image_processor)
-        self._end = special_token_id(tokenizer, END, type(self).__name__)
         special_token_id(tokenizer, START, type(self).__name__)
-
-    def get_stop_sequences(self) -> list[int]:
-        """``<|im_end|>``."""
-        return [self._end]
 
     def _generation_suffix(self, role: Role) -> list[int]:
         return self.codec.constant(f"{START}{role}\n")
