@@ -66,9 +66,9 @@ from tinker_cookbook.renderers.core.parse_outcome import (
 )
 from tinker_cookbook.renderers.core.pieces import Piece, join_pieces, join_weighted, token_list
 from tinker_cookbook.renderers.core.rendered import (
+    RenderCache,
     RenderContext,
     RenderedMessage,
-    RenderMemory,
     answer_ends,
     example_ends,
     weigh,
@@ -207,8 +207,8 @@ class Renderer(Named, ABC):
         return set()
 
     @cached_property
-    def _rendered(self) -> RenderMemory:
-        return RenderMemory()
+    def _render_cache(self) -> RenderCache:
+        return RenderCache()
 
     @abstractmethod
     def render_message(self, message: Message, ctx: RenderContext) -> RenderedMessage:
@@ -249,7 +249,7 @@ class Renderer(Named, ABC):
         return suffix
 
     def _reader(self) -> MessageReader:
-        """Returns what reads the text of one response: tool calls, thinking."""
+        """Returns the parser of response text: tool calls and thinking."""
         return PlainReader()
 
     @property
@@ -257,7 +257,7 @@ class Renderer(Named, ABC):
         return []
 
     def _conversation_prefix(self, messages: Sequence[Message]) -> list[int]:
-        """Returns what comes before the first message (a default system prompt, say)."""
+        """Returns the tokens before the first message, for example a default system prompt."""
         return []
 
     def _last_user_index(self, messages: Sequence[Message]) -> int:
@@ -289,18 +289,17 @@ class Renderer(Named, ABC):
         )
 
     def message_reader(self) -> MessageReader:
-        """Returns what makes a message of the text of one response, for those who decode the
-        tokens themselves."""
+        """Returns a parser from text to a message, for callers that decode tokens themselves."""
         return self._reader()
 
     def response_parser(self) -> ResponseParser:
-        """Returns a parser for one response, to be fed with tokens as they are sampled."""
+        """Returns a parser for one response; its ``feed`` takes tokens as they are sampled."""
         stops = [stop for stop in self.get_stop_sequences() if isinstance(stop, int)]
         eos = special_id(self.tokenizer, "eos")
         return ResponseParser(self.codec, self._reader(), stops, eos)
 
     def parse_response(self, response: Sequence[int]) -> tuple[Message, ParseTermination]:
-        """Returns the message that sampled tokens say, and how they ended.
+        """Parses sampled tokens into a message; returns it and how the response ended.
 
         Raises RendererError for a stop token that stands in the response twice: it was sampled
         without the renderer's stop sequences.
@@ -405,7 +404,7 @@ class Renderer(Named, ABC):
             return [self._example(normal, trained, what)]
         examples: list[Example] = []
         done = -1
-        with self._rendered.kept():
+        with self._render_cache.enabled():
             for end in self._example_ends(normal, trained, merge) or [len(normal) - 1]:
                 part = [t and done < i for i, t in enumerate(trained[: end + 1])]
                 examples.append(self._split_example(normal[: end + 1], part, what))
@@ -431,7 +430,7 @@ class Renderer(Named, ABC):
             logger.warning(text)
 
     def _normalize(self, messages: Sequence[Mapping[str, Any]]) -> list[Message]:
-        """Checks messages, and sees to names of control tokens and to borders of parts in them."""
+        """Checks messages, splits control-token names, and separates text parts where required."""
         normal = self._with_control_tokens(normalize_messages(messages))
         return normal if self.merge_text_chunks else [part_texts_apart(m) for m in normal]
 
@@ -474,7 +473,7 @@ class Renderer(Named, ABC):
 
     def _render_all(self, messages: Sequence[Message]) -> list[RenderedMessage]:
         last_user_index = self._last_user_index(messages)
-        return self._rendered.render_all(self.render_message, messages, last_user_index)
+        return self._render_cache.render_all(self.render_message, messages, last_user_index)
 
     def _example_ends(
         self, messages: Sequence[Message], trained: Sequence[bool], merge: bool

@@ -189,7 +189,7 @@ class GptOssRenderer(Renderer):
     def _render(
         self, messages: Sequence[Message], last_answer: int, prompt: bool = False
     ) -> list[RenderedMessage]:
-        return self._rendered.render_all(self.render_message, messages, last_answer, not prompt)
+        return self._render_cache.render_all(self.render_message, messages, last_answer, not prompt)
 
     def _prompt_pieces(self, messages: Sequence[Message], role: Role) -> list[Piece]:
         """In a prompt all messages are history, the last one too."""

@@ -86,7 +86,7 @@ class BatchConfig(TrainingConfig):
 
 @dataclass(frozen=True)
 class Batch:
-    """What a step trains on: datums, and what their objective found out about them beforehand."""
+    """Training data of one step, with the results of ``Objective.prepare``."""
 
     data: list[tinker.Datum]
     asked: Any = None
@@ -98,7 +98,7 @@ class Batch:
 
 
 class Objective(ABC):
-    """What a step is trained for: the part in which the loops differ.
+    """Training objective: loss, preparation and metrics of a step.
 
     ``shown`` names the metric that stands beside the progress bar.
     """
@@ -106,10 +106,10 @@ class Objective(ABC):
     shown: str = "loss"
 
     async def prepare(self, step: int, data: list[tinker.Datum]) -> Batch:
-        """Asks a reference or a teacher about the batch of ``step`` (0-based).
+        """Computes what the loss needs from a reference or a teacher, for the 0-based ``step``.
 
-        Called in the order of steps, while up to ``submit_ahead`` earlier ones train. What it
-        draws at random must follow from the seed and ``step``: a resumed run asks again.
+        Called in the order of steps, while up to ``submit_ahead`` earlier ones train. Any
+        randomness must follow from the seed and ``step``: a resumed run calls it again.
         """
         return Batch(data)
 
@@ -261,7 +261,7 @@ class SubmittedBatch:
 
 
 class _Loop:
-    """What the loop carries from step to step: steps in flight and running counts."""
+    """Training loop with its steps in flight and running counts."""
 
     def __init__(
         self,
@@ -279,7 +279,7 @@ class _Loop:
         self._finished_at = time.monotonic()
 
     async def run(self, client: TrainingClient, dataset: SupervisedDataset) -> None:
-        """All steps from the session's first."""
+        """Runs all steps from the first step of the session."""
         config, schedule, start = self._config, self._schedule, self._session.start_step
         if start == 0:
             await self._record_start()
@@ -299,7 +299,7 @@ class _Loop:
                 await self._finish_oldest()
 
     def report(self) -> list[str]:
-        """How many batches were skipped; nothing where none was."""
+        """Returns a line that counts the skipped batches; empty if none was skipped."""
         if not self._skipped:
             return []
         return [
@@ -308,7 +308,7 @@ class _Loop:
         ]
 
     async def _record_start(self) -> None:
-        """Row 0: the evaluations before training."""
+        """Writes row 0: the evaluations before training."""
         metrics = await self._session.evaluate(0)
         if metrics:
             self._session.write_row({"progress": 0.0, "epoch": 0, **metrics}, step=0)

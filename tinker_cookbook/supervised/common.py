@@ -208,17 +208,17 @@ def create_rightshifted_model_input_and_leftshifted_targets(
 
 
 def loss_mask(datum: tinker.Datum) -> npt.NDArray[np.bool_]:
-    """Which positions are trained on: bool [T]."""
+    """Returns which positions are trained on, bool [T]."""
     return datum.loss_fn_inputs["weights"].to_numpy() != 0
 
 
 def count_loss_tokens(datum: tinker.Datum) -> int:
-    """Positions that are trained on, whatever their weight."""
+    """Counts the positions whose weight is not 0."""
     return int(np.count_nonzero(loss_mask(datum)))
 
 
 def total_weight(datum: tinker.Datum) -> float:
-    """Sum of the weights: 1 for a whole example under ``reduction="mean"``."""
+    """Returns the sum of the weights: 1 for a whole example under ``reduction="mean"``."""
     return float(datum.loss_fn_inputs["weights"].to_numpy().sum(dtype=np.float64))
 
 
@@ -314,18 +314,18 @@ def _counted_byte_count(token_ids: Any, counted: Any, tokenizer: Tokenizer) -> i
 
 
 class _SpecialIds:
-    """Which token ids a tokenizer calls special, by a list of them or by a method."""
+    """Special token ids of a tokenizer, from its list or its method."""
 
     def __init__(self, tokenizer: Tokenizer) -> None:
         self._ids = np.array(sorted(getattr(tokenizer, "all_special_ids", None) or []), np.int64)
-        self._ask = getattr(tokenizer, "is_special_token", None)
+        self._is_special = getattr(tokenizer, "is_special_token", None)
 
     def among(self, ids: npt.NDArray[np.int64]) -> npt.NDArray[np.bool_]:
-        """Which of ``ids`` [T] are special, bool [T]."""
+        """Returns which of ``ids`` [T] are special, bool [T]."""
         found = np.isin(ids, self._ids)
-        if callable(self._ask):
-            asked = [token for token in np.unique(ids).tolist() if self._ask(token)]
-            found |= np.isin(ids, asked)
+        if callable(self._is_special):
+            special = [token for token in np.unique(ids).tolist() if self._is_special(token)]
+            found |= np.isin(ids, special)
         return found
 
 

@@ -58,7 +58,7 @@ def read_conversations(
     train_on_what: TrainOnWhat | str = TrainOnWhat.ALL_ASSISTANT_MESSAGES,
     renderer: Callable[[], Renderer] | None = None,
 ) -> list[list[Message]]:
-    """All conversations of a JSONL file (also ``.jsonl.gz``), checked; blank lines are skipped.
+    """Returns a JSONL file's conversations (also ``.jsonl.gz``), checked, without blank lines.
 
     Args:
         path: The file.
@@ -107,7 +107,7 @@ def read_conversation(path: str | Path, index: int) -> tuple[list[Message], list
 
 
 class _Reader:
-    """Rows to conversations; remembers what it saw but does not read."""
+    """Converts rows to conversations and collects the message keys that it ignores."""
 
     def __init__(
         self, train_on_what: TrainOnWhat, renderer: Callable[[], Renderer] | None = None
@@ -209,7 +209,7 @@ class FromConversationFileBuilder(ChatDatasetBuilder):
 
     @property
     def setting_names(self) -> tuple[str, str]:
-        """What recipes call the two files on the command line."""
+        """Names of the two file settings on the command line of recipes."""
         return "dataset_path", "test_path"
 
     def __call__(self) -> tuple[SupervisedDataset, SupervisedDataset | None]:

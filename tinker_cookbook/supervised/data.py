@@ -82,7 +82,10 @@ def conversation_to_datum(
     train_on_what: TrainOnWhat = TrainOnWhat.ALL_ASSISTANT_MESSAGES,
     reduction: Reduction = "mean",
 ) -> tinker.Datum:
-    """The whole conversation as one datum; see ``conversation_to_data`` for when that is wrong."""
+    """Returns the whole conversation as one datum.
+
+    ``conversation_to_data`` explains when a conversation needs several.
+    """
     model_input, weights = renderer.build_supervised_example(conversation, train_on_what)
     return datum_from_model_input_weights(model_input, weights, max_length, reduction)
 
@@ -94,7 +97,7 @@ def conversation_to_data(
     train_on_what: TrainOnWhat = TrainOnWhat.ALL_ASSISTANT_MESSAGES,
     reduction: Reduction = "mean",
 ) -> list[tinker.Datum]:
-    """The conversation as one datum for each distinct prompt.
+    """Returns one datum for each distinct prompt of the conversation.
 
     A renderer whose history differs from what was sampled (it strips earlier thinking, say) needs
     several, so that every answer is trained behind the prompt that inference would give it; others
@@ -106,7 +109,7 @@ def conversation_to_data(
 
 
 def trained_batch(dataset: SupervisedDataset, index: int) -> list[tinker.Datum]:
-    """The batch at ``index``, or nothing where none of its datums has a token to train on.
+    """Returns the batch at ``index``; empty if none of its datums has a trained token.
 
     Loops and evaluators take batches by this function, so that they pass over such a batch.
     """
@@ -146,7 +149,7 @@ class SupervisedDatasetFromHFDataset(SupervisedDataset):
 
     @property
     def hf_dataset(self) -> Rows:
-        """The rows in their own order, as they were given."""
+        """The rows in their original order."""
         return self._rows
 
     @property
@@ -251,7 +254,7 @@ class StreamingSupervisedDatasetFromHFDataset(SupervisedDataset):
 
 
 class _Mapper:
-    """Rows to datums, without those that train nothing, where others in the batch do."""
+    """Converts rows to datums and drops datums without a trained token."""
 
     def __init__(self, map_fn: MapFn | None, flatmap_fn: FlatmapFn | None) -> None:
         if (map_fn is None) == (flatmap_fn is None):
@@ -268,7 +271,7 @@ class _Mapper:
         return sum(self._dropped.values())
 
     def batch(self, index: int, numbered_rows: list[tuple[Any, Any]]) -> list[tinker.Datum]:
-        """The datums of rows; the number of a row is what a drop is remembered by."""
+        """Returns the datums of rows; drops are counted by row number."""
         kept: list[tinker.Datum] = []
         untrained: list[tinker.Datum] = []
         for number, row in numbered_rows:

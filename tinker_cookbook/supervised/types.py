@@ -35,7 +35,7 @@ class SupervisedDataset(ABC):
         return 0
 
     def report(self) -> list[str]:
-        """What was left out so far, for people; nothing where all is trained."""
+        """Returns a line that counts dropped examples; empty if none was dropped."""
         if not self.num_dropped:
             return []
         return [f"{self.num_dropped} examples had no token to train and were dropped"]
@@ -67,14 +67,14 @@ class SupervisedDatasetBuilder:
     def held_out_prompts(self, n: int) -> list[list[Message]]:
         """Up to ``n`` conversations of the held-out part, each without its last answer.
 
-        A loop shows what the model says to them before and after training.
+        A loop prints sampled answers to them before and after training.
         """
         return []
 
 
 @chz.chz
 class ChatDatasetBuilderCommonConfig:
-    """What all builders of chat data need."""
+    """Settings that all builders of chat data share."""
 
     model_name_for_tokenizer: str = chz.field(doc="Hub name or folder of the tokenizer")
     renderer_name: str = chz.field(doc="Chat format")

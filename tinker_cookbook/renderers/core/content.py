@@ -50,7 +50,7 @@ def get_text_content(message: Message) -> str:
 
 
 def has_thinking(content: Content) -> bool:
-    """Says whether the content has a thinking part, or a string an opening ``<think>``."""
+    """Returns whether the content has a thinking part, or a string an opening ``<think>``."""
     if isinstance(content, str):
         return _THINK_OPEN in content
     return any(part["type"] == "thinking" for part in content)

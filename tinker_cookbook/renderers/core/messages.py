@@ -1,4 +1,4 @@
-"""Message types: what a conversation is before it becomes tokens.
+"""Message types of a conversation.
 
 The shapes are those of the OpenAI chat format, so that a row of JSON is a conversation as it is:
 ``{"role": "user", "content": "Hi"}``. Content is a string or a list of typed parts; thinking is a
@@ -55,7 +55,7 @@ class ToolSpec(TypedDict):
 
 
 class StrictBase(BaseModel):
-    """A value that cannot be changed and takes no fields but its own."""
+    """Immutable pydantic model that rejects unknown fields."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 

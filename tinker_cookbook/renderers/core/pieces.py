@@ -1,4 +1,4 @@
-"""Pieces of a rendered conversation: runs of tokens and media, put together with their weights."""
+"""Pieces of a rendered conversation (runs of tokens, images, audio) and how they are joined."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def _tokens(piece: Piece) -> Sequence[int]:
 
 
 def length(piece: Piece) -> int:
-    """Returns how many positions of the context a piece takes."""
+    """Returns the number of context positions that a piece occupies."""
     if isinstance(piece, (list, tuple)):
         return len(piece)
     return getattr(piece, "length", None) or len(_tokens(piece))

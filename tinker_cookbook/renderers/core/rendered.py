@@ -1,4 +1,4 @@
-"""What a chat format says of one message: its place in the conversation, and its tokens."""
+"""Context of a message in its conversation, rendered messages, and their training weights."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from tinker_cookbook.renderers.core.pieces import Piece, as_chunk, flat, token_l
 
 @dataclass(frozen=True)
 class RenderContext:
-    """Where a message stands in its conversation: what chat formats make it depend on."""
+    """Position and neighbours of a message: everything its tokens may depend on."""
 
     idx: int
     """Position of the message, from 0."""
@@ -77,8 +77,8 @@ def contexts(
         yield message, context_at(i, messages, last_user_index)
 
 
-class RenderMemory:
-    """Messages already rendered of the conversation at hand, for each thread its own.
+class RenderCache:
+    """Cache of the rendered messages of one conversation, separate for each thread.
 
     A conversation that is split is rendered up to each of its answers. What a message becomes
     depends on its context alone, of which the neighbours follow from the place.
@@ -88,8 +88,11 @@ class RenderMemory:
         self._threads = threading.local()
 
     @contextmanager
-    def kept(self) -> Iterator[None]:
-        """Remembers what is rendered inside: messages of one conversation, kept alive by it."""
+    def enabled(self) -> Iterator[None]:
+        """Caches rendered messages inside the ``with`` block, for one conversation.
+
+        Keys contain ``id(message)``, so the caller must keep the messages alive.
+        """
         self._threads.known = {}
         try:
             yield
@@ -103,7 +106,7 @@ class RenderMemory:
         last_user_index: int,
         ends: bool = True,
     ) -> list[RenderedMessage]:
-        """Returns what ``render`` makes of each message in its context.
+        """Returns the result of ``render`` for each message in its context.
 
         Without ``ends`` no message ``is_last``: for formats that write the history of a prompt
         otherwise than a whole conversation.

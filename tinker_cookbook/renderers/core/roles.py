@@ -1,4 +1,4 @@
-"""Roles of messages: which ones chat formats know, and what other data formats call them."""
+"""Roles of messages: the names chat formats accept, and their names in other data formats."""
 
 from __future__ import annotations
 

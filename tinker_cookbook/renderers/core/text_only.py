@@ -1,4 +1,4 @@
-"""What chat formats without tools, thinking or media do with messages that have them: refuse.
+"""Checks that refuse tools, thinking or media in chat formats that cannot express them.
 
 Training on a conversation whose tool calls were left out teaches something else than the data
 says, so nothing is dropped silently.

@@ -34,7 +34,7 @@ class TrainOnWhat(StrEnum):
 
 
 def select_trained(messages: Sequence[Message], train_on_what: TrainOnWhat | str) -> list[bool]:
-    """Says for each message whether its output is trained on.
+    """Returns for each message whether its output is trained on.
 
     A conversation in which nothing is selected (no assistant message, say) gives all False; the
     caller decides whether to drop it. Raises RendererError for a ``trainable`` that is no boolean.

@@ -58,7 +58,7 @@ class ShowConfig:
 
 
 def main(config: ShowConfig) -> None:
-    """Prints one conversation, and writes the page if one was asked for."""
+    """Prints one conversation, and writes the HTML page if ``html`` is set."""
     _check(config)
     options = _template_options(config.template_options)
     row = None if config.file is None else _row(config.file, config.index)
@@ -83,7 +83,7 @@ def show(
     template_options: dict[str, Any] | None = None,
     why: str = "asked for",
 ) -> View:
-    """Returns what is shown of a conversation; ``why`` says how the renderer was chosen.
+    """Returns the view of a conversation; ``why`` states how the renderer was chosen.
 
     Raises RendererError for messages that the chat format cannot express.
     """
@@ -149,7 +149,7 @@ def _row(file: str, index: int) -> Conversation:
 
 
 def _declared(row: Conversation, renderer: Renderer) -> Conversation:
-    """The row with its tools declared as the chat format does it."""
+    """Returns the row with its tools declared in the chat format."""
     try:
         messages = normalize_messages(with_tools(row.messages, row.tools, renderer))
     except RendererError as error:

@@ -20,11 +20,11 @@ _NO_THINKING = {"enable_thinking": False, "thinking": False}
 
 @dataclass(frozen=True)
 class Conversation:
-    """What is shown, and the same for the model's own chat template."""
+    """The messages to show, and the same conversation for the model's chat template."""
 
     messages: list[Message]
     source: str
-    """Where it came from, for people."""
+    """Where the conversation comes from, as text for the output."""
     for_template: list[Message] | None = None
     """The messages without the declaration of tools, which the template writes itself."""
     tools: tuple[ToolSpec, ...] = ()
@@ -32,7 +32,7 @@ class Conversation:
 
 @dataclass(frozen=True)
 class Comparison:
-    """What was found; both sides' tokens where they differ."""
+    """Result of a comparison, with the tokens of both sides where they differ."""
 
     text: str
     equal: bool | None
@@ -51,11 +51,11 @@ class Comparison:
 
 @dataclass(frozen=True)
 class TemplateSide:
-    """The chat template that comes with the tokenizer of a renderer."""
+    """Chat template of a renderer's tokenizer."""
 
     renderer: Renderer
     tools: Sequence[ToolSpec]
-    """Declared by the template: the messages it is given do not."""
+    """Tools that the template declares; its messages do not declare them."""
     options: Mapping[str, Any]
     """Further arguments of the template."""
 

@@ -43,16 +43,16 @@ class ShownToken:
     """Its part of the decoded text; empty where a later token completes the character."""
     weight: float = 0.0
     control: bool = False
-    """Whether it is no text: a token that is known by its name."""
+    """Whether it is a control token or an image instead of text."""
 
     @property
     def trained(self) -> bool:
-        """Whether the model is trained to say it."""
+        """Whether the token has a training weight other than 0."""
         return self.weight != 0
 
 
 class TokenReader:
-    """Makes what is shown from what a renderer gives."""
+    """Converts rendered pieces to tokens that can be displayed."""
 
     def __init__(self, renderer: Renderer) -> None:
         self._codec = renderer.codec
@@ -144,7 +144,7 @@ class TokenRow:
 
 @dataclass(frozen=True)
 class Fact:
-    """One statement; ``good`` is None where it is neither right nor wrong."""
+    """One finding; ``good`` is None where it is neither right nor wrong."""
 
     label: str
     text: str
@@ -154,7 +154,7 @@ class Fact:
 
 @dataclass(frozen=True)
 class ExampleView:
-    """One training example, and what was found of its answers."""
+    """One training example and the findings about its answers."""
 
     title: str
     tokens: Sequence[ShownToken]
@@ -163,7 +163,7 @@ class ExampleView:
 
 @dataclass(frozen=True)
 class View:
-    """All that is shown."""
+    """All findings and all training examples of a conversation."""
 
     facts: Sequence[Fact]
     examples: Sequence[ExampleView]
@@ -195,7 +195,7 @@ _LAST = TrainOnWhat.LAST_ASSISTANT_MESSAGE
 
 
 class Answers:
-    """Asks the renderer about one message at a time, by what it does at inference."""
+    """Prompts and sampled tokens of the answers, as inference produces them."""
 
     def __init__(
         self, renderer: Renderer, messages: Sequence[Message], reader: TokenReader
@@ -208,42 +208,42 @@ class Answers:
 
     @cached_property
     def indices(self) -> list[int]:
-        """Which messages are answers."""
+        """Indices of the assistant messages."""
         return [i for i, m in enumerate(self._messages) if m["role"] == "assistant"]
 
     @cached_property
     def last(self) -> int:
-        """Index of the last answer, or of the one to come."""
+        """Index of the last answer, or of the next message where there is no answer."""
         return self.indices[-1] if self.indices else len(self._messages)
 
     def prompt(self, end: int) -> list[Any]:
-        """Returns what inference would be given for the answer at ``end``."""
+        """Returns the prompt from which inference samples the answer at index ``end``."""
         if end not in self._prompts:
             chunks = self._renderer.build_generation_prompt(self._messages[:end]).chunks
             self._prompts[end] = flat(chunks)
         return self._prompts[end]
 
     def sampled(self, answer: int) -> list[Any]:
-        """Returns what the model says to answer, its stop token included."""
+        """Returns the tokens the model samples for this answer, including the stop token."""
         if answer not in self._samples:
             self._samples[answer] = self._sampled(self._messages[: answer + 1])
         return self._samples[answer]
 
     def conversation(self) -> list[Any]:
-        """Returns all messages as history, nothing trained."""
+        """Returns the tokens of all messages as history, with no trained message."""
         messages = self._renderer._normalize(self._messages)
         return flat(self._renderer._example(messages, [False] * len(messages), _LAST)[0].chunks)
 
     def parsed(self, answer: int) -> Fact:
-        """What parse_response reads of the answer as it is sampled."""
+        """Compares the answer with the message that ``parse_response`` returns for its tokens."""
         sampled = self.sampled(answer)
         if not all(isinstance(item, int) for item in sampled):
             return Fact("parsed", "nothing: a medium is no token that could be sampled")
         message, how = self._renderer.parse_response(sampled)
         same = True
-        if _essence(message) == _essence(self._messages[answer]):
+        if _comparable(message) == _comparable(self._messages[answer]):
             verdict = "reads the message back"
-        elif same := self._says_the_same(message, answer, sampled):
+        elif same := self._renders_the_same(message, answer, sampled):
             verdict = "reads another spelling of the message, whose tokens are the same"
         else:
             verdict = "reads something else than the message"
@@ -253,7 +253,7 @@ class Answers:
         )
         return Fact("parsed", text, same and how is ParseTermination.STOP_SEQUENCE)
 
-    def _says_the_same(self, message: Message, answer: int, sampled: list[Any]) -> bool:
+    def _renders_the_same(self, message: Message, answer: int, sampled: list[Any]) -> bool:
         try:
             return self._sampled([*self._messages[:answer], message]) == sampled
         except RendererError:
@@ -268,12 +268,12 @@ class Answers:
 
 
 def _without_flag(message: Message) -> Message:
-    """The message without ``trainable``: here it is asked what is sampled, whatever is trained."""
+    """Returns the message without ``trainable``, which does not affect what is sampled."""
     return Message(**{key: value for key, value in message.items() if key != "trainable"})  # pyright: ignore[reportArgumentType]
 
 
-def _essence(message: Message) -> Any:
-    """What a message says: parts that are not empty, calls without their ids."""
+def _comparable(message: Message) -> Any:
+    """Returns the content to compare: parts that are not empty, calls without their ids."""
     parts = [dict(part) for part in ensure_list(message["content"]) if part.get("text") != ""]
     calls = [call.function for call in message.get("tool_calls", [])]
     return parts, calls, message.get("unparsed_tool_calls", [])
@@ -288,8 +288,7 @@ class _Example:
     tokens: list[ShownToken]
 
     def continues(self, prompt: Sequence[Any]) -> int:
-        """How many tokens of the prompt begin the example, one more where it trains an answer to
-        it."""
+        """Counts the prompt tokens that begin the example, plus 1 if the next is trained."""
         at = first_difference(prompt, self.items[: len(prompt)])
         behind = self.tokens[len(prompt) : len(prompt) + 1]
         return len(prompt) + any(token.trained for token in behind) if at is None else at
@@ -297,7 +296,7 @@ class _Example:
 
 @dataclass
 class Viewer:
-    """Looks at one conversation through one renderer."""
+    """Builds the view of one conversation with one renderer."""
 
     renderer: Renderer
     conversation: Conversation
@@ -305,7 +304,7 @@ class Viewer:
     template_options: Mapping[str, Any] = field(default_factory=dict)
 
     def view(self) -> View:
-        """Renders, compares and parses. Raises RendererError where the renderer refuses."""
+        """Renders, compares and parses; raises RendererError if the format cannot express it."""
         facts = [self._stops(), self._extension(), self._template(), self._prompt()]
         examples = [self._example_view(i) for i in range(len(self._examples))]
         return View([*facts, self._counts(), self._why()], examples)
@@ -336,7 +335,7 @@ class Viewer:
 
     @cached_property
     def _example_of(self) -> dict[int, int]:
-        """The example of each trained answer: the one that continues its prompt, or comes nearest.
+        """Maps each trained answer to the example that continues its prompt, or comes nearest.
 
         Found by tokens, so that it holds for renderers that split in ways of their own.
         """
@@ -394,7 +393,7 @@ class Viewer:
         return Fact("prompt", text + fact.text, fact.good, [tail, *fact.rows])
 
     def _prefix(self, answer: int, where: str) -> Fact:
-        """Whether the example of an answer continues its prompt with what is sampled."""
+        """Checks that the example of an answer is its prompt followed by its sampled tokens."""
         example, prompt = self._examples[self._example_of[answer]], self._answers.prompt(answer)
         at = first_difference(prompt, example.items[: len(prompt)])
         if at is not None:
@@ -439,7 +438,7 @@ class Viewer:
         return Fact("examples", f"1, because {reason}")
 
     def _why_split(self) -> Fact:
-        """By the first two answers in a row that do not share an example."""
+        """Explains the split by the first two adjacent answers in different examples."""
         number = len(self._examples)
         pairs = zip(self._trained_answers, self._trained_answers[1:], strict=False)
         apart = [pair for pair in pairs if self._example_of[pair[0]] != self._example_of[pair[1]]]
