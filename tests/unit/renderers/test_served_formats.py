@@ -21,7 +21,7 @@ from tinker_cookbook.server.openai.bodies import Tool
 from tinker_cookbook.server.openai.chat import ChatChoice
 from tinker_cookbook.server.openai.messages import prompt_tokens
 from tinker_cookbook.server.openai.sample_requests import Asked
-from tinker_cookbook.server.openai.text import Drawn
+from tinker_cookbook.server.openai.text import SampledToken
 
 each_case = pytest.mark.parametrize("case", CASES, ids=lambda case: case.label)
 calling = pytest.mark.parametrize(
@@ -41,7 +41,7 @@ def said(renderer: Any, tokens: list[int], cuts: list[int]) -> tuple[dict, dict,
     choice = ChatChoice(0, asked, renderer.message_reader())
     chunks = choice.begin(None)
     for start, end in zip([0, *cuts], [*cuts, len(tokens)], strict=True):
-        added = choice.add([Drawn(token, None) for token in tokens[start:end]])
+        added = choice.add([SampledToken(token, None) for token in tokens[start:end]])
         chunks += [added] if added else []
     chunks += choice.end(SimpleNamespace(stop_reason="stop"))  # type: ignore[arg-type]
     streamed: dict[str, Any] = defaultdict(str)
