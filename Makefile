@@ -1,9 +1,9 @@
-# The two commands a newcomer needs are `make demo` and `make test`; both set up what they use.
+# The two commands a newcomer needs are `make demo` and `make test`. Each installs what it uses.
 PYTHON ?= python3
 VENV   ?= .venv
 BIN    := $(VENV)/bin
 
-.PHONY: demo test check bench install clean
+.PHONY: demo test test-all check bench install clean
 
 install: $(VENV)/.installed
 
@@ -16,7 +16,11 @@ $(VENV)/.installed: pyproject.toml
 demo: install
 	$(BIN)/python -m recipes.sl_basic $(ARGS)
 
+# Quick: every package, without the tests that start whole programs or train for minutes.
 test: install
+	$(BIN)/python -m pytest -n 2 --dist loadfile -m "not slow" $(ARGS)
+
+test-all: install
 	$(BIN)/python -m pytest -n 2 --dist loadfile $(ARGS)
 
 check: install

@@ -1,0 +1,251 @@
+"""The commands of README and docs that train or print help run in fresh processes.
+
+Commands keep the keys that the page types. Values that name a large model, a dataset of the Hub or
+a folder of the reader are replaced, and settings that make the run short are added. Costs about
+two minutes; marked slow.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shlex
+import subprocess
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+from recipe_runs import REPO
+from tiny_model import make_tiny_model
+
+from recipes.examples import example_data
+
+pytestmark = pytest.mark.slow
+
+# Programs that need a network, another package, or the whole test suite; CI runs `make test-all`.
+NOT_RUN = (
+    "git clone",
+    "cd ",
+    ". ",
+    "make demo",
+    "make test",
+    "make check",
+    "make install",
+    "pip ",
+    "tar ",
+    "python -m venv",
+    "export ",
+    "mkdir ",
+    "done",
+    "wait",
+    "python tests/conformance/official_cookbook.py",
+    "python -m tests.conformance.compatibility",
+    "python -m pytest",
+)
+RUN = {"device": "cpu", "dtype": "float32", "lora_rank": "4", "max_steps": "1"}
+ROLE_COLON = {"renderer_name": "role_colon"}
+RL = {**RUN, **ROLE_COLON, "groups_per_batch": "2", "group_size": "2", "max_tokens": "4"}
+SHORT_EVAL = {"eval_every": "0", "num_test": "2"}
+SETTINGS: dict[str, dict[str, str]] = {
+    "recipes.sl_basic": {**RUN, **ROLE_COLON, "batch_size": "2"},
+    "recipes.sl_loop": {**RUN, **ROLE_COLON, "batch_size": "2"},
+    "recipes.rl_basic": {**RL, **SHORT_EVAL},
+    "recipes.rl_loop": RL,
+    "recipes.math_rl.train": {**RL, **SHORT_EVAL},
+    "recipes.multiplayer_rl.guess_number.train": {**RL, **SHORT_EVAL},
+    "recipes.multiplayer_rl.twenty_questions.train": {**RL, **SHORT_EVAL},
+    "recipes.preference.dpo.train": {**RUN, **ROLE_COLON, "batch_size": "2"},
+    "recipes.preference.shorter.train": RL,
+    "recipes.preference.rlhf.rlhf_pipeline": {},
+    "recipes.distillation.on_policy_distillation": {**RL, "num_test": "2"},
+    "recipes.distillation.off_policy_reasoning": {**RUN, **ROLE_COLON, "batch_size": "2"},
+    "recipes.prompt_distillation.create_data": {"max_tokens": "4", "renderer_name": "role_colon"},
+    "recipes.prompt_distillation.train": {**RUN, **ROLE_COLON, "batch_size": "2"},
+    "tinker_cookbook.supervised.train": {"device": "cpu", "dtype": "float32", "lora_rank": "4"},
+    "tinker_cookbook.sweep": {**RUN, **ROLE_COLON, "learning_rate": "1e-4", "batch_size": "2"},
+    "tinker_cookbook.renderers.show": ROLE_COLON,
+}
+OF_THE_READER = """
+import json
+
+import chz
+from tinker_cookbook.renderers import get_renderer
+from tinker_cookbook.supervised.data import SupervisedDatasetFromHFDataset
+from tinker_cookbook.supervised.data import conversation_to_datum
+from tinker_cookbook.supervised.types import SupervisedDatasetBuilder
+from tinker_cookbook.tokenizer_utils import get_tokenizer
+
+
+@chz.chz
+class MyDataset(SupervisedDatasetBuilder):
+    path: str
+
+    def __call__(self):
+        rows = [json.loads(line) for line in open(self.path)]
+        renderer = get_renderer("role_colon", get_tokenizer("model"))
+        return (
+            SupervisedDatasetFromHFDataset(
+                rows, 2, lambda row: conversation_to_datum(row["messages"], renderer, 256)
+            ),
+            None,
+        )
+"""
+
+
+@dataclass(frozen=True)
+class Command:
+    """One command of a page: the program, and what is typed behind it."""
+
+    page: str
+    program: str
+    words: tuple[str, ...]
+
+    def __str__(self) -> str:
+        return f"{Path(self.page).stem}: {self.program} {' '.join(self.words)}"
+
+
+def pages() -> list[Path]:
+    return [REPO / "README.md", REPO / "CONTRIBUTING.md", *sorted((REPO / "docs").glob("*.md"))]
+
+
+def blocks(language: str) -> list[tuple[str, str]]:
+    """``(page, text)`` of every fenced block in ``language``."""
+    pattern = re.compile(rf"^```{language}\n(.*?)^```", re.DOTALL | re.MULTILINE)
+    return [
+        (str(page.relative_to(REPO)), text)
+        for page in pages()
+        if page.name != "dev-log.md"
+        for text in pattern.findall(page.read_text())
+    ]
+
+
+def lines_of(block: str) -> list[str]:
+    """The commands of a shell block: continuation lines joined, loops run for their first value."""
+    values: dict[str, str] = {}
+    lines = []
+    # A quoted text may go over several lines, as the JSON body of a request does.
+    joined = re.sub(r"'[^']*'", lambda quoted: quoted[0].replace("\n", " "), block)
+    for line in joined.replace("\\\n", " ").splitlines():
+        if loop := re.match(r"for (\w+) in (\S+)", line):
+            values[loop[1]] = loop[2]
+            continue
+        line = re.sub(r"\$(\w+)", lambda name: values.get(name[1], name[0]), line)
+        line = re.sub(r"\s(>.*|&)$", "", re.sub(r"(^|\s)#.*", "", line).strip())
+        lines += [part.strip() for part in line.split("&&") if part.strip()]
+    return lines
+
+
+def documented() -> list[Command]:
+    """Every command that is to be run, each once; an unknown one is an error."""
+    found: dict[tuple[str, tuple[str, ...]], Command] = {}
+    for page, block in blocks("bash"):
+        for line in lines_of(block):
+            line = re.sub(r"^(\w+=\S+ )+", "", line)
+            if line.startswith(NOT_RUN):
+                continue
+            words = shlex.split(line)
+            assert words[:2] == ["python", "-m"] or words[0] in ("tinker", "curl"), (page, line)
+            at = 2 if words[0] == "python" else 0
+            typed = tuple(word for word in words[at + 1 :] if word != "…")
+            found.setdefault((words[at], typed), Command(page, words[at], typed))
+    return list(found.values())
+
+
+COMMANDS = documented()
+OF_SERVERS = [c for c in COMMANDS if c.program == "tinker_cookbook.server"]
+OF_CLIENTS = [c for c in COMMANDS if c.program in ("tinker", "curl")]
+# These need a trained teacher, a dataset of the Hub, or the output of another command.
+NEED_MORE = ("teacher_checkpoint=", "dataset_path=FOLDER", "lang.jsonl")
+PROGRAMS = [
+    c
+    for c in COMMANDS
+    if c not in OF_SERVERS + OF_CLIENTS and not any(n in str(c) for n in NEED_MORE)
+]
+
+
+class Reader:
+    """A folder with a reader's files, and a small model in place of the large ones."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.model = make_tiny_model(folder / "model")
+        self._add_chat_template()
+        rows = example_data("conversations.jsonl").read_text().splitlines()[:12]
+        for name in ("my.jsonl", "my.csv"):
+            (folder / name).write_text("\n".join(rows) + "\n")
+        (folder / "my_package").mkdir()
+        (folder / "my_package" / "data.py").write_text(OF_THE_READER)
+        self.runs = 0
+
+    def _add_chat_template(self) -> None:
+        path = Path(self.model) / "tokenizer_config.json"
+        template = (
+            "{% for m in messages %}{{ m['role'] + ': ' + m['content'] + '\\n' }}{% endfor %}"
+            "{% if add_generation_prompt %}assistant:{% endif %}"
+        )
+        config = {**json.loads(path.read_text()), "chat_template": template}
+        path.write_text(json.dumps(config))
+
+    def words(self, command: Command) -> list[str]:
+        """The words of a command, with values that this machine has."""
+        words = [word for word in command.words if "=" not in word or word.startswith("-")]
+        typed = dict(word.split("=", 1) for word in command.words if word not in words)
+        if "--help" in words:
+            return list(command.words)
+        return words + [f"{k}={v}" for k, v in {**typed, **self.values(command, typed)}.items()]
+
+    def values(self, command: Command, typed: dict[str, str]) -> dict[str, str]:
+        self.runs += 1
+        values = dict(SETTINGS[command.program])
+        for key in typed:
+            if key.endswith("model_name"):
+                values[key] = self.model
+            elif typed[key] == "…":
+                values.setdefault(key, "0.001")
+        if command.program != "recipes.prompt_distillation.create_data":
+            values.setdefault("model_name", self.model)
+        if typed.get("test_size"):
+            values["test_size"] = "2"
+        place = str(self.folder / f"run-{self.runs}")
+        if command.program == "tinker_cookbook.sweep":
+            values |= {"lora_rank": "4,8", "log_dir": place}
+        elif command.program != "recipes.prompt_distillation.create_data":
+            values["log_path"] = place
+        return values
+
+    def run(self, words: list[str], **environment: str) -> str:
+        done = subprocess.run(
+            words,
+            cwd=self.folder,
+            env={
+                **os.environ,
+                "TINKER_COOKBOOK_HOME": str(self.folder / "home"),
+                "PYTHONPATH": f"{REPO}:{self.folder}",
+                **environment,
+            },
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+            timeout=240,
+        )
+        assert done.returncode == 0, (
+            f"{shlex.join(words)}\n{done.stdout[-1500:]}{done.stderr[-3000:]}"
+        )
+        return done.stdout
+
+
+@pytest.fixture(scope="module")
+def reader(tmp_path_factory) -> Reader:
+    return Reader(tmp_path_factory.mktemp("reader"))
+
+
+def test_commands_are_found():
+    assert len(PROGRAMS) > 20
+    assert OF_SERVERS
+
+
+@pytest.mark.parametrize("command", PROGRAMS, ids=str)
+def test_command(reader, command):
+    reader.run([sys.executable, "-m", command.program, *reader.words(command)])
