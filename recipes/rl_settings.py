@@ -49,7 +49,8 @@ class SampledSettings(PolicySettings):
     max_tokens: int = chz.field(default=256, doc="Most tokens to sample in a turn")
 
     max_steps_off_policy: int | None = chz.field(
-        default=None, doc="Sample on while training, at most this many updates ahead of it"
+        default=None,
+        doc="Max staleness in optimizer steps for asynchronous RL; default: synchronous",
     )
     loss_fn: str = chz.field(
         default="auto",
@@ -69,10 +70,10 @@ class SampledSettings(PolicySettings):
         default=False, doc="Go on without the episodes that fail; else a failure ends the run"
     )
     termination: TerminationRewardPolicy | None = chz.field(
-        default=None, doc="What an episode earns that ran into a limit"
+        default=None, doc="Reward of an episode that reached a limit"
     )
     rollout_max_retries: int | None = chz.field(
-        default=None, doc="Times a failed episode is played again; default: it ends the run"
+        default=None, doc="Retries of a failed episode; default: a failure ends the run"
     )
 
     log_path: str | None = chz.field(
@@ -105,7 +106,8 @@ class RLSettings(SampledSettings):
         "the loss has no penalty of its own and the run does not stream",
     )
     random_rewards: bool = chz.field(
-        default=False, doc="A control: training rewards are tosses of a coin; scores must not rise"
+        default=False,
+        doc="Random-reward control; scores must not rise",
     )
 
 

@@ -57,7 +57,7 @@ class CLIConfig(sl_basic.CLIConfig):
     max_prompts: int = chz.field(default=384_000, doc="openthoughts3: rows that an epoch takes")
     buffer_size: int = chz.field(default=384_000, doc="openthoughts3: rows to shuffle among")
     teacher_model: str | None = chz.field(
-        default=None, doc="Whose distributions are the targets; default: the texts are"
+        default=None, doc="Teacher whose token distributions are the targets; default: the texts"
     )
     teacher_checkpoint: str | None = chz.field(
         default=None, doc="tinker:// path of the teacher's own weights on teacher_model"

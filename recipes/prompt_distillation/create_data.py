@@ -82,7 +82,7 @@ class Config:
         doc="A prompt of yours instead: text, {query} where the query goes, or .json messages",
     )
     answer_regex: str | None = chz.field(
-        default=None, doc="What to take of an answer, its first group; default: the task's"
+        default=None, doc="Regex whose first group is the answer; default: the task's"
     )
     labels: str | None = chz.field(
         default=None, doc="Answers that count: a,b or Good=a,Bad=b; default: the task's"
@@ -94,7 +94,7 @@ class Config:
         default=None, doc="Longest answer; default: 5 for language_by_examples, else 1000"
     )
     samples_per_query: int = chz.field(default=1, doc="Answers to each query")
-    concurrency: int = chz.field(default=32, doc="Queries asked at a time")
+    concurrency: int = chz.field(default=32, doc="Queries that are sampled concurrently")
     seed: int = chz.field(default=0, doc="Seed of the samples")
 
     backend: str = chz.field(default="auto", doc="auto, local, tinker, or the URL of a server")

@@ -95,7 +95,7 @@ class DistilledDatasetBuilder(ChatDatasetBuilder):
 
     file_path: str = chz.field(doc="File that create_data made")
     test_fraction: float = chz.field(default=0.25, doc="Share of the groups to hold out")
-    split_seed: int = chz.field(default=0, doc="Seed of the draw")
+    split_seed: int = chz.field(default=0, doc="Seed of the split")
     labels: list[str] | None = chz.field(default=None, doc="Answers that may occur; None: any")
 
     def __call__(self) -> tuple[SupervisedDataset, SupervisedDataset | None]:

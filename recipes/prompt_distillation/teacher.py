@@ -38,7 +38,7 @@ class Sampling:
         temperature: Of the softmax; 0 is greedy.
         top_p: Draw among the most probable tokens that hold this much; 1 is all.
         samples: Answers to each query.
-        concurrency: Queries asked at a time.
+        concurrency: Queries that are sampled concurrently.
         seed: An answer depends on it and on the query's text, not on the order of the queries.
     """
 

@@ -50,7 +50,7 @@ class CLIConfig(RunSettings):
     )
     test_fraction: float = chz.field(default=0.25, doc="Share of the groups to hold out")
     split_seed: int = chz.field(
-        default=0, doc="Seed of the draw; apart from seed, so that runs are compared on one part"
+        default=0, doc="Split seed, separate from seed: runs share one held-out part"
     )
     answer_max_tokens: int = chz.field(default=8, doc="Longest answer in the evaluation")
     max_length: int | None = chz.field(

@@ -47,7 +47,7 @@ class DatasetWithTeacher:
     """A dataset, the teacher of its examples, and its share of each batch."""
 
     dataset_builder: SupervisedDatasetBuilder = chz.field(doc="Texts to train on")
-    teacher_config: TeacherConfig = chz.field(doc="Whose distributions are the targets there")
+    teacher_config: TeacherConfig = chz.field(doc="Teacher whose distributions are the targets")
     weight: float = chz.field(default=1.0, doc="Share of each batch, relative to the others")
 
     @property

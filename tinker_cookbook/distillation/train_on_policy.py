@@ -79,7 +79,7 @@ class Config(PolicyTrainingConfig):
     kl_penalty_coef: float = chz.field(default=1.0, doc="Weight of the teachers")
     kl_discount_factor: float = chz.field(
         default=0.0,
-        doc="Discount at which a token answers for those after it; 0: for itself alone",
+        doc="Discount of later tokens' KL in a token's penalty; 0: its own KL only",
     )
     center_teacher_kl: bool = chz.field(
         default=False,

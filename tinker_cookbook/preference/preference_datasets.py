@@ -151,7 +151,7 @@ class ComparisonBuilderFromJsonl(ComparisonDatasetBuilder):
     train_path: str = chz.field(doc="File of comparisons: jsonl, jsonl.gz, json or parquet")
     test_path: str | None = chz.field(default=None, doc="File of held-out ones")
     test_size: int = chz.field(default=0, doc="Else: rows to hold out of train_path")
-    shuffle_seed: int = chz.field(default=0, doc="Seed of the draw of test_size")
+    shuffle_seed: int = chz.field(default=0, doc="Seed of the split by test_size")
 
     def get_train_and_test_datasets(self) -> tuple[PlacedRows, PlacedRows | None]:
         """Reads the files; the rows are not looked into."""

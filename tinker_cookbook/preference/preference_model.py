@@ -164,9 +164,7 @@ class PreferenceModelBuilderFromChatRenderer(PreferenceModelBuilder):
     device: str = chz.field(default="auto", doc="auto, cuda, mps or cpu (local engine)")
     dtype: str = chz.field(default="auto", doc="auto, float32 or bfloat16 (local engine)")
     greedy: bool = chz.field(default=False, doc="Judge by the most probable label alone")
-    both_orders: bool = chz.field(
-        default=False, doc="Ask with either answer first, and take the mean of the log-odds"
-    )
+    both_orders: bool = chz.field(default=False, doc="Judge both orders, average the log-odds")
 
     def check(self) -> None:
         """Raises ConfigurationError for a value that cannot work; loads nothing."""

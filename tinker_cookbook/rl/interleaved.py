@@ -35,7 +35,7 @@ class InterleavedRLDatasetBuilder(RLDatasetBuilder):
     total_batches: int | None = chz.field(
         default=None, doc="Batches in all; default: until a source would begin again"
     )
-    seed: int = chz.field(default=0, doc="Seed of the draws and of the orders")
+    seed: int = chz.field(default=0, doc="Seed of sampling and shuffling")
 
     def check(self) -> None:
         """Raises ``ConfigurationError`` for settings that cannot work."""

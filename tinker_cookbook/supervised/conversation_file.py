@@ -205,7 +205,7 @@ class FromConversationFileBuilder(ChatDatasetBuilder):
     file_path: str = chz.field(doc="JSONL file of conversations")
     test_file_path: str | None = chz.field(default=None, doc="JSONL file of held-out ones")
     test_size: int = chz.field(default=0, doc="Else: conversations to hold out of file_path")
-    shuffle_seed: int = chz.field(default=0, doc="Seed of the draw of test_size")
+    shuffle_seed: int = chz.field(default=0, doc="Seed of the split by test_size")
 
     @property
     def setting_names(self) -> tuple[str, str]:

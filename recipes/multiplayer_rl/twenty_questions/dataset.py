@@ -94,7 +94,7 @@ def read_words(path: str | Path) -> list[str]:
 class TwentyQuestionsDatasetBuilder(RLDatasetBuilder):
     """Games about the words of a file, some of which are held out for evaluation."""
 
-    answerer: AnswererConfig = chz.field(doc="Who answers")
+    answerer: AnswererConfig = chz.field(doc="Model that answers the questions")
     rules: Rules = chz.field(doc="The rules")
     model_name_for_tokenizer: str = chz.field(doc="Whose tokenizer turns text into tokens")
     renderer_name: str = chz.field(doc="Chat format")

@@ -78,9 +78,7 @@ class CLIConfig(RunSettings):
         doc="Which pairs of a group are compared; default: all, each once, or in both orders where "
         "the judge is not asked in both",
     )
-    matchup_group_size: int = chz.field(
-        default=4, doc="Answers meet those of their neighbourhood, of at most this many"
-    )
+    matchup_group_size: int = chz.field(default=4, doc="Matchup group size: answers compared")
     kl_penalty_coef: float = chz.field(
         default=0.02, doc="Weight of the KL penalty towards stage 1; 0: none"
     )

@@ -48,9 +48,7 @@ class CLIConfig(RLSettings):
     tournament_pattern: TournamentPattern = chz.field(
         default=TournamentPattern.ALL_PAIRS_BOTH_WAYS, doc="Which pairs of a group are compared"
     )
-    matchup_group_size: int = chz.field(
-        default=4, doc="Answers meet those of their neighbourhood, of at most this many"
-    )
+    matchup_group_size: int = chz.field(default=4, doc="Matchup group size: answers compared")
     test_group_size: int = chz.field(default=4, doc="Answers to a held-out question")
     num_epochs: int = chz.field(default=4, doc="Passes over the 24 questions")
     max_steps: int | None = chz.field(default=20, doc="Steps of the run, instead of num_epochs")

@@ -118,9 +118,7 @@ class PairwisePreferenceRLDatasetBuilder(RLDatasetBuilder):
         default=None, doc="Text of an answer to what the judge gets to read of it"
     )
     preference_model_builder: Callable[[], PreferenceModel] = chz.field(doc="Makes the judge")
-    matchup_group_size: int = chz.field(
-        default=4, doc="Answers meet those of their neighbourhood, of at most this many"
-    )
+    matchup_group_size: int = chz.field(default=4, doc="Matchup group size: answers compared")
     num_test: int = chz.field(default=32, doc="Held-out prompts to evaluate on; 0: no evaluation")
     test_group_size: int = chz.field(default=1, doc="Answers to a prompt in evaluation")
     max_judge_length: int | None = chz.field(

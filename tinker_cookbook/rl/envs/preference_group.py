@@ -120,7 +120,7 @@ class PairwisePreferenceGroupBuilder(EnvGroupBuilder):
         num_envs: Answers, which is the group size.
         content_preprocessor: Text of an answer to what the judge gets to read of it (without the
             reasoning, say).
-        matchup_group_size: Answers meet those of their neighbourhood, of at most this many.
+        matchup_group_size: Matchup group size: answers compared.
         eval_target_completion_A: An answer that all of the group meet instead, for evaluation: in
             both orders or, where pairs meet one way, behind theirs.
     """
