@@ -16,7 +16,7 @@ from typing import Any
 from tinker_cookbook.exceptions import DataError, DataFormatError, DataValidationError
 from tinker_cookbook.rl.envs.grading import extract_boxed
 from tinker_cookbook.supervised.hf_datasets import load_hf_dataset
-from tinker_cookbook.supervised.local_rows import json_lines, load_local_rows
+from tinker_cookbook.supervised.json_files import json_lines, load_local_rows
 
 logger = logging.getLogger(__name__)
 

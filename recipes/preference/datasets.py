@@ -21,7 +21,7 @@ from tinker_cookbook.recipes.examples import example_data
 from tinker_cookbook.renderers import Message, normalize_messages
 from tinker_cookbook.supervised.data import Rows
 from tinker_cookbook.supervised.hf_datasets import load_hf_dataset
-from tinker_cookbook.supervised.local_rows import SUFFIXES
+from tinker_cookbook.supervised.json_files import SUFFIXES
 
 _INSTEAD = "Give pairs of your own with dataset=FILE.jsonl, use dataset=example"
 _FILE_TEST_SIZE = 100

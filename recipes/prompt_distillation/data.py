@@ -16,9 +16,8 @@ from tinker_cookbook.exceptions import ConfigurationError, DataFormatError, near
 from tinker_cookbook.recipes.prompt_distillation.output import read_dropped
 from tinker_cookbook.recipes.prompt_distillation.queries import Query
 from tinker_cookbook.renderers import Message, get_text_content
-from tinker_cookbook.supervised.chat_dataset import chat_dataset
-from tinker_cookbook.supervised.conversation_file import naming, read_conversations
-from tinker_cookbook.supervised.local_rows import json_lines
+from tinker_cookbook.supervised.conversation_file import chat_dataset, naming, read_conversations
+from tinker_cookbook.supervised.json_files import json_lines
 from tinker_cookbook.supervised.types import ChatDatasetBuilder, SupervisedDataset
 
 

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from tinker_cookbook.exceptions import DataFormatError, DataValidationError, nearest
-from tinker_cookbook.supervised.local_rows import json_lines
+from tinker_cookbook.supervised.json_files import json_lines
 
 logger = logging.getLogger(__name__)
 

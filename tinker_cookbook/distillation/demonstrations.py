@@ -12,8 +12,7 @@ import chz
 from tinker_cookbook.distillation.mixture import numbered
 from tinker_cookbook.exceptions import ConfigurationError, DataFormatError, nearest
 from tinker_cookbook.renderers import Message, Renderer, TrainOnWhat, get_text_content
-from tinker_cookbook.supervised.chat_dataset import chat_dataset
-from tinker_cookbook.supervised.conversation_file import FromConversationFileBuilder
+from tinker_cookbook.supervised.conversation_file import FromConversationFileBuilder, chat_dataset
 from tinker_cookbook.supervised.data import SupervisedDatasetFromHFDataset, conversation_to_datum
 from tinker_cookbook.supervised.types import SupervisedDataset
 

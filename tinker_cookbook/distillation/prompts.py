@@ -17,7 +17,7 @@ from tinker_cookbook.exceptions import (
 )
 from tinker_cookbook.renderers import Message, Renderer, get_text_content, normalize_messages
 from tinker_cookbook.supervised.hf_datasets import load_hf_dataset
-from tinker_cookbook.supervised.local_rows import json_lines
+from tinker_cookbook.supervised.json_files import json_lines
 
 logger = logging.getLogger(__name__)
 

@@ -363,7 +363,7 @@ class SelfDistillation(SoftObjective):
     def metrics(self, batch: Batch, output: types.ForwardBackwardOutput) -> Metrics:
         """Of the answers, the teacher and the distance to it."""
         soft: list[SoftDatum]
-        soft, found = batch.asked
+        soft, found = batch.prepared
         logprobs = [record["logprobs"] for record in output.loss_fn_outputs]
         distance = distance_metrics(soft, logprobs, self.prefix)
         distance.pop(f"{self.prefix}/entropy", None)  # sdft/mean_teacher_entropy is the same

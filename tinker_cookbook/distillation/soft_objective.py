@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 
 class SoftObjective(Objective):
-    """Cross-entropy to a teacher's distributions. ``Batch.asked`` is the list of ``SoftDatum``.
+    """Cross-entropy to a teacher's distributions. ``Batch.prepared`` is the list of ``SoftDatum``.
 
     A subclass says in ``prepare`` where they come from; :func:`distance_metrics` documents the
     metrics, whose names begin with ``prefix``.
@@ -40,7 +40,7 @@ class SoftObjective(Objective):
     def metrics(self, batch: Batch, output: types.ForwardBackwardOutput) -> Metrics:
         """How far the student is from the teacher on the batch."""
         logprobs = [record["logprobs"] for record in output.loss_fn_outputs]
-        return dict(distance_metrics(batch.asked, logprobs, self.prefix))
+        return dict(distance_metrics(batch.prepared, logprobs, self.prefix))
 
 
 @dataclass(frozen=True)
@@ -91,7 +91,7 @@ class OffPolicy(SoftObjective):
 
     def metrics(self, batch: Batch, output: types.ForwardBackwardOutput) -> Metrics:
         """Over all examples, and for each dataset of several."""
-        asked: _Asked = batch.asked
+        asked: _Asked = batch.prepared
         logprobs = [record["logprobs"] for record in output.loss_fn_outputs]
         metrics: Metrics = dict(distance_metrics(asked.soft, logprobs, self.prefix))
         metrics["num_cut"] = sum(

@@ -28,7 +28,7 @@ from tinker_cookbook.exceptions import DataFormatError, DataValidationError, Ren
 from tinker_cookbook.preference.comparison import LABELS, Comparison, LabeledComparison
 from tinker_cookbook.renderers import Message, normalize_messages
 from tinker_cookbook.renderers.core.roles import check_roles
-from tinker_cookbook.supervised.local_rows import json_lines, load_local_rows
+from tinker_cookbook.supervised.json_files import json_lines, load_local_rows
 
 EXPECTED = '{"prompt": "…", "chosen": "…", "rejected": "…"}'
 

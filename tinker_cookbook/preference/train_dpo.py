@@ -261,14 +261,14 @@ class Pairs(Objective):
 
     def submit(self, client: TrainingClient, batch: Batch) -> Future[types.ForwardBackwardOutput]:
         """One pass under true autograd on the local engine, two on the hosted API."""
-        return client.forward_backward_custom(batch.data, PairObjective(self._loss, batch.asked))
+        return client.forward_backward_custom(batch.data, PairObjective(self._loss, batch.prepared))
 
     def metrics(self, batch: Batch, output: types.ForwardBackwardOutput) -> Metrics:
         """``num_pairs``, and those of ``pair_metrics``."""
         logprobs = [record["logprobs"] for record in output.loss_fn_outputs]
         return {
             "num_pairs": len(batch.data) // 2,
-            **pair_metrics(self._loss, batch.asked, logprobs),
+            **pair_metrics(self._loss, batch.prepared, logprobs),
         }
 
     def evaluators(self, test_set: SupervisedDataset) -> list[Evaluator]:

@@ -1,17 +1,14 @@
-"""The loop over batches of datums that supervised training, preference learning and distillation
-share.
+"""Training loop over batches of datums, for supervised training, preferences and distillation.
 
-For each step: take the next batch (prepared ahead in the background), let the objective ask whom it
-has to ask (a reference, a teacher), submit its pass and ``optim_step`` together, and keep
-``submit_ahead`` further steps in flight while waiting for the results. At a boundary, where an
-evaluation or a checkpoint is due, nothing more is submitted until it is done, so both see exactly
-the updates their step says.
+Each step takes the next batch (prefetched in the background), lets the objective prepare it (with
+a reference model or a teacher), submits ``forward_backward`` and ``optim_step`` together, and keeps
+``submit_ahead`` further steps in flight while it waits for results. Before an evaluation or a
+checkpoint nothing more is submitted, so both see exactly the updates of their step.
 
 Rows of ``metrics.jsonl``: ``step`` counts finished updates. Row 0 holds the evaluations before
 training; row k the metrics of the k-th batch, computed with the weights before its update, and the
-evaluations after it. A batch without a token to train on (all of its examples too long, say) takes
-its step without an update: so the batch of a step follows from the step alone, and a resumed run
-meets the same ones.
+evaluations after it. A batch without a trained token (all of its examples too long, say) counts as
+a step without an update: the batch of a step depends on the step alone, also in a resumed run.
 """
 
 from __future__ import annotations
@@ -21,7 +18,7 @@ import time
 from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Awaitable, Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 import chz
@@ -29,9 +26,8 @@ import chz
 from tinker_cookbook.display import TrainingProgress, print_example
 from tinker_cookbook.eval.evaluators import Evaluator, EvaluatorBuilder
 from tinker_cookbook.exceptions import ConfigurationError, DataValidationError
-from tinker_cookbook.supervised.data import trained_batch
 from tinker_cookbook.supervised.prefetch import Prefetcher
-from tinker_cookbook.supervised.showcase import Showcase
+from tinker_cookbook.supervised.row_datasets import trained_batch
 from tinker_cookbook.supervised.types import (
     ChatDatasetBuilder,
     SupervisedDataset,
@@ -45,21 +41,26 @@ from tinker_cookbook.training.session import (
     length_notes,
     training_session,
 )
+from tinker_cookbook.utils.console import get_console
+from tinker_cookbook.utils.lazy_imports import lazy_module
 from tinker_cookbook.utils.trace import scope_span
 
 if TYPE_CHECKING:
     import tinker
     from tinker import types
 
-    from tinker_cookbook.backends import Future, TrainingClient
+    from tinker_cookbook.backends import Future, SamplingClient, TrainingClient
+    from tinker_cookbook.renderers import Message, Renderer
     from tinker_cookbook.tokenizer_utils import Tokenizer
+else:
+    tinker = lazy_module("tinker")
 
-_SKIPS_TOLD = 3
+_SKIPS_LOGGED = 3
 
 
 @chz.chz
 class BatchConfig(TrainingConfig):
-    """Settings of every run over batches of datums."""
+    """Settings of all loops over batches of datums."""
 
     dataset_builder: SupervisedDatasetBuilder = chz.field(doc="Training and test data")
     evaluator_builders: list[EvaluatorBuilder] = chz.field(
@@ -89,18 +90,18 @@ class Batch:
     """Training data of one step, with the results of ``Objective.prepare``."""
 
     data: list[tinker.Datum]
-    asked: Any = None
+    prepared: Any = None
 
     @property
     def num_tokens(self) -> int:
-        """Tokens that the model reads."""
+        """Number of input tokens."""
         return sum(datum.model_input.length for datum in self.data)
 
 
 class Objective(ABC):
     """Training objective: loss, preparation and metrics of a step.
 
-    ``shown`` names the metric that stands beside the progress bar.
+    ``shown`` names the metric in the progress bar.
     """
 
     shown: str = "loss"
@@ -115,15 +116,59 @@ class Objective(ABC):
 
     @abstractmethod
     def submit(self, client: TrainingClient, batch: Batch) -> Future[types.ForwardBackwardOutput]:
-        """Queues the pass that adds the batch's gradient."""
+        """Submits the forward-backward pass of the batch."""
 
     @abstractmethod
     def metrics(self, batch: Batch, output: types.ForwardBackwardOutput) -> Metrics:
-        """Metrics of the batch, beyond those that every loop has."""
+        """Returns the objective's own metrics of the batch."""
 
     def evaluators(self, test_set: SupervisedDataset) -> list[Evaluator]:
-        """Evaluations on held-out data."""
+        """Returns the evaluations on held-out data."""
         return []
+
+
+@dataclass
+class SampleDisplay:
+    """Held-out prompts and greedy answers to them, shown before and after training.
+
+    Greedy sampling, so that answers differ only through training.
+    """
+
+    prompts: list[list[Message]] = field(default_factory=list)
+    renderer: Renderer | None = None
+    max_tokens: int = 96
+
+    @classmethod
+    def of(cls, builder: SupervisedDatasetBuilder, count: int, max_tokens: int) -> SampleDisplay:
+        """Returns up to ``count`` prompts of the builder's held-out part."""
+        if count == 0 or not isinstance(builder, ChatDatasetBuilder):
+            return cls()
+        prompts = builder.held_out_prompts(count)
+        return cls(prompts, builder.renderer if prompts else None, max_tokens)
+
+    async def answers(self, client: SamplingClient) -> list[str]:
+        """Returns the model's answer to each prompt."""
+        if self.renderer is None:
+            return []
+        params = tinker.SamplingParams(
+            max_tokens=self.max_tokens, temperature=0.0, stop=self.renderer.get_stop_sequences()
+        )
+        futures = [
+            client.sample(self.renderer.build_generation_prompt(prompt), 1, params)
+            for prompt in self.prompts
+        ]
+        tokens = [(await future).sequences[0].tokens for future in futures]
+        return [str(self.renderer.parse_response(ids)[0]["content"]) for ids in tokens]
+
+    async def show(self, client: SamplingClient, when: str) -> None:
+        """Prints the last message of each prompt and the model's answer."""
+        from rich.panel import Panel
+        from rich.text import Text
+
+        for prompt, answer in zip(self.prompts, await self.answers(client), strict=True):
+            question = prompt[-1]["content"]
+            body = Text.assemble((f"{question}\n", "bold"), answer.strip() or "(nothing)")
+            get_console().print(Panel(body, title=f"held-out prompt, {when}", title_align="left"))
 
 
 MakeObjective = Callable[[TrainingSession], Awaitable[Objective]]
@@ -138,15 +183,15 @@ class Schedule:
 
     @classmethod
     def of(cls, dataset: SupervisedDataset, config: BatchConfig) -> Schedule:
-        """``max_steps``, or without it as many steps as ``num_epochs`` have.
+        """Returns the schedule of ``max_steps``, else of ``num_epochs``.
 
-        ``max_steps`` beyond the epochs goes through the data again, as in TRL.
+        ``max_steps`` beyond the epochs repeats the data, as in TRL.
         """
         total = len(dataset) * config.num_epochs if config.max_steps is None else config.max_steps
         return cls(len(dataset), total)
 
     def place(self, step: int) -> tuple[int, int]:
-        """(epoch, batch index) of the 0-based ``step``."""
+        """Returns epoch and batch index of the 0-based ``step``."""
         return divmod(step, self.num_batches)
 
 
@@ -155,10 +200,10 @@ async def train_batches(
     make_objective: MakeObjective,
     data: tuple[SupervisedDataset, SupervisedDataset | None] | None = None,
 ) -> None:
-    """Trains, or continues the run in ``config.log_path``.
+    """Trains, or resumes the run in ``config.log_path``.
 
-    ``make_objective`` is called once the backend is connected. ``data`` takes the place of what
-    ``config.dataset_builder`` gives.
+    ``make_objective`` is called once the backend is connected. ``data`` replaces the datasets of
+    ``config.dataset_builder``.
     """
     config.check()
     train_set, test_set = config.dataset_builder() if data is None else data
@@ -177,28 +222,28 @@ async def train_batches(
         session.infrequent_evaluators = [b() for b in config.infrequent_evaluator_builders]
         if test_set is not None:
             session.evaluators[:0] = objective.evaluators(test_set)
-        showcase = Showcase.of(
+        samples = SampleDisplay.of(
             config.dataset_builder, config.show_samples, config.sample_max_tokens
         )
-        await showcase.show(await session.sampling_client(), "before training")
+        await samples.show(await session.sampling_client(), "before training")
         loop = _Loop(config, session, schedule, objective)
         await loop.run(client, train_set)
         if schedule.total_steps:
-            await showcase.show(await session.sampling_client(), "after training")
+            await samples.show(await session.sampling_client(), "after training")
         session.say(*train_set.report(), *loop.report(), *session.summary())
 
 
 def tokenizer_of(builder: SupervisedDatasetBuilder) -> Tokenizer | None:
-    """The tokenizer of a builder of chat data."""
+    """Returns the tokenizer of a builder of chat data, None for others."""
     return builder.tokenizer if isinstance(builder, ChatDatasetBuilder) else None
 
 
 def batches(
     dataset: SupervisedDataset, schedule: Schedule, seed: int, start: int
 ) -> Iterator[list[tinker.Datum]]:
-    """The batches of steps ``start`` and on; each epoch has an order of its own from the seed.
+    """Yields the batches from step ``start``; the seed and the epoch decide their order.
 
-    A batch of which nothing can be trained is empty.
+    A batch without a trained token is empty.
     """
     current = None
     for step in range(start, schedule.total_steps):
@@ -210,10 +255,9 @@ def batches(
 
 
 def first_datum(dataset: SupervisedDataset, seed: int) -> tinker.Datum:
-    """The first example of the first epoch that can be trained.
+    """Returns the first trained example of the first epoch.
 
-    Raises:
-        DataValidationError: None can; the whole data was looked at.
+    Raises DataValidationError if no example of the dataset has a trained token.
     """
     dataset.set_epoch(seed)
     for index in range(len(dataset)):
@@ -221,14 +265,16 @@ def first_datum(dataset: SupervisedDataset, seed: int) -> tinker.Datum:
             return data[0]
     raise DataValidationError(
         f"dataset_builder: none of the examples in {len(dataset)} batches has a token to train on, "
-        "expected at least one with; raise max_length, or check train_on_what and the data"
+        "expected at least one; raise max_length, or check train_on_what and the data"
     )
 
 
 @dataclass(frozen=True)
 class _InFlight:
-    """A submitted step. ``tokens`` counts those read up to and with it, ``skipped`` the steps
-    without an update; without ``update`` it is one of these itself."""
+    """Submitted step, with the running counts of tokens and skipped steps.
+
+    ``update`` is None for a step without an update.
+    """
 
     step: int
     batch: Batch
@@ -239,16 +285,16 @@ class _InFlight:
 
 @dataclass
 class SubmittedBatch:
-    """A batch whose update is submitted and whose results are not awaited yet.
+    """Batch whose update is submitted and not yet awaited.
 
-    ``eval_metrics`` and ``infrequent_eval_metrics`` are for loops of user code that evaluate before
-    they submit; ``train_batches`` evaluates when the update is done.
+    ``eval_metrics`` and ``infrequent_eval_metrics`` are for custom loops that evaluate before they
+    submit; ``train_batches`` evaluates after the update.
     """
 
     fwd_bwd_future: Future[types.ForwardBackwardOutput]
     optim_step_future: Future[types.OptimStepResponse]
     metrics: Metrics
-    """What is known of the step before its results."""
+    """Metrics that are known before the results."""
     data: list[tinker.Datum]
     step: int
     """Counts from 0, over all epochs."""
@@ -257,11 +303,11 @@ class SubmittedBatch:
     eval_metrics: Metrics | None = None
     infrequent_eval_metrics: Metrics | None = None
     num_tokens: int = 0
-    """Tokens that the model reads."""
+    """Number of input tokens."""
 
 
 class _Loop:
-    """Training loop with its steps in flight and running counts."""
+    """Loop over steps, with those in flight and running counts."""
 
     def __init__(
         self,
@@ -333,11 +379,11 @@ class _Loop:
         self._in_flight.append(_InFlight(step, batch, self._tokens, self._skipped, update))
 
     def _skip(self, step: int) -> None:
-        """Takes a step without an update."""
+        """Records a step without an update."""
         self._skipped += 1
-        if self._skipped <= _SKIPS_TOLD:
+        if self._skipped <= _SKIPS_LOGGED:
             epoch, index = self._schedule.place(step)
-            last = "; further ones are only counted" if self._skipped == _SKIPS_TOLD else ""
+            last = "; further ones are only counted" if self._skipped == _SKIPS_LOGGED else ""
             self._session.say(
                 f"step {step + 1}: batch {index} of epoch {epoch} is skipped, since none of its "
                 f"examples has a token to train on{last}"
@@ -345,7 +391,7 @@ class _Loop:
         self._in_flight.append(_InFlight(step, Batch([]), self._tokens, self._skipped, None))
 
     def _at_boundary(self) -> bool:
-        """Whether something is due after the newest submitted update."""
+        """Returns whether an evaluation or checkpoint is due after the newest submitted update."""
         return self._session.boundary(self._in_flight[-1].step + 1, self._tokens)
 
     async def _finish_oldest(self) -> None:
@@ -366,7 +412,7 @@ class _Loop:
         self._finished_at = time.monotonic()
 
     async def _metrics(self, done: _InFlight) -> Metrics:
-        """Waits for the step; the metrics of its batch, as far as it has any."""
+        """Waits for the results of a step and returns its metrics."""
         metrics: Metrics = {
             "epoch": self._schedule.place(done.step)[0],
             "progress": (done.step + 1) / self._schedule.total_steps,

@@ -1,17 +1,19 @@
-"""Conversations from a JSONL file: one ``{"messages": [...]}`` a line, with ``"tools"`` or not.
+"""Conversations as training data: rows with messages and tools, and JSONL files of them.
 
-Rows are read one by one as JSON. Nothing unifies them into columns, so some rows may have tool
-calls, structured content or ``trainable`` flags and others not.
+A line of a file is ``{"messages": [...]}``, with ``"tools"`` or not. Lines are read one by one as
+JSON, not unified into columns, so some may have tool calls, structured content or ``trainable``
+flags and others not.
 """
 
 from __future__ import annotations
 
+import json
 import logging
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import cached_property
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import chz
 import numpy as np
@@ -28,29 +30,124 @@ from tinker_cookbook.renderers import (
     Renderer,
     ToolSpec,
     TrainOnWhat,
+    get_text_content,
     normalize_messages,
     select_trained,
 )
 from tinker_cookbook.renderers.core.roles import check_roles
-from tinker_cookbook.supervised.chat_dataset import chat_dataset
-from tinker_cookbook.supervised.foreign_files import check_is_json_lines, wrong_keys
-from tinker_cookbook.supervised.local_rows import json_lines
-from tinker_cookbook.supervised.tool_rows import tools_of_row, with_tools
+from tinker_cookbook.supervised.json_files import check_is_json_lines, json_lines, wrong_keys
+from tinker_cookbook.supervised.row_datasets import (
+    Rows,
+    SupervisedDatasetFromHFDataset,
+    conversation_to_data,
+)
 from tinker_cookbook.supervised.types import ChatDatasetBuilder, SupervisedDataset
+
+if TYPE_CHECKING:
+    import tinker
 
 logger = logging.getLogger(__name__)
 
 _Row = TypeVar("_Row")
 
+_TOOL = '{"type": "function", "function": {"name": "…", "description": "…", "parameters": {…}}}'
 EXPECTED = '{"messages": [{"role": "user", "content": "…"}, {"role": "assistant", "content": "…"}]}'
 
 _MESSAGE_KEYS = frozenset(Message.__annotations__) | {"reasoning_content"}
 
-# Keys of other formats that change what is trained: reading on without them would be wrong.
+# Keys of other formats that change what is trained, so they must not be ignored.
 _UNREADABLE_MESSAGE_KEYS = {
     "weight": '"trainable": true or false, with train_on_what=customized',
     "function_call": '"tool_calls": [{"function": {"name": "…", "arguments": "…"}}]',
 }
+
+
+def chat_dataset(
+    builder: ChatDatasetBuilder, rows: Rows, batch_size: int, message_field: str | None = None
+) -> SupervisedDatasetFromHFDataset:
+    """Returns batches of ``rows``: conversations, or objects with one in ``message_field``."""
+    max_length = builder.common_config.max_length
+
+    def to_data(row: Any) -> list[tinker.Datum]:
+        # The builder loads its tokenizer here, so that rows can be counted without one.
+        renderer, train_on_what = builder.renderer, builder.train_on_what
+        if message_field is not None:
+            if message_field not in row:
+                raise DataFormatError(
+                    f"message_field: got {message_field!r}, expected one of the row's fields: "
+                    f"{', '.join(row)}"
+                )
+            messages = checked_messages(row[message_field])
+            row = with_tools(messages, tools_of_row(row), renderer)
+        return conversation_to_data(row, renderer, max_length, train_on_what)
+
+    return SupervisedDatasetFromHFDataset(rows, batch_size, flatmap_fn=to_data)
+
+
+def checked_messages(messages: Any) -> list[Message]:
+    """Returns normalised messages; raises RendererError for a role that no chat format has."""
+    normal = normalize_messages(messages)
+    check_roles(normal)
+    return normal
+
+
+def tools_of_row(row: Mapping[str, Any]) -> list[ToolSpec]:
+    """Returns the tools in a row's key ``tools``, a list or its JSON text.
+
+    Raises RendererError for any other declaration.
+    """
+    tools = row.get("tools")
+    if row.get("functions"):
+        raise RendererError(f"got 'functions', expected 'tools': a list of {_TOOL}")
+    if isinstance(tools, str):  # a column of JSON text, where rows have tools of different shapes
+        try:
+            tools = json.loads(tools)
+        except ValueError as error:
+            raise RendererError(
+                f"tools: got a text that is not JSON ({error}), expected a list of {_TOOL}"
+            ) from error
+    if not tools:
+        return []
+    if not isinstance(tools, Sequence):
+        raise RendererError(f"tools: got {type(tools).__name__}, expected a list of {_TOOL}")
+    return [_tool_spec(tool, f"tools[{i}]") for i, tool in enumerate(tools)]
+
+
+def with_tools(
+    messages: Sequence[Message], tools: Sequence[ToolSpec], renderer: Renderer
+) -> list[Message]:
+    """Returns the conversation with ``tools`` declared as the chat format declares them.
+
+    A system message at the beginning becomes part of the declaration. Raises RendererError where
+    the chat format has no tools.
+    """
+    if not tools:
+        return list(messages)
+    system = messages[0] if messages and messages[0]["role"] in ("system", "developer") else None
+    prompt = "" if system is None else get_text_content(system)
+    prefix = renderer.create_conversation_prefix_with_tools(tools, prompt)
+    if any("trainable" in message for message in messages):
+        # train_on_what=customized needs the key on every message.
+        trainable = system.get("trainable", False) if system is not None else False
+        for message in prefix:
+            message["trainable"] = trainable
+    return [*prefix, *messages[0 if system is None else 1 :]]
+
+
+def _tool_spec(tool: Any, where: str) -> ToolSpec:
+    body = tool.get("function", tool) if isinstance(tool, Mapping) else None
+    if not isinstance(body, Mapping) or not isinstance(body.get("name"), str):
+        raise RendererError(f"{where}: got {tool!r}, expected {_TOOL}")
+    if tool.get("type", "function") != "function":
+        raise RendererError(
+            f"{where}.type: got {tool['type']!r}, expected 'function'; chat formats declare no "
+            "other kind of tool"
+        )
+    return ToolSpec(
+        name=body["name"],
+        description=body.get("description") or "",
+        parameters=body.get("parameters") or {"type": "object", "properties": {}},
+    )
 
 
 def read_conversations(
@@ -63,8 +160,8 @@ def read_conversations(
     Args:
         path: The file.
         train_on_what: Which messages are to be trained on.
-        renderer: Gives the chat format that declares the ``tools`` of rows; called only where
-            there are some.
+        renderer: Returns the renderer that declares the ``tools`` of rows; called for rows that
+            have some.
 
     Raises:
         DataFormatError: A line is not JSON or not a conversation, ``train_on_what`` selects
@@ -87,11 +184,11 @@ def read_conversations(
 
 
 def read_conversation(path: str | Path, index: int) -> tuple[list[Message], list[ToolSpec], str]:
-    """The conversation at ``index``, counted from 0 over lines that are not blank, the tools that
-    stand next to it, and FILE:LINE.
+    """Returns the messages, tools and FILE:LINE of conversation ``index`` (from 0, blank lines
+    skipped).
 
-    Lines behind it are not looked at, and it may have nothing to train on. Raises as
-    ``read_conversations`` does, and DataValidationError for an index that the file does not have.
+    Later lines are not read, and the conversation need not have anything to train on. Raises as
+    ``read_conversations`` does, and DataValidationError for an index outside the file.
     """
     check_is_json_lines(path)
     file = Path(path).expanduser()
@@ -107,7 +204,7 @@ def read_conversation(path: str | Path, index: int) -> tuple[list[Message], list
 
 
 class _Reader:
-    """Converts rows to conversations and collects the message keys that it ignores."""
+    """Converter of rows to conversations, with the message keys that it ignored."""
 
     def __init__(
         self, train_on_what: TrainOnWhat, renderer: Callable[[], Renderer] | None = None
@@ -116,11 +213,19 @@ class _Reader:
         self.unread_keys: set[str] = set()
 
     def conversation(self, row: Any, where: str) -> list[Message]:
-        messages = self.messages(row, where)
-        try:
+        """Returns the row's messages, tools declared among them; at least one is trained."""
+        messages, tools = self.parts(row, where)
+        if tools and self._renderer is None:
+            raise DataFormatError(
+                f"{where}: got 'tools', which each chat format declares in its own way; expected a "
+                "renderer to declare them with, or the declaration as messages: what "
+                "renderer.create_conversation_prefix_with_tools(tools) returns"
+            )
+        if tools and self._renderer is not None:
+            with _data_error(f"{where}: tools"):
+                messages = with_tools(messages, tools, self._renderer())
+        with _data_error(where):
             trained = select_trained(messages, self._train_on_what)
-        except RendererError as error:
-            raise DataFormatError(f"{where}: {error}") from error
         if not any(trained):
             roles = ", ".join(message["role"] for message in messages)
             raise DataFormatError(
@@ -129,31 +234,11 @@ class _Reader:
             )
         return messages
 
-    def messages(self, row: Any, where: str) -> list[Message]:
-        """The row's messages, tools declared among them, whether or not one can be trained on."""
-        messages, tools = self.parts(row, where)
-        if not tools:
-            return messages
-        if self._renderer is None:
-            raise DataFormatError(
-                f"{where}: got 'tools', which each chat format declares in its own way; expected a "
-                "renderer to read them with, or the declaration as messages: what "
-                "renderer.create_conversation_prefix_with_tools(tools) returns"
-            )
-        try:
-            return with_tools(messages, tools, self._renderer())
-        except RendererError as error:
-            raise DataFormatError(f"{where}: tools: {error}") from error
-
     def parts(self, row: Any, where: str) -> tuple[list[Message], list[ToolSpec]]:
-        """The row's messages and, apart from them, its tools."""
+        """Returns the row's messages and its tools."""
         raw = self._raw_messages(row, where)
-        try:
-            messages = normalize_messages(raw)
-            check_roles(messages)
-            return messages, tools_of_row(row)
-        except RendererError as error:
-            raise DataFormatError(f"{where}: {error}") from error
+        with _data_error(where):
+            return checked_messages(raw), tools_of_row(row)
 
     def _raw_messages(self, row: Any, where: str) -> list[Any]:
         messages = row.get("messages") if isinstance(row, Mapping) else None
@@ -181,16 +266,15 @@ def _what_is_wrong(row: Any, where: str) -> str:
     return f"messages: got {got}, expected a list that is not empty, as in {EXPECTED}"
 
 
-def prompts_of(conversations: Iterable[list[Message]], n: int) -> list[list[Message]]:
-    """The first ``n`` conversations, each up to its last answer; those without a prompt are left
-    out."""
+def prompts_of(conversations: Iterable[Sequence[Message]], n: int) -> list[list[Message]]:
+    """Returns the prompts of the last answers of the first ``n`` conversations that have one."""
     prompts: list[list[Message]] = []
     for messages in conversations:
         if len(prompts) >= n:
             break
         last = max((i for i, m in enumerate(messages) if m["role"] == "assistant"), default=0)
         if last > 0:
-            prompts.append(messages[:last])
+            prompts.append(list(messages[:last]))
     return prompts
 
 
@@ -198,7 +282,7 @@ def prompts_of(conversations: Iterable[list[Message]], n: int) -> list[list[Mess
 class FromConversationFileBuilder(ChatDatasetBuilder):
     """Training and test data from JSONL files.
 
-    The test data are those of ``test_file_path``, or ``test_size`` conversations drawn from
+    The test data are those of ``test_file_path``, or ``test_size`` conversations held out of
     ``file_path`` by ``shuffle_seed``; without either there are none.
     """
 
@@ -209,11 +293,11 @@ class FromConversationFileBuilder(ChatDatasetBuilder):
 
     @property
     def setting_names(self) -> tuple[str, str]:
-        """Names of the two file settings on the command line of recipes."""
+        """Names of the two file settings in error messages: those of the recipes' command lines."""
         return "dataset_path", "test_path"
 
     def __call__(self) -> tuple[SupervisedDataset, SupervisedDataset | None]:
-        """Reads, checks and splits the conversations."""
+        """Returns the training set and the test set; reads and checks all conversations."""
         self.common_config.check()
         train, test = self._split
         train_set = chat_dataset(self, train, self.common_config.batch_size)
@@ -222,12 +306,12 @@ class FromConversationFileBuilder(ChatDatasetBuilder):
         return train_set, chat_dataset(self, test, min(self.common_config.batch_size, len(test)))
 
     def held_out_prompts(self, n: int) -> list[list[Message]]:
-        """The first ``n`` held-out conversations, each up to its last answer."""
+        """Returns the prompts of the first ``n`` held-out conversations."""
         return prompts_of(self._split[1], n)
 
     @cached_property
     def _split(self) -> tuple[list[list[Message]], list[list[Message]]]:
-        """The conversations to train on and those held out, read once."""
+        """Conversations to train on and held-out ones, read once."""
         if self.test_file_path is not None and self.test_size:
             raise ConfigurationError(
                 f"test_size: got {self.test_size} beside test_file_path={self.test_file_path}, "
@@ -240,14 +324,13 @@ class FromConversationFileBuilder(ChatDatasetBuilder):
         return split_rows(rows, self.test_size, self.shuffle_seed, self.file_path)
 
     def _read(self, path: str, key: str) -> list[list[Message]]:
-        """The conversations of a file; errors begin with the setting that names it."""
         with naming(key):
             return read_conversations(path, self.train_on_what, lambda: self.renderer)
 
 
 @contextmanager
 def naming(key: str) -> Iterator[None]:
-    """Puts the name of the setting before the message of an error in the data that it names."""
+    """Adds the name of a setting to errors in the data that the setting names."""
     try:
         yield
     except DataError as error:
@@ -257,7 +340,7 @@ def naming(key: str) -> Iterator[None]:
 def split_rows(
     rows: Sequence[_Row], test_size: int, shuffle_seed: int, name: str, noun: str = "conversations"
 ) -> tuple[list[_Row], list[_Row]]:
-    """Draws ``test_size`` rows to hold out; both parts keep the order of the rows."""
+    """Splits rows at random into training rows and ``test_size`` held-out rows, both in order."""
     if not 0 <= test_size < len(rows):
         raise ConfigurationError(
             f"test_size: got {test_size}, expected 0 to {len(rows) - 1}, since {name} has "
@@ -267,3 +350,12 @@ def split_rows(
     held_out[np.random.default_rng(shuffle_seed).permutation(len(rows))[:test_size]] = True
     train = [row for row, out in zip(rows, held_out, strict=True) if not out]
     return train, [row for row, out in zip(rows, held_out, strict=True) if out]
+
+
+@contextmanager
+def _data_error(where: str) -> Iterator[None]:
+    """Raises a RendererError as a DataFormatError that begins with ``where``."""
+    try:
+        yield
+    except RendererError as error:
+        raise DataFormatError(f"{where}: {error}") from error

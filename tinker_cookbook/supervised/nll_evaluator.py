@@ -17,7 +17,7 @@ from tinker_cookbook.supervised.common import (
     compute_token_nll,
     count_loss_tokens,
 )
-from tinker_cookbook.supervised.data import trained_batch
+from tinker_cookbook.supervised.row_datasets import trained_batch
 from tinker_cookbook.supervised.types import SupervisedDataset
 from tinker_cookbook.tokenizer_utils import Tokenizer
 from tinker_cookbook.utils.scoring import score_datums

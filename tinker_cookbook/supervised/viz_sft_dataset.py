@@ -19,7 +19,7 @@ from tinker_cookbook import model_info
 from tinker_cookbook.display import print_example
 from tinker_cookbook.exceptions import ConfigurationError, DataValidationError
 from tinker_cookbook.renderers import TrainOnWhat
-from tinker_cookbook.supervised.data import trained_batch
+from tinker_cookbook.supervised.row_datasets import trained_batch
 from tinker_cookbook.supervised.types import (
     ChatDatasetBuilder,
     ChatDatasetBuilderCommonConfig,

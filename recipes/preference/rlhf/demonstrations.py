@@ -11,8 +11,7 @@ import chz
 from tinker_cookbook.preference.comparison import LabeledComparison
 from tinker_cookbook.preference.preference_datasets import ComparisonDatasetBuilder
 from tinker_cookbook.renderers import Message
-from tinker_cookbook.supervised.chat_dataset import chat_dataset
-from tinker_cookbook.supervised.conversation_file import FromConversationFileBuilder
+from tinker_cookbook.supervised.conversation_file import FromConversationFileBuilder, chat_dataset
 from tinker_cookbook.supervised.types import ChatDatasetBuilder, SupervisedDataset
 
 

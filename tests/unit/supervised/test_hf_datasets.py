@@ -14,11 +14,12 @@ from tinker_cookbook.exceptions import (
     DataFormatError,
     DataValidationError,
 )
-from tinker_cookbook.supervised.hf_datasets import NoRobotsBuilder, load_hf_dataset
-from tinker_cookbook.supervised.interleaved import (
+from tinker_cookbook.supervised.hf_datasets import (
     HFDatasetSource,
     InterleavedChatDatasetBuilder,
+    NoRobotsBuilder,
     hold_out,
+    load_hf_dataset,
 )
 from tinker_cookbook.supervised.types import ChatDatasetBuilderCommonConfig
 

@@ -14,8 +14,11 @@ from test_conversation_files import CALL, builder, decoded, dialogue
 from tinker_cookbook.exceptions import DataError, DataFormatError, DataValidationError
 from tinker_cookbook.preference.comparison_file import comparison_of_row
 from tinker_cookbook.renderers import TrainOnWhat, get_renderer
-from tinker_cookbook.supervised.chat_dataset import chat_dataset
-from tinker_cookbook.supervised.conversation_file import read_conversation, read_conversations
+from tinker_cookbook.supervised.conversation_file import (
+    chat_dataset,
+    read_conversation,
+    read_conversations,
+)
 from tinker_cookbook.tokenizer_utils import get_tokenizer
 
 TOOL = {

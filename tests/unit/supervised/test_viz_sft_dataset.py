@@ -9,7 +9,7 @@ import chz
 import pytest
 
 from tinker_cookbook.exceptions import ConfigurationError
-from tinker_cookbook.supervised.chat_dataset import chat_dataset
+from tinker_cookbook.supervised.conversation_file import chat_dataset
 from tinker_cookbook.supervised.types import ChatDatasetBuilder
 from tinker_cookbook.supervised.viz_sft_dataset import Config, run
 from tinker_cookbook.utils.entrypoint import parse_arguments

@@ -27,8 +27,7 @@ from tinker_cookbook.renderers.registry import check_renderer_name, get_renderer
 from tinker_cookbook.renderers.show.output import page, print_view
 from tinker_cookbook.renderers.show.template import Conversation
 from tinker_cookbook.renderers.show.view import Fact, View, Viewer
-from tinker_cookbook.supervised.conversation_file import read_conversation
-from tinker_cookbook.supervised.tool_rows import with_tools
+from tinker_cookbook.supervised.conversation_file import read_conversation, with_tools
 from tinker_cookbook.tokenizer_utils import get_tokenizer
 from tinker_cookbook.utils.console import get_console
 from tinker_cookbook.utils.paths import local_path, write_atomically

@@ -1,23 +1,26 @@
-"""Rows from local files: JSON lines read one by one, JSON arrays, parquet."""
+"""Rows from local files (JSON lines, JSON arrays, parquet), and errors for other formats."""
 
 from __future__ import annotations
 
 import gzip
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, BinaryIO, cast
 
-from tinker_cookbook.exceptions import DataFormatError, DataValidationError
+from tinker_cookbook.exceptions import DataFormatError, DataValidationError, nearest
 
 SUFFIXES = (".jsonl", ".jsonl.gz", ".json", ".parquet")
 
 
 def json_lines(file: Path, expected: str = "one JSON object a line") -> Iterator[tuple[str, Any]]:
-    """``FILE:LINE`` and the value of each line that is not blank; also of gzipped files.
+    """Yields ``FILE:LINE`` and the value of each line that is not blank, also of gzipped files.
 
-    Raises DataFormatError, with the line, where one is not JSON or not UTF-8, and
-    DataValidationError for a file that is missing or cannot be read; ``expected`` completes these.
+    ``expected`` completes the error messages.
+
+    Raises:
+        DataFormatError: A line is not JSON or not UTF-8.
+        DataValidationError: The file is missing or cannot be read.
     """
     for number, line in _lines(file, expected):
         where = f"{file}:{number}"
@@ -61,10 +64,10 @@ def _lines(file: Path, expected: str) -> Iterator[tuple[int, str]]:
 
 
 def load_local_rows(path: Path, split: str) -> Sequence[Any]:
-    """The rows of a file, or of a folder's files whose names begin with ``split``.
+    """Returns the rows of a file, or of a folder's files whose names begin with ``split``.
 
     A folder is searched with its subfolders, so that a copy of a Hub repository works
-    (``data/train-00000-of-00001.parquet``). A file has no splits: ``split`` is then to be "train".
+    (``data/train-00000-of-00001.parquet``). A file has no splits: ``split`` must then be "train".
     """
     if path.is_file():
         if split != "train":
@@ -135,3 +138,100 @@ def _parquet_rows(files: list[Path]) -> Sequence[Any]:
             raise DataFormatError(f"{file}: not readable as parquet: {error}") from error
     # Rows on demand from the columns, without a second copy of the data in the user's cache.
     return cast("Sequence[Any]", datasets.Dataset(pa.concat_tables(tables)))
+
+
+_SHAREGPT = (
+    '{"messages": [{"role": {"human": "user", "gpt": "assistant"}.get(t["from"], t["from"]), '
+    '"content": t["value"]} for t in r["conversations"]]}'
+)
+# Keys of a row, name of the format, and a Python expression that converts a row ``r``.
+_ROWS: tuple[tuple[tuple[str, ...], str, str], ...] = (
+    (("conversations",), "ShareGPT's", _SHAREGPT),
+    (
+        ("prompt", "completion"),
+        "that of prompts and completions",
+        '{"messages": [{"role": "user", "content": r["prompt"]}, '
+        '{"role": "assistant", "content": r["completion"]}]}',
+    ),
+    (
+        ("instruction", "output"),
+        "Alpaca's",
+        '{"messages": [{"role": "user", "content": (r["instruction"] + "\\n\\n" + '
+        'r.get("input", "")).strip()}, {"role": "assistant", "content": r["output"]}]}',
+    ),
+)
+
+
+def check_is_json_lines(path: str | Path) -> None:
+    """Raises DataFormatError for a file of another format, with a command that converts it.
+
+    A file that does not exist passes: reading it raises the error. A URL raises
+    DataValidationError.
+    """
+    text = str(path)
+    if "://" in text:
+        raise DataValidationError(
+            f"got {text}, which is a URL; expected a local file: download it first "
+            "(curl -LO …) and give its path"
+        )
+    file = Path(text).expanduser()
+    if not file.is_file():
+        return
+    found = _format_of(file)
+    if found is not None:
+        name, program = found
+        raise DataFormatError(
+            f"{file}: got {name}, expected JSON lines (one object a line); convert it:\n"
+            f"  python -c '{program}'"
+        )
+
+
+def other_row_format(row: Mapping[str, Any], file: str = "FILE.jsonl") -> str | None:
+    """Returns the name of a known row format with a command that converts the file, or None."""
+    for keys, name, expression in _ROWS:
+        if all(key in row for key in keys):
+            new = f"{Path(file).name.split('.')[0]}.messages.jsonl"
+            program = (
+                f'import json; open("{new}", "w").writelines(json.dumps({expression}) + "\\n" '
+                f'for r in map(json.loads, open("{file}")))'
+            )
+            return f"the format is {name}; convert it:\n  python -c '{program}'"
+    return None
+
+
+def wrong_keys(row: Mapping[str, Any], expected: str, where: str) -> str:
+    """Returns the error text for a row without ``messages``; ``where`` is ``FILE:LINE``."""
+    keys = ", ".join(map(repr, row)) or "none"
+    text = f"got the keys {keys}, expected 'messages'{nearest('messages', row)} as in {expected}"
+    known = other_row_format(row, where.rpartition(":")[0])
+    return text if known is None else f"{text}; {known}"
+
+
+def _format_of(file: Path) -> tuple[str, str] | None:
+    """Returns the name of another format and a program that converts it; None for JSON lines."""
+    with open(file, "rb") as stream:
+        head = stream.read(4096)
+    new = file.with_suffix(".jsonl")
+    if head.startswith(b"PAR1") or file.suffix == ".parquet":
+        return (
+            "a parquet file",
+            f'import datasets; datasets.Dataset.from_parquet("{file}").to_json("{new}")',
+        )
+    if file.suffix in (".csv", ".tsv"):
+        tab = ', delimiter="\\t"' if file.suffix == ".tsv" else ""
+        return (
+            f"a {file.suffix[1:].upper()} file",
+            f'import csv, json; open("{new}", "w").writelines(json.dumps({{"messages": '
+            '[{"role": "user", "content": r["COLUMN OF THE QUESTION"]}, {"role": "assistant", '
+            '"content": r["COLUMN OF THE ANSWER"]}]}) + "\\n" '
+            f'for r in csv.DictReader(open("{file}"{tab})))',
+        )
+    begins = head.removeprefix(b"\xef\xbb\xbf").lstrip()
+    if begins.startswith(b"["):
+        new = new if new != file else file.with_suffix(".lines.jsonl")
+        return (
+            "a JSON list",
+            f'import json; open("{new}", "w").writelines(json.dumps(r) + "\\n" '
+            f'for r in json.load(open("{file}")))',
+        )
+    return None
