@@ -16,7 +16,7 @@ from tinker import types
 
 from benchmarks.server.config import Config
 from tinker_cookbook.exceptions import BackendError
-from tinker_cookbook.server.encode import PassEncoder, SampleEncoder
+from tinker_cookbook.server.wire import PassEncoder, SampleEncoder
 
 KINDS = ("forward_backward", "optim_step", "sample")
 

@@ -1,4 +1,4 @@
-"""The bundled engine behind HTTP: the Tinker protocol, so that the official SDK works unmodified.
+"""HTTP server of the bundled engine: the Tinker protocol, for the unmodified official SDK.
 
-``python -m tinker_cookbook.server model_name=…`` starts it; ``docs/09-server.md`` is its manual.
+``python -m tinker_cookbook.server model_name=…`` starts it; ``docs/09-server.md`` describes it.
 """

@@ -3,7 +3,7 @@
     python -m tinker_cookbook.server model_name=Qwen/Qwen3-0.6B
     python -m tinker_cookbook.server model_name=Qwen/Qwen3-0.6B port=8001 owners=ann,bob
 
-The key that clients need is printed at the first start.
+The first start prints the API key.
 """
 
 import logging
@@ -18,8 +18,8 @@ __all__ = ["Config", "main"]
 if __name__ == "__main__":
     use_compiled_loop()
     run_entrypoint(main)
-    # Sessions, engine and files are closed. What is left is Python's own end, which takes the
-    # modules of torch apart one by one: seconds on a busy machine, and nothing comes of it.
+    # Sessions, engine and files are closed. os._exit skips the unloading of the modules of torch,
+    # which takes seconds on a busy machine.
     logging.shutdown()
     sys.stdout.flush()
     sys.stderr.flush()

@@ -1,37 +1,182 @@
-"""What every route needs: the host, and whose request it is."""
+"""Access to the server: the API key, limits on bodies and idle connections, and dependencies.
+
+FastAPI reads and parses a body before it calls a route's dependencies. A key that is checked there
+is checked too late: anyone could make the server hold and parse a body of any size. So an ASGI
+middleware checks the key first.
+"""
 
 from __future__ import annotations
 
+import asyncio
+import base64
+import binascii
+from collections.abc import Callable
 from ipaddress import ip_address
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
-from fastapi import Depends, Query, Request
+from fastapi import Depends, HTTPException, Query, Request, Response
+from starlette.datastructures import MutableHeaders
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from tinker_cookbook.server.gate import key_of, not_allowed
-from tinker_cookbook.server.keys import Owner
+from tinker_cookbook.server.errors import body_too_large
+from tinker_cookbook.server.keys import TOKEN_PREFIX, KeyFile, Owner
 from tinker_cookbook.server.state import ServerState
 
-# Async though they wait for nothing: a plain function would be called in a thread, at each request.
+if TYPE_CHECKING:
+    import uvicorn
+
+IDLE_SECONDS = 20.0
+"""A client that sends nothing for this long, within a body or a head, is disconnected."""
+IDLE_CHECK_SECONDS = 2.0
+MAX_HEAD_BYTES = 512 << 10
+"""Largest request line and headers. More than uvloop reads at once, since a body may follow."""
+
+OPEN_PATHS = frozenset({"/healthz", "/api/v1/healthz"})
+SIGNED_PREFIX = "/api/v1/files/"
+"""Addresses with a signature instead of a key; the route checks it."""
+BROWSER_PATHS = frozenset({"/docs", "/openapi.json"})
+"""Pages for browsers, which prompt for the key if the response names the ``Basic`` scheme."""
 
 
-async def host_of(request: Request) -> ServerState:
-    """The server's state."""
-    return request.app.state.host
+class AccessMiddleware:
+    """ASGI middleware that answers 401 before a body is read and bounds the body.
+
+    Args:
+        app: The application; routes find the owner in ``request.state.owner``.
+        keys: The API keys.
+        max_bytes: Largest body of any request.
+        refuse: Makes the response from an error and the request's path.
+    """
+
+    def __init__(
+        self,
+        app: ASGIApp,
+        keys: KeyFile,
+        max_bytes: int,
+        refuse: Callable[[HTTPException, str], Response],
+    ) -> None:
+        self._app, self._keys, self._max_bytes, self._refuse = app, keys, max_bytes, refuse
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Handles one request."""
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        request = Request(scope)
+        path = request.url.path
+        if path not in OPEN_PATHS and not path.startswith(SIGNED_PREFIX):
+            key = key_of(request)
+            owner = self._keys.owner_of(key) if key else None
+            if owner is None:
+                await self._refuse(unauthorized(key, path), path)(scope, receive, send)
+                return
+            request.state.owner = owner
+        declared = request.headers.get("content-length", "")
+        if declared.isdecimal() and int(declared[:20]) > self._max_bytes:
+            error = HTTPException(413, str(body_too_large(self._max_bytes)))
+            await self._refuse(error, path)(scope, receive, send)
+            return
+        body = _BoundedBody(receive, send, self._max_bytes)
+        await self._app(scope, body.receive, body.send)
+
+
+class _BoundedBody:
+    """Stream of a request's body with a size limit and a timeout."""
+
+    def __init__(self, receive: Receive, send: Send, max_bytes: int) -> None:
+        self._receive, self._send, self._max_bytes = receive, send, max_bytes
+        self._size = 0
+        self._ended = self._timed_out = False
+
+    async def receive(self) -> Message:
+        """Returns the next message; raises ``HTTPException`` 413 or 408."""
+        if self._ended:  # only the disconnect follows, at any time
+            return await self._receive()
+        try:
+            async with asyncio.timeout(IDLE_SECONDS):
+                message = await self._receive()
+        except TimeoutError:
+            self._timed_out = True
+            raise HTTPException(
+                408, f"body: nothing came for {IDLE_SECONDS:g} s before its end; send it again"
+            ) from None
+        self._ended = not message.get("more_body", False)
+        self._size += len(message.get("body", b""))
+        if self._size > self._max_bytes:
+            # HTTPException, since FastAPI turns every other error of a body into a bare 400.
+            raise HTTPException(413, str(body_too_large(self._max_bytes)))
+        return message
+
+    async def send(self, message: Message) -> None:
+        """Sends a message; closes the connection after the response to an incomplete body."""
+        if self._timed_out and message["type"] == "http.response.start":
+            MutableHeaders(scope=message)["connection"] = "close"
+        await self._send(message)
+
+
+def key_of(request: Request) -> str:
+    """Returns the key in ``X-API-Key`` or ``Authorization: Bearer``; empty if there is none.
+
+    Pages for browsers also accept it as the password of ``Authorization: Basic``. Other addresses
+    do not: browsers add such passwords to requests that foreign pages make.
+    """
+    key = request.headers.get("x-api-key", "")
+    if key:
+        return key
+    scheme, _, value = request.headers.get("authorization", "").partition(" ")
+    if scheme.lower() == "bearer":
+        return value.strip()
+    if scheme.lower() == "basic" and request.url.path in BROWSER_PATHS:
+        try:
+            text = base64.b64decode(value.strip(), validate=True).decode()
+        except (binascii.Error, ValueError):
+            return ""
+        return text.partition(":")[2]
+    return ""
+
+
+def unauthorized(key: str, path: str = "") -> HTTPException:
+    """Returns the 401 for a missing or unknown key."""
+    challenge = None
+    if path in BROWSER_PATHS:
+        challenge = {"WWW-Authenticate": 'Basic realm="tinker_cookbook: the key as password"'}
+    elif key.startswith(TOKEN_PREFIX):
+        # A client whose token has expired requests another one and repeats the request.
+        challenge = {"WWW-Authenticate": 'Bearer error="invalid_token"'}
+    return HTTPException(
+        401,
+        "TINKER_API_KEY: "
+        + ("none was sent" if not key else "the key is not one of this server's")
+        + "; at its start the server prints where it stores them",
+        challenge,
+    )
+
+
+# The dependencies are async although they do not wait: FastAPI runs plain functions in a thread.
+
+
+async def state_of(request: Request) -> ServerState:
+    """Returns the server's state."""
+    return request.app.state.server
 
 
 async def owner_of(request: Request) -> Owner:
-    """The owner of the key that the request came with; 401 without one.
-
-    The gate in front of the routes found it, before the body was read.
-    """
+    """Returns the owner of the request's key, which the middleware has found; raises a 401."""
     owner = getattr(request.state, "owner", None)
     if owner is None:
-        raise not_allowed(key_of(request))
+        raise unauthorized(key_of(request))
     return owner
 
 
+StateDep = Annotated[ServerState, Depends(state_of)]
+OwnerDep = Annotated[Owner, Depends(owner_of)]
+
+Limit = Annotated[int, Query(ge=1, le=1000)]
+Offset = Annotated[int, Query(ge=0)]
+
+
 def is_same_machine(request: Request) -> bool:
-    """Whether the client runs on this machine; not where a proxy says that it speaks for others."""
+    """Whether the client runs on this machine; False for requests through a proxy."""
     if any(name in request.headers for name in ("forwarded", "x-forwarded-for", "via")):
         return False
     try:
@@ -40,8 +185,76 @@ def is_same_machine(request: Request) -> bool:
         return False
 
 
-TheHost = Annotated[ServerState, Depends(host_of)]
-TheOwner = Annotated[Owner, Depends(owner_of)]
+def http_protocol() -> type[asyncio.Protocol] | str:
+    """Returns uvicorn's HTTP implementation: httptools with a bound on heads, if it is installed.
 
-Limit = Annotated[int, Query(ge=1, le=1000)]
-Offset = Annotated[int, Query(ge=0)]
+    Without httptools uvicorn uses h11, which has a bound of its own.
+    """
+    try:
+        from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
+    except ImportError:
+        return "auto"
+
+    class BoundedHeadProtocol(HttpToolsProtocol):
+        """HTTP protocol that refuses heads above ``MAX_HEAD_BYTES``."""
+
+        _head: int | None = 0
+        """Bytes of the head so far; None after its end."""
+
+        def data_received(self, data: bytes) -> None:
+            if self._head is not None:
+                self._head += len(data)
+                if self._head > MAX_HEAD_BYTES:
+                    self.send_400_response("The head of the request is too large.")
+                    return
+            super().data_received(data)
+
+        def on_message_begin(self) -> None:
+            self._head = 0
+            super().on_message_begin()
+
+        def on_headers_complete(self) -> None:
+            self._head = None
+            super().on_headers_complete()
+
+        def on_message_complete(self) -> None:
+            self._head = 0  # the next request of the connection begins
+            super().on_message_complete()
+
+    return BoundedHeadProtocol
+
+
+class IdleConnections:
+    """Monitor that closes connections without a request in progress for ``IDLE_SECONDS``.
+
+    uvicorn has a time limit between requests, but none before the first: a client that sends
+    nothing, or half of a head, would occupy a file descriptor forever.
+
+    Args:
+        server: The server; each of its connections has ``cycle``, its latest request.
+    """
+
+    def __init__(self, server: uvicorn.Server) -> None:
+        self._server = server
+        self._idle: dict[Any, tuple[Any, float]] = {}
+
+    async def check_forever(self) -> None:
+        """Checks the connections at intervals until it is cancelled."""
+        while True:
+            await asyncio.sleep(IDLE_CHECK_SECONDS)
+            self.check(asyncio.get_running_loop().time())
+
+    def check(self, now: float) -> None:
+        """Checks the connections at ``now``, in seconds of the event loop's clock."""
+        idle = {}
+        for connection in list(self._server.server_state.connections):
+            request = getattr(connection, "cycle", None)
+            if request is not None and not request.response_complete:
+                continue  # long polls and streams have no time limit
+            # A new request since the last check means that the connection is in use.
+            last, since = self._idle.get(connection, (request, now))
+            since = since if last is request else now
+            idle[connection] = request, since
+            if now - since >= IDLE_SECONDS and connection.transport is not None:
+                connection.transport.close()
+        self._idle = idle

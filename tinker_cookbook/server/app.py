@@ -1,4 +1,4 @@
-"""The application: routes, errors as JSON, and what runs beside the requests."""
+"""The ASGI application: routes, error responses and background tasks."""
 
 from __future__ import annotations
 
@@ -13,86 +13,78 @@ from fastapi.responses import JSONResponse
 
 from tinker_cookbook.exceptions import TinkerCookbookError
 from tinker_cookbook.server import (
-    account_routes,
     bodies,
-    future_routes,
-    metrics_routes,
     openai,
-    refused_routes,
     rest_routes,
     sampling_routes,
     service_routes,
-    session_search,
     training_routes,
 )
-from tinker_cookbook.server.errors import memory_full, status_of
-from tinker_cookbook.server.gate import Gate
+from tinker_cookbook.server.access import AccessMiddleware
+from tinker_cookbook.server.errors import memory_full_message, status_of
 from tinker_cookbook.server.openai.bodies import ChatBody, CompletionBody
 from tinker_cookbook.server.openai.errors import as_api_error
-from tinker_cookbook.server.openapi_bodies import describe
 from tinker_cookbook.server.state import ServerState
 
 logger = logging.getLogger(__name__)
 
 
-def make_app(host: ServerState, max_request_bytes: int) -> FastAPI:
-    """The ASGI application over ``host``.
+def make_app(state: ServerState, max_request_bytes: int) -> FastAPI:
+    """Builds the ASGI application.
 
     Args:
-        host: The server's state; closed with the application.
+        state: The server's state; closed with the application.
         max_request_bytes: Largest body of a request.
     """
 
     @contextlib.asynccontextmanager
     async def lifespan(_: FastAPI) -> AsyncIterator[None]:
-        sweeping = asyncio.create_task(host.sweep_for_good())
+        sweeping = asyncio.create_task(state.sweep_forever())
         yield
         sweeping.cancel()
-        host.close()
+        state.close()
 
     app = FastAPI(title="tinker_cookbook server", lifespan=lifespan, redoc_url=None)
-    app.state.host = host
+    app.state.server = state
     app.state.max_request_bytes = max_request_bytes
-    app.add_middleware(Gate, keys=host.keys, max_bytes=max_request_bytes, refuse=_refused)
-    app.add_exception_handler(TinkerCookbookError, _said)
-    app.add_exception_handler(ValueError, _said)
-    app.add_exception_handler(MemoryError, _said)
-    for part in (
-        future_routes,  # addresses are tried in this order, so the busiest come first
-        training_routes,
-        sampling_routes,
-        service_routes,
-        account_routes,
-        session_search,
-        rest_routes,
-        metrics_routes,
-        openai,
-        refused_routes,  # last, for it takes all that the others leave
+    app.add_middleware(
+        AccessMiddleware, keys=state.keys, max_bytes=max_request_bytes, refuse=_refusal
+    )
+    for kind in (TinkerCookbookError, ValueError, MemoryError):
+        app.add_exception_handler(kind, _error_response)
+    for router in (
+        sampling_routes.router,  # routes are matched in this order, so the busiest come first
+        training_routes.router,
+        service_routes.router,
+        rest_routes.router,
+        service_routes.metrics_router,
+        openai.router,
+        rest_routes.fallback_router,  # last, because it matches every other address
     ):
-        app.include_router(part.router)
+        app.include_router(router)
 
-    describe(app, (bodies.JsonPass, bodies.SampleBody, ChatBody, CompletionBody))
+    bodies.add_schemas(app, (bodies.JsonPass, bodies.SampleBody, ChatBody, CompletionBody))
 
     @app.get("/healthz")
     async def healthz() -> dict[str, str]:
-        """Whether the server answers. Needs no key."""
+        """Returns that the server responds. Needs no key."""
         return {"status": "ok"}
 
     return app
 
 
-def _refused(error: HTTPException, path: str) -> JSONResponse:
-    """An error from before the routes, in the form of the API that was asked."""
-    said: dict[str, Any] = {"detail": error.detail}
+def _refusal(error: HTTPException, path: str) -> JSONResponse:
+    """Returns the response for an error of the middleware, in the form of the path's API."""
+    body: dict[str, Any] = {"detail": error.detail}
     if path.startswith(openai.PREFIX):
-        said = as_api_error(error).body()
-    return JSONResponse(said, status_code=error.status_code, headers=error.headers)
+        body = as_api_error(error).body()
+    return JSONResponse(body, status_code=error.status_code, headers=error.headers)
 
 
-async def _said(request: Request, error: Exception) -> JSONResponse:
+async def _error_response(request: Request, error: Exception) -> JSONResponse:
     status = status_of(error)
     if status >= 500:
         logger.error("%s %s: %s", request.method, request.url.path, error)
     headers = {"Retry-After": "1"} if status == 429 else None
-    said = memory_full(error) if isinstance(error, MemoryError) else str(error)
-    return JSONResponse({"detail": said}, status_code=status, headers=headers)
+    detail = memory_full_message(error) if isinstance(error, MemoryError) else str(error)
+    return JSONResponse({"detail": detail}, status_code=status, headers=headers)

@@ -1,6 +1,7 @@
-"""Errors of requests, and the statuses they get.
+"""Errors of requests and their HTTP statuses.
 
-The SDK repeats 408, 409, 429 and all from 500 for minutes, so what cannot get better has another.
+The SDK retries 408, 409, 429 and 5xx for minutes, so an error that a retry cannot cure gets another
+status.
 """
 
 from __future__ import annotations
@@ -9,64 +10,62 @@ from typing import TypeVar
 
 from tinker_cookbook.exceptions import BackendError, CheckpointError, TinkerCookbookError
 
-
-class NotThere(BackendError):  # noqa: N818
-    """Nothing of that id that this owner may see: 404."""
+E = TypeVar("E", bound=BaseException)
 
 
-class Gone(NotThere):
-    """A session or request that was there before: 404 too, since 410 asks for a repetition."""
+class NotFoundError(BackendError):
+    """An id that does not exist or belongs to another owner: 404.
+
+    Also for sessions and requests that have ended, because clients retry 410.
+    """
 
 
-class Busy(BackendError):  # noqa: N818
-    """Too much is waiting: 429, the protocol's "try again"."""
+class BusyError(BackendError):
+    """Too many queued samples: 429, which clients retry."""
 
 
-class TooLarge(BackendError):  # noqa: N818
-    """A body above the limit: 413."""
+class BodyTooLargeError(BackendError):
+    """A request body above the limit: 413."""
 
 
-class NoRoom(MemoryError):  # noqa: N818
-    """There is no memory for a body; ``head`` is how it begins."""
+class BodyMemoryError(MemoryError):
+    """A request body that does not fit into memory; ``head`` holds its first bytes."""
 
-    def __init__(self, why: str, head: bytes) -> None:
-        super().__init__(why)
+    def __init__(self, message: str, head: bytes) -> None:
+        super().__init__(message)
         self.head = head
 
 
-def too_large(limit: int) -> TooLarge:
-    """The error of a body of more than ``limit`` bytes."""
-    return TooLarge(
-        f"body: got more than {limit >> 20} MiB, the most that this server takes at once "
+def body_too_large(limit: int) -> BodyTooLargeError:
+    """Returns the error for a body of more than ``limit`` bytes."""
+    return BodyTooLargeError(
+        f"body: got more than {limit >> 20} MiB, the largest request that this server accepts "
         "(max_request_mb=); send fewer datums a request"
     )
 
 
-E = TypeVar("E", bound=BaseException)
-
-
-def memory_full(error: BaseException) -> str:
-    """The sentence for a request that found no memory."""
+def memory_full_message(error: BaseException) -> str:
+    """Returns the message for a request that ran out of memory."""
     text = f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
-    return f"the server's memory is full ({text}). Ask for less at once, or again later"
+    return f"the server's memory is full ({text}). Send a smaller request, or try again later"
 
 
-def plain(error: E) -> E:
-    """The error without the frames that it passed through, which hold what they were working on."""
-    following: BaseException | None = error
-    while following is not None:
-        following.__traceback__ = None
-        following = following.__cause__ or following.__context__
+def drop_tracebacks(error: E) -> E:
+    """Removes the stack frames from an error and its causes: frames keep tensors alive."""
+    current: BaseException | None = error
+    while current is not None:
+        current.__traceback__ = None
+        current = current.__cause__ or current.__context__
     return error
 
 
 def status_of(error: Exception) -> int:
-    """The HTTP status of an error that is said at once."""
-    if isinstance(error, (NotThere, CheckpointError)):
+    """Returns the HTTP status of an error."""
+    if isinstance(error, (NotFoundError, CheckpointError)):
         return 404
-    if isinstance(error, Busy):
+    if isinstance(error, BusyError):
         return 429
-    if isinstance(error, (TooLarge, MemoryError)):
+    if isinstance(error, (BodyTooLargeError, MemoryError)):
         return 413
     if isinstance(error, (TinkerCookbookError, ValueError)):
         return 400

@@ -1,7 +1,7 @@
-"""Who may use the server: keys in a file that only its user may read, each of one owner.
+"""API keys, their owners, and the JSON web tokens that clients exchange them for.
 
-The first owner's checkpoints are those of this machine's own runs; every other owner has a folder
-beside them, and no request reaches from one into another.
+The first owner's checkpoints are those of the runs on this machine. Every other owner has a
+subfolder, and no request reads or writes another owner's folder.
 """
 
 from __future__ import annotations
@@ -12,34 +12,84 @@ import json
 import os
 import secrets
 import stat
+import time
 from dataclasses import dataclass
 from pathlib import Path
 
+import jwt
 from filelock import FileLock
 
 from tinker_cookbook.engine.checkpoints.paths import check_name
 from tinker_cookbook.engine.checkpoints.store import CheckpointStore
 from tinker_cookbook.exceptions import ConfigurationError
-from tinker_cookbook.server import tokens
 
 FIRST_OWNER = "local"
-_PREFIX = "tml-"  # without it the SDK sends no request
+TOKEN_SECONDS = 12 * 3600
+TOKEN_PREFIX = "eyJ"
+"""Every JSON web token starts with this, and no key does."""
+
+_KEY_PREFIX = "tml-"  # the SDK refuses keys without it
+_USER_PREFIX = "tml:user:"
+
+
+def issue_token(owner: str, key: str, now: float | None = None) -> str:
+    """Returns a token for ``owner``, valid for ``TOKEN_SECONDS``.
+
+    ``key`` signs it, so the server stores no tokens: they survive a restart and end with the key.
+    """
+    issued_at = int(time.time() if now is None else now)
+    claims = {
+        "iss": "tinker_cookbook",
+        "sub": user_urn(owner),
+        "org_id": "tinker_cookbook",
+        "email": "",
+        "iat": issued_at,
+        "exp": issued_at + TOKEN_SECONDS,
+    }
+    return jwt.encode(claims, key, algorithm="HS256")
+
+
+def unverified_owner(token: str) -> str | None:
+    """Returns the owner that a token names, without a check of its signature."""
+    try:
+        subject = jwt.decode(token, options={"verify_signature": False}).get("sub")
+    except (jwt.InvalidTokenError, ValueError, RecursionError):
+        return None
+    return subject.removeprefix(_USER_PREFIX) if isinstance(subject, str) else None
+
+
+def is_valid_token(token: str, key: str, now: float | None = None) -> bool:
+    """Whether ``key`` signed the token and it has not expired."""
+    try:
+        # Without PyJWT's check of the expiry, which cannot compare with ``now``.
+        claims = jwt.decode(
+            token, key, ["HS256"], {"verify_exp": False, "verify_iat": False, "require": ["exp"]}
+        )
+    except (jwt.InvalidTokenError, ValueError, RecursionError):
+        return False
+    expires = claims["exp"]
+    return isinstance(expires, int) and expires > (time.time() if now is None else now)
+
+
+def user_urn(owner: str) -> str:
+    """Returns the protocol's name of an owner."""
+    return f"{_USER_PREFIX}{owner}"
 
 
 @dataclass(frozen=True, eq=False)
 class Owner:
-    """Whose a request is."""
+    """Owner of an API key, with a checkpoint store."""
 
     name: str
     store: CheckpointStore
 
 
 class KeyFile:
-    """``{"OWNER": "tml-KEY", …}``, of mode 600.
+    """API keys in a JSON file of mode 600: ``{"OWNER": "tml-KEY", …}``.
 
     Args:
-        path: of the file; made with the first key.
-        root: where the first owner's checkpoints lie.
+        path: Path of the file; created with the first key.
+        root: Checkpoint folder of the first owner.
     """
 
     def __init__(self, path: Path, root: Path) -> None:
@@ -48,49 +98,50 @@ class KeyFile:
         self._owners = {name: self._owner(name) for name in self._keys}
 
     def ensure(self, names: list[str]) -> dict[str, str]:
-        """Makes a key for each owner who has none; returns the new ones."""
+        """Creates a key for each owner without one; returns the new keys by owner."""
         for name in names:
             check_name(name, "owner")
         self.path.parent.mkdir(parents=True, exist_ok=True)
         with FileLock(f"{self.path}.lock"):  # two servers may start at once
             if self.path.exists():
                 self._keys = self._read()
-            made = {
-                name: _PREFIX + secrets.token_urlsafe(32)
+            new = {
+                name: _KEY_PREFIX + secrets.token_urlsafe(32)
                 for name in names
                 if name not in self._keys
             }
-            self._keys |= made
-            if made:
+            self._keys |= new
+            if new:
                 self._write()
         self._owners = {name: self._owner(name) for name in self._keys}
         with contextlib.suppress(FileNotFoundError):
             (self._root / "owners").chmod(0o700)  # older servers left it open to others
-        return made
+        return new
 
     def owner_of(self, key: str) -> Owner | None:
-        """The owner of a key or token, in a time that says nothing about the others' keys."""
-        if key.startswith(tokens.PREFIX):
-            name = tokens.claimed_owner(key)
+        """Returns the owner of a key or token; None if it is invalid."""
+        if key.startswith(TOKEN_PREFIX):
+            name = unverified_owner(key)
             known = self._keys.get(name or "")
-            return self._owners[name] if name and known and tokens.is_good(key, known) else None
-        found = None
+            return self._owners[name] if name and known and is_valid_token(key, known) else None
+        owner = None
+        # All keys are compared, in constant time: the duration reveals nothing about them.
         for name, known in self._keys.items():
             if hmac.compare_digest(known.encode(), key.encode()):
-                found = self._owners[name]
-        return found
+                owner = self._owners[name]
+        return owner
 
     def owner(self, name: str) -> Owner:
-        """The owner of this name, who has a key."""
+        """Returns the owner of this name."""
         return self._owners[name]
 
     def token_of(self, owner: Owner) -> str:
-        """A token that stands for the owner's key for a while."""
-        return tokens.issue(owner.name, self._keys[owner.name])
+        """Returns a new token of an owner."""
+        return issue_token(owner.name, self._keys[owner.name])
 
     @property
     def names(self) -> list[str]:
-        """The owners."""
+        """Names of the owners."""
         return list(self._keys)
 
     def _owner(self, name: str) -> Owner:
@@ -107,7 +158,7 @@ class KeyFile:
         try:
             keys = json.loads(self.path.read_bytes())
             if not isinstance(keys, dict) or not all(
-                isinstance(key, str) and key.startswith(_PREFIX) for key in keys.values()
+                isinstance(key, str) and key.startswith(_KEY_PREFIX) for key in keys.values()
             ):
                 raise ValueError('it is no object of "OWNER": "tml-…"')
         except ValueError as error:

@@ -1,42 +1,116 @@
-"""The server's state: one engine, the owners' stores, the sessions, and the requests in flight."""
+"""State of the server: the engine, client sessions, requests in flight and signed URLs."""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
+import hmac
 import json
 import logging
 import secrets
 import threading
 import time
 from collections.abc import Sequence
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
 from pathlib import Path
+from typing import Any
+from urllib.parse import urlencode
 
 from tinker_cookbook.backends.local import LocalServiceClient
+from tinker_cookbook.backends.local_sampling import LocalSamplingClient
+from tinker_cookbook.backends.local_training import LocalTrainingClient
 from tinker_cookbook.engine.engine import Engine
 from tinker_cookbook.exceptions import ModelNotFoundError, nearest, nearest_sentence
-from tinker_cookbook.server.errors import Gone, NotThere
+from tinker_cookbook.server.errors import NotFoundError
 from tinker_cookbook.server.keys import KeyFile, Owner
-from tinker_cookbook.server.pending import RequestRegistry
-from tinker_cookbook.server.sample_quota import SampleQuota
-from tinker_cookbook.server.sessions import Model, OpenSampler, Session
-from tinker_cookbook.server.signed_urls import SignedUrls
+from tinker_cookbook.server.requests import OrderedDispatcher, RequestRegistry, SampleQuota
 
 logger = logging.getLogger(__name__)
 
 SWEEP_SECONDS = 5.0
+MAX_IDLE_SAMPLERS = 8
+IDLE_SECONDS = 900.0
+URL_SECONDS = 3600
+
+
+@dataclass(eq=False)
+class Model:
+    """Adapter in training."""
+
+    model_id: str
+    dispatcher: OrderedDispatcher
+    client: LocalTrainingClient | None = None
+    """None until the first operation has created it."""
+
+
+@dataclass(eq=False)
+class OpenSampler:
+    """Sampler of one version of the weights."""
+
+    sampler_id: str
+    client: LocalSamplingClient | None
+    """None after eviction; a base model or a checkpoint is loaded again at the next request."""
+    base_model: str
+    model_path: str | None = None
+    is_snapshot: bool = False
+    inflight_of: str | None = None
+    """Id of the model whose later ``inflight`` saves replace these weights."""
+    used_at: float = field(default_factory=time.monotonic)
+
+
+@dataclass(eq=False)
+class Session:
+    """Models and samplers of one client program."""
+
+    session_id: str
+    owner: Owner
+    service: LocalServiceClient
+    user_metadata: dict[str, Any] | None = None
+    display_name: str | None = None
+    created_at: float = field(default_factory=time.time)
+    seen_at: float = field(default_factory=time.monotonic)
+    models: dict[str, Model] = field(default_factory=dict)
+    samplers: dict[str, OpenSampler] = field(default_factory=dict)
+
+    def model_id(self, number: int) -> str:
+        """Returns the id of a model, which the client computes too."""
+        return f"{self.session_id}:train:{number}"
+
+    def sampler_id(self, number: int) -> str:
+        """Returns the id of a sampler, which the client computes too."""
+        return f"{self.session_id}:sample:{number}"
+
+    def evict_idle_samplers(self, now: float) -> None:
+        """Frees the weights of idle samplers, except the ``MAX_IDLE_SAMPLERS`` used last."""
+        # Clients cannot close a sampler, and a training run creates one at every step.
+        loaded = [sampler for sampler in self.samplers.values() if sampler.client is not None]
+        loaded.sort(key=lambda sampler: sampler.used_at, reverse=True)
+        for sampler in loaded[MAX_IDLE_SAMPLERS:]:
+            if now - sampler.used_at < IDLE_SECONDS:
+                continue
+            sampler.client = None
+            if sampler.is_snapshot:
+                del self.samplers[sampler.sampler_id]
+
+    def close(self) -> None:
+        """Frees models and samplers."""
+        for model in self.models.values():
+            model.dispatcher.close()
+        self.models.clear()
+        self.samplers.clear()
 
 
 class ServerState:
-    """Everything that requests share. Its methods are called on the event loop alone.
+    """State that all requests share. Its methods run on the event loop only.
 
     Args:
-        engine: Does the work of all sessions.
-        models: Base models that may be named; no others are loaded for anyone.
-        keys: Who may do what.
-        session_seconds: A session without a sign of life for so long is over.
-        state: A folder for notes on open runs, which tell after a crash what was cut.
-        most_samples: Samples that may wait before clients are asked to come again.
+        engine: Engine of all sessions.
+        models: Base models that requests may name.
+        keys: API keys.
+        session_seconds: A session without a heartbeat for this long ends.
+        folder: Folder of the list of open runs, which is read after a crash.
+        max_queued_samples: Queued samples above which requests get 429.
     """
 
     def __init__(
@@ -45,24 +119,23 @@ class ServerState:
         models: Sequence[str],
         keys: KeyFile,
         session_seconds: float,
-        state: Path,
-        most_samples: int,
+        folder: Path,
+        max_queued_samples: int,
     ) -> None:
         self.engine, self.models, self.keys = engine, tuple(models), keys
-        self.board = RequestRegistry()
-        self.links = SignedUrls()
-        self.waiting = SampleQuota(most_samples)
+        self.requests = RequestRegistry()
+        self.signed_urls = SignedUrls()
+        self.sample_quota = SampleQuota(max_queued_samples)
         self.stopping = asyncio.Event()
         self.trained_tokens = 0
         self.started_at = time.time()
-        self._counting = threading.Lock()
+        self._token_lock = threading.Lock()
         self._session_seconds = session_seconds
         self._sessions: dict[str, Session] = {}
-        self._open_runs = OpenRuns(state / "open_runs.json")
-        self.cut = self._open_runs.left_over
+        self.open_runs = OpenRuns(folder / "open_runs.json")
 
     def start_session(self, owner: Owner, metadata: dict | None, name: str | None) -> Session:
-        """A new session."""
+        """Creates a session."""
         session_id = f"{time.strftime('%Y%m%d-%H%M%S')}-{secrets.token_hex(4)}"
         text = {key: str(value) for key, value in (metadata or {}).items()}
         service = LocalServiceClient(self.engine, owner.store, text, session_id)
@@ -72,47 +145,46 @@ class ServerState:
         return session
 
     def session(self, owner: Owner, session_id: str) -> Session:
-        """An open session of this owner; raises ``NotThere``."""
+        """Returns an open session of this owner; raises ``NotFoundError``."""
         session = self._sessions.get(session_id)
         if session is None or session.owner is not owner:
-            raise Gone(
+            raise NotFoundError(
                 f"session {session_id!r}: not open here. It ended, sent no heartbeat for "
-                f"{self._session_seconds:g} s, or the server was started anew since "
+                f"{self._session_seconds:g} s, or the server restarted since "
                 f"({time.strftime('%H:%M:%S', time.localtime(self.started_at))}). Checkpoints are "
                 "kept: connect again and go on with create_training_client_from_state"
             )
-        session.seen()
+        session.seen_at = time.monotonic()
         return session
 
     def sessions(self, owner: Owner | None = None) -> list[Session]:
-        """The open sessions, of this owner or of all."""
+        """Returns the open sessions, of one owner or of all."""
         return [one for one in self._sessions.values() if owner in (None, one.owner)]
 
     def model(self, owner: Owner, model_id: str) -> tuple[Session, Model]:
-        """A model in training; raises ``NotThere``."""
+        """Returns a model in training and its session; raises ``NotFoundError``."""
         session = self.session(owner, model_id.partition(":")[0])
         model = session.models.get(model_id)
         if model is None:
-            raise NotThere(
+            raise NotFoundError(
                 f"model {model_id!r}: not in this session{nearest(model_id, session.models)}"
             )
         return session, model
 
     def sampler(self, owner: Owner, sampler_id: str) -> tuple[Session, OpenSampler]:
-        """An open sampler; raises ``NotThere``."""
+        """Returns a sampler and its session; raises ``NotFoundError``."""
         session = self.session(owner, sampler_id.partition(":")[0])
         sampler = session.samplers.get(sampler_id)
         if sampler is None:
-            raise NotThere(
-                f"sampler {sampler_id!r}: not in this session, or put away as nobody used it for "
-                "long; make a new one, or sample from a checkpoint"
+            raise NotFoundError(
+                f"sampler {sampler_id!r}: not in this session, or evicted because it was idle for "
+                "long; create a new one, or sample from a checkpoint"
             )
         sampler.used_at = time.monotonic()
         return session, sampler
 
     def require_model(self, name: str, field: str = "base_model") -> str:
-        """A base model that is served; raises ``ModelNotFoundError``, which begins with ``field``,
-        for others."""
+        """Returns a base model that is served; raises ``ModelNotFoundError`` for others."""
         if name not in self.models:
             raise ModelNotFoundError(
                 f"{field}: got {name!r}, which this server does not serve"
@@ -122,86 +194,82 @@ class ServerState:
         return name
 
     def require_model_of(self, owner: Owner, path: str) -> str:
-        """The base model of a checkpoint, if it is served. Reads no weights; may block."""
+        """Returns the base model of a checkpoint if it is served. Reads files, no weights."""
         run_id = owner.store.get_checkpoint(path).path.run_id
         return self.require_model(owner.store.get_run(run_id).info.base_model)
 
-    def count(self, trained: int) -> None:
-        """Notes tokens that passed through the engine. In any thread."""
-        with self._counting:
-            self.trained_tokens += trained
+    def count_trained(self, tokens: int) -> None:
+        """Adds to the count of trained tokens. Thread-safe."""
+        with self._token_lock:
+            self.trained_tokens += tokens
 
-    def note_open(self, model_id: str) -> None:
-        """A run began."""
-        self._open_runs.add(model_id)
-
-    def end_session(self, session: Session, why: str) -> None:
-        """Frees all that a session holds; checkpoints stay."""
+    def end_session(self, session: Session, reason: str) -> None:
+        """Ends a session and frees its models; checkpoints stay."""
         self._sessions.pop(session.session_id, None)
         runs = list(session.models)
         session.close()
-        self.board.drop_session(session.session_id)
-        self._open_runs.remove(runs)
+        self.requests.drop_session(session.session_id)
+        self.open_runs.remove(runs)
         logger.info(
             "%s: session %s ends (%s)%s",
             session.owner.name,
             session.session_id,
-            why,
+            reason,
             f"; {len(runs)} runs leave memory" if runs else "",
         )
 
-    async def sweep_for_good(self) -> None:
-        """Ends sessions whose clients are gone, and drops what was fetched."""
+    async def sweep_forever(self) -> None:
+        """Calls ``sweep`` at intervals until it is cancelled."""
         pause = min(SWEEP_SECONDS, self._session_seconds / 4)
         while True:
-            until = time.monotonic() + pause
+            due = time.monotonic() + pause
             await asyncio.sleep(pause)
-            late = time.monotonic() - until
+            late = time.monotonic() - due
             if late > pause:
-                # The server was held up and read no requests: heartbeats of this time still wait.
+                # The event loop was blocked, so heartbeats sent in that time are still unread.
                 for session in self._sessions.values():
                     session.seen_at += late
             with contextlib.suppress(Exception):
                 self.sweep()
 
     def sweep(self) -> None:
-        """One round of it; none where the server stops, which hears no heartbeats any more."""
-        if self.stopping.is_set():
+        """Ends sessions without a heartbeat, evicts idle samplers and drops fetched results."""
+        if self.stopping.is_set():  # a stopping server reads no heartbeats
             return
         now = time.monotonic()
         for session in list(self._sessions.values()):
             if now - session.seen_at > self._session_seconds:
                 self.end_session(session, f"no heartbeat for {self._session_seconds:g} s")
             else:
-                session.put_away(now)
-        self.board.sweep(now)
+                session.evict_idle_samplers(now)
+        self.requests.sweep(now)
 
     def close(self) -> None:
-        """Ends all sessions, finishing the operation in hand."""
+        """Ends all sessions after the running operation."""
         for session in list(self._sessions.values()):
             self.end_session(session, "the server stops")
         self.engine.close()
 
 
 class OpenRuns:
-    """The runs in memory, noted in a file; what stands there at a start was cut by a crash."""
+    """List of the runs in memory, in a file: runs listed at a start were interrupted by a crash."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
         self._runs: list[str] = []
         try:
-            self.left_over: list[str] = [str(run) for run in json.loads(path.read_bytes())]
+            self.interrupted: list[str] = [str(run) for run in json.loads(path.read_bytes())]
         except (OSError, ValueError, TypeError):
-            self.left_over = []
+            self.interrupted = []
         self._write()
 
     def add(self, run: str) -> None:
-        """Notes a run."""
+        """Adds a run."""
         self._runs.append(run)
         self._write()
 
     def remove(self, runs: Sequence[str]) -> None:
-        """Strikes runs out."""
+        """Removes runs."""
         if runs:
             self._runs = [run for run in self._runs if run not in runs]
             self._write()
@@ -211,3 +279,33 @@ class OpenRuns:
         part = self._path.with_suffix(".part")
         part.write_text(json.dumps(self._runs), encoding="utf-8")
         part.replace(self._path)
+
+
+class SignedUrls:
+    """Signer of file URLs that need no key. Signatures end after an hour, or with the process."""
+
+    def __init__(self) -> None:
+        self._secret = secrets.token_bytes(32)
+
+    def expires(self) -> datetime:
+        """Returns when a URL that is signed now expires."""
+        return datetime.fromtimestamp(int(time.time()) + URL_SECONDS, UTC)
+
+    def sign(self, owner: str, path: str, file: str) -> str:
+        """Returns the query string that gives access to one file of a checkpoint."""
+        until = int(time.time()) + URL_SECONDS
+        signature = self._signature(owner, path, file, until)
+        return urlencode({"until": until, "signature": signature})
+
+    def verify(self, owner: str, path: str, file: str, until: int, signature: str) -> None:
+        """Raises ``NotFoundError`` for a wrong or expired signature."""
+        expected = self._signature(owner, path, file, until)
+        valid = hmac.compare_digest(expected.encode(), signature.encode())
+        if not valid or until < time.time():
+            raise NotFoundError(
+                "this address was not signed by this server, or has expired; request a new one"
+            )
+
+    def _signature(self, owner: str, path: str, file: str, until: int) -> str:
+        text = "\n".join((owner, path, file, str(until)))
+        return hmac.new(self._secret, text.encode(), "sha256").hexdigest()

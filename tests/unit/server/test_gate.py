@@ -19,11 +19,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tinker_cookbook.exceptions import DataValidationError
-from tinker_cookbook.server import gate
-from tinker_cookbook.server.connections import IdleConnections
-from tinker_cookbook.server.gate import SILENT_SECONDS, Gate
+from tinker_cookbook.server import access
+from tinker_cookbook.server.access import IDLE_SECONDS, AccessMiddleware, IdleConnections
+from tinker_cookbook.server.bodies import MAX_DATA_CONTAINERS, check_containers
 from tinker_cookbook.server.keys import KeyFile
-from tinker_cookbook.server.read_body import DATA_CONTAINERS, check_containers
 
 BOMB = b'{"x":[' + b"[]," * (14 << 20) + b"[]]}"  # 42 MiB
 NESTED_TOKEN = "eyJh." + base64.urlsafe_b64encode(b"[" * 3000).decode() + ".x"
@@ -101,7 +100,7 @@ def test_what_holds_too_many_or_too_deep_lists_is_refused_in_words(serving, call
 
 
 def test_brackets_in_texts_do_not_count():
-    text = json.dumps({"a": '[{"' * DATA_CONTAINERS}).encode()
+    text = json.dumps({"a": '[{"' * MAX_DATA_CONTAINERS}).encode()
     check_containers(text, 10)
     with pytest.raises(DataValidationError, match="got 11 lists and objects, expected at most 10"):
         check_containers(b"[" * 11, 10)
@@ -146,7 +145,9 @@ def test_whatever_is_sent_as_a_key_gives_401(key_file, key, header):
     name = "x-api-key" if header == "x-api-key" else "authorization"
     headers = [(name.encode(), value.encode("latin-1"))]
     for path in ("/api/v1/sessions", "/docs"):
-        sent = asyncio.run(_answers(Gate(_never, key_file, 10, _refuse), path, headers, []))
+        sent = asyncio.run(
+            _answers(AccessMiddleware(_never, key_file, 10, _refuse), path, headers, [])
+        )
         assert sent[0]["status"] == 401
 
 
@@ -157,23 +158,25 @@ def test_a_token_of_nested_lists_is_no_fault_of_the_server(serving):
 
 
 def test_a_body_whose_rest_never_comes_ends_with_its_connection(key_file, monkeypatch):
-    monkeypatch.setattr(gate, "SILENT_SECONDS", 0.05)
+    monkeypatch.setattr(access, "IDLE_SECONDS", 0.05)
 
     async def app(scope, receive, send):
         try:
             while (await receive())["more_body"]:
                 pass
-        except gate.HTTPException as error:
+        except access.HTTPException as error:
             await JSONResponse({}, status_code=error.status_code)(scope, receive, send)
 
     begun = [{"type": "http.request", "body": b"{", "more_body": True}]
-    sent = asyncio.run(_answers(Gate(app, key_file, 10, _refuse), "/healthz", [], begun))
+    sent = asyncio.run(
+        _answers(AccessMiddleware(app, key_file, 10, _refuse), "/healthz", [], begun)
+    )
     assert sent[0]["status"] == 408
     assert (b"connection", b"close") in sent[0]["headers"]
 
 
 def test_who_waits_for_an_answer_may_be_silent(key_file, monkeypatch):
-    monkeypatch.setattr(gate, "SILENT_SECONDS", 0.05)
+    monkeypatch.setattr(access, "IDLE_SECONDS", 0.05)
     ended = []
 
     async def app(scope, receive, send):
@@ -184,7 +187,7 @@ def test_who_waits_for_an_answer_may_be_silent(key_file, monkeypatch):
         waiting.cancel()
 
     whole = [{"type": "http.request", "body": b"{}", "more_body": False}]
-    asyncio.run(_answers(Gate(app, key_file, 10, _refuse), "/healthz", [], whole))
+    asyncio.run(_answers(AccessMiddleware(app, key_file, 10, _refuse), "/healthz", [], whole))
     assert ended == [False]
 
 
@@ -204,8 +207,8 @@ def test_connections_without_a_request_are_closed_and_others_stay():
     for now in range(0, 21, 2):
         busy.cycle = request(True)  # one after the other, each answered when it is looked at
         assert silent.is_open
-        idle.look(float(now))
-    assert SILENT_SECONDS == 20
+        idle.check(float(now))
+    assert IDLE_SECONDS == 20
     assert [one.is_open for one in (silent, answered, polling, busy)] == [
         False, False, True, True,
     ]  # fmt: skip

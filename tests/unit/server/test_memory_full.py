@@ -14,8 +14,8 @@ import numpy as np
 import pytest
 from serving import Caller, Serving
 
-from tinker_cookbook.server import pending, wire
-from tinker_cookbook.server.pending import AsJson, Pending, error_of
+from tinker_cookbook.server import requests, wire
+from tinker_cookbook.server.requests import JsonEncoder, PendingRequest, error_body
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="sets the limit of a process")
 
@@ -105,7 +105,9 @@ def test_a_request_without_room_fails_and_others_train_on(serving, stories_model
 
 def test_a_failed_request_keeps_words_and_no_frames(monkeypatch):
     """The frames of a pass hold its tensors, and a result stays until it was fetched."""
-    monkeypatch.setattr(pending.logger, "error", lambda *args, **more: None)  # pytest keeps records
+    monkeypatch.setattr(
+        requests.logger, "error", lambda *args, **more: None
+    )  # pytest keeps records
 
     def fails(large: np.ndarray) -> None:
         try:
@@ -115,10 +117,10 @@ def test_a_failed_request_keeps_words_and_no_frames(monkeypatch):
 
     large = np.zeros(9)
     held = weakref.ref(large)
-    failed = Pending("r", "s", AsJson())
-    failed.follow(partial(fails, large))
+    failed = PendingRequest("r", "s", JsonEncoder())
+    failed.start(partial(fails, large))
     del large
     assert held() is None
-    said = error_of(failed.future.exception())
+    said = error_body(failed.future.exception())
     assert said["category"] == "server"
     assert "memory is full (RuntimeError: not enough memory" in said["error"]

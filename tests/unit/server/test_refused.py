@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from tinker_cookbook.server.refused_routes import REFUSED
+from tinker_cookbook.server.rest_routes import REFUSED
 
 NAMES = {"run_id": "r", "kind": "weights", "name": "n", "session_id": "s"}
 

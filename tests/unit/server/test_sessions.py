@@ -7,23 +7,28 @@ import time
 from types import SimpleNamespace
 
 from tinker_cookbook.server.keys import KeyFile
-from tinker_cookbook.server.sessions import IDLE_SECONDS, KEPT_SAMPLERS, OpenSampler, Session
-from tinker_cookbook.server.state import ServerState
+from tinker_cookbook.server.state import (
+    IDLE_SECONDS,
+    MAX_IDLE_SAMPLERS,
+    OpenSampler,
+    ServerState,
+    Session,
+)
 
 
 def test_old_snapshots_go_and_checkpoints_can_be_opened_again():
     session = Session("s", SimpleNamespace(name="ann"), SimpleNamespace())
-    for i in range(KEPT_SAMPLERS + 4):
+    for i in range(MAX_IDLE_SAMPLERS + 4):
         path = None if i % 2 else f"tinker://r/sampler_weights/{i}"
         sampler = OpenSampler(str(i), SimpleNamespace(), "m", path, path is None, used_at=float(i))
         session.samplers[str(i)] = sampler
-    session.put_away(now=IDLE_SECONDS + 1.5)  # 0 and 1 are idle for long enough
+    session.evict_idle_samplers(now=IDLE_SECONDS + 1.5)  # 0 and 1 are idle for long enough
     assert session.samplers["0"].client is None
     assert "1" not in session.samplers
-    assert all(session.samplers[str(i)].client is not None for i in range(2, KEPT_SAMPLERS + 4))
-    session.put_away(now=10 * IDLE_SECONDS)
+    assert all(session.samplers[str(i)].client is not None for i in range(2, MAX_IDLE_SAMPLERS + 4))
+    session.evict_idle_samplers(now=10 * IDLE_SECONDS)
     opened = [i for i, one in session.samplers.items() if one.client is not None]
-    assert opened == [str(i) for i in range(4, KEPT_SAMPLERS + 4)]
+    assert opened == [str(i) for i in range(4, MAX_IDLE_SAMPLERS + 4)]
 
 
 def test_a_server_that_was_held_up_does_not_take_its_clients_for_gone(tmp_path):
@@ -31,16 +36,16 @@ def test_a_server_that_was_held_up_does_not_take_its_clients_for_gone(tmp_path):
     keys.ensure(["local"])
 
     async def run(held_up: float) -> int:
-        host = ServerState(SimpleNamespace(), [], keys, 0.2, tmp_path / "server", 1)
-        host.start_session(keys.owner("local"), None, None)
-        sweeping = asyncio.create_task(host.sweep_for_good())
+        state = ServerState(SimpleNamespace(), [], keys, 0.2, tmp_path / "server", 1)
+        state.start_session(keys.owner("local"), None, None)
+        sweeping = asyncio.create_task(state.sweep_forever())
         await asyncio.sleep(0.01)
         time.sleep(held_up)  # nothing is read meanwhile, heartbeats neither
         await asyncio.sleep(0.02)
-        after = len(host.sessions())
+        after = len(state.sessions())
         await asyncio.sleep(0.5)
         sweeping.cancel()
-        assert not host.sessions()  # who stays silent once it is back is gone
+        assert not state.sessions()  # who stays silent once it is back is gone
         return after
 
     assert asyncio.run(run(0.6)) == 1

@@ -8,8 +8,13 @@ import json
 import httpx
 import pytest
 
-from tinker_cookbook.server import tokens
-from tinker_cookbook.server.keys import KeyFile
+from tinker_cookbook.server.keys import (
+    TOKEN_SECONDS,
+    KeyFile,
+    is_valid_token,
+    issue_token,
+    unverified_owner,
+)
 
 KEY = "tml-" + "k" * 40
 
@@ -22,13 +27,13 @@ def _forged(token: str, **claims) -> str:
 
 
 def test_a_token_holds_for_its_hours_under_its_key_alone():
-    token = tokens.issue("ann", KEY, now=1000)
-    assert tokens.claimed_owner(token) == "ann"
-    assert tokens.is_good(token, KEY, now=1000 + tokens.SECONDS - 1)
-    assert not tokens.is_good(token, KEY, now=1000 + tokens.SECONDS)
-    assert not tokens.is_good(token, KEY + "x", now=1000)
+    token = issue_token("ann", KEY, now=1000)
+    assert unverified_owner(token) == "ann"
+    assert is_valid_token(token, KEY, now=1000 + TOKEN_SECONDS - 1)
+    assert not is_valid_token(token, KEY, now=1000 + TOKEN_SECONDS)
+    assert not is_valid_token(token, KEY + "x", now=1000)
     for change in ({"sub": "tml:user:bob"}, {"exp": 10**12}):
-        assert not tokens.is_good(_forged(token, **change), KEY, now=1000), change
+        assert not is_valid_token(_forged(token, **change), KEY, now=1000), change
 
 
 @pytest.mark.parametrize(
@@ -45,14 +50,14 @@ def test_a_token_of_one_owner_is_not_anothers(tmp_path):
     made = keys.ensure(["local", "ann"])
     ann = keys.owner("ann")
     assert keys.owner_of(keys.token_of(ann)) is ann
-    assert keys.owner_of(tokens.issue("local", made["ann"])) is None
-    assert keys.owner_of(tokens.issue("nobody", made["ann"])) is None
-    unsigned = tokens.issue("ann", made["ann"]).rpartition(".")[0] + "."
+    assert keys.owner_of(issue_token("local", made["ann"])) is None
+    assert keys.owner_of(issue_token("nobody", made["ann"])) is None
+    unsigned = issue_token("ann", made["ann"]).rpartition(".")[0] + "."
     assert keys.owner_of(unsigned) is None
     (tmp_path / "keys.json").unlink()
     new = KeyFile(tmp_path / "keys.json", tmp_path)
     new.ensure(["ann"])
-    assert new.owner_of(tokens.issue("ann", made["ann"])) is None  # the key was taken out
+    assert new.owner_of(issue_token("ann", made["ann"])) is None  # the key was taken out
 
 
 def test_a_token_does_what_its_key_does(serving, caller):
@@ -68,7 +73,7 @@ def test_a_token_does_what_its_key_does(serving, caller):
 
 
 def test_a_token_that_ended_asks_for_another(serving):
-    ended = tokens.issue("ann", serving.key("ann"), now=0)
+    ended = issue_token("ann", serving.key("ann"), now=0)
     answer = httpx.get(f"{serving.url}/api/v1/sessions", headers={"X-API-Key": ended})
     assert answer.status_code == 401
     assert 'error="invalid_token"' in answer.headers["WWW-Authenticate"]

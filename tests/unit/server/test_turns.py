@@ -9,8 +9,8 @@ from collections.abc import Collection
 
 import pytest
 
-from tinker_cookbook.server import ordered_dispatch as turns
-from tinker_cookbook.server.ordered_dispatch import OrderedDispatcher
+from tinker_cookbook.server import requests
+from tinker_cookbook.server.requests import OrderedDispatcher
 
 
 def began(
@@ -65,7 +65,7 @@ def test_one_that_comes_late_begins_at_once():
 @pytest.mark.parametrize("seconds", [0.05])
 @pytest.mark.parametrize("blocking", [(), (4,), (5,)])
 def test_a_number_that_never_comes_is_passed_over(monkeypatch, caplog, seconds, blocking):
-    monkeypatch.setattr(turns, "GAP_SECONDS", seconds)
+    monkeypatch.setattr(requests, "GAP_SECONDS", seconds)
     assert began([1, 4, 5], wait=0.5, blocking=blocking) == [1, 4, 5]
     assert "request 2 never came; going on with 4" in caplog.text
 
@@ -75,13 +75,13 @@ def test_without_the_gap_it_waits():
 
 
 def test_others_that_arrive_do_not_prolong_the_wait(monkeypatch):
-    monkeypatch.setattr(turns, "GAP_SECONDS", 0.3)
+    monkeypatch.setattr(requests, "GAP_SECONDS", 0.3)
     # One every 0.1 s: counted from the last of them, the wait would end after all had come.
     order = began([1, 3, 4, 5, 6, 7, 8, 9, 2], wait=0.0, gap=0.1)
     assert order == [1, 3, 4, 5, 6, 7, 8, 9, 2]
 
 
 def test_one_that_comes_just_in_time_leaves_nothing_to_pass_over(monkeypatch, caplog):
-    monkeypatch.setattr(turns, "GAP_SECONDS", 0.2)
+    monkeypatch.setattr(requests, "GAP_SECONDS", 0.2)
     assert began([1, 3, 2], wait=0.6, gap=0.1) == [1, 2, 3]
     assert "never came" not in caplog.text

@@ -12,9 +12,13 @@ from tinker.types.topk_logprobs import TopkLogprobs
 
 from tinker_cookbook.exceptions import DataValidationError
 from tinker_cookbook.server import wire
-from tinker_cookbook.server.decode import read_pass, unread_pass
-from tinker_cookbook.server.encode import PassEncoder, SampleEncoder
-from tinker_cookbook.server.errors import NoRoom, TooLarge
+from tinker_cookbook.server.errors import BodyMemoryError, BodyTooLargeError
+from tinker_cookbook.server.wire import (
+    PassEncoder,
+    SampleEncoder,
+    pass_without_memory,
+    read_pass,
+)
 
 NAMES = {"EncodedText": "EncodedTextChunk", "Image": "ImageChunk", "Dmel": "DmelChunk"}
 SAME_ON_THE_WIRE = {13: 5, 14: 5}  # uint32 and enums are varints, as int32 is
@@ -130,7 +134,7 @@ def test_a_packed_body_cannot_grow_beyond_the_limit():
     import zstandard
 
     packed = zstandard.ZstdCompressor().compress(b"\0" * (4 << 20))
-    with pytest.raises(TooLarge, match="more than 1 MiB"):
+    with pytest.raises(BodyTooLargeError, match="more than 1 MiB"):
         read_pass(packed, "application/x-protobuf", "zstd", 1 << 20, forward=False)
 
 
@@ -138,12 +142,12 @@ def test_the_beginning_of_a_body_says_whose_it_is():
     row = {"model_input": [{"encoded_text": {"tokens": b"\0" * 4000}}]}
     for name, number in (("m", 3), ("20261122-094501-1f0e2a7c:train:0", 1234567), ("é" * 140, 1)):
         message = tinker_public_pb2.ForwardBackwardRequest(model_id=name, seq_id=number, data=[row])
-        error = NoRoom("full", message.SerializeToString()[:1024])
-        found = unread_pass(error)
+        error = BodyMemoryError("full", message.SerializeToString()[:1024])
+        found = pass_without_memory(error)
         assert (found.model_id, found.seq_id, found.error) == (name, number, error)
     for head in (b"", b"{}", b"\x0a\xff", b"\xff" * 1024, b'{"model_id": "m", "seq_id": 3}'):
-        with pytest.raises(NoRoom):
-            unread_pass(NoRoom("full", head))
+        with pytest.raises(BodyMemoryError):
+            pass_without_memory(BodyMemoryError("full", head))
 
 
 GOOD = {"data": [1, 2], "shape": [2, 3], "sparse_crow_indices": [0, 1, 2]}

@@ -13,27 +13,26 @@ from tinker_cookbook.renderers import StreamingTextDelta, StreamingThinkingDelta
 from tinker_cookbook.renderers.core.content import get_text_content
 from tinker_cookbook.renderers.core.messages import Message, ToolCall
 from tinker_cookbook.renderers.core.streaming import ContentDelta, MessageReader
-from tinker_cookbook.server.access import TheOwner
+from tinker_cookbook.server.access import OwnerDep
+from tinker_cookbook.server.bodies import json_body_schema, parse_json, read_body
 from tinker_cookbook.server.keys import Owner
 from tinker_cookbook.server.openai.bodies import ChatBody
 from tinker_cookbook.server.openai.errors import OpenAIRoute
 from tinker_cookbook.server.openai.messages import prompt_tokens
 from tinker_cookbook.server.openai.sample_requests import Asked, envelope, json_safe_logprob
-from tinker_cookbook.server.openai.samplers import Gateway, TheGateway
+from tinker_cookbook.server.openai.samplers import Gateway, GatewayDep
 from tinker_cookbook.server.openai.sampling import Drawing
 from tinker_cookbook.server.openai.streaming import Answer
 from tinker_cookbook.server.openai.text import Placed, SampledToken, token_bytes
-from tinker_cookbook.server.openapi_bodies import reads
-from tinker_cookbook.server.read_body import body_of, parsed
 
 router = APIRouter(route_class=OpenAIRoute)
 
 
-@router.post("/chat/completions", openapi_extra=reads(ChatBody))
-async def chat_completions(request: Request, owner: TheOwner, gateway: TheGateway) -> Response:
+@router.post("/chat/completions", openapi_extra=json_body_schema(ChatBody))
+async def chat_completions(request: Request, owner: OwnerDep, gateway: GatewayDep) -> Response:
     """Answers to a conversation."""
-    read = await body_of(request, request.app.state.max_request_bytes)
-    body = await parsed(read, lambda: ChatBody.read(read))
+    raw = await read_body(request, request.app.state.max_request_bytes)
+    body = await parse_json(raw, lambda: ChatBody.read(raw))
     answer = await gateway.run(_answer, gateway, owner, body)
     return await answer.respond(request, bool(body.stream))
 

@@ -10,26 +10,25 @@ from fastapi import APIRouter, Request, Response
 
 from tinker_cookbook.engine.sampling.requests import PromptScores, Sample
 from tinker_cookbook.renderers.core.codec import TextCodec
-from tinker_cookbook.server.access import TheOwner
+from tinker_cookbook.server.access import OwnerDep
+from tinker_cookbook.server.bodies import json_body_schema, parse_json, read_body
 from tinker_cookbook.server.keys import Owner
 from tinker_cookbook.server.openai.bodies import CompletionBody
 from tinker_cookbook.server.openai.errors import ApiError, OpenAIRoute
 from tinker_cookbook.server.openai.sample_requests import Asked, envelope, json_safe_logprob
-from tinker_cookbook.server.openai.samplers import Gateway, TheGateway
+from tinker_cookbook.server.openai.samplers import Gateway, GatewayDep
 from tinker_cookbook.server.openai.sampling import Drawing
 from tinker_cookbook.server.openai.streaming import Answer
 from tinker_cookbook.server.openai.text import DrawnText, Placed, SampledToken, token_name
-from tinker_cookbook.server.openapi_bodies import reads
-from tinker_cookbook.server.read_body import body_of, parsed
 
 router = APIRouter(route_class=OpenAIRoute)
 
 
-@router.post("/completions", openapi_extra=reads(CompletionBody))
-async def completions(request: Request, owner: TheOwner, gateway: TheGateway) -> Response:
+@router.post("/completions", openapi_extra=json_body_schema(CompletionBody))
+async def completions(request: Request, owner: OwnerDep, gateway: GatewayDep) -> Response:
     """Continuations of one or several prompts."""
-    read = await body_of(request, request.app.state.max_request_bytes)
-    body = await parsed(read, lambda: CompletionBody.read(read))
+    raw = await read_body(request, request.app.state.max_request_bytes)
+    body = await parse_json(raw, lambda: CompletionBody.read(raw))
     answer = await gateway.run(_answer, gateway, owner, body)
     return await answer.respond(request, bool(body.stream))
 

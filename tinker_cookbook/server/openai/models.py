@@ -9,7 +9,7 @@ from fastapi import APIRouter
 
 from tinker_cookbook.engine.checkpoints.paths import SCHEME
 from tinker_cookbook.exceptions import CheckpointError
-from tinker_cookbook.server.access import TheHost, TheOwner
+from tinker_cookbook.server.access import OwnerDep, StateDep
 from tinker_cookbook.server.keys import Owner
 from tinker_cookbook.server.openai.errors import OpenAIRoute, no_model
 from tinker_cookbook.server.state import ServerState
@@ -18,13 +18,13 @@ router = APIRouter(route_class=OpenAIRoute)
 
 
 @router.get("/models")
-async def list_models(owner: TheOwner, host: TheHost) -> dict[str, Any]:
+async def list_models(owner: OwnerDep, host: StateDep) -> dict[str, Any]:
     """The served base models, then the caller's checkpoints for sampling, newest first."""
     return {"object": "list", "data": await asyncio.to_thread(_all, owner, host)}
 
 
 @router.get("/models/{name:path}")
-async def get_model(name: str, owner: TheOwner, host: TheHost) -> dict[str, Any]:
+async def get_model(name: str, owner: OwnerDep, host: StateDep) -> dict[str, Any]:
     """One of them, or a checkpoint for training, which may be sampled too."""
     return await asyncio.to_thread(_one, owner, host, name)
 

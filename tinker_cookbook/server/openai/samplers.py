@@ -159,7 +159,7 @@ def gateway_of(request: Request) -> Gateway:
     """The application's gateway, made by the first request."""
     state = request.app.state
     if not hasattr(state, "openai_gateway"):
-        state.openai_gateway = Gateway(state.host)
+        state.openai_gateway = Gateway(state.server)
     return cast("Gateway", state.openai_gateway)
 
 
@@ -168,4 +168,4 @@ async def _gateway(request: Request) -> Gateway:
     return gateway_of(request)
 
 
-TheGateway = Annotated[Gateway, Depends(_gateway)]
+GatewayDep = Annotated[Gateway, Depends(_gateway)]

@@ -53,7 +53,7 @@ class Drawing:
     def start(self, streamed: bool) -> None:
         """Hands the requests to the engine; raises ``Busy`` where too many samples wait."""
         size = sum(request.num_samples for request in self.requests)
-        self.gateway.host.waiting.begin(size)
+        self.gateway.host.sample_quota.acquire(size)
         self._size, first = size, 0
         post = _poster(self._queue)
         for i, request in enumerate(self.requests):
@@ -108,7 +108,7 @@ class Drawing:
         """Cancels what runs. May be called more than once."""
         for future in (*self._futures, *(one.future for one in self.scoring)):
             future.cancel()
-        self.gateway.host.waiting.end(self._size)
+        self.gateway.host.sample_quota.release(self._size)
         self._size = 0
 
     def _raise_failures(self) -> None:

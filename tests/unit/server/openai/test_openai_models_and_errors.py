@@ -12,7 +12,7 @@ from tinker_cookbook.engine.engine import Engine
 from tinker_cookbook.engine.sampling.requests import SamplingSettings, sample_request
 from tinker_cookbook.engine.sampling.sampler import Sampler
 from tinker_cookbook.server.openai.sampling import Drawing
-from tinker_cookbook.server.sample_quota import SampleQuota
+from tinker_cookbook.server.requests import SampleQuota
 
 
 @pytest.fixture(scope="module")
@@ -217,7 +217,7 @@ def test_closing_cancels_in_the_engine(stories_model):
     sampler = engine.submit(lambda: Sampler(engine.base_model(stories_model), None)).result()
 
     class Anyone:
-        host = type("ServerState", (), {"engine": engine, "waiting": SampleQuota(8)})
+        host = type("ServerState", (), {"engine": engine, "sample_quota": SampleQuota(8)})
 
     async def leave():
         request = sample_request(sampler, [5], 8, SamplingSettings(seed=0))

@@ -6,8 +6,8 @@ import openai
 import pytest
 from serving import Caller
 
-from tinker_cookbook.server.errors import Busy
-from tinker_cookbook.server.sample_quota import SampleQuota
+from tinker_cookbook.server.errors import BusyError
+from tinker_cookbook.server.requests import SampleQuota
 
 LONG = {"max_tokens": 500, "seed": 0}
 
@@ -74,12 +74,12 @@ def test_training_passes_are_no_samples(sdk):
 
 
 def test_one_request_may_ask_for_more_than_may_wait():
-    waiting = SampleQuota(4)
-    waiting.begin(9)
-    with pytest.raises(Busy, match="9 samples wait already, of at most 4"):
-        waiting.begin(1)
-    waiting.end(9)
-    waiting.begin(4)
-    with pytest.raises(Busy):
-        waiting.begin(1)
-    assert waiting.count == 4
+    quota = SampleQuota(4)
+    quota.acquire(9)
+    with pytest.raises(BusyError, match="9 samples wait already, of at most 4"):
+        quota.acquire(1)
+    quota.release(9)
+    quota.acquire(4)
+    with pytest.raises(BusyError):
+        quota.acquire(1)
+    assert quota.count == 4
