@@ -19,7 +19,7 @@ from tinker_cookbook.model_info import (
 )
 from tinker_cookbook.model_lineup import LINEUP
 from tinker_cookbook.renderers import check_renderer_name
-from tinker_cookbook.renderers.core.names import UNAVAILABLE
+from tinker_cookbook.renderers.registry import UNAVAILABLE
 
 
 @pytest.mark.parametrize(

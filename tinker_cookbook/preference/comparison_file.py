@@ -27,7 +27,7 @@ from typing import Any
 from tinker_cookbook.exceptions import DataFormatError, DataValidationError, RendererError, nearest
 from tinker_cookbook.preference.comparison import LABELS, Comparison, LabeledComparison
 from tinker_cookbook.renderers import Message, normalize_messages
-from tinker_cookbook.renderers.core.roles import check_roles
+from tinker_cookbook.renderers.core.checks import check_roles
 from tinker_cookbook.supervised.json_files import json_lines, load_local_rows
 
 EXPECTED = '{"prompt": "…", "chosen": "…", "rejected": "…"}'

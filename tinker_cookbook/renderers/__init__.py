@@ -7,18 +7,7 @@ from __future__ import annotations
 
 from tinker_cookbook.renderers.base import Renderer
 from tinker_cookbook.renderers.core.chatml import ChatMLRenderer
-from tinker_cookbook.renderers.core.content import (
-    content_to_jsonable,
-    ensure_list,
-    ensure_text,
-    format_content_as_string,
-    get_text_content,
-    has_thinking,
-    message_to_jsonable,
-    normalize_messages,
-    parse_think_blocks,
-    remove_thinking,
-)
+from tinker_cookbook.renderers.core.codec import tokens_weights_from_strings_weights
 from tinker_cookbook.renderers.core.images import ImageProcessorProtocol, image_to_chunk
 from tinker_cookbook.renderers.core.messages import (
     AudioPart,
@@ -32,29 +21,40 @@ from tinker_cookbook.renderers.core.messages import (
     ToolCall,
     ToolSpec,
     UnparsedToolCall,
+    content_to_jsonable,
+    ensure_list,
+    ensure_text,
+    format_content_as_string,
+    get_text_content,
+    has_thinking,
+    message_to_jsonable,
+    normalize_messages,
+    parse_think_blocks,
+    remove_thinking,
 )
-from tinker_cookbook.renderers.core.parse_outcome import (
+from tinker_cookbook.renderers.core.parsing import (
     PARSE_FAILURE_DETAIL_MAX_CHARS,
     UNTERMINATED_TOOL_BLOCK_ERROR,
-    ParseFailureKind,
-    ParseTermination,
-    classify_parse_failure,
-    detect_unterminated_tool_block,
-)
-from tinker_cookbook.renderers.core.rendered import RenderContext, RenderedMessage
-from tinker_cookbook.renderers.core.stop_token import parse_response_for_stop_token
-from tinker_cookbook.renderers.core.streaming import (
     MessageDelta,
     MessageReader,
+    ParseFailureKind,
+    ParseTermination,
     ResponseParser,
     StreamingMessageHeader,
     StreamingTextDelta,
     StreamingThinkingDelta,
     Utf8TokenDecoder,
+    classify_parse_failure,
+    detect_unterminated_tool_block,
+    parse_response_for_stop_token,
 )
-from tinker_cookbook.renderers.core.tokens import tokens_weights_from_strings_weights
+from tinker_cookbook.renderers.core.rendered import (
+    RenderContext,
+    RenderedMessage,
+    TrainOnWhat,
+    select_trained,
+)
 from tinker_cookbook.renderers.core.tool_calls import parse_content_blocks
-from tinker_cookbook.renderers.core.train_on_what import TrainOnWhat, select_trained
 from tinker_cookbook.renderers.deepseek_v3 import (
     DeepSeekV3DisableThinkingRenderer,
     DeepSeekV3Renderer,
@@ -85,10 +85,11 @@ from tinker_cookbook.renderers.qwen3 import (
     Qwen3DisableThinkingRenderer,
     Qwen3InstructRenderer,
     Qwen3Renderer,
+    Qwen3VLInstructRenderer,
+    Qwen3VLRenderer,
 )
 from tinker_cookbook.renderers.qwen3_5 import Qwen3_5DisableThinkingRenderer, Qwen3_5Renderer
 from tinker_cookbook.renderers.qwen3_8 import Qwen3_8DisableThinkingRenderer, Qwen3_8Renderer
-from tinker_cookbook.renderers.qwen3_vl import Qwen3VLInstructRenderer, Qwen3VLRenderer
 from tinker_cookbook.renderers.registry import (
     check_renderer_name,
     get_registered_renderer_names,

@@ -25,21 +25,16 @@ from functools import cached_property
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 from tinker_cookbook.exceptions import RendererError
-from tinker_cookbook.renderers.core.codec import TextCodec
-from tinker_cookbook.renderers.core.content import (
-    content_to_jsonable,
-    ensure_list,
-    ensure_text,
-    format_content_as_string,
-    get_text_content,
-    has_thinking,
-    message_to_jsonable,
-    normalize_messages,
-    openai_message,
-    parse_think_blocks,
-    remove_thinking,
+from tinker_cookbook.renderers.core.blocks import (
+    ReasoningStreamingParser,
+    StreamingParser,
 )
-from tinker_cookbook.renderers.core.control_text import part_texts_apart, split_control_tokens
+from tinker_cookbook.renderers.core.codec import (
+    TextCodec,
+    part_texts_apart,
+    split_control_tokens,
+    tokens_weights_from_strings_weights,
+)
 from tinker_cookbook.renderers.core.images import ImageProcessorProtocol, image_to_chunk
 from tinker_cookbook.renderers.core.messages import (
     AudioPart,
@@ -54,46 +49,52 @@ from tinker_cookbook.renderers.core.messages import (
     ToolCall,
     ToolSpec,
     UnparsedToolCall,
+    content_to_jsonable,
+    ensure_list,
+    ensure_text,
+    format_content_as_string,
+    get_text_content,
+    has_thinking,
+    message_to_jsonable,
+    normalize_messages,
+    openai_message,
+    parse_think_blocks,
+    remove_thinking,
 )
 from tinker_cookbook.renderers.core.naming import Named
-from tinker_cookbook.renderers.core.parse_outcome import (
+from tinker_cookbook.renderers.core.parsing import (
     PARSE_FAILURE_DETAIL_MAX_CHARS,
     UNTERMINATED_TOOL_BLOCK_ERROR,
-    ParseFailureKind,
-    ParseTermination,
-    classify_parse_failure,
-    detect_unterminated_tool_block,
-)
-from tinker_cookbook.renderers.core.pieces import Piece, join_pieces, join_weighted, token_list
-from tinker_cookbook.renderers.core.rendered import (
-    RenderCache,
-    RenderContext,
-    RenderedMessage,
-    answer_ends,
-    example_ends,
-    weigh,
-)
-from tinker_cookbook.renderers.core.stop_token import (
-    parse_response_for_stop_token,
-    special_token_id,
-)
-from tinker_cookbook.renderers.core.streaming import (
     MessageDelta,
     MessageReader,
+    ParseFailureKind,
+    ParseTermination,
     PlainReader,
     ResponseParser,
     StreamingMessageHeader,
     StreamingTextDelta,
     StreamingThinkingDelta,
     Utf8TokenDecoder,
+    classify_parse_failure,
+    detect_unterminated_tool_block,
+    parse_response_for_stop_token,
+    special_token_id,
 )
-from tinker_cookbook.renderers.core.streaming_parser import (
-    ReasoningStreamingParser,
-    StreamingParser,
+from tinker_cookbook.renderers.core.rendered import (
+    Piece,
+    RenderCache,
+    RenderContext,
+    RenderedMessage,
+    TrainOnWhat,
+    answer_ends,
+    example_ends,
+    join_pieces,
+    join_weighted,
+    select_trained,
+    token_list,
+    weigh,
 )
-from tinker_cookbook.renderers.core.tokens import tokens_weights_from_strings_weights
 from tinker_cookbook.renderers.core.tool_calls import parse_content_blocks
-from tinker_cookbook.renderers.core.train_on_what import TrainOnWhat, select_trained
 from tinker_cookbook.tokenizer_utils import special_id
 
 if TYPE_CHECKING:

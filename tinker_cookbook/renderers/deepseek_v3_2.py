@@ -13,16 +13,19 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 from tinker_cookbook.renderers.core.blocks import Block, BlockReader
-from tinker_cookbook.renderers.core.content import system_message
-from tinker_cookbook.renderers.core.messages import Message, ToolCall, ToolSpec
+from tinker_cookbook.renderers.core.messages import Message, ToolCall, ToolSpec, system_message
+from tinker_cookbook.renderers.core.parsing import MessageReader
 from tinker_cookbook.renderers.core.rendered import RenderContext, RenderedMessage
-from tinker_cookbook.renderers.core.streaming import MessageReader
-from tinker_cookbook.renderers.core.tool_calls import as_openai_tool, read_calls_in_row
-from tinker_cookbook.renderers.core.xml_tool_calls import arguments_of
-from tinker_cookbook.renderers.deepseek_v3 import ASSISTANT, DeepSeekV3Renderer
-from tinker_cookbook.renderers.deepseek_versions import (
+from tinker_cookbook.renderers.core.tool_calls import (
+    arguments_of,
+    as_openai_tool,
+    read_calls_in_row,
+)
+from tinker_cookbook.renderers.deepseek_v3 import (
+    ASSISTANT,
     END_THINK,
     THINK,
+    DeepSeekV3Renderer,
     Version,
     check_arguments,
 )

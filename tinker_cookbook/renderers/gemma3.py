@@ -10,10 +10,10 @@ from typing import Any
 
 from tinker_cookbook.exceptions import RendererError
 from tinker_cookbook.renderers.base import Renderer
+from tinker_cookbook.renderers.core.checks import text_of
 from tinker_cookbook.renderers.core.messages import Message, Role
+from tinker_cookbook.renderers.core.parsing import special_token_id
 from tinker_cookbook.renderers.core.rendered import RenderContext, RenderedMessage
-from tinker_cookbook.renderers.core.stop_token import special_token_id
-from tinker_cookbook.renderers.core.text_only import text_of
 from tinker_cookbook.tokenizer_utils import Tokenizer
 
 _BOS, _START, _END = "<bos>", "<start_of_turn>", "<end_of_turn>"

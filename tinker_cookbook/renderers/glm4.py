@@ -19,14 +19,19 @@ from typing import Any
 from tinker_cookbook.exceptions import RendererError
 from tinker_cookbook.renderers.base import Renderer
 from tinker_cookbook.renderers.core.blocks import Block, BlockReader
-from tinker_cookbook.renderers.core.content import ensure_text, get_text_content, system_message
-from tinker_cookbook.renderers.core.messages import Message, Role, ToolCall, ToolSpec
+from tinker_cookbook.renderers.core.checks import check_parts, check_role, leading_thinking
+from tinker_cookbook.renderers.core.messages import (
+    Message,
+    Role,
+    ToolCall,
+    ToolSpec,
+    ensure_text,
+    get_text_content,
+    system_message,
+)
+from tinker_cookbook.renderers.core.parsing import MessageReader, special_token_id
 from tinker_cookbook.renderers.core.rendered import RenderContext, RenderedMessage
-from tinker_cookbook.renderers.core.stop_token import special_token_id
-from tinker_cookbook.renderers.core.streaming import MessageReader
-from tinker_cookbook.renderers.core.text_only import check_parts, check_role, leading_thinking
-from tinker_cookbook.renderers.core.tool_calls import as_openai_tool
-from tinker_cookbook.renderers.core.xml_tool_calls import arguments_of, read_bare_value
+from tinker_cookbook.renderers.core.tool_calls import arguments_of, as_openai_tool, read_bare_value
 from tinker_cookbook.tokenizer_utils import Tokenizer
 
 _PREFIX = "[gMASK]<sop>"

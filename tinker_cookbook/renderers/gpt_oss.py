@@ -14,14 +14,24 @@ from typing import Any
 
 from tinker_cookbook.exceptions import ConfigurationError, RendererError, nearest
 from tinker_cookbook.renderers.base import Example, Renderer
-from tinker_cookbook.renderers.core.content import ensure_text, get_text_content, system_message
-from tinker_cookbook.renderers.core.messages import Message, Role, ToolSpec
-from tinker_cookbook.renderers.core.pieces import Piece, join_weighted
-from tinker_cookbook.renderers.core.rendered import RenderContext, RenderedMessage, weigh
-from tinker_cookbook.renderers.core.stop_token import special_token_id
-from tinker_cookbook.renderers.core.streaming import MessageReader
-from tinker_cookbook.renderers.core.text_only import check_caller, check_parts
-from tinker_cookbook.renderers.core.train_on_what import TrainOnWhat
+from tinker_cookbook.renderers.core.checks import check_caller, check_parts
+from tinker_cookbook.renderers.core.messages import (
+    Message,
+    Role,
+    ToolSpec,
+    ensure_text,
+    get_text_content,
+    system_message,
+)
+from tinker_cookbook.renderers.core.parsing import MessageReader, special_token_id
+from tinker_cookbook.renderers.core.rendered import (
+    Piece,
+    RenderContext,
+    RenderedMessage,
+    TrainOnWhat,
+    join_weighted,
+    weigh,
+)
 from tinker_cookbook.renderers.harmony import (
     ASSISTANT,
     CALL,

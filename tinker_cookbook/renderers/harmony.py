@@ -9,10 +9,14 @@ from itertools import groupby
 from typing import Any
 
 from tinker_cookbook.exceptions import RendererError
-from tinker_cookbook.renderers.core.content import ensure_list
-from tinker_cookbook.renderers.core.messages import Message, ToolCall, ToolSpec
-from tinker_cookbook.renderers.core.parse_outcome import unread, unterminated
-from tinker_cookbook.renderers.core.streaming import ContentDelta, MessageReader, partial_at_end
+from tinker_cookbook.renderers.core.messages import Message, ToolCall, ToolSpec, ensure_list
+from tinker_cookbook.renderers.core.parsing import (
+    ContentDelta,
+    MessageReader,
+    partial_at_end,
+    unread,
+    unterminated,
+)
 from tinker_cookbook.renderers.core.tool_calls import as_openai_tool
 
 START, CHANNEL, MESSAGE = "<|start|>", "<|channel|>", "<|message|>"

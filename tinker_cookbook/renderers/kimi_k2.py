@@ -14,13 +14,18 @@ from typing import Any
 
 from tinker_cookbook.renderers.base import Renderer
 from tinker_cookbook.renderers.core.blocks import Block, BlockReader
-from tinker_cookbook.renderers.core.content import get_text_content, system_message
+from tinker_cookbook.renderers.core.checks import check_caller, check_parts, leading_thinking
 from tinker_cookbook.renderers.core.images import Segment, Segments, encode_segments
-from tinker_cookbook.renderers.core.messages import Message, Role, ToolCall, ToolSpec
+from tinker_cookbook.renderers.core.messages import (
+    Message,
+    Role,
+    ToolCall,
+    ToolSpec,
+    get_text_content,
+    system_message,
+)
+from tinker_cookbook.renderers.core.parsing import MessageReader, special_token_id
 from tinker_cookbook.renderers.core.rendered import RenderContext, RenderedMessage, contexts
-from tinker_cookbook.renderers.core.stop_token import special_token_id
-from tinker_cookbook.renderers.core.streaming import MessageReader
-from tinker_cookbook.renderers.core.text_only import check_caller, check_parts, leading_thinking
 from tinker_cookbook.renderers.core.tool_calls import as_openai_tool, read_calls_in_row
 from tinker_cookbook.tokenizer_utils import Tokenizer
 

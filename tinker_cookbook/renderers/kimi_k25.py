@@ -11,11 +11,10 @@ from collections.abc import Sequence
 
 from tinker_cookbook.exceptions import RendererError
 from tinker_cookbook.renderers.core.blocks import BlockReader
-from tinker_cookbook.renderers.core.content import system_message
 from tinker_cookbook.renderers.core.images import ImageProcessorProtocol, Segments, content_segments
-from tinker_cookbook.renderers.core.messages import Message, Role, ToolSpec
+from tinker_cookbook.renderers.core.messages import Message, Role, ToolSpec, system_message
+from tinker_cookbook.renderers.core.parsing import MessageReader
 from tinker_cookbook.renderers.core.rendered import RenderContext
-from tinker_cookbook.renderers.core.streaming import MessageReader
 from tinker_cookbook.renderers.core.tool_calls import as_openai_tool
 from tinker_cookbook.renderers.kimi_k2 import (
     DECLARE,

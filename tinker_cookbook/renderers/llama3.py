@@ -15,12 +15,17 @@ from typing import Any
 
 from tinker_cookbook.exceptions import RendererError
 from tinker_cookbook.renderers.base import Renderer
-from tinker_cookbook.renderers.core.content import ensure_text, system_message
-from tinker_cookbook.renderers.core.messages import Message, Role, ToolCall, ToolSpec
+from tinker_cookbook.renderers.core.checks import check_parts
+from tinker_cookbook.renderers.core.messages import (
+    Message,
+    Role,
+    ToolCall,
+    ToolSpec,
+    ensure_text,
+    system_message,
+)
+from tinker_cookbook.renderers.core.parsing import ContentDelta, MessageReader, special_token_id
 from tinker_cookbook.renderers.core.rendered import RenderContext, RenderedMessage
-from tinker_cookbook.renderers.core.stop_token import special_token_id
-from tinker_cookbook.renderers.core.streaming import ContentDelta, MessageReader
-from tinker_cookbook.renderers.core.text_only import check_parts
 from tinker_cookbook.renderers.core.tool_calls import as_openai_tool
 from tinker_cookbook.tokenizer_utils import Tokenizer
 

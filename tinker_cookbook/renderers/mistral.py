@@ -40,13 +40,21 @@ from typing import TYPE_CHECKING, Any
 
 from tinker_cookbook.exceptions import ConfigurationError, RendererError, nearest
 from tinker_cookbook.renderers.base import Renderer
-from tinker_cookbook.renderers.core.content import ensure_text, system_message
-from tinker_cookbook.renderers.core.messages import Message, Role, ToolSpec
-from tinker_cookbook.renderers.core.parse_outcome import unread
-from tinker_cookbook.renderers.core.pieces import token_list
-from tinker_cookbook.renderers.core.rendered import RenderContext, RenderedMessage
-from tinker_cookbook.renderers.core.stop_token import special_token_id
-from tinker_cookbook.renderers.core.streaming import ContentDelta, MessageReader, partial_at_end
+from tinker_cookbook.renderers.core.messages import (
+    Message,
+    Role,
+    ToolSpec,
+    ensure_text,
+    system_message,
+)
+from tinker_cookbook.renderers.core.parsing import (
+    ContentDelta,
+    MessageReader,
+    partial_at_end,
+    special_token_id,
+    unread,
+)
+from tinker_cookbook.renderers.core.rendered import RenderContext, RenderedMessage, token_list
 from tinker_cookbook.renderers.mistral_messages import (
     TOOLS_ROLE,
     calls_text,

@@ -12,9 +12,8 @@ from collections.abc import Sequence
 from typing import Any
 
 from tinker_cookbook.exceptions import RendererError
-from tinker_cookbook.renderers.core.content import ensure_text
-from tinker_cookbook.renderers.core.messages import Message, ToolCall, ToolSpec
-from tinker_cookbook.renderers.core.text_only import check_parts
+from tinker_cookbook.renderers.core.checks import check_parts
+from tinker_cookbook.renderers.core.messages import Message, ToolCall, ToolSpec, ensure_text
 
 TOOLS_ROLE = "available_tools"
 """Role of the message that declares tools: first in a conversation, JSON as its content."""

@@ -16,17 +16,23 @@ from tinker_cookbook.exceptions import RendererError
 from tinker_cookbook.renderers.base import Example
 from tinker_cookbook.renderers.core.blocks import BlockReader
 from tinker_cookbook.renderers.core.chatml import END, START, ChatMLBase
-from tinker_cookbook.renderers.core.content import ensure_text, get_text_content, system_message
-from tinker_cookbook.renderers.core.messages import Message, Role, ToolSpec
-from tinker_cookbook.renderers.core.rendered import RenderContext, RenderedMessage
-from tinker_cookbook.renderers.core.streaming import MessageReader
-from tinker_cookbook.renderers.core.text_only import check_parts, check_role, leading_thinking
-from tinker_cookbook.renderers.core.tool_calls import as_openai_tool, with_parsed_arguments
-from tinker_cookbook.renderers.core.train_on_what import TrainOnWhat
-from tinker_cookbook.renderers.core.xml_tool_calls import (
+from tinker_cookbook.renderers.core.checks import check_parts, check_role, leading_thinking
+from tinker_cookbook.renderers.core.messages import (
+    Message,
+    Role,
+    ToolSpec,
+    ensure_text,
+    get_text_content,
+    system_message,
+)
+from tinker_cookbook.renderers.core.parsing import MessageReader
+from tinker_cookbook.renderers.core.rendered import RenderContext, RenderedMessage, TrainOnWhat
+from tinker_cookbook.renderers.core.tool_calls import (
     XML_CALL,
     XML_CALL_INSTRUCTIONS,
+    as_openai_tool,
     format_xml_calls,
+    with_parsed_arguments,
 )
 from tinker_cookbook.renderers.qwen3 import THINKING
 from tinker_cookbook.tokenizer_utils import Tokenizer

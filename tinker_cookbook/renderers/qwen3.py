@@ -18,24 +18,25 @@ from tinker_cookbook.exceptions import RendererError
 from tinker_cookbook.renderers.base import Example
 from tinker_cookbook.renderers.core.blocks import Block, BlockReader
 from tinker_cookbook.renderers.core.chatml import START, ChatMLBase
-from tinker_cookbook.renderers.core.content import (
-    ensure_list,
-    ensure_text,
-    format_content_as_string,
-    get_text_content,
-)
+from tinker_cookbook.renderers.core.checks import check_parts, check_role, leading_thinking
 from tinker_cookbook.renderers.core.images import (
     ImageProcessorProtocol,
     Segments,
     content_segments,
     encode_segments,
 )
-from tinker_cookbook.renderers.core.messages import Message, Role, ToolSpec
-from tinker_cookbook.renderers.core.rendered import RenderContext, RenderedMessage
-from tinker_cookbook.renderers.core.streaming import MessageReader
-from tinker_cookbook.renderers.core.text_only import check_parts, check_role, leading_thinking
+from tinker_cookbook.renderers.core.messages import (
+    Message,
+    Role,
+    ToolSpec,
+    ensure_list,
+    ensure_text,
+    format_content_as_string,
+    get_text_content,
+)
+from tinker_cookbook.renderers.core.parsing import MessageReader
+from tinker_cookbook.renderers.core.rendered import RenderContext, RenderedMessage, TrainOnWhat
 from tinker_cookbook.renderers.core.tool_calls import JSON_CALL, declare_tools, format_tool_calls
-from tinker_cookbook.renderers.core.train_on_what import TrainOnWhat
 from tinker_cookbook.tokenizer_utils import Tokenizer
 
 THINKING = Block("<think>", "</think>", trim="\n", after="\n")

@@ -16,20 +16,23 @@ from typing import Any
 
 from tinker_cookbook.renderers.core.blocks import BlockReader
 from tinker_cookbook.renderers.core.chatml import START
-from tinker_cookbook.renderers.core.content import get_text_content
+from tinker_cookbook.renderers.core.checks import leading_thinking
 from tinker_cookbook.renderers.core.images import ImageProcessorProtocol, Segments, trim_segments
-from tinker_cookbook.renderers.core.messages import Message, ToolSpec
+from tinker_cookbook.renderers.core.messages import Message, ToolSpec, get_text_content
+from tinker_cookbook.renderers.core.parsing import MessageReader
 from tinker_cookbook.renderers.core.rendered import RenderContext, RenderedMessage
-from tinker_cookbook.renderers.core.streaming import MessageReader
-from tinker_cookbook.renderers.core.text_only import leading_thinking
-from tinker_cookbook.renderers.core.tool_calls import as_openai_tool
-from tinker_cookbook.renderers.core.xml_tool_calls import (
+from tinker_cookbook.renderers.core.tool_calls import (
     XML_CALL,
     XML_CALL_INSTRUCTIONS,
+    as_openai_tool,
     format_xml_calls,
 )
-from tinker_cookbook.renderers.qwen3 import THINKING, ThinkingDisabled
-from tinker_cookbook.renderers.qwen3_vl import Qwen3VLRenderer, check_system_is_first
+from tinker_cookbook.renderers.qwen3 import (
+    THINKING,
+    Qwen3VLRenderer,
+    ThinkingDisabled,
+    check_system_is_first,
+)
 from tinker_cookbook.tokenizer_utils import Tokenizer
 
 _EMPTY_THINKING = "<think>\n\n</think>\n\n"

@@ -11,11 +11,10 @@ from collections.abc import Sequence
 
 from tinker_cookbook.exceptions import RendererError, nearest
 from tinker_cookbook.renderers.core.chatml import END, START
-from tinker_cookbook.renderers.core.content import get_text_content
+from tinker_cookbook.renderers.core.checks import check_parts
 from tinker_cookbook.renderers.core.images import ImageProcessorProtocol
-from tinker_cookbook.renderers.core.messages import Message
+from tinker_cookbook.renderers.core.messages import Message, get_text_content
 from tinker_cookbook.renderers.core.rendered import RenderContext, RenderedMessage
-from tinker_cookbook.renderers.core.text_only import check_parts
 from tinker_cookbook.renderers.qwen3_5 import Qwen3_5DisableThinkingRenderer, Qwen3_5Renderer
 from tinker_cookbook.tokenizer_utils import Tokenizer
 

@@ -7,12 +7,15 @@ Works with any tokenizer, because it uses no special tokens beyond BOS. A messag
 from __future__ import annotations
 
 from tinker_cookbook.renderers.base import Renderer
-from tinker_cookbook.renderers.core.content import ensure_text
-from tinker_cookbook.renderers.core.messages import Message, Role
-from tinker_cookbook.renderers.core.parse_outcome import ParseTermination
+from tinker_cookbook.renderers.core.checks import check_parts
+from tinker_cookbook.renderers.core.messages import Message, Role, ensure_text
+from tinker_cookbook.renderers.core.parsing import (
+    ContentDelta,
+    MessageReader,
+    ParseTermination,
+    partial_at_end,
+)
 from tinker_cookbook.renderers.core.rendered import RenderContext, RenderedMessage
-from tinker_cookbook.renderers.core.streaming import ContentDelta, MessageReader, partial_at_end
-from tinker_cookbook.renderers.core.text_only import check_parts
 from tinker_cookbook.tokenizer_utils import special_id
 
 _NEXT_USER = "User:"

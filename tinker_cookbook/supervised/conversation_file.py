@@ -34,7 +34,7 @@ from tinker_cookbook.renderers import (
     normalize_messages,
     select_trained,
 )
-from tinker_cookbook.renderers.core.roles import check_roles
+from tinker_cookbook.renderers.core.checks import check_roles
 from tinker_cookbook.supervised.json_files import check_is_json_lines, json_lines, wrong_keys
 from tinker_cookbook.supervised.row_datasets import (
     Rows,

@@ -8,7 +8,7 @@ import pytest
 
 from tinker_cookbook.exceptions import RendererError
 from tinker_cookbook.renderers import ParseTermination, ThinkingPart, ToolCall, UnparsedToolCall
-from tinker_cookbook.renderers.core.xml_tool_calls import format_xml_calls, read_xml_call
+from tinker_cookbook.renderers.core.tool_calls import format_xml_calls, read_xml_call
 
 QUESTION = {"role": "user", "content": "q"}
 

@@ -16,7 +16,7 @@ from test_families import CASES, TOOLS, load  # noqa: F401 - a fixture
 
 from tinker_cookbook.engine.sampling.requests import SamplingSettings
 from tinker_cookbook.renderers import ToolCall
-from tinker_cookbook.renderers.core.content import ensure_list
+from tinker_cookbook.renderers.core.messages import ensure_list
 from tinker_cookbook.server.openai.bodies import Tool
 from tinker_cookbook.server.openai.chat import ChatChoice
 from tinker_cookbook.server.openai.messages import prompt_tokens

@@ -11,7 +11,7 @@ from trajectory_samples import action, episode, fields, group, group_of_rewards,
 from tinker_cookbook.completers import TokensWithLogprobs
 from tinker_cookbook.exceptions import DataValidationError
 from tinker_cookbook.renderers import get_renderer
-from tinker_cookbook.renderers.core.content import ensure_list, remove_thinking
+from tinker_cookbook.renderers.core.messages import ensure_list, remove_thinking
 from tinker_cookbook.rl import data_processing
 from tinker_cookbook.rl.data_processing import (
     DatumPlace,

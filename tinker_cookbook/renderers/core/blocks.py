@@ -1,18 +1,29 @@
 """Responses with tagged blocks in them: thinking, and tool calls.
 
-Nearly every chat format is text with blocks between tags. A format names its blocks; this module
+Nearly every chat format is text with blocks between tags. A format lists its blocks; this module
 finds them in text that comes in pieces of any size.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
 from typing import TypeAlias
 
-from tinker_cookbook.renderers.core.messages import ToolCall
-from tinker_cookbook.renderers.core.parse_outcome import unread, unterminated
-from tinker_cookbook.renderers.core.streaming import ContentDelta, MessageReader, partial_at_end
+from tinker_cookbook.renderers.core.messages import Message, ToolCall
+from tinker_cookbook.renderers.core.parsing import (
+    ContentDelta,
+    MessageDelta,
+    MessageReader,
+    ParseTermination,
+    PlainReader,
+    StreamingMessageHeader,
+    Utf8TokenDecoder,
+    partial_at_end,
+    unread,
+    unterminated,
+)
+from tinker_cookbook.tokenizer_utils import Tokenizer
 
 ReadCalls: TypeAlias = Callable[[str], Sequence[ToolCall]]
 """Takes what stands between the tags; raises ValueError where that is no call."""
@@ -167,3 +178,67 @@ class BlockReader(MessageReader):
     def _take(self, length: int) -> str:
         taken, self._buffer = self._buffer[:length], self._buffer[length:]
         return taken
+
+
+@dataclass
+class StreamingParser:
+    """Turns tokens into deltas: a header, text, and last the message.
+
+    Args:
+        tokenizer: Decodes the tokens.
+        end_message_token: Ends the message; tokens after it are ignored.
+        parse_final_response: Makes the message of all tokens, as ``Renderer.parse_response`` does.
+    """
+
+    tokenizer: Tokenizer
+    end_message_token: int
+    parse_final_response: Callable[[list[int]], tuple[Message, ParseTermination]]
+    _tokens: list[int] = field(init=False, default_factory=list)
+
+    def __post_init__(self) -> None:
+        self._decoder = Utf8TokenDecoder(self.tokenizer)
+        self.reset()
+
+    def feed(self, token: int) -> Iterator[MessageDelta]:
+        """Takes one token; yields what has become certain, behind a header the first time."""
+        if self._finished:
+            return
+        self._tokens.append(token)
+        if token == self.end_message_token:
+            self._finished = True
+            return
+        text = self._decoder.decode([token])
+        if text is not None:
+            yield from self._begin(self._reader.feed(text))
+
+    def finish(self) -> Iterator[MessageDelta]:
+        """Yields the rest of the content and the whole message."""
+        rest = self._decoder.flush()
+        deltas = self._reader.feed(rest) if rest else []
+        yield from self._begin([*deltas, *self._reader.finish()])
+        yield self.parse_final_response(self._tokens)[0]
+
+    def reset(self) -> None:
+        """Forgets everything that was fed."""
+        self._decoder.reset()
+        self._reader = self._make_reader()
+        self._tokens = []
+        self._begun = False
+        self._finished = False
+
+    def _make_reader(self) -> MessageReader:
+        return PlainReader()
+
+    def _begin(self, deltas: list[ContentDelta]) -> Iterator[MessageDelta]:
+        if not self._begun:
+            self._begun = True
+            yield StreamingMessageHeader(role="assistant")
+        yield from deltas
+
+
+@dataclass
+class ReasoningStreamingParser(StreamingParser):
+    """As its base; what stands between ``<think>`` and ``</think>`` comes as thinking."""
+
+    def _make_reader(self) -> MessageReader:
+        return BlockReader((Block("<think>", "</think>"),))

@@ -11,12 +11,11 @@ from typing import Any
 
 from tinker_cookbook.exceptions import RendererError
 from tinker_cookbook.renderers.base import Renderer
+from tinker_cookbook.renderers.core.checks import text_of
 from tinker_cookbook.renderers.core.images import Segment, encode_segments
 from tinker_cookbook.renderers.core.messages import Message, Role
-from tinker_cookbook.renderers.core.pieces import token_list
-from tinker_cookbook.renderers.core.rendered import RenderContext, RenderedMessage
-from tinker_cookbook.renderers.core.stop_token import special_token_id
-from tinker_cookbook.renderers.core.text_only import text_of
+from tinker_cookbook.renderers.core.parsing import special_token_id
+from tinker_cookbook.renderers.core.rendered import RenderContext, RenderedMessage, token_list
 from tinker_cookbook.tokenizer_utils import Tokenizer
 
 START, END = "<|im_start|>", "<|im_end|>"

@@ -1,22 +1,29 @@
-"""Text to tokens and back, piece by piece, so that the pieces join up."""
+"""Text to tokens and back, piece by piece, and control-token names as plain text."""
 
 from __future__ import annotations
 
+import json
 import re
 import string
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from functools import cached_property, lru_cache
 from itertools import pairwise, takewhile
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
+from tinker_cookbook.exceptions import RendererError
+from tinker_cookbook.renderers.core.messages import Message, TextPart, ToolCall
 from tinker_cookbook.tokenizer_utils import (
+    Tokenizer,
     decode_exactly,
     encode_without_added_tokens,
     encode_without_special_tokens,
 )
+from tinker_cookbook.utils.lazy_imports import lazy_module
 
 if TYPE_CHECKING:
-    from tinker_cookbook.tokenizer_utils import Tokenizer
+    import torch
+else:
+    torch = lazy_module("torch")
 
 # A line break is a token border in every vocabulary met so far.
 _ANCHOR = "\n"
@@ -191,3 +198,106 @@ def _any_of(names: Iterable[str]) -> re.Pattern[str] | None:
     """Returns a pattern with one group that matches any of ``names``, the longest first."""
     longest_first = sorted({name for name in names if name}, key=lambda name: -len(name))
     return re.compile(f"({'|'.join(map(re.escape, longest_first))})") if longest_first else None
+
+
+_PLAIN_FIELDS = ("name", "tool_call_id")
+
+
+def split_control_tokens(
+    message: Message, codec: TextCodec, idx: int, keep: frozenset[str] = frozenset()
+) -> Message:
+    """Returns the message with every name of a control token marked for ``codec``.
+
+    Covers text, thinking, names and arguments of tool calls; names in ``keep`` stay tokens. The raw
+    text of calls that could not be read is left as it is: the model sampled it, and it must render
+    to the same tokens again. Returns ``message`` itself where it holds no such name. Raises
+    RendererError for a role that holds one.
+    """
+    if name := codec.control_token_in(message["role"]):
+        raise RendererError(
+            f"messages[{idx}].role: got {message['role']!r}, which contains the control token "
+            f"{name!r}; expected a plain role such as 'user' or 'assistant'"
+        )
+    changed: dict[str, Any] = {}
+    content = message["content"]
+    if isinstance(content, str):
+        marked = codec.split_control_tokens(content, keep)
+        if marked != content:
+            changed["content"] = marked
+    else:
+        parts = _split_parts(content, codec, keep)
+        if parts != content:
+            changed["content"] = parts
+    if calls := message.get("tool_calls"):
+        marked_calls = [_split_call(call, codec) for call in calls]
+        if marked_calls != calls:
+            changed["tool_calls"] = marked_calls
+    for field in _PLAIN_FIELDS:
+        value = message.get(field)
+        if isinstance(value, str) and (marked := codec.split_control_tokens(value)) != value:
+            changed[field] = marked
+    return Message(**{**message, **changed}) if changed else message
+
+
+def part_texts_apart(message: Message) -> Message:
+    """Returns the message with a ``BORDER`` between texts of neighbouring parts."""
+    content = message["content"]
+    if isinstance(content, str):
+        return message
+    parts = content[:1]
+    for before, part in pairwise(content):
+        if before["type"] == "text" and part["type"] == "text":
+            part = TextPart(type="text", text=BORDER + part["text"])
+        parts.append(part)
+    return Message(**{**message, "content": parts})
+
+
+def _split_parts(content: list[Any], codec: TextCodec, keep: frozenset[str]) -> list[Any]:
+    """Marks texts together and thoughts together: parts may be written without a gap."""
+    marked: dict[str, Iterator[str]] = {}
+    for kind in ("text", "thinking"):
+        texts = [part[kind] for part in content if part["type"] == kind]
+        marked[kind] = iter(codec.split_control_tokens_in(texts, keep))
+    return [
+        {**part, part["type"]: next(marked[part["type"]])} if part["type"] in marked else part
+        for part in content
+    ]
+
+
+def _split_call(call: ToolCall, codec: TextCodec) -> ToolCall:
+    name = codec.split_control_tokens(call.function.name)
+    arguments = _split_arguments(call.function.arguments, codec)
+    call_id = call.id and codec.split_control_tokens(call.id)
+    if (name, arguments, call_id) == (call.function.name, call.function.arguments, call.id):
+        return call
+    return ToolCall(function=ToolCall.FunctionBody(name=name, arguments=arguments), id=call_id)
+
+
+def _split_arguments(arguments: str, codec: TextCodec) -> str:
+    marked = codec.split_control_tokens(arguments)
+    if "\\" not in arguments:
+        return marked
+    # An escape such as \u003c may spell a name. Formats that write each argument decode it.
+    try:
+        decoded = json.dumps(json.loads(arguments), ensure_ascii=False)
+    except (ValueError, RecursionError):
+        return marked
+    plain = codec.split_control_tokens(decoded)
+    return marked if plain == decoded else plain
+
+
+def tokens_weights_from_strings_weights(
+    strings_weights: Sequence[tuple[str, float]], tokenizer: Tokenizer
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Encodes strings one after the other and gives each token its string's weight.
+
+    Returns int64 tokens [T] and float32 weights [T]. The first string is encoded with the special
+    tokens that the tokenizer adds (BOS), the others without.
+    """
+    runs = [
+        tokenizer.encode(text, add_special_tokens=i == 0)
+        for i, (text, _) in enumerate(strings_weights)
+    ]
+    tokens = torch.tensor([token for run in runs for token in run], dtype=torch.int64)
+    values = torch.tensor([weight for _, weight in strings_weights], dtype=torch.float32)
+    return tokens, values.repeat_interleave(torch.tensor([len(run) for run in runs]))

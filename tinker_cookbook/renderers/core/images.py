@@ -16,9 +16,8 @@ from tinker_cookbook.image_processing_utils import (
     png_bytes,
     resize_image,
 )
-from tinker_cookbook.renderers.core.content import ensure_list
-from tinker_cookbook.renderers.core.messages import Message
-from tinker_cookbook.renderers.core.pieces import Piece
+from tinker_cookbook.renderers.core.messages import Message, ensure_list
+from tinker_cookbook.renderers.core.rendered import Piece
 from tinker_cookbook.utils.lazy_imports import lazy_module
 
 if TYPE_CHECKING:

@@ -1,4 +1,4 @@
-"""Context of a message in its conversation, rendered messages, and their training weights."""
+"""Rendered messages: their pieces (tokens, images, audio), training weights, and how they join."""
 
 from __future__ import annotations
 
@@ -6,10 +6,165 @@ import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from typing import cast
+from enum import StrEnum
+from typing import TYPE_CHECKING, Any, TypeAlias, cast
 
+import numpy as np
+
+from tinker_cookbook._process import torch_is_left_out
+from tinker_cookbook.exceptions import RendererError, nearest
 from tinker_cookbook.renderers.core.messages import Message, Role
-from tinker_cookbook.renderers.core.pieces import Piece, as_chunk, flat, token_list
+from tinker_cookbook.utils.lazy_imports import lazy_module
+
+if TYPE_CHECKING:
+    import tinker
+    import torch
+else:
+    tinker = lazy_module("tinker")
+    torch = lazy_module("torch")
+
+Piece: TypeAlias = "Sequence[int] | tinker.types.ModelInputChunk"
+"""A run of tokens, or a chunk of the SDK (an image)."""
+
+
+def _is_tokens(piece: Piece) -> bool:
+    return isinstance(piece, (list, tuple)) or hasattr(piece, "tokens")
+
+
+def as_chunk(piece: Piece) -> Any:
+    """Returns a run of tokens as a chunk of the SDK; a chunk is returned as it is."""
+    if not isinstance(piece, (list, tuple)):
+        return piece
+    # Token ids come from a tokenizer: checking each of them again would cost as much as encoding.
+    return tinker.EncodedTextChunk.model_construct(tokens=list(piece))
+
+
+def token_list(piece: Piece) -> list[int]:
+    """Returns the tokens of a piece that is no medium."""
+    return list(_tokens(piece))
+
+
+def _tokens(piece: Piece) -> Sequence[int]:
+    if isinstance(piece, (list, tuple)):
+        return piece
+    return cast(Sequence[int], getattr(piece, "tokens", piece))
+
+
+def length(piece: Piece) -> int:
+    """Returns the number of context positions that a piece occupies."""
+    if isinstance(piece, (list, tuple)):
+        return len(piece)
+    return getattr(piece, "length", None) or len(_tokens(piece))
+
+
+def flat(pieces: Sequence[Piece]) -> list[Any]:
+    """Returns tokens and media of ``pieces`` in one list, for comparison."""
+    out: list[Any] = []
+    for piece in pieces:
+        out.extend(_tokens(piece) if _is_tokens(piece) else [piece])
+    return out
+
+
+def first_difference(first: Sequence[Any], second: Sequence[Any]) -> int | None:
+    """Returns the first place where two sequences differ, None where they are equal."""
+    for i, (a, b) in enumerate(zip(first, second, strict=False)):
+        if a != b:
+            return i
+    return None if len(first) == len(second) else min(len(first), len(second))
+
+
+def join_pieces(pieces: Sequence[Piece]) -> tinker.ModelInput:
+    """Joins runs of tokens to one chunk each; media keep chunks of their own."""
+    chunks: list[Any] = []
+    run: list[int] = []
+    for piece in pieces:
+        if _is_tokens(piece):
+            run.extend(_tokens(piece))
+            continue
+        if run:
+            chunks.append(tinker.EncodedTextChunk(tokens=run))
+        chunks.append(piece)
+        run = []
+    if run:
+        chunks.append(tinker.EncodedTextChunk(tokens=run))
+    return tinker.ModelInput(chunks=chunks)
+
+
+def spread_weights(weighted: Sequence[tuple[Piece, float]]) -> torch.Tensor:
+    """Spreads the weight of each piece over its tokens; media are never trained on.
+
+    A numpy array in a process that torch was left out of (``backends.light``).
+    """
+    values = [weight if _is_tokens(piece) else 0.0 for piece, weight in weighted]
+    lengths = [length(piece) for piece, _ in weighted]
+    spread = np.repeat(np.array(values, dtype=np.float32), lengths)
+    return cast("Any", spread) if torch_is_left_out() else torch.from_numpy(spread)
+
+
+def join_weighted(
+    weighted: Sequence[tuple[Piece, float]],
+) -> tuple[tinker.ModelInput, torch.Tensor]:
+    """Joins pieces to a model input of T tokens and float32 weights [T]."""
+    return join_pieces([piece for piece, _ in weighted]), spread_weights(weighted)
+
+
+class TrainOnWhat(StrEnum):
+    """Which tokens get weight 1. Headers and prompt tokens get it only under ``ALL_TOKENS``."""
+
+    LAST_ASSISTANT_MESSAGE = "last_assistant_message"
+    """The last message of role assistant."""
+    LAST_ASSISTANT_TURN = "last_assistant_turn"
+    """The assistant messages of the last turn: between tool results back to the last question."""
+    ALL_ASSISTANT_MESSAGES = "all_assistant_messages"
+    ALL_MESSAGES = "all_messages"
+    ALL_TOKENS = "all_tokens"
+    """Every token, headers and what the chat format inserts included."""
+    ALL_USER_AND_SYSTEM_MESSAGES = "all_user_and_system_messages"
+    CUSTOMIZED = "customized"
+    """Messages with ``trainable: true``; a message without the key is not trained on."""
+
+    @classmethod
+    def _missing_(cls, value: object) -> TrainOnWhat | None:
+        values = [member.value for member in cls]
+        raise RendererError(
+            f"train_on_what: got {value!r}, expected one of {', '.join(values)}"
+            f"{nearest(str(value), values)}"
+        )
+
+
+def select_trained(messages: Sequence[Message], train_on_what: TrainOnWhat | str) -> list[bool]:
+    """Returns for each message whether its output is trained on.
+
+    A conversation in which nothing is selected (no assistant message, say) gives all False; the
+    caller decides whether to drop it. Raises RendererError for a ``trainable`` that is no boolean.
+    """
+    what = TrainOnWhat(train_on_what)
+    roles = [message["role"] for message in messages]
+    match what:
+        case TrainOnWhat.ALL_TOKENS | TrainOnWhat.ALL_MESSAGES:
+            return [True] * len(messages)
+        case TrainOnWhat.ALL_ASSISTANT_MESSAGES:
+            return [role == "assistant" for role in roles]
+        case TrainOnWhat.ALL_USER_AND_SYSTEM_MESSAGES:
+            return [role in ("user", "system") for role in roles]
+        case TrainOnWhat.CUSTOMIZED:
+            return [_trainable(message, i) for i, message in enumerate(messages)]
+        case TrainOnWhat.LAST_ASSISTANT_MESSAGE | TrainOnWhat.LAST_ASSISTANT_TURN:
+            last = _last_index(roles, {"assistant"}, len(roles))
+            turn_start = _last_index(roles, {"user", "system"}, last) + 1
+            start = turn_start if what is TrainOnWhat.LAST_ASSISTANT_TURN else last
+            return [role == "assistant" and start <= i <= last for i, role in enumerate(roles)]
+
+
+def _last_index(roles: Sequence[str], wanted: set[str], before: int) -> int:
+    return max((i for i, role in enumerate(roles[: max(before, 0)]) if role in wanted), default=-1)
+
+
+def _trainable(message: Message, index: int) -> bool:
+    value = message.get("trainable", False)
+    if not isinstance(value, bool):
+        raise RendererError(f"messages[{index}].trainable: got {value!r}, expected true or false")
+    return value
 
 
 @dataclass(frozen=True)

@@ -20,9 +20,12 @@ from tinker_cookbook.demo.model import DEMO_MODEL
 from tinker_cookbook.exceptions import ConfigurationError, DataFormatError, RendererError
 from tinker_cookbook.model_info import resolve_renderer_name
 from tinker_cookbook.renderers.base import Renderer
-from tinker_cookbook.renderers.core.content import message_to_jsonable, normalize_messages
-from tinker_cookbook.renderers.core.messages import ToolSpec
-from tinker_cookbook.renderers.core.train_on_what import TrainOnWhat
+from tinker_cookbook.renderers.core.messages import (
+    ToolSpec,
+    message_to_jsonable,
+    normalize_messages,
+)
+from tinker_cookbook.renderers.core.rendered import TrainOnWhat
 from tinker_cookbook.renderers.registry import check_renderer_name, get_renderer
 from tinker_cookbook.renderers.show.output import page, print_view
 from tinker_cookbook.renderers.show.template import Conversation

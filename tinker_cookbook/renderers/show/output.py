@@ -15,7 +15,7 @@ from rich.console import Console
 from rich.text import Text
 
 from tinker_cookbook.display import CONTEXT_STYLE, PUSHED_DOWN_STYLE, TRAINED_STYLE
-from tinker_cookbook.renderers.core.pieces import first_difference
+from tinker_cookbook.renderers.core.rendered import first_difference
 from tinker_cookbook.renderers.show.view import (
     LINE_BREAK,
     UNFINISHED,

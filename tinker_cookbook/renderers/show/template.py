@@ -9,7 +9,7 @@ from typing import Any, cast
 
 from tinker_cookbook.renderers.base import Renderer
 from tinker_cookbook.renderers.core.messages import Message, ToolSpec
-from tinker_cookbook.renderers.core.pieces import first_difference
+from tinker_cookbook.renderers.core.rendered import first_difference
 from tinker_cookbook.renderers.core.tool_calls import as_openai_tool, with_parsed_arguments
 
 # Templates ignore what they do not know. Without the first, Llama 3.1 declares tools in the

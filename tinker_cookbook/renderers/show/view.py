@@ -13,15 +13,21 @@ from tinker_cookbook.display import special_ids
 from tinker_cookbook.exceptions import RendererError
 from tinker_cookbook.renderers.base import Renderer
 from tinker_cookbook.renderers.core.codec import TextCodec
-from tinker_cookbook.renderers.core.content import (
+from tinker_cookbook.renderers.core.messages import (
+    Message,
     ensure_list,
     message_to_jsonable,
     normalize_messages,
 )
-from tinker_cookbook.renderers.core.messages import Message
-from tinker_cookbook.renderers.core.parse_outcome import ParseTermination
-from tinker_cookbook.renderers.core.pieces import Piece, first_difference, flat, length
-from tinker_cookbook.renderers.core.train_on_what import TrainOnWhat, select_trained
+from tinker_cookbook.renderers.core.parsing import ParseTermination
+from tinker_cookbook.renderers.core.rendered import (
+    Piece,
+    TrainOnWhat,
+    first_difference,
+    flat,
+    length,
+    select_trained,
+)
 from tinker_cookbook.renderers.show.template import Conversation, TemplateSide
 
 LINE_BREAK = "⏎"

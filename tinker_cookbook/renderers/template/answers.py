@@ -12,8 +12,14 @@ from dataclasses import dataclass
 from functools import cached_property
 
 from tinker_cookbook.exceptions import RendererError
-from tinker_cookbook.renderers.core.content import get_text_content
-from tinker_cookbook.renderers.core.messages import Message, Role, TextPart, ThinkingPart, ToolCall
+from tinker_cookbook.renderers.core.messages import (
+    Message,
+    Role,
+    TextPart,
+    ThinkingPart,
+    ToolCall,
+    get_text_content,
+)
 from tinker_cookbook.renderers.template.probe import (
     ANSWER,
     QUESTION,

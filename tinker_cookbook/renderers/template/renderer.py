@@ -18,18 +18,19 @@ from typing import Any
 
 from tinker_cookbook.exceptions import RendererError
 from tinker_cookbook.renderers.base import Example, Renderer
-from tinker_cookbook.renderers.core.content import system_message
-from tinker_cookbook.renderers.core.messages import Message, Role, ToolSpec
-from tinker_cookbook.renderers.core.pieces import Piece, flat, join_weighted
+from tinker_cookbook.renderers.core.blocks import Block, BlockReader
+from tinker_cookbook.renderers.core.messages import Message, Role, ToolSpec, system_message
+from tinker_cookbook.renderers.core.parsing import ContentDelta, MessageReader, special_token_id
 from tinker_cookbook.renderers.core.rendered import (
+    Piece,
     RenderContext,
     RenderedMessage,
+    TrainOnWhat,
+    flat,
+    join_weighted,
     with_last_trained,
 )
-from tinker_cookbook.renderers.core.stop_token import special_token_id
-from tinker_cookbook.renderers.core.streaming import MessageReader
 from tinker_cookbook.renderers.core.tool_calls import as_openai_tool
-from tinker_cookbook.renderers.core.train_on_what import TrainOnWhat
 from tinker_cookbook.renderers.template.answers import Transcript, probe_conversations
 from tinker_cookbook.renderers.template.probe import (
     ANSWER,
@@ -38,9 +39,36 @@ from tinker_cookbook.renderers.template.probe import (
     generation_stops,
     probe,
 )
-from tinker_cookbook.renderers.template.reader import TemplateReader
 from tinker_cookbook.renderers.template.text import TemplateText, plain
 from tinker_cookbook.tokenizer_utils import Tokenizer, encode_without_special_tokens
+
+
+class TemplateReader(BlockReader):
+    """Blocks, behind a constant ``lead`` that the format writes before plain answers."""
+
+    def __init__(self, blocks: Sequence[Block], inside: Block | None, lead: str) -> None:
+        super().__init__(blocks, inside)
+        self._lead = lead
+        self._held = ""
+
+    def feed(self, text: str) -> list[ContentDelta]:
+        """Takes more text; the beginning waits while it may be the constant."""
+        if not self._lead:
+            return super().feed(text)
+        self._held += text
+        if self._lead.startswith(self._held) and self._held != self._lead:
+            return []
+        return self._release()
+
+    def finish(self) -> list[ContentDelta]:
+        """Text that waited is text."""
+        return [*self._release(), *super().finish()]
+
+    def _release(self) -> list[ContentDelta]:
+        text, self._held = self._held.removeprefix(self._lead), ""
+        self._lead = ""
+        return super().feed(text) if text else []
+
 
 logger = logging.getLogger(__name__)
 

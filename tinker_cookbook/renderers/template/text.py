@@ -16,9 +16,8 @@ from functools import lru_cache
 from typing import Any, Literal
 
 from tinker_cookbook.exceptions import RendererError, nearest
-from tinker_cookbook.renderers.core.content import has_thinking, openai_message
-from tinker_cookbook.renderers.core.messages import Message
-from tinker_cookbook.renderers.core.text_only import check_caller, check_parts
+from tinker_cookbook.renderers.core.checks import check_caller, check_parts
+from tinker_cookbook.renderers.core.messages import Message, has_thinking, openai_message
 from tinker_cookbook.tokenizer_utils import Tokenizer
 
 _REMEMBERED = 256  # renderings: some conversations of some turns at a time

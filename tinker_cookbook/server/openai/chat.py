@@ -10,9 +10,8 @@ from fastapi import APIRouter, Request, Response
 
 from tinker_cookbook.engine.sampling.requests import PromptScores, Sample
 from tinker_cookbook.renderers import StreamingTextDelta, StreamingThinkingDelta
-from tinker_cookbook.renderers.core.content import get_text_content
-from tinker_cookbook.renderers.core.messages import Message, ToolCall
-from tinker_cookbook.renderers.core.streaming import ContentDelta, MessageReader
+from tinker_cookbook.renderers.core.messages import Message, ToolCall, get_text_content
+from tinker_cookbook.renderers.core.parsing import ContentDelta, MessageReader
 from tinker_cookbook.server.access import OwnerDep
 from tinker_cookbook.server.bodies import json_body_schema, parse_json, read_body
 from tinker_cookbook.server.keys import Owner

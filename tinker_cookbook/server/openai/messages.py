@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from tinker_cookbook.renderers import Renderer, ToolSpec
-from tinker_cookbook.renderers.core.content import ensure_text, normalize_messages
+from tinker_cookbook.renderers.core.messages import ensure_text, normalize_messages
 from tinker_cookbook.server.openai.bodies import Tool
 from tinker_cookbook.server.openai.errors import ApiError
 

@@ -10,7 +10,7 @@ from typing import TypeAlias
 import numpy as np
 
 from tinker_cookbook.renderers.core.codec import TextCodec
-from tinker_cookbook.renderers.core.streaming import Utf8TokenDecoder, partial_at_end
+from tinker_cookbook.renderers.core.parsing import Utf8TokenDecoder, partial_at_end
 
 Top: TypeAlias = "tuple[np.ndarray, np.ndarray]"
 """Ids and log-probabilities [k] of the most probable tokens."""

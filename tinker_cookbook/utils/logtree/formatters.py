@@ -50,7 +50,7 @@ class ConversationFormatter:
     def to_data(self) -> dict[str, Any]:
         """The conversation for JSON: ``type`` and ``messages``."""
         # Not at the top: reports are written without renderers too.
-        from tinker_cookbook.renderers.core.content import message_to_jsonable
+        from tinker_cookbook.renderers.core.messages import message_to_jsonable
 
         messages = [message_to_jsonable(cast(Any, message)) for message in self.messages]
         return {"type": "conversation", "messages": messages}

@@ -1,16 +1,51 @@
-"""Checks that refuse tools, thinking or media in chat formats that cannot express them.
+"""Checks of messages: known roles, and content that a chat format can express.
 
-Training on a conversation whose tool calls were left out teaches something else than the data
-says, so nothing is dropped silently.
+Training on a conversation without its tool calls would teach something else than the data, so a
+chat format refuses what it cannot write instead of dropping it.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Mapping, Sequence
+from typing import Any
 
-from tinker_cookbook.exceptions import RendererError
-from tinker_cookbook.renderers.core.content import ensure_text
-from tinker_cookbook.renderers.core.messages import Message
+from tinker_cookbook.exceptions import RendererError, nearest
+from tinker_cookbook.renderers.core.messages import Message, ensure_text
+
+ROLES = ("system", "user", "assistant", "tool", "developer")
+
+# Roles of single chat formats: declarations of tools (Kimi K2, Mistral) and tool results (Llama 3).
+_OF_ONE_FORMAT = ("tool_declare", "available_tools", "ipython")
+_ELSEWHERE = {
+    "human": "user",
+    "prompter": "user",
+    "instruction": "user",
+    "gpt": "assistant",
+    "bot": "assistant",
+    "ai": "assistant",
+    "model": "assistant",
+    "chatgpt": "assistant",
+    "function": "tool",
+    "function_response": "tool",
+    "observation": "tool",
+}
+
+
+def check_roles(messages: Sequence[Mapping[str, Any]]) -> None:
+    """Refuses data with a role that no chat format knows; most formats would render it as it is.
+
+    Raises:
+        RendererError: Names the message, the role and the nearest one.
+    """
+    for i, message in enumerate(messages):
+        role = message["role"]
+        if role in ROLES or role in _OF_ONE_FORMAT:
+            continue
+        meant = _ELSEWHERE.get(str(role).lower())
+        hint = f"; did you mean {meant!r}?" if meant else nearest(str(role), ROLES)
+        raise RendererError(
+            f"messages[{i}].role: got {role!r}, expected one of {', '.join(ROLES)}{hint}"
+        )
 
 
 def check_parts(message: Message, idx: int, renderer: str, allowed: frozenset[str]) -> None:

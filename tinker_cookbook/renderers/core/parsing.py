@@ -1,15 +1,17 @@
-"""A response as it comes: tokens in, pieces of the message out, the whole message in the end.
+"""Parsing of responses: tokens in, pieces of the message out, the whole message at the end.
 
-There is one parser. ``Renderer.parse_response`` gives it all tokens at once and
-``parse_response_streaming`` one by one; the message is put together from the pieces, so every cut
-of the tokens gives the same message.
+There is one parser. ``Renderer.parse_response`` feeds it all tokens at once and
+``parse_response_streaming`` one by one; the message is built from the pieces, so every split of
+the tokens results in the same message.
 """
 
 from __future__ import annotations
 
+import json
 from abc import ABC, abstractmethod
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
+from enum import StrEnum
 from typing import TypeAlias
 
 from tinker_cookbook.exceptions import RendererError
@@ -22,8 +24,91 @@ from tinker_cookbook.renderers.core.messages import (
     ToolCall,
     UnparsedToolCall,
 )
-from tinker_cookbook.renderers.core.parse_outcome import ParseTermination
-from tinker_cookbook.tokenizer_utils import Tokenizer
+from tinker_cookbook.tokenizer_utils import Tokenizer, special_id
+
+PARSE_FAILURE_DETAIL_MAX_CHARS = 16_384
+"""Details of a failure are cut here: a model can write without end."""
+UNTERMINATED_TOOL_BLOCK_ERROR = "unterminated tool block"
+"""Begins ``UnparsedToolCall.error`` where a block of tool calls was opened and never closed."""
+
+
+class ParseTermination(StrEnum):
+    """How a sampled response ended. True in a condition exactly where it ended properly."""
+
+    STOP_SEQUENCE = "stop_sequence"
+    """With the renderer's stop sequence, once and at the end."""
+    EOS = "eos"
+    """With the tokenizer's end-of-sequence token in place of the stop sequence."""
+    MALFORMED = "malformed"
+    """Cut off (no stop sequence), or with text after the stop sequence."""
+
+    @property
+    def is_stop_sequence(self) -> bool:
+        """Whether the response ended with the renderer's stop sequence."""
+        return self is ParseTermination.STOP_SEQUENCE
+
+    @property
+    def is_clean(self) -> bool:
+        """Whether the model ended the response itself."""
+        return self is not ParseTermination.MALFORMED
+
+    def __bool__(self) -> bool:
+        return self.is_clean
+
+
+class ParseFailureKind(StrEnum):
+    """What is wrong with a response, and so whether asking again can help."""
+
+    STRUCTURAL = "structural"
+    """It was cut off or went on after its end: the conversation cannot be continued from it."""
+    CONTENT = "content"
+    """It ended properly, but a tool call in it cannot be read: the model may be told and asked."""
+
+
+def classify_parse_failure(
+    message: Message, termination: ParseTermination
+) -> tuple[ParseFailureKind, str] | None:
+    """Returns what is wrong with a parsed response and the details for people, None if nothing.
+
+    A response that did not end properly is structural whatever its tool calls; one unreadable call
+    among readable ones is a failure of content, and the caller decides whether to act on it.
+    """
+    if not termination.is_clean:
+        return (
+            ParseFailureKind.STRUCTURAL,
+            f"the response did not terminate cleanly (termination={termination.value}): expected "
+            "the renderer's stop sequence, once and at the end; max_tokens may have cut it off",
+        )
+    unparsed = message.get("unparsed_tool_calls")
+    if not unparsed:
+        return None
+    detail = "\n".join(call.error for call in unparsed)
+    return ParseFailureKind.CONTENT, detail[:PARSE_FAILURE_DETAIL_MAX_CHARS]
+
+
+def detect_unterminated_tool_block(
+    content: str, open_marker: str, close_marker: str
+) -> UnparsedToolCall | None:
+    """Returns the last block of tool calls in ``content`` that is opened and not closed, if any."""
+    if content.count(open_marker) <= content.count(close_marker):
+        return None
+    return unterminated(content[content.rfind(open_marker) :], open_marker, close_marker)
+
+
+def unterminated(raw_text: str, open_marker: str, close_marker: str) -> UnparsedToolCall:
+    """Returns the record of a block of tool calls that was never closed."""
+    return UnparsedToolCall(
+        raw_text=raw_text[:PARSE_FAILURE_DETAIL_MAX_CHARS],
+        error=f"{UNTERMINATED_TOOL_BLOCK_ERROR}: {open_marker} without {close_marker}",
+    )
+
+
+def unread(raw_text: str, error: Exception) -> UnparsedToolCall:
+    """Returns the record of a tool call that could not be read, with the reason."""
+    invalid = isinstance(error, json.JSONDecodeError)
+    reason = f"Invalid JSON: {error}" if invalid else str(error)
+    return UnparsedToolCall(raw_text=raw_text, error=reason)
+
 
 _REPLACEMENT = "\ufffd"  # what a decoder writes for bytes that are no whole character
 _MAX_CHARACTER_TOKENS = 4  # bytes of the longest character in UTF-8
@@ -248,3 +333,31 @@ class ResponseParser:
             clean = not self._beyond
             return ParseTermination.STOP_SEQUENCE if clean else ParseTermination.MALFORMED
         return ParseTermination.EOS if self._held_eos else ParseTermination.MALFORMED
+
+
+def special_token_id(tokenizer: Tokenizer, token: str, renderer: str) -> int:
+    """Returns the id of a special token; RendererError where the vocabulary has no such token."""
+    token_id = tokenizer.convert_tokens_to_ids(token)
+    if not isinstance(token_id, int) or tokenizer.convert_ids_to_tokens(token_id) != token:
+        raise RendererError(
+            f"renderer_name: {renderer} needs the special token {token!r}, which the tokenizer "
+            f"{getattr(tokenizer, 'name_or_path', '')!r} does not have; choose the renderer of "
+            "the model's family, or role_colon, which works with any tokenizer"
+        )
+    return token_id
+
+
+def parse_response_for_stop_token(
+    response: Sequence[int], tokenizer: Tokenizer, stop_token: int
+) -> tuple[Message, ParseTermination]:
+    """Returns the text before ``stop_token`` as an assistant message, and how it ended.
+
+    Raises RendererError where ``stop_token`` occurs more than once.
+    """
+    eos = special_id(tokenizer, "eos")
+    parser = ResponseParser(TextCodec(tokenizer), PlainReader(), [stop_token], eos)
+    tokens = list(response)
+    parser.check_stops(tokens)
+    parser.feed(tokens)
+    parser.finish()
+    return parser.message, parser.termination
