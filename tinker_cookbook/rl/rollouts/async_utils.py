@@ -1,4 +1,4 @@
-"""Waiting that cannot be held up: by code that blocks, or that does not heed being cancelled."""
+"""Timeouts and cancellation that hold even where the awaited code blocks or ignores them."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import contextvars
 import logging
 import os
 import threading
-from collections.abc import Awaitable, Callable, Coroutine, Iterable
+from collections.abc import Awaitable, Callable, Iterable
 from contextlib import suppress
 from typing import Any, ParamSpec, TypeVar
 from weakref import WeakKeyDictionary
@@ -18,43 +18,48 @@ T = TypeVar("T")
 P = ParamSpec("P")
 
 _GRACE_SECONDS = 2.0
-"""How long code that was told to stop may take to do so."""
+"""Time that a cancelled task gets to clean up before it is abandoned."""
 
+# A running task needs a reference, or it may be garbage-collected.
 _abandoned: set[asyncio.Future[Any]] = set()
-"""Tasks that went on when told to stop; held so that they are not collected while running."""
 
 
-async def bounded(work: Awaitable[T], seconds: float | None, error: Callable[[], Exception]) -> T:
-    """Awaits ``work`` for at most ``seconds``, then cancels it and raises ``error()``.
+def bounded(
+    work: Awaitable[T], seconds: float | None, error: Callable[[], Exception]
+) -> Awaitable[T]:
+    """Returns an awaitable that cancels ``work`` after ``seconds`` and raises ``error()``.
 
-    Work that does not heed the cancellation is left behind with a warning, so the bound holds
-    against everything but code that blocks the event loop itself.
+    Work that ignores the cancellation is abandoned with a warning, so the timeout holds against
+    everything but code that blocks the event loop itself.
     """
-    if seconds is None:
-        return await work
+    # Without a timeout there is nothing to add, not even a frame in the traceback.
+    return work if seconds is None else _bounded(work, seconds, error)
+
+
+async def _bounded(work: Awaitable[T], seconds: float, error: Callable[[], Exception]) -> T:
     task = asyncio.ensure_future(work)
     try:
         done, _ = await asyncio.wait({task}, timeout=seconds)
     except asyncio.CancelledError:
-        await _stop([task])
+        await _cancel_within_grace([task])
         raise
     if done:
         return task.result()
-    await _stop([task])
+    await _cancel_within_grace([task])
     raise error()
 
 
-async def gather_or_cancel(work: Iterable[Coroutine[Any, Any, T]]) -> list[T]:
-    """As ``asyncio.gather``, but the first error cancels the others before it is raised."""
-    tasks = [asyncio.ensure_future(coroutine) for coroutine in work]
+async def gather_or_cancel(work: Iterable[Awaitable[T]]) -> list[T]:
+    """Runs ``asyncio.gather``, but the first error cancels the others before it is raised."""
+    tasks = [asyncio.ensure_future(awaitable) for awaitable in work]
     try:
         return list(await asyncio.gather(*tasks))
     finally:
-        await _stop([task for task in tasks if not task.done()])
+        await _cancel_within_grace([task for task in tasks if not task.done()])
 
 
 async def finished(work: Awaitable[T]) -> T:
-    """Awaits ``work`` to its end, though the caller is cancelled meanwhile, even repeatedly.
+    """Awaits ``work`` to its end, even if the caller is cancelled meanwhile, also repeatedly.
 
     The cancellation is raised once the work is done.
     """
@@ -73,24 +78,37 @@ async def finished(work: Awaitable[T]) -> T:
 
 
 async def stop_tasks(tasks: Iterable[asyncio.Future[Any]]) -> None:
-    """Cancels what still runs, and fetches the errors of the rest so that none is reported lost."""
+    """Cancels unfinished tasks and retrieves the errors of finished ones.
+
+    asyncio logs an error that nobody retrieved.
+    """
     pending = []
     for task in tasks:
         if not task.done():
             pending.append(task)
         elif not task.cancelled():
             task.exception()
-    await _stop(pending)
+    await _cancel_within_grace(pending)
 
 
-async def _stop(tasks: list[asyncio.Future[Any]]) -> None:
+async def cancel_and_wait(tasks: Iterable[asyncio.Future[Any]]) -> None:
+    """Cancels tasks and waits, without a time limit, until they have cleaned up."""
+    tasks = list(tasks)
+    for task in tasks:
+        # A second cancellation would interrupt the cleanup that the first one began.
+        if not (isinstance(task, asyncio.Task) and task.cancelling()):
+            task.cancel()
+    await asyncio.gather(*tasks, return_exceptions=True)
+
+
+async def _cancel_within_grace(tasks: list[asyncio.Future[Any]]) -> None:
     for task in tasks:
         task.cancel()
     if not tasks:
         return
     _, stubborn = await asyncio.wait(tasks, timeout=_GRACE_SECONDS)
     for task in stubborn:
-        logger.warning("%s did not stop when it was cancelled; it is left behind", task)
+        logger.warning("%s ignored its cancellation and is abandoned", task)
         _abandoned.add(task)
         task.add_done_callback(_abandoned.discard)
 
@@ -99,11 +117,11 @@ _slots: WeakKeyDictionary[asyncio.AbstractEventLoop, asyncio.Semaphore] = WeakKe
 
 
 async def run_in_daemon_thread(function: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
-    """As ``asyncio.to_thread``, for code that may never return: a grader, a person at a prompt.
+    """Runs code that may never return, such as a grader or an input prompt, in a daemon thread.
 
-    Pool threads are waited for when the loop or the program ends; a daemon thread is not. As many
-    run at once as the loop's own pool would have, so that they do not crowd out the loop; one that
-    is given up on no longer counts.
+    ``asyncio.to_thread`` would keep the event loop and the program from ending until the code
+    returns. The number of concurrent threads is that of asyncio's own pool; a call that was
+    cancelled no longer counts.
     """
     loop = asyncio.get_running_loop()
     slots = _slots.setdefault(loop, asyncio.Semaphore(min(32, (os.cpu_count() or 1) + 4)))
@@ -123,11 +141,11 @@ async def run_in_daemon_thread(function: Callable[P, T], *args: P.args, **kwargs
             result, error = None, None
             try:
                 result = context.run(function, *args, **kwargs)
-            except StopIteration as stop:  # a future cannot hold one
+            except StopIteration as stop:  # a future cannot hold a StopIteration
                 error = RuntimeError(f"StopIteration: {stop}")
             except BaseException as caught:
                 error = caught
-            with suppress(RuntimeError):  # the loop has ended meanwhile
+            with suppress(RuntimeError):  # the loop was closed meanwhile
                 loop.call_soon_threadsafe(deliver, result, error)
 
         threading.Thread(target=work, name="rollout-work", daemon=True).start()

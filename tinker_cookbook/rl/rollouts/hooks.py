@@ -1,9 +1,10 @@
-"""Where a rollout can be looked into and steered, and what an environment may offer it.
+"""Hooks of a rollout, and optional protocols of environments.
 
-``Env`` asks for two methods. An environment that also has one of the methods of the protocols here
-is told or asked more; the bases ``ProblemEnv`` and ``EnvFromMessageEnv`` have them. Two metrics of
-a ``StepResult`` mean something to the rollout: ``parse_error`` (not 0: the answer was malformed,
-see ``ParseErrorPolicy.mask_error_turns``) and ``tool_calls`` (counted against
+``Env`` requires two methods. An environment that implements one of the protocols of this module
+receives the rollout's settings or grades the whole episode; ``ProblemEnv`` and
+``EnvFromMessageEnv`` implement them. The rollout reads two metrics of a ``StepResult``:
+``parse_error`` (not 0 means that the response could not be parsed, see
+``ParseErrorPolicy.mask_error_turns``) and ``tool_calls`` (counted against
 ``RolloutLimits.max_tool_calls``).
 """
 
@@ -20,8 +21,7 @@ from tinker_cookbook.exceptions import ConfigurationError
 
 if TYPE_CHECKING:
     from tinker_cookbook.renderers import Message
-    from tinker_cookbook.rl.rollouts.limits import ParseErrorPolicy
-    from tinker_cookbook.rl.rollouts.presets import RolloutConfig
+    from tinker_cookbook.rl.rollouts.limits import ParseErrorPolicy, RolloutConfig
     from tinker_cookbook.rl.types import (
         Env,
         Metrics,
@@ -36,29 +36,29 @@ logger = logging.getLogger(__name__)
 
 
 class UnsupportedMessagesError(ConfigurationError, TypeError):
-    """A hook gives messages to an environment that cannot take any."""
+    """Raised if a hook returns messages for an environment that does not accept messages."""
 
 
 @dataclass
 class RolloutState:
-    """What a hook sees of the rollout, as of the call.
+    """State of a rollout at the time a hook is called.
 
-    ``env``, ``config``, ``member`` and ``attempt`` say which rollout it is; ``trajectory`` is set
-    in ``on_artifacts`` alone.
+    ``env``, ``config``, ``member`` and ``attempt`` identify the rollout; ``trajectory`` is only set
+    in ``on_artifacts``.
     """
 
     turn_index: int
-    """Answers so far."""
+    """Number of finished turns."""
     observation_tokens: int
-    """Tokens of the prompt that would be sampled from next."""
+    """Tokens of the next prompt."""
     sampled_tokens: int
-    """Tokens of all answers so far."""
+    """Tokens sampled in all finished turns."""
     num_length_truncations: int
-    """Answers so far that were cut off at ``max_turn_tokens``."""
+    """Responses that were truncated at ``max_turn_tokens``."""
     elapsed_seconds: float
-    """Time since the rollout began."""
+    """Time since the rollout started."""
     transitions: list[Transition]
-    """The turns so far; not to be changed."""
+    """Finished turns; read-only."""
     env: Env | None = None
     config: RolloutConfig | None = None
     member: int = 0
@@ -67,34 +67,35 @@ class RolloutState:
 
 
 class RolloutHooks:
-    """Called at the seams of every rollout; a subclass overrides what it needs."""
+    """Callbacks of every rollout; a subclass overrides those it needs."""
 
     async def on_turn_begin(self, state: RolloutState) -> Sequence[Message] | None:
-        """Called before an answer is sampled.
+        """Called before a response is sampled.
 
-        Messages returned are put into the conversation, which needs an environment of messages
-        (``SupportsMessages``).
+        Returned messages are appended to the conversation, which requires an environment that
+        implements ``SupportsMessages``.
         """
 
     async def on_stop_reason(self, reason: str, state: RolloutState) -> str | None:
         """Called when the environment or a limit is about to end the rollout.
 
-        Returns the reason to record, which may be any text, or ``None`` to go on. A limit that was
-        passed over is met again in the next turn. Not called where a wait outlasts
-        ``rollout_timeout_seconds``, nor for a first prompt without room for an answer.
+        Returns the reason to record, which may be any text, or ``None`` to continue the rollout. A
+        limit that stays exceeded is reported again in the next turn. The hook is not called if an
+        await exceeds ``rollout_timeout_seconds``, nor if the first prompt leaves no room for a
+        response.
         """
         return reason
 
     async def on_grade(self, state: RolloutState) -> None:
-        """Called after the environment ended the episode, or graded it as a whole."""
+        """Called after the environment ended the episode or graded the whole episode."""
 
     async def on_artifacts(self, state: RolloutState) -> None:
-        """Called at the very end, while the environment still lives: to collect what it made."""
+        """Called last, before cleanup, to collect artifacts of the environment."""
 
 
 @runtime_checkable
 class SupportsRolloutConfig(Protocol):
-    """An environment that adapts to how it is played."""
+    """Environment that reads the settings of its rollout."""
 
     def begin_rollout(self, config: RolloutConfig) -> None:
         """Called once, before ``initial_observation``."""
@@ -103,26 +104,26 @@ class SupportsRolloutConfig(Protocol):
 
 @runtime_checkable
 class SupportsToolCallLimit(Protocol):
-    """An environment that enforces ``RolloutLimits.max_tool_calls`` itself."""
+    """Environment that enforces ``RolloutLimits.max_tool_calls`` itself."""
 
     def set_max_tool_calls(self, max_tool_calls: int) -> None:
-        """Called once, before ``initial_observation``, where the limit is set."""
+        """Called once, before ``initial_observation``, if the limit is set."""
         ...
 
 
 @runtime_checkable
 class SupportsParseErrorPolicy(Protocol):
-    """An environment that follows a ``ParseErrorPolicy`` when it parses answers."""
+    """Environment that follows a ``ParseErrorPolicy`` when it parses responses."""
 
     def set_parse_error_policy(self, policy: ParseErrorPolicy) -> None:
-        """Called once, before ``initial_observation``, where ``parse_errors`` is set."""
+        """Called once, before ``initial_observation``, if ``parse_errors`` is set."""
         ...
 
 
 def configure(env: Env, config: RolloutConfig) -> None:
-    """Tells an environment the settings of its rollout; warns of those that it has no method for.
+    """Passes the settings of a rollout to its environment; warns of those it does not support.
 
-    One with ``begin_rollout`` is taken to follow all of them.
+    An environment with ``begin_rollout`` is assumed to follow all of them.
     """
     follows = isinstance(env, SupportsRolloutConfig)
     if follows:
@@ -143,7 +144,7 @@ def configure(env: Env, config: RolloutConfig) -> None:
         elif not follows:
             _warn_once(
                 type(env),
-                "it has no set_parse_error_policy, so its own rules for malformed answers apply",
+                "it has no set_parse_error_policy, so its own rules for parse errors apply",
             )
 
 
@@ -154,17 +155,17 @@ def _warn_once(env_class: type[Env], what: str) -> None:
 
 @runtime_checkable
 class SupportsMessages(Protocol):
-    """An environment whose conversation can be added to from outside."""
+    """Environment to whose conversation hooks can append messages."""
 
     async def add_messages(self, messages: Sequence[Message]) -> tuple[Observation, StopCondition]:
-        """Adds to the end of the conversation; returns what the policy sees now."""
+        """Appends to the conversation; returns the new observation and stop condition."""
         ...
 
 
-async def put_messages(
+async def append_messages(
     env: Env, messages: Sequence[Message], hooks: RolloutHooks
 ) -> tuple[Observation, StopCondition]:
-    """Puts messages of a hook into an environment's conversation."""
+    """Appends the messages of a hook to an environment's conversation."""
     add = getattr(env, "add_messages", None) or getattr(env, "inject_messages", None)
     if add is None:
         raise UnsupportedMessagesError(
@@ -177,25 +178,25 @@ async def put_messages(
 
 @runtime_checkable
 class SupportsGrading(Protocol):
-    """An environment that pays for the episode as a whole, once it has ended."""
+    """Environment that rewards the whole episode once it has ended."""
 
     async def grade(self, stop_reason: StopReason | str) -> tuple[float, Metrics]:
-        """A reward on top of the steps' own, whatever ended the episode."""
+        """Returns a reward that is added to those of the steps, and its metrics."""
         ...
 
 
 @runtime_checkable
 class HasMessages(Protocol):
-    """An environment whose observation is a conversation, which others may render in their way."""
+    """Environment whose observation is a conversation, which a teacher may render differently."""
 
     @property
     def messages(self) -> list[Message]:
-        """The conversation as the policy sees it now, without the answer that is due."""
+        """Conversation up to the next response."""
         ...
 
 
 async def teacher_observation(env: Env) -> Observation | None:
-    """What the environment's teacher sees in place of its observation; ``None``: the same.
+    """Returns the teacher's observation, or ``None`` if it is the student's.
 
     Raises:
         ConfigurationError: The environment has no conversation to render.

@@ -1,12 +1,13 @@
-"""Limits of a rollout, the handling of parse errors, and rewards of rollouts that hit a limit.
+"""Settings of rollouts: limits, parse errors, and rewards of rollouts that hit a limit.
 
-All of it is off by default. ``rollout_presets.RolloutConfig`` holds the three together.
+All of them are off by default. ``RolloutConfig`` holds them together.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from typing import Literal, TypeAlias
 
 import chz
 
@@ -20,38 +21,45 @@ DEFAULT_LIMIT_STOP_REASONS: tuple[str, ...] = (
     StopReason.MAX_TOOL_CALLS,
     StopReason.ROLLOUT_TIMEOUT,
 )
-"""Stop reasons that mean: a configured limit ended the rollout, not the environment."""
+"""Stop reasons of rollouts that a configured limit ended."""
 
 DEFAULT_RETRY_MESSAGE_TEMPLATE = (
     "Your last message could not be read. Please write it again in the required format. "
     "Error: {details}"
 )
 
+ToolExecution: TypeAlias = Literal["sequential", "parallel", "concurrent_safe"]
+"""Execution order of the tool calls of one message.
+``concurrent_safe``, where each tool declares whether it may run concurrently, is not available."""
+
 
 @chz.chz
 class RolloutLimits:
-    """Bounds on one episode; ``None`` is no bound. A bound ends the episode, it is no error.
+    """Limits of one episode; ``None`` means no limit. Reaching a limit ends the episode.
 
-    Token bounds also shorten the request, so no token is sampled that would have to be dropped.
+    Only ``sampling_turn_timeout_seconds`` raises an error. The token limits also lower
+    ``max_tokens`` of the sampling requests, so no token is sampled in vain.
     """
 
-    max_turns: int | None = chz.field(default=None, doc="Most answers")
+    max_turns: int | None = chz.field(default=None, doc="Maximum number of turns")
     max_trajectory_tokens: int | None = chz.field(
-        default=None, doc="Most tokens of a prompt and the answer to it together"
+        default=None, doc="Maximum tokens of a prompt and its response together"
     )
     max_sampled_tokens: int | None = chz.field(
-        default=None, doc="Most tokens sampled over all turns"
+        default=None, doc="Maximum tokens sampled over all turns"
     )
-    max_tool_calls: int | None = chz.field(default=None, doc="Most tool calls over all turns")
+    max_tool_calls: int | None = chz.field(
+        default=None, doc="Maximum number of tool calls over all turns"
+    )
     max_turn_tokens: int | None = chz.field(
         default=None,
-        doc="Most tokens of one answer; a longer one is cut off and stepped with",
+        doc="Maximum tokens of one response; a longer one is truncated and passed to step",
     )
     rollout_timeout_seconds: float | None = chz.field(
-        default=None, doc="Ends the episode after this time; the turns played so far are kept"
+        default=None, doc="Time after which the episode ends; finished turns are kept"
     )
     sampling_turn_timeout_seconds: float | None = chz.field(
-        default=None, doc="Longest wait for one answer; beyond it the rollout has failed"
+        default=None, doc="Timeout of one sampling request; the rollout then fails"
     )
 
     @chz.validate
@@ -70,26 +78,26 @@ class RolloutLimits:
 
 @chz.chz
 class ParseErrorPolicy:
-    """What happens to an answer that cannot be read as a message.
+    """Handling of responses that cannot be parsed as a message.
 
-    An episode of n malformed answers earns ``-n * penalty_per_error`` for them, and
-    ``terminal_reward`` if they ended it.
+    The reward of an episode with n parse errors includes ``-n * penalty_per_error``, and
+    ``terminal_reward`` if the errors ended it.
     """
 
     max_consecutive: int = chz.field(
-        default=0, doc="Malformed answers in a row that are asked again; one more ends the episode"
+        default=0, doc="Consecutive parse errors that are retried; one more ends the episode"
     )
     retry_message_template: str = chz.field(
         default=DEFAULT_RETRY_MESSAGE_TEMPLATE,
-        doc="What the model is told; {details} says what was wrong",
+        doc="Message to the model after a parse error; {details} is replaced by the error",
     )
     penalty_per_error: float = chz.field(
-        default=0.0, doc="Taken off the reward for each malformed answer"
+        default=0.0, doc="Amount subtracted from the reward for each parse error"
     )
     terminal_reward: float = chz.field(
-        default=0.0, doc="Reward of the answer that ends the episode as malformed"
+        default=0.0, doc="Reward of the parse error that ends the episode"
     )
-    mask_error_turns: bool = chz.field(default=False, doc="Do not train on malformed answers")
+    mask_error_turns: bool = chz.field(default=False, doc="Do not train on turns with parse errors")
 
     @chz.validate
     def _check(self) -> None:
@@ -110,41 +118,73 @@ class ParseErrorPolicy:
 class TerminationRewardPolicy:
     """Rewards of rollouts that a limit ended.
 
-    A rollout is graded as any other, and its total reward is then clamped to ``min(reward, 0)``:
-    running into a limit never pays off, while the order among failures stays.
+    With ``zero_reward_on_limit`` their total reward is clamped to ``min(reward, 0)`` after grading:
+    reaching a limit is never rewarded, and negative rewards keep their order.
     """
 
     zero_reward_on_limit: bool = chz.field(
         default=False, doc="Clamp the total reward to at most 0 for each of limit_stop_reasons"
     )
     limit_stop_reasons: Sequence[str] = chz.field(
-        default=DEFAULT_LIMIT_STOP_REASONS, doc="Stop reasons that count as running into a limit"
+        default=DEFAULT_LIMIT_STOP_REASONS, doc="Stop reasons that count as reaching a limit"
     )
     skip_grading_on_timeout: bool = chz.field(
         default=False,
-        doc="Do not grade a rollout that timed out, where its reward would be clamped to 0",
+        doc="Skip grading of a rollout that timed out if its reward would be clamped to 0",
     )
     grader_timeout_seconds: float | None = chz.field(
         default=None,
-        doc="Longest wait for a grader; beyond it an episode's own gives 0, and a group's fails",
+        doc="Timeout of a grader: Env.grade then counts as 0, compute_group_rewards fails",
     )
     pass_all_messages_to_grader: bool = chz.field(
         default=False,
-        doc="The grader also sees malformed answers, and messages added from outside",
+        doc="The grader also sees parse errors and messages that hooks added",
     )
 
     def clamps(self, stop_reason: str | None) -> bool:
-        """Whether a rollout that ended for this reason may not have a positive reward."""
+        """Returns whether a rollout with this stop reason may not have a positive reward."""
         return self.zero_reward_on_limit and stop_reason in self.limit_stop_reasons
 
     def skips_grading(self, stop_reason: str | None) -> bool:
-        """Whether grading could only confirm a reward of 0, and is left out."""
+        """Returns whether a rollout with this stop reason gets reward 0 without being graded."""
         timed_out = stop_reason == StopReason.ROLLOUT_TIMEOUT
         return timed_out and self.skip_grading_on_timeout and self.clamps(stop_reason)
 
     @chz.validate
     def _check(self) -> None:
         _positive("termination.grader_timeout_seconds", self.grader_timeout_seconds)
+
+
+@chz.chz
+class RolloutConfig:
+    """Settings of rollouts.
+
+    With ``parse_errors=None`` the environment's own rules for parse errors apply, with
+    ``termination=None`` rewards are not changed.
+    """
+
+    limits: RolloutLimits = chz.field(default_factory=RolloutLimits, doc="Limits of a rollout")
+    parse_errors: ParseErrorPolicy | None = chz.field(
+        default=None, doc="Handling of parse errors; None: the environment's own"
+    )
+    termination: TerminationRewardPolicy | None = chz.field(
+        default=None, doc="Rewards of rollouts that reach a limit; None: unchanged"
+    )
+    tool_execution: ToolExecution = chz.field(
+        default="parallel", doc="Execution of the tool calls of one message: parallel or sequential"
+    )
+
+    @chz.validate
+    def _check(self) -> None:
+        if self.tool_execution not in ("parallel", "sequential"):
+            raise ConfigurationError(
+                f"tool_execution: got {self.tool_execution!r}, expected parallel or sequential"
+            )
+
+    @property
+    def termination_policy(self) -> TerminationRewardPolicy:
+        """``termination``, or a policy that changes no reward."""
+        return TerminationRewardPolicy() if self.termination is None else self.termination
 
 
 def _takes_details(template: str) -> bool:

@@ -1,67 +1,36 @@
-"""How the rollouts of a run are configured: one object, and two presets."""
+"""Preset rollout settings, and the defaults for a model."""
 
 from __future__ import annotations
 
-from typing import Literal, TypeAlias
-
-import chz
-
-from tinker_cookbook.exceptions import ConfigurationError
 from tinker_cookbook.rl.rollouts.limits import (
     ParseErrorPolicy,
+    RolloutConfig,
     RolloutLimits,
     TerminationRewardPolicy,
+    ToolExecution,
 )
 from tinker_cookbook.rl.rollouts.strategy import FailFast, MinViableGroup, RolloutStrategy
 
-ToolExecution: TypeAlias = Literal["sequential", "parallel", "concurrent_safe"]
-"""How the tool calls of one message run: one after the other, or all at once.
-``concurrent_safe`` (tools say whether they may run at once) is not available yet."""
-
-_NO_POLICY = TerminationRewardPolicy()
-
-
-@chz.chz
-class RolloutConfig:
-    """How rollouts are run.
-
-    ``parse_errors=None`` leaves malformed answers to the environment's own rules,
-    ``termination=None`` leaves rewards as they are.
-    """
-
-    limits: RolloutLimits = chz.field(default_factory=RolloutLimits, doc="Limits of a rollout")
-    parse_errors: ParseErrorPolicy | None = chz.field(
-        default=None, doc="Malformed answers; None leaves them to the environment"
-    )
-    termination: TerminationRewardPolicy | None = chz.field(
-        default=None, doc="Rewards of rollouts that hit a limit; None leaves them as they are"
-    )
-    tool_execution: ToolExecution = chz.field(
-        default="parallel", doc="parallel or sequential: the tool calls of one message"
-    )
-
-    @chz.validate
-    def _check(self) -> None:
-        if self.tool_execution not in ("parallel", "sequential"):
-            raise ConfigurationError(
-                f"tool_execution: got {self.tool_execution!r}, expected parallel or sequential"
-            )
-
-    @property
-    def termination_policy(self) -> TerminationRewardPolicy:
-        """``termination``, or a policy that changes nothing."""
-        return _NO_POLICY if self.termination is None else self.termination
+__all__ = [
+    "RolloutConfig",
+    "ToolExecution",
+    "agentic",
+    "default_rollout_config_for_model",
+    "default_rollout_strategy_for_model",
+    "simple",
+]
 
 
 def simple() -> RolloutConfig:
-    """No limits: the environment alone decides when a rollout ends."""
+    """Returns settings without limits: the environment alone ends a rollout."""
     return RolloutConfig()
 
 
 def agentic() -> RolloutConfig:
-    """For environments with tools: limits, two retries of a malformed answer, tools in order.
+    """Returns settings for environments with tools: limits, parse-error retries, ordered tools.
 
-    Rewards of rollouts that hit a limit are clamped to at most 0, and a grader has 15 minutes.
+    The reward of a rollout that reaches a limit is clamped to at most 0; graders time out after 15
+    minutes.
     """
     return RolloutConfig(
         limits=RolloutLimits(max_turns=10, max_trajectory_tokens=65_536, max_tool_calls=30),
@@ -75,16 +44,18 @@ def agentic() -> RolloutConfig:
 
 
 def default_rollout_config_for_model(model_name: str) -> RolloutConfig:
-    """:func:`agentic` for models made for tools (Inkling), else :func:`simple`."""
+    """Returns :func:`agentic` for models made for tools (Inkling), else :func:`simple`."""
     return agentic() if _is_agentic(model_name) else simple()
 
 
 def default_rollout_strategy_for_model(model_name: str) -> RolloutStrategy:
-    """``MinViableGroup`` for models made for tools, whose backends fail now and then; else
-    ``FailFast``."""
+    """Returns ``MinViableGroup`` for models made for tools, else ``FailFast``.
+
+    Tool backends fail now and then, which should not end a run.
+    """
     return MinViableGroup() if _is_agentic(model_name) else FailFast()
 
 
 def _is_agentic(model_name: str) -> bool:
-    # Variants with a longer context have a suffix behind a colon.
+    # Variants with a longer context have a suffix after a colon.
     return model_name.partition(":")[0].startswith("thinkingmachines/Inkling")
