@@ -1,14 +1,16 @@
-"""What algorithms ask for text: tokens to tokens, or messages to a message.
+"""Completers: policies that continue tokens, or that reply to messages.
 
-Rollouts, evaluators and environments take a ``TokenCompleter`` or a ``MessageCompleter``, so that
-a test, a person at the keyboard or another model can stand in for the sampling client.
+Rollouts, evaluators and environments take a ``TokenCompleter`` or a ``MessageCompleter``, so a
+test, a person or another model can replace the sampling client.
 """
 
 from __future__ import annotations
 
 import asyncio
+import inspect
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, TypeAlias
+from functools import lru_cache
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 from tinker_cookbook.exceptions import ConfigurationError, DataValidationError
 from tinker_cookbook.utils.lazy_imports import lazy_module
@@ -27,15 +29,15 @@ StopCondition: TypeAlias = list[str] | list[int]
 
 @dataclass
 class TokensWithLogprobs:
-    """One sampled continuation.
+    """One sampled response.
 
     Attributes:
-        tokens: Sampled ids, the stop token included.
-        maybe_logprobs: Their log-probabilities under the policy that sampled them, in nats, one
-            each; ``None`` where the source has none (a person, an API).
-        stop_reason: ``"stop"`` when a stop condition ended it, ``"length"`` when it was cut off.
-        sequence_id: The backend's name for this sequence, where it gives one.
-        prompt_cache_hit_tokens: Prompt tokens that were not computed anew.
+        tokens: Sampled token ids, including the stop token.
+        maybe_logprobs: Log-probability of each token under the sampling policy, in nats; ``None``
+            if the source has none, such as a person or an API.
+        stop_reason: ``"stop"`` if a stop condition ended it, ``"length"`` if it was truncated.
+        sequence_id: The backend's id of the sequence, if any.
+        prompt_cache_hit_tokens: Prompt tokens read from the prefix cache.
     """
 
     tokens: list[int]
@@ -46,10 +48,10 @@ class TokensWithLogprobs:
 
     @property
     def logprobs(self) -> list[float]:
-        """The log-probabilities.
+        """Log-probabilities of the tokens.
 
         Raises:
-            DataValidationError: There are none.
+            DataValidationError: The response has none.
         """
         if self.maybe_logprobs is None:
             raise DataValidationError(
@@ -60,7 +62,7 @@ class TokensWithLogprobs:
 
 
 class TokenCompleter:
-    """Continues a sequence of tokens. A subclass defines ``__call__``."""
+    """Policy over tokens. A subclass defines ``__call__``."""
 
     async def __call__(
         self,
@@ -69,13 +71,13 @@ class TokenCompleter:
         *,
         max_tokens: int | None = None,
     ) -> TokensWithLogprobs:
-        """Returns one continuation of ``model_input``, ended by ``stop`` or a length limit.
+        """Returns one response to ``model_input``.
 
         Args:
-            model_input: The prompt.
-            stop: What ends the continuation.
-            max_tokens: Most tokens of this one; a limit of the completer's own holds as well. An
-                implementation may leave it out of its signature: rollouts then cut what is longer.
+            model_input: Prompt.
+            stop: Stop strings or stop token ids.
+            max_tokens: Maximum tokens, in addition to the completer's own limit. A subclass may
+                omit it from its signature; rollouts then truncate longer responses.
         """
         raise NotImplementedError(f"{type(self).__name__} must define __call__")
 
@@ -87,7 +89,7 @@ class TokenCompleter:
         *,
         max_tokens: int | None = None,
     ) -> list[TokensWithLogprobs]:
-        """Returns several continuations; override where one request can ask for all of them."""
+        """Returns several responses; override it if one request can return all of them."""
         limit = {} if max_tokens is None else {"max_tokens": max_tokens}
         return list(
             await asyncio.gather(
@@ -96,15 +98,76 @@ class TokenCompleter:
         )
 
     def derived(self, *path: int) -> TokenCompleter:
-        """This completer with random numbers of its own, which depend on ``path`` alone.
+        """Returns this completer with random numbers that depend only on its seed and ``path``.
 
-        One without a seed returns itself.
+        A completer without a seed returns itself.
         """
         return self
 
 
+def limit_tokens(policy: TokenCompleter, max_tokens: int | None) -> TokenCompleter:
+    """Returns the policy with at most ``max_tokens`` tokens per response; ``None``: no limit.
+
+    A policy whose methods accept ``max_tokens`` gets the limit with its requests. The responses of
+    any other policy are truncated, which costs more and has the same distribution.
+    """
+    return policy if max_tokens is None else _Limited(policy, max_tokens)
+
+
+@lru_cache(maxsize=256)
+def _accepts_max_tokens(policy_class: type[Any], method: str) -> bool:
+    parameters = inspect.signature(getattr(policy_class, method)).parameters
+    kinds = {parameter.kind for parameter in parameters.values()}
+    return "max_tokens" in parameters or inspect.Parameter.VAR_KEYWORD in kinds
+
+
+@dataclass(frozen=True)
+class _Limited(TokenCompleter):
+    inner: TokenCompleter
+    max_tokens: int
+
+    async def __call__(
+        self,
+        model_input: tinker.ModelInput,
+        stop: StopCondition,
+        *,
+        max_tokens: int | None = None,
+    ) -> TokensWithLogprobs:
+        return self._truncate(await self.inner(model_input, stop, **self._limit("__call__")))
+
+    async def sample_many(
+        self,
+        model_input: tinker.ModelInput,
+        stop: StopCondition,
+        num_samples: int,
+        *,
+        max_tokens: int | None = None,
+    ) -> list[TokensWithLogprobs]:
+        # The inherited method passes the limit to ``__call__``, which may not accept it.
+        inherited = type(self.inner).sample_many is TokenCompleter.sample_many
+        limit = self._limit("__call__" if inherited else "sample_many")
+        samples = await self.inner.sample_many(model_input, stop, num_samples, **limit)
+        return [self._truncate(sample) for sample in samples]
+
+    def derived(self, *path: int) -> TokenCompleter:
+        return _Limited(self.inner.derived(*path), self.max_tokens)
+
+    def _limit(self, method: str) -> dict[str, int]:
+        accepts = _accepts_max_tokens(type(self.inner), method)
+        return {"max_tokens": self.max_tokens} if accepts else {}
+
+    def _truncate(self, sample: TokensWithLogprobs) -> TokensWithLogprobs:
+        n = self.max_tokens
+        if len(sample.tokens) <= n:
+            return sample
+        logprobs = None if sample.maybe_logprobs is None else sample.maybe_logprobs[:n]
+        return replace(
+            sample, tokens=sample.tokens[:n], maybe_logprobs=logprobs, stop_reason="length"
+        )
+
+
 class MessageCompleter:
-    """Answers a conversation. A subclass defines ``__call__``."""
+    """Policy over messages. A subclass defines ``__call__``."""
 
     async def __call__(self, messages: list[Message]) -> Message:
         """Returns the assistant's next message."""
@@ -113,17 +176,16 @@ class MessageCompleter:
 
 @dataclass
 class TinkerTokenCompleter(TokenCompleter):
-    """Samples tokens from a sampling client.
+    """Policy that samples from a sampling client.
 
     Attributes:
-        sampling_client: Of any backend; it stands for one fixed version of the weights.
-        max_tokens: Most tokens to sample.
-        temperature: Of the softmax; 0 is greedy.
-        context_window: Most tokens of prompt and sample together. ``max_tokens`` shrinks to what
-            is left of it.
-        top_p: Draw among the most probable tokens that hold this much; 1 is all.
-        top_k: Draw among this many of the most probable tokens; -1 is all.
-        seed: Makes samples repeatable: they depend on it and on the call's place (``derived``).
+        sampling_client: Client of any backend, for one fixed version of the weights.
+        max_tokens: Maximum tokens of a response.
+        temperature: Sampling temperature; 0 is greedy.
+        context_window: Maximum tokens of prompt and response together; limits ``max_tokens``.
+        top_p: Nucleus sampling: total probability of the tokens sampled from; 1 is off.
+        top_k: Number of most probable tokens sampled from; -1 is off.
+        seed: Seed; samples depend only on it and on the path passed to ``derived``.
     """
 
     sampling_client: SamplingClient
@@ -144,8 +206,7 @@ class TinkerTokenCompleter(TokenCompleter):
         *,
         max_tokens: int | None = None,
     ) -> TokensWithLogprobs:
-        """Returns one sample of at most ``max_tokens``, the completer's own limit or this one,
-        whichever is lower.
+        """Returns one response of at most ``max_tokens`` or the completer's own lower limit.
 
         Raises:
             DataValidationError: The prompt leaves no room in ``context_window``.
@@ -162,7 +223,7 @@ class TinkerTokenCompleter(TokenCompleter):
         *,
         max_tokens: int | None = None,
     ) -> list[TokensWithLogprobs]:
-        """Returns ``num_samples`` samples of one request, for which the prompt is run once."""
+        """Returns ``num_samples`` responses of one request, whose prompt is prefilled once."""
         limit = self.max_tokens if max_tokens is None else min(self.max_tokens, max_tokens)
         params = tinker.SamplingParams(
             stop=stop,
@@ -187,7 +248,7 @@ class TinkerTokenCompleter(TokenCompleter):
         ]
 
     def derived(self, *path: int) -> TinkerTokenCompleter:
-        """This completer with a seed made of its own and ``path``."""
+        """Returns this completer with a seed derived from its own and ``path``."""
         if self.seed is None:
             return self
         import numpy as np  # not at the top: it would slow every start
@@ -210,15 +271,14 @@ class TinkerTokenCompleter(TokenCompleter):
 
 @dataclass
 class TinkerMessageCompleter(MessageCompleter):
-    """Answers conversations with a sampling client and a renderer.
+    """Policy over messages that uses a sampling client and a renderer.
 
     Attributes:
-        sampling_client: Of any backend.
-        renderer: Turns messages into the prompt and the sampled tokens into a message; it must be
-            the one the model was trained with.
-        max_tokens: Most tokens to sample.
-        stop_condition: Instead of the renderer's own stop sequences.
-        temperature: Of the softmax; 0 is greedy.
+        sampling_client: Client of any backend.
+        renderer: Renderer that the model was trained with.
+        max_tokens: Maximum tokens of a response.
+        stop_condition: Replaces the renderer's stop sequences.
+        temperature: Sampling temperature; 0 is greedy.
     """
 
     sampling_client: SamplingClient
@@ -231,7 +291,7 @@ class TinkerMessageCompleter(MessageCompleter):
         _check_sampling(self.max_tokens, self.temperature)
 
     async def __call__(self, messages: list[Message]) -> Message:
-        """Returns the parsed answer, also where it was cut off or does not parse cleanly."""
+        """Returns the parsed response, even if it was truncated or has parse errors."""
         stop = self.stop_condition
         complete = TinkerTokenCompleter(self.sampling_client, self.max_tokens, self.temperature)
         completion = await complete(

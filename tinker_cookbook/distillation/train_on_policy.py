@@ -185,7 +185,7 @@ async def main(config: Config, rollout_executor: Executor | None = None) -> None
 
     Args:
         config: The run's settings.
-        rollout_executor: Plays groups elsewhere (see ``rl.executor``); by default in this process.
+        rollout_executor: Runs the groups (see ``set_rollout_executor``); default: the event loop.
 
     Raises:
         ConfigurationError: A setting cannot work, or a teacher's vocabulary is not the student's;

@@ -98,7 +98,7 @@ alias_modules(
         f"{__name__}.rollout_limits": f"{__name__}.rollouts.limits",
         f"{__name__}.rollout_logging": f"{__name__}.report.rollout_logging",
         f"{__name__}.rollout_presets": f"{__name__}.rollouts.presets",
-        f"{__name__}.rollout_runner": f"{__name__}.rollouts.runner",
+        f"{__name__}.rollout_runner": f"{__name__}.rollouts.episode",
         f"{__name__}.rollout_strategy": f"{__name__}.rollouts.strategy",
     }
 )

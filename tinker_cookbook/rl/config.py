@@ -18,9 +18,8 @@ from tinker_cookbook.rl.policy_settings import (
     PolicySettings,
     loss_hint,
 )
-from tinker_cookbook.rl.rollouts.limits import TerminationRewardPolicy
+from tinker_cookbook.rl.rollouts.limits import RolloutConfig, TerminationRewardPolicy
 from tinker_cookbook.rl.rollouts.presets import (
-    RolloutConfig,
     default_rollout_config_for_model,
     default_rollout_strategy_for_model,
 )

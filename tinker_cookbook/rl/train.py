@@ -71,7 +71,7 @@ from tinker_cookbook.rl.loop.steps import (
 )
 from tinker_cookbook.rl.report.live_view import RLProgress
 from tinker_cookbook.rl.report.train_report import Reporter
-from tinker_cookbook.rl.rollouts.executor import set_rollout_executor
+from tinker_cookbook.rl.rollouts.group import set_rollout_executor
 from tinker_cookbook.rl.types import RLDataset, RLDatasetBuilder
 from tinker_cookbook.training.session import (
     TrainingSession,
@@ -123,7 +123,7 @@ async def main(config: Config, rollout_executor: Executor | None = None) -> None
 
     Args:
         config: The run's settings.
-        rollout_executor: Plays groups elsewhere (see ``rl.executor``); by default in this process.
+        rollout_executor: Runs the groups (see ``set_rollout_executor``); default: the event loop.
 
     Raises:
         ConfigurationError: A setting cannot work; nothing was loaded or sampled.

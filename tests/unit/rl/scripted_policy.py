@@ -8,7 +8,7 @@ import byte_tokenizer
 
 from tinker_cookbook import tokenizer_utils
 from tinker_cookbook.completers import TokenCompleter, TokensWithLogprobs
-from tinker_cookbook.rl.rollouts.group import do_single_rollout
+from tinker_cookbook.rl.rollouts.episode import do_single_rollout
 from tinker_cookbook.rl.types import Env, Trajectory
 
 RUBBISH = "banana banana"

@@ -15,13 +15,13 @@ from rollout_samples import Group, Policy, Steps
 from tinker_cookbook.backends import connect
 from tinker_cookbook.completers import TinkerTokenCompleter
 from tinker_cookbook.exceptions import ConfigurationError
-from tinker_cookbook.rl.rollouts.executor import (
+from tinker_cookbook.rl.rollouts.group import (
+    do_group_rollout,
     get_rollout_executor,
     run_group,
     set_rollout_executor,
 )
-from tinker_cookbook.rl.rollouts.group import do_group_rollout
-from tinker_cookbook.rl.rollouts.presets import RolloutConfig
+from tinker_cookbook.rl.rollouts.limits import RolloutConfig
 from tinker_cookbook.rl.rollouts.strategy import RetryOnFailure
 from tinker_cookbook.rl.types import StepResult
 

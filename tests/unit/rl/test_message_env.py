@@ -14,13 +14,15 @@ from tinker_cookbook.exceptions import ConfigurationError
 from tinker_cookbook.renderers import ToolCall, UnparsedToolCall, get_renderer, get_text_content
 from tinker_cookbook.rl.envs.message_env import EnvFromMessageEnv, MessageEnv, MessageStepResult
 from tinker_cookbook.rl.envs.message_history import History
-from tinker_cookbook.rl.rollouts.group import RolloutHooks, do_group_rollout, run_rollout
+from tinker_cookbook.rl.rollouts.episode import run_rollout
+from tinker_cookbook.rl.rollouts.group import do_group_rollout
+from tinker_cookbook.rl.rollouts.hooks import RolloutHooks
 from tinker_cookbook.rl.rollouts.limits import (
     ParseErrorPolicy,
+    RolloutConfig,
     RolloutLimits,
     TerminationRewardPolicy,
 )
-from tinker_cookbook.rl.rollouts.presets import RolloutConfig
 from tinker_cookbook.rl.types import StopReason
 from tinker_cookbook.tokenizer_utils import get_tokenizer
 

@@ -18,7 +18,7 @@ from tinker_cookbook.rl.envs.play_w_env import (
     main,
     play_env,
 )
-from tinker_cookbook.rl.rollouts.group import RolloutFailedError
+from tinker_cookbook.rl.rollouts.errors import RolloutFailedError
 from tinker_cookbook.rl.types import StepResult
 from tinker_cookbook.tokenizer_utils import get_tokenizer
 from tinker_cookbook.utils.entrypoint import parse_arguments

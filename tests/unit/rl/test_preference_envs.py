@@ -24,8 +24,7 @@ from tinker_cookbook.rl.envs.preference_envs import (
     PreferenceEnv,
     TournamentPattern,
 )
-from tinker_cookbook.rl.rollouts.executor import run_group, set_rollout_executor
-from tinker_cookbook.rl.rollouts.group import do_group_rollout
+from tinker_cookbook.rl.rollouts.group import do_group_rollout, run_group, set_rollout_executor
 from tinker_cookbook.rl.rollouts.strategy import RetryOnFailure
 from tinker_cookbook.rl.types import Trajectory
 from tinker_cookbook.tokenizer_utils import get_tokenizer

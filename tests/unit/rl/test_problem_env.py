@@ -14,9 +14,9 @@ from tinker_cookbook.completers import TokenCompleter, TokensWithLogprobs
 from tinker_cookbook.exceptions import ConfigurationError, DataValidationError
 from tinker_cookbook.renderers import get_renderer
 from tinker_cookbook.rl.envs.problem_env import ProblemEnv, ProblemGroupBuilder
-from tinker_cookbook.rl.rollouts.group import do_group_rollout, run_rollout
-from tinker_cookbook.rl.rollouts.limits import TerminationRewardPolicy
-from tinker_cookbook.rl.rollouts.presets import RolloutConfig
+from tinker_cookbook.rl.rollouts.episode import run_rollout
+from tinker_cookbook.rl.rollouts.group import do_group_rollout
+from tinker_cookbook.rl.rollouts.limits import RolloutConfig, TerminationRewardPolicy
 from tinker_cookbook.rl.rollouts.strategy import RetryOnFailure
 from tinker_cookbook.rl.types import StopReason
 from tinker_cookbook.tokenizer_utils import get_tokenizer

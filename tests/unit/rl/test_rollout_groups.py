@@ -11,7 +11,8 @@ from rollout_samples import Group, Policy, Steps, fail, hang
 from tinker_cookbook.backends import connect
 from tinker_cookbook.completers import TinkerTokenCompleter
 from tinker_cookbook.exceptions import DataValidationError
-from tinker_cookbook.rl.rollouts.group import RolloutFailedError, do_group_rollout
+from tinker_cookbook.rl.rollouts.errors import RolloutFailedError
+from tinker_cookbook.rl.rollouts.group import do_group_rollout
 from tinker_cookbook.rl.rollouts.strategy import MinViableGroup, RetryOnFailure
 
 

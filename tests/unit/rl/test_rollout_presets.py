@@ -10,10 +10,11 @@ import pytest
 from tinker_cookbook.exceptions import ConfigurationError
 from tinker_cookbook.rl.rollouts.limits import (
     ParseErrorPolicy,
+    RolloutConfig,
     RolloutLimits,
     TerminationRewardPolicy,
 )
-from tinker_cookbook.rl.rollouts.presets import RolloutConfig, agentic, simple
+from tinker_cookbook.rl.rollouts.presets import agentic, simple
 from tinker_cookbook.rl.types import StopReason
 from tinker_cookbook.utils.entrypoint import parse_arguments
 

@@ -13,13 +13,12 @@ from rollout_samples import Group, Policy, Steps, fail, hang
 
 from tinker_cookbook.completers import TokenCompleter, TokensWithLogprobs
 from tinker_cookbook.exceptions import AllTrajectoriesFailedError, ConfigurationError
-from tinker_cookbook.rl.rollouts.errors import RolloutTimeoutError
+from tinker_cookbook.rl.rollouts.episode import do_single_rollout
+from tinker_cookbook.rl.rollouts.errors import RolloutFailedError, RolloutTimeoutError
 from tinker_cookbook.rl.rollouts.group import (
     RolloutErrorCounter,
-    RolloutFailedError,
     do_group_rollout,
     do_group_rollout_and_filter_constant_reward,
-    do_single_rollout,
 )
 from tinker_cookbook.rl.rollouts.strategy import (
     FailFast,
@@ -226,7 +225,7 @@ def test_a_strategy_may_play_the_group_in_its_own_way():
     group = asyncio.run(do_group_rollout(Group(Steps, Steps), Policy(), Chosen()))
     assert len(group.trajectories_G) == len(group.final_rewards_G) == 1
     assert group.rollout_errors == [RolloutError("OSError", "gone")]
-    with pytest.raises(NotImplementedError, match="must define execute or run"):
+    with pytest.raises(NotImplementedError, match="must define execute"):
         asyncio.run(do_group_rollout(Group(Steps), Policy(), RolloutStrategy()))
 
 

@@ -18,21 +18,16 @@ from tinker_cookbook.exceptions import (
     ConfigurationError,
     DataValidationError,
 )
-from tinker_cookbook.rl.rollouts.group import (
-    InitialPrompt,
-    RolloutFailedError,
-    RolloutHooks,
-    SamplingTurnTimeoutError,
-    do_group_rollout,
-    do_single_rollout,
-    run_rollout,
-)
+from tinker_cookbook.rl.rollouts.episode import Episode, do_single_rollout, run_rollout
+from tinker_cookbook.rl.rollouts.errors import RolloutFailedError, SamplingTurnTimeoutError
+from tinker_cookbook.rl.rollouts.group import do_group_rollout
+from tinker_cookbook.rl.rollouts.hooks import RolloutHooks
 from tinker_cookbook.rl.rollouts.limits import (
     ParseErrorPolicy,
+    RolloutConfig,
     RolloutLimits,
     TerminationRewardPolicy,
 )
-from tinker_cookbook.rl.rollouts.presets import RolloutConfig
 from tinker_cookbook.rl.rollouts.strategy import MinViableGroup
 from tinker_cookbook.rl.types import (
     Env,
@@ -86,8 +81,8 @@ def test_an_environment_may_leave_extra_out():
 
 def test_random_numbers_depend_on_member_turn_and_attempt_alone():
     policy = Policy()
-    play(Steps(turns=2), policy, opening=InitialPrompt(member=3))
-    play(Steps(turns=2), policy, opening=InitialPrompt(member=3, attempt=2))
+    asyncio.run(Episode(policy, Steps(turns=2), RolloutConfig(), RolloutHooks(), 3).run())
+    asyncio.run(Episode(policy, Steps(turns=2), RolloutConfig(), RolloutHooks(), 3, 2).run())
     paths = [path for path, _, _ in policy.asked]
     assert paths == [(3, 0), (3, 1), (3, 0, 2), (3, 1, 2)]
 

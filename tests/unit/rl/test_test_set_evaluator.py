@@ -18,8 +18,7 @@ from tinker_cookbook.exceptions import (
     DataValidationError,
 )
 from tinker_cookbook.rl.metric_util import RLTestSetEvaluator, compute_trajectory_metrics
-from tinker_cookbook.rl.rollouts.executor import set_rollout_executor
-from tinker_cookbook.rl.rollouts.group import do_group_rollout
+from tinker_cookbook.rl.rollouts.group import do_group_rollout, set_rollout_executor
 from tinker_cookbook.rl.rollouts.strategy import MinViableGroup
 from tinker_cookbook.rl.types import Env, EnvGroupBuilder, RLDataset, StepResult
 

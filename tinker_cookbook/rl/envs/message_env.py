@@ -14,9 +14,9 @@ from tinker_cookbook.rl.envs.message_history import History
 from tinker_cookbook.rl.rollouts.limits import (
     DEFAULT_RETRY_MESSAGE_TEMPLATE,
     ParseErrorPolicy,
+    RolloutConfig,
     RolloutLimits,
 )
-from tinker_cookbook.rl.rollouts.presets import RolloutConfig
 from tinker_cookbook.rl.types import (
     STOP_METRIC_PREFIX,
     Action,

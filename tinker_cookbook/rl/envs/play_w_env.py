@@ -19,8 +19,8 @@ import chz
 from tinker_cookbook.completers import StopCondition, TokenCompleter, TokensWithLogprobs
 from tinker_cookbook.exceptions import ConfigurationError
 from tinker_cookbook.rl.rollouts.async_utils import run_in_daemon_thread
+from tinker_cookbook.rl.rollouts.episode import run_rollout
 from tinker_cookbook.rl.rollouts.errors import original
-from tinker_cookbook.rl.rollouts.group import run_rollout
 from tinker_cookbook.rl.rollouts.hooks import RolloutHooks, RolloutState
 from tinker_cookbook.rl.types import Env, RLDatasetBuilder, Trajectory, Transition
 from tinker_cookbook.tokenizer_utils import (

@@ -29,7 +29,7 @@ from tinker_cookbook.utils.lazy_imports import lazy_module
 if TYPE_CHECKING:
     import tinker
 
-    from tinker_cookbook.rl.rollouts.presets import RolloutConfig
+    from tinker_cookbook.rl.rollouts.limits import RolloutConfig
 else:
     tinker = lazy_module("tinker")
 

@@ -13,7 +13,7 @@ import chz
 import numpy as np
 
 from tinker_cookbook.rl.rollouts.episode import call_step
-from tinker_cookbook.rl.rollouts.presets import RolloutConfig
+from tinker_cookbook.rl.rollouts.limits import RolloutConfig
 from tinker_cookbook.rl.types import (
     Action,
     ActionExtra,

@@ -21,7 +21,7 @@ from tinker_cookbook.exceptions import (
 from tinker_cookbook.rl.config import PolicyTrainingConfig
 from tinker_cookbook.rl.report.transcripts import group_log
 from tinker_cookbook.rl.rollouts.async_utils import gather_or_cancel
-from tinker_cookbook.rl.rollouts.executor import run_group
+from tinker_cookbook.rl.rollouts.group import run_group
 from tinker_cookbook.rl.rollouts.strategy import RolloutStrategy
 from tinker_cookbook.rl.types import EnvGroupBuilder, TrajectoryGroup
 from tinker_cookbook.utils.logtree import Trace

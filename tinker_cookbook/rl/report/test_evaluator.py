@@ -21,8 +21,8 @@ from tinker_cookbook.rl.report.trajectory_metrics import (
     metrics_of_totals,
 )
 from tinker_cookbook.rl.rollouts.async_utils import gather_or_cancel
-from tinker_cookbook.rl.rollouts.executor import run_group
-from tinker_cookbook.rl.rollouts.presets import RolloutConfig
+from tinker_cookbook.rl.rollouts.group import run_group
+from tinker_cookbook.rl.rollouts.limits import RolloutConfig
 from tinker_cookbook.rl.rollouts.strategy import RolloutStrategy
 from tinker_cookbook.rl.types import (
     EnvGroupBuilder,

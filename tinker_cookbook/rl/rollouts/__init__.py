@@ -7,15 +7,14 @@ from typing import TYPE_CHECKING
 from tinker_cookbook.utils.lazy_imports import lazy_exports
 
 if TYPE_CHECKING:
+    from tinker_cookbook.rl.rollouts.episode import do_single_rollout, run_rollout
     from tinker_cookbook.rl.rollouts.errors import RolloutFailedError, SamplingTurnTimeoutError
-    from tinker_cookbook.rl.rollouts.executor import get_rollout_executor, set_rollout_executor
     from tinker_cookbook.rl.rollouts.group import (
         RolloutErrorCounter,
-        collect_rollouts,
         do_group_rollout,
         do_group_rollout_and_filter_constant_reward,
-        do_single_rollout,
-        run_rollout,
+        get_rollout_executor,
+        set_rollout_executor,
     )
     from tinker_cookbook.rl.rollouts.hooks import RolloutHooks, RolloutState
 
@@ -25,7 +24,6 @@ __all__ = [
     "RolloutHooks",
     "RolloutState",
     "SamplingTurnTimeoutError",
-    "collect_rollouts",
     "do_group_rollout",
     "do_group_rollout_and_filter_constant_reward",
     "do_single_rollout",
@@ -42,12 +40,11 @@ __getattr__ = lazy_exports(
         "RolloutHooks": "tinker_cookbook.rl.rollouts.hooks",
         "RolloutState": "tinker_cookbook.rl.rollouts.hooks",
         "SamplingTurnTimeoutError": "tinker_cookbook.rl.rollouts.errors",
-        "collect_rollouts": "tinker_cookbook.rl.rollouts.group",
         "do_group_rollout": "tinker_cookbook.rl.rollouts.group",
         "do_group_rollout_and_filter_constant_reward": "tinker_cookbook.rl.rollouts.group",
-        "do_single_rollout": "tinker_cookbook.rl.rollouts.group",
-        "get_rollout_executor": "tinker_cookbook.rl.rollouts.executor",
-        "run_rollout": "tinker_cookbook.rl.rollouts.group",
-        "set_rollout_executor": "tinker_cookbook.rl.rollouts.executor",
+        "do_single_rollout": "tinker_cookbook.rl.rollouts.episode",
+        "get_rollout_executor": "tinker_cookbook.rl.rollouts.group",
+        "run_rollout": "tinker_cookbook.rl.rollouts.episode",
+        "set_rollout_executor": "tinker_cookbook.rl.rollouts.group",
     },
 )

@@ -1,20 +1,24 @@
-"""One episode, turn by turn: observe, sample, step, until the environment or a limit ends it."""
+"""One episode: observe, sample, step, turn after turn, until the environment or a limit ends it."""
 
 from __future__ import annotations
 
 import inspect
 import time
-from collections.abc import Awaitable, Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import chz
 
-from tinker_cookbook.completers import StopCondition, TokenCompleter, TokensWithLogprobs
+from tinker_cookbook.completers import (
+    StopCondition,
+    TokenCompleter,
+    TokensWithLogprobs,
+    limit_tokens,
+)
 from tinker_cookbook.exceptions import DataValidationError
 from tinker_cookbook.rl.rollouts.async_utils import bounded
-from tinker_cookbook.rl.rollouts.budget import TurnBudget, limit_tokens, turn_budget
 from tinker_cookbook.rl.rollouts.errors import (
     Place,
     RolloutTimeoutError,
@@ -26,12 +30,13 @@ from tinker_cookbook.rl.rollouts.hooks import (
     RolloutHooks,
     RolloutState,
     SupportsGrading,
+    SupportsParseErrorPolicy,
+    SupportsToolCallLimit,
+    append_messages,
     configure,
-    put_messages,
     teacher_observation,
 )
-from tinker_cookbook.rl.rollouts.limits import RolloutLimits
-from tinker_cookbook.rl.rollouts.presets import RolloutConfig
+from tinker_cookbook.rl.rollouts.limits import ParseErrorPolicy, RolloutConfig, RolloutLimits
 from tinker_cookbook.rl.types import (
     STOP_METRIC_PREFIX,
     Action,
@@ -54,36 +59,84 @@ if TYPE_CHECKING:
 else:
     tinker = lazy_module("tinker")
 
+__all__ = [
+    "TRUNCATION_METRIC_KEY",
+    "Episode",
+    "RolloutHooks",
+    "RolloutState",
+    "SamplingTurnTimeoutError",
+    "SupportsParseErrorPolicy",
+    "SupportsToolCallLimit",
+    "TurnBudget",
+    "call_step",
+    "do_single_rollout",
+    "run_rollout",
+    "stop_reason_from_metrics",
+]
+
+TRUNCATION_METRIC_KEY = "num_truncations_max_turn_tokens"
+"""Metric of an episode: number of responses truncated at ``RolloutLimits.max_turn_tokens``."""
+
 T = TypeVar("T")
 
-_NO_LIMITS = RolloutLimits()
+
+async def run_rollout(
+    policy: TokenCompleter,
+    env: Env,
+    *,
+    limits: RolloutLimits | None = None,
+    hooks: RolloutHooks | None = None,
+    parse_errors: ParseErrorPolicy | None = None,
+    config: RolloutConfig | None = None,
+) -> Trajectory:
+    """Runs one episode.
+
+    Args:
+        policy: Samples turn t as ``policy.derived(0, t)``.
+        env: Environment, which cannot be used again.
+        limits: Replaces ``config.limits``.
+        hooks: Callbacks of the rollout.
+        parse_errors: Replaces ``config.parse_errors``.
+        config: Settings of the rollout; the default has no limits.
+
+    Raises:
+        RolloutFailedError: The environment raised an error; the message names it and the turn.
+        DataValidationError: A reward is not finite, or an observation is empty.
+        SamplingTurnTimeoutError: A response took too long.
+    """
+    config = config or RolloutConfig()
+    if limits is not None:
+        config = chz.replace(config, limits=limits)
+    if parse_errors is not None:
+        config = chz.replace(config, parse_errors=parse_errors)
+    return await Episode(policy, env, config, hooks or RolloutHooks()).run()
+
+
+async def do_single_rollout(policy: TokenCompleter, env: Env) -> Trajectory:
+    """Runs one episode without limits."""
+    return await run_rollout(policy, env)
 
 
 class _OutOfTimeError(Exception):
-    """``rollout_timeout_seconds`` are over."""
+    """Raised if ``rollout_timeout_seconds`` are over."""
 
 
-@dataclass
-class InitialPrompt:
-    """How an episode begins: its first prompt, and the answer to it where that is on its way.
+@dataclass(frozen=True)
+class TurnBudget:
+    """Maximum tokens of the next response, and the stop reason once none are left."""
 
-    ``first_action`` lets the members of a group share one request. ``member`` and ``attempt`` give
-    the episode its own random numbers: turn t is sampled by ``policy.derived(member, t)``, in a
-    retry by ``policy.derived(member, t, attempt)``.
-    """
+    tokens: int | None
+    reason: StopReason | None = None
 
-    observation: Observation | None = None
-    stop: StopCondition | None = None
-    overflow: InitialObservationOverflow | None = None
-    first_action: Awaitable[TokensWithLogprobs] | None = None
-    member: int = 0
-    attempt: int = 0
+    @property
+    def exhausted(self) -> bool:
+        """Whether no token is left."""
+        return self.tokens is not None and self.tokens < 1
 
 
 @dataclass(frozen=True)
 class _End:
-    """Why an episode is over, what would have been seen next, and whether the environment said
-    so."""
+    """Stop reason and last observation of an episode; ``by_env`` if the environment ended it."""
 
     reason: StopReason | str
     observation: Observation
@@ -91,7 +144,11 @@ class _End:
 
 
 class Episode:
-    """Plays one environment once: ``open`` it, then ``play`` it."""
+    """One rollout in one environment.
+
+    Turn t is sampled by ``policy.derived(member, t)``, in a retry by
+    ``policy.derived(member, t, attempt)``, so each member of a group has its own random numbers.
+    """
 
     def __init__(
         self,
@@ -102,44 +159,45 @@ class Episode:
         member: int = 0,
         attempt: int = 0,
     ) -> None:
-        self._policy = policy
-        self._env = env
-        self._config = _with_limits_of(env, config)
-        self._hooks = hooks
-        self._member = member
-        self._attempt = attempt
+        # An environment may define limits, which apply if the settings have none.
+        limits = getattr(env, "rollout_limits", None)
+        if limits is not None and config.limits == RolloutLimits():
+            config = chz.replace(config, limits=limits)
+        self.policy, self.env, self.member = policy, env, member
+        self._config, self._hooks, self._attempt = config, hooks, attempt
+        self.prompt: tuple[Observation, StopCondition] | None = None
+        """First observation and stop condition, once ``open`` has returned them."""
+        self.first_response: Callable[[], Awaitable[TokensWithLogprobs]] | None = None
+        """Awaits the first response, if it is part of a request for several members."""
+        self._overflow: InitialObservationOverflow | None = None
         self._turns: list[Transition] = []
-        self._sampled = 0
-        self._truncations = 0
+        self._sampled = self._truncations = 0
         self._tool_calls = 0.0
         self._seconds = {"sampling": 0.0, "env": 0.0, "grading": 0.0}
         self._metrics: Metrics = {}
         self._started = time.monotonic()
         self._deadline: float | None = None
         self._overtime = False
-        self._opened = False
+        """Whether a hook continued the rollout after its timeout."""
+        self._first_turn_begun = False
 
     @property
     def place(self) -> Place:
-        """Where the episode stands, for messages."""
-        turn = len(self._turns) if self._opened else None
-        return Place(_name(self._env), self._member, turn)
+        """Environment, member and turn, for error messages."""
+        # An environment that wraps another one is named together with the inner one.
+        name, inner = type(self.env).__name__, getattr(self.env, "message_env", None)
+        name = name if inner is None else f"{name} of {type(inner).__name__}"
+        return Place(name, self.member, len(self._turns) if self._first_turn_begun else None)
 
-    def first_budget(self, opening: InitialPrompt) -> TurnBudget:
-        """Tokens that the first answer may have."""
-        assert opening.observation is not None
-        return turn_budget(self._config.limits, opening.observation.length, 0)
-
-    async def open(self, timeout_seconds: float | None = None) -> InitialPrompt:
-        """Asks the environment for its first observation; may be done for a whole group before
-        any of it is played."""
-        bounds = (timeout_seconds, self._config.limits.rollout_timeout_seconds)
-        seconds = min((bound for bound in bounds if bound), default=None)
+    async def open(self, timeout_seconds: float | None = None) -> None:
+        """Gets the first observation from the environment."""
+        timeouts = (timeout_seconds, self._config.limits.rollout_timeout_seconds)
+        seconds = min((timeout for timeout in timeouts if timeout), default=None)
         with located_at(lambda: self.place):
-            configure(self._env, self._config)
+            configure(self.env, self._config)
             started = time.monotonic()
             first = await bounded(
-                self._env.initial_observation(),
+                self.env.initial_observation(),
                 seconds,
                 lambda: RolloutTimeoutError(
                     f"initial_observation took longer than the rollout may ({seconds:g} s); look "
@@ -147,79 +205,71 @@ class Episode:
                 ),
             )
             self._seconds["env"] += time.monotonic() - started
-            opening = InitialPrompt(member=self._member, attempt=self._attempt)
             if isinstance(first, InitialObservationOverflow):
-                opening.overflow = first
-                return opening
-            opening.observation, opening.stop = await self._begin_turn(*first)
-            self._check_observation(opening.observation)
-            return opening
+                self._overflow = first
+            else:
+                self.prompt = await self._begin_turn(*first)
+                _check_observation(self.prompt[0])
 
-    async def play(self, opening: InitialPrompt) -> Trajectory:
-        """Plays to the end. Errors name the environment, the member and the turn."""
-        self._opened = True
+    async def run(self) -> Trajectory:
+        """Runs the episode to its end. Errors name the environment, the member and the turn."""
+        if self.prompt is None and self._overflow is None:
+            await self.open()
+        self._first_turn_begun = True
         self._started = time.monotonic()
-        seconds = self._config.limits.rollout_timeout_seconds
-        self._deadline = None if seconds is None else self._started + seconds
+        timeout = self._config.limits.rollout_timeout_seconds
+        self._deadline = None if timeout is None else self._started + timeout
         with located_at(lambda: self.place):
-            if opening.overflow is not None:
-                said = stop_reason_from_metrics(opening.overflow.metrics)
-                end = _End(said or StopReason.CONTEXT_OVERFLOW, tinker.ModelInput.empty())
-                return await self._finish(end, opening.overflow)
-            assert opening.observation is not None
-            assert opening.stop is not None
-            end = await self._play(opening.observation, opening.stop, opening.first_action)
-            return await self._finish(end)
-
-    async def _play(
-        self,
-        ob: Observation,
-        stop: StopCondition,
-        first_action: Awaitable[TokensWithLogprobs] | None,
-    ) -> _End:
-        try:
-            while True:
-                self._check_observation(ob)
-                budget = turn_budget(self._config.limits, ob.length, self._sampled)
-                reason = await self._resolve(self._reason_before(ob, budget), ob)
-                if reason is not None:
-                    return _End(reason, ob)
-                if budget.exhausted:  # a hook lets the rollout go on
-                    budget = turn_budget(
-                        self._config.limits, ob.length, self._sampled, heed_exhausted=False
-                    )
-                teacher_ob = await teacher_observation(self._env)
-                action = await self._sample(ob, stop, budget, first_action)
-                first_action = None
-                step = await self._step(action)
-                self._record(ob, action, step, teacher_ob)
-                ob, stop = step.next_observation, step.next_stop_condition
-                reason = await self._resolve(_reason_of(action, step), ob)
-                if reason is not None:
-                    return _End(reason, ob, by_env=True)
-                self._turns[-1].episode_done = False
-                if (reason := await self._resolve(self._reason_between(), ob)) is not None:
-                    return _End(reason, ob)
-                ob, stop = await self._begin_turn(ob, stop)
-        except _OutOfTimeError:
-            return _End(StopReason.ROLLOUT_TIMEOUT, ob)
+            if self.prompt is None:
+                return await self._finish_overflow()
+            ob, stop = self.prompt
+            try:
+                while True:
+                    # 1. End the episode if a limit leaves no room for a response.
+                    _check_observation(ob)
+                    budget = self.token_budget(ob)
+                    reason = await self._resolve(self._reason_before(ob, budget), ob)
+                    if reason is not None:
+                        end = _End(reason, ob)
+                        break
+                    # 2. Sample a response and pass it to the environment.
+                    teacher_ob = await teacher_observation(self.env)
+                    action = await self._sample(ob, stop, budget)
+                    extra = ActionExtra(stop_reason=action.stop_reason)
+                    step = await self._wait("env", call_step(self.env, list(action.tokens), extra))
+                    self._record(ob, action, step, teacher_ob)
+                    ob, stop = step.next_observation, step.next_stop_condition
+                    # 3. End the episode if the environment or a limit says so.
+                    reason = await self._resolve(_reason_of(action, step), ob)
+                    if reason is not None:
+                        end = _End(reason, ob, by_env=True)
+                        break
+                    self._turns[-1].episode_done = False
+                    reason = await self._resolve(self._reason_between(), ob)
+                    if reason is not None:
+                        end = _End(reason, ob)
+                        break
+                    ob, stop = await self._begin_turn(ob, stop)
+            except _OutOfTimeError:
+                end = _End(StopReason.ROLLOUT_TIMEOUT, ob)
+            return await self._finish(end, await self._grade(end))
 
     async def _begin_turn(
         self, ob: Observation, stop: StopCondition
     ) -> tuple[Observation, StopCondition]:
         messages = await self._hooks.on_turn_begin(self._state(ob))
-        return await put_messages(self._env, messages, self._hooks) if messages else (ob, stop)
+        return await append_messages(self.env, messages, self._hooks) if messages else (ob, stop)
 
     async def _resolve(
         self, reason: StopReason | str | None, ob: Observation
     ) -> StopReason | str | None:
-        """Asks the hooks about a reason to stop, if there is one; ``None``: the episode goes on."""
+        """Passes a stop reason to the hook; returns ``None`` if the episode continues."""
         if reason is None:
             return None
-        said = await self._hooks.on_stop_reason(reason, self._state(ob))
-        if said is None and reason == StopReason.ROLLOUT_TIMEOUT:
+        resolved = await self._hooks.on_stop_reason(reason, self._state(ob))
+        if resolved is None and reason == StopReason.ROLLOUT_TIMEOUT:
             self._overtime = True
-        return None if said is None else as_stop_reason(said)
+        return None if resolved is None else as_stop_reason(resolved)
 
     def _state(self, ob: Observation, trajectory: Trajectory | None = None) -> RolloutState:
         return RolloutState(
@@ -229,26 +279,45 @@ class Episode:
             num_length_truncations=self._truncations,
             elapsed_seconds=time.monotonic() - self._started,
             transitions=self._turns,
-            env=self._env,
+            env=self.env,
             config=self._config,
-            member=self._member,
+            member=self.member,
             attempt=self._attempt,
             trajectory=trajectory,
         )
 
+    def token_budget(self, ob: Observation, *, skip_exhausted: bool = False) -> TurnBudget:
+        """Returns the tightest token limit of the response to ``ob``.
+
+        ``skip_exhausted`` ignores limits that are used up, for a hook that continues the rollout.
+        """
+        limits = self._config.limits
+        budgets: list[TurnBudget] = []
+        if limits.max_trajectory_tokens is not None:
+            left = limits.max_trajectory_tokens - ob.length
+            budgets.append(TurnBudget(left, StopReason.MAX_TOKENS))
+        if limits.max_sampled_tokens is not None:
+            left = limits.max_sampled_tokens - self._sampled
+            budgets.append(TurnBudget(left, StopReason.MAX_SAMPLED_TOKENS))
+        if limits.max_turn_tokens is not None:
+            budgets.append(TurnBudget(limits.max_turn_tokens))
+        if skip_exhausted:
+            budgets = [budget for budget in budgets if not budget.exhausted]
+        return min(budgets, key=lambda budget: budget.tokens or 0, default=TurnBudget(None))
+
     def _reason_before(self, ob: Observation, budget: TurnBudget) -> StopReason | None:
-        """Why no further answer can be sampled, if none can."""
+        """Returns why no further response can be sampled, or ``None``."""
         if budget.exhausted:
             return budget.reason
-        window = getattr(self._policy, "context_window", None)
-        # The first prompt is the data's doing rather than the episode's: there the policy's own
-        # error stands, which says what to change.
+        window = getattr(self.policy, "context_window", None)
+        # A first prompt that fills the context window is an error of the data, which the policy
+        # raises with a message that says what to change.
         if self._turns and window is not None and ob.length >= window:
             return StopReason.CONTEXT_OVERFLOW
         return None
 
     def _reason_between(self) -> StopReason | None:
-        """Which limit of the whole episode is reached, if one is."""
+        """Returns the limit of the whole episode that is reached, or ``None``."""
         limits = self._config.limits
         if self._deadline is not None and time.monotonic() >= self._deadline:
             return StopReason.ROLLOUT_TIMEOUT
@@ -259,47 +328,32 @@ class Episode:
         return None
 
     async def _sample(
-        self,
-        ob: Observation,
-        stop: StopCondition,
-        budget: TurnBudget,
-        first_action: Awaitable[TokensWithLogprobs] | None,
+        self, ob: Observation, stop: StopCondition, budget: TurnBudget
     ) -> TokensWithLogprobs:
-        work = first_action
-        if work is None:
+        if self.first_response is not None and not self._turns:
+            work = self.first_response()
+        else:
+            if budget.exhausted:  # a hook continued the rollout
+                budget = self.token_budget(ob, skip_exhausted=True)
             retry = (self._attempt,) if self._attempt else ()
-            policy = self._policy.derived(self._member, len(self._turns), *retry)
+            policy = self.policy.derived(self.member, len(self._turns), *retry)
             work = limit_tokens(policy, budget.tokens)(ob, stop)
         seconds = self._config.limits.sampling_turn_timeout_seconds
-        action = await self._wait(
-            "sampling",
-            work,
-            seconds,
-            SamplingTurnTimeoutError(
-                f"no answer came within sampling_turn_timeout_seconds={seconds}; raise it, lower "
-                "max_tokens, or look whether the backend still answers"
-            ),
+        timeout = SamplingTurnTimeoutError(
+            f"no response came within sampling_turn_timeout_seconds={seconds}; raise it, lower "
+            "max_tokens, or check whether the backend still responds"
         )
+        action = await self._wait("sampling", work, seconds, timeout)
         logprobs = action.maybe_logprobs
         if logprobs is not None and len(logprobs) != len(action.tokens):
             raise DataValidationError(
-                f"the policy gave {len(action.tokens)} tokens and {len(logprobs)} "
+                f"the policy returned {len(action.tokens)} tokens and {len(logprobs)} "
                 "log-probabilities, expected one for each token"
             )
-        cut = action.stop_reason == "length"
-        self._truncations += cut and len(action.tokens) == self._config.limits.max_turn_tokens
+        truncated = action.stop_reason == "length"
+        self._truncations += truncated and len(action.tokens) == self._config.limits.max_turn_tokens
         self._sampled += len(action.tokens)
         return action
-
-    async def _step(self, action: TokensWithLogprobs) -> StepResult:
-        extra = ActionExtra(stop_reason=action.stop_reason)
-        work = call_step(self._env, list(action.tokens), extra)
-        result = await self._wait("env", work)
-        if not isinstance(result, StepResult):
-            raise DataValidationError(
-                f"step returned {type(result).__name__}, expected a StepResult"
-            )
-        return result
 
     def _record(
         self,
@@ -308,68 +362,70 @@ class Episode:
         step: StepResult,
         teacher_ob: Observation | None,
     ) -> None:
+        if not isinstance(step, StepResult):
+            raise DataValidationError(f"step returned {type(step).__name__}, expected a StepResult")
         parse_errors = self._config.parse_errors
         self._tool_calls += step.metrics.get("tool_calls", 0)
-        metrics = _without_stop_reason(step.metrics)
+        masks = parse_errors is not None and parse_errors.mask_error_turns
         self._turns.append(
             Transition(
                 ob=ob,
                 ac=action,
                 reward=checked_reward(step.reward, self.place),
                 episode_done=step.episode_done,
-                metrics=metrics,
+                metrics=_without_stop_reason(step.metrics),
                 logs=dict(step.logs),
-                masked=parse_errors is not None
-                and parse_errors.mask_error_turns
-                and bool(step.metrics.get("parse_error")),
+                masked=masks and bool(step.metrics.get("parse_error")),
                 teacher_ob=teacher_ob,
             )
         )
 
-    async def _finish(
-        self, end: _End, overflow: InitialObservationOverflow | None = None
-    ) -> Trajectory:
-        if overflow is not None:
-            earned = checked_reward(overflow.reward, self.place)
-            self._metrics.update(_without_stop_reason(overflow.metrics))
-        else:
-            earned = await self._grade(end)
+    async def _finish_overflow(self) -> Trajectory:
+        """Returns the trajectory of an episode whose first prompt leaves no room to respond."""
+        overflow = self._overflow
+        assert overflow is not None
+        self._metrics.update(_without_stop_reason(overflow.metrics))
+        reason = stop_reason_from_metrics(overflow.metrics) or StopReason.CONTEXT_OVERFLOW
+        reward = checked_reward(overflow.reward, self.place)
+        return await self._finish(_End(reason, tinker.ModelInput.empty()), reward)
+
+    async def _finish(self, end: _End, reward: float) -> Trajectory:
+        """Returns the trajectory; ``reward`` is that of the whole episode."""
         if self._turns:
             self._turns[-1].episode_done = True
-            self._turns[-1].reward += earned
-            earned = 0.0
+            self._turns[-1].reward += reward
+            reward = 0.0
         if self._config.limits.max_turn_tokens is not None:
-            self._metrics["num_truncations_max_turn_tokens"] = self._truncations
+            self._metrics[TRUNCATION_METRIC_KEY] = self._truncations
         trajectory = Trajectory(
             self._turns,
             end.observation,
             end.reason,
-            reward_without_turn=earned,
+            reward_without_turn=reward,
             metrics=self._metrics,
-            logs={} if overflow is None else dict(overflow.logs),
+            logs={} if self._overflow is None else dict(self._overflow.logs),
             seconds=self._seconds,
         )
         await self._hooks.on_artifacts(self._state(end.observation, trajectory))
         return trajectory
 
     async def _grade(self, end: _End) -> float:
-        """Reward for the episode as a whole; 0 where the grader was too slow."""
+        """Returns the reward of the whole episode; 0 if the grader timed out."""
         termination = self._config.termination_policy
-        if not isinstance(self._env, SupportsGrading) or termination.skips_grading(end.reason):
+        if not isinstance(self.env, SupportsGrading) or termination.skips_grading(end.reason):
             if end.by_env:
                 await self._hooks.on_grade(self._state(end.observation))
             return 0.0
         seconds = termination.grader_timeout_seconds
         started = time.monotonic()
-        too_slow = 0.0
-        reward, metrics = 0.0, {}
+        reward, metrics, timed_out = 0.0, {}, 0.0
         try:
-            reward, metrics = await bounded(self._env.grade(end.reason), seconds, _OutOfTimeError)
+            reward, metrics = await bounded(self.env.grade(end.reason), seconds, _OutOfTimeError)
         except _OutOfTimeError:
-            too_slow = 1.0
+            timed_out = 1.0
         self._seconds["grading"] += time.monotonic() - started
         if seconds is not None:
-            self._metrics["grader_timeout"] = too_slow
+            self._metrics["grader_timeout"] = timed_out
         self._metrics.update(metrics)
         reward = checked_reward(reward, f"{self.place}, grade")
         await self._hooks.on_grade(self._state(end.observation))
@@ -382,10 +438,10 @@ class Episode:
         seconds: float | None = None,
         error: Exception | None = None,
     ) -> T:
-        """Awaits work within its own bound and within what is left of the rollout's."""
+        """Awaits work within its own timeout and within the time left for the rollout."""
         started = time.monotonic()
-        bound = None if self._overtime else self._deadline
-        left = None if bound is None else max(0.0, bound - started)
+        deadline = None if self._overtime else self._deadline
+        left = None if deadline is None else max(0.0, deadline - started)
         if left is not None and (seconds is None or left < seconds):
             seconds, error = left, _OutOfTimeError()
         try:
@@ -393,50 +449,36 @@ class Episode:
         finally:
             self._seconds[what] += time.monotonic() - started
 
-    def _check_observation(self, ob: Observation) -> None:
-        if not isinstance(getattr(ob, "length", None), int):
-            raise DataValidationError(
-                f"the observation is a {type(ob).__name__}, expected a tinker.ModelInput; "
-                "ModelInput.from_ints(tokens) makes one"
-            )
-        if ob.length == 0:
-            raise DataValidationError(
-                "the observation is empty, expected a prompt of one token at least; an episode "
-                "that is over says so with episode_done=True"
-            )
 
-
-def _with_limits_of(env: Env, config: RolloutConfig) -> RolloutConfig:
-    """The settings, with the limits that an environment asks for where there are none."""
-    limits = getattr(env, "rollout_limits", None)
-    if limits is None or config.limits != _NO_LIMITS:
-        return config
-    return chz.replace(config, limits=limits)
+def _check_observation(ob: Observation) -> None:
+    if not isinstance(getattr(ob, "length", None), int):
+        raise DataValidationError(
+            f"the observation is a {type(ob).__name__}, expected a tinker.ModelInput; "
+            "ModelInput.from_ints(tokens) makes one"
+        )
+    if ob.length == 0:
+        raise DataValidationError(
+            "the observation is empty, expected a prompt of at least one token; an environment "
+            "ends an episode with episode_done=True"
+        )
 
 
 def _reason_of(action: TokensWithLogprobs, step: StepResult) -> StopReason | str | None:
-    """Why the environment ended the episode, if it did."""
+    """Returns why the environment ended the episode, or ``None``."""
     if not step.episode_done:
         return None
-    cut = action.stop_reason == "length"
+    truncated = action.stop_reason == "length"
     reported = step.stop_reason or stop_reason_from_metrics(step.metrics)
-    return reported or (StopReason.MAX_TOKENS if cut else StopReason.COMPLETED)
+    return reported or (StopReason.MAX_TOKENS if truncated else StopReason.COMPLETED)
 
 
 def _without_stop_reason(metrics: Metrics) -> Metrics:
-    """The metrics but for ``stop/REASON``: reasons are counted once for each trajectory."""
+    """Returns the metrics without ``stop/REASON``, which is counted once for each trajectory."""
     return {k: v for k, v in metrics.items() if not k.startswith(STOP_METRIC_PREFIX)}
 
 
-def _name(env: Env) -> str:
-    """Its class; of a wrapper that of what it wraps too."""
-    inner = getattr(env, "message_env", None)
-    name = type(env).__name__
-    return name if inner is None else f"{name} of {type(inner).__name__}"
-
-
 def call_step(env: Env, action: Action, extra: ActionExtra | None) -> Awaitable[StepResult]:
-    """``env.step``, whether it takes ``extra`` or not."""
+    """Calls ``env.step`` with ``extra`` if its signature has it."""
     return env.step(action, extra=extra) if _takes_extra(type(env)) else env.step(action)
 
 

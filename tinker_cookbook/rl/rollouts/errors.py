@@ -1,4 +1,4 @@
-"""What goes wrong in a rollout, said with its place: which environment, member, turn."""
+"""Errors of rollouts; each message names the environment, the group member and the turn."""
 
 from __future__ import annotations
 
@@ -14,24 +14,24 @@ from tinker_cookbook.rl.types import RolloutError
 
 
 class RolloutFailedError(TrainingError):
-    """An environment, or the policy that played it, raised; the original error is the cause."""
+    """Raised if an environment or the policy raised an error, which is the cause."""
 
 
 class SamplingTurnTimeoutError(TrainingError, TimeoutError):
-    """One answer took longer than ``RolloutLimits.sampling_turn_timeout_seconds``."""
+    """Raised if a response takes longer than ``RolloutLimits.sampling_turn_timeout_seconds``."""
 
 
 class RolloutTimeoutError(TrainingError, TimeoutError):
-    """A rollout took longer than the strategy's ``per_rollout_timeout``."""
+    """Raised if a rollout takes longer than the strategy's ``per_rollout_timeout``."""
 
 
 class GraderTimeoutError(TrainingError, TimeoutError):
-    """Grading a group took longer than ``TerminationRewardPolicy.grader_timeout_seconds``."""
+    """Raised if grading takes longer than ``TerminationRewardPolicy.grader_timeout_seconds``."""
 
 
 @dataclass(frozen=True)
 class Place:
-    """Where in a group something happened. Turns count from 0; ``None`` is before the first."""
+    """Environment, group member and turn of an error; ``turn=None`` is before the first turn."""
 
     env_name: str
     member: int
@@ -43,10 +43,10 @@ class Place:
 
 
 def located(error: Exception, place: Place | str) -> Exception:
-    """The error again, with its place in front of its message; raise it ``from error``.
+    """Returns the error with its place in front of the message; raise it ``from error``.
 
-    An error of this package keeps its type. Any other, say a bug in an environment, becomes a
-    ``RolloutFailedError`` that also names the line which raised it. One that was located stays.
+    An error of this package keeps its type. Any other error, such as a bug in an environment,
+    becomes a ``RolloutFailedError`` that also names the line that raised it.
     """
     if getattr(error, "_located", False):
         return error
@@ -54,10 +54,12 @@ def located(error: Exception, place: Place | str) -> Exception:
     if isinstance(error, TinkerCookbookError) and error.args == (str(error),):
         try:
             result = type(error)(f"{place}: {error}")
-        except TypeError:  # a subclass that is made of something else than its message
+        except TypeError:  # a subclass whose constructor takes other arguments than a message
             result = RolloutFailedError(f"{place}: {describe(error)}")
     else:
-        result = RolloutFailedError(f"{place}: {describe(error)}{_raised_at(error)}")
+        frames = traceback.extract_tb(error.__traceback__)
+        line = f" (raised at {frames[-1].filename}:{frames[-1].lineno})" if frames else ""
+        result = RolloutFailedError(f"{place}: {describe(error)}{line}")
     result._located = True  # type: ignore[attr-defined]
     result.__cause__ = error
     return result
@@ -65,7 +67,7 @@ def located(error: Exception, place: Place | str) -> Exception:
 
 @contextmanager
 def located_at(place: Callable[[], Place | str]) -> Iterator[None]:
-    """Adds the place, as it is when the error is raised, to errors of the block."""
+    """Adds the place, evaluated when an error is raised, to errors of the block."""
     try:
         yield
     except Exception as error:
@@ -76,21 +78,20 @@ def located_at(place: Callable[[], Place | str]) -> Iterator[None]:
 
 
 def describe(error: BaseException) -> str:
-    """``Type: message``, or the type alone where there is no message."""
+    """Returns ``Type: message``, or only the type if there is no message."""
     message = str(error)
     return f"{type(error).__name__}: {message}" if message else type(error).__name__
 
 
 def original(error: BaseException) -> BaseException:
-    """The error as it was raised, before its place was added."""
+    """Returns the error as it was raised, before its place was added."""
     return error.__cause__ if getattr(error, "_located", False) and error.__cause__ else error
 
 
 def error_record(error: BaseException) -> RolloutError:
-    """Returns an entry of ``TrajectoryGroup.rollout_errors``: the original type, the message with
-    its place, on one line.
+    """Returns an entry of ``TrajectoryGroup.rollout_errors``: original type and one-line message.
 
-    A rollout that took too long is a ``TimeoutError``, as in the official cookbook.
+    A rollout timeout is recorded as ``TimeoutError``, as in the official cookbook.
     """
     kind = type(original(error))
     name = "TimeoutError" if issubclass(kind, RolloutTimeoutError) else kind.__name__
@@ -98,10 +99,10 @@ def error_record(error: BaseException) -> RolloutError:
 
 
 def checked_reward(value: Any, place: Place | str) -> float:
-    """The reward as a float.
+    """Returns the reward as a float.
 
     Raises:
-        DataValidationError: It is NaN, infinite or no number.
+        DataValidationError: The reward is NaN, infinite or no number.
     """
     try:
         reward = math.nan if isinstance(value, str | bytes) else float(value)
@@ -115,8 +116,3 @@ def checked_reward(value: Any, place: Place | str) -> float:
         error._located = True  # type: ignore[attr-defined]
         raise error
     return reward
-
-
-def _raised_at(error: BaseException) -> str:
-    frames = traceback.extract_tb(error.__traceback__)
-    return f" (raised at {frames[-1].filename}:{frames[-1].lineno})" if frames else ""

@@ -18,19 +18,19 @@ from functools import lru_cache
 from typing import TYPE_CHECKING, Protocol, runtime_checkable
 
 from tinker_cookbook.exceptions import ConfigurationError
+from tinker_cookbook.rl.rollouts.limits import ParseErrorPolicy, RolloutConfig
+from tinker_cookbook.rl.types import (
+    Env,
+    Metrics,
+    Observation,
+    StopCondition,
+    StopReason,
+    Trajectory,
+    Transition,
+)
 
 if TYPE_CHECKING:
     from tinker_cookbook.renderers import Message
-    from tinker_cookbook.rl.rollouts.limits import ParseErrorPolicy, RolloutConfig
-    from tinker_cookbook.rl.types import (
-        Env,
-        Metrics,
-        Observation,
-        StopCondition,
-        StopReason,
-        Trajectory,
-        Transition,
-    )
 
 logger = logging.getLogger(__name__)
 
@@ -169,9 +169,9 @@ async def append_messages(
     add = getattr(env, "add_messages", None) or getattr(env, "inject_messages", None)
     if add is None:
         raise UnsupportedMessagesError(
-            f"on_turn_begin of {type(hooks).__name__} gave messages, but {type(env).__name__} has "
-            "no add_messages, so it does not support message injection; derive from MessageEnv and "
-            "wrap it in EnvFromMessageEnv, or give none"
+            f"on_turn_begin of {type(hooks).__name__} returned messages, but {type(env).__name__} "
+            "has no add_messages, so it does not support message injection; derive from MessageEnv "
+            "and wrap it in EnvFromMessageEnv, or return None"
         )
     return await add(list(messages))
 

@@ -1,235 +1,274 @@
-"""What a group does about a rollout that fails: give up, try again, or go on without it.
+"""Rollouts of a group's members, and strategies for members that fail.
 
-A strategy knows nothing of environments. It is handed ``attempt(member, n)``, which plays member's
-rollout for the n-th time (a later attempt in a new environment of the same member) within the
-strategy's ``timeout_seconds``, and returns the results in the order of the members. So the outcome
-never depends on which rollout was done first.
+A failed member fails the group, is retried in a new environment, or is left out. The results stand
+in the order of the members, whichever rollout finishes first.
 """
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import math
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
-from typing import Generic, TypeAlias, TypeVar
+from functools import partial
 
-from tinker_cookbook.completers import TokenCompleter
-from tinker_cookbook.exceptions import AllTrajectoriesFailedError, ConfigurationError
-from tinker_cookbook.rl.rollouts.async_utils import gather_or_cancel
-from tinker_cookbook.rl.rollouts.errors import error_record
+from tinker_cookbook.completers import TokenCompleter, TokensWithLogprobs, limit_tokens
+from tinker_cookbook.exceptions import (
+    AllTrajectoriesFailedError,
+    BackendError,
+    ConfigurationError,
+    DataValidationError,
+)
+from tinker_cookbook.rl.rollouts.async_utils import bounded, gather_or_cancel, stop_tasks
+from tinker_cookbook.rl.rollouts.episode import Episode
+from tinker_cookbook.rl.rollouts.errors import RolloutTimeoutError, error_record, located
+from tinker_cookbook.rl.rollouts.hooks import RolloutHooks
+from tinker_cookbook.rl.rollouts.limits import RolloutConfig
 from tinker_cookbook.rl.types import Env, EnvGroupBuilder, RolloutError, Trajectory
+from tinker_cookbook.utils import logtree
 
 __all__ = [
     "FailFast",
+    "MemberStrategy",
     "MinViableGroup",
     "RetryOnFailure",
     "RolloutResult",
     "RolloutStrategy",
-    "StrategyOutcome",
     "rollout_strategy_from_config",
 ]
 
 logger = logging.getLogger(__name__)
 
-T = TypeVar("T")
-
-Attempt: TypeAlias = Callable[[int, int], Awaitable[T]]
-
 
 @dataclass(frozen=True)
 class RolloutResult:
-    """The rollouts of a group that succeeded, with their environments, and what failed."""
+    """Successful rollouts of a group with their environments, and the errors of failed ones."""
 
     trajectories: list[Trajectory]
     envs: Sequence[Env]
     errors: list[RolloutError]
 
 
-@dataclass
-class StrategyOutcome(Generic[T]):
-    """One entry a member, ``None`` where it failed for good; and a line for each failure."""
-
-    results_G: list[T | None]
-    errors: list[RolloutError]
-
-
 class RolloutStrategy:
-    """Decides what becomes of a group when a rollout in it fails. Must pickle.
-
-    A subclass defines ``run``, which is handed attempts to play and says what to do about their
-    failures; or ``execute``, which makes environments and plays them all by itself.
-    """
+    """Strategy for failed rollouts of a group. A subclass defines ``execute`` and must pickle."""
 
     @property
     def catches_group_errors(self) -> bool:
-        """Whether a group that fails as a whole is to be left out rather than end the run."""
+        """Whether training skips a group that fails as a whole instead of ending the run."""
         return False
 
     async def execute(
         self, env_group_builder: EnvGroupBuilder, policy: TokenCompleter
     ) -> RolloutResult:
-        """Runs the rollouts of a group, without its rewards and without cleaning up after it."""
-        # Not at the top: rollouts are built on this module.
-        from tinker_cookbook.rl.rollouts.group import collect_rollouts
-
-        return await collect_rollouts(env_group_builder, policy, self)
-
-    @property
-    def fails_fast(self) -> bool:
-        """Whether the first failure ends the group at once."""
-        return False
-
-    @property
-    def timeout_seconds(self) -> float | None:
-        """Longest time of one attempt, ``None`` for any; an attempt that takes longer fails."""
-        return None
-
-    async def run(self, size: int, attempt: Attempt[T]) -> StrategyOutcome[T]:
-        """Plays ``size`` members; raises where the group cannot be used."""
-        raise NotImplementedError(f"{type(self).__name__} must define execute or run")
+        """Runs the rollouts of a group; the caller computes rewards and calls ``cleanup``."""
+        raise NotImplementedError(f"{type(self).__name__} must define execute")
 
     def group_failed(self, error: Exception) -> Exception:
-        """What to raise when the group as a whole failed: in ``make_envs``, or in its rewards."""
+        """Returns the error to raise if ``make_envs`` or the group's rewards failed."""
         return error
 
 
+class MemberStrategy(RolloutStrategy):
+    """Strategy that runs all members concurrently and retries failed ones separately."""
+
+    max_retries: int = 0
+    per_rollout_timeout: float | None = None
+    drops_failed_members: bool = False
+    """Whether a member without a successful attempt is left out instead of failing the group."""
+
+    def __post_init__(self) -> None:
+        for name in ("max_retries", "per_rollout_timeout"):
+            value = getattr(self, name) or 0
+            if not 0 <= value < math.inf:
+                raise ConfigurationError(f"{name}: got {value}, expected at least 0")
+
+    async def execute(
+        self,
+        env_group_builder: EnvGroupBuilder,
+        policy: TokenCompleter,
+        config: RolloutConfig | None = None,
+        hooks: RolloutHooks | None = None,
+    ) -> RolloutResult:
+        """Runs the rollouts of all members; see :meth:`RolloutStrategy.execute`."""
+        try:
+            envs_G = list(await env_group_builder.make_envs())
+            if not envs_G:
+                raise DataValidationError("got no environments, expected at least one")
+        except Exception as error:
+            place = f"make_envs of {type(env_group_builder).__name__}"
+            raise self.group_failed(located(error, place)) from error
+        config, hooks = config or RolloutConfig(), hooks or RolloutHooks()
+        loop = asyncio.get_running_loop()
+        episodes_G = [Episode(policy, env, config, hooks, i) for i, env in enumerate(envs_G)]
+        opened_G: list[asyncio.Future[None]] = [loop.create_future() for _ in envs_G]
+        requests: list[asyncio.Task[list[TokensWithLogprobs]]] = []
+        opening = asyncio.create_task(self._open_all(episodes_G, opened_G, requests))
+        members_G = [
+            asyncio.create_task(self._run_member(env_group_builder, episode, opened, config, hooks))
+            for episode, opened in zip(episodes_G, opened_G, strict=True)
+        ]
+        try:
+            outcomes_G = await asyncio.gather(*members_G)
+        finally:
+            await stop_tasks([*members_G, opening, *opened_G])
+            await stop_tasks(requests)
+        errors = [error for _, _, errors in outcomes_G for error in errors]
+        succeeded = [
+            (trajectory, env) for trajectory, env, _ in outcomes_G if trajectory is not None
+        ]
+        self.check_successes(len(succeeded), len(envs_G), errors)
+        return RolloutResult(
+            [trajectory for trajectory, _ in succeeded],
+            [env for _, env in succeeded],
+            [error_record(error) for error in errors],
+        )
+
+    def check_successes(self, succeeded: int, size: int, errors: Sequence[Exception]) -> None:
+        """Raises an error if too few of ``size`` members succeeded."""
+
+    async def _run_member(
+        self,
+        builder: EnvGroupBuilder,
+        episode: Episode,
+        opened: asyncio.Future[None],
+        config: RolloutConfig,
+        hooks: RolloutHooks,
+    ) -> tuple[Trajectory | None, Env, list[Exception]]:
+        """Returns the first successful trajectory, its environment, and the errors before it."""
+        member, errors = episode.member, []
+        timeout = self.per_rollout_timeout or None
+
+        def timeout_error() -> Exception:
+            message = f"the rollout took longer than per_rollout_timeout={timeout:g} s"
+            return located(RolloutTimeoutError(message), episode.place)
+
+        for attempt in range(self.max_retries + 1):
+            try:
+                # Log lines of the environment belong to this member.
+                with logtree.scope_div(data__member=member):
+                    if attempt == 0:
+                        await opened  # has its own timeout
+                    else:
+                        env = await _make_env(builder, member)
+                        episode = Episode(episode.policy, env, config, hooks, member, attempt)
+                    return await bounded(episode.run(), timeout, timeout_error), episode.env, errors
+            except Exception as error:
+                errors.append(error)
+                if self.catches_group_errors:
+                    last = "; giving up" if attempt == self.max_retries else "; retrying"
+                    logger.warning("rollout of member %d failed%s: %s", member, last, error)
+        if not self.drops_failed_members:
+            raise errors[-1]
+        return None, episode.env, errors
+
+    async def _open_all(
+        self,
+        episodes_G: Sequence[Episode],
+        opened_G: Sequence[asyncio.Future[None]],
+        requests: list[asyncio.Task[list[TokensWithLogprobs]]],
+    ) -> None:
+        """Opens all environments, then lets the members run.
+
+        Only then is it known which first prompts are equal. A member whose environment fails does
+        not wait for the others, so that it is retried at once.
+        """
+        await gather_or_cancel(map(self._open, episodes_G, opened_G))
+        waiting = [pair for pair in zip(episodes_G, opened_G, strict=True) if not pair[1].done()]
+        try:
+            requests += _share_first_requests([episode for episode, _ in waiting])
+        except Exception as error:
+            for _, opened in waiting:
+                opened.set_exception(error)
+            return
+        for _, opened in waiting:
+            opened.set_result(None)
+
+    async def _open(self, episode: Episode, opened: asyncio.Future[None]) -> None:
+        try:
+            with logtree.scope_div(data__member=episode.member):
+                await episode.open(self.per_rollout_timeout or None)
+        except BaseException as error:
+            if not opened.done():
+                opened.set_exception(error)
+            if not isinstance(error, Exception):
+                raise
+
+
 @dataclass(frozen=True)
-class FailFast(RolloutStrategy):
-    """The first failure cancels the group and is raised."""
-
-    @property
-    def fails_fast(self) -> bool:
-        """Yes."""
-        return True
-
-    async def run(self, size: int, attempt: Attempt[T]) -> StrategyOutcome[T]:
-        """Plays each member once."""
-
-        async def once(member: int) -> T:
-            return await attempt(member, 0)
-
-        return StrategyOutcome([*await gather_or_cancel(map(once, range(size)))], [])
+class FailFast(MemberStrategy):
+    """Strategy that cancels the group at the first failure and raises it."""
 
 
 @dataclass(frozen=True)
-class _Retrying(RolloutStrategy):
+class RetryOnFailure(MemberStrategy):
+    """Strategy that retries failed rollouts and skips the group if a member keeps failing.
+
+    Attributes:
+        max_retries: Further attempts of each member, each in a new environment.
+        per_rollout_timeout: Seconds after which an attempt fails; 0 or ``None``: no timeout.
+    """
+
     max_retries: int = 3
     per_rollout_timeout: float | None = 0
 
-    def __post_init__(self) -> None:
-        _check("max_retries", self.max_retries)
-        _check("per_rollout_timeout", self.per_rollout_timeout or 0)
-
     @property
     def catches_group_errors(self) -> bool:
-        """Yes."""
+        """True."""
         return True
 
-    @property
-    def timeout_seconds(self) -> float | None:
-        """``per_rollout_timeout``, of which 0 and ``None`` mean any time."""
-        return self.per_rollout_timeout or None
-
-    async def _persist(self, member: int, attempt: Attempt[T]) -> tuple[T | None, list[Exception]]:
-        """The result of the first attempt that succeeds, and the errors before it."""
-        errors: list[Exception] = []
-        for n in range(self.max_retries + 1):
-            try:
-                return await attempt(member, n), errors
-            except Exception as error:
-                errors.append(error)
-                last = "; giving up" if n == self.max_retries else "; trying again"
-                logger.warning("rollout of member %d failed%s: %s", member, last, error)
-        return None, errors
-
 
 @dataclass(frozen=True)
-class RetryOnFailure(_Retrying):
-    """A rollout that fails is repeated, in a new environment of the same member, up to
-    ``max_retries`` times each; then its last error is raised, and training leaves the group out.
+class MinViableGroup(MemberStrategy):
+    """Strategy that retries failed rollouts and leaves out members that keep failing.
 
     Attributes:
-        max_retries: Further attempts of each member.
-        per_rollout_timeout: Seconds after which an attempt has failed; 0 is never.
-    """
-
-    async def run(self, size: int, attempt: Attempt[T]) -> StrategyOutcome[T]:
-        """Plays until each member has succeeded."""
-
-        async def insist(member: int) -> tuple[T, list[Exception]]:
-            result, errors = await self._persist(member, attempt)
-            if result is None:
-                raise errors[-1]
-            return result, errors
-
-        outcomes = await gather_or_cancel(map(insist, range(size)))
-        lines = [error_record(error) for _, errors in outcomes for error in errors]
-        return StrategyOutcome([result for result, _ in outcomes], lines)
-
-
-@dataclass(frozen=True)
-class MinViableGroup(_Retrying):
-    """As ``RetryOnFailure``, but a member that fails for good is left out of the group.
-
-    Raises ``AllTrajectoriesFailedError`` where fewer than ``min_successful`` are left; the loop
-    skips such a group.
-
-    Attributes:
-        min_successful: Fewest members; ``None`` is three quarters of the group, rounded up.
-        max_retries: Further attempts of each member.
-        per_rollout_timeout: Seconds after which an attempt has failed; 0 is never.
+        min_successful: Minimum number of successful members, below which training skips the group;
+            ``None``: three quarters of the group, rounded up.
+        max_retries: Further attempts of each member, each in a new environment.
+        per_rollout_timeout: Seconds after which an attempt fails; 0 or ``None``: no timeout.
     """
 
     min_successful: int | None = None
+    max_retries: int = 3
+    per_rollout_timeout: float | None = None
 
-    def __init__(
-        self,
-        min_successful: int | None = None,
-        max_retries: int = 3,
-        per_rollout_timeout: float | None = None,
-    ) -> None:
-        # Written out because the inherited fields would come first, and the name of the class
-        # makes one expect min_successful there.
-        object.__setattr__(self, "min_successful", min_successful)
-        object.__setattr__(self, "max_retries", max_retries)
-        object.__setattr__(self, "per_rollout_timeout", per_rollout_timeout)
-        self.__post_init__()
-        if min_successful is not None and min_successful < 1:
-            raise ConfigurationError(f"min_successful: got {min_successful}, expected at least 1")
+    drops_failed_members = True
 
-    async def run(self, size: int, attempt: Attempt[T]) -> StrategyOutcome[T]:
-        """Plays each member until it has succeeded or used up its retries."""
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.min_successful is not None and self.min_successful < 1:
+            raise ConfigurationError(
+                f"min_successful: got {self.min_successful}, expected at least 1"
+            )
 
-        async def persist(member: int) -> tuple[T | None, list[Exception]]:
-            return await self._persist(member, attempt)
+    @property
+    def catches_group_errors(self) -> bool:
+        """True."""
+        return True
 
-        outcomes = await gather_or_cancel(map(persist, range(size)))
-        succeeded = sum(result is not None for result, _ in outcomes)
-        needed = self.min_successful
-        needed = math.ceil(0.75 * size) if needed is None else min(needed, size)
-        all_errors = [error for _, errors in outcomes for error in errors]
-        if succeeded < needed:
+    def check_successes(self, succeeded: int, size: int, errors: Sequence[Exception]) -> None:
+        """Raises ``AllTrajectoriesFailedError`` if fewer than ``min_successful`` succeeded."""
+        required = self.min_successful
+        required = math.ceil(0.75 * size) if required is None else min(required, size)
+        if succeeded < required:
             raise AllTrajectoriesFailedError(
                 f"only {succeeded}/{size} rollouts succeeded, fewer than the minimum viable group "
-                f"size {needed}; the last error: {error_record(all_errors[-1])}"
-            ) from all_errors[-1]
-        return StrategyOutcome(
-            [result for result, _ in outcomes], [error_record(error) for error in all_errors]
-        )
+                f"size {required}; the last error: {error_record(errors[-1])}"
+            ) from errors[-1]
 
     def group_failed(self, error: Exception) -> Exception:
-        """The group is to be skipped, whatever failed in it."""
+        """Returns an error for which training skips the group."""
         return AllTrajectoriesFailedError(f"no rollout of the group can be used: {error}")
 
 
 def rollout_strategy_from_config(
     rollout_error_tolerance: bool | RolloutStrategy | None,
 ) -> RolloutStrategy:
-    """``True`` is ``RetryOnFailure()``, ``False`` and ``None`` are ``FailFast()``.
+    """Returns ``RetryOnFailure()`` for ``True``, ``FailFast()`` for ``False`` and ``None``.
 
     Raises:
-        ConfigurationError: It is neither of these nor a strategy.
+        ConfigurationError: The value is neither a bool, ``None`` nor a strategy.
     """
     if isinstance(rollout_error_tolerance, RolloutStrategy):
         return rollout_error_tolerance
@@ -241,6 +280,57 @@ def rollout_strategy_from_config(
     )
 
 
-def _check(name: str, value: float) -> None:
-    if not 0 <= value < math.inf:
-        raise ConfigurationError(f"{name}: got {value}, expected at least 0")
+async def _make_env(builder: EnvGroupBuilder, member: int) -> Env:
+    try:
+        return await builder.make_env(member)
+    except Exception as error:
+        raise located(error, f"make_env of {type(builder).__name__}, member {member}") from error
+
+
+def _share_first_requests(
+    episodes: Sequence[Episode],
+) -> list[asyncio.Task[list[TokensWithLogprobs]]]:
+    """Starts one sampling request for all members with the same first prompt."""
+    if not episodes or type(episodes[0].policy).sample_many is TokenCompleter.sample_many:
+        return []  # each response is a separate request, which should fail alone
+    equal: dict[Hashable, list[Episode]] = {}
+    for episode in episodes:
+        if episode.prompt is not None:
+            ob, stop = episode.prompt
+            tokens = [
+                getattr(chunk, "tokens", None) or [chunk.model_dump_json()] for chunk in ob.chunks
+            ]
+            key = (tuple(token for chunk in tokens for token in chunk), tuple(stop))
+            equal.setdefault(key, []).append(episode)
+    requests = []
+    for members in equal.values():
+        first = members[0]
+        assert first.prompt is not None
+        budget = first.token_budget(first.prompt[0])
+        if len(members) == 1 or budget.exhausted:
+            continue
+        policy = limit_tokens(first.policy.derived(first.member, 0), budget.tokens)
+        request = asyncio.create_task(_sample_many(policy, first, len(members)))
+        requests.append(request)
+        for i, episode in enumerate(members):
+            episode.first_response = partial(_ith_sample, request, i)
+    return requests
+
+
+async def _sample_many(
+    policy: TokenCompleter, episode: Episode, num_samples: int
+) -> list[TokensWithLogprobs]:
+    assert episode.prompt is not None
+    samples = await policy.sample_many(*episode.prompt, num_samples)
+    if len(samples) != num_samples:
+        raise BackendError(
+            f"the policy returned {len(samples)} samples, expected num_samples={num_samples}"
+        )
+    return samples
+
+
+async def _ith_sample(
+    request: asyncio.Task[list[TokensWithLogprobs]], i: int
+) -> TokensWithLogprobs:
+    # A member that times out must not cancel the request of the others.
+    return (await asyncio.shield(request))[i]
