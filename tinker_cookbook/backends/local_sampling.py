@@ -104,6 +104,7 @@ class LocalSamplingClient(ReadyClient["LocalSamplingClient"]):
         target_prompt_logprobs: types.TensorData | None = None,
         prompt_alt_tokens_k: int = 0,
         prompt_logprobs_last_n: int | None = None,
+        on_token: Callable[[int, Sample], None] | None = None,
     ) -> LocalFuture[types.SampleResponse]:
         """Draws ``num_samples`` continuations of ``prompt``.
 
@@ -112,6 +113,9 @@ class LocalSamplingClient(ReadyClient["LocalSamplingClient"]):
 
         ``target_prompt_logprobs`` [len - 1, K] asks for the log-probabilities of given token ids
         at each position after the first; -1 skips an entry (0.0 in the response).
+
+        ``on_token(i, sample)`` is called on the engine's thread after each token of sample ``i``;
+        it must return at once and raise nothing.
         """
         if prompt_alt_tokens_k:
             raise BackendError(
@@ -128,7 +132,9 @@ class LocalSamplingClient(ReadyClient["LocalSamplingClient"]):
 
         @cache
         def request() -> SampleRequest:
-            return self._request(tokens, num_samples, sampling_params, topk_sample_logprobs)
+            made = self._request(tokens, num_samples, sampling_params, topk_sample_logprobs)
+            made.on_token = on_token
+            return made
 
         scored = None
         if include_prompt_logprobs or topk_prompt_logprobs or targets is not None:

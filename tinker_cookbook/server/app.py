@@ -22,8 +22,7 @@ from tinker_cookbook.server import (
 )
 from tinker_cookbook.server.access import AccessMiddleware
 from tinker_cookbook.server.errors import memory_full_message, status_of
-from tinker_cookbook.server.openai.bodies import ChatBody, CompletionBody
-from tinker_cookbook.server.openai.errors import as_api_error
+from tinker_cookbook.server.openai.protocol import ChatBody, CompletionBody, as_api_error
 from tinker_cookbook.server.state import ServerState
 
 logger = logging.getLogger(__name__)

@@ -14,13 +14,11 @@ from hypothesis import strategies as st
 from rendering_cases import checked
 from test_families import CASES, TOOLS, load  # noqa: F401 - a fixture
 
-from tinker_cookbook.engine.sampling.requests import SamplingSettings
 from tinker_cookbook.renderers import ToolCall
 from tinker_cookbook.renderers.core.messages import ensure_list
-from tinker_cookbook.server.openai.bodies import Tool
-from tinker_cookbook.server.openai.chat import ChatChoice
-from tinker_cookbook.server.openai.messages import prompt_tokens
-from tinker_cookbook.server.openai.sample_requests import Asked
+from tinker_cookbook.server.openai.chat import ChatChoice, prompt_tokens
+from tinker_cookbook.server.openai.protocol import Tool
+from tinker_cookbook.server.openai.sampling import SamplingOptions
 from tinker_cookbook.server.openai.text import SampledToken
 
 each_case = pytest.mark.parametrize("case", CASES, ids=lambda case: case.label)
@@ -32,18 +30,14 @@ calling = pytest.mark.parametrize(
 def said(renderer: Any, tokens: list[int], cuts: list[int]) -> tuple[dict, dict, str]:
     """The message of an answer, the same put together from its stream, and why it ended."""
     stops = renderer.get_stop_sequences()
-    settings = SamplingSettings(
-        max_tokens=len(tokens),
-        stop_tokens=frozenset(s for s in stops if isinstance(s, int)),
-        stop_strings=tuple(s for s in stops if isinstance(s, str)),
-    )
-    asked = Asked(SimpleNamespace(codec=renderer.codec), settings, 1, None)  # type: ignore[arg-type]
-    choice = ChatChoice(0, asked, renderer.message_reader())
+    model = SimpleNamespace(codec=renderer.codec, eos_ids=())
+    options = SamplingOptions(model, SimpleNamespace(stop=stops), 1, None)  # type: ignore[arg-type]
+    choice = ChatChoice(0, options, renderer.message_reader())
     chunks = choice.begin(None)
     for start, end in zip([0, *cuts], [*cuts, len(tokens)], strict=True):
         added = choice.add([SampledToken(token, None) for token in tokens[start:end]])
         chunks += [added] if added else []
-    chunks += choice.end(SimpleNamespace(stop_reason="stop"))  # type: ignore[arg-type]
+    chunks += choice.end("stop")
     streamed: dict[str, Any] = defaultdict(str)
     for chunk in chunks:
         for name, value in chunk["delta"].items():

@@ -3,134 +3,229 @@
 from __future__ import annotations
 
 import secrets
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from fastapi import APIRouter, Request, Response
+from tinker import types
 
-from tinker_cookbook.engine.sampling.requests import PromptScores, Sample
-from tinker_cookbook.renderers import StreamingTextDelta, StreamingThinkingDelta
-from tinker_cookbook.renderers.core.messages import Message, ToolCall, get_text_content
+from tinker_cookbook.renderers import (
+    Renderer,
+    StreamingTextDelta,
+    StreamingThinkingDelta,
+    ToolSpec,
+)
+from tinker_cookbook.renderers.core.messages import (
+    Message,
+    ensure_text,
+    get_text_content,
+    normalize_messages,
+)
 from tinker_cookbook.renderers.core.parsing import ContentDelta, MessageReader
 from tinker_cookbook.server.access import OwnerDep
 from tinker_cookbook.server.bodies import json_body_schema, parse_json, read_body
 from tinker_cookbook.server.keys import Owner
-from tinker_cookbook.server.openai.bodies import ChatBody
-from tinker_cookbook.server.openai.errors import OpenAIRoute
-from tinker_cookbook.server.openai.messages import prompt_tokens
-from tinker_cookbook.server.openai.sample_requests import Asked, envelope, json_safe_logprob
-from tinker_cookbook.server.openai.samplers import Gateway, GatewayDep
-from tinker_cookbook.server.openai.sampling import Drawing
-from tinker_cookbook.server.openai.streaming import Answer
-from tinker_cookbook.server.openai.text import Placed, SampledToken, token_bytes
+from tinker_cookbook.server.openai.models import LoaderDep, ModelLoader
+from tinker_cookbook.server.openai.protocol import ApiError, ChatBody, OpenAIRoute, Tool
+from tinker_cookbook.server.openai.sampling import (
+    ResponseWriter,
+    SampleStream,
+    SamplingOptions,
+    json_safe_logprob,
+)
+from tinker_cookbook.server.openai.text import SampledToken, token_bytes
 
 router = APIRouter(route_class=OpenAIRoute)
 
+_MESSAGE_FIELDS = ("role", "content", "name", "tool_call_id", "tool_calls", "reasoning_content")
+
 
 @router.post("/chat/completions", openapi_extra=json_body_schema(ChatBody))
-async def chat_completions(request: Request, owner: OwnerDep, gateway: GatewayDep) -> Response:
-    """Answers to a conversation."""
+async def chat_completions(request: Request, owner: OwnerDep, loader: LoaderDep) -> Response:
+    """Returns the next message of a conversation."""
     raw = await read_body(request, request.app.state.max_request_bytes)
-    body = await parse_json(raw, lambda: ChatBody.read(raw))
-    answer = await gateway.run(_answer, gateway, owner, body)
-    return await answer.respond(request, bool(body.stream))
+    body = await parse_json(raw, lambda: ChatBody.parse(raw))
+    writer = await loader.run(_prepare, loader, owner, body)
+    return await writer.respond(request)
 
 
-def _answer(gateway: Gateway, owner: Owner, body: ChatBody) -> Answer:
-    opened = gateway.open(owner, body.model)
-    renderer = gateway.renderer(opened, body.renderer_name)
-    tokens = prompt_tokens(renderer, body.messages, body.tools or [])
-    asked = Asked.of(body, opened, body.most_tokens, renderer.get_stop_sequences())
+def _prepare(loader: ModelLoader, owner: Owner, body: ChatBody) -> ResponseWriter:
+    model = loader.load(owner, body.model)
+    renderer = loader.renderer(model, body.renderer_name)
+    prompt = prompt_tokens(renderer, body.messages, body.tools or [])
+    options = SamplingOptions.of(body, model, body.token_limit, renderer.get_stop_sequences())
     # Not a ``response_parser``: it takes tokens, and a stop string may end within one.
-    choices = [ChatChoice(i, asked, renderer.message_reader()) for i in range(asked.num_samples)]
-    return Answer(
-        envelope("chatcmpl", "chat.completion.chunk", body.model),
-        "chat.completion",
-        choices,
-        Drawing(gateway, [asked.request(tokens)]),
-        body.include_usage,
+    choices = [
+        ChatChoice(i, options, renderer.message_reader()) for i in range(options.num_samples)
+    ]
+    samples = SampleStream(loader.state.sample_quota, options, [prompt])
+    return ResponseWriter(
+        body, "chatcmpl", "chat.completion", "chat.completion.chunk", choices, samples
+    )
+
+
+def prompt_tokens(
+    renderer: Renderer, messages: Sequence[Mapping[str, Any]], tools: Sequence[Tool]
+) -> list[int]:
+    """Returns the generation prompt of a conversation in OpenAI's form."""
+    if not messages:
+        raise ApiError("messages: got none, expected one at least", param="messages")
+    converted = [_convert(message, f"messages[{i}]") for i, message in enumerate(messages)]
+    _add_function_names(converted)
+    normal = normalize_messages(converted)
+    if tools:
+        system = ""
+        if normal[0]["role"] == "system":
+            system, normal = ensure_text(normal[0]["content"]), normal[1:]
+        specs = [_tool_spec(tool, f"tools[{i}]") for i, tool in enumerate(tools)]
+        prefix = renderer.create_conversation_prefix_with_tools(specs, system)
+        normal = [*prefix, *normal]
+    return renderer.build_generation_prompt(normal).to_ints()
+
+
+def _convert(message: Mapping[str, Any], where: str) -> dict[str, Any]:
+    for field, value in message.items():
+        if field not in _MESSAGE_FIELDS and value not in (None, [], {}):
+            raise ApiError(f"{where}.{field}: this server does not support it", param=where)
+    converted = {
+        field: message[field] for field in _MESSAGE_FIELDS if message.get(field) is not None
+    }
+    content = converted.setdefault("content", None)
+    if converted.get("role") == "developer":
+        converted["role"] = "system"  # the newer name of the role
+    if isinstance(content, list):
+        converted["content"] = "".join(
+            _text_part(part, f"{where}.content[{i}]") for i, part in enumerate(content)
+        )
+    return converted
+
+
+def _text_part(part: Any, where: str) -> str:
+    kind = part.get("type") if isinstance(part, Mapping) else None
+    if kind != "text" or not isinstance(part.get("text"), str):
+        raise ApiError(
+            f"{where}: got a part of type {kind!r}, expected text: the engine takes text alone",
+            param=where,
+        )
+    return part["text"]
+
+
+def _add_function_names(messages: Sequence[dict[str, Any]]) -> None:
+    # Some chat formats write the function's name in a tool result; OpenAI's messages have only
+    # the id of the call.
+    names: dict[Any, Any] = {}
+    for message in messages:
+        calls = message.get("tool_calls")
+        for call in calls if isinstance(calls, list) else []:
+            if isinstance(call, Mapping) and isinstance(call.get("function"), Mapping):
+                names[call.get("id")] = call["function"].get("name")
+        if message.get("role") == "tool" and "name" not in message:
+            name = names.get(message.get("tool_call_id"))
+            if name is not None:
+                message["name"] = name
+
+
+def _tool_spec(tool: Tool, where: str) -> ToolSpec:
+    function = tool.function
+    if function.strict:
+        raise ApiError(
+            f"{where}.function.strict: arguments are not constrained to the schema; leave it out",
+            param=where,
+            code="unsupported_parameter",
+        )
+    return ToolSpec(
+        name=function.name,
+        description=function.description or "",
+        parameters=function.parameters or {"type": "object", "properties": {}},
     )
 
 
 class ChatChoice:
-    """One answer: text, thinking and tool calls as the chat format writes them."""
+    """Choice of a chat completion: text, thinking and tool calls."""
 
-    def __init__(self, index: int, asked: Asked, reader: MessageReader) -> None:
-        self._index, self._asked, self._reader = index, asked, reader
-        self._drawn = asked.text()
-        self._placed: list[Placed] = []
+    def __init__(self, index: int, options: SamplingOptions, reader: MessageReader) -> None:
+        self._index, self._options, self._reader = index, options, reader
+        self._detokenizer = options.detokenizer()
+        self._tokens: list[SampledToken] = []
         self._message: dict[str, Any] = {}
-        self._finish: str | None = None
+        self._finish_reason: str | None = None
 
-    def begin(self, scores: PromptScores | None) -> list[dict[str, Any]]:
-        """Whose message it is."""
+    def begin(self, scores: types.SampleResponse | None) -> list[dict[str, Any]]:
+        """Returns a chunk with the role."""
         return [self._chunk({"role": "assistant", "content": ""}, [])]
 
-    def add(self, drawn: Sequence[SampledToken]) -> dict[str, Any] | None:
-        """More text and thinking. Calls come whole, in the end."""
-        text = self._drawn.add(drawn)
-        delta = _content(self._reader.feed(text)) if text else {}
-        placed = self._taken()
-        sent = delta or (placed and self._asked.topk is not None)
-        return self._chunk(delta, placed) if sent else None
+    def add(self, tokens: Sequence[SampledToken]) -> dict[str, Any] | None:
+        """Returns a chunk with the new text and thinking, or None. Tool calls come at the end."""
+        text = self._detokenizer.add(tokens)
+        delta = _delta(self._reader.feed(text)) if text else {}
+        ready = self._take_tokens()
+        has_logprobs = ready and self._options.top_logprobs is not None
+        return self._chunk(delta, ready) if delta or has_logprobs else None
 
-    def end(self, sample: Sample) -> list[dict[str, Any]]:
-        """The rest, calls, and why it ends."""
-        text = self._drawn.finish()
+    def end(self, stop_reason: str) -> list[dict[str, Any]]:
+        """Returns a chunk with the rest and the tool calls, and one with the finish reason."""
+        text = self._detokenizer.finish()
         deltas = [*(self._reader.feed(text) if text else []), *self._reader.finish()]
-        found = self._reader.message()
-        # A call that cannot be read is said as the text that it is.
-        unread = "".join(call.raw_text for call in found.get("unparsed_tool_calls", []))
-        calls = [_call(call) for call in found.get("tool_calls", [])]
-        self._message = _message(found, unread, calls)
-        delta = _content(deltas)
-        if unread:
-            delta["content"] = delta.get("content", "") + unread
+        message = self._reader.message()
+        # A tool call that cannot be parsed is returned as text.
+        unparsed = "".join(call.raw_text for call in message.get("unparsed_tool_calls", []))
+        calls = [
+            {
+                "id": call.id or f"call_{secrets.token_hex(12)}",
+                "type": "function",
+                "function": call.function.model_dump(),
+            }
+            for call in message.get("tool_calls", [])
+        ]
+        self._message = _message_json(message, unparsed, calls)
+        delta = _delta(deltas)
+        if unparsed:
+            delta["content"] = delta.get("content", "") + unparsed
         if calls:
             delta["tool_calls"] = [{"index": i, **call} for i, call in enumerate(calls)]
-        placed = self._taken()
-        sent = [self._chunk(delta, placed)] if delta or placed else []
-        stopped = self._drawn.stopped or sample.stop_reason == "stop"
-        self._finish = ("tool_calls" if calls else "stop") if stopped else "length"
-        return [*sent, self._chunk({}, [])]
+        ready = self._take_tokens()
+        chunks = [self._chunk(delta, ready)] if delta or ready else []
+        stopped = self._detokenizer.stopped or stop_reason == "stop"
+        self._finish_reason = ("tool_calls" if calls else "stop") if stopped else "length"
+        return [*chunks, self._chunk({}, [])]
 
     def whole(self) -> dict[str, Any]:
-        """All of it."""
+        """Returns the whole choice."""
         return {
             "index": self._index,
             "message": self._message,
-            "logprobs": self._logprobs(self._placed),
-            "finish_reason": self._finish,
+            "logprobs": self._logprobs(self._tokens),
+            "finish_reason": self._finish_reason,
         }
 
-    def _taken(self) -> list[Placed]:
-        placed = self._drawn.placed()
-        self._placed += placed
-        return placed
+    def _take_tokens(self) -> list[SampledToken]:
+        tokens = self._detokenizer.take_tokens()
+        self._tokens += tokens
+        return tokens
 
-    def _chunk(self, delta: dict[str, Any], placed: Sequence[Placed]) -> dict[str, Any]:
+    def _chunk(self, delta: dict[str, Any], tokens: Sequence[SampledToken]) -> dict[str, Any]:
         return {
             "index": self._index,
             "delta": delta,
-            "logprobs": self._logprobs(placed) if placed else None,
-            "finish_reason": self._finish,
+            "logprobs": self._logprobs(tokens) if tokens else None,
+            "finish_reason": self._finish_reason,
         }
 
-    def _logprobs(self, placed: Sequence[Placed]) -> dict[str, Any] | None:
-        if self._asked.topk is None:
+    def _logprobs(self, tokens: Sequence[SampledToken]) -> dict[str, Any] | None:
+        if self._options.top_logprobs is None:
             return None
-        return {"content": [self._token(one.drawn) for one in placed], "refusal": None}
+        content = []
+        for token in tokens:
+            assert token.logprob is not None
+            top = []
+            if token.top is not None:
+                pairs = zip(token.top[0].tolist(), token.top[1].tolist(), strict=True)
+                top = [self._token_json(other, logprob) for other, logprob in pairs]
+            content.append({**self._token_json(token.token, token.logprob), "top_logprobs": top})
+        return {"content": content, "refusal": None}
 
-    def _token(self, drawn: SampledToken) -> dict[str, Any]:
-        assert drawn.logprob is not None
-        top = []
-        if drawn.top is not None:
-            pairs = zip(drawn.top[0].tolist(), drawn.top[1].tolist(), strict=True)
-            top = [self._spelled(token, logprob) for token, logprob in pairs]
-        return {**self._spelled(drawn.token, drawn.logprob), "top_logprobs": top}
-
-    def _spelled(self, token: int, logprob: float) -> dict[str, Any]:
-        codec = self._asked.opened.codec
+    def _token_json(self, token: int, logprob: float) -> dict[str, Any]:
+        codec = self._options.model.codec
         return {
             "token": codec.decode([token]),
             "logprob": json_safe_logprob(logprob),
@@ -138,35 +233,28 @@ class ChatChoice:
         }
 
 
-def _content(deltas: Iterable[ContentDelta]) -> dict[str, Any]:
-    found: dict[str, Any] = {}
+def _delta(deltas: Iterable[ContentDelta]) -> dict[str, Any]:
+    fields: dict[str, Any] = {}
     for delta in deltas:
         if isinstance(delta, StreamingTextDelta):
-            found["content"] = found.get("content", "") + delta.text
+            fields["content"] = fields.get("content", "") + delta.text
         elif isinstance(delta, StreamingThinkingDelta):
-            found["reasoning_content"] = found.get("reasoning_content", "") + delta.thinking
-    return found
+            fields["reasoning_content"] = fields.get("reasoning_content", "") + delta.thinking
+    return fields
 
 
-def _message(found: Message, unread: str, calls: list[dict[str, Any]]) -> dict[str, Any]:
-    text = get_text_content(found) + unread
-    message: dict[str, Any] = {
+def _message_json(message: Message, unparsed: str, calls: list[dict[str, Any]]) -> dict[str, Any]:
+    text = get_text_content(message) + unparsed
+    fields: dict[str, Any] = {
         "role": "assistant",
         "content": text if text or not calls else None,
         "refusal": None,
     }
-    content = found["content"]
+    content = message["content"]
     if not isinstance(content, str):
-        thoughts = "".join(part["thinking"] for part in content if part["type"] == "thinking")
-        message["reasoning_content"] = thoughts
+        fields["reasoning_content"] = "".join(
+            part["thinking"] for part in content if part["type"] == "thinking"
+        )
     if calls:
-        message["tool_calls"] = calls
-    return message
-
-
-def _call(call: ToolCall) -> dict[str, Any]:
-    return {
-        "id": call.id or f"call_{secrets.token_hex(12)}",
-        "type": "function",
-        "function": call.function.model_dump(),
-    }
+        fields["tool_calls"] = calls
+    return fields

@@ -1,71 +1,215 @@
-"""``GET /models``: what may be named in ``model=``."""
+"""Models of the OpenAI API: ``GET /models``, and the cached weights and renderers."""
 
 from __future__ import annotations
 
 import asyncio
-from typing import Any
+import threading
+from collections import OrderedDict
+from collections.abc import Callable, Hashable
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
+from functools import partial
+from typing import Annotated, Any, Generic, ParamSpec, TypeVar
 
-from fastapi import APIRouter
+from fastapi import APIRouter, Depends, Request
 
+from tinker_cookbook.backends.local_sampling import LocalSamplingClient
 from tinker_cookbook.engine.checkpoints.paths import SCHEME
-from tinker_cookbook.exceptions import CheckpointError
+from tinker_cookbook.exceptions import CheckpointError, ConfigurationError, ModelNotFoundError
+from tinker_cookbook.model_info import resolve_renderer_name
+from tinker_cookbook.renderers import Renderer, get_renderer
+from tinker_cookbook.renderers.core.codec import TextCodec
 from tinker_cookbook.server.access import OwnerDep, StateDep
 from tinker_cookbook.server.keys import Owner
-from tinker_cookbook.server.openai.errors import OpenAIRoute, no_model
+from tinker_cookbook.server.openai.protocol import OpenAIRoute, model_not_found
 from tinker_cookbook.server.state import ServerState
+from tinker_cookbook.tokenizer_utils import get_tokenizer
+
+MAX_MODELS = 16
+MAX_RENDERERS = 32
+MAX_THREADS = 8
+
+P = ParamSpec("P")
+T = TypeVar("T")
 
 router = APIRouter(route_class=OpenAIRoute)
 
 
 @router.get("/models")
-async def list_models(owner: OwnerDep, host: StateDep) -> dict[str, Any]:
-    """The served base models, then the caller's checkpoints for sampling, newest first."""
-    return {"object": "list", "data": await asyncio.to_thread(_all, owner, host)}
+async def list_models(owner: OwnerDep, state: StateDep) -> dict[str, Any]:
+    """Lists the base models, then the caller's checkpoints for sampling, newest first."""
+    return {"object": "list", "data": await asyncio.to_thread(_list_models, owner, state)}
 
 
 @router.get("/models/{name:path}")
-async def get_model(name: str, owner: OwnerDep, host: StateDep) -> dict[str, Any]:
-    """One of them, or a checkpoint for training, which may be sampled too."""
-    return await asyncio.to_thread(_one, owner, host, name)
+async def get_model(name: str, owner: OwnerDep, state: StateDep) -> dict[str, Any]:
+    """Returns one model; also a checkpoint for training, which can be sampled too."""
+    return await asyncio.to_thread(_get_model, owner, state, name)
 
 
-def _all(owner: Owner, host: ServerState) -> list[dict[str, Any]]:
-    found = []
+def _list_models(owner: Owner, state: ServerState) -> list[dict[str, Any]]:
+    entries = [_entry(name, state.started_at) for name in state.models]
     for run in owner.store.list_runs():
-        if run.info.base_model not in host.models:
+        base_model = run.info.base_model
+        if base_model not in state.models:
             continue
         for info in reversed(owner.store.list_checkpoints(run.run_id)):
             if info.path.kind == "sampler_weights" and info.problem is None:
-                found.append(_entry(str(info.path), info.created_at, owner, run.info.base_model))
-    return [_base(name, host) for name in host.models] + found
+                entries.append(_entry(str(info.path), info.created_at, owner.name, base_model))
+    return entries
 
 
-def _one(owner: Owner, host: ServerState, name: str) -> dict[str, Any]:
+def _get_model(owner: Owner, state: ServerState, name: str) -> dict[str, Any]:
     if not name.startswith(SCHEME):
-        return _base(host.require_model(name, "model"), host)
+        return _entry(state.require_model(name, "model"), state.started_at)
     try:
         info = owner.store.get_checkpoint(name)
         base_model = owner.store.get_run(info.path.run_id).info.base_model
     except CheckpointError as error:
-        raise no_model(f"model: {error}") from error
-    host.require_model(base_model, "model")
-    return _entry(name, info.created_at, owner, base_model)
+        raise model_not_found(f"model: {error}") from error
+    state.require_model(base_model, "model")
+    return _entry(name, info.created_at, owner.name, base_model)
 
 
-def _base(name: str, host: ServerState) -> dict[str, Any]:
-    return {
-        "id": name,
-        "object": "model",
-        "created": int(host.started_at),
-        "owned_by": "tinker_cookbook",
-    }
+def _entry(
+    name: str, created: float, owner: str = "tinker_cookbook", parent: str | None = None
+) -> dict[str, Any]:
+    entry = {"id": name, "object": "model", "created": int(created), "owned_by": owner}
+    return entry if parent is None else {**entry, "parent": parent}
 
 
-def _entry(path: str, created_at: float, owner: Owner, base_model: str) -> dict[str, Any]:
-    return {
-        "id": path,
-        "object": "model",
-        "created": int(created_at),
-        "owned_by": owner.name,
-        "parent": base_model,
-    }
+class SingleFlightCache(Generic[T]):
+    """Thread-safe cache of the ``size`` values used last; concurrent callers share one creation."""
+
+    def __init__(self, size: int) -> None:
+        self._size = size
+        self._lock = threading.Lock()
+        self._futures: OrderedDict[Hashable, Future[T]] = OrderedDict()
+
+    def get(self, key: Hashable, make: Callable[[], T]) -> T:
+        """Returns the value of ``key``, created by ``make`` if needed. Errors are not cached."""
+        with self._lock:
+            future = self._futures.get(key)
+            is_new = future is None
+            if future is None:
+                future = self._futures[key] = Future()
+            self._futures.move_to_end(key)
+            while len(self._futures) > self._size:
+                self._futures.popitem(last=False)
+        if is_new:
+            try:
+                future.set_result(make())
+            except BaseException as error:
+                with self._lock:
+                    if self._futures.get(key) is future:
+                        del self._futures[key]
+                future.set_exception(error)
+        return future.result()
+
+    def drop(self, condition: Callable[[Any], bool]) -> None:
+        """Drops the keys that fulfil the condition."""
+        with self._lock:
+            for key in [key for key in self._futures if condition(key)]:
+                del self._futures[key]
+
+
+@dataclass(frozen=True)
+class LoadedModel:
+    """Weights and tokenizer of a model."""
+
+    name: str
+    base_model: str
+    client: LocalSamplingClient
+    codec: TextCodec
+    eos_ids: tuple[int, ...]
+    vocab_size: int
+    renderer_name: str | None = None
+    """Chat format that the checkpoint was trained with, if its metadata contain it."""
+
+
+class ModelLoader:
+    """Cache of models and renderers. ``load`` and ``renderer`` block, so they need ``run``."""
+
+    def __init__(self, state: ServerState) -> None:
+        self.state = state
+        # A thread pool of its own: requests of other models continue while weights are read.
+        self._threads = ThreadPoolExecutor(MAX_THREADS, thread_name_prefix="openai")
+        self._models: SingleFlightCache[LoadedModel] = SingleFlightCache(MAX_MODELS)
+        self._renderers: SingleFlightCache[Renderer] = SingleFlightCache(MAX_RENDERERS)
+
+    async def run(self, work: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
+        """Runs ``work`` in a thread."""
+        loop = asyncio.get_running_loop()
+        return await loop.run_in_executor(self._threads, partial(work, *args, **kwargs))
+
+    def load(self, owner: Owner, model: str) -> LoadedModel:
+        """Returns a served base model, or a checkpoint of this owner."""
+        if not model.startswith(SCHEME):
+            self.state.require_model(model, "model")
+            key = (owner.name, model, None)
+            return self._models.get(key, lambda: self._load(owner, model, model))
+        # Checked in the store at every request: a checkpoint may be deleted, expire, or be replaced
+        # by another one of the same name.
+        try:
+            info = owner.store.get_checkpoint(model)
+            run = owner.store.get_run(info.path.run_id).info
+        except CheckpointError as error:
+            self._models.drop(lambda key: key[:2] == (owner.name, model))
+            raise model_not_found(f"model: {error}") from error
+        if run.base_model not in self.state.models:
+            raise ModelNotFoundError(
+                f"model: {model} is of {run.base_model!r}, which this server does not serve. It "
+                f"serves {', '.join(self.state.models)}"
+            )
+        key = (owner.name, model, info.created_at)
+        # The checkpoint's metadata override the run's.
+        renderer_name = {**run.user_metadata, **info.user_metadata}.get("renderer_name")
+        load = partial(self._load, owner, model, run.base_model, model, renderer_name)
+        return self._models.get(key, load)
+
+    def renderer(self, model: LoadedModel, requested: str | None) -> Renderer:
+        """Returns the requested renderer, else the checkpoint's, else the base model's."""
+        base_model, name = model.base_model, requested or model.renderer_name
+
+        def make() -> Renderer:
+            return get_renderer(
+                resolve_renderer_name(base_model, name)[0], get_tokenizer(base_model)
+            )
+
+        try:
+            return self._renderers.get((base_model, name), make)
+        except ConfigurationError as error:
+            if requested:
+                raise
+            raise ConfigurationError(
+                f"{error}. {model.name} was trained with {name!r}; name one that this server has "
+                "in the request, by renderer_name"
+            ) from error
+
+    def _load(
+        self,
+        owner: Owner,
+        name: str,
+        base_model: str,
+        path: str | None = None,
+        renderer_name: str | None = None,
+    ) -> LoadedModel:
+        client = LocalSamplingClient.open(
+            self.state.engine, owner.store, path, base_model if path is None else None
+        )
+        base = client.sampler().base
+        codec = TextCodec(get_tokenizer(base_model))
+        return LoadedModel(
+            name, base_model, client, codec, tuple(base.eos_ids), base.vocab_size, renderer_name
+        )
+
+
+async def _loader(request: Request) -> ModelLoader:
+    # Async: in threads, two first requests could create one loader each.
+    app = request.app.state
+    if not hasattr(app, "openai_loader"):
+        app.openai_loader = ModelLoader(app.server)
+    return app.openai_loader
+
+
+LoaderDep = Annotated[ModelLoader, Depends(_loader)]

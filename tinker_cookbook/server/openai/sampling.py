@@ -1,167 +1,375 @@
-"""Requests to the engine as the event loop sees them: tokens as they come, then the samples."""
+"""Sampling for the OpenAI API, and its responses: whole, or as server-sent events."""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+import json
+import logging
+import secrets
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
 from concurrent.futures import CancelledError, Future
 from dataclasses import dataclass, field
-from typing import Any, TypeAlias, TypeVar
+from typing import Any, Protocol, TypeAlias, TypeVar
 
-from fastapi import Request
+from fastapi import Request, Response
+from fastapi.responses import JSONResponse, StreamingResponse
+from starlette.types import Receive, Scope, Send
+from tinker import types
 
-from tinker_cookbook.engine.sampling.requests import (
-    PromptScores,
-    Sample,
-    SampleRequest,
-    ScoreRequest,
+from tinker_cookbook.engine.sampling.requests import Sample
+from tinker_cookbook.server.openai.models import LoadedModel
+from tinker_cookbook.server.openai.protocol import (
+    CLIENT_CLOSED_REQUEST,
+    ApiError,
+    SamplingBody,
+    as_api_error,
 )
-from tinker_cookbook.server.openai.errors import CLIENT_GONE, ApiError
-from tinker_cookbook.server.openai.samplers import Gateway
-from tinker_cookbook.server.openai.text import SampledToken
+from tinker_cookbook.server.openai.text import IncrementalDetokenizer, SampledToken
+from tinker_cookbook.server.requests import SampleQuota
+
+logger = logging.getLogger(__name__)
 
 T = TypeVar("T")
+TokenBatch: TypeAlias = dict[int, list[SampledToken]]
+"""New tokens by the index of their choice."""
+
+LOWEST_LOGPROB = -9999.0
+"""Stands for minus infinity, which JSON does not have."""
 
 
 @dataclass(frozen=True)
-class Event:
-    """Tokens of one answer."""
+class SamplingOptions:
+    """Model and sampling parameters of a request."""
 
-    choice: int
-    drawn: Sequence[SampledToken]
+    model: LoadedModel
+    params: types.SamplingParams
+    num_samples: int
+    top_logprobs: int | None
+    """Number of alternatives at each token; None for no log-probabilities."""
 
+    @classmethod
+    def of(
+        cls,
+        body: SamplingBody,
+        model: LoadedModel,
+        max_tokens: int | None,
+        stop: Sequence[int | str] = (),
+    ) -> SamplingOptions:
+        """Returns the options of ``body``; ``stop`` adds stop tokens and strings to its own."""
+        params = types.SamplingParams(
+            max_tokens=max_tokens,
+            temperature=1.0 if body.temperature is None else body.temperature,
+            top_k=-1 if body.top_k is None else body.top_k,
+            top_p=1.0 if body.top_p is None else body.top_p,
+            seed=body.seed,
+        )
+        # The SDK's type has either tokens or strings; the local engine takes both.
+        params = params.model_copy(update={"stop": [*body.stop_strings, *stop] or None})
+        top = body.num_top_logprobs
+        top = None if top is None else min(top, model.vocab_size)
+        return cls(model, params, body.num_samples, top)
 
-_Arrived: TypeAlias = "tuple[int, SampledToken] | None"
+    def detokenizer(self) -> IncrementalDetokenizer:
+        """Returns a detokenizer for one choice."""
+        stop: Any = self.params.stop or ()
+        tokens = {s for s in stop if isinstance(s, int)} | set(self.model.eos_ids)
+        strings = [s for s in stop if isinstance(s, str)]
+        return IncrementalDetokenizer(self.model.codec, tokens, strings)
 
 
 @dataclass(eq=False)
-class Drawing:
-    """The requests of one call, one a prompt; answers are numbered through all of them.
+class SampleStream:
+    """Sampling requests of one API call, one for each prompt, for use on the event loop.
 
-    To be used on the event loop alone. ``close`` takes back what has not ended.
+    Choices are numbered through all prompts.
     """
 
-    gateway: Gateway
-    requests: Sequence[SampleRequest]
-    scoring: Sequence[ScoreRequest] = ()
-    """For each prompt, if the log-probabilities of prompts are asked for."""
-    _queue: asyncio.Queue[_Arrived] = field(default_factory=asyncio.Queue)
-    _futures: list[Future[list[Sample]]] = field(default_factory=list)
-    _size: int = 0
+    quota: SampleQuota
+    options: SamplingOptions
+    prompts: Sequence[Sequence[int]]
+    score_prompts: bool = False
+    _queue: asyncio.Queue[tuple[int, SampledToken] | None] = field(default_factory=asyncio.Queue)
+    _futures: list[Future[types.SampleResponse]] = field(default_factory=list)
+    _score_futures: list[Future[types.SampleResponse]] = field(default_factory=list)
+    _num_queued: int = 0
 
-    def start(self, streamed: bool) -> None:
-        """Hands the requests to the engine; raises ``Busy`` where too many samples wait."""
-        size = sum(request.num_samples for request in self.requests)
-        self.gateway.host.sample_quota.acquire(size)
-        self._size, first = size, 0
-        post = _poster(self._queue)
-        for i, request in enumerate(self.requests):
-            if streamed:
-                request.on_token = _hook(post, first)
-            first += request.num_samples
-            self._futures.append(self._submit(request, i))
-            if streamed:
-                self._futures[-1].add_done_callback(lambda _: post(None))
+    def start(self, *, streamed: bool) -> None:
+        """Submits the requests; raises ``BusyError`` if too many samples are queued."""
+        num_samples = self.options.num_samples
+        size = num_samples * len(self.prompts)
+        self.quota.acquire(size)
+        self._num_queued = size
+        # A stream sends the scored prompt before the first token, so a separate request scores it.
+        scores_apart = streamed and self.score_prompts
+        loop, queue = asyncio.get_running_loop(), self._queue
+        for index, prompt in enumerate(self.prompts):
+            if scores_apart:
+                params = self.options.params.model_copy(update={"max_tokens": 1})
+                self._score_futures.append(self._submit(prompt, 1, params, score=True))
+            on_token = _token_hook(loop, queue, index * num_samples) if streamed else None
+            score = self.score_prompts and not scores_apart
+            future = self._submit(
+                prompt, num_samples, self.options.params, score=score, on_token=on_token
+            )
+            future.add_done_callback(lambda _: _put(loop, queue, None))
+            self._futures.append(future)
 
-    def _submit(self, request: SampleRequest, index: int) -> Future[list[Sample]]:
-        engine = self.gateway.host.engine
-        if not self.scoring:
-            return engine.sample(request)
-        score = self.scoring[index]
-        if request.limit > 1:
-            engine.score(score)
-            return engine.sample(request)
-        score.draw = request  # the pass that scores a prompt knows the token after it too
-        engine.score(score)
-        return request.future
+    def _submit(
+        self,
+        prompt: Sequence[int],
+        num_samples: int,
+        params: types.SamplingParams,
+        *,
+        score: bool,
+        on_token: Callable[[int, Sample], None] | None = None,
+    ) -> Future[types.SampleResponse]:
+        top = self.options.top_logprobs or 0
+        return self.options.model.client.sample(
+            types.ModelInput.from_ints(list(prompt)),
+            num_samples,
+            params,
+            include_prompt_logprobs=score,
+            topk_prompt_logprobs=top if score else 0,
+            topk_sample_logprobs=top,
+            on_token=on_token,
+        ).future()
 
-    async def prompt_scores(self) -> list[PromptScores] | None:
-        """What is known of each prompt's tokens; None where it was not asked for."""
-        if not self.scoring:
-            return None
-        return await asyncio.gather(*(asyncio.wrap_future(one.future) for one in self.scoring))
+    async def prompt_scores(self) -> list[types.SampleResponse | None]:
+        """Returns for each prompt of a stream the response with its log-probabilities, or None."""
+        if not self._score_futures:
+            return [None] * len(self.prompts)
+        return await asyncio.gather(*map(asyncio.wrap_future, self._score_futures))
 
-    async def samples(self) -> list[Sample]:
-        """All samples, in order, once they are done; raises what kept one from being drawn."""
-        parts = await asyncio.gather(*map(asyncio.wrap_future, self._futures))
-        return [sample for part in parts for sample in part]
+    async def responses(self) -> list[types.SampleResponse]:
+        """Waits for the responses of all prompts; raises the first error."""
+        return await asyncio.gather(*map(asyncio.wrap_future, self._futures))
 
-    async def events(self) -> AsyncIterator[list[Event]]:
-        """Tokens as they come, those at hand together. Ends when all is drawn."""
-        left = len(self._futures)
-        while left:
+    async def token_batches(self) -> AsyncIterator[TokenBatch]:
+        """Yields new tokens as they arrive, until all requests are done; raises their errors."""
+        running = len(self._futures)
+        while running:
             arrived = [await self._queue.get()]
             while not self._queue.empty():
                 arrived.append(self._queue.get_nowait())
-            by_choice: dict[int, list[SampledToken]] = {}
-            for one in arrived:
-                if one is None:
-                    left -= 1
+            batch: TokenBatch = {}
+            for item in arrived:
+                if item is None:
+                    running -= 1
                 else:
-                    by_choice.setdefault(one[0], []).append(one[1])
-            self._raise_failures()
-            if by_choice:
-                yield [Event(choice, drawn) for choice, drawn in by_choice.items()]
+                    batch.setdefault(item[0], []).append(item[1])
+            for future in self._futures:
+                if future.done():
+                    if future.cancelled():
+                        raise CancelledError
+                    future.result()
+            if batch:
+                yield batch
 
     def close(self) -> None:
-        """Cancels what runs. May be called more than once."""
-        for future in (*self._futures, *(one.future for one in self.scoring)):
+        """Cancels the requests that have not ended. May be called more than once."""
+        for future in (*self._futures, *self._score_futures):
             future.cancel()
-        self.gateway.host.sample_quota.release(self._size)
-        self._size = 0
-
-    def _raise_failures(self) -> None:
-        for future in self._futures:
-            if future.done():
-                if future.cancelled():
-                    raise CancelledError
-                if (error := future.exception()) is not None:
-                    raise error
+        self.quota.release(self._num_queued)
+        self._num_queued = 0
 
 
-def _poster(queue: asyncio.Queue[_Arrived]) -> Callable[[_Arrived], None]:
-    loop = asyncio.get_running_loop()
-
-    def post(what: _Arrived) -> None:
-        with contextlib.suppress(RuntimeError):  # the loop is closed: nobody listens any more
-            loop.call_soon_threadsafe(queue.put_nowait, what)
-
-    return post
+def _put(loop: asyncio.AbstractEventLoop, queue: asyncio.Queue[Any], item: Any) -> None:
+    with contextlib.suppress(RuntimeError):  # the event loop is closed
+        loop.call_soon_threadsafe(queue.put_nowait, item)
 
 
-def _hook(post: Callable[[_Arrived], None], first: int) -> Callable[[int, Sample], None]:
-    # Knows the queue alone: the request must not hold what holds it.
-    def on_token(row: int, sample: Sample) -> None:
+def _token_hook(
+    loop: asyncio.AbstractEventLoop, queue: asyncio.Queue[Any], first: int
+) -> Callable[[int, Sample], None]:
+    # Refers to the queue only: a reference to the stream would be a cycle with its requests.
+    def on_token(index: int, sample: Sample) -> None:
         top = sample.topk[-1] if sample.topk else None
-        post((first + row, SampledToken(sample.tokens[-1], sample.logprobs[-1], top)))
+        token = SampledToken(sample.tokens[-1], sample.logprobs[-1], top)
+        _put(loop, queue, (first + index, token))
 
     return on_token
 
 
-def sampled_tokens(sample: Sample) -> list[SampledToken]:
-    """The tokens of a finished sample."""
-    tops: Sequence[Any] = sample.topk or [None] * len(sample.tokens)
-    return [
-        SampledToken(token, logprob, top)
-        for token, logprob, top in zip(sample.tokens, sample.logprobs, tops, strict=True)
-    ]
+def sampled_tokens(sequence: types.SampledSequence) -> list[SampledToken]:
+    """Returns the tokens of a finished sequence."""
+    tokens, logprobs, topk = sequence.tokens, sequence.logprobs, sequence.topk_logprobs_np
+    assert logprobs is not None
+    tops = [None] * len(tokens) if topk is None else zip(topk.token_ids, topk.logprobs, strict=True)
+    return [SampledToken(*fields) for fields in zip(tokens, logprobs, tops, strict=True)]
 
 
-async def unless_gone(request: Request, work: Awaitable[T]) -> T:
-    """``await work``, cancelled when the client has gone."""
+def json_safe_logprob(logprob: float) -> float:
+    """Returns the log-probability as a number that JSON has."""
+    return max(float(logprob), LOWEST_LOGPROB)
+
+
+async def until_disconnect(request: Request, work: Awaitable[T]) -> T:
+    """Awaits ``work``, and cancels it if the client disconnects."""
+
+    async def disconnected() -> None:
+        while (await request.receive())["type"] != "http.disconnect":
+            pass
+
     task = asyncio.ensure_future(work)
-    gone = asyncio.create_task(_gone(request))
+    disconnect = asyncio.create_task(disconnected())
     try:
-        await asyncio.wait({task, gone}, return_when=asyncio.FIRST_COMPLETED)
+        await asyncio.wait({task, disconnect}, return_when=asyncio.FIRST_COMPLETED)
         if not task.done():
-            raise ApiError("the client has gone", status=CLIENT_GONE)
+            raise ApiError("the client has disconnected", status=CLIENT_CLOSED_REQUEST)
         return task.result()
     finally:
         task.cancel()
-        gone.cancel()
+        disconnect.cancel()
 
 
-async def _gone(request: Request) -> None:
-    while (await request.receive())["type"] != "http.disconnect":
-        pass
+class Choice(Protocol):
+    """Choice of a response, built from its tokens."""
+
+    def begin(self, scores: types.SampleResponse | None) -> list[dict[str, Any]]:
+        """Returns the chunks before the first token; ``scores`` has the prompt's logprobs."""
+        ...
+
+    def add(self, tokens: Sequence[SampledToken]) -> dict[str, Any] | None:
+        """Adds tokens; returns a chunk with the text that is certain now, or None."""
+        ...
+
+    def end(self, stop_reason: str) -> list[dict[str, Any]]:
+        """Returns the last chunks, with the finish reason."""
+        ...
+
+    def whole(self) -> dict[str, Any]:
+        """Returns the choice of a response that is not streamed."""
+        ...
+
+
+@dataclass
+class ResponseWriter:
+    """Writer of a response, whole or streamed."""
+
+    body: SamplingBody
+    id_prefix: str
+    object_name: str
+    chunk_name: str
+    choices: Sequence[Choice]
+    samples: SampleStream
+    discard_tokens: bool = False
+    """Whether no tokens were requested; the engine samples at least one."""
+
+    def __post_init__(self) -> None:
+        self._envelope = {
+            "id": f"{self.id_prefix}-{secrets.token_hex(12)}",
+            "object": self.chunk_name,
+            "created": int(time.time()),
+            "model": self.body.model,
+        }
+
+    async def respond(self, request: Request) -> Response:
+        """Samples and returns the response."""
+        samples = self.samples
+        try:
+            samples.start(streamed=bool(self.body.stream))
+            if self.body.stream:
+                scores = await until_disconnect(request, samples.prompt_scores())
+                batches = samples.token_batches()
+                # The status can show an error of the engine only before the first chunk.
+                first = await until_disconnect(request, anext(batches, {}))
+                return _EventStream(self._chunks(self._begin(scores), first, batches), samples)
+            responses = await until_disconnect(request, samples.responses())
+        except BaseException:
+            samples.close()
+            raise
+        samples.close()
+        self._begin(responses)
+        for choice, sequence in self._sequences(responses):
+            if not self.discard_tokens:
+                choice.add(sampled_tokens(sequence))
+            choice.end(sequence.stop_reason)
+        return JSONResponse(
+            {
+                **self._envelope,
+                "object": self.object_name,
+                "choices": [choice.whole() for choice in self.choices],
+                "usage": self._usage(responses),
+            }
+        )
+
+    def _begin(self, scores: Sequence[types.SampleResponse | None]) -> list[dict[str, Any]]:
+        num_samples = self.samples.options.num_samples
+        return [
+            chunk
+            for i, choice in enumerate(self.choices)
+            for chunk in choice.begin(scores[i // num_samples])
+        ]
+
+    def _sequences(
+        self, responses: Sequence[types.SampleResponse]
+    ) -> Iterator[tuple[Choice, types.SampledSequence]]:
+        sequences = [sequence for response in responses for sequence in response.sequences]
+        return zip(self.choices, sequences, strict=True)
+
+    async def _chunks(
+        self, begun: list[dict[str, Any]], first: TokenBatch, batches: AsyncIterator[TokenBatch]
+    ) -> AsyncIterator[str]:
+        try:
+            for chunk in (*begun, *self._add(first)):
+                yield self._event([chunk])
+            async for batch in batches:
+                for chunk in self._add(batch):
+                    yield self._event([chunk])
+            responses = await self.samples.responses()
+            for choice, sequence in self._sequences(responses):
+                for chunk in choice.end(sequence.stop_reason):
+                    yield self._event([chunk])
+            if self.body.include_usage:
+                yield self._event([], self._usage(responses))
+        except Exception as error:
+            # The status has been sent: clients look for an error in the stream.
+            logger.exception("a stream ends with an error")
+            yield _event(as_api_error(error).body())
+        yield "data: [DONE]\n\n"
+
+    def _add(self, batch: TokenBatch) -> list[dict[str, Any]]:
+        if self.discard_tokens:
+            return []
+        chunks = (self.choices[index].add(tokens) for index, tokens in batch.items())
+        return [chunk for chunk in chunks if chunk is not None]
+
+    def _event(self, choices: list[dict[str, Any]], usage: dict[str, Any] | None = None) -> str:
+        body = {**self._envelope, "choices": choices}
+        return _event({**body, "usage": usage} if self.body.include_usage else body)
+
+    def _usage(self, responses: Sequence[types.SampleResponse]) -> dict[str, Any]:
+        prompt = sum(map(len, self.samples.prompts))
+        sequences = [sequence for response in responses for sequence in response.sequences]
+        sampled = 0 if self.discard_tokens else sum(len(one.tokens) for one in sequences)
+        cached = sum(response.prompt_cache_hit_tokens or 0 for response in responses)
+        return {
+            "prompt_tokens": prompt,
+            "completion_tokens": sampled,
+            "total_tokens": prompt + sampled,
+            "prompt_tokens_details": {"cached_tokens": cached},
+        }
+
+
+class _EventStream(StreamingResponse):
+    """Server-sent events; closing the connection cancels the sampling."""
+
+    media_type = "text/event-stream"
+
+    def __init__(self, chunks: AsyncIterator[str], samples: SampleStream) -> None:
+        # The headers keep proxies from buffering the chunks.
+        super().__init__(chunks, headers={"Cache-Control": "no-cache", "X-Accel-Buffering": "no"})
+        self._samples = samples
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        # Not in the generator, which never runs if the client has disconnected before.
+        try:
+            await super().__call__(scope, receive, send)
+        finally:
+            self._samples.close()
+
+
+def _event(body: dict[str, Any]) -> str:
+    return f"data: {json.dumps(body, ensure_ascii=False)}\n\n"

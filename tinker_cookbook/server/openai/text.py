@@ -1,9 +1,9 @@
-"""Text of sampled tokens: whole characters only, and nothing of what ends an answer."""
+"""Incremental detokenization with stop strings, and the spelling of single tokens."""
 
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import TypeAlias
 
@@ -12,34 +12,28 @@ import numpy as np
 from tinker_cookbook.renderers.core.codec import TextCodec
 from tinker_cookbook.renderers.core.parsing import Utf8TokenDecoder, partial_at_end
 
-Top: TypeAlias = "tuple[np.ndarray, np.ndarray]"
+TopLogprobs: TypeAlias = "tuple[np.ndarray, np.ndarray]"
 """Ids and log-probabilities [k] of the most probable tokens."""
 
-_BROKEN = "\ufffd"
+_REPLACEMENT = "\ufffd"
 
 
 @dataclass(frozen=True)
 class SampledToken:
-    """A token, its log-probability (None: it is a prompt's first), and what else was probable."""
+    """Token with its log-probability, which is None for the first token of a prompt."""
 
     token: int
     logprob: float | None
-    top: Top | None = None
+    top: TopLogprobs | None = None
+    offset: int = 0
+    """Character at which the token's text starts."""
 
 
-@dataclass(frozen=True)
-class Placed:
-    """A token and where its text begins in the answer, in characters."""
+class IncrementalDetokenizer:
+    """Detokenizer of a stream of tokens.
 
-    drawn: SampledToken
-    offset: int
-
-
-class DrawnText:
-    """The text of one answer, from tokens as they come.
-
-    A character that spans tokens, and text that may be the beginning of a stop string, wait until
-    they are certain, so that pieces put together are the answer however the tokens were cut.
+    It holds back characters that span tokens, and text that may be the start of a stop string, so
+    that the pieces form the same text however the tokens are split.
     """
 
     def __init__(
@@ -47,76 +41,72 @@ class DrawnText:
     ) -> None:
         self._decoder = Utf8TokenDecoder(codec)
         self._stop_tokens, self._stop_strings = stop_tokens, tuple(stop_strings)
-        self._held = ""  # decoded, but maybe a stop string
-        self._given = 0  # characters given out
-        self._waiting: list[Placed] = []
-        self._ready: list[Placed] = []
+        self._held_text = ""  # decoded, but possibly the start of a stop string
+        self._num_chars = 0  # characters returned
+        self._held_tokens: list[SampledToken] = []
+        self._ready_tokens: list[SampledToken] = []
         self.stopped = False
 
-    def add(self, drawn: Sequence[SampledToken]) -> str:
-        """Takes tokens; returns the text that has become certain."""
-        piece = ""
-        for one in drawn:
+    def add(self, tokens: Sequence[SampledToken]) -> str:
+        """Adds tokens; returns the text that is certain now."""
+        text = ""
+        for token in tokens:
             if self.stopped:
                 break
-            if one.token in self._stop_tokens:
-                piece += self._end()
+            if token.token in self._stop_tokens:
+                text += self.finish()
                 self.stopped = True
                 break
-            self._waiting.append(Placed(one, self._given + len(self._held)))
-            text = self._decoder.decode([one.token])
-            piece += self._take(text) if text else ""
-        return piece
+            offset = self._num_chars + len(self._held_text)
+            self._held_tokens.append(replace(token, offset=offset))
+            piece = self._decoder.decode([token.token])
+            text += self._add_text(piece) if piece else ""
+        return text
 
     def finish(self) -> str:
-        """The rest, once no token follows; half a character becomes U+FFFD."""
-        return "" if self.stopped else self._end()
+        """Returns the rest after the last token; half a character becomes U+FFFD."""
+        if self.stopped:
+            return ""
+        text = self._add_text(self._decoder.flush())
+        if not self.stopped:
+            text, self._held_text = text + self._held_text, ""
+            self._num_chars += len(text)
+            self._ready_tokens += self._held_tokens
+            self._held_tokens = []
+        return text
 
-    def placed(self) -> list[Placed]:
-        """The tokens of the text given out since this was last asked for."""
-        ready, self._ready = self._ready, []
+    def take_tokens(self) -> list[SampledToken]:
+        """Returns the tokens of the text that was returned since the last call."""
+        ready, self._ready_tokens = self._ready_tokens, []
         return ready
 
-    def _end(self) -> str:
-        piece = self._take(self._decoder.flush())
-        if not self.stopped:
-            piece, self._held = piece + self._held, ""
-            self._given += len(piece)
-            self._release(whole=True)
-        return piece
-
-    def _take(self, text: str) -> str:
-        text = self._held + text
+    def _add_text(self, text: str) -> str:
+        text = self._held_text + text
         found = [at for stop in self._stop_strings if (at := text.find(stop)) >= 0]
         if found:
-            self.stopped, ready, self._held = True, text[: min(found)], ""
+            self.stopped, cut = True, min(found)
+            self._held_text = ""
         else:
             cut = len(text) - partial_at_end(text, self._stop_strings)
-            ready, self._held = text[:cut], text[cut:]
-        self._given += len(ready)
-        self._release(whole=False)
-        return ready
-
-    def _release(self, whole: bool) -> None:
-        count = 0
-        while count < len(self._waiting) and (whole or self._waiting[count].offset < self._given):
-            count += 1
-        self._ready += self._waiting[:count]
-        del self._waiting[:count]
+            self._held_text = text[cut:]
+        self._num_chars += cut
+        while self._held_tokens and self._held_tokens[0].offset < self._num_chars:
+            self._ready_tokens.append(self._held_tokens.pop(0))
+        return text[:cut]
 
 
 def token_name(codec: TextCodec, token: int) -> str:
-    """The text of one token, or ``bytes:\\x…`` where it is part of a character."""
+    """Returns the text of one token, or ``bytes:\\x…`` if it is part of a character."""
     text = codec.decode([token])
-    if _BROKEN not in text:
+    if _REPLACEMENT not in text:
         return text
     return "bytes:" + "".join(f"\\x{byte:02x}" for byte in token_bytes(codec, token))
 
 
 def token_bytes(codec: TextCodec, token: int) -> list[int]:
-    """The bytes of one token in UTF-8, those of parts of characters too."""
+    """Returns the UTF-8 bytes of one token, also of parts of characters."""
     text = codec.decode([token])
-    if _BROKEN not in text:
+    if _REPLACEMENT not in text:
         return list(text.encode())
     name = str(codec.tokenizer.convert_ids_to_tokens(token))
     if codec.trailing_bytes([token]):
@@ -129,8 +119,7 @@ def token_bytes(codec: TextCodec, token: int) -> list[int]:
 
 @lru_cache(maxsize=1)
 def _byte_of_letter() -> dict[str, int]:
-    """The bytes that byte-level vocabularies spell as letters: printable ones as themselves, the
-    others in order as those from U+0100 on."""
+    # Byte-level vocabularies write printable bytes as themselves, the others in order from U+0100.
     plain = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
     rest = [byte for byte in range(256) if byte not in plain]
     return {chr(byte): byte for byte in plain} | {chr(256 + i): b for i, b in enumerate(rest)}

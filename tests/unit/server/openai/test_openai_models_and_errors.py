@@ -2,16 +2,18 @@ from __future__ import annotations
 
 import asyncio
 import time
+from types import SimpleNamespace
 
 import httpx
 import openai
 import pytest
+from tinker.types import SamplingParams
 
 from tinker_cookbook.backends import connect
+from tinker_cookbook.backends.local_sampling import LocalSamplingClient
+from tinker_cookbook.engine.checkpoints.store import CheckpointStore
 from tinker_cookbook.engine.engine import Engine
-from tinker_cookbook.engine.sampling.requests import SamplingSettings, sample_request
-from tinker_cookbook.engine.sampling.sampler import Sampler
-from tinker_cookbook.server.openai.sampling import Drawing
+from tinker_cookbook.server.openai.sampling import SampleStream, SamplingOptions
 from tinker_cookbook.server.requests import SampleQuota
 
 
@@ -212,20 +214,23 @@ def test_a_client_that_leaves_frees_its_place(oai, stories_model, stream):
     assert len(found.choices) == 60
 
 
-def test_closing_cancels_in_the_engine(stories_model):
+def test_closing_cancels_in_the_engine(stories_model, monkeypatch, tmp_path):
     engine = Engine("cpu", "float32")
-    sampler = engine.submit(lambda: Sampler(engine.base_model(stories_model), None)).result()
-
-    class Anyone:
-        host = type("ServerState", (), {"engine": engine, "sample_quota": SampleQuota(8)})
+    client = LocalSamplingClient.open(engine, CheckpointStore(tmp_path), None, stories_model)
+    submitted = []
+    sample = engine.sample
+    monkeypatch.setattr(
+        engine, "sample", lambda request: submitted.append(request) or sample(request)
+    )
+    model = SimpleNamespace(client=client)
+    options = SamplingOptions(model, SamplingParams(seed=0), 8, None)
 
     async def leave():
-        request = sample_request(sampler, [5], 8, SamplingSettings(seed=0))
-        drawing = Drawing(Anyone(), [request])
-        drawing.start(streamed=True)
-        first = await anext(drawing.events())
-        drawing.close()
-        return request, first
+        samples = SampleStream(SampleQuota(8), options, [[5]])
+        samples.start(streamed=True)
+        first = await anext(samples.token_batches())
+        samples.close()
+        return submitted[0], first
 
     try:
         request, first = asyncio.run(leave())
@@ -235,8 +240,8 @@ def test_closing_cancels_in_the_engine(stories_model):
 
 
 def _check_left(engine, request, first):
-    assert {event.choice for event in first} <= set(range(8))
-    assert all(event.drawn for event in first)
+    assert set(first) <= set(range(8))
+    assert all(first.values())
     assert request.future.cancelled()
     until = time.monotonic() + 10
     while any(scheduler.busy for scheduler in engine._schedulers.values()):

@@ -1,0 +1,307 @@
+"""Request bodies and errors of the OpenAI API.
+
+Each parameter is supported, has no effect on the text, or is refused.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import re
+from collections.abc import Callable, Coroutine, Mapping
+from typing import Annotated, Any, Literal, Self
+
+from fastapi import HTTPException, Request, Response
+from fastapi.exceptions import RequestValidationError
+from fastapi.responses import JSONResponse
+from fastapi.routing import APIRoute
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from tinker_cookbook.exceptions import ModelNotFoundError, nearest
+from tinker_cookbook.server.bodies import Int64
+from tinker_cookbook.server.errors import status_of
+
+logger = logging.getLogger(__name__)
+
+MAX_CHOICES = 128
+MAX_TOP_LOGPROBS = 20
+CLIENT_CLOSED_REQUEST = 499
+
+_FIELD = re.compile(
+    r"(model|prompt|max_tokens|temperature|top_p|top_k|seed|stop|n|renderer_name|tools"
+    r"|messages(\[\d+\][^\s:]*)?)\b"
+)
+"""Field name at the start of the package's error messages."""
+_CODES = {401: "invalid_api_key", 404: "not_found", 429: "rate_limit_exceeded"}
+
+_WITHOUT_EFFECT = frozenset(
+    [
+        "user",
+        "metadata",
+        "store",
+        "service_tier",
+        "safety_identifier",
+        "prompt_cache_key",
+        "prompt_cache_retention",
+        "prediction",
+    ]
+)
+"""Parameters without an effect on the text."""
+
+_NEUTRAL: Mapping[str, tuple[Any, ...]] = {
+    "presence_penalty": (0,),
+    "frequency_penalty": (0,),
+    "repetition_penalty": (1,),
+    "min_p": (0,),
+    "logit_bias": ({},),
+    "suffix": ("",),
+    "best_of": (1,),
+    "min_tokens": (0,),
+    "stop_token_ids": ([],),
+    "ignore_eos": (False,),
+    "skip_special_tokens": (True,),
+    "include_stop_str_in_output": (False,),
+    "add_generation_prompt": (True,),
+    "continue_final_message": (False,),
+    "include_reasoning": (True,),
+    "response_format": ({"type": "text"},),
+    "modalities": (["text"],),
+    "tool_choice": ("auto",),
+    "parallel_tool_calls": (True,),
+    "functions": ([],),
+    "function_call": ("auto",),
+}
+"""Unsupported parameters with the values at which they have no effect: OpenAI's, and those of
+vLLM's server, whose clients send them with their defaults."""
+
+_INSTEAD = {
+    "reasoning_effort": "name a renderer that sets it, by renderer_name",
+    "chat_template_kwargs": 'use renderer_name="template?NAME=VALUE"',
+    "functions": "use tools",
+    "function_call": "use tools",
+    "tool_choice": "sampling is not constrained; leave it out, or leave out tools",
+    "response_format": "sampling is not constrained; describe the form in the prompt",
+    "best_of": "use n and choose by logprobs",
+}
+
+
+class ApiError(Exception):
+    """Error in OpenAI's form: ``{"error": {"message", "type", "param", "code"}}``."""
+
+    def __init__(
+        self, message: str, *, status: int = 400, param: str | None = None, code: str | None = None
+    ) -> None:
+        super().__init__(message)
+        self.status, self.param = status, param
+        self.code = code or _CODES.get(status)
+
+    def body(self) -> dict[str, Any]:
+        """Returns the JSON object."""
+        kind = "invalid_request_error"
+        if self.status == 429:
+            kind = "rate_limit_error"
+        elif self.status >= 500:
+            kind = "server_error"
+        fields = {"message": str(self), "type": kind, "param": self.param, "code": self.code}
+        return {"error": fields}
+
+
+def model_not_found(message: str) -> ApiError:
+    """Returns the error for a model that does not exist for this caller."""
+    return ApiError(message, status=404, param="model", code="model_not_found")
+
+
+def as_api_error(error: Exception) -> ApiError:
+    """Converts any error; ``param`` is the field name at the start of the package's messages."""
+    if isinstance(error, ApiError):
+        return error
+    if isinstance(error, HTTPException):
+        return ApiError(str(error.detail), status=error.status_code)
+    if isinstance(error, RequestValidationError):
+        return ApiError(f"request: {error.errors()[0]['msg']}")
+    if isinstance(error, ModelNotFoundError):
+        return model_not_found(str(error))
+    status = status_of(error)
+    if status >= 500:
+        return ApiError("the server failed; its log has the reason", status=500)
+    field = _FIELD.match(str(error))
+    return ApiError(str(error), status=status, param=field[0] if field else None)
+
+
+class OpenAIRoute(APIRoute):
+    """Route whose errors, and those of its dependencies, have OpenAI's form."""
+
+    def get_route_handler(self) -> Callable[[Request], Coroutine[Any, Any, Response]]:
+        """Returns FastAPI's handler, which also converts errors."""
+        handler = super().get_route_handler()
+
+        async def handle(request: Request) -> Response:
+            try:
+                return await handler(request)
+            except Exception as exception:
+                error = as_api_error(exception)
+                if error.status >= 500:
+                    logger.exception("%s %s", request.method, request.url.path)
+                headers = {"Retry-After": "1"} if error.status == 429 else None
+                return JSONResponse(error.body(), status_code=error.status, headers=headers)
+
+        return handle
+
+
+class StreamOptions(BaseModel):
+    """Options of a stream; ``include_usage`` adds a last chunk with token counts."""
+
+    include_usage: bool = False
+
+
+class SamplingBody(BaseModel):
+    """Fields of both kinds of request. ``top_k`` and ``renderer_name`` are not OpenAI's."""
+
+    model_config = ConfigDict(extra="allow")
+
+    model: str
+    n: Annotated[int, Field(ge=1, le=MAX_CHOICES)] | None = None
+    temperature: float | None = None
+    top_p: float | None = None
+    top_k: Int64 | None = None
+    stop: str | list[str] | None = None
+    seed: Annotated[Int64, Field(ge=0)] | None = None
+    stream: bool | None = None
+    stream_options: StreamOptions | None = None
+
+    @classmethod
+    def parse(cls, raw: bytes) -> Self:
+        """Parses a JSON body; raises ``ApiError`` with the first invalid field."""
+        try:
+            body = cls.model_validate_json(raw)
+        except ValidationError as error:
+            problem = error.errors()[0]
+            where = ".".join(map(str, problem["loc"])) or "body"
+            param = str(problem["loc"][0]) if problem["loc"] else None
+            raise ApiError(f"{where}: {problem['msg']}", param=param) from error
+        body.refuse_unsupported()
+        return body
+
+    def refuse_unsupported(self) -> None:
+        """Raises ``ApiError`` for an unsupported parameter that would change the response."""
+        for name, value in (self.model_extra or {}).items():
+            if value is None or name in _WITHOUT_EFFECT:
+                continue
+            neutral = self._neutral(name)
+            if value in neutral:
+                continue
+            message = f"{name}: got {json.dumps(value)[:80]}, "
+            if name in _INSTEAD:
+                message += f"which this server cannot do: {_INSTEAD[name]}"
+            elif neutral:
+                expected = json.dumps(neutral[0])
+                message += f"expected {expected}, or leave it out: other values are not supported"
+            else:
+                known = [*type(self).model_fields, *_NEUTRAL, *_WITHOUT_EFFECT]
+                hint = nearest(name, known) or "; leave it out"
+                message += f"which this server does not know{hint}"
+            raise ApiError(message, param=name, code="unsupported_parameter")
+
+    def _neutral(self, name: str) -> tuple[Any, ...]:
+        return _NEUTRAL.get(name, ())
+
+    @property
+    def num_samples(self) -> int:
+        """Number of choices for a prompt."""
+        return self.n or 1
+
+    @property
+    def stop_strings(self) -> tuple[str, ...]:
+        """Strings that end the text and are not part of it."""
+        strings = [self.stop] if isinstance(self.stop, str) else self.stop or []
+        if "" in strings:
+            raise ApiError("stop: got an empty text, which would end every answer", param="stop")
+        return tuple(strings)
+
+    @property
+    def include_usage(self) -> bool:
+        """Whether a stream ends with a chunk of token counts."""
+        return self.stream_options is not None and self.stream_options.include_usage
+
+    @property
+    def num_top_logprobs(self) -> int | None:
+        """Number of alternatives at each token; None for no log-probabilities."""
+        raise NotImplementedError
+
+
+class CompletionBody(SamplingBody):
+    """Body of ``POST /completions``."""
+
+    prompt: str | list[Int64] | list[str] | list[list[Int64]]
+    max_tokens: Annotated[Int64, Field(ge=0)] | None = None
+    logprobs: Annotated[int, Field(ge=0, le=MAX_TOP_LOGPROBS)] | None = None
+    echo: bool | None = None
+
+    @property
+    def prompts(self) -> list[str | list[int]]:
+        """The prompts, each a string or token ids."""
+        prompt = self.prompt
+        if isinstance(prompt, str):
+            return [prompt]
+        if not prompt:
+            raise ApiError("prompt: got an empty list, expected a prompt", param="prompt")
+        if isinstance(prompt[0], int):
+            return [[token for token in prompt if isinstance(token, int)]]
+        return [one for one in prompt if not isinstance(one, int)]
+
+    @property
+    def token_limit(self) -> int:
+        """Most tokens to sample; 16 by default, as in OpenAI's API."""
+        return 16 if self.max_tokens is None else self.max_tokens
+
+    @property
+    def num_top_logprobs(self) -> int | None:
+        """``logprobs``, which is a number here."""
+        return self.logprobs
+
+
+class FunctionSpec(BaseModel):
+    """Function that the model may call."""
+
+    name: str
+    description: str | None = None
+    parameters: dict[str, Any] | None = None
+    strict: bool | None = None
+
+
+class Tool(BaseModel):
+    """Tool; only functions are supported."""
+
+    type: Literal["function"]
+    function: FunctionSpec
+
+
+class ChatBody(SamplingBody):
+    """Body of ``POST /chat/completions``."""
+
+    messages: list[dict[str, Any]]
+    max_tokens: Annotated[Int64, Field(ge=1)] | None = None
+    max_completion_tokens: Annotated[Int64, Field(ge=1)] | None = None
+    logprobs: bool | None = None
+    top_logprobs: Annotated[int, Field(ge=0, le=MAX_TOP_LOGPROBS)] | None = None
+    tools: list[Tool] | None = None
+    renderer_name: str | None = None
+
+    def _neutral(self, name: str) -> tuple[Any, ...]:
+        values = super()._neutral(name)
+        return (*values, "none") if name == "tool_choice" and not self.tools else values
+
+    @property
+    def token_limit(self) -> int | None:
+        """Most tokens to sample; None for as many as the context has space for."""
+        newer = self.max_completion_tokens
+        return self.max_tokens if newer is None else newer
+
+    @property
+    def num_top_logprobs(self) -> int | None:
+        """``top_logprobs``, which needs ``logprobs``."""
+        if not self.logprobs:
+            if self.top_logprobs:
+                raise ApiError("top_logprobs: needs logprobs=true", param="top_logprobs")
+            return None
+        return self.top_logprobs or 0
