@@ -1,18 +1,23 @@
-"""The commands of README and docs that train or print help run in fresh processes.
+"""The commands and Python examples of README and docs run, each in a fresh process.
 
-Commands keep the keys that the page types. Values that name a large model, a dataset of the Hub or
-a folder of the reader are replaced, and settings that make the run short are added. Costs about
-two minutes; marked slow.
+Commands keep the keys that the page shows. Values that name a large model, a dataset of the Hub or
+a folder of the user are replaced, and settings that make the run short are added. Python examples
+keep their text, except for such values. Costs about three minutes; marked slow.
 """
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import re
 import shlex
+import shutil
+import signal
+import socket
 import subprocess
 import sys
+import time
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -156,13 +161,15 @@ def documented() -> list[Command]:
 COMMANDS = documented()
 OF_SERVERS = [c for c in COMMANDS if c.program == "tinker_cookbook.server"]
 OF_CLIENTS = [c for c in COMMANDS if c.program in ("tinker", "curl")]
-# These need a trained teacher, a dataset of the Hub, or the output of another command.
-NEED_MORE = ("teacher_checkpoint=", "dataset_path=FOLDER", "lang.jsonl")
-PROGRAMS = [
-    c
-    for c in COMMANDS
-    if c not in OF_SERVERS + OF_CLIENTS and not any(n in str(c) for n in NEED_MORE)
-]
+PROGRAMS = [c for c in COMMANDS if c not in OF_SERVERS + OF_CLIENTS]
+EXAMPLES = blocks("python")
+# Text that stands before an example, where a page shows only the part that matters.
+PRELUDES = {
+    "docs/06-renderers.md": """
+messages = [{"role": "user", "content": "Hi"}, {"role": "assistant", "content": "Hello"}]
+tokens = [40, 41, 42]
+""",
+}
 
 
 class Reader:
@@ -175,6 +182,23 @@ class Reader:
         rows = example_data("conversations.jsonl").read_text().splitlines()[:12]
         for name in ("my.jsonl", "my.csv"):
             (folder / name).write_text("\n".join(rows) + "\n")
+        # Answers of a teacher, as recipes.prompt_distillation.create_data writes them.
+        answers = [
+            {
+                "messages": [
+                    {"role": "user", "content": f"Text {i}"},
+                    {"role": "assistant", "content": "en"},
+                ],
+                "group": str(i),
+            }
+            for i in range(12)
+        ]
+        (folder / "answers.jsonl").write_text("".join(json.dumps(row) + "\n" for row in answers))
+        problems = [{"question": f"What is {i} + 1?", "answer": f"#### {i + 1}"} for i in range(8)]
+        (folder / "problems").mkdir()
+        for name, part in (("train", problems[:6]), ("test", problems[6:])):
+            rows_of_part = "".join(json.dumps(row) + "\n" for row in part)
+            (folder / "problems" / f"{name}.jsonl").write_text(rows_of_part)
         (folder / "my_package").mkdir()
         (folder / "my_package" / "data.py").write_text(OF_THE_READER)
         self.runs = 0
@@ -188,6 +212,32 @@ class Reader:
         config = {**json.loads(path.read_text()), "chat_template": template}
         path.write_text(json.dumps(config))
 
+    def example(self, page: str, text: str) -> str:
+        """Returns a Python example with values that exist here."""
+        text = PRELUDES.get(page, "") + text
+        text = re.sub(r'"(HuggingFaceTB|Qwen)/[^"]+"', repr(self.model), text)
+        text = re.sub(r'"(smollm2|qwen3)"', '"role_colon"', text)
+        if "tinker://RUN" in text:
+            text = re.sub(r"tinker://RUN/sampler_weights/\w+", self.checkpoint(), text)
+        if "/tmp/tinker-examples/sl_basic" in text:
+            rows = [{"step": 0, "test/nll": 2.0}, {"step": 1, "train_mean_nll": 1.5}]
+            path = self.folder / "metrics.jsonl"
+            path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+            text = text.replace("/tmp/tinker-examples/sl_basic/metrics.jsonl", str(path))
+        if "sweeps/first" in text:
+            self.sweep()
+        return text
+
+    def sweep(self) -> None:
+        """Runs the sweep whose results an example of the sweeps page reads."""
+        if (self.folder / "sweeps").exists():
+            return
+        (page,) = [c for c in COMMANDS if "log_dir=sweeps/first" in c.words]
+        replaced = ("log_dir=", "learning_rate=", "lora_rank=")
+        words = [word for word in self.words(page) if not word.startswith(replaced)]
+        grid = ["learning_rate=1e-4,3e-4", "lora_rank=4,8", "log_dir=sweeps/first"]
+        self.run([sys.executable, "-m", page.program, *words, *grid])
+
     def words(self, command: Command) -> list[str]:
         """The words of a command, with values that this machine has."""
         words = [word for word in command.words if "=" not in word or word.startswith("-")]
@@ -200,8 +250,16 @@ class Reader:
         self.runs += 1
         values = dict(SETTINGS[command.program])
         for key in typed:
-            if key.endswith("model_name"):
+            if key.endswith(("model_name", "teacher_model")):
                 values[key] = self.model
+            elif key == "teacher_checkpoint":
+                values[key] = self.checkpoint()
+            elif key == "file_path":
+                values[key] = str(self.folder / "answers.jsonl")
+            elif typed[key] == "FOLDER":
+                values[key] = str(self.folder / "problems")
+            elif typed[key] == "…" and key == "dataset":
+                values[key] = "sums"
             elif typed[key] == "…":
                 values.setdefault(key, "0.001")
         if command.program != "recipes.prompt_distillation.create_data":
@@ -215,16 +273,54 @@ class Reader:
             values["log_path"] = place
         return values
 
+    def checkpoint(self) -> str:
+        """Returns the ``tinker://`` path of a short run's sampler weights."""
+        log_path = self.folder / "teacher"
+        if not log_path.exists():
+            settings = {**SETTINGS["recipes.sl_loop"], "model_name": self.model}
+            words = [f"{k}={v}" for k, v in {**settings, "log_path": log_path}.items()]
+            self.run([sys.executable, "-m", "recipes.sl_loop", *words])
+        lines = (log_path / "checkpoints.jsonl").read_text().splitlines()
+        return json.loads(lines[-1])["sampler_path"]
+
+    def environment(self, **more: str) -> dict[str, str]:
+        return {
+            **os.environ,
+            "TINKER_COOKBOOK_HOME": str(self.folder / "home"),
+            "PYTHONPATH": f"{REPO}:{self.folder}",
+            **more,
+        }
+
+    def server_words(self, command: Command) -> list[str]:
+        words = [word for word in command.words if not word.startswith("model_name=")]
+        return [*words, f"model_name={self.model}", "device=cpu", "dtype=float32"]
+
+    def start_server(self, words: list[str], port: int) -> subprocess.Popen[str]:
+        """Starts a server and returns when it accepts connections."""
+        log = self.folder / "server.log"
+        with log.open("w") as output:
+            process = subprocess.Popen(
+                [sys.executable, "-m", "tinker_cookbook.server", *words, f"port={port}"],
+                cwd=self.folder,
+                env=self.environment(PYTHONUNBUFFERED="1"),
+                stdin=subprocess.DEVNULL,
+                stdout=output,
+                stderr=subprocess.STDOUT,
+                text=True,
+            )
+        deadline = time.monotonic() + 120
+        while True:
+            assert process.poll() is None, log.read_text()
+            assert time.monotonic() < deadline, log.read_text()
+            with contextlib.suppress(OSError), socket.create_connection(("127.0.0.1", port), 1):
+                return process
+            time.sleep(0.1)
+
     def run(self, words: list[str], **environment: str) -> str:
         done = subprocess.run(
             words,
             cwd=self.folder,
-            env={
-                **os.environ,
-                "TINKER_COOKBOOK_HOME": str(self.folder / "home"),
-                "PYTHONPATH": f"{REPO}:{self.folder}",
-                **environment,
-            },
+            env=self.environment(**environment),
             stdin=subprocess.DEVNULL,
             capture_output=True,
             text=True,
@@ -244,8 +340,69 @@ def reader(tmp_path_factory) -> Reader:
 def test_commands_are_found():
     assert len(PROGRAMS) > 20
     assert OF_SERVERS
+    assert OF_CLIENTS
+    assert len(EXAMPLES) > 5
 
 
 @pytest.mark.parametrize("command", PROGRAMS, ids=str)
 def test_command(reader, command):
     reader.run([sys.executable, "-m", command.program, *reader.words(command)])
+
+
+@pytest.mark.parametrize(
+    ("page", "text"),
+    [example for example in EXAMPLES if "127.0.0.1" not in example[1]],
+    ids=lambda value: value if len(value) < 60 else "example",
+)
+def test_python_example(reader, page, text):
+    reader.run([sys.executable, "-c", reader.example(page, text)])
+
+
+@pytest.fixture(scope="module")
+def server(reader):
+    """URL and key of the documented server, and a checkpoint that it serves."""
+    checkpoint = reader.checkpoint()
+    port = free_port()
+    process = reader.start_server(reader.server_words(OF_SERVERS[0]), port)
+    keys = json.loads((reader.folder / "home" / "server_keys.json").read_text())
+    url = f"http://127.0.0.1:{port}"
+    yield {"TINKER_BASE_URL": url, "TINKER_API_KEY": keys["local"], "checkpoint": checkpoint}
+    process.send_signal(signal.SIGINT)
+    assert process.wait(60) == 0
+
+
+@pytest.mark.parametrize("command", OF_SERVERS[1:], ids=str)
+def test_server(reader, command):
+    process = reader.start_server(reader.server_words(command), free_port())
+    process.send_signal(signal.SIGINT)
+    assert process.wait(60) == 0
+
+
+@pytest.mark.parametrize("command", OF_CLIENTS, ids=str)
+def test_client(reader, server, command):
+    words = [on_server(word, server) for word in command.words]
+    program = shutil.which(command.program, path=f"{Path(sys.executable).parent}:{os.defpath}")
+    assert program, f"{command.program} is not installed"
+    environment = {name: server[name] for name in ("TINKER_BASE_URL", "TINKER_API_KEY")}
+    printed = reader.run([program, *words], **environment)
+    if command.program == "curl":
+        assert json.loads(printed)["choices"], printed
+
+
+@pytest.mark.parametrize("text", [text for _, text in EXAMPLES if "127.0.0.1" in text])
+def test_python_client(reader, server, text):
+    environment = {name: server[name] for name in ("TINKER_BASE_URL", "TINKER_API_KEY")}
+    reader.run([sys.executable, "-c", on_server(text, server)], **environment)
+
+
+def on_server(text: str, server: dict[str, str]) -> str:
+    """Returns ``text`` with the address, key and checkpoint of the running server."""
+    text = text.replace("http://127.0.0.1:8000", server["TINKER_BASE_URL"])
+    text = text.replace("$TINKER_API_KEY", server["TINKER_API_KEY"])
+    return text.replace("tinker://RUN/sampler_weights/NAME", server["checkpoint"])
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return probe.getsockname()[1]
