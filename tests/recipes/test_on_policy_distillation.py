@@ -25,7 +25,7 @@ from tinker_cookbook.utils.entrypoint import parse_arguments
 JSON_LOGGER = "tinker_cookbook.utils.loggers.json_logger:append_row"
 STORE_RENAME = "tinker_cookbook.engine.checkpoints.files:replace_folder"
 SCORED = "tinker_cookbook.distillation.teachers:add_reverse_kl"
-GROUP_DONE = "tinker_cookbook.rl.loop.rollout_worker:RolloutWorker.note"
+GROUP_DONE = "tinker_cookbook.rl.loop.sources:RolloutWorker.count"
 
 
 def test_a_student_gets_closer_to_its_teacher_and_does_what_it_does(stories_model, tmp_path):

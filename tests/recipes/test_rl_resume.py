@@ -25,7 +25,7 @@ STORE_RENAME = "tinker_cookbook.engine.checkpoints.files:replace_folder"
 OPTIM_STEP = "tinker_cookbook.engine.training.run:TrainingRun.optim_step"
 QUEUE = "tinker_cookbook.rl.loop.async_source:write_queue"
 EVALUATE = "tinker_cookbook.training.session:run_evaluators"
-GROUP_DONE = "tinker_cookbook.rl.loop.rollout_worker:RolloutWorker.note"
+GROUP_DONE = "tinker_cookbook.rl.loop.sources:RolloutWorker.count"
 
 KILL_POINTS = [
     pytest.param(OPTIM_STEP, 3, "after", id="before the first checkpoint"),

@@ -161,20 +161,21 @@ class TeacherSignal(AdvantageAdjuster):
         self._teachers = list(teachers)
         self._coef, self._discount, self._reward_coef = coef, discount, reward_coef
 
-    async def adjust(self, played: RolloutData) -> Adjustment:
+    async def adjust(self, rollouts: RolloutData) -> Adjustment:
         """See the module's docstring; the teachers score at the same time."""
         trajectories: dict[tuple[int, int], Played] = {}
-        for place, datum in zip(played.places_D, played.data_D, strict=True):
+        for place, datum in zip(rollouts.places_D, rollouts.data_D, strict=True):
             made = trajectories.setdefault(
-                (place.group, place.member), Played(played.trajectory(place), [])
+                (place.group, place.member), Played(rollouts.trajectory(place), [])
             )
             made.data.append(datum)
-        numbers = [dataset_index(played.groups[group].tags) for group, _ in trajectories]
+        numbers = [dataset_index(rollouts.groups[group].tags) for group, _ in trajectories]
         scores = await self._score(list(trajectories.values()), numbers)
-        rewarded = self._weigh_rewards(played.data_D)
-        numbers_D = [dataset_index(played.groups[place.group].tags) for place in played.places_D]
+        rewarded = self._weigh_rewards(rollouts.data_D)
+        groups = rollouts.groups
+        numbers_D = [dataset_index(groups[place.group].tags) for place in rollouts.places_D]
         means, added = add_reverse_kl(
-            played.data_D,
+            rollouts.data_D,
             np.concatenate([np.empty(0), *scores]),
             numbers_D,
             self._coef,

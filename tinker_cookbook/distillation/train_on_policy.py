@@ -38,10 +38,8 @@ from tinker_cookbook.rl.data_processing import assemble_training_data, compute_a
 from tinker_cookbook.rl.dataset_utils import ChainedRLDataset
 from tinker_cookbook.rl.kl import check_penalty, trained_values
 from tinker_cookbook.rl.loop.do_training import CallerSession, run_loop
-from tinker_cookbook.rl.loop.parts import print_group
-from tinker_cookbook.rl.loop.rollout_worker import RolloutWorker
-from tinker_cookbook.rl.loop.sources import BatchSource, problem_batches
-from tinker_cookbook.rl.loop.steps import train_on_data
+from tinker_cookbook.rl.loop.parts import print_group, train_on_data
+from tinker_cookbook.rl.loop.sources import BatchSource, RolloutWorker, problem_batches
 from tinker_cookbook.rl.report.trajectory_metrics import compute_trajectory_metrics
 from tinker_cookbook.rl.types import EnvGroupBuilder, RLDataset, RLDatasetBuilder, TrajectoryGroup
 from tinker_cookbook.tokenizer_utils import get_tokenizer

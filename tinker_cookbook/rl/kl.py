@@ -162,12 +162,12 @@ class KLPenalty(AdvantageAdjuster):
     def __init__(self, reference: SamplingClient, coef: float, discount: float = 0.0) -> None:
         self._reference, self._coef, self._discount = reference, coef, discount
 
-    async def adjust(self, played: RolloutData) -> Adjustment:
+    async def adjust(self, rollouts: RolloutData) -> Adjustment:
         """Lowers the advantages of tokens by which the policy leaves the reference."""
-        rewarded = any(values.any() for values in advantages_of(played.data_D))
+        rewarded = any(values.any() for values in advantages_of(rollouts.data_D))
         check_penalty(self._coef, self._discount)
-        reference_D = await score_datums(self._reference, played.data_D)
-        mean, penalty = add_penalty(played.data_D, reference_D, self._coef, self._discount)
+        reference_D = await score_datums(self._reference, rollouts.data_D)
+        mean, penalty = add_penalty(rollouts.data_D, reference_D, self._coef, self._discount)
         means = {"kl_policy_base": mean} if mean.count else {}
         return Adjustment(rewarded or kl_is_significant(penalty, self._coef), means)
 

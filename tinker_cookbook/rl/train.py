@@ -4,11 +4,10 @@
         dataset_builder=module:Class dataset_builder.KEY=…
     python -m tinker_cookbook.rl.train dataset_builder=mine:MyDatasetBuilder --help
 
-An iteration: play a batch of groups with the newest weights, train on them, take the new weights.
-Where the groups come from, and when their training is submitted, is the business of a source
-(``sources.py``: synchronous and streaming, ``async_source.py``: asynchronous); what training does
-with them that of an ``Update`` (``train_step.py``). ``loop.py`` has the iterations, and
-``do_training.py`` runs them over a client, a dataset and a logger that the caller made.
+An iteration runs a batch of groups with the newest weights, trains on them, and takes the new
+weights. A source runs the groups and decides when each is trained (``loop/sources.py``: synchronous
+and streaming, ``loop/async_source.py``: asynchronous). ``loop/iteration.py`` has the iterations,
+and ``loop/do_training.py`` runs them over a client, a dataset and a logger of the caller.
 
 Rows of ``metrics.jsonl``: ``step`` counts finished iterations (with ``num_substeps`` each has
 several optimizer steps). Row 0 holds the evaluations before training; row k the metrics of the k-th
@@ -37,19 +36,22 @@ from tinker_cookbook.rl.config import (
 from tinker_cookbook.rl.kl import KLPenalty
 from tinker_cookbook.rl.loop.adjuster import AdvantageAdjuster
 from tinker_cookbook.rl.loop.async_source import AsyncSource
-from tinker_cookbook.rl.loop.discarded_work import (
+from tinker_cookbook.rl.loop.do_training import (
     DISCARDED_WORK_LOG_INTERVAL_SECONDS,
     DiscardedWorkLog,
     count_discarded_rollout,
-    drop_constant_reward_group,
-)
-from tinker_cookbook.rl.loop.do_training import (
     do_async_training,
     do_sync_training,
     do_sync_training_with_stream_minibatch,
+    drop_constant_reward_group,
 )
 from tinker_cookbook.rl.loop.iteration import Loop
 from tinker_cookbook.rl.loop.parts import (
+    SamplingClientReuse,
+    WrappedTrajectoryGroup,
+    compute_full_batch_metrics_and_get_sampling_client,
+    do_train_step_and_get_sampling_client,
+    do_train_step_streaming_and_get_sampling_client,
     gather_with_progress,
     prepare_minibatch,
     print_group,
@@ -60,14 +62,11 @@ from tinker_cookbook.rl.loop.parts import (
     train_step,
     training_usage,
 )
-from tinker_cookbook.rl.loop.rollout_worker import RolloutWorker
-from tinker_cookbook.rl.loop.sources import BatchSource, GroupSource, problem_batches
-from tinker_cookbook.rl.loop.steps import (
-    SamplingClientReuse,
-    WrappedTrajectoryGroup,
-    compute_full_batch_metrics_and_get_sampling_client,
-    do_train_step_and_get_sampling_client,
-    do_train_step_streaming_and_get_sampling_client,
+from tinker_cookbook.rl.loop.sources import (
+    BatchSource,
+    GroupSource,
+    RolloutWorker,
+    problem_batches,
 )
 from tinker_cookbook.rl.report.live_view import RLProgress
 from tinker_cookbook.rl.report.train_report import Reporter
@@ -162,8 +161,8 @@ async def run(
         progress = RLProgress(total_steps, session.start_step)
         with Reporter(config, session, progress, tokenizer) as reporter:
             reporter.add_evaluators(session, test_set)
-            player = RolloutWorker(config, progress.sampling)
-            source = make_source(config, session, train_set, player, total_steps)
+            worker = RolloutWorker(config, progress.sampling)
+            source = make_source(config, session, train_set, worker, total_steps)
             loop = Loop(config, session, source, reporter, adjuster)
             async with source:
                 await loop.run(total_steps)
@@ -233,18 +232,18 @@ def make_source(
     config: PolicyTrainingConfig,
     session: TrainingSession,
     dataset: RLDataset,
-    player: RolloutWorker,
+    worker: RolloutWorker,
     total_steps: int,
 ) -> GroupSource:
     """The source for the mode of training that the config asks for."""
     start = session.start_step
     if config.async_config is not None:
         log_path = local_path(config.log_path)
-        return AsyncSource(dataset, player, config, total_steps, log_path, start)
+        return AsyncSource(dataset, worker, config, total_steps, log_path, start)
     stream = config.stream_minibatch_config
     return BatchSource(
         problem_batches(dataset, config.seed, start, total_steps),
-        player,
+        worker,
         config.num_substeps,
         num_minibatches=0 if stream is None else stream.num_minibatches,
     )

@@ -28,7 +28,7 @@ from tinker_cookbook.renderers import get_renderer
 from tinker_cookbook.rl.data_processing import assemble_training_data, trajectory_to_data
 from tinker_cookbook.rl.envs.problem_env import ProblemEnv, ProblemGroupBuilder
 from tinker_cookbook.rl.loop.adjuster import RolloutData
-from tinker_cookbook.rl.loop.rollout_worker import RolloutGroup
+from tinker_cookbook.rl.loop.sources import RolloutGroup
 from tinker_cookbook.rl.rollouts.hooks import teacher_observation
 from tinker_cookbook.rl.types import Env, Trajectory, TrajectoryGroup, Transition
 from tinker_cookbook.tokenizer_utils import get_tokenizer
@@ -71,10 +71,10 @@ def played(*groups, rewards=None) -> RolloutData:
         RolloutGroup(
             0,
             i,
-            TrajectoryGroup(
+            result=TrajectoryGroup(
                 list(trajectories), [0.0] * len(trajectories), [{}] * len(trajectories)
             ),
-            [f"dataset_{dataset}", "prompts"],
+            tags=[f"dataset_{dataset}", "prompts"],
         )
         for i, (dataset, trajectories) in enumerate(groups)
     ]

@@ -25,7 +25,7 @@ from tinker_cookbook.rl.config import AsyncConfig, StreamMinibatchConfig
 from tinker_cookbook.rl.envs.problem_dataset import ProblemDataset
 from tinker_cookbook.rl.envs.problem_env import ProblemEnv, ProblemGroupBuilder
 from tinker_cookbook.rl.loop.async_state import group_from_row, group_to_row
-from tinker_cookbook.rl.loop.rollout_worker import RolloutGroup
+from tinker_cookbook.rl.loop.sources import RolloutGroup
 from tinker_cookbook.rl.rollouts.group import do_group_rollout_and_filter_constant_reward
 from tinker_cookbook.rl.types import RLDatasetBuilder, TrajectoryGroup, Transition
 from tinker_cookbook.tokenizer_utils import get_tokenizer
@@ -322,7 +322,7 @@ def test_the_queue_of_an_asynchronous_run_keeps_what_the_teacher_sees():
         teacher_ob=seen,
     )
     group = TrajectoryGroup([Trajectory([turn], tinker.ModelInput.empty())], [0.0], [{}])
-    row = json.loads(json.dumps(group_to_row(RolloutGroup(0, 0, group, ["dataset_0"]))))
+    row = json.loads(json.dumps(group_to_row(RolloutGroup(0, 0, result=group, tags=["dataset_0"]))))
     (back,) = group_from_row(row).group.trajectories_G[0].transitions
     assert back.teacher_ob.to_ints() == [7, 8]
     del row["trajectories"][0]["transitions"][0]["teacher_ob"]  # an earlier version's

@@ -14,7 +14,7 @@ from tinker_cookbook.exceptions import AllTrajectoriesFailedError
 from tinker_cookbook.rl import train
 from tinker_cookbook.rl.loop.async_source import AsyncSource, ProblemQueue
 from tinker_cookbook.rl.loop.async_state import QueueState, read_queue, write_queue
-from tinker_cookbook.rl.loop.rollout_worker import PolicySnapshot, RolloutGroup, RolloutWorker
+from tinker_cookbook.rl.loop.sources import PolicySnapshot, RolloutGroup, RolloutWorker
 from tinker_cookbook.rl.train import AsyncConfig
 from tinker_cookbook.rl.types import TrajectoryGroup
 
@@ -33,7 +33,7 @@ class FakePlayer(RolloutWorker):
         self.seconds_of, self.started = seconds, []
         self.most_at_once = self._now = 0
 
-    async def play(self, problem, snapshot):
+    async def run_group(self, problem, snapshot):
         self.started.append((problem.place, snapshot.step))
         self._now += 1
         self.most_at_once = max(self.most_at_once, self._now)
@@ -45,7 +45,7 @@ class FakePlayer(RolloutWorker):
         if seconds is None:
             return None
         group = TrajectoryGroup([], [], [], sampling_client_step=snapshot.step)
-        return RolloutGroup(problem.batch, problem.index, group)
+        return RolloutGroup(problem.batch, problem.index, result=group)
 
 
 def make_source(tmp_path, player, config, total_steps=5, start_step=0) -> AsyncSource:
@@ -72,7 +72,7 @@ async def run_steps(source, steps, seconds_of_training=0.0, start=0):
 
     for step in range(start, start + steps):
         collected = await source.collect(step, weights(step), consume)
-        source.renew(weights(step + 1))
+        source.update_weights(weights(step + 1))
         found.append(collected)
     return found
 
@@ -128,7 +128,7 @@ def test_a_finished_group_of_old_weights_is_trained_first(tmp_path):
             while len(source.finished()) < 2:
                 await asyncio.sleep(0.001)
             # Weights moved on by two updates at once.
-            source.renew(weights(2))
+            source.update_weights(weights(2))
 
             async def consume(groups):
                 pass
@@ -183,10 +183,10 @@ def test_an_error_of_an_environment_reaches_the_loop(tmp_path):
     config = async_config(tmp_path)
 
     class Broken(FakePlayer):
-        async def play(self, problem, snapshot):
+        async def run_group(self, problem, snapshot):
             if problem.place == (1, 0):
                 raise OSError("the judge is away")
-            return await super().play(problem, snapshot)
+            return await super().run_group(problem, snapshot)
 
     async def go():
         async with make_source(tmp_path, Broken(config), config) as source:
@@ -203,7 +203,7 @@ def test_where_every_group_fails_the_run_ends(tmp_path):
         async with make_source(tmp_path, FakePlayer(config, lambda _: None), config) as source:
             await run_steps(source, 1)
 
-    with pytest.raises(AllTrajectoriesFailedError, match="not one of"):
+    with pytest.raises(AllTrajectoriesFailedError, match="groups failed"):
         asyncio.run(go())
 
 

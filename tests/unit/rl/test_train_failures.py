@@ -55,7 +55,7 @@ def test_where_no_group_can_be_played_the_run_ends(stories_model, tmp_path):
         {"reward_for": "error"},
         rollout_error_tolerance=MinViableGroup(max_retries=0),
     )
-    with pytest.raises(TinkerCookbookError, match="not one of 4 groups could be played"):
+    with pytest.raises(TinkerCookbookError, match="all 4 groups failed"):
         run(config)
 
 

@@ -11,7 +11,7 @@ import tinker
 from tinker_cookbook.completers import TokensWithLogprobs
 from tinker_cookbook.exceptions import CheckpointError, TrainingError
 from tinker_cookbook.rl.loop.async_state import QueueState, read_queue, write_queue
-from tinker_cookbook.rl.loop.rollout_worker import RolloutGroup
+from tinker_cookbook.rl.loop.sources import RolloutGroup
 from tinker_cookbook.rl.types import (
     RolloutError,
     StopReason,
@@ -52,7 +52,7 @@ def a_group(index: int = 0) -> RolloutGroup:
         [RolloutError("TimeoutError", "gone")],
         sampling_client_step=4,
     )
-    return RolloutGroup(3, index, group, ["math", "easy"], 1.25)
+    return RolloutGroup(3, index, result=group, tags=["math", "easy"], seconds=1.25)
 
 
 def test_a_group_comes_back_as_it_was(tmp_path):

@@ -1,4 +1,4 @@
-"""Where advantages come from beside the rewards: a policy or a teacher that scores each token."""
+"""Advantages of each token from a reference policy or a teacher, in addition to the rewards."""
 
 from __future__ import annotations
 
@@ -18,18 +18,18 @@ if TYPE_CHECKING:
 
     from tinker_cookbook.backends import Future, TrainingClient
     from tinker_cookbook.rl.config import PolicyTrainingConfig
-    from tinker_cookbook.rl.loop.rollout_worker import RolloutGroup
+    from tinker_cookbook.rl.loop.sources import RolloutGroup
 
 _MIN_KL = 1e-4
-"""A KL below this, in nats, is rounding. Adam would turn even that into a step of full size."""
+"""A KL below this, in nats, is rounding, which Adam would scale up to a full step."""
 
 
 @dataclass(frozen=True)
 class RolloutData:
-    """Data that are about to be trained, and where they come from.
+    """Training data with the groups they were made of.
 
-    ``places_D[i].group`` is the place in ``groups`` of what ``data_D[i]`` was made of; the data of
-    a trajectory stand side by side.
+    ``places_D[i].group`` is the index in ``groups`` of the group of ``data_D[i]``; the data of one
+    trajectory are adjacent.
     """
 
     groups: Sequence[RolloutGroup]
@@ -37,13 +37,13 @@ class RolloutData:
     places_D: Sequence[DatumPlace]
 
     def trajectory(self, place: DatumPlace) -> Trajectory:
-        """What was played at a place."""
+        """Returns the trajectory of a datum."""
         return self.groups[place.group].group.trajectories_G[place.member]
 
 
 @dataclass(frozen=True)
 class Mean:
-    """A mean that can be joined with that of other tokens or episodes."""
+    """Mean that can be added to the mean of other tokens or episodes."""
 
     total: float = 0.0
     count: int = 0
@@ -53,17 +53,16 @@ class Mean:
 
     @property
     def mean(self) -> float:
-        """Of one value at least."""
+        """Mean of at least one value."""
         return self.total / self.count
 
 
 @dataclass(frozen=True)
 class Adjustment:
-    """What became of the data.
+    """Result of an adjustment.
 
     Attributes:
-        has_signal: Whether the advantages teach anything now. Alone, data without signal are not
-            trained on.
+        has_signal: Whether any advantage is not 0. Data without a signal are not trained alone.
         means: Metrics by name.
     """
 
@@ -72,39 +71,42 @@ class Adjustment:
 
 
 class AdvantageAdjuster(ABC):
-    """Changes the advantages of played data, which hold those of the rewards, before they train.
+    """Adjustment of the rewards' advantages before training.
 
-    One instance serves a whole run. It keeps nothing from one call to the next, or a resumed run
-    would not equal one that was never stopped.
+    One instance is used for the whole run. It keeps no state between calls, so that a resumed run
+    equals an uninterrupted one.
     """
 
     @abstractmethod
-    async def adjust(self, played: RolloutData) -> Adjustment:
-        """Changes ``played.data_D`` in place. Called with a whole batch, or in a streaming run with
-        its parts as they are finished; metrics of the parts are joined."""
+    async def adjust(self, rollouts: RolloutData) -> Adjustment:
+        """Changes ``rollouts.data_D`` in place.
+
+        Called with a whole batch, or in a streaming run with its parts; their metrics are averaged.
+        """
 
     def submit(
         self, client: TrainingClient, data_D: Sequence[tinker.Datum], config: PolicyTrainingConfig
     ) -> Future[types.ForwardBackwardOutput]:
-        """Starts the pass over adjusted data; by default with the run's own loss."""
+        """Submits the pass over adjusted data; by default with the run's own loss."""
         return submit_policy_loss(client, data_D, config)
 
     def trained_logprobs(self, output: types.ForwardBackwardOutput) -> list[Any]:
-        """The learner's log-probabilities [T] of each datum's tokens, from the pass's output."""
+        """Returns the learner's log-probabilities [T] of each datum's tokens."""
         return logprobs_of(output)
 
 
 def logprobs_of(output: types.ForwardBackwardOutput) -> list[Any]:
-    """Log-probabilities of each datum's targets."""
+    """Returns the log-probabilities [T] of each datum's targets."""
     return [record["logprobs"] for record in output.loss_fn_outputs]
 
 
 def submit_policy_loss(
     client: TrainingClient, data_D: Sequence[tinker.Datum], config: PolicyTrainingConfig
 ) -> Future[types.ForwardBackwardOutput]:
-    """Starts a pass with the loss that the config names.
+    """Submits a pass with the loss of the config.
 
-    Raises DataValidationError where that loss needs provenance that a datum lacks.
+    Raises:
+        DataValidationError: The loss needs provenance that a datum lacks.
     """
     check_provenance(data_D, config.loss_name)
     return client.forward_backward(
@@ -115,10 +117,10 @@ def submit_policy_loss(
 
 
 def advantages_of(data_D: Sequence[tinker.Datum]) -> list[np.ndarray]:
-    """The advantages [T] of each datum."""
+    """Returns the advantages [T] of each datum."""
     return [datum.loss_fn_inputs["advantages"].to_numpy() for datum in data_D]
 
 
 def kl_is_significant(values: np.ndarray, coef: float) -> bool:
-    """Whether any of the advantages that a KL times ``coef`` gave is more than rounding."""
+    """Returns whether an advantage from a KL times ``coef`` is more than rounding."""
     return float(np.abs(values).max(initial=0.0)) > _MIN_KL * coef

@@ -1,12 +1,11 @@
-"""Asynchronous sampling: groups are started all the time, each with the newest weights.
+"""Asynchronous sampling: groups start continuously, each with the newest weights.
 
-At most ``groups_per_batch * (K + 1)`` groups are started and not yet trained, so that sampling goes
-on while the policy trains, and yet runs no more than K updates ahead of training. Training takes
-the groups of the oldest weights first. No finished group is discarded: one that takes long is
-trained when it is done, even if it is then more than K updates old, because leaving such groups out
-would train on quick problems more than on slow ones.
+At most ``groups_per_batch * (K + 1)`` groups are started and not yet trained, so sampling continues
+while the policy trains, but is at most K updates ahead of training. Training takes the groups of
+the oldest weights first. No finished group is discarded for its staleness: discarding slow groups
+would bias training towards fast problems.
 
-With ``stream_minibatch_config`` a part of the batch is trained as soon as so many groups are
+With ``stream_minibatch_config`` a part of the batch is trained as soon as enough groups are
 finished, in the order in which they finish.
 """
 
@@ -15,27 +14,24 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from tinker_cookbook.exceptions import TrainingError
 from tinker_cookbook.rl.config import AsyncConfig, PolicyTrainingConfig
 from tinker_cookbook.rl.loop.async_state import QueueState, read_queue, write_queue
-from tinker_cookbook.rl.loop.rollout_worker import (
-    PolicySnapshot,
-    RolloutGroup,
-    RolloutRequest,
-    RolloutWorker,
-    cancel_all,
-)
 from tinker_cookbook.rl.loop.sources import (
-    Collected,
     Consume,
     GroupSource,
     Metrics,
-    nothing_played,
+    PolicySnapshot,
+    RolloutBatch,
+    RolloutGroup,
+    RolloutWorker,
+    all_failed,
     problem_batches,
 )
+from tinker_cookbook.rl.rollouts.async_utils import cancel_and_wait
 from tinker_cookbook.rl.types import RLDataset
 from tinker_cookbook.supervised.prefetch import Prefetcher
 
@@ -43,14 +39,14 @@ logger = logging.getLogger(__name__)
 
 
 class ProblemQueue:
-    """The problems of a dataset one by one, from a place on, epoch after epoch.
+    """Queue of the dataset's groups from a position on, epoch after epoch.
 
     Args:
-        dataset: Whose problems.
-        seed: Of the order of the epochs.
-        position: (batch, index) of the first problem to give.
-        again: Problems before that place which were begun but not finished.
-        stop_batch: Batch to stop before; ``None`` goes on with further epochs.
+        dataset: RL dataset.
+        seed: Seed of the order within the epochs.
+        position: (batch, index) of the first group.
+        again: Earlier groups that were started but not finished.
+        stop_batch: Batch to stop before; ``None`` continues with further epochs.
     """
 
     def __init__(
@@ -63,59 +59,55 @@ class ProblemQueue:
     ) -> None:
         self.position = position
         self.again = set(again)
-        """Those of ``again`` that have not been given yet."""
+        """Groups of ``again`` that were not returned yet."""
         self.epoch = 0
-        """Of the problem given last."""
+        """Epoch of the last returned group."""
         first = min([position[0], *(place[0] for place in again)])
         batches = problem_batches(dataset, seed, first, stop_batch)
-        self._rest: deque[RolloutRequest] = deque()
-        self._ahead = Prefetcher(_from(batches, position, frozenset(again)))
+        self._rest: deque[RolloutGroup] = deque()
+        # A copy, because the prefetcher's thread reads it while ``next`` changes ``again``.
+        places = frozenset(again)
+        self._prefetcher = Prefetcher(
+            [group for group in batch if group.place >= position or group.place in places]
+            for batch in batches
+        )
 
-    async def next(self) -> RolloutRequest:
-        """The next problem; raises StopAsyncIteration after the last one."""
+    async def next(self) -> RolloutGroup:
+        """Returns the next group; raises StopAsyncIteration after the last one."""
         while not self._rest:
-            self._rest.extend(await self._ahead.next())
-        problem = self._rest.popleft()
-        self.epoch = problem.epoch
-        if problem.place >= self.position:
-            self.position = (problem.batch, problem.index + 1)
-        self.again.discard(problem.place)
-        return problem
+            self._rest.extend(await self._prefetcher.next())
+        group = self._rest.popleft()
+        self.epoch = group.epoch
+        if group.place >= self.position:
+            self.position = (group.batch, group.index + 1)
+        self.again.discard(group.place)
+        return group
 
     def close(self) -> None:
-        """Ends the thread that reads ahead."""
-        self._ahead.close()
-
-
-def _from(
-    batches: Iterator[list[RolloutRequest]],
-    position: tuple[int, int],
-    again: frozenset[tuple[int, int]],
-) -> Iterator[list[RolloutRequest]]:
-    for problems in batches:
-        yield [one for one in problems if one.place >= position or one.place in again]
+        """Stops the prefetching thread."""
+        self._prefetcher.close()
 
 
 class AsyncSource(GroupSource):
-    """Groups of which at most ``max_steps_off_policy`` updates' worth are sampled ahead.
+    """Source that samples at most ``max_steps_off_policy`` updates ahead of training.
 
     Args:
-        dataset: Its problems go round until the run has its updates: groups that fail are made up
-            for by problems of a further epoch.
-        player: Plays the groups.
-        config: The run's.
+        dataset: Repeated until the run has its updates; groups of a further epoch replace groups
+            that fail.
+        worker: Runs the groups.
+        config: Settings of the run.
         total_steps: Updates of the whole run.
-        log_path: Where ``save`` has written, if the run is continued.
-        start_step: Updates done.
-        stop_batch: Read the dataset once, from batch ``start_step`` up to this one. Where its
-            problems are used up, the last update trains the groups that are left.
-        drop: Whether a finished group is left out of training; called once with each.
+        log_path: Folder of the saved queue of a continued run.
+        start_step: Finished updates.
+        stop_batch: Read the dataset once, from batch ``start_step`` up to this one. At its end the
+            last update trains the remaining groups.
+        drop: Returns whether a finished group is not trained; called once with each.
     """
 
     def __init__(
         self,
         dataset: RLDataset,
-        player: RolloutWorker,
+        worker: RolloutWorker,
         config: PolicyTrainingConfig,
         total_steps: int,
         log_path: Path,
@@ -131,19 +123,17 @@ class AsyncSource(GroupSource):
         self._size = (stream or self._config).groups_per_batch
         self._num_substeps = config.num_substeps
         self._num_parts = 1 if stream is None else self._num_substeps * stream.num_minibatches
-        self._player, self._drop = player, drop
+        self._worker, self._drop = worker, drop
         self._last_step = total_steps - 1
         self._once = stop_batch is not None
         state = QueueState((start_step, 0), [], [])
         if not self._once:
-            state = _restored(log_path, start_step)
+            state = _restored_queue(log_path, start_step)
         self._problems = ProblemQueue(
             dataset, config.seed, state.position, state.in_flight, stop_batch
         )
         self._queue = list(state.queue)
-        self._running: dict[
-            asyncio.Task[RolloutGroup | None], tuple[RolloutRequest, PolicySnapshot]
-        ] = {}
+        self._running: dict[asyncio.Task[RolloutGroup | None], RolloutGroup] = {}
         self._taken = start_step * self._size
         self._wanted = total_steps * self._size
         self._in_training = 0
@@ -157,10 +147,10 @@ class AsyncSource(GroupSource):
 
     async def collect(
         self, step: int, snapshot: PolicySnapshot, consume: Consume
-    ) -> Collected | None:
+    ) -> RolloutBatch | None:
         """See :meth:`GroupSource.collect`."""
-        self.renew(snapshot)
-        self._player.begin(self._size, done=len(self._queue))
+        self.update_weights(snapshot)
+        self._worker.begin(self._size, done=len(self._queue))
         self._current = []
         seconds = 0.0
         for _ in range(self._num_parts):
@@ -170,27 +160,31 @@ class AsyncSource(GroupSource):
                 break
             if self._once and step == self._last_step and len(self._current) == self._size:
                 self._cancel_rest()  # nothing that still runs can be trained
-            seconds = self._player.seconds
+            seconds = self._worker.seconds
             await consume(groups)
         if not self._current:
             return None
         failed, self._failed = self._failed, 0
-        return Collected(self._current, self._problems.epoch, failed, seconds, self._metrics())
+        metrics: Metrics = {
+            "async/groups_queued": len(self._queue),
+            "async/groups_in_flight": len(self._running),
+        }
+        return RolloutBatch(self._current, self._problems.epoch, failed, seconds, metrics)
 
     async def _wait_for(self, num_groups: int, step: int) -> None:
-        """Waits until so many groups can be trained, or no more will come."""
+        """Waits until ``num_groups`` groups are finished, or no more will finish."""
         while True:
             if self._error is not None:
                 raise self._error
             if self._failed_in_a_row >= self._size:
-                raise nothing_played(step, self._failed_in_a_row)
+                raise all_failed(step, self._failed_in_a_row)
             if len(self._queue) >= num_groups or (self._used_up and not self._running):
                 return
             self._changed.clear()
             await self._changed.wait()
 
-    def renew(self, snapshot: PolicySnapshot) -> None:
-        """Groups are started with these weights from now on."""
+    def update_weights(self, snapshot: PolicySnapshot) -> None:
+        """Starts further groups with these weights."""
         if self._newest is None or snapshot.step > self._newest.step:
             self._newest = snapshot
             self._in_training, self._current = 0, []
@@ -204,19 +198,19 @@ class AsyncSource(GroupSource):
         return [*self._current, *self._queue]
 
     def save(self, log_path: Path, step: int) -> None:
-        """Writes the queue, the place in the data, and what was begun but not finished."""
-        begun = [one.place for task, (one, _) in self._running.items() if not task.cancelling()]
+        """Saves the queue, the position in the data, and the unfinished groups."""
+        begun = [group.place for task, group in self._running.items() if not task.cancelling()]
         begun += self._problems.again
         write_queue(log_path, step, QueueState(self._problems.position, begun, self._queue))
 
     async def close(self) -> None:
-        """Cancels what runs."""
+        """Cancels running groups and waits for their cleanup."""
         feeder = [self._feeder] if self._feeder is not None else []
-        await cancel_all([*feeder, *self._running])
+        await cancel_and_wait([*feeder, *self._running])
         await asyncio.to_thread(self._problems.close)
 
     def _take(self, size: int) -> list[RolloutGroup]:
-        """Takes groups from the queue: the oldest, or in a streaming run the first to finish."""
+        """Removes groups from the queue: the oldest, or in a streaming run the first finished."""
         if not self._streams:
             self._queue.sort(key=lambda group: (group.sampling_step, group.batch, group.index))
         groups, self._queue = self._queue[:size], self._queue[size:]
@@ -227,32 +221,26 @@ class AsyncSource(GroupSource):
         self._in_training += len(groups)
         return groups
 
-    def _metrics(self) -> Metrics:
-        return {
-            "async/groups_queued": len(self._queue),
-            "async/groups_in_flight": len(self._running),
-        }
-
     def _has_room(self) -> bool:
-        """Whether one more group may be started."""
+        """Returns whether one more group may be started."""
         outstanding = len(self._running) + len(self._queue)
-        # Enough for all updates that are left. With a dataset that is read once, groups that are
-        # dropped or that never end must not keep the others from being started.
+        # There are enough groups for the remaining updates. With a dataset that is read once,
+        # groups that are dropped or never end must not prevent others from starting.
         if not self._once and self._taken + outstanding >= self._wanted:
             return False
         most = self._size * (self._config.max_steps_off_policy + 1)
         return outstanding + self._in_training < most
 
     async def _feed(self) -> None:
-        """Starts groups whenever there is room."""
+        """Starts groups while the limit on untrained groups allows it."""
         while True:
             while not self._has_room():
                 self._changed.clear()
                 await self._changed.wait()
-            problem = await self._problems.next()
+            group = await self._problems.next()
             assert self._newest is not None
-            task = asyncio.create_task(self._player.play(problem, self._newest))
-            self._running[task] = (problem, self._newest)
+            task = asyncio.create_task(self._worker.run_group(group, self._newest))
+            self._running[task] = group
             task.add_done_callback(self._group_done)
 
     def _group_done(self, task: asyncio.Task[RolloutGroup | None]) -> None:
@@ -267,7 +255,7 @@ class AsyncSource(GroupSource):
                 self._failed_in_a_row = 0
                 if self._drop is None or not self._drop(group):
                     self._queue.append(group)
-                self._player.note(group)
+                self._worker.count(group)
         self._changed.set()
 
     def _feeder_done(self, task: asyncio.Task[None]) -> None:
@@ -281,20 +269,20 @@ class AsyncSource(GroupSource):
         self._changed.set()
 
     def _cancel_rest(self) -> None:
-        """Cancels what runs, without waiting for its cleanup, which ``close`` does."""
+        """Cancels running groups without waiting for their cleanup, which ``close`` does."""
         for task in filter(None, [self._feeder, *self._running]):
             task.cancel()
 
 
-def _restored(log_path: Path, step: int) -> QueueState:
-    """What ``save`` wrote after this update; where it wrote nothing, the data from there on."""
+def _restored_queue(log_path: Path, step: int) -> QueueState:
+    """Returns the queue saved after this update, or an empty queue at batch ``step``."""
     state = read_queue(log_path, step)
     if state is not None:
         return state
     if step > 0:
         logger.warning(
             "no queue of groups was saved with the checkpoint after step %d (the run was not "
-            "asynchronous then); the data go on with batch %d",
+            "asynchronous then); the data continue with batch %d",
             step,
             step,
         )

@@ -1,9 +1,9 @@
-"""The queue of an asynchronous run, saved beside its checkpoints.
+"""Queue of an asynchronous run, saved with its checkpoints.
 
-``async_queue_NNNNNN.jsonl`` in the run's folder belongs to the checkpoint after step N: a first
-line with the place in the data, then the finished groups that were not trained yet, one a line. It
-is JSON, so it can be read by people and other versions, and loading one runs no code. It is written
-whole before the checkpoint's line, so a checkpoint that is listed has its queue.
+``async_queue_NNNNNN.jsonl`` in the run's folder belongs to the checkpoint after step N: the first
+line has the position in the data, each further line one finished group that was not trained yet.
+JSON is readable for people and other versions, and loading it runs no code. The file is complete
+before the checkpoint is listed, so each listed checkpoint has its queue.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 from tinker_cookbook.checkpoint_utils import load_checkpoints_file
 from tinker_cookbook.completers import TokensWithLogprobs
 from tinker_cookbook.exceptions import CheckpointError, TrainingError
-from tinker_cookbook.rl.loop.rollout_worker import RolloutGroup
+from tinker_cookbook.rl.loop.sources import RolloutGroup
 from tinker_cookbook.rl.types import (
     RolloutError,
     Trajectory,
@@ -40,12 +40,11 @@ _PREFIX = "async_queue_"
 
 @dataclass
 class QueueState:
-    """What goes on after a kill.
+    """State from which an asynchronous run continues.
 
     Attributes:
-        position: (batch, index) of the first problem that has not been begun; batches count on
-            over epochs.
-        in_flight: Problems before it that were begun but not finished. They are played again.
+        position: (batch, index) of the first group that was not started; batches count over epochs.
+        in_flight: Earlier groups that were started but not finished; they run again.
         queue: Finished groups that were not trained yet.
     """
 
@@ -55,10 +54,10 @@ class QueueState:
 
 
 def write_queue(log_path: Path, step: int, state: QueueState) -> None:
-    """Writes the state after ``step`` updates, and removes those of checkpoints that are gone.
+    """Writes the state after ``step`` updates, and removes files of deleted checkpoints.
 
     Raises:
-        TrainingError: It cannot be written.
+        TrainingError: The file cannot be written.
     """
     head = {
         "version": _VERSION,
@@ -83,7 +82,7 @@ def write_queue(log_path: Path, step: int, state: QueueState) -> None:
 
 
 def read_queue(log_path: Path, step: int) -> QueueState | None:
-    """The state after ``step`` updates; ``None`` where none was written.
+    """Returns the state after ``step`` updates, or ``None`` if none was written.
 
     Raises:
         CheckpointError: The file is damaged.
@@ -106,14 +105,14 @@ def read_queue(log_path: Path, step: int) -> QueueState | None:
         ) from error
 
 
-def group_to_row(played: RolloutGroup) -> dict[str, Any]:
-    """A finished group as JSON; what environments logged for the transcript's page is left out."""
-    group = played.group
+def group_to_row(rollouts: RolloutGroup) -> dict[str, Any]:
+    """Returns a finished group as JSON, without the log of its environments."""
+    group = rollouts.group
     return {
-        "batch": played.batch,
-        "index": played.index,
-        "tags": list(played.tags),
-        "seconds": played.seconds,
+        "batch": rollouts.batch,
+        "index": rollouts.index,
+        "tags": list(rollouts.tags),
+        "seconds": rollouts.seconds,
         "sampling_client_step": group.sampling_client_step,
         "final_rewards": list(group.final_rewards_G),
         "metrics": [_numbers_out(metrics) for metrics in group.metrics_G],
@@ -123,7 +122,7 @@ def group_to_row(played: RolloutGroup) -> dict[str, Any]:
 
 
 def group_from_row(row: Mapping[str, Any]) -> RolloutGroup:
-    """The group that :func:`group_to_row` wrote."""
+    """Returns the group that :func:`group_to_row` wrote."""
     group = TrajectoryGroup(
         trajectories_G=[_trajectory_in(trajectory) for trajectory in row["trajectories"]],
         final_rewards_G=list(row["final_rewards"]),
@@ -131,7 +130,9 @@ def group_from_row(row: Mapping[str, Any]) -> RolloutGroup:
         rollout_errors=[RolloutError.parse(line) for line in row["rollout_errors"]],
         sampling_client_step=row["sampling_client_step"],
     )
-    return RolloutGroup(row["batch"], row["index"], group, list(row["tags"]), row["seconds"])
+    return RolloutGroup(
+        row["batch"], row["index"], result=group, tags=list(row["tags"]), seconds=row["seconds"]
+    )
 
 
 def _trajectory_out(trajectory: Trajectory) -> dict[str, Any]:
@@ -187,7 +188,7 @@ def _trajectory_in(row: Mapping[str, Any]) -> Trajectory:
 
 
 def _input_out(model_input: tinker.ModelInput) -> Any:
-    """Text alone, the usual case, as one list of ids."""
+    # Text without images, the usual case, is one list of token ids.
     chunks = model_input.chunks
     if all(hasattr(chunk, "tokens") for chunk in chunks):
         return [token for chunk in chunks for token in chunk.tokens]  # type: ignore[union-attr]
@@ -201,7 +202,7 @@ def _input_in(data: Any) -> tinker.ModelInput:
 
 
 def _numbers_out(values: Mapping[str, Any]) -> dict[str, Any]:
-    """Numbers that JSON lacks become ``{"nonfinite": "nan"}``; other objects their text."""
+    """Returns NaN and infinity as ``{"nonfinite": "nan"}``, and other objects as their text."""
     return {str(key): _value_out(value) for key, value in values.items()}
 
 

@@ -1,25 +1,21 @@
-"""RL loops over a client, a dataset, a logger and a checkpoint manager that the caller made.
+"""RL loops over a client, a dataset, a logger and a checkpoint manager of the caller.
 
-``rl.train.main`` opens all of these from a config. These functions have the names and arguments of
-the official cookbook's and run the same iterations (``loop.py``). As there, the row of batch ``i``
-is step ``i``, evaluations before a batch stand in its row, and the last weights are evaluated in a
-row of their own. The dataset is read once, from ``start_batch`` up to ``end_batch``.
+``rl.train.main`` creates all of these from a config. These functions have the names and arguments
+of the official cookbook and run the same iterations (``iteration.py``). As there, the row of batch
+``i`` is step ``i``, evaluations before a batch are in its row, and the last weights are evaluated
+in a separate row. The dataset is read once, from ``start_batch`` up to ``end_batch``.
 """
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
 from tinker_cookbook.exceptions import ConfigurationError
 from tinker_cookbook.rl.kl import KLPenalty
 from tinker_cookbook.rl.loop.async_source import AsyncSource
-from tinker_cookbook.rl.loop.discarded_work import (
-    DiscardedWorkLog,
-    count_discarded_rollout,
-    drop_constant_reward_group,
-)
-from tinker_cookbook.rl.loop.iteration import Loop
+from tinker_cookbook.rl.loop.iteration import Loop, Update
 from tinker_cookbook.rl.loop.parts import (
     loop_state,
     rollout_usage,
@@ -27,9 +23,15 @@ from tinker_cookbook.rl.loop.parts import (
     save_checkpoint_and_get_sampling_client,
     training_usage,
 )
-from tinker_cookbook.rl.loop.rollout_worker import RolloutGroup, RolloutWorker
-from tinker_cookbook.rl.loop.sources import BatchSource, Collected, GroupSource, problem_batches
-from tinker_cookbook.rl.loop.update import Metrics, Update
+from tinker_cookbook.rl.loop.sources import (
+    BatchSource,
+    GroupSource,
+    Metrics,
+    RolloutBatch,
+    RolloutGroup,
+    RolloutWorker,
+    problem_batches,
+)
 from tinker_cookbook.rl.report.live_view import RLProgress
 from tinker_cookbook.rl.report.train_report import Reporter
 from tinker_cookbook.rl.rollouts.group import RolloutErrorCounter
@@ -43,7 +45,7 @@ if TYPE_CHECKING:
     from tinker_cookbook.rl.config import Config, PolicyTrainingConfig
     from tinker_cookbook.rl.loop.adjuster import AdvantageAdjuster
     from tinker_cookbook.rl.rollouts.strategy import RolloutStrategy
-    from tinker_cookbook.rl.types import RLDataset
+    from tinker_cookbook.rl.types import RLDataset, TrajectoryGroup
     from tinker_cookbook.tokenizer_utils import Tokenizer
     from tinker_cookbook.utils.cost_estimation import CostTracker
     from tinker_cookbook.utils.ml_log import Logger
@@ -68,18 +70,18 @@ async def do_sync_training(
     """Trains on the dataset's batches, each sampled with the newest weights.
 
     Args:
-        start_batch: First batch, which is the number of updates that were done before.
-        end_batch: The batch to stop before.
-        num_batches: Batches of the whole run, for the learning rate's schedule.
+        start_batch: First batch, which equals the number of earlier updates.
+        end_batch: Batch to stop before.
+        num_batches: Batches of the whole run, for the learning rate schedule.
         config: Settings of sampling, training and evaluation.
-        training_client: Of any backend.
-        kl_reference_client: The policy of the KL penalty; ``None`` leaves it out.
+        training_client: Client of any backend.
+        kl_reference_client: Reference policy of the KL penalty; ``None``: no penalty.
         evaluators: Run every ``config.eval_every`` batches and after the last one.
-        dataset: Its batches are groups to sample.
-        ml_logger: Gets a row for each batch.
+        dataset: RL dataset.
+        ml_logger: Receives a row for each batch.
         tokenizer: Decodes transcripts.
         error_counter: Counts failed rollouts.
-        strategy: Handles failed rollouts; ``None``: as ``config`` says.
+        strategy: Handles failed rollouts; ``None``: the strategy of ``config``.
         checkpoint_mgr: Saves periodic and rolling checkpoints; ``None`` saves none.
         cost_tracker: Counts tokens and cost.
     """
@@ -120,7 +122,7 @@ async def do_sync_training_with_stream_minibatch(
     checkpoint_mgr: CheckpointManager | None = None,
     cost_tracker: CostTracker | None = None,
 ) -> None:
-    """As :func:`do_sync_training`, but parts of a batch are trained as soon as they are sampled.
+    """Trains as :func:`do_sync_training`, but on parts of a batch as soon as they are sampled.
 
     Raises:
         ConfigurationError: ``config.stream_minibatch_config`` is missing.
@@ -164,12 +166,12 @@ async def do_async_training(
     checkpoint_mgr: CheckpointManager | None = None,
     cost_tracker: CostTracker | None = None,
 ) -> None:
-    """Trains while sampling goes on, with the arguments of :func:`do_sync_training`.
+    """Trains while sampling continues; the arguments are those of :func:`do_sync_training`.
 
-    At most ``end_batch - start_batch`` updates of ``groups_per_batch`` groups each are made. Groups
-    with a constant reward do not count where ``config.remove_constant_reward_groups`` drops them;
-    where the dataset is used up, the groups that are left make a last, smaller update. Rollouts
-    that still run after the last update are cancelled.
+    Makes at most ``end_batch - start_batch`` updates of ``groups_per_batch`` groups each. Groups
+    with a constant reward that ``config.remove_constant_reward_groups`` drops do not count. At the
+    end of the dataset the remaining groups make a last, smaller update. Rollouts that still run
+    after the last update are cancelled.
 
     Raises:
         ConfigurationError: ``config.async_config`` is missing.
@@ -226,10 +228,7 @@ async def run_loop(
 
 
 class CallerSession:
-    """The session of a loop whose client, logger and checkpoint manager are the caller's.
-
-    Rows are those of the official cookbook's loops, see the module.
-    """
+    """Session of a loop over a client, logger and checkpoint manager of the caller."""
 
     def __init__(
         self,
@@ -261,16 +260,16 @@ class CallerSession:
         return default
 
     def drops(self, group: RolloutGroup) -> bool:
-        """Whether a finished group of an asynchronous run is left out; its tokens are counted."""
+        """Returns whether a finished group is dropped before training, and counts its tokens."""
         kept = drop_constant_reward_group(
             group.group, self.config, self._cost, self._discarded, self._step
         )
         return kept is None
 
-    def record(self, collected: Collected, update: Update) -> None:
-        """Counts an iteration, whose new weights are the next that ``sampling_client`` gives."""
+    def record(self, collected: RolloutBatch, update: Update) -> None:
+        """Counts an iteration before ``sampling_client`` returns its new weights."""
         self._step += 1
-        groups = [played.group for played in collected.groups]
+        groups = [rollouts.group for rollouts in collected.groups]
         if self._errors is not None:
             for group in [*groups, *[None] * collected.num_failed]:
                 self._errors.ingest(group)
@@ -286,7 +285,7 @@ class CallerSession:
         self._counted |= self._cost.record_step(usage)
 
     async def sampling_client(self, *, record_stability_info: bool = False) -> SamplingClient:
-        """Returns a client for the present weights, and saves the checkpoint that is due."""
+        """Saves the checkpoint that is due, and returns a client of the current weights."""
         self._newest, _ = await save_checkpoint_and_get_sampling_client(
             self.client,
             self._checkpoints,
@@ -300,7 +299,7 @@ class CallerSession:
         return self._newest
 
     async def evaluate(self, step: int, *, last: bool = False) -> Metrics:
-        """Metrics of the newest weights, if an evaluation is due after update ``step``."""
+        """Returns the metrics of the newest weights, if an evaluation is due after ``step``."""
         every = self.config.eval_every
         if every <= 0 or not self.evaluators or (step % every != 0 and not last):
             return {}
@@ -309,7 +308,7 @@ class CallerSession:
         return await run_evaluations_parallel(self.evaluators, self._newest, self.config, step)
 
     def write_row(self, row: Metrics, step: int) -> None:
-        """Logs a row."""
+        """Logs a row of metrics."""
         self._log.log_metrics(row, step=step)
 
     async def finish_step(
@@ -331,8 +330,91 @@ class CallerSession:
             self._evaluated = await self.evaluate(step)
 
     async def finish(self) -> None:
-        """Evaluates the last weights in a row of their own, if that was not done."""
+        """Evaluates the last weights in a separate row, if they were not evaluated yet."""
         if self._step > self.start_step and not self._evaluated:
             self._evaluated = await self.evaluate(self._step, last=True)
         if self._evaluated:
             self.write_row(self._evaluated, self._step)
+
+
+DISCARDED_WORK_LOG_INTERVAL_SECONDS = 60.0
+"""Seconds between two summaries of discarded work in a run whose steps log nothing."""
+
+
+def count_discarded_rollout(
+    cost_tracker: CostTracker | None, trajectory_group: TrajectoryGroup
+) -> None:
+    """Counts the tokens of a finished group that is dropped before training."""
+    if cost_tracker is not None:
+        cost_tracker.record_discarded_sampling(rollout_usage([trajectory_group]))
+
+
+def drop_constant_reward_group(
+    trajectory_group: TrajectoryGroup | None,
+    config: PolicyTrainingConfig,
+    cost_tracker: CostTracker | None,
+    discarded_log: DiscardedWorkLog | None = None,
+    step: int = 0,
+) -> TrajectoryGroup | None:
+    """Returns the group, or ``None`` where ``remove_constant_reward_groups`` drops it.
+
+    Args:
+        trajectory_group: Finished group or ``None``.
+        config: Settings of the run.
+        cost_tracker: Counts the tokens of a dropped group.
+        discarded_log: Logs the totals at intervals.
+        step: Number of finished updates.
+    """
+    if trajectory_group is None or not config.remove_constant_reward_groups:
+        return trajectory_group
+    if not all_same(trajectory_group.get_total_rewards()):
+        return trajectory_group
+    count_discarded_rollout(cost_tracker, trajectory_group)
+    if discarded_log is not None:
+        discarded_log.discarded(step)
+    return None
+
+
+class DiscardedWorkLog:
+    """Log of discarded work for times without a training step.
+
+    Each step logs the totals with its dropped groups. If all groups are dropped there are no steps,
+    so the totals are logged as a summary without a step.
+
+    Args:
+        cost_tracker: Counter of the totals; ``None`` logs nothing.
+        ml_logger: Receives the summary.
+        interval_seconds: Minimum time between two summaries; default
+            ``rl.train.DISCARDED_WORK_LOG_INTERVAL_SECONDS``.
+        clock: Monotonic clock in seconds.
+    """
+
+    def __init__(
+        self,
+        cost_tracker: CostTracker | None,
+        ml_logger: Logger,
+        *,
+        interval_seconds: float | None = None,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self.cost_tracker, self.ml_logger = cost_tracker, ml_logger
+        if interval_seconds is None:
+            from tinker_cookbook.rl import train  # a user may have set the interval there
+
+            interval_seconds = train.DISCARDED_WORK_LOG_INTERVAL_SECONDS
+        self.interval_seconds = interval_seconds
+        self.clock = clock
+        self._logged_at = clock()
+
+    def step_logged(self) -> None:
+        """Restarts the interval, because a step has just logged the totals."""
+        self._logged_at = self.clock()
+
+    def discarded(self, step: int) -> None:
+        """Logs the totals if the interval is over; called after a group was counted."""
+        if self.cost_tracker is None:
+            return
+        now = self.clock()
+        if now - self._logged_at >= self.interval_seconds:
+            self._logged_at = now
+            self.ml_logger.log_summary(self.cost_tracker.cumulative_metrics())

@@ -1,27 +1,51 @@
-"""The iterations of an RL run, in every mode, and also over a client and log of the caller."""
+"""Iterations of an RL run in every mode: sample groups, train on them, take the new weights.
+
+Groups come all at once or in parts. The ``forward_backward`` of a part is submitted as soon as the
+part is complete, and gradients accumulate until the ``optim_step`` of the substep. Nothing is
+awaited before the last operation is in the backend's queue.
+"""
 
 from __future__ import annotations
 
+import asyncio
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from itertools import groupby
 from typing import TYPE_CHECKING, Protocol
 
-from tinker_cookbook.rl.kl import compute_post_kl
-from tinker_cookbook.rl.loop.rollout_worker import PolicySnapshot
-from tinker_cookbook.rl.loop.sources import Collected, GroupSource
-from tinker_cookbook.rl.loop.update import Metrics, Update
+from tinker_cookbook.rl.advantages import compute_advantages, indices_of_varying_groups
+from tinker_cookbook.rl.config import PolicyTrainingConfig
+from tinker_cookbook.rl.data_processing import assemble_training_data, divide_by_action_tokens
+from tinker_cookbook.rl.kl import compute_kl_sample_train, compute_post_kl
+from tinker_cookbook.rl.loop.adjuster import (
+    AdvantageAdjuster,
+    Mean,
+    RolloutData,
+    advantages_of,
+    logprobs_of,
+    submit_policy_loss,
+)
+from tinker_cookbook.rl.loop.sources import (
+    GroupSource,
+    Metrics,
+    PolicySnapshot,
+    RolloutBatch,
+    RolloutGroup,
+)
 from tinker_cookbook.rl.report.train_report import IterationReport, ReportedSession, Reporter
 from tinker_cookbook.utils.paths import local_path
 from tinker_cookbook.utils.trace import scope_span
 
 if TYPE_CHECKING:
-    from tinker_cookbook.backends import SamplingClient, TrainingClient
-    from tinker_cookbook.rl.config import PolicyTrainingConfig
-    from tinker_cookbook.rl.loop.adjuster import AdvantageAdjuster
+    import tinker
+    from tinker import types
+
+    from tinker_cookbook.backends import Future, SamplingClient, TrainingClient
 
 
 class LoopSession(ReportedSession, Protocol):
-    """What the loop needs of a run's session (``training.session.TrainingSession``)."""
+    """Session of a run as the loop uses it (``training.session.TrainingSession``)."""
 
     client: TrainingClient
 
@@ -43,16 +67,16 @@ class LoopSession(ReportedSession, Protocol):
 
 
 class Loop:
-    """The iterations of a run.
+    """Iterations of a run.
 
     Args:
-        config: The run's.
-        session: Its client, log and checkpoints.
-        source: Where the groups come from.
-        reporter: Measures and shows the iterations.
-        adjuster: Changes the advantages; ``None`` leaves them.
+        config: Settings of the run.
+        session: Client, log and checkpoints of the run.
+        source: Runs the groups.
+        reporter: Measures and displays the iterations.
+        adjuster: Changes the advantages, if any.
         on_trained: Called with the groups and the update of an iteration before its new weights are
-            taken, and so before a checkpoint of them.
+            sampled from or saved.
     """
 
     def __init__(
@@ -62,7 +86,7 @@ class Loop:
         source: GroupSource,
         reporter: Reporter,
         adjuster: AdvantageAdjuster | None,
-        on_trained: Callable[[Collected, Update], None] | None = None,
+        on_trained: Callable[[RolloutBatch, Update], None] | None = None,
     ) -> None:
         self._config, self._session = config, session
         self._source, self._reporter = source, reporter
@@ -82,7 +106,7 @@ class Loop:
     async def _iteration(
         self, step: int, total_steps: int, snapshot: PolicySnapshot
     ) -> PolicySnapshot | None:
-        """One update, its row, and what is due after it; gives the new weights."""
+        """Runs one update, writes its row and returns the new weights."""
         config, source = self._config, self._source
         began = time.monotonic()
         update = Update(
@@ -100,10 +124,10 @@ class Loop:
             if self._on_trained is not None:
                 self._on_trained(collected, update)
             snapshot = await self._snapshot(step + 1)
-            source.renew(snapshot)
+            source.update_weights(snapshot)
             if config.compute_post_kl and update.data:
                 trained.update(await compute_post_kl(update.data, snapshot.client))
-        except BaseException:  # Ctrl-C too: what was sampled is worth reading
+        except BaseException:  # Ctrl-C too: save the transcripts of what was sampled
             self._reporter.keep(step, source.finished())
             raise
         report = IterationReport(step, collected, trained, training, time.monotonic() - began)
@@ -122,3 +146,160 @@ class Loop:
             record_stability_info=self._config.records_stability_info()
         )
         return PolicySnapshot(client, step)
+
+
+@dataclass
+class _Pass:
+    """Submitted ``forward_backward`` with its data."""
+
+    data: list[tinker.Datum]
+    output: Future[types.ForwardBackwardOutput]
+
+
+@dataclass
+class _Substep:
+    """Data of one optimizer step: submitted passes, and data that wait for a training signal.
+
+    Data whose advantages are all 0 wait until there are data with a signal, because their
+    log-probabilities count in the metrics. Alone they make no optimizer step: their gradient is 0
+    or rounding, which Adam would scale up to a full step, and its momentum would move the weights.
+    """
+
+    number: int
+    waiting: list[tinker.Datum] = field(default_factory=list)
+    passes: list[_Pass] = field(default_factory=list)
+
+
+class Update:
+    """Training of one iteration."""
+
+    def __init__(
+        self,
+        config: PolicyTrainingConfig,
+        client: TrainingClient,
+        adam: types.AdamParams,
+        adjuster: AdvantageAdjuster | None = None,
+    ) -> None:
+        self._config, self._client, self._adam = config, client, adam
+        self._adjuster = adjuster
+        self._substep: _Substep | None = None
+        self._passes: list[_Pass] = []
+        self._optim_steps: list[Future[types.OptimStepResponse]] = []
+        self._untrained: list[tinker.Datum] = []
+        self._adjusted: dict[str, Mean] = {}
+        self._scoring_seconds = 0.0
+
+    @property
+    def data(self) -> list[tinker.Datum]:
+        """Data trained on so far, with their masks."""
+        return [datum for done in self._passes for datum in done.data]
+
+    @property
+    def num_tokens(self) -> int:
+        """Number of tokens of ``data``."""
+        return sum(datum.model_input.length for datum in self.data)
+
+    async def add(self, groups: Sequence[RolloutGroup]) -> None:
+        """Submits the training on groups; their substeps must be in order."""
+        rollouts, has_signal = await asyncio.to_thread(self._prepare, groups)
+        if self._adjuster is not None and rollouts.data_D:
+            began = time.monotonic()
+            adjustment = await self._adjuster.adjust(rollouts)
+            self._scoring_seconds += time.monotonic() - began
+            has_signal = adjustment.has_signal
+            for name, mean in adjustment.means.items():
+                self._adjusted[name] = self._adjusted.get(name, Mean()) + mean
+        substeps_D = [rollouts.groups[place.group].substep for place in rollouts.places_D]
+        pairs_D = zip(substeps_D, rollouts.data_D, strict=True)
+        for number, pairs in groupby(pairs_D, lambda pair: pair[0]):
+            part = [datum for _, datum in pairs]
+            rewarded = any(values.any() for values in advantages_of(part))
+            if self._config.loss_normalization == "tokens":
+                part = divide_by_action_tokens(part)
+            self._submit(number, part, has_signal and rewarded)
+
+    async def finish(self) -> Metrics:
+        """Closes the last substep, waits for all operations and returns the metrics."""
+        self._close_substep()
+        outputs = [await done.output for done in self._passes]
+        optim_steps = [await done for done in self._optim_steps]
+        metrics: Metrics = {
+            "optim/lr": self._adam.learning_rate,
+            "optim/num_steps": len(optim_steps),
+            "tokens/trained": self.num_tokens,
+        }
+        if self._adjuster is not None:
+            metrics["time/scoring"] = self._scoring_seconds
+        metrics.update({name: mean.mean for name, mean in self._adjusted.items()})
+        metrics.update(self._policy_metrics(outputs))
+        for reports in (outputs, optim_steps):
+            # Clients of user code may report no metrics.
+            metrics.update(_combined([getattr(one, "metrics", None) or {} for one in reports]))
+        return metrics
+
+    def _prepare(self, groups: Sequence[RolloutGroup]) -> tuple[RolloutData, bool]:
+        """Returns the training data, and whether the rewards of any group differ."""
+        config = self._config
+        results = [group.group for group in groups]
+        advantages_P = compute_advantages(results, config.advantage_normalization)
+        for group, advantages in zip(groups, advantages_P, strict=True):
+            group.advantages = advantages
+        varying = indices_of_varying_groups(results)
+        kept = varying if config.remove_constant_reward_groups else range(len(groups))
+        chosen = [groups[i] for i in kept]
+        data_D, places_D = assemble_training_data(
+            [results[i] for i in kept], [advantages_P[i] for i in kept]
+        )
+        return RolloutData(chosen, data_D, places_D), bool(varying)
+
+    def _submit(self, substep: int, data: list[tinker.Datum], has_signal: bool) -> None:
+        if self._substep is None or self._substep.number != substep:
+            self._close_substep()
+            self._substep = _Substep(substep)
+        current = self._substep
+        current.waiting += data
+        if not (has_signal or current.passes):
+            return
+        submit = submit_policy_loss if self._adjuster is None else self._adjuster.submit
+        output = submit(self._client, current.waiting, self._config)
+        current.passes.append(_Pass(current.waiting, output))
+        self._passes.append(current.passes[-1])
+        current.waiting = []
+
+    def _close_substep(self) -> None:
+        current, self._substep = self._substep, None
+        if current is None:
+            return
+        self._untrained += current.waiting
+        if current.passes:
+            self._optim_steps.append(self._client.optim_step(self._adam))
+
+    def _policy_metrics(self, outputs: Sequence[types.ForwardBackwardOutput]) -> Metrics:
+        """Returns KL and entropy; only the sampler's entropy if nothing was trained."""
+        read = logprobs_of if self._adjuster is None else self._adjuster.trained_logprobs
+        logprobs_D = [logprobs for output in outputs for logprobs in read(output)]
+        if logprobs_D:
+            return dict(compute_kl_sample_train(self.data, logprobs_D))
+        sampled_D = [datum.loss_fn_inputs["logprobs"] for datum in self._untrained]
+        metrics = compute_kl_sample_train(self._untrained, sampled_D)
+        return {key: value for key, value in metrics.items() if key == "optim/entropy"}
+
+
+def _combined(reports: Sequence[dict[str, float]]) -> Metrics:
+    """Returns the backend's metrics as ``optim/NAME``, reduced over the operations.
+
+    The suffix of a name (``loss:sum``) is the reduction; a name without one is averaged.
+    """
+    joined: dict[str, list[float]] = {}
+    for report in reports:
+        for name, value in report.items():
+            joined.setdefault(name, []).append(float(value))
+    ways = {"sum": sum, "max": max, "min": min}
+    return {
+        f"optim/{name}": ways.get(name.rpartition(":")[2], _mean)(values)
+        for name, values in joined.items()
+    }
+
+
+def _mean(values: Sequence[float]) -> float:
+    return sum(values) / len(values)

@@ -1,17 +1,18 @@
-"""Parts of a training loop, for loops of user code that are built from them.
+"""Parts of a training loop and single training steps, for loops of user code.
 
-The loop of this package (``rl.train.main``) overlaps sampling, training and saving and does not use
-them; their names and arguments are those of the official cookbook's ``rl.train``.
+The loop of this package (``iteration.py``) overlaps more and does not use them; their names and
+arguments are those of the official cookbook's ``rl.train``.
 """
 
 from __future__ import annotations
 
 import asyncio
 import inspect
-from collections.abc import Coroutine, Iterable, Sequence
-from dataclasses import asdict
+from collections.abc import Callable, Coroutine, Iterable, Sequence
+from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any, TypeVar
 
+import chz
 import numpy as np
 
 from tinker_cookbook.display import format_trajectory
@@ -22,8 +23,12 @@ from tinker_cookbook.rl.data_processing import (
     compute_advantages,
     data_for_loss,
 )
-from tinker_cookbook.rl.loop.adjuster import logprobs_of
-from tinker_cookbook.rl.metrics import incorporate_kl_penalty
+from tinker_cookbook.rl.loop.adjuster import logprobs_of, submit_policy_loss
+from tinker_cookbook.rl.metrics import (
+    compute_kl_sample_train,
+    compute_post_kl,
+    incorporate_kl_penalty,
+)
 from tinker_cookbook.rl.report.trajectory_metrics import compute_trajectory_metrics
 from tinker_cookbook.rl.types import EnvGroupBuilder, TrajectoryGroup
 from tinker_cookbook.utils.console import get_console
@@ -39,6 +44,7 @@ if TYPE_CHECKING:
     from tinker_cookbook.backends import SamplingClient, TrainingClient
     from tinker_cookbook.checkpoint_utils import CheckpointManager
     from tinker_cookbook.eval.evaluators import SamplingClientEvaluator
+    from tinker_cookbook.rl.config import Config, PolicyTrainingConfig
     from tinker_cookbook.tokenizer_utils import Tokenizer
 else:
     tinker = lazy_module("tinker")
@@ -49,7 +55,7 @@ ADAM = {"beta1": 0.9, "beta2": 0.95, "eps": 1e-8}
 
 
 def rollout_usage(trajectory_groups: Sequence[TrajectoryGroup]) -> TokenUsage:
-    """The tokens that playing the groups took: those sampled, and the prompts of all turns."""
+    """Returns the tokens of the rollouts: sampled tokens, and the prompts of all turns."""
     turns = [
         turn
         for group in trajectory_groups
@@ -65,7 +71,7 @@ def rollout_usage(trajectory_groups: Sequence[TrajectoryGroup]) -> TokenUsage:
 
 
 def training_usage(data_D: Sequence[tinker.Datum]) -> TokenUsage:
-    """The tokens that one pass over the data trains on."""
+    """Returns the tokens that one pass over the data trains on."""
     return TokenUsage(trained=sum(datum.model_input.length for datum in data_D))
 
 
@@ -90,16 +96,16 @@ async def prepare_minibatch(
     kl_discount_factor: float,
     include_provenance: bool = True,
 ) -> tuple[list[tinker.Datum], dict[str, Any], TokenUsage]:
-    """Training data of groups, their metrics, and the tokens that playing and scoring took.
+    """Returns the training data of groups, their metrics, and the tokens of rollouts and scoring.
 
     Args:
-        env_group_builders_P: The builder of each group, for its tags.
-        trajectory_groups_P: What was played; the first two groups are printed.
-        tokenizer: Decodes what is printed.
-        kl_reference_client: The policy to stay near; ``None``: there is no penalty.
-        kl_penalty_coef: Weight of the penalty; 0: there is none.
-        kl_discount_factor: As in ``incorporate_kl_penalty``.
-        include_provenance: As in ``trajectory_to_data``.
+        env_group_builders_P: Builder of each group, for its tags.
+        trajectory_groups_P: Finished groups; the first two are printed.
+        tokenizer: Decodes the printed trajectories.
+        kl_reference_client: Reference policy of the KL penalty; ``None``: no penalty.
+        kl_penalty_coef: Weight of the penalty; 0: no penalty.
+        kl_discount_factor: See ``incorporate_kl_penalty``.
+        include_provenance: See ``trajectory_to_data``.
     """
     tags_P = [builder.logging_tags() for builder in env_group_builders_P]
     metrics: dict[str, Any] = dict(compute_trajectory_metrics(trajectory_groups_P, tags_P))
@@ -133,13 +139,13 @@ async def train_step(
     All passes are submitted before the first is awaited, so that the backend is never idle.
 
     Args:
-        data_D: As ``assemble_training_data`` makes them, or datums for a loss of another kind.
-        training_client: Of any backend.
-        learning_rate: Of AdamW, whose other settings are beta1 0.9, beta2 0.95 and eps 1e-8.
+        data_D: Datums for the loss, such as those of ``assemble_training_data``.
+        training_client: Client of any backend.
+        learning_rate: Learning rate of AdamW with beta1 0.9, beta2 0.95 and eps 1e-8.
         num_substeps: Optimizer steps; at most one for each datum.
         loss_fn: Name of the loss.
-        loss_fn_config: Its settings.
-        metrics: Gets those of the last optimizer step, as ``optim/NAME``.
+        loss_fn_config: Settings of the loss.
+        metrics: Receives the metrics of the last optimizer step as ``optim/NAME``.
 
     Returns:
         The learner's log-probabilities of the targets [T], for each datum.
@@ -179,20 +185,20 @@ async def save_checkpoint_and_get_sampling_client(
     record_stability_info: bool = False,
     cost_tracker: CostTracker | None = None,
 ) -> tuple[SamplingClient, dict[str, Any]]:
-    """A sampling client of the present weights; before that a periodic checkpoint, if one is due.
+    """Saves a periodic checkpoint, if one is due, and returns a client of the current weights.
 
     Args:
-        training_client: Whose weights.
-        checkpoint_mgr: Says whether a checkpoint is due, and saves it; ``None`` saves none.
-        i_batch: Steps that are done.
-        start_batch: Steps that were done when this process began, after which none is due.
+        training_client: Client with the weights.
+        checkpoint_mgr: Decides whether a checkpoint is due, and saves it; ``None`` saves none.
+        i_batch: Number of finished steps.
+        start_batch: Finished steps when this process started; no checkpoint is due after them.
         record_stability_info: Record what ``stable_reinforce`` trains on.
         cost_tracker: Its totals are saved with the checkpoint.
 
     Returns:
-        The client, and metrics, of which there are none.
+        The client, and an empty dict of metrics.
     """
-    # Left out where it is the default: clients of other makers may not know it.
+    # Omitted if it is the default: clients of other backends may not know it.
     options: dict[str, Any] = {"record_stability_info": True} if record_stability_info else {}
     if (
         checkpoint_mgr is not None
@@ -202,7 +208,7 @@ async def save_checkpoint_and_get_sampling_client(
         async with scope_span("save_checkpoint"):
             state = loop_state(i_batch, cost_tracker)
             paths = await checkpoint_mgr.save_periodic_async(i_batch, state)
-        # The checkpoint holds the weights for sampling, so they are not saved once more.
+        # The checkpoint holds the weights for sampling, so they are not saved again.
         create: Any = training_client.create_sampling_client  # type: ignore[attr-defined]
         client = create(paths["sampler_path"], **options)
         return (await client if inspect.isawaitable(client) else client), {}
@@ -211,7 +217,7 @@ async def save_checkpoint_and_get_sampling_client(
 
 
 def loop_state(batch: int, cost_tracker: CostTracker | None) -> dict[str, Any]:
-    """What a checkpoint keeps of the loop: the next batch, and the tracker's totals."""
+    """Returns the loop state of a checkpoint: the next batch, and the tracker's totals."""
     state: dict[str, Any] = {"batch": batch}
     if cost_tracker is not None:
         state["cumulative_tokens"] = asdict(cost_tracker.cumulative)
@@ -228,11 +234,7 @@ async def run_single_evaluation(
     evaluator_label: str,
     store: Any = None,
 ) -> dict[str, Any]:
-    """The metrics of one evaluator.
-
-    ``config``, ``i_batch``, ``evaluator_label`` and ``store`` have no effect: evaluators of this
-    package write their transcripts themselves.
-    """
+    """Returns the metrics of one evaluator; the other arguments have no effect."""
     return dict(await evaluator(sampling_client))
 
 
@@ -243,7 +245,7 @@ async def run_evaluations_parallel(
     i_batch: int,
     store: Any = None,
 ) -> dict[str, Any]:
-    """The metrics of all evaluators, which run at the same time; of equal names the last counts."""
+    """Runs all evaluators concurrently and returns their metrics, merged in their order."""
     work = (
         run_single_evaluation(evaluator, config, i_batch, sampling_client, str(number), store)
         for number, evaluator in enumerate(evaluators)
@@ -255,15 +257,242 @@ async def run_evaluations_parallel(
 
 
 async def gather_with_progress(coroutines: Iterable[Coroutine[Any, Any, T]], desc: str) -> list[T]:
-    """The results of all coroutines in their order, with a progress bar named ``desc``."""
-    from tqdm import tqdm  # comes with datasets; not needed by the loops of this package
+    """Returns the results of all coroutines in order, with a progress bar named ``desc``."""
+    from tqdm.asyncio import tqdm  # not needed by the loops of this package
 
-    work = list(coroutines)
-    with tqdm(total=len(work), desc=desc) as bar:
+    return await tqdm.gather(*coroutines, desc=desc)
 
-        async def track(coroutine: Coroutine[Any, Any, T]) -> T:
-            result = await coroutine
-            bar.update(1)
-            return result
 
-        return list(await asyncio.gather(*map(track, work)))
+@chz.chz
+class WrappedTrajectoryGroup:
+    """Finished group with its builder and the number of updates in the sampling weights."""
+
+    trajectory_group: TrajectoryGroup
+    env_group_builder: EnvGroupBuilder
+    sampling_client_step: int
+    metrics: dict[str, Any] = chz.field(default_factory=dict)
+
+
+@dataclass
+class SamplingClientReuse:
+    """Sampling client that is reused if no rollout needs newer weights.
+
+    Attributes:
+        sampling_client: Current client.
+        rollout_workers_finished: Set once no more rollouts will start.
+        reused: Whether the client was reused.
+    """
+
+    sampling_client: SamplingClient
+    rollout_workers_finished: asyncio.Event
+    reused: bool = False
+
+
+@scope
+async def compute_full_batch_metrics_and_get_sampling_client(
+    training_client: TrainingClient,
+    checkpoint_mgr: CheckpointManager,
+    i_batch: int,
+    data_D: list[tinker.Datum],
+    training_logprobs_D: list[torch.Tensor],
+    do_compute_post_kl: bool,
+    record_stability_info: bool = False,
+    usage: TokenUsage = TokenUsage(),  # noqa: B008  (frozen)
+    cost_tracker: CostTracker | None = None,
+    sampling_client_reuse: SamplingClientReuse | None = None,
+) -> tuple[SamplingClient, dict[str, Any]]:
+    """Returns a sampling client of the new weights, and the metrics of the trained batch.
+
+    Args:
+        training_client: Client that has trained on the batch.
+        checkpoint_mgr: Saves the periodic checkpoint, if one is due.
+        i_batch: Number of finished steps.
+        data_D: Datums of the batch.
+        training_logprobs_D: The learner's log-probabilities [T] of each datum, in nats.
+        do_compute_post_kl: Compute the KL between the policies before and after the update.
+        record_stability_info: Record what ``stable_reinforce`` trains on.
+        usage: Tokens of the step before training.
+        cost_tracker: Counts the step before its checkpoint is saved.
+        sampling_client_reuse: Its client is returned if no more rollouts will start and neither a
+            checkpoint nor the KL needs the new weights.
+    """
+    metrics: dict[str, Any] = dict(compute_kl_sample_train(data_D, training_logprobs_D))
+    if cost_tracker is not None:
+        metrics.update(cost_tracker.record_step(usage + training_usage(data_D)))
+    reuse = sampling_client_reuse
+    if (
+        reuse is not None
+        and reuse.rollout_workers_finished.is_set()
+        and not do_compute_post_kl
+        and not checkpoint_mgr.should_save_periodic(i_batch)
+    ):
+        reuse.reused = True
+        return reuse.sampling_client, metrics
+    client, saved = await save_checkpoint_and_get_sampling_client(
+        training_client,
+        checkpoint_mgr,
+        i_batch,
+        record_stability_info=record_stability_info,
+        cost_tracker=cost_tracker,
+    )
+    metrics.update(saved)
+    if do_compute_post_kl:
+        moved, scored = await compute_post_kl(data_D, client)
+        metrics.update(moved)
+        if cost_tracker is not None:
+            metrics.update(cost_tracker.extend_step(scored))
+    return client, metrics
+
+
+@scope
+async def do_train_step_and_get_sampling_client(
+    config: Config,
+    i_batch: int,
+    training_client: TrainingClient,
+    checkpoint_mgr: CheckpointManager,
+    kl_reference_client: SamplingClient | None,
+    tokenizer: Tokenizer,
+    env_group_builders_P: Sequence[EnvGroupBuilder],
+    trajectory_groups_P: list[TrajectoryGroup],
+    cost_tracker: CostTracker | None = None,
+    sampling_client_reuse: SamplingClientReuse | None = None,
+) -> tuple[SamplingClient, dict[str, Any]]:
+    """Trains on the groups of batch ``i_batch`` and returns a client of the new weights.
+
+    Returns the metrics of the step, too. ``sampling_client_reuse`` is as in
+    :func:`compute_full_batch_metrics_and_get_sampling_client`, the arguments of the groups are as
+    in :func:`prepare_minibatch`.
+    """
+    data_D, metrics, usage = await prepare_minibatch(
+        env_group_builders_P,
+        trajectory_groups_P,
+        tokenizer,
+        kl_reference_client,
+        config.kl_penalty_coef,
+        config.kl_discount_factor,
+    )
+    client, trained = await train_on_data(
+        config,
+        i_batch,
+        training_client,
+        checkpoint_mgr,
+        data_D,
+        usage,
+        cost_tracker,
+        sampling_client_reuse,
+    )
+    return client, metrics | trained
+
+
+async def train_on_data(
+    config: PolicyTrainingConfig,
+    i_batch: int,
+    training_client: TrainingClient,
+    checkpoint_mgr: CheckpointManager,
+    data_D: list[tinker.Datum],
+    usage: TokenUsage = TokenUsage(),  # noqa: B008  (frozen)
+    cost_tracker: CostTracker | None = None,
+    sampling_client_reuse: SamplingClientReuse | None = None,
+) -> tuple[SamplingClient, dict[str, Any]]:
+    """Trains on the data of batch ``i_batch`` and returns a client of the new weights.
+
+    Arguments and metrics are those of :func:`do_train_step_and_get_sampling_client` without the
+    groups; ``usage`` counts the tokens before training.
+    """
+    metrics: dict[str, Any] = {}
+    logprobs_D = await train_step(
+        data_D,
+        training_client,
+        config.learning_rate,
+        config.num_substeps,
+        config.training_loss_fn(),
+        config.loss_fn_config,
+        metrics,
+    )
+    client, after = await compute_full_batch_metrics_and_get_sampling_client(
+        training_client,
+        checkpoint_mgr,
+        i_batch + 1,
+        data_D,
+        logprobs_D,
+        config.compute_post_kl,
+        config.records_stability_info(),
+        usage,
+        cost_tracker,
+        sampling_client_reuse,
+    )
+    return client, metrics | after
+
+
+@scope
+async def do_train_step_streaming_and_get_sampling_client(
+    config: Config,
+    i_batch: int,
+    trajectory_groups_queue: asyncio.Queue[Any],
+    training_client: TrainingClient,
+    checkpoint_mgr: CheckpointManager,
+    kl_reference_client: SamplingClient | None,
+    tokenizer: Tokenizer,
+    trajectory_group_filter: Callable[[WrappedTrajectoryGroup | None], bool] = lambda _: True,
+    cost_tracker: CostTracker | None = None,
+) -> tuple[SamplingClient | None, dict[str, Any], list[WrappedTrajectoryGroup]] | None:
+    """Trains on groups from a queue: a pass for each minibatch, an optimizer step for each substep.
+
+    ``config.stream_minibatch_config`` sets the number of groups of a step and of a minibatch. A
+    pass is submitted as soon as its groups have arrived. Groups that failed (``None``) or that the
+    filter rejects count, too. The other arguments are those of
+    :func:`do_train_step_and_get_sampling_client`.
+
+    Returns:
+        The client, the step's metrics and its groups; ``None`` if no group could be trained.
+    """
+    stream = config.stream_minibatch_config
+    assert stream is not None
+    size = stream.groups_per_batch // (config.num_substeps * stream.num_minibatches)
+    adam = tinker.AdamParams(learning_rate=config.learning_rate, **ADAM)
+    metrics: dict[str, Any] = {}
+    data_D: list[tinker.Datum] = []
+    groups: list[WrappedTrajectoryGroup] = []
+    usage = TokenUsage()
+    passes: list[Any] = []
+    optim_steps: list[Any] = []
+    for _ in range(config.num_substeps):
+        submitted = len(passes)
+        for _ in range(stream.num_minibatches):
+            arrived = [await trajectory_groups_queue.get() for _ in range(size)]
+            kept = [one for one in arrived if one is not None and trajectory_group_filter(one)]
+            if not kept:
+                continue
+            part_D, found, used = await prepare_minibatch(
+                [one.env_group_builder for one in kept],
+                [one.trajectory_group for one in kept],
+                tokenizer,
+                kl_reference_client,
+                config.kl_penalty_coef,
+                config.kl_discount_factor,
+            )
+            passes.append(submit_policy_loss(training_client, part_D, config))
+            metrics.update(found)
+            data_D, groups, usage = data_D + part_D, groups + kept, usage + used
+        if len(passes) > submitted:
+            optim_steps.append(training_client.optim_step(adam))
+    if not groups:
+        return None
+    logprobs_D = [each.to_torch() for done in passes for each in logprobs_of(await done)]
+    for step in optim_steps:
+        metrics.update({f"optim/{name}": v for name, v in ((await step).metrics or {}).items()})
+    client, after = await compute_full_batch_metrics_and_get_sampling_client(
+        training_client,
+        checkpoint_mgr,
+        i_batch + 1,
+        data_D,
+        logprobs_D,
+        config.compute_post_kl,
+        config.records_stability_info(),
+        usage,
+        cost_tracker,
+    )
+    # The metrics of each minibatch cover only its own groups.
+    tags_G = [one.env_group_builder.logging_tags() for one in groups]
+    metrics.update(compute_trajectory_metrics([one.trajectory_group for one in groups], tags_G))
+    return client, metrics | after, groups

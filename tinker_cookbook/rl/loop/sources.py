@@ -1,49 +1,111 @@
-"""Where an iteration's groups come from: problems of the dataset, played by the policy.
+"""Rollout sources: they run the groups of each iteration and pass finished groups to training.
 
-A source hands finished groups to ``consume``, which submits their training. How soon, and which
-weights may have sampled them, is what the three modes of training differ in; everything else is
-the same loop:
+The three modes of training differ only in when a group is trained and in which weights may have
+sampled it:
 
 - ``BatchSource``, synchronous: the whole batch, once it is complete
-- ``BatchSource`` with ``num_minibatches``, streaming: parts of the batch as soon as they are
-- ``AsyncSource`` (``async_source.py``): groups that may be up to K updates old
+- ``BatchSource`` with ``num_minibatches``, streaming: parts of the batch, once each is complete
+- ``AsyncSource`` (``async_source.py``): groups sampled by weights up to K updates old
 """
 
 from __future__ import annotations
 
 import asyncio
+import itertools
+import logging
+import time
 from abc import ABC, abstractmethod
 from collections.abc import Awaitable, Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Self
+from typing import TYPE_CHECKING, Self, TypeAlias
 
-from tinker_cookbook.exceptions import AllTrajectoriesFailedError, DataValidationError
-from tinker_cookbook.rl.loop.rollout_worker import (
-    PolicySnapshot,
-    RolloutGroup,
-    RolloutRequest,
-    RolloutWorker,
+import numpy as np
+
+from tinker_cookbook.completers import StopCondition, TinkerTokenCompleter, TokensWithLogprobs
+from tinker_cookbook.exceptions import (
+    AllTrajectoriesFailedError,
+    BackendError,
+    DataValidationError,
+    TinkerCookbookError,
+    TrainingError,
 )
-from tinker_cookbook.rl.types import RLDataset
+from tinker_cookbook.rl.config import PolicyTrainingConfig
+from tinker_cookbook.rl.report.transcripts import group_log
+from tinker_cookbook.rl.rollouts.async_utils import cancel_and_wait, gather_or_cancel
+from tinker_cookbook.rl.rollouts.group import run_group
+from tinker_cookbook.rl.rollouts.strategy import RolloutStrategy
+from tinker_cookbook.rl.types import EnvGroupBuilder, RLDataset, TrajectoryGroup
 from tinker_cookbook.supervised.prefetch import Prefetcher
+from tinker_cookbook.utils.logtree import Trace
 
-Consume = Callable[[Sequence[RolloutGroup]], Awaitable[None]]
-Metrics = dict[str, float | int | str]
+if TYPE_CHECKING:
+    import tinker
+
+    from tinker_cookbook.backends import SamplingClient
+
+logger = logging.getLogger(__name__)
+
+Metrics: TypeAlias = dict[str, float | int | str]
+
+
+@dataclass
+class RolloutGroup:
+    """Group of rollouts on its way from the dataset to the optimizer step.
+
+    Attributes:
+        batch: Number of the batch, counted over all epochs.
+        index: Place in the batch.
+        builder: Builds the environments; ``None`` for a finished group read from a checkpoint.
+        epoch: Epoch of the batch.
+        result: Finished rollouts; ``None`` before.
+        tags: Logging tags of the builder.
+        seconds: Duration of the rollouts.
+        log: What the environments logged.
+        substep: Optimizer step of the iteration that trains the group.
+        advantages: [G], set when the group is trained.
+    """
+
+    batch: int
+    index: int
+    builder: EnvGroupBuilder | None = None
+    epoch: int = 0
+    result: TrajectoryGroup | None = None
+    tags: list[str] = field(default_factory=list)
+    seconds: float = 0.0
+    log: Trace | None = None
+    substep: int = 0
+    advantages: np.ndarray | None = None
+
+    @property
+    def place(self) -> tuple[int, int]:
+        """``(batch, index)``, from which the group's random numbers are derived."""
+        return self.batch, self.index
+
+    @property
+    def group(self) -> TrajectoryGroup:
+        """Result of a finished group."""
+        assert self.result is not None
+        return self.result
+
+    @property
+    def sampling_step(self) -> int:
+        """Number of updates in the weights that sampled the group."""
+        return self.group.sampling_client_step
 
 
 def problem_batches(
     dataset: RLDataset, seed: int, start: int, stop: int | None = None
-) -> Iterator[list[RolloutRequest]]:
-    """The batches ``start`` to ``stop``, counted on over epochs, each epoch in its own order.
+) -> Iterator[list[RolloutGroup]]:
+    """Yields the batches from ``start`` to ``stop``, counted over epochs, each epoch shuffled.
 
-    Runs in a thread of its own (``Prefetcher``), as datasets tokenise.
+    A ``Prefetcher`` runs it in a thread, because datasets tokenize.
 
     Raises:
         DataValidationError: A batch is empty.
     """
-    epoch = None
-    for number in range(start, stop) if stop is not None else _count(start):
+    epoch = -1
+    for number in itertools.count(start) if stop is None else range(start, stop):
         if number // len(dataset) != epoch:
             epoch = number // len(dataset)
             dataset.set_epoch(seed + epoch)
@@ -53,25 +115,151 @@ def problem_batches(
                 f"batch {number % len(dataset)} of {type(dataset).__name__} is empty, expected at "
                 "least one EnvGroupBuilder; check its __len__"
             )
-        yield [RolloutRequest(number, i, builder, epoch or 0) for i, builder in enumerate(builders)]
+        yield [RolloutGroup(number, i, builder, epoch) for i, builder in enumerate(builders)]
 
 
-def _count(start: int) -> Iterator[int]:
-    while True:
-        yield start
-        start += 1
+@dataclass(frozen=True)
+class PolicySnapshot:
+    """Sampling client of the weights after ``step`` updates."""
+
+    client: SamplingClient
+    step: int
 
 
 @dataclass
-class Collected:
-    """What a source gave for one iteration.
+class SnapshotPolicy(TinkerTokenCompleter):
+    """Policy that samples from a snapshot; errors of the backend name the snapshot.
+
+    With ``separate`` each sample is one request, which clients of user code may rely on. Otherwise
+    the first responses of a group are one request, whose prompt is prefilled once.
+    """
+
+    step: int = 0
+    separate: bool = False
+
+    async def sample_many(
+        self,
+        model_input: tinker.ModelInput,
+        stop: StopCondition,
+        num_samples: int,
+        *,
+        max_tokens: int | None = None,
+    ) -> list[TokensWithLogprobs]:
+        """Returns samples; see :meth:`TinkerTokenCompleter.sample_many`.
+
+        Raises:
+            BackendError: The weights can no longer be sampled from.
+        """
+        try:
+            if self.separate and num_samples > 1:
+                requests = (
+                    self.derived(place).sample_many(model_input, stop, 1, max_tokens=max_tokens)
+                    for place in range(num_samples)
+                )
+                return [samples[0] for samples in await gather_or_cancel(requests)]
+            return await super().sample_many(model_input, stop, num_samples, max_tokens=max_tokens)
+        except TinkerCookbookError:
+            raise
+        except asyncio.CancelledError:
+            task = asyncio.current_task()
+            if task is not None and task.cancelling():
+                raise
+            # This task was not cancelled, so the backend has dropped the request.
+            raise self._failed("the backend dropped the request") from None
+        except Exception as error:
+            raise self._failed(f"{type(error).__name__}: {error}") from error
+
+    def _failed(self, why: str) -> BackendError:
+        return BackendError(
+            f"sampling from the weights after {self.step} updates failed ({why}); the model may "
+            "have been unloaded, its weights expired or the connection lost. Continue the run from "
+            "its last checkpoint"
+        )
+
+
+class RolloutWorker:
+    """Runs the rollouts of groups and counts the finished groups of an iteration.
+
+    Args:
+        config: Settings of sampling and rollouts.
+        on_done: Called after each group with (finished groups, all groups) of the iteration.
+        strategy: Handles failed rollouts; ``None``: the strategy of the config.
+        separate: See :class:`SnapshotPolicy`.
+    """
+
+    def __init__(
+        self,
+        config: PolicyTrainingConfig,
+        on_done: Callable[[int, int], None] | None = None,
+        strategy: RolloutStrategy | None = None,
+        separate: bool = False,
+    ) -> None:
+        self._config, self._rollout_config = config, config.rollouts()
+        self._strategy = config.effective_rollout_strategy() if strategy is None else strategy
+        self._on_done, self._separate = on_done, separate
+        self.begin(0)
+
+    def begin(self, num_groups: int, done: int = 0) -> None:
+        """Starts an iteration of ``num_groups`` groups, of which ``done`` are finished."""
+        self.groups: list[RolloutGroup] = []
+        """Finished groups of the iteration, in the order in which they finished."""
+        self._done, self._total = done, num_groups
+        self._began = time.monotonic()
+
+    @property
+    def seconds(self) -> float:
+        """Time since ``begin``."""
+        return time.monotonic() - self._began
+
+    async def run_group(self, group: RolloutGroup, snapshot: PolicySnapshot) -> RolloutGroup | None:
+        """Runs a group and returns it; ``None`` if it failed and the strategy skips it."""
+        assert group.builder is not None
+        config, began = self._config, time.monotonic()
+        policy = SnapshotPolicy(
+            snapshot.client,
+            max_tokens=config.max_tokens,
+            temperature=config.temperature,
+            top_p=config.top_p,
+            top_k=config.top_k,
+            seed=config.seed,
+            step=snapshot.step,
+            separate=self._separate,
+        ).derived(*group.place)
+        try:
+            with group_log(group.index < config.num_groups_to_log) as group.log:
+                group.result = await run_group(
+                    group.builder, policy, strategy=self._strategy, config=self._rollout_config
+                )
+        except TrainingError as error:
+            failed = isinstance(error, AllTrajectoriesFailedError)
+            if not (failed or self._strategy.catches_group_errors):
+                raise
+            logger.warning("group %d of batch %d is skipped: %s", group.index, group.batch, error)
+            return None
+        group.group.sampling_client_step = snapshot.step
+        group.tags = list(group.builder.logging_tags())
+        group.seconds = time.monotonic() - began
+        return group
+
+    def count(self, group: RolloutGroup | None) -> None:
+        """Counts a finished or skipped group."""
+        self._done += 1
+        if group is not None:
+            self.groups.append(group)
+        if self._on_done is not None:
+            self._on_done(self._done, self._total)
+
+
+@dataclass
+class RolloutBatch:
+    """Groups that a source passed to training in one iteration.
 
     Attributes:
-        groups: The groups that were trained, in the order of the batch.
-        epoch: That their problems come from.
-        num_failed: Groups left out because none of their episodes could be played.
-        sampling_seconds: How long training waited for the last of them.
-        metrics: The source's own.
+        groups: Trained groups, in the order of the batch.
+        epoch: Epoch of their problems.
+        num_failed: Groups skipped because none of their rollouts succeeded.
+        sampling_seconds: Time until the last group was finished.
+        metrics: Metrics of the source.
     """
 
     groups: list[RolloutGroup]
@@ -81,33 +269,37 @@ class Collected:
     metrics: Metrics
 
 
+Consume: TypeAlias = Callable[[Sequence[RolloutGroup]], Awaitable[None]]
+"""Submits the training of finished groups."""
+
+
 class GroupSource(ABC):
-    """Gives the groups of one iteration after the other. Use it in ``async with``."""
+    """Source of the groups of each iteration; an async context manager."""
 
     @abstractmethod
     async def collect(
         self, step: int, snapshot: PolicySnapshot, consume: Consume
-    ) -> Collected | None:
-        """The groups that update number ``step`` (from 0) trains; ``None``: none are left.
+    ) -> RolloutBatch | None:
+        """Runs the groups that update number ``step`` (from 0) trains; ``None``: none are left.
 
         Args:
-            step: Updates finished.
-            snapshot: The weights after them.
+            step: Number of finished updates.
+            snapshot: Weights after them.
             consume: Called with groups that can be trained, one part after the other.
 
         Raises:
-            AllTrajectoriesFailedError: Not one group could be played.
+            AllTrajectoriesFailedError: Every group failed.
         """
 
-    def renew(self, snapshot: PolicySnapshot) -> None:
-        """Tells of new weights, as soon as they are there."""
+    def update_weights(self, snapshot: PolicySnapshot) -> None:
+        """Receives new weights as soon as they exist."""
 
     @abstractmethod
     def finished(self) -> list[RolloutGroup]:
-        """Groups of this iteration that are finished, trained or not."""
+        """Returns the finished groups of this iteration, trained or not."""
 
     def save(self, log_path: Path, step: int) -> None:
-        """Writes what a run continued after update ``step`` needs from here."""
+        """Saves the state that a run continued after update ``step`` needs."""
 
     async def __aenter__(self) -> Self:
         return self
@@ -116,110 +308,110 @@ class GroupSource(ABC):
         await self.close()
 
     async def close(self) -> None:
-        """Stops what still runs."""
+        """Stops running work."""
 
 
 class BatchSource(GroupSource):
-    """The dataset's batches, one each iteration, all sampled with the newest weights.
+    """Source of the dataset's batches, one per iteration, sampled with the newest weights.
 
     Args:
-        batches: From the first iteration on.
-        player: Plays the groups.
-        num_substeps: Optimizer steps a batch is split into, contiguous groups each.
-        num_minibatches: Parts of a substep that are handed on as soon as they are complete;
-            0 hands on the whole batch at its end. The parts hold whatever groups are done first, so
-            the sum of their gradients is that of the whole batch up to rounding.
+        batches: Batches from the first iteration on.
+        worker: Runs the groups.
+        num_substeps: Optimizer steps per batch, of contiguous groups each.
+        num_minibatches: Parts of a substep that are trained once complete; 0 trains the whole batch
+            at its end. A part holds the groups that finish first, so the sum of the gradients is
+            that of the whole batch up to rounding.
     """
 
     def __init__(
         self,
-        batches: Iterator[list[RolloutRequest]],
-        player: RolloutWorker,
+        batches: Iterator[list[RolloutGroup]],
+        worker: RolloutWorker,
         num_substeps: int = 1,
         num_minibatches: int = 0,
     ) -> None:
-        self._ahead = Prefetcher(batches)
-        self._player = player
-        self._num_substeps = num_substeps
-        self._num_minibatches = num_minibatches
+        self._prefetcher = Prefetcher(batches)
+        self._worker = worker
+        self._num_substeps, self._num_minibatches = num_substeps, num_minibatches
 
-    async def collect(self, step: int, snapshot: PolicySnapshot, consume: Consume) -> Collected:
+    async def collect(self, step: int, snapshot: PolicySnapshot, consume: Consume) -> RolloutBatch:
         """See :meth:`GroupSource.collect`."""
-        problems = await self._ahead.next()
-        groups: list[RolloutGroup] = []
-        parts = _Parts(len(problems), self._num_substeps, self._num_minibatches)
-        self._player.begin(len(problems))
-
-        async def take(index: int, group: RolloutGroup | None) -> None:
-            if group is not None:
-                group.substep = parts.substep(index)
-                groups.append(group)
-            for part in parts.add(index, group):
-                await consume(part)
-
-        await self._player.run_groups(problems, snapshot, take)
+        batch = await self._prefetcher.next()
+        parts = _Parts(len(batch), self._num_substeps, self._num_minibatches)
+        self._worker.begin(len(batch))
+        tasks = {
+            asyncio.create_task(self._worker.run_group(group, snapshot)): group.index
+            for group in batch
+        }
+        pending, groups = set(tasks), []
+        try:
+            while pending:
+                done, pending = await asyncio.wait(pending, return_when=asyncio.FIRST_COMPLETED)
+                for task in sorted(done, key=tasks.__getitem__):
+                    index, group = tasks[task], task.result()
+                    self._worker.count(group)
+                    if group is not None:
+                        group.substep = parts.substep(index)
+                        groups.append(group)
+                    for part in parts.add(index, group):
+                        await consume(part)
+        finally:
+            # After an error the other groups clean up before the error is raised.
+            await cancel_and_wait(tasks)
         if not groups:
-            raise nothing_played(step, len(problems))
+            raise all_failed(step, len(batch))
         groups.sort(key=lambda group: group.index)
-        seconds = self._player.seconds
+        seconds = self._worker.seconds
         if not self._num_minibatches:
             await consume(groups)
-        failed = len(problems) - len(groups)
-        return Collected(groups, problems[0].epoch, failed, seconds, {})
+        return RolloutBatch(groups, batch[0].epoch, len(batch) - len(groups), seconds, {})
 
     def finished(self) -> list[RolloutGroup]:
         """See :meth:`GroupSource.finished`."""
-        return sorted(self._player.groups, key=lambda group: group.index)
+        return sorted(self._worker.groups, key=lambda group: group.index)
 
     async def close(self) -> None:
         """See :meth:`GroupSource.close`."""
-        await asyncio.to_thread(self._ahead.close)
+        await asyncio.to_thread(self._prefetcher.close)
 
 
 class _Parts:
-    """Which finished groups can be handed on: of the present substep, a part at a time."""
+    """Finished groups of a batch, split into parts of the current substep."""
 
     def __init__(self, num_groups: int, num_substeps: int, num_minibatches: int) -> None:
         self._streams = num_minibatches > 0
         self._num_groups, self._num_substeps = num_groups, num_substeps
-        of_substep = [
-            sum(self.substep(i) == number for i in range(num_groups))
-            for number in range(num_substeps)
-        ]
-        self._left = of_substep
         self._size = -(-num_groups // (num_substeps * max(num_minibatches, 1)))
+        self._missing = [0] * num_substeps
+        for index in range(num_groups):
+            self._missing[self.substep(index)] += 1
         self._ready: list[list[RolloutGroup]] = [[] for _ in range(num_substeps)]
-        self._present = 0
+        self._current = 0
 
     def substep(self, index: int) -> int:
-        """The substep that trains the group at this place in the batch."""
+        """Returns the substep that trains the group at this place in the batch."""
         return index * self._num_substeps // self._num_groups
 
     def add(self, index: int, group: RolloutGroup | None) -> Iterator[list[RolloutGroup]]:
-        """Takes a finished group (None: it failed); gives the parts that are complete now."""
+        """Adds a finished group (``None``: it failed); yields the parts that are now complete."""
         number = self.substep(index)
-        self._left[number] -= 1
+        self._missing[number] -= 1
         if group is not None:
             self._ready[number].append(group)
-        if self._streams:
-            yield from self._complete()
-
-    def _complete(self) -> Iterator[list[RolloutGroup]]:
-        while self._present < self._num_substeps:
-            ready = self._ready[self._present]
-            while len(ready) >= self._size or (ready and not self._left[self._present]):
+        while self._streams and self._current < self._num_substeps:
+            ready = self._ready[self._current]
+            while len(ready) >= self._size or (ready and not self._missing[self._current]):
                 part = sorted(ready[: self._size], key=lambda group: group.index)
                 del ready[: self._size]
                 yield part
-            if self._left[self._present]:
+            if self._missing[self._current]:
                 return
-            self._present += 1
+            self._current += 1
 
 
-def nothing_played(step: int, num_groups: int) -> AllTrajectoriesFailedError:
-    """The error where an iteration has no group to train."""
+def all_failed(step: int, num_groups: int) -> AllTrajectoriesFailedError:
+    """Returns the error of an iteration that has no group to train."""
     return AllTrajectoriesFailedError(
-        f"step {step + 1}: not one of {num_groups} groups could be played, so the environments or "
-        "what they depend on are broken; see the warnings above in logs.log, mend it, and continue "
-        "the run"
+        f"step {step + 1}: all {num_groups} groups failed, so the environments or what they depend "
+        "on are broken; see the warnings above in logs.log, fix it, and continue the run"
     )

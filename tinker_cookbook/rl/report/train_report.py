@@ -12,9 +12,7 @@ from typing import TYPE_CHECKING, Any, Protocol, Self
 from tinker_cookbook.eval.evaluators import SamplingClientEvaluator
 from tinker_cookbook.exceptions import TrainingError
 from tinker_cookbook.rl.config import PolicyTrainingConfig
-from tinker_cookbook.rl.loop.rollout_worker import RolloutGroup
-from tinker_cookbook.rl.loop.sources import Collected
-from tinker_cookbook.rl.loop.update import Metrics
+from tinker_cookbook.rl.loop.sources import Metrics, RolloutBatch, RolloutGroup
 from tinker_cookbook.rl.metric_util import (
     RLTestSetEvaluator,
     compute_rollout_error_metrics,
@@ -45,7 +43,7 @@ class IterationReport:
     """
 
     step: int
-    collected: Collected
+    collected: RolloutBatch
     trained: Metrics
     training_seconds: float
     seconds: float
