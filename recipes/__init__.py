@@ -5,7 +5,7 @@ one that an installed package has; a link in the checkout gives it there too.
 """
 
 if __name__ == "recipes":
-    from tinker_cookbook.utils.module_alias import alias_package
+    from tinker_cookbook.utils.imports import alias_package
 
     try:
         alias_package("recipes", "tinker_cookbook.recipes")

@@ -17,7 +17,7 @@ from tinker_cookbook.recipes.rl_settings import RLSettings, resolve_renderer, rl
 from tinker_cookbook.recipes.start import blueprint_of
 from tinker_cookbook.rl import train
 from tinker_cookbook.training.config import check_model
-from tinker_cookbook.utils.entrypoint import also_named, run_entrypoint
+from tinker_cookbook.utils.command_line.entrypoint import also_named, run_entrypoint
 
 DEFAULT_MODEL_NAME = "HuggingFaceTB/SmolLM2-135M-Instruct"
 

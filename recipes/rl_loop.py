@@ -33,8 +33,8 @@ from tinker_cookbook.training.changes import check_same_settings
 from tinker_cookbook.training.config import DEFAULT_TTL_SECONDS, check_model, check_settings
 from tinker_cookbook.training.weights import check_weights
 from tinker_cookbook.utils import ml_log
-from tinker_cookbook.utils.entrypoint import also_named, run_entrypoint
-from tinker_cookbook.utils.run_lock import RunLock
+from tinker_cookbook.utils.command_line.entrypoint import also_named, run_entrypoint
+from tinker_cookbook.utils.run_folder.lock import RunLock
 
 if TYPE_CHECKING:
     import tinker

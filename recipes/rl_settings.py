@@ -26,8 +26,8 @@ from tinker_cookbook.rl.report.diagnosis import GROUP_OF_ONE
 from tinker_cookbook.rl.rollouts.limits import TerminationRewardPolicy
 from tinker_cookbook.rl.rollouts.strategy import RetryOnFailure
 from tinker_cookbook.rl.types import RLDatasetBuilder
-from tinker_cookbook.utils.console import get_console
-from tinker_cookbook.utils.entrypoint import also_named
+from tinker_cookbook.utils.command_line.entrypoint import also_named
+from tinker_cookbook.utils.terminal import get_console
 
 DEMO_MODEL = "HuggingFaceTB/SmolLM2-135M-Instruct"
 # Rewards are a noisier teacher than texts: a quarter of the rate recommended for those.

@@ -22,7 +22,7 @@ from tinker_cookbook.supervised.conversation_file import FromConversationFileBui
 from tinker_cookbook.supervised.hf_datasets import NoRobotsBuilder
 from tinker_cookbook.supervised.types import ChatDatasetBuilder, ChatDatasetBuilderCommonConfig
 from tinker_cookbook.training.config import RunSettings, check_model
-from tinker_cookbook.utils.entrypoint import also_named, run_entrypoint
+from tinker_cookbook.utils.command_line.entrypoint import also_named, run_entrypoint
 
 DEMO_MODEL = DEFAULT_MODEL_NAME = "HuggingFaceTB/SmolLM2-135M-Instruct"
 DATASETS = ("example", "no_robots")

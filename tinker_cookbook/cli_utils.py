@@ -10,9 +10,9 @@ from pathlib import Path
 from typing import Literal, get_args
 
 from tinker_cookbook.exceptions import ConfigurationError, nearest
-from tinker_cookbook.utils import replaced_run
-from tinker_cookbook.utils.paths import local_path
-from tinker_cookbook.utils.run_lock import LOCK_FILE, lock_holder
+from tinker_cookbook.utils.run_folder import replaced_run
+from tinker_cookbook.utils.run_folder.lock import LOCK_FILE, lock_holder
+from tinker_cookbook.utils.run_folder.paths import local_path
 
 LogdirBehavior = Literal["delete", "resume", "ask", "raise"]
 

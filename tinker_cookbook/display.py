@@ -10,8 +10,7 @@ from rich.panel import Panel
 from rich.text import Text
 
 from tinker_cookbook.exceptions import DataValidationError
-from tinker_cookbook.utils.console import get_console
-from tinker_cookbook.utils.progress import TrainingProgress
+from tinker_cookbook.utils.terminal import TrainingProgress, get_console
 
 if TYPE_CHECKING:
     import tinker

@@ -13,8 +13,8 @@ from pathlib import Path
 import chz
 
 from tinker_cookbook.exceptions import ConfigurationError, DataError, nearest_sentence
-from tinker_cookbook.utils.entrypoint import run_entrypoint
-from tinker_cookbook.utils.jsonl import read_rows
+from tinker_cookbook.utils.command_line.entrypoint import run_entrypoint
+from tinker_cookbook.utils.run_folder.jsonl import read_rows
 
 
 @chz.chz

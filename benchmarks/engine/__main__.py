@@ -6,7 +6,7 @@ import sys
 
 from benchmarks.engine.config import Config, SamplingConfig, SharedPrefixConfig
 from tinker_cookbook.exceptions import ConfigurationError, nearest
-from tinker_cookbook.utils.entrypoint import run_entrypoint, run_program
+from tinker_cookbook.utils.command_line.entrypoint import run_entrypoint, run_program
 
 # The runners are imported late: --help needs no torch.
 

@@ -57,7 +57,7 @@ def read_pairs(job: dict[str, Any]) -> tuple[list[dict[str, list[int]]], Any]:
     """The pairs of all steps as token ids, in our order, and the recipe's config."""
     from tinker_cookbook.recipes.preference.dpo.train import build_config
     from tinker_cookbook.supervised.batch_loop import Schedule, batches
-    from tinker_cookbook.utils.scoring import whole_sequence
+    from tinker_cookbook.utils.model_inputs import whole_sequence
 
     config = build_config(recipe_settings(job, Path("unused")))
     train_set, _ = config.dataset_builder()

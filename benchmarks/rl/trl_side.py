@@ -20,7 +20,7 @@ from benchmarks.engine.trl_tools import lora_config, make_clock, training_argume
 from benchmarks.rl.task import recipe_settings
 from tinker_cookbook.exceptions import DataValidationError
 from tinker_cookbook.rl.types import Env, EnvGroupBuilder, InitialObservationOverflow
-from tinker_cookbook.utils.lazy_imports import lazy_module
+from tinker_cookbook.utils.imports import lazy_module
 
 transformers = lazy_module("transformers")
 

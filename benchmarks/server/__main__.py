@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 
 from benchmarks.server.config import Config
-from tinker_cookbook.utils.entrypoint import run_entrypoint
+from tinker_cookbook.utils.command_line.entrypoint import run_entrypoint
 
 
 def main(config: Config) -> None:

@@ -27,7 +27,7 @@ from tinker_cookbook.recipes.distillation.on_policy_settings import (
     taught,
 )
 from tinker_cookbook.training.config import check_model
-from tinker_cookbook.utils.entrypoint import run_entrypoint
+from tinker_cookbook.utils.command_line.entrypoint import run_entrypoint
 
 
 @chz.chz

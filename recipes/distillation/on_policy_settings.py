@@ -27,8 +27,8 @@ from tinker_cookbook.recipes.rl_settings import (
 )
 from tinker_cookbook.renderers import Message
 from tinker_cookbook.rl.types import RLDatasetBuilder
-from tinker_cookbook.utils.entrypoint import also_named
-from tinker_cookbook.utils.lr_scheduling import LRSchedule
+from tinker_cookbook.training.lr_scheduling import LRSchedule
+from tinker_cookbook.utils.command_line.entrypoint import also_named
 
 SUMS = "sums"
 EXAMPLE = "example"

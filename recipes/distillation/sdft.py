@@ -20,7 +20,7 @@ from tinker_cookbook.recipes.sl_basic import DEMO_MODEL
 from tinker_cookbook.recipes.start import start
 from tinker_cookbook.supervised.types import ChatDatasetBuilderCommonConfig
 from tinker_cookbook.training.config import RunSettings, check_model
-from tinker_cookbook.utils.entrypoint import run_entrypoint
+from tinker_cookbook.utils.command_line.entrypoint import run_entrypoint
 
 
 @chz.chz

@@ -34,7 +34,7 @@ from tinker_cookbook.rl.envs.grading import (
     grade_math,
 )
 from tinker_cookbook.rl.envs.problem_env import ProblemEnv
-from tinker_cookbook.utils.lazy_imports import lazy_exports
+from tinker_cookbook.utils.imports import lazy_exports
 
 if TYPE_CHECKING:
     # These build on this module, so they are re-exported lazily (see ``__getattr__``).

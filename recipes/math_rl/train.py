@@ -26,7 +26,7 @@ from tinker_cookbook.rl.envs.grading import DEFAULT_TIMEOUT_SECONDS
 from tinker_cookbook.rl.envs.reasoning_gym_env import ReasoningGymDatasetBuilder
 from tinker_cookbook.rl.types import RLDatasetBuilder
 from tinker_cookbook.training.config import check_model
-from tinker_cookbook.utils.entrypoint import run_entrypoint
+from tinker_cookbook.utils.command_line.entrypoint import run_entrypoint
 
 GENERATOR_PREFIX = "reasoning_gym:"
 ENVS = ("arithmetic", *HUB_NAMES)

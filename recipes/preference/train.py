@@ -9,7 +9,7 @@ Both names start the same program.
 from __future__ import annotations
 
 from tinker_cookbook.recipes.preference.dpo.train import CLIConfig, build_config, main
-from tinker_cookbook.utils.entrypoint import run_entrypoint
+from tinker_cookbook.utils.command_line.entrypoint import run_entrypoint
 
 __all__ = ["CLIConfig", "build_config", "main"]
 

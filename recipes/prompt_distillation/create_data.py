@@ -45,8 +45,8 @@ from tinker_cookbook.recipes.prompt_distillation.teacher import (
 from tinker_cookbook.renderers import get_renderer
 from tinker_cookbook.tokenizer_utils import get_tokenizer
 from tinker_cookbook.training.config import check_model, check_settings
-from tinker_cookbook.utils.console import get_console
-from tinker_cookbook.utils.entrypoint import run_entrypoint
+from tinker_cookbook.utils.command_line.entrypoint import run_entrypoint
+from tinker_cookbook.utils.terminal import get_console
 
 if TYPE_CHECKING:
     from tinker_cookbook.backends import SamplingClient, ServiceClient

@@ -16,9 +16,8 @@ from tinker_cookbook.recipes.prompt_distillation.prompts import TeacherPrompt
 from tinker_cookbook.recipes.prompt_distillation.queries import Query
 from tinker_cookbook.renderers import Renderer, get_renderer, get_text_content
 from tinker_cookbook.rl.rollouts.async_utils import gather_or_cancel
-from tinker_cookbook.utils.console import get_console
-from tinker_cookbook.utils.jsonl import Row
-from tinker_cookbook.utils.progress import Pace, ProgressDisplay
+from tinker_cookbook.utils.run_folder.jsonl import Row
+from tinker_cookbook.utils.terminal import Pace, ProgressDisplay, get_console
 
 if TYPE_CHECKING:
     from tinker_cookbook.backends import SamplingClient

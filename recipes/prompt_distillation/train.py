@@ -33,9 +33,9 @@ from tinker_cookbook.renderers import TrainOnWhat
 from tinker_cookbook.supervised import train
 from tinker_cookbook.supervised.types import ChatDatasetBuilderCommonConfig
 from tinker_cookbook.training.config import RunSettings, check_model
-from tinker_cookbook.utils.console import get_console
-from tinker_cookbook.utils.entrypoint import run_entrypoint
-from tinker_cookbook.utils.jsonl import Row, read_rows
+from tinker_cookbook.utils.command_line.entrypoint import run_entrypoint
+from tinker_cookbook.utils.run_folder.jsonl import Row, read_rows
+from tinker_cookbook.utils.terminal import get_console
 
 
 @chz.chz

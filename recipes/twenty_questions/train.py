@@ -11,7 +11,7 @@ from tinker_cookbook.recipes.multiplayer_rl.twenty_questions.train import (
     build_config,
     main,
 )
-from tinker_cookbook.utils.entrypoint import run_entrypoint
+from tinker_cookbook.utils.command_line.entrypoint import run_entrypoint
 
 __all__ = ["CLIConfig", "build_config", "main"]
 

@@ -13,7 +13,7 @@ from tinker_cookbook.backends import connect
 from tinker_cookbook.distillation import train_on_policy
 from tinker_cookbook.distillation.datasets import DistillationDatasetConfig, TeacherConfig
 from tinker_cookbook.training.config import RunSettings
-from tinker_cookbook.utils.entrypoint import run_entrypoint
+from tinker_cookbook.utils.command_line.entrypoint import run_entrypoint
 
 OPENINGS = [
     "Once upon a time, there was a little",

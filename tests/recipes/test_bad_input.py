@@ -18,7 +18,7 @@ import pytest
 from recipe_runs import RecipeRuns, count_lines, finish, wait_for
 
 from recipes import sl_basic
-from tinker_cookbook.utils.entrypoint import run_entrypoint
+from tinker_cookbook.utils.command_line.entrypoint import run_entrypoint
 
 pytestmark = pytest.mark.slow
 

@@ -15,8 +15,8 @@ from recipe_runs import REPO, RecipeRuns, finish
 
 from recipes import sl_basic, sl_loop
 from tinker_cookbook.exceptions import ConfigurationError
-from tinker_cookbook.utils.config_io import load_config
-from tinker_cookbook.utils.entrypoint import parse_arguments
+from tinker_cookbook.utils.command_line.entrypoint import parse_arguments
+from tinker_cookbook.utils.run_folder.config_io import load_config
 
 HEAVY = ("torch", "transformers", "datasets", "tinker", "peft", "wandb", "pandas")
 SPELLINGS = [

@@ -15,7 +15,7 @@ from recipes.examples import example_data
 
 pytestmark = pytest.mark.slow
 
-JSON_LOGGER = "tinker_cookbook.utils.loggers.json_logger:append_row"
+JSON_LOGGER = "tinker_cookbook.utils.ml_log.json_logger:append_row"
 OPTIM_STEP = "tinker_cookbook.engine.training.run:TrainingRun.optim_step"
 CHECKPOINT_LINE = "tinker_cookbook.utils.checkpoints.saving:append_row"
 

@@ -20,7 +20,7 @@ pytestmark = pytest.mark.slow
 RUN = """
 import sys
 from recipes import sl_loop
-from tinker_cookbook.utils.entrypoint import run_entrypoint
+from tinker_cookbook.utils.command_line.entrypoint import run_entrypoint
 run_entrypoint(sl_loop.main)
 print("torch._C" in sys.modules, sum(name.startswith("torch.") for name in sys.modules))
 """

@@ -11,7 +11,7 @@ from recipe_runs import RecipeRuns, last_of_each
 from tiny_model import make_tiny_model
 
 from recipes.distillation import off_policy_reasoning, sdft
-from tinker_cookbook.utils.entrypoint import run_entrypoint
+from tinker_cookbook.utils.command_line.entrypoint import run_entrypoint
 
 OPTIM_STEP = "tinker_cookbook.engine.training.run:TrainingRun.optim_step"
 

@@ -16,8 +16,8 @@ from recipes.math_rl import train as math_rl
 from recipes.preference.rlhf import settings as rlhf
 from recipes.rl_settings import common_config
 from tinker_cookbook.exceptions import ConfigurationError
-from tinker_cookbook.utils.config_keys import aliases_of, keys_of
-from tinker_cookbook.utils.entrypoint import parse_arguments
+from tinker_cookbook.utils.command_line.entrypoint import parse_arguments
+from tinker_cookbook.utils.command_line.keys import aliases_of, keys_of
 
 KEYS = {
     "recipes.sl_loop": """

@@ -16,8 +16,8 @@ from recipe_runs import RecipeRuns, finish, last_of_each
 from recipes import sl_basic
 from recipes.prompt_distillation import create_data, train
 from tinker_cookbook.supervised.conversation_file import read_conversations
-from tinker_cookbook.utils.entrypoint import run_entrypoint
-from tinker_cookbook.utils.jsonl import read_rows
+from tinker_cookbook.utils.command_line.entrypoint import run_entrypoint
+from tinker_cookbook.utils.run_folder.jsonl import read_rows
 
 CREATE, TRAIN = "recipes.prompt_distillation.create_data", "recipes.prompt_distillation.train"
 ROW = "recipes.prompt_distillation.output:append_row"

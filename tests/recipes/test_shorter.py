@@ -18,7 +18,7 @@ from recipes.preference.shorter.env import (
 )
 from tinker_cookbook.exceptions import ConfigurationError
 from tinker_cookbook.preference.types import Comparison
-from tinker_cookbook.utils.entrypoint import parse_arguments
+from tinker_cookbook.utils.command_line.entrypoint import parse_arguments
 
 OPTIM_STEP = "tinker_cookbook.engine.training.run:TrainingRun.optim_step"
 

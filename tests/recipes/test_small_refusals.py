@@ -15,8 +15,8 @@ from tinker_cookbook.engine.model.resolve import check_rank, hidden_size
 from tinker_cookbook.exceptions import ConfigurationError, DataValidationError
 from tinker_cookbook.renderers import Message
 from tinker_cookbook.sweep import run as sweep_run
-from tinker_cookbook.utils.config_io import load_config, write_config
-from tinker_cookbook.utils.entrypoint import parse_arguments
+from tinker_cookbook.utils.command_line.entrypoint import parse_arguments
+from tinker_cookbook.utils.run_folder.config_io import load_config, write_config
 
 # --- create_data -------------------------------------------------------------------------------
 

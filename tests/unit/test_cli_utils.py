@@ -17,7 +17,7 @@ from tinker_cookbook.cli_utils import (
 )
 from tinker_cookbook.exceptions import ConfigurationError
 from tinker_cookbook.utils.ml_log import setup_logging
-from tinker_cookbook.utils.run_lock import RunLock
+from tinker_cookbook.utils.run_folder.lock import RunLock
 
 
 @pytest.fixture

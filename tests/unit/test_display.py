@@ -14,7 +14,7 @@ from tinker_cookbook.display import (
     print_example,
 )
 from tinker_cookbook.exceptions import DataValidationError
-from tinker_cookbook.utils.progress import format_seconds
+from tinker_cookbook.utils.terminal import format_seconds
 
 
 def make_datum(tokens: list[int], weights: list[float]) -> tinker.Datum:

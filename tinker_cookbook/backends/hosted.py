@@ -22,7 +22,7 @@ from urllib.parse import urlsplit
 
 from tinker_cookbook.backends.sdk_thread import end_at_exit
 from tinker_cookbook.exceptions import BackendError
-from tinker_cookbook.utils.lazy_imports import lazy_module
+from tinker_cookbook.utils.imports import lazy_module
 
 if TYPE_CHECKING:
     import tinker

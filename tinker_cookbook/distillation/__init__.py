@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from tinker_cookbook.utils.lazy_imports import lazy_exports
+from tinker_cookbook.utils.imports import lazy_exports
 
 if TYPE_CHECKING:
     from tinker_cookbook.distillation import sdft, train_off_policy, train_on_policy

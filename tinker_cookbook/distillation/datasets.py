@@ -29,8 +29,8 @@ from tinker_cookbook.rl.types import (
     StepResult,
 )
 from tinker_cookbook.tokenizer_utils import Tokenizer, get_tokenizer
-from tinker_cookbook.utils.lazy_imports import lazy_module
-from tinker_cookbook.utils.tinker_path import check_tinker_path
+from tinker_cookbook.utils.imports import lazy_module
+from tinker_cookbook.utils.run_folder.paths import check_tinker_path
 
 if TYPE_CHECKING:
     import tinker

@@ -15,7 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from tinker_cookbook.distillation.topk_targets import SoftDatum, TopK, ask_teacher, soft_datum
-from tinker_cookbook.utils.lazy_imports import lazy_module
+from tinker_cookbook.utils.imports import lazy_module
 
 if TYPE_CHECKING:
     import tinker

@@ -22,8 +22,8 @@ import numpy.typing as npt
 
 from tinker_cookbook.distillation.teachers import Teacher, TeacherSignal
 from tinker_cookbook.distillation.topk_targets import TopK, ask_about_tokens
-from tinker_cookbook.utils.lazy_imports import lazy_module
-from tinker_cookbook.utils.scoring import whole_sequence
+from tinker_cookbook.utils.imports import lazy_module
+from tinker_cookbook.utils.model_inputs import whole_sequence
 
 if TYPE_CHECKING:
     import tinker

@@ -66,8 +66,8 @@ from tinker_cookbook.rl.loop.adjuster import (
 )
 from tinker_cookbook.rl.types import Trajectory, Transition
 from tinker_cookbook.training.weights import check_weights
-from tinker_cookbook.utils.lazy_imports import lazy_module
-from tinker_cookbook.utils.scoring import score_datums
+from tinker_cookbook.utils.imports import lazy_module
+from tinker_cookbook.utils.model_inputs import score_datums
 
 if TYPE_CHECKING:
     import tinker

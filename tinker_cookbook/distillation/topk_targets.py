@@ -27,8 +27,8 @@ from tinker_cookbook.exceptions import (
     DataValidationError,
     TinkerCookbookError,
 )
-from tinker_cookbook.utils.lazy_imports import lazy_module
-from tinker_cookbook.utils.scoring import whole_sequence
+from tinker_cookbook.utils.imports import lazy_module
+from tinker_cookbook.utils.model_inputs import whole_sequence
 
 if TYPE_CHECKING:
     import tinker

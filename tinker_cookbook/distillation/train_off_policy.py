@@ -36,7 +36,7 @@ from tinker_cookbook.supervised.types import (
 )
 from tinker_cookbook.tokenizer_utils import get_tokenizer
 from tinker_cookbook.training.session import TrainingSession
-from tinker_cookbook.utils.entrypoint import run_entrypoint
+from tinker_cookbook.utils.command_line.entrypoint import run_entrypoint
 from tinker_cookbook.vocabulary import check_same_vocabulary
 
 __all__ = ["Config", "DatasetWithTeacher", "MixtureBuilder", "main"]

@@ -44,8 +44,8 @@ from tinker_cookbook.rl.report.trajectory_metrics import compute_trajectory_metr
 from tinker_cookbook.rl.types import EnvGroupBuilder, RLDataset, RLDatasetBuilder, TrajectoryGroup
 from tinker_cookbook.tokenizer_utils import get_tokenizer
 from tinker_cookbook.training.session import TrainingSession
-from tinker_cookbook.utils.entrypoint import run_entrypoint
-from tinker_cookbook.utils.scoring import score_datums
+from tinker_cookbook.utils.command_line.entrypoint import run_entrypoint
+from tinker_cookbook.utils.model_inputs import score_datums
 from tinker_cookbook.vocabulary import check_same_vocabulary
 
 if TYPE_CHECKING:

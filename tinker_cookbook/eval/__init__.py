@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from tinker_cookbook.utils.lazy_imports import lazy_exports
+from tinker_cookbook.utils.imports import lazy_exports
 
 if TYPE_CHECKING:
     from tinker_cookbook.eval.evaluators import (

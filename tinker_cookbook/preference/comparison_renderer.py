@@ -11,7 +11,7 @@ from tinker_cookbook.preference.comparison import LABELS, Comparison, Label, Lab
 from tinker_cookbook.renderers import Message, Renderer, get_text_content
 from tinker_cookbook.supervised.common import tokens_of
 from tinker_cookbook.tokenizer_utils import Tokenizer
-from tinker_cookbook.utils.lazy_imports import lazy_module
+from tinker_cookbook.utils.imports import lazy_module
 
 if TYPE_CHECKING:
     import tinker

@@ -27,7 +27,7 @@ import numpy as np
 import numpy.typing as npt
 
 from tinker_cookbook.exceptions import ConfigurationError, DataValidationError, nearest
-from tinker_cookbook.utils.lazy_imports import lazy_module
+from tinker_cookbook.utils.imports import lazy_module
 
 if TYPE_CHECKING:
     import tinker

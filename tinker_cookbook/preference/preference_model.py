@@ -27,8 +27,8 @@ from tinker_cookbook.preference.comparison_renderer import (
 )
 from tinker_cookbook.renderers import Renderer, check_renderer_name, get_renderer
 from tinker_cookbook.tokenizer_utils import get_tokenizer
-from tinker_cookbook.utils.lazy_imports import lazy_module
-from tinker_cookbook.utils.tinker_path import check_tinker_path
+from tinker_cookbook.utils.imports import lazy_module
+from tinker_cookbook.utils.run_folder.paths import check_tinker_path
 
 if TYPE_CHECKING:
     import tinker

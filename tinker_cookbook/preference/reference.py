@@ -9,7 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from tinker_cookbook.preference.dpo_loss import answer_scores
-from tinker_cookbook.utils.scoring import score_datums
+from tinker_cookbook.utils.model_inputs import score_datums
 
 if TYPE_CHECKING:
     import tinker

@@ -42,8 +42,8 @@ from tinker_cookbook.supervised.train import run_evals
 from tinker_cookbook.supervised.types import SupervisedDataset
 from tinker_cookbook.training.session import Metrics, TrainingSession
 from tinker_cookbook.training.weights import create_training_client
-from tinker_cookbook.utils.entrypoint import run_entrypoint
-from tinker_cookbook.utils.lazy_imports import lazy_module
+from tinker_cookbook.utils.command_line.entrypoint import run_entrypoint
+from tinker_cookbook.utils.imports import lazy_module
 from tinker_cookbook.vocabulary import check_same_vocabulary
 
 if TYPE_CHECKING:

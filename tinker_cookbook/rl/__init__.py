@@ -9,8 +9,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from tinker_cookbook.utils.lazy_imports import lazy_exports
-from tinker_cookbook.utils.module_alias import alias_modules
+from tinker_cookbook.utils.imports import alias_modules, lazy_exports
 
 if TYPE_CHECKING:
     from tinker_cookbook.rl.dataset_utils import (

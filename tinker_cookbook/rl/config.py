@@ -26,7 +26,7 @@ from tinker_cookbook.rl.rollouts.presets import (
 from tinker_cookbook.rl.rollouts.strategy import RolloutStrategy, rollout_strategy_from_config
 from tinker_cookbook.rl.types import RLDatasetBuilder
 from tinker_cookbook.training.config import TrainingConfig
-from tinker_cookbook.utils.tinker_path import check_tinker_path
+from tinker_cookbook.utils.run_folder.paths import check_tinker_path
 
 
 @chz.chz

@@ -26,8 +26,8 @@ from tinker_cookbook.rl.types import (
     TrajectoryGroup,
     Transition,
 )
-from tinker_cookbook.utils.chunk_keys import ChunkKeys, Keys
-from tinker_cookbook.utils.lazy_imports import lazy_exports, lazy_module
+from tinker_cookbook.utils.imports import lazy_exports, lazy_module
+from tinker_cookbook.utils.model_inputs import ChunkKeys, Keys
 
 if TYPE_CHECKING:
     import tinker

@@ -27,8 +27,8 @@ from tinker_cookbook.rl.loop.adjuster import (
     advantages_of,
     kl_is_significant,
 )
-from tinker_cookbook.utils.lazy_imports import lazy_module
-from tinker_cookbook.utils.scoring import score_datums
+from tinker_cookbook.utils.imports import lazy_module
+from tinker_cookbook.utils.model_inputs import score_datums
 
 if TYPE_CHECKING:
     import tinker

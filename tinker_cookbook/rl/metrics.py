@@ -15,8 +15,8 @@ import numpy.typing as npt
 from tinker_cookbook.rl import kl
 from tinker_cookbook.rl.kl import compute_kl_sample_train, discounted_future_sum_vectorized
 from tinker_cookbook.utils.cost_estimation import TokenUsage
-from tinker_cookbook.utils.lazy_imports import lazy_module
-from tinker_cookbook.utils.scoring import whole_sequence
+from tinker_cookbook.utils.imports import lazy_module
+from tinker_cookbook.utils.model_inputs import whole_sequence
 
 if TYPE_CHECKING:
     import tinker

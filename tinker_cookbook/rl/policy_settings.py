@@ -10,7 +10,7 @@ import chz
 from tinker_cookbook.exceptions import nearest
 from tinker_cookbook.rl.advantages import AdvantageNormalization
 from tinker_cookbook.training.config import RunSettings
-from tinker_cookbook.utils.lr_scheduling import LRSchedule
+from tinker_cookbook.training.lr_scheduling import LRSchedule
 
 # Names of algorithms, which are a loss together with a way to turn rewards into advantages.
 _ALGORITHMS = {

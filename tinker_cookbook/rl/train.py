@@ -78,8 +78,8 @@ from tinker_cookbook.training.session import (
     length_notes,
     training_session,
 )
-from tinker_cookbook.utils.entrypoint import run_entrypoint
-from tinker_cookbook.utils.paths import local_path
+from tinker_cookbook.utils.command_line.entrypoint import run_entrypoint
+from tinker_cookbook.utils.run_folder.paths import local_path
 
 __all__ = [
     "DISCARDED_WORK_LOG_INTERVAL_SECONDS",

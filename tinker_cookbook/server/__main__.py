@@ -11,7 +11,7 @@ import os
 import sys
 
 from tinker_cookbook.server.run import Config, main, use_compiled_loop
-from tinker_cookbook.utils.entrypoint import run_entrypoint
+from tinker_cookbook.utils.command_line.entrypoint import run_entrypoint
 
 __all__ = ["Config", "main"]
 

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 import chz
 
 from tinker_cookbook.exceptions import BackendError, ConfigurationError
-from tinker_cookbook.utils.lazy_imports import lazy_module
+from tinker_cookbook.utils.imports import lazy_module
 
 if TYPE_CHECKING:
     from types import FrameType

@@ -41,8 +41,8 @@ from tinker_cookbook.training.session import (
     length_notes,
     training_session,
 )
-from tinker_cookbook.utils.console import get_console
-from tinker_cookbook.utils.lazy_imports import lazy_module
+from tinker_cookbook.utils.imports import lazy_module
+from tinker_cookbook.utils.terminal import get_console
 from tinker_cookbook.utils.trace import scope_span
 
 if TYPE_CHECKING:

@@ -16,8 +16,8 @@ import numpy as np
 import numpy.typing as npt
 
 from tinker_cookbook.exceptions import DataValidationError
-from tinker_cookbook.utils.chunk_keys import ChunkKeys, Keys
-from tinker_cookbook.utils.lazy_imports import lazy_module
+from tinker_cookbook.utils.imports import lazy_module
+from tinker_cookbook.utils.model_inputs import ChunkKeys, Keys
 
 if TYPE_CHECKING:
     import tinker

@@ -15,7 +15,7 @@ from tinker_cookbook.supervised.row_datasets import (
     conversation_to_datum,
     trained_batch,
 )
-from tinker_cookbook.utils.lazy_imports import lazy_exports
+from tinker_cookbook.utils.imports import lazy_exports
 
 __all__ = [
     "Conversation",

@@ -20,7 +20,7 @@ from tinker_cookbook.supervised.common import (
 from tinker_cookbook.supervised.row_datasets import trained_batch
 from tinker_cookbook.supervised.types import SupervisedDataset
 from tinker_cookbook.tokenizer_utils import Tokenizer
-from tinker_cookbook.utils.scoring import score_datums
+from tinker_cookbook.utils.model_inputs import score_datums
 
 if TYPE_CHECKING:
     import tinker

@@ -27,7 +27,7 @@ from tinker_cookbook.supervised.common import compute_data_bpb, compute_token_nl
 from tinker_cookbook.supervised.nll_evaluator import NLLEvaluator
 from tinker_cookbook.supervised.types import SupervisedDataset
 from tinker_cookbook.training.session import Metrics, TrainingSession, run_evaluators
-from tinker_cookbook.utils.entrypoint import run_entrypoint
+from tinker_cookbook.utils.command_line.entrypoint import run_entrypoint
 from tinker_cookbook.utils.trace import scope_span
 
 if TYPE_CHECKING:

@@ -24,7 +24,7 @@ from tinker_cookbook.supervised.types import (
     ChatDatasetBuilder,
     ChatDatasetBuilderCommonConfig,
 )
-from tinker_cookbook.utils.entrypoint import run_entrypoint
+from tinker_cookbook.utils.command_line.entrypoint import run_entrypoint
 from tinker_cookbook.utils.misc_utils import lookup_func
 
 _BUILDERS = "tinker_cookbook.supervised.hf_datasets"

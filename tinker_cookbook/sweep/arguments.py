@@ -16,9 +16,9 @@ import chz
 
 from tinker_cookbook.exceptions import ConfigurationError, nearest, nearest_sentence
 from tinker_cookbook.sweep.grid import Run, make_runs
-from tinker_cookbook.utils.config_keys import keys_of
-from tinker_cookbook.utils.entrypoint import parse_arguments
-from tinker_cookbook.utils.paths import local_path
+from tinker_cookbook.utils.command_line.entrypoint import parse_arguments
+from tinker_cookbook.utils.command_line.keys import keys_of
+from tinker_cookbook.utils.run_folder.paths import local_path
 
 OWN_KEYS = ("log_dir", "jobs", "server", "metric")
 SERVER_KEYS = ("device", "dtype")

@@ -17,7 +17,7 @@ from tinker_cookbook.sweep.parent_death import tied_to_parent
 from tinker_cookbook.sweep.records import METRICS, Record, RecordFolder
 from tinker_cookbook.sweep.serving import Server
 from tinker_cookbook.sweep.watch import Watch
-from tinker_cookbook.utils.run_lock import lock_holder
+from tinker_cookbook.utils.run_folder.lock import lock_holder
 
 State = Literal["waiting", "running", "resumed", "done", "failed"]
 

@@ -11,7 +11,7 @@ from pathlib import Path
 from tinker_cookbook.checkpoint_utils import get_last_checkpoint
 from tinker_cookbook.exceptions import ConfigurationError, DataFormatError
 from tinker_cookbook.sweep.grid import Run
-from tinker_cookbook.utils.paths import write_atomically
+from tinker_cookbook.utils.run_folder.paths import write_atomically
 
 RECORDS = ".sweep"
 METRICS = "metrics.jsonl"

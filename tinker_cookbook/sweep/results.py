@@ -16,9 +16,9 @@ from tinker_cookbook.sweep.grid import Value, is_number, typed
 from tinker_cookbook.sweep.jobs import Job
 from tinker_cookbook.sweep.records import METRICS as METRICS_FILE
 from tinker_cookbook.sweep.watch import METRICS, lower_is_better
-from tinker_cookbook.utils.jsonl import Row, encode_row, read_rows
-from tinker_cookbook.utils.paths import write_atomically
-from tinker_cookbook.utils.progress import format_seconds
+from tinker_cookbook.utils.run_folder.jsonl import Row, encode_row, read_rows
+from tinker_cookbook.utils.run_folder.paths import write_atomically
+from tinker_cookbook.utils.terminal import format_seconds
 
 RESULTS = "results.jsonl"
 PICTURE = "sweep.png"

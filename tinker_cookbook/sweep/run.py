@@ -35,11 +35,11 @@ from tinker_cookbook.sweep.serving import (
 from tinker_cookbook.sweep.show import SweepDisplay
 from tinker_cookbook.sweep.watch import METRICS as USUAL_METRICS
 from tinker_cookbook.sweep.watch import Watch, lower_is_better
-from tinker_cookbook.utils.arguments import VERSION
-from tinker_cookbook.utils.console import get_console
-from tinker_cookbook.utils.paths import ensure_writable_dir
-from tinker_cookbook.utils.programs import version_line
-from tinker_cookbook.utils.run_lock import RunLock, lock_holder
+from tinker_cookbook.utils.command_line.arguments import VERSION
+from tinker_cookbook.utils.command_line.programs import version_line
+from tinker_cookbook.utils.run_folder.lock import RunLock, lock_holder
+from tinker_cookbook.utils.run_folder.paths import ensure_writable_dir
+from tinker_cookbook.utils.terminal import get_console
 
 _JOBS_ON_CPU = 4
 _INTERRUPTED = 130  # what shells give a program that Ctrl-C ended

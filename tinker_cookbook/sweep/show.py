@@ -12,8 +12,7 @@ from rich.table import Table
 from rich.text import Text
 
 from tinker_cookbook.sweep.jobs import Job, State
-from tinker_cookbook.utils.console import get_console
-from tinker_cookbook.utils.progress import format_seconds
+from tinker_cookbook.utils.terminal import format_seconds, get_console
 
 if TYPE_CHECKING:
     from rich.console import Console

@@ -8,7 +8,13 @@ from pathlib import Path
 from typing import Any
 
 from tinker_cookbook.exceptions import ConfigurationError
-from tinker_cookbook.utils.config_io import CONFIG_FILE, KINDS_KEY, LOST_KEY, TYPE_KEY, dump_config
+from tinker_cookbook.utils.run_folder.config_io import (
+    CONFIG_FILE,
+    KINDS_KEY,
+    LOST_KEY,
+    TYPE_KEY,
+    dump_config,
+)
 
 # Where and how often things are written, evaluated or shown, and where is computed: a step means
 # the same whatever these are.

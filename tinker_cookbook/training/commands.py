@@ -10,7 +10,7 @@ from typing import Any
 
 from tinker_cookbook.backends.connect import check_backend
 from tinker_cookbook.exceptions import TinkerCookbookError
-from tinker_cookbook.utils.entrypoint import program_takes
+from tinker_cookbook.utils.command_line.entrypoint import program_takes
 
 _OPENAI_PATH = "/oai/api/v1"
 _BEHAVIOR = "behavior_if_log_dir_exists="

@@ -16,8 +16,8 @@ from tinker_cookbook.engine.model.resolve import (
 )
 from tinker_cookbook.exceptions import ConfigurationError
 from tinker_cookbook.renderers import check_renderer_name
-from tinker_cookbook.utils.lr_scheduling import LRSchedule, compute_schedule_lr_multiplier
-from tinker_cookbook.utils.tinker_path import check_tinker_path
+from tinker_cookbook.training.lr_scheduling import LRSchedule, compute_schedule_lr_multiplier
+from tinker_cookbook.utils.run_folder.paths import check_tinker_path
 
 if TYPE_CHECKING:
     from tinker import types

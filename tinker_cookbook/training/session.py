@@ -36,11 +36,11 @@ from tinker_cookbook.training.commands import continue_command, plot_command, us
 from tinker_cookbook.training.config import TrainingConfig
 from tinker_cookbook.training.tracing import RunTrace
 from tinker_cookbook.training.weights import create_training_client
-from tinker_cookbook.utils import replaced_run
-from tinker_cookbook.utils.console import get_console
-from tinker_cookbook.utils.loggers.pretty_print import format_value
 from tinker_cookbook.utils.ml_log import Logger, dump_config, setup_logging
-from tinker_cookbook.utils.run_lock import RunLock
+from tinker_cookbook.utils.ml_log.pretty_print import format_value
+from tinker_cookbook.utils.run_folder import replaced_run
+from tinker_cookbook.utils.run_folder.lock import RunLock
+from tinker_cookbook.utils.terminal import get_console
 from tinker_cookbook.utils.trace import scope_span
 
 if TYPE_CHECKING:

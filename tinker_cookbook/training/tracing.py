@@ -5,7 +5,7 @@ from __future__ import annotations
 from contextlib import ExitStack
 from pathlib import Path
 
-from tinker_cookbook.utils.paths import local_path
+from tinker_cookbook.utils.run_folder.paths import local_path
 from tinker_cookbook.utils.trace import (
     IterationWindow,
     save_gantt_chart_html,

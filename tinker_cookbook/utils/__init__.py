@@ -1,1 +1,16 @@
-"""Small helpers of the loops: logging of metrics, schedules, lazy imports."""
+"""Utilities shared by all loops: command line, run folder, logging, transcripts, checkpoints."""
+
+from tinker_cookbook.utils.imports import alias_modules
+
+# Module paths of the official cookbook whose content stands elsewhere here.
+alias_modules(
+    {
+        "tinker_cookbook.utils.code_state": "tinker_cookbook.utils.run_folder.code_state",
+        "tinker_cookbook.utils.file_utils": "tinker_cookbook.utils.misc_utils",
+        "tinker_cookbook.utils.format_colorized": "tinker_cookbook.utils.terminal",
+        "tinker_cookbook.utils.git_rev": "tinker_cookbook.utils.misc_utils",
+        "tinker_cookbook.utils.logtree_formatters": "tinker_cookbook.utils.logtree.formatters",
+        "tinker_cookbook.utils.lr_scheduling": "tinker_cookbook.training.lr_scheduling",
+        "tinker_cookbook.utils.session_naming": "tinker_cookbook.utils.misc_utils",
+    }
+)

@@ -1,31 +1,40 @@
-"""Small helpers that user code of training loops builds on."""
+"""Small helpers for training loops of user code: timing, lists, files, session names."""
 
 from __future__ import annotations
 
 import importlib
+import json
 import logging
 import math
+import re
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, TypeVar
 
-logger = logging.getLogger(__name__)
-
-T = TypeVar("T")
+from tinker_cookbook import __version__
 
 __all__ = [
     "all_same",
     "concat_lists",
+    "default_cookbook_session_name",
     "dict_mean",
     "iteration_dir",
     "lookup_func",
     "not_none",
+    "read_jsonl",
+    "recipe_user_metadata",
+    "resolve_session_display_name",
     "safezip",
+    "slugify",
     "split_list",
     "timed",
 ]
+
+logger = logging.getLogger(__name__)
+
+T = TypeVar("T")
 
 
 @contextmanager
@@ -117,3 +126,57 @@ def not_none(x: T | None) -> T:
 def iteration_dir(log_path: str | Path | None, step: int) -> Path | None:
     """``log_path/iteration_000012`` for step 12; ``None`` where ``log_path`` is empty."""
     return Path(log_path) / f"iteration_{step:06d}" if log_path else None
+
+
+def read_jsonl(path: str | Path) -> list[dict[str, Any]]:
+    """The objects of a JSONL file, one a line; blank lines are skipped.
+
+    Raises:
+        OSError: The file cannot be read.
+        json.JSONDecodeError: A line is no JSON. (``utils.jsonl.read_rows`` forgives a torn last
+            line, as a run that was killed leaves it.)
+    """
+    with Path(path).open(encoding="utf-8") as lines:
+        return [json.loads(line) for line in lines if line.strip()]
+
+
+def recipe_user_metadata(recipe_name: str) -> dict[str, str]:
+    """The ``user_metadata`` of a recipe's ``ServiceClient``.
+
+    Args:
+        recipe_name: Name of the recipe, as listings of runs show it.
+
+    Returns:
+        ``recipe_name``, and as ``git_rev`` the version of the package.
+    """
+    return {"recipe_name": recipe_name, "git_rev": __version__}
+
+
+_PREFIX = "cookbook"
+
+
+def resolve_session_display_name(*, session_name: str | None, wandb_name: str | None) -> str | None:
+    """``session_name`` if it is set, else ``wandb_name``, else ``None``; empty is not set."""
+    return session_name or wandb_name or None
+
+
+def slugify(text: str) -> str:
+    """Lower-case letters and digits of ``text``, anything between them as one hyphen."""
+    return "-".join(re.findall(r"[a-z0-9]+", text.lower()))
+
+
+def default_cookbook_session_name(*parts: str | None, wandb_name: str | None = None) -> str:
+    """The session name of a recipe for which the user gave none.
+
+    Args:
+        parts: Name of the recipe, then what tells its runs apart (dataset, stage). ``None`` and
+            parts without a letter or digit are left out.
+        wandb_name: Returned as it is where it is set, so that both names are the same.
+
+    Returns:
+        For ``("math-rl", "gsm8k")``: ``"cookbook-math-rl-gsm8k"``.
+    """
+    if wandb_name:
+        return wandb_name
+    slugs = [slugify(part) for part in parts if part]
+    return "-".join([_PREFIX, *filter(None, slugs)])

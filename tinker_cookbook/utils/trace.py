@@ -16,26 +16,30 @@ iteration and without ``trace_init`` both cost two look-ups and record nothing.
 from __future__ import annotations
 
 import asyncio
+import atexit
 import functools
+import html
 import inspect
 import json
 import sys
 import threading
 import time
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from contextlib import asynccontextmanager, contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, field
+from datetime import datetime, timedelta
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
-from tinker_cookbook.utils.trace_file import TraceFile
-from tinker_cookbook.utils.trace_window import IterationWindow, SpanRecord, save_gantt_chart_html
+if TYPE_CHECKING:
+    from tinker_cookbook.utils.ml_log.base import RunStore
 
 __all__ = [
     "IterationWindow",
     "ScopeContext",
     "SpanRecord",
+    "TraceFile",
     "convert_jsonl_to_json_main",
     "get_scope_context",
     "save_gantt_chart_html",
@@ -47,6 +51,253 @@ __all__ = [
     "trace_shutdown",
     "update_scope_context",
 ]
+
+
+class TraceFile:
+    """An open trace file; events are handed to a background thread, which writes them.
+
+    In the format a "process" is a group of tracks and a "thread" is a track. Here a group is a
+    thread of this process, and a track is an asyncio task on it, or its code outside of any.
+
+    Args:
+        path: The file, which is added to: a continued run goes on in it.
+        interval: Longest time in seconds that an event waits in memory.
+    """
+
+    def __init__(self, path: str, interval: float) -> None:
+        self._file = Path(path).open("a", encoding="utf-8")  # noqa: SIM115 (closed by close)
+        self._lock = threading.Lock()
+        self._waiting: list[dict[str, Any]] = []
+        # Small numbers: viewers group badly by the large ones of the operating system.
+        self._groups: dict[int, int] = {}
+        self._tracks: dict[tuple[int, str], int] = {}
+        self._closed = threading.Event()
+        self._interval = interval
+        self._writer = threading.Thread(target=self._write_on, name="trace-writer", daemon=True)
+        self._writer.start()
+        atexit.register(self.close)
+
+    def begin(self, name: str, track: str, thread: threading.Thread, at: float) -> None:
+        """A span begins; ``at`` is in seconds of ``time.perf_counter``."""
+        self._add("B", name, track, thread, at, {})
+
+    def end(
+        self, name: str, track: str, thread: threading.Thread, at: float, args: dict[str, Any]
+    ) -> None:
+        """The span ends; ``args`` is what its code attached to it."""
+        self._add("E", name, track, thread, at, args)
+
+    def close(self) -> None:
+        """Writes what waits. A second call does nothing."""
+        if self._closed.is_set():
+            return
+        self._closed.set()
+        self._writer.join(timeout=5.0)
+        self._flush()
+        self._file.close()
+        atexit.unregister(self.close)
+
+    def _add(
+        self,
+        phase: str,
+        name: str,
+        track: str,
+        thread: threading.Thread,
+        at: float,
+        args: dict[str, Any],
+    ) -> None:
+        with self._lock:
+            group = self._groups.get(thread.ident or 0)
+            if group is None:
+                group = self._groups[thread.ident or 0] = len(self._groups)
+                self._name("process_name", group, 0, f"{thread.name} Thread")
+            number = self._tracks.get((group, track))
+            if number is None:
+                number = self._tracks[group, track] = len(self._tracks) + 1
+                self._name("thread_name", group, number, track)
+            self._waiting.append(
+                {
+                    "name": name,
+                    "cat": "async",
+                    "ph": phase,
+                    "pid": group,
+                    "tid": number,
+                    "ts": at * 1e6,  # the format counts microseconds
+                    "args": {"track": track, "thread": thread.name, **args},
+                }
+            )
+
+    def _name(self, kind: str, group: int, track: int, name: str) -> None:
+        event = {"name": kind, "ph": "M", "pid": group, "tid": track, "ts": 0}
+        self._waiting.append({**event, "args": {"name": name}})
+
+    def _write_on(self) -> None:
+        while not self._closed.wait(self._interval):
+            self._flush()
+
+    def _flush(self) -> None:
+        with self._lock:
+            events, self._waiting = self._waiting, []
+        # Attributes may be anything; what JSON does not know is written as text.
+        self._file.writelines(json.dumps(event, default=str) + "\n" for event in events)
+        self._file.flush()
+
+
+@dataclass(frozen=True)
+class SpanRecord:
+    """A span that is over.
+
+    ``start_time`` and ``end_time`` are seconds of ``time.perf_counter``, exact and of this process
+    alone; ``wall_start`` and ``wall_end`` are seconds since the epoch, which spans of other
+    processes can be compared with.
+    """
+
+    name: str
+    start_time: float
+    end_time: float
+    wall_start: float
+    wall_end: float
+
+    @property
+    def seconds(self) -> float:
+        """How long it took."""
+        return self.end_time - self.start_time
+
+
+class IterationWindow:
+    """Collects spans; may be used by several threads."""
+
+    def __init__(self) -> None:
+        self.spans: list[SpanRecord] = []
+        self._lock = threading.Lock()
+        self._total_time: float | None = None
+
+    def record_span(self, name: str, start_time: float, end_time: float) -> None:
+        """Adds a span, with its times in seconds of ``time.perf_counter``."""
+        offset = time.time() - time.perf_counter()
+        span = SpanRecord(name, start_time, end_time, start_time + offset, end_time + offset)
+        self.merge_spans([span])
+
+    def merge_spans(self, spans: Sequence[SpanRecord]) -> None:
+        """Adds spans that were collected elsewhere, in a worker process say."""
+        with self._lock:
+            self.spans.extend(spans)
+
+    def finish(self, total_seconds: float) -> None:
+        """The iteration is over, and took so long."""
+        self._total_time = total_seconds
+
+    def aggregate(self) -> dict[str, float]:
+        """``time/NAME`` in seconds; for a name with several spans ``time/NAME:total``,
+        ``time/NAME:count``, ``time/NAME:mean`` and ``time/NAME:max``."""
+        by_name: dict[str, list[float]] = {}
+        for span in self._copy():
+            by_name.setdefault(span.name, []).append(span.seconds)
+        metrics: dict[str, float] = {}
+        for name, seconds in by_name.items():
+            if len(seconds) == 1:
+                metrics[f"time/{name}"] = seconds[0]
+                continue
+            metrics[f"time/{name}:total"] = sum(seconds)
+            metrics[f"time/{name}:count"] = len(seconds)
+            metrics[f"time/{name}:mean"] = sum(seconds) / len(seconds)
+            metrics[f"time/{name}:max"] = max(seconds)
+        return metrics
+
+    def get_timing_metrics(self) -> dict[str, float]:
+        """:meth:`aggregate`, and ``time/total`` once the iteration is over."""
+        total = {} if self._total_time is None else {"time/total": self._total_time}
+        return self.aggregate() | total
+
+    def get_span_dicts(self) -> list[dict[str, Any]]:
+        """The spans for JSON: ``name``, ``duration``, and ``wall_start`` and ``wall_end`` in
+        seconds from the first one's start."""
+        spans = self._copy()
+        first = min((span.wall_start for span in spans), default=0.0)
+        return [
+            {
+                "name": span.name,
+                "duration": span.seconds,
+                "wall_start": span.wall_start - first,
+                "wall_end": span.wall_end - first,
+            }
+            for span in spans
+        ]
+
+    def get_span_records(self) -> list[dict[str, Any]]:
+        """The spans for a timeline: ``task``, ``start`` and ``end`` as dates from 2000-01-01."""
+        origin = datetime(2000, 1, 1)
+        return [
+            {
+                "task": span["name"],
+                "start": origin + timedelta(seconds=span["wall_start"]),
+                "end": origin + timedelta(seconds=span["wall_end"]),
+            }
+            for span in self.get_span_dicts()
+        ]
+
+    def write_spans_jsonl(self, path: Path | str, step: int) -> None:
+        """Adds a line ``{"step": …, "spans": […]}`` to a file; nothing where there is no span."""
+        spans = self.get_span_dicts()
+        if spans:
+            with Path(path).open("a", encoding="utf-8") as file:
+                file.write(json.dumps({"step": step, "spans": spans}) + "\n")
+
+    def save_timing(self, step: int, *, store: RunStore | None) -> None:
+        """Gives the spans of a step to the store of the run; without one nothing happens."""
+        spans = self.get_span_dicts()
+        if store is not None and spans:
+            store.write_timing_spans(step, spans)
+
+    def _copy(self) -> list[SpanRecord]:
+        with self._lock:
+            return list(self.spans)
+
+
+_PAGE = """<!doctype html>
+<html lang="en"><head><meta charset="utf-8"><title>{title}</title><style>
+body {{ font: 13px system-ui, sans-serif; margin: 1.5rem; }}
+.row {{ display: flex; align-items: center; margin: 1px 0; }}
+.name {{ width: 16rem; flex: none; overflow: hidden; text-overflow: ellipsis; }}
+.line {{ position: relative; flex: 1; height: 1rem; background: #f3f4f6; }}
+.span {{ position: absolute; top: 0; bottom: 0; min-width: 1px; background: #2563eb99; }}
+</style></head><body><h1>{title}</h1><p>{total:.3f} s from left to right; hover for seconds.</p>
+{rows}
+</body></html>
+"""
+
+
+def save_gantt_chart_html(window: IterationWindow, step: int, path: Path | str) -> None:
+    """Draws the spans over time, a row for each name, as one page that needs nothing else.
+
+    Nothing is written where there is no span.
+
+    Args:
+        window: The iteration.
+        step: Its number, for the title.
+        path: The HTML file.
+    """
+    spans = window.get_span_dicts()
+    if not spans:
+        return
+    # At least a microsecond, so that spans without duration divide by something.
+    total = max(max(span["wall_end"] for span in spans), 1e-6)
+    bars: dict[str, list[str]] = {}
+    for span in sorted(spans, key=lambda span: span["wall_start"]):
+        left = 100 * span["wall_start"] / total
+        width = 100 * (span["wall_end"] - span["wall_start"]) / total
+        label = f"{span['wall_start']:.3f} s, for {span['duration']:.3f} s"
+        bars.setdefault(span["name"], []).append(
+            f'<div class="span" title="{label}" style="left:{left:.3f}%;width:{width:.3f}%"></div>'
+        )
+    rows = "\n".join(
+        f'<div class="row"><div class="name">{html.escape(name)}</div>'
+        f'<div class="line">{"".join(parts)}</div></div>'
+        for name, parts in bars.items()
+    )
+    page = _PAGE.format(title=f"Iteration {step}: where the time went", total=total, rows=rows)
+    Path(path).write_text(page, encoding="utf-8")
+
 
 F = TypeVar("F", bound=Callable[..., Any])
 

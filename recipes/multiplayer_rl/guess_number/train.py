@@ -15,7 +15,7 @@ from tinker_cookbook.recipes.multiplayer_rl.guess_number.env import Game, GuessN
 from tinker_cookbook.recipes.rl_settings import RLSettings, resolve_renderer, rl_config, run
 from tinker_cookbook.rl import train
 from tinker_cookbook.training.config import check_model
-from tinker_cookbook.utils.entrypoint import also_named, run_entrypoint
+from tinker_cookbook.utils.command_line.entrypoint import also_named, run_entrypoint
 
 
 @also_named(n_batches="num_batches")

@@ -21,7 +21,7 @@ from tinker_cookbook.recipes.multiplayer_rl.twenty_questions.env import Rules
 from tinker_cookbook.recipes.rl_settings import RLSettings, resolve_renderer, rl_config, run
 from tinker_cookbook.rl import train
 from tinker_cookbook.training.config import check_model
-from tinker_cookbook.utils.entrypoint import run_entrypoint
+from tinker_cookbook.utils.command_line.entrypoint import run_entrypoint
 
 
 @chz.chz

@@ -26,7 +26,7 @@ from tinker_cookbook.recipes.preference.datasets import get_comparison_builder
 from tinker_cookbook.recipes.start import start
 from tinker_cookbook.supervised.types import ChatDatasetBuilderCommonConfig
 from tinker_cookbook.training.config import RunSettings, check_model
-from tinker_cookbook.utils.entrypoint import run_entrypoint
+from tinker_cookbook.utils.command_line.entrypoint import run_entrypoint
 
 DEMO_MODEL = "HuggingFaceTB/SmolLM2-135M-Instruct"
 # A pair says less than a text, and the loss pushes as hard: a tenth of the rate for texts.

@@ -13,8 +13,8 @@ from tinker_cookbook.preference.preference_datasets import ComparisonDatasetBuil
 from tinker_cookbook.recipes.preference.datasets import get_comparison_builder
 from tinker_cookbook.rl.envs.tournament import TournamentPattern
 from tinker_cookbook.training.config import RunSettings
-from tinker_cookbook.utils.config_io import CONFIG_FILE
-from tinker_cookbook.utils.entrypoint import also_named
+from tinker_cookbook.utils.command_line.entrypoint import also_named
+from tinker_cookbook.utils.run_folder.config_io import CONFIG_FILE
 
 DEMO_MODEL = "HuggingFaceTB/SmolLM2-135M-Instruct"
 STAGES = ("sft", "rm", "rl")

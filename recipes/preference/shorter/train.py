@@ -33,7 +33,7 @@ from tinker_cookbook.rl.envs.preference_envs import (
     TournamentPattern,
 )
 from tinker_cookbook.training.config import check_model
-from tinker_cookbook.utils.entrypoint import run_entrypoint
+from tinker_cookbook.utils.command_line.entrypoint import run_entrypoint
 
 
 @chz.chz

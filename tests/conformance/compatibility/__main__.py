@@ -10,7 +10,7 @@ from pathlib import Path
 import chz
 
 from tinker_cookbook.exceptions import BackendError
-from tinker_cookbook.utils.entrypoint import run_entrypoint
+from tinker_cookbook.utils.command_line.entrypoint import run_entrypoint
 
 
 @chz.chz

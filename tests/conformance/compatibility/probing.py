@@ -14,7 +14,7 @@ from typing import Any, Literal
 import tinker
 
 from tests.conformance.compatibility.world import World
-from tinker_cookbook.utils.server_errors import server_error_message
+from tinker_cookbook.utils.command_line.entrypoint import server_error_message
 
 MOST_SECONDS = 5.0
 """A refusal that takes longer is none: the client repeated its request."""

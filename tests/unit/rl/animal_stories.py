@@ -23,7 +23,7 @@ from tinker_cookbook.rl.types import (
 from tinker_cookbook.tokenizer_utils import get_tokenizer
 from tinker_cookbook.training.config import RunSettings
 from tinker_cookbook.utils import logtree
-from tinker_cookbook.utils.entrypoint import run_entrypoint
+from tinker_cookbook.utils.command_line.entrypoint import run_entrypoint
 
 OPENINGS = (
     "Once upon a time, there was a little",

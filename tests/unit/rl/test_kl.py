@@ -25,7 +25,7 @@ from tinker_cookbook.rl.kl import (
 )
 from tinker_cookbook.rl.metrics import score_sequences
 from tinker_cookbook.tokenizer_utils import get_tokenizer
-from tinker_cookbook.utils.scoring import whole_sequence
+from tinker_cookbook.utils.model_inputs import whole_sequence
 
 
 class Scorer:

@@ -21,7 +21,7 @@ from tinker_cookbook.rl.envs.play_w_env import (
 from tinker_cookbook.rl.rollouts.errors import RolloutFailedError
 from tinker_cookbook.rl.types import StepResult
 from tinker_cookbook.tokenizer_utils import get_tokenizer
-from tinker_cookbook.utils.entrypoint import parse_arguments
+from tinker_cookbook.utils.command_line.entrypoint import parse_arguments
 
 
 @pytest.fixture(scope="module")

@@ -16,7 +16,7 @@ from tinker_cookbook.rl.rollouts.limits import (
 )
 from tinker_cookbook.rl.rollouts.presets import agentic, simple
 from tinker_cookbook.rl.types import StopReason
-from tinker_cookbook.utils.entrypoint import parse_arguments
+from tinker_cookbook.utils.command_line.entrypoint import parse_arguments
 
 
 @pytest.mark.parametrize(

@@ -12,7 +12,7 @@ from tinker_cookbook.exceptions import ConfigurationError
 from tinker_cookbook.supervised.conversation_file import chat_dataset
 from tinker_cookbook.supervised.types import ChatDatasetBuilder
 from tinker_cookbook.supervised.viz_sft_dataset import Config, run
-from tinker_cookbook.utils.entrypoint import parse_arguments
+from tinker_cookbook.utils.command_line.entrypoint import parse_arguments
 
 
 def dialogue(answer):

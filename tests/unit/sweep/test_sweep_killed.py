@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from recipes.examples import example_data
-from tinker_cookbook.utils.run_lock import lock_holder
+from tinker_cookbook.utils.run_folder.lock import lock_holder
 
 REPO = Path(__file__).resolve().parents[3]
 SHARED = {
@@ -84,7 +84,7 @@ def test_killed_and_started_again_equals_runs_without_a_server(stories_model, tm
     assert (out / "sweep.png").stat().st_size > 5000
 
     from recipes import sl_loop
-    from tinker_cookbook.utils.entrypoint import parse_arguments
+    from tinker_cookbook.utils.command_line.entrypoint import parse_arguments
 
     settings.update(log_path=str(tmp_path / "alone"), backend="local")
     settings.update(learning_rate="1e-3", lora_rank="2")

@@ -9,10 +9,10 @@ from tinker_cookbook.distillation import train_off_policy
 from tinker_cookbook.exceptions import ConfigurationError
 from tinker_cookbook.rl import train as rl_train
 from tinker_cookbook.supervised import train
-from tinker_cookbook.utils.config_keys import also_named, keys_of
-from tinker_cookbook.utils.entrypoint import parse_arguments
-from tinker_cookbook.utils.help_text import help_text
-from tinker_cookbook.utils.key_hints import hint_for
+from tinker_cookbook.utils.command_line.arguments import hint_for
+from tinker_cookbook.utils.command_line.entrypoint import parse_arguments
+from tinker_cookbook.utils.command_line.help import help_text
+from tinker_cookbook.utils.command_line.keys import also_named, keys_of
 
 FILE = "tinker_cookbook.supervised.conversation_file:FromConversationFileBuilder"
 COMMON = "dataset_builder.common_config"

@@ -8,7 +8,7 @@ import torch
 from transformers import get_cosine_schedule_with_warmup, get_linear_schedule_with_warmup
 
 from tinker_cookbook.exceptions import ConfigurationError
-from tinker_cookbook.utils.lr_scheduling import compute_schedule_lr_multiplier
+from tinker_cookbook.training.lr_scheduling import compute_schedule_lr_multiplier
 
 
 @pytest.mark.parametrize("total", [1, 7, 100])

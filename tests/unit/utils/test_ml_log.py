@@ -17,8 +17,6 @@ from config_samples import FileBuilder, HubBuilder, Run
 from rich.console import Console
 
 from tinker_cookbook.exceptions import ConfigurationError, DataValidationError
-from tinker_cookbook.utils.config_io import load_config
-from tinker_cookbook.utils.loggers.pretty_print import format_value
 from tinker_cookbook.utils.ml_log import (
     JsonLogger,
     Logger,
@@ -28,6 +26,8 @@ from tinker_cookbook.utils.ml_log import (
     configure_logging_module,
     setup_logging,
 )
+from tinker_cookbook.utils.ml_log.pretty_print import format_value
+from tinker_cookbook.utils.run_folder.config_io import load_config
 
 
 def rows(folder: Path) -> list[dict]:

@@ -12,7 +12,12 @@ import pytest
 from tinker_cookbook.exceptions import ConfigurationError
 from tinker_cookbook.supervised import train
 from tinker_cookbook.training.commands import continue_command
-from tinker_cookbook.utils.programs import find_programs, listing, run_listing, version_line
+from tinker_cookbook.utils.command_line.programs import (
+    find_programs,
+    listing,
+    run_listing,
+    version_line,
+)
 
 LOOPS = [
     "tinker_cookbook.supervised.train",
@@ -32,7 +37,7 @@ def test_the_listing_has_every_program_with_a_line_of_its_own():
     names = {program.name for program in find_programs("tinker_cookbook")}
     assert names >= {*LOOPS, "tinker_cookbook.server", "tinker_cookbook.sweep"}
     assert "benchmarks.engine.worker" not in names  # started by a program
-    assert "tinker_cookbook.utils.programs" not in names
+    assert "tinker_cookbook.utils.command_line.programs" not in names
     recipes = find_programs("recipes")
     assert {"recipes.sl_basic", "recipes.math_rl.train"} <= {program.name for program in recipes}
     for program in recipes:

@@ -10,23 +10,21 @@ from tinker_cookbook import __version__
 from tinker_cookbook.utils import cost_estimation
 from tinker_cookbook.utils.cost_estimation import CostTracker, TokenUsage, rates_from_pricing_entry
 from tinker_cookbook.utils.deprecation import deprecated, make_deprecated_module_getattr
-from tinker_cookbook.utils.format_colorized import format_colorized
-from tinker_cookbook.utils.git_rev import recipe_user_metadata
 from tinker_cookbook.utils.misc_utils import (
     all_same,
     concat_lists,
+    default_cookbook_session_name,
     dict_mean,
     iteration_dir,
     lookup_func,
     not_none,
+    recipe_user_metadata,
+    resolve_session_display_name,
     safezip,
     split_list,
     timed,
 )
-from tinker_cookbook.utils.session_naming import (
-    default_cookbook_session_name,
-    resolve_session_display_name,
-)
+from tinker_cookbook.utils.terminal import format_colorized
 
 
 def test_small_helpers():

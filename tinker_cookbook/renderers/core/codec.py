@@ -18,7 +18,7 @@ from tinker_cookbook.tokenizer_utils import (
     encode_without_added_tokens,
     encode_without_special_tokens,
 )
-from tinker_cookbook.utils.lazy_imports import lazy_module
+from tinker_cookbook.utils.imports import lazy_module
 
 if TYPE_CHECKING:
     import torch

@@ -18,7 +18,7 @@ from tinker_cookbook.image_processing_utils import (
 )
 from tinker_cookbook.renderers.core.messages import Message, ensure_list
 from tinker_cookbook.renderers.core.rendered import Piece
-from tinker_cookbook.utils.lazy_imports import lazy_module
+from tinker_cookbook.utils.imports import lazy_module
 
 if TYPE_CHECKING:
     import tinker

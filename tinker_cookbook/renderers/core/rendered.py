@@ -14,7 +14,7 @@ import numpy as np
 from tinker_cookbook._process import torch_is_left_out
 from tinker_cookbook.exceptions import RendererError, nearest
 from tinker_cookbook.renderers.core.messages import Message, Role
-from tinker_cookbook.utils.lazy_imports import lazy_module
+from tinker_cookbook.utils.imports import lazy_module
 
 if TYPE_CHECKING:
     import tinker

@@ -32,8 +32,8 @@ from tinker_cookbook.renderers.show.template import Conversation
 from tinker_cookbook.renderers.show.view import Fact, View, Viewer
 from tinker_cookbook.supervised.conversation_file import read_conversation, with_tools
 from tinker_cookbook.tokenizer_utils import get_tokenizer
-from tinker_cookbook.utils.console import get_console
-from tinker_cookbook.utils.paths import local_path, write_atomically
+from tinker_cookbook.utils.run_folder.paths import local_path, write_atomically
+from tinker_cookbook.utils.terminal import get_console
 
 if TYPE_CHECKING:
     from tinker_cookbook.renderers.base import Renderer

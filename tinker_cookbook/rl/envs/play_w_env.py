@@ -29,7 +29,7 @@ from tinker_cookbook.tokenizer_utils import (
     encode_without_special_tokens,
     get_tokenizer,
 )
-from tinker_cookbook.utils.entrypoint import also_named, run_entrypoint
+from tinker_cookbook.utils.command_line.entrypoint import also_named, run_entrypoint
 
 if TYPE_CHECKING:
     import tinker

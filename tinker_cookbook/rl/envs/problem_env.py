@@ -24,7 +24,7 @@ from tinker_cookbook.rl.types import (
     StepResult,
     StopCondition,
 )
-from tinker_cookbook.utils.lazy_imports import lazy_module
+from tinker_cookbook.utils.imports import lazy_module
 
 if TYPE_CHECKING:
     import tinker

@@ -26,7 +26,7 @@ from tinker_cookbook.rl.envs.problem_dataset import ProblemDataset
 from tinker_cookbook.rl.envs.problem_env import ProblemEnv, ProblemGroupBuilder
 from tinker_cookbook.rl.types import EnvGroupBuilder, RLDataset, RLDatasetBuilder
 from tinker_cookbook.tokenizer_utils import get_tokenizer
-from tinker_cookbook.utils.lazy_imports import lazy_module
+from tinker_cookbook.utils.imports import lazy_module
 
 if TYPE_CHECKING:
     import pebble

@@ -25,9 +25,9 @@ from tinker_cookbook.rl.types import (
     Transition,
     as_stop_reason,
 )
-from tinker_cookbook.utils.jsonl import NONFINITE_KEY, encode_row, read_rows
-from tinker_cookbook.utils.lazy_imports import lazy_module
-from tinker_cookbook.utils.paths import write_atomically
+from tinker_cookbook.utils.imports import lazy_module
+from tinker_cookbook.utils.run_folder.jsonl import NONFINITE_KEY, encode_row, read_rows
+from tinker_cookbook.utils.run_folder.paths import write_atomically
 
 if TYPE_CHECKING:
     import tinker

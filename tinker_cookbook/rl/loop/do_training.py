@@ -36,7 +36,7 @@ from tinker_cookbook.rl.report.live_view import RLProgress
 from tinker_cookbook.rl.report.train_report import Reporter
 from tinker_cookbook.rl.rollouts.group import RolloutErrorCounter
 from tinker_cookbook.utils.misc_utils import all_same
-from tinker_cookbook.utils.paths import local_path
+from tinker_cookbook.utils.run_folder.paths import local_path
 
 if TYPE_CHECKING:
     from tinker_cookbook.backends import SamplingClient, TrainingClient

@@ -34,7 +34,7 @@ from tinker_cookbook.rl.loop.sources import (
     RolloutGroup,
 )
 from tinker_cookbook.rl.report.train_report import IterationReport, ReportedSession, Reporter
-from tinker_cookbook.utils.paths import local_path
+from tinker_cookbook.utils.run_folder.paths import local_path
 from tinker_cookbook.utils.trace import scope_span
 
 if TYPE_CHECKING:

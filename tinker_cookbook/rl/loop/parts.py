@@ -31,10 +31,10 @@ from tinker_cookbook.rl.metrics import (
 )
 from tinker_cookbook.rl.report.trajectory_metrics import compute_trajectory_metrics
 from tinker_cookbook.rl.types import EnvGroupBuilder, TrajectoryGroup
-from tinker_cookbook.utils.console import get_console
 from tinker_cookbook.utils.cost_estimation import CostTracker, TokenUsage
-from tinker_cookbook.utils.lazy_imports import lazy_module
+from tinker_cookbook.utils.imports import lazy_module
 from tinker_cookbook.utils.misc_utils import split_list
+from tinker_cookbook.utils.terminal import get_console
 from tinker_cookbook.utils.trace import scope, scope_span
 
 if TYPE_CHECKING:

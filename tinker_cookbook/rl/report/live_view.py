@@ -27,7 +27,7 @@ from tinker_cookbook.rl.report.transcript_rows import number, plural
 from tinker_cookbook.rl.report.transcript_text import Piece, TokenText, plain
 from tinker_cookbook.rl.types import TrajectoryGroup
 from tinker_cookbook.utils.logtree.nodes import visible
-from tinker_cookbook.utils.progress import Pace, ProgressDisplay, format_seconds
+from tinker_cookbook.utils.terminal import Pace, ProgressDisplay, format_seconds
 
 if TYPE_CHECKING:
     from rich.console import Console

@@ -25,7 +25,6 @@ from tinker_cookbook.rl.report.transcript_html import transcript_page
 from tinker_cookbook.rl.report.transcript_rows import GroupEntry, plural, summary_row
 from tinker_cookbook.rl.report.transcript_text import Piece, TokenText
 from tinker_cookbook.rl.types import TrajectoryGroup
-from tinker_cookbook.utils.jsonl import encode_row
 from tinker_cookbook.utils.logtree import (
     Trace,
     init_trace,
@@ -34,7 +33,8 @@ from tinker_cookbook.utils.logtree import (
     write_trace_json,
 )
 from tinker_cookbook.utils.logtree.scopes import Scope
-from tinker_cookbook.utils.paths import local_path, write_atomically
+from tinker_cookbook.utils.run_folder.jsonl import encode_row
+from tinker_cookbook.utils.run_folder.paths import local_path, write_atomically
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase

@@ -52,7 +52,7 @@ from tinker_cookbook.rl.types import (
     as_stop_reason,
     stop_reason_from_metrics,
 )
-from tinker_cookbook.utils.lazy_imports import lazy_module
+from tinker_cookbook.utils.imports import lazy_module
 
 if TYPE_CHECKING:
     import tinker

@@ -10,13 +10,13 @@ from collections.abc import Generator, Mapping
 from typing import TYPE_CHECKING, Any
 
 from tinker_cookbook.exceptions import ConfigurationError
+from tinker_cookbook.utils.checkpoints.futures import run_async, run_blocking
 from tinker_cookbook.utils.checkpoints.saving import (
     CheckpointKind,
     PendingCheckpoint,
     paths_of,
     submit_checkpoint,
 )
-from tinker_cookbook.utils.futures import run_async, run_blocking
 
 if TYPE_CHECKING:
     from tinker_cookbook.backends.protocols import Future, ServiceClient, TrainingClient

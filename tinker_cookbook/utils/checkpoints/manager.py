@@ -10,6 +10,7 @@ from dataclasses import dataclass, fields
 from typing import TYPE_CHECKING, Any, Literal
 
 from tinker_cookbook.exceptions import ConfigurationError
+from tinker_cookbook.utils.checkpoints.futures import run_async, run_blocking
 from tinker_cookbook.utils.checkpoints.records import (
     CHECKPOINTS_FILE,
     CheckpointRecord,
@@ -20,9 +21,8 @@ from tinker_cookbook.utils.checkpoints.saving import (
     PendingCheckpoint,
     submit_checkpoint,
 )
-from tinker_cookbook.utils.futures import run_async, run_blocking
-from tinker_cookbook.utils.jsonl import trim_rows
-from tinker_cookbook.utils.paths import local_path
+from tinker_cookbook.utils.run_folder.jsonl import trim_rows
+from tinker_cookbook.utils.run_folder.paths import local_path
 
 if TYPE_CHECKING:
     from tinker_cookbook.backends.protocols import Future, RestClient, TrainingClient

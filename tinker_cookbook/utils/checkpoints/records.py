@@ -9,8 +9,8 @@ from dataclasses import dataclass, field, fields
 from typing import Any
 
 from tinker_cookbook.exceptions import CheckpointError
-from tinker_cookbook.utils.jsonl import read_rows
-from tinker_cookbook.utils.paths import local_path
+from tinker_cookbook.utils.run_folder.jsonl import read_rows
+from tinker_cookbook.utils.run_folder.paths import local_path
 
 logger = logging.getLogger(__name__)
 

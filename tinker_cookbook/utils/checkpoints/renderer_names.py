@@ -7,7 +7,7 @@ from collections.abc import Generator
 from typing import TYPE_CHECKING, Any
 
 from tinker_cookbook.model_info import get_recommended_renderer_name
-from tinker_cookbook.utils.futures import run_async, run_blocking
+from tinker_cookbook.utils.checkpoints.futures import run_async, run_blocking
 
 if TYPE_CHECKING:
     from tinker_cookbook.backends.protocols import Future, ServiceClient

@@ -9,10 +9,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from tinker_cookbook.exceptions import CheckpointError, ConfigurationError
+from tinker_cookbook.utils.checkpoints.futures import run_async, run_blocking
 from tinker_cookbook.utils.checkpoints.records import CHECKPOINTS_FILE, CheckpointRecord
-from tinker_cookbook.utils.futures import run_async, run_blocking
-from tinker_cookbook.utils.jsonl import append_row
-from tinker_cookbook.utils.paths import local_path
+from tinker_cookbook.utils.run_folder.jsonl import append_row
+from tinker_cookbook.utils.run_folder.paths import local_path
 
 if TYPE_CHECKING:
     from tinker_cookbook.backends.protocols import Future, TrainingClient

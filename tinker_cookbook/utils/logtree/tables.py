@@ -6,9 +6,9 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from tinker_cookbook.exceptions import DataFormatError
-from tinker_cookbook.utils.loggers.pretty_print import format_value
 from tinker_cookbook.utils.logtree.nodes import Child, Node
 from tinker_cookbook.utils.logtree.trace import append, open_place
+from tinker_cookbook.utils.ml_log.pretty_print import format_value
 
 
 def table(obj: Any, *, caption: str | None = None) -> None:

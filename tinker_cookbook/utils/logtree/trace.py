@@ -14,10 +14,10 @@ from pathlib import Path
 from typing import Any
 
 from tinker_cookbook.exceptions import TrainingError
-from tinker_cookbook.utils.jsonl import encode_row
 from tinker_cookbook.utils.logtree.nodes import Child, Node, escape
 from tinker_cookbook.utils.logtree.style import CSS
-from tinker_cookbook.utils.paths import write_atomically
+from tinker_cookbook.utils.run_folder.jsonl import encode_row
+from tinker_cookbook.utils.run_folder.paths import write_atomically
 
 logger = logging.getLogger(__name__)
 

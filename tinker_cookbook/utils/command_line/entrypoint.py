@@ -1,4 +1,4 @@
-"""How a program starts: ``key=value`` arguments into a config, errors as sentences."""
+"""Starts a program: parses ``key=value`` arguments into a config and prints errors as sentences."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import asyncio
 import importlib
 import inspect
 import os
+import re
 import sys
 from collections.abc import Callable
 from typing import Any
@@ -13,11 +14,38 @@ from typing import Any
 import chz
 
 from tinker_cookbook.exceptions import TinkerCookbookError
-from tinker_cookbook.utils.arguments import parse_arguments
-from tinker_cookbook.utils.config_keys import also_named
-from tinker_cookbook.utils.server_errors import server_error_message
+from tinker_cookbook.utils.command_line.arguments import parse_arguments
+from tinker_cookbook.utils.command_line.keys import also_named
 
-__all__ = ["also_named", "parse_arguments", "program_takes", "run_entrypoint", "run_program"]
+__all__ = [
+    "also_named",
+    "parse_arguments",
+    "program_takes",
+    "run_entrypoint",
+    "run_program",
+    "server_error_message",
+]
+
+_FRAME = re.compile(r"^Request failed: (.*) for self\.request_id=.*$", re.DOTALL)
+"""What the SDK puts around the words of a request that failed later."""
+
+
+def server_error_message(error: BaseException) -> str | None:
+    """The server's words, or the whole error where it gave none; None for errors of other kinds.
+
+    Goes by the attributes of the SDK's errors, as who asks may not have loaded it.
+    """
+    if type(error).__module__.partition(".")[0] != "tinker":
+        return None
+    status = getattr(error, "status_code", None)
+    if isinstance(status, int) and 400 <= status < 500:
+        body = getattr(error, "body", None)
+        said = body.get("detail") if isinstance(body, dict) else None
+        return said if isinstance(said, str) else str(error)
+    if str(getattr(error, "category", None)) == "user":
+        return _FRAME.sub(r"\1", str(error))
+    return None
+
 
 _INTERRUPTED = 130  # what shells give a program that Ctrl-C ended
 

@@ -37,7 +37,7 @@ from typing import Any
 import chz
 
 from tinker_cookbook.exceptions import ConfigurationError, nearest
-from tinker_cookbook.utils.paths import write_atomically
+from tinker_cookbook.utils.run_folder.paths import write_atomically
 
 TYPE_KEY = "_type"
 KINDS_KEY = "_kinds"

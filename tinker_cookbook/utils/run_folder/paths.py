@@ -1,4 +1,4 @@
-"""Checks on paths that a user gives: local, a folder, writable."""
+"""Checks of paths in settings: local folders, and ``tinker://RUN/KIND/NAME`` paths."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import os
 import re
 import tempfile
 from pathlib import Path
+from typing import Literal
 
 from tinker_cookbook.exceptions import ConfigurationError
 
@@ -78,3 +79,23 @@ def write_atomically(path: Path, content: bytes) -> None:
     except OSError:
         temporary.unlink(missing_ok=True)
         raise
+
+
+_FIELD_OF = {"weights": "state_path", "sampler_weights": "sampler_path"}
+
+
+def check_tinker_path(
+    field: str, path: str | None, kind: Literal["weights", "sampler_weights"], run: str
+) -> None:
+    """Raises ``ConfigurationError`` for a path that names no saved weights; None is no path.
+
+    ``kind`` and ``run`` ("the teacher's run") are for the message: either kind is let through,
+    as a server may call its kinds otherwise.
+    """
+    parts = (path or "").removeprefix("tinker://").split("/")
+    if path is None or (path.startswith("tinker://") and len(parts) == 3 and all(parts)):
+        return
+    raise ConfigurationError(
+        f"{field}: got {path!r}, expected tinker://RUN/{kind}/NAME; the {_FIELD_OF[kind]} in "
+        f"checkpoints.jsonl of {run} is one"
+    )

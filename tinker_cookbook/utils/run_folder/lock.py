@@ -14,7 +14,7 @@ from typing import Self
 from weakref import WeakSet
 
 from tinker_cookbook.exceptions import ConfigurationError
-from tinker_cookbook.utils.paths import ensure_writable_dir, local_path
+from tinker_cookbook.utils.run_folder.paths import ensure_writable_dir, local_path
 
 try:
     import fcntl

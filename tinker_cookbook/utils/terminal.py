@@ -1,24 +1,38 @@
-"""How far a run is: live lines on a terminal, now and then a plain one elsewhere."""
+"""Terminal output: the shared rich console, progress display, coloured tokens."""
 
 from __future__ import annotations
 
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
+from functools import cache
+from itertools import groupby
 from types import TracebackType
 from typing import TYPE_CHECKING, Self
 
 from rich.cells import cell_len
-from rich.console import Group
+from rich.console import Console, Group
 from rich.live import Live
 from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
-from tinker_cookbook.utils.console import get_console
-
 if TYPE_CHECKING:
-    from rich.console import Console, RenderableType
+    from rich.console import RenderableType
+
+    from tinker_cookbook.tokenizer_utils import Tokenizer
+
+
+@cache
+def get_console() -> Console:
+    """The console on standard output; it follows ``sys.stdout`` when that is replaced."""
+    return Console(soft_wrap=False, highlight=False)
+
+
+def is_terminal() -> bool:
+    """Whether a person watches standard output."""
+    return get_console().is_terminal
+
 
 _WINDOW = 20
 _WIDEST_BAR, _NARROWEST_BAR = 40, 8
@@ -203,3 +217,45 @@ def format_seconds(seconds: float) -> str:
     minutes, rest = divmod(round(seconds), 60)
     hours, minutes = divmod(minutes, 60)
     return f"{hours}:{minutes:02d}:{rest:02d}" if hours else f"{minutes}:{rest:02d}"
+
+
+_GREEN, _YELLOW, _RED, _RESET = "\x1b[32m", "\x1b[33m", "\x1b[31m", "\x1b[0m"
+
+
+def format_colorized(
+    tokens: Sequence[int],
+    weights: Sequence[float],
+    tokenizer: Tokenizer,
+    draw_newline_arrow: bool = False,
+) -> str:
+    """The text of ``tokens``, green where the weight is above 0, yellow at 0, red below.
+
+    Neighbours of one colour are decoded together, so that characters of several tokens are whole.
+
+    Args:
+        tokens: Token ids [T].
+        weights: Weights [T].
+        tokenizer: Decodes them.
+        draw_newline_arrow: Show ``↵`` in front of each line break.
+
+    Raises:
+        ValueError: The lengths differ.
+    """
+    if len(tokens) != len(weights):
+        raise ValueError(
+            f"weights: got {len(weights)}, expected {len(tokens)}, one for each of the tokens"
+        )
+    parts: list[str] = []
+    for color, pairs in groupby(zip(tokens, weights, strict=True), key=lambda p: _color(p[1])):
+        text = str(tokenizer.decode([token for token, _ in pairs]))
+        # A line of its own for each escape: pagers drop colours at line breaks.
+        for line in text.splitlines(keepends=True):
+            shown = line.replace("\n", "↵\n") if draw_newline_arrow else line
+            parts.append(f"{color}{shown}{_RESET}")
+    return "".join(parts)
+
+
+def _color(weight: float) -> str:
+    if weight == 0:
+        return _YELLOW
+    return _GREEN if weight > 0 else _RED

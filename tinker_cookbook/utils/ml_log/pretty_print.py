@@ -7,8 +7,8 @@ import math
 from rich.console import Console
 from rich.table import Table
 
-from tinker_cookbook.utils.console import get_console
-from tinker_cookbook.utils.loggers.base import Logger, Metrics
+from tinker_cookbook.utils.ml_log.base import Logger, Metrics
+from tinker_cookbook.utils.terminal import get_console
 
 
 class PrettyPrintLogger(Logger):

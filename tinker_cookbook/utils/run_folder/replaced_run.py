@@ -18,10 +18,10 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from tinker_cookbook.exceptions import ConfigurationError
-from tinker_cookbook.utils.config_io import CONFIG_FILE, TYPE_KEY
-from tinker_cookbook.utils.console import get_console
-from tinker_cookbook.utils.jsonl import free_name
-from tinker_cookbook.utils.run_lock import LOCK_FILE, RunLock, lock_holder
+from tinker_cookbook.utils.run_folder.config_io import CONFIG_FILE, TYPE_KEY
+from tinker_cookbook.utils.run_folder.jsonl import free_name
+from tinker_cookbook.utils.run_folder.lock import LOCK_FILE, RunLock, lock_holder
+from tinker_cookbook.utils.terminal import get_console
 
 # Files that a run writes before its first row; names are compared by their beginnings, because
 # copies of an earlier configuration are numbered.

@@ -9,9 +9,9 @@ from pathlib import Path
 from typing import Any
 
 from tinker_cookbook.exceptions import ConfigurationError
-from tinker_cookbook.utils.config_io import dump_config
-from tinker_cookbook.utils.loggers.base import Logger, Metrics
-from tinker_cookbook.utils.paths import write_atomically
+from tinker_cookbook.utils.ml_log.base import Logger, Metrics
+from tinker_cookbook.utils.run_folder.config_io import dump_config
+from tinker_cookbook.utils.run_folder.paths import write_atomically
 
 RUN_FILE = "wandb_run.json"
 

@@ -22,14 +22,14 @@ from typing import Any
 from rich.logging import RichHandler
 
 from tinker_cookbook.exceptions import ConfigurationError
-from tinker_cookbook.utils.code_state import code_diff
-from tinker_cookbook.utils.config_io import dump_config
-from tinker_cookbook.utils.console import get_console
-from tinker_cookbook.utils.loggers.base import Logger, MultiplexLogger
-from tinker_cookbook.utils.loggers.json_logger import JsonLogger
-from tinker_cookbook.utils.loggers.pretty_print import PrettyPrintLogger
-from tinker_cookbook.utils.loggers.wandb_logger import WandbLogger
-from tinker_cookbook.utils.paths import ensure_writable_dir
+from tinker_cookbook.utils.ml_log.base import Logger, MultiplexLogger
+from tinker_cookbook.utils.ml_log.json_logger import JsonLogger
+from tinker_cookbook.utils.ml_log.pretty_print import PrettyPrintLogger
+from tinker_cookbook.utils.ml_log.wandb_logger import WandbLogger
+from tinker_cookbook.utils.run_folder.code_state import code_diff
+from tinker_cookbook.utils.run_folder.config_io import dump_config
+from tinker_cookbook.utils.run_folder.paths import ensure_writable_dir
+from tinker_cookbook.utils.terminal import get_console
 
 __all__ = [
     "JsonLogger",

@@ -8,11 +8,16 @@ from pathlib import Path
 from typing import Any
 
 from tinker_cookbook.exceptions import ConfigurationError, DataValidationError
-from tinker_cookbook.utils import replaced_run
-from tinker_cookbook.utils.code_state import code_state
-from tinker_cookbook.utils.config_io import CONFIG_FILE, dump_config, lost_fields, write_config
-from tinker_cookbook.utils.jsonl import append_row, trim_rows
-from tinker_cookbook.utils.loggers.base import Logger, Metrics, RunStore
+from tinker_cookbook.utils.ml_log.base import Logger, Metrics, RunStore
+from tinker_cookbook.utils.run_folder import replaced_run
+from tinker_cookbook.utils.run_folder.code_state import code_state
+from tinker_cookbook.utils.run_folder.config_io import (
+    CONFIG_FILE,
+    dump_config,
+    lost_fields,
+    write_config,
+)
+from tinker_cookbook.utils.run_folder.jsonl import append_row, trim_rows
 
 METRICS_FILE = "metrics.jsonl"
 

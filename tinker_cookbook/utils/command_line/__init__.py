@@ -1,0 +1,1 @@
+"""Command line of recipes and programs: ``key=value`` arguments, ``--help``, errors."""

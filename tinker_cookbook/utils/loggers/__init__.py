@@ -1,1 +1,0 @@
-"""Where metrics go; the public door is ``tinker_cookbook.utils.ml_log``."""
