@@ -1,24 +1,20 @@
 """The renderer: messages to tokens with training weights, sampled tokens back to a message.
 
-A chat format is written as one subclass with few hooks; this module puts the pieces together.
-Token ids are those of the model's own chat template, with two differences.
+A chat format is one subclass with a few hooks. Token ids are those of the model's own chat
+template, with two differences:
 
-The name of a control token that stands in a message (``<|im_end|>``) stays plain text, so that no
-dataset row or tool result can forge a turn. A template joins text before it encodes and makes a
-control token of it; ``?split_special_tokens=false`` behind a renderer's name does the same, and
-warns where a user or a tool wrote such a name.
+- The name of a control token in a message (``<|im_end|>``) stays plain text, so that no dataset row
+  or tool result can forge a turn. A template joins text before it encodes, so the name becomes that
+  token; ``?split_special_tokens=false`` after a renderer's name does the same, with a warning.
+- The text of an assistant message is encoded apart from its header, because at inference the model
+  continues from the header's tokens. A template would merge the header's line break with white
+  space at the beginning of the answer into one token, which no prompt ends with.
 
-The text of an assistant message is encoded on its own, apart from its header, because at inference
-the model continues from the header's tokens; a template would merge the header's line break with
-white space at the beginning of the answer into one token that the model can never be asked to
-continue from.
-
-Types and functions that renderers are written with can be imported from here as well.
+The types and functions that subclasses need can be imported from here.
 """
 
 from __future__ import annotations
 
-import logging
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import cached_property
@@ -114,12 +110,14 @@ __all__ = [
     "ImageProcessorProtocol",
     "Message",
     "MessageDelta",
+    "MessageReader",
     "ParseFailureKind",
     "ParseTermination",
     "ReasoningStreamingParser",
     "RenderContext",
     "RenderedMessage",
     "Renderer",
+    "ResponseParser",
     "Role",
     "StreamingMessageHeader",
     "StreamingParser",
@@ -144,14 +142,14 @@ __all__ = [
     "has_thinking",
     "image_to_chunk",
     "message_to_jsonable",
+    "normalize_messages",
     "parse_content_blocks",
     "parse_response_for_stop_token",
     "parse_think_blocks",
     "remove_thinking",
+    "select_trained",
     "tokens_weights_from_strings_weights",
 ]
-
-logger = logging.getLogger(__name__)
 
 Example: TypeAlias = "tuple[tinker.ModelInput, torch.Tensor]"
 """Model input of T tokens and float32 weights [T]: 1 where the token itself is trained on."""
@@ -162,25 +160,27 @@ class UnsupportedToolsError(RendererError, NotImplementedError):
 
 
 class Renderer(Named, ABC):
-    """Turns conversations into tokens and sampled tokens into messages, for one chat format.
+    """Chat format: conversations to tokens, and sampled tokens to messages.
 
-    A subclass needs ``render_message`` and ``stop_token`` (or ``get_stop_sequences``). Everything
-    else has a default; ``parse_response`` reads the whole response as text.
-
-    A subclass's keyword-only arguments are the format's options. ``get_renderer`` makes renderers
-    by name; ``spec`` is the name with the options that differ from it, from which an equal renderer
-    can be made anywhere. Renderers pickle by it (see :mod:`tinker_cookbook.renderers.registry`).
+    A subclass needs ``render_message`` and ``stop_token`` (or ``get_stop_sequences``); by default
+    ``parse_response`` returns the whole response as text. Keyword-only arguments of a subclass are
+    the options of the format. ``spec`` is the registered name with these options, by which
+    renderers pickle (see :mod:`tinker_cookbook.renderers.registry`).
     """
 
     _encodes_with_codec: bool = False
-    """Whether all text of messages goes through :attr:`codec`, which keeps names of control tokens
-    plain text. A subclass that encodes with the tokenizer itself sees messages as they are."""
+    """Whether all text is encoded by :attr:`codec`, which keeps names of control tokens plain text.
+    A subclass that encodes with the tokenizer itself gets messages unchanged."""
     _declared_tokens: frozenset[str] = frozenset()
-    """Control tokens that stand in system messages because the declaration of tools has them."""
+    """Control tokens that the declaration of tools writes into system messages."""
+
+    _history_as_sampled: bool = False
+    """Whether every answer is written in history as it was sampled."""
+    _prompt_closes_thinking: bool = False
+    """Whether a prompt ends with an empty thinking block."""
 
     stop_token: str | None = None
-    """The special token that ends a message. A format with other stop sequences overrides
-    :meth:`get_stop_sequences`."""
+    """Special token that ends a message; other formats override :meth:`get_stop_sequences`."""
 
     merge_text_chunks: bool = True
     """Whether texts of neighbouring parts are encoded as one, as chat templates do."""
@@ -188,7 +188,7 @@ class Renderer(Named, ABC):
     def __init__(self, tokenizer: Tokenizer, image_processor: Any = None) -> None:
         self.tokenizer = tokenizer
         self.image_processor = image_processor
-        # Looked up now, so that a tokenizer of another family is refused at once.
+        # Looked up here, so that the tokenizer of another family raises an error at once.
         self._stop_token_id = (
             None
             if self.stop_token is None
@@ -202,10 +202,6 @@ class Renderer(Named, ABC):
         codec.splits_control_tokens = self._encodes_with_codec
         codec.encodes_apart = not self.merge_text_chunks
         return codec
-
-    @cached_property
-    def _warned(self) -> set[str]:
-        return set()
 
     @cached_property
     def _render_cache(self) -> RenderCache:
@@ -227,23 +223,17 @@ class Renderer(Named, ABC):
         return [self._stop_token_id]
 
     def split_special_tokens(self, split: bool) -> None:
-        """Chooses whether names of control tokens in messages stay plain text.
-
-        Called by ``get_renderer`` where the option is given.
-        """
+        """Sets whether names of control tokens in messages stay plain text."""
         self._encodes_with_codec = self._encodes_with_codec or split
         self.codec.splits_control_tokens = split
 
     def _generation_suffix(self, role: Role) -> list[int] | None:
-        """Returns the tokens after which a message of ``role`` is sampled.
-
-        None: they are the header of an empty message of that role.
-        """
+        """Returns the tokens after which a message of ``role`` is sampled; None: the header of an
+        empty message."""
         return None
 
     def _get_generation_suffix(self, role: Role, ctx: RenderContext) -> list[int]:
-        """Returns :meth:`_generation_suffix` in its context; ``ctx.idx`` counts the messages of
-        the prompt."""
+        """Returns :meth:`_generation_suffix` after ``ctx.idx`` messages."""
         suffix = self._generation_suffix(role)
         if suffix is None:
             suffix = token_list(self.render_message(Message(role=role, content=""), ctx).header)
@@ -267,18 +257,18 @@ class Renderer(Named, ABC):
     @property
     def has_extension_property(self) -> bool:
         """Whether the prompt of turn t+1 always begins with prompt and completion of turn t:
-        if so, a conversation trains as one sequence; if not, each turn needs its own."""
-        return False
+        if so, a conversation trains as one sequence; if not, each turn needs a sequence."""
+        return self._history_as_sampled
 
     @property
     def supports_streaming(self) -> bool:
-        """Whether :meth:`parse_response_streaming` works: always."""
+        """Whether :meth:`parse_response_streaming` works: True."""
         return True
 
     @property
     def disables_thinking(self) -> bool:
         """Whether prompts tell the model to answer without thinking."""
-        return False
+        return self._prompt_closes_thinking
 
     def create_conversation_prefix_with_tools(
         self, tools: Sequence[ToolSpec], system_prompt: str = ""
@@ -300,12 +290,11 @@ class Renderer(Named, ABC):
         return ResponseParser(self.codec, self._reader(), stops, eos)
 
     def parse_response(self, response: Sequence[int]) -> tuple[Message, ParseTermination]:
-        """Parses sampled tokens into a message; returns it and how the response ended.
+        """Returns the message that the sampled tokens spell, and how the response ended.
 
-        Raises RendererError for a stop token that stands in the response twice: it was sampled
-        without the renderer's stop sequences.
-        Text that cannot be read as a tool call is kept in ``unparsed_tool_calls``;
-        ``classify_parse_failure`` says what is wrong with a response, if anything.
+        A tool call that cannot be parsed is in ``unparsed_tool_calls``; ``classify_parse_failure``
+        returns what is wrong with a response. Raises RendererError for a stop token that occurs
+        twice: the response was sampled without the renderer's stop sequences.
         """
         parser = self.response_parser()
         tokens = list(response)
@@ -315,9 +304,9 @@ class Renderer(Named, ABC):
         return parser.message, parser.termination
 
     def parse_response_streaming(self, response: Iterable[int]) -> Iterator[MessageDelta]:
-        """Yields a header, the content piece by piece as ``response`` gives tokens, the message.
+        """Yields a header, the content piece by piece, and last the message.
 
-        ``response`` may be a live stream: a token is taken when the next piece is asked for.
+        ``response`` may be a live stream: each token is taken only when it is needed.
         """
         parser = self.response_parser()
         tokens: list[int] = []
@@ -326,7 +315,7 @@ class Renderer(Named, ABC):
             tokens.append(token)
             yield from parser.feed([token])
         yield from parser.finish()
-        # A subclass with a reader of its own for whole responses says what the message is.
+        # A subclass may override parse_response alone: the last message has to be its own.
         own = type(self).parse_response is not Renderer.parse_response
         yield self.parse_response(tokens)[0] if own else parser.message
 
@@ -345,12 +334,11 @@ class Renderer(Named, ABC):
         messages: Sequence[Message] | Sequence[Mapping[str, Any]],
         train_on_what: TrainOnWhat | str = TrainOnWhat.LAST_ASSISTANT_MESSAGE,
     ) -> Example:
-        """Returns the whole conversation as tokens and the weight of each.
+        """Returns the whole conversation as tokens, with a weight for each.
 
-        Raises RendererError for messages that the chat format cannot express. With a renderer
-        whose history differs from what was sampled (no extension property), earlier turns of one
-        example are trained on prompts that inference never sees: ``build_supervised_examples``
-        splits where that would happen.
+        Without the extension property, earlier turns of the example follow prompts that inference
+        never sees; ``build_supervised_examples`` splits the conversation there. Raises
+        RendererError for messages that the chat format cannot express.
         """
         what = TrainOnWhat(train_on_what)
         normal = self._conversation(messages, what)
@@ -358,9 +346,9 @@ class Renderer(Named, ABC):
         answers = sum(t and m["role"] == "assistant" for t, m in zip(trained, normal, strict=True))
         if answers > 1 and not self.has_extension_property:
             self._warn_once(
-                f"{self._name}: {what.value} trains several turns in one example, but this "
-                "renderer writes history otherwise than it is sampled; build_supervised_examples "
-                "gives one example for each prompt"
+                f"{self._name}: {what.value} trains several turns in one example, but history in "
+                "this chat format differs from what is sampled; build_supervised_examples returns "
+                "one example for each prompt"
             )
         return self._example(normal, trained, what)
 
@@ -369,11 +357,10 @@ class Renderer(Named, ABC):
         messages: Sequence[Message] | Sequence[Mapping[str, Any]],
         train_on_what: TrainOnWhat | str = TrainOnWhat.LAST_ASSISTANT_TURN,
     ) -> list[Example]:
-        """Returns one example for each trained answer, behind the prompt that inference gives it.
+        """Returns one example for each trained answer, after the same prompt as at inference.
 
-        One example holds them all for a renderer with the extension property, and under
-        ``ALL_TOKENS``, which trains prompts too. Each trained message is in exactly one example.
-        :meth:`build_merged_examples` returns fewer examples that train the same tokens.
+        With the extension property, and under ``ALL_TOKENS`` (which trains prompts too), it is one
+        example for all. Each trained message is in exactly one example.
         """
         return self._split(messages, train_on_what, merge=False)
 
@@ -382,10 +369,10 @@ class Renderer(Named, ABC):
         messages: Sequence[Message] | Sequence[Mapping[str, Any]],
         train_on_what: TrainOnWhat | str = TrainOnWhat.LAST_ASSISTANT_TURN,
     ) -> list[Example]:
-        """As :meth:`build_supervised_examples`, with as few examples as possible.
+        """Returns the examples of :meth:`build_supervised_examples`, merged where that is possible.
 
         Answers share an example where the later prompt begins with all tokens up to the earlier
-        answer. Datasets train on these. A subclass that splits in its own way is followed.
+        answer. Datasets train on these. A subclass's own split is not merged.
         """
         if type(self).build_supervised_examples is not Renderer.build_supervised_examples:
             return self.build_supervised_examples(messages, TrainOnWhat(train_on_what))
@@ -413,7 +400,7 @@ class Renderer(Named, ABC):
         return examples
 
     def to_openai_message(self, message: Message) -> dict[str, Any]:
-        """Returns the message as the OpenAI API and chat templates spell it."""
+        """Returns the message in the form of the OpenAI API and of chat templates."""
         written = openai_message(message)
         for call in written.get("tool_calls", []):
             function = call["function"]
@@ -421,14 +408,8 @@ class Renderer(Named, ABC):
         return written
 
     def _to_openai_tool_arguments(self, arguments: str) -> str | dict[str, Any]:
-        """Returns the arguments of a call as the model's template takes them: a JSON string, or
-        an object where the template writes them one by one."""
+        """Returns the arguments of a call as the model's template expects them."""
         return arguments
-
-    def _warn_once(self, text: str) -> None:
-        if text not in self._warned:
-            self._warned.add(text)
-            logger.warning(text)
 
     def _normalize(self, messages: Sequence[Mapping[str, Any]]) -> list[Message]:
         """Checks messages, splits control-token names, and separates text parts where required."""
@@ -437,27 +418,20 @@ class Renderer(Named, ABC):
 
     def _with_control_tokens(self, normal: list[Message]) -> list[Message]:
         if self._encodes_with_codec and self.codec.splits_control_tokens:
+            declared = {"system": self._declared_tokens}
             return [
-                split_control_tokens(
-                    message,
-                    self.codec,
-                    i,
-                    self._declared_tokens if message["role"] == "system" else frozenset(),
-                )
-                for i, message in enumerate(normal)
+                split_control_tokens(m, self.codec, i, declared.get(m["role"], frozenset()))
+                for i, m in enumerate(normal)
             ]
-        for message in normal:
-            if message["role"] in ("user", "tool"):
-                self._warn_of_control_token(get_text_content(message))
+        if self._encodes_with_codec:
+            texts = [get_text_content(m) for m in normal if m["role"] in ("user", "tool")]
+            for token in filter(None, map(self.codec.control_token_in, texts)):
+                self._warn_once(
+                    f"{self._name}: a message of a user or tool contains {token!r}, which becomes "
+                    "that control token, as in the model's own chat template; leave out "
+                    "'?split_special_tokens=false' after renderer_name to keep such text plain"
+                )
         return normal
-
-    def _warn_of_control_token(self, text: str) -> None:
-        if self._encodes_with_codec and (token := self.codec.control_token_in(text)):
-            self._warn_once(
-                f"{self._name}: a message of a user or tool contains {token!r}, which becomes that "
-                "control token, as in the model's own chat template; leave out "
-                "'?split_special_tokens=false' behind renderer_name to keep such text plain"
-            )
 
     def _conversation(
         self, messages: Sequence[Mapping[str, Any]], what: TrainOnWhat
@@ -487,7 +461,7 @@ class Renderer(Named, ABC):
         return example_ends(self._prompt_pieces, self._answered_pieces, messages, trained)
 
     def _answered_pieces(self, messages: Sequence[Message]) -> list[Piece]:
-        """Returns the conversation up to an answer, as a later prompt must begin."""
+        """Returns the tokens up to an answer, with which a later prompt has to begin."""
         return self._prompt_pieces(messages, "assistant")[:-1]
 
     def _prompt_pieces(self, messages: Sequence[Message], role: Role) -> list[Piece]:

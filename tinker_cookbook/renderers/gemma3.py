@@ -33,16 +33,12 @@ class Gemma3Renderer(Renderer):
 
     _encodes_with_codec = True
     stop_token = _END
+    _history_as_sampled = True  # except for white space around it
 
     def __init__(self, tokenizer: Tokenizer, image_processor: Any = None) -> None:
         super().__init__(tokenizer, image_processor)
         self._bos = special_token_id(tokenizer, _BOS, type(self).__name__)
         special_token_id(tokenizer, _START, type(self).__name__)
-
-    @property
-    def has_extension_property(self) -> bool:
-        """Holds: history is written as it was sampled (white space around it apart)."""
-        return True
 
     def render_message(self, message: Message, ctx: RenderContext) -> RenderedMessage:
         """Header, trimmed text and ``<end_of_turn>``; a system message opens the user's turn."""

@@ -162,14 +162,11 @@ class Glm46DisableThinkingRenderer(Glm46Renderer):
     block. An answer of the last turn that carries thinking is refused; in history it is dropped.
     """
 
-    @property
-    def disables_thinking(self) -> bool:
-        """True: the empty block stands in the prompt."""
-        return True
+    _prompt_closes_thinking = True
 
     @property
     def has_extension_property(self) -> bool:
-        """Holds: every answer stands behind an empty block."""
+        """Holds: every answer follows an empty block."""
         return True
 
     def _generation_suffix(self, role: Role) -> list[int]:

@@ -61,6 +61,7 @@ class KimiK2InstructRenderer(Renderer):
 
     _encodes_with_codec = True
     stop_token = _END
+    _history_as_sampled = True
     _parts = frozenset({"text"})
     _behind_default = "\n"
     _opened = ""
@@ -77,11 +78,6 @@ class KimiK2InstructRenderer(Renderer):
         super().__init__(tokenizer, image_processor)
         special_token_id(tokenizer, _MIDDLE, type(self).__name__)
         self._default_system = default_system
-
-    @property
-    def has_extension_property(self) -> bool:
-        """Holds: history is written as it was sampled."""
-        return True
 
     def render_message(self, message: Message, ctx: RenderContext) -> RenderedMessage:
         """Tokens of one message. Ids of calls depend on the messages before: those of a message

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 
 from tinker_cookbook.exceptions import RendererError
 from tinker_cookbook.renderers.core.blocks import BlockReader
-from tinker_cookbook.renderers.core.images import ImageProcessorProtocol, Segments, content_segments
+from tinker_cookbook.renderers.core.images import Segments, content_segments
 from tinker_cookbook.renderers.core.messages import Message, Role, ToolSpec, system_message
 from tinker_cookbook.renderers.core.parsing import MessageReader
 from tinker_cookbook.renderers.core.rendered import RenderContext
@@ -19,12 +19,10 @@ from tinker_cookbook.renderers.core.tool_calls import as_openai_tool
 from tinker_cookbook.renderers.kimi_k2 import (
     DECLARE,
     KIMI_CALLS,
-    KIMI_SYSTEM_PROMPT,
     KIMI_THINKING,
     KimiK2Renderer,
 )
 from tinker_cookbook.renderers.kimi_k2_5_tool_declaration_ts import encode_tools_to_typescript_style
-from tinker_cookbook.tokenizer_utils import Tokenizer
 
 _AROUND_IMAGE = ("<|media_begin|>image<|media_content|>", "<|media_end|>\n")
 
@@ -37,21 +35,6 @@ class KimiK25Renderer(KimiK2Renderer):
 
     _opened = "<think>"
     _context_parts = frozenset({"text", "image"})
-
-    def __init__(
-        self,
-        tokenizer: Tokenizer,
-        image_processor: ImageProcessorProtocol | None = None,
-        *,
-        default_system: str = KIMI_SYSTEM_PROMPT,
-        strip_thinking_from_history: bool = True,
-    ) -> None:
-        super().__init__(
-            tokenizer,
-            image_processor,
-            default_system=default_system,
-            strip_thinking_from_history=strip_thinking_from_history,
-        )
 
     def create_conversation_prefix_with_tools(
         self, tools: Sequence[ToolSpec], system_prompt: str = ""
@@ -77,11 +60,7 @@ class KimiK25DisableThinkingRenderer(KimiK25Renderer):
     refused; in history it is dropped."""
 
     _opened = "<think></think>"
-
-    @property
-    def disables_thinking(self) -> bool:
-        """True: the empty block stands in the prompt."""
-        return True
+    _prompt_closes_thinking = True
 
     def _reader(self) -> MessageReader:
         return BlockReader((KIMI_THINKING, KIMI_CALLS))

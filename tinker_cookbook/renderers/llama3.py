@@ -44,6 +44,7 @@ class Llama3Renderer(Renderer):
 
     _encodes_with_codec = True
     stop_token = _END
+    _history_as_sampled = True  # except for white space around it
 
     def __init__(
         self, tokenizer: Tokenizer, image_processor: Any = None, *, today_date: str | None = None
@@ -55,11 +56,6 @@ class Llama3Renderer(Renderer):
             if today_date
             else ""
         )
-
-    @property
-    def has_extension_property(self) -> bool:
-        """Holds: history is written as it was sampled (white space around it apart)."""
-        return True
 
     def render_message(self, message: Message, ctx: RenderContext) -> RenderedMessage:
         """Header and trimmed text; results of tools as JSON strings under role ``ipython``."""

@@ -47,14 +47,16 @@ class Nemotron3Renderer(ChatMLBase):
     """Nemotron 3 thinking, with tools.
 
     ``strip_thinking_from_history=False`` keeps the thinking of earlier turns
-    (``nemotron3_preserve_thinking``); ``low_effort`` ends the last question with the words that
-    Super was trained to think less after (``nemotron3_low_thinking``; Nano has no such form).
+    (``nemotron3_preserve_thinking``).
     Thinking stands before the text; other places are refused. ``merge_text_chunks=False`` encodes
     the texts of neighbouring parts apart.
     """
 
     _effort = "\n\n{reasoning effort: low}"
+    _low_effort = False
+    """Whether the last question ends with ``_effort``."""
     _closing = f"\n{_CLOSE}\n"
+    _prompt_opening = _OPENED
 
     def __init__(
         self,
@@ -63,17 +65,15 @@ class Nemotron3Renderer(ChatMLBase):
         *,
         strip_thinking_from_history: bool = True,
         merge_text_chunks: bool = True,
-        low_effort: bool = False,
     ) -> None:
         super().__init__(tokenizer, image_processor)
         self.strip_thinking_from_history = strip_thinking_from_history
         self.merge_text_chunks = merge_text_chunks
-        self.low_effort = low_effort
 
     @property
     def has_extension_property(self) -> bool:
         """Holds where thinking stays in history, for answers that carry some."""
-        return not (self.strip_thinking_from_history or self.low_effort)
+        return not (self.strip_thinking_from_history or self._low_effort)
 
     def render_message(self, message: Message, ctx: RenderContext) -> RenderedMessage:
         """Results of tools in a row share one user message, as the template writes them."""
@@ -85,7 +85,7 @@ class Nemotron3Renderer(ChatMLBase):
         text = ensure_text(message["content"])
         if role == "tool":
             return self._render_tool_result(text, ctx)
-        low = self.low_effort and ctx.idx == ctx.last_user_index
+        low = self._low_effort and ctx.idx == ctx.last_user_index
         return self._context(f"{START}{role}\n", text + self._effort if low else text)
 
     def create_conversation_prefix_with_tools(
@@ -115,10 +115,6 @@ class Nemotron3Renderer(ChatMLBase):
     def _generation_suffix(self, role: Role) -> list[int]:
         opening = self._prompt_opening if role == "assistant" else ""
         return self.codec.constant(f"{START}{role}\n{opening}")
-
-    @property
-    def _prompt_opening(self) -> str:
-        return _OPENED
 
     def _reader(self) -> MessageReader:
         return BlockReader((THINKING, _CALL), inside=THINKING)
@@ -177,32 +173,14 @@ class Nemotron3Renderer(ChatMLBase):
 class Nemotron3PreserveThinkingRenderer(Nemotron3Renderer):
     """Nemotron 3 that keeps the thinking of earlier turns."""
 
-    def __init__(
-        self, tokenizer: Tokenizer, image_processor: Any = None, *, low_effort: bool = False
-    ) -> None:
-        super().__init__(
-            tokenizer, image_processor, strip_thinking_from_history=False, low_effort=low_effort
-        )
+    def __init__(self, tokenizer: Tokenizer, image_processor: Any = None) -> None:
+        super().__init__(tokenizer, image_processor, strip_thinking_from_history=False)
 
 
 class Nemotron3LowThinkingRenderer(Nemotron3Renderer):
-    """Nemotron 3 Super asked to think less."""
+    """Nemotron 3 Super with low reasoning effort; Nano was not trained for it."""
 
-    def __init__(
-        self,
-        tokenizer: Tokenizer,
-        image_processor: Any = None,
-        *,
-        strip_thinking_from_history: bool = True,
-        merge_text_chunks: bool = True,
-    ) -> None:
-        super().__init__(
-            tokenizer,
-            image_processor,
-            strip_thinking_from_history=strip_thinking_from_history,
-            merge_text_chunks=merge_text_chunks,
-            low_effort=True,
-        )
+    _low_effort = True
 
 
 class Nemotron3DisableThinkingRenderer(Nemotron3Renderer):
@@ -212,14 +190,8 @@ class Nemotron3DisableThinkingRenderer(Nemotron3Renderer):
     context of the last turn it is written as the template does; in history thinking is dropped.
     """
 
-    @property
-    def disables_thinking(self) -> bool:
-        """True: the empty block stands in the prompt."""
-        return True
-
-    @property
-    def _prompt_opening(self) -> str:
-        return _EMPTY
+    _prompt_closes_thinking = True
+    _prompt_opening = _EMPTY
 
     def _reader(self) -> MessageReader:
         return BlockReader((THINKING, _CALL))
@@ -243,31 +215,10 @@ class Nemotron3DisableThinkingRenderer(Nemotron3Renderer):
 
 
 class Nemotron3UltraRenderer(Nemotron3Renderer):
-    """Nemotron 3 Ultra thinking: no line break before or behind ``</think>``.
-
-    ``medium_effort`` ends the last question with the words that it was trained to think less after
-    (``nemotron3_ultra_medium_thinking``).
-    """
+    """Nemotron 3 Ultra thinking: no line break before or after ``</think>``."""
 
     _effort = "\n\n{reasoning effort: efficient}"
     _closing = _CLOSE
-
-    def __init__(
-        self,
-        tokenizer: Tokenizer,
-        image_processor: Any = None,
-        *,
-        strip_thinking_from_history: bool = True,
-        merge_text_chunks: bool = True,
-        medium_effort: bool = False,
-    ) -> None:
-        super().__init__(
-            tokenizer,
-            image_processor,
-            strip_thinking_from_history=strip_thinking_from_history,
-            merge_text_chunks=merge_text_chunks,
-            low_effort=medium_effort,
-        )
 
     def _as_history(self, said: str, *, has_calls: bool) -> str:
         """The template trims no text that calls follow."""
@@ -276,38 +227,16 @@ class Nemotron3UltraRenderer(Nemotron3Renderer):
         return super()._as_history(said, has_calls=False)
 
 
-class Nemotron3UltraPreserveThinkingRenderer(Nemotron3UltraRenderer):
+class Nemotron3UltraPreserveThinkingRenderer(
+    Nemotron3PreserveThinkingRenderer, Nemotron3UltraRenderer
+):
     """Nemotron 3 Ultra that keeps the thinking of earlier turns."""
-
-    def __init__(
-        self, tokenizer: Tokenizer, image_processor: Any = None, *, medium_effort: bool = False
-    ) -> None:
-        super().__init__(
-            tokenizer,
-            image_processor,
-            strip_thinking_from_history=False,
-            medium_effort=medium_effort,
-        )
 
 
 class Nemotron3UltraMediumThinkingRenderer(Nemotron3UltraRenderer):
-    """Nemotron 3 Ultra asked to think less."""
+    """Nemotron 3 Ultra with medium reasoning effort."""
 
-    def __init__(
-        self,
-        tokenizer: Tokenizer,
-        image_processor: Any = None,
-        *,
-        strip_thinking_from_history: bool = True,
-        merge_text_chunks: bool = True,
-    ) -> None:
-        super().__init__(
-            tokenizer,
-            image_processor,
-            strip_thinking_from_history=strip_thinking_from_history,
-            merge_text_chunks=merge_text_chunks,
-            medium_effort=True,
-        )
+    _low_effort = True
 
 
 class Nemotron3UltraDisableThinkingRenderer(

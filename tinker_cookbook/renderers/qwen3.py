@@ -53,6 +53,7 @@ class Qwen3InstructRenderer(ChatMLBase):
     out of earlier ones; with ``strip_thinking_from_history=False`` it is written in these too.
     """
 
+    _history_as_sampled = True
     _parts = frozenset({"text", "thinking"})
 
     def __init__(
@@ -64,11 +65,6 @@ class Qwen3InstructRenderer(ChatMLBase):
     ) -> None:
         super().__init__(tokenizer, image_processor)
         self.strip_thinking_from_history = strip_thinking_from_history
-
-    @property
-    def has_extension_property(self) -> bool:
-        """Holds: history is written as it was sampled."""
-        return True
 
     def render_message(self, message: Message, ctx: RenderContext) -> RenderedMessage:
         """Results of tools in a row share one user message, as the template writes them."""
@@ -181,10 +177,7 @@ class ThinkingDisabled(ChatMLBase):
     An answer that carries thinking has no place there and is refused; in history it is dropped.
     """
 
-    @property
-    def disables_thinking(self) -> bool:
-        """True: the empty block stands in the prompt."""
-        return True
+    _prompt_closes_thinking = True
 
     def _generation_suffix(self, role: Role) -> list[int]:
         block = _EMPTY_THINKING if role == "assistant" else ""
@@ -231,9 +224,22 @@ _MAY_SHOW_IMAGES = ("user", "tool")
 
 
 class _WithImages(Qwen3InstructRenderer):
-    """Images in messages of users and tools."""
+    """Qwen3 with images in messages of users and tools."""
 
-    max_image_size: int = 0
+    def __init__(
+        self,
+        tokenizer: Tokenizer,
+        image_processor: ImageProcessorProtocol | None = None,
+        *,
+        strip_thinking_from_history: bool = True,
+        merge_text_chunks: bool = True,
+        max_image_size: int = 0,
+    ) -> None:
+        super().__init__(
+            tokenizer, image_processor, strip_thinking_from_history=strip_thinking_from_history
+        )
+        self.merge_text_chunks = merge_text_chunks
+        self.max_image_size = max_image_size
 
     def _allowed_parts(self, role: Role) -> frozenset[str]:
         return self._parts | {"image"} if role in _MAY_SHOW_IMAGES else self._parts
@@ -253,21 +259,6 @@ class Qwen3VLInstructRenderer(_WithImages):
     texts of neighbouring parts apart.
     """
 
-    def __init__(
-        self,
-        tokenizer: Tokenizer,
-        image_processor: ImageProcessorProtocol | None = None,
-        *,
-        strip_thinking_from_history: bool = True,
-        merge_text_chunks: bool = True,
-        max_image_size: int = 0,
-    ) -> None:
-        super().__init__(
-            tokenizer, image_processor, strip_thinking_from_history=strip_thinking_from_history
-        )
-        self.merge_text_chunks = merge_text_chunks
-        self.max_image_size = max_image_size
-
     def render_message(self, message: Message, ctx: RenderContext) -> RenderedMessage:
         """As Qwen3's, with images."""
         check_system_is_first(message, ctx, self._name)
@@ -281,24 +272,6 @@ class Qwen3VLRenderer(_WithImages, Qwen3Renderer):
     ``max_image_size`` bounds their longest side in pixels, 0 leaves them as they are.
     ``merge_text_chunks=False`` encodes the texts of neighbouring parts apart.
     """
-
-    def __init__(
-        self,
-        tokenizer: Tokenizer,
-        image_processor: ImageProcessorProtocol | None = None,
-        *,
-        strip_thinking_from_history: bool = True,
-        merge_text_chunks: bool = True,
-        max_image_size: int = 0,
-    ) -> None:
-        Qwen3Renderer.__init__(
-            self,
-            tokenizer,
-            image_processor,
-            strip_thinking_from_history=strip_thinking_from_history,
-        )
-        self.merge_text_chunks = merge_text_chunks
-        self.max_image_size = max_image_size
 
     def _question(self, message: Message) -> str:
         parts = ensure_list(message["content"])

@@ -30,11 +30,7 @@ class RoleColonRenderer(Renderer):
     """
 
     _encodes_with_codec = True
-
-    @property
-    def has_extension_property(self) -> bool:
-        """Holds: history is written as it was sampled."""
-        return True
+    _history_as_sampled = True
 
     def get_stop_sequences(self) -> list[str]:
         """The beginning of the user's next turn."""

@@ -67,6 +67,8 @@ class ChatMLRenderer(ChatMLBase):
     ``None`` takes what the tokenizer's own chat template inserts, ``""`` writes nothing.
     """
 
+    _history_as_sampled = True
+
     def __init__(
         self,
         tokenizer: Tokenizer,
@@ -78,11 +80,6 @@ class ChatMLRenderer(ChatMLBase):
         self._default_system = (
             self._inserted_system_prompt() if default_system is None else default_system
         )
-
-    @property
-    def has_extension_property(self) -> bool:
-        """Holds: history is written as it was sampled."""
-        return True
 
     def render_message(self, message: Message, ctx: RenderContext) -> RenderedMessage:
         """Header, text and ``<|im_end|>``; the line break after it is the footer."""

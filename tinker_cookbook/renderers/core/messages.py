@@ -260,12 +260,19 @@ def openai_message(message: Message) -> dict[str, Any]:
     return result | {key: value for key, value in message.items() if key in kept}
 
 
-def normalize_messages(messages: Sequence[Mapping[str, Any]]) -> list[Message]:
-    """Checks a conversation and returns it in one shape.
+class _NormalMessage(dict[str, Any]):
+    """Message that ``normalize_messages`` has checked and does not check again."""
 
-    Rows of JSON spell things in several ways: ``content: null`` beside tool calls, tool calls as
-    dictionaries with arguments as an object, thinking as ``reasoning_content``. Renderers see only
-    ``Message``. RendererError names the message and the field that is wrong.
+
+def normalize_messages(messages: Sequence[Mapping[str, Any]]) -> list[Message]:
+    """Checks a conversation and returns it in the shape that renderers expect.
+
+    JSON rows differ: ``content: null`` beside tool calls, tool calls as dictionaries with arguments
+    as an object, thinking as ``reasoning_content``. A message is normalised once: a data reader may
+    call this for its errors, and the renderer takes the result as it is.
+
+    Raises:
+        RendererError: Names the message and the field that is wrong.
     """
     if isinstance(messages, (str, bytes, Mapping)) or not isinstance(messages, Sequence):
         raise RendererError(
@@ -276,6 +283,8 @@ def normalize_messages(messages: Sequence[Mapping[str, Any]]) -> list[Message]:
 
 
 def _normalize(message: Mapping[str, Any], where: str) -> Message:
+    if isinstance(message, _NormalMessage):
+        return cast(Message, message)
     if not isinstance(message, Mapping):
         raise RendererError(
             f"{where}: got {type(message).__name__}, expected an object with role and content"
@@ -309,7 +318,7 @@ def _normalize(message: Mapping[str, Any], where: str) -> Message:
         thinking = ThinkingPart(type="thinking", thinking=reasoning)
         text = [part for part in ensure_list(result["content"]) if part.get("text") != ""]
         result["content"] = [thinking, *text]
-    return cast(Message, result)
+    return cast(Message, _NormalMessage(result))
 
 
 def _check_content(content: Any, where: str) -> None:

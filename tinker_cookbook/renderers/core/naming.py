@@ -1,9 +1,11 @@
-"""What a renderer is called, and how it is pickled: by that name, not by its vocabulary."""
+"""Name of a renderer, by which it is pickled instead of its vocabulary."""
 
 from __future__ import annotations
 
+import logging
 import pickle
 from collections.abc import Callable, Mapping
+from functools import cached_property
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
@@ -14,30 +16,33 @@ if TYPE_CHECKING:
     from tinker_cookbook.tokenizer_utils import Tokenizer
 
 
+logger = logging.getLogger("tinker_cookbook.renderers.base")
+
+
 class RendererPicklingError(RendererError, pickle.PicklingError):
-    """A renderer that no name leads back to cannot be pickled."""
+    """Renderer without a registered name, which cannot be pickled."""
 
 
 class Named:
-    """The part of a renderer that ``get_renderer`` fills in.
+    """State of a renderer that ``get_renderer`` sets.
 
-    The attributes are class defaults, so that a subclass need not call ``super().__init__``.
+    The attributes have class defaults, so that a subclass need not call ``super().__init__``.
     """
 
     tokenizer: Tokenizer
     image_processor: Any = None
     resolved_options: Mapping[str, Any] = MappingProxyType({})
-    """Options that the renderer chose when it was made, such as today's date: they become part of
-    ``spec``, so that the renderer is made again with the same values."""
+    """Options with a default of the day, such as the date: ``spec`` holds them, so that the restored
+    renderer has the same values."""
     restore: Callable[..., Any] | None = None
-    """Makes a renderer again from its spec; the registry sets it."""
+    """Returns the renderer of a spec; the registry sets it."""
     _renderer_name: str | None = None
     _model_name: str | None = None
     _has_image_processor: bool = False
 
     @property
     def spec(self) -> str | None:
-        """``name?option=value`` when made by ``get_renderer``, None otherwise."""
+        """``name?option=value`` of a renderer by ``get_renderer``, None for others."""
         return self._renderer_name
 
     @property
@@ -46,7 +51,7 @@ class Named:
         return self._model_name
 
     def __reduce__(self) -> tuple[Any, ...]:
-        """Says how to make the renderer again: by its spec and the name of its tokenizer."""
+        """Pickles the spec and the name of the tokenizer."""
         if self.spec is None or self.restore is None:
             raise RendererPicklingError(
                 f"{type(self).__name__}: cannot be pickled, because its name is not set; make it "
@@ -64,3 +69,12 @@ class Named:
     @property
     def _name(self) -> str:
         return self.spec or type(self).__name__
+
+    @cached_property
+    def _warned(self) -> set[str]:
+        return set()
+
+    def _warn_once(self, text: str) -> None:
+        if text not in self._warned:
+            self._warned.add(text)
+            logger.warning(text)

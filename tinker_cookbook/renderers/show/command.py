@@ -24,6 +24,7 @@ from tinker_cookbook.renderers.core.messages import (
     ToolSpec,
     message_to_jsonable,
     normalize_messages,
+    system_message,
 )
 from tinker_cookbook.renderers.core.rendered import TrainOnWhat
 from tinker_cookbook.renderers.registry import check_renderer_name, get_renderer
@@ -153,7 +154,7 @@ def _row(file: str, index: int) -> Conversation:
 def _declared(row: Conversation, renderer: Renderer) -> Conversation:
     """Returns the row with its tools declared in the chat format."""
     try:
-        messages = normalize_messages(with_tools(row.messages, row.tools, renderer))
+        messages = with_tools(row.messages, row.tools, renderer)
     except RendererError as error:
         raise DataFormatError(f"{row.source}: tools: {error}") from error
     return dataclasses.replace(row, messages=messages)
@@ -203,9 +204,8 @@ def sample_conversation(renderer: Renderer, train_on_what: TrainOnWhat) -> Conve
         reasons = "".join(
             f"\nwithout {part}: {_refusal(renderer, parts | {part})}" for part in left_out
         )
-        last = {**found.messages[-1], "trainable": True}
         if train_on_what is TrainOnWhat.CUSTOMIZED:
-            found.messages[-1] = normalize_messages([last])[0]
+            found.messages[-1]["trainable"] = True
         return Conversation(
             found.messages, f"the built-in example{reasons}", found.for_template, found.tools
         )
@@ -228,14 +228,14 @@ def _sample(renderer: Renderer, parts: set[str]) -> Conversation:
     """The conversation with these parts; RendererError where an answer of it cannot be written."""
     tools = TOOLS if "tools" in parts else ()
     system = _SYSTEM if "a system message" in parts else ""
-    begin: list[Any] = [{"role": "system", "content": system}] if system else []
+    begin = system_message(system)
     declared = renderer.create_conversation_prefix_with_tools(tools, system) if tools else begin
-    dialogue = _dialogue("thinking" in parts, bool(tools))
-    messages = normalize_messages([*declared, *dialogue])
+    dialogue = normalize_messages(_dialogue("thinking" in parts, bool(tools)))
+    messages = [*declared, *dialogue]
     for end in range(1, len(messages) + 1):
         # Some formats refuse in the last answer what they drop from history.
         renderer.build_merged_examples(messages[:end], TrainOnWhat.ALL_ASSISTANT_MESSAGES)
-    return Conversation(messages, "", normalize_messages([*begin, *dialogue]), tools)
+    return Conversation(messages, "", [*begin, *dialogue], tools)
 
 
 def _dialogue(thinking: bool, tools: bool) -> list[Mapping[str, Any]]:

@@ -17,7 +17,6 @@ from tinker_cookbook.renderers.core.messages import (
     Message,
     ensure_list,
     message_to_jsonable,
-    normalize_messages,
 )
 from tinker_cookbook.renderers.core.parsing import ParseTermination
 from tinker_cookbook.renderers.core.rendered import (
@@ -372,7 +371,7 @@ class Viewer:
 
     def _template(self) -> Fact:
         messages = self.conversation.messages
-        for_template = self.conversation.for_template or normalize_messages(messages)
+        for_template = self.conversation.for_template or messages
         prompt_end = self._answers.last - len(messages) + len(for_template)
         side = TemplateSide(self.renderer, self.conversation.tools, self.template_options)
         whole, prompt = self._answers.conversation(), self._answers.prompt(self._answers.last)
