@@ -57,7 +57,6 @@ from tinker_cookbook.renderers.template import TemplateRenderer
 from tinker_cookbook.tokenizer_utils import Tokenizer
 
 __all__ = [
-    *base.__all__,
     "ChatMLRenderer",
     "DeepSeekV32Renderer",
     "DeepSeekV32ThinkingRenderer",
@@ -101,4 +100,4 @@ __all__ = [
     "register_renderer",
     "unregister_renderer",
 ]
-__all__ += base.__all__  # pyright: ignore[reportUnsupportedDunderAll]
+__all__ += base.__all__

@@ -32,8 +32,8 @@ class Named:
     tokenizer: Tokenizer
     image_processor: Any = None
     resolved_options: Mapping[str, Any] = MappingProxyType({})
-    """Options with a default of the day, such as the date: ``spec`` holds them, so that the restored
-    renderer has the same values."""
+    """Options whose default depends on the day, such as the date: ``spec`` holds them, so that the
+    restored renderer has the same values."""
     restore: Callable[..., Any] | None = None
     """Returns the renderer of a spec; the registry sets it."""
     _renderer_name: str | None = None
