@@ -44,7 +44,7 @@ _CALL, _END_CALL = "<｜tool▁call▁begin｜>", "<｜tool▁call▁end｜>"
 _SEPARATOR = "<｜tool▁sep｜>"
 _RESULTS, _END_RESULTS = "<｜tool▁outputs▁begin｜>", "<｜tool▁outputs▁end｜>"
 DECLARED = frozenset({CALLS, END_CALLS, _CALL, _END_CALL, _SEPARATOR, "\uff5cDSML\uff5c"})
-"""Control tokens that the declarations of tools show to the model."""
+"""Control tokens in the declarations of tools."""
 _INSTRUCTIONS = (
     f"IMPORTANT: ALWAYS adhere to this exact format for tool use:\n{CALLS}{_CALL}tool_call_name"
     f"{_SEPARATOR}tool_call_arguments{_END_CALL}{{{{additional_tool_calls}}}}{END_CALLS}\n\nWhere:\n\n"
@@ -56,23 +56,23 @@ _INSTRUCTIONS = (
 
 @dataclass(frozen=True)
 class Version:
-    """What differs between the versions of the format."""
+    """Differences between versions of the format."""
 
     think: str
-    """Opens the thinking in prompts."""
+    """Opens thinking in prompts."""
     end_think: str
     """Between thinking and answer."""
     no_thinking: str
     """Follows the assistant's token where there is no thinking."""
     call: tuple[str, str, str, str] = ("", "", "", "")
-    """Before the name, between name and arguments, behind them, between calls."""
+    """Text before the name, between name and arguments, after them, and between calls."""
     results: tuple[str, str, str] = ("", "", "")
-    """Before, between and behind results in a row."""
+    """Text before, between and after consecutive results."""
     opens_after: tuple[str | None, ...] = ("user",)
-    """Roles (None: the beginning) after which an answer begins with the assistant's token."""
+    """Roles after which an answer begins with ``<｜Assistant｜>``; None is the beginning."""
 
     def calls_text(self, message: Message) -> str:
-        """Returns the calls of a message as text, arguments as they are spelled."""
+        """Returns the calls of a message as text, with arguments verbatim."""
         before, between, behind, separator = self.call
         calls = [
             f"{before}{call.function.name}{between}{call.function.arguments}{behind}"
@@ -82,7 +82,7 @@ class Version:
         return "".join([*blocks, *(c.raw_text for c in message.get("unparsed_tool_calls", []))])
 
     def read_calls(self, body: str) -> list[ToolCall]:
-        """Returns the calls that a block says; ValueError where it says anything else."""
+        """Returns the calls in a block; raises ValueError for anything else."""
         before, between, behind, separator = map(re.escape, self.call)
         pattern = f"{before}([^<\\n]+){between}(.*?){behind}(?:{separator})?"
         return read_calls_in_row(body, re.compile(pattern, re.DOTALL), _call_of)
@@ -101,7 +101,7 @@ V3 = Version(
 )
 R1 = Version(V3.think, V3.end_think, "", V3.call, (_RESULTS, "", _END_RESULTS), V3.opens_after)
 VERSIONS = {"3.1": (V3_1, V3_1), "3": (V3, R1)}
-"""By name: without thinking, and with."""
+"""Versions by name: without thinking, and with."""
 
 
 def _call_of(found: re.Match[str]) -> ToolCall:
@@ -110,7 +110,7 @@ def _call_of(found: re.Match[str]) -> ToolCall:
 
 
 def check_arguments(text: str) -> dict[str, Any]:
-    """Returns the arguments of a call; ValueError where the text is no JSON object."""
+    """Returns the arguments of a call; raises ValueError unless they are a JSON object."""
     try:
         arguments = json.loads(text)
     except RecursionError as error:
@@ -121,7 +121,7 @@ def check_arguments(text: str) -> dict[str, Any]:
 
 
 def declare_tools(tools: Sequence[ToolSpec], system_prompt: str) -> str:
-    """Returns the system text that declares tools as the model card of V3.1 says."""
+    """Returns the system text that declares tools as in the model card of V3.1."""
     declared = "".join(_declare(as_openai_tool(tool)["function"]) for tool in tools)
     title = "## Tools\nYou have access to the following tools:"
     return f"{system_prompt}\n\n{title}\n\n{declared}{_INSTRUCTIONS}"
@@ -139,18 +139,17 @@ _ROLES = ("system", "user", "assistant", "tool")
 
 
 class DeepSeekV3Renderer(Renderer):
-    """DeepSeek V3.1 told not to think; ``version=3`` is V3, which knows no thinking. Without the
-    option the vocabulary decides.
+    """DeepSeek V3.1 without thinking; ``version=3`` is V3, which has no thinking. By default the
+    vocabulary decides.
 
-    Thinking is dropped, in the last turn with a warning. In text without tool calls, what stands
-    before ``</think>`` counts as thinking, as in V3.1's template. A system message after another
-    message is refused: the template moves it to the very beginning, which changes the prompts of
-    the turns before. ``system_role_as_user`` writes such a message as one of the user.
+    Thinking is dropped, in the last turn with a warning. In text without tool calls, text before
+    ``</think>`` is thinking, as in V3.1's template. A system message after other messages raises
+    RendererError: the template moves it to the beginning, which changes earlier prompts.
+    ``system_role_as_user`` renders it as a user message.
 
-    V3.1's template declares no tools; they are declared as its model card says. The template of V3
-    is not followed where it loses structure: one call is left unclosed and three are closed twice,
-    later calls are not opened, results are not closed before calls and questions, and text beside
-    calls is left out. Calls and results are always opened and closed here.
+    V3.1's template has no declaration of tools, so that of its model card is used. V3's template
+    leaves out or repeats the tokens around several calls and results, and drops text beside calls:
+    here every call and result is opened and closed once.
     """
 
     _encodes_with_codec = True
@@ -170,7 +169,7 @@ class DeepSeekV3Renderer(Renderer):
         super().__init__(tokenizer, image_processor)
         self.system_role_as_user = system_role_as_user
         self.strip_thinking_from_history = strip_thinking_from_history
-        if version is None:  # only the vocabulary of V3 has no token that opens the thinking
+        if version is None:  # only the vocabulary of V3 has no <think> token
             version = "3.1" if THINK in tokenizer.get_vocab() else "3"
         if version not in VERSIONS:
             raise RendererError(
@@ -190,17 +189,17 @@ class DeepSeekV3Renderer(Renderer):
 
     @property
     def has_extension_property(self) -> bool:
-        """Holds without thinking, and where thinking stays in history."""
+        """True without thinking, and where thinking stays in history."""
         return not (self._thinking and self.strip_thinking_from_history)
 
     @property
     def disables_thinking(self) -> bool:
-        """Whether the prompt closes the thinking before it begins."""
+        """Whether the prompt ends with ``</think>``."""
         return not self._thinking and bool(self._version.no_thinking)
 
     def render_message(self, message: Message, ctx: RenderContext) -> RenderedMessage:
-        """Tokens of one message; of several system messages, each but the first begins with a
-        blank line."""
+        """Returns the tokens of a message; each system message after the first begins with a blank
+        line."""
         role, before = message["role"], ctx.prev_message and ctx.prev_message["role"]
         if role not in _ROLES or (role == "system" and before not in (None, "system")):
             where = " before all others" if role == "system" else ""
@@ -222,7 +221,7 @@ class DeepSeekV3Renderer(Renderer):
     def create_conversation_prefix_with_tools(
         self, tools: Sequence[ToolSpec], system_prompt: str = ""
     ) -> list[Message]:
-        """Declares tools behind the system prompt, as the model card of V3.1 says."""
+        """Declares tools after the system prompt, as in the model card of V3.1."""
         if not tools:
             return system_message(system_prompt)
         if self._version is not V3_1:
@@ -248,14 +247,14 @@ class DeepSeekV3Renderer(Renderer):
         return token_list(self._prompt_pieces([], role)[-1])
 
     def _prompt_pieces(self, messages: Sequence[Message], role: Role) -> list[Piece]:
-        """The header of the next message depends on the one before it: it is rendered, empty."""
+        # The header of the next message depends on the one before it: render an empty one.
         *rendered, following = self._render_all([*messages, Message(role=role, content="")])
         pieces = [piece for m in rendered for piece in (m.header, *m.output, m.footer)]
         return [self._bos_tokens, *pieces, following.header]
 
     def _render_all(self, messages: Sequence[Message]) -> list[RenderedMessage]:
-        """System messages are encoded in one piece, as the template joins them; a token that
-        spans two of them counts as the former's."""
+        # System messages are encoded in one piece, as the template joins them; a token that spans
+        # two of them belongs to the former.
         rendered = super()._render_all(messages)
         roles = [message["role"] for message in messages]
         count = next((i for i, role in enumerate(roles) if role != "system"), len(roles))
@@ -283,12 +282,12 @@ class DeepSeekV3Renderer(Renderer):
         strips = self.strip_thinking_from_history
         writes = self._thinking and (ctx.in_last_assistant_turn or not strips)
         if self._version is V3_1 and strips and message.get("tool_calls"):
-            # The template closes the thinking before a call that the conversation goes on behind.
+            # The template closes thinking before a call in history.
             writes = writes and (bool(thinking) or ctx.is_last)
         in_place = writes and opening is not None
         version = self._version
         if thinking and writes and not in_place:
-            # Behind results of tools the prompt opens no thinking: it is written as text.
+            # After tool results the prompt opens no thinking block: both tags are text.
             text = f"{version.think}{thinking}{version.end_think}{text}"
         elif thinking and not writes and not self._thinking and ctx.in_last_assistant_turn:
             self._warn_once(
@@ -304,7 +303,7 @@ class DeepSeekV3Renderer(Renderer):
         return RenderedMessage(header=self.codec.constant(header), output=[output])
 
     def _opening(self, ctx: RenderContext) -> str | None:
-        """Returns what opens an answer, None where it goes on behind the message before it."""
+        """Returns what opens an answer, None where it continues the message before it."""
         before = ctx.prev_message["role"] if ctx.prev_message else None
         return ASSISTANT if before in self._version.opens_after else None
 
@@ -317,7 +316,7 @@ class DeepSeekV3Renderer(Renderer):
         return self._split_text(thinking, text)
 
     def _split_text(self, thinking: str, text: str) -> tuple[str, str]:
-        """Finds thinking in an answer's text by its tags, where the template does."""
+        """Splits thinking from an answer's text at the tags where the template does."""
         if self._version is V3:
             return thinking, text
         at = text.rfind(END_THINK) if self._version is R1 else text.find(END_THINK)
@@ -325,7 +324,7 @@ class DeepSeekV3Renderer(Renderer):
         return thinking + before.strip("\n" if self._version is R1 else ""), after
 
     def _calls_text(self, message: Message, idx: int) -> str:
-        """Returns the calls of a message as text; ``idx`` is its place, for errors."""
+        """Returns the calls of a message as text; ``idx`` is its index, for errors."""
         return self._version.calls_text(message)
 
     def _render_result(self, text: str, ctx: RenderContext) -> RenderedMessage:
@@ -340,12 +339,12 @@ class DeepSeekV3Renderer(Renderer):
 
 
 class DeepSeekV3ThinkingRenderer(DeepSeekV3Renderer):
-    """DeepSeek V3.1 thinking; ``version=3`` is R1.
+    """DeepSeek V3.1 with thinking; ``version=3`` is R1.
 
-    An answer of the last turn stands behind ``<｜Assistant｜><think>``, as it is sampled, where the
-    template writes any answer as history. ``strip_thinking_from_history=False`` writes all answers
-    so: then the extension property holds. Prompts behind results of tools open no thinking;
-    thinking that an answer has there is written with both tags in front of its text.
+    An answer of the last turn follows ``<｜Assistant｜><think>``, as it is sampled; the template
+    renders every answer as history. ``strip_thinking_from_history=False`` renders all answers like
+    that, so that the extension property holds. Prompts after tool results open no thinking block;
+    thinking there is written between both tags before the text.
     """
 
     _thinking = True
@@ -361,7 +360,7 @@ def deepseek_v3(
     version: str | None = None,
     system_role_as_user: bool = False,
 ) -> DeepSeekV3Renderer:
-    """Makes the renderer without thinking, for :func:`get_renderer`."""
+    """Returns the renderer without thinking, for :func:`get_renderer`."""
     return DeepSeekV3Renderer(
         tokenizer, system_role_as_user, image_processor=image_processor, version=version
     )
@@ -375,7 +374,7 @@ def deepseek_v3_thinking(
     system_role_as_user: bool = False,
     strip_thinking_from_history: bool = True,
 ) -> DeepSeekV3ThinkingRenderer:
-    """Makes the renderer with thinking, for :func:`get_renderer`."""
+    """Returns the renderer with thinking, for :func:`get_renderer`."""
     return DeepSeekV3ThinkingRenderer(
         tokenizer,
         system_role_as_user,

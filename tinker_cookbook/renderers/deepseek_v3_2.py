@@ -1,8 +1,8 @@
-"""DeepSeek V3.2: the frame of V3.1, tools in a markup of their own, thinking between their results.
+"""DeepSeek V3.2: messages of V3.1, tools in DSML markup, and thinking between tool results.
 
-A call is ``<｜DSML｜invoke name="…">`` with a ``<｜DSML｜parameter …>`` for each argument, of which
-strings are written bare and everything else as JSON. Results stand between ``<function_results>``
-tags; in the last turn the model thinks again behind them.
+A call is ``<｜DSML｜invoke name="…">`` with a ``<｜DSML｜parameter …>`` for each argument: strings
+are bare, other values JSON. Results stand between ``<function_results>`` tags; in the last turn the
+model thinks again after them.
 """
 
 from __future__ import annotations
@@ -61,11 +61,11 @@ _VERSION = Version(THINK, END_THINK, END_THINK)
 
 
 class DeepSeekV32Renderer(DeepSeekV3Renderer):
-    """DeepSeek V3.2 told not to think.
+    """DeepSeek V3.2 without thinking.
 
-    Results of tools are opened before the first and closed behind the last of a row; the template
-    counts the calls before them, and leaves a row of another length open. Values in arguments keep
-    their spelling, where the template spells them anew.
+    Consecutive tool results are opened before the first and closed after the last; the template
+    counts the calls before them, and leaves results of another number open. Argument values are
+    verbatim, where the template dumps them again.
     """
 
     def __init__(self, tokenizer: Tokenizer, image_processor: Any = None) -> None:
@@ -75,7 +75,7 @@ class DeepSeekV32Renderer(DeepSeekV3Renderer):
     def create_conversation_prefix_with_tools(
         self, tools: Sequence[ToolSpec], system_prompt: str = ""
     ) -> list[Message]:
-        """Declares tools behind the system prompt, as the template does with ``tools=``."""
+        """Declares tools after the system prompt, as the template does with ``tools=``."""
         if not tools:
             return system_message(system_prompt)
         functions = (as_openai_tool(tool)["function"] for tool in tools)
@@ -85,7 +85,7 @@ class DeepSeekV32Renderer(DeepSeekV3Renderer):
         return [Message(role="system", content=text)]
 
     def _reader(self) -> MessageReader:
-        # The blank line before calls belongs to the format, not to the text.
+        # The blank line before calls belongs to the format.
         calls = Block(_CALLS, _END_CALLS, read=_read_calls, before=("\n\n",))
         if not self._thinking:
             return BlockReader((calls,))
@@ -94,7 +94,7 @@ class DeepSeekV32Renderer(DeepSeekV3Renderer):
 
     def _opening(self, ctx: RenderContext) -> str | None:
         before = ctx.prev_message["role"] if ctx.prev_message else None
-        # Behind results the blank line has been written: it is one token with what it follows.
+        # After results the blank line is part of the result: it merges with what it follows.
         return {"user": ASSISTANT, "tool": ""}.get(before or "")
 
     def _split_text(self, thinking: str, text: str) -> tuple[str, str]:
@@ -122,8 +122,8 @@ class DeepSeekV32Renderer(DeepSeekV3Renderer):
 
 
 class DeepSeekV32ThinkingRenderer(DeepSeekV32Renderer):
-    """DeepSeek V3.2 thinking: every answer of the last turn carries its thinking, between results
-    of tools as well; earlier turns lose theirs.
+    """DeepSeek V3.2 with thinking, which every answer of the last turn keeps, also between tool
+    results; earlier turns lose it.
 
     ``strip_thinking_from_history=False`` keeps all thinking: then the extension property holds.
     """
@@ -151,7 +151,7 @@ def _parameters(call: ToolCall, where: str) -> str:
 
 
 def _spelled_items(arguments: str, count: int) -> Iterator[tuple[str, Any, str]]:
-    """Yields name, value and the value's JSON as it is spelled, of ``count`` arguments."""
+    """Yields name, value and verbatim JSON of ``count`` arguments."""
     decoder, at = json.JSONDecoder(), arguments.find("{") + 1
     for _ in range(count):
         at = _past(r"[\s,]*", arguments, at)
@@ -167,7 +167,7 @@ def _past(pattern: str, text: str, at: int) -> int:
 
 
 def _read_calls(body: str) -> list[ToolCall]:
-    """Returns the calls of a block; ValueError where it has anything else in it."""
+    """Returns the calls of a block; raises ValueError for anything else."""
     return read_calls_in_row(body, _INVOKE, _call_of)
 
 

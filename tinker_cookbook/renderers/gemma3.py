@@ -1,7 +1,7 @@
 """Gemma 3: ``<start_of_turn>user``, a line break, the text, ``<end_of_turn>``.
 
-The format has no place for a system message: its text and a blank line open the first user
-message. Questions and answers take turns, and white space around every text is trimmed.
+The format has no system message: its text and a blank line begin the first user message. User and
+assistant alternate, and white space around every text is trimmed.
 """
 
 from __future__ import annotations
@@ -26,9 +26,9 @@ _BEFORE: dict[Role, tuple[Role | None, ...]] = {
 
 
 class Gemma3Renderer(Renderer):
-    """Gemma 3 dialogue. Images, tools, thinking and turns out of order are refused.
+    """Gemma 3 dialogue; images, tools, thinking and roles out of order raise RendererError.
 
-    A system message without a question is refused too: the template would drop it.
+    So does a system message without a user message, which the template would drop.
     """
 
     _encodes_with_codec = True
@@ -41,7 +41,7 @@ class Gemma3Renderer(Renderer):
         special_token_id(tokenizer, _START, type(self).__name__)
 
     def render_message(self, message: Message, ctx: RenderContext) -> RenderedMessage:
-        """Header, trimmed text and ``<end_of_turn>``; a system message opens the user's turn."""
+        """Returns header, trimmed text and ``<end_of_turn>``; a system message opens a turn."""
         text = text_of(message, ctx.idx, self._name)
         self._check_order(message["role"], ctx)
         if message["role"] == "system":
@@ -63,11 +63,8 @@ class Gemma3Renderer(Renderer):
         return self.codec.constant(f"{_START}{role}\n")
 
     def _system(self, text: str) -> RenderedMessage:
-        """Line breaks at the beginning of the text merge with the header's: they count as header.
-
-        At the end no care is needed: trimmed text follows, and no token of Gemma's spans a line
-        break and another character.
-        """
+        # Line breaks at the beginning of the text merge with the header's and count as header. At
+        # the end trimmed text follows, and no token spans a line break and another character.
         header = self._generation_suffix("user")
         tokens = self.codec.encode(f"{_START}user\n{text}\n\n")
         return RenderedMessage(header=tokens[: len(header)], output=[tokens[len(header) :]])
@@ -89,7 +86,7 @@ class Gemma3Renderer(Renderer):
 
 
 def _trimmed(message: Message) -> str:
-    """Returns the text, each part of it trimmed, as the template does."""
+    """Returns the text with each part trimmed, as the template does."""
     content = message["content"]
     if isinstance(content, str):
         return content.strip()

@@ -1,12 +1,11 @@
 """GLM-4.6: ``<|user|>``, a line break, the text, and no token that ends a message.
 
-A message ends where the next one begins, so the model says itself who speaks next: its answer ends
-with ``<|user|>``, or with ``<|observation|>`` where it calls tools and waits for their results. A
-supervised example whose last message is a trained answer therefore has that token behind it, which
-the template, not knowing what comes, leaves out.
+A message ends where the next one begins, so the model samples the next role's token: an answer ends
+with ``<|user|>``, or with ``<|observation|>`` if it calls tools. A supervised example whose last
+message is a trained answer therefore ends with that token, which the template leaves out.
 
-Thinking stands in a block before every answer, an empty one where there is none or in earlier
-turns. White space around answers is trimmed.
+Every answer begins with a thinking block, empty without thinking and in earlier turns. White space
+around answers is trimmed.
 """
 
 from __future__ import annotations
@@ -56,11 +55,11 @@ _ARGUMENT = re.compile(
 
 
 class Glm46Renderer(Renderer):
-    """GLM-4.6 thinking, with tools.
+    """GLM-4.6 with thinking and tools.
 
     ``strip_thinking_from_history=False`` keeps the thinking of earlier turns. Arguments of calls
-    have no types: one whose text spells a JSON value is read as that value, so the string ``"12"``
-    comes back as the number. Thinking stands before the text; other places are refused.
+    have no types: text that is a JSON value is parsed as that value, so the string ``"12"`` becomes
+    a number. Thinking must precede the text.
     """
 
     _encodes_with_codec = True
@@ -79,15 +78,15 @@ class Glm46Renderer(Renderer):
 
     @property
     def has_extension_property(self) -> bool:
-        """Holds where thinking stays in history."""
+        """True where thinking stays in history."""
         return not self.strip_thinking_from_history
 
     def get_stop_sequences(self) -> list[int]:
-        """``<|user|>`` and ``<|observation|>``: what the next message begins with."""
+        """Returns ``<|user|>`` and ``<|observation|>``, which begin the next message."""
         return [*self.codec.constant(_USER), *self.codec.constant(_RESULTS)]
 
     def render_message(self, message: Message, ctx: RenderContext) -> RenderedMessage:
-        """The role's token is header; results of tools in a row share one."""
+        """Returns the tokens of a message; consecutive tool results share a header."""
         role = message["role"]
         check_role(message, ctx.idx, self._name, _OPENINGS)
         if role == "assistant":
@@ -105,7 +104,7 @@ class Glm46Renderer(Renderer):
     def create_conversation_prefix_with_tools(
         self, tools: Sequence[ToolSpec], system_prompt: str = ""
     ) -> list[Message]:
-        """Declares tools in a system message of their own, before that of ``system_prompt``."""
+        """Declares tools in a separate system message before that of ``system_prompt``."""
         declared = "".join(
             json.dumps(as_openai_tool(tool), ensure_ascii=False) + "\n" for tool in tools
         )
@@ -143,11 +142,11 @@ class Glm46Renderer(Renderer):
         )
 
     def _thinking_block(self, thinking: str, idx: int) -> tuple[str, str]:
-        """Returns what stands in the prompt of an answer, and what the model writes before it."""
+        """Returns the prompt's part of an answer, and the thinking block that the model writes."""
         return _ASSISTANT, f"\n<think>{thinking}</think>"
 
     def _split_thinking(self, message: Message, idx: int) -> tuple[str, str]:
-        """Returns thinking and text. Thinking in the text of a string is found by its tags."""
+        """Returns thinking and text; in a string, thinking is found by its tags."""
         part, text = leading_thinking(message, idx, self._name), get_text_content(message)
         if part is not None:
             return part.strip(), text
@@ -158,15 +157,16 @@ class Glm46Renderer(Renderer):
 
 
 class Glm46DisableThinkingRenderer(Glm46Renderer):
-    """GLM-4.6 told not to think: questions end with ``/nothink``, and the prompt with an empty
-    block. An answer of the last turn that carries thinking is refused; in history it is dropped.
+    """GLM-4.6 without thinking: questions end with ``/nothink``, prompts with an empty block.
+
+    Thinking in an answer of the last turn raises RendererError; in history it is dropped.
     """
 
     _prompt_closes_thinking = True
 
     @property
     def has_extension_property(self) -> bool:
-        """Holds: every answer follows an empty block."""
+        """True: every answer follows an empty block."""
         return True
 
     def _generation_suffix(self, role: Role) -> list[int]:
@@ -203,7 +203,7 @@ def _spell(value: Any) -> str:
 
 
 def _read_call(body: str) -> list[ToolCall]:
-    """Returns the call that a block says; ValueError where it is none."""
+    """Returns the call in a block; raises ValueError for anything else."""
     name, opened, rest = body.partition("<arg_key>")
     if not name.strip() or "\n" in name.strip():
         raise ValueError(f"tool call: expected a name on the first line, got {name[:100]!r}")
@@ -226,6 +226,6 @@ def _read_call(body: str) -> list[ToolCall]:
     return [ToolCall(function=ToolCall.FunctionBody(name=name.strip(), arguments=spelled))]
 
 
-# The line breaks around blocks are the format's.
+# The line breaks around blocks belong to the format.
 _THINKING = Block("<think>", "</think>", trim="\n", after="\n")
 _CALL = Block("<tool_call>", "</tool_call>", read=_read_call, before=("\n",), after="\n")

@@ -1,9 +1,9 @@
 """gpt-oss: messages on channels, the format that OpenAI calls harmony.
 
 A message is ``<|start|>role<|channel|>channel<|message|>text<|end|>``. The assistant thinks on the
-channel ``analysis``, calls tools and speaks between calls on ``commentary``, and answers on
-``final``. A system message in front says who the model is, the date and how hard to think; what
-the user calls the system prompt is the developer message that follows.
+channel ``analysis``, calls tools and writes text between calls on ``commentary``, and answers on
+``final``. The system message has the model's identity, the date and the reasoning effort; the
+user's system prompt is the developer message after it.
 """
 
 from __future__ import annotations
@@ -66,34 +66,28 @@ _TOOLS_LINE = "Calls to these tools must go to the commentary channel: 'function
 class GptOssRenderer(Renderer):
     """gpt-oss (harmony): the system message, the channels, tool calls and their results.
 
-    - ``use_system_prompt`` writes the system message in front. Without it, declared tools are
-      announced by a system message with the line on the commentary channel alone.
-    - ``reasoning_effort``: low, medium or high; given if and only if there is a system message.
-    - ``current_date``: what the system message gives as the date, ``2026-01-31``. None takes the
-      day on which the renderer is made. The date then stands in ``spec``, so that a process or a
-      run that makes the renderer again writes the same prompts on another day.
+    - ``use_system_prompt`` inserts the system message. Without it, declared tools still need a
+      system message with the line on the commentary channel.
+    - ``reasoning_effort``: low, medium or high; set if and only if there is a system message.
+    - ``current_date`` of the system message (``2026-01-31``), by default today. ``spec`` holds the
+      date, so that a resumed run has the same prompts on another day.
     - ``model_identity``: the first line of the system message.
-    - ``tool_format``: ``harmony`` writes ``<|constrain|>json`` before the arguments and results
-      of tools as they are, as OpenAI's description of the format does. ``template`` writes what
-      the chat template of the models writes: ``json`` alone, and results as JSON strings.
-    - ``text_before_call``: the channel of text that stands beside a tool call. ``commentary`` is
-      what harmony calls a preamble, which the user sees, and reads back as text. The template
-      takes such text for thinking: ``analysis`` writes that, token for token.
+    - ``tool_format``: ``harmony`` follows OpenAI's description of the format, with
+      ``<|constrain|>json`` before arguments and verbatim results. ``template`` follows the model's
+      chat template: ``json`` alone, and results as JSON strings.
+    - ``text_before_call``: the channel of text beside a tool call. ``commentary`` is harmony's
+      preamble, which is parsed as text; ``analysis`` is what the template writes.
 
-    Thinking is written where the template writes it: before the last answer, and before calls that
-    no answer has followed yet. An answer ends with ``<|return|>`` where it is the last message,
-    with ``<|end|>`` in history and in prompts. In one example of calls and their answer the
-    thinking before the calls is therefore missing, though the model saw it when it answered;
-    ``build_supervised_examples`` writes each trained answer behind the prompt of inference.
+    Thinking is written as by the template: before the last answer, and before calls that no answer
+    has followed yet. The last answer ends with ``<|return|>``, earlier ones with ``<|end|>``. One
+    example of calls and their answer therefore lacks the thinking before the calls;
+    ``build_supervised_examples`` renders each trained answer after the prompt of inference.
 
-    Several calls in one message stand one behind the other, each with its ``<|call|>``; the
-    template drops all but the first, so ``tool_format=template`` refuses them. Refused as well,
-    where the template drops in silence: system and
-    developer messages behind the first message, unknown roles. Written as harmony describes it,
-    where the template raises: thinking and text beside a call, text between thinking.
-    ``arguments`` must be a JSON object and are written as they are spelled, which is what the
-    template writes of an object with Python's usual spacing. A developer message that already is
-    what :meth:`create_conversation_prefix_with_tools` returns is not put under a heading again.
+    Several calls in a message are written one after the other, each with its ``<|call|>``; the
+    template drops all but the first, so ``tool_format=template`` raises RendererError, as do later
+    system and developer messages and unknown roles. Thinking and text beside a call, and text
+    between thinking, follow harmony where the template raises. ``arguments`` must be a JSON object
+    and are verbatim.
     """
 
     _encodes_with_codec = True
@@ -140,15 +134,15 @@ class GptOssRenderer(Renderer):
         )
 
     def get_stop_sequences(self) -> list[int]:
-        """``<|return|>`` after an answer, ``<|call|>`` after a tool call."""
+        """Returns ``<|return|>``, which ends an answer, and ``<|call|>``, which ends a call."""
         return list(self._stops)
 
     def create_conversation_prefix_with_tools(
         self, tools: Sequence[ToolSpec], system_prompt: str = ""
     ) -> list[Message]:
-        """Returns the developer message that declares ``tools``, whole as it is written.
+        """Returns the developer message that declares ``tools``, in its final form.
 
-        The renderer knows it by its text, and then adds the line on calls to the system message.
+        The renderer recognises it by its text and adds the line on calls to the system message.
         """
         if not tools:
             return system_message(system_prompt)
@@ -156,7 +150,7 @@ class GptOssRenderer(Renderer):
         return [Message(role="developer", content=before + declare_functions(tools))]
 
     def render_message(self, message: Message, ctx: RenderContext) -> RenderedMessage:
-        """One message of the conversation; one of the assistant may become several of harmony."""
+        """Returns the tokens of a message; an assistant message may become several of harmony."""
         role = message["role"]
         if role == "assistant":
             return self._render_answer(message, ctx)
@@ -182,8 +176,7 @@ class GptOssRenderer(Renderer):
     def _split_example(
         self, messages: Sequence[Message], trained: Sequence[bool], what: TrainOnWhat
     ) -> Example:
-        """Calls share an example with the answer they lead to, if any: their thinking stands in
-        it, as it did in the prompt of the answer."""
+        # Calls share an example with their answer, with the thinking that the prompt had.
         return join_weighted(self._sampled(messages, trained))
 
     def _answered_pieces(self, messages: Sequence[Message]) -> list[Piece]:
@@ -192,7 +185,7 @@ class GptOssRenderer(Renderer):
     def _sampled(
         self, messages: Sequence[Message], trained: Sequence[bool]
     ) -> list[tuple[Piece, float]]:
-        """The last message as it is sampled, behind the prompt that inference gives it."""
+        """Returns the last message as it is sampled, after the prompt of inference."""
         rendered = self._render(messages, self._last_user_index(messages[:-1]))
         return [(self._conversation_prefix(messages), 0.0), *weigh(rendered, trained, 0.0)]
 
@@ -202,14 +195,14 @@ class GptOssRenderer(Renderer):
         return self._render_cache.render_all(self.render_message, messages, last_answer, not prompt)
 
     def _prompt_pieces(self, messages: Sequence[Message], role: Role) -> list[Piece]:
-        """In a prompt all messages are history, the last one too."""
+        # In a prompt all messages are history, also the last one.
         pieces: list[Piece] = [self._conversation_prefix(messages)]
         for rendered in self._render(messages, self._last_user_index(messages), prompt=True):
             pieces += [rendered.header, *rendered.output, rendered.footer]
         return [*pieces, self._generation_suffix(role)]
 
     def _last_user_index(self, messages: Sequence[Message]) -> int:
-        """The last answer without calls: thinking up to it is history, not the last question."""
+        """Returns the last answer without calls, up to which thinking is history."""
         return max((i for i, m in enumerate(messages) if is_answer(m)), default=-1)
 
     def _reader(self) -> MessageReader:
@@ -224,7 +217,7 @@ class GptOssRenderer(Renderer):
         return self.codec.constant(ASSISTANT if role == "assistant" else f"{START}{role}{MESSAGE}")
 
     def _normalize(self, messages: Sequence[Mapping[str, Any]]) -> list[Message]:
-        """Names the author of each tool result: the tool that was called last."""
+        # The author of a tool result is the tool that was called last.
         normal = super()._normalize(messages)
         called: str | None = None
         for i, message in enumerate(normal):
@@ -286,7 +279,7 @@ def gpt_oss(
     tool_format: str = "harmony",
     text_before_call: str = "commentary",
 ) -> GptOssRenderer:
-    """Makes the renderer of a name; ``today_date`` is an earlier spelling of ``current_date``."""
+    """Returns the renderer of a name; ``today_date`` is the former name of ``current_date``."""
     if use_system_prompt and reasoning_effort is None:
         reasoning_effort = "medium"
     return GptOssRenderer(
@@ -302,8 +295,7 @@ def gpt_oss(
 
 
 def _declares_tools(message: Message) -> bool:
-    """Whether the message is a developer message as ``create_conversation_prefix_with_tools``
-    returns it: written out, with the declarations of tools."""
+    """Returns whether ``create_conversation_prefix_with_tools`` returned the message."""
     if message["role"] != "developer":
         return False
     text = get_text_content(message)

@@ -24,8 +24,8 @@ END, CALL, RETURN = "<|end|>", "<|call|>", "<|return|>"
 CONSTRAIN = "<|constrain|>"
 FUNCTIONS = "functions."
 
-# The recipient stands behind the role, as the chat template writes it, or behind the channel, as
-# the models often do; the type of the content with or without <|constrain|>.
+# The recipient follows the role, as in the chat template, or the channel, as models often write it;
+# the content type may have <|constrain|>.
 _HEADER = re.compile(
     r"(?P<start><\|start\|>assistant)?(?: to=(?P<by_role>[^\s<]+))?"
     r"<\|channel\|>(?P<channel>\w+)(?: to=(?P<by_channel>[^\s<]+))?"
@@ -34,19 +34,19 @@ _HEADER = re.compile(
 _RECIPIENT = re.compile(r" to=([^\s<]+)")
 _CALL_BEGUN = re.compile(r"(?:<\|start\|>assistant)?(?:<\|channel\|>\w+)? to=[^\s<]")
 _PARTS = {"analysis": "thinking", "final": "text", "commentary": "text"}
-_LONGEST_HEADER = 512  # characters; what is longer is text without a header
+_LONGEST_HEADER = 512  # characters; longer text has no header
 
 
 def recipient(raw_call: str) -> str | None:
-    """Returns to whom a call that could not be read was addressed, None where it does not say."""
+    """Returns the recipient of an unparsed call, None if it has none."""
     found = _RECIPIENT.search(raw_call.partition(MESSAGE)[0])
     return found[1] if found else None
 
 
 class HarmonyReader(MessageReader):
-    """Messages on channels. What has no header that can be read is text as it stands.
+    """Parser of messages on channels; text without a valid header is text.
 
-    Texts of messages in a row that are of one kind join to one part.
+    Consecutive messages of one kind join to one content part.
     """
 
     def __init__(self) -> None:
@@ -57,7 +57,7 @@ class HarmonyReader(MessageReader):
         self._header = ""  # of the call
 
     def feed(self, text: str) -> list[ContentDelta]:
-        """Takes more text; headers, calls and what may be the beginning of ``<|end|>`` wait."""
+        """Parses more text; headers, calls and what may begin ``<|end|>`` are buffered."""
         self._buffer += text
         deltas: list[ContentDelta] = []
         while self._state != "call":
@@ -68,7 +68,7 @@ class HarmonyReader(MessageReader):
         return deltas
 
     def finish(self) -> list[ContentDelta]:
-        """A header without its end is text, or a call that was cut off."""
+        """Flushes the buffer; a header without its end is text, or a call that was cut off."""
         rest, self._buffer = self._buffer, ""
         if self._state == "call":
             self._read_call(rest)
@@ -87,7 +87,7 @@ class HarmonyReader(MessageReader):
             return []
         header = self._buffer[:at]
         match = _HEADER.fullmatch(header)
-        # A second message has to begin as one.
+        # A second message has to begin with <|start|>assistant.
         if match is None or not (self._first or match["start"]):
             self._state = "text"
             return []
@@ -123,12 +123,12 @@ class HarmonyReader(MessageReader):
             raw = self._header + body
             self.unparsed.append(unread(raw, error))
             return
-        # Arguments keep the spelling the model gave them: written again, they are the same tokens.
+        # Arguments stay verbatim, so that the call renders to the sampled tokens.
         function = ToolCall.FunctionBody(name=to.removeprefix(FUNCTIONS), arguments=body)
         self.calls.append(ToolCall(function=function))
 
     def _call_text(self, text: str) -> str:
-        """The call without ``<|start|>assistant``, which is written before it again."""
+        """Returns the call without ``<|start|>assistant``, which rendering adds again."""
         return text.removeprefix(f"{START}assistant")
 
 
@@ -137,17 +137,17 @@ _TAGS = tuple(f"{CHANNEL}{channel}{MESSAGE}" for channel in ("analysis", "final"
 
 
 def calls_tool(message: Message) -> bool:
-    """Says whether the message calls a tool, be it in words that cannot be read."""
+    """Returns whether the message calls a tool, also in an unparsed call."""
     return bool(message.get("tool_calls") or message.get("unparsed_tool_calls"))
 
 
 def is_answer(message: Message) -> bool:
-    """Says whether the message ends a turn of the assistant."""
+    """Returns whether the message ends a turn of the assistant."""
     return message["role"] == "assistant" and not calls_tool(message)
 
 
 def called_tool(message: Message) -> str | None:
-    """Returns the recipient of the message's call, None without one."""
+    """Returns the recipient of the message's call, None if it has no call."""
     for call in message.get("tool_calls", []):
         return FUNCTIONS + call.function.name
     unparsed = message.get("unparsed_tool_calls", [])
@@ -155,16 +155,16 @@ def called_tool(message: Message) -> str | None:
 
 
 def tag_in(message: Message) -> str | None:
-    """Returns the header that stands in the words of the message, which should have none."""
+    """Returns a header in the text of the message, where none should be."""
     texts = [text for _, text in _runs(message)]
     return next((tag for tag in _TAGS if any(tag in text for text in texts)), None)
 
 
 def write_answer(message: Message, *, last: bool, thinks: bool) -> str:
-    """Returns what follows ``<|start|>assistant`` where the message calls no tool.
+    """Returns what follows ``<|start|>assistant`` in a message without calls.
 
-    The last run of text is the answer; text with thinking behind it is a preamble. ``thinks`` says
-    whether thinking is written, ``last`` whether the answer ends with ``<|return|>``.
+    The last run of text is the answer; text before thinking is a preamble. ``thinks`` writes
+    thinking, ``last`` ends the answer with ``<|return|>``.
     """
     runs = _runs(message)
     answer = runs.pop()[1] if runs and runs[-1][0] == "text" else ""
@@ -176,11 +176,11 @@ def write_answer(message: Message, *, last: bool, thinks: bool) -> str:
 def write_call(
     message: Message, idx: int, *, thinks: bool, text_as_thinking: bool, as_template: bool
 ) -> str:
-    """Returns what follows ``<|start|>assistant`` where the message calls tools.
+    """Returns what follows ``<|start|>assistant`` in a message with calls.
 
-    ``as_template`` writes the type of the arguments without ``<|constrain|>`` and takes one call.
-    RendererError for a call too many, for arguments that are no JSON object, and for text next to
-    thinking where text is written as thinking.
+    ``as_template`` omits ``<|constrain|>`` and allows one call. Raises RendererError for further
+    calls, for arguments that are no JSON object, and for text beside thinking where text is
+    written as thinking.
     """
     runs = [(kind, text) for kind, text in _runs(message) if text]
     if text_as_thinking:
@@ -197,7 +197,7 @@ def write_call(
 
 
 def _runs(message: Message) -> list[tuple[str, str]]:
-    """The content as runs of ``thinking`` and ``text``, in turn."""
+    """Returns the content as alternating runs of ``thinking`` and ``text``."""
     content = ensure_list(message["content"])
     parts = [(part["type"], str(part.get("text", part.get("thinking", "")))) for part in content]
     grouped = groupby(parts, key=lambda part: part[0])
@@ -247,10 +247,7 @@ _BEFORE_PROPERTY_TYPE = "\n" + " " * 16
 
 
 def declare_functions(tools: Sequence[ToolSpec]) -> str:
-    """Returns the section of the developer message that declares ``tools``.
-
-    Takes tools as ``ToolSpec`` or in OpenAI's shape, ``{"type": "function", "function": …}``.
-    """
+    """Returns the section of the developer message that declares ``tools``."""
     declared = "".join(_declare(as_openai_tool(tool)["function"]) for tool in tools)
     return f"{NAMESPACE_OPEN}{declared}{NAMESPACE_CLOSE}"
 
@@ -276,7 +273,7 @@ def _parameter(name: str, spec: Any, required: Sequence[str]) -> str:
     comment = f"// {spec['description']}\n" if spec.get("description") else ""
     default = ""
     if "default" in spec:
-        # A default beside an enumeration or a union stands there as it is, not as JSON.
+        # Quirk of the template: a default of an enumeration or a union is not JSON.
         value = spec["default"]
         if spec.get("enum"):
             default = f", // default: {value}"
@@ -343,5 +340,5 @@ def _variant(variant: Any) -> str:
 
 
 def _schema(schema: Any) -> Mapping[str, Any]:
-    """A schema may also be true or false, which says nothing of the type."""
+    """Returns a schema as an object; true and false have no type."""
     return schema if isinstance(schema, Mapping) else {}

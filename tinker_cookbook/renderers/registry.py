@@ -1,9 +1,9 @@
 """Renderers by name: ``get_renderer("qwen3", tokenizer)``.
 
-Options follow a question mark, as in a URL, so that a config, a checkpoint or a pickle can carry
-them in one string: ``qwen3?strip_thinking_from_history=false``. Several are joined by ``&``, and
-``%xx`` stands for any character. Every renderer has ``split_special_tokens`` (see
-:mod:`tinker_cookbook.renderers.base`) besides its own.
+Options follow a question mark, as in a URL, so that configs, checkpoints and pickles hold them in
+one string: ``qwen3?strip_thinking_from_history=false``. Several are joined by ``&``; ``%xx``
+encodes any character. Every renderer has the option ``split_special_tokens`` (see
+:mod:`tinker_cookbook.renderers.base`).
 """
 
 from __future__ import annotations
@@ -72,30 +72,27 @@ def register_renderer(name: str, factory: RendererFactory) -> None:
 
 
 def unregister_renderer(name: str) -> bool:
-    """Forgets a registered renderer; says whether there was one."""
+    """Removes a registered renderer; returns whether there was one."""
     return _registered.pop(name, None) is not None
 
 
 def is_renderer_registered(name: str) -> bool:
-    """Says whether ``register_renderer`` was called for this name."""
+    """Returns whether ``register_renderer`` was called for this name."""
     return name in _registered
 
 
 def get_registered_renderer_names() -> list[str]:
-    """Returns the names given to ``register_renderer``, sorted."""
+    """Returns the registered names, sorted."""
     return sorted(_registered)
 
 
 def get_renderer_names() -> list[str]:
-    """Returns all names that ``get_renderer`` knows, sorted."""
+    """Returns all names of ``get_renderer``, sorted."""
     return sorted({*BUILT_IN, *_registered})
 
 
 def check_renderer_name(name: str) -> None:
-    """Raises ConfigurationError for a name or option that ``get_renderer`` would refuse.
-
-    Needs no tokenizer: for checking a config before anything is loaded.
-    """
+    """Raises ConfigurationError for an unknown name or option, without a tokenizer."""
     _resolve(name, {})
 
 
@@ -109,13 +106,12 @@ def get_renderer(
     """Returns the renderer called ``name`` for this tokenizer.
 
     Args:
-        name: One of the names below, one of ``register_renderer``, or either with options behind a
-            question mark: ``"qwen3?strip_thinking_from_history=false"``.
-        tokenizer: The tokenizer of the model.
-        image_processor: Needed for messages with images only.
-        model_name: Name of the model, where the tokenizer came from elsewhere; a pickled renderer
-            is made again from it.
-        **options: Options of the renderer; they take precedence over those in the name.
+        name: A name below or a registered one, with options after a question mark or without:
+            ``"qwen3?strip_thinking_from_history=false"``.
+        tokenizer: Tokenizer of the model.
+        image_processor: Needed only for messages with images.
+        model_name: Name of the model for unpickling, if the tokenizer has another name.
+        **options: Options of the renderer, which override those in the name.
 
     Names, by family:
         Any model with a chat template: template. Base models: role_colon.
@@ -151,7 +147,7 @@ def _restore(spec: str, source: str, image_processor: Any, model_name: str | Non
     return get_renderer(spec, get_tokenizer(source), image_processor, model_name)
 
 
-# Renderers that were made by their class can be pickled, too, once they have a name.
+# Renderers constructed by their class can be pickled too, once they have a name.
 Renderer.restore = staticmethod(_restore)
 
 
@@ -205,7 +201,7 @@ def _options(factory: RendererFactory) -> dict[str, Any] | None:
 
 
 def _value(where: str, value: Any, default: Any) -> Any:
-    """Reads a value as the type of the option's default."""
+    """Converts a value to the type of the option's default."""
     if isinstance(default, bool):
         words = {"true": True, "1": True, "false": False, "0": False}
         found = value if isinstance(value, bool) else words.get(str(value).lower())
@@ -222,7 +218,7 @@ def _value(where: str, value: Any, default: Any) -> Any:
 
 
 def _spec(base: str, options: dict[str, Any]) -> str:
-    """Returns ``name?option=value``; values as the name spells them, None left out."""
+    """Returns ``name?option=value`` without options that are None."""
     words = {
         key: str(value).lower() if isinstance(value, bool) else value
         for key, value in sorted(options.items())
@@ -295,5 +291,5 @@ UNAVAILABLE: dict[str, str] = {
     **{f"glm5_3_{level}_reasoning": "GLM-5.3" for level in _LEVELS},
     "tml_v0": "Inkling",
 }
-"""Public names without a renderer here, with the model: none has been checked against the model's
-own chat template, which could not be had for most of them."""
+"""Public names without a renderer, with their model: no renderer of them has been compared with the
+model's chat template, which is not available for most of them."""

@@ -246,7 +246,7 @@ def test_datasets_follow_a_subclass_that_splits_in_its_own_way(make_renderer):
 def test_training_several_turns_unsplit_warns(make_renderer, caplog):
     messages = [*thinking_turn("q", "t", "a"), *thinking_turn("q", "t", "a")]
     make_renderer("qwen3", "qwen3").build_supervised_example(messages, "all_assistant_messages")
-    assert "build_supervised_examples gives one example for each prompt" in caplog.text
+    assert "build_supervised_examples returns one example for each prompt" in caplog.text
 
 
 def test_rendering_is_fast(make_renderer):

@@ -26,33 +26,34 @@ from tinker_cookbook.renderers.core.parsing import (
 from tinker_cookbook.tokenizer_utils import Tokenizer
 
 ReadCalls: TypeAlias = Callable[[str], Sequence[ToolCall]]
-"""Takes what stands between the tags; raises ValueError where that is no call."""
+"""Parses the text between the tags; raises ValueError where that is not a call."""
 
 
 @dataclass(frozen=True)
 class Block:
-    """One kind of block. White space that the format writes around it is not the message's."""
+    """Kind of a tagged block. White space that the format writes around it is no content."""
 
     opening: str
     closing: str
     read: ReadCalls | None = None
-    """Reads the tool calls of the block; None: the block is thinking."""
+    """Parses the tool calls of the block; None: the block is thinking."""
     trim: str = ""
     """Characters stripped from both ends of thinking."""
     before: tuple[str, ...] = ()
-    """What the format writes before the block: the first of these that ends the text is dropped."""
+    """White space before the block: the first of these that ends the text is dropped."""
     after: str = ""
     """Characters stripped from the beginning of the text that follows the block."""
 
 
 class BlockReader(MessageReader):
-    """Text with blocks. ``inside`` is the block that the prompt has already opened, if any;
-    ``skip`` are characters that the format writes before text, dropped where a response begins
-    with them.
+    """Parser of text with blocks.
 
-    A response that the model ended without closing the thinking that the prompt opened is an answer
-    without thinking: its message is text, with the tool calls in it. Pieces that were streamed
-    before that was known say thinking. A response that was cut off remains thinking.
+    ``inside`` is the block that the prompt has opened, if any. ``skip`` are characters that the
+    format writes before text: they are dropped at the beginning of a response.
+
+    If the model ends a response without closing the thinking that the prompt opened, the response
+    is an answer without thinking: text, with its tool calls. Deltas streamed before the end are
+    thinking nevertheless. A response that was cut off remains thinking.
     """
 
     def __init__(
@@ -71,14 +72,14 @@ class BlockReader(MessageReader):
         self._buffer = ""
 
     def feed(self, text: str) -> list[ContentDelta]:
-        """Takes more text; what may be the beginning of a tag waits."""
+        """Parses more text; what may be the beginning of a tag is buffered."""
         self._buffer += text
         if self._opened_by_prompt and not self._settle_opening(ended=False):
             return []
         return self._advance()
 
     def finish(self) -> list[ContentDelta]:
-        """Text that waited is text; a block without its end is thinking, or an unread call."""
+        """Flushes the buffer; a block without its end is thinking, or an unparsed call."""
         self._settle_opening(ended=True)
         deltas = self._advance()
         rest, self._buffer = self._strip_skipped(self._buffer), ""
@@ -91,7 +92,7 @@ class BlockReader(MessageReader):
         return deltas
 
     def settle(self) -> None:
-        """Reads a response that never left the prompt's thinking as text."""
+        """Parses a response that never closed the prompt's thinking as text."""
         if self._unclosed is None or self._unclosed.read is not None:
             return
         reader = BlockReader(self._blocks)
@@ -100,7 +101,7 @@ class BlockReader(MessageReader):
         self._parts, self.calls, self.unparsed = reader._parts, reader.calls, reader.unparsed
 
     def _settle_opening(self, ended: bool) -> bool:
-        """Drops an opening tag that the response repeats; False while that is not certain."""
+        """Drops an opening tag that the response repeats; returns False while that is uncertain."""
         opening = self._opened_by_prompt
         if not opening:
             return True
@@ -182,12 +183,11 @@ class BlockReader(MessageReader):
 
 @dataclass
 class StreamingParser:
-    """Turns tokens into deltas: a header, text, and last the message.
+    """Parser that is fed one token at a time, for renderers with their own final parser.
 
-    Args:
-        tokenizer: Decodes the tokens.
-        end_message_token: Ends the message; tokens after it are ignored.
-        parse_final_response: Makes the message of all tokens, as ``Renderer.parse_response`` does.
+    It yields a header, the text, and last the message. Tokens after ``end_message_token`` are
+    ignored; ``parse_final_response`` returns the message of all tokens, as
+    ``Renderer.parse_response`` does.
     """
 
     tokenizer: Tokenizer
@@ -200,7 +200,7 @@ class StreamingParser:
         self.reset()
 
     def feed(self, token: int) -> Iterator[MessageDelta]:
-        """Takes one token; yields what has become certain, behind a header the first time."""
+        """Parses one token; yields the header once, and then certain content."""
         if self._finished:
             return
         self._tokens.append(token)
@@ -219,7 +219,7 @@ class StreamingParser:
         yield self.parse_final_response(self._tokens)[0]
 
     def reset(self) -> None:
-        """Forgets everything that was fed."""
+        """Resets the parser for another response."""
         self._decoder.reset()
         self._reader = self._make_reader()
         self._tokens = []
@@ -238,7 +238,7 @@ class StreamingParser:
 
 @dataclass
 class ReasoningStreamingParser(StreamingParser):
-    """As its base; what stands between ``<think>`` and ``</think>`` comes as thinking."""
+    """Streaming parser that yields text between ``<think>`` tags as thinking."""
 
     def _make_reader(self) -> MessageReader:
         return BlockReader((Block("<think>", "</think>"),))

@@ -1,7 +1,7 @@
 """ChatML: ``<|im_start|>role``, a line break, the text, ``<|im_end|>``.
 
-Used by SmolLM2, Qwen and many others; ``chatml`` covers plain dialogue with any tokenizer that has
-the two tokens. What families add (thinking, tools) is in their own modules.
+SmolLM2, Qwen and many others use it; ``chatml`` renders plain dialogue for any tokenizer with the
+two tokens. Thinking and tools are in the modules of the families.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ SMOLLM2_SYSTEM_PROMPT = "You are a helpful AI assistant named SmolLM, trained by
 
 
 class ChatMLBase(Renderer):
-    """The frame of a ChatML message; subclasses say what stands in it."""
+    """ChatML header and end of a message; subclasses render what is between them."""
 
     _encodes_with_codec = True
     stop_token = END
@@ -36,12 +36,9 @@ class ChatMLBase(Renderer):
         return self.codec.constant(f"{START}{role}\n")
 
     def _context(self, header: str, *content: Segment) -> RenderedMessage:
-        """A message that the model reads, encoded in one piece as the template does, but for
-        images.
-
-        Where white space at the beginning of the text merges with the header's line break, the
-        merged token counts as header.
-        """
+        """Returns a message that the model only reads, encoded in one piece as by the template."""
+        # White space at the beginning of the text may merge with the header's line break: the
+        # merged token counts as header.
         segments = [header, *content, END]
         first, *rest = encode_segments(segments, self.codec.encode)
         tokens, border = token_list(first), len(self.codec.constant(header))
@@ -52,7 +49,7 @@ class ChatMLBase(Renderer):
         )
 
     def _answer(self, header: str, text: str, block: str = "") -> RenderedMessage:
-        """A message that the model writes after the header's tokens: ``block`` and ``text``."""
+        """Returns a message that the model writes: ``block`` and ``text`` after the header."""
         return RenderedMessage(
             header=self.codec.constant(header),
             output=self.codec.encode_behind(block, f"{text}{END}"),
@@ -61,10 +58,10 @@ class ChatMLBase(Renderer):
 
 
 class ChatMLRenderer(ChatMLBase):
-    """Plain ChatML dialogue, roles as they are given; tools, thinking and media are refused.
+    """Plain ChatML dialogue with any roles; tools, thinking and media raise RendererError.
 
-    ``default_system`` is written where a conversation does not begin with a system message:
-    ``None`` takes what the tokenizer's own chat template inserts, ``""`` writes nothing.
+    ``default_system`` is inserted where a conversation does not begin with a system message:
+    ``None`` means the system prompt of the tokenizer's own chat template, ``""`` means none.
     """
 
     _history_as_sampled = True
@@ -82,7 +79,7 @@ class ChatMLRenderer(ChatMLBase):
         )
 
     def render_message(self, message: Message, ctx: RenderContext) -> RenderedMessage:
-        """Header, text and ``<|im_end|>``; the line break after it is the footer."""
+        """Returns header, text and ``<|im_end|>``; the line break after it is the footer."""
         text = text_of(message, ctx.idx, self._name)
         header = f"{START}{message['role']}\n"
         if message["role"] == "assistant":
@@ -95,7 +92,7 @@ class ChatMLRenderer(ChatMLBase):
         return self.codec.constant(f"{START}system\n{self._default_system}{END}\n")
 
     def _inserted_system_prompt(self) -> str:
-        """Returns the system prompt that the tokenizer's chat template inserts of itself."""
+        """Returns the system prompt that the tokenizer's chat template inserts by default."""
         if not getattr(self.tokenizer, "chat_template", None):
             return ""
         from jinja2 import TemplateError
@@ -119,5 +116,5 @@ def smollm2(
     *,
     default_system: str = SMOLLM2_SYSTEM_PROMPT,
 ) -> ChatMLRenderer:
-    """ChatML with the system prompt that SmolLM2's template inserts."""
+    """Returns ChatML with the default system prompt of SmolLM2's template."""
     return ChatMLRenderer(tokenizer, image_processor, default_system=default_system)

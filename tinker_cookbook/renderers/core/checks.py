@@ -15,8 +15,8 @@ from tinker_cookbook.renderers.core.messages import Message, ensure_text
 ROLES = ("system", "user", "assistant", "tool", "developer")
 
 # Roles of single chat formats: declarations of tools (Kimi K2, Mistral) and tool results (Llama 3).
-_OF_ONE_FORMAT = ("tool_declare", "available_tools", "ipython")
-_ELSEWHERE = {
+_FORMAT_ROLES = ("tool_declare", "available_tools", "ipython")
+_ROLE_ALIASES = {
     "human": "user",
     "prompter": "user",
     "instruction": "user",
@@ -32,16 +32,12 @@ _ELSEWHERE = {
 
 
 def check_roles(messages: Sequence[Mapping[str, Any]]) -> None:
-    """Refuses data with a role that no chat format knows; most formats would render it as it is.
-
-    Raises:
-        RendererError: Names the message, the role and the nearest one.
-    """
+    """Raises RendererError for a role that no chat format has; most would render it unchanged."""
     for i, message in enumerate(messages):
         role = message["role"]
-        if role in ROLES or role in _OF_ONE_FORMAT:
+        if role in ROLES or role in _FORMAT_ROLES:
             continue
-        meant = _ELSEWHERE.get(str(role).lower())
+        meant = _ROLE_ALIASES.get(str(role).lower())
         hint = f"; did you mean {meant!r}?" if meant else nearest(str(role), ROLES)
         raise RendererError(
             f"messages[{i}].role: got {role!r}, expected one of {', '.join(ROLES)}{hint}"
@@ -49,7 +45,7 @@ def check_roles(messages: Sequence[Mapping[str, Any]]) -> None:
 
 
 def check_parts(message: Message, idx: int, renderer: str, allowed: frozenset[str]) -> None:
-    """Raises RendererError where the content has a part that the chat format cannot write."""
+    """Raises RendererError for a part that the chat format cannot write."""
     content = message["content"]
     if isinstance(content, str):
         return
@@ -67,9 +63,9 @@ def check_parts(message: Message, idx: int, renderer: str, allowed: frozenset[st
 
 
 def leading_thinking(message: Message, idx: int, renderer: str) -> str | None:
-    """Returns the thinking that stands before the text, None where there is no such part.
+    """Returns the thinking part before the text, None if there is none.
 
-    Raises RendererError for thinking in another place.
+    Raises RendererError for thinking elsewhere.
     """
     content = message["content"]
     if isinstance(content, str):
@@ -84,8 +80,8 @@ def leading_thinking(message: Message, idx: int, renderer: str) -> str | None:
 
 
 def check_role(message: Message, idx: int, renderer: str, roles: Collection[str]) -> None:
-    """Raises RendererError for a role that the chat format has not, and for calls by another role
-    than the assistant's."""
+    """Raises RendererError for a role that the format lacks, and for calls by other roles than the
+    assistant's."""
     role = message["role"]
     if role not in roles:
         raise RendererError(
@@ -106,7 +102,7 @@ def check_caller(message: Message, idx: int) -> None:
 
 
 def text_of(message: Message, idx: int, renderer: str) -> str:
-    """Returns the text of a message that is nothing else; RendererError names what it is."""
+    """Returns the text of a message; raises RendererError if it has anything else."""
     check_parts(message, idx, renderer, frozenset({"text"}))
     for field in ("tool_calls", "unparsed_tool_calls"):
         if message.get(field):

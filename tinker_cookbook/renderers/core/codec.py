@@ -25,50 +25,49 @@ if TYPE_CHECKING:
 else:
     torch = lazy_module("torch")
 
-# A line break is a token border in every vocabulary met so far.
+# A line break is a token border in every known vocabulary.
 _ANCHOR = "\n"
 # White space, and what SentencePiece vocabularies spell a space as.
 _WHITE = string.whitespace + "\u2581"
-# Stands in text where no token may span: code points that Unicode keeps free of characters. One
-# that stands in the text itself is escaped.
+# Unicode noncharacters mark positions that no token may span. Those in the text are escaped.
 _SPLIT, _ESCAPED, _MARK = "\ufdd0\ufdd2", "\ufdd0\ufdd1", "\ufdd0"
 BORDER = "\ufdd0\ufdd3"
-"""Stands between two texts that :meth:`TextCodec.encode` encodes apart (``encodes_apart``)."""
-_REMEMBERED = 512  # texts
-# Added tokens that chat formats write inside a message. They cannot begin or end a turn, people
-# write about them, and formats read them from plain strings: in text they stay tokens, as in the
-# model's chat template.
+"""Separates texts that :meth:`TextCodec.encode` encodes apart (``encodes_apart``)."""
+_CACHE_SIZE = 512  # texts
+# Added tokens that chat formats write inside a message stay tokens in text, as in the model's chat
+# template: they cannot begin or end a turn, and formats parse them from plain strings.
 _MARKUP = re.compile(r"</?(?:think|tool_call|tool_response|tools|arg_key|arg_value)>")
 _PIPES = re.compile(r"<[|\uff5c].*[|\uff5c]>|\uff5c.*\uff5c")
 
 
 class TextCodec:
-    """Encodes text as the continuation of what precedes it.
+    """Codec of text that continues what precedes it.
 
-    SentencePiece-style tokenizers put a space before every text they encode and drop it when they
-    decode. For those, pieces are encoded and decoded behind an anchor that is cut off again;
-    byte-level tokenizers need no such care.
+    SentencePiece tokenizers put a space before every text that they encode and drop it when they
+    decode. For those, a piece is encoded and decoded after an anchor, which is cut off again.
     """
 
     splits_control_tokens: bool = False
-    """Whether :meth:`encode` heeds the marks of :meth:`split_control_tokens`."""
+    """Whether :meth:`encode` reads the marks of :meth:`split_control_tokens`."""
     encodes_apart: bool = False
-    """Whether :meth:`encode` encodes what stands on either side of a ``BORDER`` apart."""
+    """Whether :meth:`encode` encodes the texts around a ``BORDER`` apart."""
 
     def __init__(self, tokenizer: Tokenizer) -> None:
         self.tokenizer = tokenizer
         self._constants: dict[str, list[int]] = {}
-        # A turn's prompt has the texts of the turn before it: history is encoded once.
-        self._remembered = lru_cache(maxsize=_REMEMBERED)(self._encode)
+        # The prompt of a turn repeats the history: each text is encoded once.
+        self._encode_cached = lru_cache(maxsize=_CACHE_SIZE)(self._encode)
         twice = [*encode_without_special_tokens(tokenizer, "x")] * 2
         self._anchor: list[int] = []
         if decode_exactly(tokenizer, twice) != "xx":
             self._anchor = encode_without_special_tokens(tokenizer, _ANCHOR)
 
     def encode(self, text: str) -> list[int]:
-        """Returns the tokens of ``text``; names of control tokens in it become those tokens,
-        but for names that :meth:`split_control_tokens` took apart. Not to be changed: shared."""
-        return self._remembered(text) if text else []
+        """Returns the tokens of ``text``, a shared list that must not be changed.
+
+        Names of control tokens become those tokens, unless marked by :meth:`split_control_tokens`.
+        """
+        return self._encode_cached(text) if text else []
 
     def _encode(self, text: str) -> list[int]:
         if self.encodes_apart and BORDER in text:
@@ -78,15 +77,11 @@ class TextCodec:
         return self._encode_piece(text)
 
     def is_marked(self, text: str) -> bool:
-        """Whether :meth:`encode` has to heed marks in ``text``."""
+        """Returns whether ``text`` has marks that :meth:`encode` reads."""
         return self.splits_control_tokens and _MARK in text
 
     def _encode_marked(self, text: str) -> list[int]:
-        """Encodes text in which :meth:`split_control_tokens` has marked names of control tokens.
-
-        Unmarked names are those that the chat format itself writes. The text between them is
-        encoded as by a vocabulary without control tokens.
-        """
+        """Encodes marked names as text; unmarked ones, which the format writes, are tokens."""
         tokens: list[int] = []
         added = self._added_tokens
         for i, piece in enumerate(added.split(text) if added else [text]):
@@ -97,7 +92,7 @@ class TextCodec:
             found = None
             if plain != piece and not self._anchor:
                 found = encode_without_added_tokens(self.tokenizer, plain)
-            if found is None:  # cut the names in two instead: no token spans the cut
+            if found is None:  # split each name in two instead: no token spans the cut
                 runs = (run.replace(_ESCAPED, _MARK) for run in piece.split(_SPLIT))
                 found = [token for run in runs if run for token in self._encode_piece(run)]
             tokens += found
@@ -109,10 +104,9 @@ class TextCodec:
         return encode_without_special_tokens(self.tokenizer, _ANCHOR + text)[len(self._anchor) :]
 
     def encode_behind(self, block: str, text: str) -> list[list[int]]:
-        """Returns the tokens of ``block + text`` in pieces.
+        """Returns the tokens of ``block + text``, as two pieces where the border is certain.
 
-        Where the border is certain they are encoded apart: the same text in history, without its
-        block, is then remembered.
+        The cached tokens of ``text`` then also serve the same text in history without its block.
         """
         if not block:
             return [self.encode(text)]
@@ -121,7 +115,7 @@ class TextCodec:
         return [self.encode(block + text)]
 
     def constant(self, text: str) -> list[int]:
-        """As :meth:`encode`, remembered: for headers and other text that the format repeats."""
+        """Returns the tokens of text that the format repeats, such as headers, from a cache."""
         tokens = self._constants.get(text)
         if tokens is None:
             tokens = self._constants[text] = self.encode(text)
@@ -133,23 +127,22 @@ class TextCodec:
         return text[len(decode_exactly(self.tokenizer, self._anchor)) :] if self._anchor else text
 
     def control_token_in(self, text: str) -> str | None:
-        """Returns the first name of a control token that stands in ``text``, None without one."""
+        """Returns the first name of a control token in ``text``, None if there is none."""
         found = self._control_tokens.search(text) if self._control_tokens else None
         return found[0] if found else None
 
     def split_control_tokens(self, text: str, keep: frozenset[str] = frozenset()) -> str:
         """Returns ``text`` marked so that :meth:`encode` reads names of control tokens as text,
-        those in ``keep`` aside."""
+        except those in ``keep``."""
         return self.split_control_tokens_in([text], keep)[0]
 
     def split_control_tokens_in(
         self, texts: Sequence[str], keep: frozenset[str] = frozenset()
     ) -> list[str]:
-        """Marks ``texts``, which a format may write one after the other: a name that begins in one
-        and ends in another is marked, too."""
+        """Marks ``texts`` that a format may join: also a name that spans two of them is marked."""
         joined = "".join(texts)
         names = self._control_tokens.finditer(joined) if self._control_tokens else ()
-        # Behind a name's first character.
+        # Names are cut after their first character.
         cuts = [name.start() + 1 for name in names if name[0] not in keep]
         if not cuts and _MARK not in joined:
             return list(texts)
@@ -169,9 +162,9 @@ class TextCodec:
 
     @cached_property
     def _control_tokens(self) -> re.Pattern[str] | None:
-        """Names of special tokens, and of others that are spelled like one (``<|…|>``)."""
+        """Names of special tokens, and of others in the form of one (``<|…|>``)."""
         added = getattr(self.tokenizer, "added_tokens_decoder", {}).values()
-        # Of one character, or white space (Gemma adds runs of it), nothing can be taken apart.
+        # A single character or white space (Gemma adds runs of it) cannot be split.
         return _any_of(
             name
             for token in added
@@ -206,12 +199,11 @@ _PLAIN_FIELDS = ("name", "tool_call_id")
 def split_control_tokens(
     message: Message, codec: TextCodec, idx: int, keep: frozenset[str] = frozenset()
 ) -> Message:
-    """Returns the message with every name of a control token marked for ``codec``.
+    """Returns the message with names of control tokens marked for ``codec``, except ``keep``.
 
-    Covers text, thinking, names and arguments of tool calls; names in ``keep`` stay tokens. The raw
-    text of calls that could not be read is left as it is: the model sampled it, and it must render
-    to the same tokens again. Returns ``message`` itself where it holds no such name. Raises
-    RendererError for a role that holds one.
+    Covers text, thinking, names and arguments of tool calls. The raw text of unparsed calls is
+    unchanged: the model sampled it, and it must render to the same tokens. Returns ``message``
+    itself where it has no such name; raises RendererError for one in the role.
     """
     if name := codec.control_token_in(message["role"]):
         raise RendererError(
@@ -240,7 +232,7 @@ def split_control_tokens(
 
 
 def part_texts_apart(message: Message) -> Message:
-    """Returns the message with a ``BORDER`` between texts of neighbouring parts."""
+    """Returns the message with a ``BORDER`` between the texts of neighbouring parts."""
     content = message["content"]
     if isinstance(content, str):
         return message
@@ -253,7 +245,7 @@ def part_texts_apart(message: Message) -> Message:
 
 
 def _split_parts(content: list[Any], codec: TextCodec, keep: frozenset[str]) -> list[Any]:
-    """Marks texts together and thoughts together: parts may be written without a gap."""
+    """Marks texts together and thinking together, because a format may join the parts."""
     marked: dict[str, Iterator[str]] = {}
     for kind in ("text", "thinking"):
         texts = [part[kind] for part in content if part["type"] == kind]
@@ -277,7 +269,8 @@ def _split_arguments(arguments: str, codec: TextCodec) -> str:
     marked = codec.split_control_tokens(arguments)
     if "\\" not in arguments:
         return marked
-    # An escape such as \u003c may spell a name. Formats that write each argument decode it.
+    # Formats that write arguments one by one decode escapes such as \u003c, which may be part of
+    # a name.
     try:
         decoded = json.dumps(json.loads(arguments), ensure_ascii=False)
     except (ValueError, RecursionError):

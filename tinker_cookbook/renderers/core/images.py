@@ -1,7 +1,6 @@
-"""Images in messages: chunks that stand for as many tokens as the model's processor makes of them.
+"""Images in messages, as chunks with the number of tokens of the model's image processor.
 
-The bytes go to the model's server as they are where it can take them: PNG and JPEG in RGB.
-Everything else is written anew, without loss, as a PNG that has the same pixels.
+PNG and JPEG images in RGB are sent unchanged; others are converted to a PNG of the same pixels.
 """
 
 from __future__ import annotations
@@ -28,24 +27,24 @@ else:
 
 Segment: TypeAlias = "str | tinker.types.ImageChunk"
 Segments: TypeAlias = Sequence[Segment]
-"""Text and images in turn."""
+"""Text and images of a message, in order."""
 
 _ORIENTATION = 0x0112  # EXIF
 _FORMATS: dict[str, Literal["png", "jpeg"]] = {"PNG": "png", "JPEG": "jpeg"}
 
 
 class ImageProcessorProtocol(Protocol):
-    """What renderers ask of an image processor; transformers' for Qwen-VL models have it."""
+    """Image processor as renderers need it; those of transformers for Qwen-VL conform."""
 
     @property
     def merge_size(self) -> int:
-        """One token stands for ``merge_size`` × ``merge_size`` patches."""
+        """Side of the square of patches that becomes one token."""
         ...
 
     def get_number_of_image_patches(
         self, height: int, width: int, images_kwargs: dict[str, Any] | None = None
     ) -> int:
-        """Returns how many patches an image of this size is cut into, after it was resized."""
+        """Returns the number of patches of an image of this size, after resizing."""
         ...
 
 
@@ -54,11 +53,10 @@ def image_to_chunk(
     image_processor: ImageProcessorProtocol,
     max_image_size: int | None = None,
 ) -> tinker.types.ImageChunk:
-    """Returns the image as a chunk that counts as many tokens as the processor makes of it.
+    """Returns the image as a chunk with the number of tokens that the processor counts.
 
-    ``max_image_size`` bounds the longest side in pixels. Images are turned as their EXIF
-    orientation says. Raises RendererError for what is no local image, and for an image whose
-    shape the processor refuses.
+    ``max_image_size`` limits the longest side in pixels. The EXIF orientation is applied. Raises
+    RendererError for anything but a local image, and for a shape that the processor rejects.
     """
     try:
         opened, data = open_image(image_or_str)
@@ -86,7 +84,7 @@ def image_to_chunk(
 
 
 def _tokens_by_resize_config(image_processor: Any, image: Image.Image) -> int:
-    """Returns the number of tokens as processors of Kimi models tell it."""
+    """Returns the number of tokens by the image processors of Kimi models."""
     if not hasattr(image_processor, "get_resize_config"):
         raise RendererError(
             f"image_processor: got {type(image_processor).__name__}, expected one that has "
@@ -97,7 +95,7 @@ def _tokens_by_resize_config(image_processor: Any, image: Image.Image) -> int:
 
 
 def _upright_rgb(image: Image.Image) -> Image.Image:
-    """Returns the image as processors see it; itself where nothing changes."""
+    """Returns the image upright and in RGB; itself where nothing changes."""
     if getattr(image, "n_frames", 1) > 1:
         image = image.copy()  # the first frame: a server may take another one
     if image.getexif().get(_ORIENTATION, 1) != 1:
@@ -117,7 +115,7 @@ def content_segments(
 ) -> Segments:
     """Returns text and images of a message, each image between the two texts of ``around``.
 
-    Content must have no other parts. RendererError names the part that cannot be written.
+    Raises RendererError for other parts.
     """
     segments: list[Segment] = []
     for i, part in enumerate(ensure_list(message["content"])):

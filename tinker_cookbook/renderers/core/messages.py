@@ -109,7 +109,7 @@ _THINK_OPEN, _THINK_CLOSE = "<think>", "</think>"
 
 
 def ensure_text(content: Content) -> str:
-    """Returns content that is nothing but text as one string; other parts raise RendererError."""
+    """Returns text content as one string; raises RendererError for other parts."""
     if isinstance(content, str):
         return content
     others = sorted({part["type"] for part in content} - {"text"})
@@ -149,8 +149,7 @@ def remove_thinking(parts: Content) -> Content:
 
 
 def format_content_as_string(content: Content, separator: str = "\n") -> str:
-    """Returns all of the content as text for people: thinking in tags, images by their
-    address or size."""
+    """Returns the whole content as readable text: thinking in tags, images by URL or size."""
     if isinstance(content, str):
         return content
     return separator.join(_part_as_string(part) for part in content)
@@ -175,8 +174,8 @@ def _part_as_string(part: ContentPart) -> str:
 def parse_think_blocks(content: str) -> list[ContentPart] | None:
     """Splits text at ``<think>…</think>`` into thinking and text parts, white space untouched.
 
-    Returns None where there is no ``<think>``. Empty parts are left out. A block that is never
-    closed (the sample was cut off) is thinking to its end.
+    Returns None without a ``<think>``. Empty parts are left out. A block that is never closed (the
+    sample was cut off) is thinking to its end.
     """
     if _THINK_OPEN not in content:
         return None
@@ -226,7 +225,7 @@ def system_message(text: str) -> list[Message]:
 
 
 def map_text(message: Message, change: Callable[[str], str]) -> Message:
-    """Returns the message with ``change`` applied to its text; itself where nothing changes."""
+    """Returns the message with ``change`` applied to its text."""
     content = message["content"]
     if isinstance(content, str):
         text = change(content)
@@ -239,9 +238,9 @@ def map_text(message: Message, change: Callable[[str], str]) -> Message:
 
 
 def openai_message(message: Message) -> dict[str, Any]:
-    """Returns the message as the OpenAI API and chat templates spell it.
+    """Returns the message in the form of the OpenAI API and of chat templates.
 
-    Content with images stays a list of parts; other content becomes its text, with thinking as
+    Content with images stays a list of parts; other content becomes text, with thinking as
     ``reasoning_content``.
     """
     content = message["content"]

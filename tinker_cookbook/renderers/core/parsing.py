@@ -27,18 +27,18 @@ from tinker_cookbook.renderers.core.messages import (
 from tinker_cookbook.tokenizer_utils import Tokenizer, special_id
 
 PARSE_FAILURE_DETAIL_MAX_CHARS = 16_384
-"""Details of a failure are cut here: a model can write without end."""
+"""Limit of the details of a failure, since a response may be long."""
 UNTERMINATED_TOOL_BLOCK_ERROR = "unterminated tool block"
-"""Begins ``UnparsedToolCall.error`` where a block of tool calls was opened and never closed."""
+"""Beginning of ``UnparsedToolCall.error`` where a block of tool calls is never closed."""
 
 
 class ParseTermination(StrEnum):
-    """How a sampled response ended. True in a condition exactly where it ended properly."""
+    """How a sampled response ended; truthy if it ended properly."""
 
     STOP_SEQUENCE = "stop_sequence"
-    """With the renderer's stop sequence, once and at the end."""
+    """By the renderer's stop sequence, once and at the end."""
     EOS = "eos"
-    """With the tokenizer's end-of-sequence token in place of the stop sequence."""
+    """By the tokenizer's EOS token instead of the stop sequence."""
     MALFORMED = "malformed"
     """Cut off (no stop sequence), or with text after the stop sequence."""
 
@@ -57,21 +57,21 @@ class ParseTermination(StrEnum):
 
 
 class ParseFailureKind(StrEnum):
-    """What is wrong with a response, and so whether asking again can help."""
+    """Kind of a parse failure, which decides whether the model can correct it."""
 
     STRUCTURAL = "structural"
-    """It was cut off or went on after its end: the conversation cannot be continued from it."""
+    """Cut off, or with text after its end: the conversation cannot continue from it."""
     CONTENT = "content"
-    """It ended properly, but a tool call in it cannot be read: the model may be told and asked."""
+    """Ended properly with a tool call that cannot be parsed: the model may retry."""
 
 
 def classify_parse_failure(
     message: Message, termination: ParseTermination
 ) -> tuple[ParseFailureKind, str] | None:
-    """Returns what is wrong with a parsed response and the details for people, None if nothing.
+    """Returns the kind of a parse failure with its details, None for a valid response.
 
-    A response that did not end properly is structural whatever its tool calls; one unreadable call
-    among readable ones is a failure of content, and the caller decides whether to act on it.
+    A response that did not end properly is a structural failure, whatever its tool calls. A single
+    unparsed call is a failure of content.
     """
     if not termination.is_clean:
         return (
@@ -89,14 +89,14 @@ def classify_parse_failure(
 def detect_unterminated_tool_block(
     content: str, open_marker: str, close_marker: str
 ) -> UnparsedToolCall | None:
-    """Returns the last block of tool calls in ``content`` that is opened and not closed, if any."""
+    """Returns the last block of tool calls in ``content`` that is not closed, if any."""
     if content.count(open_marker) <= content.count(close_marker):
         return None
     return unterminated(content[content.rfind(open_marker) :], open_marker, close_marker)
 
 
 def unterminated(raw_text: str, open_marker: str, close_marker: str) -> UnparsedToolCall:
-    """Returns the record of a block of tool calls that was never closed."""
+    """Returns the error record of a block of tool calls that is never closed."""
     return UnparsedToolCall(
         raw_text=raw_text[:PARSE_FAILURE_DETAIL_MAX_CHARS],
         error=f"{UNTERMINATED_TOOL_BLOCK_ERROR}: {open_marker} without {close_marker}",
@@ -104,7 +104,7 @@ def unterminated(raw_text: str, open_marker: str, close_marker: str) -> Unparsed
 
 
 def unread(raw_text: str, error: Exception) -> UnparsedToolCall:
-    """Returns the record of a tool call that could not be read, with the reason."""
+    """Returns the error record of a tool call that cannot be parsed."""
     invalid = isinstance(error, json.JSONDecodeError)
     reason = f"Invalid JSON: {error}" if invalid else str(error)
     return UnparsedToolCall(raw_text=raw_text, error=reason)
@@ -116,7 +116,7 @@ _MAX_CHARACTER_TOKENS = 4  # bytes of the longest character in UTF-8
 
 @dataclass(frozen=True)
 class StreamingMessageHeader:
-    """A message begins."""
+    """Beginning of a message."""
 
     role: str
     name: str | None = None
@@ -124,7 +124,7 @@ class StreamingMessageHeader:
 
 @dataclass(frozen=True)
 class StreamingTextDelta:
-    """More text. ``content_index`` counts the parts of the message's content from 0."""
+    """More text of content part ``content_index``."""
 
     text: str
     content_index: int = 0
@@ -132,7 +132,7 @@ class StreamingTextDelta:
 
 @dataclass(frozen=True)
 class StreamingThinkingDelta:
-    """More thinking. ``content_index`` counts the parts of the message's content from 0."""
+    """More thinking of content part ``content_index``."""
 
     thinking: str
     content_index: int = 0
@@ -140,11 +140,11 @@ class StreamingThinkingDelta:
 
 ContentDelta: TypeAlias = StreamingTextDelta | StreamingThinkingDelta
 MessageDelta: TypeAlias = StreamingMessageHeader | ContentDelta | Message
-"""A header first, then the content piece by piece, last the whole ``Message``, calls included."""
+"""First a header, then the content piece by piece, last the whole ``Message`` with its calls."""
 
 
 def partial_at_end(text: str, marks: Sequence[str]) -> int:
-    """Returns how many characters at the end of ``text`` may be the beginning of a mark."""
+    """Returns how many characters at the end of ``text`` may begin one of ``marks``."""
     longest = max((len(mark) for mark in marks), default=1) - 1
     for length in range(min(longest, len(text)), 0, -1):
         tail = text[-length:]
@@ -154,7 +154,7 @@ def partial_at_end(text: str, marks: Sequence[str]) -> int:
 
 
 class Utf8TokenDecoder:
-    """Decodes tokens as they come; a character that spans tokens waits for the last of them."""
+    """Incremental decoder; it buffers the tokens of an incomplete character."""
 
     def __init__(self, tokenizer: Tokenizer | TextCodec) -> None:
         self.tokenizer = tokenizer.tokenizer if isinstance(tokenizer, TextCodec) else tokenizer
@@ -162,9 +162,9 @@ class Utf8TokenDecoder:
         self._pending: list[int] = []
 
     def decode(self, tokens: Sequence[int]) -> str | None:
-        """Returns the text that has become certain, None where there is none yet."""
+        """Returns the text that is complete, None if there is none yet."""
         self._pending.extend(tokens)
-        # Bytes in a row decode to replacements, all of them, where one is wrong: never split them.
+        # One wrong byte in a run of byte tokens makes all of them replacements: never split a run.
         bytes_run = self._codec.trailing_bytes(self._pending)
         most = len(self._pending) - bytes_run
         for waiting in range(min(_MAX_CHARACTER_TOKENS, most)):
@@ -176,23 +176,23 @@ class Utf8TokenDecoder:
         return None
 
     def flush(self) -> str:
-        """Returns the text of what still waits, broken characters as U+FFFD."""
+        """Returns the buffered text, incomplete characters as U+FFFD."""
         text, self._pending = self._codec.decode(self._pending), []
         return text
 
     def reset(self) -> None:
-        """Forgets what waits."""
+        """Clears the buffer."""
         self._pending = []
 
     def has_pending(self) -> bool:
-        """Whether tokens wait for the rest of a character."""
+        """Returns whether tokens of an incomplete character are buffered."""
         return bool(self._pending)
 
 
 class MessageReader(ABC):
-    """Reads the text of one response into the parts of a message; a chat format subclasses it.
+    """Parser from the text of a response to the parts of a message, one subclass for each format.
 
-    ``ending`` overrules how the tokens ended, for formats whose stop sequence is text.
+    ``ending`` overrides the termination by tokens, for formats whose stop sequence is text.
     """
 
     ending: ParseTermination | None = None
@@ -204,19 +204,19 @@ class MessageReader(ABC):
 
     @abstractmethod
     def feed(self, text: str) -> list[ContentDelta]:
-        """Takes more text; returns what has become certain of the content."""
+        """Parses more text and returns the content that is certain."""
 
     @abstractmethod
     def finish(self) -> list[ContentDelta]:
-        """Takes the end of the response; returns the rest of the content."""
+        """Ends the response and returns the rest of the content."""
 
     def settle(self) -> None:
-        """Called at the end of a response that the model ended itself, after :meth:`finish`: the
-        last chance to read the whole of it in another way."""
+        """Reparses the whole response where needed; called after :meth:`finish` if the model ended
+        the response itself."""
         return
 
     def message(self) -> Message:
-        """Returns what was read. Content is a string where there is no thinking."""
+        """Returns the message; its content is a string where there is no thinking."""
         content: str | list[ContentPart] = self._parts
         if all(part["type"] == "text" for part in self._parts):
             content = "".join(part["text"] for part in self._parts if part["type"] == "text")
@@ -251,22 +251,22 @@ class MessageReader(ABC):
 
 
 class PlainReader(MessageReader):
-    """Everything is text."""
+    """Parser of plain text."""
 
     def feed(self, text: str) -> list[ContentDelta]:
-        """Passes text on."""
+        """Returns the text unchanged."""
         return self.add_text(text)
 
     def finish(self) -> list[ContentDelta]:
-        """Nothing waits."""
+        """Returns nothing: no text is buffered."""
         return []
 
 
 class ResponseParser:
-    """Tokens of one response to a message: ``feed`` them in any cut, then ``finish``.
+    """Parser from the tokens of a response to a message: ``feed`` any runs, then ``finish``.
 
-    ``stop_tokens`` end the message; one of the tokens after them, or none of them, is MALFORMED.
-    The tokenizer's EOS ends it too, where it comes last.
+    One of ``stop_tokens`` ends the message, or the tokenizer's EOS as the last token. A response
+    without either, or with tokens after the stop token, is MALFORMED.
     """
 
     def __init__(
@@ -294,7 +294,7 @@ class ResponseParser:
                 )
 
     def feed(self, tokens: Sequence[int]) -> list[ContentDelta]:
-        """Takes more tokens; returns what has become certain of the content."""
+        """Parses more tokens and returns the content that is certain."""
         if self._stopped:
             self._beyond = self._beyond or len(tokens) > 0
             return []
@@ -310,7 +310,7 @@ class ResponseParser:
         return self._reader.feed(text) if text else []
 
     def finish(self) -> list[ContentDelta]:
-        """Takes the end of the tokens; returns the rest of the content."""
+        """Ends the response and returns the rest of the content."""
         rest = self._decoder.flush()
         deltas = self._reader.feed(rest) if rest else []
         deltas += self._reader.finish()
@@ -320,14 +320,14 @@ class ResponseParser:
 
     @property
     def message(self) -> Message:
-        """What was read: complete after :meth:`finish`."""
+        """Message, complete after :meth:`finish`."""
         return self._reader.message()
 
     @property
     def termination(self) -> ParseTermination:
-        """How the response ended, after :meth:`finish`."""
+        """Termination of the response, valid after :meth:`finish`."""
         if self._reader.ending is not None:
-            # A stop sequence of text ends sampling: EOS behind it was not sampled after the stop.
+            # Sampling ends at a stop sequence of text, so an EOS after it was not sampled.
             return ParseTermination.MALFORMED if self._held_eos else self._reader.ending
         if self._stopped:
             clean = not self._beyond

@@ -32,15 +32,15 @@ def _is_tokens(piece: Piece) -> bool:
 
 
 def as_chunk(piece: Piece) -> Any:
-    """Returns a run of tokens as a chunk of the SDK; a chunk is returned as it is."""
+    """Returns a run of tokens as a chunk of the SDK; a chunk is returned unchanged."""
     if not isinstance(piece, (list, tuple)):
         return piece
-    # Token ids come from a tokenizer: checking each of them again would cost as much as encoding.
+    # model_construct skips validation of each token id, which costs as much as encoding.
     return tinker.EncodedTextChunk.model_construct(tokens=list(piece))
 
 
 def token_list(piece: Piece) -> list[int]:
-    """Returns the tokens of a piece that is no medium."""
+    """Returns the tokens of a piece of text."""
     return list(_tokens(piece))
 
 
@@ -74,7 +74,7 @@ def first_difference(first: Sequence[Any], second: Sequence[Any]) -> int | None:
 
 
 def join_pieces(pieces: Sequence[Piece]) -> tinker.ModelInput:
-    """Joins runs of tokens to one chunk each; media keep chunks of their own."""
+    """Joins runs of tokens to one chunk each; images and audio keep their own chunks."""
     chunks: list[Any] = []
     run: list[int] = []
     for piece in pieces:
@@ -91,9 +91,9 @@ def join_pieces(pieces: Sequence[Piece]) -> tinker.ModelInput:
 
 
 def spread_weights(weighted: Sequence[tuple[Piece, float]]) -> torch.Tensor:
-    """Spreads the weight of each piece over its tokens; media are never trained on.
+    """Returns the weight of each token; images and audio have weight 0.
 
-    A numpy array in a process that torch was left out of (``backends.light``).
+    The result is a numpy array in a process without torch (``backends.light``).
     """
     values = [weight if _is_tokens(piece) else 0.0 for piece, weight in weighted]
     lengths = [length(piece) for piece, _ in weighted]
@@ -109,16 +109,16 @@ def join_weighted(
 
 
 class TrainOnWhat(StrEnum):
-    """Which tokens get weight 1. Headers and prompt tokens get it only under ``ALL_TOKENS``."""
+    """Which tokens have weight 1; headers and prompt tokens only under ``ALL_TOKENS``."""
 
     LAST_ASSISTANT_MESSAGE = "last_assistant_message"
     """The last message of role assistant."""
     LAST_ASSISTANT_TURN = "last_assistant_turn"
-    """The assistant messages of the last turn: between tool results back to the last question."""
+    """All assistant messages after the last question, also those before tool results."""
     ALL_ASSISTANT_MESSAGES = "all_assistant_messages"
     ALL_MESSAGES = "all_messages"
     ALL_TOKENS = "all_tokens"
-    """Every token, headers and what the chat format inserts included."""
+    """Every token, with headers and text that the chat format inserts."""
     ALL_USER_AND_SYSTEM_MESSAGES = "all_user_and_system_messages"
     CUSTOMIZED = "customized"
     """Messages with ``trainable: true``; a message without the key is not trained on."""
@@ -135,8 +135,8 @@ class TrainOnWhat(StrEnum):
 def select_trained(messages: Sequence[Message], train_on_what: TrainOnWhat | str) -> list[bool]:
     """Returns for each message whether its output is trained on.
 
-    A conversation in which nothing is selected (no assistant message, say) gives all False; the
-    caller decides whether to drop it. Raises RendererError for a ``trainable`` that is no boolean.
+    All are False if nothing is selected (no assistant message, say). Raises RendererError for a
+    ``trainable`` that is no boolean.
     """
     what = TrainOnWhat(train_on_what)
     roles = [message["role"] for message in messages]
@@ -169,7 +169,7 @@ def _trainable(message: Message, index: int) -> bool:
 
 @dataclass(frozen=True)
 class RenderContext:
-    """Position and neighbours of a message: everything its tokens may depend on."""
+    """Position and neighbours of a message, on which its tokens may depend."""
 
     idx: int
     """Position of the message, from 0."""
@@ -177,10 +177,9 @@ class RenderContext:
     prev_message: Message | None = None
     next_message: Message | None = None
     last_user_index: int = -1
-    """Index of the last question of the user, -1 without one."""
+    """Index of the last user message, -1 without one."""
     in_last_assistant_turn: bool = cast("bool", None)  # None until __post_init__
-    """Whether the message belongs to the turn that is being produced. Left out: whether there is
-    a question and the message comes after it."""
+    """Whether the message follows the last user message; by default false without one."""
 
     def __post_init__(self) -> None:
         if self.in_last_assistant_turn is None:
@@ -190,13 +189,12 @@ class RenderContext:
 
 @dataclass(frozen=True)
 class RenderedMessage:
-    """The tokens of one message.
+    """Tokens of one message.
 
-    ``header`` precedes what the model writes and ``footer`` follows the stop token: both are
-    trained on only under ``TrainOnWhat.ALL_TOKENS``. ``output`` ends with the stop token.
-    ``stop_overlap`` is the part of a stop sequence that is also the beginning of the next message's
-    header (role_colon's ``User:``). Lists of tokens that are given become chunks of the SDK; None
-    stands for no tokens.
+    ``output`` is what the model writes, up to and with the stop token. ``header`` precedes it and
+    ``footer`` follows it: both are trained only under ``TrainOnWhat.ALL_TOKENS``.
+    ``stop_overlap`` is the part of a stop sequence that also begins the next message's header
+    (``User:`` of role_colon). Lists of tokens become chunks of the SDK; None means no tokens.
     """
 
     output: Sequence[Piece]
@@ -235,8 +233,8 @@ def contexts(
 class RenderCache:
     """Cache of the rendered messages of one conversation, separate for each thread.
 
-    A conversation that is split is rendered up to each of its answers. What a message becomes
-    depends on its context alone, of which the neighbours follow from the place.
+    A conversation that is split is rendered up to each of its answers; a message renders to the
+    same tokens in the same context.
     """
 
     def __init__(self) -> None:
@@ -261,11 +259,7 @@ class RenderCache:
         last_user_index: int,
         ends: bool = True,
     ) -> list[RenderedMessage]:
-        """Returns the result of ``render`` for each message in its context.
-
-        Without ``ends`` no message ``is_last``: for formats that write the history of a prompt
-        otherwise than a whole conversation.
-        """
+        """Returns ``render`` of each message in its context; without ``ends`` none ``is_last``."""
         kept: dict[tuple[int, bool, int, int], RenderedMessage] | None
         kept = getattr(self._threads, "known", None)
         known = {} if kept is None else kept
@@ -284,8 +278,7 @@ class RenderCache:
 def weigh(
     rendered: Sequence[RenderedMessage], trained: Sequence[bool], rest: float
 ) -> Iterator[tuple[Piece, float]]:
-    """Yields the pieces of all messages with their weights: 1 for the output of trained ones,
-    ``rest`` for headers and footers."""
+    """Yields all pieces with weights: 1 for trained outputs, ``rest`` for headers and footers."""
     overlap: Piece = ()  # end of the previous answer's stop sequence, still to be trained
     for message_trained, message in zip(trained, rendered, strict=True):
         header = message.header
@@ -302,13 +295,13 @@ def weigh(
 
 
 def answer_ends(messages: Sequence[Message], trained: Sequence[bool]) -> list[int]:
-    """Returns the index of each trained answer, then that of a last trained message behind them."""
+    """Returns the indices of trained answers and of a last trained message after them."""
     ends = [i for i, m in enumerate(messages) if trained[i] and m["role"] == "assistant"]
     return with_last_trained(ends, trained)
 
 
 def with_last_trained(ends: list[int], trained: Sequence[bool]) -> list[int]:
-    """Returns ``ends``, and behind them the last trained message where it comes later."""
+    """Returns ``ends`` and the last trained message if it comes later."""
     last = max((i for i, chosen in enumerate(trained) if chosen), default=-1)
     return [*ends, last] if last > max(ends, default=-1) else ends
 
@@ -319,10 +312,10 @@ def example_ends(
     messages: Sequence[Message],
     trained: Sequence[bool],
 ) -> list[int]:
-    """Returns the last message of each merged example, by comparing tokens, not by rule.
+    """Returns the last message of each merged example, found by comparing tokens.
 
     Trained answers share an example where the later prompt begins with all tokens up to the
-    earlier answer: ``answered_pieces`` are the tokens of a conversation that ends with it.
+    earlier answer, which are ``answered_pieces`` of the conversation up to it.
     """
     ends: list[int] = []
     for i, message in enumerate(messages):

@@ -31,15 +31,13 @@ _NAME_FIRST = re.compile(
 
 
 def as_openai_tool(tool: ToolSpec) -> dict[str, Any]:
-    """Returns the declaration of a tool as chat templates expect it; one already so stays."""
+    """Returns the declaration of a tool in OpenAI's form, which chat templates expect."""
     return dict(tool) if "function" in tool else {"type": "function", "function": dict(tool)}
 
 
 def with_parsed_arguments(message: dict[str, Any]) -> dict[str, Any]:
-    """Returns a message of the OpenAI API with arguments of calls as objects, not as JSON text.
-
-    Several chat templates take them so. A message with arguments that are no JSON stays as it is.
-    """
+    """Returns a message of the OpenAI API with call arguments as objects, as several templates
+    expect; unchanged where arguments are not JSON."""
     if not message.get("tool_calls"):
         return message
     calls: list[Any] = []
@@ -54,7 +52,7 @@ def with_parsed_arguments(message: dict[str, Any]) -> dict[str, Any]:
 
 
 def format_tool_calls(message: Message) -> list[str]:
-    """Returns each call of the message as a tagged block, arguments as they are spelled."""
+    """Returns each call of the message as a tagged block, with its arguments verbatim."""
     blocks = [
         f'{_OPEN}\n{{"name": "{call.function.name}", "arguments": {call.function.arguments}}}\n'
         f"{_CLOSE}"
@@ -64,10 +62,10 @@ def format_tool_calls(message: Message) -> list[str]:
 
 
 def read_json_call(body: str) -> list[ToolCall]:
-    """Returns the call that a block says; ValueError where it is none."""
+    """Returns the call in a block of JSON; raises ValueError for anything else."""
     match = _NAME_FIRST.fullmatch(body)
     if match:
-        # Arguments keep the spelling the model gave them: written again, they are the same tokens.
+        # Arguments stay verbatim, so that the call renders to the sampled tokens.
         name, arguments = match["name"], match["arguments"].rstrip()
         _loads(arguments)
     else:
@@ -88,8 +86,7 @@ def read_calls_in_row(
     call_of: Callable[[re.Match[str]], ToolCall],
     expected: str = "a call",
 ) -> list[ToolCall]:
-    """Returns calls in a row, each a match of ``pattern``; ValueError where the text has anything
-    else in it, or none."""
+    """Returns consecutive matches of ``pattern`` as calls; raises ValueError for anything else."""
     calls: list[ToolCall] = []
     at = 0
     while at < len(body) or not calls:
@@ -103,7 +100,7 @@ def read_calls_in_row(
     return calls
 
 
-# The line break before a block belongs to the format, not to the text.
+# The line break before a block belongs to the format.
 JSON_CALL = Block(_OPEN, _CLOSE, read=read_json_call, before=("\n",))
 """A call as JSON between tags."""
 
@@ -123,8 +120,7 @@ def parse_content_blocks(
 ) -> tuple[list[ContentPart], list[ToolCall | UnparsedToolCall]] | None:
     """Splits text into thinking and text parts, and the calls between ``<tool_call>`` tags.
 
-    White space stays as it is; a block that is not closed is text. Returns None where there is no
-    tag of either kind.
+    White space is unchanged; a block that is not closed is text. Returns None without such tags.
     """
     if "<think>" not in content and _OPEN not in content:
         return None
@@ -191,16 +187,16 @@ XML_CALL_INSTRUCTIONS = (
     "- If there is no function call available, answer the question like normal with your current "
     "knowledge and do not tell the user about function calls\n</IMPORTANT>"
 )
-"""What templates tell the model of this form, behind the declarations of tools."""
+"""Instructions on the XML form that templates write after the declarations of tools."""
 
 
 def format_xml_calls(message: Message, idx: int, *, json_scalars: bool = False) -> list[str]:
     """Returns each call of the message as a tagged block without line breaks around it.
 
-    ``idx`` is the message's place, for errors. Templates write strings bare, and objects and lists
-    as JSON; numbers, truth values and null as Python's ``str`` does (``True``, ``None``), with
-    ``json_scalars`` as JSON (``true``, ``null``). Calls that could not be read are written as they
-    were. Raises RendererError for arguments that are no JSON object.
+    ``idx`` is the index of the message, for errors. Strings are written bare, objects and lists as
+    JSON; numbers, booleans and null as by Python's ``str`` (``True``, ``None``), or with
+    ``json_scalars`` as JSON (``true``, ``null``). Unparsed calls are written verbatim. Raises
+    RendererError for arguments that are no JSON object.
     """
     blocks = [
         _format_call(call, f"messages[{idx}].tool_calls[{i}].function.arguments", json_scalars)
@@ -210,10 +206,7 @@ def format_xml_calls(message: Message, idx: int, *, json_scalars: bool = False) 
 
 
 def arguments_of(call: ToolCall, where: str) -> dict[str, Any]:
-    """Returns the arguments of a call for formats that write them one by one.
-
-    Raises RendererError, which names ``where``, for arguments that are no JSON object.
-    """
+    """Returns the arguments of a call; raises RendererError unless they are a JSON object."""
     written = call.function.arguments
     try:
         arguments = json.loads(written)
@@ -244,7 +237,7 @@ def _spell(value: Any, json_scalars: bool) -> str:
 
 
 def read_xml_call(body: str) -> list[ToolCall]:
-    """Returns the call that a block says; ValueError where it is none."""
+    """Returns the call in a block of XML; raises ValueError for anything else."""
     function = _FUNCTION.fullmatch(body)
     if not function:
         raise ValueError("tool call: expected <function=name>, parameters and </function>")
@@ -266,22 +259,23 @@ def read_xml_call(body: str) -> list[ToolCall]:
     return [ToolCall(function=ToolCall.FunctionBody(name=function["name"], arguments=spelled))]
 
 
-# The line breaks before a block belong to the format, not to the text.
+# The line breaks before a block belong to the format.
 XML_CALL = Block(_OPEN, _CLOSE, read=read_xml_call, before=("\n\n", "\n"))
 """A call as XML between tags."""
 
 
 def read_bare_value(text: str) -> Any:
-    """Returns the value that ``text`` spells, ``text`` itself where it spells none.
+    """Returns the value of ``text`` as JSON, or ``text`` itself.
 
-    A number counts only where it would be written as it stands: ``1.10`` may be a version.
+    The XML form has no types: ``12`` may be a number or a string, and is read as the number. A
+    number counts only in its canonical spelling, because ``1.10`` may be a version.
     """
     if text in _CONSTANTS:
         return _CONSTANTS[text]
     try:
         value = json.loads(text, parse_constant=_no_constant)
         spelled = json.dumps(value, ensure_ascii=False)
-        spelled.encode()  # half a character in an escape could not be written again
+        spelled.encode()  # raises for a lone surrogate, which cannot be written again
     except (ValueError, RecursionError):
         return text
     if isinstance(value, str):
