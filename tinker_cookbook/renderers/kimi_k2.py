@@ -1,8 +1,8 @@
 """Kimi K2: ``<|im_user|>user<|im_middle|>`` text ``<|im_end|>``, and the same for other roles.
 
-``kimi_k2`` is K2 Thinking, ``kimi_k2_instruct`` K2 Instruct. A call has an id that says its
-function and its number in the conversation, ``functions.search:0``; a result says the id of its
-call. Tools are declared in a message of role ``tool_declare`` before the system message.
+``kimi_k2`` is K2 Thinking, ``kimi_k2_instruct`` K2 Instruct. The id of a call has its function and
+its number in the conversation, ``functions.search:0``; a result names the id of its call. Tools are
+declared in a message of role ``tool_declare`` before the system message.
 """
 
 from __future__ import annotations
@@ -51,12 +51,12 @@ KIMI_THINKING = Block("<think>", "</think>")
 class KimiK2InstructRenderer(Renderer):
     """Kimi K2 Instruct: tools, no thinking.
 
-    ``default_system`` is written where a conversation does not begin with a system message; ``""``
-    writes none. A message's ``name`` stands in the place of its role, as in the template.
+    ``default_system`` is inserted where a conversation does not begin with a system message; ``""``
+    inserts none. A message's ``name`` replaces its role in the header, as in the template.
 
-    Calls are numbered through the conversation, as in the template. A call whose own id has the
-    format's form (the model has written it) keeps that id, and a result whose ``tool_call_id`` is
-    that of a call goes to that call; the template numbers anew and goes by order alone.
+    Calls are numbered through the conversation. A call keeps its own id if that has the format's
+    form (the model sampled it), and a result with its ``tool_call_id`` belongs to it; the template
+    always renumbers, and assigns results by order.
     """
 
     _encodes_with_codec = True
@@ -65,7 +65,7 @@ class KimiK2InstructRenderer(Renderer):
     _parts = frozenset({"text"})
     _behind_default = "\n"
     _opened = ""
-    """What a prompt has already written of an answer."""
+    """Beginning of an answer that stands in the prompt."""
     _context_parts = frozenset({"text"})
 
     def __init__(
@@ -80,18 +80,16 @@ class KimiK2InstructRenderer(Renderer):
         self._default_system = default_system
 
     def render_message(self, message: Message, ctx: RenderContext) -> RenderedMessage:
-        """Tokens of one message. Ids of calls depend on the messages before: those of a message
-        that is rendered alone count from 0."""
+        """Returns the tokens of one message; rendered alone, its call ids count from 0."""
         return self._render(message, ctx, _call_ids([message])[0])
 
     def create_conversation_prefix_with_tools(
         self, tools: Sequence[ToolSpec], system_prompt: str = ""
     ) -> list[Message]:
-        """Declares tools in a message of their own, as the template does with ``tools=``."""
+        """Declares tools in a separate message, as the template does with ``tools=``."""
         declared = json.dumps([as_openai_tool(tool) for tool in tools], ensure_ascii=False)
         messages = [Message(role=DECLARE, content=declared)] if tools else []
-        system = system_message(system_prompt)
-        return messages + system
+        return messages + system_message(system_prompt)
 
     def _reader(self) -> MessageReader:
         return BlockReader((KIMI_CALLS,))
@@ -138,7 +136,7 @@ class KimiK2InstructRenderer(Renderer):
         )
 
     def _segments(self, message: Message, idx: int) -> Segments:
-        """Returns what a message that the model reads says."""
+        """Returns the content of a message that the model only reads."""
         return [get_text_content(message)]
 
     def _thinking_text(self, message: Message, ctx: RenderContext) -> str:
@@ -149,10 +147,9 @@ class KimiK2Renderer(KimiK2InstructRenderer):
     """Kimi K2 Thinking: every answer begins with a ``<think>`` block, which the model writes.
 
     The blocks are emptied up to the last answer without tool calls: a chain of calls and results
-    keeps its thinking until it is answered. An answer at the end of a supervised example is written
-    with its thinking, and so is the chain before it, as the model saw it; the template empties
-    both. ``strip_thinking_from_history=False`` keeps all thinking: then the extension property
-    holds.
+    keeps its thinking until it is answered. The answer at the end of a supervised example keeps its
+    thinking and that of the chain before it, as at inference; the template empties both.
+    ``strip_thinking_from_history=False`` keeps all thinking: then the extension property holds.
     """
 
     _parts = frozenset({"text", "thinking"})
@@ -171,15 +168,15 @@ class KimiK2Renderer(KimiK2InstructRenderer):
 
     @property
     def has_extension_property(self) -> bool:
-        """Holds where thinking stays in history."""
+        """True where thinking stays in history."""
         return not self.strip_thinking_from_history
 
     def _reader(self) -> MessageReader:
         return BlockReader((KIMI_THINKING, KIMI_CALLS))
 
     def _last_user_index(self, messages: Sequence[Message]) -> int:
-        """The last answer without tool calls, up to which thinking is history; the last message
-        is none, as it has just been sampled."""
+        """Returns the last answer without tool calls, up to which thinking is history; the last
+        message does not count, because it has just been sampled."""
         answers = (
             i
             for i, message in enumerate(messages[:-1])
@@ -211,7 +208,7 @@ def _calls_text(message: Message, ids: Sequence[str]) -> str:
 
 
 def _call_ids(messages: Sequence[Message]) -> list[list[str]]:
-    """Returns for each message the ids it writes: those of its calls, or that of its result."""
+    """Returns the ids in each message: those of its calls, or that of its result."""
     waiting: list[tuple[str | None, str]] = []  # calls without a result: own id, written id
     ids: list[list[str]] = []
     count = 0
@@ -233,7 +230,7 @@ def _call_ids(messages: Sequence[Message]) -> list[list[str]]:
 
 
 def _read_calls(body: str) -> list[ToolCall]:
-    """Returns the calls of a section; ValueError where it has anything else in it."""
+    """Returns the calls of a section; raises ValueError for anything else."""
     return read_calls_in_row(
         body, _READ_CALL, _call_of, "a call with an id such as functions.search:0"
     )
@@ -246,4 +243,4 @@ def _call_of(found: re.Match[str]) -> ToolCall:
 
 
 KIMI_CALLS = Block(_CALLS, _END_CALLS, read=_read_calls)
-"""A section of calls."""
+"""Section of calls."""

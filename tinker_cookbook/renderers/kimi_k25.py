@@ -1,8 +1,8 @@
-"""Kimi K2.5 and K2.6: as K2 Thinking, with images, and a prompt that opens the thinking.
+"""Kimi K2.5 and K2.6: K2 Thinking with images, and a prompt that opens the thinking block.
 
-``kimi_k25`` and ``kimi_k26`` think: the prompt ends with ``<think>``. With ``_disable_thinking`` it
-ends with an empty block. ``kimi_k26_preserve_thinking`` leaves every answer its thinking. Tools are
-declared as TypeScript types.
+The prompts of ``kimi_k25`` and ``kimi_k26`` end with ``<think>``, with ``_disable_thinking`` in an
+empty block. ``kimi_k26_preserve_thinking`` keeps the thinking of every answer. Tools are declared
+as TypeScript types.
 """
 
 from __future__ import annotations
@@ -28,10 +28,7 @@ _AROUND_IMAGE = ("<|media_begin|>image<|media_content|>", "<|media_end|>\n")
 
 
 class KimiK25Renderer(KimiK2Renderer):
-    """Kimi K2.5 and K2.6, thinking. Images need ``image_processor``.
-
-    ``strip_thinking_from_history`` as in :class:`KimiK2Renderer`.
-    """
+    """Kimi K2.5 and K2.6 with thinking. Images need ``image_processor``."""
 
     _opened = "<think>"
     _context_parts = frozenset({"text", "image"})
@@ -39,7 +36,7 @@ class KimiK25Renderer(KimiK2Renderer):
     def create_conversation_prefix_with_tools(
         self, tools: Sequence[ToolSpec], system_prompt: str = ""
     ) -> list[Message]:
-        """Declares tools as TypeScript types in a message of their own."""
+        """Declares tools as TypeScript types in a separate message."""
         declared = encode_tools_to_typescript_style([as_openai_tool(tool) for tool in tools])
         messages = [Message(role=DECLARE, content=declared)] if declared else []
         return messages + system_message(system_prompt)
@@ -56,8 +53,10 @@ class KimiK25Renderer(KimiK2Renderer):
 
 
 class KimiK25DisableThinkingRenderer(KimiK25Renderer):
-    """Kimi K2.5 and K2.6 told not to think. An answer of the last turn that carries thinking is
-    refused; in history it is dropped."""
+    """Kimi K2.5 and K2.6 without thinking.
+
+    Thinking in an answer of the last turn raises RendererError; in history it is dropped.
+    """
 
     _opened = "<think></think>"
     _prompt_closes_thinking = True

@@ -1,4 +1,4 @@
-"""Kimi K2.6 where every answer keeps its thinking; otherwise it is written as K2.5."""
+"""Kimi K2.6 with the thinking of every answer; its other formats are those of K2.5."""
 
 from __future__ import annotations
 

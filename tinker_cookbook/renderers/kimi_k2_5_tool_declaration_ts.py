@@ -1,7 +1,7 @@
-"""Tools declared as TypeScript types, as Kimi K2.5 and K2.6 are told of them.
+"""Tools declared as TypeScript types, for Kimi K2.5 and K2.6.
 
 A JSON schema becomes a type: required properties first, then optional ones, each group by name;
-descriptions, bounds and defaults stand in comments above. ``$defs`` become interfaces.
+descriptions, bounds and defaults are comments above. ``$defs`` become interfaces.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from typing import Any
 from tinker_cookbook.exceptions import RendererError
 
 _INDENT = "  "
-_SELF = "parameters"  # the interface that stands for the schema itself
+_SELF = "parameters"  # interface of the schema itself, for "$ref": "#"
 _DEFS = "#/$defs/"
 _BOUNDS = {
     "string": ("maxLength", "minLength", "pattern"),
@@ -25,10 +25,10 @@ _UNION = {"integer": "number", "object": "{}", "array": "Array<any>"}
 
 
 def encode_tools_to_typescript_style(tools: Sequence[Mapping[str, Any]]) -> str:
-    """Returns the declaration of ``tools`` in OpenAI's form, ``""`` for none.
+    """Returns the declaration of ``tools``, which are in OpenAI's form; ``""`` without tools.
 
-    Tools of another type than ``function`` are left out. Raises RendererError for a schema that
-    has no type of this form.
+    Tools of other types than ``function`` are left out. Raises RendererError for a schema that
+    cannot be a type.
     """
     functions = [
         _function(tool["function"])
@@ -65,7 +65,7 @@ def _function(function: Mapping[str, Any]) -> str:
 
 
 def _subschemas(schema: Any) -> Iterator[Mapping[str, Any]]:
-    """Yields a schema and all that its types are made of; not what stands in ``$defs``."""
+    """Yields a schema and its subschemas, without those of ``$defs``."""
     if not isinstance(schema, Mapping):
         return
     yield schema
@@ -112,7 +112,7 @@ def _object(schema: Mapping[str, Any], indent: str) -> str:
     fields = list(_properties(schema, inner, order))
     more = schema.get("additionalProperties")
     if more is not None:
-        # As a type, "no other properties" is never; elsewhere the schema false is null.
+        # Quirk of the format: false is "never" here, and "null" elsewhere.
         others = "never" if more is False else _type(more, inner)
         fields.append(f"{inner}[k: string]: {others}")
     return "{\n" + ",\n".join(fields) + f"\n{indent}}}" if fields else "{}"
@@ -127,7 +127,7 @@ def _properties(
         about = _about(inner, indent)
         default = inner.get("default") if isinstance(inner, Mapping) else None
         if default is not None:
-            numeric = isinstance(default, (int, float))  # truth values among them
+            numeric = isinstance(default, (int, float))  # booleans too
             shown = repr(default) if numeric else json.dumps(default, ensure_ascii=False)
             about += f"{indent}// Default: {shown}\n"
         mark = "" if name in required else "?"

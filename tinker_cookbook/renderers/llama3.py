@@ -1,10 +1,10 @@
 """Llama 3: ``<|start_header_id|>role<|end_header_id|>``, a blank line, the text, ``<|eot_id|>``.
 
-The plain format is that of the Llama 3 template. Llama 3.1 and 3.2 put two dates before every
-system prompt, of which one is the day the template is run: ``today_date`` writes them, with the
-date that you give, so that a run can be repeated (``llama3?today_date=26 Jul 2024`` is what the
-templates themselves fall back to). Tools are written as in 3.1: one call a message, JSON without
-other text. Text next to a call, and several calls, stand one below the other, with a warning.
+Plain dialogue follows the Llama 3 template. Llama 3.1 and 3.2 insert two dates before every system
+prompt, one of them today: ``today_date`` writes them with a fixed date, so that a run can be
+repeated (the templates' own fallback is ``llama3?today_date=26 Jul 2024``). Tools follow 3.1: one
+call in a message, JSON without other text. Text beside a call, and several calls, are written on
+separate lines, with a warning.
 """
 
 from __future__ import annotations
@@ -39,8 +39,10 @@ _TOOLS_INTRODUCTION = (
 
 
 class Llama3Renderer(Renderer):
-    """Llama 3 dialogue and tool calls; white space around every text is trimmed, as the template
-    does. ``today_date`` adds the date header of Llama 3.1 and 3.2."""
+    """Llama 3 dialogue and tool calls, with text trimmed as by the template.
+
+    ``today_date`` adds the date header of Llama 3.1 and 3.2.
+    """
 
     _encodes_with_codec = True
     stop_token = _END
@@ -58,7 +60,7 @@ class Llama3Renderer(Renderer):
         )
 
     def render_message(self, message: Message, ctx: RenderContext) -> RenderedMessage:
-        """Header and trimmed text; results of tools as JSON strings under role ``ipython``."""
+        """Returns header and trimmed text; tool results are JSON strings of role ``ipython``."""
         check_parts(message, ctx.idx, self._name, frozenset({"text"}))
         role = message["role"]
         text = ensure_text(message["content"])
@@ -136,14 +138,14 @@ def _call_text(call: ToolCall, where: str) -> str:
 
 
 class _CallOrText(MessageReader):
-    """A response that is one JSON object may be a call: it waits for its end."""
+    """Parser that buffers a response which may be one JSON object, and so a call."""
 
     def __init__(self) -> None:
         super().__init__()
         self._waiting: str | None = ""  # None once the response is known to be text
 
     def feed(self, text: str) -> list[ContentDelta]:
-        """Passes text on, unless it may be a call."""
+        """Returns the text, unless it may be a call."""
         if self._waiting is None:
             return self.add_text(text)
         self._waiting += text
@@ -153,7 +155,7 @@ class _CallOrText(MessageReader):
         return self.add_text(ready)
 
     def finish(self) -> list[ContentDelta]:
-        """What waited is a call, or text."""
+        """Flushes the buffer: a call, or text."""
         text, self._waiting = self._waiting or "", None
         call = _parse_call(text)
         if call is None:

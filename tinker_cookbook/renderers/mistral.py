@@ -1,35 +1,34 @@
 """Mistral: ``[INST]`` question ``[/INST]`` answer ``</s>``, after Mistral's own chat encoding.
 
-The formats are those of the tokenizer versions v3 and v7. Each exists for a SentencePiece
-vocabulary, in which every text between control tokens begins with a space, and for Tekken, a
-byte-level vocabulary, in which it does not:
+The formats are tokenizer versions v3 and v7, each for a SentencePiece vocabulary, where every text
+after a control token begins with a space, and for the byte-level vocabulary Tekken, without it:
 
 - ``v3``: Mistral 7B v0.3, Mixtral 8x22B, Mistral Small 2409, Mistral Large 2407, Codestral
 - ``v3_tekken``: Mistral Nemo, Ministral 8B
 - ``v7``: Mistral Large 2411
 - ``v7_tekken``: Mistral Small 3 (2501) and 3.1 (2503)
 
-In v3 the system prompt stands before the text of the *last* question, in v7 in messages of its
-own. In both, tools are declared before the last question. Later versions (v11, v13: Mistral Small
-3.2, Magistral, Ministral 3) write calls otherwise; use ``template`` for them.
+In v3 the system prompt precedes the text of the *last* question, in v7 it is a message of its own.
+In both, tools are declared before the last question. Later versions (v11, v13: Mistral Small 3.2,
+Magistral, Ministral 3) have another form of calls; use ``template`` for them.
 
-Mistral's library is the reference, where chat templates differ from it:
+Where chat templates differ from Mistral's library, the library is the reference:
 
-- Texts of users, and answers, in a row are one message, joined by a blank line. So are text parts.
-  Messages that differ in ``trainable`` stay apart.
-- Spaces at the end of an answer are left out. JSON of arguments and results is spelled anew.
-- A result without text is written as an empty JSON object, ``{}``.
-- Roles out of order, results that do not match calls, names of tools beyond ``[a-zA-Z0-9_-]``
-  and, in v3, an answer with both text and calls are refused.
-- Names of control tokens in a text are always plain text, whoever wrote them;
-  ``split_special_tokens`` changes nothing. Such a name is cut behind its first character, so its
-  tokens may differ from those of a vocabulary that knows no such name.
+- Consecutive user texts, answers and text parts are joined by a blank line, unless ``trainable``
+  differs.
+- Trailing spaces of an answer are dropped. JSON of arguments and results is dumped again.
+- A result without text is an empty JSON object, ``{}``.
+- RendererError: roles out of order, results that do not match calls, names of tools beyond
+  ``[a-zA-Z0-9_-]``, and in v3 an answer with both text and calls.
+- Names of control tokens in a text are always plain text; ``split_special_tokens`` has no effect.
+  Such a name is split after its first character, so its tokens may differ from a vocabulary
+  without the name.
 
-Where the library refuses and this module does not: an answer without text is ``</s>`` alone, in
-v7 an answer may have text and calls, and a call without an id of nine letters or digits gets its
-number in the conversation, ``000000000``, ``000000001`` and so on, as does its result. Arguments
-that are no JSON are refused here; the library writes them as a string. So are, in v7, tools in a
-conversation without a question; the library leaves them out.
+Differences from the library: an answer without text is ``</s>`` alone, in v7 an answer may have
+text and calls, and a call without an id of nine letters or digits gets its number in the
+conversation (``000000000``, ``000000001``), as does its result. Arguments that are no JSON raise
+RendererError (the library writes a string), and so do, in v7, tools without a question (the library
+drops them).
 """
 
 from __future__ import annotations
@@ -84,13 +83,10 @@ _V7_TOKENS = (_SYSTEM, _END_SYSTEM, _CONTENT)
 class MistralRenderer(Renderer):
     """Mistral's formats v3 and v7: tools, no thinking, no images.
 
-    ``version`` is one of :data:`VERSIONS`. Left out, it is read off the tokenizer: v7 where its
-    chat template (or, without one, its vocabulary) has ``[SYSTEM_PROMPT]``; Tekken where its
-    vocabulary is byte-level.
-
-    With a SentencePiece version, a response begins with the space of its first token, which is
-    not the message's. A response that continues a prefill must not begin with a space of its own:
-    it would be taken for that one.
+    ``version`` is one of :data:`VERSIONS`, by default the tokenizer's: v7 if its chat template (or,
+    without one, its vocabulary) has ``[SYSTEM_PROMPT]``, Tekken if its vocabulary is
+    byte-level. With a SentencePiece version a response begins with the space of its first token,
+    which is dropped, also in a response that continues a prefill.
     """
 
     def __init__(
@@ -113,21 +109,19 @@ class MistralRenderer(Renderer):
 
     @property
     def has_extension_property(self) -> bool:
-        """Does not hold: the next question takes the declaration of tools with it, in v3 the
-        system prompt too. Without either, prompts do extend each other (spaces at the end of
-        answers and the spelling of arguments apart), and ``build_supervised_examples``, which
-        compares tokens, makes one example of them."""
+        """False: tools, and in v3 the system prompt, move to the last question. Without them the
+        prompts extend each other, which ``build_merged_examples`` finds by comparing tokens."""
         return False
 
     def get_stop_sequences(self) -> list[int]:
-        """``</s>``."""
+        """Returns ``</s>``."""
         return [self._ids[_END]]
 
     def create_conversation_prefix_with_tools(
         self, tools: Sequence[ToolSpec], system_prompt: str = ""
     ) -> list[Message]:
-        """Declares tools in a message of role ``available_tools``, before the system message;
-        its content is written before the last question."""
+        """Declares tools in a message of role ``available_tools``, rendered before the last
+        question."""
         declared = [declare(tools, self._name)] if tools else []
         system = system_message(system_prompt)
         return [*declared, *system]
@@ -138,12 +132,12 @@ class MistralRenderer(Renderer):
         role: Role = "assistant",
         prefill: str | None = None,
     ) -> tinker.ModelInput:
-        """Returns the prompt for the next message; a prefill has the space of its version."""
+        """Returns the prompt for the next message; a prefill begins with the version's space."""
         return super().build_generation_prompt(messages, role, self._spaced(prefill or ""))
 
     def render_message(self, message: Message, ctx: RenderContext) -> RenderedMessage:
-        """Tokens of one message of a conversation as it is written. Tools and, in v3, the system
-        prompt have none of their own: they belong to the last question."""
+        """Returns the tokens of a message; tools, and in v3 the system prompt, have none, because
+        they belong to the last question."""
         role, text = message["role"], ensure_text(message["content"])
         if role == "user":
             return self._question(text, "")
@@ -180,10 +174,10 @@ class MistralRenderer(Renderer):
         return normal
 
     def split_special_tokens(self, split: bool) -> None:
-        """Changes nothing: every text is kept free of control tokens where it is encoded."""
+        """Has no effect: names of control tokens are always plain text."""
 
     def _conversation_prefix(self, messages: Sequence[Message]) -> list[int]:
-        """In v3 a conversation begins with a question, an empty one if need be."""
+        # In v3 a conversation begins with a question, if necessary an empty one.
         spoken = [m["role"] for m in messages if m["role"] not in ("system", TOOLS_ROLE)]
         if self._v7 or spoken[:1] == ["user"]:
             return []
@@ -201,7 +195,7 @@ class MistralRenderer(Renderer):
         return rendered
 
     def _before_last_question(self, messages: Sequence[Message]) -> tuple[str, str]:
-        """Returns what v3 writes before the last question, and the declared tools."""
+        """Returns the text of v3 before the last question, and the declared tools."""
         texts = {
             role: [text for m in messages if m["role"] == role and (text := str(m["content"]))]
             for role in ("system", TOOLS_ROLE)
@@ -259,7 +253,7 @@ class MistralRenderer(Renderer):
 
 
 class _TextThenCalls(MessageReader):
-    """Text up to ``[TOOL_CALLS]``; what follows is read at the end, when all of it is there."""
+    """Parser of text up to ``[TOOL_CALLS]``; the calls are parsed at the end."""
 
     def __init__(self, space: str) -> None:
         super().__init__()
@@ -268,7 +262,7 @@ class _TextThenCalls(MessageReader):
         self._body: str | None = None  # what follows [TOOL_CALLS], once it came
 
     def feed(self, text: str) -> list[ContentDelta]:
-        """Passes text on; what may be the beginning of calls waits."""
+        """Parses more text; what may begin the calls is buffered."""
         if self._body is not None:
             self._body += text
             return []
@@ -284,7 +278,7 @@ class _TextThenCalls(MessageReader):
         return self.add_text(ready[: len(ready) - waiting])
 
     def finish(self) -> list[ContentDelta]:
-        """What waited is text, or calls."""
+        """Flushes the buffer: text, or calls."""
         if self._body is None:
             return self.add_text(self._buffer)
         try:
@@ -299,7 +293,7 @@ def _version_of(tokenizer: Tokenizer) -> str:
     template = getattr(tokenizer, "chat_template", None)
     known = str(template) if template and _INST in str(template) else ""
     v7 = _SYSTEM in known if known else _has_token(tokenizer, _SYSTEM)
-    # Byte-level vocabularies spell a space otherwise.
+    # Byte-level vocabularies have another symbol for a space.
     return ("v7" if v7 else "v3") + ("" if _has_token(tokenizer, "\u2581") else "_tekken")
 
 

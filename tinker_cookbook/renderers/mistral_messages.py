@@ -1,7 +1,7 @@
-"""What Mistral's formats ask of a conversation before it becomes tokens.
+"""Validation and preparation of a conversation for Mistral's formats.
 
-The rules are those of Mistral's own library: which role may follow which, one result for each
-call, messages of one role in a row joined, ids of nine letters or digits.
+The rules are those of Mistral's own library: the order of roles, one result for each call,
+consecutive messages of one role joined, ids of nine letters or digits.
 """
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ from tinker_cookbook.renderers.core.checks import check_parts
 from tinker_cookbook.renderers.core.messages import Message, ToolCall, ToolSpec, ensure_text
 
 TOOLS_ROLE = "available_tools"
-"""Role of the message that declares tools: first in a conversation, JSON as its content."""
-_BETWEEN = "\n\n"  # what joins texts that become one message
+"""Role of the first message, which declares tools as JSON."""
+_BETWEEN = "\n\n"  # between texts that become one message
 _ID = re.compile(r"[a-zA-Z0-9]{9}")
 _FUNCTION = re.compile(r"[a-zA-Z0-9_-]{1,64}")
 _FOLLOWERS = {
@@ -31,8 +31,8 @@ _UNREADABLE = (ValueError, RecursionError)  # of json: no JSON, too many digits,
 
 
 def prepare(messages: Sequence[Message], renderer: str) -> list[Message]:
-    """Returns the conversation as it is written: every content a string, messages in a row joined,
-    ids of calls and results set. RendererError where the format has no form for it."""
+    """Returns the conversation with strings as content, joined messages, and ids of calls and
+    results; raises RendererError where the format cannot express it."""
     _check_order(messages, renderer)
     joined: list[Message] = []
     for i, message in enumerate(messages):
@@ -72,7 +72,7 @@ def declare(tools: Sequence[ToolSpec], renderer: str) -> Message:
 
 
 def calls_text(calls: Sequence[ToolCall], idx: int) -> str:
-    """Returns the JSON list of ``calls``; arguments are read and spelled anew."""
+    """Returns the JSON list of ``calls``, with arguments dumped again."""
     written: list[dict[str, Any]] = []
     for i, call in enumerate(calls):
         where = f"messages[{idx}].tool_calls[{i}].function"
@@ -90,7 +90,7 @@ def calls_text(calls: Sequence[ToolCall], idx: int) -> str:
 
 
 def read_calls(body: str) -> list[ToolCall]:
-    """Returns the calls of a JSON list; ValueError where it is anything else."""
+    """Returns the calls of a JSON list; raises ValueError for anything else."""
     try:
         entries = json.loads(body)
     except RecursionError as error:
@@ -101,23 +101,23 @@ def read_calls(body: str) -> list[ToolCall]:
 
 
 def result_value(content: str) -> Any:
-    """Returns what the text of a result says: its JSON value, or the text where it is no JSON."""
+    """Returns the JSON value of a result, or its text if that is no JSON."""
     try:
         value = json.loads(content) if content else {}
-        json.dumps(value, ensure_ascii=False).encode()  # half a character cannot be encoded
+        json.dumps(value, ensure_ascii=False).encode()  # raises for a lone surrogate
     except _UNREADABLE:
         return content
     return value
 
 
 def result_text(content: str) -> str:
-    """Returns the text of a result, JSON spelled anew."""
+    """Returns the text of a result, with JSON dumped again."""
     value = result_value(content)
     return content if value is content else json.dumps(value, ensure_ascii=False)
 
 
 def check_function_name(name: Any, where: str) -> None:
-    """Raises RendererError for a name that Mistral's library refuses."""
+    """Raises RendererError for a name that Mistral's library rejects."""
     if not isinstance(name, str) or not _FUNCTION.fullmatch(name):
         raise RendererError(
             f"{where}: got {name!r}, expected up to 64 of a-z, A-Z, 0-9, _ and -; rename the tool"
@@ -136,7 +136,7 @@ def _read_call(entry: Any, i: int) -> ToolCall:
         json.loads(arguments)
     else:
         arguments = json.dumps(arguments, ensure_ascii=False)
-    arguments.encode()  # half a character cannot be
+    arguments.encode()  # raises for a lone surrogate
     body = ToolCall.FunctionBody(name=name, arguments=arguments)
     return ToolCall(function=body, id=entry.get("id"))
 
@@ -195,7 +195,7 @@ def _join(first: Message, second: Message) -> Message:
 
 
 def _with_ids(messages: Sequence[Message]) -> list[Message]:
-    """Gives every call and result an id of nine characters: its own, or the call's number."""
+    """Sets an id of nine characters on every call and result: its own, or the call's number."""
     waiting: list[tuple[str | None, str]] = []  # calls without a result: own id, written id
     result: list[Message] = []
     count = 0
@@ -210,7 +210,7 @@ def _with_ids(messages: Sequence[Message]) -> list[Message]:
             ]
             message = Message(**{**message, "tool_calls": named})
         elif message["role"] == "tool":
-            if not waiting:  # a call that could not be read: it has a number as well
+            if not waiting:  # the result of an unparsed call, which has a number as well
                 waiting.append((None, f"{count:09d}"))
                 count += 1
             id_ = _result_id(message.get("tool_call_id"), waiting, i)

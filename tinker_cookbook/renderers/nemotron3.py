@@ -1,8 +1,8 @@
-"""Nemotron 3 Nano and Super: ChatML with thinking, tool calls as XML, and a system message always.
+"""Nemotron 3: ChatML with thinking, tool calls as XML, and always a system message.
 
-A prompt opens the ``<think>`` block of the answer; told not to think, it holds a closed empty one.
-The template writes every answer without thinking behind the closed block, so such an answer never
-continues the prompt of a model that thinks: train on it with ``nemotron3_disable_thinking``.
+A prompt opens the ``<think>`` block of the answer; without thinking it has a closed empty block.
+The template writes an answer without thinking after the closed block, so such an answer never
+continues the prompt of a thinking model: train on it with ``nemotron3_disable_thinking``.
 """
 
 from __future__ import annotations
@@ -44,12 +44,12 @@ _CALL = dataclasses.replace(XML_CALL, after="\n")  # a line break ends each call
 
 
 class Nemotron3Renderer(ChatMLBase):
-    """Nemotron 3 thinking, with tools.
+    """Nemotron 3 Nano and Super with thinking and tools.
 
     ``strip_thinking_from_history=False`` keeps the thinking of earlier turns
     (``nemotron3_preserve_thinking``).
-    Thinking stands before the text; other places are refused. ``merge_text_chunks=False`` encodes
-    the texts of neighbouring parts apart.
+    Thinking must precede the text. ``merge_text_chunks=False`` encodes the texts of neighbouring
+    parts apart.
     """
 
     _effort = "\n\n{reasoning effort: low}"
@@ -72,11 +72,11 @@ class Nemotron3Renderer(ChatMLBase):
 
     @property
     def has_extension_property(self) -> bool:
-        """Holds where thinking stays in history, for answers that carry some."""
+        """True where thinking stays in history, for answers that have some."""
         return not (self.strip_thinking_from_history or self._low_effort)
 
     def render_message(self, message: Message, ctx: RenderContext) -> RenderedMessage:
-        """Results of tools in a row share one user message, as the template writes them."""
+        """Returns the tokens of a message; consecutive tool results share a user message."""
         role = message["role"]
         check_role(message, ctx.idx, self._name, _ROLES)
         if role == "assistant":
@@ -101,7 +101,7 @@ class Nemotron3Renderer(ChatMLBase):
         return [Message(role="system", content=f"{text}\n\n{XML_CALL_INSTRUCTIONS}")]
 
     def to_openai_message(self, message: Message) -> dict[str, Any]:
-        """Returns the message with arguments of calls as objects, as the template takes them."""
+        """Returns the message with call arguments as objects, as the template expects them."""
         return with_parsed_arguments(super().to_openai_message(message))
 
     def _to_openai_tool_arguments(self, arguments: str) -> str | dict[str, Any]:
@@ -141,9 +141,9 @@ class Nemotron3Renderer(ChatMLBase):
             )
 
     def _thinking_and_text(self, message: Message, idx: int) -> str:
-        """Returns what the answer says before its calls, thinking in tags.
+        """Returns the answer before its calls, with thinking in tags.
 
-        Text that has a tag in it is taken as it stands: the template expects the thinking there.
+        Text with a tag in it is verbatim: the template expects the thinking there.
         """
         thinking, text = leading_thinking(message, idx, self._name), get_text_content(message)
         if thinking and thinking.strip():
@@ -151,13 +151,13 @@ class Nemotron3Renderer(ChatMLBase):
         return text if _OPEN in text or _CLOSE in text else _EMPTY + text
 
     def _as_history(self, said: str, *, has_calls: bool) -> str:
-        """Returns an answer of an earlier turn as the template leaves it: trimmed, before calls
-        also behind the empty block."""
+        """Returns an answer of an earlier turn as by the template: trimmed, and with calls after an
+        empty block."""
         said = _without_thinking(said, has_calls=has_calls).strip()
         return _EMPTY + said.removeprefix(_EMPTY).strip() if has_calls else said
 
     def _render_tool_result(self, text: str, ctx: RenderContext) -> RenderedMessage:
-        """The template opens no message for results at the very beginning of a conversation."""
+        # Quirk of the template: it opens no message for results at the very beginning.
         before = ctx.prev_message["role"] if ctx.prev_message else None
         first = before is None or (before == "system" and ctx.idx == 1)
         header = "" if first or before == "tool" else f"{START}user\n"
@@ -184,10 +184,10 @@ class Nemotron3LowThinkingRenderer(Nemotron3Renderer):
 
 
 class Nemotron3DisableThinkingRenderer(Nemotron3Renderer):
-    """Nemotron 3 told not to think: the prompt ends with an empty block.
+    """Nemotron 3 without thinking: the prompt ends with an empty block.
 
-    An answer that carries thinking cannot be trained on, since no prompt asks for it: refused. As
-    context of the last turn it is written as the template does; in history thinking is dropped.
+    A trained answer with thinking raises RendererError, since no prompt continues with it. In
+    context of the last turn it is rendered as by the template; in history thinking is dropped.
     """
 
     _prompt_closes_thinking = True
@@ -197,7 +197,7 @@ class Nemotron3DisableThinkingRenderer(Nemotron3Renderer):
         return BlockReader((THINKING, _CALL))
 
     def _check_kept(self, said: str, ctx: RenderContext) -> None:
-        """Nothing to warn of: what is trained is checked as a whole."""
+        """Does nothing: ``_example`` checks the trained answers."""
 
     def _example(
         self, messages: Sequence[Message], trained: Sequence[bool], what: TrainOnWhat
@@ -221,7 +221,7 @@ class Nemotron3UltraRenderer(Nemotron3Renderer):
     _closing = _CLOSE
 
     def _as_history(self, said: str, *, has_calls: bool) -> str:
-        """The template trims no text that calls follow."""
+        # Quirk of the template: it does not trim text before calls.
         if has_calls:
             return _without_thinking(said, has_calls=True)
         return super()._as_history(said, has_calls=False)
@@ -242,11 +242,11 @@ class Nemotron3UltraMediumThinkingRenderer(Nemotron3UltraRenderer):
 class Nemotron3UltraDisableThinkingRenderer(
     Nemotron3DisableThinkingRenderer, Nemotron3UltraRenderer
 ):
-    """Nemotron 3 Ultra told not to think."""
+    """Nemotron 3 Ultra without thinking."""
 
 
 def _without_thinking(said: str, *, has_calls: bool) -> str:
-    """Returns an answer with an empty block for its thinking; with calls a lone tag counts too."""
+    """Returns an answer with an empty thinking block; with calls a single tag counts too."""
     if has_calls:
         return _EMPTY + (said.split(_CLOSE)[-1] if _CLOSE in said else said.split(_OPEN)[0])
     if _OPEN in said and _CLOSE in said:

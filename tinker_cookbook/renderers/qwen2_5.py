@@ -1,4 +1,4 @@
-"""Qwen2.5: ChatML with tools; where no system message is given, Qwen's own."""
+"""Qwen2.5: ChatML with tools and a default system prompt."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ QWEN2_5_SYSTEM_PROMPT = "You are Qwen, created by Alibaba Cloud. You are a helpf
 
 
 class Qwen2_5Renderer(Qwen3InstructRenderer):  # noqa: N801 - the model's version is part of its name
-    """Qwen2.5-*-Instruct: written as Qwen3-2507, behind a default system prompt."""
+    """Qwen2.5-*-Instruct: the format of Qwen3-2507 after a default system prompt."""
 
     _parts = frozenset({"text"})
 
     def create_conversation_prefix_with_tools(
         self, tools: Sequence[ToolSpec], system_prompt: str = ""
     ) -> list[Message]:
-        """Declares tools in the system message, behind the default prompt where none is given."""
+        """Declares tools in the system message, by default after the default prompt."""
         return super().create_conversation_prefix_with_tools(
             tools, system_prompt or QWEN2_5_SYSTEM_PROMPT
         )

@@ -1,12 +1,9 @@
 """Qwen3: ChatML with thinking, tool calls and tool results.
 
-Three names for one vocabulary. ``qwen3`` is the hybrid model thinking: the last answer always
-carries a ``<think>`` block (an empty one where there is no thinking), earlier turns lose theirs.
-``qwen3_disable_thinking`` puts the empty block into the prompt. ``qwen3_instruct`` is the 2507
-release, which knows no thinking.
-
-``qwen3_vl`` writes the format of the Qwen3-VL Thinking models: as Qwen3's, but the prompt already
-opens the ``<think>`` block. ``qwen3_vl_instruct`` writes that of the Instruct models.
+``qwen3`` is the hybrid model with thinking: the last answer always has a ``<think>`` block (empty
+without thinking), earlier turns lose theirs. ``qwen3_disable_thinking`` has the empty block in the
+prompt. ``qwen3_instruct`` is the 2507 release without thinking. ``qwen3_vl`` is Qwen3-VL Thinking,
+whose prompt already opens the ``<think>`` block, ``qwen3_vl_instruct`` Qwen3-VL Instruct.
 """
 
 from __future__ import annotations
@@ -40,7 +37,7 @@ from tinker_cookbook.renderers.core.tool_calls import JSON_CALL, declare_tools, 
 from tinker_cookbook.tokenizer_utils import Tokenizer
 
 THINKING = Block("<think>", "</think>", trim="\n", after="\n")
-"""Thinking as Qwen's templates write it; the line breaks around it are the format's."""
+"""Thinking block of Qwen's templates; the line breaks around it belong to the format."""
 _PLAIN_THINKING = Block("<think>", "</think>")
 _EMPTY_THINKING = "<think>\n\n</think>\n\n"
 _ROLES = ("system", "user", "assistant", "tool")
@@ -49,8 +46,8 @@ _ROLES = ("system", "user", "assistant", "tool")
 class Qwen3InstructRenderer(ChatMLBase):
     """Qwen3-*-Instruct-2507: tools, no thinking of its own.
 
-    Thinking of a conversation from another model is written in the last answer, in tags, and left
-    out of earlier ones; with ``strip_thinking_from_history=False`` it is written in these too.
+    Thinking from another model is written in tags in the last answer, with
+    ``strip_thinking_from_history=False`` in earlier ones too.
     """
 
     _history_as_sampled = True
@@ -67,7 +64,7 @@ class Qwen3InstructRenderer(ChatMLBase):
         self.strip_thinking_from_history = strip_thinking_from_history
 
     def render_message(self, message: Message, ctx: RenderContext) -> RenderedMessage:
-        """Results of tools in a row share one user message, as the template writes them."""
+        """Returns the tokens of a message; consecutive tool results share a user message."""
         check_parts(message, ctx.idx, self._name, self._allowed_parts(message["role"]))
         role = message["role"]
         check_role(message, ctx.idx, self._name, _ROLES)
@@ -81,7 +78,7 @@ class Qwen3InstructRenderer(ChatMLBase):
         return self._parts
 
     def _content(self, message: Message, ctx: RenderContext) -> Segments:
-        """Returns what a message that the model reads says, between its tags."""
+        """Returns the content of a message that the model only reads."""
         return [ensure_text(message["content"])]
 
     def _reader(self) -> MessageReader:
@@ -106,7 +103,7 @@ class Qwen3InstructRenderer(ChatMLBase):
         header = f"{START}user\n" if first else ""
         if last:
             return self._context(header, *content)
-        # The line break before the next result stands here: Qwen2.5 merges it with the tag.
+        # The line break before the next result belongs here: Qwen2.5 merges it with the tag.
         return RenderedMessage(
             header=self.codec.constant(header),
             output=encode_segments([*content, "\n"], self.codec.encode),
@@ -114,24 +111,24 @@ class Qwen3InstructRenderer(ChatMLBase):
 
 
 class Qwen3Renderer(Qwen3InstructRenderer):
-    """Qwen3 hybrid models, thinking.
+    """Qwen3 hybrid models with thinking.
 
-    ``strip_thinking_from_history=True`` is the template's way: answers before the last question
-    lose their thinking, so each turn needs its own training example. ``False`` writes every answer
-    with its block, wherever it stands: the extension property holds.
+    As in the template, answers before the last question lose their thinking, so each turn needs its
+    own training example. ``strip_thinking_from_history=False`` writes every answer with its block:
+    the extension property holds.
     """
 
     _parts = frozenset({"text", "thinking"})
 
     @property
     def has_extension_property(self) -> bool:
-        """Holds where thinking stays in history."""
+        """True where thinking stays in history."""
         return not self.strip_thinking_from_history
 
     def _last_user_index(self, messages: Sequence[Message]) -> int:
-        """The last question: a user message that is not the result of a tool written by hand.
+        """Returns the last user message that is not a tool result in tags.
 
-        Without one the template counts every message as history.
+        Without one the template treats every message as history.
         """
         for i in reversed(range(len(messages))):
             text = self._question(messages[i])
@@ -141,7 +138,7 @@ class Qwen3Renderer(Qwen3InstructRenderer):
         return len(messages) - 1
 
     def _question(self, message: Message) -> str:
-        """Returns the text by which a question is told from the result of a tool."""
+        """Returns the text that distinguishes a question from a tool result."""
         return get_text_content(message)
 
     def _render_answer(self, message: Message, ctx: RenderContext) -> RenderedMessage:
@@ -157,7 +154,7 @@ class Qwen3Renderer(Qwen3InstructRenderer):
         return self._answer(f"{START}assistant\n", text, block)
 
     def _split_thinking(self, message: Message, ctx: RenderContext) -> tuple[str, str]:
-        """Returns thinking and text. Thinking in the text of a string is found by its tags."""
+        """Returns thinking and text; in a string, thinking is found by its tags."""
         part, text = leading_thinking(message, ctx.idx, self._name), get_text_content(message)
         if part is not None:
             return part, text
@@ -172,9 +169,9 @@ class Qwen3Renderer(Qwen3InstructRenderer):
 
 
 class ThinkingDisabled(ChatMLBase):
-    """Told not to think: the prompt ends with an empty ``<think>`` block.
+    """Mixin without thinking: the prompt ends with an empty ``<think>`` block.
 
-    An answer that carries thinking has no place there and is refused; in history it is dropped.
+    Thinking in an answer of the last turn raises RendererError; in history it is dropped.
     """
 
     _prompt_closes_thinking = True
@@ -208,11 +205,11 @@ class ThinkingDisabled(ChatMLBase):
 
 
 class Qwen3DisableThinkingRenderer(ThinkingDisabled, Qwen3Renderer):
-    """Qwen3 hybrid models told not to think."""
+    """Qwen3 hybrid models without thinking."""
 
 
 def _with_tool_calls(text: str, message: Message, has_text: bool | None = None) -> str:
-    """Appends tool calls, each on a line of its own; ``has_text`` where text was trimmed since."""
+    """Appends tool calls, each on its own line; ``has_text`` overrides trimmed text."""
     text_before = bool(text) if has_text is None else has_text
     blocks = format_tool_calls(message)
     joined = "\n".join(blocks)
@@ -224,7 +221,11 @@ _MAY_SHOW_IMAGES = ("user", "tool")
 
 
 class _WithImages(Qwen3InstructRenderer):
-    """Qwen3 with images in messages of users and tools."""
+    """Qwen3 with images in messages of users and tools.
+
+    Images need ``image_processor``; ``max_image_size`` limits their longest side in pixels, 0 does
+    not. ``merge_text_chunks=False`` encodes the texts of neighbouring parts apart.
+    """
 
     def __init__(
         self,
@@ -251,27 +252,16 @@ class _WithImages(Qwen3InstructRenderer):
 
 
 class Qwen3VLInstructRenderer(_WithImages):
-    """Qwen3-VL-*-Instruct: images in messages of users and tools; tools; no thinking.
-
-    ``strip_thinking_from_history`` as in ``Qwen3InstructRenderer``. Images need
-    ``image_processor``. ``max_image_size`` bounds their longest side in pixels, 0 leaves them as
-    they are. A system message stands at the beginning only. ``merge_text_chunks=False`` encodes the
-    texts of neighbouring parts apart.
-    """
+    """Qwen3-VL-*-Instruct: tools and images, no thinking; a system message only at the start."""
 
     def render_message(self, message: Message, ctx: RenderContext) -> RenderedMessage:
-        """As Qwen3's, with images."""
+        """Returns the tokens of a message; a system message must be the first."""
         check_system_is_first(message, ctx, self._name)
         return super().render_message(message, ctx)
 
 
 class Qwen3VLRenderer(_WithImages, Qwen3Renderer):
-    """Qwen3-VL-*-Thinking: images in messages of users and tools; tools; thinking.
-
-    ``strip_thinking_from_history`` as in Qwen3. Images need ``image_processor``;
-    ``max_image_size`` bounds their longest side in pixels, 0 leaves them as they are.
-    ``merge_text_chunks=False`` encodes the texts of neighbouring parts apart.
-    """
+    """Qwen3-VL-*-Thinking: tools, images and thinking."""
 
     def _question(self, message: Message) -> str:
         parts = ensure_list(message["content"])
@@ -283,7 +273,7 @@ class Qwen3VLRenderer(_WithImages, Qwen3Renderer):
 
     def _answer_behind_block(self, thinking: str, text: str, ctx: RenderContext) -> RenderedMessage:
         if not (thinking or ctx.is_last):
-            # The line breaks of an empty block are one token in history, as in the whole text.
+            # The line breaks of an empty block merge into one token in history.
             return self._answer(f"{START}assistant\n<think>\n\n</think>\n\n", text)
         return self._answer(f"{START}assistant\n<think>\n", text, f"{thinking}\n</think>\n\n")
 

@@ -1,11 +1,10 @@
 """Qwen3.5 and Qwen3.6: ChatML with thinking, images, and tool calls as XML.
 
-``qwen3_5`` thinks: the prompt opens the ``<think>`` block, every answer after the last question
-carries one, and earlier answers lose theirs. ``qwen3_5_disable_thinking`` puts an empty block into
-the prompt. ``qwen3_5_preserve_thinking`` leaves every answer its block, as Qwen3.6's template does
-with ``preserve_thinking``. White space around every message's text is dropped, as the templates do.
-
-Qwen3.6 writes numbers, truth values and null in calls as JSON: for it, add ``?json_scalars=true``.
+The prompt of ``qwen3_5`` opens the ``<think>`` block, every answer after the last question has one,
+and earlier answers lose theirs. ``qwen3_5_disable_thinking`` has an empty block in the prompt.
+``qwen3_5_preserve_thinking`` keeps every block, as Qwen3.6's template with ``preserve_thinking``.
+Text is trimmed, as in the templates. Qwen3.6 writes numbers, booleans and null in calls as JSON:
+add ``?json_scalars=true`` for it.
 """
 
 from __future__ import annotations
@@ -39,15 +38,12 @@ _EMPTY_THINKING = "<think>\n\n</think>\n\n"
 
 
 class Qwen3_5Renderer(Qwen3VLRenderer):  # noqa: N801 - the model's name has the number
-    """Qwen3.5 and Qwen3.6, thinking.
+    """Qwen3.5 and Qwen3.6 with thinking.
 
-    ``strip_thinking_from_history=True``: answers before the last question lose their block, so each
-    turn needs its own training example; with ``False`` every answer keeps it.
-    ``json_scalars=True`` writes arguments of calls as Qwen3.6 does (``true``, ``null``), ``False``
-    as Qwen3.5 does (``True``, ``None``); both are read. An argument that is a string which spells a
-    number, a truth value, null, an object or a list is read back as that value: the format does
-    not tell them apart. Images need ``image_processor``; ``max_image_size`` bounds their longest
-    side in pixels, 0 leaves them as they are.
+    ``strip_thinking_from_history=False`` keeps the block of every answer. ``json_scalars=True``
+    writes arguments of calls as Qwen3.6 (``true``, ``null``), ``False`` as Qwen3.5 (``True``,
+    ``None``); both are parsed. The format has no types: a string argument that is JSON is parsed as
+    the JSON value.
     """
 
     def __init__(
@@ -71,14 +67,13 @@ class Qwen3_5Renderer(Qwen3VLRenderer):  # noqa: N801 - the model's name has the
 
     @property
     def has_extension_property(self) -> bool:
-        """False: history trims white space that a model may sample at the ends of its text. With
-        thinking, an answer without any is also sampled behind an open block, whose line break is
-        one token with the next one in later prompts. ``build_merged_examples`` compares tokens and
-        finds where it holds."""
+        """False: history trims white space that a model may sample, and merges the line breaks of
+        an empty thinking block. ``build_merged_examples`` finds where it holds by comparing
+        tokens."""
         return False
 
     def render_message(self, message: Message, ctx: RenderContext) -> RenderedMessage:
-        """Text is trimmed; a system message stands at the beginning only."""
+        """Returns the tokens of a message; a system message must be the first."""
         check_system_is_first(message, ctx, self._name)
         return super().render_message(message, ctx)
 
@@ -118,8 +113,8 @@ class Qwen3_5Renderer(Qwen3VLRenderer):  # noqa: N801 - the model's name has the
 
     def _split_thinking(self, message: Message, ctx: RenderContext) -> tuple[str, str]:
         thinking, text = super()._split_thinking(message, ctx)
-        # The template trims before it looks for tags: the line break behind a tag goes, spaces
-        # between it and the text stay.
+        # The template trims before it searches for tags: the line break after a tag is dropped,
+        # spaces between it and the text are not.
         given = leading_thinking(message, ctx.idx, self._name) is not None
         tagged = "</think>" in get_text_content(message) and not given
         return thinking, text.rstrip() if tagged else text.strip()
@@ -133,7 +128,7 @@ class Qwen3_5Renderer(Qwen3VLRenderer):  # noqa: N801 - the model's name has the
 
 
 class Qwen3_5DisableThinkingRenderer(ThinkingDisabled, Qwen3_5Renderer):  # noqa: N801 - as above
-    """Qwen3.5 and Qwen3.6 told not to think."""
+    """Qwen3.5 and Qwen3.6 without thinking."""
 
     def _reader(self) -> MessageReader:
         return BlockReader((THINKING, XML_CALL))

@@ -1,8 +1,8 @@
-"""Qwen3.8: as Qwen3.6, with a reasoning effort said in the system message and thinking kept.
+"""Qwen3.8: Qwen3.6 with a reasoning effort in the system message, and thinking kept in history.
 
-The system message begins with a sentence on the effort (none for ``medium``, and none where
-thinking is disabled); where no system message is given, that sentence is one. Answers keep their
-thinking wherever they stand, as the template does unless it is told otherwise.
+The system message begins with a sentence on the effort (none for ``medium`` or without thinking);
+a conversation without a system message gets one of that sentence. All answers keep their thinking,
+as by default in the template.
 """
 
 from __future__ import annotations
@@ -29,11 +29,10 @@ REASONING_EFFORT_INSTRUCTIONS = {
 
 
 class Qwen3_8Renderer(Qwen3_5Renderer):  # noqa: N801 - the model's name has the number
-    """Qwen3.8, thinking with an effort of ``xhigh``, ``medium`` or ``low``.
+    """Qwen3.8 with a reasoning effort of ``xhigh``, ``medium`` or ``low``.
 
     ``strip_thinking_from_history=True`` drops the thinking of answers before the last question, as
-    the template does with ``preserve_thinking=false``. Thinking is taken from parts only: tags in
-    a string are text. Calls and images are as in Qwen3.6.
+    the template with ``preserve_thinking=false``. Tags in a string are text, not thinking.
     """
 
     def __init__(
@@ -66,13 +65,13 @@ class Qwen3_8Renderer(Qwen3_5Renderer):  # noqa: N801 - the model's name has the
         )
 
     def render_message(self, message: Message, ctx: RenderContext) -> RenderedMessage:
-        """As Qwen3.6's; the effort stands before the text of the system message."""
+        """Returns the tokens of a message; a system message begins with the effort."""
         if message["role"] != "system" or ctx.idx:
             return super().render_message(message, ctx)
         check_parts(message, ctx.idx, self._name, frozenset({"text"}))
         texts = (self._effort, get_text_content(message).strip())
         whole = "\n\n".join(text for text in texts if text)
-        if not whole:  # the template leaves an empty one out
+        if not whole:  # the template leaves out an empty system message
             return RenderedMessage(output=[])
         return super().render_message(Message(**{**message, "content": whole}), ctx)
 
@@ -90,4 +89,4 @@ class Qwen3_8Renderer(Qwen3_5Renderer):  # noqa: N801 - the model's name has the
 class Qwen3_8DisableThinkingRenderer(  # noqa: N801 - as above
     Qwen3_5DisableThinkingRenderer, Qwen3_8Renderer
 ):
-    """Qwen3.8 told not to think."""
+    """Qwen3.8 without thinking."""

@@ -1,7 +1,7 @@
 """``role_colon``: ``User: …`` and ``Assistant: …`` in plain text, for base models.
 
-Works with any tokenizer, because it uses no special tokens beyond BOS. A message is
-``Role: text`` and a blank line; the assistant's answer ends where the user's turn would begin.
+It works with any tokenizer, because it uses no special token but BOS. A message is ``Role: text``
+and a blank line; an answer ends where the next user turn would begin.
 """
 
 from __future__ import annotations
@@ -23,21 +23,20 @@ _STOP = "\n\n" + _NEXT_USER
 
 
 class RoleColonRenderer(Renderer):
-    """Plain-text dialogue; thinking and media are refused.
+    """Plain-text dialogue; thinking, images and audio raise RendererError.
 
-    There is no form for tool calls: the text next to them is written, the calls are not, and a
-    warning says so.
+    The format has no tool calls: they are left out, with a warning.
     """
 
     _encodes_with_codec = True
     _history_as_sampled = True
 
     def get_stop_sequences(self) -> list[str]:
-        """The beginning of the user's next turn."""
+        """Returns the beginning of the next user turn."""
         return [_STOP]
 
     def render_message(self, message: Message, ctx: RenderContext) -> RenderedMessage:
-        """``Role:`` is header, `` text`` and the blank line output."""
+        """Returns ``Role:`` as header, and the text and a blank line as output."""
         check_parts(message, ctx.idx, self._name, frozenset({"text"}))
         if message.get("tool_calls") or message.get("unparsed_tool_calls"):
             self._warn_once(
@@ -64,7 +63,7 @@ class RoleColonRenderer(Renderer):
 
 
 class _UntilUser(MessageReader):
-    """Text, without the space at its beginning, up to where the user's turn would begin."""
+    """Parser of text up to the next user turn, without the leading space."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -73,7 +72,7 @@ class _UntilUser(MessageReader):
         self._after: str | None = None  # what follows the stop sequence, once it came
 
     def feed(self, text: str) -> list[ContentDelta]:
-        """Passes text on; what may be the stop sequence waits."""
+        """Parses more text; what may begin the stop sequence is buffered."""
         if self._after is not None:
             self._after += text
             return []
@@ -89,7 +88,7 @@ class _UntilUser(MessageReader):
         return self.add_text(ready[: len(ready) - waiting])
 
     def finish(self) -> list[ContentDelta]:
-        """What waited is text."""
+        """Flushes the buffer as text."""
         if self._after is None:
             return self.add_text(self._buffer.removesuffix("\n\n"))  # it ends every message
         clean = not self._after.strip()

@@ -73,7 +73,7 @@ class BatchConfig(TrainingConfig):
     show_samples: int = chz.field(
         default=1, doc="Held-out prompts that the model answers before and after training"
     )
-    sample_max_tokens: int = chz.field(default=96, doc="Longest of these answers")
+    sample_max_tokens: int = chz.field(default=96, doc="Maximum tokens of these answers")
 
     def check(self) -> None:
         """Raises ``ConfigurationError`` for the first setting that cannot work."""

@@ -1,9 +1,8 @@
-"""From tokens and weights to datums, and from log-probabilities to losses.
+"""Datums from tokens and weights, and losses from log-probabilities.
 
-Two notions of weight meet here. A datum's *weights* are what the loss multiplies each token's
-log-probability by; ``reduction="mean"`` scales them. Its *loss mask* says which tokens are trained
-on at all. Losses that are reported count every trained token once, by the mask, so that they can
-be compared between training and test data and do not depend on the reduction.
+A datum's *weights* multiply the log-probability of each token in the loss; ``reduction="mean"``
+scales them. Its *loss mask* marks the trained tokens. Reported losses count every trained token
+once, by the mask, so that they are comparable between training and test data for any reduction.
 """
 
 from __future__ import annotations
@@ -31,18 +30,17 @@ else:
     tinker = lazy_module("tinker")
 
 Reduction = Literal["none", "mean"]
-"""``none``: each trained token weighs 1, long examples more than short ones. ``mean``: the weights
-of an example add up to 1, so that examples count alike."""
+"""``none``: each trained token has weight 1. ``mean``: the weights of each example sum to 1."""
 
 
 def tokens_of(model_input: tinker.ModelInput) -> npt.NDArray[np.int64]:
-    """Token ids [T] of a text-only input."""
+    """Returns the token ids [T] of a text-only input."""
     keys = ChunkKeys().keys(model_input)
     if (keys < 0).any():
         kinds = sorted({chunk.type for chunk in model_input.chunks} - {"encoded_text"})
         raise DataValidationError(
             f"model_input: got chunks of type {', '.join(kinds)}, expected 'encoded_text' only: "
-            "what is done here is done with tokens, so leave images and audio out"
+            "images and audio have no token ids; leave them out"
         )
     return keys
 
@@ -53,13 +51,12 @@ def datum_from_model_input_weights(
     max_length: int | None = None,
     reduction: Reduction = "none",
 ) -> tinker.Datum:
-    """A datum that trains token i with weight i; ``model_input`` and ``weights`` are [T].
+    """Returns a datum that trains token i with weight i; ``model_input`` and ``weights`` are [T].
 
-    The model reads all tokens but the last and position i predicts token i + 1, so inputs,
-    ``target_tokens`` and ``weights`` of the datum are [T - 1]; the first token's weight is unused.
-    An image of n tokens takes n positions, whose targets are 0 and whose weights must be 0.
-    ``max_length`` keeps the first so many of the T tokens, and of images only whole ones that text
-    follows. Raises DataValidationError for lengths that differ, weights that are not finite, and
+    Position i predicts token i + 1, so inputs, ``target_tokens`` and ``weights`` of the datum are
+    [T - 1], and the first weight is unused. An image of n tokens has n positions, with targets and
+    weights 0. ``max_length`` truncates the T tokens; an image that is cut, or that no text follows,
+    is dropped. Raises DataValidationError for different lengths, weights that are not finite, and
     fewer than two tokens.
     """
     return data_from_examples([(model_input, weights)], max_length, reduction)[0]
@@ -71,13 +68,13 @@ def datum_from_tokens_weights(
     max_length: int | None = None,
     reduction: Reduction = "none",
 ) -> tinker.Datum:
-    """As ``datum_from_model_input_weights``, from token ids [T] and weights [T]."""
+    """Returns the datum of ``datum_from_model_input_weights`` for token ids [T] and weights [T]."""
     ids, values = _checked(tokens, weights, max_length)
     return make_datum(ids, reduce_weights([values[1:]], reduction)[0])
 
 
 def make_datum(ids: npt.NDArray[np.int64], weights: npt.NDArray[np.float32]) -> tinker.Datum:
-    """A datum from token ids [T] and the weights [T - 1] of the targets, both already checked."""
+    """Returns a datum of valid token ids [T] and weights [T - 1] of the targets."""
     return _make_datum(tinker.ModelInput.from_ints(ids[:-1].tolist()), ids[1:], weights)
 
 
@@ -89,7 +86,7 @@ def _make_datum(
     return tinker.Datum(
         model_input=model_input,
         loss_fn_inputs={
-            # Copies: the datum must not keep the longer arrays alive, nor change with them.
+            # Copies, so that the datum does not share memory with the longer arrays.
             "target_tokens": tinker.TensorData.from_numpy(targets.copy()),
             "weights": tinker.TensorData.from_numpy(weights.copy()),
         },
@@ -101,10 +98,9 @@ def data_from_examples(
     max_length: int | None = None,
     reduction: Reduction = "none",
 ) -> list[tinker.Datum]:
-    """One datum for each (model input, weights) pair into which a single conversation was split.
+    """Returns a datum for each (model input, weights) pair of a single split conversation.
 
-    ``reduction="mean"`` makes the weights of all of them add up to 1 together: a conversation
-    counts as one, in however many pieces its renderer has to train it.
+    With ``reduction="mean"`` the weights of all pairs together sum to 1.
     """
     chunks = ChunkKeys()
     checked = [
@@ -126,11 +122,10 @@ def _checked_keys(
     if trained_media.size:
         at = int(trained_media[0])
         raise DataValidationError(
-            f"weights[{at}]: got {values[at]} where an image stands, expected 0: an image is read, "
-            "never predicted"
+            f"weights[{at}]: got {values[at]} at a position of an image, expected 0: images are "
+            "not predicted"
         )
-    # An image at the end predicts nothing. Shapes, dtype and values are checked above: only the
-    # length can have become too short.
+    # An image at the end predicts nothing; without it the sequence may be too short.
     keys = ChunkKeys.without_trailing_media(keys)
     _check_length(keys)
     return keys, values[: len(keys)]
@@ -139,7 +134,7 @@ def _checked_keys(
 def reduce_weights(
     weights: Sequence[npt.NDArray[np.float32]], reduction: Reduction
 ) -> list[npt.NDArray[np.float32]]:
-    """Divides by the sum over all arrays for ``mean``; weights that are all 0 stay so."""
+    """Divides all weights by their sum for ``mean``; weights that are all 0 are unchanged."""
     if reduction not in ("none", "mean"):
         raise DataValidationError(
             f"Unknown reduction mode. reduction: got {reduction!r}, expected 'none' or 'mean'"
@@ -190,10 +185,9 @@ def _check_length(ids: npt.NDArray[Any]) -> None:
 def create_rightshifted_model_input_and_leftshifted_targets(
     chunks: Sequence[tinker.ModelInputChunk] | tinker.ModelInput,
 ) -> tuple[tinker.ModelInput, list[int]]:
-    """All T tokens but the last as input, all but the first as targets: both [T - 1].
+    """Returns all T tokens but the last as input, and all but the first as targets, both [T - 1].
 
-    ``chunks`` are those of the whole sequence. Where an image stands the targets are 0; images that
-    no text follows are left out.
+    Targets of images are 0; images that no text follows are dropped.
     """
     if not isinstance(chunks, tinker.ModelInput):
         chunks = tinker.ModelInput(chunks=list(chunks))
@@ -223,10 +217,10 @@ def total_weight(datum: tinker.Datum) -> float:
 
 
 def compute_mean_nll(logprobs_list: Sequence[Any], weights_list: Sequence[Any]) -> float:
-    """Weighted mean negative log-likelihood in nats: ``-sum(w * lp) / sum(w)``.
+    """Returns the weighted mean negative log-likelihood in nats: ``-sum(w * lp) / sum(w)``.
 
-    Both hold one entry [T] a datum: ``TensorData``, tensors, arrays or lists. NaN where the weights
-    sum to 0: there is nothing to take the mean of.
+    Both lists have one entry [T] for each datum: ``TensorData``, tensors, arrays or lists. Returns
+    NaN where the weights sum to 0.
     """
     if len(logprobs_list) != len(weights_list):
         raise DataValidationError(
@@ -240,7 +234,7 @@ def compute_mean_nll(logprobs_list: Sequence[Any], weights_list: Sequence[Any]) 
             raise DataValidationError(
                 f"weights_list[{i}]: got shape {w.shape}, expected {lp.shape}, that of its logprobs"
             )
-        # A position without weight may hold -inf (a token the model rules out): 0 * inf is NaN.
+        # A position of weight 0 may have a log-probability of -inf, and 0 * inf is NaN.
         used = w != 0
         total -= float(lp[used] @ w[used])
         weight += float(w.sum())
@@ -248,10 +242,7 @@ def compute_mean_nll(logprobs_list: Sequence[Any], weights_list: Sequence[Any]) 
 
 
 def compute_token_nll(logprobs_list: Sequence[Any], data: Sequence[tinker.Datum]) -> float:
-    """Mean negative log-likelihood in nats over all trained tokens, each counting once.
-
-    ``compute_mean_nll`` with the loss masks as weights.
-    """
+    """Returns the mean negative log-likelihood in nats over trained tokens, each counted once."""
     return compute_mean_nll(logprobs_list, [loss_mask(datum) for datum in data])
 
 
@@ -261,21 +252,16 @@ def compute_bpb(
     target_tokens_list: Sequence[Any],
     tokenizer: Tokenizer,
 ) -> float:
-    """Bits per byte of the trained text, comparable between tokenizers:
-    ``sum(-lp) / (ln 2 * bytes)`` over the trained tokens that are not special.
+    """Returns bits per byte of the trained text, ``sum(-lp) / (ln 2 * bytes)``; NaN without text.
 
-    Special tokens count on neither side: they are no text, and their number depends on the chat
-    format. A run of counted tokens is decoded as a whole; its bytes are those of UTF-8.
+    The value is comparable between tokenizers. Special tokens are not counted: they are no text,
+    and their number depends on the chat format. Runs of tokens are decoded as a whole, to UTF-8.
 
     Args:
-        logprobs_list: Log-probabilities [T] of the targets, an entry for each datum:
-            ``TensorData``, tensors, arrays or lists.
-        weights_list: Weights [T]; a target above 0 is trained, however much it weighs.
+        logprobs_list: Log-probabilities [T] of the targets, an entry for each datum.
+        weights_list: Weights [T]; targets with a weight above 0 are counted.
         target_tokens_list: Target ids [T].
-        tokenizer: Of these ids.
-
-    Returns:
-        Bits per byte; NaN where there is no text.
+        tokenizer: Tokenizer of the target ids.
     """
     special = _SpecialIds(tokenizer)
     nats, size = 0.0, 0
@@ -292,18 +278,18 @@ def compute_bpb(
 def compute_data_bpb(
     logprobs_list: Sequence[Any], data: Sequence[tinker.Datum], tokenizer: Tokenizer
 ) -> float:
-    """``compute_bpb`` with the weights and targets of datums."""
+    """Returns ``compute_bpb`` with the weights and targets of datums."""
     inputs = [datum.loss_fn_inputs for datum in data]
     return compute_bpb(
         logprobs_list,
-        [one["weights"] for one in inputs],
-        [one["target_tokens"] for one in inputs],
+        [each["weights"] for each in inputs],
+        [each["target_tokens"] for each in inputs],
         tokenizer,
     )
 
 
 def _counted_byte_count(token_ids: Any, counted: Any, tokenizer: Tokenizer) -> int:
-    """Bytes of the text of the counted tokens [T], each run of neighbours decoded by itself."""
+    """Returns the number of bytes of the counted tokens [T], each run decoded by itself."""
     ids, mask = np.asarray(token_ids), np.asarray(counted, dtype=bool)
     edges = np.flatnonzero(np.diff(np.concatenate(([False], mask, [False])).astype(np.int8)))
     size = 0

@@ -1,8 +1,7 @@
-"""Held-out loss, through the training client or through a sampling client.
+"""Held-out loss, by a training client or a sampling client.
 
-Both give ``NAME/nll``, nats a trained token: the sum over all data of ``-logprob`` at trained
-positions, over their number. A datum's weights only say which positions are trained; their scale
-(``reduction="mean"``) does not count, so results do not depend on how training weighs examples.
+Both return ``NAME/nll``, the mean of ``-logprob`` over trained positions in nats. Weights only
+select these positions; their scale (``reduction="mean"``) has no effect.
 """
 
 from __future__ import annotations
@@ -29,7 +28,7 @@ if TYPE_CHECKING:
 
 
 def all_data(dataset: SupervisedDataset) -> list[tinker.Datum]:
-    """Every datum of a dataset that can be trained, in the present order."""
+    """Returns all trained datums of a dataset, in the current order."""
     data: list[tinker.Datum] = []
     for index in range(len(dataset)):
         data += trained_batch(dataset, index)
@@ -37,7 +36,7 @@ def all_data(dataset: SupervisedDataset) -> list[tinker.Datum]:
 
 
 class _HeldOutLoss:
-    """The data of an evaluator, and the metrics of their log-probabilities."""
+    """Data of an evaluator, and the metrics of their log-probabilities."""
 
     def __init__(
         self, data: Sequence[tinker.Datum], name: str, tokenizer: Tokenizer | None
@@ -53,7 +52,7 @@ class _HeldOutLoss:
             shape = datum.loss_fn_inputs["target_tokens"].to_numpy().shape
             if len(shape) != 1:
                 raise DataValidationError(
-                    f"{name} data[{i}].target_tokens: got shape {shape}, expected one target a "
+                    f"{name} data[{i}].target_tokens: got shape {shape}, expected one target per "
                     "position"
                 )
 
@@ -70,8 +69,8 @@ class _HeldOutLoss:
 class NLLEvaluator(_HeldOutLoss, TrainingClientEvaluator):
     """Mean negative log-likelihood of held-out data by ``TrainingClient.forward``.
 
-    Gives ``NAME/nll`` (nats a trained token), ``NAME/num_loss_tokens``, and with a tokenizer
-    ``NAME/bpb`` (bits a byte of text). ``batch_size`` is the number of examples a request.
+    Metrics are ``NAME/nll`` (nats per trained token), ``NAME/num_loss_tokens`` and, with a
+    tokenizer, ``NAME/bpb`` (bits per byte). ``batch_size`` is the number of examples in a request.
     """
 
     def __init__(
@@ -94,11 +93,11 @@ class NLLEvaluator(_HeldOutLoss, TrainingClientEvaluator):
         tokenizer: Tokenizer | None = None,
         batch_size: int = 64,
     ) -> NLLEvaluator:
-        """Over all of ``dataset``, rendered once, here."""
+        """Returns the evaluator of all data of ``dataset``, which are rendered once."""
         return cls(all_data(dataset), name, tokenizer, batch_size)
 
     async def __call__(self, training_client: TrainingClient) -> dict[str, float]:
-        """Submits everything, then waits, so that the backend is never idle between requests."""
+        """Submits all requests before it waits, so that the backend is never idle."""
         futures = [
             training_client.forward(self._data[start : start + self._batch_size], "cross_entropy")
             for start in range(0, len(self._data), self._batch_size)
@@ -110,8 +109,7 @@ class NLLEvaluator(_HeldOutLoss, TrainingClientEvaluator):
 
 
 class SamplerNLLEvaluator(_HeldOutLoss, SamplingClientEvaluator):
-    """The metrics of ``NLLEvaluator`` from ``SamplingClient.compute_logprobs``: for weights that
-    are at hand only as a sampling client."""
+    """Metrics of ``NLLEvaluator`` by ``SamplingClient.compute_logprobs``."""
 
     def __init__(
         self,
@@ -122,5 +120,5 @@ class SamplerNLLEvaluator(_HeldOutLoss, SamplingClientEvaluator):
         super().__init__(data, name, tokenizer)
 
     async def __call__(self, sampling_client: SamplingClient) -> dict[str, float]:
-        """Scores the whole sequences; the first token of each has no prediction."""
+        """Scores whole sequences; the first token of each has no prediction."""
         return self.metrics(await score_datums(sampling_client, self._data))

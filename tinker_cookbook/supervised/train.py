@@ -1,9 +1,9 @@
-"""Supervised training: cross-entropy on the shared loop over batches (``batch_loop``).
+"""Supervised training: cross-entropy with the loop over batches (``batch_loop``).
 
     python -m tinker_cookbook.supervised.train model_name=… log_path=… dataset_builder=module:Class
     python -m tinker_cookbook.supervised.train dataset_builder=mine:MyDataset --help
 
-The second command lists the keys of the class that it names as well.
+The second command also lists the keys of that class.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ class Config(BatchConfig):
     """Settings of a supervised run."""
 
     async_periodic_saves: bool = chz.field(
-        default=False, doc="Has no effect: a save never holds up what was submitted before it"
+        default=False, doc="Has no effect: saves never block submitted steps"
     )
 
     def check(self) -> None:
@@ -55,13 +55,13 @@ class Config(BatchConfig):
         super().check()
         if self.async_periodic_saves:
             logger.warning(
-                "async_periodic_saves has no effect: saves are queued behind the steps they close, "
-                "and only the line of the checkpoint waits for them"
+                "async_periodic_saves has no effect: a save is queued after its step, and only the "
+                "checkpoint record waits for it"
             )
 
 
 async def main(config: Config) -> None:
-    """Trains, or continues the run in ``config.log_path``."""
+    """Trains, or resumes the run in ``config.log_path``."""
 
     async def objective(session: TrainingSession) -> Objective:
         return CrossEntropy(tokenizer_of(config.dataset_builder))
@@ -72,9 +72,9 @@ async def main(config: Config) -> None:
 async def run_evals(
     evaluators: Sequence[Evaluator], training_client: TrainingClient, step: int
 ) -> Metrics:
-    """Metrics of all evaluators on the client's present weights, for loops of user code.
+    """Returns the metrics of all evaluators on the client's current weights, for custom loops.
 
-    Evaluators that sample share one snapshot of the weights. ``step`` only appears in the log.
+    Evaluators that sample share one snapshot of the weights. ``step`` is only logged.
     """
     logger.info("evaluating before step %d", step)
     async with scope_span("run_evals"):
@@ -84,8 +84,8 @@ async def run_evals(
 class CrossEntropy(Objective):
     """Weighted negative log-likelihood of the targets.
 
-    ``train_mean_nll`` and ``test/nll`` are nats a trained token, every token counting once; with a
-    tokenizer there are bits a byte as well (``train_mean_bpb``, ``test/bpb``). Both fall.
+    ``train_mean_nll`` and ``test/nll`` are nats per trained token, each token counted once; with a
+    tokenizer there are also bits per byte (``train_mean_bpb``, ``test/bpb``).
     """
 
     shown = "train_mean_nll"
@@ -94,11 +94,11 @@ class CrossEntropy(Objective):
         self._tokenizer = tokenizer
 
     def submit(self, client: TrainingClient, batch: Batch) -> Future[types.ForwardBackwardOutput]:
-        """One pass with the backend's own loss."""
+        """Submits a pass with the backend's cross-entropy loss."""
         return client.forward_backward(batch.data, "cross_entropy")
 
     def metrics(self, batch: Batch, output: types.ForwardBackwardOutput) -> Metrics:
-        """``num_loss_tokens`` and the mean losses."""
+        """Returns ``num_loss_tokens`` and the mean losses."""
         logprobs = [record["logprobs"] for record in output.loss_fn_outputs]
         metrics: Metrics = {
             "num_loss_tokens": sum(count_loss_tokens(datum) for datum in batch.data),
@@ -109,7 +109,7 @@ class CrossEntropy(Objective):
         return metrics
 
     def evaluators(self, test_set: SupervisedDataset) -> list[Evaluator]:
-        """``test/nll`` and its companions."""
+        """Returns the evaluator of ``test/nll``."""
         return [NLLEvaluator.from_dataset(test_set, "test", self._tokenizer)]
 
 

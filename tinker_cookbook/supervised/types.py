@@ -1,4 +1,4 @@
-"""Datasets of datums, and the configs that build them."""
+"""Datasets of datums, and the configs of their builders."""
 
 from __future__ import annotations
 
@@ -23,15 +23,15 @@ if TYPE_CHECKING:
 
 
 class EmptyBatchError(DataValidationError):
-    """Nothing of a batch can be trained: all of its examples were dropped."""
+    """Batch without any datum, because all of its examples were dropped."""
 
 
 class SupervisedDataset(ABC):
-    """Batches of datums in an order that the epoch's seed decides."""
+    """Batches of datums, in an order that depends on the seed of the epoch."""
 
     @property
     def num_dropped(self) -> int:
-        """Datums left out so far because they have no token to train on."""
+        """Number of datums dropped so far because no token of them is trained."""
         return 0
 
     def report(self) -> list[str]:
@@ -42,52 +42,49 @@ class SupervisedDataset(ABC):
 
     @abstractmethod
     def get_batch(self, index: int) -> list[tinker.Datum]:
-        """The batch at ``index`` (0 to ``len`` - 1) of the current epoch.
+        """Returns the batch at ``index`` (0 to ``len`` - 1) of the current epoch, never empty.
 
-        Never empty: raises EmptyBatchError where nothing of the batch is left. The loops pass over
-        such a batch, and over one of which all weights are 0 (``data.trained_batch``).
+        Raises EmptyBatchError for a batch without any datum. Loops skip such a batch, and one whose
+        weights are all 0 (``data.trained_batch``).
         """
 
     @abstractmethod
     def __len__(self) -> int:
-        """Batches in an epoch; the last one may be smaller."""
+        """Returns the number of batches in an epoch; the last one may be smaller."""
 
     def set_epoch(self, seed: int = 0) -> None:
-        """Orders the data for an epoch: a function of ``seed`` and the data, of nothing else."""
+        """Shuffles the data for an epoch; the order depends on ``seed`` and the data only."""
 
 
 @chz.chz
 class SupervisedDatasetBuilder:
-    """A config that builds the training data and, if there is any, the test data."""
+    """Config of a dataset: training data and optional test data."""
 
     def __call__(self) -> tuple[SupervisedDataset, SupervisedDataset | None]:
-        """Reads and prepares the data; raises DataError where it cannot be used."""
+        """Returns the training set and the test set; raises DataError for invalid data."""
         raise NotImplementedError(f"{type(self).__name__} must define __call__")
 
     def held_out_prompts(self, n: int) -> list[list[Message]]:
-        """Up to ``n`` conversations of the held-out part, each without its last answer.
-
-        A loop prints sampled answers to them before and after training.
-        """
+        """Returns up to ``n`` held-out prompts; loops show answers to them."""
         return []
 
 
 @chz.chz
 class ChatDatasetBuilderCommonConfig:
-    """Settings that all builders of chat data share."""
+    """Settings of all builders of chat data."""
 
     model_name_for_tokenizer: str = chz.field(doc="Hub name or folder of the tokenizer")
     renderer_name: str = chz.field(doc="Chat format")
     max_length: int | None = chz.field(
-        default=None, doc="Tokens after which examples are cut; None: no limit"
+        default=None, doc="Maximum tokens of an example; None: no limit"
     )
-    batch_size: int = chz.field(doc="Conversations a step")
+    batch_size: int = chz.field(doc="Conversations in a batch")
     train_on_what: TrainOnWhat | None = chz.field(
         default=None, doc="Which messages are trained on; None: all assistant messages"
     )
 
     def check(self) -> None:
-        """Raises ConfigurationError for a value that cannot work; loads nothing."""
+        """Raises ConfigurationError for an invalid value, without loading anything."""
         check_renderer_name(self.renderer_name)
         if self.batch_size < 1:
             raise ConfigurationError(f"batch_size: got {self.batch_size}, expected at least 1")
@@ -100,21 +97,21 @@ class ChatDatasetBuilderCommonConfig:
 
 @chz.chz
 class ChatDatasetBuilder(SupervisedDatasetBuilder):
-    """A builder of conversations, with their tokenizer and renderer."""
+    """Builder of chat data, with its tokenizer and renderer."""
 
     common_config: ChatDatasetBuilderCommonConfig = chz.field(doc="Tokenizer, format, batch size")
 
     @cached_property
     def tokenizer(self) -> Tokenizer:
-        """The tokenizer, loaded once."""
+        """Tokenizer, loaded once."""
         return get_tokenizer(self.common_config.model_name_for_tokenizer)
 
     @cached_property
     def renderer(self) -> Renderer:
-        """The renderer, made once."""
+        """Renderer, created once."""
         return get_renderer(self.common_config.renderer_name, self.tokenizer)
 
     @property
     def train_on_what(self) -> TrainOnWhat:
-        """The setting, or its default: all assistant messages."""
+        """Setting ``train_on_what``, by default all assistant messages."""
         return self.common_config.train_on_what or TrainOnWhat.ALL_ASSISTANT_MESSAGES

@@ -1,4 +1,4 @@
-"""Shows the training examples of a supervised dataset in colours: what is context, what is trained.
+"""Command that prints the training examples of a dataset, with trained tokens coloured.
 
     python -m tinker_cookbook.supervised.viz_sft_dataset model_name=MODEL
     python -m tinker_cookbook.supervised.viz_sft_dataset model_name=MODEL \\
@@ -32,7 +32,7 @@ _BUILDERS = "tinker_cookbook.supervised.hf_datasets"
 
 @chz.chz
 class Config:
-    """Which dataset to show: a builder class by its path, or a whole ``dataset_builder``."""
+    """Dataset to show: the path of a builder class, or a whole ``dataset_builder``."""
 
     model_name: str | None = chz.field(
         default=None, doc="Model whose tokenizer and chat format dataset_path is shown with"
@@ -45,14 +45,14 @@ class Config:
     renderer_name: str | None = chz.field(
         default=None, doc="Chat format; default: that of the model"
     )
-    max_length: int | None = chz.field(default=None, doc="Tokens after which examples are cut")
+    max_length: int | None = chz.field(default=None, doc="Maximum tokens of an example")
     train_on_what: TrainOnWhat | None = chz.field(
         default=None, doc="Which messages are trained on; None: all assistant messages"
     )
     dataset_builder: ChatDatasetBuilder | None = chz.field(
-        default=None, doc="A builder with all of its settings, in place of the keys above"
+        default=None, doc="A builder with all of its settings, instead of the keys above"
     )
-    num_examples: int = chz.field(default=100, doc="Examples to show at most")
+    num_examples: int = chz.field(default=100, doc="Maximum number of examples")
 
 
 def run(cfg: Config) -> None:

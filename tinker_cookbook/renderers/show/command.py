@@ -1,4 +1,4 @@
-"""Shows a conversation as a model sees it: tokens, weights, prompt, what is read back.
+"""Command that shows the tokens, weights, prompt and parsed answers of a conversation.
 
     python -m tinker_cookbook.renderers.show model_name=… [renderer_name=…] [file.jsonl] [index=3]
 
@@ -42,7 +42,7 @@ if TYPE_CHECKING:
 
 @chz.chz
 class ShowConfig:
-    """What to show."""
+    """Settings of the command."""
 
     model_name: str = chz.field(default=DEMO_MODEL, doc="Hub name or local folder of the model")
     renderer_name: str | None = chz.field(default=None, doc="Chat format; default: the model's")
@@ -61,7 +61,7 @@ class ShowConfig:
 
 
 def main(config: ShowConfig) -> None:
-    """Prints one conversation, and writes the HTML page if ``html`` is set."""
+    """Prints one conversation, and writes an HTML page if ``html`` is set."""
     _check(config)
     options = _template_options(config.template_options)
     row = None if config.file is None else _row(config.file, config.index)
@@ -225,7 +225,7 @@ def _refusal(renderer: Renderer, parts: set[str]) -> str:
 
 
 def _sample(renderer: Renderer, parts: set[str]) -> Conversation:
-    """The conversation with these parts; RendererError where an answer of it cannot be written."""
+    """Returns a conversation with ``parts``; raises RendererError if it cannot be rendered."""
     tools = TOOLS if "tools" in parts else ()
     system = _SYSTEM if "a system message" in parts else ""
     begin = system_message(system)
@@ -233,7 +233,7 @@ def _sample(renderer: Renderer, parts: set[str]) -> Conversation:
     dialogue = normalize_messages(_dialogue("thinking" in parts, bool(tools)))
     messages = [*declared, *dialogue]
     for end in range(1, len(messages) + 1):
-        # Some formats refuse in the last answer what they drop from history.
+        # Some formats reject in the last answer what they drop from history.
         renderer.build_merged_examples(messages[:end], TrainOnWhat.ALL_ASSISTANT_MESSAGES)
     return Conversation(messages, "", [*begin, *dialogue], tools)
 

@@ -1,8 +1,8 @@
-"""Prints a view on a terminal, or writes it as one HTML page.
+"""Output of a view on a terminal or as an HTML page.
 
-On a terminal nothing depends on colour alone: the bar before a trained token is heavy, so a log or
-a pipe shows as much. The page has no scripts and fetches nothing. Its text is the text of the
-tokens: the style sheet draws the signs for white space, so copied text is what the model reads.
+The terminal output is readable without colour: the bar before a trained token is heavy. The page
+has no scripts and loads nothing. The style sheet draws the signs for white space, so that copied
+text is the text of the tokens.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ _LEAD = 8  # tokens shown before those that differ from the example before
 
 
 def print_view(view: View, console: Console, max_tokens: int) -> None:
-    """Prints what was found, then each example, of which the middle is cut at ``max_tokens``."""
+    """Prints the findings and each example, with its middle cut out beyond ``max_tokens``."""
     width = max(console.width, 40)
     _print_facts(view.facts, console, width)
     for before, example in zip([None, *view.examples], view.examples, strict=False):
@@ -77,7 +77,7 @@ def token_lines(tokens: Sequence[ShownToken], width: int, breaks: bool = True) -
 
 
 def _parts(token: ShownToken) -> list[list[tuple[str, bool]]]:
-    """The token's characters or their signs, cut behind each line break."""
+    """Returns the token's characters or their signs, split after each line break."""
     if not token.text:
         return [[(UNFINISHED, True)]]
     parts: list[list[tuple[str, bool]]] = [[]]
@@ -142,7 +142,7 @@ def _print_example(
 
 
 def _shared(example: ExampleView, before: ExampleView | None) -> int:
-    """How many tokens of context need no showing again, 0 where they are few."""
+    """Returns how many tokens equal those of the previous example, 0 if they are few."""
     if before is None:
         return 0
     ids = [[token.id for token in view.tokens] for view in (example, before)]
@@ -203,7 +203,7 @@ _HTML_CLASSES = {True: "good", False: "bad", None: ""}
 
 
 def page(view: View, title: str) -> str:
-    """Returns the whole page."""
+    """Returns the HTML page of a view."""
     parts = [
         '<!DOCTYPE html>\n<html lang="en">\n<head>\n<meta charset="utf-8">',
         '<meta name="viewport" content="width=device-width, initial-scale=1">',

@@ -12,21 +12,21 @@ from tinker_cookbook.renderers.core.messages import Message, ToolSpec
 from tinker_cookbook.renderers.core.rendered import first_difference
 from tinker_cookbook.renderers.core.tool_calls import as_openai_tool, with_parsed_arguments
 
-# Templates ignore what they do not know. Without the first, Llama 3.1 declares tools in the
-# question, where no renderer puts them; the others are how families spell "do not think".
+# Templates ignore unknown arguments. Without the first, Llama 3.1 declares tools in the question,
+# unlike any renderer; the others disable thinking in several families.
 _OPTIONS = {"tools_in_user_message": False}
 _NO_THINKING = {"enable_thinking": False, "thinking": False}
 
 
 @dataclass(frozen=True)
 class Conversation:
-    """The messages to show, and the same conversation for the model's chat template."""
+    """Messages to show, and the same conversation for the model's chat template."""
 
     messages: list[Message]
     source: str
-    """Where the conversation comes from, as text for the output."""
+    """Source of the conversation, as text for the output."""
     for_template: list[Message] | None = None
-    """The messages without the declaration of tools, which the template writes itself."""
+    """Messages without the declaration of tools, which the template writes itself."""
     tools: tuple[ToolSpec, ...] = ()
 
 
@@ -36,13 +36,13 @@ class Comparison:
 
     text: str
     equal: bool | None
-    """None where there is nothing to compare with."""
+    """None without a template to compare with."""
     ours: list[Any] | None = None
     theirs: list[Any] | None = None
 
     @property
     def agreement(self) -> int:
-        """How many tokens at the beginning agree; -1 where the template gave none."""
+        """Length of the common prefix; -1 where the template raised an error."""
         if self.ours is None or self.theirs is None:
             return -1
         at = first_difference(self.ours, self.theirs)
@@ -55,7 +55,7 @@ class TemplateSide:
 
     renderer: Renderer
     tools: Sequence[ToolSpec]
-    """Tools that the template declares; its messages do not declare them."""
+    """Tools that the template declares."""
     options: Mapping[str, Any]
     """Further arguments of the template."""
 
@@ -66,8 +66,7 @@ class TemplateSide:
         prompt_messages: Sequence[Message],
         prompt: list[Any],
     ) -> Comparison:
-        """Compares the renderer's tokens of a conversation and of the prompt for an answer with
-        the template's of ``messages`` and ``prompt_messages``."""
+        """Compares the renderer's tokens of a conversation and of a prompt with the template's."""
         if not getattr(self.renderer.tokenizer, "chat_template", None):
             return Comparison("none: the tokenizer has no chat template to compare with", None)
         pairs = (
@@ -76,7 +75,7 @@ class TemplateSide:
         )
         tried = [self._compare(pairs, parsed) for parsed in (False, True)]
         equal = next((found for found in tried if found.equal), None)
-        # The spelling that comes nearer is the one the template was written for.
+        # Of call arguments as text and as objects, the closer form is the one of the template.
         return equal or max(tried, key=lambda found: found.agreement)
 
     def _compare(
@@ -91,7 +90,7 @@ class TemplateSide:
                 words += ["arguments of calls given as objects"] * (len(words) < 2)
             try:
                 theirs = self._tokens(written, {**_OPTIONS, **given}, name != "conversation")
-            except Exception as error:  # a template is a program, and raises what it likes
+            except Exception as error:  # a template may raise anything
                 return Comparison(f"no: the template refuses the {name}: {error}", False)
             at = first_difference(ours, theirs)
             if at is not None:

@@ -31,24 +31,24 @@ from tinker_cookbook.renderers.show.template import Conversation, TemplateSide
 
 LINE_BREAK = "⏎"
 UNFINISHED = "⋯"
-"""Sign of a token that is a part of a character and not its last."""
+"""Sign of a token that is part of a character, but not its last."""
 _SIGNS = {" ": "·", "\n": LINE_BREAK, "\t": "⇥", "\r": "␍", "\u00a0": "⍽"}
 _UNREADABLE = frozenset(("Cc", "Cf", "Cn", "Co", "Cs", "Zl", "Zp", "Zs"))
 _COMBINING = frozenset(("Mn", "Me"))
 _REPLACEMENT = "\ufffd"  # what a decoder writes for bytes that are no whole character
-_MOST = 8  # tokens that are held back as parts of one character
+_MOST = 8  # tokens that may be parts of one character
 
 
 @dataclass(frozen=True)
 class ShownToken:
-    """One token of a conversation, or an image (``id`` is None)."""
+    """Token of a conversation, or an image (``id`` is None)."""
 
     id: int | None
     text: str
-    """Its part of the decoded text; empty where a later token completes the character."""
+    """Part of the decoded text; empty if a later token completes the character."""
     weight: float = 0.0
     control: bool = False
-    """Whether it is a control token or an image instead of text."""
+    """Whether it is a control token or an image."""
 
     @property
     def trained(self) -> bool:
@@ -66,7 +66,7 @@ class TokenReader:
     def read(
         self, pieces: Sequence[Piece], weights: Sequence[float] | None = None
     ) -> list[ShownToken]:
-        """Returns the tokens and media of ``pieces``; ``weights`` has one value a position."""
+        """Returns the tokens and images of ``pieces``; ``weights`` is one value per position."""
         items = flat(pieces)
         texts = iter(split_text(self._codec, [item for item in items if isinstance(item, int)]))
         shown: list[ShownToken] = []
@@ -84,10 +84,7 @@ class TokenReader:
 
 
 def split_text(codec: TextCodec, tokens: Sequence[int]) -> list[str]:
-    """Returns the text of each token; joined, they are the text of all of them.
-
-    Of the tokens that share a character the last one has it.
-    """
+    """Returns the text of each token; a character of several tokens belongs to the last."""
     texts = [""] * len(tokens)
     real = codec.encode(_REPLACEMENT)
     start, waiting = 0, ""
@@ -97,7 +94,7 @@ def split_text(codec: TextCodec, tokens: Sequence[int]) -> list[str]:
         if text.endswith(_REPLACEMENT) and run != real and len(run) < _MOST:
             waiting = text
             continue
-        if waiting and text.startswith(waiting):  # it was never completed: bytes that are no text
+        if waiting and text.startswith(waiting):  # never completed: bytes that are no text
             texts[i - 1], texts[i] = waiting, text[len(waiting) :]
         elif len(run) > 1:
             certain = codec.decode(run[:1]).rstrip(_REPLACEMENT)
@@ -112,7 +109,7 @@ def split_text(codec: TextCodec, tokens: Sequence[int]) -> list[str]:
 
 
 def signs(text: str) -> Iterator[tuple[str, str]]:
-    """Yields each character with the sign that stands for it, ``""`` where it shows itself."""
+    """Yields each character with the sign shown for it, ``""`` for a visible one."""
     for i, character in enumerate(text):
         category = unicodedata.category(character)
         if character in _SIGNS:
@@ -120,13 +117,13 @@ def signs(text: str) -> Iterator[tuple[str, str]]:
         elif category in _UNREADABLE:
             yield character, f"‹U+{ord(character):04X}›"
         elif i == 0 and category in _COMBINING:
-            yield character, f"◌{character}"  # else it would sit on the border of the token
+            yield character, f"◌{character}"  # else it would combine with the border of the token
         else:
             yield character, ""
 
 
 def readable(text: str) -> str:
-    """Returns ``text`` for a person, without characters that would steer a terminal or a page."""
+    """Returns ``text`` without characters that control a terminal or a page."""
     return "".join(sign if sign[:1] == "‹" else character for character, sign in signs(text))
 
 
@@ -139,7 +136,7 @@ _BEFORE, _AFTER = 4, 8  # tokens shown around a difference
 
 @dataclass(frozen=True)
 class TokenRow:
-    """A few tokens under a statement, ``…`` at either end where there are more."""
+    """A few tokens below a finding; ``…`` marks further ones."""
 
     label: str
     tokens: Sequence[ShownToken]
@@ -149,7 +146,7 @@ class TokenRow:
 
 @dataclass(frozen=True)
 class Fact:
-    """One finding; ``good`` is None where it is neither right nor wrong."""
+    """Finding; ``good`` is None where it is neither right nor wrong."""
 
     label: str
     text: str
@@ -159,7 +156,7 @@ class Fact:
 
 @dataclass(frozen=True)
 class ExampleView:
-    """One training example and the findings about its answers."""
+    """Training example and the findings about its answers."""
 
     title: str
     tokens: Sequence[ShownToken]
@@ -175,19 +172,19 @@ class View:
 
 
 def side_by_side(reader: TokenReader, *sides: tuple[str, list[Any]]) -> list[TokenRow]:
-    """Returns the tokens around the first place where two lists differ, a row a side."""
+    """Returns the tokens around the first difference of two lists, one row for each list."""
     at = first_difference(sides[0][1], sides[1][1]) or 0
     start, stop = max(0, at - _BEFORE), at + _AFTER
     rows: list[TokenRow] = []
     for label, items in sides:
-        # A few more are read than shown: they may complete a character.
+        # Read more tokens than are shown, because they may complete a character.
         tokens = reader.read(as_pieces(items[: stop + _BEFORE]))
         rows.append(TokenRow(label, tokens[start:stop], start > 0, len(items) > stop))
     return rows
 
 
 def as_pieces(items: Sequence[Any]) -> list[Piece]:
-    """Returns a flat list of tokens and media as pieces."""
+    """Returns a flat list of tokens and images as pieces."""
     return [[item] if isinstance(item, int) else item for item in items]
 
 
@@ -240,7 +237,7 @@ class Answers:
         return flat(self._renderer._example(messages, [False] * len(messages), _LAST)[0].chunks)
 
     def parsed(self, answer: int) -> Fact:
-        """Compares the answer with the message that ``parse_response`` returns for its tokens."""
+        """Compares an answer with the message that ``parse_response`` returns for its tokens."""
         sampled = self.sampled(answer)
         if not all(isinstance(item, int) for item in sampled):
             return Fact("parsed", "nothing: a medium is no token that could be sampled")
@@ -265,7 +262,7 @@ class Answers:
             return False
 
     def _sampled(self, messages: Sequence[Message]) -> list[Any]:
-        # The example in which the last message is an answer, and nothing else is trained.
+        # In the last example only the last message is trained.
         model_input, weights = self._renderer.build_merged_examples(messages, _LAST)[-1]
         shown = self._reader.read(model_input.chunks, weights.tolist())
         pairs = zip(flat(model_input.chunks), shown, strict=True)
@@ -278,7 +275,7 @@ def _without_flag(message: Message) -> Message:
 
 
 def _comparable(message: Message) -> Any:
-    """Returns the content to compare: parts that are not empty, calls without their ids."""
+    """Returns what to compare: nonempty parts, and calls without ids."""
     parts = [dict(part) for part in ensure_list(message["content"]) if part.get("text") != ""]
     calls = [call.function for call in message.get("tool_calls", [])]
     return parts, calls, message.get("unparsed_tool_calls", [])
@@ -340,10 +337,7 @@ class Viewer:
 
     @cached_property
     def _example_of(self) -> dict[int, int]:
-        """Maps each trained answer to the example that continues its prompt, or comes nearest.
-
-        Found by tokens, so that it holds for renderers that split in ways of their own.
-        """
+        """Example of each trained answer: the one whose tokens continue its prompt the furthest."""
         found: dict[int, int] = {}
         for answer in self._trained_answers:
             reach = [example.continues(self._answers.prompt(answer)) for example in self._examples]

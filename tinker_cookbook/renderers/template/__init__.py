@@ -1,4 +1,4 @@
-"""The universal renderer: any tokenizer's own chat template, incrementally and checked."""
+"""Renderer of any tokenizer's own chat template."""
 
 from __future__ import annotations
 

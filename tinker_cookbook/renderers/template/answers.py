@@ -1,8 +1,7 @@
-"""Where the messages of a conversation stand in the text that its chat template writes.
+"""Positions of the messages of a conversation in the text of its chat template.
 
-An answer is found from two beginnings of the conversation: what the text with it has beyond its
-prompt, up to and with the stop token, is the answer as it is sampled. Whether it stands like that
-in a longer text is looked at, not assumed.
+An answer is the difference of two renderings: the text with it minus its prompt, up to and with the
+stop token. Whether a longer text contains it in that form is checked, not assumed.
 """
 
 from __future__ import annotations
@@ -39,17 +38,17 @@ from tinker_cookbook.tokenizer_utils import Tokenizer
 
 @dataclass(frozen=True)
 class Answer:
-    """Where an answer stands in the text of the conversation that ends with it."""
+    """Position of an answer in the text of the conversation that ends with it."""
 
     text: str
     """That text up to the end of the answer."""
     start: int
-    behind: str
-    """The stop token where the template writes none behind the answer."""
+    missing_stop: str
+    """Stop token, if the template writes none after the answer."""
 
 
 class Transcript(Conversation):
-    """A conversation with its answers; ``warn`` is told what differs from sampling."""
+    """Conversation with its answers; ``warn`` receives what differs from sampling."""
 
     def __init__(
         self,
@@ -61,7 +60,7 @@ class Transcript(Conversation):
     ) -> None:
         super().__init__(template, facts.form, messages)
         self.lost: dict[int, RendererError] = {}
-        """Answers of which no place can be told, with what to say where they are trained."""
+        """Answers without a known position, with the error for training on them."""
         self._facts = facts
         self._messages = messages
         self._tokenizer = tokenizer
@@ -69,7 +68,7 @@ class Transcript(Conversation):
 
     @cached_property
     def answers(self) -> dict[int, Answer]:
-        """The answers whose place can be told, by the index of the message."""
+        """Answers with a known position, by the index of the message."""
         found: dict[int, Answer] = {}
         for idx, message in enumerate(self._messages):
             if message["role"] != "assistant":
@@ -81,11 +80,9 @@ class Transcript(Conversation):
         return found
 
     def prompt_before(self, end: int, role: Role = "assistant") -> str:
-        """Returns the text after which a message of ``role`` at ``end`` is sampled.
-
-        Some templates take no conversation without a question, and none opens a message of the
-        user: there the text before such a message is taken.
-        """
+        """Returns the text after which a message of ``role`` at ``end`` is sampled."""
+        # Some templates reject a conversation without a question, and none has a prompt for a user
+        # message: there it is the text before such a message.
         refusal: TemplateRefusal | None = None
         if end and role == "assistant":
             try:
@@ -119,47 +116,47 @@ class Transcript(Conversation):
         return Answer(text[:end], start, "" if ends else stop)
 
     def _rewritten_start(self, idx: int, prompt: str, text: str) -> int:
-        """Returns where an answer begins whose prompt the template does not write before it."""
+        """Returns the start of an answer that does not follow its prompt in the text."""
         bare = self.with_message(idx, plain("assistant", ANSWER, self._facts.form))
         names = control_names(self._tokenizer, special=False)
         start = border(prompt, bare, names, most=common(text, bare))
         if idx and start < len(self.text(idx)):
             start = self._behind_opening(idx, prompt, text[: common(text, bare)])
         self._warn(
-            "the chat template writes some answers behind another text than the prompt "
+            "the chat template writes some answers after another text than the prompt "
             f"({prompt[-40:]!r}) from which they are sampled: they are trained as the template "
             "writes them, each as the last answer of its example"
         )
         return start
 
     def _behind_opening(self, idx: int, prompt: str, head: str) -> int:
-        """Returns where an answer begins of which the template rewrites what precedes it: behind
-        the last of what opens an answer, before the answer's own text."""
+        """Returns the start of an answer whose context the template rewrites: after the last
+        opening of an answer before its own text."""
         context = self.text(idx)
         opening = prompt.removeprefix(context) if prompt.startswith(context) else ""
         at = head.rfind(opening)
         if not opening or at < 0:
             raise RendererError(
                 f"messages[{idx}]: the chat template writes the messages before this answer "
-                "otherwise once it is there, so no tokens can be said to be the answer's; use the "
+                "otherwise once it is there, so the tokens of the answer are not known; use the "
                 "renderer of the model's family"
             )
         return at + len(opening)
 
     def end_in(self, text: str, answer: Answer, position: int = 0) -> int:
-        """Returns where an answer, behind ``position``, ends in a longer text; -1 where it does
-        not stand there as it was sampled."""
+        """Returns the end of an answer after ``position`` in a longer text; -1 where the text does
+        not contain it as it was sampled."""
         end = len(answer.text)
         if answer.start < position or not text.startswith(answer.text):
             return -1
-        if not answer.behind or end == len(text):
+        if not answer.missing_stop or end == len(text):
             return end
         stop = next((s for s in self._facts.stops if text.startswith(s, end)), None)
         return -1 if stop is None else end + len(stop)
 
     def runs(self, text: str) -> Iterator[tuple[int, int, int | None]]:
-        """Yields begin and end of each run of text that is encoded in one piece, and the message
-        of which it is the answer as sampled, None for what stands between answers."""
+        """Yields start and end of each run of text that is encoded in one piece, with the index of
+        its answer, None between answers."""
         position = 0
         for idx, answer in self.answers.items():
             end = self.end_in(text, answer, position)
@@ -170,13 +167,12 @@ class Transcript(Conversation):
         yield position, len(text), None
 
     def span(self, idx: int) -> tuple[int, int]:
-        """Returns where the text of a message that is no answer begins, and where the control
-        token ends that the template writes behind it, if any."""
+        """Returns start and end of a message that is no answer, with the control token after it."""
         text = self.text()
         before, found, after = self.with_text(idx, QUESTION, rest=True).partition(QUESTION)
         if not found or not text.startswith(before) or not text[len(before) :].endswith(after):
             raise RendererError(
-                f"messages[{idx}]: no tokens can be said to be this message's, because the chat "
+                f"messages[{idx}]: the tokens of this message are not known, because the chat "
                 "template writes other messages differently without it; train on answers only"
             )
         end = len(text) - len(after)
@@ -190,8 +186,8 @@ class Transcript(Conversation):
         return len(before), end + len(closing) * text.startswith(closing, end)
 
     def check_context(self, written: set[tuple[str, str]]) -> None:
-        """Refuses messages of roles that the template leaves out; each kind is looked at once and
-        then noted in ``written``."""
+        """Raises RendererError for a role that the template leaves out; ``written`` caches checked
+        kinds."""
         for i, message in enumerate(self._messages):
             role = message["role"]
             kind = (role, self._messages[i - 1]["role"] if i else "")
@@ -206,13 +202,13 @@ class Transcript(Conversation):
             written.add(kind)
 
     def check_answer(self, idx: int, trained: bool) -> None:
-        """Refuses an answer of which the template leaves out text or calls, or, where it is to be
-        trained, thinking."""
+        """Raises RendererError if the template leaves out text or calls of an answer, or thinking
+        of a trained one."""
         message, answer = self._messages[idx], self.answers[idx]
         content = message["content"]
         written = "".join(answer.text[answer.start :].split())
         text = get_text_content(message)
-        # Thinking that stands in the text of history is the template's to drop.
+        # The template may drop thinking in the text of history.
         wanted = [("content", text if trained else text.rpartition("</think>")[2])]
         if trained and not isinstance(content, str):
             thoughts = (part["thinking"] for part in content if part["type"] == "thinking")

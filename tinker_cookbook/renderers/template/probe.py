@@ -1,7 +1,7 @@
-"""What a chat template does, found out by giving it small conversations.
+"""Properties of a chat template, probed with small conversations.
 
-Words that no template knows are put where text, thinking and calls go; what the template writes
-around them is the format.
+Words that no template contains replace text, thinking and calls; what the template writes around
+them is the format.
 """
 
 from __future__ import annotations
@@ -28,28 +28,28 @@ _THINK_OPEN, _THINK_CLOSE = "<think>", "</think>"
 
 @dataclass(frozen=True)
 class Facts:
-    """What was found out about a template."""
+    """Probed properties of a template."""
 
     form: Form
     suffix: str
-    """What opens an answer to a question."""
+    """Text that opens an answer."""
     stops: tuple[str, ...]
-    """Names of the tokens that end an answer."""
+    """Tokens that end an answer."""
     writes_stop: bool
-    """Whether the template writes it behind an answer; if not, it begins the next message."""
+    """Whether the template writes it after an answer; if not, it begins the next message."""
     call_stop: str = ""
-    """The one that ends a message with calls, where that is another."""
+    """Token that ends a message with calls, if it differs."""
     lead: str = ""
-    """What the model writes before an answer without thinking (a channel, say)."""
+    """Text that the model writes before an answer without thinking (a channel, say)."""
     thinking: Block | None = None
     prompt_opens: bool = False
-    """Whether the prompt ends inside the thinking."""
+    """Whether the prompt ends inside a thinking block."""
     calls: Block | None = None
     disables_thinking: bool = False
 
 
 def common(first: str, second: str) -> int:
-    """Returns how many characters two texts have in common at their beginning."""
+    """Returns the length of the common prefix of two texts."""
     if second.startswith(first):
         return len(first)
     return next(
@@ -59,7 +59,7 @@ def common(first: str, second: str) -> int:
 
 
 def border(prompt: str, text: str, names: Sequence[str], most: int | None = None) -> int:
-    """Returns where a text with an answer leaves its prompt, never within one of ``names``."""
+    """Returns where a text with an answer departs from its prompt, never inside ``names``."""
     start = common(prompt, text) if most is None else min(common(prompt, text), most)
     if start == len(prompt):
         return start
@@ -70,14 +70,14 @@ def border(prompt: str, text: str, names: Sequence[str], most: int | None = None
 
 
 def control_names(tokenizer: Tokenizer, special: bool) -> list[str]:
-    """Returns names of added tokens, special ones only or all, the longest first."""
+    """Returns the names of special tokens or of all added tokens, the longest first."""
     added = getattr(tokenizer, "added_tokens_decoder", {}).values()
     names = {str(token) for token in added if token.special or not special}
     return sorted((name for name in names if name.strip()), key=len, reverse=True)
 
 
 def probe(template: TemplateText, tokenizer: Tokenizer, stop: str | None) -> Facts:
-    """Returns the facts about a template; RendererError where it writes no dialogue."""
+    """Returns the properties of a template; raises RendererError if it writes no dialogue."""
     form = _content_form(template)
     question = [plain("user", QUESTION, form)]
     prompt, text = template.render(question, prompt=True), template.render(question)
@@ -127,7 +127,7 @@ def _content_form(template: TemplateText) -> Form:
 def _thinking(
     template: TemplateText, form: Form, prompt: str, lead: str, names: Sequence[str]
 ) -> tuple[Form, Block | None, bool]:
-    """Returns how thinking is given and read, and whether the prompt has opened it."""
+    """Returns the form and the block of thinking, and whether the prompt opens it."""
     opened = prompt.rstrip().endswith(_THINK_OPEN)
     answer = plain("assistant", ANSWER, form)
     try:
@@ -150,14 +150,14 @@ def _thinking(
             return dataclasses.replace(form, thinking="inline"), block, opened
     except TemplateRefusal:
         pass
-    # Known but not written: thinking is read, and refused where it would have to be trained.
+    # Known but not written: thinking is parsed, and raises an error where it would be trained.
     known = _THINK_OPEN in template.source
     kind = "field" if known else None
     return dataclasses.replace(form, thinking=kind), block if known else None, opened
 
 
 def _block(before: str, between: str, prompt: str) -> Block:
-    """The block of thinking from what stands around it in an answer."""
+    """Returns the thinking block from the text around it in an answer."""
     tag = re.search(r"<[^<>\s]+>\s*$", prompt)
     opening = before.strip() or (tag[0].strip() if tag else _THINK_OPEN)
     leading = _blank(before) if before.strip() else ""
@@ -183,7 +183,7 @@ def _call(form: Form, content: str) -> dict[str, Any]:
 
 
 def _with_calls(template: TemplateText, form: Form) -> Form:
-    """How calls are given: as text where that is written as it is, for it keeps the spelling."""
+    """Returns the form with that of calls: JSON text if it is verbatim, else objects."""
     kinds: tuple[Literal["text", "object"], ...] = ("text", "object")
     why = "it leaves them out"
     for kind in kinds:
@@ -200,7 +200,7 @@ def _with_calls(template: TemplateText, form: Form) -> Form:
 
 
 def _call_text(template: TemplateText, form: Form, start: int) -> str:
-    """What the model writes to call a tool behind some text, or without."""
+    """Returns what the model writes to call a tool, after some text or without."""
     if form.arguments is None:
         return ""
     for content in (ANSWER, ""):
@@ -231,7 +231,7 @@ def _call_block(called: str) -> Block | None:
 def _stops(
     template: TemplateText, tokenizer: Tokenizer, form: Form, tail: str, called: str
 ) -> tuple[tuple[str, ...], bool]:
-    """The tokens that end an answer, and whether the template writes them behind it."""
+    """Returns the tokens that end an answer, and whether the template writes them after it."""
     specials = control_names(tokenizer, special=True)
     first = _first_name(tail, specials) or _first_name(tail, control_names(tokenizer, False))
     if first:
@@ -255,8 +255,8 @@ def _stops(
     eos = getattr(tokenizer, "eos_token", None)
     if not following and not eos:
         raise RendererError(
-            "template?stop: the chat template writes no control token behind an answer, and the "
-            "tokenizer names no EOS token; say what ends an answer: template?stop=<name of a token>"
+            "template?stop: the chat template writes no control token after an answer, and the "
+            "tokenizer has no EOS token; set the stop token: template?stop=<name of a token>"
         )
     return tuple(following) or (str(eos),), False
 
@@ -284,7 +284,7 @@ def _given(tokenizer: Tokenizer, stop: str) -> tuple[str, ...]:
 
 
 def generation_stops(tokenizer: Tokenizer) -> set[int]:
-    """Returns the ids at which the model's generation config stops, none where it is not here."""
+    """Returns the stop ids of the model's generation config, none without the file."""
     path = Path(getattr(tokenizer, "name_or_path", "") or "") / "generation_config.json"
     try:
         ids = json.loads(path.read_text(encoding="utf-8")).get("eos_token_id")

@@ -1,11 +1,10 @@
 """Any model with a chat template: the format is derived from the template itself.
 
-``renderer_name=template`` renders conversations with the template that comes with the tokenizer.
-What an answer is, is found by rendering the beginnings of the conversation: its prompt is the
-template's text of the messages before it with ``add_generation_prompt``, its output is what the
-text with the answer has beyond that, up to and with the stop token. Nothing is assumed: where a
-template rewrites what was sampled (it drops thinking from history, say), the earlier answer cannot
-be trained in that example, and the error says so.
+``renderer_name=template`` renders conversations with the tokenizer's own template. The prompt of an
+answer is the template's text of the messages before it with ``add_generation_prompt``; its output
+is the rest of the text with the answer, up to and with the stop token. Where a template rewrites
+what was sampled (it drops thinking from history, say), the earlier answer cannot be trained in that
+example, and the error states it.
 """
 
 from __future__ import annotations
@@ -44,7 +43,7 @@ from tinker_cookbook.tokenizer_utils import Tokenizer, encode_without_special_to
 
 
 class TemplateReader(BlockReader):
-    """Blocks, behind a constant ``lead`` that the format writes before plain answers."""
+    """Parser of blocks after a constant ``lead``, which the format writes before plain answers."""
 
     def __init__(self, blocks: Sequence[Block], inside: Block | None, lead: str) -> None:
         super().__init__(blocks, inside)
@@ -52,7 +51,7 @@ class TemplateReader(BlockReader):
         self._held = ""
 
     def feed(self, text: str) -> list[ContentDelta]:
-        """Takes more text; the beginning waits while it may be the constant."""
+        """Parses more text; the beginning is buffered while it may be ``lead``."""
         if not self._lead:
             return super().feed(text)
         self._held += text
@@ -61,7 +60,7 @@ class TemplateReader(BlockReader):
         return self._release()
 
     def finish(self) -> list[ContentDelta]:
-        """Text that waited is text."""
+        """Flushes the buffer as text."""
         return [*self._release(), *super().finish()]
 
     def _release(self) -> list[ContentDelta]:
@@ -76,24 +75,23 @@ logger = logging.getLogger(__name__)
 class TemplateRenderer(Renderer):
     """The chat template of the tokenizer.
 
-    Options: ``template`` is the name of the template where the tokenizer has several; ``stop``
-    names the token that ends an answer (several joined by commas) instead of the one found;
-    ``today`` is the day (2026-01-31) for templates that write one, by default the day the renderer
-    was made. Every other option is an argument of the template:
-    ``template?enable_thinking=false&reasoning_effort=low``.
+    Options: ``template`` is the name of one of several templates; ``stop`` is the token that ends
+    an answer (several joined by commas), by default the probed one; ``today`` is the date
+    (2026-01-31) in templates with one, by default that of the construction. Every other option is
+    an argument of the template: ``template?enable_thinking=false&reasoning_effort=low``.
 
-    Tokens are the template's, but for the border of prompt and answer (see
-    :mod:`tinker_cookbook.renderers.base`). Where a template writes no stop token behind an answer
-    (GLM-4), the answer at the end of an example has one all the same, or nothing would teach the
-    model to stop: the token that begins the next message, else EOS.
+    Tokens are the template's, except at the border of prompt and answer (see
+    :mod:`tinker_cookbook.renderers.base`). If a template writes no stop token after an answer
+    (GLM-4), the answer at the end of an example still has one, so that the model learns to stop:
+    the token that begins the next message, else EOS.
 
-    Responses: text; thinking, where the template writes it from ``reasoning_content`` or knows
-    ``<think>``; calls, where it writes them as JSON between ``<tool_call>`` tags. Calls in any
-    other form stay text. Images are refused.
+    Responses are parsed into text, thinking (if the template writes ``reasoning_content`` or has
+    ``<think>``) and calls (if it writes them as JSON between ``<tool_call>`` tags). Other calls
+    remain text. Images raise RendererError.
 
-    Where the prompt is no beginning of the text with the answer (it opens a thinking block that
-    the template never writes, say), an answer can be trained as the last of its example, as the
-    template writes it; a warning says so.
+    Where the text with an answer does not begin with its prompt (which opens a thinking block that
+    the template never writes, say), only the last answer of an example can be trained, as the
+    template writes it, with a warning.
     """
 
     _encodes_with_codec = True
@@ -124,14 +122,14 @@ class TemplateRenderer(Renderer):
             )
 
     def get_stop_sequences(self) -> list[int]:
-        """The tokens that the template writes behind an answer."""
+        """Returns the tokens that end an answer."""
         return list(self._stop_ids)
 
     def render_message(self, message: Message, ctx: RenderContext) -> RenderedMessage:
-        """Raises RendererError: a template knows only whole conversations."""
+        """Raises RendererError: a template renders only whole conversations."""
         raise RendererError(
             f"messages[{ctx.idx}]: template cannot render one message alone, because a chat "
-            "template knows only whole conversations; use build_generation_prompt or "
+            "template renders only whole conversations; use build_generation_prompt or "
             "build_supervised_example"
         )
 
@@ -150,8 +148,7 @@ class TemplateRenderer(Renderer):
 
     @property
     def has_extension_property(self) -> bool:
-        """Whether it holds, by tokens, for small conversations with and without thinking, with and
-        without calls, as far as the template takes them."""
+        """Whether it holds for probe conversations with and without thinking and calls."""
         return self._extends
 
     @cached_property
@@ -164,31 +161,29 @@ class TemplateRenderer(Renderer):
                 if chat.lost or not all(self._follows(chat, *pair) for pair in pairs):
                     return False
                 held += 1
-            except RendererError:  # calls or thinking that the template does not take
+            except RendererError:  # the template rejects calls or thinking
                 continue
         return held > 0
 
     def _follows(self, chat: Transcript, before: int, after: int) -> bool:
-        """Whether the prompt of the later answer begins with the earlier one as it was sampled."""
+        """Returns whether the later prompt begins with the earlier answer as it was sampled."""
         sampled, first = chat.answers[before], chat.prompt_before(before)
         if sampled.start != len(first) or not sampled.text.startswith(first):
             return False
-        done = flat(self._text_pieces(chat, sampled.text + sampled.behind))
+        done = flat(self._text_pieces(chat, sampled.text + sampled.missing_stop))
         return flat(self._text_pieces(chat, chat.prompt_before(after)))[: len(done)] == done
 
     def _transcript(self, messages: Sequence[Message]) -> Transcript:
         return Transcript(self._template, self._facts, messages, self.tokenizer, self._warn_once)
 
     def _encode(self, text: str, begin: int, end: int) -> Sequence[int]:
-        """Returns the tokens of a run of text, as they are behind what precedes it.
-
-        SentencePiece vocabularies put a space at the beginning of a text and behind control
-        tokens, so the control token before a run is encoded with it and cut off again.
-        """
+        """Returns the tokens of a run of text as the continuation of the text before it."""
         run = text[begin:end]
-        # What the template writes at the beginning is encoded as the tokenizer would.
+        # The beginning of the text is encoded as by the tokenizer itself.
         if not (begin or self.codec.is_marked(run)):
             return encode_without_special_tokens(self.tokenizer, run)
+        # SentencePiece vocabularies put a space after control tokens: the one before the run is
+        # encoded with it and cut off again.
         if run and text.endswith(self._controls, 0, begin):
             name = next(name for name in self._controls if text.endswith(name, 0, begin))
             return self.codec.encode(name + run)[1:]
@@ -218,8 +213,10 @@ class TemplateRenderer(Renderer):
                 chosen = float(everything or trained[idx])
                 weighted.append((self._encode(text, a, b), chosen))
         last = chat.answers.get(len(messages) - 1)
-        if last is not None and last.behind:
-            weighted.append((self.codec.encode(last.behind), float(everything or trained[-1])))
+        if last is not None and last.missing_stop:
+            weighted.append(
+                (self.codec.encode(last.missing_stop), float(everything or trained[-1]))
+            )
         return join_weighted(weighted)
 
     def _check_answers(
@@ -260,7 +257,7 @@ class TemplateRenderer(Renderer):
     def _weigh_context(
         self, text: str, begin: int, end: int, spans: Sequence[tuple[int, int]], rest: float
     ) -> Iterator[tuple[Piece, float]]:
-        """Yields what stands between answers, encoded in one piece, cut at trained messages."""
+        """Yields the text between answers, encoded in one piece and cut at trained messages."""
         tokens = self._encode(text, begin, end)
         done = 0
         for span in spans:
@@ -280,7 +277,7 @@ class TemplateRenderer(Renderer):
     def create_conversation_prefix_with_tools(
         self, tools: Sequence[ToolSpec], system_prompt: str = ""
     ) -> list[Message]:
-        """Declares tools as the template does with ``tools=``: in the text of a system message.
+        """Declares tools in a system message, as the template does with ``tools=``.
 
         Raises RendererError for a template that declares them elsewhere.
         """

@@ -1,8 +1,7 @@
-"""A tokenizer's chat template as a function of conversations: text, prompts, and its refusals.
+"""Chat template of a tokenizer as a function of conversations, with cached renderings.
 
-A template is a program, and knows only whole conversations. What one message contributes is found
-by rendering beginnings of the conversation; those are remembered, so a conversation that grows
-turn by turn costs two renderings a turn.
+A template renders only whole conversations, so the contribution of a message is found by rendering
+prefixes of the conversation. These are cached: a growing conversation needs two renderings a turn.
 """
 
 from __future__ import annotations
@@ -20,32 +19,31 @@ from tinker_cookbook.renderers.core.checks import check_caller, check_parts
 from tinker_cookbook.renderers.core.messages import Message, has_thinking, openai_message
 from tinker_cookbook.tokenizer_utils import Tokenizer
 
-_REMEMBERED = 256  # renderings: some conversations of some turns at a time
+_CACHE_SIZE = 256  # renderings
 _TODAY = re.compile(r"strftime_now\(\s*(?P<quote>['\"])(?P<format>.*?)(?P=quote)\s*\)")
 _WORDS = {"true": True, "false": False, "none": None, "null": None}
 
 
 class TemplateRefusal(RendererError):  # noqa: N818
-    """The template raised on a conversation; the message has the template's own words."""
+    """Error that a template raised for a conversation, with the template's own message."""
 
 
 @dataclass(frozen=True)
 class Form:
-    """How a template takes what the OpenAI form leaves open."""
+    """Forms of content, thinking and calls that a template expects."""
 
     parts: bool = False
     """Content is a list of parts, never a string."""
     thinking: Literal["field", "inline"] | None = "field"
-    """As ``reasoning_content``, or between ``<think>`` tags in the text; None: the template knows
-    of none."""
+    """``reasoning_content``, or ``<think>`` tags in the text; None: no thinking."""
     arguments: Literal["text", "object"] | None = "text"
-    """Arguments of calls: the JSON text as it is, or the object; None: it writes no calls."""
+    """Arguments of calls as verbatim JSON text or as an object; None: it writes no calls."""
     why_no_calls: str = ""
 
 
 def argument(value: Any) -> Any:
-    """Reads an argument of the template from the renderer's name: true, false, none, numbers and
-    JSON lists and objects as what they say, other text as it is."""
+    """Converts true, false, none, numbers and JSON of a template argument; returns other text
+    unchanged."""
     if not isinstance(value, str):
         return value
     word = value.strip().lower()
@@ -60,10 +58,10 @@ def argument(value: Any) -> Any:
 
 
 class TemplateText:
-    """The template ``name`` of a tokenizer (its default one for None) with ``arguments``.
+    """Template ``name`` of a tokenizer (None: the default one) with ``arguments``.
 
-    The day that a template writes (``strftime_now``) is ``today`` for as long as the object lives:
-    a conversation that changes at midnight would be another conversation.
+    The date in a template (``strftime_now``) is fixed to ``today``, so that tokens do not change at
+    midnight.
     """
 
     def __init__(
@@ -76,7 +74,7 @@ class TemplateText:
         self._tokenizer = tokenizer
         self.arguments = {key: argument(value) for key, value in arguments.items()}
         self.source = _with_day(_template(tokenizer, name), today)
-        self._remembered = lru_cache(_REMEMBERED)(self._render_keys)
+        self._render_cached = lru_cache(_CACHE_SIZE)(self._render_keys)
 
     def render(
         self,
@@ -104,16 +102,16 @@ class TemplateText:
             ) from error
         return str(text)
 
-    def remembered(self, keys: Sequence[str], prompt: bool) -> str:
-        """As :meth:`render`, for messages given as JSON."""
-        return self._remembered(tuple(keys), prompt)
+    def render_keys(self, keys: Sequence[str], prompt: bool) -> str:
+        """Returns the cached text of messages that are JSON strings."""
+        return self._render_cached(tuple(keys), prompt)
 
     def _render_keys(self, keys: tuple[str, ...], prompt: bool) -> str:
         return self.render([json.loads(key) for key in keys], prompt=prompt)
 
 
 class Conversation:
-    """A conversation in the template's form, of which every beginning can be rendered."""
+    """Conversation in the template's form; every prefix of it can be rendered."""
 
     def __init__(self, template: TemplateText, form: Form, messages: Sequence[Message]) -> None:
         self._template = template
@@ -122,23 +120,23 @@ class Conversation:
 
     def text(self, end: int | None = None) -> str:
         """Returns the text of the first ``end`` messages, of all of them for None."""
-        return self._template.remembered(self._keys[:end], False)
+        return self._template.render_keys(self._keys[:end], False)
 
     def prompt(self, end: int) -> str:
         """Returns the text of the first ``end`` messages and what opens an answer to them."""
-        return self._template.remembered(self._keys[:end], True)
+        return self._template.render_keys(self._keys[:end], True)
 
     def with_message(self, end: int, message: Mapping[str, Any]) -> str:
         """Returns the text of the first ``end`` messages and ``message``."""
-        return self._template.remembered([*self._keys[:end], _key(message)], False)
+        return self._template.render_keys([*self._keys[:end], _key(message)], False)
 
     def with_text(self, idx: int, text: str, rest: bool = False) -> str:
-        """Returns the text of the messages up to ``idx``, or of all with ``rest``, where the one
-        at ``idx`` says ``text``."""
+        """Returns the text up to message ``idx`` (with ``rest``: of all), where that message is
+        replaced by ``text``."""
         message = json.loads(self._keys[idx])
         message |= plain(message["role"], text, self._form)
         after = self._keys[idx + 1 :] if rest else []
-        return self._template.remembered([*self._keys[:idx], _key(message), *after], False)
+        return self._template.render_keys([*self._keys[:idx], _key(message), *after], False)
 
 
 def _key(message: Mapping[str, Any]) -> str:
@@ -146,13 +144,13 @@ def _key(message: Mapping[str, Any]) -> str:
 
 
 def plain(role: str, text: str, form: Form) -> dict[str, Any]:
-    """Returns a message that is text in the template's form."""
+    """Returns a text message in the template's form."""
     content = [{"type": "text", "text": text}] if form.parts else text
     return {"role": role, "content": content}
 
 
 def as_template_message(message: Message, form: Form, idx: int) -> dict[str, Any]:
-    """Returns the message as the template takes it; RendererError for what has no form there."""
+    """Returns the message as the template expects it; raises RendererError if it cannot be."""
     role = message["role"]
     answer = role == "assistant"
     check_parts(message, idx, "template", frozenset({"text", "thinking"} if answer else {"text"}))
@@ -162,7 +160,7 @@ def as_template_message(message: Message, form: Form, idx: int) -> dict[str, Any
         _write_thinking(result, message, form, idx)
     if "tool_calls" in result:
         _write_calls(result, form, idx)
-    # Where a format writes calls, one that could not be read stood behind the text.
+    # An unparsed call followed the text.
     raw = [call.raw_text for call in message.get("unparsed_tool_calls", [])]
     result["content"] = "\n".join(text for text in (result["content"], *raw) if text)
     return result | plain(role, result["content"], form)
