@@ -234,7 +234,7 @@ def test_stops(make):
         ParseTermination.STOP_SEQUENCE
     )
     renderer.tokenizer.eos_token = None
-    with pytest.raises(RendererError, match="say what ends an answer"):
+    with pytest.raises(RendererError, match="set the stop token"):
         get_renderer("template", renderer.tokenizer)
 
 
@@ -371,5 +371,5 @@ def test_pickled_by_name(tokenizer_folder):
 
 
 def test_one_message_alone_has_no_tokens(make):
-    with pytest.raises(RendererError, match="knows only whole conversations"):
+    with pytest.raises(RendererError, match="renders only whole conversations"):
         make("template", "qwen3").render_message(QUESTION, type("", (), {"idx": 0})())

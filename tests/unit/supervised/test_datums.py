@@ -159,7 +159,7 @@ def test_images_are_read_and_never_predicted():
 
 def test_a_weight_on_an_image_is_named():
     model_input = tinker.ModelInput(chunks=[text(1), image(2), text(3)])
-    with pytest.raises(DataValidationError, match=r"weights\[2\]: got 1.0 where an image stands"):
+    with pytest.raises(DataValidationError, match=r"weights\[2\]: got 1.0 at a position"):
         datum_from_model_input_weights(model_input, [0, 0, 1, 1])
     with pytest.raises(DataValidationError, match="got chunks of type image, expected"):
         tokens_of(model_input)
