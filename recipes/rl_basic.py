@@ -1,11 +1,12 @@
-"""Reinforcement learning on a task small enough to watch: adding two digits.
+"""Reinforcement learning on a small task: adding two digits.
 
     python -m recipes.rl_basic
     python -m recipes.rl_basic model_name=… learning_rate=… group_size=… log_path=…
 
-Each step asks eight problems ("What is 3 + 4?") eight times each, rewards the answers whose last
-number is the sum, and moves the model (SmolLM2-135M-Instruct by default) towards those of a group
-that did better than the others. No data is needed and nothing is downloaded but the model.
+Each step samples eight answers to each of eight problems ("What is 3 + 4?"). An answer whose last
+number is the sum has reward 1. The model (SmolLM2-135M-Instruct by default) is trained towards the
+answers with a higher reward than the mean of their group. The problems are generated; only the
+model is downloaded.
 """
 
 from __future__ import annotations
@@ -13,13 +14,13 @@ from __future__ import annotations
 import chz
 
 from tinker_cookbook.recipes.math_rl.arithmetic_env import ArithmeticDatasetBuilder
-from tinker_cookbook.recipes.rl_settings import RLSettings, resolve_renderer, rl_config, run
-from tinker_cookbook.recipes.start import blueprint_of
+from tinker_cookbook.recipes.rl_settings import RLSettings, rl_config, run
+from tinker_cookbook.recipes.start import DEMO_MODEL, blueprint_of
 from tinker_cookbook.rl import train
 from tinker_cookbook.training.config import check_model
 from tinker_cookbook.utils.command_line.entrypoint import also_named, run_entrypoint
 
-DEFAULT_MODEL_NAME = "HuggingFaceTB/SmolLM2-135M-Instruct"
+DEFAULT_MODEL_NAME = DEMO_MODEL
 
 
 # The second names are those of the builder that the original cookbook's recipe is set with.
@@ -35,7 +36,7 @@ DEFAULT_MODEL_NAME = "HuggingFaceTB/SmolLM2-135M-Instruct"
 )
 @chz.chz
 class CLIConfig(RLSettings):
-    """Settings of the recipe; what is None is derived from the model and printed."""
+    """Settings of the recipe, beside those of every RL recipe."""
 
     max_operand: int = chz.field(default=9, doc="Problems are a + b with a and b from 0 to this")
     include_fewshot: bool = chz.field(
@@ -49,11 +50,11 @@ class CLIConfig(RLSettings):
 
 
 def build_config(cli: CLIConfig) -> train.Config:
-    """The task, and what is derived from the model."""
+    """Builds the dataset of sums and the config of the run."""
     check_model(cli)
     dataset = ArithmeticDatasetBuilder(
         model_name_for_tokenizer=cli.model_name,
-        renderer_name=resolve_renderer(cli),
+        renderer_name=cli.renderer,
         groups_per_batch=cli.groups_per_batch,
         group_size=cli.group_size,
         max_operand=cli.max_operand,
@@ -66,12 +67,12 @@ def build_config(cli: CLIConfig) -> train.Config:
 
 
 def build_config_blueprint(model_name: str = DEFAULT_MODEL_NAME) -> chz.Blueprint[train.Config]:
-    """The run of this recipe with a model, as a blueprint to change settings of."""
+    """Returns the run with a model as a blueprint, whose settings can be changed."""
     return blueprint_of(build_config(CLIConfig(model_name=model_name)))
 
 
 async def main(config: CLIConfig) -> None:
-    """Teaches a model to add."""
+    """Trains a model to add."""
     await run(config, build_config(config))
 
 

@@ -3,28 +3,35 @@
     python -m recipes.sl_basic
     python -m recipes.sl_basic model_name=… dataset_path=my.jsonl learning_rate=… log_path=…
 
-Without arguments it teaches the demo model (SmolLM2-135M-Instruct) the manner of answering of
-``recipes/example_data/``: three lines, "In short", "Why", "Try". Held-out loss falls from 3.66 to
-2.32 nats a token in one epoch of 45 steps.
+Without arguments it trains the demo model (SmolLM2-135M-Instruct) on ``recipes/example_data/``,
+whose answers have three lines: "In short", "Why", "Try". Held-out loss falls from 3.66 to 2.32 nats
+a token in one epoch of 45 steps.
 """
 
 from __future__ import annotations
 
 import chz
 
-from tinker_cookbook import cli_utils, hyperparam_utils, model_info
+from tinker_cookbook import cli_utils
 from tinker_cookbook.exceptions import ConfigurationError, nearest_sentence
-from tinker_cookbook.recipes.examples import example_data
-from tinker_cookbook.recipes.start import blueprint_of, start
+from tinker_cookbook.recipes.start import (
+    DEMO_MODEL,
+    RecipeSettings,
+    blueprint_of,
+    example_data,
+    recommended_lr,
+    resolve,
+    start,
+)
 from tinker_cookbook.renderers import TrainOnWhat
 from tinker_cookbook.supervised import train
 from tinker_cookbook.supervised.conversation_file import FromConversationFileBuilder
 from tinker_cookbook.supervised.hf_datasets import NoRobotsBuilder
 from tinker_cookbook.supervised.types import ChatDatasetBuilder, ChatDatasetBuilderCommonConfig
-from tinker_cookbook.training.config import RunSettings, check_model
+from tinker_cookbook.training.config import check_model
 from tinker_cookbook.utils.command_line.entrypoint import also_named, run_entrypoint
 
-DEMO_MODEL = DEFAULT_MODEL_NAME = "HuggingFaceTB/SmolLM2-135M-Instruct"
+DEFAULT_MODEL_NAME = DEMO_MODEL
 DATASETS = ("example", "no_robots")
 
 
@@ -38,15 +45,13 @@ DATASETS = ("example", "no_robots")
     dataset_builder__common_config__train_on_what="train_on_what",
 )
 @chz.chz
-class CLIConfig(RunSettings):
+class CLIConfig(RecipeSettings):
     """Settings of the recipe; what is None is derived from the model and printed."""
 
-    model_name: str = chz.field(default=DEMO_MODEL, doc="Hub name or local folder of the model")
     dataset: str = chz.field(default="example", doc=f"One of {', '.join(DATASETS)}")
     dataset_path: str | None = chz.field(default=None, doc="Your conversations, a JSONL file")
     test_path: str | None = chz.field(default=None, doc="Held-out conversations, a JSONL file")
     test_size: int = chz.field(default=0, doc="Else: conversations to hold out of dataset_path")
-    renderer_name: str | None = chz.field(default=None, doc="Chat format; default: the model's")
     train_on_what: TrainOnWhat = chz.field(
         default=TrainOnWhat.ALL_ASSISTANT_MESSAGES, doc="Which messages are trained on"
     )
@@ -58,9 +63,6 @@ class CLIConfig(RunSettings):
     log_path: str = chz.field(
         default=str(cli_utils.default_log_path("sl_basic")), doc="Folder of this run"
     )
-    behavior_if_log_dir_exists: cli_utils.LogdirBehavior = chz.field(
-        default="ask", doc="ask, resume, delete or raise"
-    )
     eval_every: int = chz.field(default=15, doc="Steps between evaluations on the held-out part")
     save_every: int = chz.field(default=15, doc="Steps between checkpoints")
     async_periodic_saves: bool = chz.field(
@@ -70,16 +72,9 @@ class CLIConfig(RunSettings):
     show_samples: int = chz.field(default=1, doc="Held-out prompts answered before and after")
 
 
-def build_dataset(cli: CLIConfig, renderer_name: str, max_length: int | None) -> ChatDatasetBuilder:
-    """The data that the settings ask for; refuses those that the others leave without effect."""
+def build_dataset(cli: CLIConfig, common: ChatDatasetBuilderCommonConfig) -> ChatDatasetBuilder:
+    """Builds the dataset that the settings name; raises for settings that it does not have."""
     _check_dataset_settings(cli)
-    common = ChatDatasetBuilderCommonConfig(
-        model_name_for_tokenizer=cli.model_name,
-        renderer_name=renderer_name,
-        max_length=max_length,
-        batch_size=cli.batch_size,
-        train_on_what=cli.train_on_what,
-    )
     if cli.dataset_path is not None:
         return FromConversationFileBuilder(
             common_config=common,
@@ -123,31 +118,20 @@ def _check_dataset_settings(cli: CLIConfig) -> None:
 
 
 def build_config(cli: CLIConfig) -> train.Config:
-    """Fills in what is derived from the model."""
+    """Builds the dataset and the config of the run."""
     check_model(cli)
-    renderer_name, _ = model_info.resolve_renderer_name(
-        cli.model_name, cli.renderer_name, cli.log_path
-    )
-    learning_rate = cli.learning_rate
-    if learning_rate is None:
-        learning_rate = hyperparam_utils.get_lr(cli.model_name)
-    max_length = model_info.resolve_max_length(cli.model_name, cli.max_length)
-    return train.Config(
-        recipe_name="sl_basic",
-        log_path=cli.log_path,
-        model_name=cli.model_name,
-        dataset_builder=build_dataset(cli, renderer_name, max_length),
-        renderer_name=renderer_name,
-        learning_rate=learning_rate,
-        submit_ahead=cli.submit_ahead,
-        async_periodic_saves=cli.async_periodic_saves,
-        show_samples=cli.show_samples,
-        **cli.shared(),
+    common = cli.chat_data(cli.batch_size, cli.max_length, cli.train_on_what)
+    return resolve(
+        train.Config,
+        cli,
+        "sl_basic",
+        dataset_builder=build_dataset(cli, common),
+        learning_rate=recommended_lr(cli.model_name, cli.learning_rate),
     )
 
 
 def build_config_blueprint(model_name: str = DEFAULT_MODEL_NAME) -> chz.Blueprint[train.Config]:
-    """The run of this recipe with a model, as a blueprint to change settings of."""
+    """Returns the run with a model as a blueprint, whose settings can be changed."""
     return blueprint_of(build_config(CLIConfig(model_name=model_name)))
 
 

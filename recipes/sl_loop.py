@@ -22,7 +22,7 @@ from tinker_cookbook import checkpoint_utils, cli_utils, hyperparam_utils, model
 from tinker_cookbook.backends import connect
 from tinker_cookbook.backends.light import leave_torch_out
 from tinker_cookbook.exceptions import ConfigurationError, DataValidationError
-from tinker_cookbook.recipes.examples import example_data
+from tinker_cookbook.recipes.start import example_data
 from tinker_cookbook.renderers import TrainOnWhat, get_renderer
 from tinker_cookbook.supervised.common import compute_token_nll, count_loss_tokens
 from tinker_cookbook.supervised.conversation_file import naming, read_conversations

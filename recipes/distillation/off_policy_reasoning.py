@@ -1,15 +1,14 @@
-"""Off-policy distillation: learning from texts that somebody else wrote.
+"""Off-policy distillation: training on texts or token distributions of a larger model.
 
     python -m recipes.distillation.off_policy_reasoning dataset_path=answers.jsonl
     python -m recipes.distillation.off_policy_reasoning teacher_model=… n_teacher_targets=20 …
     python -m recipes.distillation.off_policy_reasoning dataset=openthoughts3 model_name=… \\
         batch_size=128 lora_rank=128 learning_rate=1e-3 max_length=16384
 
-Without a teacher at hand the texts themselves are the targets: answers of a large model, such as
-those of OpenThoughts3 (streamed from the Hub) or of a file of yours. With ``teacher_model`` (and
-``teacher_checkpoint``, the weights it was trained to) a teacher gives at every token the
-``n_teacher_targets`` tokens that it finds most probable there, and the student learns these
-distributions: more from each text, and what the teacher thinks rather than what is written.
+Without ``teacher_model`` the texts are the targets: answers of a large model, such as those of
+OpenThoughts3 (streamed from the Hub) or of a file of yours. With ``teacher_model`` (and, for a
+trained teacher, ``teacher_checkpoint``) the targets at every token are the ``n_teacher_targets``
+most probable tokens of the teacher with their probabilities.
 """
 
 from __future__ import annotations
@@ -19,12 +18,12 @@ from typing import TYPE_CHECKING, Any
 
 import chz
 
-from tinker_cookbook import cli_utils, hyperparam_utils, model_info
+from tinker_cookbook import cli_utils, model_info
 from tinker_cookbook.distillation import train_off_policy
 from tinker_cookbook.distillation.datasets import TeacherConfig
 from tinker_cookbook.exceptions import ConfigurationError, DataFormatError
 from tinker_cookbook.recipes import sl_basic
-from tinker_cookbook.recipes.start import start
+from tinker_cookbook.recipes.start import recommended_lr, resolve, start
 from tinker_cookbook.renderers import Message
 from tinker_cookbook.supervised import train
 from tinker_cookbook.supervised.data import (
@@ -109,39 +108,23 @@ def messages_of(row: Mapping[str, Any]) -> list[Message]:
 
 
 def build_config(cli: CLIConfig) -> train.Config | train_off_policy.Config:
-    """Fills in what is derived from the models."""
+    """Builds the dataset, the teacher if there is one, and the config of the run."""
     check_model(cli)
     _check_teacher_settings(cli)
-    renderer_name, _ = model_info.resolve_renderer_name(
-        cli.model_name, cli.renderer_name, cli.log_path
-    )
-    learning_rate = cli.learning_rate
-    if learning_rate is None:
-        learning_rate = hyperparam_utils.get_lr(cli.model_name)
-    dataset = _build_dataset(cli, renderer_name, _max_length(cli))
-    settings: dict[str, Any] = dict(
-        log_path=cli.log_path,
-        model_name=cli.model_name,
-        renderer_name=renderer_name,
-        recipe_name="off_policy_reasoning",
-        learning_rate=learning_rate,
-        submit_ahead=cli.submit_ahead,
-        show_samples=cli.show_samples,
-        **cli.shared(),
+    name, learning_rate = "off_policy_reasoning", recommended_lr(cli.model_name, cli.learning_rate)
+    dataset = _build_dataset(
+        cli, cli.chat_data(cli.batch_size, _max_length(cli), cli.train_on_what)
     )
     if cli.teacher_model is None:
-        return train.Config(dataset_builder=dataset, **settings)
+        return resolve(
+            train.Config, cli, name, dataset_builder=dataset, learning_rate=learning_rate
+        )
     teacher = TeacherConfig(
         base_model=cli.teacher_model, load_checkpoint_path=cli.teacher_checkpoint
     )
-    return train_off_policy.Config(
-        dataset_configs=[
-            train_off_policy.DatasetWithTeacher(dataset_builder=dataset, teacher_config=teacher)
-        ],
-        n_teacher_targets=cli.n_teacher_targets,
-        teacher_concurrency=cli.teacher_concurrency,
-        batch_size=cli.batch_size,
-        **settings,
+    part = train_off_policy.DatasetWithTeacher(dataset_builder=dataset, teacher_config=teacher)
+    return resolve(
+        train_off_policy.Config, cli, name, dataset_configs=[part], learning_rate=learning_rate
     )
 
 
@@ -154,41 +137,33 @@ def _check_teacher_settings(cli: CLIConfig) -> None:
 
 
 def _max_length(cli: CLIConfig) -> int | None:
-    """The setting, or the longest example that student and teacher can read."""
+    """Returns the setting, or the longest example that fits both contexts."""
     length = model_info.resolve_max_length(cli.model_name, cli.max_length)
     if cli.teacher_model is None or cli.max_length is not None:
         return length
     context = model_info.resolve_max_length(cli.teacher_model, None)
     if context is None:
         return length
+    # The teacher samples one token after the example, so the example is one token shorter.
     return context - 1 if length is None else min(length, context - 1)
 
 
-def _build_dataset(
-    cli: CLIConfig, renderer_name: str, max_length: int | None
-) -> ChatDatasetBuilder:
+def _build_dataset(cli: CLIConfig, common: ChatDatasetBuilderCommonConfig) -> ChatDatasetBuilder:
     if cli.dataset != "openthoughts3":
-        return sl_basic.build_dataset(cli, renderer_name, max_length)
+        return sl_basic.build_dataset(cli, common)
     for name in ("dataset_path", "test_path"):
         if getattr(cli, name) is not None:
             raise ConfigurationError(
                 f"{name}={getattr(cli, name)} and dataset={cli.dataset} contradict each other; "
                 "leave one out"
             )
-    common = ChatDatasetBuilderCommonConfig(
-        model_name_for_tokenizer=cli.model_name,
-        renderer_name=renderer_name,
-        max_length=max_length,
-        batch_size=cli.batch_size,
-        train_on_what=cli.train_on_what,
-    )
     return OpenThoughts3Builder(
         common_config=common, buffer_size=cli.buffer_size, max_prompts=cli.max_prompts
     )
 
 
 async def main(config: CLIConfig) -> None:
-    """Trains a model on what another one wrote or would have written."""
+    """Trains a model on the outputs of another one."""
     run = build_config(config)
     if isinstance(run, train_off_policy.Config):
         await start(run, config.behavior_if_log_dir_exists, train_off_policy.main)

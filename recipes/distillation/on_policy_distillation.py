@@ -1,4 +1,4 @@
-"""On-policy distillation: the student writes, a teacher judges every token of it.
+"""On-policy distillation: a teacher scores every token that the student samples.
 
     python -m recipes.distillation.on_policy_distillation
     python -m recipes.distillation.on_policy_distillation teacher_checkpoint=tinker://…
@@ -7,12 +7,11 @@
     python -m recipes.distillation.on_policy_distillation dataset=deepmath model_name=… \\
         teacher_model=… teacher_renderer_name=… lora_rank=128 groups_per_batch=1024 group_size=4
 
-Without a larger model at hand a model can teach itself, if as a teacher it knows more than as a
-student. By default the teacher is the student before training, and sees three worked examples and
-the answer behind each question ("What is 3 + 4?"): what it says knowing the answer, the student
-learns to say without. A ``teacher_prompt`` that the teacher alone sees is learned in the same way,
-until the student needs it no more; ``teacher_checkpoint`` takes a trained model for a teacher, such
-as the one of ``recipes.rl_basic`` (``for sampling`` in its last lines).
+By default the teacher is the student before training, with three worked examples and the answer to
+each question ("What is 3 + 4?") in its prompt. The student does not see them and learns to answer
+without. A ``teacher_prompt`` that only the teacher sees is distilled in the same way.
+``teacher_checkpoint`` names a trained teacher, such as the one of ``recipes.rl_basic`` (``for
+sampling`` in its last lines).
 """
 
 from __future__ import annotations
@@ -22,28 +21,28 @@ import chz
 from tinker_cookbook.distillation import train_on_policy
 from tinker_cookbook.recipes.distillation.on_policy_settings import (
     OnPolicySettings,
-    TaughtSettings,
+    TeacherSettings,
+    dataset_with_teacher,
     on_policy_config,
     run,
-    taught,
 )
 from tinker_cookbook.training.config import check_model
 from tinker_cookbook.utils.command_line.entrypoint import run_entrypoint
 
 
 @chz.chz
-class CLIConfig(TaughtSettings, OnPolicySettings):
+class CLIConfig(TeacherSettings, OnPolicySettings):
     """Settings of the recipe; what is None is derived and printed."""
 
 
 def build_config(cli: CLIConfig) -> train_on_policy.Config:
-    """The task, the teacher, and what is derived from the model."""
+    """Builds the dataset, the teacher and the config of the run."""
     check_model(cli)
-    return on_policy_config(cli, "on_policy_distillation", [taught(cli, cli)])
+    return on_policy_config(cli, "on_policy_distillation", [dataset_with_teacher(cli, cli)])
 
 
 async def main(config: CLIConfig) -> None:
-    """Teaches a student what its teacher would say in its place."""
+    """Trains a student towards its teacher on its own samples."""
     await run(config, build_config(config))
 
 

@@ -1,14 +1,13 @@
-"""On-policy distillation from several teachers at once, each of which judges answers of its field.
+"""On-policy distillation from several teachers, each on a dataset of its own.
 
     python -m recipes.distillation.on_policy_multi_teacher
     python -m recipes.distillation.on_policy_multi_teacher model_name=… lora_rank=128 \\
         first.dataset=deepmath first.teacher_model=… second.dataset=tulu3 second.teacher_model=… \\
         groups_per_batch=512 group_size=4 max_tokens=4096
 
-A batch has ``groups_per_batch`` prompts of each dataset. By default the student (SmolLM2) learns
-sums from a teacher that sees the answers, and at the same time learns to be brief from one that was
-told to be: both are the student before training. ``teacher_kl/dataset_0`` and
-``teacher_kl/dataset_1`` tell how far it is from either.
+A batch has ``groups_per_batch`` prompts of each dataset. By default both teachers are the student
+(SmolLM2) before training: one sees the answers to sums, the other has a system prompt that requests
+short answers. ``teacher_kl/dataset_0`` and ``teacher_kl/dataset_1`` are the KL to each of them.
 """
 
 from __future__ import annotations
@@ -21,17 +20,17 @@ from tinker_cookbook.recipes.distillation.on_policy_settings import (
     DATASETS,
     EXAMPLE,
     OnPolicySettings,
-    TaughtSettings,
+    TeacherSettings,
+    dataset_with_teacher,
     on_policy_config,
     run,
-    taught,
 )
 from tinker_cookbook.training.config import check_model
 from tinker_cookbook.utils.command_line.entrypoint import run_entrypoint
 
 
 @chz.chz
-class FirstSettings(TaughtSettings):
+class FirstSettings(TeacherSettings):
     """A dataset, its teacher, and its share of a batch."""
 
     groups_per_batch: int | None = chz.field(
@@ -98,20 +97,22 @@ class CLIConfig(OnPolicySettings):
 
 
 def build_config(cli: CLIConfig) -> train_on_policy.Config:
-    """Both tasks, their teachers, and what is derived from the model."""
+    """Builds both datasets with their teachers and the config of the run."""
     check_model(cli)
-    asked = {"first.": cli.part("first", "deepmath"), "second.": cli.part("second", "tulu3")}
-    parts = [
-        taught(chz.replace(cli, groups_per_batch=part.groups_per_batch), part, where)
-        if part.groups_per_batch is not None
-        else taught(cli, part, where)
-        for where, part in asked.items()
+    parts = {"first.": cli.part("first", "deepmath"), "second.": cli.part("second", "tulu3")}
+    datasets = [
+        dataset_with_teacher(
+            chz.replace(cli, groups_per_batch=part.groups_per_batch or cli.groups_per_batch),
+            part,
+            where,
+        )
+        for where, part in parts.items()
     ]
-    return on_policy_config(cli, "on_policy_multi_teacher", parts)
+    return on_policy_config(cli, "on_policy_multi_teacher", datasets)
 
 
 async def main(config: CLIConfig) -> None:
-    """Teaches one student what several teachers know."""
+    """Trains one student towards several teachers."""
     await run(config, build_config(config))
 
 

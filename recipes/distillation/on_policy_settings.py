@@ -1,4 +1,4 @@
-"""What the recipes of on-policy distillation share: their settings, their data, their teachers."""
+"""Shared settings, datasets and teachers of the on-policy distillation recipes."""
 
 from __future__ import annotations
 
@@ -7,24 +7,18 @@ from typing import Any
 
 import chz
 
-from tinker_cookbook import cli_utils
 from tinker_cookbook.distillation import train_on_policy
 from tinker_cookbook.distillation.datasets import (
     ANSWER,
+    HUB_PROMPTS,
     DistillationDatasetConfig,
     PromptOnlyDatasetBuilder,
     TeacherConfig,
 )
-from tinker_cookbook.distillation.prompts import HUB_PROMPTS
 from tinker_cookbook.exceptions import ConfigurationError, nearest
-from tinker_cookbook.recipes.examples import example_data
 from tinker_cookbook.recipes.math_rl.arithmetic_env import ArithmeticDatasetBuilder
-from tinker_cookbook.recipes.rl_settings import (
-    SampledSettings,
-    common_config,
-    resolve_renderer,
-    rl_learning_rate,
-)
+from tinker_cookbook.recipes.rl_settings import SampledSettings, sampled_config
+from tinker_cookbook.recipes.start import example_data, start
 from tinker_cookbook.renderers import Message
 from tinker_cookbook.rl.types import RLDatasetBuilder
 from tinker_cookbook.training.lr_scheduling import LRSchedule
@@ -34,7 +28,7 @@ SUMS = "sums"
 EXAMPLE = "example"
 DATASETS = (SUMS, EXAMPLE, *HUB_PROMPTS)
 SUMS_HINT = f" Say {ANSWER}."
-# Without examples the demo model does not take the hint; their operands are beyond those asked for.
+# Without examples the demo model ignores the hint. Their operands do not occur in the problems.
 SUMS_EXAMPLES = ((120, 345), (17, 30), (61, 14))
 BRIEF = "Answer in one short sentence."
 _EXAMPLE_FILE = example_data("conversations.jsonl")
@@ -42,7 +36,7 @@ _MAX_TOKENS, _MAX_TOKENS_OF_SUMS = 256, 12
 
 
 @chz.chz
-class TaughtSettings:
+class TeacherSettings:
     """A dataset and its teacher."""
 
     dataset: str = chz.field(default=SUMS, doc=f"{', '.join(DATASETS)}, or a JSONL file of prompts")
@@ -72,7 +66,7 @@ class TaughtSettings:
 @also_named(n_batches="num_batches")
 @chz.chz
 class OnPolicySettings(SampledSettings):
-    """Settings of an on-policy distillation; what is None is derived and printed."""
+    """Settings of on-policy distillation; what is None is derived and printed."""
 
     lr_schedule: LRSchedule = chz.field(default="linear", doc="linear, cosine or constant")
     kl_penalty_coef: float = chz.field(default=1.0, doc="Weight of the teachers")
@@ -86,9 +80,8 @@ class OnPolicySettings(SampledSettings):
     )
     n_teacher_targets: int = chz.field(
         default=0,
-        doc="Train towards so many of the teacher's most probable tokens at each place (20 is "
-        "usual); 0: towards its judgement of the sampled token. The teacher sees what the student "
-        "does",
+        doc="Top K of the teacher at each token as targets (20 is usual); 0: the log-probability "
+        "of the sampled token alone. The teacher must have the prompt of the student",
     )
     reward_coef: float = chz.field(
         default=0.0, doc="Weight of the task's own rewards beside the teachers; 0: only shown"
@@ -107,12 +100,12 @@ class OnPolicySettings(SampledSettings):
     save_every: int = chz.field(default=10, doc="Steps between checkpoints")
 
 
-def taught(
-    cli: OnPolicySettings, settings: TaughtSettings, where: str = ""
+def dataset_with_teacher(
+    cli: OnPolicySettings, settings: TeacherSettings, where: str = ""
 ) -> DistillationDatasetConfig:
-    """A dataset with its teacher; ``where`` comes before the names of its settings in errors."""
+    """Builds a dataset with its teacher; errors put ``where`` before the names of settings."""
     _check_dataset(settings, where)
-    # A student that starts from a checkpoint is its own teacher as it is there.
+    # The teacher is by default the student before training, from its checkpoint if it has one.
     own_start = cli.load_checkpoint_path if settings.teacher_model is None else None
     teacher = TeacherConfig(
         base_model=settings.teacher_model or cli.model_name,
@@ -130,7 +123,7 @@ def taught(
 def _prompts(cli: OnPolicySettings, dataset: str) -> RLDatasetBuilder:
     common: dict[str, Any] = {
         "model_name_for_tokenizer": cli.model_name,
-        "renderer_name": resolve_renderer(cli),
+        "renderer_name": cli.renderer,
         "groups_per_batch": cli.groups_per_batch,
         "group_size": cli.group_size,
     }
@@ -150,14 +143,14 @@ def _prompts(cli: OnPolicySettings, dataset: str) -> RLDatasetBuilder:
     )
 
 
-def _own_prompt(settings: TaughtSettings, where: str) -> dict[str, Any]:
-    """What the teacher alone sees: as asked for, or that without which it would be the student."""
-    asked = {
+def _own_prompt(settings: TeacherSettings, where: str) -> dict[str, Any]:
+    """Returns the teacher's own prompt: the settings, or a default where nothing else is set."""
+    own = {
         "system_prompt": text_or_file(f"{where}teacher_prompt", settings.teacher_prompt),
         "answer_hint": settings.teacher_hint,
     }
-    if any([*asked.values(), settings.teacher_model, settings.teacher_checkpoint]):
-        return asked
+    if any([*own.values(), settings.teacher_model, settings.teacher_checkpoint]):
+        return own
     if settings.dataset == SUMS:
         return {"answer_hint": SUMS_HINT, "convo_prefix": _sums_examples()}
     if settings.dataset == EXAMPLE:
@@ -178,7 +171,7 @@ def _sums_examples() -> list[Message]:
     return messages
 
 
-def _check_dataset(settings: TaughtSettings, where: str) -> None:
+def _check_dataset(settings: TeacherSettings, where: str) -> None:
     name = settings.dataset
     if name not in DATASETS and not Path(name).expanduser().is_file():
         raise ConfigurationError(
@@ -188,7 +181,7 @@ def _check_dataset(settings: TaughtSettings, where: str) -> None:
 
 
 def text_or_file(setting: str, value: str | None) -> str | None:
-    """A text as it is given, or that of the file it names (``….txt`` or ``….md``)."""
+    """Returns a text, read from a file if ``value`` names one (``….txt`` or ``….md``)."""
     if value is None or not value.endswith((".txt", ".md")):
         return value
     path = Path(value).expanduser()
@@ -207,28 +200,27 @@ def text_or_file(setting: str, value: str | None) -> str | None:
 def on_policy_config(
     cli: OnPolicySettings, recipe_name: str, datasets: list[DistillationDatasetConfig]
 ) -> train_on_policy.Config:
-    """The run's config: settings as given, and those that follow from the model filled in."""
-    learning_rate = cli.learning_rate
-    if learning_rate is None:
-        learning_rate = rl_learning_rate(cli.model_name)
-    if cli.max_tokens is None:
+    """Builds the config of the run; settings that follow from model and data are filled in."""
+    max_tokens, center = cli.max_tokens, cli.center_teacher_kl
+    if max_tokens is None:
         sums = all(isinstance(d.dataset_builder, ArithmeticDatasetBuilder) for d in datasets)
-        cli = chz.replace(cli, max_tokens=_MAX_TOKENS_OF_SUMS if sums else _MAX_TOKENS)
-    center = cli.num_minibatches is None if cli.center_teacher_kl is None else cli.center_teacher_kl
-    return train_on_policy.Config(
+        max_tokens = _MAX_TOKENS_OF_SUMS if sums else _MAX_TOKENS
+    if center is None:
+        # The baseline is a mean over the whole batch, which streaming does not have at once.
+        center = cli.num_minibatches is None
+    return sampled_config(
+        train_on_policy.Config,
+        cli,
+        recipe_name,
         dataset_configs=datasets,
-        learning_rate=learning_rate,
-        reward_coef=cli.reward_coef,
+        max_tokens=max_tokens,
         center_teacher_kl=center,
-        n_teacher_targets=cli.n_teacher_targets,
-        **common_config(cli, recipe_name),
     )
 
 
 async def run(cli: OnPolicySettings, config: train_on_policy.Config) -> None:
-    """Checks the config, then the log folder, then trains."""
+    """Checks config and vocabularies, then the log folder, then trains."""
     # First, so that a wrong setting beside behavior_if_log_dir_exists=delete deletes nothing.
     config.check()
     train_on_policy.check_vocabularies(config)
-    with cli_utils.log_dir_of_run(config.log_path, cli.behavior_if_log_dir_exists):
-        await train_on_policy.main(config)
+    await start(config, cli.behavior_if_log_dir_exists, train_on_policy.main)

@@ -1,4 +1,4 @@
-"""Reinforcement learning on mathematics with answers that a program can check.
+"""Reinforcement learning on mathematics with verifiable answers.
 
     python -m recipes.math_rl.train env=arithmetic
     python -m recipes.math_rl.train env=gsm8k dataset_path=FOLDER   # with train.jsonl, test.jsonl
@@ -20,7 +20,7 @@ from tinker_cookbook.exceptions import ConfigurationError, nearest
 from tinker_cookbook.recipes.math_rl.arithmetic_env import ArithmeticDatasetBuilder
 from tinker_cookbook.recipes.math_rl.datasets import MathDatasetBuilder
 from tinker_cookbook.recipes.math_rl.problems import HUB_NAMES
-from tinker_cookbook.recipes.rl_settings import RLSettings, resolve_renderer, rl_config, run
+from tinker_cookbook.recipes.rl_settings import RLSettings, rl_config, run
 from tinker_cookbook.rl import train
 from tinker_cookbook.rl.envs.grading import DEFAULT_TIMEOUT_SECONDS
 from tinker_cookbook.rl.envs.reasoning_gym_env import ReasoningGymDatasetBuilder
@@ -34,7 +34,7 @@ ENVS = ("arithmetic", *HUB_NAMES)
 
 @chz.chz
 class CLIConfig(RLSettings):
-    """Settings of the recipe; what is None is derived from the model and printed."""
+    """Settings of the recipe, beside those of every RL recipe."""
 
     env: str = chz.field(
         default="arithmetic", doc=f"{', '.join(ENVS)}, or {GENERATOR_PREFIX}GENERATOR"
@@ -64,11 +64,11 @@ class CLIConfig(RLSettings):
 
 
 def build_dataset(cli: CLIConfig) -> RLDatasetBuilder:
-    """The problems that ``env`` names; refuses settings that it leaves without effect."""
+    """Builds the dataset that ``env`` names; raises for settings that it does not have."""
     _check_env(cli)
     common: dict[str, Any] = {
         "model_name_for_tokenizer": cli.model_name,
-        "renderer_name": resolve_renderer(cli),
+        "renderer_name": cli.renderer,
         "groups_per_batch": cli.groups_per_batch,
         "group_size": cli.group_size,
         "num_test": cli.num_test,
@@ -127,13 +127,13 @@ def _check_env(cli: CLIConfig) -> None:
 
 
 def build_config(cli: CLIConfig) -> train.Config:
-    """The problems, and what is derived from the model."""
+    """Builds the dataset and the config of the run."""
     check_model(cli)
     return rl_config(cli, "math_rl", build_dataset(cli))
 
 
 async def main(config: CLIConfig) -> None:
-    """Teaches a model mathematics."""
+    """Trains a model on mathematics."""
     await run(config, build_config(config))
 
 

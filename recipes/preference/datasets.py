@@ -17,7 +17,7 @@ from tinker_cookbook.preference.preference_datasets import (
     ComparisonDatasetBuilder,
 )
 from tinker_cookbook.preference.types import Comparison, Label, LabeledComparison
-from tinker_cookbook.recipes.examples import example_data
+from tinker_cookbook.recipes.start import example_data
 from tinker_cookbook.renderers import Message, normalize_messages
 from tinker_cookbook.supervised.data import Rows
 from tinker_cookbook.supervised.hf_datasets import load_hf_dataset

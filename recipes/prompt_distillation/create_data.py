@@ -1,4 +1,4 @@
-"""Prompt distillation, step 1: a teacher that has a long prompt answers queries.
+"""Prompt distillation, step 1: a teacher with a long prompt answers queries.
 
     python -m recipes.prompt_distillation.create_data output_file=/tmp/tinker-datasets/lang.jsonl
     python -m recipes.prompt_distillation.create_data teacher_model=Qwen/Qwen3-30B-A3B …
@@ -24,7 +24,6 @@ import chz
 from tinker_cookbook import model_info
 from tinker_cookbook.backends.connect import check_backend, connect
 from tinker_cookbook.exceptions import ConfigurationError
-from tinker_cookbook.recipes.examples import example_data
 from tinker_cookbook.recipes.prompt_distillation.answers import AnswerReader, parse_labels
 from tinker_cookbook.recipes.prompt_distillation.output import DistillationFile
 from tinker_cookbook.recipes.prompt_distillation.prompts import (
@@ -42,6 +41,7 @@ from tinker_cookbook.recipes.prompt_distillation.teacher import (
     check_kept,
     say_summary,
 )
+from tinker_cookbook.recipes.start import DEMO_MODEL, example_data
 from tinker_cookbook.renderers import get_renderer
 from tinker_cookbook.tokenizer_utils import get_tokenizer
 from tinker_cookbook.training.config import check_model, check_settings
@@ -53,7 +53,6 @@ if TYPE_CHECKING:
 
 __all__ = ["LANGUAGE_CLASSIFICATION_PROMPT", "Config", "main"]
 
-DEMO_MODEL = "HuggingFaceTB/SmolLM2-135M-Instruct"
 DEFAULT_OUTPUT_FILE = "/tmp/tinker-datasets/prompt_distillation_lang.jsonl"
 QUERIES = example_data("languages.jsonl")
 

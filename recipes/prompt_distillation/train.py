@@ -1,4 +1,4 @@
-"""Prompt distillation, step 2: a student learns to answer as the teacher does with its prompt.
+"""Prompt distillation, step 2: a student without the prompt trains on the teacher's answers.
 
     python -m recipes.prompt_distillation.create_data
     python -m recipes.prompt_distillation.train
@@ -13,38 +13,34 @@ answers are the teacher's.
 
 from __future__ import annotations
 
-import asyncio
 from pathlib import Path
 
 import chz
 
-from tinker_cookbook import cli_utils, hyperparam_utils, model_info
+from tinker_cookbook import cli_utils
 from tinker_cookbook.eval.proportion import describe_share
 from tinker_cookbook.exceptions import ConfigurationError, DataValidationError
 from tinker_cookbook.recipes.prompt_distillation.answers import parse_labels
-from tinker_cookbook.recipes.prompt_distillation.create_data import DEFAULT_OUTPUT_FILE, DEMO_MODEL
+from tinker_cookbook.recipes.prompt_distillation.create_data import DEFAULT_OUTPUT_FILE
 from tinker_cookbook.recipes.prompt_distillation.data import (
     DistilledDatasetBuilder,
     StudentAccuracyBuilder,
 )
 from tinker_cookbook.recipes.prompt_distillation.output import read_settings
-from tinker_cookbook.recipes.start import start
+from tinker_cookbook.recipes.start import RecipeSettings, blocking, recommended_lr, resolve, start
 from tinker_cookbook.renderers import TrainOnWhat
 from tinker_cookbook.supervised import train
-from tinker_cookbook.supervised.types import ChatDatasetBuilderCommonConfig
-from tinker_cookbook.training.config import RunSettings, check_model
+from tinker_cookbook.training.config import check_model
 from tinker_cookbook.utils.command_line.entrypoint import run_entrypoint
 from tinker_cookbook.utils.run_folder.jsonl import Row, read_rows
 from tinker_cookbook.utils.terminal import get_console
 
 
 @chz.chz
-class CLIConfig(RunSettings):
+class CLIConfig(RecipeSettings):
     """Settings of the student; what is None is derived and printed."""
 
     file_path: str = chz.field(default=DEFAULT_OUTPUT_FILE, doc="File that create_data made")
-    model_name: str = chz.field(default=DEMO_MODEL, doc="Hub name or local folder of the student")
-    renderer_name: str | None = chz.field(default=None, doc="Chat format; default: the model's")
     labels: str | None = chz.field(
         default=None, doc="Answers that may occur: a,b; default: those of create_data"
     )
@@ -65,9 +61,6 @@ class CLIConfig(RunSettings):
     log_path: str = chz.field(
         default=str(cli_utils.default_log_path("prompt_distillation")), doc="Folder of this run"
     )
-    behavior_if_log_dir_exists: cli_utils.LogdirBehavior = chz.field(
-        default="ask", doc="ask, resume, delete or raise"
-    )
     eval_every: int = chz.field(default=100, doc="Steps between evaluations; 0 is never")
     save_every: int = chz.field(default=20, doc="Steps between checkpoints")
     submit_ahead: int = chz.field(default=1, doc="Steps in flight beyond the one awaited")
@@ -75,7 +68,7 @@ class CLIConfig(RunSettings):
 
 
 def build_dataset(cli: CLIConfig) -> DistilledDatasetBuilder:
-    """The teacher's answers, split into a part to train on and one held out."""
+    """Builds the dataset of the teacher's answers, with a held-out part."""
     if not Path(cli.file_path).expanduser().exists():
         raise DataValidationError(
             f"file_path: there is no file {cli.file_path}; make it first: python -m "
@@ -86,15 +79,7 @@ def build_dataset(cli: CLIConfig) -> DistilledDatasetBuilder:
             f"answer_max_tokens: got {cli.answer_max_tokens}, expected at least 1"
         )
     return DistilledDatasetBuilder(
-        common_config=ChatDatasetBuilderCommonConfig(
-            model_name_for_tokenizer=cli.model_name,
-            renderer_name=model_info.resolve_renderer_name(
-                cli.model_name, cli.renderer_name, cli.log_path
-            )[0],
-            max_length=model_info.resolve_max_length(cli.model_name, cli.max_length),
-            batch_size=cli.batch_size,
-            train_on_what=cli.train_on_what,
-        ),
+        common_config=cli.chat_data(cli.batch_size, cli.max_length, cli.train_on_what),
         file_path=cli.file_path,
         test_fraction=cli.test_fraction,
         split_seed=cli.split_seed,
@@ -110,7 +95,7 @@ def _labels(cli: CLIConfig) -> list[str] | None:
 
 
 def build_config(cli: CLIConfig) -> train.Config:
-    """Fills in what is derived from the model and the file."""
+    """Builds the dataset, its evaluation and the config of the run."""
     check_model(cli)
     dataset = build_dataset(cli)
     dataset.split  # noqa: B018  (read now, so that a bad line is refused before anything is loaded)
@@ -118,26 +103,19 @@ def build_config(cli: CLIConfig) -> train.Config:
     # Without labels the answers are free text, of which equality says nothing: test/nll does.
     if dataset.labels is not None and dataset.split[1]:
         evaluators.append(StudentAccuracyBuilder(dataset=dataset, max_tokens=cli.answer_max_tokens))
-    learning_rate = cli.learning_rate
-    if learning_rate is None:
-        learning_rate = hyperparam_utils.get_lr(cli.model_name)
-    return train.Config(
-        recipe_name="prompt_distillation",
-        log_path=cli.log_path,
-        model_name=cli.model_name,
+    return resolve(
+        train.Config,
+        cli,
+        "prompt_distillation",
         dataset_builder=dataset,
         evaluator_builders=evaluators,
-        renderer_name=dataset.common_config.renderer_name,
-        learning_rate=learning_rate,
-        submit_ahead=cli.submit_ahead,
-        show_samples=cli.show_samples,
+        learning_rate=recommended_lr(cli.model_name, cli.learning_rate),
         sample_max_tokens=cli.answer_max_tokens if evaluators else 96,
-        **cli.shared(),
     )
 
 
 def report(rows: list[Row]) -> list[str]:
-    """Teacher and student on the queries held out, from the rows of ``metrics.jsonl``."""
+    """Returns lines that compare teacher and student on the held-out queries."""
     measured = [row for row in rows if "test/agreement" in row or "test/accuracy" in row]
     if len(measured) < 2:
         return []
@@ -163,15 +141,13 @@ def _share(row: Row, name: str, counted_as: str | None = None) -> str:
 
 
 async def main(config: CLIConfig) -> None:
-    """Teaches a student what a teacher does with a prompt."""
+    """Trains the student, then prints its accuracy beside that of the teacher."""
     await start(build_config(config), config.behavior_if_log_dir_exists, train.main)
     for line in report(read_rows(Path(config.log_path).expanduser() / "metrics.jsonl")):
         get_console().print(line, markup=False, soft_wrap=True)
 
 
-def cli_main(cli_config: CLIConfig) -> None:
-    """As :func:`main`, for code without an event loop."""
-    asyncio.run(main(cli_config))
+cli_main = blocking(main)
 
 
 if __name__ == "__main__":

@@ -11,7 +11,7 @@ import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from recipes.examples import example_data
+from recipes.start import example_data
 
 REPO = Path(__file__).resolve().parents[2]
 KILL_AT = Path(__file__).with_name("kill_at.py")

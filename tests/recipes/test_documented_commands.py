@@ -25,7 +25,7 @@ import pytest
 from recipe_runs import REPO
 from tiny_model import make_tiny_model
 
-from recipes.examples import example_data
+from recipes.start import example_data
 
 pytestmark = pytest.mark.slow
 

@@ -11,7 +11,7 @@ import sys
 import pytest
 from recipe_runs import REPO, RecipeRuns
 
-from recipes.examples import example_data
+from recipes.start import example_data
 
 pytestmark = pytest.mark.slow
 

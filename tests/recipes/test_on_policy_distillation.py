@@ -14,7 +14,7 @@ from recipe_runs import REPO, RecipeRuns
 from taught_stories import taught, train_teacher
 
 from recipes.distillation import on_policy_distillation, on_policy_multi_teacher
-from recipes.distillation.on_policy_settings import TaughtSettings
+from recipes.distillation.on_policy_settings import TeacherSettings
 from recipes.math_rl.arithmetic_env import ArithmeticDatasetBuilder
 from tinker_cookbook.distillation import train_on_policy
 from tinker_cookbook.distillation.datasets import PromptOnlyDatasetBuilder
@@ -168,7 +168,7 @@ def test_two_teachers_by_default_and_by_name(stories_model):
     config = on_policy_multi_teacher.build_config(given)
     assert config.dataset_configs[1].teacher_config.system_prompt == "Be odd."
     assert isinstance(config.dataset_configs[1].dataset_builder, PromptOnlyDatasetBuilder)
-    assert TaughtSettings().dataset == "sums"
+    assert TeacherSettings().dataset == "sums"
 
 
 def test_a_student_with_a_checkpoint_is_its_own_teacher_as_it_is_there(stories_model):

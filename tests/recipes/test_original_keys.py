@@ -14,7 +14,7 @@ from recipes import rl_basic, rl_loop, sl_basic
 from recipes.distillation import on_policy_multi_teacher
 from recipes.math_rl import train as math_rl
 from recipes.preference.rlhf import settings as rlhf
-from recipes.rl_settings import common_config
+from recipes.rl_settings import async_config, error_tolerance, stream_config
 from tinker_cookbook.exceptions import ConfigurationError
 from tinker_cookbook.utils.command_line.entrypoint import parse_arguments
 from tinker_cookbook.utils.command_line.keys import aliases_of, keys_of
@@ -257,7 +257,8 @@ def test_async_and_streaming_settings_reach_the_loop(stories_model):
         rl_basic.CLIConfig,
         [*given, "async_config.max_steps_off_policy=2", "async_config.groups_per_batch=4"],
     )
-    config = common_config(cli, "x")["async_config"]
+    config = async_config(cli)
+    assert config is not None
     assert (config.max_steps_off_policy, config.groups_per_batch) == (2, 4)
     cli = parse_arguments(
         math_rl.CLIConfig,
@@ -267,7 +268,7 @@ def test_async_and_streaming_settings_reach_the_loop(stories_model):
             "stream_minibatch_config.groups_per_batch=8",
         ],
     )
-    assert common_config(cli, "x")["stream_minibatch_config"].num_minibatches == 2
+    assert getattr(stream_config(cli), "num_minibatches", None) == 2
     cli = parse_arguments(
         math_rl.CLIConfig,
         [
@@ -278,15 +279,15 @@ def test_async_and_streaming_settings_reach_the_loop(stories_model):
         ],
     )
     with pytest.raises(ConfigurationError, match="max_steps_off_policy=1 and async_config"):
-        common_config(cli, "x")
+        async_config(cli)
 
 
 def test_failed_episodes_may_be_left_out(stories_model):
     given = [f"model_name={stories_model}", "renderer_name=role_colon"]
     cli = parse_arguments(rl_basic.CLIConfig, [*given, "rollout_error_tolerance=True"])
-    assert common_config(cli, "x")["rollout_error_tolerance"] is True
+    assert error_tolerance(cli) is True
     cli = parse_arguments(rl_basic.CLIConfig, given)
-    assert common_config(cli, "x")["rollout_error_tolerance"] is None
+    assert error_tolerance(cli) is None
 
 
 def test_short_names_of_two_teachers():

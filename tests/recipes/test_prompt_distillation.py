@@ -133,9 +133,12 @@ def test_rows_are_conversations_without_the_prompt(runs, made):
 
 def test_other_recipes_read_the_file(runs, made):
     config = sl_basic.CLIConfig(
-        model_name=runs.model, dataset_path=str(runs.folder / "made.jsonl"), batch_size=4
+        model_name=runs.model,
+        dataset_path=str(runs.folder / "made.jsonl"),
+        renderer_name="role_colon",
+        batch_size=4,
     )
-    builder = sl_basic.build_dataset(config, "role_colon", None)
+    builder = sl_basic.build_dataset(config, config.chat_data(4, None, config.train_on_what))
     assert len(builder()[0].get_batch(0)) == 4
     assert len(read_conversations(runs.folder / "made.jsonl")) == len(
         read_rows(runs.folder / "made.jsonl")

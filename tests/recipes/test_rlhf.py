@@ -11,10 +11,10 @@ from pathlib import Path
 import pytest
 from recipe_runs import RecipeRuns, last_of_each
 
-from recipes.examples import example_data
 from recipes.preference.rlhf import rlhf_pipeline
 from recipes.preference.rlhf.settings import STAGES, CLIConfig
 from recipes.preference.rlhf.stages import rl_config, rm_config, sft_config
+from recipes.start import example_data
 from tinker_cookbook.checkpoint_utils import CheckpointRecord
 from tinker_cookbook.exceptions import ConfigurationError, DataError
 from tinker_cookbook.training.changes import changed_settings

@@ -14,6 +14,7 @@ from tinker_cookbook.engine.model.lora import Adapter, AdapterSpec, Target
 from tinker_cookbook.engine.model.resolve import check_rank, hidden_size
 from tinker_cookbook.exceptions import ConfigurationError, DataValidationError
 from tinker_cookbook.renderers import Message
+from tinker_cookbook.supervised.types import ChatDatasetBuilderCommonConfig
 from tinker_cookbook.sweep import run as sweep_run
 from tinker_cookbook.utils.command_line.entrypoint import parse_arguments
 from tinker_cookbook.utils.run_folder.config_io import load_config, write_config
@@ -114,11 +115,14 @@ def test_a_group_of_one_is_refused_before_the_start(stories_model):
 # --- others ------------------------------------------------------------------------------------
 
 
-def test_a_list_ends_before_the_next_sentence():
+def test_a_list_ends_before_the_next_sentence(stories_model):
+    common = ChatDatasetBuilderCommonConfig(
+        model_name_for_tokenizer=str(stories_model), renderer_name="role_colon", batch_size=8
+    )
     with pytest.raises(ConfigurationError, match=r"example, no_robots\. Your own file goes"):
-        sl_basic.build_dataset(sl_basic.CLIConfig(dataset="imdb"), "role_colon", None)
+        sl_basic.build_dataset(sl_basic.CLIConfig(dataset="imdb"), common)
     with pytest.raises(ConfigurationError, match=r"did you mean 'example'\? Your own file goes"):
-        sl_basic.build_dataset(sl_basic.CLIConfig(dataset="exampel"), "role_colon", None)
+        sl_basic.build_dataset(sl_basic.CLIConfig(dataset="exampel"), common)
 
 
 @pytest.mark.parametrize(("metric", "said"), [("train_mean_nll", True), ("test/nll", False)])

@@ -29,6 +29,11 @@ from tinker_cookbook.distillation.demonstrations import (
     DEFAULT_DEMO_TEMPLATE,
     Demonstration,
     DemonstrationBuilder,
+    ProvidedBatches,
+    ProvidedEnvironments,
+    ProvidedTexts,
+    SDFTBatchProvider,
+    Texts,
     build_sdft_teacher_prompt,
     check_demo_template,
 )
@@ -41,13 +46,6 @@ from tinker_cookbook.distillation.sdft_datums import (
     compute_sdft_advantages,
     demonstrated_targets,
     reverse_kl_custom_loss,
-)
-from tinker_cookbook.distillation.sdft_provider import (
-    ProvidedBatches,
-    ProvidedEnvironments,
-    ProvidedTexts,
-    SDFTBatchProvider,
-    Texts,
 )
 from tinker_cookbook.distillation.soft_objective import SoftObjective
 from tinker_cookbook.distillation.topk_targets import SoftDatum, check_top_k, distance_metrics

@@ -134,7 +134,7 @@ class AnswerEndings:
 _LONGEST_TOKEN = 64  # characters; one may follow the stop text within its last token
 
 
-class TaughtGroup(EnvGroupBuilder):
+class TeacherGroupBuilder(EnvGroupBuilder):
     """A group of a dataset whose number it carries as its first tag, so that its teacher is found.
 
     Args:

@@ -83,8 +83,8 @@ _Array = npt.NDArray[np.float64]
 
 
 @dataclass(frozen=True)
-class Played:
-    """A trajectory, and the data that were made of it."""
+class TrajectoryData:
+    """Trajectory with its training data."""
 
     trajectory: Trajectory
     data: list[tinker.Datum]
@@ -103,21 +103,22 @@ class Teacher:
     client: SamplingClient
     endings: AnswerEndings | None = None
 
-    async def score(self, played: Sequence[Played]) -> list[_Array]:
-        """Log-probabilities of each trajectory's trained tokens, in order, [N] each."""
+    async def score(self, trajectories: Sequence[TrajectoryData]) -> list[_Array]:
+        """Returns the log-probabilities [N] of each trajectory's trained tokens."""
         if self.endings is None:
-            return await self._score_data([one.data for one in played])
-        own = [_seen_by_teacher(one.trajectory, self.endings) for one in played]
-        scores = await self._score_data([trajectory_to_data(seen, 0.0) for seen in own])
+            return await self._score_data([item.data for item in trajectories])
+        # The teacher scores the same answer in its own chat format, after its own prompt.
+        translated = [_in_teacher_format(item.trajectory, self.endings) for item in trajectories]
+        scores = await self._score_data([trajectory_to_data(each, 0.0) for each in translated])
         return [
-            _on_student_tokens(one.trajectory, self.endings, values)
-            for one, values in zip(played, scores, strict=True)
+            _on_student_tokens(item.trajectory, self.endings, values)
+            for item, values in zip(trajectories, scores, strict=True)
         ]
 
     async def _score_data(self, data_of: Sequence[list[tinker.Datum]]) -> list[_Array]:
         data_D = [datum for data in data_of for datum in data]
         try:
-            scores_D = await self._ask(data_D)
+            scores_D = await self._logprobs(data_D)
         except TinkerCookbookError as error:
             longest = max(datum.model_input.length + 1 for datum in data_D)
             raise TrainingError(
@@ -132,7 +133,7 @@ class Teacher:
             out.append(trained_values(own, scores, "teacher"))
         return out
 
-    async def _ask(self, data_D: Sequence[tinker.Datum]) -> list[_Array]:
+    async def _logprobs(self, data_D: Sequence[tinker.Datum]) -> list[_Array]:
         return await score_datums(self.client, data_D)
 
 
@@ -162,50 +163,46 @@ class TeacherSignal(AdvantageAdjuster):
         self._coef, self._discount, self._reward_coef = coef, discount, reward_coef
 
     async def adjust(self, rollouts: RolloutData) -> Adjustment:
-        """See the module's docstring; the teachers score at the same time."""
-        trajectories: dict[tuple[int, int], Played] = {}
+        """Scores all trajectories with their teachers and changes the advantages."""
+        # A trajectory may have several datums, but a teacher reads it as a whole.
+        trajectories: dict[tuple[int, int], TrajectoryData] = {}
         for place, datum in zip(rollouts.places_D, rollouts.data_D, strict=True):
-            made = trajectories.setdefault(
-                (place.group, place.member), Played(rollouts.trajectory(place), [])
+            entry = trajectories.setdefault(
+                (place.group, place.member), TrajectoryData(rollouts.trajectory(place), [])
             )
-            made.data.append(datum)
-        numbers = [dataset_index(rollouts.groups[group].tags) for group, _ in trajectories]
-        scores = await self._score(list(trajectories.values()), numbers)
-        rewarded = self._weigh_rewards(rollouts.data_D)
-        groups = rollouts.groups
-        numbers_D = [dataset_index(groups[place.group].tags) for place in rollouts.places_D]
+            entry.data.append(datum)
+        indices = [dataset_index(rollouts.groups[group].tags) for group, _ in trajectories]
+        scores = await self._score(list(trajectories.values()), indices)
+        has_rewards = self._weigh_rewards(rollouts.data_D)
         means, added = add_reverse_kl(
             rollouts.data_D,
             np.concatenate([np.empty(0), *scores]),
-            numbers_D,
+            [dataset_index(rollouts.groups[place.group].tags) for place in rollouts.places_D],
             self._coef,
             self._discount,
             center=self._center,
         )
         if "teacher_kl" in means:
             means["teacher_kl/per_episode"] = Mean(means["teacher_kl"].total, len(trajectories))
-        return Adjustment(rewarded or kl_is_significant(added, self._coef), means)
+        return Adjustment(has_rewards or kl_is_significant(added, self._coef), means)
 
-    async def _score(self, played: Sequence[Played], numbers: Sequence[int]) -> list[_Array]:
-        """Each trajectory's scores, by the teacher of its dataset."""
-        places = [
-            [i for i, number in enumerate(numbers) if number == k]
-            for k in range(len(self._teachers))
-        ]
-        found = await asyncio.gather(
-            *(
-                teacher.score([played[i] for i in own])
-                for teacher, own in zip(self._teachers, places, strict=True)
-                if own
-            )
-        )
-        scores: dict[int, _Array] = {}
-        for own, values in zip(filter(None, places), found, strict=True):
+    async def _score(
+        self, trajectories: Sequence[TrajectoryData], dataset_indices: Sequence[int]
+    ) -> list[_Array]:
+        """Returns each trajectory's scores by the teacher of its dataset."""
+
+        async def score_dataset(index: int) -> None:
+            own = [i for i, other in enumerate(dataset_indices) if other == index]
+            values = await self._teachers[index].score([trajectories[i] for i in own])
             scores.update(zip(own, values, strict=True))
-        return [scores[i] for i in range(len(played))]
+
+        scores: dict[int, _Array] = {}
+        # All teachers score at the same time.
+        await asyncio.gather(*map(score_dataset, sorted(set(dataset_indices))))
+        return [scores[i] for i in range(len(trajectories))]
 
     def _weigh_rewards(self, data_D: Sequence[tinker.Datum]) -> bool:
-        """Applies ``reward_coef``; whether there is a difference in reward left."""
+        """Multiplies the advantages by ``reward_coef``; returns whether any is not 0."""
         if self._reward_coef != 1:
             for datum, values in zip(data_D, advantages_of(data_D), strict=True):
                 weighed = (self._reward_coef * values).astype(np.float32)
@@ -283,7 +280,7 @@ def _mask(datum: tinker.Datum) -> npt.NDArray[np.float32]:
     return datum.loss_fn_inputs["mask"].to_numpy()
 
 
-def _seen_by_teacher(trajectory: Trajectory, endings: AnswerEndings) -> Trajectory:
+def _in_teacher_format(trajectory: Trajectory, endings: AnswerEndings) -> Trajectory:
     """The trajectory behind the teacher's prompts, in its chat format."""
     turns: list[Transition] = []
     for turn in trajectory.transitions:

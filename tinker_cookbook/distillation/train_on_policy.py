@@ -21,15 +21,18 @@ import numpy as np
 
 from tinker_cookbook import model_info
 from tinker_cookbook.distillation.datasets import CompositeDataset, DistillationDatasetConfig
-from tinker_cookbook.distillation.teacher_targets import DistributionSignal, JudgingTeacher
-from tinker_cookbook.distillation.teacher_view import AnswerEndings, TaughtGroup, TeacherView
+from tinker_cookbook.distillation.teacher_view import (
+    AnswerEndings,
+    TeacherGroupBuilder,
+    TeacherView,
+)
 from tinker_cookbook.distillation.teachers import (
     Teacher,
     TeacherSignal,
     add_reverse_kl,
     open_teacher,
 )
-from tinker_cookbook.distillation.topk_targets import check_top_k
+from tinker_cookbook.distillation.topk_targets import TopKSignal, TopKTeacher, check_top_k
 from tinker_cookbook.exceptions import ConfigurationError
 from tinker_cookbook.renderers import Renderer, get_renderer
 from tinker_cookbook.rl import train
@@ -196,7 +199,7 @@ async def main(config: Config, rollout_executor: Executor | None = None) -> None
     async def teach(session: TrainingSession) -> TeacherSignal:
         return await _open_teachers(config, session)
 
-    await train.run(config, _TaughtDatasetBuilder(config=config), teach, rollout_executor)
+    await train.run(config, _TeacherDatasetBuilder(config=config), teach, rollout_executor)
 
 
 def check_vocabularies(config: Config) -> None:
@@ -263,10 +266,10 @@ async def _open_teachers(config: Config, session: TrainingSession) -> TeacherSig
         if config.sees_other_prompt(part):
             endings = AnswerEndings(*config.renderers(part))
         if config.n_teacher_targets:
-            teachers.append(JudgingTeacher(client, None, config.n_teacher_targets, vocab_size))
+            teachers.append(TopKTeacher(client, None, config.n_teacher_targets, vocab_size))
         else:
             teachers.append(Teacher(client, endings))
-    signal = DistributionSignal if config.n_teacher_targets else TeacherSignal
+    signal = TopKSignal if config.n_teacher_targets else TeacherSignal
     return signal(
         teachers,
         config.kl_penalty_coef,
@@ -277,7 +280,7 @@ async def _open_teachers(config: Config, session: TrainingSession) -> TeacherSig
 
 
 @chz.chz
-class _TaughtDatasetBuilder(RLDatasetBuilder):
+class _TeacherDatasetBuilder(RLDatasetBuilder):
     """The datasets of a config in one, each group knowing its teacher."""
 
     config: Config
@@ -296,10 +299,10 @@ class _TaughtDatasetBuilder(RLDatasetBuilder):
             [dataset for dataset, _ in built], [part.groups_per_batch for part in parts]
         )
         tests = [test for _, test in built if test is not None]
-        return _TaughtDataset(composite, views), ChainedRLDataset(tests) if tests else None
+        return _TeacherDataset(composite, views), ChainedRLDataset(tests) if tests else None
 
 
-class _TaughtDataset(RLDataset):
+class _TeacherDataset(RLDataset):
     def __init__(self, inner: CompositeDataset, views: Sequence[TeacherView | None]) -> None:
         self._inner, self._views = inner, list(views)
 
@@ -308,7 +311,7 @@ class _TaughtDataset(RLDataset):
 
     def get_batch(self, index: int) -> Sequence[EnvGroupBuilder]:
         return [
-            TaughtGroup(group, number, self._views[number])
+            TeacherGroupBuilder(group, number, self._views[number])
             for number, groups in enumerate(self._inner.get_parts(index))
             for group in groups
         ]
@@ -409,7 +412,7 @@ async def do_sync_training(
     session = CallerSession(
         config, training_client, ml_logger, start_batch, end_batch, evaluators, checkpoint_mgr
     )
-    taught = _TaughtDataset(dataset, [None] * len(teacher_clients))
+    taught = _TeacherDataset(dataset, [None] * len(teacher_clients))
     source = BatchSource(
         problem_batches(taught, config.seed, start_batch, end_batch),
         RolloutWorker(config, session.progress.sampling, separate=True),

@@ -10,12 +10,12 @@ import chz
 import numpy as np
 
 from tinker_cookbook.exceptions import ConfigurationError, DataValidationError
-from tinker_cookbook.preference import skip_reasons as reasons
 from tinker_cookbook.preference.comparison import LabeledComparison
 from tinker_cookbook.preference.preference_datasets import (
     ComparisonDataset,
     ComparisonDatasetBuilder,
     ComparisonSet,
+    SkipReason,
 )
 from tinker_cookbook.renderers import Message, Renderer, TrainOnWhat
 from tinker_cookbook.supervised.common import count_loss_tokens, datum_from_model_input_weights
@@ -57,10 +57,10 @@ def render_pair(
         )
         datum = datum_from_model_input_weights(model_input, weights * weight, max_length)
         if not count_loss_tokens(datum):
-            return reasons.LONG_PROMPT
+            return SkipReason.LONG_PROMPT
         cut = cut or (max_length is not None and model_input.length > max_length)
         data.append(datum)
-    return reasons.EQUAL_WHEN_CUT if _same_targets(*data) else Pair(data, cut)
+    return SkipReason.EQUAL_WHEN_CUT if _same_targets(*data) else Pair(data, cut)
 
 
 def _marked(message: Message, answer: bool) -> Message:
@@ -129,7 +129,7 @@ def without_ties(comparisons: ComparisonSet, part: str) -> ComparisonSet:
     kept = ComparisonSet(dropped=comparisons.dropped.copy())
     for i, labeled in enumerate(comparisons.usable):
         if labeled.label == "Tie":
-            kept.dropped.add(("tie", i), reasons.TIE)
+            kept.dropped.add(("tie", i), SkipReason.TIE)
         else:
             kept.usable.append(labeled)
     if not kept.usable:

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
+from collections import Counter
+from collections.abc import Callable, Hashable
 from dataclasses import dataclass, field
+from enum import StrEnum
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, TypeAlias
 
@@ -17,7 +19,6 @@ from tinker_cookbook.exceptions import (
     DataValidationError,
     TinkerCookbookError,
 )
-from tinker_cookbook.preference import skip_reasons as reasons
 from tinker_cookbook.preference.comparison import LabeledComparison, is_empty
 from tinker_cookbook.preference.comparison_file import (
     PlacedRows,
@@ -28,7 +29,6 @@ from tinker_cookbook.preference.comparison_renderer import (
     ComparisonRenderer,
     ComparisonRendererFromChatRenderer,
 )
-from tinker_cookbook.preference.skip_reasons import Dropped
 from tinker_cookbook.renderers import Message
 from tinker_cookbook.supervised.common import datum_from_model_input_weights
 from tinker_cookbook.supervised.conversation_file import split_rows
@@ -39,6 +39,48 @@ if TYPE_CHECKING:
     import tinker
 
 logger = logging.getLogger(__name__)
+
+
+class SkipReason(StrEnum):
+    """Reason why a comparison is not trained on, as the log states it."""
+
+    NO_COMPARISON = "nothing to compare (dialogues that do not part at an answer, say)"
+    EQUAL = "answers that are the same"
+    EMPTY = "an empty answer"
+    TIE = "a tie"
+    LONG_PROMPT = "a prompt that fills max_length"
+    EQUAL_WHEN_CUT = "answers that are the same up to max_length"
+    LONG_COMPARISON = "more than max_length tokens, whose label would be cut off"
+
+
+class Dropped:
+    """Skipped rows with their reasons; a row counts once over all epochs."""
+
+    def __init__(self) -> None:
+        self._reasons: dict[Hashable, str] = {}
+
+    def add(self, row: Hashable, reason: str) -> None:
+        """Records that ``row`` was skipped."""
+        self._reasons.setdefault(row, reason)
+
+    def __len__(self) -> int:
+        return len(self._reasons)
+
+    def copy(self) -> Dropped:
+        """Returns an independent copy."""
+        other = Dropped()
+        other._reasons.update(self._reasons)
+        return other
+
+    @property
+    def counts(self) -> dict[str, int]:
+        """Number of rows by reason, the most frequent reason first."""
+        return dict(Counter(self._reasons.values()).most_common())
+
+    def describe(self, noun: str = "comparisons") -> str:
+        """Returns one sentence such as "3 comparisons left out: 2 with an empty answer, …"."""
+        parts = ", ".join(f"{count} with {reason}" for reason, count in self.counts.items())
+        return f"{len(self)} {noun} left out: {parts}" if parts else f"no {noun} left out"
 
 
 @dataclass
@@ -54,7 +96,7 @@ class ComparisonSet:
         if labeled is not None and reason is None:
             self.usable.append(labeled)
         else:
-            self.dropped.add(row, reason or reasons.NO_COMPARISON)
+            self.dropped.add(row, reason or SkipReason.NO_COMPARISON)
 
     def prompts(self, n: int) -> list[list[Message]]:
         """The prompts of the first ``n`` comparisons that have prompts of their own."""
@@ -69,13 +111,13 @@ class ComparisonSet:
 
 def _why_unusable(labeled: LabeledComparison | None) -> str | None:
     if labeled is None:
-        return reasons.NO_COMPARISON
+        return SkipReason.NO_COMPARISON
     comparison = labeled.comparison
     if is_empty(comparison.completion_A) or is_empty(comparison.completion_B):
-        return reasons.EMPTY
+        return SkipReason.EMPTY
     # A tie of equal answers is right, and a judge of new answers needs only its prompt.
     if comparison.completion_A == comparison.completion_B and labeled.label != "Tie":
-        return reasons.EQUAL
+        return SkipReason.EQUAL
     return None
 
 
@@ -199,7 +241,7 @@ class ComparisonDataset(SupervisedDatasetFromHFDataset):
 
     @property
     def num_dropped(self) -> int:
-        """Comparisons left out so far; ``dropped`` has the reasons."""
+        """Comparisons left out so far; ``dropped`` has the SkipReason."""
         return len(self.dropped)
 
     def report(self) -> list[str]:
@@ -261,6 +303,6 @@ class ChatDatasetBuilderFromComparisons(ChatDatasetBuilder):
             model_input, weights = self.comparison_renderer.to_model_input_weights(one)
             limit = self.common_config.max_length
             if limit is not None and model_input.length > limit:
-                return reasons.LONG_COMPARISON
+                return SkipReason.LONG_COMPARISON
             data.append(datum_from_model_input_weights(model_input, weights))
         return data

@@ -1,10 +1,10 @@
-"""Learning a game of several turns: guess a number in as few questions as halving takes.
+"""Reinforcement learning on a multi-turn game: guess a number from "higher" and "lower".
 
     python -m recipes.multiplayer_rl.guess_number.train
     python -m recipes.multiplayer_rl.guess_number.train high=1000 max_turns=10 model_name=…
 
-With the defaults (1 to 7, three guesses) a player who halves always wins, and one who guesses at
-random wins three games of seven. The small range is for the small demo model.
+With the defaults (1 to 7, three guesses) binary search always wins, and random guesses win three
+games of seven. The range is small because the demo model is small.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from __future__ import annotations
 import chz
 
 from tinker_cookbook.recipes.multiplayer_rl.guess_number.env import Game, GuessNumberDatasetBuilder
-from tinker_cookbook.recipes.rl_settings import RLSettings, resolve_renderer, rl_config, run
+from tinker_cookbook.recipes.rl_settings import RLSettings, rl_config, run
 from tinker_cookbook.rl import train
 from tinker_cookbook.training.config import check_model
 from tinker_cookbook.utils.command_line.entrypoint import also_named, run_entrypoint
@@ -21,7 +21,7 @@ from tinker_cookbook.utils.command_line.entrypoint import also_named, run_entryp
 @also_named(n_batches="num_batches")
 @chz.chz
 class CLIConfig(RLSettings):
-    """Settings of the recipe; what is None is derived from the model and printed."""
+    """Settings of the recipe, beside those of every RL recipe."""
 
     low: int = chz.field(default=1, doc="Smallest number")
     high: int = chz.field(default=7, doc="Largest number")
@@ -37,7 +37,7 @@ class CLIConfig(RLSettings):
 
 
 def build_config(cli: CLIConfig) -> train.Config:
-    """The game, and what is derived from the model."""
+    """Builds the game and the config of the run."""
     check_model(cli)
     dataset = GuessNumberDatasetBuilder(
         game=Game(
@@ -47,7 +47,7 @@ def build_config(cli: CLIConfig) -> train.Config:
             malformed_reward=cli.malformed_reward,
         ),
         model_name_for_tokenizer=cli.model_name,
-        renderer_name=resolve_renderer(cli),
+        renderer_name=cli.renderer,
         groups_per_batch=cli.groups_per_batch,
         group_size=cli.group_size,
         num_batches=cli.num_batches,
@@ -58,7 +58,7 @@ def build_config(cli: CLIConfig) -> train.Config:
 
 
 async def main(config: CLIConfig) -> None:
-    """Teaches a model to guess numbers."""
+    """Trains a model to guess numbers."""
     await run(config, build_config(config))
 
 

@@ -14,12 +14,12 @@ from tinker_cookbook.backends import ServiceClient
 from tinker_cookbook.backends.shared import make_once
 from tinker_cookbook.completers import MessageCompleter, TinkerMessageCompleter
 from tinker_cookbook.exceptions import ConfigurationError, DataFormatError, DataValidationError
-from tinker_cookbook.recipes.examples import example_data
 from tinker_cookbook.recipes.multiplayer_rl.twenty_questions.env import (
     Rules,
     TwentyQuestionsGroupBuilder,
     plain,
 )
+from tinker_cookbook.recipes.start import example_data
 from tinker_cookbook.renderers import Renderer, get_renderer
 from tinker_cookbook.rl.envs.problem_dataset import ProblemDataset
 from tinker_cookbook.rl.types import EnvGroupBuilder, RLDataset, RLDatasetBuilder

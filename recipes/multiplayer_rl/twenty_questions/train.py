@@ -1,10 +1,11 @@
-"""Learning to ask: a model finds out a word by questions that another model answers.
+"""Reinforcement learning on twenty questions: a model finds a word that another model knows.
 
     python -m recipes.multiplayer_rl.twenty_questions.train
     python -m recipes.multiplayer_rl.twenty_questions.train answerer_model_name=… max_questions=10
 
-The answerer is the same model, untrained, unless ``answerer_model_name`` names another. The small
-demo model runs the game and wins none; a model of some billions of parameters learns it.
+The other model answers the questions with yes or no. It is the same model before training, unless
+``answerer_model_name`` names another. The demo model is too small to win a game; a model of some
+billions of parameters learns it.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from tinker_cookbook.recipes.multiplayer_rl.twenty_questions.dataset import (
     TwentyQuestionsDatasetBuilder,
 )
 from tinker_cookbook.recipes.multiplayer_rl.twenty_questions.env import Rules
-from tinker_cookbook.recipes.rl_settings import RLSettings, resolve_renderer, rl_config, run
+from tinker_cookbook.recipes.rl_settings import RLSettings, rl_config, run
 from tinker_cookbook.rl import train
 from tinker_cookbook.training.config import check_model
 from tinker_cookbook.utils.command_line.entrypoint import run_entrypoint
@@ -26,7 +27,7 @@ from tinker_cookbook.utils.command_line.entrypoint import run_entrypoint
 
 @chz.chz
 class CLIConfig(RLSettings):
-    """Settings of the recipe; what is None is derived from the model and printed."""
+    """Settings of the recipe, beside those of every RL recipe."""
 
     answerer_model_name: str | None = chz.field(
         default=None, doc="Model that answers; default: model_name, untrained"
@@ -46,17 +47,17 @@ class CLIConfig(RLSettings):
 
 
 def build_config(cli: CLIConfig) -> train.Config:
-    """The game, its answerer, and what is derived from the model."""
+    """Builds the game, its answerer and the config of the run."""
     check_model(cli)
     if cli.answerer_max_tokens < 1:
         raise ConfigurationError(
             f"answerer_max_tokens: got {cli.answerer_max_tokens}, expected at least 1"
         )
-    renderer = resolve_renderer(cli)
+    # The same model has the same chat format; another model has its own.
     other = cli.answerer_model_name is not None and cli.answerer_model_name != cli.model_name
     answerer = AnswererConfig(
         model_name=cli.answerer_model_name or cli.model_name,
-        renderer_name=cli.answerer_renderer_name or (None if other else renderer),
+        renderer_name=cli.answerer_renderer_name or (None if other else cli.renderer),
         model_path=cli.answerer_path,
         max_tokens=cli.answerer_max_tokens,
         backend=cli.backend,
@@ -68,7 +69,7 @@ def build_config(cli: CLIConfig) -> train.Config:
         answerer=answerer,
         rules=Rules(max_questions=cli.max_questions, malformed_reward=cli.malformed_reward),
         model_name_for_tokenizer=cli.model_name,
-        renderer_name=renderer,
+        renderer_name=cli.renderer,
         groups_per_batch=cli.groups_per_batch,
         group_size=cli.group_size,
         words_path=cli.words_path,
@@ -79,7 +80,7 @@ def build_config(cli: CLIConfig) -> train.Config:
 
 
 async def main(config: CLIConfig) -> None:
-    """Teaches a model to ask."""
+    """Trains the model that asks the questions."""
     await run(config, build_config(config))
 
 

@@ -1,49 +1,43 @@
-"""Direct preference optimisation: from pairs of answers, without a reward model.
+"""Direct preference optimization on pairs of answers, without a reward model.
 
     python -m recipes.preference.dpo.train
     python -m recipes.preference.dpo.train dataset=my_pairs.jsonl model_name=… dpo_beta=…
     python -m recipes.preference.dpo.train dataset=hhh|helpsteer3|ultrafeedback
 
 Without arguments the demo model (SmolLM2-135M-Instruct) learns from ``recipes/example_data/`` to
-answer directly rather than to ramble. Watch ``test/accuracy`` (from 0.5) and ``test/margin`` (from
-0), and ``test/nll``: where it rises much, the model moves away from good answers too; take a lower
-learning rate. Pairs come from the Hub by name, or from a file: JSON lines with ``prompt``,
+prefer direct answers. Watch ``test/accuracy`` (from 0.5) and ``test/margin`` (from
+0), and ``test/nll``: if it rises much, chosen answers become less likely too; lower the learning
+rate. Pairs come from the Hub by name, or from a file: JSON lines with ``prompt``,
 ``chosen`` and ``rejected``, the files of Anthropic's HH, and others (see
 ``preference.comparison_file``).
 """
 
 from __future__ import annotations
 
-import asyncio
-
 import chz
 
-from tinker_cookbook import cli_utils, hyperparam_utils, model_info
+from tinker_cookbook import cli_utils, hyperparam_utils
 from tinker_cookbook.preference import train_dpo
 from tinker_cookbook.preference.dpo_datasets import DPODatasetBuilderFromComparisons, Ties
 from tinker_cookbook.preference.dpo_loss import PairLossName
 from tinker_cookbook.recipes.preference.datasets import get_comparison_builder
-from tinker_cookbook.recipes.start import start
-from tinker_cookbook.supervised.types import ChatDatasetBuilderCommonConfig
-from tinker_cookbook.training.config import RunSettings, check_model
+from tinker_cookbook.recipes.start import RecipeSettings, blocking, resolve, start
+from tinker_cookbook.training.config import check_model
 from tinker_cookbook.utils.command_line.entrypoint import run_entrypoint
 
-DEMO_MODEL = "HuggingFaceTB/SmolLM2-135M-Instruct"
-# A pair says less than a text, and the loss pushes as hard: a tenth of the rate for texts.
+# Gradients of pairs are noisier than those of texts: a tenth of the rate for supervised training.
 _FRACTION_OF_SFT_LR = 0.1
 
 
 @chz.chz
-class CLIConfig(RunSettings):
+class CLIConfig(RecipeSettings):
     """Settings of the recipe; what is None is derived from the model and printed."""
 
-    model_name: str = chz.field(default=DEMO_MODEL, doc="Hub name or local folder of the model")
     dataset: str = chz.field(
         default="example", doc="example, hhh, helpsteer3, ultrafeedback, or a file of pairs"
     )
     test_path: str | None = chz.field(default=None, doc="Held-out pairs, beside a file")
     test_size: int | None = chz.field(default=None, doc="Else: pairs to hold out")
-    renderer_name: str | None = chz.field(default=None, doc="Chat format; default: the model's")
     max_length: int | None = chz.field(
         default=None, doc="Tokens after which answers are cut; default: the model's context"
     )
@@ -63,52 +57,30 @@ class CLIConfig(RunSettings):
     log_path: str = chz.field(
         default=str(cli_utils.default_log_path("dpo")), doc="Folder of this run"
     )
-    behavior_if_log_dir_exists: cli_utils.LogdirBehavior = chz.field(
-        default="ask", doc="ask, resume, delete or raise"
-    )
     eval_every: int = chz.field(default=10, doc="Steps between evaluations on held-out pairs")
     submit_ahead: int = chz.field(default=1, doc="Steps in flight beyond the one awaited")
     show_samples: int = chz.field(default=1, doc="Held-out prompts answered before and after")
 
 
 def dpo_learning_rate(model_name: str) -> float:
-    """A tenth of ``hyperparam_utils.get_lr``: 1.3e-4 for the demo model, 2.9e-5 for Llama 8B."""
+    """Returns a tenth of ``get_lr``: 1.3e-4 for the demo model, 2.9e-5 for Llama 8B."""
     return _FRACTION_OF_SFT_LR * hyperparam_utils.get_lr(model_name)
 
 
 def build_config(cli: CLIConfig) -> train_dpo.Config:
-    """The pairs, and what is derived from the model."""
+    """Builds the dataset of pairs and the config of the run."""
+    # Dataset names are checked first: that needs no model.
     comparisons = get_comparison_builder(cli.dataset, cli.test_path, cli.test_size, cli.seed)
     check_model(cli)
-    renderer_name, _ = model_info.resolve_renderer_name(
-        cli.model_name, cli.renderer_name, cli.log_path
-    )
     learning_rate = cli.learning_rate
     if learning_rate is None:
         learning_rate = dpo_learning_rate(cli.model_name)
     pairs = DPODatasetBuilderFromComparisons(
-        common_config=ChatDatasetBuilderCommonConfig(
-            model_name_for_tokenizer=cli.model_name,
-            renderer_name=renderer_name,
-            max_length=model_info.resolve_max_length(cli.model_name, cli.max_length),
-            batch_size=cli.batch_size,
-        ),
+        common_config=cli.chat_data(cli.batch_size, cli.max_length),
         comparison_builder=comparisons,
         ties=cli.ties,
     )
-    own = ("dpo_beta", "dpo_loss", "label_smoothing", "simpo_gamma", "reference_model_name")
-    return train_dpo.Config(
-        recipe_name="dpo",
-        log_path=cli.log_path,
-        model_name=cli.model_name,
-        dataset_builder=pairs,
-        renderer_name=renderer_name,
-        learning_rate=learning_rate,
-        submit_ahead=cli.submit_ahead,
-        show_samples=cli.show_samples,
-        **{name: getattr(cli, name) for name in own},
-        **cli.shared(),
-    )
+    return resolve(train_dpo.Config, cli, "dpo", dataset_builder=pairs, learning_rate=learning_rate)
 
 
 async def main(config: CLIConfig) -> None:
@@ -116,9 +88,7 @@ async def main(config: CLIConfig) -> None:
     await start(build_config(config), config.behavior_if_log_dir_exists, train_dpo.main_async)
 
 
-def cli_main(cli_config: CLIConfig) -> None:
-    """As :func:`main`, for code without an event loop."""
-    asyncio.run(main(cli_config))
+cli_main = blocking(main)
 
 
 if __name__ == "__main__":

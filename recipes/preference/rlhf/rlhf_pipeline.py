@@ -1,4 +1,4 @@
-"""RLHF from end to end: demonstrations, a reward model, reinforcement learning against it.
+"""RLHF in three stages: supervised training, reward model, reinforcement learning.
 
     python -m recipes.preference.rlhf.rlhf_pipeline
     python -m recipes.preference.rlhf.rlhf_pipeline run_sft=True run_rm=False run_rl=False …

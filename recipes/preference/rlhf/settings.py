@@ -7,30 +7,27 @@ from pathlib import Path
 
 import chz
 
-from tinker_cookbook import cli_utils, model_info
+from tinker_cookbook import cli_utils
 from tinker_cookbook.exceptions import ConfigurationError
 from tinker_cookbook.preference.preference_datasets import ComparisonDatasetBuilder
 from tinker_cookbook.recipes.preference.datasets import get_comparison_builder
+from tinker_cookbook.recipes.start import RecipeSettings
 from tinker_cookbook.rl.envs.tournament import TournamentPattern
-from tinker_cookbook.training.config import RunSettings
 from tinker_cookbook.utils.command_line.entrypoint import also_named
 from tinker_cookbook.utils.run_folder.config_io import CONFIG_FILE
 
-DEMO_MODEL = "HuggingFaceTB/SmolLM2-135M-Instruct"
 STAGES = ("sft", "rm", "rl")
 DEFAULT_LOG_PATH = str(cli_utils.default_log_path("rlhf"))
 
 
 @also_named(base_model="model_name")
 @chz.chz
-class CLIConfig(RunSettings):
+class CLIConfig(RecipeSettings):
     """Settings of the pipeline; what is None is derived from the model and printed.
 
     Those without a stage in their name hold for all stages.
     """
 
-    model_name: str = chz.field(default=DEMO_MODEL, doc="Hub name or local folder of the model")
-    renderer_name: str | None = chz.field(default=None, doc="Chat format; default: the model's")
     short_name: str | None = chz.field(
         default=None, doc="Name of the model in the default log_path: …/rlhf-SHORT_NAME"
     )
@@ -129,13 +126,6 @@ class CLIConfig(RunSettings):
     def stage_folder(self, stage: str) -> str:
         """The ``log_path`` of a stage."""
         return str(self.folder / stage)
-
-    @property
-    def renderer(self) -> str:
-        """The chat format that the settings or else the model ask for."""
-        return model_info.resolve_renderer_name(self.model_name, self.renderer_name, self.log_path)[
-            0
-        ]
 
     @cached_property
     def comparisons(self) -> ComparisonDatasetBuilder:

@@ -1,13 +1,18 @@
-"""The three stages as configs of the loops that train them."""
+"""The three stages of RLHF, each as the config of the loop that trains it.
+
+By default stage 1 trains on both answers of each comparison, good and bad ones alike: the reward
+model is trained on answers like these, so it can judge a policy that writes them. Stage 3 then
+trains the policy towards the good ones.
+"""
 
 from __future__ import annotations
 
 from functools import partial
-from typing import Any
+from typing import Any, TypeVar
 
 import chz
 
-from tinker_cookbook import hyperparam_utils, model_info
+from tinker_cookbook import model_info
 from tinker_cookbook.checkpoint_utils import CheckpointRecord
 from tinker_cookbook.exceptions import DataValidationError
 from tinker_cookbook.preference.comparison import LabeledComparison
@@ -15,31 +20,33 @@ from tinker_cookbook.preference.preference_datasets import (
     ChatDatasetBuilderFromComparisons,
     ComparisonDatasetBuilder,
 )
-from tinker_cookbook.preference.preference_model import PreferenceModelBuilderFromChatRenderer
-from tinker_cookbook.preference.preference_model_evaluator import PreferenceModelEvaluator
-from tinker_cookbook.recipes.preference.rlhf.demonstrations import (
-    AnswersOfComparisonsBuilder,
-    DemonstrationFileBuilder,
+from tinker_cookbook.preference.preference_model import (
+    PreferenceModelBuilderFromChatRenderer,
+    PreferenceModelEvaluator,
 )
 from tinker_cookbook.recipes.preference.rlhf.settings import CLIConfig
-from tinker_cookbook.renderers import TrainOnWhat, get_renderer
+from tinker_cookbook.recipes.start import recommended_lr, resolve
+from tinker_cookbook.renderers import Message, TrainOnWhat, get_renderer
 from tinker_cookbook.rl import train as rl_train
 from tinker_cookbook.rl.envs.preference_envs import PairwisePreferenceRLDatasetBuilder
 from tinker_cookbook.supervised import train as sft_train
-from tinker_cookbook.supervised.types import ChatDatasetBuilder, ChatDatasetBuilderCommonConfig
+from tinker_cookbook.supervised.conversation_file import FromConversationFileBuilder, chat_dataset
+from tinker_cookbook.supervised.types import ChatDatasetBuilder, SupervisedDataset
 from tinker_cookbook.tokenizer_utils import get_tokenizer
-from tinker_cookbook.training.config import RunSettings
+from tinker_cookbook.training.config import TrainingConfig
+
+C = TypeVar("C", bound=TrainingConfig)
 
 # One token of a comparison is trained where an answer has dozens: steps are noisier.
 _RM_FRACTION_OF_SFT_LR = 0.4
-# A judge prefers one of any two answers, so no step is without a push. The demo model gets 1e-4; at
-# three times that, the rate of rewards that say right or wrong, its answers shrink to a word.
+# Pairwise comparison gives a nonzero advantage in every group, so updates are larger than with
+# right-or-wrong rewards. The demo model gets 1e-4; at 3e-4 its answers shrink to a word.
 _RL_FRACTION_OF_SFT_LR = 0.075
 
 
 def sft_config(cli: CLIConfig) -> sft_train.Config:
     """Stage 1: supervised training on demonstrations."""
-    common = _common(cli, TrainOnWhat.LAST_ASSISTANT_MESSAGE)
+    common = cli.chat_data(cli.batch_size, cli.max_length, TrainOnWhat.LAST_ASSISTANT_MESSAGE)
     dataset: ChatDatasetBuilder
     if cli.sft_dataset == "comparisons":
         dataset = AnswersOfComparisonsBuilder(
@@ -51,17 +58,24 @@ def sft_config(cli: CLIConfig) -> sft_train.Config:
             file_path=cli.sft_dataset,
             shuffle_seed=cli.seed,
         )
-    return sft_train.Config(
-        dataset_builder=dataset, **_supervised(cli, "sft", cli.sft_learning_rate)
+    return _stage(
+        sft_train.Config,
+        cli,
+        "sft",
+        dataset_builder=dataset,
+        learning_rate=recommended_lr(cli.model_name, cli.sft_learning_rate),
     )
 
 
 def rm_config(cli: CLIConfig) -> sft_train.Config:
     """Stage 2: the same loop on comparisons, whose labels are the answers."""
     comparisons = cli.comparisons
-    return sft_train.Config(
+    return _stage(
+        sft_train.Config,
+        cli,
+        "rm",
         dataset_builder=ChatDatasetBuilderFromComparisons(
-            common_config=_common(cli, None),
+            common_config=cli.chat_data(cli.batch_size, cli.max_length),
             comparison_builder=comparisons,
             swap=cli.rm_swap,
             swap_seed=cli.seed,
@@ -72,7 +86,7 @@ def rm_config(cli: CLIConfig) -> sft_train.Config:
             )
         ],
         show_samples=0,
-        **_supervised(cli, "rm", cli.rm_learning_rate, _RM_FRACTION_OF_SFT_LR),
+        learning_rate=recommended_lr(cli.model_name, cli.rm_learning_rate, _RM_FRACTION_OF_SFT_LR),
     )
 
 
@@ -83,8 +97,11 @@ def rl_config(cli: CLIConfig, sft: CheckpointRecord, rm: CheckpointRecord) -> rl
         reference = rl_train.KLReferenceConfig(
             base_model=cli.model_name, load_checkpoint_path=sft.sampler_path
         )
-    run = {**_run(cli, "rl"), "load_checkpoint_path": sft.state_path}
-    return rl_train.Config(
+    return _stage(
+        rl_train.Config,
+        cli,
+        "rl",
+        load_checkpoint_path=sft.state_path,
         dataset_builder=PairwisePreferenceRLDatasetBuilder(
             comparison_builder=cli.comparisons,
             batch_size=cli.rl_batch_size,
@@ -98,12 +115,9 @@ def rl_config(cli: CLIConfig, sft: CheckpointRecord, rm: CheckpointRecord) -> rl
             max_judge_length=model_info.resolve_max_length(cli.model_name, None),
             max_answer_tokens=cli.rl_max_tokens,
         ),
-        learning_rate=_rate(cli, cli.rl_learning_rate, _RL_FRACTION_OF_SFT_LR),
+        learning_rate=recommended_lr(cli.model_name, cli.rl_learning_rate, _RL_FRACTION_OF_SFT_LR),
         max_tokens=cli.rl_max_tokens,
-        kl_penalty_coef=cli.kl_penalty_coef,
         kl_reference_config=reference,
-        num_groups_to_log=cli.num_groups_to_log,
-        **run,
     )
 
 
@@ -149,42 +163,53 @@ def held_out(comparisons: ComparisonDatasetBuilder, num_test: int) -> list[Label
     return test[:num_test]
 
 
-def _common(cli: CLIConfig, train_on_what: TrainOnWhat | None) -> ChatDatasetBuilderCommonConfig:
-    return ChatDatasetBuilderCommonConfig(
-        model_name_for_tokenizer=cli.model_name,
-        renderer_name=cli.renderer,
-        max_length=model_info.resolve_max_length(cli.model_name, cli.max_length),
-        batch_size=cli.batch_size,
-        train_on_what=train_on_what,
-    )
-
-
-def _supervised(
-    cli: CLIConfig, stage: str, learning_rate: float | None, of_recommended: float = 1.0
-) -> dict[str, Any]:
-    return {**_run(cli, stage), "learning_rate": _rate(cli, learning_rate, of_recommended)}
-
-
-def _rate(cli: CLIConfig, given: float | None, of_recommended: float) -> float:
-    return of_recommended * hyperparam_utils.get_lr(cli.model_name) if given is None else given
-
-
-def _run(cli: CLIConfig, stage: str) -> dict[str, Any]:
-    """The settings of the run that a stage has in common with the others."""
-    shared = {name: getattr(cli, name) for name in chz.chz_fields(RunSettings)}
+def _stage(kind: type[C], cli: CLIConfig, stage: str, **derived: Any) -> C:
+    """Builds the config of a stage; settings without a stage in their name hold for all stages."""
     limits = (cli.max_steps, getattr(cli, f"{stage}_max_steps"))
-    steps = min((limit for limit in limits if limit is not None), default=None)
-    names = {
-        name: f"{getattr(cli, name)}-{stage}"
-        for name in ("wandb_name", "session_name")
-        if getattr(cli, name) is not None
-    }
-    return {
-        **shared,
-        **names,
-        "max_steps": steps,
-        "recipe_name": f"rlhf_{stage}",
-        "log_path": cli.stage_folder(stage),
-        "model_name": cli.model_name,
-        "renderer_name": cli.renderer,
-    }
+    derived["max_steps"] = min((limit for limit in limits if limit is not None), default=None)
+    # Each stage is a run of its own at Weights & Biases and at the backend.
+    for name in ("wandb_name", "session_name"):
+        if getattr(cli, name) is not None:
+            derived[name] = f"{getattr(cli, name)}-{stage}"
+    return resolve(kind, cli, f"rlhf_{stage}", log_path=cli.stage_folder(stage), **derived)
+
+
+@chz.chz
+class AnswersOfComparisonsBuilder(ChatDatasetBuilder):
+    """Conversations that end with one answer of a comparison; each comparison gives two."""
+
+    comparison_builder: ComparisonDatasetBuilder = chz.field(doc="Where comparisons come from")
+
+    def __call__(self) -> tuple[SupervisedDataset, SupervisedDataset | None]:
+        """Reads the comparisons."""
+        self.common_config.check()
+        train, test = self.comparison_builder.comparison_sets
+        batch_size = self.common_config.batch_size
+        train_set = chat_dataset(self, _conversations(train.usable), batch_size)
+        if test is None:
+            return train_set, None
+        held_out = _conversations(test.usable)
+        return train_set, chat_dataset(self, held_out, min(batch_size, len(held_out)))
+
+    def held_out_prompts(self, n: int) -> list[list[Message]]:
+        """The first ``n`` different held-out prompts."""
+        _, test = self.comparison_builder.comparison_sets
+        return [] if test is None else test.prompts(n)
+
+
+@chz.chz
+class DemonstrationFileBuilder(FromConversationFileBuilder):
+    """Conversations of a file of the user's."""
+
+    @property
+    def setting_names(self) -> tuple[str, str]:
+        """What this recipe calls the file."""
+        return "sft_dataset", "test_path"
+
+
+def _conversations(comparisons: list[LabeledComparison]) -> list[list[Message]]:
+    return [
+        [*one.comparison.prompt_conversation, *answer]
+        for one in comparisons
+        for answer in one.chosen_and_rejected()
+    ]

@@ -1,24 +1,23 @@
-"""Reinforcement learning from comparisons, at its smallest: the shorter answer is better.
+"""Reinforcement learning from pairwise comparisons: the shorter answer wins.
 
     python -m recipes.preference.shorter.train
     python -m recipes.preference.shorter.train model_name=… groups_per_batch=32 group_size=16
 
-Each step asks four questions ("Why is the sky blue?") eight times each. The eight answers meet in
-fours, and each earns ``(wins - losses) / matchups``; one that is empty or cut off pays 1.
+Each step samples eight answers to each of four questions ("Why is the sky blue?"). Answers are
+compared within matchup groups of four. The reward of an answer is ``(wins - losses) / matchups``,
+less 1 if it is empty or truncated.
 
 Watch ``env/all/ac_tokens_per_turn`` (tokens of an answer) and ``test/env/all/win_rate`` (how often
 an answer is shorter than one of about ten words): with the demo model they go from 47 to 11 and
-from 0.06 to 0.84 in the 20 steps. The training reward itself is ``mean(format) - 1`` whatever is
-learned, since wins and losses within a group cancel.
+from 0.06 to 0.84 in the 20 steps. The mean training reward is always
+``mean(format) - 1``, since wins and losses within a group cancel.
 
-Nothing asks for the answers to stay true, and they do not: "The heart is where all life begins" is
-one of the better ones in the end. At the learning rate of the other RL recipes they are single
-words from step 10 on; ``kl_penalty_coef`` holds on to more of the model.
+The reward does not measure whether an answer is true, so answers get worse: "The heart is where all
+life begins" is one of the better ones at the end. At the learning rate of the other RL recipes they
+are single words from step 10 on. ``kl_penalty_coef`` keeps the policy closer to the start.
 """
 
 from __future__ import annotations
-
-import asyncio
 
 import chz
 
@@ -26,7 +25,8 @@ from tinker_cookbook.recipes.preference.shorter.env import (
     ShorterComparisonBuilder,
     ShorterPreferenceModelBuilder,
 )
-from tinker_cookbook.recipes.rl_settings import RLSettings, resolve_renderer, rl_config, run
+from tinker_cookbook.recipes.rl_settings import RLSettings, rl_config, run
+from tinker_cookbook.recipes.start import blocking
 from tinker_cookbook.rl import train
 from tinker_cookbook.rl.envs.preference_envs import (
     PairwisePreferenceRLDatasetBuilder,
@@ -38,7 +38,7 @@ from tinker_cookbook.utils.command_line.entrypoint import run_entrypoint
 
 @chz.chz
 class CLIConfig(RLSettings):
-    """Settings of the recipe; what is None is derived from the model and printed."""
+    """Settings of the recipe, beside those of every RL recipe."""
 
     groups_per_batch: int = chz.field(default=4, doc="Questions a step")
     learning_rate: float | None = chz.field(
@@ -57,12 +57,12 @@ class CLIConfig(RLSettings):
 
 
 def build_config(cli: CLIConfig) -> train.Config:
-    """The questions and the judge, and what is derived from the model."""
+    """Builds the questions, the preference model and the config of the run."""
     check_model(cli)
     dataset = PairwisePreferenceRLDatasetBuilder(
         comparison_builder=ShorterComparisonBuilder(),
         batch_size=cli.groups_per_batch,
-        policy_renderer_name=resolve_renderer(cli),
+        policy_renderer_name=cli.renderer,
         policy_model_name=cli.model_name,
         tournament_pattern=cli.tournament_pattern,
         group_size=cli.group_size,
@@ -74,13 +74,11 @@ def build_config(cli: CLIConfig) -> train.Config:
 
 
 async def main(config: CLIConfig) -> None:
-    """Teaches a model to be brief."""
+    """Trains a model to answer briefly."""
     await run(config, build_config(config))
 
 
-def cli_main(cli_config: CLIConfig) -> None:
-    """As :func:`main`, for code without an event loop."""
-    asyncio.run(main(cli_config))
+cli_main = blocking(main)
 
 
 if __name__ == "__main__":

@@ -9,15 +9,15 @@ import logging
 import pytest
 from chat_model import make_chat_model
 
-from tinker_cookbook.distillation import prompts as prompts_module
+from tinker_cookbook.distillation import datasets as prompts_module
 from tinker_cookbook.distillation.datasets import (
     PromptOnlyDataset,
     PromptOnlyDatasetBuilder,
     PromptOnlyEnv,
     load_deepmath_prompts,
+    load_prompts,
     load_tulu3_prompts,
 )
-from tinker_cookbook.distillation.prompts import load_prompts
 from tinker_cookbook.exceptions import (
     ConfigurationError,
     DataError,

@@ -10,7 +10,7 @@ import pytest
 import tinker
 
 from tinker_cookbook.distillation import sdft
-from tinker_cookbook.distillation.sdft_provider import (
+from tinker_cookbook.distillation.demonstrations import (
     ProvidedBatches,
     ProvidedEnvironments,
     ProvidedTexts,

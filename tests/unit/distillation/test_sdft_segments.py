@@ -10,7 +10,7 @@ import pytest
 import tinker
 
 from tinker_cookbook.distillation import sdft
-from tinker_cookbook.distillation.topk_targets import ask_about_tokens, ask_teacher
+from tinker_cookbook.distillation.topk_targets import ask_teacher, score_with_topk
 from tinker_cookbook.exceptions import BackendError
 
 PROMPT = tinker.ModelInput.from_ints([90, 91])
@@ -120,7 +120,7 @@ def test_rows_that_the_teacher_left_out_are_counted_and_shift_nothing(teacher, k
 
 def test_targets_elsewhere_need_every_row_and_no_logprobs():
     sequence = tinker.ModelInput.from_ints([1, 2, 3])
-    topk, logprobs = asyncio.run(ask_about_tokens(Teacher(), sequence, 1))
+    topk, logprobs = asyncio.run(score_with_topk(Teacher(), sequence, 1))
     assert topk.ids.tolist() == [[102], [103]]
     assert logprobs.size == 0
     with pytest.raises(BackendError, match="those of 2 positions"):

@@ -12,12 +12,12 @@ import torch
 from transformers import AutoModelForCausalLM
 
 from tinker_cookbook.distillation.sdft_datums import answer_datum
-from tinker_cookbook.distillation.teacher_targets import (
-    DistributionLoss,
-    DistributionSignal,
-    JudgingTeacher,
+from tinker_cookbook.distillation.teachers import TrajectoryData
+from tinker_cookbook.distillation.topk_targets import (
+    TopKReverseKL,
+    TopKSignal,
+    TopKTeacher,
 )
-from tinker_cookbook.distillation.teachers import Played
 from tinker_cookbook.rl.types import Trajectory
 
 ANSWERS = [("Who ran?", " Tom and the dog ran and ran."), ("What is big?", " The sun is.")]
@@ -43,8 +43,8 @@ def judged(place, k):
         tokens = place.tokenizer.encode(answer, add_special_tokens=False)
         text = tinker.ModelInput.from_ints(place.tokenizer.encode(prompt))
         data.append(answer_datum(text, tokens))
-    played = [Played(Trajectory([], tinker.ModelInput.empty()), [datum]) for datum in data]
-    scores = asyncio.run(JudgingTeacher(place.teacher, None, k, VOCABULARY).score(played))
+    played = [TrajectoryData(Trajectory([], tinker.ModelInput.empty()), [datum]) for datum in data]
+    scores = asyncio.run(TopKTeacher(place.teacher, None, k, VOCABULARY).score(played))
     return data, scores
 
 
@@ -55,7 +55,7 @@ def kl(p, q):
 @pytest.mark.parametrize("k", [3, VOCABULARY])
 def test_the_loss_is_the_reverse_kl_of_the_places_and_its_gradient_autograds(place, plain, k):
     data, scores = judged(place, k)
-    signal = DistributionSignal([], coef=0.5)
+    signal = TopKSignal([], coef=0.5)
     output = signal.submit(place.student, data, None).result()
 
     def expected_loss(item, logits):
@@ -97,7 +97,7 @@ def test_probability_outside_of_the_teachers_tokens_is_pulled_in():
         },
     )
     log_p = torch.tensor([[0.3, 0.6]]).log().requires_grad_()
-    loss, _ = DistributionLoss()([datum], [log_p])
+    loss, _ = TopKReverseKL()([datum], [log_p])
     assert float(loss.detach()) == pytest.approx(
         0.3 * np.log(0.3 / 0.9) + 0.7 * np.log(0.7 / 0.1), rel=1e-5
     )

@@ -17,7 +17,7 @@ from tinker_cookbook.backends import connect
 from tinker_cookbook.completers import TokensWithLogprobs
 from tinker_cookbook.distillation.teacher_view import (
     AnswerEndings,
-    TaughtGroup,
+    TeacherGroupBuilder,
     TeacherView,
     dataset_index,
 )
@@ -371,14 +371,14 @@ class Talk(ProblemEnv):
 def test_a_group_takes_its_teachers_view_to_another_process(model):
     student, teacher = renderers(model, "role_colon", "chatml")
     group = ProblemGroupBuilder(partial(Talk, student), 2, "sums")
-    taught = TaughtGroup(group, 1, TeacherView(teacher, answer_hint=" It is {answer}."))
+    taught = TeacherGroupBuilder(group, 1, TeacherView(teacher, answer_hint=" It is {answer}."))
     there = pickle.loads(pickle.dumps(taught))
     assert there.logging_tags() == ["dataset_1", "sums"]
     env = asyncio.run(there.make_env(0))
     seen = asyncio.run(teacher_observation(env))
     asked = [{"role": "user", "content": "1+1? It is 2."}]
     assert seen.to_ints() == teacher.build_generation_prompt(asked).to_ints()
-    plainly = TaughtGroup(group, 0, None)
+    plainly = TeacherGroupBuilder(group, 0, None)
     assert asyncio.run(teacher_observation(asyncio.run(plainly.make_envs())[0])) is None
 
 

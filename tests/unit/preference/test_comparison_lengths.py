@@ -10,9 +10,11 @@ from comparisons import labeled
 
 from tinker_cookbook.backends import connect
 from tinker_cookbook.exceptions import DataValidationError
-from tinker_cookbook.preference.comparison_lengths import comparisons_that_fit
-from tinker_cookbook.preference.comparison_renderer import ComparisonRendererFromChatRenderer
-from tinker_cookbook.preference.preference_model_evaluator import PreferenceModelEvaluator
+from tinker_cookbook.preference.comparison_renderer import (
+    ComparisonRendererFromChatRenderer,
+    comparisons_that_fit,
+)
+from tinker_cookbook.preference.preference_model import PreferenceModelEvaluator
 from tinker_cookbook.renderers import get_renderer
 from tinker_cookbook.tokenizer_utils import get_tokenizer
 

@@ -20,7 +20,7 @@ from tinker_cookbook.exceptions import (
     TinkerCookbookError,
 )
 from tinker_cookbook.preference.comparison_renderer import label_of_text
-from tinker_cookbook.preference.preference_model_evaluator import PreferenceModelEvaluator
+from tinker_cookbook.preference.preference_model import PreferenceModelEvaluator
 from tinker_cookbook.preference.types import (
     LABELS,
     ComparisonRendererFromChatRenderer,

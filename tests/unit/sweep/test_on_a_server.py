@@ -11,7 +11,7 @@ from pathlib import Path
 import httpx
 from serving import Serving
 
-from recipes.examples import example_data
+from recipes.start import example_data
 
 REPO = Path(__file__).resolve().parents[3]
 

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from recipes.examples import example_data
+from recipes.start import example_data
 from tinker_cookbook.utils.run_folder.lock import lock_holder
 
 REPO = Path(__file__).resolve().parents[3]
