@@ -57,11 +57,13 @@ class ProblemQueue:
         again: Sequence[tuple[int, int]] = (),
         stop_batch: int | None = None,
     ) -> None:
+        # The position moves on with every group, so a continued run starts where this one stopped.
         self.position = position
         self.again = set(again)
         """Groups of ``again`` that were not returned yet."""
         self.epoch = 0
         """Epoch of the last returned group."""
+        # Start at the earliest batch that has an unfinished group.
         first = min([position[0], *(place[0] for place in again)])
         batches = problem_batches(dataset, seed, first, stop_batch)
         self._rest: deque[RolloutGroup] = deque()
@@ -134,8 +136,10 @@ class AsyncSource(GroupSource):
         )
         self._queue = list(state.queue)
         self._running: dict[asyncio.Task[RolloutGroup | None], RolloutGroup] = {}
+        # Counts of groups: trained so far, and needed for the whole run.
         self._taken = start_step * self._size
         self._wanted = total_steps * self._size
+        # Groups of the current update, which count as untrained until its weights arrive.
         self._in_training = 0
         self._failed = self._failed_in_a_row = 0
         self._current: list[RolloutGroup] = []
@@ -153,6 +157,7 @@ class AsyncSource(GroupSource):
         self._worker.begin(self._size, done=len(self._queue))
         self._current = []
         seconds = 0.0
+        # A run without streaming has one part: the whole batch.
         for _ in range(self._num_parts):
             await self._wait_for(self._size // self._num_parts, step)
             groups = self._take(self._size // self._num_parts)
@@ -176,6 +181,7 @@ class AsyncSource(GroupSource):
         while True:
             if self._error is not None:
                 raise self._error
+            # A whole batch of failures in a row means that nothing will succeed.
             if self._failed_in_a_row >= self._size:
                 raise all_failed(step, self._failed_in_a_row)
             if len(self._queue) >= num_groups or (self._used_up and not self._running):
@@ -185,6 +191,7 @@ class AsyncSource(GroupSource):
 
     def update_weights(self, snapshot: PolicySnapshot) -> None:
         """Starts further groups with these weights."""
+        # ``collect`` repeats the snapshot that the loop has passed before.
         if self._newest is None or snapshot.step > self._newest.step:
             self._newest = snapshot
             self._in_training, self._current = 0, []
@@ -228,6 +235,7 @@ class AsyncSource(GroupSource):
         # groups that are dropped or never end must not prevent others from starting.
         if not self._once and self._taken + outstanding >= self._wanted:
             return False
+        # K updates ahead, and the batch of the next update.
         most = self._size * (self._config.max_steps_off_policy + 1)
         return outstanding + self._in_training < most
 

@@ -136,55 +136,49 @@ def group_from_row(row: Mapping[str, Any]) -> RolloutGroup:
 
 
 def _trajectory_out(trajectory: Trajectory) -> dict[str, Any]:
+    # Fields are copied by name; only those that JSON cannot hold are converted.
     return {
+        **_fields_out(trajectory),
         "transitions": [
             {
-                "ob": _input_out(transition.ob),
-                "ac": asdict(transition.ac),
-                "reward": transition.reward,
-                "episode_done": transition.episode_done,
-                "metrics": _numbers_out(transition.metrics),
-                "logs": _numbers_out(transition.logs),
-                "masked": transition.masked,
-                "teacher_ob": None
-                if transition.teacher_ob is None
-                else _input_out(transition.teacher_ob),
+                **_fields_out(turn),
+                "ob": _input_out(turn.ob),
+                "ac": asdict(turn.ac),
+                "teacher_ob": None if turn.teacher_ob is None else _input_out(turn.teacher_ob),
             }
-            for transition in trajectory.transitions
+            for turn in trajectory.transitions
         ],
         "final_ob": _input_out(trajectory.final_ob),
-        "stop_reason": trajectory.stop_reason,
-        "reward_without_turn": trajectory.reward_without_turn,
-        "metrics": _numbers_out(trajectory.metrics),
-        "logs": _numbers_out(trajectory.logs),
-        "seconds": dict(trajectory.seconds),
     }
 
 
+def _fields_out(record: Trajectory | Transition) -> dict[str, Any]:
+    metrics, logs = _numbers_out(record.metrics), _numbers_out(record.logs)
+    return vars(record) | {"metrics": metrics, "logs": logs}
+
+
 def _trajectory_in(row: Mapping[str, Any]) -> Trajectory:
-    transitions = [
+    fields = _fields_in(row)
+    fields["transitions"] = [
         Transition(
-            ob=_input_in(turn["ob"]),
-            ac=TokensWithLogprobs(**turn["ac"]),
-            reward=turn["reward"],
-            episode_done=turn["episode_done"],
-            metrics=_numbers_in(turn["metrics"]),
-            logs=_numbers_in(turn["logs"]),
-            masked=turn["masked"],
-            # Queues written before there were teachers lack it.
-            teacher_ob=None if turn.get("teacher_ob") is None else _input_in(turn["teacher_ob"]),
+            **_fields_in(turn)
+            | {
+                "ob": _input_in(turn["ob"]),
+                "ac": TokensWithLogprobs(**turn["ac"]),
+                # Queues written before there were teachers lack it.
+                "teacher_ob": _input_in(turn["teacher_ob"]) if turn.get("teacher_ob") else None,
+            }
         )
         for turn in row["transitions"]
     ]
-    return Trajectory(
-        transitions=transitions,
-        final_ob=_input_in(row["final_ob"]),
-        stop_reason=None if row["stop_reason"] is None else as_stop_reason(row["stop_reason"]),
-        reward_without_turn=row["reward_without_turn"],
-        metrics=_numbers_in(row["metrics"]),
-        logs=_numbers_in(row["logs"]),
-        seconds=dict(row["seconds"]),
-    )
+    fields["final_ob"] = _input_in(row["final_ob"])
+    if row["stop_reason"] is not None:
+        fields["stop_reason"] = as_stop_reason(row["stop_reason"])
+    return Trajectory(**fields)
+
+
+def _fields_in(row: Mapping[str, Any]) -> dict[str, Any]:
+    return {**row, "metrics": _numbers_in(row["metrics"]), "logs": _numbers_in(row["logs"])}
 
 
 def _input_out(model_input: tinker.ModelInput) -> Any:

@@ -109,6 +109,7 @@ class Loop:
         """Runs one update, writes its row and returns the new weights."""
         config, source = self._config, self._source
         began = time.monotonic()
+        # 1. Sample; the source passes groups to the update as they finish.
         update = Update(
             config, self._session.client, config.adam_params(step, total_steps), self._adjuster
         )
@@ -117,12 +118,14 @@ class Loop:
                 collected = await source.collect(step, snapshot, update.add)
             if collected is None:
                 return None
+            # 2. Wait for the training that is still in the queue.
             self._reporter.training()
             async with scope_span("train_step"):
                 trained = await update.finish()
             training = time.monotonic() - began - collected.sampling_seconds
             if self._on_trained is not None:
                 self._on_trained(collected, update)
+            # 3. Take the new weights, with which an asynchronous source continues at once.
             snapshot = await self._snapshot(step + 1)
             source.update_weights(snapshot)
             if config.compute_post_kl and update.data:
@@ -130,6 +133,7 @@ class Loop:
         except BaseException:  # Ctrl-C too: save the transcripts of what was sampled
             self._reporter.keep(step, source.finished())
             raise
+        # 4. Write transcripts, evaluate, write the row, and save what is due.
         report = IterationReport(step, collected, trained, training, time.monotonic() - began)
         metrics, counters = await self._reporter.report(report)
         await self._session.finish_step(
@@ -209,6 +213,7 @@ class Update:
             has_signal = adjustment.has_signal
             for name, mean in adjustment.means.items():
                 self._adjusted[name] = self._adjusted.get(name, Mean()) + mean
+        # Submit one pass for each substep; groups of different substeps never share a pass.
         substeps_D = [rollouts.groups[place.group].substep for place in rollouts.places_D]
         pairs_D = zip(substeps_D, rollouts.data_D, strict=True)
         for number, pairs in groupby(pairs_D, lambda pair: pair[0]):
@@ -244,6 +249,7 @@ class Update:
         advantages_P = compute_advantages(results, config.advantage_normalization)
         for group, advantages in zip(groups, advantages_P, strict=True):
             group.advantages = advantages
+        # Groups with a constant reward have advantages of 0; the config may drop them.
         varying = indices_of_varying_groups(results)
         kept = varying if config.remove_constant_reward_groups else range(len(groups))
         chosen = [groups[i] for i in kept]
@@ -258,6 +264,7 @@ class Update:
             self._substep = _Substep(substep)
         current = self._substep
         current.waiting += data
+        # Data without a signal wait, see _Substep.
         if not (has_signal or current.passes):
             return
         submit = submit_policy_loss if self._adjuster is None else self._adjuster.submit
@@ -270,6 +277,7 @@ class Update:
         current, self._substep = self._substep, None
         if current is None:
             return
+        # Data that got no signal until the end of the substep are not trained.
         self._untrained += current.waiting
         if current.passes:
             self._optim_steps.append(self._client.optim_step(self._adam))

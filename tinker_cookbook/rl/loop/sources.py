@@ -104,6 +104,7 @@ def problem_batches(
     Raises:
         DataValidationError: A batch is empty.
     """
+    # Batches count on over epochs; each new epoch reshuffles the dataset with its own seed.
     epoch = -1
     for number in itertools.count(start) if stop is None else range(start, stop):
         if number // len(dataset) != epoch:
@@ -215,6 +216,8 @@ class RolloutWorker:
         """Runs a group and returns it; ``None`` if it failed and the strategy skips it."""
         assert group.builder is not None
         config, began = self._config, time.monotonic()
+        # Random numbers depend only on the seed and the place in the data, so that neither the
+        # order of the rollouts nor a resumed run changes a sample.
         policy = SnapshotPolicy(
             snapshot.client,
             max_tokens=config.max_tokens,
@@ -231,6 +234,7 @@ class RolloutWorker:
                     group.builder, policy, strategy=self._strategy, config=self._rollout_config
                 )
         except TrainingError as error:
+            # A tolerant strategy skips the group; other errors end the run.
             failed = isinstance(error, AllTrajectoriesFailedError)
             if not (failed or self._strategy.catches_group_errors):
                 raise
@@ -343,10 +347,12 @@ class BatchSource(GroupSource):
             asyncio.create_task(self._worker.run_group(group, snapshot)): group.index
             for group in batch
         }
+        # Pass finished groups on while the others still run.
         pending, groups = set(tasks), []
         try:
             while pending:
                 done, pending = await asyncio.wait(pending, return_when=asyncio.FIRST_COMPLETED)
+                # Groups that finish together are handled in the order of the batch.
                 for task in sorted(done, key=tasks.__getitem__):
                     index, group = tasks[task], task.result()
                     self._worker.count(group)
@@ -360,6 +366,7 @@ class BatchSource(GroupSource):
             await cancel_and_wait(tasks)
         if not groups:
             raise all_failed(step, len(batch))
+        # Training sees the groups in the order of the batch, whichever finished first.
         groups.sort(key=lambda group: group.index)
         seconds = self._worker.seconds
         if not self._num_minibatches:
@@ -398,8 +405,10 @@ class _Parts:
         self._missing[number] -= 1
         if group is not None:
             self._ready[number].append(group)
+        # Substeps train in order: a part of a later substep waits for the current one.
         while self._streams and self._current < self._num_substeps:
             ready = self._ready[self._current]
+            # The last part of a substep may be smaller, if groups failed.
             while len(ready) >= self._size or (ready and not self._missing[self._current]):
                 part = sorted(ready[: self._size], key=lambda group: group.index)
                 del ready[: self._size]

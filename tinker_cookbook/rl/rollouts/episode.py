@@ -191,6 +191,7 @@ class Episode:
 
     async def open(self, timeout_seconds: float | None = None) -> None:
         """Gets the first observation from the environment."""
+        # The environment may hang before the deadline of ``run`` exists, so both timeouts apply.
         timeouts = (timeout_seconds, self._config.limits.rollout_timeout_seconds)
         seconds = min((timeout for timeout in timeouts if timeout), default=None)
         with located_at(lambda: self.place):
@@ -267,6 +268,7 @@ class Episode:
         if reason is None:
             return None
         resolved = await self._hooks.on_stop_reason(reason, self._state(ob))
+        # A hook that continues after the timeout also lifts it from the awaits of later turns.
         if resolved is None and reason == StopReason.ROLLOUT_TIMEOUT:
             self._overtime = True
         return None if resolved is None else as_stop_reason(resolved)
@@ -331,7 +333,7 @@ class Episode:
         self, ob: Observation, stop: StopCondition, budget: TurnBudget
     ) -> TokensWithLogprobs:
         if self.first_response is not None and not self._turns:
-            work = self.first_response()
+            work = self.first_response()  # one request for several members
         else:
             if budget.exhausted:  # a hook continued the rollout
                 budget = self.token_budget(ob, skip_exhausted=True)
@@ -350,6 +352,7 @@ class Episode:
                 f"the policy returned {len(action.tokens)} tokens and {len(logprobs)} "
                 "log-probabilities, expected one for each token"
             )
+        # Only truncations by the limit of a turn count, not those by the policy's own limit.
         truncated = action.stop_reason == "length"
         self._truncations += truncated and len(action.tokens) == self._config.limits.max_turn_tokens
         self._sampled += len(action.tokens)
@@ -391,6 +394,7 @@ class Episode:
 
     async def _finish(self, end: _End, reward: float) -> Trajectory:
         """Returns the trajectory; ``reward`` is that of the whole episode."""
+        # The reward of the whole episode is added to its last turn, if there is one.
         if self._turns:
             self._turns[-1].episode_done = True
             self._turns[-1].reward += reward
@@ -418,6 +422,7 @@ class Episode:
             return 0.0
         seconds = termination.grader_timeout_seconds
         started = time.monotonic()
+        # A grader that is too slow gives no reward, but does not fail the rollout.
         reward, metrics, timed_out = 0.0, {}, 0.0
         try:
             reward, metrics = await bounded(self.env.grade(end.reason), seconds, _OutOfTimeError)
@@ -441,6 +446,7 @@ class Episode:
         """Awaits work within its own timeout and within the time left for the rollout."""
         started = time.monotonic()
         deadline = None if self._overtime else self._deadline
+        # The tighter timeout decides which error is raised.
         left = None if deadline is None else max(0.0, deadline - started)
         if left is not None and (seconds is None or left < seconds):
             seconds, error = left, _OutOfTimeError()

@@ -86,15 +86,18 @@ async def do_group_rollout(
     if termination is not None:
         config = chz.replace(config, termination=termination)
     try:
+        # 1. Run the rollouts.
         if isinstance(strategy, MemberStrategy) and _has_default_execute(strategy):
             result = await strategy.execute(env_group_builder, policy, config, hooks)
         else:
             result = await strategy.execute(env_group_builder, policy)
+        # 2. Compute the rewards of the successful members together.
         try:
             rewards_G, metrics_G = await _group_rewards(env_group_builder, result, config)
         except Exception as error:
             place = f"compute_group_rewards of {type(env_group_builder).__name__}"
             raise strategy.group_failed(located(error, place)) from error
+    # 3. Release the resources of the builder, also after an error or a cancellation.
     except BaseException:
         await _clean_up(env_group_builder)
         raise
@@ -212,6 +215,7 @@ async def _run_in_executor(
     executor: Executor, builder: EnvGroupBuilder, policy: TokenCompleter, settings: dict[str, Any]
 ) -> TrajectoryGroup:
     if isinstance(executor, ProcessPoolExecutor):
+        # Pickled here rather than by the pool, so that the error can name what fails.
         parts = (
             _pickled(builder, "the group's builder"),
             _pickled(policy, "the policy"),
@@ -230,6 +234,7 @@ async def _run_in_executor(
             raise asyncio.CancelledError
         return await do_group_rollout(builder, policy, **settings)
 
+    # The thread sees the context variables of the caller, such as the logtree report.
     context = contextvars.copy_context()
     future = executor.submit(context.run, lambda: asyncio.run(run()))
     try:

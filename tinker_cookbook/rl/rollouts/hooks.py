@@ -121,36 +121,31 @@ class SupportsParseErrorPolicy(Protocol):
 
 
 def configure(env: Env, config: RolloutConfig) -> None:
-    """Passes the settings of a rollout to its environment; warns of those it does not support.
-
-    An environment with ``begin_rollout`` is assumed to follow all of them.
-    """
+    """Passes the settings of a rollout to its environment; warns of those it does not support."""
     follows = isinstance(env, SupportsRolloutConfig)
     if follows:
         env.begin_rollout(config)
-    calls, policy = config.limits.max_tool_calls, config.parse_errors
-    if calls is not None:
+    missing = []
+    if (calls := config.limits.max_tool_calls) is not None:
         if isinstance(env, SupportsToolCallLimit):
             env.set_max_tool_calls(calls)
-        elif not follows:
-            _warn_once(
-                type(env),
-                "it has no set_max_tool_calls, so max_tool_calls counts only what it reports as "
-                "the metric tool_calls",
+        else:
+            missing.append(
+                "set_max_tool_calls, so max_tool_calls counts only its metric tool_calls"
             )
-    if policy is not None:
+    if config.parse_errors is not None:
         if isinstance(env, SupportsParseErrorPolicy):
-            env.set_parse_error_policy(policy)
-        elif not follows:
-            _warn_once(
-                type(env),
-                "it has no set_parse_error_policy, so its own rules for parse errors apply",
-            )
+            env.set_parse_error_policy(config.parse_errors)
+        else:
+            missing.append("set_parse_error_policy, so its own rules for parse errors apply")
+    # An environment with begin_rollout has received all settings.
+    for what in [] if follows else missing:
+        _warn_once(type(env), what)
 
 
 @lru_cache(maxsize=64)
 def _warn_once(env_class: type[Env], what: str) -> None:
-    logger.warning("%s: %s", env_class.__name__, what)
+    logger.warning("%s: it has no %s", env_class.__name__, what)
 
 
 @runtime_checkable

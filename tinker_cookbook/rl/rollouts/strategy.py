@@ -91,6 +91,7 @@ class MemberStrategy(RolloutStrategy):
         hooks: RolloutHooks | None = None,
     ) -> RolloutResult:
         """Runs the rollouts of all members; see :meth:`RolloutStrategy.execute`."""
+        # 1. Build the environments; an error here fails the whole group.
         try:
             envs_G = list(await env_group_builder.make_envs())
             if not envs_G:
@@ -98,6 +99,7 @@ class MemberStrategy(RolloutStrategy):
         except Exception as error:
             place = f"make_envs of {type(env_group_builder).__name__}"
             raise self.group_failed(located(error, place)) from error
+        # 2. Get all first prompts in one task, while each member waits in a task of its own.
         config, hooks = config or RolloutConfig(), hooks or RolloutHooks()
         loop = asyncio.get_running_loop()
         episodes_G = [Episode(policy, env, config, hooks, i) for i, env in enumerate(envs_G)]
@@ -108,11 +110,14 @@ class MemberStrategy(RolloutStrategy):
             asyncio.create_task(self._run_member(env_group_builder, episode, opened, config, hooks))
             for episode, opened in zip(episodes_G, opened_G, strict=True)
         ]
+        # 3. Run the members. The first error that a member raises cancels the others.
         try:
             outcomes_G = await asyncio.gather(*members_G)
         finally:
             await stop_tasks([*members_G, opening, *opened_G])
+            # Only now does no member wait for a shared request any more.
             await stop_tasks(requests)
+        # 4. Keep the successful members, in the order of the group.
         errors = [error for _, _, errors in outcomes_G for error in errors]
         succeeded = [
             (trajectory, env) for trajectory, env, _ in outcomes_G if trajectory is not None
@@ -154,6 +159,7 @@ class MemberStrategy(RolloutStrategy):
                         episode = Episode(episode.policy, env, config, hooks, member, attempt)
                     return await bounded(episode.run(), timeout, timeout_error), episode.env, errors
             except Exception as error:
+                # A cancellation is no Exception, so it is never retried.
                 errors.append(error)
                 if self.catches_group_errors:
                     last = "; giving up" if attempt == self.max_retries else "; retrying"
@@ -174,6 +180,7 @@ class MemberStrategy(RolloutStrategy):
         not wait for the others, so that it is retried at once.
         """
         await gather_or_cancel(map(self._open, episodes_G, opened_G))
+        # The members whose environment failed are done: they have the error.
         waiting = [pair for pair in zip(episodes_G, opened_G, strict=True) if not pair[1].done()]
         try:
             requests += _share_first_requests([episode for episode, _ in waiting])
@@ -295,7 +302,8 @@ def _share_first_requests(
         return []  # each response is a separate request, which should fail alone
     equal: dict[Hashable, list[Episode]] = {}
     for episode in episodes:
-        if episode.prompt is not None:
+        if episode.prompt is not None:  # else the prompt leaves no room for a response
+            # Prompts are equal if their tokens, images and stop conditions are equal.
             ob, stop = episode.prompt
             tokens = [
                 getattr(chunk, "tokens", None) or [chunk.model_dump_json()] for chunk in ob.chunks
@@ -309,6 +317,7 @@ def _share_first_requests(
         budget = first.token_budget(first.prompt[0])
         if len(members) == 1 or budget.exhausted:
             continue
+        # The random numbers are those of the first member, whichever request finishes first.
         policy = limit_tokens(first.policy.derived(first.member, 0), budget.tokens)
         request = asyncio.create_task(_sample_many(policy, first, len(members)))
         requests.append(request)
