@@ -114,7 +114,7 @@ __all__ = [
 logger = logging.getLogger(__name__)
 
 MakeAdjuster: TypeAlias = Callable[[TrainingSession], Awaitable[AdvantageAdjuster | None]]
-"""Opens what the advantages depend on beside the rewards; ``None``: they depend on nothing else."""
+"""Creates an adjustment of the advantages; ``None``: they depend only on the rewards."""
 
 
 async def main(config: Config, rollout_executor: Executor | None = None) -> None:
@@ -137,7 +137,7 @@ async def run(
     make_adjuster: MakeAdjuster,
     rollout_executor: Executor | None = None,
 ) -> None:
-    """The loop, whatever changes the advantages beside the rewards.
+    """Runs the loop with any adjustment of the advantages.
 
     Args:
         config: The run's settings, checked.
@@ -157,7 +157,7 @@ async def run(
         session.say(*length_notes(total_steps, epoch, config))
         tokenizer = await asyncio.to_thread(client.get_tokenizer)
         adjuster = await make_adjuster(session)
-        tell_about_loss(config, session)
+        warn_about_loss(config, session)
         progress = RLProgress(total_steps, session.start_step)
         with Reporter(config, session, progress, tokenizer) as reporter:
             reporter.add_evaluators(session, test_set)
@@ -169,8 +169,8 @@ async def run(
         session.say(*session.summary())
 
 
-def tell_about_loss(config: PolicyTrainingConfig, session: TrainingSession) -> None:
-    """Says once, at the start, what a person should know of the loss that the run trains with."""
+def warn_about_loss(config: PolicyTrainingConfig, session: TrainingSession) -> None:
+    """Warns once, at the start, about known limits of the loss."""
     name, async_config = config.loss_name, config.async_config
     if name == "stable_reinforce" and session.connection.kind == "local":
         from tinker_cookbook.engine.training.losses import STAND_IN_NOTE  # loads torch
@@ -186,7 +186,7 @@ def tell_about_loss(config: PolicyTrainingConfig, session: TrainingSession) -> N
 
 
 def check_first_batch(config: PolicyTrainingConfig, dataset: RLDataset) -> int:
-    """The number of groups in the dataset's first batch, before anything is sampled.
+    """Returns the number of groups in the dataset's first batch, before anything is sampled.
 
     Raises:
         DataValidationError: There are no batches, or the first is empty.
@@ -211,9 +211,9 @@ def check_first_batch(config: PolicyTrainingConfig, dataset: RLDataset) -> int:
 
 
 def count_steps(config: PolicyTrainingConfig, num_batches: int, batch_size: int) -> int:
-    """Iterations of the run: ``max_steps``, or without it as many as ``num_epochs`` have.
+    """Returns the iterations of the run: ``max_steps``, or the length of ``num_epochs``.
 
-    ``max_steps`` beyond the epochs goes through the data again, as in TRL.
+    ``max_steps`` beyond the epochs repeats the data, as in TRL.
     """
     if config.max_steps is not None:
         return config.max_steps
@@ -221,7 +221,7 @@ def count_steps(config: PolicyTrainingConfig, num_batches: int, batch_size: int)
 
 
 def epoch_steps(config: PolicyTrainingConfig, num_batches: int, batch_size: int) -> int:
-    """Iterations that so many batches of the dataset make."""
+    """Returns the iterations of ``num_batches`` batches of the dataset."""
     if config.async_config is None:
         return num_batches
     size = (config.stream_minibatch_config or config.async_config).groups_per_batch
@@ -235,7 +235,7 @@ def make_source(
     worker: RolloutWorker,
     total_steps: int,
 ) -> GroupSource:
-    """The source for the mode of training that the config asks for."""
+    """Returns the rollout source for the config's mode of training."""
     start = session.start_step
     if config.async_config is not None:
         log_path = local_path(config.log_path)
@@ -250,7 +250,7 @@ def make_source(
 
 
 async def _kl_penalty(config: Config, session: TrainingSession) -> AdvantageAdjuster | None:
-    """The pull towards the reference policy, if there is one."""
+    """Returns the KL penalty towards the reference policy, if any."""
     reference = config.kl_reference_config
     if config.kl_penalty_coef == 0 or reference is None:
         return None

@@ -1,9 +1,8 @@
-"""What reinforcement learning here is made of: environments, and what comes of playing them.
+"""Environments, trajectories and datasets of reinforcement learning.
 
-An ``RLDataset`` gives batches of ``EnvGroupBuilder``s. Each builds a group of ``Env``s, which
-mostly are copies of one problem; advantages are centred within the group. An ``Env`` is one
-episode: it is played once, and it speaks tokens, because training needs the very tokens that were
-sampled.
+An ``RLDataset`` returns batches of ``EnvGroupBuilder``s. Each builds a group of ``Env``s, usually
+copies of one problem; advantages are centered within the group. An ``Env`` is used for one episode,
+and its observations and actions are tokens, because training needs exactly the sampled tokens.
 """
 
 from __future__ import annotations
@@ -56,18 +55,18 @@ Action: TypeAlias = list[int]
 """Token ids that the policy sampled, the stop token included."""
 
 Observation: TypeAlias = "tinker.ModelInput"
-"""All that the policy sees when it acts: the whole prompt, not what is new in it."""
+"""Whole prompt of a turn, not only its new part."""
 
 Logprobs: TypeAlias = list[float]
 Metrics: TypeAlias = dict[str, float | int]
-"""Numbers of a step or an episode; averaged over a batch and logged as ``env/all/NAME``."""
+"""Metrics of a step or an episode; averaged over a batch and logged as ``env/all/NAME``."""
 
 Logs: TypeAlias = dict[str, str | int | float]
-"""What the transcript of a step shows beside the text."""
+"""Values that the transcript of a step shows in addition to the text."""
 
 
 class StopReason(StrEnum):
-    """Why an episode ended. Counted as ``stop/REASON``."""
+    """Reason why an episode ended, counted as ``stop/REASON``."""
 
     COMPLETED = "completed"
     TOOL_STOPPED = "tool_stopped"
@@ -81,11 +80,11 @@ class StopReason(StrEnum):
 
 
 STOP_METRIC_PREFIX = "stop/"
-"""A metric ``stop/REASON`` of an episode's last step says why it ended."""
+"""Prefix of the metric ``stop/REASON`` of an episode's last step."""
 
 
 def stop_reason_from_metrics(metrics: Metrics) -> StopReason | str | None:
-    """Returns the reason that an environment reported as a metric ``stop/REASON``, if it did."""
+    """Returns the stop reason that an environment reported as a metric, or ``None``."""
     for name, value in metrics.items():
         if name.startswith(STOP_METRIC_PREFIX) and value:
             return as_stop_reason(name.removeprefix(STOP_METRIC_PREFIX))
@@ -93,7 +92,7 @@ def stop_reason_from_metrics(metrics: Metrics) -> StopReason | str | None:
 
 
 def as_stop_reason(text: str) -> StopReason | str:
-    """Returns the ``StopReason`` of this name, or the text itself, which may be of user code."""
+    """Returns the ``StopReason`` of this name, or the text itself if user code defined it."""
     return StopReason(text) if text in set(StopReason) else text
 
 
@@ -103,7 +102,7 @@ PARSE_ERROR_MASKED_METRIC_KEY = "parse_error_masked"
 
 @dataclass(frozen=True)
 class InitialObservationOverflow:
-    """Returned by ``initial_observation`` if the first prompt leaves no room to answer.
+    """Returned by ``initial_observation`` if the first prompt leaves no room for a response.
 
     The episode ends at once, without a transition, with ``reward``.
     """
@@ -114,57 +113,57 @@ class InitialObservationOverflow:
 
 
 class ActionExtra(TypedDict, total=False):
-    """What is known of an action besides its tokens; keys may be absent."""
+    """Optional information about an action."""
 
     stop_reason: str
-    """``"stop"``: a stop condition ended it; ``"length"``: it was cut off."""
+    """``"stop"``: a stop condition ended it; ``"length"``: it was truncated."""
 
 
 @dataclass
 class StepResult:
-    """What an environment answers to an action."""
+    """Result of one step of an environment."""
 
     reward: float
-    """For this step alone; an episode's reward is the sum over its steps."""
+    """Reward of this step; the reward of an episode is the sum over its steps."""
     episode_done: bool
     next_observation: Observation
     next_stop_condition: StopCondition
     metrics: Metrics = field(default_factory=dict)
     logs: Logs = field(default_factory=dict)
     stop_reason: StopReason | str | None = None
-    """Why the episode ended, where the environment knows better than "completed"."""
+    """Why the episode ended; ``None`` means "completed"."""
 
     @classmethod
     def final(cls, reward: float, stop_condition: StopCondition, **others: Any) -> StepResult:
-        """The answer to an action that ends the episode; ``others`` are further fields."""
+        """Returns the result of the last step; ``others`` are further fields."""
         return cls(reward, True, tinker.ModelInput.empty(), stop_condition, **others)
 
 
 class Env(ABC):
-    """One episode. Make a new one for the next: there is no reset."""
+    """Environment of one episode; it has no reset."""
 
     teacher_prompt: Callable[[Sequence[Message]], Observation] | None = None
-    """Renders ``messages`` for a teacher that sees another prompt than the policy; runs in a
-    thread. Who sets it needs an environment with ``messages`` (``rollout_hooks.HasMessages``)."""
+    """Renders ``messages`` for a teacher with another prompt than the policy; runs in a thread.
+    Requires an environment with ``messages`` (``rollouts.hooks.HasMessages``)."""
 
     @abstractmethod
     async def initial_observation(
         self,
     ) -> tuple[Observation, StopCondition] | InitialObservationOverflow:
-        """The first prompt, and what ends the answer to it."""
+        """Returns the first prompt and the stop condition of its response."""
 
     @abstractmethod
     async def step(self, action: Action, *, extra: ActionExtra | None = None) -> StepResult:
-        """Takes the policy's answer, the stop token included.
+        """Processes the policy's response, including the stop token.
 
-        An environment that does not care how the answer ended may leave ``extra`` out of its
-        signature: ``async def step(self, action)``.
+        An environment that does not need ``extra`` may omit it from its signature:
+        ``async def step(self, action)``.
         """
 
 
 @dataclass
 class Transition:
-    """One turn: what the policy saw, what it did, what that earned."""
+    """One turn: observation, action and reward."""
 
     ob: Observation
     ac: TokensWithLogprobs
@@ -173,36 +172,36 @@ class Transition:
     metrics: Metrics = field(default_factory=dict)
     logs: Logs = field(default_factory=dict)
     masked: bool = False
-    """Not trained on (a malformed turn under ``ParseErrorPolicy.mask_error_turns``)."""
+    """Whether training skips the turn (``ParseErrorPolicy.mask_error_turns``)."""
     teacher_ob: Observation | None = None
-    """What a teacher that scores the action sees, where that is not ``ob``."""
+    """Observation of a teacher that scores the action, if it differs from ``ob``."""
 
 
 @dataclass(frozen=True)
 class Trajectory:
-    """One episode. ``final_ob`` is what the policy would have seen next."""
+    """Finished episode; ``final_ob`` is the observation after the last turn."""
 
     transitions: list[Transition]
     final_ob: Observation
     stop_reason: StopReason | str | None = None
-    """Why it ended; a rollout sets it. ``RolloutHooks.on_stop_reason`` may give any text."""
+    """Why the episode ended; ``RolloutHooks.on_stop_reason`` may return any text."""
     reward_without_turn: float = 0.0
-    """Earned though no turn was played: that of an ``InitialObservationOverflow``."""
+    """Reward of an episode without turns (``InitialObservationOverflow``)."""
     metrics: Metrics = field(default_factory=dict)
-    """Of the episode rather than of a turn; a group's rollout adds them to ``metrics_G``."""
+    """Metrics of the whole episode; ``do_group_rollout`` adds them to ``metrics_G``."""
     logs: Logs = field(default_factory=dict)
     seconds: dict[str, float] = field(default_factory=dict, compare=False)
-    """Time waited for ``sampling`` and for the environment's ``env`` and ``grading``."""
+    """Time spent on ``sampling``, in the environment (``env``) and on ``grading``."""
 
     @property
     def reward(self) -> float:
-        """Sum of the steps' rewards; rewards of the group come on top."""
+        """Sum of the steps' rewards, without the reward of the group."""
         return self.reward_without_turn + sum(turn.reward for turn in self.transitions)
 
 
 @dataclass(frozen=True)
 class RolloutError:
-    """A failure of a rollout, kept with its group: the exception's class name and its message."""
+    """Error of a rollout: class name and message of the exception."""
 
     error_type: str
     error_message: str
@@ -212,17 +211,17 @@ class RolloutError:
 
     @classmethod
     def parse(cls, line: str) -> RolloutError:
-        """Reads what ``str`` gives."""
+        """Parses the result of ``str``."""
         error_type, _, message = line.partition(": ")
         return cls(error_type, message)
 
 
 @dataclass
 class TrajectoryGroup:
-    """The episodes of one group, in the order of its environments.
+    """Finished episodes of one group, in the order of its environments.
 
     ``final_rewards_G`` and ``metrics_G`` are those of ``compute_group_rewards``;
-    ``rollout_errors`` names what went wrong on the way, also where a retry mended it;
+    ``rollout_errors`` has all errors, including those of attempts that were retried;
     ``sampling_client_step`` is the number of updates in the weights that sampled the group.
     """
 
@@ -244,7 +243,7 @@ class TrajectoryGroup:
             )
 
     def get_total_rewards(self) -> list[float]:
-        """Each member's reward: that of its steps plus that of the group."""
+        """Returns each member's reward: that of its steps plus that of the group."""
         return [
             trajectory.reward + final
             for trajectory, final in zip(self.trajectories_G, self.final_rewards_G, strict=True)
@@ -252,54 +251,57 @@ class TrajectoryGroup:
 
 
 class EnvGroupBuilder(ABC):
-    """Builds the environments of one group. Must pickle, as a group may be played elsewhere."""
+    """Builder of the environments of one group; picklable for process pools."""
 
     @abstractmethod
     async def make_envs(self) -> Sequence[Env]:
-        """New environments, one for each member of the group."""
+        """Returns new environments, one for each member of the group."""
 
     async def make_env(self, index: int) -> Env:
-        """Member ``index`` alone, for a retry. Override where making all of them costs much."""
+        """Returns a new environment of member ``index``, for a retry.
+
+        Override it if building the whole group is expensive.
+        """
         envs = await self.make_envs()
-        # A builder may make fewer when it is asked again; members are alike then.
+        # A builder may return fewer environments the second time; its members are alike then.
         return envs[min(index, len(envs) - 1)]
 
     async def compute_group_rewards(
         self, trajectory_group: list[Trajectory], env_group: Sequence[Env]
     ) -> list[tuple[float, Metrics]]:
-        """A reward for each member that depends on all of them; by default nothing."""
+        """Returns a reward for each member that depends on the whole group; by default 0."""
         return [(0.0, {}) for _ in trajectory_group]
 
     async def cleanup(self) -> None:
-        """Gives back what the group held (a sandbox, a connection); called once, always."""
+        """Releases resources such as a sandbox or a connection; always called once."""
 
     def logging_tags(self) -> list[str]:
-        """Names under which the group's metrics are logged too, as ``env/TAG/…``."""
+        """Returns tags under which the group's metrics are also logged, as ``env/TAG/…``."""
         return []
 
 
 class RLDataset(ABC):
-    """Batches of problems, by index."""
+    """Dataset of batches of problems."""
 
     @abstractmethod
     def get_batch(self, index: int) -> Sequence[EnvGroupBuilder]:
-        """Batch ``index``; the same one each time. Called in a thread of its own."""
+        """Returns batch ``index``, the same each time. Called in a separate thread."""
 
     @abstractmethod
     def __len__(self) -> int:
-        """Number of batches."""
+        """Returns the number of batches."""
 
     def set_epoch(self, seed: int) -> None:
-        """Reorders the problems for an epoch, if the dataset shuffles; by default nothing."""
+        """Shuffles the problems for an epoch; by default does nothing."""
 
 
 @chz.chz
 class RLDatasetBuilder:
-    """Settings from which a dataset is made: training data and, if there are any, test data."""
+    """Settings of a dataset with training data and optional test data."""
 
     async def __call__(self) -> tuple[RLDataset, RLDataset | None]:
-        """Builds both."""
+        """Builds the training set and the test set, if any."""
         raise NotImplementedError(f"{type(self).__name__} must define __call__")
 
     def check(self) -> None:
-        """Raises ``ConfigurationError`` for settings that cannot work, before anything loads."""
+        """Raises ``ConfigurationError`` for invalid settings, before anything is loaded."""
