@@ -253,8 +253,9 @@ class TinkerTokenCompleter(TokenCompleter):
             return self
         import numpy as np  # not at the top: it would slow every start
 
+        # SeedSequence mixes seed and path, so that neighbouring paths give independent seeds.
         words = np.random.SeedSequence([self.seed, *path]).generate_state(1)
-        return replace(self, seed=int(words[0]) >> 1)
+        return replace(self, seed=int(words[0]) >> 1)  # fits a signed 32-bit integer
 
     def _room(self, prompt_length: int, limit: int) -> int:
         if self.context_window is None:

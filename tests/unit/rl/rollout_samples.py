@@ -1,4 +1,4 @@
-"""A policy that notes what it is asked, and an environment that does as it is told."""
+"""A policy that records its requests, and an environment with scripted steps."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ def prompt(*tokens: int) -> tinker.ModelInput:
 
 @dataclass
 class Policy(TokenCompleter):
-    """Answers with its path as tokens: what was sampled says by which random numbers it was."""
+    """Returns its path as tokens, so that a sample shows its random numbers."""
 
     length: int = 2
     delay: float = 0.0
@@ -72,7 +72,7 @@ class Steps(Env):
 
 
 class Group(EnvGroupBuilder):
-    """Makes the environments it is given; a retry gets one of ``spares`` (member: factory)."""
+    """Builder of given environments; a retry gets one of ``spares`` (member: factory)."""
 
     def __init__(self, *factories, spares=None):
         self.factories, self.spares = factories, spares or {}

@@ -1,4 +1,4 @@
-"""Groups played in the threads or processes of a pool."""
+"""Group rollouts in the threads or processes of a pool."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from tinker_cookbook.rl.types import StepResult
 
 
 class Where(Steps):
-    """Says in its metrics which process and thread it is played in."""
+    """Environment whose metrics name its process and thread."""
 
     async def step(self, action, *, extra=None):
         result: StepResult = await super().step(action, extra=extra)
@@ -35,7 +35,7 @@ class Where(Steps):
         return result
 
 
-def played_in(executor, builder, policy=None, **options):
+def run_in(executor, builder, policy=None, **options):
     async def run():
         set_rollout_executor(executor)
         return await run_group(builder, policy or Policy(), **options)
@@ -48,15 +48,15 @@ def here(group):
     return metrics["process"] == os.getpid(), metrics["thread"] == threading.get_ident()
 
 
-def test_without_an_executor_a_group_is_played_on_the_callers_loop():
-    assert here(played_in(None, Group(Where, Where))) == (True, True)
+def test_without_an_executor_a_group_runs_on_the_callers_loop():
+    assert here(run_in(None, Group(Where, Where))) == (True, True)
     assert get_rollout_executor() is None
 
 
-def test_threads_play_the_same_group():
+def test_threads_return_the_same_group():
     builder = Group(Where, lambda: Where(turns=2))
     with ThreadPoolExecutor(1) as pool:
-        group = played_in(pool, builder, strategy=RetryOnFailure(), config=RolloutConfig())
+        group = run_in(pool, builder, strategy=RetryOnFailure(), config=RolloutConfig())
     assert here(group) == (True, False)
     inline = asyncio.run(do_group_rollout(Group(Where, lambda: Where(turns=2)), Policy()))
     assert group.get_total_rewards() == inline.get_total_rewards()
@@ -69,10 +69,10 @@ def test_threads_sample_from_the_local_engine(stories_model):
     client = service.create_sampling_client(base_model=stories_model).result()
     policy = TinkerTokenCompleter(client, 3, seed=2)
     with ThreadPoolExecutor(2) as pool:
-        group = played_in(pool, Group(Steps, Steps), policy)
+        group = run_in(pool, Group(Steps, Steps), policy)
         inline = asyncio.run(do_group_rollout(Group(Steps, Steps), policy))
         with pytest.raises(ConfigurationError, match=r"local engine.*ThreadPoolExecutor"):
-            played_in(_spawning(), Group(Steps, Steps), policy)
+            run_in(_spawning(), Group(Steps, Steps), policy)
     assert _answers(group) == _answers(inline)
 
 
@@ -85,15 +85,15 @@ def _spawning():
     return ProcessPoolExecutor(1, mp_context=multiprocessing.get_context("spawn"))
 
 
-def test_processes_play_what_pickles():
+def test_processes_run_what_pickles():
     with _spawning() as pool:
-        group = played_in(pool, Group(Where, Where))
+        group = run_in(pool, Group(Where, Where))
         assert here(group)[0] is False
         assert group.get_total_rewards() == [1.5, 1.5]
         with pytest.raises(
             ConfigurationError, match=r"group's builder \(Group\) cannot be pickled"
         ):
-            played_in(pool, Group(lambda: Where()))
+            run_in(pool, Group(lambda: Where()))
 
 
 def test_a_pool_that_forks_is_refused():

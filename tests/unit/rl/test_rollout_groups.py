@@ -16,14 +16,14 @@ from tinker_cookbook.rl.rollouts.group import do_group_rollout
 from tinker_cookbook.rl.rollouts.strategy import MinViableGroup, RetryOnFailure
 
 
-def play_group(builder, policy=None, **options):
+def group_rollout(builder, policy=None, **options):
     return asyncio.run(do_group_rollout(builder, policy or Policy(), **options))
 
 
 def test_members_that_begin_alike_share_one_request():
     policy = Policy()
     other = [lambda: Steps(start=(7,), turns=2), Steps, lambda: Steps(start=(7,)), Steps]
-    group = play_group(Group(*other), policy)
+    group = group_rollout(Group(*other), policy)
     assert sorted(policy.asked) == [
         ((0, 0), [7], 2),
         ((0, 1), [7, 0, 0, 0], 1),
@@ -35,7 +35,7 @@ def test_members_that_begin_alike_share_one_request():
 
 
 def test_each_member_gets_its_own_sample_of_the_shared_request():
-    group = play_group(Group(Steps, Steps, Steps), Policy(length=3))
+    group = group_rollout(Group(Steps, Steps, Steps), Policy(length=3))
     assert [t.transitions[0].ac.tokens for t in group.trajectories_G] == [
         [0, 0, 0],
         [0, 0, 1],
@@ -43,9 +43,9 @@ def test_each_member_gets_its_own_sample_of_the_shared_request():
     ]
 
 
-def test_a_group_of_one_is_played():
+def test_a_group_of_one():
     policy = Policy()
-    group = play_group(Group(Steps), policy)
+    group = group_rollout(Group(Steps), policy)
     assert group.get_total_rewards() == [1.5]
     assert policy.asked == [((0, 0), [1, 2], 1)]
 
@@ -69,7 +69,7 @@ def test_a_real_group_is_one_request_and_repeats_with_its_seed(stories_model):
 
             return lambda: Steps(start=(1, 300, 301), turns=2, faults={0: wait})
 
-        group = play_group(Group(*map(env, range(4))), policy)
+        group = group_rollout(Group(*map(env, range(4))), policy)
         return [[t.ac.tokens for t in tr.transitions] for tr in group.trajectories_G]
 
     first = sampled([0, 0.1, 0, 0.05])
@@ -114,24 +114,24 @@ def test_cleanup_runs_once_whatever_happens():
         (Group(), DataValidationError),
     ):
         if error is None:
-            play_group(group)
+            group_rollout(group)
         else:
             with pytest.raises(error):
-                play_group(group)
+                group_rollout(group)
         assert group.cleaned == 1
 
 
-def test_an_error_in_cleanup_is_told_and_costs_nothing():
+def test_an_error_in_cleanup_is_recorded_and_fails_nothing():
     class Leaky(Group):
         async def cleanup(self):
             raise OSError("socket")
 
-    group = play_group(Leaky(Steps))
+    group = group_rollout(Leaky(Steps))
     (error,) = group.rollout_errors
     assert error.error_type == "OSError"
     assert error.error_message == "cleanup of Leaky: OSError: socket" + _where(group)
     with pytest.raises(RolloutFailedError, match="KeyError"):  # not hidden by that of cleanup
-        play_group(Leaky(lambda: Steps(faults={0: fail(KeyError())})))
+        group_rollout(Leaky(lambda: Steps(faults={0: fail(KeyError())})))
 
 
 def _where(group):

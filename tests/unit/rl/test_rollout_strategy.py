@@ -31,7 +31,7 @@ from tinker_cookbook.rl.rollouts.strategy import (
 from tinker_cookbook.rl.types import EnvGroupBuilder, RolloutError
 
 
-def play(group, strategy, policy=None):
+def group_rollout(group, strategy, policy=None):
     return asyncio.run(do_group_rollout(group, policy or Policy(), strategy=strategy))
 
 
@@ -39,8 +39,8 @@ def broken():
     return Steps(faults={0: fail(OSError("down"))})
 
 
-def player(i, **options):
-    """An environment that shows by its prompt whose it is."""
+def numbered(i, **options):
+    """Returns a factory of an environment whose prompt names the member."""
     return lambda: Steps(start=(100 + i,), **options)
 
 
@@ -48,7 +48,7 @@ def slow(i):
     async def wait():
         await asyncio.sleep(0.05 * (3 - i))
 
-    return player(i, faults={0: wait})
+    return numbered(i, faults={0: wait})
 
 
 def whose(group):
@@ -59,19 +59,19 @@ def test_a_retried_member_keeps_its_place_and_gets_its_own_environment():
     # Members differ and are done in the reverse of their order; 1 and 2 fail at first.
     group = Group(
         slow(0),
-        player(1, faults={0: fail(OSError("down"))}),
-        player(2, faults={-1: fail(OSError("down"))}),
+        numbered(1, faults={0: fail(OSError("down"))}),
+        numbered(2, faults={-1: fail(OSError("down"))}),
         slow(3),
-        spares={1: player(1), 2: player(2)},
+        spares={1: numbered(1), 2: numbered(2)},
     )
     policy = Policy()
-    result = play(group, RetryOnFailure(), policy)
+    result = group_rollout(group, RetryOnFailure(), policy)
     assert whose(result) == [0, 1, 2, 3]
     assert (group.made, sorted(group.remade)) == (1, [1, 2])  # no full group for a retry
     trajectories, envs = group.graded
     assert trajectories == result.trajectories_G
     assert [env.tokens[0] - 100 for env in envs] == [0, 1, 2, 3]
-    assert all(env.taken for env in envs)  # the environment that was played, not the failed one
+    assert all(env.taken for env in envs)  # the environment that was run, not the failed one
     assert [error.error_type for error in result.rollout_errors] == ["OSError"] * 2
     assert "Steps, member 1, turn 0: OSError: down" in result.rollout_errors[0].error_message
     paths = {path for path, _, _ in policy.asked}
@@ -84,20 +84,23 @@ def test_a_builder_without_make_env_of_its_own_is_retried_too():
 
         async def make_envs(self):
             self.times += 1
-            return [player(0)(), player(1, faults={0: fail(OSError())} if self.times < 2 else {})()]
+            return [
+                numbered(0)(),
+                numbered(1, faults={0: fail(OSError())} if self.times < 2 else {})(),
+            ]
 
-    assert whose(play(Plain(), RetryOnFailure())) == [0, 1]
+    assert whose(group_rollout(Plain(), RetryOnFailure())) == [0, 1]
 
 
 def test_fail_fast_cancels_the_others():
     group = Group(lambda: Steps(faults={0: hang}), broken)
     started = time.monotonic()
     with pytest.raises(RolloutFailedError, match=r"Steps, member 1, turn 0: OSError: down"):
-        play(group, FailFast())
+        group_rollout(group, FailFast())
     assert time.monotonic() - started < 5
     assert (group.cleaned, group.remade) == (1, [])
     with pytest.raises(RolloutFailedError, match="before its first turn"):
-        play(
+        group_rollout(
             Group(lambda: Steps(faults={-1: hang}), lambda: Steps(faults={-1: fail(OSError())})),
             None,
         )
@@ -106,7 +109,7 @@ def test_fail_fast_cancels_the_others():
 def test_retries_are_limited():
     group = Group(Steps, broken)
     with pytest.raises(RolloutFailedError, match="member 1"):
-        play(group, RetryOnFailure(max_retries=2))
+        group_rollout(group, RetryOnFailure(max_retries=2))
     assert (group.remade, group.cleaned) == ([1, 1], 1)
 
 
@@ -119,7 +122,7 @@ def test_a_make_env_that_fails_is_an_attempt_that_failed():
             raise OSError("no sandbox")
         return Steps()
 
-    result = play(Group(broken, spares={0: flaky}), RetryOnFailure())
+    result = group_rollout(Group(broken, spares={0: flaky}), RetryOnFailure())
     assert "make_env of Group, member 0: OSError: no sandbox" in str(result.rollout_errors[1])
 
 
@@ -136,19 +139,19 @@ def test_an_environment_that_hangs_is_given_up(fault, stubborn):
     stuck = ignore if stubborn else hang
     group = Group(Steps, lambda: Steps(faults={fault: stuck}), spares={1: Steps})
     started = time.monotonic()
-    result = play(group, RetryOnFailure(per_rollout_timeout=0.2))
+    result = group_rollout(group, RetryOnFailure(per_rollout_timeout=0.2))
     assert time.monotonic() - started < 8
     assert len(result.trajectories_G) == 2
     assert result.rollout_errors[0].error_type == "TimeoutError"
     if not stubborn:
         group = Group(lambda: Steps(faults={fault: hang}))
         with pytest.raises(RolloutTimeoutError, match=r"0\.2 s"):
-            play(group, RetryOnFailure(max_retries=0, per_rollout_timeout=0.2))
+            group_rollout(group, RetryOnFailure(max_retries=0, per_rollout_timeout=0.2))
 
 
 def test_a_viable_group_goes_on_without_those_that_failed():
-    group = Group(player(0), broken, player(2), player(3))
-    result = play(group, MinViableGroup(max_retries=1))
+    group = Group(numbered(0), broken, numbered(2), numbered(3))
+    result = group_rollout(group, MinViableGroup(max_retries=1))
     assert whose(result) == [0, 2, 3]
     assert [env.tokens[0] - 100 for env in group.graded[1]] == [0, 2, 3]
     assert len(result.final_rewards_G) == len(result.metrics_G) == 3
@@ -164,10 +167,10 @@ def test_how_many_must_succeed(needed, good, viable):
     group = Group(*[Steps] * good, *[broken] * (4 - good))
     strategy = MinViableGroup(needed, max_retries=0)
     if viable:
-        assert len(play(group, strategy).trajectories_G) == good
+        assert len(group_rollout(group, strategy).trajectories_G) == good
     else:
         with pytest.raises(AllTrajectoriesFailedError, match=f"{good}/4 rollouts.*OSError: "):
-            play(group, strategy)
+            group_rollout(group, strategy)
     assert group.cleaned == 1
 
 
@@ -186,10 +189,10 @@ def test_nothing_that_fails_in_a_tolerant_group_ends_the_run():
         (Unjudged(Steps), "judge is out"),
     ):
         with pytest.raises(AllTrajectoriesFailedError, match=what):
-            play(group, MinViableGroup(max_retries=0))
+            group_rollout(group, MinViableGroup(max_retries=0))
         assert group.cleaned == 1
     with pytest.raises(RolloutFailedError, match="compute_group_rewards of Unjudged"):
-        play(Unjudged(Steps), RetryOnFailure())
+        group_rollout(Unjudged(Steps), RetryOnFailure())
 
 
 def test_strategies_from_a_config():
@@ -213,7 +216,7 @@ def test_strategies_from_a_config():
 
 
 class Chosen(RolloutStrategy):
-    """Plays by itself, and keeps one rollout."""
+    """Strategy with its own ``execute`` that keeps one rollout."""
 
     async def execute(self, env_group_builder, policy):
         (env, *_) = await env_group_builder.make_envs()
@@ -221,7 +224,7 @@ class Chosen(RolloutStrategy):
         return RolloutResult([await do_single_rollout(policy, env)], [env], failed)
 
 
-def test_a_strategy_may_play_the_group_in_its_own_way():
+def test_a_strategy_may_define_execute():
     group = asyncio.run(do_group_rollout(Group(Steps, Steps), Policy(), Chosen()))
     assert len(group.trajectories_G) == len(group.final_rewards_G) == 1
     assert group.rollout_errors == [RolloutError("OSError", "gone")]
@@ -341,5 +344,5 @@ def test_one_failed_request_of_a_policy_without_sample_many_fails_one_member():
                 raise OSError("down")
             return TokensWithLogprobs([1], [-0.5])
 
-    result = play(Group(Steps, Steps), RetryOnFailure(), Flaky())
+    result = group_rollout(Group(Steps, Steps), RetryOnFailure(), Flaky())
     assert (len(result.trajectories_G), len(result.rollout_errors)) == (2, 1)

@@ -37,11 +37,11 @@ from tinker_cookbook.rl.types import (
 )
 
 
-def play(env, policy=None, **options):
+def rollout(env, policy=None, **options):
     return asyncio.run(run_rollout(policy or Policy(), env, **options))
 
 
-def play_group(builder, policy=None, **options):
+def group_rollout(builder, policy=None, **options):
     return asyncio.run(do_group_rollout(builder, policy or Policy(), **options))
 
 
@@ -76,7 +76,7 @@ def test_an_environment_may_leave_extra_out():
         async def step(self, action):
             return StepResult(1, True, tinker.ModelInput.empty(), [0])
 
-    assert play(Plain()).reward == 1
+    assert rollout(Plain()).reward == 1
 
 
 def test_random_numbers_depend_on_member_turn_and_attempt_alone():
@@ -92,22 +92,22 @@ def test_an_answer_that_was_cut_off_ends_as_max_tokens():
         async def sample_many(self, model_input, stop, num_samples):
             return [TokensWithLogprobs([1], [-1.0], "length")] * num_samples
 
-    assert play(Steps(), Cut()).stop_reason is StopReason.MAX_TOKENS
+    assert rollout(Steps(), Cut()).stop_reason is StopReason.MAX_TOKENS
 
 
 def test_the_environment_may_say_why_it_ended():
     end = StepResult(0, True, prompt(1), [0], stop_reason=StopReason.TOOL_STOPPED)
-    assert play(Steps(faults={0: lambda: end})).stop_reason is StopReason.TOOL_STOPPED
+    assert rollout(Steps(faults={0: lambda: end})).stop_reason is StopReason.TOOL_STOPPED
 
 
 def test_an_overflow_at_the_start_keeps_its_reward_and_metrics():
     overflow = InitialObservationOverflow(-0.25, {"too_long": 1}, {"why": "x"})
-    trajectory = play(Steps(faults={-1: lambda: overflow}))
+    trajectory = rollout(Steps(faults={-1: lambda: overflow}))
     assert trajectory.transitions == []
     assert trajectory.reward == -0.25
     assert trajectory.stop_reason is StopReason.CONTEXT_OVERFLOW
     assert (trajectory.metrics, trajectory.logs) == ({"too_long": 1}, {"why": "x"})
-    group = play_group(Group(lambda: Steps(faults={-1: lambda: overflow}), Steps))
+    group = group_rollout(Group(lambda: Steps(faults={-1: lambda: overflow}), Steps))
     assert group.get_total_rewards() == [0.25, 1.5]
     assert group.metrics_G == [{"too_long": 1, "place": 0}, {"place": 1}]
 
@@ -126,7 +126,7 @@ def test_an_overflow_at_the_start_keeps_its_reward_and_metrics():
     ],
 )
 def test_a_limit_ends_the_episode_and_says_which(bounds, turns, reason):
-    trajectory = play(Steps(turns=9, metrics={"tool_calls": 2}), **limits(**bounds))
+    trajectory = rollout(Steps(turns=9, metrics={"tool_calls": 2}), **limits(**bounds))
     assert (len(trajectory.transitions), trajectory.stop_reason) == (turns, reason)
     assert [t.episode_done for t in trajectory.transitions] == [False] * (turns - 1) + [True] * (
         turns > 0
@@ -148,21 +148,21 @@ def test_a_token_limit_shortens_the_request_rather_than_drop_tokens():
             return tinker.SampleResponse(sequences=[sequence] * num_samples)
 
     policy = TinkerTokenCompleter(Client(), max_tokens=6)
-    trajectory = play(Steps(turns=9), policy, **limits(max_sampled_tokens=10))
+    trajectory = rollout(Steps(turns=9), policy, **limits(max_sampled_tokens=10))
     assert asked == [6, 4]
     assert trajectory.stop_reason is StopReason.MAX_SAMPLED_TOKENS
     asked.clear()
-    trajectory = play(Steps(turns=2), policy, **limits(max_turn_tokens=3))
+    trajectory = rollout(Steps(turns=2), policy, **limits(max_turn_tokens=3))
     assert asked == [3, 3]
     assert trajectory.metrics["num_truncations_max_turn_tokens"] == 2
     asked.clear()
     group = Group(Steps, Steps)
-    play_group(group, policy, config=RolloutConfig(limits=RolloutLimits(max_turn_tokens=3)))
+    group_rollout(group, policy, config=RolloutConfig(limits=RolloutLimits(max_turn_tokens=3)))
     assert asked == [3]
 
 
 def test_a_policy_without_max_tokens_is_cut_to_the_limit():
-    trajectory = play(Steps(), Policy(length=5), **limits(max_turn_tokens=3))
+    trajectory = rollout(Steps(), Policy(length=5), **limits(max_turn_tokens=3))
     action = trajectory.transitions[0].ac
     assert (len(action.tokens), len(action.logprobs)) == (3, 3)
     assert action.stop_reason == "length"
@@ -180,16 +180,16 @@ def test_a_conversation_that_outgrows_the_context_ends_and_a_first_prompt_is_an_
             return tinker.SampleResponse(sequences=[sequence])
 
     policy = TinkerTokenCompleter(Client(), 4, context_window=8)
-    trajectory = play(Steps(turns=9), policy)
+    trajectory = rollout(Steps(turns=9), policy)
     assert trajectory.stop_reason is StopReason.CONTEXT_OVERFLOW
     assert len(trajectory.transitions) == 2
     with pytest.raises(DataValidationError, match=r"Steps, member 0, turn 0: .*context window 8"):
-        play(Steps(start=range(8)), policy)
+        rollout(Steps(start=range(8)), policy)
 
 
 def test_a_rollout_out_of_time_keeps_its_finished_turns():
     started = time.monotonic()
-    trajectory = play(Steps(turns=9, faults={2: hang}), **limits(rollout_timeout_seconds=0.3))
+    trajectory = rollout(Steps(turns=9, faults={2: hang}), **limits(rollout_timeout_seconds=0.3))
     assert time.monotonic() - started < 5
     assert trajectory.stop_reason is StopReason.ROLLOUT_TIMEOUT
     assert len(trajectory.transitions) == 2
@@ -198,10 +198,10 @@ def test_a_rollout_out_of_time_keeps_its_finished_turns():
 
 def test_an_answer_that_does_not_come_is_an_error():
     with pytest.raises(SamplingTurnTimeoutError, match=r"turn 0.*sampling_turn_timeout_seconds=0"):
-        play(Steps(), Policy(delay=60), **limits(sampling_turn_timeout_seconds=0.1))
+        rollout(Steps(), Policy(delay=60), **limits(sampling_turn_timeout_seconds=0.1))
     group = Group(Steps, Steps)  # the request that they share
     with pytest.raises(SamplingTurnTimeoutError):
-        play_group(
+        group_rollout(
             group,
             Policy(delay=60),
             config=RolloutConfig(limits=RolloutLimits(sampling_turn_timeout_seconds=0.1)),
@@ -212,7 +212,7 @@ def test_an_answer_that_does_not_come_is_an_error():
 
 
 class Graded(Steps):
-    """Pays 10 at the end."""
+    """Rewards the episode with 10."""
 
     async def grade(self, stop_reason):
         self.graded_for = stop_reason
@@ -228,7 +228,7 @@ def terminate(**settings):
 
 def test_the_whole_episode_is_graded_whatever_ended_it():
     env = Graded(turns=9)
-    trajectory = play(env, config=terminate())
+    trajectory = rollout(env, config=terminate())
     assert env.graded_for is StopReason.MAX_TURNS
     assert [t.reward for t in trajectory.transitions] == [1.0, 11.0]
     assert trajectory.metrics == {"judged": 1}
@@ -236,19 +236,19 @@ def test_the_whole_episode_is_graded_whatever_ended_it():
 
 def test_a_rollout_that_hit_a_limit_has_no_positive_reward_where_so_configured():
     config = terminate(zero_reward_on_limit=True)
-    group = play_group(Group(lambda: Graded(turns=9), Graded), config=config)
+    group = group_rollout(Group(lambda: Graded(turns=9), Graded), config=config)
     assert group.get_total_rewards() == [0.0, 11.5]
     assert group.metrics_G[0]["zero_reward_on_limit"] == 1.0
     assert "zero_reward_on_limit" not in group.metrics_G[1]
     policy = TerminationRewardPolicy(zero_reward_on_limit=True)
     limits = RolloutConfig(limits=RolloutLimits(max_turns=2))
-    same = play_group(Group(lambda: Graded(turns=9), Graded), config=limits, termination=policy)
+    same = group_rollout(Group(lambda: Graded(turns=9), Graded), config=limits, termination=policy)
     assert same.get_total_rewards() == [0.0, 11.5]
 
 
 def test_a_grader_that_hangs_is_not_waited_for():
     config = terminate(grader_timeout_seconds=0.2)
-    trajectory = play(Graded(faults={"grade": hang}), config=config)
+    trajectory = rollout(Graded(faults={"grade": hang}), config=config)
     assert (trajectory.reward, trajectory.metrics) == (1.0, {"grader_timeout": 1.0})
 
     class Judged(Group):
@@ -256,9 +256,9 @@ def test_a_grader_that_hangs_is_not_waited_for():
             await hang()
 
     with pytest.raises(TimeoutError, match=r"of Judged: grading took .*_seconds=0.2; raise it"):
-        play_group(Judged(Steps), config=config)
+        group_rollout(Judged(Steps), config=config)
     with pytest.raises(AllTrajectoriesFailedError, match="grading took longer"):
-        play_group(Judged(Steps), config=config, strategy=MinViableGroup())
+        group_rollout(Judged(Steps), config=config, strategy=MinViableGroup())
 
 
 def test_a_timed_out_episode_may_go_ungraded():
@@ -268,7 +268,7 @@ def test_a_timed_out_episode_may_go_ungraded():
             zero_reward_on_limit=True, skip_grading_on_timeout=True
         ),
     )
-    assert play(Graded(faults={0: hang}), config=config).reward == 0
+    assert rollout(Graded(faults={0: hang}), config=config).reward == 0
 
 
 def test_malformed_turns_are_masked_where_so_wished():
@@ -276,7 +276,7 @@ def test_malformed_turns_are_masked_where_so_wished():
         return lambda: StepResult(0, False, prompt(1), [0], {"parse_error": bad})
 
     env = Steps(turns=3, faults={0: step(1.0), 1: step(0.0)})
-    trajectory = play(env, parse_errors=ParseErrorPolicy(mask_error_turns=True))
+    trajectory = rollout(env, parse_errors=ParseErrorPolicy(mask_error_turns=True))
     assert [t.masked for t in trajectory.transitions] == [True, False, False]
 
 
@@ -297,11 +297,11 @@ def test_hooks_see_and_steer():
             assert state.elapsed_seconds > 0
             seen.append(("end", state.env.taken, state.trajectory.reward))
 
-    trajectory = play(Graded(turns=2), hooks=Hooks())
+    trajectory = rollout(Graded(turns=2), hooks=Hooks())
     assert trajectory.stop_reason is StopReason.TOOL_STOPPED
     tokens = len(trajectory.transitions[0].ac.tokens)
     assert seen == [("turn", 0, 0, 0), ("turn", 1, 1, tokens), ("grade", 2), ("end", 2, 12)]
-    assert play(Steps(), hooks=Hooks()).stop_reason is StopReason.TOOL_STOPPED
+    assert rollout(Steps(), hooks=Hooks()).stop_reason is StopReason.TOOL_STOPPED
     assert seen[-2:] == [("grade", 1), ("end", 1, 1.0)]
 
 
@@ -322,11 +322,11 @@ def test_a_hook_may_let_a_rollout_go_on():
         (RolloutLimits(max_sampled_tokens=1), "max_sampled_tokens"),
     ):
         hooks = GoOn()
-        trajectory = play(Steps(turns=3), limits=limits, hooks=hooks)
+        trajectory = rollout(Steps(turns=3), limits=limits, hooks=hooks)
         assert trajectory.stop_reason == "of my own"
         assert hooks.reasons == [(reason, 1), (reason, 2), ("completed", 3)]
     hooks = GoOn("max_turns")
-    trajectory = play(Steps(turns=1), limits=RolloutLimits(max_turns=2), hooks=hooks)
+    trajectory = rollout(Steps(turns=1), limits=RolloutLimits(max_turns=2), hooks=hooks)
     assert [turn.episode_done for turn in trajectory.transitions] == [False, True]
     assert hooks.reasons == [("completed", 1), ("completed", 2), ("max_turns", 2)]
 
@@ -336,35 +336,35 @@ def test_time_is_checked_between_turns_too():
         time.sleep(0.1)
 
     limits = RolloutLimits(rollout_timeout_seconds=0.05)
-    trajectory = play(Steps(turns=9, faults={0: block}), limits=limits)
+    trajectory = rollout(Steps(turns=9, faults={0: block}), limits=limits)
     assert trajectory.stop_reason is StopReason.ROLLOUT_TIMEOUT
     assert len(trajectory.transitions) == 1
     hooks = GoOn()
-    assert play(Steps(turns=2, faults={0: block}), limits=limits, hooks=hooks).stop_reason
+    assert rollout(Steps(turns=2, faults={0: block}), limits=limits, hooks=hooks).stop_reason
     assert hooks.reasons == [("rollout_timeout", 1), ("completed", 2)]
 
 
 def test_an_environment_may_bring_its_limits():
     env = Steps(turns=9)
     env.rollout_limits = RolloutLimits(max_turns=2)
-    assert len(play(env).transitions) == 2
+    assert len(rollout(env).transitions) == 2
     env = Steps(turns=9)
     env.rollout_limits = RolloutLimits(max_turns=2)
-    assert len(play(env, limits=RolloutLimits(max_turns=3)).transitions) == 3
+    assert len(rollout(env, limits=RolloutLimits(max_turns=3)).transitions) == 3
 
 
-def test_settings_that_an_environment_has_no_method_for_are_told_once(caplog):
+def test_settings_that_an_environment_does_not_support_are_logged_once(caplog):
     class Plain(Steps):
         pass
 
     for _ in range(2):
-        play(
+        rollout(
             Plain(),
             limits=RolloutLimits(max_tool_calls=1),
             parse_errors=ParseErrorPolicy(max_consecutive=1),
         )
-    told = [record.getMessage() for record in caplog.records]
-    assert [("max_tool_calls" in one, "set_parse_error_policy" in one) for one in told] == [
+    logged = [record.getMessage() for record in caplog.records]
+    assert [("max_tool_calls" in one, "set_parse_error_policy" in one) for one in logged] == [
         (True, False),
         (False, True),
     ]
@@ -377,7 +377,7 @@ def test_messages_need_an_environment_of_messages():
 
     for kind in (ConfigurationError, TypeError):
         with pytest.raises(kind, match=r"Steps has no add_messages.* message injection"):
-            play(Steps(), hooks=Hooks())
+            rollout(Steps(), hooks=Hooks())
 
 
 # --- bad input --------------------------------------------------------------------------------
@@ -386,19 +386,19 @@ def test_messages_need_an_environment_of_messages():
 @pytest.mark.parametrize("reward", [math.nan, math.inf, "1", None, 1j])
 def test_a_reward_must_be_a_finite_number(reward):
     with pytest.raises(DataValidationError, match=r"Steps, member 0, turn 0: reward is .*finite"):
-        play(Steps(reward=reward))
+        rollout(Steps(reward=reward))
 
     class Judged(Group):
         async def compute_group_rewards(self, trajectory_group, env_group):
             return [(0.0, {}), (reward, {})]
 
     with pytest.raises(DataValidationError, match=r"compute_group_rewards of Judged, member 1"):
-        play_group(Judged(Steps, Steps))
+        group_rollout(Judged(Steps, Steps))
 
 
 @pytest.mark.parametrize("reward", [True, np.float32(1), 1])
 def test_other_numbers_become_floats(reward):
-    value = play(Steps(reward=reward)).transitions[0].reward
+    value = rollout(Steps(reward=reward)).transitions[0].reward
     assert type(value) is float
     assert value == 1.0
 
@@ -408,7 +408,7 @@ def test_an_empty_observation_is_refused(turn):
     empty = tinker.ModelInput.empty()
     result = (empty, [0]) if turn < 0 else StepResult(0, False, empty, [0])
     with pytest.raises(DataValidationError, match=r"observation is empty.*episode_done"):
-        play(Steps(turns=2, faults={turn: lambda: result}))
+        rollout(Steps(turns=2, faults={turn: lambda: result}))
 
 
 def test_an_error_of_the_environment_names_it_the_member_and_the_turn():
@@ -417,26 +417,26 @@ def test_an_error_of_the_environment_names_it_the_member_and_the_turn():
     with pytest.raises(
         RolloutFailedError, match=r"Steps, member 1, turn 1: KeyError: 'colour' .*py:\d"
     ):
-        play_group(group)
+        group_rollout(group)
     with pytest.raises(RolloutFailedError, match="before its first turn") as caught:
-        play(Steps(faults={-1: fail(bug)}))
+        rollout(Steps(faults={-1: fail(bug)}))
     assert caught.value.__cause__ is bug
     with pytest.raises(BackendError, match="Steps, member 0, turn 0: gone"):  # keeps its type
-        play(Steps(faults={0: fail(BackendError("gone"))}))
+        rollout(Steps(faults={0: fail(BackendError("gone"))}))
     with pytest.raises(DataValidationError, match="step returned int"):
-        play(Steps(faults={0: lambda: 3}))
+        rollout(Steps(faults={0: lambda: 3}))
 
 
 def test_a_group_needs_members_and_a_reward_for_each():
     with pytest.raises(DataValidationError, match="make_envs of Group: got no environments"):
-        play_group(Group())
+        group_rollout(Group())
 
     class Judged(Group):
         async def compute_group_rewards(self, trajectory_group, env_group):
             return [(0.0, {})]
 
     with pytest.raises(DataValidationError, match="got 1 rewards, expected 2"):
-        play_group(Judged(Steps, Steps))
+        group_rollout(Judged(Steps, Steps))
 
 
 def test_logprobs_must_match_the_tokens():
@@ -445,22 +445,22 @@ def test_logprobs_must_match_the_tokens():
             return [TokensWithLogprobs([1, 2], [-1.0])] * num_samples
 
     with pytest.raises(DataValidationError, match="2 tokens and 1 log-prob"):
-        play(Steps(), Short())
+        rollout(Steps(), Short())
 
 
-def test_an_environment_that_takes_its_limits_is_told_them():
-    class Told(Steps):
-        told = ()
+def test_an_environment_that_supports_limits_receives_them():
+    class Receives(Steps):
+        received = ()
 
         def set_max_tool_calls(self, max_tool_calls):
-            self.told += (max_tool_calls,)
+            self.received += (max_tool_calls,)
 
         def set_parse_error_policy(self, policy):
-            self.told += (policy,)
+            self.received += (policy,)
 
-    env, policy = Told(), ParseErrorPolicy(max_consecutive=1)
-    play(env, limits=RolloutLimits(max_tool_calls=3), parse_errors=policy)
-    assert env.told == (3, policy)
-    env = Told()
-    play(env)
-    assert env.told == ()
+    env, policy = Receives(), ParseErrorPolicy(max_consecutive=1)
+    rollout(env, limits=RolloutLimits(max_tool_calls=3), parse_errors=policy)
+    assert env.received == (3, policy)
+    env = Receives()
+    rollout(env)
+    assert env.received == ()

@@ -25,8 +25,8 @@ def weights(step: int) -> PolicySnapshot:
     return PolicySnapshot(NO_CLIENT, step)
 
 
-class FakePlayer(RolloutWorker):
-    """Plays without a model: ``seconds(problem)`` says how long; ``None`` fails."""
+class FakeWorker(RolloutWorker):
+    """Worker without a model: ``seconds(problem)`` is the duration; ``None`` fails."""
 
     def __init__(self, config, seconds=lambda problem: 0.0) -> None:
         super().__init__(config)
@@ -48,9 +48,9 @@ class FakePlayer(RolloutWorker):
         return RolloutGroup(problem.batch, problem.index, result=group)
 
 
-def make_source(tmp_path, player, config, total_steps=5, start_step=0) -> AsyncSource:
+def make_source(tmp_path, worker, config, total_steps=5, start_step=0) -> AsyncSource:
     dataset = StoryDataset(config.dataset_builder)
-    return AsyncSource(dataset, player, config, total_steps, tmp_path, start_step)
+    return AsyncSource(dataset, worker, config, total_steps, tmp_path, start_step)
 
 
 def async_config(tmp_path, k=1, groups=2, data=None, **settings):
@@ -83,10 +83,10 @@ def places(collected) -> list[tuple[int, int]]:
 
 def test_sampling_runs_at_most_k_updates_ahead_and_every_group_is_trained(tmp_path):
     config = async_config(tmp_path, k=2, groups=4)
-    player = FakePlayer(config, lambda problem: 0.001 * ((problem.batch * 7 + problem.index) % 9))
+    worker = FakeWorker(config, lambda problem: 0.001 * ((problem.batch * 7 + problem.index) % 9))
 
     async def go():
-        async with make_source(tmp_path, player, config, 12) as source:
+        async with make_source(tmp_path, worker, config, 12) as source:
             return await run_steps(source, 12, 0.003)
 
     found = asyncio.run(go())
@@ -94,27 +94,27 @@ def test_sampling_runs_at_most_k_updates_ahead_and_every_group_is_trained(tmp_pa
     assert len(lags) == 48
     assert min(lags) >= 0
     assert max(lags) > 0  # sampling did go on while training
-    assert player.most_at_once <= 4 * 3
+    assert worker.most_at_once <= 4 * 3
     # Everything that was started is trained, and no group twice.
     everything = [place for one in found for place in places(one)]
-    assert sorted(everything) == sorted(place for place, _ in player.started)
+    assert sorted(everything) == sorted(place for place, _ in worker.started)
 
 
 def test_a_slow_group_is_trained_when_it_is_done_however_old_it_is(tmp_path):
     """Discarding it would train on quick problems more than on slow ones."""
     config = async_config(tmp_path, k=1, groups=2)
     slow = (0, 1)
-    player = FakePlayer(config, lambda problem: 0.05 if problem.place == slow else 0.001)
+    worker = FakeWorker(config, lambda problem: 0.05 if problem.place == slow else 0.001)
 
     async def go():
-        async with make_source(tmp_path, player, config, 6) as source:
+        async with make_source(tmp_path, worker, config, 6) as source:
             return await run_steps(source, 6, 0.002)
 
     found = asyncio.run(go())
     trained_at = [step for step, one in enumerate(found) if slow in places(one)]
     assert len(trained_at) == 1
     assert trained_at[0] > 1  # more than k updates after it was started
-    assert sorted(place for place, _ in player.started) == sorted(
+    assert sorted(place for place, _ in worker.started) == sorted(
         place for one in found for place in places(one)
     )
 
@@ -123,7 +123,7 @@ def test_a_finished_group_of_old_weights_is_trained_first(tmp_path):
     config = async_config(tmp_path, k=1, groups=2)
 
     async def go():
-        async with make_source(tmp_path, FakePlayer(config), config, 3) as source:
+        async with make_source(tmp_path, FakeWorker(config), config, 3) as source:
             await run_steps(source, 1)
             while len(source.finished()) < 2:
                 await asyncio.sleep(0.001)
@@ -141,40 +141,40 @@ def test_a_finished_group_of_old_weights_is_trained_first(tmp_path):
 
 def test_k_of_zero_is_on_policy(tmp_path):
     config = async_config(tmp_path, k=0, groups=3)
-    player = FakePlayer(config)
+    worker = FakeWorker(config)
 
     async def go():
-        async with make_source(tmp_path, player, config, 4) as source:
+        async with make_source(tmp_path, worker, config, 4) as source:
             return await run_steps(source, 4, 0.002)
 
     found = asyncio.run(go())
     assert [{g.sampling_step for g in one.groups} for one in found] == [{0}, {1}, {2}, {3}]
-    assert len(player.started) == 12
+    assert len(worker.started) == 12
 
 
-def test_no_more_is_played_than_the_run_needs(tmp_path):
+def test_no_more_groups_run_than_the_run_needs(tmp_path):
     config = async_config(tmp_path, k=3, groups=2)
-    player = FakePlayer(config)
+    worker = FakeWorker(config)
 
     async def go():
-        async with make_source(tmp_path, player, config, 3) as source:
+        async with make_source(tmp_path, worker, config, 3) as source:
             await run_steps(source, 3, 0.002)
             await asyncio.sleep(0.01)
 
     asyncio.run(go())
-    assert len(player.started) == 6
+    assert len(worker.started) == 6
 
 
 def test_groups_are_started_with_the_newest_weights(tmp_path):
     config = async_config(tmp_path, k=1, groups=2)
-    player = FakePlayer(config)
+    worker = FakeWorker(config)
 
     async def go():
-        async with make_source(tmp_path, player, config, 4) as source:
+        async with make_source(tmp_path, worker, config, 4) as source:
             await run_steps(source, 4, 0.003)
 
     asyncio.run(go())
-    steps = [step for _, step in player.started]
+    steps = [step for _, step in worker.started]
     assert steps == sorted(steps)
     assert steps[-1] >= 2
 
@@ -182,7 +182,7 @@ def test_groups_are_started_with_the_newest_weights(tmp_path):
 def test_an_error_of_an_environment_reaches_the_loop(tmp_path):
     config = async_config(tmp_path)
 
-    class Broken(FakePlayer):
+    class Broken(FakeWorker):
         async def run_group(self, problem, snapshot):
             if problem.place == (1, 0):
                 raise OSError("the judge is away")
@@ -200,7 +200,7 @@ def test_where_every_group_fails_the_run_ends(tmp_path):
     config = async_config(tmp_path)
 
     async def go():
-        async with make_source(tmp_path, FakePlayer(config, lambda _: None), config) as source:
+        async with make_source(tmp_path, FakeWorker(config, lambda _: None), config) as source:
             await run_steps(source, 1)
 
     with pytest.raises(AllTrajectoriesFailedError, match="groups failed"):
@@ -209,10 +209,10 @@ def test_where_every_group_fails_the_run_ends(tmp_path):
 
 def test_groups_that_fail_are_counted_and_made_up_for(tmp_path):
     config = async_config(tmp_path, groups=4)
-    player = FakePlayer(config, lambda problem: None if problem.index == 1 else 0.0)
+    worker = FakeWorker(config, lambda problem: None if problem.index == 1 else 0.0)
 
     async def go():
-        async with make_source(tmp_path, player, config) as source:
+        async with make_source(tmp_path, worker, config) as source:
             return await run_steps(source, 3)
 
     found = asyncio.run(go())
@@ -224,7 +224,7 @@ def test_substeps_split_the_batch(tmp_path):
     config = async_config(tmp_path, groups=4, num_substeps=2)
 
     async def go():
-        async with make_source(tmp_path, FakePlayer(config), config) as source:
+        async with make_source(tmp_path, FakeWorker(config), config) as source:
             return await run_steps(source, 1)
 
     (collected,) = asyncio.run(go())
@@ -258,7 +258,7 @@ def test_the_problem_queue_goes_on_where_it_was(tmp_path):
 def test_nothing_is_lost_or_trained_twice_when_a_run_is_killed(tmp_path):
     """Queue, groups in flight and place in the data as they were after update 3."""
     config = async_config(tmp_path, k=2, groups=3)
-    slow = FakePlayer(config, lambda problem: 0.002 * (problem.index + 1))
+    slow = FakeWorker(config, lambda problem: 0.002 * (problem.index + 1))
 
     async def killed():
         async with make_source(tmp_path, slow, config, 8) as source:
@@ -267,8 +267,8 @@ def test_nothing_is_lost_or_trained_twice_when_a_run_is_killed(tmp_path):
             return [place for one in found for place in places(one)]
 
     async def resumed():
-        player = FakePlayer(config)
-        async with make_source(tmp_path, player, config, 8, start_step=3) as source:
+        worker = FakeWorker(config)
+        async with make_source(tmp_path, worker, config, 8, start_step=3) as source:
             found = await run_steps(source, 5, 0.001, start=3)
             return [place for one in found for place in places(one)]
 
@@ -287,7 +287,7 @@ def test_a_second_kill_right_after_the_first_loses_nothing(tmp_path):
     write_queue(tmp_path, 1, QueueState((1, 2), begun, []))
 
     async def go():
-        async with make_source(tmp_path, FakePlayer(config), config, start_step=1) as source:
+        async with make_source(tmp_path, FakeWorker(config), config, start_step=1) as source:
             source.save(tmp_path, 2)
 
     asyncio.run(go())

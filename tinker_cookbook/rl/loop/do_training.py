@@ -276,6 +276,7 @@ class CallerSession:
             self._counted = dict(self._errors.get_metrics())
         if self._cost is None:
             return
+        # Groups that training dropped count as discarded work.
         if self.config.remove_constant_reward_groups:
             constant = [group for group in groups if all_same(group.get_total_rewards())]
             for group in constant:
@@ -294,6 +295,7 @@ class CallerSession:
             record_stability_info,
             self._cost,
         )
+        # The first client also serves the evaluation before the first batch.
         if self._step == self.start_step:
             self._evaluated = await self.evaluate(self._step)
         return self._newest
@@ -323,6 +325,7 @@ class CallerSession:
         """Writes the row of the batch, saves a rolling checkpoint, and evaluates for the next."""
         self.write_row({**self._evaluated, **metrics, **self._counted}, step - 1)
         self._discarded.step_logged()
+        # The evaluation after this batch is part of the next row, as in the official loops.
         self._evaluated = {}
         if self._checkpoints is not None:
             await self._checkpoints.maybe_save_rolling_async(step, loop_state(step, self._cost))

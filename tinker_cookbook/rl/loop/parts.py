@@ -159,6 +159,7 @@ async def train_step(
     check_provenance(data_D, loss_fn)
     if not data_D:
         return []
+    # Submit all operations; the backend runs them in this order.
     adam = tinker.AdamParams(learning_rate=learning_rate, **ADAM)
     passes, steps = [], []
     for part in split_list(data_D, min(num_substeps, len(data_D))):
@@ -320,6 +321,7 @@ async def compute_full_batch_metrics_and_get_sampling_client(
     if cost_tracker is not None:
         metrics.update(cost_tracker.record_step(usage + training_usage(data_D)))
     reuse = sampling_client_reuse
+    # Saving the weights takes time; skip it if nothing will be sampled from them.
     if (
         reuse is not None
         and reuse.rollout_workers_finished.is_set()
@@ -459,6 +461,7 @@ async def do_train_step_streaming_and_get_sampling_client(
     for _ in range(config.num_substeps):
         submitted = len(passes)
         for _ in range(stream.num_minibatches):
+            # Each minibatch waits only for its own groups, so training overlaps with sampling.
             arrived = [await trajectory_groups_queue.get() for _ in range(size)]
             kept = [one for one in arrived if one is not None and trajectory_group_filter(one)]
             if not kept:
@@ -474,6 +477,7 @@ async def do_train_step_streaming_and_get_sampling_client(
             passes.append(submit_policy_loss(training_client, part_D, config))
             metrics.update(found)
             data_D, groups, usage = data_D + part_D, groups + kept, usage + used
+        # Without a pass there is no gradient, and momentum alone would move the weights.
         if len(passes) > submitted:
             optim_steps.append(training_client.optim_step(adam))
     if not groups:

@@ -39,6 +39,7 @@ def bounded(
 async def _bounded(work: Awaitable[T], seconds: float, error: Callable[[], Exception]) -> T:
     task = asyncio.ensure_future(work)
     try:
+        # Unlike wait_for, wait returns at the timeout even if the task ignores its cancellation.
         done, _ = await asyncio.wait({task}, timeout=seconds)
     except asyncio.CancelledError:
         await _cancel_within_grace([task])
@@ -63,6 +64,7 @@ async def finished(work: Awaitable[T]) -> T:
 
     The cancellation is raised once the work is done.
     """
+    # The task is not cancelled with its caller, who waits for it again after each cancellation.
     task = asyncio.ensure_future(work)
     cancelled = False
     while not task.done():
@@ -72,6 +74,7 @@ async def finished(work: Awaitable[T]) -> T:
             cancelled = True
     if not cancelled:
         return task.result()
+    # The cancellation is raised, so an error of the work can only be logged.
     if not task.cancelled() and (error := task.exception()) is not None:
         logger.error("%s failed while its caller was cancelled", task, exc_info=error)
     raise asyncio.CancelledError
@@ -125,12 +128,13 @@ async def run_in_daemon_thread(function: Callable[P, T], *args: P.args, **kwargs
     """
     loop = asyncio.get_running_loop()
     slots = _slots.setdefault(loop, asyncio.Semaphore(min(32, (os.cpu_count() or 1) + 4)))
+    # The thread sees the context variables of the caller.
     context = contextvars.copy_context()
     async with slots:
         done: asyncio.Future[T] = loop.create_future()
 
         def deliver(result: T | None, error: BaseException | None) -> None:
-            if done.cancelled():
+            if done.cancelled():  # nobody waits for the result any more
                 return
             if error is not None:
                 done.set_exception(error)

@@ -107,7 +107,7 @@ class ParseErrorPolicy:
             raise ConfigurationError(
                 f"parse_errors.terminal_reward: got {self.terminal_reward}, expected a number"
             )
-        if not _takes_details(self.retry_message_template):
+        if not _has_details(self.retry_message_template):
             raise ConfigurationError(
                 f"parse_errors.retry_message_template: got {self.retry_message_template!r}, "
                 "expected text whose only field is {details}; write {{ and }} for braces"
@@ -187,7 +187,8 @@ class RolloutConfig:
         return TerminationRewardPolicy() if self.termination is None else self.termination
 
 
-def _takes_details(template: str) -> bool:
+def _has_details(template: str) -> bool:
+    # The result depends on the details only if the template has the field.
     try:
         return template.format(details="") != template.format(details="x")
     except (KeyError, IndexError, ValueError):
