@@ -24,7 +24,7 @@ import numpy as np
 from tinker_cookbook import checkpoint_utils, cli_utils, hyperparam_utils, model_info
 from tinker_cookbook.backends import connect
 from tinker_cookbook.exceptions import ConfigurationError
-from tinker_cookbook.recipes.math_rl.problems import Problem, read_problems
+from tinker_cookbook.recipes.math_rl.datasets import Problem, read_problems
 from tinker_cookbook.renderers import ensure_text, get_renderer
 from tinker_cookbook.rl.envs.grading import equal_plain_numbers, extract_gsm8k_answer
 from tinker_cookbook.rl.policy_settings import loss_hint

@@ -15,8 +15,8 @@ from typing import ClassVar, Literal
 import chz
 
 from tinker_cookbook.exceptions import ConfigurationError, nearest
+from tinker_cookbook.recipes.math_rl.datasets import Problem, problems_from_hub
 from tinker_cookbook.recipes.math_rl.math_env import MathEnv
-from tinker_cookbook.recipes.math_rl.problems import Problem, problems_from_hub
 from tinker_cookbook.renderers import Message, Renderer, get_renderer
 from tinker_cookbook.rl.envs.problem_dataset import ProblemDataset
 from tinker_cookbook.rl.envs.problem_env import ProblemGroupBuilder

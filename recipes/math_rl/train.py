@@ -18,8 +18,7 @@ import chz
 
 from tinker_cookbook.exceptions import ConfigurationError, nearest
 from tinker_cookbook.recipes.math_rl.arithmetic_env import ArithmeticDatasetBuilder
-from tinker_cookbook.recipes.math_rl.datasets import MathDatasetBuilder
-from tinker_cookbook.recipes.math_rl.problems import HUB_NAMES
+from tinker_cookbook.recipes.math_rl.datasets import HUB_NAMES, MathDatasetBuilder
 from tinker_cookbook.recipes.rl_settings import RLSettings, rl_config, run
 from tinker_cookbook.rl import train
 from tinker_cookbook.rl.envs.grading import DEFAULT_TIMEOUT_SECONDS

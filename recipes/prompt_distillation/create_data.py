@@ -24,7 +24,6 @@ import chz
 from tinker_cookbook import model_info
 from tinker_cookbook.backends.connect import check_backend, connect
 from tinker_cookbook.exceptions import ConfigurationError
-from tinker_cookbook.recipes.prompt_distillation.answers import AnswerReader, parse_labels
 from tinker_cookbook.recipes.prompt_distillation.output import DistillationFile
 from tinker_cookbook.recipes.prompt_distillation.prompts import (
     LANGUAGE_CLASSIFICATION_PROMPT,
@@ -34,7 +33,12 @@ from tinker_cookbook.recipes.prompt_distillation.prompts import (
     misspelt_mark,
     read_teacher_prompt,
 )
-from tinker_cookbook.recipes.prompt_distillation.queries import Query, read_queries
+from tinker_cookbook.recipes.prompt_distillation.queries import (
+    AnswerReader,
+    Query,
+    parse_labels,
+    read_queries,
+)
 from tinker_cookbook.recipes.prompt_distillation.teacher import (
     Sampling,
     ask_teacher,

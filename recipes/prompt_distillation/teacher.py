@@ -10,10 +10,9 @@ from typing import TYPE_CHECKING
 from tinker_cookbook.completers import TinkerTokenCompleter
 from tinker_cookbook.eval.proportion import describe_share
 from tinker_cookbook.exceptions import DataValidationError
-from tinker_cookbook.recipes.prompt_distillation.answers import AnswerReader, Reason
 from tinker_cookbook.recipes.prompt_distillation.output import DistillationFile
 from tinker_cookbook.recipes.prompt_distillation.prompts import TeacherPrompt
-from tinker_cookbook.recipes.prompt_distillation.queries import Query
+from tinker_cookbook.recipes.prompt_distillation.queries import AnswerReader, Query, Reason
 from tinker_cookbook.renderers import Renderer, get_renderer, get_text_content
 from tinker_cookbook.rl.rollouts.async_utils import gather_or_cancel
 from tinker_cookbook.utils.run_folder.jsonl import Row

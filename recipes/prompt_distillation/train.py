@@ -20,13 +20,13 @@ import chz
 from tinker_cookbook import cli_utils
 from tinker_cookbook.eval.proportion import describe_share
 from tinker_cookbook.exceptions import ConfigurationError, DataValidationError
-from tinker_cookbook.recipes.prompt_distillation.answers import parse_labels
 from tinker_cookbook.recipes.prompt_distillation.create_data import DEFAULT_OUTPUT_FILE
 from tinker_cookbook.recipes.prompt_distillation.data import (
     DistilledDatasetBuilder,
     StudentAccuracyBuilder,
 )
 from tinker_cookbook.recipes.prompt_distillation.output import read_settings
+from tinker_cookbook.recipes.prompt_distillation.queries import parse_labels
 from tinker_cookbook.recipes.start import RecipeSettings, blocking, recommended_lr, resolve, start
 from tinker_cookbook.renderers import TrainOnWhat
 from tinker_cookbook.supervised import train

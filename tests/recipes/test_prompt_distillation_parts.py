@@ -7,7 +7,6 @@ import json
 import pytest
 
 from recipes.prompt_distillation import create_data
-from recipes.prompt_distillation.answers import AnswerReader, Reason, parse_labels
 from recipes.prompt_distillation.data import DistilledDatasetBuilder, StudentAccuracyBuilder
 from recipes.prompt_distillation.output import DistillationFile, read_dropped
 from recipes.prompt_distillation.prompts import (
@@ -16,7 +15,13 @@ from recipes.prompt_distillation.prompts import (
     find_task,
     read_teacher_prompt,
 )
-from recipes.prompt_distillation.queries import Query, read_queries
+from recipes.prompt_distillation.queries import (
+    AnswerReader,
+    Query,
+    Reason,
+    parse_labels,
+    read_queries,
+)
 from tinker_cookbook.exceptions import ConfigurationError, DataError
 from tinker_cookbook.supervised.types import ChatDatasetBuilderCommonConfig
 

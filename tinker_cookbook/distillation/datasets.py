@@ -76,10 +76,10 @@ _SLACK_TOKENS = 8  # of a rendered prompt beyond its bytes, for spaces that toke
 
 @chz.chz
 class TeacherConfig:
-    """A teacher: a base model, the saved weights on it, if any, and what it sees.
+    """Teacher: a base model, saved weights if any, and its prompt.
 
-    By default it sees the very tokens that the student does. With any of the last four settings it
-    gets a prompt of its own, and then the student's answer; only on-policy distillation has that.
+    By default the teacher scores exactly the student's tokens. With any of the last four settings
+    it has its own prompt, followed by the student's answer (on-policy distillation only).
     """
 
     base_model: str = chz.field(doc="Hub name or local folder of the teacher's base model")
@@ -89,21 +89,20 @@ class TeacherConfig:
     renderer_name: str | None = chz.field(
         default=None, doc="The teacher's chat format; default: the student's"
     )
-    system_prompt: str | None = chz.field(
-        default=None, doc="System prompt that the teacher alone sees"
-    )
+    system_prompt: str | None = chz.field(default=None, doc="System prompt of the teacher only")
     convo_prefix: list[Message] | None = chz.field(
-        default=None, doc="Messages (examples, say) that the teacher alone sees, before the others"
+        default=None,
+        doc="Messages, such as examples, before the conversation; for the teacher only",
     )
     answer_hint: str | None = chz.field(
         default=None,
-        doc=f"Text behind the last user message that the teacher alone sees; {ANSWER} in it is "
-        "the problem's reference answer",
+        doc=f"Text after the last user message, for the teacher only; {ANSWER} in it is the "
+        "problem's reference answer",
     )
 
     @property
     def has_own_prompt(self) -> bool:
-        """Whether it sees anything but the student's tokens, the chat format aside."""
+        """Whether the teacher's messages differ from the student's."""
         return bool(self.system_prompt or self.convo_prefix or self.answer_hint)
 
     def check(self, where: str) -> None:
@@ -120,10 +119,10 @@ class TeacherConfig:
 
 @chz.chz
 class DistillationDatasetConfig:
-    """A dataset, and the teacher that scores what the student says there."""
+    """Dataset with the teacher that scores the student's answers."""
 
     dataset_builder: RLDatasetBuilder = chz.field(doc="The prompts, or problems with rewards")
-    teacher_config: TeacherConfig = chz.field(doc="Who scores the student's answers to them")
+    teacher_config: TeacherConfig = chz.field(doc="Teacher of this dataset")
     groups_per_batch: int = chz.field(doc="Groups of a batch that come from this dataset")
 
 
@@ -153,11 +152,11 @@ class CompositeDataset(RLDataset):
         return min(len(dataset) for dataset in self.datasets)
 
     def get_batch(self, index: int) -> Sequence[EnvGroupBuilder]:
-        """The groups of batch ``index``, those of the first dataset first."""
+        """Returns the groups of batch ``index``, those of the first dataset first."""
         return [group for part in self.get_parts(index) for group in part]
 
     def get_parts(self, index: int) -> list[list[EnvGroupBuilder]]:
-        """The same, dataset by dataset."""
+        """Returns the groups of batch ``index``, one list for each dataset."""
         parts = []
         for i, (dataset, expected) in enumerate(
             zip(self.datasets, self.groups_per_batch_list, strict=True)
@@ -172,13 +171,13 @@ class CompositeDataset(RLDataset):
         return parts
 
     def set_epoch(self, seed: int) -> None:
-        """Reorders each of them."""
+        """Reorders every dataset."""
         for dataset in self.datasets:
             dataset.set_epoch(seed)
 
 
 class PromptOnlyEnv(ProblemEnv):
-    """A prompt without a right answer: the reward is always 0, and the teacher alone teaches."""
+    """Single-turn environment without a reward: the only signal is the teacher."""
 
     def __init__(
         self, prompt: str, renderer: Renderer, convo_prefix: Sequence[Message] | None = None
@@ -187,23 +186,23 @@ class PromptOnlyEnv(ProblemEnv):
         self.prompt = prompt
 
     def get_question(self) -> str:
-        """The prompt."""
+        """Returns the prompt."""
         return self.prompt
 
     def check_answer(self, sample_str: str) -> bool:
-        """No answer earns anything."""
+        """Returns False: there is no reward."""
         return False
 
     def check_format(self, sample_str: str) -> bool:
-        """Any answer will do."""
+        """Returns True for any answer."""
         return True
 
     def get_reference_answer(self) -> str:
-        """There is none."""
+        """Returns an empty text: there is no reference answer."""
         return ""
 
     async def step(self, action: Action, *, extra: ActionExtra | None = None) -> StepResult:
-        """The episode is over; there is nothing to grade."""
+        """Ends the episode without grading."""
         return StepResult.final(0.0, self.stop_condition)
 
 
@@ -250,15 +249,12 @@ class PromptOnlyDataset(ProblemDataset[list[Message]]):
 
 
 def load_deepmath_prompts(split: Literal["train", "test"] = "train") -> list[str] | None:
-    """The questions of DeepMath from the Hub; ``None``, and a warning, where they do not load."""
+    """Loads the questions of DeepMath from the Hub; warns and returns None on failure."""
     return _first_questions("deepmath", split)
 
 
 def load_tulu3_prompts() -> list[str] | None:
-    """The first message of the user in each conversation of Tulu 3, from the Hub.
-
-    ``None``, and a warning, where they do not load.
-    """
+    """Loads the first user message of each Tulu 3 conversation; on failure None, with a warning."""
     return _first_questions("tulu3", "train")
 
 
@@ -291,7 +287,7 @@ class PromptOnlyDatasetBuilder(RLDatasetBuilder):
     max_prompt_tokens: int | None = chz.field(
         default=1024, doc="Prompts of more tokens are left out; None: all are kept"
     )
-    max_prompts: int | None = chz.field(default=None, doc="Take so many prompts, the first ones")
+    max_prompts: int | None = chz.field(default=None, doc="Use the first so many prompts")
 
     def check(self) -> None:
         """Raises ``ConfigurationError`` for settings that cannot work."""
@@ -303,7 +299,7 @@ class PromptOnlyDatasetBuilder(RLDatasetBuilder):
         check_source(self.dataset_name)
 
     async def __call__(self) -> tuple[RLDataset, None]:
-        """Reads the prompts and leaves out those that are too long, which it says.
+        """Reads the prompts; skips those that are too long, with a warning.
 
         Raises:
             DataError: A line is no prompt, or none is left; names file and line.
@@ -313,7 +309,7 @@ class PromptOnlyDatasetBuilder(RLDatasetBuilder):
         prompts = load_prompts(self.dataset_name, self.max_prompts)
         prefix = self.convo_prefix or []
         prompts = fitting(prompts, renderer, prefix, self.max_prompt_tokens, self.dataset_name)
-        # Metrics keep one tag for all sources: a file's path would make a poor name.
+        # One metrics tag for all sources: a file path would be a poor name.
         dataset = PromptOnlyDataset(
             prompts, self.groups_per_batch, self.group_size, renderer, convo_prefix=prefix
         )
@@ -331,7 +327,7 @@ def check_source(name: str) -> None:
 
 
 def load_prompts(name: str, most: int | None = None, split: str = "train") -> list[list[Message]]:
-    """The prompts of a known dataset or a JSONL file, each a conversation that ends with the user.
+    """Loads the prompts of a known dataset or a JSONL file as conversations that end with the user.
 
     Args:
         name: One of ``HUB_PROMPTS``, or a file (also ``.jsonl.gz``).
@@ -359,7 +355,7 @@ def load_prompts(name: str, most: int | None = None, split: str = "train") -> li
 
 
 def prompt_of(row: Any, where: str) -> list[Message]:
-    """A row as a conversation whose last message is the user's; ``where`` names it in errors.
+    """Parses a row as a conversation that ends with the user; ``where`` names it in errors.
 
     Raises:
         DataFormatError: It is none.
@@ -377,13 +373,13 @@ def prompt_of(row: Any, where: str) -> list[Message]:
     return [Message(role="user", content=text)]
 
 
-def _of_conversation(given: Any, where: str) -> list[Message]:
-    if not isinstance(given, list):
+def _of_conversation(messages_field: Any, where: str) -> list[Message]:
+    if not isinstance(messages_field, list):
         raise DataFormatError(
-            f"{where}: messages: got {given!r}, expected a list as in {_EXPECTED}"
+            f"{where}: messages: got {messages_field!r}, expected a list as in {_EXPECTED}"
         )
     try:
-        messages = normalize_messages(given)
+        messages = normalize_messages(messages_field)
     except RendererError as error:
         raise DataFormatError(f"{where}: {error}") from error
     if any(isinstance(m["content"], list) and _has_media(m["content"]) for m in messages):
@@ -409,11 +405,10 @@ def fitting(
     max_tokens: int | None,
     name: str,
 ) -> list[list[Message]]:
-    """The prompts that have at most ``max_tokens`` when rendered; says how many were left out.
+    """Returns the prompts of at most ``max_tokens`` rendered tokens; logs how many are skipped.
 
-    ``None`` keeps all of them.
-
-    A prompt that is cut in the middle asks for something else, so none is cut.
+    ``None`` keeps all of them. Long prompts are skipped, because a truncated one has another
+    meaning.
 
     Raises:
         DataValidationError: None of them fits.
@@ -443,10 +438,8 @@ def fitting(
 def _lengths(
     prompts: Sequence[list[Message]], renderer: Renderer, prefix: Sequence[Message], bound: int
 ) -> Iterator[int]:
-    """The number of tokens of each prompt, where its number of bytes does not settle that it fits.
-
-    A token is a byte at least, so most prompts of a large dataset need not be rendered.
-    """
+    """Yields the number of tokens of each prompt; 0 if its bytes already prove that it fits."""
+    # A token has at least one byte, so most prompts of a large dataset need not be rendered.
     around = renderer.build_generation_prompt([*prefix, Message(role="user", content="x")]).length
     for prompt in prompts:
         size = around + _SLACK_TOKENS + len(get_text_content(prompt[-1]).encode())

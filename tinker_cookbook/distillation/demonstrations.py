@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 import chz
 
 from tinker_cookbook.completers import TokenCompleter
-from tinker_cookbook.distillation.mixture import number_of, numbered
+from tinker_cookbook.distillation.soft_objective import number_of, numbered
 from tinker_cookbook.exceptions import (
     ConfigurationError,
     DataFormatError,
@@ -41,19 +41,19 @@ DEFAULT_DEMO_TEMPLATE = (
     "{golden_answer}\n\n"
     "Now respond in your own words, with your reasoning if there is any."
 )
-"""What the teacher reads in place of the question."""
+"""Text of the teacher's question."""
 
 
 @dataclass(frozen=True)
 class Demonstration:
-    """``prompt`` ends with the user's question; ``answer`` is the text to show the teacher."""
+    """Prompt that ends with the user's question, and the answer to show to the teacher."""
 
     prompt: list[Message]
     answer: str
 
     @classmethod
     def of(cls, conversation: Sequence[Message], row: int) -> Demonstration:
-        """The conversation up to its last answer, and that answer."""
+        """Splits a conversation into prompt and last answer."""
         last = max(i for i, message in enumerate(conversation) if message["role"] == "assistant")
         prompt, answer = list(conversation[:last]), get_text_content(conversation[last])
         roles = ", ".join(message["role"] for message in conversation)
@@ -67,7 +67,7 @@ class Demonstration:
     def teacher_prompt(
         self, renderer: Renderer, system_prompt: str | None, demo_template: str
     ) -> tinker.ModelInput:
-        """The prompt with the demonstration in it; earlier messages stay as they are."""
+        """Renders the prompt with the demonstration in its last message."""
         question = get_text_content(self.prompt[-1])
         shown = demo_template.format(question=question, golden_answer=self.answer)
         messages = [*self.prompt[:-1], Message(role="user", content=shown)]
@@ -83,16 +83,16 @@ def build_sdft_teacher_prompt(
     system_prompt: str | None = None,
     demo_template: str = DEFAULT_DEMO_TEMPLATE,
 ) -> tinker.ModelInput:
-    """The teacher's prompt: ``question`` with ``golden_answer`` beside it.
+    """Renders the teacher's prompt: ``question`` with ``golden_answer``.
 
-    Put a student's answer behind it, and the teacher scores that answer knowing a good one.
+    The teacher scores the student's answer after this prompt.
     """
     demonstration = Demonstration([Message(role="user", content=question)], golden_answer)
     return demonstration.teacher_prompt(renderer, system_prompt, demo_template)
 
 
 def check_demo_template(template: str) -> None:
-    """Raises ``ConfigurationError`` where it has other fields than the two it needs."""
+    """Raises ``ConfigurationError`` unless the template has exactly its two fields."""
     marks = {"question": "\x00Q\x00", "golden_answer": "\x00A\x00"}
     try:
         filled = template.format(**marks)
@@ -121,11 +121,11 @@ class DemonstrationBuilder(FromConversationFileBuilder):
 
     @cached_property
     def demonstrations(self) -> list[Demonstration]:
-        """Those to train on, by the number that their datums carry."""
+        """Training demonstrations, by the number that their datums carry."""
         return [Demonstration.of(row, i) for i, row in enumerate(self._split[0])]
 
     def __call__(self) -> tuple[SupervisedDataset, SupervisedDataset | None]:
-        """Numbered datums of the demonstrations themselves; test data without numbers."""
+        """Builds numbered datums of the demonstrations; test data have no numbers."""
         self.common_config.check()
         batch_size, max_length = self.common_config.batch_size, self.common_config.max_length
         train, test = self._split
@@ -150,7 +150,7 @@ def _up_to_answer(conversation: list[Message]) -> list[Message]:
 
 
 Texts = tuple[list["tinker.Datum"], list["tinker.ModelInput"], dict[str, float]]
-"""Answers as datums with a ``mask``, what the teacher reads before each, and metrics."""
+"""Answers as datums with a ``mask``, the teacher's prompt of each, and metrics."""
 
 
 @runtime_checkable
@@ -158,8 +158,7 @@ class SDFTBatchProvider(Protocol):
     """Questions with a golden answer each, in batches."""
 
     def get_batch(self, index: int) -> tuple[Sequence[EnvGroupBuilder], list[str], list[str]]:
-        """Environments in which the student answers, questions and golden answers of a batch: one
-        of each for every problem."""
+        """Returns environments, questions and golden answers: one of each for every problem."""
         ...
 
     def __len__(self) -> int:
@@ -168,7 +167,7 @@ class SDFTBatchProvider(Protocol):
 
 
 class ProvidedBatches(SupervisedDataset):
-    """The numbers of a provider's batches, for the loop over batches; see ``ProvidedTexts``."""
+    """Batch indices of a provider, for the loop over batches; see ``ProvidedTexts``."""
 
     def __init__(self, provider: SDFTBatchProvider) -> None:
         self._provider = provider
@@ -177,12 +176,12 @@ class ProvidedBatches(SupervisedDataset):
         return len(self._provider)
 
     def get_batch(self, index: int) -> list[tinker.Datum]:
-        """One datum that holds nothing but the number of the batch."""
+        """Returns one datum that holds only the index of the batch."""
         return [numbered(datum_from_tokens_weights([0, 0], [0.0, 1.0]), index)]
 
 
 class ProvidedEnvironments(RLDataset):
-    """The environments of a provider, or of a dataset of environments, to evaluate in."""
+    """Environments of a provider or dataset, for evaluation."""
 
     def __init__(self, dataset: SDFTBatchProvider | RLDataset) -> None:
         self._dataset = dataset
@@ -191,13 +190,13 @@ class ProvidedEnvironments(RLDataset):
         return len(self._dataset)
 
     def get_batch(self, index: int) -> Sequence[EnvGroupBuilder]:
-        """The builders of a batch, without questions and golden answers."""
+        """Returns the group builders of a batch."""
         batch: Any = self._dataset.get_batch(index)
         return batch[0] if isinstance(batch, tuple) else batch
 
 
 class ProvidedTexts:
-    """Has the student answer the questions of a provider's batch in their environments.
+    """Samples of the student in a provider's environments.
 
     Args:
         provider: Where the questions come from.
@@ -214,7 +213,7 @@ class ProvidedTexts:
     async def texts(
         self, step: int, data: Sequence[tinker.Datum], policy: Callable[[], TokenCompleter]
     ) -> Texts:
-        """The answers of all groups, those without a token left out; and the groups' metrics.
+        """Runs the rollouts of a batch; returns answers, teacher prompts and metrics.
 
         Raises:
             DataValidationError: The provider's lists differ in length.

@@ -37,7 +37,6 @@ from tinker_cookbook.distillation.demonstrations import (
     build_sdft_teacher_prompt,
     check_demo_template,
 )
-from tinker_cookbook.distillation.mixture import number_of
 from tinker_cookbook.distillation.sdft_datums import (
     ReverseKL,
     answer_datum,
@@ -47,7 +46,7 @@ from tinker_cookbook.distillation.sdft_datums import (
     demonstrated_targets,
     reverse_kl_custom_loss,
 )
-from tinker_cookbook.distillation.soft_objective import SoftObjective
+from tinker_cookbook.distillation.soft_objective import SoftObjective, number_of
 from tinker_cookbook.distillation.topk_targets import SoftDatum, check_top_k, distance_metrics
 from tinker_cookbook.eval.evaluators import Evaluator
 from tinker_cookbook.exceptions import CheckpointError, ConfigurationError, DataValidationError

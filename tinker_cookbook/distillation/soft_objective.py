@@ -1,4 +1,8 @@
-"""Training towards soft targets, as an objective of the shared loop over batches."""
+"""Training towards soft targets, as an objective of the shared loop over batches.
+
+The datums of several datasets stand in one batch. Each carries a number, of its dataset or of its
+row, which says which teacher or demonstration belongs to it. The number is removed before the loss.
+"""
 
 from __future__ import annotations
 
@@ -7,13 +11,16 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from tinker_cookbook.distillation.mixture import number_of, without_number
+import numpy as np
+
 from tinker_cookbook.distillation.topk_targets import SoftDatum, distance_metrics, soft_targets
 from tinker_cookbook.eval.evaluators import Evaluator, TrainingClientEvaluator
+from tinker_cookbook.exceptions import DataValidationError
 from tinker_cookbook.supervised.batch_loop import Batch, Objective
 from tinker_cookbook.supervised.nll_evaluator import NLLEvaluator, all_data
 from tinker_cookbook.supervised.types import SupervisedDataset
 from tinker_cookbook.training.session import Metrics
+from tinker_cookbook.utils.imports import lazy_module
 
 if TYPE_CHECKING:
     import tinker
@@ -21,6 +28,34 @@ if TYPE_CHECKING:
 
     from tinker_cookbook.backends import Future, SamplingClient, TrainingClient
     from tinker_cookbook.tokenizer_utils import Tokenizer
+else:
+    tinker = lazy_module("tinker")
+
+_NUMBER = "number"
+
+
+def numbered(datum: tinker.Datum, number: int) -> tinker.Datum:
+    """Returns the datum with ``number`` as one more field."""
+    field = tinker.TensorData.from_numpy(np.array([number], dtype=np.int64))
+    return tinker.Datum(
+        model_input=datum.model_input, loss_fn_inputs={**datum.loss_fn_inputs, _NUMBER: field}
+    )
+
+
+def number_of(datum: tinker.Datum) -> int:
+    """Returns the number that :func:`numbered` attached."""
+    if _NUMBER not in datum.loss_fn_inputs:
+        raise DataValidationError(
+            "datum: got one without a number, expected it from a dataset whose examples are "
+            "numbered, since the number says which teacher or demonstration belongs to it"
+        )
+    return int(datum.loss_fn_inputs[_NUMBER].to_numpy()[0])
+
+
+def without_number(datum: tinker.Datum) -> tinker.Datum:
+    """Returns the datum without its number."""
+    fields = {name: value for name, value in datum.loss_fn_inputs.items() if name != _NUMBER}
+    return tinker.Datum(model_input=datum.model_input, loss_fn_inputs=fields)
 
 
 class SoftObjective(Objective):
@@ -34,20 +69,20 @@ class SoftObjective(Objective):
     shown = "teacher/cross_entropy"
 
     def submit(self, client: TrainingClient, batch: Batch) -> Future[types.ForwardBackwardOutput]:
-        """One pass with the backend's own loss, which takes targets [T, K]."""
+        """Queues a pass with the backend's cross-entropy, which takes targets [T, K]."""
         return client.forward_backward(batch.data, "cross_entropy")
 
     def metrics(self, batch: Batch, output: types.ForwardBackwardOutput) -> Metrics:
-        """How far the student is from the teacher on the batch."""
+        """Returns the distance metrics of the batch."""
         logprobs = [record["logprobs"] for record in output.loss_fn_outputs]
         return dict(distance_metrics(batch.prepared, logprobs, self.prefix))
 
 
 @dataclass(frozen=True)
 class Teachers:
-    """Who is asked: the teacher of example ``number``, for its top ``k``, so many at a time.
+    """Teachers of several datasets; example ``number`` gets the top ``k`` of ``clients[number]``.
 
-    ``vocab_size`` is the student's: a teacher may know more tokens.
+    ``vocab_size`` is the student's: a teacher may have more tokens.
     """
 
     clients: Sequence[SamplingClient]
@@ -55,8 +90,8 @@ class Teachers:
     vocab_size: int
     concurrency: int
 
-    async def ask(self, data: Sequence[tinker.Datum]) -> list[SoftDatum]:
-        """Each numbered datum with the targets of its own teacher."""
+    async def score(self, data: Sequence[tinker.Datum]) -> list[SoftDatum]:
+        """Returns each numbered datum with the targets of its teacher."""
         limit = asyncio.Semaphore(self.concurrency)
 
         async def one(datum: tinker.Datum) -> SoftDatum:
@@ -68,7 +103,7 @@ class Teachers:
 
 
 class OffPolicy(SoftObjective):
-    """Towards the teachers' distributions on given texts.
+    """Objective towards the teachers' distributions on given texts.
 
     Beside the metrics of :func:`distance_metrics`: with several datasets
     ``teacher/forward_kl/dataset_I`` for each, and ``num_cut``, the examples that fill their
@@ -85,30 +120,30 @@ class OffPolicy(SoftObjective):
         self._tokenizer = tokenizer
 
     async def prepare(self, step: int, data: list[tinker.Datum]) -> Batch:
-        """Asks the teachers about every example."""
-        soft = await self._teachers.ask(data)
-        return Batch([each.datum for each in soft], _Asked(soft, [number_of(d) for d in data]))
+        """Scores every example with its teacher."""
+        soft = await self._teachers.score(data)
+        return Batch([each.datum for each in soft], _Targets(soft, [number_of(d) for d in data]))
 
     def metrics(self, batch: Batch, output: types.ForwardBackwardOutput) -> Metrics:
-        """Over all examples, and for each dataset of several."""
-        asked: _Asked = batch.prepared
+        """Returns metrics over all examples, and for each dataset if there are several."""
+        targets: _Targets = batch.prepared
         logprobs = [record["logprobs"] for record in output.loss_fn_outputs]
-        metrics: Metrics = dict(distance_metrics(asked.soft, logprobs, self.prefix))
+        metrics: Metrics = dict(distance_metrics(targets.soft, logprobs, self.prefix))
         metrics["num_cut"] = sum(
             datum.model_input.length + 1 == self._max_lengths[number]
-            for datum, number in zip(batch.data, asked.numbers, strict=True)
+            for datum, number in zip(batch.data, targets.numbers, strict=True)
         )
         name = f"{self.prefix}/forward_kl"
-        for number in sorted(set(asked.numbers)) if len(self._max_lengths) > 1 else ():
-            mine = [i for i, other in enumerate(asked.numbers) if other == number]
+        for number in sorted(set(targets.numbers)) if len(self._max_lengths) > 1 else ():
+            mine = [i for i, other in enumerate(targets.numbers) if other == number]
             part = distance_metrics(
-                [asked.soft[i] for i in mine], [logprobs[i] for i in mine], self.prefix
+                [targets.soft[i] for i in mine], [logprobs[i] for i in mine], self.prefix
             )
             metrics[f"{name}/dataset_{number}"] = part[name]
         return metrics
 
     def evaluators(self, test_set: SupervisedDataset) -> list[Evaluator]:
-        """``test/nll`` of the held-out texts themselves, and the distance to the teachers there."""
+        """Returns evaluators of the held-out texts: NLL and distance to the teachers."""
         data = all_data(test_set)
         plain = [without_number(datum) for datum in data]
         return [
@@ -118,7 +153,7 @@ class OffPolicy(SoftObjective):
 
 
 @dataclass(frozen=True)
-class _Asked:
+class _Targets:
     soft: list[SoftDatum]
     numbers: list[int]
 
@@ -127,7 +162,8 @@ class TeacherDistanceEvaluator(TrainingClientEvaluator):
     """The metrics of :func:`distance_metrics` on held-out texts, under ``NAME/``.
 
     ``test/forward_kl`` and ``test/cross_entropy`` fall; ``test/topk_mass`` and ``test/entropy`` are
-    the teacher's alone and stay. The teacher is asked once in a process, at the first evaluation.
+    the teacher's alone and stay. The teacher scores the texts once per process, at the first
+    evaluation.
     """
 
     def __init__(
@@ -144,7 +180,7 @@ class TeacherDistanceEvaluator(TrainingClientEvaluator):
     async def __call__(self, training_client: TrainingClient) -> dict[str, float]:
         """Scores all texts, ``batch_size`` in a request."""
         if self._soft is None:
-            self._soft = await self._teachers.ask(self._data)
+            self._soft = await self._teachers.score(self._data)
         data = [soft.datum for soft in self._soft]
         futures = [
             training_client.forward(data[start : start + self._batch_size], "cross_entropy")

@@ -1,8 +1,8 @@
-"""What a teacher sees of a student's conversation, where that is not the student's own prompt.
+"""Teacher prompts that differ from the student's prompt.
 
-A teacher may speak another chat format than the student, or have a prompt of its own: a system
-prompt, examples, a hint at the answer. It scores the student's tokens behind that prompt. Only the
-tokens that end an answer are translated, as each format has its own.
+A teacher may have another chat format than the student, or its own prompt: a system prompt,
+examples, a hint at the answer. It scores the student's tokens after that prompt. Only the tokens
+that end an answer are translated, because each chat format has its own.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _TAG = "dataset_"
 
 @dataclass(frozen=True)
 class TeacherView:
-    """How a teacher's prompt is made of the student's conversation.
+    """Renderer of the teacher's prompt from the student's conversation.
 
     The teacher's system prompt comes before the conversation's own, in one message with it; then
     the teacher's messages, and the rest of the conversation.
@@ -39,31 +39,31 @@ class TeacherView:
 
     @classmethod
     def of(cls, teacher: TeacherConfig, renderer: Renderer) -> TeacherView:
-        """That of the settings, in the chat format of ``renderer``."""
+        """Creates the view of a teacher in the chat format of ``renderer``."""
         prefix = tuple(teacher.convo_prefix or ())
         return cls(renderer, teacher.system_prompt, prefix, teacher.answer_hint)
 
     def render(self, answer: str, messages: Sequence[Message]) -> Observation:
-        """The teacher's prompt for a conversation; ``answer`` is what the hint may name."""
+        """Renders the teacher's prompt; ``answer`` is put into the hint."""
         return self.renderer.build_generation_prompt(self.messages(answer, messages))
 
     def messages(self, answer: str, messages: Sequence[Message]) -> list[Message]:
-        """The conversation as the teacher sees it."""
+        """Returns the conversation with the teacher's own messages."""
         rest = list(messages)
         head: list[Message] = []
         if rest and rest[0]["role"] == "system" and (self.system_prompt or self.convo_prefix):
             head = [rest.pop(0)]
         if self.system_prompt:
             own = Message(role="system", content=self.system_prompt)
-            head = [_behind(own, f"\n\n{get_text_content(head[0])}") if head else own]
+            head = [_append_text(own, f"\n\n{get_text_content(head[0])}") if head else own]
         if self.answer_hint is not None:
             last = max((i for i, m in enumerate(rest) if m["role"] == "user"), default=None)
             if last is not None:
-                rest[last] = _behind(rest[last], self.answer_hint.replace(ANSWER, answer))
+                rest[last] = _append_text(rest[last], self.answer_hint.replace(ANSWER, answer))
         return [*head, *self.convo_prefix, *rest]
 
-    def equip(self, env: Env) -> Env:
-        """Has an environment render its conversation for the teacher too.
+    def attach_to(self, env: Env) -> Env:
+        """Makes an environment render its conversation for the teacher too.
 
         Raises:
             ConfigurationError: The hint needs an answer, and the environment knows none.
@@ -82,8 +82,8 @@ class TeacherView:
         return env
 
 
-def _behind(message: Message, text: str) -> Message:
-    """The message with text at its end."""
+def _append_text(message: Message, text: str) -> Message:
+    """Returns the message with ``text`` appended."""
     content = message["content"]
     if isinstance(content, str):
         return {**message, "content": content + text}
@@ -91,9 +91,9 @@ def _behind(message: Message, text: str) -> Message:
 
 
 class AnswerEndings:
-    """Translates the tokens that end an answer from one chat format to another.
+    """Translation of end-of-answer tokens from one chat format to another.
 
-    The other tokens stay as they are: both formats are of one vocabulary.
+    The other tokens stay unchanged: both formats have the same vocabulary.
     """
 
     def __init__(self, student: Renderer, teacher: Renderer) -> None:
@@ -102,10 +102,10 @@ class AnswerEndings:
         self._same = self._stops == teacher.get_stop_sequences()
 
     def translate(self, tokens: Sequence[int]) -> tuple[int, list[int]]:
-        """How many tokens at the end of an answer end it, and the teacher's tokens for these.
+        """Returns the number of tokens that end an answer, and the teacher's tokens for them.
 
-        Where text ends an answer, the first of these tokens may hold the last of what was said;
-        the teacher's begin with it too. Of an answer that was cut off these are none.
+        If the stop is text, its first token may also hold the end of the answer; then the teacher's
+        tokens begin with that text. A truncated answer has no end: ``(0, [])``.
         """
         if self._same or not tokens:
             return 0, []
@@ -123,24 +123,24 @@ class AnswerEndings:
                 break
         return 0, []
 
-    def _ending(self, said: str) -> list[int]:
+    def _ending(self, text: str) -> list[int]:
         stop = self._teacher.get_stop_sequences()[0]
         encode = self._teacher.codec.encode
         if isinstance(stop, str):
-            return list(encode(said + stop))
-        return [*encode(said), stop]
+            return list(encode(text + stop))
+        return [*encode(text), stop]
 
 
 _LONGEST_TOKEN = 64  # characters; one may follow the stop text within its last token
 
 
 class TeacherGroupBuilder(EnvGroupBuilder):
-    """A group of a dataset whose number it carries as its first tag, so that its teacher is found.
+    """Group builder whose first tag is the index of its dataset, which selects the teacher.
 
     Args:
-        group: What is played.
-        dataset_index: Which of the run's datasets it comes from.
-        view: What the teacher sees, where that is not what the student does.
+        group: The builder of the environments.
+        dataset_index: Index of the dataset in the run.
+        view: The teacher's prompt, if it differs from the student's.
     """
 
     def __init__(
@@ -149,30 +149,30 @@ class TeacherGroupBuilder(EnvGroupBuilder):
         self.group, self.dataset_index, self.view = group, dataset_index, view
 
     async def make_envs(self) -> Sequence[Env]:
-        """Those of the group, which render for the teacher too."""
+        """Creates the environments, with the teacher's prompt attached."""
         envs = await self.group.make_envs()
-        return envs if self.view is None else [self.view.equip(env) for env in envs]
+        return envs if self.view is None else [self.view.attach_to(env) for env in envs]
 
     async def make_env(self, index: int) -> Env:
-        """One of them."""
+        """Creates one environment, with the teacher's prompt attached."""
         env = await self.group.make_env(index)
-        return env if self.view is None else self.view.equip(env)
+        return env if self.view is None else self.view.attach_to(env)
 
     async def compute_group_rewards(
         self, trajectory_group: list[Trajectory], env_group: Sequence[Env]
     ) -> list[tuple[float, Metrics]]:
-        """The group's own."""
+        """Delegates to the group."""
         return await self.group.compute_group_rewards(trajectory_group, env_group)
 
     async def cleanup(self) -> None:
-        """The group's own."""
+        """Delegates to the group."""
         await self.group.cleanup()
 
     def logging_tags(self) -> list[str]:
-        """The dataset, and the group's own."""
+        """Returns the tag of the dataset, then those of the group."""
         return [f"{_TAG}{self.dataset_index}", *self.group.logging_tags()]
 
 
 def dataset_index(tags: Sequence[str]) -> int:
-    """Which dataset a played group comes from: the number in its first tag."""
+    """Returns the index of the dataset, from the first tag of a group."""
     return int(tags[0].removeprefix(_TAG))

@@ -1,4 +1,4 @@
-"""Teachers score what the student said; how far it is from them becomes its advantage.
+"""Teachers score the student's samples; the negative reverse KL becomes the advantage.
 
 With ``d = logprob of the student - logprob of its teacher`` at each sampled token, of which the
 expectation is the reverse KL(student || teacher) (Agarwal et al. 2023, arXiv 2306.13649; Gu et al.
@@ -6,26 +6,25 @@ expectation is the reverse KL(student || teacher) (Agarwal et al. 2023, arXiv 23
 
     advantages += -coef * mask * d
 
-The student is pulled to what the teacher holds likely on the student's own text, so it learns from
-the places where it goes wrong, every token of them, rather than from the teacher's text.
+Training is on the student's own samples, so every token at which it differs from the teacher gives
+a signal.
 
-Since ``d`` is positive on average, that pushes most of what was sampled down, and only how far
-tells tokens apart. A baseline does not change the expected gradient but takes that noise away
-(Williams 1992, https://doi.org/10.1007/BF00992696)::
+``d`` is positive on average, so most sampled tokens have a negative advantage. Subtracting a
+baseline keeps the expected gradient and reduces its variance (Williams 1992,
+https://doi.org/10.1007/BF00992696)::
 
     advantages += coef * mask * (mean(d) - d)
 
 ``teacher_kl``
     Mean of ``d`` over the trained tokens of the batch, in nats: an estimate of KL(student ||
-    teacher) that is exact on average, and may be below 0 by chance. Starts at how far the student
-    is from the teacher (0.1 to 3 for most) and should fall towards 0. It rises where the learning
-    rate is too high, or where other rewards pull the student elsewhere.
+    teacher) that is exact on average, and may be below 0 by chance. Starts between 0.1 and 3 for
+    most pairs of models and should fall towards 0. It rises if the learning rate is too high, or if
+    other rewards conflict with the teacher.
 ``teacher_kl/dataset_i``
     The same over the groups of ``dataset_configs[i]``, against the teacher of that.
 ``teacher_kl/per_episode``
     ``d`` added up over an episode's tokens, and the mean of that over episodes: an estimate of the
-    KL between whole answers. Where answers become shorter, as students of a terse teacher's do, the
-    tokens that are left may be the ones that matter, so that the mean a token rises while this
+    KL between whole answers. If answers become shorter, the mean per token may rise while this
     falls.
 """
 
@@ -92,7 +91,7 @@ class TrajectoryData:
 
 @dataclass(frozen=True)
 class Teacher:
-    """Scores what a student sampled.
+    """Teacher that scores samples of the student.
 
     Attributes:
         client: Samples from the teacher's weights.
@@ -138,14 +137,13 @@ class Teacher:
 
 
 class TeacherSignal(AdvantageAdjuster):
-    """Adds the teachers' judgement to the advantages.
+    """Advantages from the teachers' scores.
 
     Args:
         teachers: One for each of the run's datasets.
         coef: Weight of the teachers.
-        discount: Above 0 a token also answers for the tokens after it, each further one counting
-            by one more factor.
-        reward_coef: Weight of the environments' own rewards beside them; 0: the teachers alone.
+        discount: Above 0 the KL of later tokens counts too, each further one with one more factor.
+        reward_coef: Weight of the environments' rewards; 0: teachers only.
         center: Take the mean of ``d`` over the data of the same dataset as baseline.
     """
 
@@ -221,8 +219,8 @@ def add_reverse_kl(
 ) -> tuple[dict[str, Mean], _Array]:
     """Adds ``-coef * d``, or ``coef * (mean(d) - d)``, to the advantages; changes ``data_D``.
 
-    The mean is that of the datum's own dataset. Of two teachers one is often further away, and all
-    answers of its dataset, the good ones too, would be worse than a mean over both.
+    The mean is taken per dataset. Teachers differ in their mean KL, so with a common mean all
+    answers of one dataset, good ones too, would have a negative advantage.
 
     Args:
         data_D: What the student sampled.
@@ -260,7 +258,7 @@ async def open_teacher(
     teacher: TeacherConfig,
     where: str,
 ) -> SamplingClient:
-    """A client for the teacher's weights.
+    """Opens a client of the teacher's weights.
 
     Raises:
         CheckpointError: There are no such weights, or they are of another model than
@@ -281,13 +279,13 @@ def _mask(datum: tinker.Datum) -> npt.NDArray[np.float32]:
 
 
 def _in_teacher_format(trajectory: Trajectory, endings: AnswerEndings) -> Trajectory:
-    """The trajectory behind the teacher's prompts, in its chat format."""
+    """Returns the trajectory with the teacher's prompts and end-of-answer tokens."""
     turns: list[Transition] = []
     for turn in trajectory.transitions:
         if turn.ac.tokens and turn.teacher_ob is None:
             raise DataValidationError(
-                "a turn has no prompt of the teacher's: it was sampled before the teacher had one; "
-                "start the run anew, or with the teacher's settings that it had then"
+                "a turn has no teacher prompt: it was sampled before the teacher had one; start a "
+                "new run, or use the teacher settings of that time"
             )
         count, ending = endings.translate(turn.ac.tokens)
         tokens = [*turn.ac.tokens[: len(turn.ac.tokens) - count], *ending]
@@ -302,10 +300,10 @@ def _in_teacher_format(trajectory: Trajectory, endings: AnswerEndings) -> Trajec
 
 
 def _on_student_tokens(trajectory: Trajectory, endings: AnswerEndings, values: _Array) -> _Array:
-    """Scores of the teacher's tokens as scores of the student's.
+    """Maps scores of the teacher's tokens to the student's tokens.
 
-    Where an ending has another number of tokens in the teacher's format, the difference between
-    student and teacher over the whole of it is shared among the student's tokens alike.
+    If an ending has another number of tokens in the teacher's format, the difference between
+    student and teacher over the whole ending is divided evenly among the student's tokens.
     """
     out = [np.empty(0)]
     start = 0

@@ -12,25 +12,25 @@ of a cross-entropy (``topk_targets``). The texts are fixed: nothing is sampled f
 
 from __future__ import annotations
 
+import math
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING
+
 import chz
 
 from tinker_cookbook import model_info
 from tinker_cookbook.distillation.datasets import TeacherConfig
-from tinker_cookbook.distillation.mixture import (
-    ConcatenatedDataset,
-    MixedDataset,
-    shares,
-    with_batch_size,
-)
-from tinker_cookbook.distillation.soft_objective import OffPolicy, Teachers
+from tinker_cookbook.distillation.soft_objective import OffPolicy, Teachers, numbered
 from tinker_cookbook.distillation.teachers import open_teacher
 from tinker_cookbook.distillation.topk_targets import check_top_k
 from tinker_cookbook.exceptions import ConfigurationError, ModelNotFoundError
 from tinker_cookbook.renderers import Message
 from tinker_cookbook.supervised.batch_loop import BatchConfig, Objective, train_batches
+from tinker_cookbook.supervised.data import trained_batch
 from tinker_cookbook.supervised.types import (
     ChatDatasetBuilder,
     ChatDatasetBuilderCommonConfig,
+    EmptyBatchError,
     SupervisedDataset,
     SupervisedDatasetBuilder,
 )
@@ -39,7 +39,117 @@ from tinker_cookbook.training.session import TrainingSession
 from tinker_cookbook.utils.command_line.entrypoint import run_entrypoint
 from tinker_cookbook.vocabulary import check_same_vocabulary
 
+if TYPE_CHECKING:
+    import tinker
+
 __all__ = ["Config", "DatasetWithTeacher", "MixtureBuilder", "main"]
+
+
+def shares(weights: Sequence[float], batch_size: int) -> list[int]:
+    """Splits ``batch_size`` among datasets by weight, with at least one example each.
+
+    Each further example comes from the dataset that is furthest below its exact share.
+    """
+    for i, weight in enumerate(weights):
+        if not (weight > 0 and math.isfinite(weight)):
+            raise ConfigurationError(
+                f"dataset_configs[{i}].weight: got {weight}, expected a positive number; leave out "
+                "a dataset that is not wanted"
+            )
+    if batch_size < len(weights):
+        raise ConfigurationError(
+            f"batch_size: got {batch_size}, expected at least {len(weights)}, one example for each "
+            "dataset"
+        )
+    exact = [batch_size * weight / math.fsum(weights) for weight in weights]
+    counts = [1] * len(weights)
+    for _ in range(batch_size - len(weights)):
+        counts[max(range(len(counts)), key=lambda i: exact[i] - counts[i])] += 1
+    return counts
+
+
+def with_batch_size(
+    builder: SupervisedDatasetBuilder, batch_size: int, where: str
+) -> SupervisedDatasetBuilder:
+    """Returns the builder with another batch size; raises ConfigurationError if it has none."""
+    if isinstance(builder, ChatDatasetBuilder):
+        common = chz.replace(builder.common_config, batch_size=batch_size)
+        return chz.replace(builder, common_config=common)
+    if "batch_size" in chz.chz_fields(builder):
+        return chz.replace(builder, batch_size=batch_size)
+    raise ConfigurationError(
+        f"{where}.dataset_builder: got {type(builder).__name__}, expected a ChatDatasetBuilder or "
+        "a builder with a batch_size, so that the batch can be shared out by weight"
+    )
+
+
+class MixedDataset(SupervisedDataset):
+    """Batch i has batch i of every dataset, one after the other, numbered by dataset.
+
+    An epoch ends with the dataset that ends first, so that none repeats within it.
+    """
+
+    def __init__(self, datasets: Sequence[SupervisedDataset]) -> None:
+        if not datasets:
+            raise ConfigurationError("dataset_configs: got none, expected at least one dataset")
+        self._datasets = list(datasets)
+
+    @property
+    def num_dropped(self) -> int:
+        """Datums of all datasets left out so far because they have no token to train on."""
+        return sum(dataset.num_dropped for dataset in self._datasets)
+
+    def report(self) -> list[str]:
+        """Returns lines on the examples that each dataset left out."""
+        return [
+            f"dataset_configs[{i}]: {line}"
+            for i, dataset in enumerate(self._datasets)
+            for line in dataset.report()
+        ]
+
+    def set_epoch(self, seed: int = 0) -> None:
+        """Reorders every dataset."""
+        for dataset in self._datasets:
+            dataset.set_epoch(seed)
+
+    def get_batch(self, index: int) -> list[tinker.Datum]:
+        """Returns the numbered datums of all datasets that have any in this batch.
+
+        Raises EmptyBatchError if none has any.
+        """
+        data = [
+            numbered(datum, number)
+            for number, dataset in enumerate(self._datasets)
+            for datum in trained_batch(dataset, index)
+        ]
+        if not data:
+            raise EmptyBatchError(
+                f"batch {index}: got no token to train on in any of the {len(self._datasets)} "
+                "datasets, expected at least one; raise max_length or batch_size"
+            )
+        return data
+
+    def __len__(self) -> int:
+        return min(map(len, self._datasets))
+
+
+class ConcatenatedDataset(SupervisedDataset):
+    """Concatenation of datasets; datums are numbered by the keys."""
+
+    def __init__(self, datasets: Mapping[int, SupervisedDataset]) -> None:
+        self._places = [
+            (number, dataset, index)
+            for number, dataset in datasets.items()
+            for index in range(len(dataset))
+        ]
+
+    def get_batch(self, index: int) -> list[tinker.Datum]:
+        """Returns one batch of one dataset."""
+        number, dataset, place = self._places[index]
+        return [numbered(datum, number) for datum in dataset.get_batch(place)]
+
+    def __len__(self) -> int:
+        return len(self._places)
 
 
 @chz.chz

@@ -1,4 +1,4 @@
-"""Learning from preferences: pairs of answers, reward models, direct preference optimisation.
+"""Preference learning: comparisons, reward models and direct preference optimization (DPO).
 
 Read it in this order: ``types`` (comparisons, their labels, and models that judge them),
 ``preference_datasets`` (comparisons from files, and as training data of a reward model),

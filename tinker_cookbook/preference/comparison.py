@@ -1,4 +1,4 @@
-"""What preferences are about: two answers to one conversation, and which of them is better."""
+"""Comparisons: two answers to one conversation, and which of them is preferred."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from tinker_cookbook.exceptions import DataFormatError, nearest
 from tinker_cookbook.renderers import Message, get_text_content
 
 Label: TypeAlias = Literal["A", "B", "Tie"]
-"""Which completion is better."""
+"""The preferred completion, or a tie."""
 
 LABELS: tuple[Label, ...] = ("A", "B", "Tie")
 
@@ -31,17 +31,17 @@ class Comparison:
     completion_B: list[Message]
 
     def swap(self) -> Comparison:
-        """The same with A and B exchanged."""
+        """Returns the comparison with A and B exchanged."""
         return replace(self, completion_A=self.completion_B, completion_B=self.completion_A)
 
     def completion(self, label: Literal["A", "B"]) -> list[Message]:
-        """The answer that ``label`` names."""
+        """Returns the answer that ``label`` names."""
         return self.completion_A if label == "A" else self.completion_B
 
 
 @dataclass
 class LabeledComparison:
-    """A comparison with its judgement.
+    """Comparison with its label.
 
     Attributes:
         comparison: The two answers.
@@ -61,17 +61,17 @@ class LabeledComparison:
             )
 
     def swap(self) -> LabeledComparison:
-        """The same judgement with A and B exchanged."""
+        """Returns the same preference with A and B exchanged."""
         return LabeledComparison(self.comparison.swap(), SWAPPED[self.label])
 
     def chosen_and_rejected(self) -> tuple[list[Message], list[Message]]:
-        """The better completion and the other one; of a tie, A and B."""
+        """Returns the preferred completion and the other one; of a tie, A and B."""
         first = self.comparison if self.label != "B" else self.comparison.swap()
         return first.completion_A, first.completion_B
 
 
 def is_empty(completion: list[Message]) -> bool:
-    """Whether no assistant message of ``completion`` has text or calls a tool."""
+    """Returns whether no assistant message of ``completion`` has text or calls a tool."""
     return not any(
         get_text_content(message).strip() or message.get("tool_calls")
         for message in completion

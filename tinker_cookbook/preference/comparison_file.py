@@ -1,4 +1,4 @@
-"""Comparisons from local files, in the formats that they come in.
+"""Reader of comparisons from local files, in the usual formats.
 
 ======================  ============================================================================
 ``comparison, label``   ``{"comparison": {"prompt_conversation": […], "completion_A": […],
@@ -40,7 +40,7 @@ _TURN = re.compile(r"(?:^|\n\n)(Human|Assistant):")
 
 @dataclass(frozen=True)
 class PlacedRows:
-    """Rows with the place where each stands: ``FILE:LINE``, for messages about it."""
+    """Rows with their source positions (``FILE:LINE``), for error messages."""
 
     rows: Sequence[Any]
     places: Sequence[str]
@@ -52,12 +52,12 @@ class PlacedRows:
         return self.rows[index]
 
     def take(self, indices: Sequence[int]) -> PlacedRows:
-        """The rows at ``indices``."""
+        """Returns the rows at ``indices``."""
         return PlacedRows([self.rows[i] for i in indices], [self.places[i] for i in indices])
 
 
 def read_comparison_rows(path: str | Path) -> PlacedRows:
-    """The rows of a file as they are.
+    """Reads the rows of a file, unparsed.
 
     Raises DataFormatError, with the line, for one that is not JSON, and DataValidationError for a
     file that is missing, unreadable or empty.
@@ -75,10 +75,10 @@ def read_comparison_rows(path: str | Path) -> PlacedRows:
 
 
 def comparison_of_row(row: Any) -> LabeledComparison | None:
-    """The comparison of a row in any of the formats above; chosen is A, rejected is B.
+    """Parses a row in any of the formats above; chosen is A, rejected is B.
 
-    None where two conversations without a prompt do not part at an answer: there is nothing that
-    both answers answer. Raises DataFormatError for a row that cannot be read.
+    Returns None if two conversations without a prompt first differ elsewhere than at an answer:
+    then there is no common prompt. Raises DataFormatError for a row that cannot be parsed.
     """
     if not isinstance(row, Mapping):
         raise DataFormatError(
@@ -135,7 +135,7 @@ def _without_prompt(row: Mapping[str, Any]) -> LabeledComparison | None:
         chosen, rejected = _answers(row)
     shortest = min(len(chosen), len(rejected))
     common = next((i for i in range(shortest) if chosen[i] != rejected[i]), shortest)
-    if chosen == rejected:  # not a comparison yet, but told apart from those without a question
+    if chosen == rejected:  # the last message is the answer, so that equal answers are counted
         common -= 1
     tails = (chosen[common:], rejected[common:])
     if common < 1 or not all(tail and _ends_each_side(tail) for tail in tails):
@@ -148,9 +148,9 @@ def _ends_each_side(completion: list[Message]) -> bool:
 
 
 def parse_turns(text: str, place: str = "text") -> list[Message]:
-    """The turns of a dialogue ``"\\n\\nHuman: …\\n\\nAssistant: …"``.
+    """Parses the turns of a dialogue ``"\\n\\nHuman: …\\n\\nAssistant: …"``.
 
-    Turns of one side in a row are joined to one. Raises DataFormatError where the text does not
+    Consecutive turns of one speaker are joined. Raises DataFormatError where the text does not
     begin with a turn.
     """
     first, *rest = _TURN.split(text)
@@ -160,12 +160,12 @@ def parse_turns(text: str, place: str = "text") -> list[Message]:
             f"'\\n\\nHuman: …', or else a 'prompt' beside it, as in {EXPECTED}"
         )
     turns: list[Message] = []
-    for speaker, said in zip(rest[::2], rest[1::2], strict=True):
+    for speaker, text in zip(rest[::2], rest[1::2], strict=True):
         role = "user" if speaker == "Human" else "assistant"
         if turns and turns[-1]["role"] == role:
-            turns[-1]["content"] = f"{turns[-1]['content']}\n\n{said.strip()}".strip()
+            turns[-1]["content"] = f"{turns[-1]['content']}\n\n{text.strip()}".strip()
         else:
-            turns.append({"role": role, "content": said.strip()})
+            turns.append({"role": role, "content": text.strip()})
     return turns
 
 
@@ -177,7 +177,7 @@ def _answers(row: Mapping[str, Any]) -> tuple[list[Message], list[Message]]:
 
 
 def _messages(value: Any, role: str, place: str) -> list[Message]:
-    """A text of ``role``, a message or a list of messages, as a list of messages."""
+    """Returns a text of ``role``, a message or a list of messages as a list of messages."""
     if isinstance(value, str):
         return [{"role": role, "content": value}]
     listed = [value] if isinstance(value, Mapping) else value
@@ -194,7 +194,7 @@ def _messages(value: Any, role: str, place: str) -> list[Message]:
 
 
 def _from_value(message: Any, place: str) -> Any:
-    """A message written as ``{"from", "value"}`` in the usual form, others as they are."""
+    """Converts a message like ``{"from", "value"}``; returns others unchanged."""
     if not isinstance(message, Mapping) or "from" not in message or "role" in message:
         return message
     if message["from"] not in _ROLES:

@@ -1,4 +1,4 @@
-"""How often a policy's answers are preferred to others, as a preference model sees it."""
+"""Win rate of a policy against other answers, as judged by a preference model."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from tinker_cookbook.backends import SamplingClient
 
 _Z95 = 1.959964
-"""Standard deviations about the mean that hold 95% of a normal distribution."""
+"""Half width of the 95% interval of a normal distribution, in standard deviations."""
 
 _POLICY, _BASELINE = 0, 1
 
@@ -34,13 +34,12 @@ class _Answer:
 
 
 class ComparisonEvaluator(SamplingClientEvaluator):
-    """Compares a policy's answers with those of the data, or of a baseline.
+    """Win rate of a policy's answers against those of the data, or of a baseline.
 
-    ``completion_A`` of each comparison is what the policy's answer is held against; with
-    ``baseline``, a sampling client, that client's answer to the same prompt. The preference model
-    sees the policy's answer as B and, with ``both_ways``, also as A, so that a liking for one
-    place does not count. Answers are drawn by ``seed`` and the comparison's number, the same at
-    every evaluation.
+    The opponent is ``completion_A`` of each comparison; with ``baseline``, a sampling client, that
+    client's answer to the same prompt. The policy's answer is judged as B and, with ``both_ways``,
+    also as A, so that position bias cancels. The samples follow from ``seed`` and the index of the
+    comparison, so every evaluation has the same noise.
 
     Metrics:
 
@@ -54,7 +53,7 @@ class ComparisonEvaluator(SamplingClientEvaluator):
         Its 95% interval (Wilson 1927, J. Am. Stat. Assoc. 22), somewhat too wide where scores are
         fractions.
     ``answer_tokens``
-        Mean length of the policy's answers: a win rate may be bought with length.
+        Mean length of the policy's answers: judges often prefer longer answers.
     ``num_comparisons``
         How many there were.
     """
@@ -89,8 +88,8 @@ class ComparisonEvaluator(SamplingClientEvaluator):
         self._against: list[list[Message]] | None = None
 
     async def __call__(self, sampling_client: SamplingClient) -> dict[str, float]:
-        """The metrics of the weights that the client holds."""
-        # In a thread, because the first call loads a model and would hold up everything else.
+        """Computes the metrics for the weights of the client."""
+        # In a thread: the first call loads a model and would block the event loop.
         model = await asyncio.to_thread(self.preference_model_builder)
         against = await self._answers_against()
         answers = await self._answers(sampling_client, _POLICY)
@@ -98,14 +97,14 @@ class ComparisonEvaluator(SamplingClientEvaluator):
             replace(comparison, completion_A=other, completion_B=answer.completion)
             for comparison, other, answer in zip(self.comparisons, against, answers, strict=True)
         ]
-        gate = asyncio.Semaphore(self.max_concurrency)
-        scores = await asyncio.gather(*(self._score(model, task, gate) for task in tasks))
+        limit = asyncio.Semaphore(self.max_concurrency)
+        scores = await asyncio.gather(*(self._score(model, task, limit) for task in tasks))
         metrics = win_rate_metrics(scores)
         metrics["answer_tokens"] = float(np.mean([answer.tokens for answer in answers]))
         return metrics
 
     async def _answers_against(self) -> list[list[Message]]:
-        """What the policy's answers are held against; a baseline is sampled once."""
+        """Returns the opponents' answers; a baseline is sampled once."""
         if self._against is None:
             if self._baseline is None:
                 self._against = [comparison.completion_A for comparison in self.comparisons]
@@ -115,11 +114,11 @@ class ComparisonEvaluator(SamplingClientEvaluator):
         return self._against
 
     async def _answers(self, client: SamplingClient, who: int) -> list[_Answer]:
-        gate = asyncio.Semaphore(self.max_concurrency)
+        limit = asyncio.Semaphore(self.max_concurrency)
         complete = TinkerTokenCompleter(client, self.max_tokens, self.temperature, seed=self.seed)
 
         async def answer(number: int, comparison: Comparison) -> _Answer:
-            async with gate:
+            async with limit:
                 done = await complete.derived(number, who)(
                     self.renderer.build_generation_prompt(comparison.prompt_conversation),
                     self.renderer.get_stop_sequences(),
@@ -132,10 +131,10 @@ class ComparisonEvaluator(SamplingClientEvaluator):
         return list(await asyncio.gather(*(answer(i, c) for i, c in enumerate(self.comparisons))))
 
     async def _score(
-        self, model: PreferenceModel, comparison: Comparison, gate: asyncio.Semaphore
+        self, model: PreferenceModel, comparison: Comparison, limit: asyncio.Semaphore
     ) -> float:
-        """How surely B, the policy's answer, is the better one: 0 to 1."""
-        async with gate:
+        """Returns the score of B, the policy's answer, from 0 to 1."""
+        async with limit:
             if not self.both_ways:
                 return (await model(comparison) + 1) / 2
             as_b, as_a = await asyncio.gather(model(comparison), model(comparison.swap()))
@@ -143,7 +142,7 @@ class ComparisonEvaluator(SamplingClientEvaluator):
 
 
 def win_rate_metrics(scores: Sequence[float]) -> dict[str, float]:
-    """Mean of scores from 0 to 1, its standard error and its 95% Wilson interval."""
+    """Computes the mean of scores from 0 to 1, its standard error and its 95% Wilson interval."""
     values = np.asarray(scores, dtype=np.float64)
     count, mean = len(values), float(values.mean())
     spread = float(values.std(ddof=1)) / math.sqrt(count) if count > 1 else math.nan

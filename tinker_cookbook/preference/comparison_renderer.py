@@ -34,22 +34,22 @@ _TRIAL = Comparison(
 
 
 class ComparisonRenderer(ABC):
-    """Turns comparisons into prompts whose next token is the label."""
+    """Renderer of comparisons as prompts whose next token is the label."""
 
     @abstractmethod
     def build_generation_prompt(self, comparison: Comparison) -> tinker.ModelInput:
-        """The prompt after which a label is sampled."""
+        """Renders the prompt after which a label is sampled."""
 
     @abstractmethod
     def to_model_input_weights(
         self, labeled_comparison: LabeledComparison
     ) -> tuple[tinker.ModelInput, torch.Tensor]:
-        """Prompt and label as T tokens, and their weights [T], which are 0 on the prompt."""
+        """Returns prompt and label as T tokens, and weights [T] that are 0 on the prompt."""
 
     def to_tokens_weights(
         self, labeled_comparison: LabeledComparison
     ) -> tuple[list[int], list[float]]:
-        """``to_model_input_weights`` as plain numbers."""
+        """Returns ``to_model_input_weights`` as lists."""
         model_input, weights = self.to_model_input_weights(labeled_comparison)
         return tokens_of(model_input).tolist(), weights.tolist()
 
@@ -60,14 +60,14 @@ class ComparisonRenderer(ABC):
 
 
 class ComparisonRendererFromChatRenderer(ComparisonRenderer):
-    """Comparisons in a chat format: the conversation, then each completion behind a mark.
+    """Renderer of comparisons in a chat format: conversation, then a header and each completion.
 
-    The marks are system messages. Chat formats that have no system message in the middle of a
-    conversation get the whole comparison as the text of one user message instead.
+    The headers are system messages. Chat formats without system messages inside a conversation get
+    the whole comparison as the text of one user message instead.
 
-    A label is told from the others by its first token (by the first that differs, where a format
-    puts an empty thinking block or a space before all of them): examples end with that token, and
-    its probability is the label's. ``Tie`` may have more tokens, which are not trained.
+    The probability of a label is that of its first distinguishing token: the first token, or a
+    later one if the format writes an empty thinking block or a space before every answer. Examples
+    end with that token. Further tokens of ``Tie`` are not trained.
     """
 
     def __init__(self, convo_renderer: Renderer) -> None:
@@ -79,14 +79,13 @@ class ComparisonRendererFromChatRenderer(ComparisonRenderer):
         return self.convo_renderer.tokenizer
 
     def build_generation_prompt(self, comparison: Comparison) -> tinker.ModelInput:
-        """The chat format's own prompt for an answer to ``comparison_to_convo``."""
+        """Renders the chat format's generation prompt of ``comparison_to_convo``."""
         return self.convo_renderer.build_generation_prompt(self.comparison_to_convo(comparison))
 
     def build_label_prompt(self, comparison: Comparison) -> tinker.ModelInput:
-        """All tokens before the one that tells the labels apart, as in training.
+        """Renders all tokens before the distinguishing token, as in training.
 
-        It is ``build_generation_prompt`` unless the format writes something between that and
-        every answer.
+        Equals ``build_generation_prompt`` unless the format writes something before every answer.
         """
         tokens, _ = self.to_tokens_weights(LabeledComparison(comparison, "A"))
         return tinker.ModelInput.from_ints(tokens[:-1])
@@ -94,12 +93,12 @@ class ComparisonRendererFromChatRenderer(ComparisonRenderer):
     def to_model_input_weights(
         self, labeled_comparison: LabeledComparison
     ) -> tuple[tinker.ModelInput, torch.Tensor]:
-        """Prompt and label, cut behind the token that tells the labels apart.
+        """Renders prompt and label up to the distinguishing token.
 
         Raises:
             DataValidationError: The comparison has images: only text can be compared.
         """
-        tokens, weights, first = self._answered(
+        tokens, weights, first = self._with_label(
             self.comparison_to_convo(labeled_comparison.comparison), labeled_comparison.label
         )
         end = first + self._labels[0] + 1
@@ -107,11 +106,11 @@ class ComparisonRendererFromChatRenderer(ComparisonRenderer):
 
     @property
     def label_tokens(self) -> dict[Label, int]:
-        """The token that tells each label from the others."""
+        """The distinguishing token of each label."""
         return self._labels[1]
 
     def comparison_to_convo(self, comparison: Comparison) -> list[Message]:
-        """The messages that are answered with a label."""
+        """Returns the messages to which a label is the answer."""
         if self._marks_are_messages:
             return _with_marks(comparison)
         return _as_one_message(comparison)
@@ -126,11 +125,11 @@ class ComparisonRendererFromChatRenderer(ComparisonRenderer):
 
     @cached_property
     def _labels(self) -> tuple[int, dict[Label, int]]:
-        """How many trained tokens come before the labels differ, and the tokens that do."""
+        """Number of trained tokens before the labels differ, and the distinguishing tokens."""
         convo = self.comparison_to_convo(_TRIAL)
         answers: list[list[int]] = []
         for label in LABELS:
-            tokens, _, first = self._answered(convo, label)
+            tokens, _, first = self._with_label(convo, label)
             answers.append(tokens[first:])
         for offset, at in enumerate(zip(*answers, strict=False)):
             if len(set(at)) == len(LABELS):
@@ -143,8 +142,10 @@ class ComparisonRendererFromChatRenderer(ComparisonRenderer):
             "ones; choose another renderer"
         )
 
-    def _answered(self, convo: list[Message], label: Label) -> tuple[list[int], torch.Tensor, int]:
-        """Tokens and weights of ``convo`` with its answer, and where the trained ones begin."""
+    def _with_label(
+        self, convo: list[Message], label: Label
+    ) -> tuple[list[int], torch.Tensor, int]:
+        """Returns tokens and weights of ``convo`` with ``label``, and the first trained index."""
         answer: Message = {"role": "assistant", "content": label}
         model_input, weights = self.convo_renderer.build_supervised_example([*convo, answer])
         tokens = tokens_of(model_input).tolist()
@@ -182,11 +183,11 @@ def _line(message: Message) -> str:
 
 
 def label_of_text(text: str) -> Label | None:
-    """The label that a sampled token says, or None; the first piece of Tie is enough."""
-    said = text.strip()
-    if said == "A" or said == "B":
-        return said
-    return "Tie" if said and "Tie".startswith(said) else None
+    """Returns the label that a sampled token begins, or None."""
+    token = text.strip()
+    if token == "A" or token == "B":
+        return token
+    return "Tie" if token and "Tie".startswith(token) else None
 
 
 _EMPTY: list[Message] = [{"role": "assistant", "content": ""}]
@@ -200,10 +201,10 @@ def comparisons_that_fit(
     new_answers: int = 0,
     answer_tokens: int = 0,
 ) -> list[LabeledComparison]:
-    """The comparisons that a judge can read; a warning says how many are left out.
+    """Returns the comparisons that fit into the judge's context; logs how many do not.
 
     Args:
-        comparisons: In any order, which is kept.
+        comparisons: The order is kept.
         renderer: Chat format of the judge.
         max_length: Most tokens that the judge can read; ``None`` keeps all.
         new_answers: Of the two answers 0, 1 or 2 will be sampled, instead of those in the data.

@@ -1,4 +1,4 @@
-"""Comparisons as pairs of datums, chosen and rejected in turn."""
+"""Datasets of DPO: comparisons as pairs of datums, chosen and rejected in turn."""
 
 from __future__ import annotations
 
@@ -27,13 +27,13 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 Ties: TypeAlias = Literal["drop", "half"]
-"""What becomes of a comparison without a preference: it is left out, or trained both ways, each
-with half the weight, which holds the answers' rewards together."""
+"""Treatment of ties: left out, or trained in both orders with half the weight, which keeps the
+rewards of the two answers close."""
 
 
 @dataclass(frozen=True)
 class Pair:
-    """The datums of a pair, [chosen, rejected], and whether the end of an answer was cut off."""
+    """Datums [chosen, rejected] of a pair, and whether an answer was truncated."""
 
     data: list[tinker.Datum]
     cut: bool
@@ -42,11 +42,11 @@ class Pair:
 def render_pair(
     labeled: LabeledComparison, renderer: Renderer, max_length: int | None, weight: float = 1.0
 ) -> Pair | str:
-    """The datums of a comparison, or the reason why they cannot be trained.
+    """Renders a comparison as a pair of datums; returns the reason if it cannot be trained.
 
     Weights are ``weight`` on the tokens of each answer's assistant messages and 0 on the prompt:
-    no mean is taken, since the loss is about the probability of whole answers. ``max_length`` cuts
-    the end of an answer; a prompt that fills it leaves no pair.
+    the loss uses the probability of whole answers, so no mean is taken. ``max_length`` truncates
+    the answer; a prompt that fills it leaves no pair.
     """
     prompt = [_marked(message, False) for message in labeled.comparison.prompt_conversation]
     data: list[tinker.Datum] = []
@@ -95,13 +95,13 @@ class PairDataset(ComparisonDataset):
 
     @property
     def num_cut(self) -> int:
-        """Comparisons met so far of which ``max_length`` cut the end of an answer."""
+        """Number of comparisons so far with an answer truncated by ``max_length``."""
         return len(self._cut)
 
     def report(self) -> list[str]:
-        """What was left out and what was cut so far, for people; nothing where all is whole."""
-        told = f"{self.num_cut} comparisons: the end of an answer was cut at max_length"
-        return [*super().report(), *([told] if self._cut else [])]
+        """Returns lines on comparisons left out or truncated so far."""
+        line = f"{self.num_cut} comparisons: the end of an answer was cut at max_length"
+        return [*super().report(), *([line] if self._cut else [])]
 
     def _to_data(self, labeled: LabeledComparison) -> list[tinker.Datum] | str:
         tie = labeled.label == "Tie"
@@ -122,7 +122,7 @@ class PairDataset(ComparisonDataset):
 
 
 def without_ties(comparisons: ComparisonSet, part: str) -> ComparisonSet:
-    """The comparisons that prefer an answer; the others are counted as dropped.
+    """Returns the comparisons with a preference; counts ties as dropped.
 
     Raises DataValidationError where there are only ties.
     """
@@ -154,7 +154,7 @@ class DPODatasetBuilderFromComparisons(ChatDatasetBuilder):
     ties: Ties = chz.field(default="drop", doc="drop, or half: both ways at half weight")
 
     def __call__(self) -> tuple[SupervisedDataset, SupervisedDataset | None]:
-        """Reads the comparisons; they are rendered batch by batch."""
+        """Reads the comparisons, which are rendered batch by batch."""
         self.check()
         train, test = self.comparison_builder.comparison_sets
         if self.ties == "drop":
@@ -172,7 +172,7 @@ class DPODatasetBuilderFromComparisons(ChatDatasetBuilder):
             raise ConfigurationError(f"ties: got {self.ties!r}, expected 'drop' or 'half'")
 
     def held_out_prompts(self, n: int) -> list[list[Message]]:
-        """The first ``n`` different prompts of the held-out comparisons."""
+        """Returns the first ``n`` distinct prompts of the held-out comparisons."""
         _, test = self.comparison_builder.comparison_sets
         return [] if test is None else test.prompts(n)
 

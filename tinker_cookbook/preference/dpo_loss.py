@@ -1,4 +1,4 @@
-"""Losses on pairs of answers, from the log-probabilities of their tokens.
+"""DPO, IPO and SimPO losses on pairs of answers.
 
 With ``lp`` the policy's and ``ref`` the reference's log-probability of a whole answer (the sum over
 its trained tokens), and ``h = (lp_chosen - ref_chosen) - (lp_rejected - ref_rejected)`` of a pair:
@@ -39,15 +39,15 @@ PairLossName = Literal["dpo", "ipo", "simpo"]
 _NAMES = ("dpo", "ipo", "simpo")
 
 _UNDECIDED = 1e-3
-"""Nats by which two answers' scores differ without a preference: rounding in float32."""
+"""Smallest difference in nats that counts as a preference; less is float32 rounding."""
 
 
 @dataclass(frozen=True)
 class PairLoss:
-    """Which loss, and its settings.
+    """Pairwise loss with its settings.
 
     ``beta`` scales rewards; ``label_smoothing`` is the share of labels held to be wrong (dpo);
-    ``gamma`` the margin that simpo asks for.
+    ``gamma`` is the target margin of simpo.
     """
 
     name: PairLossName = "dpo"
@@ -79,11 +79,11 @@ class PairLoss:
 
     @property
     def needs_reference(self) -> bool:
-        """Whether answers are compared with what a reference says of them."""
+        """Whether the loss uses log-probabilities of a reference model."""
         return self.name != "simpo"
 
     def of_rewards(self, difference: torch.Tensor) -> torch.Tensor:
-        """The loss [P] of pairs whose rewards (beta included) differ by ``difference`` [P]."""
+        """Computes the loss [P] of pairs from the differences [P] of their rewards (with beta)."""
         log_sigmoid = torch.nn.functional.logsigmoid
         if self.name == "ipo":
             return (difference / self.beta - 1 / (2 * self.beta)).square()
@@ -112,15 +112,15 @@ class PairBatch:
             )
 
     def weights(self) -> npt.NDArray[np.float64]:
-        """How much each pair counts [P]."""
+        """Returns the weight of each pair [P]."""
         return np.array([_weights_of(datum).max(initial=0.0) for datum in self.data[::2]])
 
 
 class PairObjective:
-    """The loss of a batch as a function of its log-probabilities, for ``forward_backward_custom``.
+    """Pairwise loss of a batch for ``forward_backward_custom``.
 
-    It is a sum over pairs, so it may be called with some of them at a time (``group_size``), and it
-    reads nothing of the prompts (``trained_only``).
+    The loss is a sum over pairs, so the client may pass some pairs at a time (``group_size``). It
+    does not use log-probabilities of prompt tokens (``trained_only``).
     """
 
     group_size = 2
@@ -137,18 +137,18 @@ class PairObjective:
     def __call__(
         self, data: list[tinker.Datum], logprobs: list[torch.Tensor]
     ) -> tuple[torch.Tensor, dict[str, float]]:
-        """Loss and metrics of whole pairs; ``logprobs`` holds one tensor [T] a datum."""
+        """Computes the loss of whole pairs; ``logprobs`` holds one tensor [T] per datum."""
         rewards, weights = [], []
         for datum, values in zip(data, logprobs, strict=True):
-            given = torch.as_tensor(_weights_of(datum), dtype=values.dtype, device=values.device)
-            mask = (given != 0).to(values.dtype)
+            weight = torch.as_tensor(_weights_of(datum), dtype=values.dtype, device=values.device)
+            mask = (weight != 0).to(values.dtype)
             score = (values * mask).sum()
             if self._loss.needs_reference:
                 score = score - self._reference[id(datum)]
             else:
                 score = score / mask.sum().clamp(min=1)
             rewards.append(self._loss.beta * score)
-            weights.append(given.max())
+            weights.append(weight.max())
         stacked = torch.stack(rewards)
         losses = self._loss.of_rewards(stacked[::2] - stacked[1::2])
         return (losses * torch.stack(weights[::2])).sum() / self._total, {}
@@ -157,11 +157,11 @@ class PairObjective:
 def answer_scores(
     data: Sequence[tinker.Datum], logprobs: Sequence[Any], *, mean: bool = False
 ) -> npt.NDArray[np.float64]:
-    """Log-probability of each datum's answer: the sum (or mean) over its trained tokens [N]."""
+    """Computes the log-probability of each answer [N]: the sum (or mean) over trained tokens."""
     scores = np.empty(len(data))
     for i, (datum, values) in enumerate(zip(data, logprobs, strict=True)):
-        found = values.to_numpy() if hasattr(values, "to_numpy") else np.asarray(values)
-        trained = np.asarray(found, dtype=np.float64)[_weights_of(datum) != 0]
+        array = values.to_numpy() if hasattr(values, "to_numpy") else np.asarray(values)
+        trained = np.asarray(array, dtype=np.float64)[_weights_of(datum) != 0]
         scores[i] = trained.mean() if mean and trained.size else trained.sum()
     return scores
 
@@ -169,7 +169,7 @@ def answer_scores(
 def pair_metrics(
     loss: PairLoss, batch: PairBatch, logprobs: Sequence[Any], prefix: str = ""
 ) -> dict[str, float]:
-    """Metrics of a batch of pairs, means over the pairs by their weights.
+    """Computes the metrics of a batch: weighted means over its pairs.
 
     With the implicit reward ``r = beta (lp - ref)`` of an answer (for simpo ``beta * mean lp``):
 
@@ -181,9 +181,9 @@ def pair_metrics(
     ``margin``
         Mean of ``r_chosen - r_rejected``, in units of reward. Starts at 0; rises.
     ``chosen_reward``, ``rejected_reward``
-        Means of r. Both start at 0 and often both fall, the rejected one further: then the model
-        moves away from either answer. Watch the chosen one; a lower learning rate or a larger
-        beta holds it.
+        Means of r. Both start at 0 and often both fall, the rejected one further: then both
+        answers become less likely. Watch the chosen one; a lower learning rate or a larger beta
+        limits its fall.
     """
     scores = answer_scores(batch.data, logprobs, mean=not loss.needs_reference)
     rewards = loss.beta * (scores - batch.reference)
@@ -197,7 +197,7 @@ def reward_metrics(
     rejected: npt.NDArray[np.float64],
     weights: npt.NDArray[np.float64],
 ) -> dict[str, float]:
-    """The metrics of :func:`pair_metrics` from the rewards [P] of P pairs that count by weights."""
+    """Computes the metrics of :func:`pair_metrics` from the rewards [P] of P weighted pairs."""
     total = max(float(weights.sum()), 1e-12)
     difference = chosen - rejected
     decided = np.abs(difference) > _UNDECIDED * loss.beta

@@ -1,4 +1,4 @@
-"""Comparisons as datasets, and as training data of a reward model."""
+"""Datasets of comparisons, and training data of a reward model."""
 
 from __future__ import annotations
 
@@ -85,13 +85,13 @@ class Dropped:
 
 @dataclass
 class ComparisonSet:
-    """Comparisons that can be learned from, and the rows that cannot."""
+    """Usable comparisons, and the rows that were skipped."""
 
     usable: list[LabeledComparison] = field(default_factory=list)
     dropped: Dropped = field(default_factory=Dropped)
 
     def add(self, row: int, labeled: LabeledComparison | None) -> None:
-        """Takes the comparison of row number ``row``, or notes why not."""
+        """Adds the comparison of row number ``row``, or records why it is skipped."""
         reason = _why_unusable(labeled)
         if labeled is not None and reason is None:
             self.usable.append(labeled)
@@ -99,14 +99,14 @@ class ComparisonSet:
             self.dropped.add(row, reason or SkipReason.NO_COMPARISON)
 
     def prompts(self, n: int) -> list[list[Message]]:
-        """The prompts of the first ``n`` comparisons that have prompts of their own."""
-        found: list[list[Message]] = []
+        """Returns the first ``n`` distinct prompts."""
+        prompts: list[list[Message]] = []
         for labeled in self.usable:
-            if len(found) >= n:
+            if len(prompts) >= n:
                 break
-            if labeled.comparison.prompt_conversation not in found:
-                found.append(labeled.comparison.prompt_conversation)
-        return found
+            if labeled.comparison.prompt_conversation not in prompts:
+                prompts.append(labeled.comparison.prompt_conversation)
+        return prompts
 
 
 def _why_unusable(labeled: LabeledComparison | None) -> str | None:
@@ -115,7 +115,7 @@ def _why_unusable(labeled: LabeledComparison | None) -> str | None:
     comparison = labeled.comparison
     if is_empty(comparison.completion_A) or is_empty(comparison.completion_B):
         return SkipReason.EMPTY
-    # A tie of equal answers is right, and a judge of new answers needs only its prompt.
+    # Equal answers are a valid tie, and data for sampled answers need only the prompt.
     if comparison.completion_A == comparison.completion_B and labeled.label != "Tie":
         return SkipReason.EQUAL
     return None
@@ -123,7 +123,7 @@ def _why_unusable(labeled: LabeledComparison | None) -> str | None:
 
 @chz.chz
 class ComparisonDatasetBuilder:
-    """A config that gives comparisons, before any rendering.
+    """Builder of comparisons, before any rendering.
 
     A subclass reads rows and turns each into a comparison; or it overrides ``comparison_sets``.
     """
@@ -133,11 +133,11 @@ class ComparisonDatasetBuilder:
     )
 
     def get_train_and_test_datasets(self) -> tuple[Rows, Rows | None]:
-        """The rows to train on and, if there are any, those held out."""
+        """Returns the training rows and, if there are any, the held-out ones."""
         raise NotImplementedError(f"{type(self).__name__} must define get_train_and_test_datasets")
 
     def example_to_labeled_comparison(self, example: Any) -> LabeledComparison | None:
-        """The comparison of a row; None for a row to leave out."""
+        """Parses a row; returns None for a row to skip."""
         raise NotImplementedError(
             f"{type(self).__name__} must define example_to_labeled_comparison"
         )
@@ -146,9 +146,9 @@ class ComparisonDatasetBuilder:
     def comparison_sets(self) -> tuple[ComparisonSet, ComparisonSet | None]:
         """Training and held-out comparisons, each in one order, read once.
 
-        Left out and counted: rows that are no comparison, answers that are the same although one of
-        them is preferred, and empty ones. Raises DataFormatError, with the row's place, for a row
-        that cannot be read.
+        Rows without a comparison, equal answers of which one is preferred, and empty answers are
+        skipped and counted. Raises DataFormatError, with the position, for a row that cannot be
+        parsed.
         """
         train, test = self.get_train_and_test_datasets()
         return (
@@ -159,7 +159,7 @@ class ComparisonDatasetBuilder:
     def get_labeled_comparisons(
         self,
     ) -> tuple[list[LabeledComparison], list[LabeledComparison] | None]:
-        """Training comparisons (with ``swap`` in both orders) and held-out ones."""
+        """Returns training comparisons (with ``swap`` in both orders) and held-out ones."""
         train, test = self.comparison_sets
         both = [one for c in train.usable for one in ((c, c.swap()) if self.swap else (c,))]
         return both, None if test is None else test.usable
@@ -196,7 +196,7 @@ class ComparisonBuilderFromJsonl(ComparisonDatasetBuilder):
     shuffle_seed: int = chz.field(default=0, doc="Seed of the split by test_size")
 
     def get_train_and_test_datasets(self) -> tuple[PlacedRows, PlacedRows | None]:
-        """Reads the files; the rows are not looked into."""
+        """Reads the files without parsing the rows."""
         if self.test_path is not None and self.test_size:
             raise ConfigurationError(
                 f"test_size: got {self.test_size} beside test_path={self.test_path}, expected one "
@@ -212,19 +212,19 @@ class ComparisonBuilderFromJsonl(ComparisonDatasetBuilder):
         return rows.take(train), rows.take(test) if test else None
 
     def example_to_labeled_comparison(self, example: Any) -> LabeledComparison | None:
-        """The comparison of a row; None where two dialogues do not part at an answer."""
+        """Parses a row; returns None where two dialogues have no common prompt."""
         return comparison_of_row(example)
 
 
 ToData: TypeAlias = "Callable[[LabeledComparison], list[tinker.Datum] | str]"
-"""The datums of a comparison, or the reason why there are none."""
+"""Function that renders a comparison as datums, or returns the reason to skip it."""
 
 
 class ComparisonDataset(SupervisedDatasetFromHFDataset):
     """Batches of comparisons as datums. ``batch_size`` counts comparisons.
 
-    What was left out before, and what ``to_data`` leaves out, is in ``dropped``; the latter is
-    found out when its batch is asked for.
+    ``dropped`` holds the comparisons skipped by the builder and, from their batch on, those that
+    ``to_data`` skips.
     """
 
     def __init__(self, comparisons: ComparisonSet, batch_size: int, to_data: ToData) -> None:
@@ -245,13 +245,13 @@ class ComparisonDataset(SupervisedDatasetFromHFDataset):
         return len(self.dropped)
 
     def report(self) -> list[str]:
-        """What was left out so far, for people; nothing where nothing was."""
+        """Returns a line on the comparisons left out so far, if any."""
         return [self.dropped.describe()] if self.dropped else []
 
 
 @chz.chz
 class ChatDatasetBuilderFromComparisons(ChatDatasetBuilder):
-    """Training data of a reward model: a comparison as the prompt, its label as the answer.
+    """Builder of training data of a reward model: comparison as prompt, label as answer.
 
     Ties are trained as the label Tie. A comparison of more than ``max_length`` tokens is left out
     and counted: its label stands at the end and would be cut off.
@@ -270,7 +270,7 @@ class ChatDatasetBuilderFromComparisons(ChatDatasetBuilder):
         return ComparisonRendererFromChatRenderer(self.renderer)
 
     def __call__(self) -> tuple[SupervisedDataset, SupervisedDataset | None]:
-        """Reads the comparisons and gives each its order."""
+        """Reads the comparisons and draws the order of each."""
         self.common_config.check()
         train, test = self.comparison_builder.comparison_sets
         batch_size = self.common_config.batch_size
@@ -280,7 +280,7 @@ class ChatDatasetBuilderFromComparisons(ChatDatasetBuilder):
         return train_set, self._dataset(test, min(batch_size, len(test.usable)))
 
     def held_out_prompts(self, n: int) -> list[list[Message]]:
-        """The first ``n`` held-out comparisons, as conversations to be answered with a label."""
+        """Returns the first ``n`` held-out comparisons as conversations."""
         _, test = self.comparison_builder.comparison_sets
         renderer = self.comparison_renderer
         if test is None or not isinstance(renderer, ComparisonRendererFromChatRenderer):

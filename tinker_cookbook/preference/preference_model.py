@@ -1,7 +1,7 @@
-"""Preference models: which of two answers a model holds to be better, and how surely.
+"""Preference models: the probability that one of two answers is preferred, and its evaluation.
 
-The model is trained to answer a comparison with its label, by cross-entropy on the label's token.
-With two labels that is the Bradley-Terry model (Bradley & Terry 1952, Biometrika 39; Christiano et
+The model is trained to predict the label of a comparison, by cross-entropy on the label's token.
+With two labels this is the Bradley-Terry model (Bradley & Terry 1952, Biometrika 39; Christiano et
 al. 2017, arXiv 1706.03741), the log-odds of the label tokens being the difference of the answers'
 rewards; a third label adds ties.
 """
@@ -52,32 +52,32 @@ _REWARD: dict[Label, float] = {"A": -1.0, "B": 1.0, "Tie": 0.0}
 
 
 class PreferenceModel(ABC):
-    """Judges comparisons."""
+    """Model that scores comparisons."""
 
     @abstractmethod
     async def __call__(self, comparison: Comparison) -> float:
-        """-1 where A is better for sure, 1 where B is, 0 where neither is."""
+        """Returns the preference from -1 (A is better) to 1 (B is better)."""
 
 
 class PreferenceModelBuilder(ABC):
-    """A config that makes a preference model."""
+    """Builder of a preference model."""
 
     @abstractmethod
     def __call__(self) -> PreferenceModel:
-        """The model, ready to judge."""
+        """Builds the model."""
 
 
 class PreferenceModelFromChatRenderer(PreferenceModel):
-    """A language model that answers a comparison with A, B or Tie.
+    """Language model that labels a comparison with A, B or Tie.
 
     The reward is ``P(B) - P(A)``, with the probabilities of the label tokens normalised over the
     three labels. ``greedy`` takes the most probable token instead: -1, 0 or 1, and 0 for a token
     that is no label.
 
-    ``both_orders`` asks twice, with either answer first, and takes the mean of the log-odds. What a
-    judge has for a place is a constant there, as in a Bradley-Terry model with an order effect
-    (Davidson & Beaver 1977, Biometrics 33), and cancels; of probabilities close to 0 or 1, which
-    such a liking makes, the mean tells hardly anything.
+    ``both_orders`` scores the comparison in both orders and takes the mean of the log-odds. A
+    position bias is a constant in the log-odds, as in a Bradley-Terry model with an order effect
+    (Davidson & Beaver 1977, Biometrics 33), and cancels. It would not cancel in a mean of
+    probabilities, which are close to 0 or 1 under such a bias.
     """
 
     def __init__(
@@ -88,13 +88,13 @@ class PreferenceModelFromChatRenderer(PreferenceModel):
         *,
         both_orders: bool = False,
     ) -> None:
-        _check_asking(greedy, both_orders)
+        _check_scoring(greedy, both_orders)
         self.comparison_renderer = ComparisonRendererFromChatRenderer(convo_renderer)
         self.sampling_client = sampling_client
         self.greedy, self.both_orders = greedy, both_orders
 
     async def __call__(self, comparison: Comparison) -> float:
-        """The reward of B over A, from -1 to 1."""
+        """Returns the reward of B over A, from -1 to 1."""
         judge = self._greedy_reward if self.greedy else self._reward
         return await judge(comparison)
 
@@ -111,19 +111,16 @@ class PreferenceModelFromChatRenderer(PreferenceModel):
         return math.exp(logprobs["B"]) - math.exp(logprobs["A"])
 
     async def label_logprobs(self, comparison: Comparison) -> dict[Label, float]:
-        """Log-probability of each label in nats; the probabilities add up to 1.
-
-        Scored rather than sampled: what a score is, to the last bit, does not depend on what else
-        the bundled engine has in hand, so a resumed run earns the same rewards. It also reads
-        once what the labels, and the comparisons that are asked about together, begin with.
-        """
+        """Returns the log-probability of each label in nats; the probabilities add up to 1."""
+        # Scoring is batch-invariant on the local engine, so a resumed run has the same rewards. It
+        # also computes the prefix that the labels share only once.
         prompt = self.comparison_renderer.build_label_prompt(comparison)
         tokens = self.comparison_renderer.label_tokens
         found = await asyncio.gather(*(self._logprob(prompt, tokens[label]) for label in LABELS))
         return _normalised(dict(zip(LABELS, found, strict=True)))
 
     async def _logprob(self, prompt: tinker.ModelInput, token: int) -> float:
-        """Log-probability of ``token`` behind ``prompt``."""
+        """Returns the log-probability of ``token`` after ``prompt``."""
         value = (await self.sampling_client.compute_logprobs(prompt.append_int(token)))[-1]
         assert value is not None, "only the first token of a prompt has no log-probability"
         return value
@@ -137,12 +134,14 @@ class PreferenceModelFromChatRenderer(PreferenceModel):
         text = str(self.comparison_renderer.tokenizer.decode(response.sequences[0].tokens))
         label = label_of_text(text)
         if label is None:
-            logger.warning("the preference model answered %r, which is no label: taken as 0", text)
+            logger.warning(
+                "the preference model sampled %r, which is no label; the reward is 0", text
+            )
             return 0.0
         return _REWARD[label]
 
 
-def _check_asking(greedy: bool, both_orders: bool) -> None:
+def _check_scoring(greedy: bool, both_orders: bool) -> None:
     if greedy and both_orders:
         raise ConfigurationError(
             "both_orders: got True beside greedy=True, expected one of them: a single token "
@@ -151,18 +150,17 @@ def _check_asking(greedy: bool, both_orders: bool) -> None:
 
 
 def _normalised(logprobs: dict[Label, float]) -> dict[Label, float]:
-    """Log-probabilities whose probabilities add up to 1."""
+    """Normalizes log-probabilities so that the probabilities add up to 1."""
     total = float(np.logaddexp.reduce(list(logprobs.values())))
     return {label: value - total for label, value in logprobs.items()}
 
 
 @chz.chz
 class PreferenceModelBuilderFromChatRenderer(PreferenceModelBuilder):
-    """A preference model from saved weights.
+    """Builder of a preference model from saved weights.
 
-    Equal configs share one model in a process, made at the first call on the connection that the
-    run in progress has open, so that an equal base model is not loaded twice; or on one of its own.
-    ``build`` makes it on a given service.
+    Equal configs share one model per process. It uses the open connection of the current run, if
+    there is one, so that a common base model is loaded once. ``build`` takes another service.
     """
 
     renderer_name: str = chz.field(doc="Chat format that it was trained with")
@@ -177,7 +175,7 @@ class PreferenceModelBuilderFromChatRenderer(PreferenceModelBuilder):
 
     def check(self) -> None:
         """Raises ConfigurationError for a value that cannot work; loads nothing."""
-        _check_asking(self.greedy, self.both_orders)
+        _check_scoring(self.greedy, self.both_orders)
         check_renderer_name(self.renderer_name)
         check_backend(self.backend, self.base_url, self.device, self.dtype)
         check_tinker_path(
@@ -188,12 +186,12 @@ class PreferenceModelBuilderFromChatRenderer(PreferenceModelBuilder):
         )
 
     def __call__(self) -> PreferenceModel:
-        """The model, made once a connection; CheckpointError where there are no such weights."""
+        """Returns the model of this connection; CheckpointError if the weights are missing."""
         self.check()
         return make_once(self, self.build)
 
     def build(self, service: ServiceClient) -> PreferenceModelFromChatRenderer:
-        """The model on ``service``."""
+        """Builds the model on ``service``."""
         self.check()
         renderer = get_renderer(self.renderer_name, get_tokenizer(self.model_name))
         client = service.create_sampling_client(model_path=self.rm_weights_path).result()
@@ -203,23 +201,23 @@ class PreferenceModelBuilderFromChatRenderer(PreferenceModelBuilder):
 
 
 class PreferenceModelEvaluator(SamplingClientEvaluator):
-    """Accuracy and loss of the labels that a reward model gives to held-out comparisons.
+    """Accuracy and loss of a reward model on held-out comparisons.
 
     Each comparison is judged in both orders, unless ``both_ways`` is false.
 
     Metrics, with ``NAME`` before each:
 
     ``accuracy``
-        Share of judgements in which the preferred answer gets the higher probability; a judgement
-        without a difference counts half. Ties are not in it; NaN where there are only ties. About
-        0.5 at step 0 (exactly so both ways for a model that sees only the place); rises to 1.
+        Share of judgements in which the preferred answer has the higher probability; equal
+        probabilities count half. Ties are excluded; NaN if there are only ties. About 0.5 at step
+        0; rises to 1.
     ``nll``
         Mean of ``-log P(label)`` in nats over all judgements, with the probabilities of the three
-        labels adding up to 1. ln 3 = 1.10 for a model without a clue and ln 2 = 0.69 for one that
-        knows that there are no ties; falls to 0.
+        labels adding up to 1. ln 3 = 1.10 for a uniform model and ln 2 = 0.69 for one that excludes
+        ties; falls to 0.
     ``position_bias``
-        Mean of ``P(B) - P(A)``: both ways, 0 for a model that does not care which comes first, 1
-        for one that always says B, -1 for A. Should come to 0.
+        Mean of ``P(B) - P(A)``: with both orders, 0 for a model without position bias, 1 for one
+        that always prefers the second answer, -1 for the first. Should approach 0.
     ``num_judgements``
         How many there were.
     ``num_too_long``
@@ -247,12 +245,12 @@ class PreferenceModelEvaluator(SamplingClientEvaluator):
         self._max_concurrency = max_concurrency
 
     async def __call__(self, sampling_client: SamplingClient) -> dict[str, float]:
-        """The metrics of the weights that the client holds."""
+        """Computes the metrics for the weights of the client."""
         model = PreferenceModelFromChatRenderer(self._renderer, sampling_client)
-        gate = asyncio.Semaphore(self._max_concurrency)
+        limit = asyncio.Semaphore(self._max_concurrency)
 
         async def judge(labeled: LabeledComparison) -> dict[Label, float]:
-            async with gate:
+            async with limit:
                 return await model.label_logprobs(labeled.comparison)
 
         logprobs = await asyncio.gather(*map(judge, self._judged))
@@ -272,6 +270,6 @@ class PreferenceModelEvaluator(SamplingClientEvaluator):
 
 
 def _right(labeled: LabeledComparison, logprobs: dict[Label, float]) -> float:
-    """1 where the preferred answer is the more probable one, 0.5 where neither is."""
+    """Returns 1 if the preferred answer is more probable, 0.5 if both are equal, else 0."""
     margin = logprobs["A"] - logprobs["B"]
     return float(np.sign(margin if labeled.label == "A" else -margin) + 1) / 2

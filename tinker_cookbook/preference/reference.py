@@ -1,4 +1,4 @@
-"""The frozen policy that preference losses measure from, and what it says of answers."""
+"""Frozen reference policy of preference losses and distillation."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 async def reference_client(
     session: TrainingSession, config: TrainingConfig, reference_model_name: str | None
 ) -> SamplingClient:
-    """As :func:`create_reference_client`, with the service of a session."""
+    """Creates the reference client on the connection of a session."""
     connection = session.connection
     return await create_reference_client(
         connection.service, config, reference_model_name, samples_states=connection.kind == "local"
@@ -36,7 +36,7 @@ async def create_reference_client(
     *,
     samples_states: bool = False,
 ) -> SamplingClient:
-    """The policy that training starts from, whatever step a resumed run is at.
+    """Creates a client of the policy that training starts from, also in a resumed run.
 
     That is ``load_checkpoint_path`` or else the plain base model; on the local engine it shares
     the base weights with the policy. ``reference_model_name`` names another one: a base model, or
@@ -59,5 +59,5 @@ async def create_reference_client(
 async def score_answers(
     client: SamplingClient, data: Sequence[tinker.Datum]
 ) -> npt.NDArray[np.float64]:
-    """Log-probability of each datum's answer under ``client`` [N]: a sum over trained tokens."""
+    """Computes the log-probability of each answer [N] under ``client``."""
     return answer_scores(data, await score_datums(client, data))

@@ -1,12 +1,12 @@
-"""Direct preference optimisation, on the shared loop over batches (``supervised.batch_loop``).
+"""Direct preference optimization (DPO) on the shared loop over batches (``supervised.batch_loop``).
 
     python -m tinker_cookbook.preference.train_dpo model_name=… log_path=… \\
         dataset_builder=module:Class dataset_builder.KEY=…
     python -m tinker_cookbook.preference.train_dpo dataset_builder=mine:MyPairs --help
 
 A batch holds pairs: chosen and rejected answers to the same prompt, in turn. A frozen reference,
-the policy that training starts from, says how likely each answer is; then one pass trains the
-policy on the loss of ``dpo_loss``, pairs together, so that a prompt is read once for both answers.
+the policy that training starts from, scores each answer. One pass then trains the policy on the
+loss of ``dpo_loss``; both answers of a pair share the forward pass of their prompt.
 """
 
 from __future__ import annotations
@@ -63,21 +63,23 @@ logger = logging.getLogger(__name__)
 
 @chz.chz
 class Config(BatchConfig):
-    """Settings of a run of direct preference optimisation.
+    """Settings of a DPO run.
 
     ``dataset_builder`` gives pairs, as ``DPODatasetBuilderFromComparisons`` does.
     """
 
     learning_rate: float = chz.field(default=1e-5, doc="Peak learning rate of AdamW")
-    dpo_beta: float = chz.field(default=0.1, doc="Scale of the rewards: how much to stay close")
+    dpo_beta: float = chz.field(
+        default=0.1, doc="Scale of the rewards; larger stays closer to the reference"
+    )
     dpo_loss: PairLossName = chz.field(default="dpo", doc="dpo, ipo or simpo")
     label_smoothing: float = chz.field(
         default=0.0, doc="Share of labels held to be wrong (conservative DPO)"
     )
-    simpo_gamma: float = chz.field(default=0.5, doc="Margin that simpo asks for")
+    simpo_gamma: float = chz.field(default=0.5, doc="Target margin of simpo")
     reference_model_name: str | None = chz.field(
         default=None,
-        doc="Model or tinker:// path to measure from; default: what training starts from",
+        doc="Reference: a model or tinker:// path; default: what training starts from",
     )
     num_replicas: int | None = chz.field(
         default=None, doc="Has no effect: the backend decides how many machines it uses"
@@ -142,7 +144,7 @@ def create_dpo_clients(
     resume_info: CheckpointRecord | None = None,
     user_metadata: dict[str, str] | None = None,
 ) -> tuple[TrainingClient, SamplingClient]:
-    """The policy to train and the frozen reference, for loops of user code.
+    """Creates the policy to train and the frozen reference, for loops of user code.
 
     The reference is what training started from, also where ``resume_info`` continues a run.
 
@@ -166,7 +168,7 @@ def compute_dpo_loss(
     rejected_ref_logprobs: Sequence[torch.Tensor],
     dpo_beta: float,
 ) -> tuple[torch.Tensor, dict[str, float]]:
-    """The loss of ``dpo_loss`` for log-probabilities of whole answers, with its metrics.
+    """Computes the DPO loss and its metrics from log-probabilities of whole answers.
 
     Args:
         chosen_logprobs: The policy's of P chosen answers, a scalar each.
@@ -242,7 +244,7 @@ def print_example(datum: tinker.Datum, tokenizer: Tokenizer, label: str = "") ->
 
 
 class Pairs(Objective):
-    """The loss on pairs of answers; ``dpo_loss.pair_metrics`` documents the metrics."""
+    """Pairwise objective; ``dpo_loss.pair_metrics`` documents the metrics."""
 
     shown = "dpo_loss"
 
@@ -250,21 +252,21 @@ class Pairs(Objective):
         self._loss, self._reference = loss, reference
 
     async def prepare(self, step: int, data: list[tinker.Datum]) -> Batch:
-        """Asks the reference about every answer."""
+        """Scores every answer with the reference."""
         return Batch(data, await self.pairs(data))
 
     async def pairs(self, data: list[tinker.Datum]) -> PairBatch:
-        """The datums with what the reference says of them."""
+        """Returns the datums with the reference's log-probabilities."""
         if self._reference is None:
             return PairBatch(data, np.zeros(len(data)))
         return PairBatch(data, await score_answers(self._reference, data))
 
     def submit(self, client: TrainingClient, batch: Batch) -> Future[types.ForwardBackwardOutput]:
-        """One pass under true autograd on the local engine, two on the hosted API."""
+        """Queues one pass with autograd on the local engine, two passes on the hosted API."""
         return client.forward_backward_custom(batch.data, PairObjective(self._loss, batch.prepared))
 
     def metrics(self, batch: Batch, output: types.ForwardBackwardOutput) -> Metrics:
-        """``num_pairs``, and those of ``pair_metrics``."""
+        """Returns ``num_pairs`` and the metrics of ``pair_metrics``."""
         logprobs = [record["logprobs"] for record in output.loss_fn_outputs]
         return {
             "num_pairs": len(batch.data) // 2,
@@ -272,14 +274,14 @@ class Pairs(Objective):
         }
 
     def evaluators(self, test_set: SupervisedDataset) -> list[Evaluator]:
-        """The metrics on held-out pairs, under ``test/``."""
+        """Returns the evaluator of held-out pairs."""
         return [PairEvaluator(self, self._loss, all_data(test_set))]
 
 
 class PairEvaluator(TrainingClientEvaluator):
     """``test/dpo_loss``, ``test/accuracy``, ``test/margin``, ``test/chosen_reward`` and
     ``test/rejected_reward`` as in ``pair_metrics``, over all pairs; and ``test/nll``: nats a token
-    of the chosen answers, which rises when the model moves away from them too."""
+    of the chosen answers, which rises when they become less likely too."""
 
     def __init__(
         self, pairs: Pairs, loss: PairLoss, data: list[tinker.Datum], batch_size: int = 32
@@ -294,7 +296,7 @@ class PairEvaluator(TrainingClientEvaluator):
         self._batch: PairBatch | None = None
 
     async def __call__(self, training_client: TrainingClient) -> dict[str, float]:
-        """Scores all pairs; the reference is asked once in a run."""
+        """Scores all pairs; the reference scores them once per process."""
         size = self._batch_size
         futures = [
             training_client.forward(self._data[start : start + size], "cross_entropy")

@@ -1,4 +1,4 @@
-"""The types of preference learning, by the names that the field knows them under."""
+"""Public types of preference learning."""
 
 from __future__ import annotations
 

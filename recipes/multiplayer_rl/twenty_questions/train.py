@@ -13,12 +13,12 @@ from __future__ import annotations
 import chz
 
 from tinker_cookbook.exceptions import ConfigurationError
-from tinker_cookbook.recipes.multiplayer_rl.twenty_questions.dataset import (
+from tinker_cookbook.recipes.multiplayer_rl.twenty_questions.env import (
     WORDS,
     AnswererConfig,
+    Rules,
     TwentyQuestionsDatasetBuilder,
 )
-from tinker_cookbook.recipes.multiplayer_rl.twenty_questions.env import Rules
 from tinker_cookbook.recipes.rl_settings import RLSettings, rl_config, run
 from tinker_cookbook.rl import train
 from tinker_cookbook.training.config import check_model

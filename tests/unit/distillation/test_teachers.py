@@ -320,7 +320,7 @@ def test_same_endings_stay(model):
 
 def test_a_turn_without_the_teachers_prompt_is_refused(model, client):
     endings = AnswerEndings(*renderers(model, "role_colon", "chatml"))
-    with pytest.raises(DataValidationError, match="no prompt of the teacher's"):
+    with pytest.raises(DataValidationError, match="no teacher prompt"):
         asyncio.run(TeacherSignal([Teacher(client, endings)]).adjust(played((0, [ONE]))))
 
 
@@ -391,6 +391,6 @@ def test_an_environment_without_a_conversation_says_what_to_do(model):
             raise NotImplementedError
 
     (chatml,) = renderers(model, "chatml")
-    env = TeacherView(chatml, system_prompt="x").equip(Bare())
+    env = TeacherView(chatml, system_prompt="x").attach_to(Bare())
     with pytest.raises(ConfigurationError, match="Bare has no messages, which a teacher with"):
         asyncio.run(teacher_observation(env))

@@ -11,7 +11,13 @@ import pytest
 from scripted_policy import COMMON, RUBBISH, play
 
 from recipes.math_rl.arithmetic_env import FEWSHOT, ArithmeticDatasetBuilder, ArithmeticEnv
-from recipes.math_rl.datasets import MathDatasetBuilder
+from recipes.math_rl.datasets import (
+    MathDatasetBuilder,
+    Problem,
+    problem_of,
+    problems_from_hub,
+    read_problems,
+)
 from recipes.math_rl.math_env import (
     GSM8K_FEWSHOT,
     MATH_FEWSHOT,
@@ -19,13 +25,12 @@ from recipes.math_rl.math_env import (
     MathEnv,
     extract_gsm8k_final_answer,
 )
-from recipes.math_rl.problems import Problem, problem_of, problems_from_hub, read_problems
 from recipes.multiplayer_rl.guess_number.env import Game, GuessNumberDatasetBuilder
-from recipes.multiplayer_rl.twenty_questions.dataset import (
+from recipes.multiplayer_rl.twenty_questions.env import (
     AnswererConfig,
+    Rules,
     TwentyQuestionsDatasetBuilder,
 )
-from recipes.multiplayer_rl.twenty_questions.env import Rules
 from tinker_cookbook import tokenizer_utils
 from tinker_cookbook.exceptions import (
     ConfigurationError,

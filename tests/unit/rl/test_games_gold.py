@@ -9,17 +9,15 @@ import pytest
 from scripted_policy import COMMON, RUBBISH, Script, play
 
 from recipes.multiplayer_rl.guess_number.env import Game, GuessNumberDatasetBuilder, GuessNumberEnv
-from recipes.multiplayer_rl.twenty_questions.dataset import (
+from recipes.multiplayer_rl.twenty_questions.env import (
     WORDS,
     AnswererConfig,
-    TwentyQuestionsDatasetBuilder,
-    read_words,
-)
-from recipes.multiplayer_rl.twenty_questions.env import (
     Rules,
+    TwentyQuestionsDatasetBuilder,
     TwentyQuestionsEnv,
     TwentyQuestionsGroupBuilder,
     is_right,
+    read_words,
 )
 from tinker_cookbook import tokenizer_utils
 from tinker_cookbook.completers import MessageCompleter
