@@ -9,7 +9,7 @@ import time
 from collections.abc import Callable
 from concurrent.futures import CancelledError, Future
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any
 
 from tinker_cookbook.engine.memory import out_of_memory
 from tinker_cookbook.exceptions import TinkerCookbookError
@@ -24,31 +24,19 @@ GAP_SECONDS = 60.0
 FIRST_SEQ_ID = 1
 
 
-class Encoder(Protocol):
-    """Encoder of a result, as JSON or protobuf."""
-
-    def json(self, result: Any) -> dict[str, Any]:
-        """Returns the result as a JSON object."""
-        ...
-
-    def proto(self, result: Any) -> bytes | None:
-        """Returns the result as a protobuf message; None if only JSON is defined."""
-        ...
-
-
-class JsonEncoder:
-    """Encoder of the SDK's own types without a binary form, with constant extra fields."""
+class Encoder:
+    """Encoder of results. The base class encodes the SDK's own types, with constant fields."""
 
     def __init__(self, **fields: Any) -> None:
         self._fields = fields
 
     def json(self, result: Any) -> dict[str, Any]:
-        """Returns the fields of ``result`` and the constant ones."""
+        """Returns the result as a JSON object."""
         dumped = {} if result is None else result.model_dump(mode="json", exclude_none=True)
         return {**dumped, **self._fields}
 
     def proto(self, result: Any) -> bytes | None:
-        """Returns None."""
+        """Returns the result as a protobuf message; None if only JSON is defined."""
         return None
 
 
@@ -191,12 +179,6 @@ class SampleQuota:
             self.count -= samples
 
 
-@dataclass(frozen=True)
-class _Operation:
-    begin: Callable[[], None]
-    blocks: bool
-
-
 class OrderedDispatcher:
     """Dispatcher that begins the operations of a model in the order of their sequence ids.
 
@@ -209,7 +191,7 @@ class OrderedDispatcher:
 
     def __init__(self, name: str) -> None:
         self._name = name
-        self._waiting: dict[int, _Operation] = {}
+        self._waiting: dict[int, tuple[Callable[[], None], bool]] = {}  # begin, blocks
         self._next = FIRST_SEQ_ID
         self._beginning = False
         self._arrived = asyncio.Event()
@@ -217,12 +199,12 @@ class OrderedDispatcher:
 
     def add(self, seq_id: int, begin: Callable[[], None], *, blocks: bool) -> None:
         """Adds an operation; a late one begins at once."""
-        self._waiting[seq_id] = _Operation(begin, blocks)
+        self._waiting[seq_id] = begin, blocks
         while not self._beginning:
             first = min(self._waiting, default=None)
-            if first is None or first > self._next or self._waiting[first].blocks:
+            if first is None or first > self._next or self._waiting[first][1]:
                 break
-            self._pop(first).begin()
+            self._pop(first)[0]()
         if self._waiting:
             self._arrived.set()
 
@@ -236,19 +218,19 @@ class OrderedDispatcher:
         self._task.cancel()
         self._waiting.clear()
 
-    def _pop(self, seq_id: int) -> _Operation:
+    def _pop(self, seq_id: int) -> tuple[Callable[[], None], bool]:
         self._next = max(self._next, seq_id + 1)
         return self._waiting.pop(seq_id)
 
     async def _run(self) -> None:
         """Begins operations that block, and those after a gap."""
         while True:
-            operation = self._pop(await self._next_ready())
-            if not operation.blocks:
-                operation.begin()
+            begin, blocks = self._pop(await self._next_ready())
+            if not blocks:
+                begin()
                 continue
             self._beginning = True
-            await asyncio.to_thread(operation.begin)
+            await asyncio.to_thread(begin)
             self._beginning = False
 
     async def _next_ready(self) -> int:

@@ -14,6 +14,7 @@ from fastapi.exceptions import RequestValidationError
 from pydantic import ValidationError
 from tinker import types
 
+from tinker_cookbook.backends.futures import chain, done_future
 from tinker_cookbook.backends.local_training import LocalTrainingClient
 from tinker_cookbook.engine.model.lora import AdapterSpec
 from tinker_cookbook.exceptions import BackendError, DataValidationError
@@ -31,7 +32,6 @@ from tinker_cookbook.server.keys import Owner
 from tinker_cookbook.server.requests import (
     FIRST_SEQ_ID,
     Encoder,
-    JsonEncoder,
     OrderedDispatcher,
     PendingRequest,
 )
@@ -87,7 +87,7 @@ async def create_model(body: bodies.CreateModel, owner: OwnerDep, state: StateDe
             model_id, body.base_model, spec, lora.seed, _as_strings(body.user_metadata)
         )
 
-    encoder = JsonEncoder(type="create_model", model_id=model_id)
+    encoder = Encoder(type="create_model", model_id=model_id)
     return _create(state, session, model_id, create, encoder)
 
 
@@ -101,8 +101,8 @@ async def load_weights(body: bodies.LoadWeights, owner: OwnerDep, state: StateDe
             load_state = client.load_state_with_optimizer if body.optimizer else client.load_state
             return load_state(body.path).future()
 
-        encoder = JsonEncoder(type="load_weights")
-        return _submit(state, owner, body.model_id, body.seq_id, load, encoder, blocks=True)
+        target = bodies.Operation(model_id=body.model_id, seq_id=body.seq_id)
+        return _submit(state, owner, target, load, Encoder(type="load_weights"), blocks=True)
     if body.session_id is None or body.model_seq_id is None:
         raise DataValidationError(
             "load_weights: got neither model_id nor session_id and model_seq_id; expected one"
@@ -124,7 +124,7 @@ async def load_weights(body: bodies.LoadWeights, owner: OwnerDep, state: StateDe
             with_optimizer=body.optimizer,
         )
 
-    encoder = JsonEncoder(type="load_weights", model_id=model_id, path=body.path)
+    encoder = Encoder(type="load_weights", model_id=model_id, path=body.path)
     return _create(state, session, model_id, create, encoder)
 
 
@@ -164,7 +164,7 @@ async def optim_step(body: bodies.OptimStep, owner: OwnerDep, state: StateDep) -
     def step(client: LocalTrainingClient) -> Future[Any]:
         return client.optim_step(_adam_params(body)).future()
 
-    return _submit(state, owner, body.model_id, body.seq_id, step, JsonEncoder(type="optim_step"))
+    return _submit(state, owner, body, step, Encoder(type="optim_step"))
 
 
 @router.post("/save_weights")
@@ -175,7 +175,7 @@ async def save_weights(body: bodies.SaveWeights, owner: OwnerDep, state: StateDe
         name, metadata = _checkpoint_name(body.path), _as_strings(body.user_metadata)
         return client.save_state(name, body.ttl_seconds, body.overwrite, metadata).future()
 
-    return _submit(state, owner, body.model_id, body.seq_id, save, JsonEncoder(type="save_weights"))
+    return _submit(state, owner, body, save, Encoder(type="save_weights"))
 
 
 @router.post("/save_weights_external")
@@ -186,8 +186,8 @@ async def save_weights_external(body: bodies.SaveExternal, owner: OwnerDep, stat
         name, recipients = _checkpoint_name(body.path), body.age_encryption_recipients
         return client.save_weights_external(name, body.ttl_seconds, recipients).future()
 
-    encoder = JsonEncoder(type="save_weights_external")
-    return _submit(state, owner, body.model_id, body.seq_id, save, encoder)
+    encoder = Encoder(type="save_weights_external")
+    return _submit(state, owner, body, save, encoder)
 
 
 @router.post("/save_weights_for_sampler")
@@ -200,7 +200,7 @@ async def save_for_sampler(body: bodies.SaveForSampler, owner: OwnerDep, state: 
             name, metadata = _checkpoint_name(body.path), _as_strings(body.user_metadata)
             return client.save_weights_for_sampler(name, body.ttl_seconds, metadata).future()
 
-        return _submit(state, owner, body.model_id, body.seq_id, save, JsonEncoder(type=kind))
+        return _submit(state, owner, body, save, Encoder(type=kind))
     session, _ = state.model(owner, body.model_id)
     number = body.sampling_session_seq_id
     sampler_id = "" if number is None else session.sampler_id(number)
@@ -220,12 +220,10 @@ async def save_for_sampler(body: bodies.SaveForSampler, owner: OwnerDep, state: 
         session.samplers[sampler_id] = OpenSampler(
             sampler_id, weights, base_model, is_snapshot=True, inflight_of=inflight_of
         )
-        done: Future[None] = Future()
-        done.set_result(None)
-        return done
+        return done_future(None).future()
 
-    encoder = JsonEncoder(type=kind, sampling_session_id=sampler_id)
-    return _submit(state, owner, body.model_id, body.seq_id, snapshot, encoder)
+    encoder = Encoder(type=kind, sampling_session_id=sampler_id)
+    return _submit(state, owner, body, snapshot, encoder)
 
 
 async def _submit_pass(request: Request, owner: Owner, state: ServerState, *, forward: bool) -> Ack:
@@ -239,15 +237,10 @@ async def _submit_pass(request: Request, owner: Owner, state: ServerState, *, fo
             batch.data, batch.loss_fn, batch.loss_fn_config, backward=batch.backward
         ).future()
 
-    return _submit(
-        state,
-        owner,
-        batch.model_id,
-        batch.seq_id,
-        run,
-        PassEncoder(),
-        lambda _: state.count_trained(tokens),
-    )
+    def count(_: Any) -> None:
+        state.count_trained(tokens)
+
+    return _submit(state, owner, batch, run, PassEncoder(), count)
 
 
 async def _read_pass(request: Request, *, forward: bool) -> PassRequest:
@@ -277,7 +270,9 @@ def _create(
 
         def begin() -> Future[Any]:
             model.client = create()
-            return _without_result(model.client.future())
+            # Without the client as result: a retained result would keep its weights in memory.
+            created = model.client.future()
+            return chain(created, lambda: created, lambda _: None)
 
         model.dispatcher.add(FIRST_SEQ_ID - 1, lambda: pending.start(begin), blocks=True)
         state.open_runs.add(model_id)
@@ -287,8 +282,7 @@ def _create(
 def _submit(
     state: ServerState,
     owner: Owner,
-    model_id: str,
-    seq_id: int | None,
+    body: bodies.Operation | PassRequest,
     operation: Operation,
     encoder: Encoder,
     on_success: Callable[[Any], None] | None = None,
@@ -300,17 +294,17 @@ def _submit(
     An error that ``operation`` raises becomes the result. Raised earlier, it would leave a gap in
     the sequence ids, for which the later operations would wait.
     """
-    session, model = state.model(owner, model_id)
-    if seq_id is None:
+    session, model = state.model(owner, body.model_id)
+    if body.seq_id is None:
         raise DataValidationError("seq_id: got none, expected the number of the request")
-    request_id = f"{model_id}:{seq_id}"
+    request_id = f"{body.model_id}:{body.seq_id}"
     if state.requests.get(request_id) is None:
         pending = state.requests.add(PendingRequest(request_id, session.session_id, encoder))
         if on_success is not None:
             pending.on_success(on_success)
         begin = partial(pending.start, lambda: operation(_client(model, state)))
-        model.dispatcher.add(seq_id, begin, blocks=blocks)
-    return {"request_id": request_id, "model_id": model_id}
+        model.dispatcher.add(body.seq_id, begin, blocks=blocks)
+    return {"request_id": request_id, "model_id": body.model_id}
 
 
 def _client(model: Model, state: ServerState) -> LocalTrainingClient:
@@ -321,21 +315,6 @@ def _client(model: Model, state: ServerState) -> LocalTrainingClient:
     if model.client is None:
         raise BackendError(f"model {model.model_id}: could not be created")
     return model.client
-
-
-def _without_result(future: Future[Any]) -> Future[None]:
-    """Returns a future that ends with ``future``, with its error or with None."""
-    out: Future[None] = Future()
-
-    def done(_: Future[Any]) -> None:
-        error = future.exception()
-        if error is None:
-            out.set_result(None)
-        else:
-            out.set_exception(error)
-
-    future.add_done_callback(done)
-    return out
 
 
 def _require_adam(config: dict[str, Any] | None) -> None:

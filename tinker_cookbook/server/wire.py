@@ -23,64 +23,35 @@ from tinker_cookbook.engine.training.examples import Example
 from tinker_cookbook.exceptions import DataValidationError
 from tinker_cookbook.server import bodies
 from tinker_cookbook.server.errors import BodyMemoryError, BodyTooLargeError, drop_tracebacks
+from tinker_cookbook.server.requests import Encoder
 
 _PACKAGE = "tinker_cookbook.wire"
 
 # A field is "name number type": "*T" is repeated, "{T}" is a map from strings, and "|group" names
 # the oneof that the field belongs to.
 _MESSAGES = {
-    "SparseCsr": ["values 1 bytes", "crow_indices 2 bytes", "col_indices 3 bytes"],
-    "Tensor": [
-        "dense 1 bytes |layout",
-        "sparse_csr 2 SparseCsr |layout",
-        "dtype 3 int32",
-        "shape 4 *int64",
-    ],
-    "EncodedText": ["tokens 1 bytes"],
-    "Image": ["data 1 bytes", "format 2 string"],
-    "Dmel": ["dmel 1 bytes"],
-    "Chunk": [
-        "encoded_text 1 EncodedText |chunk",
-        "image 2 Image |chunk",
-        "dmel 3 Dmel |chunk",
-    ],
-    "Datum": ["model_input 1 *Chunk", "loss_fn_inputs 2 {Tensor}"],
-    "LossConfigValue": ["number 1 double |value", "text 2 string |value"],
-    "ForwardBackwardRequest": [
-        "model_id 1 string",
-        "seq_id 2 int32",
-        "data 3 *Datum",
-        "loss_fn 4 string",
-        "loss_fn_config 5 {double}",
-        "forward_only 6 bool",
-        "loss_fn_config_v2 7 {LossConfigValue}",
-    ],
-    "BatchedTensor": [
-        "data 1 bytes",
-        "offsets 2 bytes",
-        "dtype 3 int32",
-        "trailing_shape 4 *int64",
-    ],
-    "ArrayRecord": ["type_tag 1 string", "fields 2 {BatchedTensor}", "num_datums 3 int64"],
-    "ForwardBackwardOutput": [
-        "loss_fn_output_type 1 string",
-        "loss_fn_outputs 2 *ArrayRecord",
-        "metrics 3 {double}",
-    ],
-    "TopkLogprobs": ["token_ids 1 bytes", "logprobs 2 bytes", "k 3 int32", "length 4 int32"],
-    "SampledSequence": [
-        "stop_reason 1 int32",
-        "tokens 2 bytes",
-        "logprobs 3 bytes",
-        "topk_sampled_logprobs 4 TopkLogprobs",
-    ],
-    "SampleResponse": [
-        "sequences 1 *SampledSequence",
-        "prompt_logprobs 2 bytes",
-        "topk_prompt_logprobs 3 TopkLogprobs",
-        "prompt_cache_hit_tokens 4 int32",
-        "target_prompt_logprobs 5 Tensor",
-    ],
+    "SparseCsr": "values 1 bytes, crow_indices 2 bytes, col_indices 3 bytes",
+    "Tensor": "dense 1 bytes |layout, sparse_csr 2 SparseCsr |layout, dtype 3 int32, "
+    "shape 4 *int64",
+    "EncodedText": "tokens 1 bytes",
+    "Image": "data 1 bytes, format 2 string",
+    "Dmel": "dmel 1 bytes",
+    "Chunk": "encoded_text 1 EncodedText |chunk, image 2 Image |chunk, dmel 3 Dmel |chunk",
+    "Datum": "model_input 1 *Chunk, loss_fn_inputs 2 {Tensor}",
+    "LossConfigValue": "number 1 double |value, text 2 string |value",
+    "ForwardBackwardRequest": "model_id 1 string, seq_id 2 int32, data 3 *Datum, "
+    "loss_fn 4 string, loss_fn_config 5 {double}, forward_only 6 bool, "
+    "loss_fn_config_v2 7 {LossConfigValue}",
+    "BatchedTensor": "data 1 bytes, offsets 2 bytes, dtype 3 int32, trailing_shape 4 *int64",
+    "ArrayRecord": "type_tag 1 string, fields 2 {BatchedTensor}, num_datums 3 int64",
+    "ForwardBackwardOutput": "loss_fn_output_type 1 string, loss_fn_outputs 2 *ArrayRecord, "
+    "metrics 3 {double}",
+    "TopkLogprobs": "token_ids 1 bytes, logprobs 2 bytes, k 3 int32, length 4 int32",
+    "SampledSequence": "stop_reason 1 int32, tokens 2 bytes, logprobs 3 bytes, "
+    "topk_sampled_logprobs 4 TopkLogprobs",
+    "SampleResponse": "sequences 1 *SampledSequence, prompt_logprobs 2 bytes, "
+    "topk_prompt_logprobs 3 TopkLogprobs, prompt_cache_hit_tokens 4 int32, "
+    "target_prompt_logprobs 5 Tensor",
 }
 
 FLOAT32, INT64, INT32 = 1, 2, 3
@@ -131,8 +102,8 @@ def _message_classes() -> dict[str, Any]:
     )
     for name, fields in _MESSAGES.items():
         message = file.message_type.add(name=name)
-        for text in fields:
-            _add_field(message, text)
+        for field in fields.split(", "):
+            _add_field(message, field)
     pool = descriptor_pool.DescriptorPool()
     pool.Add(file)
     descriptors = (pool.FindMessageTypeByName(f"{_PACKAGE}.{name}") for name in _MESSAGES)
@@ -379,7 +350,7 @@ def _not_text(where: str, kind: object) -> DataValidationError:
     )
 
 
-class PassEncoder:
+class PassEncoder(Encoder):
     """Encoder of ``ForwardBackwardOutput``: log-probabilities of each datum, and metrics."""
 
     def json(self, result: types.ForwardBackwardOutput) -> dict[str, Any]:
@@ -410,7 +381,7 @@ class PassEncoder:
         return message.SerializeToString()
 
 
-class SampleEncoder:
+class SampleEncoder(Encoder):
     """Encoder of ``SampleResponse``."""
 
     def json(self, result: types.SampleResponse) -> dict[str, Any]:

@@ -15,7 +15,7 @@ import pytest
 from serving import Caller, Serving
 
 from tinker_cookbook.server import requests, wire
-from tinker_cookbook.server.requests import JsonEncoder, PendingRequest, error_body
+from tinker_cookbook.server.requests import Encoder, PendingRequest, error_body
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="sets the limit of a process")
 
@@ -117,7 +117,7 @@ def test_a_failed_request_keeps_words_and_no_frames(monkeypatch):
 
     large = np.zeros(9)
     held = weakref.ref(large)
-    failed = PendingRequest("r", "s", JsonEncoder())
+    failed = PendingRequest("r", "s", Encoder())
     failed.start(partial(fails, large))
     del large
     assert held() is None

@@ -28,6 +28,7 @@ from tinker_cookbook.server.keys import Owner
 from tinker_cookbook.server.openai.models import LoaderDep, ModelLoader
 from tinker_cookbook.server.openai.protocol import ApiError, ChatBody, OpenAIRoute, Tool
 from tinker_cookbook.server.openai.sampling import (
+    Choice,
     ResponseWriter,
     SampleStream,
     SamplingOptions,
@@ -140,15 +141,13 @@ def _tool_spec(tool: Tool, where: str) -> ToolSpec:
     )
 
 
-class ChatChoice:
+class ChatChoice(Choice):
     """Choice of a chat completion: text, thinking and tool calls."""
 
     def __init__(self, index: int, options: SamplingOptions, reader: MessageReader) -> None:
-        self._index, self._options, self._reader = index, options, reader
-        self._detokenizer = options.detokenizer()
-        self._tokens: list[SampledToken] = []
+        super().__init__(index, options)
+        self._reader = reader
         self._message: dict[str, Any] = {}
-        self._finish_reason: str | None = None
 
     def begin(self, scores: types.SampleResponse | None) -> list[dict[str, Any]]:
         """Returns a chunk with the role."""
@@ -191,12 +190,7 @@ class ChatChoice:
 
     def whole(self) -> dict[str, Any]:
         """Returns the whole choice."""
-        return {
-            "index": self._index,
-            "message": self._message,
-            "logprobs": self._logprobs(self._tokens),
-            "finish_reason": self._finish_reason,
-        }
+        return self._json({"message": self._message}, self._logprobs(self._tokens))
 
     def _take_tokens(self) -> list[SampledToken]:
         tokens = self._detokenizer.take_tokens()
@@ -204,12 +198,7 @@ class ChatChoice:
         return tokens
 
     def _chunk(self, delta: dict[str, Any], tokens: Sequence[SampledToken]) -> dict[str, Any]:
-        return {
-            "index": self._index,
-            "delta": delta,
-            "logprobs": self._logprobs(tokens) if tokens else None,
-            "finish_reason": self._finish_reason,
-        }
+        return self._json({"delta": delta}, self._logprobs(tokens) if tokens else None)
 
     def _logprobs(self, tokens: Sequence[SampledToken]) -> dict[str, Any] | None:
         if self._options.top_logprobs is None:

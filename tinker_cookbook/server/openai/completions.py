@@ -16,6 +16,7 @@ from tinker_cookbook.server.keys import Owner
 from tinker_cookbook.server.openai.models import LoaderDep, ModelLoader
 from tinker_cookbook.server.openai.protocol import ApiError, CompletionBody, OpenAIRoute
 from tinker_cookbook.server.openai.sampling import (
+    Choice,
     ResponseWriter,
     SampleStream,
     SamplingOptions,
@@ -63,18 +64,16 @@ def _prepare(loader: ModelLoader, owner: Owner, body: CompletionBody) -> Respons
     )
 
 
-class CompletionChoice:
+class CompletionChoice(Choice):
     """Choice of a completion: the text, after its prompt if ``echo`` holds its tokens and text."""
 
     def __init__(
         self, index: int, options: SamplingOptions, echo: tuple[list[int], str] | None
     ) -> None:
-        self._index, self._options, self._echo = index, options, echo
-        self._detokenizer = options.detokenizer()
+        super().__init__(index, options)
+        self._echo = echo
         self._prompt_chars = 0
         self._text = ""
-        self._tokens: list[SampledToken] = []
-        self._finish_reason: str | None = None
         self._has_tokens = False
 
     def begin(self, scores: types.SampleResponse | None) -> list[dict[str, Any]]:
@@ -100,7 +99,7 @@ class CompletionChoice:
 
     def whole(self) -> dict[str, Any]:
         """Returns the whole choice."""
-        return self._json(self._text, self._tokens)
+        return self._text_json(self._text, self._tokens)
 
     def _sampled_chunk(self, text: str) -> dict[str, Any]:
         tokens = self._detokenizer.take_tokens()
@@ -109,9 +108,9 @@ class CompletionChoice:
     def _chunk(self, text: str, tokens: list[SampledToken]) -> dict[str, Any]:
         self._text += text
         self._tokens += tokens
-        return self._json(text, tokens)
+        return self._text_json(text, tokens)
 
-    def _json(self, text: str, tokens: Sequence[SampledToken]) -> dict[str, Any]:
+    def _text_json(self, text: str, tokens: Sequence[SampledToken]) -> dict[str, Any]:
         logprobs = None
         if self._options.top_logprobs is not None:
             codec = self._options.model.codec
@@ -123,12 +122,7 @@ class CompletionChoice:
                 "top_logprobs": [_top_logprobs(codec, t) for t in tokens],
                 "text_offset": [t.offset for t in tokens],
             }
-        return {
-            "index": self._index,
-            "text": text,
-            "logprobs": logprobs,
-            "finish_reason": self._finish_reason,
-        }
+        return self._json({"text": text}, logprobs)
 
 
 def _echo(

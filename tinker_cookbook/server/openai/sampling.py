@@ -8,10 +8,11 @@ import json
 import logging
 import secrets
 import time
+from abc import ABC, abstractmethod
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
 from concurrent.futures import CancelledError, Future
 from dataclasses import dataclass, field
-from typing import Any, Protocol, TypeAlias, TypeVar
+from typing import Any, TypeAlias, TypeVar
 
 from fastapi import Request, Response
 from fastapi.responses import JSONResponse, StreamingResponse
@@ -224,24 +225,34 @@ async def until_disconnect(request: Request, work: Awaitable[T]) -> T:
         disconnect.cancel()
 
 
-class Choice(Protocol):
+class Choice(ABC):
     """Choice of a response, built from its tokens."""
 
+    def __init__(self, index: int, options: SamplingOptions) -> None:
+        self._index, self._options = index, options
+        self._detokenizer = options.detokenizer()
+        self._tokens: list[SampledToken] = []
+        self._finish_reason: str | None = None
+
+    @abstractmethod
     def begin(self, scores: types.SampleResponse | None) -> list[dict[str, Any]]:
         """Returns the chunks before the first token; ``scores`` has the prompt's logprobs."""
-        ...
 
+    @abstractmethod
     def add(self, tokens: Sequence[SampledToken]) -> dict[str, Any] | None:
         """Adds tokens; returns a chunk with the text that is certain now, or None."""
-        ...
 
+    @abstractmethod
     def end(self, stop_reason: str) -> list[dict[str, Any]]:
         """Returns the last chunks, with the finish reason."""
-        ...
 
+    @abstractmethod
     def whole(self) -> dict[str, Any]:
         """Returns the choice of a response that is not streamed."""
-        ...
+
+    def _json(self, fields: dict[str, Any], logprobs: dict[str, Any] | None) -> dict[str, Any]:
+        reason = {"logprobs": logprobs, "finish_reason": self._finish_reason}
+        return {"index": self._index, **fields, **reason}
 
 
 @dataclass
