@@ -25,17 +25,17 @@ from tinker_cookbook.server.state import ServerState
 if TYPE_CHECKING:
     import uvicorn
 
+# A client that sends nothing for this long, within a body or a head, is disconnected.
 IDLE_SECONDS = 20.0
-"""A client that sends nothing for this long, within a body or a head, is disconnected."""
 IDLE_CHECK_SECONDS = 2.0
+# Largest request line and headers. More than uvloop reads at once, since a body may follow.
 MAX_HEAD_BYTES = 512 << 10
-"""Largest request line and headers. More than uvloop reads at once, since a body may follow."""
 
 OPEN_PATHS = frozenset({"/healthz", "/api/v1/healthz"})
+# Addresses with a signature instead of a key; the route checks it.
 SIGNED_PREFIX = "/api/v1/files/"
-"""Addresses with a signature instead of a key; the route checks it."""
+# Pages for browsers, which prompt for the key if the response names the ``Basic`` scheme.
 BROWSER_PATHS = frozenset({"/docs", "/openapi.json"})
-"""Pages for browsers, which prompt for the key if the response names the ``Basic`` scheme."""
 
 
 class AccessMiddleware:
@@ -71,6 +71,7 @@ class AccessMiddleware:
                 await self._refuse(unauthorized(key, path), path)(scope, receive, send)
                 return
             request.state.owner = owner
+        # A body that is too large by its declared size is refused unread.
         declared = request.headers.get("content-length", "")
         if declared.isdecimal() and int(declared[:20]) > self._max_bytes:
             error = HTTPException(413, str(body_too_large(self._max_bytes)))
@@ -100,6 +101,7 @@ class _BoundedBody:
             raise HTTPException(
                 408, f"body: nothing came for {IDLE_SECONDS:g} s before its end; send it again"
             ) from None
+        # A body may be larger than its declared size, or declare none.
         self._ended = not message.get("more_body", False)
         self._size += len(message.get("body", b""))
         if self._size > self._max_bytes:

@@ -27,19 +27,19 @@ from tinker_cookbook.server.errors import BodyMemoryError, BodyTooLargeError, bo
 M = TypeVar("M", bound=BaseModel)
 T = TypeVar("T")
 
+# Bodies up to this size are parsed on the event loop: a thread would take longer.
 SMALL_BYTES = 1 << 16
-"""Bodies up to this size are parsed on the event loop: a thread would take longer."""
+# Largest body without tokens: ids, names, settings, metadata.
 MAX_CONTROL_BYTES = 1 << 20
-"""Largest body without tokens: ids, names, settings, metadata."""
+# Most lists and objects in a body without and with tokens. A datum has about ten.
 MAX_CONTROL_CONTAINERS = 20_000
 MAX_DATA_CONTAINERS = 200_000
-"""Most lists and objects in a body without and with tokens. A datum has about ten."""
+# Deepest nesting of lists and objects in bodies that are stored and returned.
 MAX_DEPTH = 100
-"""Deepest nesting of lists and objects in bodies that are stored and returned."""
+# Peak memory of a request by its body's size: the pieces, the body, a message, arrays.
 _MEMORY_FACTOR = 6
-"""Peak memory of a request by its body's size: the pieces, the body, a message, arrays."""
+# Bytes that are kept of a body that does not fit into memory.
 _HEAD_BYTES = 1024
-"""Bytes that are kept of a body that does not fit into memory."""
 
 _STRING = re.compile(rb'"(?:[^"\\]|\\.)*"', re.DOTALL)
 _REF = "#/components/schemas/{model}"
@@ -312,6 +312,7 @@ class _JsonRequest(Request):
 
 def _check_depth(value: Any) -> None:
     """Raises ``RecursionError`` above ``MAX_DEPTH``."""
+    # Level by level: recursion would itself overflow the stack.
     level, depth = [value], 0
     while level:
         depth += 1
@@ -375,6 +376,7 @@ async def read_body(request: Request, limit: int) -> bytes:
     """
     declared = request.headers.get("content-length", "")
     pieces, size = [], int(declared) if declared.isdecimal() else 0
+    # Allocated in one piece and checked first, before other requests run out of memory.
     shortage = _memory_shortage(_MEMORY_FACTOR * size) if MAX_CONTROL_BYTES < size <= limit else ""
     if size <= limit:
         size = 0
@@ -386,6 +388,7 @@ async def read_body(request: Request, limit: int) -> bytes:
                 pieces.append(piece)
     if size > limit:
         raise body_too_large(limit)
+    # The first bytes of a pass name its model and sequence id.
     if shortage:
         raise BodyMemoryError(shortage, bytes(pieces[0][:_HEAD_BYTES]))
     return b"".join(pieces)
@@ -414,6 +417,7 @@ def add_schemas(app: FastAPI, models: Sequence[type[BaseModel]]) -> None:
     """Adds the models that :func:`json_body_schema` refers to to the app's OpenAPI document."""
     original = app.openapi
 
+    # FastAPI documents only the bodies that it parses itself.
     def openapi() -> dict[str, Any]:
         document = original()
         schemas = document.setdefault("components", {}).setdefault("schemas", {})

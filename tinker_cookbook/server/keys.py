@@ -25,8 +25,8 @@ from tinker_cookbook.exceptions import ConfigurationError
 
 FIRST_OWNER = "local"
 TOKEN_SECONDS = 12 * 3600
+# Every JSON web token starts with this, and no key does.
 TOKEN_PREFIX = "eyJ"
-"""Every JSON web token starts with this, and no key does."""
 
 _KEY_PREFIX = "tml-"  # the SDK refuses keys without it
 _USER_PREFIX = "tml:user:"
@@ -121,6 +121,7 @@ class KeyFile:
     def owner_of(self, key: str) -> Owner | None:
         """Returns the owner of a key or token; None if it is invalid."""
         if key.startswith(TOKEN_PREFIX):
+            # A token names its owner, whose key is needed to verify it.
             name = unverified_owner(key)
             known = self._keys.get(name or "")
             return self._owners[name] if name and known and is_valid_token(key, known) else None
@@ -171,6 +172,7 @@ class KeyFile:
 
     def _write(self) -> None:
         part = self.path.with_name(f"{self.path.name}.{os.getpid()}.part")
+        # O_EXCL with mode 600: at no time can others read the file.
         part.unlink(missing_ok=True)
         descriptor = os.open(part, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
         with os.fdopen(descriptor, "w", encoding="utf-8") as file:

@@ -17,10 +17,10 @@ from tinker_cookbook.server.errors import BusyError, drop_tracebacks, memory_ful
 
 logger = logging.getLogger(__name__)
 
+# How long a fetched result is retained: the client may not have received the response.
 RETENTION_SECONDS = 60.0
-"""How long a fetched result is retained: the client may not have received the response."""
+# How long an operation waits for a missing sequence id before it.
 GAP_SECONDS = 60.0
-"""How long an operation waits for a missing sequence id before it."""
 FIRST_SEQ_ID = 1
 
 
@@ -53,6 +53,7 @@ class PendingRequest:
 
     def start(self, begin: Callable[[], Future[Any]]) -> None:
         """Calls ``begin`` and takes its future's outcome, or the error that it raises."""
+        # The request may have been cancelled while it waited for its turn.
         if self.future.cancelled():
             return
         try:
@@ -166,6 +167,7 @@ class SampleQuota:
     def acquire(self, samples: int) -> None:
         """Adds samples; raises ``BusyError`` above the limit."""
         with self._lock:
+            # A request above the limit runs on an idle server: it would otherwise never run.
             if self.count and self.count + samples > self._limit:
                 raise BusyError(
                     f"{self.count} samples wait already, of at most {self._limit} "
@@ -200,6 +202,7 @@ class OrderedDispatcher:
     def add(self, seq_id: int, begin: Callable[[], None], *, blocks: bool) -> None:
         """Adds an operation; a late one begins at once."""
         self._waiting[seq_id] = begin, blocks
+        # Operations that do not block begin here if all those before them have begun.
         while not self._beginning:
             first = min(self._waiting, default=None)
             if first is None or first > self._next or self._waiting[first][1]:
@@ -219,6 +222,7 @@ class OrderedDispatcher:
         self._waiting.clear()
 
     def _pop(self, seq_id: int) -> tuple[Callable[[], None], bool]:
+        # A late operation does not move the next sequence id back.
         self._next = max(self._next, seq_id + 1)
         return self._waiting.pop(seq_id)
 
@@ -229,6 +233,7 @@ class OrderedDispatcher:
             if not blocks:
                 begin()
                 continue
+            # ``add`` must not begin operations while this one is in its thread.
             self._beginning = True
             await asyncio.to_thread(begin)
             self._beginning = False

@@ -229,6 +229,8 @@ _PRIVATE = (
 _NO_PROJECTS = "this server has no projects"
 _NO_BILLS = "nothing is billed here"
 
+# Error messages by method and path, for addresses of the hosted service that are not supported.
+# They get 400, which clients do not retry; other unknown addresses get 404.
 REFUSED = {
     f"POST {_CHECKPOINT}/publish": f"publishing: {_PRIVATE}",
     f"DELETE {_CHECKPOINT}/publish": f"publishing: {_PRIVATE}",
@@ -258,10 +260,6 @@ REFUSED = {
     ),
     "POST unload_model": "unload_model: models leave memory with their session; finish that",
 }
-"""Error messages by method and path, for addresses of the hosted service that are not supported.
-
-They get 400, which clients do not retry; other unknown addresses get 404.
-"""
 
 
 def _refuse(reason: str) -> Callable[..., Awaitable[None]]:

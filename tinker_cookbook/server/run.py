@@ -110,6 +110,7 @@ async def main(config: Config) -> None:
     # Files of the server are readable by its user only: checkpoints, keys, the list of open runs.
     os.umask(0o077)
     root = home_dir() if config.root is None else Path(config.root).expanduser()
+    # The port is bound before models are loaded: a port in use is reported at once.
     listener = _listen(config.host, config.port)
     keys = KeyFile(Path(config.key_file or root / "server_keys.json").expanduser(), root)
     new_keys = keys.ensure(config.owner_names)

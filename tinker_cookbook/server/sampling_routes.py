@@ -23,8 +23,8 @@ from tinker_cookbook.server.requests import PendingRequest, error_body
 from tinker_cookbook.server.state import OpenSampler, ServerState
 from tinker_cookbook.server.wire import SampleEncoder, prompt_tokens, tensor_of
 
+# How long a response waits for the result; clients time out after 45.
 LONG_POLL_SECONDS = 35.0
-"""How long a response waits for the result; clients time out after 45."""
 
 PROTOBUF = "application/x-protobuf"
 
@@ -82,6 +82,7 @@ async def _wait(pending: PendingRequest, state: ServerState) -> bool:
     deadline = loop.time() + LONG_POLL_SECONDS
     waits = [asyncio.ensure_future(event.wait()) for event in (done, state.stopping)]
     await asyncio.wait(waits, timeout=LONG_POLL_SECONDS, return_when=asyncio.FIRST_COMPLETED)
+    # The server is stopping and the operation runs: its client gets the result.
     if pending.is_running():
         await asyncio.wait(waits[:1], timeout=deadline - loop.time())
     for wait in waits:
@@ -140,6 +141,7 @@ async def asample(request: Request, owner: OwnerDep, state: StateDep) -> dict[st
         size = body.num_samples
         state.sample_quota.acquire(size)
         pending = PendingRequest(request_id, session.session_id, SampleEncoder())
+        # Also released if the request fails or is cancelled.
         pending.future.add_done_callback(lambda _: state.sample_quota.release(size))
         state.requests.add(pending)
         pending.start(lambda: _sample(client, body))

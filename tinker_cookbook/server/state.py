@@ -208,6 +208,7 @@ class ServerState:
         self._sessions.pop(session.session_id, None)
         runs = list(session.models)
         session.close()
+        # After the models: cancelled requests must not begin.
         self.requests.drop_session(session.session_id)
         self.open_runs.remove(runs)
         logger.info(
@@ -276,6 +277,7 @@ class OpenRuns:
 
     def _write(self) -> None:
         self._path.parent.mkdir(parents=True, exist_ok=True)
+        # Written beside the file and renamed, so that a crash leaves no partial file.
         part = self._path.with_suffix(".part")
         part.write_text(json.dumps(self._runs), encoding="utf-8")
         part.replace(self._path)
@@ -299,6 +301,7 @@ class SignedUrls:
 
     def verify(self, owner: str, path: str, file: str, until: int, signature: str) -> None:
         """Raises ``NotFoundError`` for a wrong or expired signature."""
+        # compare_digest takes the same time for any wrong signature.
         expected = self._signature(owner, path, file, until)
         valid = hmac.compare_digest(expected.encode(), signature.encode())
         if not valid or until < time.time():

@@ -136,6 +136,7 @@ async def get_info(
     _, model = state.model(owner, body.model_id)
     pending = state.requests.get(f"{model.model_id}:create")
     if pending is not None:
+        # Shielded: a client that disconnects must not cancel the creation.
         await asyncio.shield(asyncio.wrap_future(pending.future))
     info = _client(model, state).get_info().model_dump(mode="json", exclude_none=True)
     if not is_same_machine(request):
@@ -228,6 +229,7 @@ async def save_for_sampler(body: bodies.SaveForSampler, owner: OwnerDep, state: 
 
 async def _submit_pass(request: Request, owner: Owner, state: ServerState, *, forward: bool) -> Ack:
     batch = await _read_pass(request, forward=forward)
+    # Counted now: the callback must not keep the data in memory.
     tokens = sum(map(len, batch.data))
 
     def run(client: LocalTrainingClient) -> Future[Any]:
@@ -274,6 +276,7 @@ def _create(
             created = model.client.future()
             return chain(created, lambda: created, lambda _: None)
 
+        # Blocks: the creation reads a checkpoint.
         model.dispatcher.add(FIRST_SEQ_ID - 1, lambda: pending.start(begin), blocks=True)
         state.open_runs.add(model_id)
     return {"request_id": request_id, "model_id": model_id}
@@ -298,6 +301,7 @@ def _submit(
     if body.seq_id is None:
         raise DataValidationError("seq_id: got none, expected the number of the request")
     request_id = f"{body.model_id}:{body.seq_id}"
+    # Clients repeat a request whose acknowledgement was lost.
     if state.requests.get(request_id) is None:
         pending = state.requests.add(PendingRequest(request_id, session.session_id, encoder))
         if on_success is not None:

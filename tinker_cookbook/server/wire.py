@@ -54,11 +54,11 @@ _MESSAGES = {
     "target_prompt_logprobs 5 Tensor",
 }
 
+# Values of ``dtype``.
 FLOAT32, INT64, INT32 = 1, 2, 3
-"""Values of ``dtype``."""
 
+# Values of ``stop_reason``.
 STOP, LENGTH = 0, 1
-"""Values of ``stop_reason``."""
 
 _FIELD = descriptor_pb2.FieldDescriptorProto
 
@@ -162,6 +162,7 @@ def pass_without_memory(error: BodyMemoryError) -> PassRequest:
 
     Raises ``error`` if the first bytes do not contain model id and sequence id.
     """
+    # At the beginning of the message stand two fields: model_id (tag, size, text) and seq_id.
     message, head = ForwardBackwardRequest(), error.head
     try:
         size, at = _varint(head, 1)
@@ -423,6 +424,7 @@ class SampleEncoder(Encoder):
 
 
 def _fill_batch(field: Any, arrays: Sequence[np.ndarray]) -> None:
+    # Offsets of the arrays in bytes; the first dimension may differ, the others may not.
     ends = np.cumsum([0, *(array.size * 4 for array in arrays)])
     field.data, field.offsets = _bytes(np.concatenate(arrays), np.float32), _bytes(ends, np.int64)
     field.dtype = FLOAT32

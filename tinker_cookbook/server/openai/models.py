@@ -96,6 +96,7 @@ class SingleFlightCache(Generic[T]):
             self._futures.move_to_end(key)
             while len(self._futures) > self._size:
                 self._futures.popitem(last=False)
+        # Outside the lock: other keys are served while this value is created.
         if is_new:
             try:
                 future.set_result(make())

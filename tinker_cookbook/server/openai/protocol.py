@@ -27,13 +27,14 @@ MAX_CHOICES = 128
 MAX_TOP_LOGPROBS = 20
 CLIENT_CLOSED_REQUEST = 499
 
+# Field name at the start of the package's error messages.
 _FIELD = re.compile(
     r"(model|prompt|max_tokens|temperature|top_p|top_k|seed|stop|n|renderer_name|tools"
     r"|messages(\[\d+\][^\s:]*)?)\b"
 )
-"""Field name at the start of the package's error messages."""
 _CODES = {401: "invalid_api_key", 404: "not_found", 429: "rate_limit_exceeded"}
 
+# Parameters without an effect on the text.
 _WITHOUT_EFFECT = frozenset(
     [
         "user",
@@ -46,8 +47,9 @@ _WITHOUT_EFFECT = frozenset(
         "prediction",
     ]
 )
-"""Parameters without an effect on the text."""
 
+# Unsupported parameters with the values at which they have no effect: OpenAI's, and those of vLLM's
+# server, whose clients send them with their defaults.
 _NEUTRAL: Mapping[str, tuple[Any, ...]] = {
     "presence_penalty": (0,),
     "frequency_penalty": (0,),
@@ -71,8 +73,6 @@ _NEUTRAL: Mapping[str, tuple[Any, ...]] = {
     "functions": ([],),
     "function_call": ("auto",),
 }
-"""Unsupported parameters with the values at which they have no effect: OpenAI's, and those of
-vLLM's server, whose clients send them with their defaults."""
 
 _INSTEAD = {
     "reasoning_effort": "name a renderer that sets it, by renderer_name",

@@ -33,11 +33,11 @@ from tinker_cookbook.server.requests import SampleQuota
 logger = logging.getLogger(__name__)
 
 T = TypeVar("T")
+# New tokens by the index of their choice.
 TokenBatch: TypeAlias = dict[int, list[SampledToken]]
-"""New tokens by the index of their choice."""
 
+# Stands for minus infinity, which JSON does not have.
 LOWEST_LOGPROB = -9999.0
-"""Stands for minus infinity, which JSON does not have."""
 
 
 @dataclass(frozen=True)
@@ -151,6 +151,7 @@ class SampleStream:
         """Yields new tokens as they arrive, until all requests are done; raises their errors."""
         running = len(self._futures)
         while running:
+            # Waits for one token, then takes all that have arrived: one chunk for each choice.
             arrived = [await self._queue.get()]
             while not self._queue.empty():
                 arrived.append(self._queue.get_nowait())
@@ -160,6 +161,7 @@ class SampleStream:
                     running -= 1
                 else:
                     batch.setdefault(item[0], []).append(item[1])
+            # The first error ends the stream, even if other prompts are still running.
             for future in self._futures:
                 if future.done():
                     if future.cancelled():
@@ -293,6 +295,7 @@ class ResponseWriter:
             raise
         samples.close()
         self._begin(responses)
+        # The same choices build a whole response, from all tokens at once.
         for choice, sequence in self._sequences(responses):
             if not self.discard_tokens:
                 choice.add(sampled_tokens(sequence))

@@ -12,8 +12,8 @@ import numpy as np
 from tinker_cookbook.renderers.core.codec import TextCodec
 from tinker_cookbook.renderers.core.parsing import Utf8TokenDecoder, partial_at_end
 
+# Ids and log-probabilities [k] of the most probable tokens.
 TopLogprobs: TypeAlias = "tuple[np.ndarray, np.ndarray]"
-"""Ids and log-probabilities [k] of the most probable tokens."""
 
 _REPLACEMENT = "\ufffd"
 
@@ -82,6 +82,7 @@ class IncrementalDetokenizer:
 
     def _add_text(self, text: str) -> str:
         text = self._held_text + text
+        # The text ends at the first stop string; before it, a possible start of one is held back.
         found = [at for stop in self._stop_strings if (at := text.find(stop)) >= 0]
         if found:
             self.stopped, cut = True, min(found)
@@ -108,6 +109,7 @@ def token_bytes(codec: TextCodec, token: int) -> list[int]:
     text = codec.decode([token])
     if _REPLACEMENT not in text:
         return list(text.encode())
+    # Part of a character: the vocabulary's own spelling of the token gives the bytes.
     name = str(codec.tokenizer.convert_ids_to_tokens(token))
     if codec.trailing_bytes([token]):
         return [int(name[3:5], 16)]
