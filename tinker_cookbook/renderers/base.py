@@ -285,6 +285,7 @@ class Renderer(Named, ABC):
 
     def response_parser(self) -> ResponseParser:
         """Returns a parser for one response; its ``feed`` takes tokens as they are sampled."""
+        # Stop sequences of text (role_colon) are found by the parser of the format.
         stops = [stop for stop in self.get_stop_sequences() if isinstance(stop, int)]
         eos = special_id(self.tokenizer, "eos")
         return ResponseParser(self.codec, self._reader(), stops, eos)
@@ -326,6 +327,7 @@ class Renderer(Named, ABC):
         prefill: str | None = None,
     ) -> tinker.ModelInput:
         """Returns the prompt for the next message, of ``role``, that begins with ``prefill``."""
+        # A prefill is encoded apart from the prompt, as the model would have sampled it.
         pieces = self._prompt_pieces(self._normalize(messages), role)
         return join_pieces([*pieces, self.codec.encode(prefill or "")])
 
@@ -343,6 +345,7 @@ class Renderer(Named, ABC):
         what = TrainOnWhat(train_on_what)
         normal = self._conversation(messages, what)
         trained = select_trained(normal, what)
+        # Several trained answers in one example follow prompts that differ from those of inference.
         answers = sum(t and m["role"] == "assistant" for t, m in zip(trained, normal, strict=True))
         if answers > 1 and not self.has_extension_property:
             self._warn_once(
@@ -374,6 +377,7 @@ class Renderer(Named, ABC):
         Answers share an example where the later prompt begins with all tokens up to the earlier
         answer. Datasets train on these. A subclass's own split is not merged.
         """
+        # A subclass may override only the official method.
         if type(self).build_supervised_examples is not Renderer.build_supervised_examples:
             return self.build_supervised_examples(messages, TrainOnWhat(train_on_what))
         return self._split(messages, train_on_what, merge=True)
@@ -394,6 +398,7 @@ class Renderer(Named, ABC):
         done = -1
         with self._render_cache.enabled():
             for end in self._example_ends(normal, trained, merge) or [len(normal) - 1]:
+                # Each trained message has weight 1 in exactly one example.
                 part = [t and done < i for i, t in enumerate(trained[: end + 1])]
                 examples.append(self._split_example(normal[: end + 1], part, what))
                 done = end
@@ -417,6 +422,7 @@ class Renderer(Named, ABC):
         return normal if self.merge_text_chunks else [part_texts_apart(m) for m in normal]
 
     def _with_control_tokens(self, normal: list[Message]) -> list[Message]:
+        # Control tokens in the declaration of tools stay tokens, as in the template.
         if self._encodes_with_codec and self.codec.splits_control_tokens:
             declared = {"system": self._declared_tokens}
             return [
@@ -439,6 +445,7 @@ class Renderer(Named, ABC):
         normal = self._normalize(messages)
         if not normal:
             raise RendererError("messages: got an empty list, expected at least one message")
+        # A forgotten train_on_what=customized would train other messages without an error.
         if what is not TrainOnWhat.CUSTOMIZED and any("trainable" in m for m in normal):
             self._warn_once(
                 f"messages carry 'trainable', which train_on_what={what.value} does not read; "
@@ -469,6 +476,7 @@ class Renderer(Named, ABC):
         for rendered in self._render_all(messages):
             pieces += [rendered.header, *rendered.output, rendered.footer]
         last = self._last_user_index(messages)
+        # The generation suffix is the header of the message after the last one.
         ctx = RenderContext(
             idx=len(messages),
             is_last=True,
@@ -476,6 +484,7 @@ class Renderer(Named, ABC):
             last_user_index=last,
             in_last_assistant_turn=True,
         )
+        # The suffix is a separate piece: _answered_pieces removes it.
         return [*pieces, self._get_generation_suffix(role, ctx)]
 
     def _split_example(
@@ -487,6 +496,7 @@ class Renderer(Named, ABC):
     def _example(
         self, messages: Sequence[Message], trained: Sequence[bool], what: TrainOnWhat
     ) -> Example:
+        # BOS, inserted prefixes, headers and footers are trained only under ALL_TOKENS.
         rest = float(what is TrainOnWhat.ALL_TOKENS)
         weighted: list[tuple[Piece, float]] = [
             (self._bos_tokens, rest),

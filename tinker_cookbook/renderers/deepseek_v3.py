@@ -200,13 +200,14 @@ class DeepSeekV3Renderer(Renderer):
     def render_message(self, message: Message, ctx: RenderContext) -> RenderedMessage:
         """Returns the tokens of a message; each system message after the first begins with a blank
         line."""
-        role, before = message["role"], ctx.prev_message and ctx.prev_message["role"]
+        role, before = message["role"], ctx.prev_role
         if role not in _ROLES or (role == "system" and before not in (None, "system")):
             where = " before all others" if role == "system" else ""
             raise RendererError(
                 f"messages[{ctx.idx}].role: got {role!r}, expected one of {', '.join(_ROLES)}"
                 f"{where}: {self._name} has no form for others"
             )
+        # Only answers may have thinking; no role may have images.
         parts = {"text", "thinking"} if role == "assistant" else {"text"}
         check_parts(message, ctx.idx, self._name, frozenset(parts))
         if role == "assistant":
@@ -215,6 +216,7 @@ class DeepSeekV3Renderer(Renderer):
         text = ensure_text(message["content"])
         if role == "tool":
             return self._render_result(text, ctx)
+        # The template joins system messages by a blank line; a system message has no header.
         header = USER if role == "user" else "\n\n" if before else ""
         return RenderedMessage(header=self.codec.constant(header), output=[self.codec.encode(text)])
 
@@ -235,6 +237,7 @@ class DeepSeekV3Renderer(Renderer):
         calls = Block(CALLS, END_CALLS, read=self._version.read_calls)
         if not self._thinking:
             return BlockReader((calls,))
+        # R1 writes line breaks around thinking, V3.1 does not.
         white = "\n" if self._version is R1 else ""
         thinking = Block(THINK, END_THINK, trim=white, after=white)
         return BlockReader((thinking, calls), inside=thinking)
@@ -284,6 +287,7 @@ class DeepSeekV3Renderer(Renderer):
         if self._version is V3_1 and strips and message.get("tool_calls"):
             # The template closes thinking before a call in history.
             writes = writes and (bool(thinking) or ctx.is_last)
+        # Thinking belongs to the block that the prompt has opened.
         in_place = writes and opening is not None
         version = self._version
         if thinking and writes and not in_place:
@@ -304,14 +308,12 @@ class DeepSeekV3Renderer(Renderer):
 
     def _opening(self, ctx: RenderContext) -> str | None:
         """Returns what opens an answer, None where it continues the message before it."""
-        before = ctx.prev_message["role"] if ctx.prev_message else None
-        return ASSISTANT if before in self._version.opens_after else None
+        return ASSISTANT if ctx.prev_role in self._version.opens_after else None
 
     def _split_thinking(self, message: Message, ctx: RenderContext) -> tuple[str, str]:
         thinking = leading_thinking(message, ctx.idx, self._name) or ""
         text = get_text_content(message)
-        behind_results = ctx.prev_message is not None and ctx.prev_message["role"] == "tool"
-        if message.get("tool_calls") or behind_results or END_THINK not in text:
+        if message.get("tool_calls") or ctx.prev_role == "tool" or END_THINK not in text:
             return thinking, text
         return self._split_text(thinking, text)
 
@@ -319,6 +321,7 @@ class DeepSeekV3Renderer(Renderer):
         """Splits thinking from an answer's text at the tags where the template does."""
         if self._version is V3:
             return thinking, text
+        # R1's template splits at the last closing tag, V3.1's at the first.
         at = text.rfind(END_THINK) if self._version is R1 else text.find(END_THINK)
         before, after = text[:at].removeprefix(THINK), text[at + len(END_THINK) :]
         return thinking + before.strip("\n" if self._version is R1 else ""), after
@@ -329,12 +332,12 @@ class DeepSeekV3Renderer(Renderer):
 
     def _render_result(self, text: str, ctx: RenderContext) -> RenderedMessage:
         opening, between, closing = self._version.results
-        first = ctx.prev_message is None or ctx.prev_message["role"] != "tool"
-        last = ctx.next_message is None or ctx.next_message["role"] != "tool"
+        before = between if ctx.prev_role == "tool" else opening
+        after = "" if ctx.next_role == "tool" else closing
         return RenderedMessage(
-            header=self.codec.constant((opening if first else between) + RESULT),
+            header=self.codec.constant(before + RESULT),
             output=[self.codec.encode(text)],
-            footer=self.codec.constant(END_RESULT + (closing if last else "")),
+            footer=self.codec.constant(END_RESULT + after),
         )
 
 

@@ -93,9 +93,8 @@ class DeepSeekV32Renderer(DeepSeekV3Renderer):
         return BlockReader((thinking, calls), inside=thinking)
 
     def _opening(self, ctx: RenderContext) -> str | None:
-        before = ctx.prev_message["role"] if ctx.prev_message else None
         # After results the blank line is part of the result: it merges with what it follows.
-        return {"user": ASSISTANT, "tool": ""}.get(before or "")
+        return {"user": ASSISTANT, "tool": ""}.get(ctx.prev_role or "")
 
     def _split_text(self, thinking: str, text: str) -> tuple[str, str]:
         return thinking, text
@@ -112,10 +111,9 @@ class DeepSeekV32Renderer(DeepSeekV3Renderer):
         return "".join(f"\n\n{block}" for block in blocks)
 
     def _render_result(self, text: str, ctx: RenderContext) -> RenderedMessage:
-        roles = [m["role"] if m else "" for m in (ctx.prev_message, ctx.next_message)]
-        opening = "" if roles[0] == "tool" else "\n\n<function_results>\n"
-        closing = "\n" if roles[1] == "tool" else "\n</function_results>"
-        closing += "\n\n" if roles[1] == "assistant" else ""
+        opening = "" if ctx.prev_role == "tool" else "\n\n<function_results>\n"
+        closing = "\n" if ctx.next_role == "tool" else "\n</function_results>"
+        closing += "\n\n" if ctx.next_role == "assistant" else ""
         return RenderedMessage(
             output=[self.codec.encode(f"{opening}<result>{text}</result>{closing}")]
         )

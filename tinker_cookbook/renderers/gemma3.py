@@ -47,9 +47,9 @@ class Gemma3Renderer(Renderer):
         if message["role"] == "system":
             return self._system(text)
         text = _trimmed(message)
-        opened = ctx.prev_message is not None and ctx.prev_message["role"] == "system"
+        # The header of a system message has already opened the user turn.
         return RenderedMessage(
-            header=() if opened else self._generation_suffix(message["role"]),
+            header=() if ctx.prev_role == "system" else self._generation_suffix(message["role"]),
             output=[self.codec.encode(f"{text}{_END}")],
             footer=self.codec.constant("\n"),
         )
@@ -59,6 +59,7 @@ class Gemma3Renderer(Renderer):
         return [self._bos]
 
     def _generation_suffix(self, role: Role) -> list[int]:
+        # Gemma calls the assistant "model".
         role = "model" if role == "assistant" else role
         return self.codec.constant(f"{_START}{role}\n")
 
@@ -70,9 +71,8 @@ class Gemma3Renderer(Renderer):
         return RenderedMessage(header=tokens[: len(header)], output=[tokens[len(header) :]])
 
     def _check_order(self, role: Role, ctx: RenderContext) -> None:
-        before = ctx.prev_message["role"] if ctx.prev_message else None
-        if before not in _BEFORE.get(role, ()):
-            after = f"after {before!r}" if before else "first"
+        if ctx.prev_role not in _BEFORE.get(role, ()):
+            after = f"after {ctx.prev_role!r}" if ctx.prev_role else "first"
             raise RendererError(
                 f"messages[{ctx.idx}].role: got {role!r} {after}, expected user and assistant in "
                 f"turn behind at most one system message: {self._name} has no other form; join "

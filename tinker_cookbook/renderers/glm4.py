@@ -30,9 +30,14 @@ from tinker_cookbook.renderers.core.messages import (
 )
 from tinker_cookbook.renderers.core.parsing import MessageReader, special_token_id
 from tinker_cookbook.renderers.core.rendered import RenderContext, RenderedMessage
-from tinker_cookbook.renderers.core.tool_calls import arguments_of, as_openai_tool, read_bare_value
+from tinker_cookbook.renderers.core.tool_calls import (
+    arguments_of,
+    as_openai_tool,
+    read_bare_arguments,
+)
 from tinker_cookbook.tokenizer_utils import Tokenizer
 
+# Every conversation of GLM-4 begins with these two tokens in place of BOS.
 _PREFIX = "[gMASK]<sop>"
 _USER, _ASSISTANT, _RESULTS = "<|user|>", "<|assistant|>", "<|observation|>"
 _OPENINGS = {"system": "<|system|>", "user": _USER, "assistant": _ASSISTANT, "tool": _RESULTS}
@@ -48,7 +53,7 @@ _DECLARATION = (
 )
 # A value ends at the first closing tag that another argument or the end of the call follows.
 _ARGUMENT = re.compile(
-    r"\s*<arg_key>(?P<key>.*?)</arg_key>\s*<arg_value>(?P<value>.*?)</arg_value>"
+    r"\s*<arg_key>(?P<name>.*?)</arg_key>\s*<arg_value>(?P<value>.*?)</arg_value>"
     r"(?=\s*(?:<arg_key>|\Z))",
     re.DOTALL,
 )
@@ -97,7 +102,7 @@ class Glm46Renderer(Renderer):
             text = self._question(text)
         elif role == "tool":
             text = f"<tool_response>\n{text}\n</tool_response>"
-            if ctx.prev_message and ctx.prev_message["role"] == "tool":
+            if ctx.prev_role == "tool":
                 header = []
         return RenderedMessage(header=header, output=[self.codec.encode(f"\n{text}")])
 
@@ -127,13 +132,14 @@ class Glm46Renderer(Renderer):
     def _render_answer(self, message: Message, ctx: RenderContext) -> RenderedMessage:
         check_parts(message, ctx.idx, self._name, frozenset({"text", "thinking"}))
         thinking, text = self._split_thinking(message, ctx.idx)
+        # The template empties the block of answers before the last question.
         if self.strip_thinking_from_history and not ctx.in_last_assistant_turn:
             thinking = ""
         parts = [text.strip(), *_format_calls(message, ctx.idx)]
         said = "".join(f"\n{part}" for part in parts if part)
-        after = ctx.next_message["role"] if ctx.next_message else None
         calls = message.get("tool_calls") or message.get("unparsed_tool_calls")
-        waits = after == "tool" or (after is None and calls)
+        # The model ends a call with the token of the results that it expects.
+        waits = ctx.next_role == "tool" or (ctx.next_role is None and calls)
         header, thought = self._thinking_block(thinking, ctx.idx)
         return RenderedMessage(
             header=self.codec.constant(header),
@@ -147,6 +153,7 @@ class Glm46Renderer(Renderer):
 
     def _split_thinking(self, message: Message, idx: int) -> tuple[str, str]:
         """Returns thinking and text; in a string, thinking is found by its tags."""
+        # The template takes thinking from the text before </think>.
         part, text = leading_thinking(message, idx, self._name), get_text_content(message)
         if part is not None:
             return part.strip(), text
@@ -174,6 +181,7 @@ class Glm46DisableThinkingRenderer(Glm46Renderer):
         return self.codec.constant(_OPENINGS.get(role, f"<|{role}|>") + block)
 
     def _question(self, text: str) -> str:
+        # The template does not add a second /nothink.
         return text if text.endswith(_NO_THINKING) else text + _NO_THINKING
 
     def _thinking_block(self, thinking: str, idx: int) -> tuple[str, str]:
@@ -207,23 +215,9 @@ def _read_call(body: str) -> list[ToolCall]:
     name, opened, rest = body.partition("<arg_key>")
     if not name.strip() or "\n" in name.strip():
         raise ValueError(f"tool call: expected a name on the first line, got {name[:100]!r}")
-    rest = opened + rest
-    arguments: dict[str, Any] = {}
-    end = 0
-    for match in _ARGUMENT.finditer(rest):
-        if match.start() != end:
-            break
-        if match["key"] in arguments:
-            raise ValueError(f"tool call: argument {match['key']!r} is given twice")
-        arguments[match["key"]] = read_bare_value(match["value"])
-        end = match.end()
-    if left := rest[end:].strip():
-        raise ValueError(
-            "tool call: expected <arg_key>…</arg_key> and <arg_value>…</arg_value>, got "
-            f"{left[:100]!r}"
-        )
-    spelled = json.dumps(arguments, ensure_ascii=False)
-    return [ToolCall(function=ToolCall.FunctionBody(name=name.strip(), arguments=spelled))]
+    expected = "<arg_key>…</arg_key> and <arg_value>…</arg_value>"
+    arguments = read_bare_arguments(opened + rest, _ARGUMENT, expected)
+    return [ToolCall(function=ToolCall.FunctionBody(name=name.strip(), arguments=arguments))]
 
 
 # The line breaks around blocks belong to the format.

@@ -118,6 +118,7 @@ class GptOssRenderer(Renderer):
         self.use_system_prompt = use_system_prompt
         self.reasoning_effort = reasoning_effort
         self.current_date = current_date
+        # The date of the day becomes part of the spec, so that prompts stay the same.
         if use_system_prompt and current_date is None:
             self.current_date = date.today().isoformat()
             self.resolved_options = {"current_date": self.current_date}
@@ -160,6 +161,7 @@ class GptOssRenderer(Renderer):
         if role == "user":
             return self._framed(role, text)
         if role == "tool":
+            # The chat template dumps a result as a JSON string.
             result = to_json(text) if self._tool_format == "template" else text
             return self._framed(self._author(message, ctx.idx), result)
         if role in ("system", "developer") and ctx.idx == 0:
@@ -209,6 +211,7 @@ class GptOssRenderer(Renderer):
         return HarmonyReader()
 
     def _conversation_prefix(self, messages: Sequence[Message]) -> list[int]:
+        # The line on the commentary channel is needed only with tools.
         line = _TOOLS_LINE if messages and _declares_tools(messages[0]) else ""
         text = "\n".join(part for part in (self._system, line) if part)
         return self.codec.constant(f"{START}system{MESSAGE}{text}{END}") if text else []
@@ -225,6 +228,7 @@ class GptOssRenderer(Renderer):
                 called = called_tool(message)
             elif message["role"] == "tool":
                 own = message.get("name")
+                # Without a call before it, the result needs a name of its own.
                 author = called or (FUNCTIONS + own.removeprefix(FUNCTIONS) if own else None)
                 if author:
                     normal[i] = Message(**{**message, "name": author})
@@ -253,6 +257,7 @@ class GptOssRenderer(Renderer):
                 "header of its own; give thinking as a part of type 'thinking', text as 'text'"
             )
         if calls_tool(message):
+            # Thinking before a call is history once an answer follows.
             text = write_call(
                 message,
                 ctx.idx,

@@ -81,6 +81,7 @@ class HarmonyReader(MessageReader):
     def _read_header(self) -> list[ContentDelta]:
         window = self._buffer[: _LONGEST_HEADER + len(MESSAGE)]
         at, end = window.find(MESSAGE), window.find(END)
+        # Without a header the message is text, once it is too long for a header or has ended.
         if at < 0 or 0 <= end < at:
             if end >= 0 or len(self._buffer) >= _LONGEST_HEADER + len(MESSAGE):
                 self._state = "text"
@@ -167,6 +168,7 @@ def write_answer(message: Message, *, last: bool, thinks: bool) -> str:
     thinking, ``last`` ends the answer with ``<|return|>``.
     """
     runs = _runs(message)
+    # An answer without text still has an empty final message.
     answer = runs.pop()[1] if runs and runs[-1][0] == "text" else ""
     end = f"{CHANNEL}final{MESSAGE}{answer}{RETURN if last else END}"
     parts = [_part(kind, text) for kind, text in runs if thinks or kind == "text"]
@@ -182,6 +184,7 @@ def write_call(
     calls, for arguments that are no JSON object, and for text beside thinking where text is
     written as thinking.
     """
+    # Empty parts have no message of their own.
     runs = [(kind, text) for kind, text in _runs(message) if text]
     if text_as_thinking:
         if len(runs) > 1:

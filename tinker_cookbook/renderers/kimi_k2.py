@@ -118,6 +118,7 @@ class KimiK2InstructRenderer(Renderer):
         answers = role == "assistant"
         check_parts(message, ctx.idx, self._name, self._parts if answers else self._context_parts)
         check_caller(message, ctx.idx)
+        # Roles other than user and assistant have the header <|im_system|>.
         header = _header(role, message.get("name") or role)
         if answers:
             text = self._thinking_text(message, ctx) + get_text_content(message)
@@ -127,8 +128,8 @@ class KimiK2InstructRenderer(Renderer):
         else:
             result = f"## Return of {ids[0]}\n" if role == "tool" else ""
             segments = [result, *self._segments(message, ctx.idx)]
-        following = ctx.next_message["role"] if ctx.next_message else None
-        alone = ctx.idx == 0 and role == DECLARE and following != "system"
+        # The template inserts the default system message after a declaration of tools too.
+        alone = ctx.idx == 0 and role == DECLARE and ctx.next_role != "system"
         return RenderedMessage(
             header=self.codec.constant(header),
             output=encode_segments([*segments, _END], self.codec.encode),
@@ -216,11 +217,13 @@ def _call_ids(messages: Sequence[Message]) -> list[list[str]]:
         written: list[str] = []
         for call in message.get("tool_calls", []) if message["role"] == "assistant" else []:
             own, name = call.id or "", call.function.name
+            # An id in the format's form was sampled, so it must render to the same tokens.
             keeps = re.fullmatch(rf"functions\.{re.escape(name)}:\d+", own)
             written.append(own if keeps else f"functions.{name}:{count}")
             waiting.append((call.id, written[-1]))
             count += 1
         if message["role"] == "tool":
+            # A result without a known id belongs to the oldest call without a result.
             wanted = message.get("tool_call_id")
             found = (i for i, known in enumerate(waiting) if wanted and wanted in known)
             unknown = f"functions.{message.get('name', 'unknown')}:{count}"

@@ -67,6 +67,7 @@ class Llama3Renderer(Renderer):
         if message.get("tool_calls") or message.get("unparsed_tool_calls"):
             text = self._tool_call_text(message, text, ctx.idx)
         elif role in ("tool", "ipython"):
+            # Quirk of the template: results have role "ipython" and are JSON strings.
             role, text = "ipython", json.dumps(text, ensure_ascii=False)
         elif role == "system" and ctx.idx == 0:
             text = self._system_text(text)
@@ -149,6 +150,7 @@ class _CallOrText(MessageReader):
         if self._waiting is None:
             return self.add_text(text)
         self._waiting += text
+        # White space and an opening brace may begin a call.
         if self._waiting.lstrip()[:1] in ("", "{"):
             return []
         ready, self._waiting = self._waiting, None
@@ -171,6 +173,7 @@ def _parse_call(text: str) -> ToolCall | None:
         call = json.loads(text)
     except (json.JSONDecodeError, RecursionError):  # the latter: brackets without end
         return None
+    # JSON with other keys is an answer in JSON, not a call.
     if set(call) != {"name", "parameters"} or not isinstance(call["name"], str):
         return None
     arguments = json.dumps(call["parameters"], ensure_ascii=False)

@@ -48,8 +48,8 @@ from tinker_cookbook.renderers.core.messages import (
 )
 from tinker_cookbook.renderers.core.parsing import (
     ContentDelta,
+    MarkedTextReader,
     MessageReader,
-    partial_at_end,
     special_token_id,
     unread,
 )
@@ -150,7 +150,7 @@ class MistralRenderer(Renderer):
         return RenderedMessage(output=[])
 
     def _reader(self) -> MessageReader:
-        return _TextThenCalls(self._space)
+        return _TextThenCalls(_CALLS, self._space)
 
     @property
     def _bos_tokens(self) -> list[int]:
@@ -178,6 +178,7 @@ class MistralRenderer(Renderer):
 
     def _conversation_prefix(self, messages: Sequence[Message]) -> list[int]:
         # In v3 a conversation begins with a question, if necessary an empty one.
+        # Tools and system messages are not written where they stand in v3.
         spoken = [m["role"] for m in messages if m["role"] not in ("system", TOOLS_ROLE)]
         if self._v7 or spoken[:1] == ["user"]:
             return []
@@ -214,6 +215,7 @@ class MistralRenderer(Renderer):
     def _result(self, message: Message, text: str) -> RenderedMessage:
         call_id = message.get("tool_call_id", "")
         if self._v7:
+            # v7 writes the id before [TOOL_CONTENT], v3 as a field of the JSON result.
             header = [*self._text(call_id), self._ids[_CONTENT]]
             result = self._between(_RESULT, self._text(result_text(text)), _END_RESULT)
             return RenderedMessage([*result.output], [*token_list(result.header), *header])
@@ -226,6 +228,7 @@ class MistralRenderer(Renderer):
 
     def _answer(self, message: Message, text: str, idx: int) -> list[int]:
         calls = message.get("tool_calls", [])
+        # Mistral's library strips trailing spaces of an answer.
         text = text.rstrip(" ")
         if text and calls and not self._v7:
             raise RendererError(
@@ -252,39 +255,17 @@ class MistralRenderer(Renderer):
         return [*self.codec.encode(self.codec.split_control_tokens(text))]
 
 
-class _TextThenCalls(MessageReader):
+class _TextThenCalls(MarkedTextReader):
     """Parser of text up to ``[TOOL_CALLS]``; the calls are parsed at the end."""
-
-    def __init__(self, space: str) -> None:
-        super().__init__()
-        self._space = space  # dropped where the response begins with it
-        self._buffer = ""
-        self._body: str | None = None  # what follows [TOOL_CALLS], once it came
-
-    def feed(self, text: str) -> list[ContentDelta]:
-        """Parses more text; what may begin the calls is buffered."""
-        if self._body is not None:
-            self._body += text
-            return []
-        self._buffer += text
-        if self._space and self._buffer:
-            self._buffer, self._space = self._buffer.removeprefix(self._space), ""
-        ready, opened, body = self._buffer.partition(_CALLS)
-        if opened:
-            self._buffer, self._body = "", body
-            return self.add_text(ready)
-        waiting = partial_at_end(ready, (_CALLS,))
-        self._buffer = ready[len(ready) - waiting :]
-        return self.add_text(ready[: len(ready) - waiting])
 
     def finish(self) -> list[ContentDelta]:
         """Flushes the buffer: text, or calls."""
-        if self._body is None:
+        if self._rest is None:
             return self.add_text(self._buffer)
         try:
-            self.calls += read_calls(self._body)
+            self.calls += read_calls(self._rest)
         except ValueError as error:
-            raw = f"{_CALLS}{self._body}"
+            raw = f"{_CALLS}{self._rest}"
             self.unparsed.append(unread(raw, error))
         return []
 

@@ -85,6 +85,7 @@ class Nemotron3Renderer(ChatMLBase):
         text = ensure_text(message["content"])
         if role == "tool":
             return self._render_tool_result(text, ctx)
+        # Only the last question has the words on the effort.
         low = self._low_effort and ctx.idx == ctx.last_user_index
         return self._context(f"{START}{role}\n", text + self._effort if low else text)
 
@@ -108,6 +109,7 @@ class Nemotron3Renderer(ChatMLBase):
         return json.loads(arguments)
 
     def _conversation_prefix(self, messages: Sequence[Message]) -> list[int]:
+        # Quirk of the template: without a system message it writes an empty one.
         if messages and messages[0]["role"] == "system":
             return []
         return self.codec.constant(f"{START}system\n{END}\n")
@@ -128,6 +130,7 @@ class Nemotron3Renderer(ChatMLBase):
         else:
             self._check_kept(said, ctx)
             said = said.strip()
+        # The opening of the block stands in the prompt, so it is header.
         opening = next((o for o in (_OPENED, _EMPTY) if said.startswith(o)), "")
         text = said.removeprefix(opening) + ("\n" + calls if calls else "")
         return self._answer(f"{START}assistant\n{opening}", text)
@@ -158,10 +161,9 @@ class Nemotron3Renderer(ChatMLBase):
 
     def _render_tool_result(self, text: str, ctx: RenderContext) -> RenderedMessage:
         # Quirk of the template: it opens no message for results at the very beginning.
-        before = ctx.prev_message["role"] if ctx.prev_message else None
-        first = before is None or (before == "system" and ctx.idx == 1)
-        header = "" if first or before == "tool" else f"{START}user\n"
-        last = ctx.next_message is None or ctx.next_message["role"] != "tool"
+        first = ctx.prev_role is None or (ctx.prev_role == "system" and ctx.idx == 1)
+        header = "" if first or ctx.prev_role == "tool" else f"{START}user\n"
+        last = ctx.next_role != "tool"
         result = f"<tool_response>\n{text}\n</tool_response>\n{END if last else ''}"
         return RenderedMessage(
             header=self.codec.constant(header),

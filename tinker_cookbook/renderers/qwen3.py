@@ -97,11 +97,9 @@ class Qwen3InstructRenderer(ChatMLBase):
         return self._answer(f"{START}assistant\n", _with_tool_calls(text, message))
 
     def _render_tool_result(self, message: Message, ctx: RenderContext) -> RenderedMessage:
-        first = ctx.prev_message is None or ctx.prev_message["role"] != "tool"
-        last = ctx.next_message is None or ctx.next_message["role"] != "tool"
         content = ["<tool_response>\n", *self._content(message, ctx), "\n</tool_response>"]
-        header = f"{START}user\n" if first else ""
-        if last:
+        header = "" if ctx.prev_role == "tool" else f"{START}user\n"
+        if ctx.next_role != "tool":
             return self._context(header, *content)
         # The line break before the next result belongs here: Qwen2.5 merges it with the tag.
         return RenderedMessage(
@@ -143,6 +141,7 @@ class Qwen3Renderer(Qwen3InstructRenderer):
 
     def _render_answer(self, message: Message, ctx: RenderContext) -> RenderedMessage:
         thinking, text = self._split_thinking(message, ctx)
+        # Quirk of the template: of the last turn only the last answer has an empty block.
         in_turn = ctx.in_last_assistant_turn and (ctx.is_last or bool(thinking))
         if in_turn or not self.strip_thinking_from_history:
             answer = _with_tool_calls(text.lstrip("\n"), message, bool(text))
@@ -161,6 +160,7 @@ class Qwen3Renderer(Qwen3InstructRenderer):
         before, closed, _ = text.partition("</think>")
         if not closed:
             return "", text
+        # As in the template: thinking is between the last <think> and the first </think>.
         thinking = before.rstrip("\n").split("<think>")[-1].lstrip("\n")
         return thinking, text.split("</think>")[-1].lstrip("\n")
 
@@ -184,6 +184,7 @@ class ThinkingDisabled(ChatMLBase):
         self, messages: Sequence[Message], trained: Sequence[bool], what: TrainOnWhat
     ) -> Example:
         example = super()._example(messages, trained, what)
+        # Without a question the template writes no block, but the prompt has one.
         asked = any(message["role"] == "user" for message in messages)
         for i, (message, trains) in enumerate(zip(messages, trained, strict=True)):
             if trains and message["role"] == "assistant" and not asked:
@@ -213,6 +214,7 @@ def _with_tool_calls(text: str, message: Message, has_text: bool | None = None) 
     text_before = bool(text) if has_text is None else has_text
     blocks = format_tool_calls(message)
     joined = "\n".join(blocks)
+    # A line break separates calls from text; without text there is none.
     return text + ("\n" if blocks and text_before else "") + joined
 
 

@@ -92,6 +92,7 @@ class Qwen3_5Renderer(Qwen3VLRenderer):  # noqa: N801 - the model's name has the
             f"<tools>{declared}\n</tools>\n\n{XML_CALL_INSTRUCTIONS}"
         )
         if system_prompt:
+            # Unlike Qwen3, the system prompt follows the declaration of tools.
             text += f"\n\n{system_prompt}"
         return [Message(role="system", content=text)]
 
@@ -121,6 +122,7 @@ class Qwen3_5Renderer(Qwen3VLRenderer):  # noqa: N801 - the model's name has the
 
     def _with_calls(self, text: str, message: Message, ctx: RenderContext) -> str:
         calls = format_xml_calls(message, ctx.idx, json_scalars=self.json_scalars)
+        # A blank line separates calls from text; without text there is none.
         return text + ("\n\n" if calls and text else "") + "\n".join(calls)
 
     def _reader(self) -> MessageReader:

@@ -133,10 +133,12 @@ def get_renderer(
         ConfigurationError: An unknown name, option or value.
     """
     base, factory, chosen = _resolve(name, options)
+    # Options common to all renderers are set after the construction.
     own = {key: value for key, value in chosen.items() if key not in _COMMON_OPTIONS}
     renderer = factory(tokenizer, image_processor, **own)
     if "split_special_tokens" in chosen:
         renderer.split_special_tokens(chosen["split_special_tokens"])
+    # The spec includes options that the renderer resolved itself, such as the date.
     renderer._renderer_name = _spec(base, {**chosen, **renderer.resolved_options})
     renderer._model_name = model_name or getattr(tokenizer, "name_or_path", None)
     renderer._has_image_processor = image_processor is not None
@@ -153,6 +155,7 @@ Renderer.restore = staticmethod(_restore)
 
 def _resolve(name: str, options: dict[str, Any]) -> tuple[str, RendererFactory, dict[str, Any]]:
     base, _, query = name.partition("?")
+    # A registered name takes precedence, so that users can replace a built-in renderer.
     factory = _registered.get(base) or BUILT_IN.get(base)
     if factory is None and base == "tml_v0":
         raise ConfigurationError(
@@ -173,6 +176,7 @@ def _resolve(name: str, options: dict[str, Any]) -> tuple[str, RendererFactory, 
             f"{nearest(base, get_renderer_names())} (Unknown renderer; register_renderer adds one)"
         )
     try:
+        # Strict parsing, so that a misspelled option raises an error instead of being dropped.
         spelled = parse_qsl(query, keep_blank_values=True, strict_parsing=bool(query))
     except ValueError as error:
         raise ConfigurationError(
@@ -236,6 +240,7 @@ BUILT_IN: dict[str, RendererFactory] = {
     "chatml": ChatMLRenderer,
     "smollm2": smollm2,
     "llama3": Llama3Renderer,
+    # deepseekv3 is V3.1 without thinking, so both names are one renderer.
     "deepseekv3": deepseek_v3,
     "deepseekv3_disable_thinking": deepseek_v3,
     "deepseekv3_thinking": deepseek_v3_thinking,
@@ -245,6 +250,7 @@ BUILT_IN: dict[str, RendererFactory] = {
     "kimi_k2_instruct": KimiK2InstructRenderer,
     "kimi_k25": KimiK25Renderer,
     "kimi_k25_disable_thinking": KimiK25DisableThinkingRenderer,
+    # K2.6 has the format of K2.5, unless it keeps all thinking.
     "kimi_k26": KimiK25Renderer,
     "kimi_k26_disable_thinking": KimiK25DisableThinkingRenderer,
     "kimi_k26_preserve_thinking": KimiK26PreserveThinkingRenderer,

@@ -11,9 +11,9 @@ from tinker_cookbook.renderers.core.checks import check_parts
 from tinker_cookbook.renderers.core.messages import Message, Role, ensure_text
 from tinker_cookbook.renderers.core.parsing import (
     ContentDelta,
+    MarkedTextReader,
     MessageReader,
     ParseTermination,
-    partial_at_end,
 )
 from tinker_cookbook.renderers.core.rendered import RenderContext, RenderedMessage
 from tinker_cookbook.tokenizer_utils import special_id
@@ -51,7 +51,7 @@ class RoleColonRenderer(Renderer):
         )
 
     def _reader(self) -> MessageReader:
-        return _UntilUser()
+        return _UntilUser(_STOP, " ")
 
     @property
     def _bos_tokens(self) -> list[int]:
@@ -62,35 +62,14 @@ class RoleColonRenderer(Renderer):
         return self.codec.constant(f"{role.capitalize()}:")
 
 
-class _UntilUser(MessageReader):
+class _UntilUser(MarkedTextReader):
     """Parser of text up to the next user turn, without the leading space."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self._begun = False
-        self._buffer = ""
-        self._after: str | None = None  # what follows the stop sequence, once it came
-
-    def feed(self, text: str) -> list[ContentDelta]:
-        """Parses more text; what may begin the stop sequence is buffered."""
-        if self._after is not None:
-            self._after += text
-            return []
-        self._buffer += text
-        if not self._begun and self._buffer:
-            self._buffer, self._begun = self._buffer.removeprefix(" "), True
-        ready, stop, after = self._buffer.partition(_STOP)
-        if stop:
-            self._buffer, self._after = "", after
-            return self.add_text(ready)
-        waiting = partial_at_end(ready, (_STOP,))
-        self._buffer = ready[len(ready) - waiting :]
-        return self.add_text(ready[: len(ready) - waiting])
 
     def finish(self) -> list[ContentDelta]:
         """Flushes the buffer as text."""
-        if self._after is None:
+        if self._rest is None:
             return self.add_text(self._buffer.removesuffix("\n\n"))  # it ends every message
-        clean = not self._after.strip()
+        # Sampling may end with white space after the stop sequence.
+        clean = not self._rest.strip()
         self.ending = ParseTermination.STOP_SEQUENCE if clean else ParseTermination.MALFORMED
         return []

@@ -208,6 +208,7 @@ async def train_batches(
     config.check()
     train_set, test_set = config.dataset_builder() if data is None else data
     schedule = Schedule.of(train_set, config)
+    # Fail before the backend is connected if nothing can be trained.
     first = await asyncio.to_thread(first_datum, train_set, config.seed)
     async with training_session(config) as session:
         if is_complete(session, schedule.total_steps):
@@ -221,6 +222,7 @@ async def train_batches(
         session.evaluators += session.extra_evaluators
         session.infrequent_evaluators = [b() for b in config.infrequent_evaluator_builders]
         if test_set is not None:
+            # The held-out loss comes first in the logs.
             session.evaluators[:0] = objective.evaluators(test_set)
         samples = SampleDisplay.of(
             config.dataset_builder, config.show_samples, config.sample_max_tokens
@@ -248,6 +250,7 @@ def batches(
     current = None
     for step in range(start, schedule.total_steps):
         epoch, index = schedule.place(step)
+        # The order of an epoch depends on the seed and the epoch alone, also after a resume.
         if epoch != current:
             dataset.set_epoch(seed + epoch)
             current = epoch
@@ -338,6 +341,7 @@ class _Loop:
                     self._submit(client, step, batch)
                 else:
                     self._skip(step)
+                # Before an evaluation or a checkpoint, wait for all submitted steps.
                 keep = 0 if self._at_boundary() else config.submit_ahead
                 while len(self._in_flight) > keep:
                     await self._finish_oldest()
@@ -364,6 +368,7 @@ class _Loop:
         """Queues one update."""
         params = self._config.adam_params(step, self._schedule.total_steps)
         self._tokens += batch.num_tokens
+        # Both requests are queued before either is awaited, so the backend is never idle.
         forward_backward = self._objective.submit(client, batch)
         epoch, index = self._schedule.place(step)
         update = SubmittedBatch(
@@ -400,6 +405,7 @@ class _Loop:
         metrics = await self._metrics(oldest)
         shown = None if oldest.update is None else float(metrics[self._objective.shown])
         self._progress.update(oldest.step + 1, shown, oldest.batch.num_tokens)
+        # Counters are saved with the checkpoint and restored on resume.
         counters = {"cumulative_tokens": oldest.tokens}
         if oldest.skipped:
             counters["skipped_batches"] = oldest.skipped

@@ -118,6 +118,7 @@ def _checked_keys(
     keys: Keys, weights: Weights, max_length: int | None
 ) -> tuple[Keys, npt.NDArray[np.float32]]:
     keys, values = _checked(keys, weights, max_length)
+    # Keys of image positions are negative.
     trained_media = np.flatnonzero((keys < 0) & (values != 0))
     if trained_media.size:
         at = int(trained_media[0])
@@ -141,6 +142,7 @@ def reduce_weights(
         )
     if reduction == "none" or not any(values.any() for values in weights):
         return list(weights)
+    # float64, so that the sum over long examples is exact enough.
     total = sum(float(values.sum(dtype=np.float64)) for values in weights)
     if total <= 0:
         raise DataValidationError(
@@ -291,6 +293,7 @@ def compute_data_bpb(
 def _counted_byte_count(token_ids: Any, counted: Any, tokenizer: Tokenizer) -> int:
     """Returns the number of bytes of the counted tokens [T], each run decoded by itself."""
     ids, mask = np.asarray(token_ids), np.asarray(counted, dtype=bool)
+    # Positions where a run of counted tokens starts or ends.
     edges = np.flatnonzero(np.diff(np.concatenate(([False], mask, [False])).astype(np.int8)))
     size = 0
     for start, end in zip(edges[::2], edges[1::2], strict=True):
@@ -308,6 +311,7 @@ class _SpecialIds:
 
     def among(self, ids: npt.NDArray[np.int64]) -> npt.NDArray[np.bool_]:
         """Returns which of ``ids`` [T] are special, bool [T]."""
+        # Some tokenizers have a list of special ids, others only a method.
         found = np.isin(ids, self._ids)
         if callable(self._is_special):
             special = [token for token in np.unique(ids).tolist() if self._is_special(token)]

@@ -97,6 +97,7 @@ def tools_of_row(row: Mapping[str, Any]) -> list[ToolSpec]:
     Raises RendererError for any other declaration.
     """
     tools = row.get("tools")
+    # The older OpenAI key would otherwise be ignored.
     if row.get("functions"):
         raise RendererError(f"got 'functions', expected 'tools': a list of {_TOOL}")
     if isinstance(tools, str):  # a column of JSON text, where rows have tools of different shapes
@@ -123,6 +124,7 @@ def with_tools(
     """
     if not tools:
         return list(messages)
+    # The system prompt is written where the format declares tools.
     system = messages[0] if messages and messages[0]["role"] in ("system", "developer") else None
     prompt = "" if system is None else get_text_content(system)
     prefix = renderer.create_conversation_prefix_with_tools(tools, prompt)
@@ -346,6 +348,7 @@ def split_rows(
             f"test_size: got {test_size}, expected 0 to {len(rows) - 1}, since {name} has "
             f"{len(rows)} {noun} and one at least must be left to train on"
         )
+    # A mask keeps the order of the file in both parts.
     held_out = np.zeros(len(rows), dtype=bool)
     held_out[np.random.default_rng(shuffle_seed).permutation(len(rows))[:test_size]] = True
     train = [row for row, out in zip(rows, held_out, strict=True) if not out]

@@ -256,6 +256,7 @@ class InterleavedChatDatasetBuilder(ChatDatasetBuilder):
 
         effective_K = _weights_or_sizes(sources_K, weights_K)
         total = math.fsum(effective_K)
+        # Also true for NaN.
         if not total > 0:
             raise ConfigurationError(
                 "sources: the total weight must be positive; got "
@@ -313,6 +314,7 @@ def hold_out(
             raise ConfigurationError(
                 f"sources[{k}]: got an empty positively weighted source; leave it out"
             )
+    # Every source with a positive weight keeps a row to train on.
     capacity_K = np.where(np.array(effective_K) > 0, sizes_K - 1, 0)
     most = int(capacity_K.sum())
     if test_size > most:
@@ -324,6 +326,7 @@ def hold_out(
     rng = np.random.default_rng(seed)
     left_K = sizes_K.copy()
     for _ in range(test_size):
+        # Sources without spare rows have probability 0.
         share_K = np.where(capacity_K > 0, left_K if weights_K is None else weights_K, 0.0)
         chosen = rng.choice(len(sources_K), p=share_K / share_K.sum())
         capacity_K[chosen] -= 1

@@ -46,6 +46,7 @@ def _lines(file: Path, expected: str) -> Iterator[tuple[int, str]]:
             # Bytes, because a text stream also ends lines at characters that JSON allows in
             # strings, and cannot say on which line its encoding is wrong.
             for number, raw in enumerate(cast(BinaryIO, stream), start=1):
+                # A byte-order mark may begin the file.
                 text = raw.decode("utf-8-sig" if number == 1 else "utf-8")
                 if text.strip():
                     yield number, text
@@ -93,6 +94,7 @@ def _split_of(file: Path) -> str:
 
 
 def _rows(files: list[Path]) -> Sequence[Any]:
+    # Only parquet files share columns; other rows are kept as they are.
     if all(file.suffix == ".parquet" for file in files):
         return _parquet_rows(files)
     rows: list[Any] = []

@@ -187,6 +187,7 @@ class StreamingSupervisedDatasetFromHFDataset(SupervisedDataset):
         """Returns the batch at ``index``, which must not precede the last one returned."""
         if not 0 <= index < len(self):
             raise IndexError(f"batch index: got {index}, expected 0 to {len(self) - 1}")
+        # The stream cannot go back, so the last batch is cached.
         if self._last is not None and self._last[0] == index:
             return self._last[1]
         start = index * self._batch_size
@@ -195,6 +196,7 @@ class StreamingSupervisedDatasetFromHFDataset(SupervisedDataset):
                 f"batch index: got {index}, but the stream has passed it and is read forwards "
                 "only; call set_epoch to restart it"
             )
+        # Skip the rows before the batch.
         self._read(start - self._rows_read)
         rows = self._read(min(self._batch_size, self._length - start))
         numbered = [((self._seed, start + i), row) for i, row in enumerate(rows)]
@@ -241,6 +243,7 @@ class _Mapper:
         untrained: list[tinker.Datum] = []
         for number, row in numbered_rows:
             data = self._to_data(number, row)
+            # A datum without a trained token has no gradient, but would count in the mean.
             trained = [datum for datum in data if count_loss_tokens(datum)]
             if len(trained) < len(data):
                 self._count_dropped(number, data, len(data) - len(trained))
@@ -265,6 +268,7 @@ class _Mapper:
             raise DataError(f"row {_name(number)} of the dataset: {error}") from error
 
     def _count_dropped(self, number: Any, data: list[tinker.Datum], count: int) -> None:
+        # Log the first dropped row in full; further ones are only counted.
         if not self._dropped:
             longest = max(datum.model_input.length for datum in data) + 1
             logger.warning(

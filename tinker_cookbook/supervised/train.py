@@ -99,6 +99,7 @@ class CrossEntropy(Objective):
 
     def metrics(self, batch: Batch, output: types.ForwardBackwardOutput) -> Metrics:
         """Returns ``num_loss_tokens`` and the mean losses."""
+        # The backend returns one record for each datum, in order.
         logprobs = [record["logprobs"] for record in output.loss_fn_outputs]
         metrics: Metrics = {
             "num_loss_tokens": sum(count_loss_tokens(datum) for datum in batch.data),

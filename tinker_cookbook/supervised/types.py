@@ -85,6 +85,7 @@ class ChatDatasetBuilderCommonConfig:
 
     def check(self) -> None:
         """Raises ConfigurationError for an invalid value, without loading anything."""
+        # Needs no tokenizer, so errors appear before a download.
         check_renderer_name(self.renderer_name)
         if self.batch_size < 1:
             raise ConfigurationError(f"batch_size: got {self.batch_size}, expected at least 1")

@@ -68,7 +68,7 @@ def test_line_breaks_around_values_may_be_missing():
         ("<function=f><parameter=x>1</function>", "got '<parameter=x>1'"),
         (
             "<function=f><parameter=x>1</parameter><parameter=x>2</parameter></function>",
-            "parameter 'x' is given twice",
+            "argument 'x' is given twice",
         ),
         ("<function=f><parameter=x>1</parameter> and </function>", "got '<parameter=x>"),
     ],

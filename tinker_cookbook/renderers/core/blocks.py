@@ -95,6 +95,7 @@ class BlockReader(MessageReader):
         """Parses a response that never closed the prompt's thinking as text."""
         if self._unclosed is None or self._unclosed.read is not None:
             return
+        # Parse the text again, now outside of the thinking block.
         reader = BlockReader(self._blocks)
         reader.feed("".join(str(part.get("thinking", "")) for part in self._parts))
         reader.finish()
@@ -116,6 +117,7 @@ class BlockReader(MessageReader):
     def _advance(self) -> list[ContentDelta]:
         deltas: list[ContentDelta] = []
         while True:
+            # Alternate between text and blocks until neither changes the buffer.
             before = self._inside, len(self._buffer)
             deltas += self._read_text() if self._inside is None else self._read_block(self._inside)
             if (self._inside, len(self._buffer)) == before:
@@ -128,8 +130,10 @@ class BlockReader(MessageReader):
         self._buffer = self._strip_skipped(self._buffer)
         if self._buffer:
             self._skip = ""
+        # The first opening tag in the buffer decides the block.
         found = [(at, b) for b in self._blocks if (at := self._buffer.find(b.opening)) >= 0]
         if not found:
+            # Keep what may be an opening tag or white space before one.
             waiting = partial_at_end(self._buffer, self._needles)
             return self.add_text(self._take(len(self._buffer) - waiting))
         at, block = min(found, key=lambda match: match[0])
@@ -151,6 +155,7 @@ class BlockReader(MessageReader):
             thinking = self._take(end)
             self._leave(block)
             return self.add_thinking(thinking.rstrip(block.trim) if block.trim else thinking)
+        # Stream thinking except for what may be the closing tag or trailing white space.
         ready = self._buffer[: len(self._buffer) - partial_at_end(self._buffer, (block.closing,))]
         ready = ready.rstrip(block.trim) if block.trim else ready
         return self.add_thinking(self._take(len(ready)))

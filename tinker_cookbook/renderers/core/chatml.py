@@ -30,6 +30,7 @@ class ChatMLBase(Renderer):
 
     def __init__(self, tokenizer: Tokenizer, image_processor: Any = None) -> None:
         super().__init__(tokenizer, image_processor)
+        # Raises for a vocabulary without ChatML tokens, which would spell them as text.
         special_token_id(tokenizer, START, type(self).__name__)
 
     def _generation_suffix(self, role: Role) -> list[int]:
@@ -40,6 +41,7 @@ class ChatMLBase(Renderer):
         # White space at the beginning of the text may merge with the header's line break: the
         # merged token counts as header.
         segments = [header, *content, END]
+        # The template encodes header, text and <|im_end|> as one text, except around images.
         first, *rest = encode_segments(segments, self.codec.encode)
         tokens, border = token_list(first), len(self.codec.constant(header))
         return RenderedMessage(
@@ -106,6 +108,7 @@ class ChatMLRenderer(ChatMLBase):
                 f"({error}); give the default system prompt yourself: chatml?default_system= "
                 "for none"
             ) from error
+        # Only a system message at the very beginning is one that the template inserted.
         before, opened, prompt = text.partition(f"{START}system\n")
         return prompt.partition(END)[0] if opened and not before else ""
 

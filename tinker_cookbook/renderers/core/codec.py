@@ -57,6 +57,7 @@ class TextCodec:
         self._constants: dict[str, list[int]] = {}
         # The prompt of a turn repeats the history: each text is encoded once.
         self._encode_cached = lru_cache(maxsize=_CACHE_SIZE)(self._encode)
+        # A decoder that drops the leading space of a text returns other than "xx".
         twice = [*encode_without_special_tokens(tokenizer, "x")] * 2
         self._anchor: list[int] = []
         if decode_exactly(tokenizer, twice) != "xx":
@@ -116,6 +117,7 @@ class TextCodec:
 
     def constant(self, text: str) -> list[int]:
         """Returns the tokens of text that the format repeats, such as headers, from a cache."""
+        # A plain dictionary: constants must not be evicted by long conversations.
         tokens = self._constants.get(text)
         if tokens is None:
             tokens = self._constants[text] = self.encode(text)
@@ -123,6 +125,7 @@ class TextCodec:
 
     def decode(self, tokens: Sequence[int]) -> str:
         """Returns the text of ``tokens``, special tokens by their names."""
+        # Decode after the anchor, which keeps the leading space of SentencePiece tokens.
         text = decode_exactly(self.tokenizer, [*self._anchor, *tokens])
         return text[len(decode_exactly(self.tokenizer, self._anchor)) :] if self._anchor else text
 
@@ -140,10 +143,12 @@ class TextCodec:
         self, texts: Sequence[str], keep: frozenset[str] = frozenset()
     ) -> list[str]:
         """Marks ``texts`` that a format may join: also a name that spans two of them is marked."""
+        # A format may write the texts without a gap, so names are searched in the joined text.
         joined = "".join(texts)
         names = self._control_tokens.finditer(joined) if self._control_tokens else ()
         # Names are cut after their first character.
         cuts = [name.start() + 1 for name in names if name[0] not in keep]
+        # Nothing to mark or to escape.
         if not cuts and _MARK not in joined:
             return list(texts)
         marked: list[str] = []

@@ -65,10 +65,12 @@ def image_to_chunk(
     upright = _upright_rgb(opened)
     if max_image_size:
         upright = resize_image(upright, max_image_size)
+    # Reuse the original bytes where the image was not changed.
     kind = _FORMATS.get(opened.format or "", "png")
     if data is None or upright is not opened or opened.format not in _FORMATS:
         data, kind = png_bytes(upright), "png"
     width, height = upright.size
+    # Processors of Kimi models have no method for the number of patches.
     if not hasattr(image_processor, "get_number_of_image_patches"):
         tokens = _tokens_by_resize_config(image_processor, upright)
         return tinker.types.ImageChunk(data=data, format=kind, expected_tokens=tokens)
@@ -79,6 +81,7 @@ def image_to_chunk(
             f"image: the image processor refuses {width} x {height} pixels: {error}; "
             "crop the image or pad it"
         ) from error
+    # The model merges merge_size x merge_size patches into one token.
     tokens = patches // image_processor.merge_size**2
     return tinker.types.ImageChunk(data=data, format=kind, expected_tokens=tokens)
 

@@ -296,6 +296,7 @@ def _normalize(message: Mapping[str, Any], where: str) -> Message:
     result: dict[str, Any] = {
         key: value for key, value in message.items() if value is not None or key == "content"
     }
+    # OpenAI rows have content null beside calls.
     calls = result.get("tool_calls") or result.get("unparsed_tool_calls")
     if result.get("content") is None and calls:
         result["content"] = ""
@@ -312,6 +313,7 @@ def _normalize(message: Mapping[str, Any], where: str) -> Message:
             _normalize_unparsed(call, f"{where}.unparsed_tool_calls[{i}]")
             for i, call in enumerate(result["unparsed_tool_calls"])
         ]
+    # Thinking in a separate field becomes the first part of the content.
     reasoning = result.pop("reasoning_content", None)
     if reasoning:
         thinking = ThinkingPart(type="thinking", thinking=reasoning)
@@ -343,6 +345,7 @@ def _normalize_tool_call(call: Any, where: str) -> ToolCall:
         return call
     try:
         function = dict(call["function"])
+        # Hugging Face rows often have arguments as an object.
         if not isinstance(function.get("arguments"), str):
             function["arguments"] = json.dumps(function.get("arguments", {}), ensure_ascii=False)
         return ToolCall(function=ToolCall.FunctionBody.model_validate(function), id=call.get("id"))

@@ -217,6 +217,7 @@ class MessageReader(ABC):
 
     def message(self) -> Message:
         """Returns the message; its content is a string where there is no thinking."""
+        # Plain text is a string, as in rows of data.
         content: str | list[ContentPart] = self._parts
         if all(part["type"] == "text" for part in self._parts):
             content = "".join(part["text"] for part in self._parts if part["type"] == "text")
@@ -262,6 +263,35 @@ class PlainReader(MessageReader):
         return []
 
 
+class MarkedTextReader(MessageReader):
+    """Parser of text up to ``mark``; ``finish`` of a subclass parses ``_rest``, what follows it.
+
+    ``skip`` is dropped at the beginning of the response.
+    """
+
+    def __init__(self, mark: str, skip: str) -> None:
+        super().__init__()
+        self._mark, self._skip = mark, skip
+        self._buffer = ""
+        self._rest: str | None = None
+
+    def feed(self, text: str) -> list[ContentDelta]:
+        """Parses more text; what may begin ``mark`` is buffered."""
+        if self._rest is not None:
+            self._rest += text
+            return []
+        self._buffer += text
+        if self._skip and self._buffer:
+            self._buffer, self._skip = self._buffer.removeprefix(self._skip), ""
+        ready, marked, rest = self._buffer.partition(self._mark)
+        if marked:
+            self._buffer, self._rest = "", rest
+            return self.add_text(ready)
+        certain = len(ready) - partial_at_end(ready, (self._mark,))
+        self._buffer = ready[certain:]
+        return self.add_text(ready[:certain])
+
+
 class ResponseParser:
     """Parser from the tokens of a response to a message: ``feed`` any runs, then ``finish``.
 
@@ -298,10 +328,12 @@ class ResponseParser:
         if self._stopped:
             self._beyond = self._beyond or len(tokens) > 0
             return []
+        # The first stop token ends the message; tokens after it make the response malformed.
         end = next((i for i, token in enumerate(tokens) if token in self._stops), None)
         if end is not None:
             self._stopped = True
             self._beyond = end + 1 < len(tokens)
+        # EOS ends the message only as the last token, so it is held back until the next token.
         run = [*self._held_eos, *tokens[:end]]
         self._held_eos = []
         if end is None and run and run[-1] == self._eos:
@@ -314,6 +346,7 @@ class ResponseParser:
         rest = self._decoder.flush()
         deltas = self._reader.feed(rest) if rest else []
         deltas += self._reader.finish()
+        # Only a response that the model ended itself is reparsed.
         if self.termination.is_clean:
             self._reader.settle()
         return deltas

@@ -151,6 +151,7 @@ def select_trained(messages: Sequence[Message], train_on_what: TrainOnWhat | str
             return [_trainable(message, i) for i, message in enumerate(messages)]
         case TrainOnWhat.LAST_ASSISTANT_MESSAGE | TrainOnWhat.LAST_ASSISTANT_TURN:
             last = _last_index(roles, {"assistant"}, len(roles))
+            # The last turn begins after the last question; tool results belong to it.
             turn_start = _last_index(roles, {"user", "system"}, last) + 1
             start = turn_start if what is TrainOnWhat.LAST_ASSISTANT_TURN else last
             return [role == "assistant" and start <= i <= last for i, role in enumerate(roles)]
@@ -185,6 +186,16 @@ class RenderContext:
         if self.in_last_assistant_turn is None:
             after_question = 0 <= self.last_user_index < self.idx
             object.__setattr__(self, "in_last_assistant_turn", after_question)
+
+    @property
+    def prev_role(self) -> Role | None:
+        """Role of the previous message, None at the beginning."""
+        return self.prev_message["role"] if self.prev_message else None
+
+    @property
+    def next_role(self) -> Role | None:
+        """Role of the next message, None at the end."""
+        return self.next_message["role"] if self.next_message else None
 
 
 @dataclass(frozen=True)
@@ -266,6 +277,7 @@ class RenderCache:
         found: list[RenderedMessage] = []
         last = len(messages) - 1
         for i, message in enumerate(messages):
+            # The key has everything that the context depends on within one conversation.
             is_last = ends and i == last
             key = (i, is_last, last_user_index, id(message))
             if key not in known:
@@ -282,6 +294,7 @@ def weigh(
     overlap: Piece = ()  # end of the previous answer's stop sequence, still to be trained
     for message_trained, message in zip(trained, rendered, strict=True):
         header = message.header
+        # The stop sequence of an answer may overlap the header of the next message (role_colon).
         if overlap and (shared := token_list(overlap)) == token_list(header)[: len(shared)]:
             yield overlap, 1.0
             header = token_list(header)[len(shared) :]
@@ -322,6 +335,7 @@ def example_ends(
         if not (trained[i] and message["role"] == "assistant"):
             continue
         if ends:
+            # Merge if the prompt of this answer begins with all tokens up to the previous one.
             prompt = flat(prompt_pieces(messages[:i], "assistant"))
             answered = flat(answered_pieces(messages[: ends[-1] + 1]))
             if prompt[: len(answered)] == answered:

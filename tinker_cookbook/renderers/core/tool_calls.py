@@ -63,6 +63,7 @@ def format_tool_calls(message: Message) -> list[str]:
 
 def read_json_call(body: str) -> list[ToolCall]:
     """Returns the call in a block of JSON; raises ValueError for anything else."""
+    # Most models write the name first; then the arguments are kept verbatim.
     match = _NAME_FIRST.fullmatch(body)
     if match:
         # Arguments stay verbatim, so that the call renders to the sampled tokens.
@@ -241,22 +242,28 @@ def read_xml_call(body: str) -> list[ToolCall]:
     function = _FUNCTION.fullmatch(body)
     if not function:
         raise ValueError("tool call: expected <function=name>, parameters and </function>")
-    inside = function["inside"]
+    expected = "<parameter=name>, its value and </parameter>"
+    arguments = read_bare_arguments(function["inside"], _PARAMETER, expected)
+    return [ToolCall(function=ToolCall.FunctionBody(name=function["name"], arguments=arguments))]
+
+
+def read_bare_arguments(text: str, pattern: re.Pattern[str], expected: str) -> str:
+    """Returns consecutive ``name`` and ``value`` groups of ``pattern`` as a JSON object.
+
+    Raises ValueError for a name that occurs twice and for other text.
+    """
     arguments: dict[str, Any] = {}
     end = 0
-    for match in _PARAMETER.finditer(inside):
+    for match in pattern.finditer(text):
         if match.start() != end:
             break
         if match["name"] in arguments:
-            raise ValueError(f"tool call: parameter {match['name']!r} is given twice")
-        arguments[match["name"]] = read_bare_value(match["value"])
+            raise ValueError(f"tool call: argument {match['name']!r} is given twice")
+        arguments[match["name"]] = _read_bare_value(match["value"])
         end = match.end()
-    if rest := inside[end:].strip():
-        raise ValueError(
-            f"tool call: expected <parameter=name>, its value and </parameter>, got {rest[:100]!r}"
-        )
-    spelled = json.dumps(arguments, ensure_ascii=False)
-    return [ToolCall(function=ToolCall.FunctionBody(name=function["name"], arguments=spelled))]
+    if rest := text[end:].strip():
+        raise ValueError(f"tool call: expected {expected}, got {rest[:100]!r}")
+    return json.dumps(arguments, ensure_ascii=False)
 
 
 # The line breaks before a block belong to the format.
@@ -264,7 +271,7 @@ XML_CALL = Block(_OPEN, _CLOSE, read=read_xml_call, before=("\n\n", "\n"))
 """A call as XML between tags."""
 
 
-def read_bare_value(text: str) -> Any:
+def _read_bare_value(text: str) -> Any:
     """Returns the value of ``text`` as JSON, or ``text`` itself.
 
     The XML form has no types: ``12`` may be a number or a string, and is read as the number. A
@@ -274,6 +281,7 @@ def read_bare_value(text: str) -> Any:
         return _CONSTANTS[text]
     try:
         value = json.loads(text, parse_constant=_no_constant)
+        # Compare with the canonical spelling below.
         spelled = json.dumps(value, ensure_ascii=False)
         spelled.encode()  # raises for a lone surrogate, which cannot be written again
     except (ValueError, RecursionError):

@@ -193,6 +193,7 @@ def sample_conversation(renderer: Renderer, train_on_what: TrainOnWhat) -> Conve
     A part is left out where the renderer refuses it, and ``source`` says why. Raises RendererError
     where it refuses a plain question and answer too.
     """
+    # Try all parts first, then leave out as few as possible.
     for left_out in _by_number_left_out():
         parts: set[str] = {part for part in _PARTS if part not in left_out}
         try:

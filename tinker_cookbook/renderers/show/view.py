@@ -340,6 +340,7 @@ class Viewer:
         """Example of each trained answer: the one whose tokens continue its prompt the furthest."""
         found: dict[int, int] = {}
         for answer in self._trained_answers:
+            # Compare tokens, so that a renderer's own split is supported.
             reach = [example.continues(self._answers.prompt(answer)) for example in self._examples]
             found[answer] = reach.index(max(reach))
         return found
@@ -404,6 +405,7 @@ class Viewer:
             sides = ("sampled", [*prompt, *sampled]), ("example", example.items)
             text = f"{where} begins with it, but does not go on with the answer as it is sampled"
             return Fact("", text, False, side_by_side(self._reader, *sides))
+        # All sampled tokens of the answer should be trained.
         behind = example.tokens[len(prompt) : len(prompt) + len(sampled)]
         if not all(token.trained for token in behind):
             return Fact("", f"{where} begins with it, but not all of the answer is trained", False)

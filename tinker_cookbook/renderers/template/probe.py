@@ -88,6 +88,7 @@ def probe(template: TemplateText, tokenizer: Tokenizer, stop: str | None) -> Fac
             "of one question and one answer; use the renderer of the model's family"
         )
     names = control_names(tokenizer, special=False)
+    # The text before the probe answer, after the prompt, is what the model writes first.
     start = border(prompt, answered, names)
     lead, _, tail = answered[start:].partition(ANSWER)
     form, thinking, opened = _thinking(template, form, prompt, lead, names)
@@ -95,6 +96,7 @@ def probe(template: TemplateText, tokenizer: Tokenizer, stop: str | None) -> Fac
     called = _call_text(template, form, start)
     found, writes_stop = _stops(template, tokenizer, form, tail, called)
     stops = _given(tokenizer, stop) if stop else found
+    # An empty thinking block before the answer is no lead.
     empty = thinking is not None and (opened or lead.strip().startswith(thinking.opening))
     return Facts(
         form=form,
@@ -193,6 +195,7 @@ def _with_calls(template: TemplateText, form: Form) -> Form:
         except TemplateRefusal as error:
             why = str(error.__cause__)
             continue
+        # Arguments that are escaped or in Python's spelling are not verbatim.
         quoted = '\\"' in text or f"'{_KEY}'" in text  # JSON in a JSON string; Python's spelling
         if _NAME in text and _KEY in text and _VALUE in text and not quoted:
             return tried

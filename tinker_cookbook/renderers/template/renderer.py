@@ -112,6 +112,7 @@ class TemplateRenderer(Renderer):
         self._stop_ids = [special_token_id(tokenizer, s, "template") for s in self._facts.stops]
         self._written: set[tuple[str, str]] = set()
         self._controls = tuple(control_names(tokenizer, special=True))
+        # Warn if the model's own generation config stops at other tokens.
         known = generation_stops(tokenizer)
         if known and not known & set(self._stop_ids):
             logger.warning(
@@ -170,6 +171,7 @@ class TemplateRenderer(Renderer):
         sampled, first = chat.answers[before], chat.prompt_before(before)
         if sampled.start != len(first) or not sampled.text.startswith(first):
             return False
+        # Compare tokens, since equal text may be encoded differently.
         done = flat(self._text_pieces(chat, sampled.text + sampled.missing_stop))
         return flat(self._text_pieces(chat, chat.prompt_before(after)))[: len(done)] == done
 
@@ -291,9 +293,11 @@ class TemplateRenderer(Renderer):
         )
         marked = self._template.render([plain("system", ANSWER, form), question], prompt=True)
         before, _, after = marked.partition(ANSWER)
+        # Remove what the template writes around the text of a system message.
         text = declared.removeprefix(before).removesuffix(after)
         prefix = [plain("system", text, form), question]
         names = [as_openai_tool(tool)["function"]["name"] for tool in tools]
+        # Check that the text as a system message renders to the same tokens.
         again = self._template.render(prefix, prompt=True)
         if again != declared or not all(name in text for name in names):
             raise RendererError(
