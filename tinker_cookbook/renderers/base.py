@@ -151,6 +151,7 @@ __all__ = [
     "tokens_weights_from_strings_weights",
 ]
 
+Messages: TypeAlias = Sequence[Message] | Sequence[Mapping[str, Any]]
 Example: TypeAlias = "tuple[tinker.ModelInput, torch.Tensor]"
 """Model input of T tokens and float32 weights [T]: 1 where the token itself is trained on."""
 
@@ -321,10 +322,7 @@ class Renderer(Named, ABC):
         yield self.parse_response(tokens)[0] if own else parser.message
 
     def build_generation_prompt(
-        self,
-        messages: Sequence[Message] | Sequence[Mapping[str, Any]],
-        role: Role = "assistant",
-        prefill: str | None = None,
+        self, messages: Messages, role: Role = "assistant", prefill: str | None = None
     ) -> tinker.ModelInput:
         """Returns the prompt for the next message, of ``role``, that begins with ``prefill``."""
         # A prefill is encoded apart from the prompt, as the model would have sampled it.
@@ -333,7 +331,7 @@ class Renderer(Named, ABC):
 
     def build_supervised_example(
         self,
-        messages: Sequence[Message] | Sequence[Mapping[str, Any]],
+        messages: Messages,
         train_on_what: TrainOnWhat | str = TrainOnWhat.LAST_ASSISTANT_MESSAGE,
     ) -> Example:
         """Returns the whole conversation as tokens, with a weight for each.
@@ -357,7 +355,7 @@ class Renderer(Named, ABC):
 
     def build_supervised_examples(
         self,
-        messages: Sequence[Message] | Sequence[Mapping[str, Any]],
+        messages: Messages,
         train_on_what: TrainOnWhat | str = TrainOnWhat.LAST_ASSISTANT_TURN,
     ) -> list[Example]:
         """Returns one example for each trained answer, after the same prompt as at inference.
@@ -369,7 +367,7 @@ class Renderer(Named, ABC):
 
     def build_merged_examples(
         self,
-        messages: Sequence[Message] | Sequence[Mapping[str, Any]],
+        messages: Messages,
         train_on_what: TrainOnWhat | str = TrainOnWhat.LAST_ASSISTANT_TURN,
     ) -> list[Example]:
         """Returns the examples of :meth:`build_supervised_examples`, merged where that is possible.
@@ -383,11 +381,7 @@ class Renderer(Named, ABC):
         return self._split(messages, train_on_what, merge=True)
 
     def _split(
-        self,
-        messages: Sequence[Message] | Sequence[Mapping[str, Any]],
-        train_on_what: TrainOnWhat | str,
-        *,
-        merge: bool,
+        self, messages: Messages, train_on_what: TrainOnWhat | str, *, merge: bool
     ) -> list[Example]:
         what = TrainOnWhat(train_on_what)
         normal = self._conversation(messages, what)
