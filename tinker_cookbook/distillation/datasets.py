@@ -162,6 +162,7 @@ class CompositeDataset(RLDataset):
             zip(self.datasets, self.groups_per_batch_list, strict=True)
         ):
             groups = list(dataset.get_batch(index))
+            # Only the last batch of a dataset may be smaller.
             if len(groups) > expected or (len(groups) < expected and index < len(dataset) - 1):
                 raise ConfigurationError(
                     f"dataset_configs[{i}].groups_per_batch: got {expected}, but batch {index} of "

@@ -334,6 +334,7 @@ class SelfDistillation(SoftObjective):
     async def prepare(self, step: int, data: list[tinker.Datum]) -> Batch:
         """The student answers with the weights of ``step`` updates; the teacher scores."""
         config = self._config
+        # Demonstrations as texts need no samples, so no snapshot of the weights either.
         client = await self._session.sampling_client() if config.on_policy else None
         data, prompts, played = await self._source.texts(step, data, lambda: self._policy(client))
         soft, metrics = await demonstrated_targets(

@@ -140,6 +140,7 @@ async def demonstrated_targets(
 
     async def one(datum: tinker.Datum, prompt: tinker.ModelInput) -> tuple[SoftDatum, bool, int]:
         text = _TeacherText.of(datum, prompt, max_context_length)
+        # The first tokens get no targets: the teacher tends to begin by mentioning the demonstration.
         positions, at = text.positions[skip_first_n_tokens:], text.rows[skip_first_n_tokens:]
         rows = TopK(np.zeros((0, topk), np.int64), np.zeros((0, topk), np.float32))
         missing = 0
@@ -334,6 +335,7 @@ def reverse_kl_custom_loss(
     total = torch.zeros(())
     entropy, count = 0.0, 0
     for datum, logprobs in zip(data, logprobs_list, strict=True):
+        # The weights hold the teacher's probabilities; rows of zeros are not trained.
         q = datum.loss_fn_inputs["weights"].to_torch().to(logprobs.device)
         at = (q > 0).any(-1)
         present = q[at] > 0

@@ -233,6 +233,7 @@ def add_reverse_kl(
     Returns:
         ``teacher_kl`` and ``teacher_kl/dataset_i``, and what was added [N].
     """
+    # d of the docstring, for the trained tokens of all data in order.
     difference = sampled_logprobs(data_D) - teacher_logprobs
     counts = [int(np.count_nonzero(_mask(datum))) for datum in data_D]
     baseline = np.zeros_like(difference)

@@ -325,6 +325,7 @@ def distance_metrics(
     log_q = np.log(q, out=np.zeros_like(q), where=q > 0)
     student = np.where(q > 0, student, 0.0)  # an entry without a token has the id of another
     cross_entropy, entropy = -(q * student).sum(axis=-1), -(q * log_q).sum(axis=-1)
+    # KL over K + 1 outcomes: the top K, and the remaining probability of both models.
     rest = np.maximum(1 - mass, _ROUNDING)
     students_mass = np.where(q > 0, np.exp(student), 0.0).sum(axis=-1)
     students_rest = np.maximum(1 - students_mass, _ROUNDING)
@@ -439,6 +440,7 @@ def _reverse_kl(log_p: torch.Tensor, q: torch.Tensor) -> torch.Tensor:
     log_p = log_p.masked_fill(~present, 0.0)
     p = log_p.exp() * present
     inside = (p * (log_p - torch.where(present, q, 1.0).log())).sum()
+    # All tokens outside the top K count as one more outcome.
     p_rest = (1 - p.sum(-1)).clamp_min(_LEAST)
     q_rest = (1 - q.sum(-1)).clamp_min(_LEAST)
     return inside + (p_rest * (p_rest / q_rest).log()).sum()

@@ -61,6 +61,7 @@ def shares(weights: Sequence[float], batch_size: int) -> list[int]:
             f"batch_size: got {batch_size}, expected at least {len(weights)}, one example for each "
             "dataset"
         )
+    # Largest remainder: each further example goes to the dataset furthest below its share.
     exact = [batch_size * weight / math.fsum(weights) for weight in weights]
     counts = [1] * len(weights)
     for _ in range(batch_size - len(weights)):

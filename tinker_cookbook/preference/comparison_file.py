@@ -133,6 +133,7 @@ def _without_prompt(row: Mapping[str, Any]) -> LabeledComparison | None:
         rejected = parse_turns(row["rejected"], "rejected")
     else:
         chosen, rejected = _answers(row)
+    # The messages that both conversations share at the start are the prompt.
     shortest = min(len(chosen), len(rejected))
     common = next((i for i in range(shortest) if chosen[i] != rejected[i]), shortest)
     if chosen == rejected:  # the last message is the answer, so that equal answers are counted

@@ -91,6 +91,7 @@ class ComparisonEvaluator(SamplingClientEvaluator):
         """Computes the metrics for the weights of the client."""
         # In a thread: the first call loads a model and would block the event loop.
         model = await asyncio.to_thread(self.preference_model_builder)
+        # Opponents first: a baseline is sampled at the first evaluation only.
         against = await self._answers_against()
         answers = await self._answers(sampling_client, _POLICY)
         tasks = [

@@ -142,7 +142,7 @@ def without_ties(comparisons: ComparisonSet, part: str) -> ComparisonSet:
 
 @chz.chz
 class DPODatasetBuilderFromComparisons(ChatDatasetBuilder):
-    """Pairs of chosen and rejected answers for direct preference optimisation.
+    """Pairs of chosen and rejected answers for direct preference optimization.
 
     Both datums of a pair begin with the same prompt. What cannot be trained is left out and
     counted by reason in ``dropped`` of the datasets: answers that are the same or empty, ties, and

@@ -199,6 +199,7 @@ def reward_metrics(
 ) -> dict[str, float]:
     """Computes the metrics of :func:`pair_metrics` from the rewards [P] of P weighted pairs."""
     total = max(float(weights.sum()), 1e-12)
+    # Differences within rounding count as half right, so accuracy starts at 0.5.
     difference = chosen - rejected
     decided = np.abs(difference) > _UNDECIDED * loss.beta
     right = np.where(decided, difference > 0, 0.5)

@@ -102,6 +102,7 @@ class PreferenceModelFromChatRenderer(PreferenceModel):
         if not self.both_orders:
             logprobs = await self.label_logprobs(comparison)
         else:
+            # The mean of both orders cancels a position bias in the log-odds.
             first, second = await asyncio.gather(
                 self.label_logprobs(comparison), self.label_logprobs(comparison.swap())
             )

@@ -46,6 +46,7 @@ async def create_reference_client(
     name = reference_model_name
     if name is not None and not name.startswith("tinker://"):
         return await service.create_sampling_client(base_model=name)
+    # Not the weights of a resumed run: the reference must not move with the policy.
     path = name or config.load_checkpoint_path
     if path is None:
         return await service.create_sampling_client(base_model=config.model_name)

@@ -302,6 +302,7 @@ class PairEvaluator(TrainingClientEvaluator):
             training_client.forward(self._data[start : start + size], "cross_entropy")
             for start in range(0, len(self._data), size)
         ]
+        # The reference is frozen, so its scores are computed once and kept.
         if self._batch is None:
             self._batch = await self._pairs.pairs(self._data)
         logprobs = []

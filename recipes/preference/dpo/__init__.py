@@ -1,1 +1,1 @@
-"""Direct preference optimisation."""
+"""Direct preference optimization."""

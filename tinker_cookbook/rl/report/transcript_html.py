@@ -9,7 +9,7 @@ from typing import Any
 
 from tinker_cookbook.rl.advantages import is_constant
 from tinker_cookbook.rl.report.trajectory_metrics import GOOD_REWARD
-from tinker_cookbook.rl.report.transcript_rows import GroupEntry, number, plural
+from tinker_cookbook.rl.report.transcript_rows import LoggedGroup, number, plural
 from tinker_cookbook.rl.report.transcript_text import EpisodeText, Piece, TurnText, plain
 from tinker_cookbook.rl.types import StopReason, Transition
 from tinker_cookbook.utils.logtree import Node, Trace
@@ -55,7 +55,7 @@ pre.rl-answer { background: var(--answer-bg); border-left: 3px solid var(--accen
 def transcript_page(
     title: str,
     subtitle: str,
-    entries: Sequence[GroupEntry],
+    entries: Sequence[LoggedGroup],
     prompts: Mapping[int, list[Piece]],
     num_shown: int,
 ) -> Trace:
@@ -89,7 +89,7 @@ def transcript_page(
     return trace
 
 
-def _tiles(entries: Sequence[GroupEntry]) -> Node:
+def _tiles(entries: Sequence[LoggedGroup]) -> Node:
     groups = [entry.group for entry in entries]
     rewards = [reward for group in groups for reward in group.get_total_rewards()]
     constant = [_mean(g.get_total_rewards()) for g in groups if is_constant(g.get_total_rewards())]
@@ -110,7 +110,7 @@ def _tiles(entries: Sequence[GroupEntry]) -> Node:
     return Node("div", {"class": "rl-tiles"}, tiles)
 
 
-def _group_table(entries: Sequence[GroupEntry], num_shown: int) -> Node:
+def _group_table(entries: Sequence[LoggedGroup], num_shown: int) -> Node:
     rows = [_group_row(entry, entry.index < num_shown) for entry in entries]
     columns = ["group", "tags", "mean reward", "lowest", "highest", "deviation", "samples",
                "tokens an episode", "ended by"]  # fmt: skip
@@ -119,7 +119,7 @@ def _group_table(entries: Sequence[GroupEntry], num_shown: int) -> Node:
     return table_node(rows, columns, "Groups")
 
 
-def _group_row(entry: GroupEntry, linked: bool) -> list[Any]:
+def _group_row(entry: LoggedGroup, linked: bool) -> list[Any]:
     rewards = entry.group.get_total_rewards()
     trajectories = entry.group.trajectories_G
     stops = Counter(str(trajectory.stop_reason) for trajectory in trajectories)
@@ -138,13 +138,13 @@ def _group_row(entry: GroupEntry, linked: bool) -> list[Any]:
     ]
 
 
-def _dot(entry: GroupEntry, member: int) -> Node:
+def _dot(entry: LoggedGroup, member: int) -> Node:
     reward = entry.group.get_total_rewards()[member]
     title = f"sample {member}: reward {number(reward)}"
     return Node("span", {"class": f"rl-dot {_direction(entry, member)}".strip(), "title": title})
 
 
-def _direction(entry: GroupEntry, member: int) -> str:
+def _direction(entry: LoggedGroup, member: int) -> str:
     """Whether a sample is better or worse than its group, which is what training sees of it."""
     rewards = entry.group.get_total_rewards()
     if is_constant(rewards):
@@ -154,7 +154,7 @@ def _direction(entry: GroupEntry, member: int) -> str:
     return "rl-up" if difference > 0 else "rl-down" if difference < 0 else ""
 
 
-def _group_section(entry: GroupEntry, prompt: list[Piece] | None, trace: Trace) -> Node:
+def _group_section(entry: LoggedGroup, prompt: list[Piece] | None, trace: Trace) -> Node:
     group = entry.group
     rewards = group.get_total_rewards()
     heading = " · ".join([f"Group {entry.index}", *entry.tags])
@@ -177,7 +177,7 @@ def _group_section(entry: GroupEntry, prompt: list[Piece] | None, trace: Trace) 
     return node
 
 
-def _sample(entry: GroupEntry, member: int, show_prompt: bool, trace: Trace) -> Node:
+def _sample(entry: LoggedGroup, member: int, show_prompt: bool, trace: Trace) -> Node:
     trajectory, text = entry.group.trajectories_G[member], entry.texts[member]
     reward = trajectory.reward + entry.group.final_rewards_G[member]
     direction = _direction(entry, member)

@@ -15,7 +15,7 @@ SCHEMA_VERSION = 1
 
 
 @dataclass
-class GroupEntry:
+class LoggedGroup:
     """A finished group as a transcript shows it.
 
     Attributes:
@@ -39,7 +39,7 @@ class GroupEntry:
         return None if self.advantages is None else float(self.advantages[member])
 
 
-def summary_row(entry: GroupEntry, member: int, split: str, iteration: int) -> dict[str, Any]:
+def summary_row(entry: LoggedGroup, member: int, split: str, iteration: int) -> dict[str, Any]:
     """One episode; the keys are told in ``docs/04-rl-metrics.md``."""
     group, text = entry.group, entry.texts[member]
     trajectory = group.trajectories_G[member]

@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Self
 
 from tinker_cookbook.exceptions import DataValidationError, TinkerCookbookError, TrainingError
 from tinker_cookbook.rl.report.transcript_html import transcript_page
-from tinker_cookbook.rl.report.transcript_rows import GroupEntry, plural, summary_row
+from tinker_cookbook.rl.report.transcript_rows import LoggedGroup, plural, summary_row
 from tinker_cookbook.rl.report.transcript_text import Piece, TokenText
 from tinker_cookbook.rl.types import TrajectoryGroup
 from tinker_cookbook.utils.logtree import (
@@ -166,7 +166,7 @@ class TranscriptWriter:
             logger.warning("while handling %r: %s", error, second)
 
     def _write(
-        self, iteration: int, split: str, entries: Sequence[GroupEntry], num_groups: int
+        self, iteration: int, split: str, entries: Sequence[LoggedGroup], num_groups: int
     ) -> None:
         text = TokenText(self.tokenizer)
         for entry in entries:
@@ -186,7 +186,7 @@ class TranscriptWriter:
             ) from error
 
     def _write_rows(
-        self, base: str, iteration: int, split: str, entries: Sequence[GroupEntry]
+        self, base: str, iteration: int, split: str, entries: Sequence[LoggedGroup]
     ) -> None:
         rows = [
             encode_row(summary_row(entry, member, split, iteration))
@@ -201,7 +201,7 @@ class TranscriptWriter:
         base: str,
         iteration: int,
         split: str,
-        entries: Sequence[GroupEntry],
+        entries: Sequence[LoggedGroup],
         num_groups: int,
         text: TokenText,
     ) -> None:
@@ -227,12 +227,12 @@ def _entries(
     tags: Sequence[Sequence[str]],
     advantages: Sequence[Sequence[float] | None] | None,
     logs: Sequence[Trace | None] | None,
-) -> list[GroupEntry]:
+) -> list[LoggedGroup]:
     given = {"groups": groups, "tags": tags, "advantages": advantages, "logs": logs}
     lengths = {name: len(values) for name, values in given.items() if values is not None}
     if len(set(lengths.values())) > 1:
         raise DataValidationError(f"transcripts: got {lengths}, expected one entry for each group")
-    entries: list[GroupEntry] = []
+    entries: list[LoggedGroup] = []
     for index, group in enumerate(groups):
         if group is None:
             continue
@@ -243,5 +243,5 @@ def _entries(
                 f"{len(group.trajectories_G)} members, expected one each"
             )
         log = None if logs is None else logs[index]
-        entries.append(GroupEntry(index, group, list(tags[index]), mine, log))
+        entries.append(LoggedGroup(index, group, list(tags[index]), mine, log))
     return entries
