@@ -140,7 +140,7 @@ async def demonstrated_targets(
 
     async def one(datum: tinker.Datum, prompt: tinker.ModelInput) -> tuple[SoftDatum, bool, int]:
         text = _TeacherText.of(datum, prompt, max_context_length)
-        # The first tokens get no targets: the teacher tends to begin by mentioning the demonstration.
+        # No targets on the first tokens: the teacher tends to mention the demonstration there.
         positions, at = text.positions[skip_first_n_tokens:], text.rows[skip_first_n_tokens:]
         rows = TopK(np.zeros((0, topk), np.int64), np.zeros((0, topk), np.float32))
         missing = 0
