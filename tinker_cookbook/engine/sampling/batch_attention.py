@@ -1,9 +1,9 @@
-"""Attention over a batch in which sequences decode while others are still reading their prompt.
+"""Attention over a batch that mixes decode tokens and prefill chunks.
 
 The tokens of all sequences form one row [1, T], so every linear layer is a single product. Only
-attention needs to know which token belongs to which sequence: a ``BatchLayout`` says where each
-lies, and new keys and values go into the sequences' slots before anything attends. transformers
-calls ``attention_forward`` in place of its own attention while a layout is in use.
+attention needs to know which token belongs to which sequence: a ``BatchLayout`` holds the position
+of each. New keys and values are written to the KV cache before attention reads it. transformers
+calls ``attention_forward`` in place of its own attention while a layout is active.
 """
 
 from __future__ import annotations
@@ -26,13 +26,13 @@ from tinker_cookbook.engine.sampling.paged_cache import PagedSlot
 
 NAME = "tinker_cookbook_batch"
 BLOCK = 64
-"""Queries of a prompt that attend together; arenas hold a multiple, or the whole context."""
+"""Query block of a prefill. The capacity of a slot is a multiple of it, or the whole context."""
 
 
 class DecodeRows:
-    """Slots of an arena that get one token each, in the order of the slots.
+    """Decode tokens of a group of slots, one token each, in the order of the slots.
 
-    ``first`` is where they begin in the row of tokens.
+    ``first`` is the index of their first token in the batch.
     """
 
     def __init__(self, arena: Arena, first: int, slots: Sequence[Slot]) -> None:
@@ -48,12 +48,12 @@ class DecodeRows:
         self._biases: dict[int | None, torch.Tensor] = {}
 
     def write(self, layer: int, key: torch.Tensor, value: torch.Tensor) -> None:
-        """Stores this step's ``key`` and ``value`` [R, kv heads, D]."""
+        """Writes this step's ``key`` and ``value`` [R, kv heads, D] to the cache."""
         self.arena.keys[layer][self._places, :, self._at] = key
         self.arena.values[layer][self._places, :, self._at] = value
 
     def attend(self, layer: int, query: torch.Tensor, call: AttentionCall) -> torch.Tensor:
-        """``query`` [R, heads, D] over everything each row holds; returns [R, heads, D]."""
+        """Returns attention [R, heads, D] of ``query`` [R, heads, D] over each row's cache."""
         keys = self._chosen(self.arena.keys[layer])
         values = self._chosen(self.arena.values[layer])
         count, kv_heads, capacity, width = keys.shape
@@ -68,7 +68,8 @@ class DecodeRows:
         return out.view(count, query.shape[1], -1)
 
     def _chosen(self, tensor: torch.Tensor) -> torch.Tensor:
-        """The rows of ``tensor``, laid out as it is, so that products round alike."""
+        """Selects rows of ``tensor`` and keeps its memory layout, because products round
+        differently in another one."""
         if self._all:
             return tensor[: self.count]
         if tensor.is_contiguous():
@@ -76,7 +77,7 @@ class DecodeRows:
         return tensor.transpose(2, 3).index_select(0, self._places).transpose(2, 3)
 
     def _bias(self, window: int | None, kv_heads: int) -> torch.Tensor:
-        """fp32 [R * kv heads, 1, capacity]: 0 where a row sees a key, -inf elsewhere."""
+        """Returns fp32 [R * kv heads, 1, capacity]: 0 for visible keys, -inf for others."""
         if window not in self._biases:
             index = torch.arange(self.arena.capacity, device=self._at.device)
             bias = causal_bias(self._at, index, window)
@@ -85,11 +86,11 @@ class DecodeRows:
 
 
 class PrefillRow:
-    """One sequence that reads ``count`` tokens of its prompt, which begin at ``first``.
+    """Prefill chunk of one sequence: ``count`` tokens that begin at ``first`` in the batch.
 
-    Queries go in blocks that begin at multiples of ``BLOCK`` in the sequence and are always full,
-    padded where they are not. So what a token attends to is computed by the same products however
-    the prompt was cut, by a known prefix or by the size of a step, and rounds alike to the bit.
+    Query blocks begin at multiples of ``BLOCK`` in the sequence and are padded to full size. So the
+    same matrix products run wherever a prompt was split, by a cached prefix or by the token budget
+    of a step, and the results are equal to the bit.
     """
 
     def __init__(self, slot: Slot, first: int, count: int) -> None:
@@ -98,13 +99,13 @@ class PrefillRow:
         self._biases: dict[tuple[int, int | None], torch.Tensor] = {}
 
     def write(self, layer: int, key: torch.Tensor, value: torch.Tensor) -> None:
-        """Stores ``key`` and ``value`` [S, kv heads, D]."""
+        """Writes ``key`` and ``value`` [S, kv heads, D] to the cache."""
         arena, end = self.slot.arena, self._start + self.count
         arena.keys[layer][self.slot.index, :, self._start : end] = key.transpose(0, 1)
         arena.values[layer][self.slot.index, :, self._start : end] = value.transpose(0, 1)
 
     def attend(self, layer: int, query: torch.Tensor, call: AttentionCall) -> torch.Tensor:
-        """Causal attention of ``query`` [S, heads, D]; returns [S, heads, D]."""
+        """Returns causal attention [S, heads, D] of ``query`` [S, heads, D]."""
         before = self._start % BLOCK
         after = -(self._start + self.count) % BLOCK
         blocks = F.pad(query, (0, 0, 0, 0, before, after)).split(BLOCK)
@@ -115,7 +116,7 @@ class PrefillRow:
     def _block(
         self, layer: int, number: int, query: torch.Tensor, call: AttentionCall
     ) -> torch.Tensor:
-        """Attention of the queries [BLOCK, heads, D] of one block."""
+        """Returns the attention of one block of queries [BLOCK, heads, D]."""
         arena = self.slot.arena
         end = min((number + 1) * BLOCK, arena.capacity)
         keys = arena.keys[layer][self.slot.index, :, :end]
@@ -128,7 +129,7 @@ class PrefillRow:
         return out.view(query.shape[1], BLOCK, -1).transpose(0, 1)
 
     def _bias(self, number: int, end: int, window: int | None) -> torch.Tensor:
-        """fp32 [1, BLOCK, end]: 0 where a query sees a key, -inf elsewhere."""
+        """Returns fp32 [1, BLOCK, end]: 0 for visible keys, -inf for others."""
         if (number, window) not in self._biases:
             device = self.slot.arena.device
             query = torch.arange(number * BLOCK, (number + 1) * BLOCK, device=device)
@@ -139,7 +140,7 @@ class PrefillRow:
 
 @dataclass(frozen=True)
 class AttentionCall:
-    """The settings of one layer's attention."""
+    """Attention settings of one layer."""
 
     scale: float
     window: int | None = None
@@ -149,7 +150,7 @@ class AttentionCall:
     def weights(
         self, query: torch.Tensor, keys: torch.Tensor, bias: torch.Tensor, count: int
     ) -> torch.Tensor:
-        """Attention weights [N, Q, K] of ``query`` [N, Q, D] over ``keys`` [N, K, D].
+        """Returns attention weights [N, Q, K] of ``query`` [N, Q, D] over ``keys`` [N, K, D].
 
         ``bias`` [N or 1, Q or 1, K]; N is ``count`` sequences times kv heads. Scores and softmax
         are fp32.
@@ -166,7 +167,7 @@ class AttentionCall:
         return self._with_sinks(scores, count).to(query.dtype)
 
     def _with_sinks(self, scores: torch.Tensor, count: int) -> torch.Tensor:
-        """Softmax with one more logit a head, whose weight goes nowhere."""
+        """Computes softmax with an extra sink logit for each head, whose weight is dropped."""
         assert self.sinks is not None
         kv_heads = len(scores) // count
         sinks = self.sinks.float().view(1, kv_heads, -1, 1)
@@ -180,7 +181,8 @@ Part: TypeAlias = DecodeRows | PrefillRow | Run
 
 
 def decoding(slots: Sequence[AnySlot], first: int) -> list[Part]:
-    """One token for each of ``slots``, a group of their cache, from ``first`` in the row on."""
+    """Returns the decode part for ``slots``, a group of one cache; ``first`` is its index in the
+    batch."""
     if isinstance(slots[0], Slot):
         together = [slot for slot in slots if isinstance(slot, Slot)]
         return [DecodeRows(slots[0].arena, first, together)]
@@ -189,7 +191,7 @@ def decoding(slots: Sequence[AnySlot], first: int) -> list[Part]:
 
 
 def reading(slot: AnySlot, first: int, count: int) -> Part:
-    """``count`` tokens of a prompt."""
+    """Returns the part for a prefill chunk of ``count`` tokens."""
     if isinstance(slot, Slot):
         return PrefillRow(slot, first, count)
     assert isinstance(slot, PagedSlot)
@@ -198,15 +200,15 @@ def reading(slot: AnySlot, first: int, count: int) -> Part:
 
 @dataclass
 class BatchLayout:
-    """Where the sequences of a batch lie in its row of tokens."""
+    """Positions of the sequences in the token row of a batch."""
 
     parts: Sequence[Part]
     windows_seen: dict[int, int | None] = field(default_factory=dict)
-    """Window that each layer asked for, kept for the trial at load."""
+    """Sliding window of each layer; the check at load reads it."""
 
     @cached_property
     def slots(self) -> SlotAttention | None:
-        """One call a layer for all parts, where there is a routine for it."""
+        """Returns the slots of all parts for one call of the C kernel, if it supports them."""
         runs = [part for part in self.parts if isinstance(part, Run)]
         return SlotAttention(runs) if runs else None
 
@@ -215,7 +217,7 @@ _layout: ContextVar[BatchLayout] = ContextVar("batch layout")
 
 
 def use(layout: BatchLayout) -> AbstractContextManager[None]:
-    """Attention inside the block is that of ``layout``."""
+    """Activates ``layout`` inside the block."""
     return attention_hook.using(_layout, layout)
 
 
@@ -232,7 +234,8 @@ def attention_forward(
     s_aux: torch.Tensor | None = None,
     **kwargs: Any,
 ) -> tuple[torch.Tensor, None]:
-    """transformers' attention interface: q [1, heads, T, D], k and v [1, kv heads, T, D]."""
+    """Implements transformers' attention interface: q [1, heads, T, D], k and v [1, kv heads, T,
+    D]."""
     layout = _layout.get()
     layer = int(module.layer_idx)  # type: ignore[arg-type]
     layout.windows_seen[layer] = sliding_window
@@ -251,5 +254,5 @@ def attention_forward(
 
 
 def register() -> None:
-    """Makes it known to transformers."""
+    """Registers the attention function with transformers."""
     attention_hook.register(NAME, attention_forward)

@@ -1,4 +1,4 @@
-"""What one step of a batch computes: which tokens, where they lie, and whose they are."""
+"""Plan of one step: which tokens run, at which positions, and with which adapter."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ from tinker_cookbook.engine.sampling.sampler import Sampler, segments_of
 
 @dataclass
 class BatchPlan:
-    """The tokens of a step, in one row; ``owners`` names the sampler of each."""
+    """Tokens of one step in one row; ``owners`` is the sampler of each token."""
 
     parts: list[Part] = field(default_factory=list)
     tokens: list[int] = field(default_factory=list)
     positions: list[int] = field(default_factory=list)
     owners: list[Sampler] = field(default_factory=list)
     outputs: list[tuple[int, SampledSequence]] = field(default_factory=list)
-    """Rows that draw a token in this step, and the place of the hidden state that decides it."""
+    """Sequences that sample a token in this step, with the index of their hidden state."""
     _progress: list[tuple[PrefillRequest, int]] = field(default_factory=list)
 
     @classmethod
@@ -35,7 +35,8 @@ class BatchPlan:
         readings: Sequence[PrefillRequest],
         step_tokens: int,
     ) -> BatchPlan | None:
-        """One token for each of ``rows``, then prompts up to ``step_tokens``; ``None`` if empty."""
+        """Plans one token for each of ``rows``, then prefill up to ``step_tokens``; ``None`` if
+        empty."""
         plan = cls()
         for slots in cache.groups(_by_sampler(rows)):
             plan._decode(slots, rows)
@@ -51,15 +52,15 @@ class BatchPlan:
 
     @property
     def layout(self) -> BatchLayout:
-        """Where attention finds the sequences."""
+        """Returns the layout that attention uses."""
         return BatchLayout(self.parts)
 
     def segments(self, device: torch.device) -> Segments:
-        """The tokens of each adapter."""
+        """Returns the token segments of each adapter."""
         return segments_of(self.owners, device)
 
     def advance(self) -> list[PrefillRequest]:
-        """Counts what was read; returns the prompts that are complete."""
+        """Advances the prefills; returns those that are complete."""
         done = []
         for prompt, count in self._progress:
             assert prompt.slot is not None
@@ -76,9 +77,10 @@ class BatchPlan:
             self._append([row.sample.tokens[-1]], [slot.length], row.request.sampler)
 
     def _read_fairly(self, readings: Sequence[PrefillRequest], room: int) -> None:
-        """Gives each sampler an equal part of ``room``, and what one leaves to those that follow.
+        """Divides the token budget ``room`` equally among samplers; the next ones get what one
+        leaves.
 
-        So a short prompt is read at once, however much another client has to read.
+        So a short prompt is prefilled at once, however long another client's prompts are.
         """
         prompts: dict[Sampler, list[PrefillRequest]] = {}
         for prompt in readings:
@@ -108,7 +110,7 @@ class BatchPlan:
 
 
 def _by_sampler(rows: Mapping[AnySlot, SampledSequence]) -> list[AnySlot]:
-    """The slots, those of one sampler side by side."""
+    """Returns the slots, with those of one sampler next to each other."""
     samplers: dict[Sampler, list[AnySlot]] = {}
     for slot, row in rows.items():
         samplers.setdefault(row.request.sampler, []).append(slot)

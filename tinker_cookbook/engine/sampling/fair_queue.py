@@ -1,9 +1,9 @@
-"""Samples that wait for a place in the batch, and whose turn it is.
+"""Fair queue of the samples that wait for a place in the batch.
 
-An owner is who shares the engine with others: that of a server's key, or a sampler by itself where
-none is named. The next place goes to the owner that holds the fewest, and among an owner's
-samplers to the one that holds the fewest; the requests of a sampler keep their order. So a request
-of 1,024 samples delays no other owner's first.
+An owner is a key of the server, or a sampler by itself if no owner is given. The next free place
+goes to the owner with the fewest running sequences, and within an owner to the sampler with the
+fewest. Requests of one sampler keep their order. So a request of 1,024 samples does not delay the
+first sample of another owner.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from tinker_cookbook.engine.sampling.sampler import Sampler
 
 @dataclass(eq=False)
 class Waiting:
-    """Samples of one request that have not begun, or continue later, after ``tokens`` [T]."""
+    """Waiting samples of one request: not started, or preempted after ``tokens`` [T]."""
 
     request: SampleRequest
     tokens: np.ndarray
@@ -29,12 +29,12 @@ class Waiting:
 
     @classmethod
     def of(cls, row: SampledSequence) -> Waiting:
-        """One sample that is to continue after what was drawn of it."""
+        """Returns the entry of a preempted sample, which continues after its sampled tokens."""
         return cls(row.request, row.tokens, deque([row]))
 
     @property
     def sampler(self) -> Sampler:
-        """The weights it is sampled from."""
+        """Returns the sampler of the request."""
         return self.request.sampler
 
 
@@ -43,13 +43,13 @@ Place: TypeAlias = tuple[Hashable, Sampler]
 
 
 def owner_of(request: SampleRequest) -> Hashable:
-    """Who is to get a fair share of the batch."""
+    """Returns the owner that the fair share is computed for."""
     sampler = request.sampler
     return sampler if sampler.owner is None else sampler.owner
 
 
 class Shares:
-    """How many places of the batch each owner, and each of its samplers, holds."""
+    """Numbers of running sequences for each owner and for each of its samplers."""
 
     def __init__(self, rows: Iterable[SampledSequence]) -> None:
         self.total = 0
@@ -59,28 +59,29 @@ class Shares:
             self.add(row.request)
 
     def add(self, request: SampleRequest, places: int = 1) -> None:
-        """Counts ``places`` more (or fewer, if negative) for the request's owner."""
+        """Adds ``places`` (may be negative) to the count of the request's owner."""
         owner = owner_of(request)
         self.total += places
         self._owners[owner] += places
         self._runs[owner, request.sampler] += places
 
     def of_owner(self, owner: Hashable) -> int:
-        """Places that an owner holds."""
+        """Returns the number of running sequences of an owner."""
         return self._owners[owner]
 
     def of_run(self, owner: Hashable, sampler: Sampler) -> int:
-        """Places that one of its samplers holds."""
+        """Returns the number of running sequences of one sampler."""
         return self._runs[owner, sampler]
 
     def largest(self) -> Place:
-        """The owner with the most places, and its sampler with the most."""
+        """Returns the owner with most running sequences, and its sampler with most."""
         return self._largest_run(max(self._owners, key=self._owners.__getitem__))
 
     def gives_way_to(self, request: SampleRequest) -> Place | None:
-        """Owner and sampler from which a place may be taken for ``request``.
+        """Returns the owner and sampler that may be preempted for ``request``.
 
-        Only where the other still holds at least as many afterwards: no place goes back and forth.
+        The other must still have at least as many sequences afterwards, so that two owners
+        do not preempt each other in turns.
         """
         if not self.total:
             return None
@@ -99,7 +100,7 @@ class Shares:
 
 
 class FairQueue:
-    """What waits, by owner and by sampler."""
+    """Waiting requests, by owner and by sampler."""
 
     def __init__(self) -> None:
         # Who was served last stands last: it decides between those that hold equally many places.
@@ -114,7 +115,7 @@ class FairQueue:
                 yield from queue
 
     def add(self, waiting: Waiting, *, first: bool = False) -> None:
-        """Puts it behind, or before, what waits for the same sampler."""
+        """Appends the entry to the sampler's queue, or prepends it."""
         runs = self._owners.setdefault(owner_of(waiting.request), {})
         queue = runs.setdefault(waiting.sampler, deque())
         if first:
@@ -123,7 +124,7 @@ class FairQueue:
             queue.append(waiting)
 
     def in_turn(self, shares: Shares) -> list[Waiting]:
-        """The first of each sampler's requests, those that hold the fewest places first."""
+        """Yields the first request of each sampler, samplers with the fewest sequences first."""
         heads = [
             (shares.of_owner(owner), shares.of_run(owner, run), queue[0])
             for owner, runs in self._owners.items()
@@ -134,11 +135,11 @@ class FairQueue:
 
     @property
     def contested(self) -> bool:
-        """Whether more than one sampler waits for places."""
+        """Whether more than one sampler has waiting requests."""
         return sum(len(runs) for runs in self._owners.values()) > 1
 
     def take(self, waiting: Waiting, count: int) -> list[SampledSequence]:
-        """Removes ``count`` rows of a request that is the first of its sampler."""
+        """Removes ``count`` samples of a request that is the first of its sampler."""
         rows = [waiting.rows.popleft() for _ in range(count)]
         owner = owner_of(waiting.request)
         runs = self._owners.pop(owner)
@@ -152,7 +153,7 @@ class FairQueue:
         return rows
 
     def drop_done(self) -> None:
-        """Removes the requests that were cancelled or have failed."""
+        """Removes requests that were cancelled or have failed."""
         kept = [waiting for waiting in self if not waiting.request.future.done()]
         if len(kept) == sum(1 for _ in self):
             return

@@ -1,7 +1,7 @@
-"""Sampling through transformers' own cache, a request at a time for each owner.
+"""Sampling with transformers' own cache, one request at a time for each owner.
 
-For models whose layers keep more than keys and values, which the ``scheduler`` cannot hold. The
-prompt is run once for all samples of a request, and rows leave as they finish.
+It serves models with recurrent state, which the KV cache of ``scheduler`` cannot store. One
+prefill serves all samples of a request, and finished rows leave the batch.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from tinker_cookbook.engine.sampling.requests import SampleRequest
 from tinker_cookbook.engine.sampling.sample_sequences import sample_sequences
 
 _MOST_REQUESTS = 8
-"""Requests that are sampled in turn; each holds a cache of its own."""
+"""Maximum number of running requests; each has its own cache."""
 
 
 @dataclass(eq=False)
@@ -28,7 +28,8 @@ class _Running:
 
 
 class FallbackSampler:
-    """The requests of one base model, with the methods of ``Scheduler``. On the engine's worker."""
+    """Scheduler for models with recurrent state; same methods as ``Scheduler``, on the engine's
+    worker."""
 
     def __init__(self) -> None:
         self._waiting = FairQueue()
@@ -36,7 +37,7 @@ class FallbackSampler:
 
     @property
     def busy(self) -> bool:
-        """Whether a step has anything to do."""
+        """Whether a step has work to do."""
         return bool(self._running or self._waiting)
 
     def add(self, request: SampleRequest) -> None:
@@ -44,7 +45,8 @@ class FallbackSampler:
         self._waiting.add(Waiting(request, request.prompt, deque(request.rows)))
 
     def step(self) -> None:
-        """One token for each sample of the running requests. Errors go to their request."""
+        """Samples one token for each sequence of the running requests. An error fails its request
+        alone."""
         self._begin()
         for running in list(self._running):
             try:
@@ -66,7 +68,7 @@ class FallbackSampler:
             request.future.cancel()
 
     def _begin(self) -> None:
-        """Lets each owner have one request running."""
+        """Starts one request for each owner."""
         self._waiting.drop_done()
         shares = Shares(row for one in self._running for row in one.request.rows[:1])
         for waiting in self._waiting.in_turn(shares):
@@ -83,7 +85,7 @@ class FallbackSampler:
 
 
 def _sampling(request: SampleRequest) -> Iterator[None]:
-    """Completes ``request``; stops after each forward pass."""
+    """Runs ``request`` to its end; yields after each forward pass."""
     from transformers import DynamicCache
 
     base = request.sampler.base

@@ -1,10 +1,10 @@
-"""Keys and values of the sequences that are being sampled, for torch's own operators.
+"""Contiguous KV cache for torch's own operators.
 
-Each sequence has a slot in an arena: per layer a tensor [slots, kv heads, capacity, head dim], of
-which the first slots are taken. Sequences of like length share an arena, so that attention is one
-batched product over contiguous memory with little padding; a sequence that outgrows its arena
-moves to the next. (Pages would have to be gathered at every layer of every step; a move copies a
-sequence a handful of times in its life.)
+Each sequence has a slot in an arena: per layer a tensor [slots, kv heads, capacity, head dim], in
+which used slots come first. Sequences of similar length share an arena, so attention is one
+batched product over contiguous memory with little padding. A sequence that outgrows its arena
+moves to the next one. (Torch's operators would have to gather pages in every layer of every step; a
+move copies a sequence only a few times.)
 """
 
 from __future__ import annotations
@@ -18,9 +18,9 @@ import torch
 
 @dataclass(frozen=True)
 class LayerShape:
-    """What one layer keeps of a token: for each head a key and a value of these widths.
+    """Shape of one layer's cache for one token: number of kv heads, widths of key and value.
 
-    ``plain`` is attention by softmax alone, with neither a cap on its scores nor sinks.
+    ``plain``: softmax attention without soft cap and without sinks.
     """
 
     heads: int
@@ -30,68 +30,68 @@ class LayerShape:
 
 
 class AnySlot(Protocol):
-    """The place of one sequence, of which ``length`` tokens are filled."""
+    """Cache of one sequence, of which ``length`` tokens are filled."""
 
     length: int
 
     @property
     def capacity(self) -> int:
-        """Tokens that there is room for."""
+        """Number of tokens that fit."""
         ...
 
 
 class AnyCache(Protocol):
-    """What a batch asks of its cache; each kind has slots of its own."""
+    """Interface of a KV cache; each implementation has its own type of slot."""
 
     @property
     def bytes_per_token(self) -> int:
-        """Memory that one token takes in all layers."""
+        """Returns the bytes that one token takes in all layers."""
         ...
 
     def groups(self, slots: Iterable[Any]) -> Iterator[Sequence[AnySlot]]:
-        """``slots``, as they lie."""
+        """Groups ``slots`` by their place in memory."""
         ...
 
     def capacity(self, length: int) -> int:
-        """Tokens that the slot of a sequence of ``length`` tokens holds."""
+        """Returns the capacity of a slot for ``length`` tokens."""
         ...
 
     def new(self, length: int) -> AnySlot:
-        """An empty slot with room for ``length`` tokens."""
+        """Allocates an empty slot for ``length`` tokens."""
         ...
 
     def reserve(self, length: int, count: int) -> None:
-        """Makes room for ``count`` further slots of ``length`` tokens."""
+        """Allocates memory for ``count`` further slots of ``length`` tokens."""
         ...
 
     def grow(self, slot: Any, length: int) -> AnySlot:
-        """``slot``, or one with its content, with room for ``length`` tokens."""
+        """Returns ``slot``, or a larger slot with its content, with capacity for ``length`` tokens."""
         ...
 
     def to_grow(self, slot: Any) -> int:
-        """Tokens for which ``grow`` takes memory."""
+        """Returns the number of tokens that ``grow`` allocates."""
         ...
 
     def copy(self, slot: Any, length: int, room: int) -> AnySlot:
-        """A further slot with the first ``length`` tokens of ``slot`` and room for ``room``."""
+        """Allocates a slot of ``room`` tokens and copies the first ``length`` tokens of ``slot``."""
         ...
 
     def adopt(self, slot: Any) -> AnySlot:
-        """Takes over a sequence that has ended."""
+        """Takes over the slot of a finished sequence."""
         ...
 
     def free(self, slot: Any) -> None:
-        """Gives back a slot."""
+        """Frees a slot."""
         ...
 
     def shrink(self) -> None:
-        """Gives back all memory that no sequence needs."""
+        """Frees all unused memory."""
         ...
 
 
 @dataclass(eq=False)
 class Slot:
-    """The place of one sequence; ``length`` tokens of it are filled."""
+    """Cache of one sequence in an arena; ``length`` tokens of it are filled."""
 
     arena: Arena
     index: int
@@ -99,12 +99,12 @@ class Slot:
 
     @property
     def capacity(self) -> int:
-        """Tokens that there is room for."""
+        """Number of tokens that fit."""
         return self.arena.capacity
 
 
 class Arena:
-    """Slots of one capacity; those taken are the first."""
+    """Slots of one capacity; used slots come first."""
 
     def __init__(
         self,
@@ -120,7 +120,7 @@ class Arena:
         self.values = [self._empty(0, shape.heads, shape.value) for shape in shapes]
 
     def take(self) -> Slot:
-        """A slot behind those taken."""
+        """Allocates a slot after the used ones."""
         held = len(self.keys[0])
         if len(self.slots) == held:
             self._resize(held + max(8, held // 4))
@@ -129,7 +129,7 @@ class Arena:
         return slot
 
     def reserve(self, count: int) -> None:
-        """Makes room for ``count`` further slots, so that they need not be moved one by one."""
+        """Allocates memory for ``count`` further slots at once."""
         if len(self.slots) + count > len(self.keys[0]):
             self._resize(len(self.slots) + count)
 
@@ -149,7 +149,7 @@ class Arena:
             self._resize(2 * len(self.slots))
 
     def shrink(self) -> None:
-        """Gives back memory that no slot needs."""
+        """Frees memory of unused slots."""
         if len(self.slots) < len(self.keys[0]):
             self._resize(len(self.slots))
 
@@ -169,10 +169,11 @@ class Arena:
     def _empty(
         self, count: int, heads: int, width: int, *, by_column: bool = False
     ) -> torch.Tensor:
-        """[count, heads, capacity, width]; ``by_column`` has it [.., width, capacity] in memory.
+        """Allocates [count, heads, capacity, width]; ``by_column`` stores it as [.., width,
+        capacity].
 
-        Queries are multiplied with transposed keys, and a CPU takes half the time for it if the
-        transpose lies row by row; with torch's own products in bfloat16 there is little to gain.
+        Attention multiplies queries with transposed keys. On a CPU this takes half the time if
+        the transpose is contiguous; with torch's bfloat16 products there is little to gain.
         """
         # Zeros, because attention multiplies what lies beyond a sequence's end by zero, and
         # memory that was never written may hold NaN.
@@ -185,9 +186,9 @@ class Arena:
 
 @dataclass
 class KVCache:
-    """All arenas of one base model.
+    """KV cache of one base model, in arenas.
 
-    ``shapes`` has one entry for each layer; ``longest`` is the longest sequence there may be.
+    ``shapes`` has one entry for each layer; ``longest`` is the maximum sequence length.
     """
 
     shapes: Sequence[LayerShape]
@@ -197,7 +198,7 @@ class KVCache:
     _arenas: dict[int, Arena] = field(default_factory=dict)
 
     def groups(self, slots: Iterable[Slot]) -> Iterator[list[Slot]]:
-        """``slots`` as they lie: those of one arena together, short ones first."""
+        """Groups ``slots`` by arena, short ones first."""
         chosen = set(slots)
         for capacity in sorted(self._arenas):
             if here := [slot for slot in self._arenas[capacity].slots if slot in chosen]:
@@ -205,24 +206,24 @@ class KVCache:
 
     @property
     def bytes_per_token(self) -> int:
-        """Memory that one token takes in all layers."""
+        """Returns the bytes that one token takes in all layers."""
         numbers = sum(shape.heads * (shape.key + shape.value) for shape in self.shapes)
         return numbers * self.dtype.itemsize
 
     def capacity(self, length: int) -> int:
-        """Tokens that the slot of a sequence of ``length`` tokens holds."""
+        """Returns the capacity of a slot for ``length`` tokens."""
         return min(self.longest, _round_up(length))
 
     def new(self, length: int) -> Slot:
-        """An empty slot with room for ``length`` tokens."""
+        """Allocates an empty slot for ``length`` tokens."""
         return self._arena(length).take()
 
     def reserve(self, length: int, count: int) -> None:
-        """Makes room for ``count`` further slots of ``length`` tokens."""
+        """Allocates memory for ``count`` further slots of ``length`` tokens."""
         self._arena(length).reserve(count)
 
     def grow(self, slot: Slot, length: int) -> Slot:
-        """``slot``, or one with its content, with room for ``length`` tokens."""
+        """Returns ``slot``, or a larger slot with its content, with capacity for ``length`` tokens."""
         if length <= slot.arena.capacity:
             return slot
         moved = self.copy(slot, slot.length, length)
@@ -230,17 +231,17 @@ class KVCache:
         return moved
 
     def to_grow(self, slot: Slot) -> int:
-        """Tokens for which ``grow`` takes memory, until the old slot is free."""
+        """Returns the number of tokens that ``grow`` allocates before it frees the old slot."""
         return 2 * slot.capacity
 
     def adopt(self, slot: Slot) -> Slot:
-        """Takes over a sequence of another cache that has ended."""
+        """Takes over the slot of a finished sequence from another cache."""
         kept = self.copy(slot, slot.length, slot.length)
         slot.arena.give_back(slot)
         return kept
 
     def copy(self, slot: Slot, length: int, room: int) -> Slot:
-        """A further slot with the first ``length`` tokens of ``slot`` and room for ``room``."""
+        """Allocates a slot of ``room`` tokens and copies the first ``length`` tokens of ``slot``."""
         new = self.new(room)
         for source, target in (
             (slot.arena.keys, new.arena.keys),
@@ -252,11 +253,11 @@ class KVCache:
         return new
 
     def free(self, slot: Slot) -> None:
-        """Gives back a slot."""
+        """Frees a slot."""
         slot.arena.give_back(slot)
 
     def shrink(self) -> None:
-        """Gives back all memory that no sequence needs."""
+        """Frees all unused memory."""
         for arena in self._arenas.values():
             arena.shrink()
 
@@ -268,10 +269,10 @@ class KVCache:
 
 
 def _round_up(length: int) -> int:
-    """The next of 64, 96, 128, 192, 256, 384, 512, 768 …
+    """Rounds up to the next of 64, 96, 128, 192, 256, 384, 512, 768 …
 
-    Finer steps would save padding, but attention is a call for each arena, and calls with a few
-    rows cost as much as what they save.
+    Finer steps would save padding, but attention is one call for each arena, and a call with few
+    rows costs as much as the saved padding.
     """
     size = 64
     while size < length:

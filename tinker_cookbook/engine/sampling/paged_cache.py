@@ -1,8 +1,8 @@
-"""Keys and values in pages, for the compiled routine (``native/attention.c``).
+"""Paged KV cache for the C kernel (``kernels/cpu/attention.c``).
 
-A sequence is a list of pages. One that begins like another has the full pages of that beginning in
-common with it: the samples of a prompt, a next turn and what is kept for it. So they take no
-memory of their own, are never copied, and are read once for all who are near each other in a step.
+The block table of a sequence is a list of pages. Sequences with a common prefix share its full
+pages: the samples of a prompt, the next turn of a conversation, and cached prefixes. Shared pages
+need no extra memory, are never copied, and are read once for neighbouring sequences of a step.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from tinker_cookbook.engine.sampling.kv_cache import AnyCache, KVCache, LayerSha
 
 @dataclass(eq=False)
 class Page:
-    """Memory for the tokens of a page in all layers, and how many sequences hold it."""
+    """Memory of one page in all layers, with its reference count."""
 
     memory: torch.Tensor
     address: int
@@ -27,7 +27,7 @@ class Page:
 
 @dataclass(eq=False)
 class PagedSlot:
-    """The pages of one sequence; ``length`` tokens of them are filled."""
+    """Block table of one sequence; ``length`` tokens of its pages are filled."""
 
     cache: PagedCache
     pages: list[Page] = field(default_factory=list)
@@ -35,15 +35,15 @@ class PagedSlot:
 
     @property
     def capacity(self) -> int:
-        """Tokens that there is room for."""
+        """Number of tokens that fit."""
         return len(self.pages) * self.cache.page
 
 
 class PagedCache:
-    """All pages of one base model.
+    """Paged KV cache of one base model.
 
-    Of layer ``i`` a page holds keys [kv heads, width, page] from element ``keys_at[i]`` on, and
-    values [kv heads, page, width] from ``values_at[i]``.
+    In a page the keys of layer ``i``, [kv heads, width, page], begin at element ``keys_at[i]``, and
+    its values, [kv heads, page, width], at ``values_at[i]``.
     """
 
     def __init__(
@@ -63,37 +63,37 @@ class PagedCache:
 
     @property
     def bytes_per_token(self) -> int:
-        """Memory that one token takes in all layers."""
+        """Returns the bytes that one token takes in all layers."""
         return self._size // self.page * self.dtype.itemsize
 
     def capacity(self, length: int) -> int:
-        """Tokens that the pages of a sequence of ``length`` tokens hold."""
+        """Returns the capacity of the pages of ``length`` tokens."""
         return -(-length // self.page) * self.page
 
     def groups(self, slots: Iterable[PagedSlot]) -> Iterator[list[PagedSlot]]:
-        """``slots``, all together."""
+        """Returns ``slots`` as one group."""
         if together := list(slots):
             yield together
 
     def new(self, length: int) -> PagedSlot:
-        """An empty sequence with room for ``length`` tokens."""
+        """Allocates an empty sequence for ``length`` tokens."""
         return self.grow(PagedSlot(self), length)
 
     def reserve(self, length: int, count: int) -> None:
-        """Nothing to do: a page is as quickly had as many."""
+        """Does nothing: pages are allocated on demand."""
 
     def grow(self, slot: PagedSlot, length: int) -> PagedSlot:
-        """``slot`` itself, with room for ``length`` tokens."""
+        """Appends pages to ``slot`` up to ``length`` tokens; returns it."""
         while slot.capacity < length:
             slot.pages.append(self._take())
         return slot
 
     def to_grow(self, slot: PagedSlot) -> int:
-        """Tokens for which ``grow`` takes memory."""
+        """Returns the number of tokens that ``grow`` allocates."""
         return self.page
 
     def copy(self, slot: PagedSlot, length: int, room: int) -> PagedSlot:
-        """A further sequence that begins with the first ``length`` tokens of ``slot``."""
+        """Returns a new sequence that shares the first ``length`` tokens of ``slot``."""
         full = length // self.page
         new = PagedSlot(self, slot.pages[:full], length)
         for page in new.pages:
@@ -105,19 +105,19 @@ class PagedCache:
         return self.grow(new, room)
 
     def adopt(self, slot: PagedSlot) -> PagedSlot:
-        """Takes over a sequence that has ended, without the pages that it did not need."""
+        """Takes over a finished sequence and frees its unused pages."""
         needed = self.capacity(slot.length) // self.page
         self._release(slot.pages[needed:])
         del slot.pages[needed:]
         return slot
 
     def free(self, slot: PagedSlot) -> None:
-        """Gives back what nobody else holds."""
+        """Frees the pages that no other sequence references."""
         self._release(slot.pages)
         slot.pages = []
 
     def shrink(self) -> None:
-        """Gives back all memory that no sequence needs."""
+        """Frees all unused memory."""
         self._free.clear()
 
     def _take(self) -> Page:
@@ -138,7 +138,7 @@ class PagedCache:
 def cache_for(
     shapes: Sequence[LayerShape], dtype: torch.dtype, device: torch.device, longest: int
 ) -> AnyCache:
-    """Pages where the compiled routine computes all that the layers ask for, else arenas."""
+    """Returns a paged cache if the C kernel supports all layers, else an arena cache."""
     if suits(dtype, device) and all(shape.plain for shape in shapes):
         return PagedCache(shapes, dtype, device)
     return KVCache(shapes, dtype, device, longest)

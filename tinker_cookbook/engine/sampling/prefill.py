@@ -1,8 +1,7 @@
-"""Prompts on their way into the cache, and which of them wait for another that begins alike.
+"""Prefill of prompts, with common prefixes computed once.
 
-A hundred requests with the same long instruction may come at once. Each reads for itself only what
-the ones before it do not: it waits until the first has read what they have in common, and takes a
-copy of that.
+Many requests with the same long instruction may arrive at once. One of them (the leader) prefills
+the common prefix; the others (followers) wait, copy it, and prefill only the rest.
 """
 
 from __future__ import annotations
@@ -20,10 +19,10 @@ from tinker_cookbook.engine.training.prefix_tree import common_prefix
 
 @dataclass(eq=False)
 class PrefillRequest:
-    """A prompt on its way into ``slot``; the samples of ``rows`` begin once it is read.
+    """Prefill of one prompt into ``slot``; the samples of ``rows`` start when it is complete.
 
-    Without a slot it waits until ``leader`` has read the first ``shared`` tokens, which are its
-    own first ones too.
+    Without a slot it waits until ``leader`` has computed the first ``shared`` tokens, which both
+    prompts have in common.
     """
 
     sampler: Sampler
@@ -35,27 +34,28 @@ class PrefillRequest:
 
     @property
     def held(self) -> int:
-        """Tokens that it has, or will have, memory for."""
+        """Number of tokens that have, or will have, memory."""
         return len(self.tokens) if self.slot is None else self.slot.capacity
 
     @property
     def left(self) -> int:
-        """Tokens that are yet to be read."""
+        """Number of tokens left to prefill."""
         return len(self.tokens) - (0 if self.slot is None else self.slot.length)
 
     @property
     def may_begin(self) -> bool:
-        """Whether what it waited for is there."""
+        """Whether the leader has computed the common prefix."""
         if self.slot is not None or self.leader is None or self.leader.slot is None:
             return False
         return self.leader.slot.length >= self.shared
 
     def joins(self, sampler: Sampler, tokens: np.ndarray) -> bool:
-        """Whether it is the very prompt that is asked for."""
+        """Whether this is the prefill of exactly this prompt."""
         return self.sampler is sampler and np.array_equal(self.tokens, tokens)
 
     def follow(self, others: Iterable[PrefillRequest], least: int) -> None:
-        """Takes for leader the first of ``others`` that shares most, if that is ``least``."""
+        """Chooses as leader the first of ``others`` with the longest common prefix of at least
+        ``least`` tokens."""
         self.leader, self.shared = None, max(0, least - 1)
         for other in others:
             if other.sampler is self.sampler:

@@ -1,8 +1,8 @@
-"""Hidden states of sequences that are only looked at, read as the sampler's batch reads prompts.
+"""Hidden states of sequences that are scored, computed like the prefill of the sampler.
 
-What a token gets does not depend, to the bit, on what is read beside it, nor on how a sequence is
-cut into steps. Scores therefore repeat however requests happen to meet, and so does a run that is
-continued after it was killed. Common beginnings are read once (``prefix_tree``).
+The result of a token does not depend, to the bit, on other sequences of the batch nor on how a
+sequence is split into steps. Scores are therefore the same for any batching of requests, and in a
+resumed run. Common prefixes are computed once (``prefix_tree``).
 """
 
 from __future__ import annotations
@@ -21,12 +21,14 @@ from tinker_cookbook.engine.sampling.paged_cache import cache_for
 from tinker_cookbook.engine.training.prefix_tree import lay_out
 
 STEP_TOKENS = 512
-"""Tokens of a forward pass. More would not make the products faster, and others wait for it."""
+"""Tokens of a forward pass. More would not make the products faster and would delay other requests.
+"""
 
 
 @dataclass(eq=False)
 class _Stretch:
-    """Tokens at ``places`` of the row, which continue ``path``; read into ``slot``, in order."""
+    """Segment of the prefix tree: tokens at ``places`` of the row, which continue ``path``, in
+    ``slot``."""
 
     path: np.ndarray
     places: np.ndarray
@@ -34,7 +36,7 @@ class _Stretch:
 
     @property
     def read(self) -> int:
-        """Tokens that were read so far."""
+        """Number of tokens computed so far."""
         return 0 if self.slot is None else self.slot.length - len(self.path)
 
 
@@ -46,9 +48,10 @@ def read_together(
     sequences: Sequence[np.ndarray],
     pause: Callable[[], None],
 ) -> tuple[torch.Tensor, list[np.ndarray]]:
-    """Last hidden states [S, H], and for each sequence (of at least one token) its places there.
+    """Returns the last hidden states [S, H] and the indices of each sequence's tokens in them.
 
-    ``shapes`` are the base model's ``kv_shapes``; ``pause`` is called between forward passes.
+    Each sequence has at least one token. ``shapes`` are the base model's ``kv_shapes``; ``pause``
+    is called between forward passes.
     """
     row = lay_out(sequences)
     cache = cache_for(shapes, base.dtype, base.device, base.context_length)
@@ -77,11 +80,11 @@ def read_together(
 
 
 _Step = list[tuple[_Stretch, int, int]]
-"""(stretch, tokens read before, tokens of this step)."""
+"""(segment, tokens computed before, tokens of this step)."""
 
 
 def _next_step(waiting: Sequence[_Stretch], ends: dict[int, AnySlot], cache: AnyCache) -> _Step:
-    """As much as goes into one pass of what continues nothing, or something that was read."""
+    """Returns segments for one pass whose parents are complete, up to the token limit."""
     out: _Step = []
     room = STEP_TOKENS
     for stretch in waiting:
@@ -104,7 +107,7 @@ def _next_step(waiting: Sequence[_Stretch], ends: dict[int, AnySlot], cache: Any
 def _forward(
     base: BaseModel, terms: Terms, step: _Step, tokens: np.ndarray, positions: np.ndarray
 ) -> torch.Tensor:
-    """Hidden states of a step's tokens, and of what fills the row up, to which nobody attends."""
+    """Returns hidden states of a step's tokens and of the padding."""
     parts, first = [], 0
     for stretch, _, count in step:
         assert stretch.slot is not None

@@ -1,8 +1,8 @@
-"""Keys and values of prompts and finished samples, kept for requests that begin alike.
+"""Prefix cache: keys and values of prompts and finished samples, kept for later requests.
 
-The next turn of a conversation begins with the last turn's prompt and answer, so what was computed
-for them is used again. An entry belongs to one version of the weights: another snapshot never sees
-it, and it goes when its sampler does.
+The next turn of a conversation begins with the last turn's prompt and answer, so their KV cache is
+reused. An entry belongs to one version of the weights: other snapshots never use it, and it is
+freed with its sampler.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from tinker_cookbook.engine.sampling.kv_cache import AnyCache, AnySlot
 from tinker_cookbook.engine.training.prefix_tree import common_prefix
 
 SHORTEST = 16
-"""Tokens that an entry must hold, or a request share with it, to be worth a copy."""
+"""Minimum length of an entry, and of a match, to be worth a copy."""
 
 
 @dataclass(eq=False)
@@ -27,7 +27,7 @@ class _Entry:
 
 
 class PrefixCache:
-    """Sequences in the slots of ``cache``, at most ``budget`` tokens; the least used go first."""
+    """Prefix cache of at most ``budget`` tokens in slots of ``cache``, with LRU eviction."""
 
     def __init__(self, cache: AnyCache, budget: int) -> None:
         self._cache = cache
@@ -36,7 +36,7 @@ class PrefixCache:
         self._held = 0
 
     def adopt(self, owner: object, tokens: np.ndarray, slot: AnySlot) -> None:
-        """Takes over ``slot`` of the cache, which holds the first of ``tokens``."""
+        """Takes over ``slot``, which holds the KV cache of the first of ``tokens``."""
         tokens = tokens[: slot.length]
         if len(tokens) < SHORTEST:
             self._cache.free(slot)
@@ -53,9 +53,9 @@ class PrefixCache:
         self.trim(self._budget)
 
     def find(self, owner: object, tokens: np.ndarray) -> tuple[AnySlot, int] | None:
-        """The slot that shares most with ``tokens``, and how many tokens that are.
+        """Returns the slot with the longest common prefix with ``tokens``, and the prefix length.
 
-        One token at least is left to be computed, since its hidden state is needed.
+        At least one token is left to compute, because its hidden state is needed.
         """
         best, most = None, SHORTEST - 1
         for entry in self._entries:
@@ -70,22 +70,22 @@ class PrefixCache:
         return best.slot, most
 
     def purge(self) -> None:
-        """Drops what belongs to samplers that are gone."""
+        """Evicts entries whose samplers no longer exist."""
         for entry in [e for e in self._entries if e.owner() is None]:
             self._remove(entry)
 
     @property
     def held(self) -> int:
-        """Tokens that the slots of all entries could hold."""
+        """Capacity in tokens of the slots of all entries."""
         return self._held
 
     @property
     def spare(self) -> int:
-        """Tokens that can be added before something else has to go."""
+        """Tokens that can be added before an entry is evicted."""
         return max(0, self._budget - self._held)
 
     def trim(self, budget: int) -> None:
-        """Drops entries until they hold at most ``budget`` tokens."""
+        """Evicts entries until they hold at most ``budget`` tokens."""
         while self._held > budget and self._entries:
             self._remove(self._entries[0])
 

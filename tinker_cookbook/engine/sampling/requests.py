@@ -1,4 +1,4 @@
-"""What is asked of a sampler, and what it answers."""
+"""Requests for samples and scores, and their results."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ Prompt: TypeAlias = "Sequence[int] | np.ndarray"
 
 @dataclass(frozen=True)
 class SamplingSettings:
-    """How to draw.
+    """Sampling parameters of a request.
 
-    ``stop_tokens`` end a sample when drawn (and are kept in it); ``stop_strings`` when they
+    ``stop_tokens`` end a sample when sampled (and are kept in it); ``stop_strings`` when they
     appear in the decoded text. ``top_k`` -1 and ``top_p`` 1 mean the whole vocabulary;
     ``temperature`` 0 takes the most probable token. With ``seed``, sample i of a request depends
     on (seed, i) alone.
@@ -48,7 +48,7 @@ class SamplingSettings:
                 raise ConfigurationError(f"{name}: got {getattr(self, name)}, expected {expected}")
 
     def _require_float32(self, name: str) -> None:
-        """Refuses a number that is not 0 and yet nothing in float32, in which tokens are drawn."""
+        """Refuses a number that underflows to 0 in float32, the precision of sampling."""
         value = getattr(self, name)
         if 0 < value < np.finfo(np.float32).tiny:
             greedy = "temperature=0 takes the most probable token"
@@ -60,14 +60,14 @@ class SamplingSettings:
 
 @dataclass
 class Sample:
-    """One drawn sequence: token ids, their log-probabilities, and why it ended."""
+    """Result of one sample: token ids, log-probabilities, and stop reason."""
 
     tokens: list[int] = field(default_factory=list)
     logprobs: list[float] = field(default_factory=list)
     stop_reason: str = "length"
     topk: list[tuple[np.ndarray, np.ndarray]] = field(default_factory=list)
     cached_prompt_tokens: int = 0
-    """Tokens of the prompt that were not computed for it: another sample or turn had them."""
+    """Number of prompt tokens found in the prefix cache or shared with another sample."""
 
 
 @dataclass(eq=False)
@@ -82,7 +82,7 @@ class SampleRequest:
     decode: Callable[[list[int]], str] | None = None
     topk: int = 0
     on_token: Callable[[int, Sample], None] | None = None
-    """Called on the engine's thread with a sample's number and the sample whenever a token was
+    """Called on the engine's thread with a sample's index and the sample whenever a token was
     added to it. It must return at once and raise nothing: all running samples wait for it."""
     future: Future[list[Sample]] = field(default_factory=Future)
     """Left pending until the samples are done, so that it can be cancelled at any time."""
@@ -92,7 +92,7 @@ class SampleRequest:
         self._running = self.num_samples
 
     def row_ended(self) -> None:
-        """Counts a sample that is done; the last one completes the future."""
+        """Counts a finished sample; the last one completes the future."""
         self._running -= 1
         if self._running or self.future.done():
             return
@@ -103,14 +103,14 @@ class SampleRequest:
             self.future.set_result(samples)
 
     def fail(self, error: Exception) -> None:
-        """Raises ``error`` for whoever waits."""
+        """Sets ``error`` on the future."""
         self.rows = []
         if not self.future.done() and self.future.set_running_or_notify_cancel():
             self.future.set_exception(error)
 
 
 class SampledSequence:
-    """One sample on its way: what was drawn so far, and its own random numbers."""
+    """Sequence that is being sampled: its tokens so far, and its random numbers."""
 
     def __init__(self, request: SampleRequest, index: int) -> None:
         self.request, self.index = request, index
@@ -123,27 +123,27 @@ class SampledSequence:
 
     @property
     def failed(self) -> bool:
-        """Whether nothing more is wanted of it: its request was cancelled or has failed."""
+        """Whether its request was cancelled or has failed."""
         return self.request.future.done()
 
     def uniform(self) -> float:
-        """The number in [0, 1) that decides the next token; the same until one was added."""
+        """Random number in [0, 1) for the next token; it changes when a token is added."""
         if self._decides != len(self.sample.tokens):
             self._number, self._decides = self._rng.random(), len(self.sample.tokens)
         return self._number
 
     @property
     def tokens(self) -> np.ndarray:
-        """Prompt and sample [T]."""
+        """Token ids of prompt and sample, [T]."""
         return np.concatenate([self.request.prompt, self.sample.tokens]).astype(np.int64)
 
     @property
     def length(self) -> int:
-        """Tokens of prompt and sample."""
+        """Length of prompt and sample in tokens."""
         return len(self.request.prompt) + len(self.sample.tokens)
 
     def add(self, token: int, logprob: float, top: tuple[np.ndarray, np.ndarray] | None) -> bool:
-        """Appends a drawn token; returns whether it was the last."""
+        """Appends a sampled token; returns whether it was the last."""
         sample, settings = self.sample, self.request.settings
         sample.tokens.append(token)
         sample.logprobs.append(logprob)
@@ -159,7 +159,7 @@ class SampledSequence:
         return self.ended
 
     def _string_ends(self) -> bool:
-        """Whether a stop string stands in the text, wherever its tokens are cut."""
+        """Whether the decoded text contains a stop string, also across token borders."""
         strings, decode = self.request.settings.stop_strings, self.request.decode
         if decode is None:
             return False
@@ -172,7 +172,7 @@ class SampledSequence:
 
 @dataclass
 class PromptScores:
-    """What was asked of a prompt's T tokens, fp32.
+    """Scores of a prompt's T tokens, fp32.
 
     ``logprobs`` [T] (NaN where not computed), ``topk_logprobs`` and ``topk_ids`` [T, k], and
     ``target_logprobs`` [T - 1, K] of given tokens at each position after the first.
@@ -188,8 +188,8 @@ class PromptScores:
 class ScoreRequest:
     """A checked request: scores of ``tokens`` [T] int64 from position ``first`` (>= 1) on.
 
-    ``targets`` [T - 1, K] int64 are scored at all positions. ``draw`` is a request for samples of
-    the same tokens, of one token each, which the same pass decides; its future is done before
+    ``targets`` [T - 1, K] int64 are scored at all positions. ``draw`` is a request for one-token
+    samples after the same tokens, which the same pass computes; its future is done before
     ``future``, which is left pending until all is there, so that it can be cancelled at any time.
     """
 
@@ -202,25 +202,25 @@ class ScoreRequest:
     draw: SampleRequest | None = None
     future: Future[PromptScores] = field(default_factory=Future)
     company: list[ScoreRequest] = field(default_factory=list)
-    """Requests that are scored together, this one among them; empty before they are planned."""
+    """Requests that are scored in one batch, including this one; empty before planning."""
 
     @property
     def read(self) -> np.ndarray:
-        """The tokens that the model has to run over."""
+        """Returns the tokens that the model has to compute."""
         return self.tokens[:-1] if self.draw is None else self.tokens
 
     def finish(self, scores: PromptScores) -> None:
-        """Answers, unless it was cancelled."""
+        """Sets the result, unless the request was cancelled."""
         if not self.future.done() and self.future.set_running_or_notify_cancel():
             self.future.set_result(scores)
 
     def fail(self, error: BaseException) -> None:
-        """Raises ``error`` for whoever waits."""
+        """Sets ``error`` on the future."""
         if not self.future.done() and self.future.set_running_or_notify_cancel():
             self.future.set_exception(error)
 
     def follow(self, operation: Future[None]) -> None:
-        """Ends as the worker's operation did, if that ended without an answer."""
+        """Copies an error or cancellation of the worker's operation to the future."""
         if operation.cancelled():
             self.future.cancel()
         elif (error := operation.exception()) is not None:
@@ -236,7 +236,8 @@ def sample_request(
     decode: Callable[[list[int]], str] | None = None,
     topk_sample: int = 0,
 ) -> SampleRequest:
-    """A request for ``num_samples`` continuations of ``prompt`` (token ids, at least one)."""
+    """Returns a checked request for ``num_samples`` completions of ``prompt`` (at least one token
+    id)."""
     tokens = _checked(sampler, prompt)
     if num_samples < 1:
         raise ConfigurationError(f"num_samples: got {num_samples}, expected at least 1")
@@ -261,14 +262,14 @@ def score_request(
     targets: np.ndarray | None = None,
     last_n: int | None = None,
 ) -> ScoreRequest:
-    """A request for scores of ``prompt``, each token given those before it.
+    """Returns a checked request for scores of ``prompt``, each token given those before it.
 
     Args:
         prompt: Token ids [T], at least one.
-        logprobs: Whether the tokens' own log-probabilities are asked for.
-        topk: So many of the most probable tokens at each position.
-        targets: Token ids [T - 1, K] to be scored at each position after the first.
-        last_n: ``logprobs`` and ``topk`` for the last positions alone.
+        logprobs: Whether to return the log-probabilities of the prompt's tokens.
+        topk: Number of most probable tokens to return at each position.
+        targets: Token ids [T - 1, K] to score at each position after the first.
+        last_n: Return ``logprobs`` and ``topk`` for the last ``last_n`` positions only.
     """
     tokens = _checked(sampler, prompt)
     if last_n is not None and not 1 <= last_n <= len(tokens) - 1:

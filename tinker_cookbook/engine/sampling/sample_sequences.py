@@ -1,4 +1,4 @@
-"""Drawing the next token of running samples."""
+"""Samples the next token of running sequences."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ from tinker_cookbook.engine.sampling.sampler import Sampler, segments_of
 def sample_sequences(
     hidden: torch.Tensor, outputs: Sequence[tuple[int, SampledSequence]]
 ) -> list[SampledSequence]:
-    """Draws a token for each of ``outputs``, (place, row); returns the rows that end with it.
+    """Samples a token for each (index, row) of ``outputs``; returns the rows that end with it.
 
-    A row goes by ``hidden[place]``, which samples of one prompt share. A row whose
-    log-probabilities are not finite, or whose token cannot be added, fails alone: its request gets
-    the error, and it ends.
+    A row uses ``hidden[index]``, which samples of one prompt share. A row whose
+    log-probabilities are not finite, or whose token cannot be appended, fails alone: its request
+    gets the error.
     """
     if not outputs:  # a step that only reads prompts
         return []
@@ -60,7 +60,7 @@ def sample_sequences(
 def _add(
     row: SampledSequence, token: int, logprob: float, best: tuple[np.ndarray, np.ndarray] | None
 ) -> bool:
-    """Adds a drawn token; returns whether the row ends with it, or cannot go on."""
+    """Appends a sampled token; returns whether the row ends or has failed."""
     request = row.request
     if row.failed:  # or another row of its request has
         return True
@@ -76,7 +76,7 @@ def _add(
 
 
 def _logits(hidden: torch.Tensor, places: np.ndarray, owners: list[Sampler]) -> torch.Tensor:
-    """fp32 logits of ``hidden[places]`` with their owners' adapters, and of some filling."""
+    """Returns fp32 logits of ``hidden[places]`` with their owners' adapters, padded with some rows."""
     short = filling(len(places))
     filled = torch.from_numpy(np.pad(places, (0, short), mode="edge")).to(hidden.device)
     segments = segments_of(owners + owners[-1:] * short, hidden.device)

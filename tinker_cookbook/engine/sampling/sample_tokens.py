@@ -1,7 +1,7 @@
-"""Drawing tokens from logits, each row with its own temperature, top-k and top-p.
+"""Samples tokens from logits, each row with its own temperature, top-k and top-p.
 
-A token is found by inverting the cumulative distribution at one uniform number a row, so that what
-else is in the batch has no influence. The sum over a vocabulary must be exact to many digits;
+A token is found by inverting the cumulative distribution at one uniform number per row, so the rest
+of the batch has no influence. The sum over a vocabulary must be exact to many digits;
 summing blocks first leaves only one block a row to be summed token by token in float64.
 """
 
@@ -19,11 +19,12 @@ _COLDEST = 1e-30
 
 @dataclass(frozen=True)
 class BatchSamplingParams:
-    """How each row is drawn, [R] each.
+    """Sampling parameters of each row, tensors [R].
 
     ``temperature`` 0 takes the most probable token; ``top_k`` is the number of most probable
-    tokens that may be drawn, -1 for all (of equals at the border all may be); ``top_p`` in (0, 1]
-    leaves tokens out once more probable ones hold this much; ``uniform`` float64 in [0, 1) decides.
+    tokens that may be sampled, -1 for all (ties at the border are all included); ``top_p`` in (0,
+    1] leaves tokens out once more probable ones hold this much; ``uniform`` float64 in [0, 1)
+    decides.
     """
 
     temperature: np.ndarray
@@ -32,7 +33,7 @@ class BatchSamplingParams:
     uniform: np.ndarray
 
     def take(self, rows: np.ndarray) -> BatchSamplingParams:
-        """The settings of some rows."""
+        """Returns the parameters of some rows."""
         return BatchSamplingParams(
             self.temperature[rows], self.top_k[rows], self.top_p[rows], self.uniform[rows]
         )
@@ -40,7 +41,7 @@ class BatchSamplingParams:
 
 @dataclass(frozen=True)
 class Exponentials:
-    """``e^(z - top)`` of logits ``z`` [R, V], in blocks: what the normalizer and a draw share.
+    """``e^(z - max)`` of logits ``z`` [R, V] in blocks, shared by the normalizer and sampling.
 
     ``weights`` fp32 [R, blocks, 256], filled up with zeros; ``sums`` float64 [R, blocks].
     """
@@ -51,7 +52,7 @@ class Exponentials:
 
     @classmethod
     def of(cls, logits: torch.Tensor) -> Exponentials:
-        """Of fp32 ``logits`` [R, V]."""
+        """Computes the exponentials of fp32 ``logits`` [R, V]."""
         top = logits.amax(-1, keepdim=True)
         weights = logits.sub(top).exp_()
         rest = -weights.shape[-1] % _BLOCK
@@ -60,18 +61,19 @@ class Exponentials:
         return cls(top, weights, weights.sum(-1).double())
 
     def normalizer(self) -> torch.Tensor:
-        """Log of the sum of ``e^z``, fp32 [R, 1]."""
+        """Returns log-sum-exp of the logits, fp32 [R, 1]."""
         return self.top + self.sums.sum(-1, keepdim=True).log().float()
 
     def take(self, rows: torch.Tensor | slice) -> Exponentials:
-        """Those of some rows."""
+        """Returns the exponentials of some rows."""
         return Exponentials(self.top[rows], self.weights[rows], self.sums[rows])
 
 
 def sample_tokens(
     logits: torch.Tensor, how: BatchSamplingParams, known: Exponentials | None = None
 ) -> torch.Tensor:
-    """One token id a row, int64 [R], from fp32 ``logits`` [R, V]; ``known`` saves their passes."""
+    """Samples one token id per row, int64 [R], from fp32 ``logits`` [R, V]; ``known`` are their
+    exponentials."""
     hot = np.flatnonzero(how.temperature > 0)
     if len(hot) == 0:
         return logits.argmax(-1)
@@ -122,7 +124,8 @@ def _keep_top_p(scaled: torch.Tensor, where: np.ndarray, top_p: np.ndarray) -> N
 
 
 def _invert(of: Exponentials, uniform: torch.Tensor, size: int) -> torch.Tensor:
-    """The index below ``size`` at which each row's cumulative distribution passes ``uniform``."""
+    """Returns the index below ``size`` at which each row's cumulative distribution exceeds
+    ``uniform``."""
     weights, blocks = of.weights, of.sums.cumsum(-1)
     block, passed = _pass(blocks, uniform * blocks[:, -1])
     tokens = weights[torch.arange(len(weights), device=weights.device), block].double().cumsum(-1)
@@ -131,7 +134,8 @@ def _invert(of: Exponentials, uniform: torch.Tensor, size: int) -> torch.Tensor:
 
 
 def _pass(cumulative: torch.Tensor, at: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """The first index of each row whose sum exceeds ``at``, and how far ``at`` reaches into it."""
+    """Returns each row's first index whose cumulative sum exceeds ``at``, and the remainder of
+    ``at``."""
     # Sums of sums round apart in the last digit; past the end there would be nothing to draw.
     at = torch.minimum(at, cumulative[:, -1] * (1 - 1e-15))
     index = torch.searchsorted(cumulative, at[:, None], right=True)

@@ -1,6 +1,6 @@
-"""A base model with a snapshot of an adapter, which is what requests are put to.
+"""A base model with a snapshot of an adapter: the target of sampling requests.
 
-Drawing is the work of the ``scheduler``, scoring given texts that of ``scoring``. Reported
+``scheduler`` does the sampling and ``scoring`` the scoring of given texts. Reported
 log-probabilities are those of the model (temperature 1, whole vocabulary) from the same chunked
 head that training uses, so they equal the trainer's for the same tokens.
 """
@@ -20,10 +20,10 @@ from tinker_cookbook.exceptions import TrainingError
 
 
 class Sampler:
-    """Draws from ``base`` with an adapter, which never changes while the sampler lives.
+    """Samples from ``base`` with a fixed snapshot of an adapter.
 
-    ``name`` says in messages whose weights they are: a run or a checkpoint. ``owner`` is who gets
-    a fair share of the batch for all its samplers; without one each sampler has its own.
+    ``name`` identifies the weights in messages: a run or a checkpoint. The samplers of one
+    ``owner`` share one fair share of the batch; without an owner each sampler has its own.
     """
 
     def __init__(
@@ -39,7 +39,7 @@ class Sampler:
         self._terms: Terms | None = None
 
     def diverged(self, length: int) -> TrainingError:
-        """The error for numbers that are not finite after ``length`` tokens."""
+        """Returns the error for non-finite numbers after ``length`` tokens."""
         return TrainingError(
             f"the weights of {self.name} give log-probabilities that are NaN or infinite (after "
             f"{length} tokens), so nothing can be sampled or scored with them: the run has "
@@ -48,22 +48,22 @@ class Sampler:
         )
 
     def terms(self) -> Terms:
-        """The adapter as layers apply it."""
+        """Returns the adapter in the form that layers apply."""
         if self._terms is None:
             self._terms = {} if self._adapter is None else self._adapter.terms(self.base.dtype)
         return self._terms
 
     def unembed_pair(self) -> LoraPair | None:
-        """The part of ``terms`` that belongs to the unembedding layer."""
+        """Returns the part of ``terms`` for the unembedding layer."""
         low_rank = self.terms().get(self.base.unembed_name)
         return None if low_rank is None else low_rank.by_column
 
 
 def segments_of(owners: Sequence[Sampler], device: torch.device) -> Segments:
-    """The adapters of a batch whose tokens [T] belong to ``owners``.
+    """Returns the adapter segments of a batch whose tokens [T] belong to ``owners``.
 
-    Where tokens of one owner lie in many places they are brought together first, so that a layer
-    makes few products.
+    Tokens of one owner that are scattered are gathered first, so that a layer computes few
+    products.
     """
     numbers = {owner: number for number, owner in enumerate(dict.fromkeys(owners))}
     if len(numbers) == 1:
@@ -85,7 +85,7 @@ def segments_of(owners: Sequence[Sampler], device: torch.device) -> Segments:
 
 
 def _ends(whose: np.ndarray) -> list[int]:
-    """Where the number of the owner changes, and the end."""
+    """Returns the indices at which the owner changes, and the end."""
     return [*(np.flatnonzero(np.diff(whose)) + 1).tolist(), len(whose)]
 
 

@@ -1,8 +1,8 @@
-"""Continuous batching: the requests of all clients of a base model, sampled together.
+"""Continuous batching of the requests of all clients of a base model.
 
-Each step runs the model once over one token of every running sample, and over as many tokens of
-waiting prompts as fit; then it draws. Samples leave when they end, and others take their place in
-the next step. A prompt is read once for all samples of it.
+Each step runs the model once: it decodes one token of every running sequence and prefills as many
+prompt tokens as fit (chunked prefill). Then it samples. Finished sequences leave, and waiting ones
+are admitted in the next step. A prompt is prefilled once for all its samples.
 """
 
 from __future__ import annotations
@@ -39,7 +39,8 @@ _HEADROOM = 64  # tokens that a new sample is expected to need beside its prompt
 
 
 class _Restart(Exception):  # noqa: N818
-    """The requests at fault have been told; the others go on from what was sampled of them."""
+    """Raised after the requests at fault have failed; the others continue after their sampled
+    tokens."""
 
 
 class Scheduler:
@@ -57,12 +58,12 @@ class Scheduler:
 
     @property
     def running(self) -> bool:
-        """Whether any sample has begun."""
+        """Whether any sequence is running."""
         return bool(self._readings or self._rows)
 
     @property
     def busy(self) -> bool:
-        """Whether a step has anything to do."""
+        """Whether a step has work to do."""
         return self.running or bool(self._waiting)
 
     def add(self, request: SampleRequest) -> None:
@@ -72,11 +73,11 @@ class Scheduler:
         self._waiting.add(Waiting(request, request.prompt, deque(request.rows)))
 
     def step(self) -> None:
-        """One forward pass and one token for each running sample.
+        """Runs one forward pass and samples one token for each running sequence.
 
-        Errors go to the requests that cause them, never to the caller; the others go on as if
-        those had not been there. Out of memory, the batch begins again with half its rows: samples
-        keep what was drawn, only keys and values are computed anew.
+        An error fails the request that causes it and never reaches the caller; other requests
+        get the same results as without it. Out of memory, the batch restarts with half its rows:
+        sequences keep their sampled tokens, and only the KV cache is recomputed.
         """
         try:
             with torch.inference_mode():
@@ -93,7 +94,7 @@ class Scheduler:
             self._active.shrink()  # training may need the memory
 
     def give_up(self, error: Exception) -> None:
-        """Fails every request; another scheduler has to go on."""
+        """Fails every request; a new scheduler has to take over."""
         for row in self._all_rows():
             row.request.fail(error)
 
@@ -110,10 +111,10 @@ class Scheduler:
         self._advance(list(self._rows), list(self._readings))
 
     def _advance(self, slots: Sequence[AnySlot], readings: Sequence[PrefillRequest]) -> None:
-        """One token for ``slots``, and some of what ``readings`` have to read.
+        """Decodes one token for ``slots`` and prefills part of ``readings``.
 
-        Where that fails each half is tried by itself, down to single requests: what is at fault
-        fails alone. A row does not depend, to the bit, on what is computed with it.
+        On an error each half is tried by itself, down to single requests, so that only the request
+        at fault fails. This is safe because results do not depend on the batch.
         """
         rows = {slot: self._rows[slot] for slot in slots}
         plan = BatchPlan.of(self._active, rows, readings, self._step_tokens)
@@ -136,7 +137,8 @@ class Scheduler:
             self._advance(*part)
 
     def _compute(self, plan: BatchPlan) -> set[SampledSequence]:
-        """The forward pass, and a token for each row that is due; returns the rows that end."""
+        """Runs the forward pass and samples a token for each row that needs one; returns the
+        finished rows."""
         device = self._base.device
         hidden = self._base.hidden_of_batch(
             torch.tensor(plan.tokens, device=device),
@@ -149,7 +151,7 @@ class Scheduler:
     def _settle_step(
         self, plan: BatchPlan, rows: dict[AnySlot, SampledSequence], finished: set[SampledSequence]
     ) -> None:
-        """Counts what was computed, and lets go of what has ended."""
+        """Updates the counts of a step and releases finished sequences."""
         for slot in rows:
             slot.length += 1
         for reading in plan.advance():
@@ -159,7 +161,7 @@ class Scheduler:
                 _guard([row], lambda at=slot: self._finish(at))
 
     def _end_reading(self, reading: PrefillRequest, finished: set[SampledSequence]) -> None:
-        """A prompt was read: its samples run on, each with a copy of its keys and values."""
+        """Starts decoding after a complete prefill; each sample gets a copy of the KV cache."""
         assert reading.slot is not None
         self._admit_followers()  # what they wait for need not be kept after this
         broken = all(row.failed for row in reading.rows)  # what was computed may hold NaN
@@ -179,13 +181,13 @@ class Scheduler:
             self._kept.adopt(reading.sampler, reading.tokens, reading.slot)
 
     def _room(self, reading: PrefillRequest) -> int:
-        """Tokens that a slot for each of its samples is to hold at first."""
+        """Returns the initial capacity of each sample's slot."""
         length = len(reading.tokens)
         limits = (row.request.limit + len(row.request.prompt) for row in reading.rows)
         return self._active.capacity(max(length + 1, min(max(limits), length + _HEADROOM)))
 
     def _finish(self, slot: AnySlot) -> None:
-        """A sample has ended: what was computed for it is kept for a next turn."""
+        """Moves the KV cache of a finished sequence to the prefix cache."""
         row = self._rows.pop(slot)
         if row.failed:
             self._active.free(slot)
@@ -194,7 +196,7 @@ class Scheduler:
         row.request.row_ended()
 
     def _drop_done(self) -> None:
-        """Frees what belongs to requests that were cancelled or have failed."""
+        """Frees the slots of requests that were cancelled or have failed."""
         for slot in [s for s, row in self._rows.items() if row.failed]:
             del self._rows[slot]
             self._active.free(slot)
@@ -205,7 +207,7 @@ class Scheduler:
         self._kept.purge()
 
     def _drop_empty_readings(self) -> None:
-        """Ends the prompts of which no sample is wanted any more."""
+        """Stops prefills that no sample waits for any more."""
         for reading in [reading for reading in self._readings if not reading.rows]:
             self._readings.remove(reading)
             if reading.slot is not None:
@@ -215,16 +217,16 @@ class Scheduler:
                 self._settle(reading)
 
     def _admit(self) -> None:
-        """Lets waiting samples in, in fair turns, while there are rows and memory for them.
+        """Admits waiting samples in fair order while rows and memory are free.
 
-        Where there are none, who holds more than a waiting owner makes room for it.
+        If none are free, sequences of owners above their fair share are preempted.
         """
         shares = Shares(self._running_rows())
         while any(self._let_in(waiting, shares) for waiting in self._waiting.in_turn(shares)):
             pass
 
     def _let_in(self, waiting: Waiting, shares: Shares) -> bool:
-        """Begins with samples of a request; returns whether there was room for any."""
+        """Admits samples of a request; returns whether any fitted."""
         size = self._active.capacity(len(waiting.tokens) + _HEADROOM)
         if not self._find_room(waiting, size, shares):
             return False
@@ -240,10 +242,10 @@ class Scheduler:
         return True
 
     def _find_room(self, waiting: Waiting, size: int, shares: Shares) -> bool:
-        """Whether a row and ``2 * size`` tokens are free, if need be by interrupting others.
+        """Whether a row and ``2 * size`` tokens are free, by preemption if necessary.
 
-        An owner without any row gets its first one so at once. Further ones are taken from those
-        who hold more only where what they have computed can be kept, so that it costs nothing.
+        An owner without any sequence gets its first one at once. For further ones others are
+        preempted only if their KV cache can be kept, so that no work is lost.
         """
         first = not shares.of_owner(owner_of(waiting.request))
         while True:
@@ -262,18 +264,18 @@ class Scheduler:
             shares.add(row.request, -1)
 
     def _can_free(self, missing: int) -> bool:
-        """Whether all rows but one of each owner hold so many tokens."""
+        """Whether preempting all rows but one of each owner would free this many tokens."""
         held: dict[Hashable, list[int]] = {}
         for slot, row in self._rows.items():
             held.setdefault(owner_of(row.request), []).append(slot.capacity)
         return sum(sum(sizes[1:]) for sizes in held.values()) >= missing
 
     def _newest(self, place: Place) -> AnySlot:
-        """The slot of the newest row."""
+        """Returns the slot of the newest sequence."""
         return next(slot for slot, row in reversed(self._rows.items()) if _holds(place, row))
 
     def _send_back_unread(self, place: Place) -> SampledSequence | None:
-        """Puts a row back into the queue whose prompt is still being read, if there is one."""
+        """Returns a sequence that is still in prefill to the queue, if there is one."""
         for reading in reversed(self._readings):
             for row in reversed(reading.rows):
                 if _holds(place, row):
@@ -284,7 +286,7 @@ class Scheduler:
         return None
 
     def _interrupt(self, slot: AnySlot) -> SampledSequence:
-        """Puts a row back into the queue; it goes on later with the same tokens."""
+        """Preempts a sequence; it resumes later with the same tokens."""
         row = self._rows.pop(slot)
         if self._kept.spare >= slot.capacity:
             self._kept.adopt(row.request.sampler, row.tokens, self._idle.adopt(slot))
@@ -294,7 +296,7 @@ class Scheduler:
         return row
 
     def _read(self, waiting: Waiting, rows: list[SampledSequence]) -> None:
-        """Begins with a prompt, or joins the rows to one that is being read."""
+        """Starts the prefill of a prompt, or joins one that is running for the same prompt."""
         for reading in self._readings:
             if reading.joins(waiting.sampler, waiting.tokens):
                 reading.rows += rows
@@ -305,7 +307,8 @@ class Scheduler:
         self._settle(reading)
 
     def _settle(self, reading: PrefillRequest) -> None:
-        """Begins with a prompt from what is kept, or has it wait for one that is further."""
+        """Starts a prefill from the prefix cache, or makes it follow a running one with a common
+        prefix."""
         known = self._kept.find(reading.sampler, reading.tokens)
         before = self._readings[: self._readings.index(reading)]  # so nobody waits for each other
         reading.follow(before, (known[1] if known else 0) + self._worth_waiting)
@@ -313,14 +316,14 @@ class Scheduler:
             self._begin(reading, *(known or (None, 0)))
 
     def _admit_followers(self) -> None:
-        """Begins with the prompts whose leaders have read what they have in common."""
+        """Starts the prefills whose leaders have computed the common prefix."""
         for reading in self._readings:
             if reading.may_begin:
                 assert reading.leader is not None
                 self._begin(reading, reading.leader.slot, reading.shared)
 
     def _begin(self, reading: PrefillRequest, known: AnySlot | None, shared: int) -> None:
-        """Makes a slot for a prompt, with its first ``shared`` tokens from ``known``."""
+        """Allocates a slot for a prompt and copies its first ``shared`` tokens from ``known``."""
         length = len(reading.tokens)
         new = self._idle.new(length) if known is None else self._idle.copy(known, shared, length)
         reading.slot, reading.leader = new, None
@@ -328,9 +331,9 @@ class Scheduler:
         _count_cached(reading.rows[1:], length)
 
     def _evict(self) -> None:
-        """Gives room to rows that have none left.
+        """Grows the slots that are full.
 
-        Where memory is short the newest rows of who holds most begin again later.
+        If memory runs short, the newest sequences of the owner with most are preempted.
         """
         for slot, row in list(self._rows.items()):
             if slot not in self._rows or slot.length < slot.capacity:
@@ -355,17 +358,17 @@ class Scheduler:
         self._waiting.add(Waiting.of(row), first=True)
 
     def _held(self) -> int:
-        """Tokens for which there is memory in use, prompts that are kept for others aside."""
+        """Number of tokens in use, without the prefix cache."""
         running = sum(slot.capacity for slot in self._rows)
         return running + sum(reading.held for reading in self._readings)
 
     def _free_tokens(self) -> int:
-        """Tokens whose keys and values fit into half of the memory at hand."""
+        """Returns the number of tokens whose KV cache fits into half of the free memory."""
         free = free_memory_bytes(self._base.device) // 2
         return max(self._base.context_length, free // self._idle.bytes_per_token)
 
     def _preempt(self, error: Exception) -> Exception | None:
-        """Starts again with half the rows; returns the error for a single one, which cannot."""
+        """Restarts with half of the rows; returns the error if only one row is left."""
         rows = self._running_rows()
         if len(rows) <= 1:
             self._most_rows = self._usual_rows  # this one was too much, not the others
@@ -380,7 +383,7 @@ class Scheduler:
         return None
 
     def _begin_all_again(self) -> None:
-        """Computes all keys and values anew; what was drawn stays."""
+        """Returns all sequences to the queue; sampled tokens are kept, the KV cache is recomputed."""
         for row in reversed(self._running_rows()):
             if row.ended:  # what followed its last token broke off
                 row.request.row_ended()
@@ -389,7 +392,8 @@ class Scheduler:
         self._clear()
 
     def _fail_all(self, error: Exception) -> None:
-        """What broke a step, and belongs to no row, would break the next: all are told."""
+        """Fails all requests after an error that belongs to no single row, since the next step
+        would fail too."""
         _fail(self._running_rows(), error)
         self._waiting.drop_done()
         self._clear()
@@ -401,7 +405,7 @@ class Scheduler:
         return [*self._running_rows(), *(row for w in self._waiting for row in w.rows)]
 
     def _clear(self) -> None:
-        """Forgets everything that was computed."""
+        """Clears the KV cache and all running sequences."""
         base = self._base
         layout = (self._shapes, base.dtype, base.device, base.context_length)
         self._active: AnyCache = cache_for(*layout)
@@ -419,7 +423,7 @@ class Scheduler:
 
 
 def _holds(place: Place, row: SampledSequence) -> bool:
-    """Whether a row belongs to an owner and one of its samplers."""
+    """Whether a sequence belongs to an owner and one of its samplers."""
     return row.request.sampler is place[1] and owner_of(row.request) == place[0]
 
 
@@ -429,7 +433,7 @@ def _fail(rows: Iterable[SampledSequence], error: Exception) -> None:
 
 
 def _guard(rows: Sequence[SampledSequence], work: Callable[[], None]) -> None:
-    """Does something for ``rows``; where it fails, by anything but memory, their requests fail."""
+    """Runs a block for ``rows``; an error other than out-of-memory fails their requests."""
     try:
         work()
     except Exception as error:
@@ -445,7 +449,7 @@ _Part = tuple[list[AnySlot], list[PrefillRequest]]
 def _halves(
     rows: Mapping[AnySlot, SampledSequence], readings: Sequence[PrefillRequest]
 ) -> list[_Part]:
-    """The samplers of a step in two parts, or the requests of its only one; empty for a single."""
+    """Splits a step by samplers, or the only sampler by requests; empty for a single request."""
     for kind in ("sampler", "request"):
         parts: dict[object, _Part] = {}
         for slot, row in rows.items():
@@ -466,7 +470,7 @@ def _joined(parts: Sequence[_Part]) -> _Part:
 
 
 def _count_cached(rows: Iterable[SampledSequence], tokens: int) -> None:
-    """Notes that the first ``tokens`` of these rows' prompt were not computed for them."""
+    """Records that the first ``tokens`` of these rows' prompt came from the cache."""
     for row in rows:
         if not row.sample.tokens:  # not where a sample goes on after an interruption
             row.sample.cached_prompt_tokens = min(tokens, len(row.request.prompt))

@@ -1,8 +1,8 @@
-"""Log-probabilities of given texts, for all who ask at a time.
+"""Log-probabilities of given texts, batched over requests.
 
-Teachers, references and penalties ask for hundreds of sequences at once. Each request is an
-operation of the worker; the first whose turn comes is scored together with others of its sampler
-that wait, as many as the planner of training puts into its micro-batch, and theirs are then done.
+Teachers, reference models and KL penalties score hundreds of sequences at once. Each request is an
+operation of the worker. When the first one runs, it is scored in one batch with other waiting
+requests of its sampler, as many as fit into one micro-batch of training, and all of them complete.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ MASK_LOGPROB = -99999.0
 
 
 class Scorer:
-    """Scores what waits. ``add`` may be called in any thread, all else runs on the worker."""
+    """Batches scoring requests. ``add`` may be called in any thread; all else runs on the worker."""
 
     def __init__(
         self, token_budget: Callable[[BaseModel], int], pause: Callable[[], None] = lambda: None
@@ -42,11 +42,11 @@ class Scorer:
         self._most_tokens: int | None = None  # less than the budget, once that was too much
 
     def add(self, request: ScoreRequest) -> None:
-        """Makes a request known to those that are served before it."""
+        """Registers a request, so that an earlier one can include it in its batch."""
         self._arrived.append(request)
 
     def serve(self, request: ScoreRequest) -> None:
-        """Sees to it that ``request`` is done; errors go to those who wait."""
+        """Completes ``request``; an error is set on its future."""
         if not (request.company or request.future.done()):
             self._plan(request.sampler)
         company, request.company = request.company, []
@@ -59,7 +59,7 @@ class Scorer:
         self._score([other for other in company if not other.future.done()])
 
     def _plan(self, sampler: Sampler) -> None:
-        """Finds company for all requests of a sampler that wait."""
+        """Plans batches of all waiting requests of a sampler."""
         self._collect()
         mine = [request for request in self._waiting if request.sampler is sampler]
         self._waiting = [request for request in self._waiting if request.sampler is not sampler]
@@ -71,7 +71,7 @@ class Scorer:
                 request.company = group
 
     def _collect(self) -> None:
-        """Takes in what has arrived, and drops what was taken back."""
+        """Collects new requests and drops cancelled ones."""
         while self._arrived:
             self._waiting.append(self._arrived.popleft())
         self._waiting = [request for request in self._waiting if not request.future.done()]
@@ -90,7 +90,7 @@ class Scorer:
         return [micro.indices for micro in plan_for(base, sequences, budget)]
 
     def _score(self, requests: Sequence[ScoreRequest]) -> None:
-        """Answers all; where that fails, tries halves, until one fails by itself."""
+        """Scores a batch; on an error tries each half, until the request at fault fails alone."""
         if not requests:
             return
         base = requests[0].sampler.base
@@ -141,7 +141,7 @@ class Scorer:
     def _hidden(
         self, sampler: Sampler, sequences: Sequence[np.ndarray]
     ) -> tuple[torch.Tensor, list[np.ndarray]]:
-        """Hidden states [S, H], and where those of each sequence are."""
+        """Returns hidden states [S, H] and the indices of each sequence in them."""
         base, terms = sampler.base, sampler.terms()
         if base.device.type == "cpu" and base.kv_shapes is not None:
             return read_together(base, base.kv_shapes, terms, sequences, self._pause)
@@ -160,7 +160,7 @@ class Scorer:
 
 
 def _nothing_yet(request: ScoreRequest) -> PromptScores:
-    """The arrays of an answer as they are where nothing is computed."""
+    """Returns the result arrays with their fill values."""
     scores, length, k = PromptScores(), len(request.tokens), request.topk
     if request.logprobs:
         scores.logprobs = np.full(length, np.nan, dtype=np.float32)
@@ -173,7 +173,7 @@ def _nothing_yet(request: ScoreRequest) -> PromptScores:
 
 
 def _hold_nan(request: ScoreRequest, scores: PromptScores) -> bool:
-    """Whether a number that was asked for is NaN, as from the weights of a diverged run."""
+    """Whether a requested number is NaN, as with the weights of a diverged run."""
     of_tokens = scores.logprobs
     parts = (
         None if of_tokens is None else of_tokens[request.first :],
@@ -193,7 +193,7 @@ def _fill_logprobs(
     requests: Sequence[ScoreRequest],
     answers: Sequence[PromptScores],
 ) -> None:
-    """Of the prompts' own tokens; what prompts have in common is computed once."""
+    """Fills in log-probabilities of the prompts' own tokens; common prefixes are computed once."""
     asked = [i for i, request in enumerate(requests) if request.logprobs]
     if not asked:
         return
@@ -216,7 +216,7 @@ def _fill_targets(
     requests: Sequence[ScoreRequest],
     answers: Sequence[PromptScores],
 ) -> None:
-    """Of given tokens, [T - 1, K] a prompt."""
+    """Fills in log-probabilities of given tokens, [T - 1, K] for each prompt."""
     for request, own, answer in zip(requests, where, answers, strict=True):
         if request.targets is not None:
             answer.target_logprobs = _logprobs(sampler, hidden, own, request.targets)
@@ -229,7 +229,8 @@ def _fill_topk(
     requests: Sequence[ScoreRequest],
     answers: Sequence[PromptScores],
 ) -> None:
-    """The most probable tokens; each number of them by itself, since equals may change places."""
+    """Fills in the most probable tokens, separately for each k, because the order of ties may
+    depend on k."""
     head, lora = sampler.base.head, sampler.unembed_pair()
     for k in sorted({request.topk for request in requests} - {0}):
         asked = [i for i, request in enumerate(requests) if request.topk == k]
@@ -251,7 +252,7 @@ def _fill_topk(
 
 
 def _draw(hidden: torch.Tensor, read: _Where, requests: Sequence[ScoreRequest]) -> None:
-    """The one token of each sample that was asked for beside the scores."""
+    """Samples the one token that was requested together with the scores."""
     drawn = [
         (own[-1], row)
         for own, request in zip(read, requests, strict=True)
@@ -266,7 +267,8 @@ def _draw(hidden: torch.Tensor, read: _Where, requests: Sequence[ScoreRequest]) 
 def _logprobs(
     sampler: Sampler, hidden: torch.Tensor, places: np.ndarray, targets: np.ndarray
 ) -> np.ndarray:
-    """fp32 log-probabilities of ``targets`` [N] or [N, K] by the hidden states at ``places``."""
+    """Returns fp32 log-probabilities of ``targets`` [N] or [N, K] from the hidden states at
+    ``places``."""
     out = np.empty(targets.shape, dtype=np.float32)
     lora = sampler.unembed_pair()
     for index in _chunks(sampler.base, len(places)):
@@ -277,9 +279,10 @@ def _logprobs(
 
 
 def _chunks(base: BaseModel, count: int) -> Iterator[np.ndarray]:
-    """Numbers of the positions that go through the head together.
+    """Returns chunks of positions that go through the head together.
 
-    Filled up with the last one, so that a position's result does not depend on how many there are.
+    The last chunk is padded to full size, so that a position's result does not depend on their
+    number.
     """
     size = max(8, base.head.chunk_rows // 8 * 8)
     for start in range(0, count, size):
