@@ -36,7 +36,7 @@ class LocalServiceClient(ServiceAsync):
     Args:
         engine: May serve other clients too.
         store: Where checkpoints lie.
-        user_metadata: Kept with each run.
+        user_metadata: SavedSoftmax with each run.
         session: First part of the runs' ids; none is given twice.
     """
 

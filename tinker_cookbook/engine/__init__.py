@@ -2,11 +2,11 @@
 
 It imports nothing of the rest of the package but its exceptions. Its packages:
 
-* ``model``: the frozen base model, LoRA adapters, the head, and finding a model by its name;
+* ``model``: the frozen base model, LoRA adapters, the output head, resolving model names;
 * ``training``: packing, micro-batches, tree attention, losses, the optimizer and the runs;
 * ``sampling``: the scheduler of continuous batching, KV caches, prefill, sampling and scoring;
-* ``checkpoints``: the store on disk;
-* ``kernels``: code for one kind of device (``kernels.cpu`` holds the routines in C).
+* ``checkpoints``: the checkpoint store on disk;
+* ``kernels``: device-specific kernels (``kernels.cpu`` has kernels in C).
 
 ``engine`` is the facade that the clients call, and ``worker`` the thread that owns the device.
 """

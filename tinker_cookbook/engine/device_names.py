@@ -1,6 +1,6 @@
-"""Spellings of ``device`` and ``dtype``, checked without importing torch.
+"""Checks of the settings ``device`` and ``dtype`` without importing torch.
 
-Whether the machine has such a device is asked in ``devices``, when the engine starts.
+``devices`` checks at the start of the engine whether the machine has the device.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ DTYPE_NAMES = {
 def check_device_name(device: str) -> str:
     """Returns ``auto``, ``cuda``, ``cuda:N``, ``mps`` or ``cpu``, in lower case.
 
-    Of ``mps`` and ``cpu`` there is one each: ``mps:0`` is ``mps``, and other numbers are refused.
+    ``mps:0`` is ``mps`` and ``cpu:0`` is ``cpu``; other numbers of these are refused.
     """
     asked = device.strip().lower()
     kind, _, index = asked.partition(":")
@@ -40,7 +40,7 @@ def check_device_name(device: str) -> str:
 
 
 def check_dtype_name(dtype: str) -> str:
-    """Returns ``auto`` or torch's name of the type."""
+    """Returns ``auto`` or torch's name of the dtype."""
     asked = dtype.strip().lower()
     if asked != "auto" and asked not in DTYPE_NAMES:
         raise ConfigurationError(

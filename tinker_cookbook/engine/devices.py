@@ -1,4 +1,4 @@
-"""Chooses device and dtype, says why, and tells how much memory there is."""
+"""Chooses device and dtype, with the reason, and measures free memory."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _CGROUP = Path("/sys/fs/cgroup")
 
 @dataclass(frozen=True)
 class DeviceChoice:
-    """Where the engine computes and in which type the base model is held, with the reasons."""
+    """Device and dtype of the base model, with the reasons."""
 
     device: torch.device
     dtype: torch.dtype
@@ -27,16 +27,16 @@ class DeviceChoice:
 
 
 def choose_device(device: str = "auto", dtype: str = "auto") -> DeviceChoice:
-    """Turns the settings ``device`` and ``dtype`` into what torch takes.
+    """Resolves the settings ``device`` and ``dtype``.
 
     Args:
         device: ``auto`` (CUDA, else MPS, else the CPU), ``cuda``, ``cuda:N``, ``mps`` or ``cpu``.
         dtype: ``auto``, ``float32``/``fp32``, ``bfloat16``/``bf16`` or ``float16``/``fp16``
-            (CUDA only). On a CPU ``auto`` is bfloat16 where the processor computes it: emulated
-            bfloat16 is slower than float32.
+            (CUDA only). On a CPU ``auto`` is bfloat16 if the processor supports it, because
+            emulated bfloat16 is slower than float32.
 
     Raises:
-        ConfigurationError: unknown spelling, or something that this machine does not have.
+        ConfigurationError: unknown value, or a device or dtype that this machine does not have.
     """
     chosen, device_reason = _choose_device(check_device_name(device))
     chosen_dtype, dtype_reason = _choose_dtype(check_dtype_name(dtype), chosen)
@@ -44,7 +44,7 @@ def choose_device(device: str = "auto", dtype: str = "auto") -> DeviceChoice:
 
 
 def cpu_threads() -> int:
-    """Threads worth starting: the cores this process may use, less where a container has fewer.
+    """Returns the number of threads: the usable cores, limited by a container's CPU quota.
 
     torch counts the machine's cores; a container's CPU quota is invisible to it, and threads
     beyond the quota are put to sleep in the middle of an operation. A user's OMP_NUM_THREADS wins.
@@ -59,7 +59,7 @@ def cpu_threads() -> int:
 
 
 def free_memory_bytes(device: torch.device) -> int:
-    """Bytes that can still be allocated on ``device``.
+    """Returns the bytes that can still be allocated on ``device``.
 
     On CUDA that includes what torch's allocator holds in reserve; on a CPU it is what the kernel
     can make available without swapping, or what is left of the container's limit.
@@ -76,7 +76,7 @@ def free_memory_bytes(device: torch.device) -> int:
 
 
 def peak_memory_bytes(device: torch.device) -> int:
-    """Highest memory use so far: torch's on CUDA, the whole process's resident set elsewhere."""
+    """Returns the peak memory use: torch's on CUDA, the process's resident set elsewhere."""
     if device.type == "cuda":
         return torch.cuda.max_memory_allocated(device)
     high_water = _proc_value_kib("/proc/self/status", "VmHWM")
@@ -147,14 +147,14 @@ def _auto_dtype(device: torch.device) -> tuple[torch.dtype, str]:
 
 
 def cpu_bfloat16() -> str | None:
-    """Name of the processor feature that multiplies bfloat16 matrices, or ``None``."""
+    """Returns the processor feature for bfloat16 products, or ``None``."""
     flags = _cpu_flags()
     return next((name for name in ("amx_bf16", "avx512_bf16", "bf16") if name in flags), None)
 
 
 @cache
 def _cpu_flags() -> set[str]:
-    """What the processor can do, in the kernel's names (on ARM plain ``bf16``)."""
+    """Returns the processor's feature flags as named by the operating system."""
     try:
         lines = Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace").splitlines()
     except OSError:  # no Linux: torch's own detection, which older versions lack
@@ -185,7 +185,7 @@ def _proc_value_kib(file: str, key: str) -> int | None:
 
 
 def _cgroup_free_bytes() -> int | None:
-    """What is left of a container's memory limit; page cache counts as free, as it can be."""
+    """Returns the free part of a container's memory limit; page cache counts as free."""
     limit, used = _cgroup_number("memory.max"), _cgroup_number("memory.current")
     if limit is None or used is None:
         return None

@@ -1,8 +1,8 @@
 """The engine: one worker thread that owns the device, the base models on it, and the runs.
 
-Operations are functions that run on the worker, one at a time; those of one lane (a run) in the
-order in which they were submitted, and lanes take turns. Requests for samples are no operations:
-they join the running batch of their base model (``scheduler``), which takes turns with them.
+Operations are functions that run on the worker, one at a time. Operations of one lane (a run) run
+in the order of submission, and lanes alternate. Sampling requests are not operations: they join the
+running batch of their base model (``scheduler``), which shares the time with operations.
 """
 
 from __future__ import annotations
@@ -48,12 +48,12 @@ P = ParamSpec("P")
 T = TypeVar("T")
 
 _ACTIVATION_BYTES_CPU = 384 << 20
-"""What a micro-batch's activations may take on a CPU. Small is fast there: a few hundred tokens
-keep the caches warm, and more only adds memory."""
+"""Memory of a micro-batch's activations on a CPU. Small micro-batches are fast there: a few hundred
+tokens fit into the caches, and more only adds memory."""
 
 
 class Engine:
-    """Owns one device. Everything that touches tensors goes through ``submit``."""
+    """Owns one device. All tensor operations go through ``submit``."""
 
     def __init__(self, device: str = "auto", dtype: str = "auto") -> None:
         self.choice: DeviceChoice = choose_device(device, dtype)
@@ -67,35 +67,35 @@ class Engine:
         self._worker = Worker(self._start_worker, self._sample_step, self._drop_samples)
 
     def submit(self, fn: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> Future[T]:
-        """Queues ``fn`` on the worker, in the lane that nobody owns; returns at once."""
+        """Queues ``fn`` on the worker in the default lane; returns at once."""
         return self.submit_in(None, fn, *args, **kwargs)
 
     def submit_in(
         self, lane: Hashable, fn: Callable[P, T], *args: P.args, **kwargs: P.kwargs
     ) -> Future[T]:
-        """Queues ``fn`` behind what its lane has; lanes take turns, one operation each."""
+        """Queues ``fn`` at the end of its lane; lanes alternate after each operation."""
         return self._worker.submit(partial(fn, *args, **kwargs), lane)
 
     def sample(self, request: SampleRequest) -> Future[list[Sample]]:
-        """Draws the samples of a request, in one batch with other requests.
+        """Runs a sampling request in one batch with other requests.
 
-        Cancelling the future, at any time, frees what the request holds.
+        Cancelling the future, at any time, frees the request's memory.
         """
         self._arrived.append(request)
         self._worker.wake()  # raises if the engine is closed
         return request.future
 
     def score(self, request: ScoreRequest) -> Future[PromptScores]:
-        """Scores a text, together with others of its sampler that wait when its turn comes.
+        """Scores a text, in one batch with other waiting requests of its sampler.
 
-        Cancelling the future, at any time, takes the request back.
+        Cancelling the future, at any time, cancels the request.
         """
         self._scorer.add(request)
         self.submit(self._scorer.serve, request).add_done_callback(request.follow)
         return request.future
 
     def resolve(self, name: str) -> ResolvedModel:
-        """The folder of a model name; raises ``ModelNotFoundError``. Cached."""
+        """Returns the folder of a model name (cached); raises ``ModelNotFoundError``."""
         with self._resolving:
             if name not in self._resolved:
                 resolved = resolve_model(name)
@@ -105,11 +105,11 @@ class Engine:
 
     @property
     def sampled_tokens(self) -> int:
-        """Tokens that were sampled so far, also for requests that were cancelled or failed."""
+        """Number of sampled tokens, including cancelled and failed requests."""
         return sum(base.sampled_tokens for base in list(self._models.values()))
 
     def available_models(self) -> list[tuple[str, int]]:
-        """(name, context length) of the models that were asked for so far."""
+        """Returns (name, context length) of the models requested so far."""
         out = []
         for name, resolved in self._resolved.items():
             config = model_config(resolved.folder)
@@ -117,9 +117,9 @@ class Engine:
         return out
 
     def base_model(self, name: str) -> BaseModel:
-        """Loads a base model, once. Runs on the worker.
+        """Loads a base model once. Runs on the worker.
 
-        Raises ``OutOfMemoryError``, and loads nothing, if it does not fit beside those at hand.
+        Raises ``OutOfMemoryError`` before loading if it does not fit beside the loaded ones.
         """
         from transformers.utils.logging import disable_progress_bar
 
@@ -146,7 +146,7 @@ class Engine:
         )
 
     def require_trainable(self) -> None:
-        """Raises ``ConfigurationError`` where gradients would vanish or overflow unnoticed."""
+        """Raises ``ConfigurationError`` for dtypes in which gradients underflow or overflow."""
         if self.choice.dtype == torch.float16:
             raise ConfigurationError(
                 "dtype: got float16, in which gradients need loss scaling, which the engine does "
@@ -154,32 +154,32 @@ class Engine:
             )
 
     def create_run(self, run_id: str, model: str, spec: AdapterSpec, seed: int) -> TrainingRun:
-        """A run with a fresh adapter. Runs on the worker."""
+        """Creates a run with a new adapter. Runs on the worker."""
         base = self.base_model(model)
         base.require_covered(spec)
         adapter = Adapter.create(spec, base.targets, seed, base.device)
         return TrainingRun(run_id, base, adapter, self.token_budget(base), pause=self.pause)
 
     def token_budget(self, base: BaseModel) -> int:
-        """Padded tokens a micro-batch may hold, from the memory at hand."""
+        """Returns the maximum padded tokens of a micro-batch, from the free memory."""
         budget = _ACTIVATION_BYTES_CPU
         if base.device.type != "cpu":
             budget = free_memory_bytes(base.device) // 2
         return base.limits.budget(max(64, budget // base.activation_bytes_per_token()))
 
     def close(self, wait: bool = True) -> None:
-        """Drops what is queued; with ``wait`` also waits for the operation in progress."""
+        """Drops queued operations; with ``wait`` waits for the running one."""
         self._worker.close(wait)
 
     def pause(self) -> None:
-        """Lets sampling have its turn; long operations call it between their parts."""
+        """Yields to sampling; long operations call it between their parts."""
         self._worker.pause()
 
     def _sample_step(self) -> bool:
-        """One step of every running batch; returns whether there was any.
+        """Runs one step of every running batch; returns whether there was any.
 
-        Errors of a step go to its requests. Where memory is too short even for that, all requests
-        are told: without this thread nothing would ever be answered again.
+        A step's errors fail its requests. If even that runs out of memory, all requests fail,
+        because this thread must not end: no request would ever complete again.
         """
         try:
             return self._step_batches()
@@ -213,7 +213,7 @@ class Engine:
         self._schedulers[base].add(request)
 
     def _drop_samples(self) -> None:
-        """The engine closes: nobody shall wait for what does not come."""
+        """Cancels all sampling requests when the engine closes."""
         for request in self._arrived:
             request.future.cancel()
         for scheduler in self._schedulers.values():

@@ -1,4 +1,4 @@
-"""Telling that memory ran out, and giving back what an allocator keeps in reserve."""
+"""Detects out-of-memory errors and frees memory that allocators hold in reserve."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ _MESSAGES = ("out of memory", "can't allocate memory", "not enough memory")
 
 
 def out_of_memory(error: BaseException) -> bool:
-    """Whether memory ran out: torch has an exception for CUDA's, and only a text for MPS and CPU;
-    Python and numpy raise ``MemoryError``."""
+    """Whether an error means out of memory: torch has an exception for CUDA and only a text for MPS
+    and CPU; Python and numpy raise ``MemoryError``."""
     if isinstance(error, (torch.OutOfMemoryError, MemoryError)):
         return True
     return isinstance(error, RuntimeError) and any(text in str(error) for text in _MESSAGES)
@@ -20,32 +20,31 @@ def out_of_memory(error: BaseException) -> bool:
 
 @dataclass
 class KnownLimits:
-    """What running out of memory has taught about training a base model, for all its runs.
+    """Limits found by out-of-memory errors while training a base model, shared by its runs.
 
-    ``most_tokens`` is what a micro-batch held at most when it did not fit, halved;
-    ``recompute_from`` the length (padded tokens) at which what cannot be halved fitted only with
-    its activations recomputed.
+    ``most_tokens``: half of the tokens of the smallest micro-batch that did not fit.
+    ``recompute_from``: padded length from which a single row needed activation checkpointing.
     """
 
     most_tokens: int | None = None
     recompute_from: int | None = None
 
     def budget(self, tokens: int) -> int:
-        """``tokens``, or less where that is known to be too much."""
+        """Returns ``tokens``, or the known limit if it is lower."""
         return tokens if self.most_tokens is None else min(tokens, self.most_tokens)
 
     def recomputes(self, tokens: int) -> bool:
-        """Whether so many tokens are known to fit only recomputed."""
+        """Whether this many tokens need activation checkpointing."""
         return self.recompute_from is not None and tokens >= self.recompute_from
 
     def note_recomputed(self, tokens: int) -> None:
-        """So many tokens fitted only recomputed."""
+        """Records that this many tokens fitted only with activation checkpointing."""
         known = self.recompute_from
         self.recompute_from = tokens if known is None else min(known, tokens)
 
 
 def release_cached_memory(device: torch.device) -> None:
-    """Gives back what the allocator keeps: to a smaller attempt, or to the rest of the machine."""
+    """Frees the allocator's reserve, for a smaller attempt or for other programs."""
     if device.type == "cuda":
         torch.cuda.empty_cache()
     elif device.type == "mps":
@@ -55,7 +54,7 @@ def release_cached_memory(device: torch.device) -> None:
 
 
 def _trim_heap() -> None:
-    """Returns free pages to the kernel; the package tells glibc to keep all it ever had."""
+    """Returns free pages to the operating system; the package makes glibc keep all of them."""
     try:
         trim = ctypes.CDLL(None).malloc_trim
     except (AttributeError, OSError, TypeError):  # another C library

@@ -1,9 +1,10 @@
-"""The engine's one thread: operations in their order, and sampling whenever there is time.
+"""The engine's worker thread: runs operations in order, and sampling steps between them.
 
-Operations (training passes, steps, loading, saving) of one lane run in the order in which they were
-submitted; lanes take turns, one operation each, so that a run which submits much keeps no other
-waiting. Sampling is no operation: between two of them, and at the pauses that long ones make, the
-running batches get as much time as the operations took, and all of it while no operation waits.
+Operations (training passes, steps, loading, saving) of one lane run in the order of submission.
+Lanes alternate after each operation, so a run with a long queue does not delay others. Sampling is
+not an
+operation: between operations, and at the pauses of long ones, the running batches get as much time
+as the operations took, and all of it while no operation is queued.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from dataclasses import dataclass
 from typing import Any
 
 _EXIT_SECONDS = 5.0
-"""How long the end of the process waits for a step of sampling, or an interrupted operation."""
+"""Seconds that the end of the process waits for a sampling step or an interrupted operation."""
 
 
 @dataclass(frozen=True)
@@ -30,9 +31,9 @@ class _Operation:
 
 
 class Worker:
-    """Runs operations and, in turn with them, ``sample``: one step of sampling.
+    """Runs operations and, between them, ``sample``: one sampling step.
 
-    ``sample`` returns whether it did anything; ``start`` runs first in the thread, ``end`` last.
+    ``sample`` returns whether it had work; ``start`` runs first in the thread, ``end`` last.
     """
 
     def __init__(
@@ -48,7 +49,7 @@ class Worker:
         _workers.add(self)
 
     def submit(self, work: Callable[[], Any], lane: Hashable = None) -> Future[Any]:
-        """Queues an operation behind those of its lane; returns at once."""
+        """Queues an operation at the end of its lane; returns at once."""
         future: Future[Any] = Future()
         with self._wake:
             self._require_open()
@@ -57,21 +58,21 @@ class Worker:
         return future
 
     def wake(self) -> None:
-        """Says that there is something to sample."""
+        """Wakes the thread for new sampling requests."""
         with self._wake:
             self._require_open()
             self._woken = True
             self._wake.notify()
 
     def pause(self) -> None:
-        """Called by long operations between their parts: lets sampling have its share."""
+        """Yields to sampling; long operations call it between their parts."""
         if threading.current_thread() is not self._thread or self._pause_began is None:
             return
         self._sample_for(time.monotonic() - self._pause_began)
         self._pause_began = time.monotonic()
 
     def close(self, wait: bool = True) -> None:
-        """Drops what is queued; with ``wait`` also waits for the operation in progress."""
+        """Drops queued operations; with ``wait`` waits for the running one."""
         with self._wake:
             self._closed = True
             dropped, self._lanes = self._lanes, {}
@@ -82,7 +83,7 @@ class Worker:
             self._thread.join()
 
     def join(self, seconds: float) -> None:
-        """Waits until the thread has ended, at most for so long."""
+        """Waits until the thread has ended, at most ``timeout`` seconds."""
         self._thread.join(seconds)
 
     def _require_open(self) -> None:
@@ -108,7 +109,7 @@ class Worker:
         self._end()
 
     def finish_operations(self) -> None:
-        """Waits until all operations that were submitted are done."""
+        """Waits until all submitted operations are complete."""
         with self._wake:
             if self._closed:
                 return
@@ -117,7 +118,7 @@ class Worker:
             last.result()
 
     def _next(self) -> _Operation:
-        """The first operation of the lane whose turn it is."""
+        """Returns the first operation of the next lane."""
         lane = next(iter(self._lanes))
         waiting = self._lanes.pop(lane)
         operation = waiting.popleft()
@@ -152,9 +153,9 @@ _workers: weakref.WeakSet[Worker] = weakref.WeakSet()
 
 @atexit.register
 def _finish_operations() -> None:
-    """A script may end right after it has asked for a checkpoint, which shall be written.
+    """Completes queued operations at exit, for scripts that end right after a request to save.
 
-    The threads end before the interpreter does: torch aborts the process if it is stopped inside
+    The threads end before the interpreter, because torch aborts the process if it is stopped inside
     one of its functions.
     """
     for worker in list(_workers):

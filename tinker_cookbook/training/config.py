@@ -126,7 +126,9 @@ class TrainingConfig(RunSettings):
     log_path: str = chz.field(doc="Folder of this run: metrics, config, checkpoint list")
     model_name: str = chz.field(doc="Hub name or local folder of the base model")
     recipe_name: str = chz.field(default="", doc="Name of the recipe, kept with the run")
-    renderer_name: str | None = chz.field(default=None, doc="Kept with the run's checkpoints")
+    renderer_name: str | None = chz.field(
+        default=None, doc="SavedSoftmax with the run's checkpoints"
+    )
     learning_rate: float = chz.field(default=1e-4, doc="Peak learning rate of AdamW")
 
     def check(self) -> None:

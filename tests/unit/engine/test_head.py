@@ -7,7 +7,7 @@ import torch
 
 from tinker_cookbook.engine.kernels.cpu.packed_linear import DenseWeight, frozen
 from tinker_cookbook.engine.model import head as head_module
-from tinker_cookbook.engine.model.head import Head, Kept
+from tinker_cookbook.engine.model.head import Head, SavedSoftmax
 
 T, H, V, R = 37, 12, 50, 3
 
@@ -69,7 +69,7 @@ def test_what_a_forward_pass_kept_changes_nothing(monkeypatch, chunks, wide):
     upstream = torch.randn(targets.shape)
     upstream[::3] = 0
     expected = head.backward(hidden, targets, upstream, pair)
-    kept = Kept(torch.randperm(T)[:31], _left=chunks * 4 * V * 10)
+    kept = SavedSoftmax(torch.randperm(T)[:31], _left=chunks * 4 * V * 10)
     at = kept.positions
     logprobs = head.logprobs(hidden[at], targets[at], pair, kept)
     torch.testing.assert_close(logprobs, head.logprobs(hidden, targets, pair)[at])

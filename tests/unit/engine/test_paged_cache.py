@@ -9,7 +9,7 @@ import pytest
 import torch
 from engine_reference import draw, run_batch
 
-from tinker_cookbook.engine.sampling.kv_cache import KVCache, LayerShape
+from tinker_cookbook.engine.sampling.kv_cache import ArenaCache, LayerShape
 from tinker_cookbook.engine.sampling.paged_cache import PagedCache, cache_for
 from tinker_cookbook.engine.sampling.requests import SamplingSettings, sample_request
 from tinker_cookbook.engine.sampling.sampler import Sampler
@@ -83,8 +83,8 @@ def test_what_ends_keeps_no_page_that_it_did_not_need(cache):
 def test_the_choice(cache):
     assert isinstance(cache_for(SHAPES, torch.float32, CPU, 100), PagedCache)
     capped = [*SHAPES, LayerShape(1, 8, 8, plain=False)]
-    assert isinstance(cache_for(capped, torch.float32, CPU, 100), KVCache)
-    assert isinstance(cache_for(SHAPES, torch.float64, CPU, 100), KVCache)
+    assert isinstance(cache_for(capped, torch.float32, CPU, 100), ArenaCache)
+    assert isinstance(cache_for(SHAPES, torch.float64, CPU, 100), ArenaCache)
 
 
 def test_samples_of_a_prompt_share_its_pages(stories_base):
@@ -120,11 +120,11 @@ def test_no_page_is_lost(stories_base):
     scheduler.add(again)
     while scheduler.busy:
         scheduler.step()
-    pages = {id(p): p for entry in scheduler._kept._entries for p in entry.slot.pages}
-    users = [sum(p in e.slot.pages for e in scheduler._kept._entries) for p in pages.values()]
+    pages = {id(p): p for entry in scheduler._prefixes._entries for p in entry.slot.pages}
+    users = [sum(p in e.slot.pages for e in scheduler._prefixes._entries) for p in pages.values()]
     assert [p.users for p in pages.values()] == users
     del sampler, request, requests, again
-    scheduler._kept.trim(0)
+    scheduler._prefixes.trim(0)
     assert not any(p.users for p in pages.values())
 
 

@@ -15,7 +15,7 @@ from tinker_cookbook.engine.model.lora import AdapterSpec
 from tinker_cookbook.engine.sampling import paged_cache
 from tinker_cookbook.engine.sampling import sample_sequences as sample_sequences
 from tinker_cookbook.engine.sampling.batch_attention import DecodeRows
-from tinker_cookbook.engine.sampling.kv_cache import KVCache
+from tinker_cookbook.engine.sampling.kv_cache import ArenaCache
 from tinker_cookbook.engine.sampling.requests import SamplingSettings, sample_request
 from tinker_cookbook.engine.sampling.sampler import Sampler
 from tinker_cookbook.engine.sampling.scheduler import Scheduler
@@ -188,13 +188,13 @@ def test_a_new_snapshot_never_sees_what_an_old_one_computed(stories_base):
 def test_a_dropped_sampler_leaves_nothing_behind(stories_base):
     sampler = Sampler(stories_base, ref.random_adapter(stories_base))
     scheduler = ref.run_batch(stories_base, [sample_request(sampler, range(3, 63), 4, settings())])
-    assert scheduler._kept.held > 0
+    assert scheduler._prefixes.held > 0
     del sampler
     gc.collect()
     other = Sampler(stories_base, None)
     scheduler.add(sample_request(other, [1], 1, settings(max_tokens=1)))
     scheduler.step()
-    assert scheduler._kept.held == 0
+    assert scheduler._prefixes.held == 0
 
 
 def test_a_finished_request_holds_nothing_even_before_the_garbage_collector(stories_base):
@@ -212,17 +212,17 @@ def test_a_finished_request_holds_nothing_even_before_the_garbage_collector(stor
         del sampler, request, failed
         assert gone() is None
         assert len(future.result(timeout=0)) == 3
-        assert scheduler._kept.held > 0
+        assert scheduler._prefixes.held > 0
         with torch.inference_mode():
-            scheduler._kept.purge()
-        assert scheduler._kept.held == 0
+            scheduler._prefixes.purge()
+        assert scheduler._prefixes.held == 0
     finally:
         gc.enable()
 
 
 def test_arenas_give_memory_back_as_their_slots_empty(stories_base):
     shapes = stories_base.kv_shapes
-    cache = KVCache(shapes, torch.float32, torch.device("cpu"), 512)
+    cache = ArenaCache(shapes, torch.float32, torch.device("cpu"), 512)
     slots = [cache.new(60) for _ in range(40)]
     arena = slots[0].arena
     for number, slot in enumerate(slots):
@@ -245,7 +245,7 @@ def test_arenas_give_memory_back_as_their_slots_empty(stories_base):
     [(1, 64), (64, 64), (65, 96), (97, 128), (129, 192), (193, 256), (257, 384), (900, 1000)],
 )
 def test_capacities_are_a_third_or_a_half_apart(stories_base, length, capacity):
-    cache = KVCache(stories_base.kv_shapes, torch.float32, torch.device("cpu"), 1000)
+    cache = ArenaCache(stories_base.kv_shapes, torch.float32, torch.device("cpu"), 1000)
     assert cache.capacity(length) == capacity
 
 

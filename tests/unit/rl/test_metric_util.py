@@ -77,7 +77,7 @@ def test_a_tag_has_metrics_if_some_groups_lack_it():
 
 
 def test_groups_left_after_filtering_keep_their_own_tags():
-    """Kept groups zipped with the tags of all would report "math, code" as "easy, math"."""
+    """SavedSoftmax groups zipped with the tags of all would report "math, code" as "easy, math"."""
     groups = [group_of_rewards(*r) for r in [(1, 1), (0, 1), (0, 3)]]
     tags = [["easy"], ["math"], ["code"]]
     whole = compute_trajectory_metrics(groups, tags)

@@ -1,4 +1,4 @@
-"""Folders that are written whole or not at all, and the lock that lets one writer in.
+"""Atomic writes of folders, and the lock for a single writer.
 
 A folder ``NAME`` is replaced in four steps, each durable before the next begins::
 
@@ -9,7 +9,7 @@ A folder ``NAME`` is replaced in four steps, each durable before the next begins
 
 A crash after the second step leaves no ``NAME`` but a complete ``.old`` (``.gone`` is what may be
 half deleted); ``recover`` renames it back. A crash anywhere else leaves ``NAME`` as it was or as it
-was meant to be, and ``recover`` deletes the rest. Nobody mistakes a living writer's folders for
+was meant to be, and ``recover`` deletes the rest. Folders of a running writer are never taken for
 leftovers, because writers hold the run's lock, which the kernel releases when a process dies.
 """
 
@@ -45,7 +45,7 @@ _FULL = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
 
 @contextmanager
 def explain_disk_errors(doing: str, root: Path) -> Iterator[None]:
-    """Turns an ``OSError`` into a ``CheckpointError`` that says what is still safe."""
+    """Turns an ``OSError`` into a ``CheckpointError`` that states which data is safe."""
     try:
         yield
     except OSError as error:
@@ -64,7 +64,7 @@ def explain_disk_errors(doing: str, root: Path) -> Iterator[None]:
 
 
 def write_durably(path: Path, content: bytes) -> None:
-    """Writes a file and waits until the disk holds it."""
+    """Writes a file and syncs it to disk."""
     with open(path, "wb") as file:
         file.write(content)
         file.flush()
@@ -72,7 +72,7 @@ def write_durably(path: Path, content: bytes) -> None:
 
 
 def replace_file(path: Path, content: bytes) -> None:
-    """Replaces a file in one step: readers and crashes see the old or the new content."""
+    """Replaces a file atomically: after a crash it has the old or the new content."""
     temporary = _beside(path, "new")
     try:
         write_durably(temporary, content)
@@ -83,12 +83,11 @@ def replace_file(path: Path, content: bytes) -> None:
 
 
 def replace_folder(path: Path, files: Iterable[tuple[str, bytes]]) -> None:
-    """Puts a folder with ``files`` (name, content) at ``path``, which may exist. Hold the lock.
+    """Replaces the folder ``path`` by one with ``files`` (name, content). Requires the lock.
 
-    ``files`` may make each content as it is asked for, so that only one is in memory.
+    ``files`` may be a generator, so that only one content is in memory at a time.
 
-    Whatever goes wrong, a folder that stood at ``path`` before stands there still, and nothing
-    half-written stays behind.
+    On any error the previous folder at ``path`` is unchanged, and temporary files are deleted.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
     new, old = _beside(path, "new"), _beside(path, "old")
@@ -112,12 +111,12 @@ def replace_folder(path: Path, files: Iterable[tuple[str, bytes]]) -> None:
 
 
 def delete_folder(path: Path) -> None:
-    """Deletes a folder so that a crash leaves it whole or gone. Hold the lock."""
+    """Deletes a folder atomically. Requires the lock."""
     _delete_as(path, _beside(path, "gone"))
 
 
 def leftovers(parent: Path) -> list[Path]:
-    """What writers left in ``parent``; theirs are crashed unless the lock is held."""
+    """Returns temporary folders in ``parent``; their writers have crashed unless the lock is held."""
     try:
         with os.scandir(parent) as entries:
             return sorted(Path(e.path) for e in entries if _LEFTOVER.fullmatch(e.name))
@@ -126,7 +125,7 @@ def leftovers(parent: Path) -> list[Path]:
 
 
 def recover(parent: Path) -> None:
-    """Finishes or undoes what crashed writers left in ``parent``. Hold the lock."""
+    """Completes or reverts unfinished writes of crashed writers in ``parent``. Requires the lock."""
     for path in leftovers(parent):
         match = _LEFTOVER.fullmatch(path.name)
         if match and match["role"] == "old" and not (parent / match["name"]).exists():
@@ -140,7 +139,7 @@ def recover(parent: Path) -> None:
 
 
 def sync_folder(path: Path) -> None:
-    """Makes renames inside ``path`` survive a power cut."""
+    """Syncs renames inside ``path`` to disk."""
     if sys.platform == "win32":  # Windows offers no handle for a folder and orders renames itself
         return
     handle = os.open(path, os.O_RDONLY)
@@ -152,10 +151,10 @@ def sync_folder(path: Path) -> None:
 
 @contextmanager
 def folder_lock(folder: Path, *, exclusive: bool, timeout: float = LOCK_TIMEOUT) -> Iterator[None]:
-    """Holds ``folder/.lock``, shared among readers or for one writer alone.
+    """Holds ``folder/.lock``, shared for readers or exclusive for a writer.
 
-    Advisory, across threads and processes; a dead process holds nothing. Reading from a store
-    that cannot be written to, or whose file system has no locks, goes without.
+    The lock is advisory, works across threads and processes, and ends with the process. Readers of
+    a read-only store, or of a file system without locks, continue without it.
 
     Raises:
         CheckpointError: another process kept the lock for ``timeout`` seconds.

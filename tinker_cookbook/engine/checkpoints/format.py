@@ -1,12 +1,12 @@
-"""What lies in a checkpoint's folder, and how damage to it is noticed.
+"""Files of a checkpoint folder, and detection of damage.
 
 ==============================  ====================================================
 ``adapter_config.json``         PEFT's description of the adapter
 ``adapter_model.safetensors``   the adapter under PEFT's names
 ``optimizer.safetensors``       optimizer tensors (``weights`` only)
-``state.json``                  step, RNG and whatever else the engine wants back, with
-                                size and SHA-256 of the files above and of itself
-``expires_at``                  seconds since the epoch; absent: kept for good
+``state.json``                  step, RNG and other state of the engine, with size and
+                                SHA-256 of the files above and of itself
+``expires_at``                  seconds since the epoch; absent: never expires
 ==============================  ====================================================
 
 ``state.json`` is written last. Equal tensors give equal bytes: resuming is compared bit for bit.
@@ -101,8 +101,8 @@ def encode_checkpoint(
 ) -> Iterator[tuple[str, bytes]]:
     """Yields ``(name, content)`` of each file, ``state.json`` last.
 
-    ``contents`` are made one by one, as they are asked for: a large optimizer state is never in
-    memory as bytes together with the adapter's.
+    Contents are generated one by one, so the bytes of a large optimizer state and of the adapter
+    are never in memory together.
     """
     seals: dict[str, dict[str, Any]] = {}
     for name, make in contents.items():
@@ -153,13 +153,13 @@ def read_state(folder: Path) -> StateFile:
 
 
 def check_sizes(folder: Path, state: StateFile) -> None:
-    """Raises ``CheckpointError`` if a file is missing or not as long as it was written."""
+    """Raises ``CheckpointError`` if a file is missing or has another size than when written."""
     for name, seal in state.seals.items():
         _check_size(folder / name, seal)
 
 
 def read_sealed(folder: Path, name: str, state: StateFile) -> bytes:
-    """A file's content; raises ``CheckpointError`` unless it is exactly what was written."""
+    """Returns a file's content; raises ``CheckpointError`` if its checksum differs."""
     path, seal = folder / name, state.seals[name]
     _check_size(path, seal)
     content = path.read_bytes()
@@ -172,18 +172,18 @@ def read_sealed(folder: Path, name: str, state: StateFile) -> bytes:
 
 
 def decode_tensors(content: bytes) -> dict[str, torch.Tensor]:
-    """The tensors of a safetensors file, on the CPU, in memory of their own."""
+    """Returns the tensors of a safetensors file as copies on the CPU."""
     return safetensors.torch.load(content)
 
 
 def read_peft_files(folder: Path) -> list[tuple[str, bytes]]:
-    """``(name, content)`` of the files that ``PeftModel.from_pretrained`` needs."""
+    """Returns ``(name, content)`` of the files that ``PeftModel.from_pretrained`` needs."""
     state = read_state(folder)
     return [(name, read_sealed(folder, name, state)) for name in (ADAPTER_CONFIG, ADAPTER)]
 
 
 def tar(content: Iterable[tuple[str, bytes]]) -> bytes:
-    """An uncompressed tar file (weights do not compress); equal content gives equal bytes."""
+    """Returns an uncompressed tar file (weights do not compress); equal content gives equal bytes."""
     packed = io.BytesIO()
     with tarfile.open(fileobj=packed, mode="w") as archive:
         for name, data in content:
@@ -194,7 +194,7 @@ def tar(content: Iterable[tuple[str, bytes]]) -> bytes:
 
 
 def deadline(now: float, ttl_seconds: int | None) -> float | None:
-    """When something with this time to live expires; ``None``: never."""
+    """Returns the expiry time for a time to live; ``None``: never."""
     if ttl_seconds is None:
         return None
     if isinstance(ttl_seconds, bool) or ttl_seconds <= 0:
@@ -206,13 +206,13 @@ def deadline(now: float, ttl_seconds: int | None) -> float | None:
 
 
 def encode_expiry(expires_at: float | None) -> list[tuple[str, bytes]]:
-    """The file that says when a checkpoint expires, if it does."""
+    """Returns the content of ``expires_at``."""
     # Beside state.json, not in it: the TTL may change and what was saved may not.
     return [] if expires_at is None else [(EXPIRES_AT, repr(float(expires_at)).encode())]
 
 
 def read_expiry(folder: Path) -> float | None:
-    """When a checkpoint expires, in seconds since the epoch; ``None``: never."""
+    """Returns the expiry time in seconds since the epoch; ``None``: never."""
     try:
         return float((folder / EXPIRES_AT).read_bytes())
     except (FileNotFoundError, NotADirectoryError):

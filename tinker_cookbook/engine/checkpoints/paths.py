@@ -1,7 +1,7 @@
 """Names of checkpoints: ``tinker://RUN/weights/NAME`` and ``tinker://RUN/sampler_weights/NAME``.
 
-Run ids and checkpoint names become folder names, so both are held to characters that every file
-system takes and that cannot climb out of the store.
+Run ids and checkpoint names become folder names, so both may only have characters that every file
+system accepts and that cannot leave the store's folder.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ class TinkerPath:
 
     @classmethod
     def parse(cls, path: str) -> TinkerPath:
-        """Takes a path apart; raises ``CheckpointError`` naming the part that is wrong."""
+        """Parses a path; raises ``CheckpointError`` with the invalid part."""
         expected = f"{SCHEME}RUN/weights/NAME or {SCHEME}RUN/sampler_weights/NAME"
         if not path.startswith(SCHEME):
             raise CheckpointError(
@@ -66,5 +66,5 @@ def check_name(name: str, field: str) -> None:
 
 
 def is_safe_name(name: str) -> bool:
-    """Whether ``check_name`` lets it pass."""
+    """Whether ``check_name`` accepts the name."""
     return _SAFE_NAME.fullmatch(name) is not None

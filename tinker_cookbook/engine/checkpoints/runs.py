@@ -1,4 +1,4 @@
-"""The runs of a store: a folder each, described by ``run.json``."""
+"""Runs of a store: one folder each, described by ``run.json``."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _NAMES_IN_MESSAGES = 8
 
 @dataclass(frozen=True)
 class RunInfo:
-    """What a run trains; enough to make its adapter again."""
+    """Base model and adapter shape of a run."""
 
     base_model: str
     lora_rank: int
@@ -48,13 +48,13 @@ class RunRecord:
 class RunStore:
     """Keeps ``<root>/runs/<run_id>/run.json``.
 
-    ``_opened`` is called once it is, for what a subclass has to do then.
+    ``_opened`` is called after opening, for subclasses.
 
     Args:
         root: where the store lies; ``None`` is ``TINKER_COOKBOOK_HOME`` or ``~/.tinker_cookbook``.
         clock: gives the time in seconds since the epoch.
-        owner: whose runs these are. Errors then name him, and not the folder, which is no
-            business of a client elsewhere.
+        owner: owner of the runs. Errors then name the owner and not the folder, which remote
+            clients must not see.
     """
 
     def __init__(
@@ -86,7 +86,7 @@ class RunStore:
         return RunRecord(run_id, info, created_at=now, last_used_at=now)
 
     def touch_run(self, run_id: str) -> None:
-        """Notes that the run was used now."""
+        """Updates the time of last use."""
         now = self.clock()
         path = self.run_folder(run_id) / _RUN
         if not path.exists():
@@ -96,7 +96,7 @@ class RunStore:
             os.utime(path, (now, now))
 
     def get_run(self, run_id: str) -> RunRecord:
-        """The run of this id; raises ``CheckpointError`` naming the nearest known ones."""
+        """Returns the run of this id; raises ``CheckpointError`` with the nearest known ids."""
         path = self.run_folder(run_id) / _RUN
         try:
             body = json.loads(path.read_bytes())
@@ -115,11 +115,11 @@ class RunStore:
         return RunRecord(run_id, info, created_at, last_used_at=path.stat().st_mtime)
 
     def _shown(self, text: str) -> str:
-        """Words of an error, without the store's folder where owners are clients of a server."""
+        """Returns an error text, without the store's folder if the owner is a client of a server."""
         return text if self.owner is None else text.replace(f"{self.root}{os.sep}", "")
 
     def list_runs(self) -> list[RunRecord]:
-        """All runs, the last created first. One whose ``run.json`` is damaged is left out."""
+        """Returns all runs, newest first, without those whose ``run.json`` is damaged."""
         records = []
         for run_id in self.run_ids():
             try:
@@ -129,12 +129,12 @@ class RunStore:
         return sorted(records, key=lambda record: (-record.created_at, record.run_id))
 
     def run_ids(self) -> list[str]:
-        """Ids of all runs, sorted. What else lies in the folder is none of the store's."""
+        """Returns the sorted ids of all runs; other folders are ignored."""
         folders = (path.parent.name for path in (self.root / "runs").glob(f"*/{_RUN}"))
         return sorted(filter(is_safe_name, folders))
 
     def run_folder(self, run_id: str) -> Path:
-        """The folder of a run, existing or not."""
+        """Returns the folder of a run, which may not exist."""
         check_name(run_id, "run id")
         return self.root / "runs" / run_id
 

@@ -1,4 +1,4 @@
-"""Between a run in memory and its checkpoints in the store."""
+"""Saves runs to the checkpoint store and loads them."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 def run_info(run: TrainingRun, user_metadata: dict[str, str], seed: int | None = None) -> RunInfo:
-    """What the store keeps about a run."""
+    """Returns the run's description for the store."""
     spec = run.adapter.spec
     return RunInfo(
         base_model=run.base.name,
@@ -63,7 +63,7 @@ def save_run(
 
 
 def load_adapter(base: BaseModel, loaded: LoadedCheckpoint, path: str) -> Adapter:
-    """The adapter of a checkpoint, refused if it is of another model."""
+    """Returns the adapter of a checkpoint; raises if it belongs to another base model."""
     try:
         fields = {name: loaded.state[name] for name in AdapterSpec.__dataclass_fields__}
     except KeyError as error:
@@ -74,7 +74,7 @@ def load_adapter(base: BaseModel, loaded: LoadedCheckpoint, path: str) -> Adapte
 def load_run(
     engine: Engine, run_id: str, base_model: str, loaded: LoadedCheckpoint, path: str
 ) -> TrainingRun:
-    """A run that goes on from a checkpoint. Runs on the engine's worker."""
+    """Returns a run restored from a checkpoint. Runs on the engine's worker."""
     saved = loaded.state["base_model"]
     if saved != base_model and engine.resolve(saved).folder != engine.resolve(base_model).folder:
         raise CheckpointError(

@@ -1,9 +1,9 @@
 """Checkpoints on disk: ``<root>/runs/RUN/weights/NAME`` and ``.../sampler_weights/NAME``.
 
-The store takes and returns tensors under PEFT's names and JSON values; it knows nothing of models.
-What it promises: a checkpoint is written whole or not at all, wherever the process is killed; one
-that was damaged afterwards is refused with the file, its size and a way on; several processes may
-use one store at once.
+The store takes and returns tensors under PEFT's names and JSON values; it does not depend on
+models.
+Guarantees: a checkpoint is written atomically, even if the process is killed; a damaged one is
+refused with the file, its size and a remedy; several processes may use one store.
 """
 
 from __future__ import annotations
@@ -48,20 +48,20 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class LoadedCheckpoint:
-    """What ``read_checkpoint`` gives back: the arguments of ``write_checkpoint``."""
+    """Content of a checkpoint: the arguments of ``write_checkpoint``."""
 
     path: TinkerPath
     adapter: dict[str, torch.Tensor]
     adapter_config: dict[str, Any]
     optimizer: dict[str, torch.Tensor] | None
-    """``None`` unless it was asked for."""
+    """``None`` unless requested."""
     state: dict[str, Any]
     user_metadata: dict[str, str]
 
 
 @dataclass(frozen=True)
 class CheckpointInfo:
-    """A line of a listing. Times are seconds since the epoch."""
+    """Entry of a listing. Times are seconds since the epoch."""
 
     path: TinkerPath
     created_at: float
@@ -69,14 +69,14 @@ class CheckpointInfo:
     size_bytes: int
     user_metadata: dict[str, str]
     problem: str | None
-    """What is wrong with its files, as far as their sizes show; ``None`` if nothing."""
+    """Damage visible from the file sizes; ``None`` if there is none."""
 
 
 class CheckpointStore(RunStore):
     """Runs and their checkpoints under one root.
 
-    Opening it removes what crashed writers left behind and what has expired; runs that another
-    process is writing to are left alone.
+    Opening it removes leftovers of crashed writers and expired checkpoints, except in runs that
+    another process is writing to.
     """
 
     def _opened(self) -> None:
@@ -97,7 +97,7 @@ class CheckpointStore(RunStore):
         overwrite: bool = False,
         user_metadata: Mapping[str, str] | None = None,
     ) -> str:
-        """Saves a checkpoint; when this returns, the disk holds it.
+        """Saves a checkpoint durably.
 
         Args:
             run_id: a run that ``create_run`` registered.
@@ -105,11 +105,11 @@ class CheckpointStore(RunStore):
             name: of the checkpoint within its run and kind.
             adapter: tensors under PEFT's names; equal tensors give equal bytes on disk.
             adapter_config: content of PEFT's ``adapter_config.json``.
-            optimizer: tensors to continue with, or ``None``.
-            state: JSON values to continue with (step, RNG, versions).
-            ttl_seconds: seconds until it expires; ``None`` keeps it for good.
-            overwrite: replaces one of this name, which stays whole until the new one is in place.
-            user_metadata: kept and listed, never read.
+            optimizer: optimizer tensors, or ``None``.
+            state: JSON values to restore (step, RNG, versions).
+            ttl_seconds: seconds until it expires; ``None``: never.
+            overwrite: replaces an existing checkpoint of this name atomically.
+            user_metadata: stored and listed, not interpreted.
 
         Returns:
             ``tinker://RUN/KIND/NAME``.
@@ -144,11 +144,11 @@ class CheckpointStore(RunStore):
         return str(path)
 
     def read_checkpoint(self, tinker_path: str, *, with_optimizer: bool) -> LoadedCheckpoint:
-        """Loads a checkpoint and checks every byte of it.
+        """Loads a checkpoint and verifies all checksums.
 
         Raises:
-            CheckpointError: it is missing, expired, cut off or damaged (naming the file, the size
-                found and the size expected), or has no optimizer state where one is asked for.
+            CheckpointError: it is missing, expired, truncated or damaged (with file, size and
+                expected size), or lacks a requested optimizer state.
         """
         path = TinkerPath.parse(tinker_path)
         if with_optimizer and path.kind == "sampler_weights":
@@ -176,13 +176,13 @@ class CheckpointStore(RunStore):
             )
 
     def get_checkpoint(self, tinker_path: str) -> CheckpointInfo:
-        """The listing's line for one checkpoint; raises ``CheckpointError`` if it is not there."""
+        """Returns the entry of one checkpoint; raises ``CheckpointError`` if it does not exist."""
         path = TinkerPath.parse(tinker_path)
         with self._reading(path):
             return self._describe(path)
 
     def list_checkpoints(self, run_id: str) -> list[CheckpointInfo]:
-        """Checkpoints of a run, oldest first; expired ones are left out."""
+        """Returns the checkpoints of a run, oldest first, without expired ones."""
         self.get_run(run_id)
         with files.folder_lock(self.run_folder(run_id), exclusive=False):
             found = [
@@ -193,7 +193,7 @@ class CheckpointStore(RunStore):
         return sorted(found, key=lambda info: (info.created_at, str(info.path)))
 
     def delete_checkpoint(self, tinker_path: str) -> None:
-        """Deletes a checkpoint for good, damaged or not."""
+        """Deletes a checkpoint permanently, damaged or not."""
         path = TinkerPath.parse(tinker_path)
         with files.explain_disk_errors(f"deleting {path}", self.root), self._writing(path):
             if not self._folder(path).exists():
@@ -201,7 +201,7 @@ class CheckpointStore(RunStore):
             self._delete(path)
 
     def set_ttl(self, tinker_path: str, ttl_seconds: int | None) -> None:
-        """Lets a checkpoint expire ``ttl_seconds`` from now; ``None`` keeps it for good."""
+        """Sets the expiry to ``ttl_seconds`` from now; ``None``: never."""
         path = TinkerPath.parse(tinker_path)
         folder = self._folder(path)
         deadline = fmt.deadline(self.clock(), ttl_seconds)
@@ -220,7 +220,7 @@ class CheckpointStore(RunStore):
     def expire(self, now: float | None = None) -> list[str]:
         """Deletes the checkpoints that expire at or before ``now`` and returns their paths.
 
-        One in a run that another process is writing to is left for the next time.
+        Runs that another process is writing to are skipped until the next call.
         """
         expired = []
         for path in chain.from_iterable(map(self._paths, self.run_ids())):
@@ -249,12 +249,12 @@ class CheckpointStore(RunStore):
         return folder
 
     def peft_files(self, tinker_path: str) -> dict[str, bytes]:
-        """The files that ``copy_out`` copies, by name."""
+        """Returns the files that ``copy_out`` copies, by name."""
         with self._reading(TinkerPath.parse(tinker_path)) as source:
             return dict(fmt.read_peft_files(source))
 
     def archive(self, tinker_path: str) -> Path:
-        """Writes a tar file of what ``copy_out`` copies, inside the store, and returns its path.
+        """Writes a tar file with the files of ``copy_out`` into the store and returns its path.
 
         It is deleted with the checkpoint.
         """
@@ -292,7 +292,7 @@ class CheckpointStore(RunStore):
 
     @contextmanager
     def _writing(self, path: TinkerPath, timeout: float = files.LOCK_TIMEOUT) -> Iterator[None]:
-        """The run to oneself, with nothing left over from writers that crashed."""
+        """Holds the run's exclusive lock, after recovery from crashed writers."""
         self.get_run(path.run_id)
         run = self.run_folder(path.run_id)
         with files.folder_lock(run, exclusive=True, timeout=timeout):
@@ -301,7 +301,7 @@ class CheckpointStore(RunStore):
 
     @contextmanager
     def _reading(self, path: TinkerPath) -> Iterator[Path]:
-        """The checkpoint's folder, which stays as it is meanwhile; errors say how to go on."""
+        """Yields the checkpoint's folder under the shared lock; errors state a remedy."""
         folder = self._folder(path)
         if not self.run_folder(path.run_id).exists():
             raise self._missing(path)

@@ -1,1 +1,1 @@
-"""The frozen base model, its LoRA adapters, and finding a model by its name."""
+"""The frozen base model, LoRA adapters, the output head, and resolving model names."""

@@ -1,4 +1,4 @@
-"""How the engine's own attention takes the place of a model's: what its kinds have in common."""
+"""Replacement of a model's attention by the engine's own; shared by all kinds."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ T = TypeVar("T")
 
 
 def register(name: str, forward: Callable[..., Any]) -> None:
-    """Makes ``forward`` known to transformers, which then builds no mask for it."""
+    """Registers ``forward`` with transformers, without a mask."""
     from transformers import AttentionInterface, AttentionMaskInterface
 
     AttentionInterface.register(name, forward)
@@ -22,7 +22,7 @@ def register(name: str, forward: Callable[..., Any]) -> None:
 
 @contextmanager
 def using(variable: ContextVar[T], value: T) -> Iterator[None]:
-    """``variable`` has ``value`` inside the block."""
+    """Sets ``variable`` to ``value`` inside the block."""
     token = variable.set(value)
     try:
         yield
@@ -31,7 +31,7 @@ def using(variable: ContextVar[T], value: T) -> Iterator[None]:
 
 
 def causal_bias(query: torch.Tensor, key: torch.Tensor, window: int | None) -> torch.Tensor:
-    """fp32 [Q, K]: 0 where a query sees a key, -inf elsewhere, given positions [Q] and [K]."""
+    """Returns fp32 [Q, K]: 0 for visible keys, -inf for others, from positions [Q] and [K]."""
     seen = key <= query[:, None]
     if window is not None:
         seen &= key > query[:, None] - window

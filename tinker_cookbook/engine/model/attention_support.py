@@ -1,9 +1,8 @@
-"""Whether the engine's own attention suits a model: tried once, on a few tokens.
+"""Checks once, on a few tokens, whether a model supports the engine's own attention.
 
-Both the batch of the sampler and rows that share prefixes replace attention, so every layer must
-be attention of a known kind. A model with recurrent layers, or one whose sliding windows come as a
-mask alone, is sampled one request at a time through transformers' own cache, and trained without
-sharing.
+Continuous batching and shared prefixes replace attention, so every layer must be attention of a
+known kind. Models with recurrent layers, or with sliding windows given only as a mask, are sampled
+one request at a time with transformers' own cache and trained without shared prefixes.
 """
 
 from __future__ import annotations
@@ -32,8 +31,8 @@ from tinker_cookbook.engine.training.prefix_tree import lay_out
 logger = logging.getLogger(__name__)
 
 
-class Tried(Protocol):
-    """What the trials ask of a base model (``base_model.BaseModel``)."""
+class ProbedModel(Protocol):
+    """Interface of the base model that the checks use (``base_model.BaseModel``)."""
 
     name: str
     config: Any
@@ -63,7 +62,7 @@ class Tried(Protocol):
 
 
 class _Probe:
-    """Stands in for a sequence and notes what each layer would store."""
+    """Fake sequence that records what each layer would store."""
 
     first = 0
 
@@ -81,8 +80,8 @@ class _Probe:
 
 
 @torch.no_grad()
-def check_batch_attention(base: Tried) -> list[LayerShape] | None:
-    """The shapes of the layers' keys and values, or ``None`` where the trial fails."""
+def check_batch_attention(base: ProbedModel) -> list[LayerShape] | None:
+    """Returns the cache shapes of all layers, or ``None`` if the check fails."""
     register()
     try:
         shapes = _shapes(base)
@@ -95,8 +94,9 @@ def check_batch_attention(base: Tried) -> list[LayerShape] | None:
     return None
 
 
-def _shapes(base: Tried) -> list[LayerShape] | None:
-    """Of all layers, in order; ``None`` if some is no attention or hides its window in a mask."""
+def _shapes(base: ProbedModel) -> list[LayerShape] | None:
+    """Returns the shapes of all layers in order; ``None`` if one is not attention or has its window
+    only in a mask."""
     probe = _Probe(2)
     layout = BatchLayout([probe])  # type: ignore[list-item]
     tokens = torch.arange(2, device=base.device)
@@ -106,8 +106,8 @@ def _shapes(base: Tried) -> list[LayerShape] | None:
     return [probe.shapes[layer] for layer in sorted(probe.shapes)]
 
 
-def _every_layer_asked(base: Tried, windows: Mapping[int, int | None]) -> bool:
-    """Whether all layers came by, each of a known kind, with its window where it has one."""
+def _every_layer_asked(base: ProbedModel, windows: Mapping[int, int | None]) -> bool:
+    """Whether all layers called the attention, each of a known kind and with its window."""
     config = getattr(base.config, "text_config", base.config)
     count = int(config.num_hidden_layers)
     if sorted(windows) != list(range(count)):
@@ -118,11 +118,11 @@ def _every_layer_asked(base: Tried, windows: Mapping[int, int | None]) -> bool:
     return all(windows[i] is not None for i, kind in enumerate(kinds) if kind[0] == "s")
 
 
-def _agrees(base: Tried, shapes: list[LayerShape]) -> bool:
-    """Compares sequences read and continued together with each alone."""
+def _agrees(base: ProbedModel, shapes: list[LayerShape]) -> bool:
+    """Compares batched prefill and decode with each sequence alone."""
     device = base.device
     cache = cache_for(shapes, base.dtype, device, longest=16)
-    sequences = [_row(base, trial_tokens(base.vocab_size, n)) for n in (5, 8, 12, 3)]
+    sequences = [_row(base, probe_tokens(base.vocab_size, n)) for n in (5, 8, 12, 3)]
     slots = [cache.new(16) for _ in sequences]
     parts, first = [], 0
     for slot, row in zip(slots, sequences, strict=True):
@@ -144,10 +144,10 @@ def _agrees(base: Tried, shapes: list[LayerShape]) -> bool:
 
 
 @torch.no_grad()
-def check_tree_attention(base: Tried) -> bool:
-    """Whether sequences may share a row: tries two with a common beginning beside each alone."""
+def check_tree_attention(base: ProbedModel) -> bool:
+    """Whether sequences may share a row: compares two with a common prefix with each alone."""
     tree_attention.register()
-    tokens = trial_tokens(base.vocab_size, 19)
+    tokens = probe_tokens(base.vocab_size, 19)
     sequences = [tokens[:11], np.concatenate([tokens[:3], tokens[11:]])]
     row = lay_out(sequences, shortest=1)
     layout = tree_attention.TreeLayout.of([row], base.device)
@@ -169,16 +169,16 @@ def check_tree_attention(base: Tried) -> bool:
     )
 
 
-def trial_tokens(vocab_size: int, count: int) -> np.ndarray:
-    """Ids from all over the vocabulary: the first ones are special, and models go wild on them."""
+def probe_tokens(vocab_size: int, count: int) -> np.ndarray:
+    """Returns ids from the whole vocabulary, since models behave unusually on special tokens."""
     return (vocab_size // 3 + 37 * np.arange(count)) % vocab_size
 
 
-def _row(base: Tried, sequence: np.ndarray) -> torch.Tensor:
+def _row(base: ProbedModel, sequence: np.ndarray) -> torch.Tensor:
     return torch.from_numpy(sequence).to(base.device)[None]
 
 
 def _close(found: torch.Tensor, expected: torch.Tensor) -> bool:
-    """Whether most positions [T, H] agree; one may be rounded far off, all will not."""
+    """Whether most positions [T, H] agree; rounding may affect single ones."""
     error = (found - expected).float().norm(dim=-1) / expected.float().norm(dim=-1)
     return error.median().item() <= (1e-4 if found.dtype == torch.float32 else 0.1)

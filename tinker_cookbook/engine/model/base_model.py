@@ -20,7 +20,7 @@ from tinker_cookbook.engine.memory import KnownLimits, release_cached_memory
 from tinker_cookbook.engine.model.attention_support import (
     check_batch_attention,
     check_tree_attention,
-    trial_tokens,
+    probe_tokens,
 )
 from tinker_cookbook.engine.model.head import Head
 from tinker_cookbook.engine.model.lora import ActiveTerms, AdapterLinear, AdapterSpec, Target
@@ -70,7 +70,7 @@ class BaseModel:
 
     @torch.no_grad()
     def _check(self, expected: torch.Tensor) -> None:
-        """Compares layers and head, as the engine computes them, with transformers' own, once.
+        """Compares the engine's layers and head with transformers' own, once.
 
         Architectures scale, cap or shift logits in their own ways; one that ``Head`` does not
         know would train silently wrong.
@@ -103,9 +103,8 @@ class BaseModel:
     def hidden(self, tokens: torch.Tensor, **kwargs: Any) -> torch.Tensor:
         """Last hidden states [B, L, H] of right-padded ``tokens`` [B, L].
 
-        Without a mask every row is causal, and what stands to the right of a row's end cannot
-        reach it, so right padding needs none. ``kwargs`` go to the transformers model (cache,
-        positions, mask).
+        Rows are causal without a mask, and tokens after a row's end cannot affect it, so right
+        padding needs no mask. ``kwargs`` go to the transformers model (cache, positions, mask).
         """
         kwargs.setdefault("use_cache", False)
         with self._rotary.fused():
@@ -135,7 +134,7 @@ class BaseModel:
 
     @contextmanager
     def along_tree(self, layout: TreeLayout | None) -> Iterator[None]:
-        """Attention inside the block is that of ``layout``, also where layers are recomputed."""
+        """Activates ``layout`` inside the block, also when layers are recomputed."""
         if layout is None:
             yield
             return
@@ -153,7 +152,7 @@ class BaseModel:
             config._attn_implementation = usual
 
     def require_covered(self, spec: AdapterSpec) -> None:
-        """Raises ``ConfigurationError`` if an adapter would leave out layers that it is to cover.
+        """Raises ``ConfigurationError`` if an adapter cannot cover some of the requested layers.
 
         The routed experts of a mixture-of-experts model are one parameter of three dimensions,
         which no adapter of the engine covers.
@@ -178,7 +177,7 @@ class BaseModel:
 
     @cached_property
     def kv_shapes(self) -> list[LayerShape] | None:
-        """What each layer keeps of a token; none if sequences cannot be batched."""
+        """Cache shape of each layer; none if sequences cannot be batched."""
         return check_batch_attention(self)
 
     def unembed_pair(self, terms: Terms) -> tuple[torch.Tensor, torch.Tensor] | None:
@@ -188,10 +187,10 @@ class BaseModel:
 
     @contextmanager
     def checkpointed(self, on: bool) -> Iterator[None]:
-        """Recomputes each layer in the backward pass: a third more work, a fraction of the memory.
+        """Activation checkpointing: recomputes each layer in the backward pass, a third more work.
 
-        transformers' own switch works in training mode alone, in which a layer's dropout wakes
-        up. This one leaves the mode alone; nothing in evaluation mode draws random numbers, so
+        transformers' own switch works only in training mode, which would activate
+        dropout. This one keeps the mode; nothing in evaluation mode draws random numbers, so
         none are kept. The recomputation needs the adapter to be active again.
         """
         if not on:
@@ -253,7 +252,7 @@ def _eos_ids(model: Any) -> tuple[int, ...]:
 
 
 def _hook(model: Any, active: ActiveTerms) -> list[Target]:
-    """Replaces every linear layer of the decoder, and the head, by one that takes an adapter."""
+    """Replaces every linear layer of the decoder, and the head, by one that supports adapters."""
     head = model.get_output_embeddings()
     targets = []
     # By name, so that each plain matrix is freed as soon as its packed form stands.
@@ -290,9 +289,9 @@ def _stacked_experts(model: Any) -> list[str]:
 
 
 def _leave_file(model: Any) -> None:
-    """Copies what is still a window into the weights' file, whose pages then count no longer.
+    """Copies tensors that are still memory-mapped, so that the pages of the weight file are freed.
 
-    Most matrices were laid out anew by now, and so was the head: its own plain form goes.
+    Most matrices and the head have been packed by now, so their plain form is dropped.
     """
     head, embedding = model.get_output_embeddings(), model.get_input_embeddings()
     if head.weight is not embedding.weight:
@@ -303,7 +302,7 @@ def _leave_file(model: Any) -> None:
 
 @torch.no_grad()
 def _own_logprobs(model: Any) -> torch.Tensor:
-    """fp32 log-probabilities [8] of a few tokens, as transformers computes them."""
+    """Returns transformers' own fp32 log-probabilities [8] of a few tokens."""
     tokens = _trial_row(model)
     logprobs = model(input_ids=tokens, use_cache=False).logits[0].float().log_softmax(-1)
     return logprobs.gather(1, tokens[0].roll(-1)[:, None])[:, 0]
@@ -312,4 +311,4 @@ def _own_logprobs(model: Any) -> torch.Tensor:
 def _trial_row(model: Any) -> torch.Tensor:
     """Token ids [1, 8]."""
     embedding = model.get_input_embeddings().weight
-    return torch.from_numpy(trial_tokens(embedding.shape[0], 8)).to(embedding.device)[None]
+    return torch.from_numpy(probe_tokens(embedding.shape[0], 8)).to(embedding.device)[None]

@@ -1,9 +1,9 @@
-"""Target log-probabilities from hidden states, in chunks: the [T, V] logits never exist whole.
+"""Target log-probabilities from hidden states in chunks, without the full [T, V] logits.
 
 For logits ``z = cap(scale * (W h + B A h))`` and upstream gradient ``g`` of the target's
 log-probability, ``dz = g (onehot(target) - softmax(z))``. Logits and log-sum-exp are fp32. The
-backward pass runs only over positions with a non-zero gradient; the frozen ``W`` gets none. What
-a forward pass keeps of its softmax (``Kept``) the backward pass need not compute again.
+backward pass runs only over positions with a non-zero gradient; the frozen ``W`` gets none. The
+backward pass reuses the part of the softmax that the forward pass saved (``SavedSoftmax``).
 """
 
 from __future__ import annotations
@@ -24,12 +24,12 @@ LoraPair = tuple[torch.Tensor, torch.Tensor]
 _CHUNK_BYTES_CPU = 32 << 20  # larger chunks make better products but take several times their size
 _CHUNK_BYTES_GPU = 512 << 20
 _KEPT_BYTES = 256 << 20
-"""What a forward pass may keep for its backward pass: some 1,300 positions of 50k tokens."""
+"""Bytes that a forward pass may save for its backward pass: some 1,300 positions of 50k tokens."""
 
 
 @dataclass
 class HeadGradients:
-    """Result of a backward pass: for the hidden states and for the layer's own adapter."""
+    """Gradients of the hidden states and of the head's own adapter."""
 
     hidden: torch.Tensor
     a: torch.Tensor | None = None
@@ -38,7 +38,7 @@ class HeadGradients:
 
 @dataclass(frozen=True)
 class _Softmax:
-    """Of a few positions: ``exp(z - max z)`` [T, V], its sums [T, 1], and the targets' values."""
+    """Softmax of a few positions: ``exp(z - max z)`` [T, V], sums [T, 1], and the targets' values."""
 
     exponents: torch.Tensor
     total: torch.Tensor
@@ -46,26 +46,26 @@ class _Softmax:
     cap_slope: torch.Tensor | None = None
 
     def at(self, rows: torch.Tensor) -> _Softmax:
-        """Those of the positions that the mask ``rows`` [T] names."""
+        """Returns the softmax of the positions in the mask ``rows`` [T]."""
         return _Softmax(self.exponents[rows], self.total[rows], self.logprobs[rows])
 
 
 @dataclass
-class Kept:
-    """The softmax of ``positions`` [N] of a pass, from its first on, as far as the budget goes."""
+class SavedSoftmax:
+    """Saved softmax of the first ``positions`` [N] of a pass, within a memory budget."""
 
     positions: torch.Tensor
     _parts: list[tuple[slice, _Softmax]] = field(default_factory=list)
     _left: int = _KEPT_BYTES
 
     def add(self, rows: slice, softmax: _Softmax) -> None:
-        """Keeps that of ``positions[rows]``, where it fits."""
+        """Saves the softmax of ``positions[rows]`` if it fits into the budget."""
         if softmax.exponents.nbytes <= self._left:
             self._left -= softmax.exponents.nbytes
             self._parts.append((rows, softmax))
 
     def take(self) -> Iterator[tuple[torch.Tensor, _Softmax]]:
-        """Positions and their softmax, each once: who takes it may overwrite it."""
+        """Removes and returns positions and their softmax; the caller may overwrite it."""
         while self._parts:
             rows, softmax = self._parts.pop()
             yield self.positions[rows], softmax
@@ -82,7 +82,7 @@ class Head:
 
     @classmethod
     def of(cls, model: Any, config: Any) -> Head:
-        """Reads weight and logit transformations of a transformers model."""
+        """Builds the head from a transformers model: weight and logit transformations."""
         config = getattr(config, "text_config", config)
         layer = model.get_output_embeddings()
         scale = float(getattr(config, "logit_scale", None) or 1.0)  # Cohere multiplies
@@ -93,7 +93,7 @@ class Head:
 
     @property
     def chunk_rows(self) -> int:
-        """Positions a chunk holds."""
+        """Number of positions in a chunk."""
         budget = _CHUNK_BYTES_CPU if self.weight.device.type == "cpu" else _CHUNK_BYTES_GPU
         return max(8, budget // (4 * self.weight.shape[0]))
 
@@ -106,7 +106,7 @@ class Head:
         return self._scaled(z)
 
     def logits_of_parts(self, hidden: torch.Tensor, parts: Sequence[Part]) -> torch.Tensor:
-        """``logits`` where each of ``parts`` has an adapter of its own."""
+        """Returns logits of ``parts`` with an adapter each."""
         return self._scaled(add_parts(self._product(hidden), hidden, parts))
 
     def _product(self, hidden: torch.Tensor) -> torch.Tensor:
@@ -129,11 +129,11 @@ class Head:
         hidden: torch.Tensor,
         targets: torch.Tensor,
         lora: LoraPair | None,
-        kept: Kept | None = None,
+        kept: SavedSoftmax | None = None,
     ) -> torch.Tensor:
         """fp32 log-probabilities, of the shape of ``targets`` ([T] or [T, K]).
 
-        ``kept`` takes what a backward pass over the same positions can use.
+        ``kept`` receives the softmax for a backward pass over the same positions.
         """
         out = torch.empty(targets.shape, dtype=torch.float32, device=hidden.device)
         for rows in self._chunks(len(hidden)):
@@ -164,11 +164,11 @@ class Head:
         upstream: torch.Tensor,
         lora: LoraPair | None,
         logprobs_out: torch.Tensor | None = None,
-        kept: Kept | None = None,
+        kept: SavedSoftmax | None = None,
     ) -> HeadGradients:
         """Gradients, given those of the log-probabilities (``upstream``, shaped like ``targets``).
 
-        ``kept`` is what ``logprobs`` left of positions of ``hidden``; it is used up.
+        ``kept`` is the softmax that ``logprobs`` saved; it is consumed.
 
         With ``logprobs_out`` the log-probabilities of *all* positions are written there as well,
         in the same pass: a loss that is linear in them knows its gradient beforehand and needs
@@ -195,9 +195,9 @@ class Head:
         targets: torch.Tensor,
         needed: torch.Tensor,
         lora: LoraPair | None,
-        kept: Kept | None,
+        kept: SavedSoftmax | None,
     ) -> Iterator[tuple[torch.Tensor, _Softmax]]:
-        """Chunks of the positions that the mask ``needed`` [T] names, each with its softmax."""
+        """Yields chunks of the positions in the mask ``needed`` [T] with their softmax."""
         rest = needed.clone()
         for at, softmax in kept.take() if kept is not None else ():
             wanted = needed[at]
@@ -258,7 +258,7 @@ class Head:
 def _exponentiate(z: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     """Turns ``z`` [T, V] into ``exp(z - max)``; returns log-sum-exp and the sums, both [T, 1].
 
-    In place, since passes over [T, V] are what the head spends its time on besides products.
+    In place, because passes over [T, V] cost most of the head's time besides products.
     """
     highest = z.amax(-1, keepdim=True)
     total = z.sub_(highest).exp_().sum(-1, keepdim=True)

@@ -1,4 +1,4 @@
-"""Imports what the engine needs of transformers in the thread that asks for it.
+"""Imports the needed parts of transformers in the calling thread.
 
 transformers loads its modules at their first use, and some of them import each other. When the
 engine's worker loads them while the user's thread imports from transformers too, Python breaks the
@@ -34,7 +34,7 @@ def import_library() -> None:
 def import_architecture(folder: Path) -> None:
     """Imports the code of the model whose ``config.json`` lies in ``folder``.
 
-    Does nothing for a configuration that transformers does not know: loading it says so.
+    Does nothing for an unknown configuration; loading it raises the error.
     """
     from transformers import AutoConfig, AutoModelForCausalLM
 

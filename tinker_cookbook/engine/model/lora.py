@@ -75,7 +75,7 @@ class Target:
 class ActiveTerms:
     """The adapter that the next forward applies; shared by all hooked layers of a model.
 
-    ``segments`` are set instead of ``terms`` while a batch of several clients is sampled.
+    While a batch of several clients is sampled, ``segments`` are set instead of ``terms``.
     """
 
     terms: Terms = field(default_factory=dict)
@@ -83,7 +83,7 @@ class ActiveTerms:
 
     @contextmanager
     def use(self, terms: Terms, segments: Segments | None = None) -> Iterator[None]:
-        """Applies them inside the block; restores what was active before."""
+        """Activates the terms inside the block."""
         before = self.terms, self.segments
         self.terms, self.segments = terms, segments
         try:
@@ -188,9 +188,10 @@ class Adapter:
     def create(
         cls, spec: AdapterSpec, targets: list[Target], seed: int, device: torch.device
     ) -> Adapter:
-        """A fresh adapter: ``A`` uniform as in ``nn.Linear``, ``B`` zero, so it changes nothing.
+        """Creates an adapter: ``A`` uniform as in ``nn.Linear``, ``B`` zero, so it has no effect at
+        first.
 
-        Drawn on the CPU, so a seed gives the same adapter on every device.
+        Random numbers come from the CPU, so a seed gives the same adapter on every device.
         """
         covered = list(_covered(spec, targets))
         # Before anything is allocated: a rank of some thousands takes minutes and all memory.
@@ -301,7 +302,7 @@ class Adapter:
 
 
 def _covered(spec: AdapterSpec, targets: list[Target]) -> list[Target]:
-    """The targets an adapter covers; a flag that matches no layer is refused, not ignored."""
+    """Returns the targets that an adapter covers; a flag that matches no layer is an error."""
     for flag, group in (
         ("train_attn", "attn"),
         ("train_mlp", "mlp"),

@@ -21,7 +21,7 @@ from torch.nn import functional as F  # noqa: N812
 from tinker_cookbook.engine.kernels.cpu.attention import Run, SlotAttention
 from tinker_cookbook.engine.model import attention_registry as attention_hook
 from tinker_cookbook.engine.model.attention_registry import causal_bias
-from tinker_cookbook.engine.sampling.kv_cache import AnySlot, Arena, Slot
+from tinker_cookbook.engine.sampling.kv_cache import Arena, KVSlot, Slot
 from tinker_cookbook.engine.sampling.paged_cache import PagedSlot
 
 NAME = "tinker_cookbook_batch"
@@ -180,7 +180,7 @@ Part: TypeAlias = DecodeRows | PrefillRow | Run
 """Tokens of a step; a ``Run`` where the compiled routine attends."""
 
 
-def decoding(slots: Sequence[AnySlot], first: int) -> list[Part]:
+def decoding(slots: Sequence[KVSlot], first: int) -> list[Part]:
     """Returns the decode part for ``slots``, a group of one cache; ``first`` is its index in the
     batch."""
     if isinstance(slots[0], Slot):
@@ -190,7 +190,7 @@ def decoding(slots: Sequence[AnySlot], first: int) -> list[Part]:
     return [Run(slot, slot.length, first + i, 1) for i, slot in enumerate(paged)]
 
 
-def reading(slot: AnySlot, first: int, count: int) -> Part:
+def reading(slot: KVSlot, first: int, count: int) -> Part:
     """Returns the part for a prefill chunk of ``count`` tokens."""
     if isinstance(slot, Slot):
         return PrefillRow(slot, first, count)

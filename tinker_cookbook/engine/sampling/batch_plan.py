@@ -9,7 +9,7 @@ import torch
 
 from tinker_cookbook.engine.model.low_rank import Segments, filling
 from tinker_cookbook.engine.sampling.batch_attention import BatchLayout, Part, decoding, reading
-from tinker_cookbook.engine.sampling.kv_cache import AnyCache, AnySlot
+from tinker_cookbook.engine.sampling.kv_cache import KVCache, KVSlot
 from tinker_cookbook.engine.sampling.prefill import PrefillRequest
 from tinker_cookbook.engine.sampling.requests import SampledSequence
 from tinker_cookbook.engine.sampling.sampler import Sampler, segments_of
@@ -30,8 +30,8 @@ class BatchPlan:
     @classmethod
     def of(
         cls,
-        cache: AnyCache,
-        rows: Mapping[AnySlot, SampledSequence],
+        cache: KVCache,
+        rows: Mapping[KVSlot, SampledSequence],
         readings: Sequence[PrefillRequest],
         step_tokens: int,
     ) -> BatchPlan | None:
@@ -69,7 +69,7 @@ class BatchPlan:
                 done.append(prompt)
         return done
 
-    def _decode(self, slots: Sequence[AnySlot], rows: Mapping[AnySlot, SampledSequence]) -> None:
+    def _decode(self, slots: Sequence[KVSlot], rows: Mapping[KVSlot, SampledSequence]) -> None:
         self.parts += decoding(slots, len(self.tokens))
         for slot in slots:
             row = rows[slot]
@@ -95,7 +95,7 @@ class BatchPlan:
                     self._read(prompt, prompt.slot, count)
                     part, room = part - count, room - count
 
-    def _read(self, prompt: PrefillRequest, slot: AnySlot, count: int) -> None:
+    def _read(self, prompt: PrefillRequest, slot: KVSlot, count: int) -> None:
         start, end = slot.length, slot.length + count
         self.parts.append(reading(slot, len(self.tokens), end - start))
         self._append(prompt.tokens[start:end].tolist(), list(range(start, end)), prompt.sampler)
@@ -109,9 +109,9 @@ class BatchPlan:
         self.owners += [owner] * len(tokens)
 
 
-def _by_sampler(rows: Mapping[AnySlot, SampledSequence]) -> list[AnySlot]:
+def _by_sampler(rows: Mapping[KVSlot, SampledSequence]) -> list[KVSlot]:
     """Returns the slots, with those of one sampler next to each other."""
-    samplers: dict[Sampler, list[AnySlot]] = {}
+    samplers: dict[Sampler, list[KVSlot]] = {}
     for slot, row in rows.items():
         samplers.setdefault(row.request.sampler, []).append(slot)
     return [slot for slots in samplers.values() for slot in slots]

@@ -20,7 +20,7 @@ from tinker_cookbook.engine.sampling.sampler import Sampler
 
 
 @dataclass(eq=False)
-class Waiting:
+class WaitingRequest:
     """Waiting samples of one request: not started, or preempted after ``tokens`` [T]."""
 
     request: SampleRequest
@@ -28,7 +28,7 @@ class Waiting:
     rows: deque[SampledSequence] = field(default_factory=deque)
 
     @classmethod
-    def of(cls, row: SampledSequence) -> Waiting:
+    def of(cls, row: SampledSequence) -> WaitingRequest:
         """Returns the entry of a preempted sample, which continues after its sampled tokens."""
         return cls(row.request, row.tokens, deque([row]))
 
@@ -77,7 +77,7 @@ class Shares:
         """Returns the owner with most running sequences, and its sampler with most."""
         return self._largest_run(max(self._owners, key=self._owners.__getitem__))
 
-    def gives_way_to(self, request: SampleRequest) -> Place | None:
+    def preemptible_for(self, request: SampleRequest) -> Place | None:
         """Returns the owner and sampler that may be preempted for ``request``.
 
         The other must still have at least as many sequences afterwards, so that two owners
@@ -104,17 +104,17 @@ class FairQueue:
 
     def __init__(self) -> None:
         # Who was served last stands last: it decides between those that hold equally many places.
-        self._owners: dict[Hashable, dict[Sampler, deque[Waiting]]] = {}
+        self._owners: dict[Hashable, dict[Sampler, deque[WaitingRequest]]] = {}
 
     def __bool__(self) -> bool:
         return bool(self._owners)
 
-    def __iter__(self) -> Iterator[Waiting]:
+    def __iter__(self) -> Iterator[WaitingRequest]:
         for runs in self._owners.values():
             for queue in runs.values():
                 yield from queue
 
-    def add(self, waiting: Waiting, *, first: bool = False) -> None:
+    def add(self, waiting: WaitingRequest, *, first: bool = False) -> None:
         """Appends the entry to the sampler's queue, or prepends it."""
         runs = self._owners.setdefault(owner_of(waiting.request), {})
         queue = runs.setdefault(waiting.sampler, deque())
@@ -123,7 +123,7 @@ class FairQueue:
         else:
             queue.append(waiting)
 
-    def in_turn(self, shares: Shares) -> list[Waiting]:
+    def in_turn(self, shares: Shares) -> list[WaitingRequest]:
         """Yields the first request of each sampler, samplers with the fewest sequences first."""
         heads = [
             (shares.of_owner(owner), shares.of_run(owner, run), queue[0])
@@ -138,7 +138,7 @@ class FairQueue:
         """Whether more than one sampler has waiting requests."""
         return sum(len(runs) for runs in self._owners.values()) > 1
 
-    def take(self, waiting: Waiting, count: int) -> list[SampledSequence]:
+    def take(self, waiting: WaitingRequest, count: int) -> list[SampledSequence]:
         """Removes ``count`` samples of a request that is the first of its sampler."""
         rows = [waiting.rows.popleft() for _ in range(count)]
         owner = owner_of(waiting.request)

@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 
-from tinker_cookbook.engine.sampling.fair_queue import FairQueue, Shares, Waiting, owner_of
+from tinker_cookbook.engine.sampling.fair_queue import FairQueue, Shares, WaitingRequest, owner_of
 from tinker_cookbook.engine.sampling.requests import SampleRequest
 from tinker_cookbook.engine.sampling.sample_sequences import sample_sequences
 
@@ -42,7 +42,7 @@ class FallbackSampler:
 
     def add(self, request: SampleRequest) -> None:
         """Queues a request."""
-        self._waiting.add(Waiting(request, request.prompt, deque(request.rows)))
+        self._waiting.add(WaitingRequest(request, request.prompt, deque(request.rows)))
 
     def step(self) -> None:
         """Samples one token for each sequence of the running requests. An error fails its request

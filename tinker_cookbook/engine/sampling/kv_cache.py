@@ -29,7 +29,7 @@ class LayerShape:
     plain: bool = True
 
 
-class AnySlot(Protocol):
+class KVSlot(Protocol):
     """Cache of one sequence, of which ``length`` tokens are filled."""
 
     length: int
@@ -40,7 +40,7 @@ class AnySlot(Protocol):
         ...
 
 
-class AnyCache(Protocol):
+class KVCache(Protocol):
     """Interface of a KV cache; each implementation has its own type of slot."""
 
     @property
@@ -48,7 +48,7 @@ class AnyCache(Protocol):
         """Returns the bytes that one token takes in all layers."""
         ...
 
-    def groups(self, slots: Iterable[Any]) -> Iterator[Sequence[AnySlot]]:
+    def groups(self, slots: Iterable[Any]) -> Iterator[Sequence[KVSlot]]:
         """Groups ``slots`` by their place in memory."""
         ...
 
@@ -56,7 +56,7 @@ class AnyCache(Protocol):
         """Returns the capacity of a slot for ``length`` tokens."""
         ...
 
-    def new(self, length: int) -> AnySlot:
+    def new(self, length: int) -> KVSlot:
         """Allocates an empty slot for ``length`` tokens."""
         ...
 
@@ -64,7 +64,7 @@ class AnyCache(Protocol):
         """Allocates memory for ``count`` further slots of ``length`` tokens."""
         ...
 
-    def grow(self, slot: Any, length: int) -> AnySlot:
+    def grow(self, slot: Any, length: int) -> KVSlot:
         """Returns ``slot``, or a larger slot with its content, with capacity for ``length`` tokens."""
         ...
 
@@ -72,11 +72,11 @@ class AnyCache(Protocol):
         """Returns the number of tokens that ``grow`` allocates."""
         ...
 
-    def copy(self, slot: Any, length: int, room: int) -> AnySlot:
+    def copy(self, slot: Any, length: int, room: int) -> KVSlot:
         """Allocates a slot of ``room`` tokens and copies the first ``length`` tokens of ``slot``."""
         ...
 
-    def adopt(self, slot: Any) -> AnySlot:
+    def adopt(self, slot: Any) -> KVSlot:
         """Takes over the slot of a finished sequence."""
         ...
 
@@ -185,7 +185,7 @@ class Arena:
 
 
 @dataclass
-class KVCache:
+class ArenaCache:
     """KV cache of one base model, in arenas.
 
     ``shapes`` has one entry for each layer; ``longest`` is the maximum sequence length.

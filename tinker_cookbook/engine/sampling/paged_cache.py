@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 import torch
 
 from tinker_cookbook.engine.kernels.cpu.build import library, suits
-from tinker_cookbook.engine.sampling.kv_cache import AnyCache, KVCache, LayerShape
+from tinker_cookbook.engine.sampling.kv_cache import ArenaCache, KVCache, LayerShape
 
 
 @dataclass(eq=False)
@@ -137,8 +137,8 @@ class PagedCache:
 
 def cache_for(
     shapes: Sequence[LayerShape], dtype: torch.dtype, device: torch.device, longest: int
-) -> AnyCache:
+) -> KVCache:
     """Returns a paged cache if the C kernel supports all layers, else an arena cache."""
     if suits(dtype, device) and all(shape.plain for shape in shapes):
         return PagedCache(shapes, dtype, device)
-    return KVCache(shapes, dtype, device, longest)
+    return ArenaCache(shapes, dtype, device, longest)

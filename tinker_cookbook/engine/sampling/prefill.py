@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from tinker_cookbook.engine.sampling.kv_cache import AnySlot
+from tinker_cookbook.engine.sampling.kv_cache import KVSlot
 from tinker_cookbook.engine.sampling.requests import SampledSequence
 from tinker_cookbook.engine.sampling.sampler import Sampler
 from tinker_cookbook.engine.training.prefix_tree import common_prefix
@@ -28,7 +28,7 @@ class PrefillRequest:
     sampler: Sampler
     tokens: np.ndarray
     rows: list[SampledSequence]
-    slot: AnySlot | None = None
+    slot: KVSlot | None = None
     leader: PrefillRequest | None = None
     shared: int = 0
 

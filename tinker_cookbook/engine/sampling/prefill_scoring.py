@@ -16,7 +16,7 @@ import torch
 from tinker_cookbook.engine.model.base_model import BaseModel
 from tinker_cookbook.engine.model.low_rank import Segments, Terms, filling
 from tinker_cookbook.engine.sampling.batch_attention import BatchLayout, reading
-from tinker_cookbook.engine.sampling.kv_cache import AnyCache, AnySlot, LayerShape
+from tinker_cookbook.engine.sampling.kv_cache import KVCache, KVSlot, LayerShape
 from tinker_cookbook.engine.sampling.paged_cache import cache_for
 from tinker_cookbook.engine.training.prefix_tree import lay_out
 
@@ -32,7 +32,7 @@ class _Stretch:
 
     path: np.ndarray
     places: np.ndarray
-    slot: AnySlot | None = None
+    slot: KVSlot | None = None
 
     @property
     def read(self) -> int:
@@ -58,7 +58,7 @@ def read_together(
     waiting = [
         _Stretch(siblings.path, places) for siblings in row.siblings for places in siblings.places
     ]
-    ends: dict[int, AnySlot] = {}  # by the place at which what a slot holds ends
+    ends: dict[int, KVSlot] = {}  # by the place at which what a slot holds ends
     hidden: torch.Tensor | None = None
     while waiting:
         step = _next_step(waiting, ends, cache)
@@ -83,7 +83,7 @@ _Step = list[tuple[_Stretch, int, int]]
 """(segment, tokens computed before, tokens of this step)."""
 
 
-def _next_step(waiting: Sequence[_Stretch], ends: dict[int, AnySlot], cache: AnyCache) -> _Step:
+def _next_step(waiting: Sequence[_Stretch], ends: dict[int, KVSlot], cache: KVCache) -> _Step:
     """Returns segments for one pass whose parents are complete, up to the token limit."""
     out: _Step = []
     room = STEP_TOKENS

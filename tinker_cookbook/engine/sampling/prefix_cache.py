@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from tinker_cookbook.engine.sampling.kv_cache import AnyCache, AnySlot
+from tinker_cookbook.engine.sampling.kv_cache import KVCache, KVSlot
 from tinker_cookbook.engine.training.prefix_tree import common_prefix
 
 SHORTEST = 16
@@ -23,19 +23,19 @@ SHORTEST = 16
 class _Entry:
     owner: weakref.ref[object]
     tokens: np.ndarray
-    slot: AnySlot
+    slot: KVSlot
 
 
 class PrefixCache:
     """Prefix cache of at most ``budget`` tokens in slots of ``cache``, with LRU eviction."""
 
-    def __init__(self, cache: AnyCache, budget: int) -> None:
+    def __init__(self, cache: KVCache, budget: int) -> None:
         self._cache = cache
         self._budget = budget
         self._entries: list[_Entry] = []  # the least recently used first
         self._held = 0
 
-    def adopt(self, owner: object, tokens: np.ndarray, slot: AnySlot) -> None:
+    def adopt(self, owner: object, tokens: np.ndarray, slot: KVSlot) -> None:
         """Takes over ``slot``, which holds the KV cache of the first of ``tokens``."""
         tokens = tokens[: slot.length]
         if len(tokens) < SHORTEST:
@@ -52,7 +52,7 @@ class PrefixCache:
         self._held += slot.capacity
         self.trim(self._budget)
 
-    def find(self, owner: object, tokens: np.ndarray) -> tuple[AnySlot, int] | None:
+    def find(self, owner: object, tokens: np.ndarray) -> tuple[KVSlot, int] | None:
         """Returns the slot with the longest common prefix with ``tokens``, and the prefix length.
 
         At least one token is left to compute, because its hidden state is needed.

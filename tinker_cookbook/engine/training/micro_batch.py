@@ -8,7 +8,7 @@ import numpy as np
 import torch
 
 from tinker_cookbook.engine.model.base_model import BaseModel
-from tinker_cookbook.engine.model.head import Kept
+from tinker_cookbook.engine.model.head import SavedSoftmax
 from tinker_cookbook.engine.model.low_rank import Terms
 from tinker_cookbook.engine.training.custom_loss import CustomLossFn, evaluate
 from tinker_cookbook.engine.training.examples import Example
@@ -67,7 +67,7 @@ class MicroBatchPass:
         self._targets = torch.from_numpy(targets).to(device=base.device, dtype=torch.int64)
         self._hidden: torch.Tensor | None = None
         self._logprobs: torch.Tensor | None = None
-        self._kept: Kept | None = None
+        self._kept: SavedSoftmax | None = None
         self.loss = 0.0
         self.metrics: dict[str, float] = {}
         self.gradients: dict[str, tuple[torch.Tensor, torch.Tensor]] = {}
@@ -106,7 +106,7 @@ class MicroBatchPass:
         head, pair = self._base.head, self._base.unembed_pair(self._terms)
         trained = self._trained()
         at = trained.nonzero()[:, 0]
-        self._kept = Kept(at) if grad else None
+        self._kept = SavedSoftmax(at) if grad else None
         self._logprobs = torch.zeros(self._targets.shape, device=hidden.device)
         self._logprobs[at] = head.logprobs(hidden[at], self._targets[at], pair, self._kept)
         if not trained_only:

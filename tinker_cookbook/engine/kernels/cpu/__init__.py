@@ -1,1 +1,1 @@
-"""Routines in C for what torch does in too many steps on a processor; torch is the fallback."""
+"""CPU kernels in C, with torch as the fallback."""

@@ -1,7 +1,7 @@
-"""Attention over the pages of running sequences, one call a layer for all of them.
+"""Paged attention for all running sequences in one call per layer (``attention.c``).
 
-The torch operators of ``batch_attention`` take a dozen calls for each arena and each block of a
-prompt, and read the whole of every slot; this reads what is filled, once (``attention.c``).
+The torch operators of ``batch_attention`` need a dozen calls for each arena and each query block,
+and read whole slots; the kernel reads only the filled part, once.
 """
 
 from __future__ import annotations
@@ -18,13 +18,13 @@ from tinker_cookbook.engine.kernels.cpu.build import library
 from tinker_cookbook.engine.sampling.paged_cache import PagedSlot
 
 _TILE = 16
-"""Tokens of a prompt that one thread takes at a time."""
+"""Prefill tokens that one thread processes at a time."""
 
 _int64, _pointer = ctypes.c_int64, ctypes.c_void_p
 
 
 class _Call(ctypes.Structure):
-    """``Call`` of attention.c, in its order."""
+    """Mirrors ``struct Call`` of attention.c."""
 
     _fields_ = (
         *((name, _int64) for name in ("runs", "heads", "kv_heads", "width")),
@@ -41,8 +41,8 @@ class _Call(ctypes.Structure):
 
 @dataclass(frozen=True, slots=True)
 class Run:
-    """``count`` tokens of the sequence in ``slot``, those at ``position`` and after it; ``first``
-    is where they begin in the row of tokens.
+    """``count`` tokens of the sequence in ``slot``, from ``position`` on; ``first`` is their index
+    in the batch.
     """
 
     slot: PagedSlot
@@ -52,9 +52,9 @@ class Run:
 
 
 class SlotAttention:
-    """The attention of one step: where the pages of its tokens lie in memory.
+    """Attention call of one step, with the page addresses of its tokens.
 
-    The runs follow each other in the row of tokens.
+    The runs are consecutive in the batch.
     """
 
     def __init__(self, runs: Sequence[Run]) -> None:
@@ -91,7 +91,8 @@ class SlotAttention:
         scale: float,
         window: int | None,
     ) -> torch.Tensor:
-        """Stores ``key`` [T, kv heads, D] and ``value``; returns what ``query`` attends to.
+        """Writes ``key`` [T, kv heads, D] and ``value`` to the cache; returns the attention of
+        ``query``.
 
         Rows of the result [T, heads, D] after the last run are 0.
 

@@ -1,8 +1,8 @@
-"""Compiling the C routines of this folder, once for each machine, with the compiler at hand.
+"""Compiles the C kernels of this folder once for each machine.
 
-The library is kept below ``TINKER_COOKBOOK_HOME`` under a name that holds the source, the flags,
-the compiler and the processor, so another machine with the same home never runs it. Where there is
-no compiler, or ``TINKER_COOKBOOK_NATIVE=0``, torch's own operators do the work.
+The library is cached below ``TINKER_COOKBOOK_HOME``. Its name has a hash of source, flags, compiler
+and processor, so another machine with the same home directory does not use it. Without a compiler,
+or with ``TINKER_COOKBOOK_NATIVE=0``, torch's own operators are used.
 """
 
 from __future__ import annotations
@@ -33,13 +33,14 @@ _DTYPES = (torch.float32, torch.bfloat16)
 
 
 def suits(dtype: torch.dtype, device: torch.device) -> bool:
-    """Whether the routines take tensors of this kind, and could be compiled, or had been."""
+    """Whether the kernels support this device and dtype and are compiled."""
     return device.type == "cpu" and dtype in _DTYPES and library("attention") is not None
 
 
 @cache
 def library(name: str) -> ctypes.CDLL | None:
-    """The routines of ``name.c``; ``None`` where they cannot be had, which is said once."""
+    """Loads the kernels of ``name.c``; returns ``None``, with one log line, if they cannot be
+    compiled."""
     if os.environ.get(SWITCH, "1") == "0" or sys.platform != "linux":
         return None
     source = Path(__file__).with_name(f"{name}.c")
@@ -58,13 +59,13 @@ def library(name: str) -> ctypes.CDLL | None:
 
 
 def _compiler() -> str | None:
-    """gcc first: clang's code asks for an OpenMP runtime that torch does not bring."""
+    """Finds a compiler, gcc first: clang needs an OpenMP runtime that torch does not bring."""
     names = (os.environ.get("CC"), "gcc", "cc")
     return next((path for name in names if name and (path := shutil.which(name))), None)
 
 
 def _built(source: Path, compiler: str) -> Path:
-    """The compiled library, from the cache where it is there."""
+    """Returns the path of the library, compiled if it is not in the cache."""
     flags = (*_FLAGS, *_widest_vectors())
     openmp = _openmp_of_torch()
     sources = [file.read_text() for file in (source, *sorted(source.parent.glob("*.h")))]
@@ -84,18 +85,18 @@ def _built(source: Path, compiler: str) -> Path:
 
 
 def _widest_vectors() -> tuple[str, ...]:
-    """Compilers prefer half of AVX-512's width, against which they guard for older processors."""
+    """Returns the flag for full-width AVX-512, of which compilers use half by default."""
     return ("-mprefer-vector-width=512",) if platform.machine() in ("x86_64", "AMD64") else ()
 
 
 def _openmp_of_torch() -> str | None:
-    """torch's copy of the OpenMP runtime: with one of its own, a library has further threads."""
+    """Returns torch's OpenMP runtime; another copy would start a second pool of threads."""
     found = sorted((Path(torch.__file__).parent / "lib").glob("libgomp*.so*"))
     return str(found[0]) if found else None
 
 
 def _processor() -> str:
-    """What ``-march=native`` goes by."""
+    """Returns the processor's identification, on which ``-march=native`` depends."""
     lines = Path("/proc/cpuinfo").read_text().splitlines()
     kinds = {line for line in lines if line.startswith(("model name", "flags", "Features"))}
     return "\n".join(sorted(kinds))

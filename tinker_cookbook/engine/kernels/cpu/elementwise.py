@@ -1,7 +1,7 @@
-"""What a decoder layer computes number by number, each kind in one pass (``elementwise.c``).
+"""Element-wise kernels of a decoder layer, one pass each (``elementwise.c``).
 
-torch's operators take seven passes over memory for a norm and twelve for rotary embeddings, and as
-many calls: with the few hundred tokens of a micro-batch those are half of a training step.
+torch's operators take seven passes over memory for a norm and twelve for rotary embeddings. With
+the few hundred tokens of a micro-batch these calls are half of a training step.
 """
 
 from __future__ import annotations
@@ -15,11 +15,11 @@ from tinker_cookbook.engine.kernels.cpu.build import library
 _int64, _pointer, _int32 = ctypes.c_int64, ctypes.c_void_p, ctypes.c_int32
 
 _ALONE = 1 << 14
-"""Numbers up to which a second thread costs more than it does."""
+"""Elements up to which a second thread costs more than it saves."""
 
 
 class _Norm(ctypes.Structure):
-    """``Norm`` of elementwise.c, in its order; so are the next two."""
+    """Mirrors ``struct Norm`` of elementwise.c; the next two classes mirror theirs."""
 
     _fields_ = (
         *((name, _int64) for name in ("rows", "width", "threads")),
@@ -50,9 +50,11 @@ class _Rotation(ctypes.Structure):
 def norm(
     x: torch.Tensor, weight: torch.Tensor, eps: float, rounds: bool
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """``x / sqrt(mean(x^2) + eps) * weight`` along the last axis, and what it divides by, inverted.
+    """Computes ``x / sqrt(mean(x^2) + eps) * weight`` along the last axis; also returns the inverse
+    root.
 
-    ``weight`` is fp32; ``rounds`` rounds what it is multiplied with to the dtype of ``x``.
+    ``weight`` is fp32; ``rounds``: round the normalised value to the dtype of ``x`` before the
+    product.
     """
     x = x.contiguous()
     out, inverse = torch.empty_like(x), x.new_empty(x.shape[:-1], dtype=torch.float32)
@@ -65,7 +67,7 @@ def norm(
 def norm_back(
     upstream: torch.Tensor, x: torch.Tensor, weight: torch.Tensor, inverse: torch.Tensor
 ) -> torch.Tensor:
-    """The gradient of ``x``."""
+    """Computes the gradient of ``x``."""
     x, upstream = x.contiguous(), upstream.contiguous()
     out = torch.empty_like(x)
     call = _norm(x, weight, out, inverse)
@@ -75,7 +77,7 @@ def norm_back(
 
 
 def gate(gate: torch.Tensor, up: torch.Tensor) -> torch.Tensor:
-    """``silu(gate) * up``."""
+    """Computes ``silu(gate) * up``."""
     gate, up = gate.contiguous(), up.contiguous()
     out = torch.empty_like(gate)
     call = _gate(gate, up)
@@ -87,7 +89,7 @@ def gate(gate: torch.Tensor, up: torch.Tensor) -> torch.Tensor:
 def gate_back(
     upstream: torch.Tensor, gate: torch.Tensor, up: torch.Tensor
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """The gradients of ``gate`` and ``up``."""
+    """Computes the gradients of ``gate`` and ``up``."""
     gate, up, upstream = gate.contiguous(), up.contiguous(), upstream.contiguous()
     d_gate, d_up = torch.empty_like(gate), torch.empty_like(gate)
     call = _gate(gate, up)
@@ -103,9 +105,9 @@ def gate_back(
 def rotate(
     x: torch.Tensor, cosine: torch.Tensor, sine: torch.Tensor, *, backward: bool = False
 ) -> torch.Tensor:
-    """Rotary embeddings of ``x`` [B, heads, L, D]; ``backward``: the gradient from the result's.
+    """Applies rotary embeddings to ``x`` [B, heads, L, D]; with ``backward`` the inverse rotation.
 
-    ``cosine`` and ``sine`` are [B or 1, L, D]. The result lies in memory as [B, L, heads, D].
+    ``cosine`` and ``sine`` are [B or 1, L, D]. The result is stored as [B, L, heads, D].
     """
     batch, heads, length, width = x.shape
     x = x.transpose(1, 2).reshape(batch * length, heads, width)

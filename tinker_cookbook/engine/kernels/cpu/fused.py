@@ -1,7 +1,7 @@
-"""Norms, gates and rotary embeddings of a model, each in one pass (``native/elementwise.c``).
+"""Replaces norms, gates and rotary embeddings of a model by fused kernels (``elementwise.c``).
 
-Architectures write them in their own ways, so each is tried against the model's own before it takes
-its place; what differs, or is of another kind, stays as transformers computes it.
+Architectures implement them in different ways, so each fused version is compared with the model's
+own first. Modules that differ keep transformers' implementation.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from tinker_cookbook.engine.kernels.cpu.build import library
 _ROTATES = "apply_rotary_pos_emb"
 _MLP = ("gate_proj", "up_proj", "down_proj", "act_fn")
 _TOLERANCES = {torch.float32: 1e-5, torch.bfloat16: 2e-2}
-"""Of what rounding explains, relative to the largest value."""
+"""Tolerance relative to the largest value: what rounding explains."""
 
 
 class _Norm(torch.autograd.Function):
@@ -84,9 +84,9 @@ class FusedNorm(nn.Module):
 
 
 class Rotary:
-    """The model's rotary embeddings, while its own forward runs.
+    """Swaps the model's rotary embeddings during its forward pass.
 
-    transformers has them as a function of each architecture's module, so that one is swapped.
+    transformers implements them as a function in each architecture's module, which is replaced.
     """
 
     def __init__(self, modules: list[ModuleType]) -> None:
@@ -94,7 +94,7 @@ class Rotary:
 
     @contextmanager
     def fused(self) -> Iterator[None]:
-        """Inside the block the modules rotate by ``elementwise.rotate``; blocks may nest."""
+        """Uses ``elementwise.rotate`` inside the block; blocks may nest."""
         before = [getattr(module, _ROTATES) for module, _ in self._ours]
         for module, function in self._ours:
             setattr(module, _ROTATES, function)
@@ -107,7 +107,7 @@ class Rotary:
 
 @torch.no_grad()
 def fuse(model: Any, dtype: torch.dtype) -> Rotary:
-    """Replaces what can be; nothing where there are no routines for the device and dtype."""
+    """Replaces all modules that agree; none without kernels for the device and dtype."""
     device = model.get_input_embeddings().weight.device
     if device.type != "cpu" or dtype not in _TOLERANCES or library("elementwise") is None:
         return Rotary([])
@@ -146,12 +146,12 @@ def _fuse_gate(module: Any, dtype: torch.dtype) -> None:
 
 
 def _gated(module: Any, x: torch.Tensor) -> torch.Tensor:
-    """What an MLP with a gate computes."""
+    """Computes a gated MLP."""
     return module.down_proj(_Gated.apply(module.gate_proj(x), module.up_proj(x)))
 
 
 def _rotating(model: Any, dtype: torch.dtype) -> list[ModuleType]:
-    """The modules of the model's classes whose function rotates as ours does."""
+    """Returns the modules whose rotary function agrees with the kernel."""
     names = {type(module).__module__ for module in model.modules()}
     modules = [sys.modules[name] for name in sorted(names) if name in sys.modules]
     return [module for module in modules if _rotates_alike(getattr(module, _ROTATES, None), dtype)]
@@ -181,9 +181,9 @@ def _rotate(
     *args: Any,
     **kwargs: Any,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """As transformers calls it: q and k [B, heads, L, D], cos and sin [B or 1, L, D].
+    """Implements transformers' signature: q and k [B, heads, L, D], cos and sin [B or 1, L, D].
 
-    ``usual`` computes what is not so: rotations of a part of the width, other axes.
+    ``usual`` handles other cases: partial rotary width, other axes.
     """
     batch, _, length, width = q.shape
     shapes = ((1, length, width), (batch, length, width))

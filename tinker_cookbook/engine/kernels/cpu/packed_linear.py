@@ -1,9 +1,9 @@
-"""Frozen weight matrices, laid out as their device multiplies them fastest.
+"""Frozen weight matrices in the memory layout that is fastest on their device.
 
-A matrix that never changes is worth reordering once. Our own panels (``native/product.c``) read it
-once and in order for a few rows, and keep up with oneDNN and MKL for many. Where a processor
-multiplies bfloat16 itself, or there is no compiler, oneDNN's blocked layout takes their place. In
-both a row's result does not depend on the rows beside it, which torch's plain products do not give.
+A matrix that never changes is reordered once at load. Our own panels (``product.c``) are read once
+and in order for a few rows, and are as fast as oneDNN and MKL for many. With bfloat16 instructions,
+or without a compiler, oneDNN's blocked layout is used. In both layouts a row's result does not
+depend on other rows (batch invariance), which torch's plain products do not guarantee.
 """
 
 from __future__ import annotations
@@ -21,14 +21,14 @@ from tinker_cookbook.engine.kernels.cpu.product import Panels, add_low_rank
 from tinker_cookbook.engine.model.low_rank import LowRank, Part
 
 SMALLEST = 1 << 16
-"""Elements from which on packing pays; a call costs up to 10 us more than one of torch."""
+"""Elements from which packing is faster; a call costs up to 10 us more than torch's."""
 
 SPARE_BYTES = 4 << 30
-"""Memory that copies for the backward direction leave to activations and to other programs."""
+"""Memory that backward copies must leave free for activations and other programs."""
 
 
 class Layout(Protocol):
-    """A matrix ``W`` [out, in], multiplied in one direction."""
+    """Layout of a matrix ``W`` [out, in] for products in one direction."""
 
     def product(self, x: torch.Tensor, bias: torch.Tensor | None = None) -> torch.Tensor:
         """``x W^T + bias`` for ``x`` [T, in], as a new [T, out]."""
@@ -56,7 +56,7 @@ class Layout(Protocol):
 
 
 class FrozenWeight(Layout, Protocol):
-    """A matrix ``W`` [out, in] that takes no gradient."""
+    """Matrix ``W`` [out, in] without a gradient."""
 
     shape: tuple[int, int]
     dtype: torch.dtype
@@ -163,9 +163,9 @@ class OneDnn:
 
 
 class PackedWeight:
-    """A layout, with a copy for each direction.
+    """Packed matrix with one copy for each direction.
 
-    That for ``back`` is made when first needed, and kept where memory allows.
+    The backward copy is made at first use and kept if memory allows.
     """
 
     def __init__(self, weight: torch.Tensor, layout: Callable[[torch.Tensor], Layout]) -> None:
@@ -219,14 +219,14 @@ class PackedWeight:
 
 
 def frozen(weight: torch.Tensor) -> FrozenWeight:
-    """The fastest form for the tensor's device and dtype."""
+    """Returns the fastest layout for the tensor's device and dtype."""
     weight = weight.detach()
     layout = _layout(weight)
     return DenseWeight(weight) if layout is None else PackedWeight(weight, layout)
 
 
 def _layout(weight: torch.Tensor) -> Callable[[torch.Tensor], Layout] | None:
-    """What suits the matrix; ``None`` for the plain layout."""
+    """Returns the packed layout for the matrix; ``None``: plain layout."""
     if weight.numel() < SMALLEST or weight.device.type != "cpu":
         return None
     if platform.machine().lower() not in ("x86_64", "amd64"):
@@ -242,7 +242,7 @@ def _layout(weight: torch.Tensor) -> Callable[[torch.Tensor], Layout] | None:
 
 
 def add_parts(out: torch.Tensor, x: torch.Tensor, parts: Sequence[Part]) -> torch.Tensor:
-    """``out`` [T, out] with low-rank terms of ``x`` [T, in] added, each for its rows."""
+    """Adds low-rank terms of ``x`` [T, in] to ``out`` [T, out], each for its rows."""
     if not parts:
         return out
     if out.device.type == "cpu" and library("product") is not None:
@@ -255,5 +255,5 @@ def add_parts(out: torch.Tensor, x: torch.Tensor, parts: Sequence[Part]) -> torc
 
 
 def _ops() -> Any:
-    """oneDNN's operators, those that torch's own compiler emits for frozen models on a CPU."""
+    """Returns oneDNN's operators, which torch.compile also uses for frozen models on a CPU."""
     return torch.ops.mkldnn

@@ -1,6 +1,6 @@
-"""Products with a frozen matrix in panels: a product of few rows reads it once and in order.
+"""Products with a frozen matrix in panels, read once and in order for a few rows.
 
-For what the layout is, and why a row's result is the same in any company, see ``product.c``.
+``product.c`` describes the layout and why a row's result is batch-invariant.
 """
 
 from __future__ import annotations
@@ -18,13 +18,13 @@ from tinker_cookbook.engine.kernels.cpu.build import library
 from tinker_cookbook.engine.model.low_rank import LowRank, Part
 
 _ALONE = 1 << 17
-"""Multiplications up to which a second thread costs more than it does."""
+"""Multiplications up to which a second thread costs more than it saves."""
 
 
 class Panels:
-    """A matrix ``W`` [out, in] of float32 or bfloat16 in panels of outputs, with its products.
+    """Matrix ``W`` [out, in] of float32 or bfloat16 in panels of outputs.
 
-    They are summed in fp32, and rounded to the dtype at the end.
+    Products are summed in fp32 and rounded to the dtype at the end.
     """
 
     def __init__(self, weight: torch.Tensor) -> None:
@@ -108,7 +108,7 @@ def _add(
 
 
 class _Packed(NamedTuple):
-    """Where ``A`` and ``B`` lie in panels; ``width`` is the rank, up to whole panels."""
+    """Packed ``A`` and ``B``; ``width`` is the rank rounded up to whole panels."""
 
     rank: int
     width: int

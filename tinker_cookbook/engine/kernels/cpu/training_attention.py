@@ -14,7 +14,7 @@ import torch
 
 NAME = "tinker_cookbook_cpu"
 LONGEST_ROW = 1024
-"""Beyond it the probabilities take too much memory, and the fused kernel is no slower."""
+"""Longer rows use the fused kernel: the probabilities would take too much memory."""
 
 
 class _Attention(torch.autograd.Function):
@@ -57,7 +57,8 @@ def attention_forward(
     scaling: float | None = None,
     **kwargs: Any,
 ) -> tuple[torch.Tensor, None]:
-    """transformers' attention interface: q [B, heads, L, D], k and v [B, kv heads, L, D]."""
+    """Implements transformers' attention interface: q [B, heads, L, D], k and v [B, kv heads, L,
+    D]."""
     length = query.shape[2]
     usable = (
         query.requires_grad
@@ -81,7 +82,7 @@ def attention_forward(
 def grouped_attention(
     query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, bias: torch.Tensor, scale: float
 ) -> torch.Tensor:
-    """Attention [B, heads, L, D] of ``query`` [B, heads, L, D] over S keys and values.
+    """Returns attention [B, heads, L, D] of ``query`` [B, heads, L, D] over S keys and values.
 
     ``key`` and ``value`` are [B, kv heads, S, D], the fp32 ``bias`` [B or 1, L, S].
     """
@@ -102,7 +103,7 @@ def grouped_attention(
 
 
 def register() -> str:
-    """Makes it known to transformers; returns the name for ``set_attn_implementation``."""
+    """Registers the function with transformers; returns its name for ``set_attn_implementation``."""
     from transformers import AttentionInterface, AttentionMaskInterface
     from transformers.masking_utils import sdpa_mask
 
@@ -112,7 +113,7 @@ def register() -> str:
 
 
 def _bias(mask: torch.Tensor | None, length: int, device: torch.device) -> torch.Tensor:
-    """fp32 [B or 1, L, L]: 0 where a query sees a key, -inf elsewhere."""
+    """Returns fp32 [B or 1, L, L]: 0 for visible keys, -inf for others."""
     if mask is None:
         hidden = torch.ones(length, length, dtype=torch.bool, device=device).triu(1)
         return torch.zeros(length, length, device=device).masked_fill_(hidden, -torch.inf)[None]
