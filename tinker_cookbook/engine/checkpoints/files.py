@@ -116,7 +116,8 @@ def delete_folder(path: Path) -> None:
 
 
 def leftovers(parent: Path) -> list[Path]:
-    """Returns temporary folders in ``parent``; their writers have crashed unless the lock is held."""
+    """Returns temporary folders in ``parent``; their writers have crashed unless the lock is
+    held."""
     try:
         with os.scandir(parent) as entries:
             return sorted(Path(e.path) for e in entries if _LEFTOVER.fullmatch(e.name))
@@ -125,7 +126,8 @@ def leftovers(parent: Path) -> list[Path]:
 
 
 def recover(parent: Path) -> None:
-    """Completes or reverts unfinished writes of crashed writers in ``parent``. Requires the lock."""
+    """Completes or reverts unfinished writes of crashed writers in ``parent``. Requires the
+    lock."""
     for path in leftovers(parent):
         match = _LEFTOVER.fullmatch(path.name)
         if match and match["role"] == "old" and not (parent / match["name"]).exists():

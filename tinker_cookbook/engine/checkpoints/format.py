@@ -183,7 +183,8 @@ def read_peft_files(folder: Path) -> list[tuple[str, bytes]]:
 
 
 def tar(content: Iterable[tuple[str, bytes]]) -> bytes:
-    """Returns an uncompressed tar file (weights do not compress); equal content gives equal bytes."""
+    """Returns an uncompressed tar file (weights do not compress); equal content gives equal
+    bytes."""
     packed = io.BytesIO()
     with tarfile.open(fileobj=packed, mode="w") as archive:
         for name, data in content:

@@ -115,7 +115,8 @@ class RunStore:
         return RunRecord(run_id, info, created_at, last_used_at=path.stat().st_mtime)
 
     def _shown(self, text: str) -> str:
-        """Returns an error text, without the store's folder if the owner is a client of a server."""
+        """Returns an error text, without the store's folder if the owner is a client of a
+        server."""
         return text if self.owner is None else text.replace(f"{self.root}{os.sep}", "")
 
     def list_runs(self) -> list[RunRecord]:

@@ -38,7 +38,8 @@ class HeadGradients:
 
 @dataclass(frozen=True)
 class _Softmax:
-    """Softmax of a few positions: ``exp(z - max z)`` [T, V], sums [T, 1], and the targets' values."""
+    """Softmax of a few positions: ``exp(z - max z)`` [T, V], sums [T, 1], and the targets'
+    values."""
 
     exponents: torch.Tensor
     total: torch.Tensor

@@ -65,7 +65,8 @@ class KVCache(Protocol):
         ...
 
     def grow(self, slot: Any, length: int) -> KVSlot:
-        """Returns ``slot``, or a larger slot with its content, with capacity for ``length`` tokens."""
+        """Returns ``slot``, or a larger slot with its content, with capacity for ``length``
+        tokens."""
         ...
 
     def to_grow(self, slot: Any) -> int:
@@ -73,7 +74,8 @@ class KVCache(Protocol):
         ...
 
     def copy(self, slot: Any, length: int, room: int) -> KVSlot:
-        """Allocates a slot of ``room`` tokens and copies the first ``length`` tokens of ``slot``."""
+        """Allocates a slot of ``room`` tokens and copies the first ``length`` tokens of
+        ``slot``."""
         ...
 
     def adopt(self, slot: Any) -> KVSlot:
@@ -223,7 +225,8 @@ class ArenaCache:
         self._arena(length).reserve(count)
 
     def grow(self, slot: Slot, length: int) -> Slot:
-        """Returns ``slot``, or a larger slot with its content, with capacity for ``length`` tokens."""
+        """Returns ``slot``, or a larger slot with its content, with capacity for ``length``
+        tokens."""
         if length <= slot.arena.capacity:
             return slot
         moved = self.copy(slot, slot.length, length)
@@ -241,7 +244,8 @@ class ArenaCache:
         return kept
 
     def copy(self, slot: Slot, length: int, room: int) -> Slot:
-        """Allocates a slot of ``room`` tokens and copies the first ``length`` tokens of ``slot``."""
+        """Allocates a slot of ``room`` tokens and copies the first ``length`` tokens of
+        ``slot``."""
         new = self.new(room)
         for source, target in (
             (slot.arena.keys, new.arena.keys),

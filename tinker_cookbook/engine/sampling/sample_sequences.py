@@ -76,7 +76,8 @@ def _add(
 
 
 def _logits(hidden: torch.Tensor, places: np.ndarray, owners: list[Sampler]) -> torch.Tensor:
-    """Returns fp32 logits of ``hidden[places]`` with their owners' adapters, padded with some rows."""
+    """Returns fp32 logits of ``hidden[places]`` with their owners' adapters, padded with some
+    rows."""
     short = filling(len(places))
     filled = torch.from_numpy(np.pad(places, (0, short), mode="edge")).to(hidden.device)
     segments = segments_of(owners + owners[-1:] * short, hidden.device)

@@ -397,7 +397,8 @@ class Scheduler:
         return None
 
     def _restart_all(self) -> None:
-        """Returns all sequences to the queue; sampled tokens are kept, the KV cache is recomputed."""
+        """Returns all sequences to the queue; sampled tokens are kept, the KV cache is
+        recomputed."""
         for row in reversed(self._running_rows()):
             if row.ended:  # the error came after its last token
                 row.request.row_ended()

@@ -31,7 +31,8 @@ MASK_LOGPROB = -99999.0
 
 
 class Scorer:
-    """Batches scoring requests. ``add`` may be called in any thread; all else runs on the worker."""
+    """Batches scoring requests. ``add`` may be called in any thread; all else runs on the
+    worker."""
 
     def __init__(
         self, token_budget: Callable[[BaseModel], int], pause: Callable[[], None] = lambda: None

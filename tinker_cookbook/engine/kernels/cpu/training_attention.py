@@ -103,7 +103,8 @@ def grouped_attention(
 
 
 def register() -> str:
-    """Registers the function with transformers; returns its name for ``set_attn_implementation``."""
+    """Registers the function with transformers; returns its name for
+    ``set_attn_implementation``."""
     from transformers import AttentionInterface, AttentionMaskInterface
     from transformers.masking_utils import sdpa_mask
 
