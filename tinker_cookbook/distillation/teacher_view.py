@@ -75,8 +75,8 @@ class TeacherView:
             if not answer:
                 raise ConfigurationError(
                     f"answer_hint: got {self.answer_hint!r}, but {type(env).__name__} has no "
-                    "reference answer to put into it; expected problems whose "
-                    "get_reference_answer gives one, or a hint without " + ANSWER
+                    "reference answer to put into it; expected an environment whose "
+                    "get_reference_answer returns one, or a hint without " + ANSWER
                 )
         env.teacher_prompt = partial(self.render, answer)
         return env

@@ -1,4 +1,4 @@
-"""Environments of one question and one answer, of which a program can tell whether it is right."""
+"""Single-turn environments: one question, one answer, graded by a program."""
 
 from __future__ import annotations
 
@@ -37,18 +37,19 @@ logger = logging.getLogger(__name__)
 
 
 class ProblemEnv(Env):
-    """Asks one question and pays for the answer: ``format_coef * (format - 1) + correct``.
+    """Single-turn environment whose reward is ``correct``, from 0 to 1.
 
-    ``format`` is 1 where ``check_format`` holds and the answer ended with the renderer's stop
-    sequence, ``correct`` what ``check_answer`` says. So a right answer earns 1, and
-    ``format_coef`` is what bad form costs.
+    A subclass defines ``get_question`` and ``check_answer``. If it also overrides
+    ``check_format``, the reward becomes ``correct + format_coef * (format - 1)``, where ``format``
+    is 1 if ``check_format`` returns True and the answer ended with the renderer's stop sequence,
+    else 0.
 
     Args:
-        renderer: Writes the prompt and reads the answer.
-        convo_prefix: Messages before the question: a system prompt, examples.
-        format_coef: Cost of bad form.
-        require_stop_sequence_for_format: Whether an answer that ended otherwise than with the stop
-            sequence (with the end-of-text token, say) is bad form. One that was cut off always is.
+        renderer: Renders the prompt and parses the answer.
+        convo_prefix: Messages before the question: a system prompt, few-shot examples.
+        format_coef: Penalty for a wrong format; unused unless ``check_format`` is overridden.
+        require_stop_sequence_for_format: Whether an answer that ends without the stop sequence
+            (with the end-of-text token, say) has a wrong format. A truncated one always has.
     """
 
     def __init__(
@@ -66,78 +67,78 @@ class ProblemEnv(Env):
 
     @abstractmethod
     def get_question(self) -> str:
-        """The user's message."""
+        """Returns the user's message."""
 
     @abstractmethod
     def check_answer(self, sample_str: str) -> bool | float | Awaitable[bool | float]:
-        """Whether the answer is right, or how much of it, from 0 to 1.
+        """Returns whether the answer is right, or a score from 0 to 1.
 
         A plain method runs in a thread, where it may block; an ``async`` one runs on the event
         loop, where it must not.
         """
 
-    @abstractmethod
     def check_format(self, sample_str: str) -> bool:
-        """Whether an answer can be found in the text at all."""
+        """Returns whether the text has the expected format; override it to penalize other formats.
 
-    @abstractmethod
+        Without an override the reward has no format term and ``format`` is not logged.
+        """
+        return True
+
     def get_reference_answer(self) -> str:
-        """The right answer, for transcripts."""
+        """Returns the right answer, for transcripts and teachers' hints; ``""``: there is none."""
+        return ""
 
     @property
     def messages(self) -> list[Message]:
-        """The conversation that the answer belongs to: the prefix and the question."""
+        """The prompt's messages: the prefix and the question."""
         return [*self.convo_prefix, Message(role="user", content=self.get_question())]
 
     @property
     def stop_condition(self) -> StopCondition:
-        """What ends the answer."""
+        """The renderer's stop sequences."""
         return self.renderer.get_stop_sequences()
 
     def begin_rollout(self, config: RolloutConfig) -> None:
-        """Takes over ``grader_timeout_seconds``, for ``check_answer``."""
+        """Stores ``grader_timeout_seconds``, the time limit of ``check_answer``."""
         self._grader_timeout = config.termination_policy.grader_timeout_seconds
 
     async def initial_observation(self) -> tuple[Observation, StopCondition]:
-        """The prefix and the question."""
+        """Returns the rendered prompt and the stop sequences."""
         return await asyncio.to_thread(self._prompt), self.stop_condition
 
     async def step(self, action: Action, *, extra: ActionExtra | None = None) -> StepResult:
-        """Grades the answer; the episode is over."""
-        text, has_format, logs = await asyncio.to_thread(self._read, action)
-        correct, metrics = await self._grade(text)
-        return StepResult.final(
-            self.format_coef * (has_format - 1) + correct,
-            self.stop_condition,
-            metrics={"format": has_format, "correct": correct, **metrics},
-            logs=logs,
-        )
+        """Grades the answer and ends the episode."""
+        text, metrics, logs = await asyncio.to_thread(self._parse, action)
+        reward = self.format_coef * (metrics["format"] - 1) if "format" in metrics else 0.0
+        if self._grader_timeout is None:
+            correct = await self._check_answer(text)
+        else:
+            metrics["grader_timeout"] = 0.0
+            try:
+                correct = await bounded(
+                    self._check_answer(text), self._grader_timeout, _GraderTimeoutError
+                )
+            except _GraderTimeoutError:
+                correct, metrics["grader_timeout"] = 0.0, 1.0
+        metrics["correct"] = correct
+        return StepResult.final(reward + correct, self.stop_condition, metrics=metrics, logs=logs)
 
     def _prompt(self) -> Observation:
         return self.renderer.build_generation_prompt(self.messages)
 
-    def _read(self, action: Action) -> tuple[str, float, Logs]:
+    def _parse(self, action: Action) -> tuple[str, Metrics, Logs]:
+        """Returns the answer's text, its ``format`` metric if the task checks it, and the logs."""
         message, ending = self.renderer.parse_response(action)
         text = get_text_content(message)
-        strict = self.require_stop_sequence_for_format
-        ended = ending.is_stop_sequence if strict else ending.is_clean
-        logs: Logs = {
-            "question": self.get_question(),
-            "answer": text,
-            "reference": self.get_reference_answer(),
-        }
-        return text, float(ended and bool(self.check_format(text))), logs
-
-    async def _grade(self, text: str) -> tuple[float, Metrics]:
-        if self._grader_timeout is None:
-            return await self._check_answer(text), {}
-        try:
-            correct = await bounded(
-                self._check_answer(text), self._grader_timeout, _GraderTimeoutError
-            )
-        except _GraderTimeoutError:
-            return 0.0, {"grader_timeout": 1.0}
-        return correct, {"grader_timeout": 0.0}
+        logs: Logs = {"question": self.get_question(), "answer": text}
+        if reference := self.get_reference_answer():
+            logs["reference"] = reference
+        metrics: Metrics = {}
+        if type(self).check_format is not ProblemEnv.check_format:
+            strict = self.require_stop_sequence_for_format
+            ended = ending.is_stop_sequence if strict else ending.is_clean
+            metrics["format"] = float(ended and bool(self.check_format(text)))
+        return text, metrics, logs
 
     async def _check_answer(self, text: str) -> float:
         if inspect.iscoroutinefunction(self.check_answer):
@@ -155,17 +156,17 @@ class ProblemEnv(Env):
 
 
 class _GraderTimeoutError(Exception):
-    """``grader_timeout_seconds`` are over."""
+    """``check_answer`` took longer than ``grader_timeout_seconds``."""
 
 
 @dataclass(frozen=True)
 class ProblemGroupBuilder(EnvGroupBuilder):
-    """A group of copies of one problem.
+    """Builder of a group of equal environments for one problem.
 
     Attributes:
-        env_thunk: Makes one copy; must pickle where groups are played in other processes
-            (``functools.partial`` does, a lambda does not).
-        num_envs: Copies, which is the group size.
+        env_thunk: Makes one environment. It must be picklable if groups run in other processes
+            (a ``functools.partial`` is, a lambda is not).
+        num_envs: Group size.
         dataset_name: Tag of the group's metrics.
     """
 
@@ -178,13 +179,13 @@ class ProblemGroupBuilder(EnvGroupBuilder):
             raise ConfigurationError(f"num_envs: got {self.num_envs}, expected at least 1")
 
     async def make_envs(self) -> Sequence[Env]:
-        """``num_envs`` copies."""
+        """Makes ``num_envs`` environments."""
         return [self.env_thunk() for _ in range(self.num_envs)]
 
     async def make_env(self, index: int) -> Env:
-        """One copy; they are all the same."""
+        """Makes one environment; all members of the group are equal."""
         return self.env_thunk()
 
     def logging_tags(self) -> list[str]:
-        """The name of the dataset."""
+        """Returns the name of the dataset."""
         return [self.dataset_name]

@@ -206,8 +206,8 @@ def _unreadable(turns: Sequence[Transition]) -> str | None:
     if formats and sum(formats) / len(formats) <= _RARELY:
         return (
             f"{sum(formats) / len(formats):.0%} of the answers have the format the task asks for: "
-            "show it in the prompt (a few-shot prefix), or compare check_format with the "
-            "transcripts."
+            "show it in the prompt (a few-shot prefix), or compare the environment's check_format "
+            "with the transcripts."
         )
     return None
 
