@@ -14,9 +14,9 @@ from __future__ import annotations
 import chz
 
 from tinker_cookbook.recipes.math_rl.arithmetic_env import ArithmeticDatasetBuilder
-from tinker_cookbook.recipes.rl_settings import RLSettings, rl_config, run
 from tinker_cookbook.recipes.start import DEMO_MODEL, blueprint_of
 from tinker_cookbook.rl import train
+from tinker_cookbook.rl.settings import RLSettings, rl_config, run
 from tinker_cookbook.training.config import check_model
 from tinker_cookbook.utils.command_line.entrypoint import also_named, run_entrypoint
 

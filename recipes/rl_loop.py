@@ -26,8 +26,8 @@ from tinker_cookbook.backends import connect
 from tinker_cookbook.exceptions import ConfigurationError
 from tinker_cookbook.recipes.math_rl.datasets import Problem, read_problems
 from tinker_cookbook.renderers import ensure_text, get_renderer
+from tinker_cookbook.rl.config import loss_hint
 from tinker_cookbook.rl.envs.grading import equal_plain_numbers, extract_gsm8k_answer
-from tinker_cookbook.rl.policy_settings import loss_hint
 from tinker_cookbook.tokenizer_utils import get_tokenizer
 from tinker_cookbook.training.changes import check_same_settings
 from tinker_cookbook.training.config import DEFAULT_TTL_SECONDS, check_model, check_settings

@@ -5,7 +5,7 @@ from __future__ import annotations
 from benchmarks.engine.beside_trl import Comparison, run_comparison
 from benchmarks.rl import report
 from benchmarks.rl.config import Config
-from tinker_cookbook.recipes.rl_settings import rl_learning_rate
+from tinker_cookbook.rl.settings import rl_learning_rate
 
 _ROOM = "benchmarks.rl"
 COMPARISON = Comparison(

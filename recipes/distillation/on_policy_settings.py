@@ -17,9 +17,9 @@ from tinker_cookbook.distillation.datasets import (
 )
 from tinker_cookbook.exceptions import ConfigurationError, nearest
 from tinker_cookbook.recipes.math_rl.arithmetic_env import ArithmeticDatasetBuilder
-from tinker_cookbook.recipes.rl_settings import SampledSettings, sampled_config
 from tinker_cookbook.recipes.start import example_data, start
 from tinker_cookbook.renderers import Message
+from tinker_cookbook.rl.settings import SampledSettings, sampled_config
 from tinker_cookbook.rl.types import RLDatasetBuilder
 from tinker_cookbook.training.lr_scheduling import LRSchedule
 from tinker_cookbook.utils.command_line.entrypoint import also_named

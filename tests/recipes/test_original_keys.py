@@ -14,8 +14,8 @@ from recipes import rl_basic, rl_loop, sl_basic
 from recipes.distillation import on_policy_multi_teacher
 from recipes.math_rl import train as math_rl
 from recipes.preference.rlhf import settings as rlhf
-from recipes.rl_settings import async_config, error_tolerance, stream_config
 from tinker_cookbook.exceptions import ConfigurationError
+from tinker_cookbook.rl.settings import async_config, error_tolerance, stream_config
 from tinker_cookbook.utils.command_line.entrypoint import parse_arguments
 from tinker_cookbook.utils.command_line.keys import aliases_of, keys_of
 
@@ -175,8 +175,6 @@ EXCEPTIONS = {
     ("recipes.sl_basic", "evaluator_builders"): _OWN_TASK,
     ("recipes.sl_basic", "infrequent_evaluator_builders"): _OWN_TASK,
     ("recipes.rl_basic", "dataset_builder"): _OWN_TASK,
-    ("recipes.rl_basic", "recipe_name"): _NAME,
-    ("recipes.rl_basic", "evaluator_builders"): _OWN_TASK,
 }
 # Settings of the original's self-distillation that this loop does not have.
 MISSING = {

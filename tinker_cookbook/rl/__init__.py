@@ -3,6 +3,7 @@
 Read it in this order: ``types`` (what an environment is), ``envs`` (environments to subclass),
 ``rollouts`` (run a policy in a group of environments), ``data_processing`` (trajectories to
 training data), ``train`` and ``loop`` (the training loop), ``report`` (metrics and transcripts).
+``run`` trains a model on an own task with one call.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ if TYPE_CHECKING:
     )
     from tinker_cookbook.rl.interleaved import InterleavedRLDatasetBuilder
     from tinker_cookbook.rl.rollouts.strategy import FailFast, RetryOnFailure, RolloutStrategy
+    from tinker_cookbook.rl.task import run, run_async
     from tinker_cookbook.rl.types import (
         Action,
         ActionExtra,
@@ -58,6 +60,8 @@ __all__ = [
     "Transition",
     "cycle_permutation",
     "epoch_batch_index",
+    "run",
+    "run_async",
 ]
 
 __getattr__ = lazy_exports(
@@ -84,6 +88,8 @@ __getattr__ = lazy_exports(
         "Transition": "tinker_cookbook.rl.types",
         "cycle_permutation": "tinker_cookbook.rl.dataset_utils",
         "epoch_batch_index": "tinker_cookbook.rl.dataset_utils",
+        "run": "tinker_cookbook.rl.task",
+        "run_async": "tinker_cookbook.rl.task",
     },
 )
 

@@ -1,8 +1,14 @@
-"""Settings of a reinforcement learning run, and the checks they pass before anything is loaded."""
+"""Settings of a reinforcement learning run, and the checks they pass before anything is loaded.
+
+``Config`` holds the settings that ``rl.train.main`` runs with: the fields below, and those that
+every training loop has (``training.config``). The settings of recipes and of ``rl.run``
+(``rl.settings``) add what is derived from the model, and are resolved into it.
+"""
 
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 
 import chz
 
@@ -10,14 +16,7 @@ from tinker_cookbook.backends.connect import check_backend
 from tinker_cookbook.eval.evaluators import EvaluatorBuilder
 from tinker_cookbook.exceptions import ConfigurationError, nearest
 from tinker_cookbook.model_info import resolve_max_length
-from tinker_cookbook.rl.policy_settings import (
-    DEFAULT_LOSS,
-    LOSS_NORMALIZATIONS,
-    LOSSES_WITH_PENALTY,
-    RL_LOSSES,
-    PolicySettings,
-    loss_hint,
-)
+from tinker_cookbook.rl.advantages import AdvantageNormalization
 from tinker_cookbook.rl.rollouts.limits import RolloutConfig, TerminationRewardPolicy
 from tinker_cookbook.rl.rollouts.presets import (
     default_rollout_config_for_model,
@@ -26,7 +25,33 @@ from tinker_cookbook.rl.rollouts.presets import (
 from tinker_cookbook.rl.rollouts.strategy import RolloutStrategy, rollout_strategy_from_config
 from tinker_cookbook.rl.types import RLDatasetBuilder
 from tinker_cookbook.training.config import TrainingConfig
+from tinker_cookbook.training.lr_scheduling import LRSchedule
 from tinker_cookbook.utils.run_folder.paths import check_tinker_path
+
+# Names of algorithms: a loss together with a normalization of the advantages.
+_ALGORITHMS = {
+    "grpo": "GRPO is loss_fn=importance_sampling or ppo with advantage_normalization=std",
+    "dr_grpo": "Dr. GRPO is loss_fn=importance_sampling or ppo with advantage_normalization=center",
+    "rloo": "RLOO is loss_fn=importance_sampling with advantage_normalization=leave_one_out",
+    "dapo": "DAPO is loss_fn=ppo with loss_fn_config.clip_high_threshold=1.28 and "
+    "remove_constant_reward_groups=True",
+    "reinforce": "REINFORCE is loss_fn=importance_sampling on samples of the present weights",
+}
+
+RL_LOSSES = ("importance_sampling", "ppo", "cispo", "dro", "gspo", "stable_reinforce")
+DEFAULT_LOSS = "importance_sampling"
+LOSS_NORMALIZATIONS = ("sum", "tokens")
+# Their penalty terms are not advantages: dividing only the advantages would change the balance.
+LOSSES_WITH_PENALTY = ("dro", "stable_reinforce")
+
+
+def loss_hint(name: str, losses: Sequence[str] = RL_LOSSES) -> str:
+    """Returns the end of an error about ``loss_fn``: which loss and settings are probably meant.
+
+    GRPO: arXiv 2402.03300; Dr. GRPO: 2503.20783; RLOO: 2402.14740; DAPO: 2503.14476.
+    """
+    known = _ALGORITHMS.get(name.lower().replace("-", "_").replace(".", ""))
+    return f"; {known}" if known is not None else nearest(name, losses)
 
 
 @chz.chz
@@ -101,29 +126,73 @@ class StreamMinibatchConfig:
 
 
 @chz.chz
-class PolicyTrainingConfig(PolicySettings, TrainingConfig):
+class PolicyTrainingConfig(TrainingConfig):
     """Settings of a run that trains on what its policy samples, whatever it learns from."""
 
+    # Sampling.
     max_tokens: int = chz.field(doc="Most tokens to sample in a turn")
-    rollout_error_tolerance: bool | RolloutStrategy | None = chz.field(
-        default=None, doc="What to do when an episode fails; None or False: end the run"
+    temperature: float = chz.field(
+        default=1.0,
+        doc="Sampling temperature. The losses compare with log-probabilities at temperature 1",
     )
+    top_p: float = chz.field(
+        default=1.0, doc="Sample among the most probable tokens that add up to this; 1: all"
+    )
+    top_k: int = chz.field(default=-1, doc="Sample among this many most probable tokens; -1: all")
+    eval_temperature: float = chz.field(default=1.0, doc="Temperature on the test set; 0: greedy")
     rollout_config: RolloutConfig | None = chz.field(
         default=None, doc="Limits of an episode, parse errors, termination"
     )
     termination: TerminationRewardPolicy | None = chz.field(
-        default=None, doc="Instead of the termination policy in rollout_config"
+        default=None, doc="Reward of an episode that reached a limit, instead of rollout_config's"
     )
+    rollout_error_tolerance: bool | RolloutStrategy | None = chz.field(
+        default=None, doc="What to do when an episode fails; None or False: end the run"
+    )
+
+    # Loss and update.
+    lr_schedule: LRSchedule = chz.field(default="constant", doc="linear, cosine or constant")
+    loss_fn: str = chz.field(default=DEFAULT_LOSS, doc=f"One of {', '.join(RL_LOSSES)}")
+    loss_fn_config: dict[str, float] | None = chz.field(
+        default=None, doc="The loss's own settings: loss_fn_config.clip_high_threshold=1.3"
+    )
+    advantage_normalization: AdvantageNormalization = chz.field(
+        default="center", doc="center, std or leave_one_out"
+    )
+    loss_normalization: str = chz.field(
+        default="sum",
+        doc="sum over the tokens of a step, as the Tinker API has it, or tokens: their mean, as in "
+        "TRL (advantages are divided by the number of action tokens)",
+    )
+    remove_constant_reward_groups: bool = chz.field(
+        default=False, doc="Do not train on groups whose rewards are all equal"
+    )
+    num_substeps: int = chz.field(default=1, doc="Optimizer steps a batch is split into")
+    kl_penalty_coef: float = chz.field(default=0.0, doc="Weight of the KL penalty; 0: none")
+    kl_discount_factor: float = chz.field(
+        default=0.0, doc="Discount of later tokens' KL in a token's penalty; 0: its own KL only"
+    )
+    compute_post_kl: bool = chz.field(
+        default=False, doc="Score each batch again with the new weights (kl_pre_post_v1/_v2)"
+    )
+
+    # Overlap of sampling and training; default: synchronous.
     async_config: AsyncConfig | None = chz.field(default=None, doc="Asynchronous training")
     stream_minibatch_config: StreamMinibatchConfig | None = chz.field(
         default=None, doc="Streaming training"
     )
 
+    # Evaluation and transcripts.
+    eval_every: int = chz.field(default=20, doc="Steps between evaluations; 0 is never")
     evaluator_builders: list[EvaluatorBuilder] = chz.field(
         default_factory=list, doc="Evaluations every eval_every steps, beside the test set"
     )
     infrequent_evaluator_builders: list[EvaluatorBuilder] = chz.field(
         default_factory=list, doc="Evaluations every infrequent_eval_every steps"
+    )
+    num_groups_to_log: int = chz.field(default=4, doc="Groups whose transcripts are written a step")
+    rollout_json_export: bool = chz.field(
+        default=True, doc="Write transcripts of all groups as JSON lines too"
     )
 
     @property

@@ -19,8 +19,8 @@ from tinker_cookbook.recipes.multiplayer_rl.twenty_questions.env import (
     Rules,
     TwentyQuestionsDatasetBuilder,
 )
-from tinker_cookbook.recipes.rl_settings import RLSettings, rl_config, run
 from tinker_cookbook.rl import train
+from tinker_cookbook.rl.settings import RLSettings, rl_config, run
 from tinker_cookbook.training.config import check_model
 from tinker_cookbook.utils.command_line.entrypoint import run_entrypoint
 

@@ -25,13 +25,13 @@ from tinker_cookbook.recipes.preference.shorter.env import (
     ShorterComparisonBuilder,
     ShorterPreferenceModelBuilder,
 )
-from tinker_cookbook.recipes.rl_settings import RLSettings, rl_config, run
 from tinker_cookbook.recipes.start import blocking
 from tinker_cookbook.rl import train
 from tinker_cookbook.rl.envs.preference_envs import (
     PairwisePreferenceRLDatasetBuilder,
     TournamentPattern,
 )
+from tinker_cookbook.rl.settings import RLSettings, rl_config, run
 from tinker_cookbook.training.config import check_model
 from tinker_cookbook.utils.command_line.entrypoint import run_entrypoint
 

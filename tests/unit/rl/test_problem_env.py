@@ -81,6 +81,27 @@ def test_the_reward_is_what_the_formula_says(renderer, text, ended, strict, expe
     assert trajectory.stop_reason is ends
 
 
+class Unformatted(ProblemEnv):
+    """A task with the two required methods alone."""
+
+    def get_question(self):
+        return "2+3?"
+
+    def check_answer(self, sample_str):
+        return sample_str.strip() == "5"
+
+
+@pytest.mark.parametrize(
+    ("text", "ended", "reward"), [("5", True, 1), ("5", False, 1), ("6", True, 0)]
+)
+def test_without_check_format_the_reward_has_no_format_term(renderer, text, ended, reward):
+    trajectory = play(Unformatted(renderer), Says(renderer, text, ended))
+    (turn,) = trajectory.transitions
+    assert turn.reward == reward
+    assert turn.metrics == {"correct": reward}
+    assert turn.logs == {"question": "2+3?", "answer": text}
+
+
 def test_the_prefix_comes_before_the_question(renderer):
     policy = Says(renderer, "5")
     play(

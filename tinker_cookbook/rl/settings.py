@@ -1,7 +1,9 @@
-"""Settings of recipes whose model learns from its own samples, and of RL recipes in particular.
+"""Settings that recipes and ``rl.run`` take, and how they become the config of a training loop.
 
-An RL recipe subclasses :class:`RLSettings`, adds the settings of its task, builds its dataset, and
-hands both to :func:`rl_config`.
+They are the fields of the config itself, with three differences: what follows from the model
+(renderer, learning rate) may be None, ``loss_fn`` and ``loss_normalization`` may be "auto", and
+nested settings have short keys (``max_steps_off_policy``, ``num_minibatches``,
+``kl_reference_model`` …). :func:`sampled_config` is the one place where they are resolved.
 """
 
 from __future__ import annotations
@@ -10,20 +12,18 @@ from typing import Any, TypeVar
 
 import chz
 
-from tinker_cookbook import hyperparam_utils
+from tinker_cookbook import cli_utils, hyperparam_utils, model_info
+from tinker_cookbook.demo.model import DEMO_MODEL
 from tinker_cookbook.exceptions import ConfigurationError
-from tinker_cookbook.recipes.start import RecipeSettings, resolve, start
 from tinker_cookbook.rl import train
-from tinker_cookbook.rl.config import PolicyTrainingConfig
-from tinker_cookbook.rl.envs.random_reward import RandomRewardDatasetBuilder
-from tinker_cookbook.rl.policy_settings import (
+from tinker_cookbook.rl.config import (
     DEFAULT_LOSS,
     LOSSES_WITH_PENALTY,
     RL_LOSSES,
-    PolicySettings,
+    PolicyTrainingConfig,
 )
+from tinker_cookbook.rl.envs.random_reward import RandomRewardDatasetBuilder
 from tinker_cookbook.rl.report.diagnosis import GROUP_OF_ONE
-from tinker_cookbook.rl.rollouts.limits import TerminationRewardPolicy
 from tinker_cookbook.rl.rollouts.strategy import RetryOnFailure
 from tinker_cookbook.rl.types import RLDatasetBuilder
 from tinker_cookbook.utils.command_line.entrypoint import also_named
@@ -31,18 +31,27 @@ from tinker_cookbook.utils.terminal import get_console
 
 C = TypeVar("C", bound=PolicyTrainingConfig)
 
+
 # Rewards are noisier than target texts: a quarter of the rate recommended for supervised training.
 _RL_FRACTION_OF_SFT_LR = 0.25
 
 
 @also_named(batch_size="groups_per_batch")
 @chz.chz
-class SampledSettings(PolicySettings, RecipeSettings):
+class SampledSettings(PolicyTrainingConfig):
     """Settings of a run on samples of the model itself; what is None is derived and printed."""
 
+    model_name: str = chz.field(default=DEMO_MODEL, doc="Hub name or local folder of the model")
+    renderer_name: str | None = chz.field(default=None, doc="Chat format; default: the model's")
+    log_path: str | None = chz.field(  # type: ignore[assignment]
+        default=None, doc="Folder of this run; default: /tmp/tinker-examples/RECIPE"
+    )
+    behavior_if_log_dir_exists: cli_utils.LogdirBehavior = chz.field(
+        default="ask", doc="ask, resume, delete or raise"
+    )
     group_size: int = chz.field(default=8, doc="Episodes of a problem, compared with each other")
     groups_per_batch: int = chz.field(default=8, doc="Problems a step")
-    learning_rate: float | None = chz.field(
+    learning_rate: float | None = chz.field(  # type: ignore[assignment]
         default=None, doc="Default: a quarter of what is recommended for supervised fine-tuning"
     )
     max_tokens: int = chz.field(default=256, doc="Most tokens to sample in a turn")
@@ -59,21 +68,20 @@ class SampledSettings(PolicySettings, RecipeSettings):
     num_minibatches: int | None = chz.field(
         default=None, doc="Begin to train on parts of the batch while the rest still samples"
     )
-    async_config: train.AsyncConfig | None = chz.field(
-        default=None, doc="max_steps_off_policy, and how many groups an update trains then"
-    )
-    stream_minibatch_config: train.StreamMinibatchConfig | None = chz.field(
-        default=None, doc="num_minibatches, and the groups of a batch: groups_per_batch once more"
-    )
     rollout_error_tolerance: bool = chz.field(
         default=False, doc="Go on without the episodes that fail; else a failure ends the run"
-    )
-    termination: TerminationRewardPolicy | None = chz.field(
-        default=None, doc="Reward of an episode that reached a limit"
     )
     rollout_max_retries: int | None = chz.field(
         default=None, doc="Retries of a failed episode; default: a failure ends the run"
     )
+
+    @property
+    def renderer(self) -> str:
+        """The chat format that was set, or that of the model."""
+        name, _ = model_info.resolve_renderer_name(
+            self.model_name, self.renderer_name, self.log_path
+        )
+        return name
 
     @chz.validate
     def _check_group(self) -> None:
@@ -129,18 +137,24 @@ def rl_config(cli: RLSettings, recipe_name: str, dataset: RLDatasetBuilder) -> t
 
 
 def sampled_config(kind: type[C], cli: SampledSettings, recipe_name: str, **derived: Any) -> C:
-    """Builds the config of a loop that trains on samples of the model (RL, distillation)."""
-    learning_rate = cli.learning_rate
-    if learning_rate is None:
-        learning_rate = rl_learning_rate(cli.model_name)
-    settings = {
-        "learning_rate": learning_rate,
+    """Builds the config of a loop that trains on samples of the model (RL, distillation).
+
+    A field of ``kind`` that ``cli`` has too takes its value, those that are None or "auto" are
+    resolved, and ``derived`` holds the other fields.
+    """
+    shared = chz.chz_fields(kind).keys() & chz.chz_fields(type(cli)).keys()
+    settings = {name: getattr(cli, name) for name in shared} | {
+        "recipe_name": cli.recipe_name or recipe_name,
+        "log_path": cli.log_path or cli_utils.default_log_path(recipe_name),
+        "renderer_name": cli.renderer,
         "loss_fn": _loss(cli),
         "async_config": async_config(cli),
         "stream_minibatch_config": stream_config(cli),
         "rollout_error_tolerance": error_tolerance(cli),
     }
-    return resolve(kind, cli, recipe_name, **(settings | derived))
+    if cli.learning_rate is None:
+        settings["learning_rate"] = rl_learning_rate(cli.model_name)
+    return kind(**(settings | derived))
 
 
 def async_config(cli: SampledSettings) -> train.AsyncConfig | None:
@@ -213,7 +227,12 @@ def _check_one_spelling(cli: SampledSettings, short: str, nested: str) -> None:
 
 
 async def run(cli: RLSettings, config: train.Config) -> None:
-    """Checks the config, then the log folder, then trains."""
+    """Checks the config, then decides about its log folder, then trains.
+
+    A wrong setting together with ``behavior_if_log_dir_exists="delete"`` deletes nothing.
+    """
     if cli.group_size == 1:
         get_console().print(f"group_size=1: every group {GROUP_OF_ONE}", soft_wrap=True)
-    await start(config, cli.behavior_if_log_dir_exists, train.main)
+    config.check()
+    with cli_utils.log_dir_of_run(config.log_path, cli.behavior_if_log_dir_exists):
+        await train.main(config)

@@ -1,0 +1,173 @@
+"""Training on an own task with one call: ``rl.run(env=MyEnv, problems=[...], model_name=...)``."""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+from collections.abc import Callable, Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import chz
+
+from tinker_cookbook.exceptions import ConfigurationError, nearest
+from tinker_cookbook.renderers import Renderer, get_renderer
+from tinker_cookbook.rl import settings as rl_settings
+from tinker_cookbook.rl.envs.problem_dataset import ProblemDataset
+from tinker_cookbook.rl.envs.problem_env import ProblemGroupBuilder
+from tinker_cookbook.rl.types import Env, EnvGroupBuilder, RLDataset, RLDatasetBuilder
+from tinker_cookbook.tokenizer_utils import get_tokenizer
+from tinker_cookbook.training.config import check_model
+from tinker_cookbook.utils.command_line.arguments import hint_for
+from tinker_cookbook.utils.command_line.keys import aliases_of
+from tinker_cookbook.utils.run_folder.paths import local_path
+
+_RECIPE = "rl_run"
+
+
+class _Problems(Sequence[Any]):
+    """Problems of a run. A long list is not written to config.json, only this short ``repr``."""
+
+    def __init__(self, problems: Sequence[Any]) -> None:
+        self._problems = problems
+
+    def __getitem__(self, index: Any) -> Any:
+        return self._problems[index]
+
+    def __len__(self) -> int:
+        return len(self._problems)
+
+    def __repr__(self) -> str:
+        return f"<{len(self)} problems>"
+
+
+@chz.chz
+class TaskDatasetBuilder(RLDatasetBuilder):
+    """Groups of environments for a sequence of problems, all made by one callable."""
+
+    env: Callable[..., Env] = chz.field(doc="Called as env(problem, renderer=renderer)")
+    problems: Sequence[Any] = chz.field(doc="Problems to train on")
+    test_problems: Sequence[Any] = chz.field(default=(), doc="Problems of the test set")
+    model_name_for_tokenizer: str = chz.field(doc="Model whose tokenizer is used")
+    renderer_name: str = chz.field(doc="Chat format")
+    groups_per_batch: int = chz.field(doc="Problems a step")
+    group_size: int = chz.field(doc="Episodes of a problem")
+
+    def check(self) -> None:
+        """Raises ``ConfigurationError`` for an ``env`` that cannot be called, or no problems."""
+        if not len(self.problems):
+            raise ConfigurationError("problems: got none, expected at least one")
+        try:
+            inspect.signature(self.env).bind(self.problems[0], renderer=None)
+        except TypeError as error:
+            name = getattr(self.env, "__name__", repr(self.env))
+            raise ConfigurationError(
+                f"env: {name} cannot be called as {name}(problem, renderer=renderer): {error}; "
+                "expected a ProblemEnv subclass or a function with these parameters"
+            ) from error
+        except ValueError:
+            pass  # a callable without a signature, such as one written in C
+
+    async def __call__(self) -> tuple[RLDataset, RLDataset | None]:
+        """Builds the training set, and the test set if there are test problems."""
+        self.check()
+        tokenizer = await asyncio.to_thread(get_tokenizer, self.model_name_for_tokenizer)
+        renderer = get_renderer(self.renderer_name, tokenizer)
+        group = partial(self._group, renderer)
+        made = self.env(self.problems[0], renderer=renderer)
+        if not isinstance(made, Env):
+            raise ConfigurationError(
+                f"env: it returned a {type(made).__name__}, expected an Env (a ProblemEnv, say)"
+            )
+        test = self.test_problems
+        return (
+            ProblemDataset(self.problems, group, self.groups_per_batch),
+            ProblemDataset(test, group, len(test), shuffle=False) if len(test) else None,
+        )
+
+    def _group(self, renderer: Renderer, problem: Any) -> EnvGroupBuilder:
+        return ProblemGroupBuilder(partial(self.env, problem, renderer=renderer), self.group_size)
+
+
+def run(
+    env: Callable[..., Env],
+    problems: Sequence[Any],
+    model_name: str = rl_settings.DEMO_MODEL,
+    *,
+    test_problems: Sequence[Any] = (),
+    **settings: Any,
+) -> Path:
+    """Trains a model on an own task, or continues the run in ``log_path``.
+
+    Args:
+        env: A ``ProblemEnv`` subclass or a function; ``env(problem, renderer=renderer)`` returns
+            the environment of one episode.
+        problems: Anything with a length and an index: a list of texts, tuples, dicts, a dataset.
+        model_name: Hub name or local folder of the model.
+        test_problems: Held-out problems, evaluated every ``eval_every`` steps.
+        **settings: The keys of ``python -m recipes.math_rl.train --help`` that do not describe its
+            task, with the same defaults: ``batch_size``, ``group_size``, ``learning_rate``,
+            ``max_tokens``, ``max_steps``, ``num_epochs``, ``renderer_name``, ``log_path`` … All are
+            fields of ``rl.settings.RLSettings``.
+
+    Returns:
+        The run's folder, which holds metrics, transcripts and the list of checkpoints.
+
+    Raises:
+        ConfigurationError: A setting is unknown, of the wrong type, or cannot work. Nothing was
+            sampled or deleted.
+    """
+    try:
+        asyncio.get_running_loop()
+    except RuntimeError:
+        work = run_async(env, problems, model_name, test_problems=test_problems, **settings)
+        return asyncio.run(work)
+    raise ConfigurationError(
+        "rl.run: an event loop is running already, as in a notebook; expected "
+        "await rl.run_async(...), which takes the same arguments"
+    )
+
+
+async def run_async(
+    env: Callable[..., Env],
+    problems: Sequence[Any],
+    model_name: str = rl_settings.DEMO_MODEL,
+    *,
+    test_problems: Sequence[Any] = (),
+    **settings: Any,
+) -> Path:
+    """Does what :func:`run` does, within an event loop that is running."""
+    resolved = _settings({"model_name": model_name, **settings})
+    await asyncio.to_thread(check_model, resolved)
+    dataset = TaskDatasetBuilder(
+        env=env,
+        problems=_Problems(problems),
+        test_problems=_Problems(test_problems),
+        model_name_for_tokenizer=resolved.model_name,
+        renderer_name=resolved.renderer,
+        groups_per_batch=resolved.groups_per_batch,
+        group_size=resolved.group_size,
+    )
+    config = rl_settings.rl_config(resolved, _RECIPE, dataset)
+    await rl_settings.run(resolved, config)
+    return local_path(config.log_path)
+
+
+def _settings(values: dict[str, Any]) -> rl_settings.RLSettings:
+    """Returns the settings; keys are checked as on the command line."""
+    fields = chz.chz_fields(rl_settings.RLSettings)
+    aliases = aliases_of(rl_settings.RLSettings)
+    named: dict[str, Any] = {}
+    for name, value in values.items():
+        key = aliases.get(name, name)
+        if key not in fields:
+            hint = hint_for(name, fields) or nearest(name, [*fields, *aliases])
+            raise ConfigurationError(f"{name}: rl.run has no such setting{hint}")
+        if key in named:
+            raise ConfigurationError(f"{key}: got it twice, also as {name}; leave one out")
+        named[key] = value
+    try:
+        return chz.Blueprint(rl_settings.RLSettings).apply(named).make()
+    except TypeError as error:  # chz names the setting, the type it expected and the one it got
+        raise ConfigurationError(f"rl.run: {error}") from error
