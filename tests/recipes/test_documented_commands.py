@@ -226,6 +226,9 @@ class Reader:
             text = text.replace("/tmp/tinker-examples/sl_basic/metrics.jsonl", str(path))
         if "sweeps/first" in text:
             self.sweep()
+        if "rl.run(" in text:
+            log_path = self.folder / f"rl-{Path(page).stem}"
+            text = text.replace("max_steps=40", f"max_steps=1, log_path={str(log_path)!r}")
         return text
 
     def sweep(self) -> None:
