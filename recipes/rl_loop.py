@@ -113,7 +113,8 @@ def resolve(config: Config) -> Config:
 
 
 def questions_of_step(config: Config, rows: list[Problem], step: int) -> list[Problem]:
-    """What is asked in a step: it follows from the seed and the step, so a resumed run agrees."""
+    """Returns what is asked in a step: it follows from the seed and the step, so a resumed run
+    agrees."""
     rng = random.Random(f"{config.seed} {step}")
     if rows:
         return rng.sample(rows, min(config.groups_per_batch, len(rows)))
@@ -130,7 +131,7 @@ def reward_of(answer: str, reference: str) -> float:
 def make_datum(
     prompt: tinker.ModelInput, tokens: list[int], logprobs: list[float], advantage: float
 ) -> tinker.Datum:
-    """A sample as training data: prompt tokens have advantage 0, so no say in the loss."""
+    """Returns a sample as training data: prompt tokens have advantage 0, so no say in the loss."""
     import tinker
 
     masked = prompt.length - 1
@@ -144,12 +145,12 @@ def make_datum(
 
 
 def metadata_of(config: Config) -> dict[str, str]:
-    """What the backend keeps with the run."""
+    """Returns what the backend keeps with the run."""
     return {} if config.session_name is None else {"session_name": config.session_name}
 
 
 def make_client(config: Config, service: ServiceClient, state_path: str | None) -> TrainingClient:
-    """A fresh adapter, or the one saved at ``state_path`` with its optimizer."""
+    """Returns a fresh adapter, or the one saved at ``state_path`` with its optimizer."""
     if state_path is None:
         model, rank, seed = config.model_name, config.lora_rank, config.seed
         future = service.create_lora_training_client(model, rank=rank, seed=seed)

@@ -141,12 +141,12 @@ def load_data(config: Config) -> list[tinker.Datum]:
 
 
 def metadata_of(config: Config) -> dict[str, str]:
-    """What the backend keeps with the run."""
+    """Returns what the backend keeps with the run."""
     return {} if config.session_name is None else {"session_name": config.session_name}
 
 
 def make_client(config: Config, service: ServiceClient, state_path: str | None) -> TrainingClient:
-    """A fresh adapter, or the one saved at ``state_path`` with its optimizer."""
+    """Returns a fresh adapter, or the one saved at ``state_path`` with its optimizer."""
     if state_path is not None:
         asyncio.run(check_weights(service, state_path, config))
         return service.create_training_client_from_state_with_optimizer(state_path).result()

@@ -62,7 +62,7 @@ def leave_torch_out() -> None:
 
 
 def torch_is_left_out() -> bool:
-    """Whether ``leave_torch_out`` has kept torch out of this process."""
+    """Returns whether ``leave_torch_out`` has kept torch out of this process."""
     return sys.modules.get("torch", sys) is None
 
 

@@ -87,18 +87,21 @@ def check_log_dir(log_dir: str | os.PathLike[str], behavior_if_exists: LogdirBeh
 
 
 def runs_path(*parts: str) -> str:
-    """A folder under ``$TINKER_COOKBOOK_RUNS_DIR``, which is ``~/tinker-runs`` by default."""
+    """Returns a folder under ``$TINKER_COOKBOOK_RUNS_DIR``, which is ``~/tinker-runs`` by
+    default."""
     root = os.environ.get(RUNS_DIR_ENV_VAR) or DEFAULT_RUNS_DIR
     return str(local_path(root, RUNS_DIR_ENV_VAR).joinpath(*parts))
 
 
 def default_log_path(recipe: str) -> str:
-    """Where a recipe writes when no ``log_path`` is given: ``/tmp/tinker-examples/RECIPE``."""
+    """Returns where a recipe writes when no ``log_path`` is given:
+    ``/tmp/tinker-examples/RECIPE``."""
     return f"{_EXAMPLES_ROOT}/{recipe}"
 
 
 def model_name_from_argv(argv: Sequence[str], default: str) -> str:
-    """The model name on a command line, for defaults that must be known before it is parsed.
+    """Returns the model name on a command line, for defaults that must be known before it is
+    parsed.
 
     Understands ``model_name=X`` and chz's wildcard ``...model_name=X``; the last one wins, as in
     chz.
@@ -117,7 +120,7 @@ def _has_content(path: Path) -> bool:
 
 
 def _is_false_start(path: Path) -> bool:
-    """Whether a run ended here before its first row: starting again loses nothing."""
+    """Returns whether a run ended here before its first row: starting again loses nothing."""
     return replaced_run.ended_before_the_first_row(path) and _was_written_by_a_run(path)
 
 

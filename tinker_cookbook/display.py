@@ -129,7 +129,8 @@ def print_example(
 
 
 def to_ints(chunk: tinker.ModelInputChunk, tokenizer: PreTrainedTokenizerBase) -> list[int]:
-    """The tokens of a chunk; an image or audio clip of n tokens is n times the token of ``@``."""
+    """Returns the tokens of a chunk; an image or audio clip of n tokens is n times the token of
+    ``@``."""
     tokens = getattr(chunk, "tokens", None)
     if tokens is not None:
         return list(tokens)
@@ -139,7 +140,7 @@ def to_ints(chunk: tinker.ModelInputChunk, tokenizer: PreTrainedTokenizerBase) -
 def format_trajectory(
     trajectory: Trajectory, tokenizer: PreTrainedTokenizerBase, only_last_transition: bool = False
 ) -> str:
-    """An episode as text, turn by turn: what was seen, done and earned.
+    """Returns an episode as text, turn by turn: what was seen, done and earned.
 
     Args:
         trajectory: What was played.
@@ -164,7 +165,7 @@ def format_trajectory(
 
 
 def _sequence(datum: tinker.Datum, key: str) -> tuple[list[int | None], list[float]]:
-    """The tokens as trained, ``None`` for those of images, and the weight of each.
+    """Returns the tokens as trained, ``None`` for those of images, and the weight of each.
 
     The first input token is never predicted; target i stands at place i + 1.
     """
@@ -196,7 +197,7 @@ def _row(datum: tinker.Datum, key: str, length: int) -> list[float]:
 
 
 def special_ids(tokenizer: PreTrainedTokenizerBase) -> set[int]:
-    """The tokens that are no text: those marked special, and tags such as ``<think>``.
+    """Returns the tokens that are no text: those marked special, and tags such as ``<think>``.
 
     A tokenizer of user code may know of none.
     """
@@ -224,7 +225,8 @@ def _runs(tokens: list[int | None], weights: list[float], special: set[int]) -> 
 
 
 def _unfinished_suffix(tokenizer: PreTrainedTokenizerBase, ids: list[int]) -> list[int]:
-    """The last tokens whose bytes end in the middle of a character (at most 4 bytes long)."""
+    """Returns the last tokens whose bytes end in the middle of a character (at most 4 bytes
+    long)."""
     for held in range(min(4, len(ids) + 1)):
         kept = ids[: len(ids) - held]
         if not kept or not _decode(tokenizer, kept).endswith(_UNFINISHED):

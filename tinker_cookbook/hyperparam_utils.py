@@ -108,7 +108,7 @@ def get_lr(model_name: str, is_lora: bool = True) -> float:
 
 
 def get_lora_lr_over_full_finetune_lr(model_name: str, lora_alpha: int = 32) -> float:
-    """How much higher the best LoRA learning rate is than the full fine-tuning one: 10.
+    """Returns how much higher the best LoRA learning rate is than the full fine-tuning one: 10.
 
     Raises:
         ConfigurationError: ``lora_alpha`` is not 32, for which alone the factor was measured.

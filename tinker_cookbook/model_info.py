@@ -205,7 +205,7 @@ def get_recommended_renderer_name(model_name: str) -> str:
 def resolve_renderer_name(
     model_name: str, renderer_name: str | None, log_path: str | Path | None = None
 ) -> tuple[str, str]:
-    """The renderer that a run uses, with a sentence on why.
+    """Returns the renderer that a run uses, with a sentence on why.
 
     ``renderer_name`` as configured wins; ``None`` takes the recommended one. Where no renderer of
     that name exists here, the model's own chat template is used (``template``).

@@ -97,7 +97,8 @@ class OpenThoughts3Builder(ChatDatasetBuilder):
 
 
 def messages_of(row: Mapping[str, Any]) -> list[Message]:
-    """The conversation of a row like ``{"conversations": [{"from": "human", "value": "…"}]}``."""
+    """Returns the conversation of a row like ``{"conversations": [{"from": "human", "value":
+    "…"}]}``."""
     turns = row.get("conversations")
     if not isinstance(turns, list) or not all(turn.get("from") in _ROLES for turn in turns):
         raise DataFormatError(

@@ -77,7 +77,7 @@ class CLIConfig(OnPolicySettings):
     )
 
     def part(self, place: str, dataset: str) -> FirstSettings:
-        """The settings of ``first`` or ``second``, with those that have short names put in.
+        """Returns the settings of ``first`` or ``second``, with those that have short names put in.
 
         Raises:
             ConfigurationError: The place was given another dataset.

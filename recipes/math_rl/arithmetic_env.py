@@ -42,25 +42,25 @@ class ArithmeticEnv(ProblemEnv):
         self.x, self.y = x, y
 
     def get_question(self) -> str:
-        """The problem in words."""
+        """Returns the problem in words."""
         return f"What is {self.x} + {self.y}?"
 
     def check_answer(self, sample_str: str) -> bool:
-        """Whether the last number is the sum."""
+        """Returns whether the last number is the sum."""
         number = last_number(sample_str)
         return number is not None and bool(equal_plain_numbers(number, self.get_reference_answer()))
 
     def check_format(self, sample_str: str) -> bool:
-        """Whether there is a number at all."""
+        """Returns whether there is a number at all."""
         return last_number(sample_str) is not None
 
     def get_reference_answer(self) -> str:
-        """The sum."""
+        """Returns the sum."""
         return str(self.x + self.y)
 
     @staticmethod
     def standard_fewshot_prefix() -> list[Message]:
-        """A worked example, to put before the question."""
+        """Returns a worked example, to put before the question."""
         return list(FEWSHOT)
 
 
@@ -84,7 +84,7 @@ class ArithmeticDatasetBuilder(RLDatasetBuilder):
     seed: int = chz.field(default=0, doc="Seed of the problems")
 
     def held_out(self) -> list[tuple[int, int]]:
-        """The operands of the held-out sums, the smaller one first."""
+        """Returns the operands of the held-out sums, the smaller one first."""
         rng = random.Random(f"{self.seed} held out")
         drawn: dict[tuple[int, int], None] = {}
         while len(drawn) < self.num_test:
@@ -93,7 +93,8 @@ class ArithmeticDatasetBuilder(RLDatasetBuilder):
         return list(drawn)
 
     def training(self) -> list[tuple[int, int]]:
-        """The operands of all batches, drawn anew for each; those of a batch are all different.
+        """Returns the operands of all batches, drawn anew for each; those of a batch are all
+        different.
 
         Where there are fewer pairs than groups in a batch, each of them occurs as often as another.
         """

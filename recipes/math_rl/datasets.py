@@ -110,7 +110,7 @@ def problem_of(row: Any, where: str) -> Problem:
 
 
 def read_problems(path: str, split: str = "train") -> list[Problem]:
-    """The problems of a local file, or of a split of a local folder.
+    """Returns the problems of a local file, or of a split of a local folder.
 
     Raises:
         DataError: There is no such file, or it holds something else; names the line.
@@ -134,7 +134,7 @@ def read_problems(path: str, split: str = "train") -> list[Problem]:
 
 
 def problems_from_hub(env: str, *, test: bool) -> list[Problem]:
-    """The problems to train on, or to evaluate on, of one of ``HUB_NAMES``.
+    """Returns the problems to train on, or to evaluate on, of one of ``HUB_NAMES``.
 
     Raises:
         DataError: The Hub cannot be reached and holds no copy here; says what helps.

@@ -135,31 +135,31 @@ class MathEnv(ProblemEnv):
 
     @classmethod
     def question_suffix(cls) -> str:
-        """What is asked of the answer's form."""
+        """Returns the instruction on the format of the answer."""
         return _BOXED
 
     @staticmethod
     def standard_fewshot_prefix() -> list[Message]:
-        """A worked example, to put before the question."""
+        """Returns a worked example, to put before the question."""
         return list(MATH_FEWSHOT)
 
     def get_question(self) -> str:
-        """The problem, and where to put the answer."""
+        """Returns the problem, and where to put the answer."""
         return f"{self.problem} {self.question_suffix()}"
 
     async def check_answer(self, sample_str: str) -> bool:
-        """Whether what is boxed equals the reference; in a process with a timeout."""
+        """Returns whether what is boxed equals the reference; in a process with a timeout."""
         given = extract_boxed(sample_str)
         return given is not None and await grade_math(
             given, self.answer, timeout_seconds=self.grading_timeout_seconds
         )
 
     def check_format(self, sample_str: str) -> bool:
-        """Whether anything is boxed."""
+        """Returns whether anything is boxed."""
         return bool(extract_boxed(sample_str))
 
     def get_reference_answer(self) -> str:
-        """The answer that counts as right."""
+        """Returns the answer that counts as right."""
         return self.answer
 
 
@@ -168,25 +168,25 @@ class Gsm8kEnv(MathEnv):
 
     @classmethod
     def question_suffix(cls) -> str:
-        """What is asked of the answer's form."""
+        """Returns the instruction on the format of the answer."""
         return _HASHES
 
     async def check_answer(self, sample_str: str) -> bool:
-        """Whether the number found equals the reference."""
+        """Returns whether the number found equals the reference."""
         given = extract_gsm8k_answer(sample_str)
         return given is not None and await grade_math(
             given, self.answer, timeout_seconds=self.grading_timeout_seconds
         )
 
     def check_format(self, sample_str: str) -> bool:
-        """Whether there is a number behind ``####``."""
+        """Returns whether there is a number behind ``####``."""
         return "####" in sample_str and extract_gsm8k_answer(sample_str) is not None
 
 
 def safe_grade(
     given_answer: str, ground_truth: str, grader: str = "sympy", timeout: float = 1.0
 ) -> bool:
-    """Whether two answers are equal; one that cannot be compared in time is wrong.
+    """Returns whether two answers are equal; one that cannot be compared in time is wrong.
 
     Args:
         given_answer: The bare answer, without the text that leads to it.
@@ -210,8 +210,8 @@ def safe_grade(
 
 
 def extract_gsm8k_final_answer(text: str) -> str:
-    """What stands after the last ``####`` of a GSM8K solution, in its line; without commas where
-    the line begins with it.
+    """Returns what stands after the last ``####`` of a GSM8K solution, in its line; without
+    commas where the line begins with it.
 
     Raises:
         ValueError: There is none.

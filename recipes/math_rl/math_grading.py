@@ -30,7 +30,7 @@ _THOUSANDS = re.compile(r"(?<=\d),(?=\d{3}(?!\d))")
 
 
 def extract_boxed(text: str) -> str:
-    r"""What the last ``\boxed{…}`` holds; without one, the word behind the last ``\boxed``.
+    r"""Returns what the last ``\boxed{…}`` holds; without one, the word behind the last ``\boxed``.
 
     Raises:
         ValueError: There is none.
@@ -45,7 +45,7 @@ def extract_boxed(text: str) -> str:
 
 
 def normalize_answer(answer: str | None) -> str | None:
-    r"""The answer in one of the ways to write it: without spaces, units signs and wrappers.
+    r"""Returns the answer in one of the ways to write it: without spaces, units signs and wrappers.
 
     ``\text{…}`` is replaced by what it holds, ``\frac12`` by ``\frac{1}{2}``; ``\left``, dollar and
     percent signs, degrees and a final full stop are left out.
@@ -65,7 +65,7 @@ def _braced(part: str) -> str:
 
 
 def split_tuple(expr: str) -> list[str]:
-    """The entries of ``(a, b)`` or ``[a, b]``; anything else is one entry, nothing is none.
+    """Returns the entries of ``(a, b)`` or ``[a, b]``; anything else is one entry, nothing is none.
 
     Commas between thousands are taken out first.
     """
@@ -80,7 +80,7 @@ def split_tuple(expr: str) -> list[str]:
 
 
 def grade_answer(given_answer: str | None, ground_truth: str) -> bool:
-    """Whether two answers are equal; see the module for what that means.
+    """Returns whether two answers are equal; see the module for what that means.
 
     May take long for expressions such as towers of powers; :func:`safe_grade` of ``math_env``
     bounds it.
@@ -109,7 +109,7 @@ def _parts(fraction: str) -> tuple[bool, list[str]]:
 
 
 def grade_answer_math_verify(given_answer: str, ground_truth: str) -> bool:
-    """Whether ``math_verify`` finds two answers equal; one that it cannot read is wrong.
+    """Returns whether ``math_verify`` finds two answers equal; one that it cannot read is wrong.
 
     Raises:
         ConfigurationError: ``math_verify`` is not installed.
@@ -128,7 +128,7 @@ def run_with_timeout_signal(
     kwargs: dict[str, Any] | None = None,
     timeout_seconds: float = 5,
 ) -> T | None:
-    """``func(*args, **kwargs)`` from a worker process, or ``None`` where it takes too long.
+    """Returns ``func(*args, **kwargs)`` from a worker process, or ``None`` where it takes too long.
 
     Works in any thread; the worker is killed, so nothing goes on in the background. Function and
     arguments must pickle.

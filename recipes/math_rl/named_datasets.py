@@ -161,7 +161,8 @@ def get_math_dataset_builder(
     group_size: int,
     seed: int = 0,
 ) -> RLDatasetBuilder:
-    """The builder of a dataset by its name: ``math``, ``polaris``, ``deepmath`` or ``gsm8k``.
+    """Returns the builder of a dataset by its name: ``math``, ``polaris``, ``deepmath`` or
+    ``gsm8k``.
 
     Raises:
         ConfigurationError: There is none of that name.

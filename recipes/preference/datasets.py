@@ -153,7 +153,7 @@ _BY_NAME: dict[str, Callable[..., HubComparisonBuilder]] = {
 def get_comparison_builder(
     dataset: str, test_path: str | None = None, test_size: int | None = None, seed: int = 0
 ) -> ComparisonDatasetBuilder:
-    """The comparisons that a recipe's ``dataset=`` names; loads nothing.
+    """Returns the comparisons that a recipe's ``dataset=`` names; loads nothing.
 
     Args:
         dataset: ``example`` (the project's own), ``hhh``, ``helpsteer3``, ``ultrafeedback``, or a

@@ -162,7 +162,7 @@ def _check(config: Config) -> None:
 
 
 def task_of(config: Config) -> Task:
-    """The prompt and which answers count; ``config`` is resolved."""
+    """Returns the prompt and which answers count; ``config`` is resolved."""
     if config.task is not None:
         task = find_task(config.task)
     else:
@@ -175,7 +175,7 @@ def task_of(config: Config) -> Task:
 
 
 def settings_of(config: Config, task: Task) -> dict[str, Any]:
-    """What the answers depend on."""
+    """Returns what the answers depend on."""
     names = ("teacher_model", "teacher_path", "renderer_name", "temperature", "top_p")
     return {
         **{name: getattr(config, name) for name in names},
@@ -210,7 +210,7 @@ def check_length(config: Config, task: Task, queries: list[Query]) -> None:
 
 
 def queries_of(config: Config, task: Task) -> list[Query]:
-    """The queries; their labels are to be such as the student may say."""
+    """Returns the queries; their labels are to be such as the student may say."""
     labels = None if task.labels is None else set(task.labels.values())
     return read_queries(config.input_file, labels)[: config.max_queries]
 

@@ -45,7 +45,8 @@ class Asked:
 
 
 def read_asked(path: str, labels: Collection[str] | None = None) -> list[Asked]:
-    """The queries of a file that ``create_data`` made, those with dropped answers among them.
+    """Returns the queries of a file that ``create_data`` made, those with dropped answers among
+    them.
 
     Any file of conversations that end in an answer will do; rows may have ``id``, ``group`` and
     ``label``.
@@ -115,7 +116,7 @@ class DistilledDatasetBuilder(ChatDatasetBuilder):
         return train_set, chat_dataset(self, held_out, min(batch_size, len(held_out)))
 
     def held_out_prompts(self, n: int) -> list[list[Message]]:
-        """The first ``n`` questions held out."""
+        """Returns the first ``n`` questions held out."""
         return [asked.question for asked in self.split[1][:n]]
 
     @cached_property
@@ -154,7 +155,7 @@ class StudentAccuracyBuilder:
     max_tokens: int = chz.field(default=8, doc="Longest answer")
 
     def __call__(self) -> AnswerAccuracyEvaluator:
-        """The evaluator."""
+        """Returns the evaluator."""
         held_out = self.dataset.split[1]
         right = [asked.label for asked in held_out]
         teacher = [asked.teacher for asked in held_out]

@@ -26,19 +26,20 @@ _SHOWN_CHARS = 60
 
 
 def run_folder(output_file: str | Path) -> Path:
-    """The folder that stands beside a file of distilled conversations."""
+    """Returns the folder that stands beside a file of distilled conversations."""
     path = Path(output_file).expanduser()
     return path.with_name(f"{path.name}.run")
 
 
 def read_dropped(output_file: str | Path) -> list[Row]:
-    """The answers that did not count: ``id``, ``sample``, ``query``, ``answer``, ``reason``, and
-    ``label`` and ``group`` where known. None where the folder beside the file is gone."""
+    """Returns the answers that did not count: ``id``, ``sample``, ``query``, ``answer``,
+    ``reason``, and ``label`` and ``group`` where known. None where the folder beside the file
+    is gone."""
     return read_rows(run_folder(output_file) / "dropped.jsonl")
 
 
 def read_settings(output_file: str | Path) -> dict[str, Any]:
-    """The settings that the answers were made with; empty where they are not known."""
+    """Returns the settings that the answers were made with; empty where they are not known."""
     rows = read_rows(run_folder(output_file) / "config.json")
     return rows[0] if rows else {}
 
@@ -128,7 +129,7 @@ class DistillationFile:
             )
 
     def missing(self) -> list[Query]:
-        """The queries of which answers are still wanted."""
+        """Returns the queries of which answers are still wanted."""
         have = Counter(row["id"] for row in self.kept + self.dropped)
         return [query for query in self._queries if have[query.id] < self._samples]
 

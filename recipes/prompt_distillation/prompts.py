@@ -126,7 +126,7 @@ class TeacherPrompt:
     messages: tuple[Message, ...]
 
     def ask(self, query: str) -> list[Message]:
-        """What the teacher is given for ``query``."""
+        """Returns the teacher's prompt for ``query``."""
         filled = [
             Message(role=m["role"], content=str(m["content"]).replace(QUERY_MARK, query))
             for m in self.messages
@@ -142,7 +142,7 @@ class TeacherPrompt:
 
 
 def misspelt_mark(prompt: TeacherPrompt) -> str | None:
-    """What looks like ``{query}`` in a prompt that has no such mark, or ``None``."""
+    """Returns what looks like ``{query}`` in a prompt that has no such mark, or ``None``."""
     if prompt.has_mark:
         return None
     text = "\n".join(str(message["content"]) for message in prompt.messages)
@@ -189,7 +189,7 @@ TASKS: Mapping[str, Task] = {
 
 
 def find_task(name: str) -> Task:
-    """The task of that name.
+    """Returns the task of that name.
 
     Raises:
         ConfigurationError: There is none.
@@ -204,7 +204,7 @@ def find_task(name: str) -> Task:
 
 
 def read_teacher_prompt(path: str) -> TeacherPrompt:
-    """The prompt in a file.
+    """Returns the prompt in a file.
 
     A ``.json`` file holds a list of messages, such as worked examples. Any other file is text: a
     message of the user if it has ``{query}`` in it, else a system message.

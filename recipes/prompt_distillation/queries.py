@@ -56,7 +56,7 @@ class AnswerReader:
         object.__setattr__(self, "_folded", {k.casefold(): v for k, v in labels.items()})
 
     def read(self, answer: str, ended: bool) -> str | Reason:
-        """What the student is to say, or why the answer is dropped.
+        """Returns what the student is to say, or why the answer is dropped.
 
         ``ended``: the model ended the answer itself. One that was cut off counts only where the
         pattern finds what it looks for: then the rest does not matter.
@@ -80,7 +80,8 @@ class AnswerReader:
 
 
 def parse_labels(text: str) -> dict[str, str]:
-    """``positive,negative`` as labels; ``Good=positive`` says ``positive`` for the answer Good.
+    """Returns ``positive,negative`` as labels; ``Good=positive`` says ``positive`` for the
+    answer Good.
 
     Raises:
         ConfigurationError: There is none, or an empty or doubled one.
@@ -124,7 +125,7 @@ class Query:
 
 
 def read_queries(path: str, labels: Collection[str] | None = None) -> list[Query]:
-    """The queries of a ``.jsonl`` file, or of a text file with one a line; each text once.
+    """Returns the queries of a ``.jsonl`` file, or of a text file with one a line; each text once.
 
     Raises:
         DataError: There is no such file or no query in it; a row has no text, or a label that is

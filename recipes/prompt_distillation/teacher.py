@@ -88,7 +88,7 @@ async def ask_teacher(
 async def _answers(
     complete: TinkerTokenCompleter, renderer: Renderer, messages: list, sampling: Sampling
 ) -> list[tuple[str, bool]]:
-    """The text of each answer without thinking, and whether the model ended it itself."""
+    """Returns the text of each answer without thinking, and whether the model ended it itself."""
     samples = await complete.sample_many(
         renderer.build_generation_prompt(messages), renderer.get_stop_sequences(), sampling.samples
     )
@@ -187,5 +187,5 @@ def _summary(kept: Sequence[Row], dropped: Sequence[Row]) -> Iterator[str]:
 
 
 def said_in(row: Row) -> str:
-    """What the student is to say, of a row that was kept."""
+    """Returns what the student is to say, of a row that was kept."""
     return row["messages"][-1]["content"]

@@ -1,4 +1,4 @@
-"""The one door to compute: ``connect()`` and the protocols of what it returns."""
+"""Backends: ``connect()`` and the protocols of the clients that it returns."""
 
 from tinker_cookbook.backends.connect import Connection, connect
 from tinker_cookbook.backends.protocols import (

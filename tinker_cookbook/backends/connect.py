@@ -40,7 +40,7 @@ class Connection:
     target: Target = field(repr=False)
 
     def describe(self) -> str:
-        """The choice in one line."""
+        """Returns the choice in one line."""
         return "; ".join(self.reasons)
 
     def __enter__(self) -> Connection:
@@ -78,7 +78,8 @@ class Connection:
 
 
 def is_interruption(error: BaseException) -> bool:
-    """Whether somebody pressed Ctrl-C; inside an event loop it looks like a cancelled task."""
+    """Returns whether somebody pressed Ctrl-C; inside an event loop it looks like a cancelled
+    task."""
     return isinstance(error, (KeyboardInterrupt, asyncio.CancelledError))
 
 
@@ -86,12 +87,12 @@ _open: WeakValueDictionary[Target, Connection] = WeakValueDictionary()
 
 
 def open_connection(target: Target) -> Connection | None:
-    """The last connection to ``target``, if it is still held by somebody and not closed."""
+    """Returns the last connection to ``target``, if it is still held by somebody and not closed."""
     return _open.get(target)
 
 
 def target_of(backend: str, base_url: str | None, device: str, dtype: str) -> Target:
-    """What ``connect`` would lead to with these settings."""
+    """Returns what ``connect`` would lead to with these settings."""
     kind, url, _ = check_backend(backend, base_url, device, dtype)
     return kind, url, device, dtype, None
 
@@ -152,7 +153,7 @@ def connect(
 def _connect_local(
     device: str, dtype: str, root: Path | None, user_metadata: dict[str, str] | None
 ) -> tuple[ServiceClient, list[str]]:
-    """The bundled engine, and what it chose."""
+    """Returns the bundled engine, and what it chose."""
     from tinker_cookbook.backends.local import LocalServiceClient
     from tinker_cookbook.engine.checkpoints.store import CheckpointStore
     from tinker_cookbook.engine.engine import Engine

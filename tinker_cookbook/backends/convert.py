@@ -45,8 +45,8 @@ def examples_of(data: Sequence[tinker.Datum]) -> list[Example]:
 def for_custom_loss(
     data: Sequence[tinker.Datum], *, trained_only: bool = False
 ) -> list[tinker.Datum]:
-    """The datums reduced to what the engine reads for a custom loss: tokens, targets and, for one
-    that is ``trained_only``, the weights that say which are trained."""
+    """Returns the datums reduced to what the engine reads for a custom loss: tokens, targets
+    and, for one that is ``trained_only``, the weights that say which are trained."""
     out = []
     for index, datum in enumerate(data):
         given = datum.loss_fn_inputs
@@ -64,7 +64,7 @@ def for_custom_loss(
 
 
 def loss_output_of(output: LossOutput) -> types.ForwardBackwardOutput:
-    """The SDK's response to ``forward`` and ``forward_backward``."""
+    """Returns the SDK's response to ``forward`` and ``forward_backward``."""
     return types.ForwardBackwardOutput(
         loss_fn_output_type="ArrayRecord",
         loss_fn_outputs=[{"logprobs": types.TensorData.from_numpy(v)} for v in output.logprobs],
@@ -119,7 +119,8 @@ def sample_response_of(
     target_logprobs: types.TensorData | None,
     sequence_ids: Sequence[str],
 ) -> types.SampleResponse:
-    """The SDK's response; ``sequence_ids`` names the sequences, no two of any clients alike."""
+    """Returns the SDK's response; ``sequence_ids`` names the sequences, no two of any clients
+    alike."""
     topk = None
     if scores.topk_ids is not None and scores.topk_logprobs is not None:
         topk = TopkLogprobs(scores.topk_ids, scores.topk_logprobs)

@@ -46,7 +46,7 @@ class LocalFuture(tinker.APIFuture[T]):
         return await _wait(self._future, timeout)
 
     def future(self) -> ConcurrentFuture[T]:
-        """The ``concurrent.futures.Future`` beneath."""
+        """Returns the ``concurrent.futures.Future`` beneath."""
         return self._future
 
     def __repr__(self) -> str:
@@ -67,7 +67,8 @@ class SampleFuture(LocalFuture[T]):
         self._abandon.atexit = False
 
     def future(self) -> ConcurrentFuture[T]:
-        """The ``concurrent.futures.Future`` beneath, which stands for the request from now on."""
+        """Returns the ``concurrent.futures.Future`` beneath, which stands for the request from
+        now on."""
         self._abandon.detach()
         return self._future
 
@@ -77,7 +78,7 @@ def chain(
     then: Callable[[], ConcurrentFuture[T]],
     finish: Callable[[T], R],
 ) -> ConcurrentFuture[R]:
-    """The future of ``finish(then().result())``; ``then`` is called when ``first`` is done.
+    """Returns the future of ``finish(then().result())``; ``then`` is called when ``first`` is done.
 
     Cancelling it, at any time before its end, cancels what ``then`` began.
     """
@@ -120,7 +121,7 @@ def _end(
 
 
 def done_future(value: T) -> LocalFuture[T]:
-    """A future that already holds ``value``."""
+    """Returns a future that already holds ``value``."""
     future: ConcurrentFuture[T] = ConcurrentFuture()
     future.set_result(value)
     return LocalFuture(future)
@@ -151,7 +152,8 @@ class ReadyClient(tinker.APIFuture[C], Generic[C]):
         return cast("C", self)
 
     def future(self) -> ConcurrentFuture[C]:
-        """A ``concurrent.futures.Future`` of the client. Cancelling it leaves the client alone."""
+        """Returns a ``concurrent.futures.Future`` of the client. Cancelling it leaves the
+        client alone."""
         ready: ConcurrentFuture[C] = ConcurrentFuture()
 
         def pass_on(creation: ConcurrentFuture[Any]) -> None:

@@ -38,7 +38,8 @@ _LOCAL_INSTEAD = "or train on this machine with backend=local"
 
 
 def hosted_credentials_present() -> bool:
-    """Whether there is a key, a stored login, or a command that gives one; well-formed or not.
+    """Returns whether there is a key, a stored login, or a command that gives one; well-formed
+    or not.
 
     Looks where the SDK looks: ``TINKER_API_KEY``, ``TINKER_CREDENTIAL_CMD``, and the file that
     ``tinker auth login`` writes. Neither imports the SDK nor touches the network.
@@ -51,14 +52,15 @@ def hosted_credentials_present() -> bool:
 
 
 def hosted_requested() -> bool:
-    """Whether the environment asks for the hosted API: credentials, or ``TINKER_BASE_URL``."""
+    """Returns whether the environment asks for the hosted API: credentials, or
+    ``TINKER_BASE_URL``."""
     return bool(os.environ.get("TINKER_BASE_URL")) or hosted_credentials_present()
 
 
 def connect_hosted(
     base_url: str | None = None, user_metadata: dict[str, str] | None = None
 ) -> tinker.ServiceClient:
-    """The SDK's service client for ``base_url``.
+    """Returns the SDK's service client for ``base_url``.
 
     Args:
         base_url: ``None`` is ``TINKER_BASE_URL``, else the hosted API's own address.
@@ -111,7 +113,7 @@ def check_credentials() -> None:
 
 
 def _stored_login_exists() -> bool:
-    """Whether ``tinker auth login`` left a key; one that is damaged counts as there."""
+    """Returns whether ``tinker auth login`` left a key; one that is damaged counts as there."""
     with contextlib.suppress(BackendError):
         return _stored_login_is_usable()
     return True

@@ -31,7 +31,7 @@ T = TypeVar("T")
 
 
 class LocalServiceClient(ServiceAsync):
-    """The door to the bundled engine. ``with`` closes it; checkpoints stay.
+    """Service client of the bundled engine. ``with`` closes it; checkpoints stay.
 
     Args:
         engine: May serve other clients too.
@@ -63,7 +63,8 @@ class LocalServiceClient(ServiceAsync):
         user_metadata: dict[str, str] | None = None,
         optimizer: types.AdamOptimizerConfig | None = None,
     ) -> LocalTrainingClient:
-        """A new adapter on ``base_model``; without ``seed`` its start is drawn at random."""
+        """Returns a new adapter on ``base_model``; without ``seed`` its start is drawn at
+        random."""
         _require_adam(optimizer)
         spec = AdapterSpec(rank, train_attn, train_mlp, train_unembed)
         return self.start_run(self._next_id(), base_model, spec, seed, user_metadata)
@@ -76,7 +77,7 @@ class LocalServiceClient(ServiceAsync):
         seed: int | None,
         user_metadata: dict[str, str] | None = None,
     ) -> LocalTrainingClient:
-        """``create_lora_training_client`` with the id of the run."""
+        """Returns ``create_lora_training_client`` with the id of the run."""
         self.engine.require_trainable()
         self.engine.resolve(base_model)  # a misspelt name fails here, not at the first step
         seed = secrets.randbits(31) if seed is None else seed
@@ -98,7 +99,7 @@ class LocalServiceClient(ServiceAsync):
         weights_access_token: str | None = None,
         optimizer: types.AdamOptimizerConfig | None = None,
     ) -> LocalTrainingClient:
-        """A new run from the weights of ``path``, with a fresh optimizer."""
+        """Returns a new run from the weights of ``path``, with a fresh optimizer."""
         _require_adam(optimizer)
         refuse("weights_access_token", weights_access_token)
         return self.continue_run(
@@ -112,7 +113,7 @@ class LocalServiceClient(ServiceAsync):
         user_metadata: dict[str, str] | None = None,
         weights_access_token: str | None = None,
     ) -> LocalTrainingClient:
-        """A new run from weights and optimizer of ``path``: goes on as if never stopped."""
+        """Returns a new run from weights and optimizer of ``path``: goes on as if never stopped."""
         refuse("weights_access_token", weights_access_token)
         return self.continue_run(
             self._next_id(), path, base_model, user_metadata, with_optimizer=True
@@ -127,7 +128,7 @@ class LocalServiceClient(ServiceAsync):
         *,
         with_optimizer: bool,
     ) -> LocalTrainingClient:
-        """``create_training_client_from_state`` with the id of the new run."""
+        """Returns ``create_training_client_from_state`` with the id of the new run."""
         self.engine.require_trainable()
         loaded = self.store.read_checkpoint(path, with_optimizer=with_optimizer)
         name = base_model or loaded.state["base_model"]
@@ -166,7 +167,7 @@ class LocalServiceClient(ServiceAsync):
         return LocalRestClient(self.store)
 
     def get_server_capabilities(self) -> types.GetServerCapabilitiesResponse:
-        """The models at hand without a download."""
+        """Returns the models at hand without a download."""
         supported = [
             types.SupportedModel(
                 model_name=name, max_context_length=context, trainable=True, sampleable=True

@@ -72,7 +72,7 @@ class LocalRestClient:
     def get_training_run_by_tinker_path(
         self, tinker_path: str, access_scope: AccessScope = "owned"
     ) -> LocalFuture[types.TrainingRun]:
-        """The run that wrote a checkpoint, which may have been deleted since."""
+        """Returns the run that wrote a checkpoint, which may have been deleted since."""
         return self.get_training_run(TinkerPath.parse(tinker_path).run_id)
 
     def get_weights_info_by_tinker_path(
@@ -165,14 +165,14 @@ class LocalRestClient:
     def get_checkpoint_archive_url(
         self, training_run_id: str, checkpoint_id: str
     ) -> LocalFuture[ArchiveUrl]:
-        """``get_checkpoint_archive_url_from_tinker_path`` by run and ``weights/NAME``."""
+        """Returns ``get_checkpoint_archive_url_from_tinker_path`` by run and ``weights/NAME``."""
         path = _path_of(training_run_id, checkpoint_id)
         return self.get_checkpoint_archive_url_from_tinker_path(path)
 
     def get_checkpoint_archive_url_from_tinker_path(
         self, tinker_path: str
     ) -> LocalFuture[ArchiveUrl]:
-        """A ``file://`` address of a tar file with the adapter in PEFT's format.
+        """Returns a ``file://`` address of a tar file with the adapter in PEFT's format.
 
         The file lies in the store and goes with the checkpoint; ``copy_out`` gives a folder.
         """

@@ -106,7 +106,7 @@ class LocalSamplingClient(ReadyClient["LocalSamplingClient"]):
         prompt_logprobs_last_n: int | None = None,
         on_token: Callable[[int, Sample], None] | None = None,
     ) -> LocalFuture[types.SampleResponse]:
-        """Draws ``num_samples`` continuations of ``prompt``.
+        """Samples ``num_samples`` completions of ``prompt``.
 
         A prompt that is a text is tokenized as it stands, with the special tokens that the model's
         tokenizer puts before a text. Other backends take ``ModelInput`` alone.
@@ -183,20 +183,20 @@ class LocalSamplingClient(ReadyClient["LocalSamplingClient"]):
         )
 
     def sampler(self) -> Sampler:
-        """The weights, for requests that the SDK's methods cannot express.
+        """Returns the weights, for requests that the SDK's methods cannot express.
 
         Blocks until they are there; raises what kept them from being loaded.
         """
         return self._made.result()
 
     def get_tokenizer(self) -> PreTrainedTokenizerBase:
-        """The tokenizer of the base model."""
+        """Returns the tokenizer of the base model."""
         from tinker_cookbook.tokenizer_utils import get_tokenizer
 
         return get_tokenizer(self._base_model)
 
     def get_base_model(self) -> str:
-        """The name of the base model."""
+        """Returns the name of the base model."""
         return self._base_model
 
     async def sample_async(self, *args: Any, **kwargs: Any) -> types.SampleResponse:
@@ -228,7 +228,7 @@ class LocalSamplingClient(ReadyClient["LocalSamplingClient"]):
         draw: Callable[[], SampleRequest] | None = None,
         **what: Any,
     ) -> Future[T]:
-        """``finish`` of the scores of ``tokens``; ``what`` goes to ``score_request``.
+        """Returns ``finish`` of the scores of ``tokens``; ``what`` goes to ``score_request``.
 
         ``draw`` makes a request for samples of one token, which come with the scores.
         """

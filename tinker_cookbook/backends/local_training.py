@@ -143,7 +143,7 @@ class LocalTrainingClient(ReadyClient["LocalTrainingClient"], TrainingAsync):
         record_stability_info: bool = False,
         kind: str = "snapshot",
     ) -> LocalSamplingClient:
-        """A sampling client for the weights after the operations submitted so far.
+        """Returns a sampling client for the weights after the operations submitted so far.
 
         Nothing is written: the client holds the present tensors, and later steps leave them alone.
         ``record_stability_info`` needs no action here: ``stable_reinforce`` reads the sampler's
@@ -189,7 +189,7 @@ class LocalTrainingClient(ReadyClient["LocalTrainingClient"], TrainingAsync):
         )
 
     def get_tokenizer(self) -> PreTrainedTokenizerBase:
-        """The tokenizer of the base model."""
+        """Returns the tokenizer of the base model."""
         from tinker_cookbook.tokenizer_utils import get_tokenizer
 
         return get_tokenizer(self._base_model)
@@ -208,7 +208,7 @@ class LocalTrainingClient(ReadyClient["LocalTrainingClient"], TrainingAsync):
         *,
         backward: bool,
     ) -> LocalFuture[types.ForwardBackwardOutput]:
-        """``forward_backward`` or ``forward`` of what the engine takes as it is."""
+        """Returns ``forward_backward`` or ``forward`` of what the engine takes as it is."""
 
         def work(run: TrainingRun) -> types.ForwardBackwardOutput:
             output = run.forward_backward(examples, loss_fn, loss_fn_config, backward=backward)

@@ -1,4 +1,4 @@
-"""What loops and recipes may ask of a backend.
+"""Interface of a backend, as loops and recipes use it.
 
 The methods are those of the official ``tinker`` SDK that the loops use, with its types, so the
 hosted clients satisfy these protocols as they are. Each method returns a future at once: ``await``
@@ -64,7 +64,7 @@ class SamplingClient(Protocol):
         topk_prompt_logprobs: int = 0,
         topk_sample_logprobs: int = 0,
     ) -> Future[types.SampleResponse]:
-        """Draws ``num_samples`` continuations of ``prompt``."""
+        """Samples ``num_samples`` completions of ``prompt``."""
         ...
 
     def compute_logprobs(
@@ -75,7 +75,7 @@ class SamplingClient(Protocol):
         ...
 
     def get_tokenizer(self) -> PreTrainedTokenizerBase:
-        """The tokenizer of the base model."""
+        """Returns the tokenizer of the base model."""
         ...
 
 
@@ -137,7 +137,7 @@ class TrainingClient(Protocol):
         ...
 
     def get_tokenizer(self) -> PreTrainedTokenizerBase:
-        """The tokenizer of the base model."""
+        """Returns the tokenizer of the base model."""
         ...
 
 
@@ -150,7 +150,7 @@ class RestClient(Protocol):
         ...
 
     def get_training_run_by_tinker_path(self, tinker_path: str) -> Future[types.TrainingRun]:
-        """The run that wrote a checkpoint."""
+        """Returns the run that wrote a checkpoint."""
         ...
 
     def get_weights_info_by_tinker_path(
@@ -182,7 +182,7 @@ class RestClient(Protocol):
 
 @runtime_checkable
 class ServiceClient(Protocol):
-    """The door to a backend: makes the other clients."""
+    """Service client of a backend: creates the other clients."""
 
     def create_lora_training_client(
         self,
@@ -194,19 +194,20 @@ class ServiceClient(Protocol):
         train_unembed: bool = True,
         user_metadata: dict[str, str] | None = None,
     ) -> Future[TrainingClient]:
-        """A new adapter on ``base_model``."""
+        """Returns a new adapter on ``base_model``."""
         ...
 
     def create_training_client_from_state(
         self, path: str, user_metadata: dict[str, str] | None = None
     ) -> Future[TrainingClient]:
-        """A new run from saved weights, with a fresh optimizer."""
+        """Returns a new run from saved weights, with a fresh optimizer."""
         ...
 
     def create_training_client_from_state_with_optimizer(
         self, path: str, user_metadata: dict[str, str] | None = None
     ) -> Future[TrainingClient]:
-        """A new run from saved weights and optimizer state: continues as if never stopped."""
+        """Returns a new run from saved weights and optimizer state: continues as if never
+        stopped."""
         ...
 
     def create_sampling_client(
@@ -216,5 +217,5 @@ class ServiceClient(Protocol):
         ...
 
     def create_rest_client(self) -> RestClient:
-        """The client that lists and manages checkpoints."""
+        """Returns the client that lists and manages checkpoints."""
         ...

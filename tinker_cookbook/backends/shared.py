@@ -49,7 +49,7 @@ class BackendSettings(Hashable, Protocol):
 
 
 def make_once(config: BackendSettings, make: Callable[[ServiceClient], T]) -> T:
-    """``make(service)``, or what an equal config made on the same connection before.
+    """Returns ``make(service)``, or what an equal config made on the same connection before.
 
     May be called in any thread; whoever comes while it is being made waits for it.
     """

@@ -118,7 +118,8 @@ def _dequantised(tensor: Any) -> np.ndarray:
 
 
 def _transformers_name(name: str) -> tuple[str, str]:
-    """``blk.3.attn_q.weight`` -> (``model.layers.3.self_attn.q_proj.weight``, ``attn_q``)."""
+    """Returns ``blk.3.attn_q.weight`` -> (``model.layers.3.self_attn.q_proj.weight``,
+    ``attn_q``)."""
     if name in _OUTER_TENSORS:
         return _OUTER_TENSORS[name], name
     parts = name.split(".")

@@ -40,7 +40,8 @@ NOTE = (
 
 
 def finished_copy(models_dir: Path) -> Path | None:
-    """The finished copy under ``models_dir``, or ``None`` where it has not been made yet."""
+    """Returns the finished copy under ``models_dir``, or ``None`` where it has not been made
+    yet."""
     folder = models_dir / _FOLDER
     return folder if (folder / _NOTE_FILE).is_file() else None
 

@@ -227,7 +227,7 @@ async def main(
 
 
 def _teacher_prompt(config: Config) -> Callable[[str, str], tinker.ModelInput]:
-    """The teacher's prompt of a question and its golden answer."""
+    """Returns the teacher's prompt of a question and its golden answer."""
     name, _ = model_info.resolve_renderer_name(config.model_name, config.renderer_name)
     return partial(
         build_sdft_teacher_prompt,
@@ -250,11 +250,11 @@ class Prompts:
         return self._builder.renderer.get_stop_sequences()
 
     def student(self, row: int) -> tinker.ModelInput:
-        """The question alone."""
+        """Returns the question alone."""
         return self._builder.renderer.build_generation_prompt(self._demonstration(row).prompt)
 
     def teacher(self, row: int) -> tinker.ModelInput:
-        """The question with the demonstration."""
+        """Returns the question with the demonstration."""
         config = self._config
         return self._demonstration(row).teacher_prompt(
             self._builder.renderer, config.system_prompt, config.demo_template
@@ -286,7 +286,8 @@ class TextSource(Protocol):
     async def texts(
         self, step: int, data: Sequence[tinker.Datum], policy: Callable[[], TokenCompleter]
     ) -> Texts:
-        """The answers to ``data``; ``policy`` gives the student as it is now, where it answers."""
+        """Returns the answers to ``data``; ``policy`` gives the student as it is now, where it
+        answers."""
         ...
 
 
@@ -299,7 +300,7 @@ class DemonstrationTexts:
     async def texts(
         self, step: int, data: Sequence[tinker.Datum], policy: Callable[[], TokenCompleter]
     ) -> Texts:
-        """``group_size`` answers to each question, a function of the seed and the step."""
+        """Returns ``group_size`` answers to each question, a function of the seed and the step."""
         rows = [number_of(datum) for datum in data]
         if not self._config.on_policy:
             return [*map(_masked, data)], [self._prompts.teacher(row) for row in rows], {}
@@ -332,7 +333,7 @@ class SelfDistillation(SoftObjective):
         self.shown = "sdft/reverse_kl_mean" if config.reverse else "sdft/cross_entropy"
 
     async def prepare(self, step: int, data: list[tinker.Datum]) -> Batch:
-        """The student answers with the weights of ``step`` updates; the teacher scores."""
+        """Returns the student answers with the weights of ``step`` updates; the teacher scores."""
         config = self._config
         # Demonstrations as texts need no samples, so no snapshot of the weights either.
         client = await self._session.sampling_client() if config.on_policy else None
@@ -370,12 +371,12 @@ class SelfDistillation(SoftObjective):
         return {self.shown: 0.0, **found, **distance, **reverse}
 
     def evaluators(self, test_set: SupervisedDataset) -> list[Evaluator]:
-        """``test/nll`` of held-out demonstrations, which the student has not been shown."""
+        """Returns ``test/nll`` of held-out demonstrations, which the student has not been shown."""
         tokenizer = get_tokenizer(self._config.model_name)
         return [NLLEvaluator.from_dataset(test_set, "test", tokenizer)]
 
     def _policy(self, client: SamplingClient | None) -> TokenCompleter:
-        """The student with the weights of the step."""
+        """Returns the student with the weights of the step."""
         assert client is not None  # demonstrations ask for no answers
         config = self._config
         return TinkerTokenCompleter(
@@ -387,7 +388,8 @@ class SelfDistillation(SoftObjective):
         )
 
     async def _teacher_at(self, step: int) -> SamplingClient:
-        """The weights that training began from, or those of the last step to be taken over."""
+        """Returns the weights that training began from, or those of the last step to be taken
+        over."""
         every = self._config.teacher_sync_every
         since = 0 if every is None else step // every * every
         if self._teacher is None or self._teacher[0] != since:
@@ -419,7 +421,7 @@ class SelfDistillation(SoftObjective):
 
 
 def _masked(datum: tinker.Datum) -> tinker.Datum:
-    """A demonstration's own datum as :func:`answer_datum` would give it."""
+    """Returns a demonstration's own datum as :func:`answer_datum` would give it."""
     import tinker
 
     fields = datum.loss_fn_inputs

@@ -42,7 +42,8 @@ _CONCURRENCY = 64
 
 
 def answer_datum(prompt: tinker.ModelInput, answer: Sequence[int]) -> tinker.Datum:
-    """A datum of a prompt and an answer to it, with ``mask`` [T] 1 on the answer's tokens."""
+    """Returns a datum of a prompt and an answer to it, with ``mask`` [T] 1 on the answer's
+    tokens."""
     tokens = [*prompt.to_ints(), *answer]
     mask = np.zeros(len(tokens) - 1, np.float32)
     mask[prompt.length - 1 :] = 1
@@ -81,7 +82,7 @@ class _TeacherText:
 
     @classmethod
     def of(cls, datum: tinker.Datum, prompt: tinker.ModelInput, most: int) -> _TeacherText:
-        """The text of at most ``most`` tokens."""
+        """Returns the text of at most ``most`` tokens."""
         masked = np.flatnonzero(datum.loss_fn_inputs["mask"].to_numpy() > 0)
         start = int(masked[0]) if masked.size else datum.model_input.length
         answer = datum.loss_fn_inputs["target_tokens"].to_numpy()[start:]
@@ -108,7 +109,7 @@ async def demonstrated_targets(
     skip_first_n_tokens: int = 3,
     concurrency: int = _CONCURRENCY,
 ) -> tuple[list[SoftDatum], dict[str, float]]:
-    """The data with the teacher's top ``topk`` as targets, and metrics.
+    """Returns the data with the teacher's top ``topk`` as targets, and metrics.
 
     Args:
         data_D: Of :func:`answer_datum`, or of rollouts (``rl.data_processing``):
@@ -209,7 +210,8 @@ async def build_reverse_kl_datums(
     vocab_size: int | None = None,
     skip_first_n_tokens: int = 3,
 ) -> tuple[list[tinker.Datum], dict[str, float]]:
-    """The datums of :func:`build_topk_distillation_datums`, for :func:`reverse_kl_custom_loss`.
+    """Returns the datums of :func:`build_topk_distillation_datums`, for
+    :func:`reverse_kl_custom_loss`.
 
     That loss reads the teacher's distribution from the weights. The metrics also have the number of
     trained positions as ``sdft/total_completion_positions``.
@@ -364,5 +366,5 @@ class ReverseKL:
     def __call__(
         self, data: list[tinker.Datum], logprobs: list[torch.Tensor]
     ) -> tuple[torch.Tensor, dict[str, float]]:
-        """The loss of these datums."""
+        """Returns the loss of these datums."""
         return reverse_kl_custom_loss(data, logprobs)[0], {}

@@ -131,7 +131,8 @@ async def ask_teacher(
     first: int = 1,
     complete: bool = True,
 ) -> TopK:
-    """The teacher's top ``k`` for each token of ``sequence`` [T] from number ``first`` (>= 1) on.
+    """Returns the teacher's top ``k`` for each token of ``sequence`` [T] from number ``first``
+    (>= 1) on.
 
     Row i belongs to token ``first + i`` and is what the teacher expects there from the tokens
     before it; there are ``T - first`` rows. One token is drawn along with it, since the API scores
@@ -194,7 +195,8 @@ def _has_rows(count: int, length: int, complete: bool) -> bool:
 
 
 def _distributions(response: Any, k: int) -> TopK | None:
-    """The top ``k`` [T, k] of a sampling response, which has them as arrays or as plain lists."""
+    """Returns the top ``k`` [T, k] of a sampling response, which has them as arrays or as plain
+    lists."""
     arrays = getattr(response, "topk_prompt_logprobs_np", None)
     if arrays is not None:
         topk = TopK(arrays.token_ids[:, :k].astype(np.int64), arrays.logprobs[:, :k])
@@ -239,7 +241,7 @@ class SoftDatum:
 async def soft_targets(
     datum: tinker.Datum, teacher: SamplingClient, k: int, vocab_size: int | None = None
 ) -> SoftDatum:
-    """``datum`` with the teacher's top ``k`` in place of its targets.
+    """Returns ``datum`` with the teacher's top ``k`` in place of its targets.
 
     ``target_tokens`` and ``weights`` become [T, K]: at a trained position the weight that the datum
     has there, times the teacher's renormalised probabilities; elsewhere 0.
@@ -271,7 +273,7 @@ def soft_datum(
     topk: TopK,
     weights: npt.NDArray[Any] | None = None,
 ) -> SoftDatum:
-    """A datum whose ``positions`` [N] have the N rows of ``topk`` as targets, others none.
+    """Returns a datum whose ``positions`` [N] have the N rows of ``topk`` as targets, others none.
 
     ``weights`` [N] multiply the rows' probabilities; by default each row counts 1.
     """
@@ -295,7 +297,7 @@ def soft_datum(
 def distance_metrics(
     data: Sequence[SoftDatum], logprobs_D: Sequence[Any], prefix: str = "teacher"
 ) -> dict[str, float]:
-    """How far the student is from the teacher, as means over trained positions, in nats.
+    """Returns how far the student is from the teacher, as means over trained positions, in nats.
 
     Args:
         data: What was trained on.
@@ -401,7 +403,8 @@ class TopKSignal(TeacherSignal):
 
 
 def _with_targets(datum: tinker.Datum) -> tinker.Datum:
-    """``target_tokens`` [T, K + 1]: the teacher's, and the sampled one, which has no weight."""
+    """Returns ``target_tokens`` [T, K + 1]: the teacher's, and the sampled one, which has no
+    weight."""
     inputs = datum.loss_fn_inputs
     sampled = inputs["target_tokens"].to_numpy()[:, None]
     ids, q = inputs[_IDS].to_numpy(), inputs[_PROBABILITIES].to_numpy()
@@ -425,7 +428,7 @@ class TopKReverseKL:
     def __call__(
         self, data: list[tinker.Datum], logprobs: list[torch.Tensor]
     ) -> tuple[torch.Tensor, dict[str, float]]:
-        """The loss of these datums, summed over their positions."""
+        """Returns the loss of these datums, summed over their positions."""
         total = logprobs[0].new_zeros(())
         for datum, log_p in zip(data, logprobs, strict=True):
             q = datum.loss_fn_inputs["weights"].to_torch().to(log_p.device)

@@ -161,18 +161,18 @@ class Config(PolicyTrainingConfig):
         return len(get_tokenizer(self.model_name))
 
     def student_renderer_name(self, part: DistillationDatasetConfig) -> str:
-        """The chat format of the student on a dataset: the dataset's, or else the run's."""
+        """Returns the chat format of the student on a dataset: the dataset's, or else the run's."""
         own = getattr(part.dataset_builder, "renderer_name", None) or self.renderer_name
         return model_info.resolve_renderer_name(self.model_name, own)[0]
 
     def sees_other_prompt(self, part: DistillationDatasetConfig) -> bool:
-        """Whether the teacher of a dataset sees anything but the student's tokens."""
+        """Returns whether the teacher of a dataset sees anything but the student's tokens."""
         teacher = part.teacher_config
         other = teacher.renderer_name not in (None, self.student_renderer_name(part))
         return other or teacher.has_own_prompt
 
     def renderers(self, part: DistillationDatasetConfig) -> tuple[Renderer, Renderer]:
-        """The chat formats of student and teacher on a dataset."""
+        """Returns the chat formats of student and teacher on a dataset."""
         teacher, student_name = part.teacher_config, self.student_renderer_name(part)
         name = teacher.renderer_name or student_name
         return (

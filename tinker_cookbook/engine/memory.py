@@ -11,8 +11,8 @@ _MESSAGES = ("out of memory", "can't allocate memory", "not enough memory")
 
 
 def out_of_memory(error: BaseException) -> bool:
-    """Whether an error means out of memory: torch has an exception for CUDA and only a text for MPS
-    and CPU; Python and numpy raise ``MemoryError``."""
+    """Returns whether an error means out of memory: torch has an exception for CUDA and only a
+    text for MPS and CPU; Python and numpy raise ``MemoryError``."""
     if isinstance(error, (torch.OutOfMemoryError, MemoryError)):
         return True
     return isinstance(error, RuntimeError) and any(text in str(error) for text in _MESSAGES)
@@ -34,7 +34,7 @@ class KnownLimits:
         return tokens if self.most_tokens is None else min(tokens, self.most_tokens)
 
     def recomputes(self, tokens: int) -> bool:
-        """Whether this many tokens need activation checkpointing."""
+        """Returns whether this many tokens need activation checkpointing."""
         return self.recompute_from is not None and tokens >= self.recompute_from
 
     def note_recomputed(self, tokens: int) -> None:

@@ -10,7 +10,7 @@ _Z_95 = 1.959963984540054
 
 
 def wilson_interval(successes: int, total: int, z: float = _Z_95) -> tuple[float, float]:
-    """The interval that holds the true share with 95% (``z`` standard deviations).
+    """Returns the interval that holds the true share with 95% (``z`` standard deviations).
 
     With ``p = successes / total``::
 
@@ -34,7 +34,7 @@ def wilson_interval(successes: int, total: int, z: float = _Z_95) -> tuple[float
 
 
 def describe_share(successes: int, total: int) -> str:
-    """``45 of 60 = 75.0% (95% interval 62.8% to 84.2%)``; ``0 of 0`` has no interval."""
+    """Returns ``45 of 60 = 75.0% (95% interval 62.8% to 84.2%)``; ``0 of 0`` has no interval."""
     if total == 0:
         return "0 of 0"
     low, high = wilson_interval(successes, total)

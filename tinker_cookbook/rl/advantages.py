@@ -58,7 +58,7 @@ def compute_advantages(
 
 
 def is_constant(rewards_G: Sequence[float] | npt.NDArray[np.float64]) -> bool:
-    """Whether all rewards are equal up to rounding, so that they teach nothing."""
+    """Returns whether all rewards are equal up to rounding, so that they teach nothing."""
     rewards = np.asarray(rewards_G, dtype=np.float64)
     if rewards.size == 0:
         return True
@@ -66,7 +66,7 @@ def is_constant(rewards_G: Sequence[float] | npt.NDArray[np.float64]) -> bool:
 
 
 def indices_of_varying_groups(trajectory_groups_P: Sequence[TrajectoryGroup]) -> list[int]:
-    """The places of the groups whose rewards differ.
+    """Returns the places of the groups whose rewards differ.
 
     Whatever else is known of each group (its tags, its problem) has to be filtered by the same
     places; zipping it with the groups that are left would name the wrong ones.
@@ -81,7 +81,7 @@ def indices_of_varying_groups(trajectory_groups_P: Sequence[TrajectoryGroup]) ->
 def remove_constant_reward_groups(
     trajectory_groups_P: Sequence[TrajectoryGroup],
 ) -> list[TrajectoryGroup]:
-    """The groups whose rewards differ, in order; none if there is no such group.
+    """Returns the groups whose rewards differ, in order; none if there is no such group.
 
     ``indices_of_varying_groups`` tells which they are.
     """

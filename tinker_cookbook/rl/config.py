@@ -201,15 +201,16 @@ class PolicyTrainingConfig(TrainingConfig):
         return self.loss_fn if self.async_config is None else self.async_config.loss_fn
 
     def training_loss_fn(self) -> str:
-        """``loss_name`` under the name that it has in the Tinker cookbook."""
+        """Returns ``loss_name`` under the name that it has in the Tinker cookbook."""
         return self.loss_name
 
     def records_stability_info(self) -> bool:
-        """Whether sampling must record what ``stable_reinforce`` trains on."""
+        """Returns whether sampling must record what ``stable_reinforce`` trains on."""
         return self.loss_name == "stable_reinforce"
 
     def effective_termination(self) -> TerminationRewardPolicy | None:
-        """The rewards of episodes that were cut: as set, or as the model's preset has them."""
+        """Returns the rewards of episodes that were cut: as set, or as the model's preset has
+        them."""
         if self.termination is not None:
             return self.termination
         # A config of user code with the fields of the official cookbook has no rollout_config.
@@ -217,13 +218,13 @@ class PolicyTrainingConfig(TrainingConfig):
         return (config or default_rollout_config_for_model(self.model_name)).termination
 
     def effective_rollout_strategy(self) -> RolloutStrategy:
-        """What is done about failures: as set, or as the model's preset has it."""
+        """Returns what is done about failures: as set, or as the model's preset has it."""
         if self.rollout_error_tolerance is None:
             return default_rollout_strategy_for_model(self.model_name)
         return rollout_strategy_from_config(self.rollout_error_tolerance)
 
     def rollouts(self) -> RolloutConfig:
-        """How episodes are played, ``termination`` included."""
+        """Returns how episodes are played, ``termination`` included."""
         config = self.rollout_config if self.rollout_config is not None else RolloutConfig()
         return chz.replace(config, termination=self.effective_termination())
 

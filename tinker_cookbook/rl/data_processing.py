@@ -121,7 +121,7 @@ def assemble_training_data(
     advantages_P: Sequence[npt.NDArray[np.floating[Any]]],
     include_provenance: bool = True,
 ) -> tuple[list[tinker.Datum], list[DatumPlace]]:
-    """The data of all trajectories in order, and where each datum comes from.
+    """Returns the data of all trajectories in order, and where each datum comes from.
 
     ``advantages_P`` holds [G] for each group, as ``compute_advantages`` gives them. Runs without an
     action token, which train nothing, are left out. Raises DataValidationError where the lengths
@@ -142,7 +142,7 @@ def assemble_training_data(
 
 
 def data_for_loss(data_D: Sequence[tinker.Datum], loss_fn: str) -> list[tinker.Datum]:
-    """The data with the fields that ``loss_fn`` takes; arrays are shared, not copied.
+    """Returns the data with the fields that ``loss_fn`` takes; arrays are shared, not copied.
 
     Backends refuse fields that a loss does not use, and ``mask`` is ours: it goes, as advantages
     are 0 where it is. ``gspo`` averages over the sequence and takes it as ``sequence_ratio_mask``.
@@ -282,7 +282,7 @@ def _sampled_logprobs(transition: Transition, number: int) -> npt.NDArray[np.flo
 
 
 def divide_by_action_tokens(data_D: Sequence[tinker.Datum]) -> list[tinker.Datum]:
-    """The data with advantages divided by the number of action tokens of all of them.
+    """Returns the data with advantages divided by the number of action tokens of all of them.
 
     A loss that is a sum over tokens then is their mean, so that the size of the gradient does not
     change with the length of the answers. Adam remembers the size of earlier gradients, hence with

@@ -20,7 +20,7 @@ def _permutation(size: int, seed: str, cycle: int) -> tuple[int, ...]:
 
 
 def cycle_permutation(size: int, seed: int | str, cycle: int) -> Sequence[int]:
-    """The order of pass ``cycle`` over ``size`` items.
+    """Returns the order of pass ``cycle`` over ``size`` items.
 
     It depends on the arguments alone, so that a resumed run can ask for any pass at once.
     """
@@ -28,7 +28,7 @@ def cycle_permutation(size: int, seed: int | str, cycle: int) -> Sequence[int]:
 
 
 def epoch_batch_index(index: int, num_batches: int, shuffle_seed: int | None = None) -> int:
-    """Which of ``num_batches`` batches step ``index``, counted over all epochs, takes.
+    """Returns which of ``num_batches`` batches step ``index``, counted over all epochs, takes.
 
     In their order; with ``shuffle_seed`` each epoch in an order of its own.
     """

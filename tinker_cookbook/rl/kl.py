@@ -219,7 +219,8 @@ def add_to_advantages(
 
 
 def discounted_future_sum_vectorized(x: Any, gamma: float) -> Any:
-    """``y[t] = x[t] + gamma * x[t + 1] + gamma**2 * x[t + 2] + …`` for [T], computed in float64.
+    """Returns ``y[t] = x[t] + gamma * x[t + 1] + gamma**2 * x[t + 2] + …`` for [T], computed in
+    float64.
 
     Sums over 1, 2, 4, … terms are doubled: ``y_2n[t] = y_n[t] + gamma**n * y_n[t + n]``.
 
@@ -252,7 +253,7 @@ def check_penalty(coef: float, discount: float) -> None:
 
 
 def sampled_logprobs(data_D: Sequence[tinker.Datum]) -> _Array:
-    """The sampler's log-probabilities of the trained tokens of all data, in order [N]."""
+    """Returns the sampler's log-probabilities of the trained tokens of all data, in order [N]."""
     return trained_values(data_D, [_field(datum, "logprobs") for datum in data_D])
 
 

@@ -20,5 +20,5 @@ __all__ = [
 
 
 def dataset_to_env_group_builders(dataset: RLDataset) -> list[EnvGroupBuilder]:
-    """The group builders of all batches of a dataset, in order."""
+    """Returns the group builders of all batches of a dataset, in order."""
     return [builder for index in range(len(dataset)) for builder in dataset.get_batch(index)]

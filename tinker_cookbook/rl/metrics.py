@@ -101,7 +101,8 @@ async def _score(
 def compute_sampling_client_metrics(
     wrapped_trajectory_groups: Sequence[Any],
 ) -> dict[str, float]:
-    """Which updates were in the weights that sampled the groups, and how long sampling took.
+    """Returns which updates were in the weights that sampled the groups, and how long sampling
+    took.
 
     Args:
         wrapped_trajectory_groups: With ``sampling_client_step``, and in ``metrics`` the seconds of

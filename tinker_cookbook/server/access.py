@@ -178,7 +178,7 @@ Offset = Annotated[int, Query(ge=0)]
 
 
 def is_same_machine(request: Request) -> bool:
-    """Whether the client runs on this machine; False for requests through a proxy."""
+    """Returns whether the client runs on this machine; False for requests through a proxy."""
     if any(name in request.headers for name in ("forwarded", "x-forwarded-for", "via")):
         return False
     try:

@@ -59,7 +59,7 @@ def unverified_owner(token: str) -> str | None:
 
 
 def is_valid_token(token: str, key: str, now: float | None = None) -> bool:
-    """Whether ``key`` signed the token and it has not expired."""
+    """Returns whether ``key`` signed the token and it has not expired."""
     try:
         # Without PyJWT's check of the expiry, which cannot compare with ``now``.
         claims = jwt.decode(

@@ -73,7 +73,7 @@ class PendingRequest:
         self.future.add_done_callback(done)
 
     def is_running(self) -> bool:
-        """Whether the engine works on it right now."""
+        """Returns whether the engine works on it right now."""
         work = self._work
         return work is not None and work.running()
 

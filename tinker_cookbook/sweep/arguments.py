@@ -107,12 +107,12 @@ def parse_sweep(argv: Sequence[str]) -> Sweep:
 
 
 def split_values(text: str) -> list[str]:
-    r"""The values in ``a,b,c``; ``\,`` is a comma within a value."""
+    r"""Returns the values in ``a,b,c``; ``\,`` is a comma within a value."""
     return [part.replace("\\,", ",") for part in re.split(r"(?<!\\),", text)]
 
 
 def _split(argv: Sequence[str]) -> tuple[str, dict[str, list[str]]]:
-    """The recipe and its settings, each with all its values."""
+    """Returns the recipe and its settings, each with all its values."""
     recipes = [word for word in argv if "=" not in word]
     if len(recipes) != 1 or argv[0] != recipes[0]:
         raise ConfigurationError(
@@ -178,7 +178,7 @@ def _check_server(server: str | None, for_server: dict[str, str]) -> None:
 
 
 def _config_class(recipe: str) -> type[Any]:
-    """The type of the one parameter of the recipe's ``main``."""
+    """Returns the type of the one parameter of the recipe's ``main``."""
     main = getattr(_import(recipe), "main", None)
     parameters = list(inspect.signature(main).parameters) if callable(main) else []
     if main is None or len(parameters) != 1:
@@ -230,7 +230,7 @@ def _check_keys(recipe: str, config_class: type[Any], settings: dict[str, list[s
 
 
 def _models_of(config: Any) -> list[str]:
-    """The base models that a run's settings name; the first is the one that it trains."""
+    """Returns the base models that a run's settings name; the first is the one that it trains."""
     names = [name for name in chz.chz_fields(config) if _names_a_model(name)]
     found = [getattr(config, name) for name in sorted(names, key=lambda name: name != "model_name")]
     models = [name for name in found if isinstance(name, str) and name and "://" not in name]

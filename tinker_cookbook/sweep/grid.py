@@ -33,7 +33,7 @@ class Run:
 
 
 def make_runs(settings: Mapping[str, Sequence[str]]) -> tuple[Run, ...]:
-    """The product of all values; the last key changes fastest.
+    """Returns the product of all values; the last key changes fastest.
 
     Raises:
         ConfigurationError: Two points would share a folder, on a file system that does not tell
@@ -55,7 +55,7 @@ def make_runs(settings: Mapping[str, Sequence[str]]) -> tuple[Run, ...]:
 
 
 def run_name(swept: Mapping[str, str]) -> str:
-    """``learning_rate=1e-4,lora_rank=8``, in characters that every file system takes.
+    """Returns ``learning_rate=1e-4,lora_rank=8``, in characters that every file system takes.
 
     What had to be replaced or cut is told apart by a few digits of a hash of the whole. A name
     depends on its own point alone, so a grid that grows finds its finished runs again.
@@ -70,12 +70,12 @@ def run_name(swept: Mapping[str, str]) -> str:
 
 
 def _last_part(value: str) -> str:
-    """The name of a file or folder, since the way there is long and mostly the same."""
+    """Returns the name of a file or folder, since the way there is long and mostly the same."""
     return value.rstrip("/").rpartition("/")[2] or value
 
 
 def typed(text: str) -> Value:
-    """A setting as the value that it stands for: a number, True, False, None, or text."""
+    """Returns a setting as the value that it stands for: a number, True, False, None, or text."""
     if text in ("True", "False"):
         return text == "True"
     if text == "None":
@@ -89,5 +89,5 @@ def typed(text: str) -> Value:
 
 
 def is_number(value: Value) -> bool:
-    """Whether ``typed`` found a number."""
+    """Returns whether ``typed`` found a number."""
     return isinstance(value, (int, float)) and not isinstance(value, bool)

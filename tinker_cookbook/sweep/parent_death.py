@@ -23,7 +23,7 @@ _LOOK_EVERY_SECONDS = 1.0
 
 
 def tied_to_parent(command: list[str], at_death: signal.Signals) -> list[str]:
-    """The command line that runs ``command`` as a child that ends with this process.
+    """Returns the command line that runs ``command`` as a child that ends with this process.
 
     It must be started by this process's main thread: Linux takes the end of the thread that forked
     for the parent's death.

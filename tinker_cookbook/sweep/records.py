@@ -52,7 +52,7 @@ class RecordFolder:
         self.log_dir, self.folder = log_dir, log_dir / RECORDS
 
     def read(self, run: Run, recipe: str, extra: dict[str, str]) -> Record:
-        """The record of a run, or a fresh one.
+        """Returns the record of a run, or a fresh one.
 
         Args:
             run: The point of the grid.
@@ -84,7 +84,8 @@ class RecordFolder:
         write_atomically(self._path(run), json.dumps(asdict(record), indent=2).encode())
 
     def is_finished(self, run: Run, record: Record) -> bool:
-        """Whether nothing is left to run: the process said so, or its last checkpoint is final."""
+        """Returns whether nothing is left to run: the process said so, or its last checkpoint
+        is final."""
         if record.done:
             return True
         with contextlib.suppress(DataFormatError):  # the recipe will say it better

@@ -109,7 +109,7 @@ def check_metric(results: Sequence[Result]) -> None:
 
 
 def best_of(results: Sequence[Result]) -> Result | None:
-    """The finished run with the best value, or ``None``."""
+    """Returns the finished run with the best value, or ``None``."""
     finished = [result for result in results if result.state == "done" and result.value is not None]
     if not finished:
         return None
@@ -151,7 +151,8 @@ class Curves:
 
 
 def curves_of(results: Sequence[Result]) -> Curves | None:
-    """The curves over the first swept key that has only numbers; ``None`` where none has."""
+    """Returns the curves over the first swept key that has only numbers; ``None`` where none
+    has."""
     keys = list(results[0].swept) if results else []
     x = next((key for key in keys if all(is_number(r.swept[key]) for r in results)), None)
     metric = results[0].metric if results else None

@@ -131,7 +131,7 @@ def _work(sweep: Sweep, jobs: list[Job], records: RecordFolder) -> None:
 
 
 def _start_server(sweep: Sweep) -> Server:
-    """A server of this sweep's own, up and serving."""
+    """Returns a server of this sweep's own, up and serving."""
     from tinker_cookbook.engine.home import home_dir
 
     root = home_dir().absolute()
@@ -145,7 +145,7 @@ def _start_server(sweep: Sweep) -> Server:
 
 
 def about_metric(metric: str) -> str | None:
-    """What to know about a comparison by this metric; ``None`` for one of held-out data."""
+    """Returns what to know about a comparison by this metric; ``None`` for one of held-out data."""
     if metric.startswith("test/"):
         return None
     return (

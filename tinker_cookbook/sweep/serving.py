@@ -46,7 +46,7 @@ class Server:
     log: Path | None = None
 
     def environment(self) -> dict[str, str]:
-        """The environment of a run."""
+        """Returns the environment of a run."""
         surroundings = {**os.environ, "TINKER_BASE_URL": self.url, "TINKER_API_KEY": self.key}
         surroundings["PYTHONUNBUFFERED"] = "1"  # else a run that is killed takes its last words
         if self.process is not None:
@@ -78,7 +78,7 @@ class Server:
 
 
 def use_server(url: str) -> Server:
-    """A server that runs already, with the key in ``TINKER_API_KEY``.
+    """Returns a server that runs already, with the key in ``TINKER_API_KEY``.
 
     Raises:
         BackendError: Nothing answers there, or the key is not one of its.
@@ -167,7 +167,7 @@ def ask(server: Server) -> str | None:
 
 
 def last_lines(path: Path, count: int = _LAST_LINES, start: int = 0) -> str:
-    """The end of a text file, indented; of what stands behind byte ``start``."""
+    """Returns the end of a text file, indented; of what stands behind byte ``start``."""
     try:
         with path.open("rb") as file:
             file.seek(max(start, path.stat().st_size - (count << 12)))

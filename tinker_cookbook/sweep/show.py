@@ -84,7 +84,7 @@ class SweepDisplay:
 
 
 def runs_table(jobs: Sequence[Job], room: int) -> Table:
-    """The runs, at most ``room`` of them; those that need looking at have precedence."""
+    """Returns the runs, at most ``room`` of them; those that need looking at have precedence."""
     room = max(room, 1)
     by_need = sorted(range(len(jobs)), key=lambda index: _FIRST[jobs[index].state])
     shown = sorted(by_need[:room])

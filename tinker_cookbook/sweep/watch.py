@@ -73,7 +73,8 @@ class Watch:
 
 
 def lower_is_better(metric: str) -> bool:
-    """Whether a metric's name says so; rewards, accuracies and what is unknown are to rise."""
+    """Returns whether a metric's name says so; rewards, accuracies and what is unknown are to
+    rise."""
     words = metric.replace("/", "_").lower().split("_")
     return any(word in words for word in _LOWER_IS_BETTER)
 

@@ -68,7 +68,7 @@ _Change = tuple[str, Any, Any]
 
 
 def changed_settings(log_path: str, config: Any) -> dict[str, str]:
-    """The settings in which ``config`` differs from the ``config.json`` in ``log_path``.
+    """Returns the settings in which ``config`` differs from the ``config.json`` in ``log_path``.
 
     Those that only say where and how often something is written, shown or evaluated are left out,
     and so are settings that one of the two does not have: another version of the code wrote them.
@@ -136,7 +136,7 @@ def _changes(before: Any, now: Any, name: str) -> Iterator[_Change]:
 
 
 def _same_file(before: Any, now: Any) -> bool:
-    """Whether two texts are two spellings of one file or folder."""
+    """Returns whether two texts are two spellings of one file or folder."""
     if not (isinstance(before, str) and isinstance(now, str)):
         return False
     try:
@@ -146,7 +146,7 @@ def _same_file(before: Any, now: Any) -> bool:
 
 
 def _leaf(name: str) -> str:
-    """The setting's own name; that of the list for an item of one."""
+    """Returns the setting's own name; that of the list for an item of one."""
     parts = [part for part in name.split(".") if not part.isdigit()]
     return parts[-1] if parts else name
 

@@ -17,7 +17,7 @@ _BEHAVIOR = "behavior_if_log_dir_exists="
 
 
 def continue_command(log_path: str) -> str | None:
-    """The command line that continues this run, or ``None`` where no recipe was started."""
+    """Returns the command line that continues this run, or ``None`` where no recipe was started."""
     program = list(getattr(sys, "orig_argv", sys.argv))
     if "-m" not in program:
         return None
@@ -34,13 +34,13 @@ def continue_command(log_path: str) -> str | None:
 
 
 def plot_command(log_path: str) -> str:
-    """The command line that draws the curves of a run."""
+    """Returns the command line that draws the curves of a run."""
     python = getattr(sys, "orig_argv", ["python"])[0]
     return shlex.join([python, "-m", "tinker_cookbook.plot", f"log_path={Path(log_path)}"])
 
 
 def use_lines(settings: Any, sampler_path: str) -> list[str]:
-    """How to talk to the weights of a finished run, evaluate them and take them elsewhere.
+    """Returns the commands that use, evaluate and export the weights of a finished run.
 
     Args:
         settings: Has ``model_name``, ``backend``, ``base_url``, ``device``, ``dtype`` and
@@ -86,7 +86,7 @@ def _curl(address: str, sampler_path: str) -> str:
 
 
 def _export(python: str, sampler_path: str, local: bool) -> str:
-    """The command that writes the adapter in PEFT's format into a folder."""
+    """Returns the command that writes the adapter in PEFT's format into a folder."""
     if not local:
         return shlex.join(["tinker", "checkpoint", "download", sampler_path, "-o", "my-adapter"])
     program = (

@@ -143,11 +143,11 @@ class TrainingSession:
         return self.client
 
     def restored(self, key: str, default: int) -> int:
-        """A counter as it stood in the checkpoint that the run continues from."""
+        """Returns a counter as it stood in the checkpoint that the run continues from."""
         return default if self.last is None else int(self.last.extra.get(key, default))
 
     def boundary(self, step: int, tokens: int) -> bool:
-        """Whether an evaluation or a checkpoint is due after update ``step``.
+        """Returns whether an evaluation or a checkpoint is due after update ``step``.
 
         A loop that works ahead must submit nothing beyond a boundary before ``finish_step``.
         """
@@ -217,7 +217,7 @@ class TrainingSession:
         return {**metrics, "time/eval": time.monotonic() - started}
 
     async def sampling_client(self, *, record_stability_info: bool = False) -> SamplingClient:
-        """A client for the present weights.
+        """Returns a client for the present weights.
 
         ``record_stability_info`` is needed to train on its samples with ``stable_reinforce``.
         """
@@ -239,7 +239,7 @@ class TrainingSession:
         self.say(f"stopped by {by}{saved}; continue with:", f"  {command}")
 
     def summary(self) -> list[str]:
-        """Where things are, and the commands to use, continue and plot them, one a line."""
+        """Returns where things are, and the commands to use, continue and plot them, one a line."""
         final = get_last_checkpoint(self.config.log_path)
         lines = [f"logs         {self.config.log_path}"]
         if final is not None:
@@ -255,7 +255,7 @@ class TrainingSession:
         return lines
 
     def _lifetimes(self) -> list[str]:
-        """How long the checkpoints before the final one are kept, where there are some."""
+        """Returns how long the checkpoints before the final one are kept, where there are some."""
         seconds = self.config.ttl_seconds
         periodic = [c for c in load_checkpoints_file(self.config.log_path) if not c.final]
         if seconds is None or not periodic:
@@ -274,7 +274,7 @@ class TrainingSession:
         self._log.close()
 
     def _model_line(self) -> str:
-        """Which model is used, and from where if it is this machine's business."""
+        """Returns which model is used, and from where if it is this machine's business."""
         config = self.config
         if self.connection.kind != "local":
             return f"model: {config.model_name}"
@@ -321,7 +321,8 @@ async def run_evaluators(evaluators: Sequence[Evaluator], client: TrainingClient
 
 
 def is_complete(session: TrainingSession, total_steps: int) -> bool:
-    """Whether nothing is left to do; says so. A run of 0 steps has its evaluations to do."""
+    """Returns whether nothing is left to do; says so. A run of 0 steps has its evaluations to
+    do."""
     if session.start_step < total_steps or total_steps == 0 == session.start_step:
         return False
     session.say(
@@ -333,7 +334,7 @@ def is_complete(session: TrainingSession, total_steps: int) -> bool:
 
 
 def length_notes(total_steps: int, num_batches: int, config: TrainingConfig) -> list[str]:
-    """A line where ``max_steps`` takes the run beyond the epochs that the settings name."""
+    """Returns a line where ``max_steps`` takes the run beyond the epochs that the settings name."""
     epochs = num_batches * config.num_epochs
     if config.max_steps is None or total_steps <= epochs:
         return []

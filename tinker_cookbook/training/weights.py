@@ -22,7 +22,7 @@ async def create_training_client(
     last: CheckpointRecord | None = None,
     metadata: dict[str, str] | None = None,
 ) -> TrainingClient:
-    """The client that a run trains with.
+    """Returns the client that a run trains with.
 
     Args:
         service: Creates the client.

@@ -57,7 +57,7 @@ class TokenCostRates:
     train_usd_per_million: float
 
     def estimate_usd(self, usage: TokenUsage) -> float:
-        """Each kind's tokens times its rate, summed up."""
+        """Returns each kind's tokens times its rate, summed up."""
         millionths = (
             usage.prefill_uncached * self.prefill_usd_per_million
             + usage.prefill_cached * self.cached_prefill_usd_per_million
@@ -68,7 +68,8 @@ class TokenCostRates:
 
 
 def rates_from_pricing_entry(entry: Mapping[str, object]) -> TokenCostRates | None:
-    """The rates of one object of the price list, whose prices are texts such as ``"$1.87"``.
+    """Returns the rates of one object of the price list, whose prices are texts such as
+    ``"$1.87"``.
 
     ``None`` where one of the four prices is missing or no number.
     """
@@ -92,7 +93,7 @@ _pricing_fetched = False
 def load_model_pricing(
     *, url: str = PRICING_URL, timeout: float = 5.0
 ) -> list[dict[str, Any]] | None:
-    """The price list, fetched by the first call of the process; ``None`` where that failed.
+    """Returns the price list, fetched by the first call of the process; ``None`` where that failed.
 
     Args:
         url: Where it is published.
@@ -121,7 +122,7 @@ def _download_pricing(url: str, timeout: float) -> list[dict[str, Any]]:
 def fetch_model_pricing(
     model_name: str, *, url: str = PRICING_URL, timeout: float = 5.0
 ) -> TokenCostRates | None:
-    """The rates of a model, or ``None`` with a warning where they are not known.
+    """Returns the rates of a model, or ``None`` with a warning where they are not known.
 
     Args:
         model_name: As in the list's ``tinker_id``, a suffix such as ``:peft:262144`` included.
@@ -182,7 +183,7 @@ class CostTracker:
         return self._metrics("tokens", self.step, "cost/step_usd") | self._totals()
 
     def cumulative_metrics(self) -> dict[str, float]:
-        """The totals alone, and those of discarded samples under ``tokens/discarded/…``."""
+        """Returns the totals alone, and those of discarded samples under ``tokens/discarded/…``."""
         discarded = self._metrics("tokens/discarded", self.discarded, "cost/discarded_usd")
         return self._totals() | discarded
 

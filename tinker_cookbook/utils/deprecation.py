@@ -15,7 +15,8 @@ F = TypeVar("F", bound=Callable[..., Any])
 
 
 def _parse_version(v: str) -> tuple[int, ...]:
-    """The leading numbers of a version: those of ``"0.15.0.dev3+g12"`` are ``(0, 15, 0)``."""
+    """Returns the leading numbers of a version: those of ``"0.15.0.dev3+g12"`` are ``(0, 15,
+    0)``."""
     digits = ["".join(itertools.takewhile(str.isdigit, part)) for part in v.split(".")]
     return tuple(int(number) for number in itertools.takewhile(bool, digits)) or (0,)
 
@@ -87,7 +88,7 @@ def deprecated(_func: Any = None, *, message: str = "", removal_version: str | N
 def make_deprecated_module_getattr(
     module_name: str, attrs: Mapping[str, tuple[str, str | None]]
 ) -> Callable[[str], Any]:
-    """A module-level ``__getattr__`` for names that have moved.
+    """Returns a module-level ``__getattr__`` for names that have moved.
 
     Args:
         module_name: ``__name__`` of the module.

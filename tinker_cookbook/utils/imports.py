@@ -102,6 +102,6 @@ class _AliasLoader(Loader):
         module.__spec__ = self._target
 
     def get_code(self, fullname: str) -> CodeType | None:
-        """The module's code, which ``python -m`` runs as ``__main__``."""
+        """Returns the module's code, which ``python -m`` runs as ``__main__``."""
         loader = self._target.loader
         return loader.get_code(self._target.name) if loader else None  # type: ignore[attr-defined]

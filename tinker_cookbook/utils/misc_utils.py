@@ -56,7 +56,8 @@ def safezip(*iterables: Iterable[Any]) -> Iterator[tuple[Any, ...]]:
 
 
 def dict_mean(list_of_dicts: Sequence[Mapping[str, float | int | None]]) -> dict[str, float]:
-    """The mean of each key over the dictionaries that have it with a value other than ``None``.
+    """Returns the mean of each key over the dictionaries that have it with a value other than
+    ``None``.
 
     A key without any such value is left out.
     """
@@ -69,12 +70,12 @@ def dict_mean(list_of_dicts: Sequence[Mapping[str, float | int | None]]) -> dict
 
 
 def all_same(xs: Sequence[Any]) -> bool:
-    """Whether all elements are equal; true for none and for one."""
+    """Returns whether all elements are equal; true for none and for one."""
     return all(x == xs[0] for x in xs)
 
 
 def lookup_func(path_to_func: str, default_module: str | None = None) -> Any:
-    """The attribute that ``"package.module:name"`` names.
+    """Returns the attribute that ``"package.module:name"`` names.
 
     Args:
         path_to_func: As above, or a bare name of ``default_module``.
@@ -94,7 +95,7 @@ def lookup_func(path_to_func: str, default_module: str | None = None) -> Any:
 
 
 def split_list(lst: Sequence[T], num_splits: int) -> list[list[T]]:
-    """``num_splits`` contiguous parts, whose lengths differ by at most one.
+    """Returns ``num_splits`` contiguous parts, whose lengths differ by at most one.
 
     Raises:
         ValueError: ``num_splits`` is below 1 or above the number of elements.
@@ -109,12 +110,12 @@ def split_list(lst: Sequence[T], num_splits: int) -> list[list[T]]:
 
 
 def concat_lists(list_of_lists: Iterable[Iterable[T]]) -> list[T]:
-    """The elements of all lists, in order."""
+    """Returns the elements of all lists, in order."""
     return [item for part in list_of_lists for item in part]
 
 
 def not_none(x: T | None) -> T:
-    """``x``, for the type checker.
+    """Returns ``x``, for the type checker.
 
     Raises:
         AssertionError: It is ``None``.
@@ -124,12 +125,12 @@ def not_none(x: T | None) -> T:
 
 
 def iteration_dir(log_path: str | Path | None, step: int) -> Path | None:
-    """``log_path/iteration_000012`` for step 12; ``None`` where ``log_path`` is empty."""
+    """Returns ``log_path/iteration_000012`` for step 12; ``None`` where ``log_path`` is empty."""
     return Path(log_path) / f"iteration_{step:06d}" if log_path else None
 
 
 def read_jsonl(path: str | Path) -> list[dict[str, Any]]:
-    """The objects of a JSONL file, one a line; blank lines are skipped.
+    """Returns the objects of a JSONL file, one a line; blank lines are skipped.
 
     Raises:
         OSError: The file cannot be read.
@@ -141,7 +142,7 @@ def read_jsonl(path: str | Path) -> list[dict[str, Any]]:
 
 
 def recipe_user_metadata(recipe_name: str) -> dict[str, str]:
-    """The ``user_metadata`` of a recipe's ``ServiceClient``.
+    """Returns the ``user_metadata`` of a recipe's ``ServiceClient``.
 
     Args:
         recipe_name: Name of the recipe, as listings of runs show it.
@@ -156,7 +157,8 @@ _PREFIX = "cookbook"
 
 
 def resolve_session_display_name(*, session_name: str | None, wandb_name: str | None) -> str | None:
-    """``session_name`` if it is set, else ``wandb_name``, else ``None``; empty is not set."""
+    """Returns ``session_name`` if it is set, else ``wandb_name``, else ``None``; empty is not
+    set."""
     return session_name or wandb_name or None
 
 
@@ -166,7 +168,7 @@ def slugify(text: str) -> str:
 
 
 def default_cookbook_session_name(*parts: str | None, wandb_name: str | None = None) -> str:
-    """The session name of a recipe for which the user gave none.
+    """Returns the session name of a recipe for which the user gave none.
 
     Args:
         parts: Name of the recipe, then what tells its runs apart (dataset, stage). ``None`` and

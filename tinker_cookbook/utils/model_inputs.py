@@ -40,7 +40,7 @@ class ChunkKeys:
         return np.concatenate(parts) if parts else np.empty(0, dtype=np.int64)
 
     def model_input(self, keys: Keys) -> tinker.ModelInput:
-        """The input that the keys were made of, adjacent text in one chunk."""
+        """Returns the input that the keys were made of, adjacent text in one chunk."""
         if not self._known:
             return tinker.ModelInput.from_ints(keys.tolist())
         starts = np.flatnonzero(np.diff(np.where(keys < 0, keys, 0), prepend=1))
@@ -55,7 +55,8 @@ class ChunkKeys:
 
     @staticmethod
     def without_trailing_media(keys: Keys) -> Keys:
-        """The keys up to the last token: a medium at the end, whole or cut, predicts nothing."""
+        """Returns the keys up to the last token: a medium at the end, whole or cut, predicts
+        nothing."""
         return keys[: int(np.flatnonzero(keys >= 0)[-1]) + 1] if (keys >= 0).any() else keys[:0]
 
     def _chunk_keys(self, chunk: types.ModelInputChunk) -> Keys:
@@ -84,7 +85,7 @@ def _positions(chunk: types.ModelInputChunk) -> int:
 
 
 def whole_sequence(datum: tinker.Datum) -> tinker.ModelInput:
-    """The T + 1 tokens of which a datum's T inputs and T targets were made."""
+    """Returns the T + 1 tokens of which a datum's T inputs and T targets were made."""
     last = int(datum.loss_fn_inputs["target_tokens"].to_numpy()[-1])
     return datum.model_input.append_int(last)
 
@@ -92,11 +93,12 @@ def whole_sequence(datum: tinker.Datum) -> tinker.ModelInput:
 async def score_datums(
     client: SamplingClient, data: Sequence[tinker.Datum]
 ) -> list[npt.NDArray[np.float64]]:
-    """The client's log-probabilities [T] of each datum's targets, in nats.
+    """Returns the client's log-probabilities [T] of each datum's targets, in nats.
 
     Those before the first target that is trained are not asked for, and 0: the backend has to read
     the prompt, but not to predict it. All are asked for before the first is awaited: the bundled
-    engine computes together what waits together, and on a CPU no value depends on the company.
+    engine computes together what waits together, and on a CPU no value depends on the other
+    requests.
     """
     firsts = [_first_trained(datum) for datum in data]
     futures = [

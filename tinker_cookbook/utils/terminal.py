@@ -25,12 +25,12 @@ if TYPE_CHECKING:
 
 @cache
 def get_console() -> Console:
-    """The console on standard output; it follows ``sys.stdout`` when that is replaced."""
+    """Returns the console on standard output; it follows ``sys.stdout`` when that is replaced."""
     return Console(soft_wrap=False, highlight=False)
 
 
 def is_terminal() -> bool:
-    """Whether a person watches standard output."""
+    """Returns whether a person watches standard output."""
     return get_console().is_terminal
 
 
@@ -213,7 +213,7 @@ class TrainingProgress:
 
 
 def format_seconds(seconds: float) -> str:
-    """``1:02:03``, or ``2:03`` below an hour."""
+    """Returns ``1:02:03``, or ``2:03`` below an hour."""
     minutes, rest = divmod(round(seconds), 60)
     hours, minutes = divmod(minutes, 60)
     return f"{hours}:{minutes:02d}:{rest:02d}" if hours else f"{minutes}:{rest:02d}"
@@ -228,7 +228,7 @@ def format_colorized(
     tokenizer: Tokenizer,
     draw_newline_arrow: bool = False,
 ) -> str:
-    """The text of ``tokens``, green where the weight is above 0, yellow at 0, red below.
+    """Returns the text of ``tokens``, green where the weight is above 0, yellow at 0, red below.
 
     Neighbours of one colour are decoded together, so that characters of several tokens are whole.
 

@@ -188,7 +188,7 @@ class IterationWindow:
         self._total_time = total_seconds
 
     def aggregate(self) -> dict[str, float]:
-        """``time/NAME`` in seconds; for a name with several spans ``time/NAME:total``,
+        """Returns ``time/NAME`` in seconds; for a name with several spans ``time/NAME:total``,
         ``time/NAME:count``, ``time/NAME:mean`` and ``time/NAME:max``."""
         by_name: dict[str, list[float]] = {}
         for span in self._copy():
@@ -210,8 +210,8 @@ class IterationWindow:
         return self.aggregate() | total
 
     def get_span_dicts(self) -> list[dict[str, Any]]:
-        """The spans for JSON: ``name``, ``duration``, and ``wall_start`` and ``wall_end`` in
-        seconds from the first one's start."""
+        """Returns the spans for JSON: ``name``, ``duration``, and ``wall_start`` and
+        ``wall_end`` in seconds from the first one's start."""
         spans = self._copy()
         first = min((span.wall_start for span in spans), default=0.0)
         return [
@@ -225,7 +225,8 @@ class IterationWindow:
         ]
 
     def get_span_records(self) -> list[dict[str, Any]]:
-        """The spans for a timeline: ``task``, ``start`` and ``end`` as dates from 2000-01-01."""
+        """Returns the spans for a timeline: ``task``, ``start`` and ``end`` as dates from
+        2000-01-01."""
         origin = datetime(2000, 1, 1)
         return [
             {
@@ -404,7 +405,8 @@ def scope(func: F) -> F:
 
 
 def get_scope_context() -> ScopeContext:
-    """The context of the innermost span; where nothing is recorded, one that is thrown away."""
+    """Returns the context of the innermost span; where nothing is recorded, one that is thrown
+    away."""
     return _context.get() or ScopeContext()
 
 

@@ -70,7 +70,7 @@ class GuessNumberEnv(MessageEnv):
         self.won = False
 
     async def initial_observation(self) -> list[Message]:
-        """The rules, and the call for the first guess."""
+        """Returns the rules, and the call for the first guess."""
         question = (
             f"I am thinking of a whole number from {self.game.low} to {self.game.high}. Guess it! "
             "Reply with one number only."
@@ -123,7 +123,7 @@ class GuessNumberGroupBuilder(EnvGroupBuilder):
     num_envs: int
 
     async def make_envs(self) -> Sequence[Env]:
-        """All games of the group."""
+        """Returns all games of the group."""
         return [await self.make_env(i) for i in range(self.num_envs)]
 
     async def make_env(self, index: int) -> Env:
@@ -136,7 +136,7 @@ class GuessNumberGroupBuilder(EnvGroupBuilder):
         )
 
     def logging_tags(self) -> list[str]:
-        """The game's name."""
+        """Returns the game's name."""
         return ["guess_number"]
 
 
@@ -167,7 +167,7 @@ class GuessNumberDatasetBuilder(RLDatasetBuilder):
                 )
 
     def secrets(self) -> list[int]:
-        """The numbers of all batches: the range in a new random order again and again."""
+        """Returns the numbers of all batches: the range in a new random order again and again."""
         rng = random.Random(self.seed)
         numbers = range(self.game.low, self.game.high + 1)
         needed = self.num_batches * self.groups_per_batch

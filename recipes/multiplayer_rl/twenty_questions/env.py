@@ -54,7 +54,7 @@ class AnswererConfig:
     dtype: str = chz.field(default="auto", doc="auto, float32 or bfloat16 (local engine)")
 
     def __call__(self) -> MessageCompleter:
-        """The completer; made at the first call, which loads the model."""
+        """Returns the completer; made at the first call, which loads the model."""
         return make_once(self, self._make)
 
     def _make(self, service: ServiceClient) -> MessageCompleter:
@@ -68,7 +68,7 @@ class AnswererConfig:
 
 
 def read_words(path: str | Path) -> list[str]:
-    """The words of a file, one a line; lines that begin with ``#`` are comments.
+    """Returns the words of a file, one a line; lines that begin with ``#`` are comments.
 
     Raises:
         DataValidationError: There is no such file, or no word in it.
@@ -190,7 +190,7 @@ class TwentyQuestionsEnv(MessageEnv):
         self.won = False
 
     async def initial_observation(self) -> list[Message]:
-        """The rules, and the call for the first question."""
+        """Returns the rules, and the call for the first question."""
         rules = PLAYER_PROMPT.format(max_questions=self.rules.max_questions)
         self.messages = [
             {"role": "system", "content": rules},
@@ -249,7 +249,7 @@ def is_right(text: str, word: str) -> bool:
 
 
 def plain(text: str) -> str:
-    """``text`` in lower case, without punctuation, spaces and a plural s."""
+    """Returns ``text`` in lower case, without punctuation, spaces and a plural s."""
     return re.sub(r"[^a-z0-9]", "", text.lower()).removesuffix("s")
 
 
@@ -268,7 +268,7 @@ class TwentyQuestionsGroupBuilder(EnvGroupBuilder):
     num_envs: int
 
     async def make_envs(self) -> Sequence[Env]:
-        """All games of the group."""
+        """Returns all games of the group."""
         return [await self.make_env(i) for i in range(self.num_envs)]
 
     async def make_env(self, index: int) -> Env:
@@ -283,5 +283,5 @@ class TwentyQuestionsGroupBuilder(EnvGroupBuilder):
         )
 
     def logging_tags(self) -> list[str]:
-        """The game's name."""
+        """Returns the game's name."""
         return ["twenty_questions"]

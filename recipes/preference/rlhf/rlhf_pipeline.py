@@ -75,7 +75,7 @@ async def run_stages(config: CLIConfig) -> None:
 
 
 def to_run(cli: CLIConfig) -> list[str]:
-    """The stages that are asked for."""
+    """Returns the stages that are asked for."""
     return [stage for stage in STAGES if getattr(cli, f"run_{stage}")]
 
 
@@ -102,7 +102,7 @@ def check(cli: CLIConfig) -> None:
 
 
 def finished(cli: CLIConfig, stage: str) -> CheckpointRecord:
-    """The final checkpoint of a stage.
+    """Returns the final checkpoint of a stage.
 
     Raises:
         ConfigurationError: There is none; says which command makes it.
@@ -119,7 +119,7 @@ def finished(cli: CLIConfig, stage: str) -> CheckpointRecord:
 
 
 def _command(cli: CLIConfig, stage: str) -> str:
-    """The command line that trains one stage, with the settings of the present one."""
+    """Returns the command line that trains one stage, with the settings of the present one."""
     flags = {f"run_{name}": name == stage for name in STAGES}
     fixed = (*flags, "log_path", "behavior_if_log_dir_exists")
     given = [word for word in sys.argv[1:] if not word.lstrip("-").startswith(fixed)]

@@ -124,7 +124,7 @@ class CLIConfig(RecipeSettings):
         return path.parent if of_a_stage else path
 
     def stage_folder(self, stage: str) -> str:
-        """The ``log_path`` of a stage."""
+        """Returns the ``log_path`` of a stage."""
         return str(self.folder / stage)
 
     @cached_property

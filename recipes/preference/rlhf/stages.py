@@ -122,7 +122,7 @@ def rl_config(cli: CLIConfig, sft: CheckpointRecord, rm: CheckpointRecord) -> rl
 
 
 def judge_builder(cli: CLIConfig, rm: CheckpointRecord) -> PreferenceModelBuilderFromChatRenderer:
-    """The reward model of a checkpoint."""
+    """Returns the reward model of a checkpoint."""
     assert rm.sampler_path is not None
     return PreferenceModelBuilderFromChatRenderer(
         renderer_name=cli.renderer,
@@ -149,7 +149,7 @@ def judge_evaluator(
 
 
 def held_out(comparisons: ComparisonDatasetBuilder, num_test: int) -> list[LabeledComparison]:
-    """The first ``num_test`` held-out comparisons.
+    """Returns the first ``num_test`` held-out comparisons.
 
     Raises:
         DataValidationError: There are none.
@@ -192,7 +192,7 @@ class AnswersOfComparisonsBuilder(ChatDatasetBuilder):
         return train_set, chat_dataset(self, held_out, min(batch_size, len(held_out)))
 
     def held_out_prompts(self, n: int) -> list[list[Message]]:
-        """The first ``n`` different held-out prompts."""
+        """Returns the first ``n`` different held-out prompts."""
         _, test = self.comparison_builder.comparison_sets
         return [] if test is None else test.prompts(n)
 

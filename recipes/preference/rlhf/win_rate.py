@@ -23,7 +23,8 @@ FILE = "win_rate.json"
 async def measure_win_rate(
     cli: CLIConfig, sft: CheckpointRecord, rm: CheckpointRecord, rl: CheckpointRecord
 ) -> dict[str, Any]:
-    """The metrics of ``ComparisonEvaluator``, on held-out prompts; written to ``win_rate.json``.
+    """Returns the metrics of ``ComparisonEvaluator``, on held-out prompts; written to
+    ``win_rate.json``.
 
     ``win_rate`` is that of stage 3 against stage 1 in the eyes of the reward model that stage 3
     was trained by, so it says that training did what it was told, not that people would agree.

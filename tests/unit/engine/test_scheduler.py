@@ -329,7 +329,7 @@ def test_out_of_memory_goes_on_with_half_the_rows(stories_base, monkeypatch, cap
     monkeypatch.setattr(stories_base, "hidden_of_batch", scarce)
     ref.run_batch(stories_base, requests)
     monkeypatch.undo()
-    assert "going on with half of them" in caplog.text
+    assert "continuing with half of them" in caplog.text
     assert_as_alone(requests)
 
 

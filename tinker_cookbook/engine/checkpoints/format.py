@@ -81,7 +81,8 @@ def encode_json(value: Mapping[str, Any], field: str, indent: int | None = None)
 
 
 def encode_tensors(tensors: Mapping[str, torch.Tensor]) -> bytes:
-    """The safetensors file of ``tensors``: the same names and values give the same bytes."""
+    """Returns the safetensors file of ``tensors``: the same names and values give the same
+    bytes."""
     separate: dict[str, torch.Tensor] = {}
     storages: set[int] = set()
     for name in sorted(tensors):

@@ -66,5 +66,5 @@ def check_name(name: str, field: str) -> None:
 
 
 def is_safe_name(name: str) -> bool:
-    """Whether ``check_name`` accepts the name."""
+    """Returns whether ``check_name`` accepts the name."""
     return _SAFE_NAME.fullmatch(name) is not None

@@ -148,7 +148,7 @@ class RunStore:
 
 
 def some_of(label: str, names: list[str]) -> str:
-    """``"LABEL: 'a', 'b' and 3 more."``, at most a handful, the last ones; or ``""``."""
+    """Returns ``"LABEL: 'a', 'b' and 3 more."``, at most a handful, the last ones; or ``""``."""
     if not names:
         return f"{label}: none."
     shown = ", ".join(repr(name) for name in names[-_NAMES_IN_MESSAGES:])

@@ -107,7 +107,7 @@ def _shapes(base: ProbedModel) -> list[LayerShape] | None:
 
 
 def _every_layer_asked(base: ProbedModel, windows: Mapping[int, int | None]) -> bool:
-    """Whether all layers called the attention, each of a known kind and with its window."""
+    """Returns whether all layers called the attention, each of a known kind and with its window."""
     config = getattr(base.config, "text_config", base.config)
     count = int(config.num_hidden_layers)
     if sorted(windows) != list(range(count)):
@@ -145,7 +145,8 @@ def _agrees(base: ProbedModel, shapes: list[LayerShape]) -> bool:
 
 @torch.no_grad()
 def check_tree_attention(base: ProbedModel) -> bool:
-    """Whether sequences may share a row: compares two with a common prefix with each alone."""
+    """Returns whether sequences may share a row: compares two with a common prefix with each
+    alone."""
     tree_attention.register()
     tokens = probe_tokens(base.vocab_size, 19)
     sequences = [tokens[:11], np.concatenate([tokens[:3], tokens[11:]])]
@@ -179,6 +180,6 @@ def _row(base: ProbedModel, sequence: np.ndarray) -> torch.Tensor:
 
 
 def _close(found: torch.Tensor, expected: torch.Tensor) -> bool:
-    """Whether most positions [T, H] agree; rounding may affect single ones."""
+    """Returns whether most positions [T, H] agree; rounding may affect single ones."""
     error = (found - expected).float().norm(dim=-1) / expected.float().norm(dim=-1)
     return error.median().item() <= (1e-4 if found.dtype == torch.float32 else 0.1)

@@ -181,7 +181,7 @@ class BaseModel:
         return check_batch_attention(self)
 
     def unembed_pair(self, terms: Terms) -> tuple[torch.Tensor, torch.Tensor] | None:
-        """The adapter of the unembedding layer, if it has one."""
+        """Returns the adapter of the unembedding layer, if it has one."""
         term = terms.get(self.unembed_name)
         return None if term is None else (term.a, term.b)
 

@@ -148,7 +148,8 @@ class Head:
     def topk(
         self, hidden: torch.Tensor, k: int, lora: LoraPair | None
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """The ``k`` most probable tokens of each position: (logprobs [T, k], ids [T, k])."""
+        """Returns the ``k`` most probable tokens of each position: (logprobs [T, k], ids [T,
+        k])."""
         values, ids = [], []
         for rows in self._chunks(len(hidden)):
             z = self.logits(hidden[rows], lora)
@@ -230,7 +231,8 @@ class Head:
     def _logit_gradient(
         self, softmax: _Softmax, targets: torch.Tensor, g: torch.Tensor
     ) -> torch.Tensor:
-        """``d loss / d raw logits`` [T, V] from ``d loss / d logprobs``; overwrites ``softmax``."""
+        """Returns ``d loss / d raw logits`` [T, V] from ``d loss / d logprobs``; overwrites
+        ``softmax``."""
         if targets.dim() == 1:
             targets, g = targets[:, None], g[:, None]
         dz = softmax.exponents.mul_(-g.sum(-1, keepdim=True) / softmax.total)

@@ -53,7 +53,7 @@ class AdapterSpec:
         return ALPHA / self.rank
 
     def covers(self, group: str) -> bool:
-        """Whether layers of ``group`` ("attn", "mlp" or "unembed") carry an adapter."""
+        """Returns whether layers of ``group`` ("attn", "mlp" or "unembed") carry an adapter."""
         return {
             "attn": self.train_attn,
             "mlp": self.train_mlp,
@@ -109,7 +109,7 @@ class AdapterLinear(nn.Module):
         return self._frozen.dense()
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """``x`` [..., in] to [..., out]."""
+        """Returns ``x`` [..., in] to [..., out]."""
         rows = x.reshape(-1, self.in_features)
         if self._active.segments is not None:
             out = self._active.segments.apply(self._name, rows, self._sampled)
@@ -166,7 +166,7 @@ class _AdaptedProduct(torch.autograd.Function):
 
 
 def _outer(left: torch.Tensor, right: torch.Tensor) -> torch.Tensor:
-    """``left^T right`` [m, n] of [T, m] and [T, n]; in fp32 where one of them is."""
+    """Returns ``left^T right`` [m, n] of [T, m] and [T, n]; in fp32 where one of them is."""
     dtype = torch.promote_types(left.dtype, right.dtype)
     return left.to(dtype).t() @ right.to(dtype)
 
@@ -207,7 +207,7 @@ class Adapter:
         return cls(spec, targets, tensors)
 
     def parameters(self) -> dict[str, torch.Tensor]:
-        """All tensors by their peft name, in a fixed order."""
+        """Returns all tensors by their peft name, in a fixed order."""
         out = {}
         for name, (a, b) in self.tensors.items():
             out[f"{_PEFT_PREFIX}{name}.lora_A.weight"] = a
@@ -215,7 +215,7 @@ class Adapter:
         return out
 
     def terms(self, dtype: torch.dtype, *, requires_grad: bool = False) -> Terms:
-        """What the layers apply, in the compute dtype, cast once for a whole batch.
+        """Returns what the layers apply, in the compute dtype, cast once for a whole batch.
 
         ``B`` has alpha / r multiplied in. They are leaves of their own: ``parameter_gradients``
         turns their gradients into those of the tensors.
@@ -244,7 +244,7 @@ class Adapter:
         return self
 
     def peft_config(self, base_model: str) -> dict[str, Any]:
-        """``adapter_config.json`` as peft reads it."""
+        """Returns ``adapter_config.json`` as peft reads it."""
         return {
             "peft_type": "LORA",
             "task_type": "CAUSAL_LM",

@@ -97,7 +97,8 @@ class Segments:
         x: torch.Tensor,
         product: Callable[[torch.Tensor, list[Part]], torch.Tensor],
     ) -> torch.Tensor:
-        """``product`` of the inputs ``x`` [T, in] of layer ``name`` and of what is added there."""
+        """Returns ``product`` of the inputs ``x`` [T, in] of layer ``name`` and of what is
+        added there."""
         parts = [
             (terms[name], first, min(end, len(x)))
             for terms, first, end in self.stretches

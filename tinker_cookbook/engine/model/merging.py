@@ -7,7 +7,7 @@ from tinker_cookbook.exceptions import ModelNotFoundError
 
 
 def merge_note(base_model: str, train_unembed: bool) -> str | None:
-    """A sentence where merging the adapter is inexact, else ``None``.
+    """Returns a sentence where merging the adapter is inexact, else ``None``.
 
     With tied embeddings the input embeddings and the output head are one tensor. An adapter on the
     head changes the head alone; merged into the shared tensor it changes the embeddings as well.

@@ -15,7 +15,7 @@ class PackagedModel(Protocol):
 
     @staticmethod
     def finished_copy(models_dir: Path) -> Path | None:
-        """The folder of a finished copy under ``models_dir``, or ``None``."""
+        """Returns the folder of a finished copy under ``models_dir``, or ``None``."""
 
     @staticmethod
     def make_copy(models_dir: Path) -> Path:
@@ -32,5 +32,5 @@ def register_packaged_model(name: str, module: str) -> None:
 
 
 def packaged_model(name: str) -> PackagedModel | None:
-    """The registered source of ``name``, or ``None``."""
+    """Returns the registered source of ``name``, or ``None``."""
     return cast(PackagedModel, import_module(_MODULES[name])) if name in _MODULES else None

@@ -50,7 +50,7 @@ class PrefillRequest:
         return self.leader.slot.length >= self.shared
 
     def joins(self, sampler: Sampler, tokens: np.ndarray) -> bool:
-        """Whether this is the prefill of exactly this prompt."""
+        """Returns whether this is the prefill of exactly this prompt."""
         return self.sampler is sampler and np.array_equal(self.tokens, tokens)
 
     def follow(self, others: Iterable[PrefillRequest], least: int) -> None:

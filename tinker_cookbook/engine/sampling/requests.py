@@ -159,7 +159,7 @@ class SampledSequence:
         return self.ended
 
     def _string_ends(self) -> bool:
-        """Whether the decoded text contains a stop string, also across token borders."""
+        """Returns whether the decoded text contains a stop string, also across token borders."""
         strings, decode = self.request.settings.stop_strings, self.request.decode
         if decode is None:
             return False

@@ -255,7 +255,7 @@ class Scheduler:
         return True
 
     def _make_room(self, waiting: WaitingRequest, size: int, shares: Shares) -> bool:
-        """Whether a row and ``2 * size`` tokens are free, by preemption if necessary.
+        """Returns whether a row and ``2 * size`` tokens are free, by preemption if necessary.
 
         An owner without any sequence gets its first one at once. For further ones others are
         preempted only if their KV cache can be kept, so that no work is lost.
@@ -278,7 +278,7 @@ class Scheduler:
             shares.add(row.request, -1)
 
     def _preemption_frees(self, missing: int) -> bool:
-        """Whether preempting all rows but one of each owner would free this many tokens."""
+        """Returns whether preempting all rows but one of each owner would free this many tokens."""
         held: dict[Hashable, list[int]] = {}
         for slot, row in self._rows.items():
             held.setdefault(owner_of(row.request), []).append(slot.capacity)
@@ -439,7 +439,7 @@ class Scheduler:
 
 
 def _holds(place: Place, row: SampledSequence) -> bool:
-    """Whether a sequence belongs to an owner and one of its samplers."""
+    """Returns whether a sequence belongs to an owner and one of its samplers."""
     return row.request.sampler is place[1] and owner_of(row.request) == place[0]
 
 

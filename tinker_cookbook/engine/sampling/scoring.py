@@ -174,7 +174,7 @@ def _nothing_yet(request: ScoreRequest) -> PromptScores:
 
 
 def _hold_nan(request: ScoreRequest, scores: PromptScores) -> bool:
-    """Whether a requested number is NaN, as with the weights of a diverged run."""
+    """Returns whether a requested number is NaN, as with the weights of a diverged run."""
     of_tokens = scores.logprobs
     parts = (
         None if of_tokens is None else of_tokens[request.first :],

@@ -50,7 +50,8 @@ class LossInputs:
         return self.fields[field]
 
     def clip(self, ratio: torch.Tensor) -> torch.Tensor:
-        """``ratio`` between the thresholds: those of the token where given, else the config's."""
+        """Returns ``ratio`` between the thresholds: those of the token where given, else the
+        config's."""
         low = self.fields.get("clip_low_threshold", self.config.get("clip_low_threshold"))
         high = self.fields.get("clip_high_threshold", self.config.get("clip_high_threshold"))
         if not isinstance(low, torch.Tensor):
@@ -217,7 +218,7 @@ _NOT_PUBLIC = {
 
 
 def get_loss(name: str) -> Loss:
-    """The loss called ``name``; a ``ConfigurationError`` says what exists instead."""
+    """Returns the loss called ``name``; a ``ConfigurationError`` says what exists instead."""
     if name in LOSSES:
         return LOSSES[name]
     if name in _NOT_PUBLIC:

@@ -183,7 +183,7 @@ class MicroBatchPass:
         return dict(zip(names, zip(filled[::2], filled[1::2], strict=True), strict=True))
 
     def _trained(self) -> torch.Tensor:
-        """Which of the head's positions [T] count: have a weight or, else, an advantage."""
+        """Returns which of the head's positions [T] count: have a weight or, else, an advantage."""
         inputs = [example.inputs for example in self._examples]
         name = next((n for n in ("weights", "advantages") if n in inputs[0]), None)
         if name is None:

@@ -50,7 +50,7 @@ _LARGEST_GRADIENT = 1.9e19
 
 
 def _may_overflow(settings: AdamSettings) -> bool:
-    """Whether a step could write a number near the end of float32.
+    """Returns whether a step could write a number near the end of float32.
 
     An update is at most ``lr * g / eps`` with the largest gradient ``g`` there was. For usual
     settings that is far from 3e38, so that nothing has to be copied before a step.

@@ -97,7 +97,7 @@ def group_by_prefix(
 
 
 def lay_out(sequences: Sequence[np.ndarray], shortest: int = SHORTEST_SEGMENT) -> TreeRow:
-    """The shared row of ``sequences``, each of at least one token."""
+    """Returns the shared row of ``sequences``, each of at least one token."""
     tree = _Tree(sequences, shortest)
     order = sorted(range(len(sequences)), key=lambda i: _sort_key(sequences[i]))
     tree.grow(order, 0, np.empty(0, dtype=np.int64))

@@ -165,7 +165,7 @@ class TrainingRun:
         raise AssertionError("unreachable")
 
     def snapshot(self) -> Adapter:
-        """The present weights for a sampler, by reference; later steps leave them alone."""
+        """Returns the present weights for a sampler, by reference; later steps leave them alone."""
         self._shared_with_sampler = True
         tensors = {n: (a.detach(), b.detach()) for n, (a, b) in self.adapter.tensors.items()}
         return Adapter(self.adapter.spec, self.adapter.targets, tensors)
@@ -199,7 +199,7 @@ class TrainingRun:
         return plan_for(self.base, tokens, self.token_budget, group_size)
 
     def _too_long(self, group: MicroBatch) -> bool:
-        """A sequence well over the budget: recompute its layers rather than keep them.
+        """Returns a sequence well over the budget: recompute its layers rather than keep them.
 
         So is a group that must stay together, of which padded rows are at least two.
         """
@@ -230,7 +230,7 @@ class TrainingRun:
     def _coupled(
         self, data: Sequence[Example], loss_fn: CustomLossFn, trained_only: bool
     ) -> LossOutput:
-        """A loss that needs the log-probabilities of the whole batch at once."""
+        """Returns a loss that needs the log-probabilities of the whole batch at once."""
         terms = self.adapter.terms(self.base.dtype, requires_grad=True)
         groups = self._plan(data)
         passes = [MicroBatchPass(self.base, terms, data, group) for group in groups]

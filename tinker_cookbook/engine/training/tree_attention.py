@@ -151,7 +151,7 @@ class TreeLayout:
 
     @classmethod
     def of(cls, rows: Sequence[TreeRow], device: torch.device) -> TreeLayout:
-        """The layout of rows that follow one another."""
+        """Returns the layout of rows that follow one another."""
         starts = np.cumsum([0, *(len(row.tokens) for row in rows)])
         placed = list(zip(rows, starts.tolist(), strict=False))
         needed = sum(siblings.scores for row in rows for siblings in row.siblings)

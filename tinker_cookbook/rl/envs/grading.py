@@ -166,7 +166,7 @@ _default_pool = TimedPool(preload=["math_verify"])
 
 
 def default_pool() -> TimedPool:
-    """The pool that all environments of this process share."""
+    """Returns the pool that all environments of this process share."""
     return _default_pool
 
 
@@ -177,7 +177,7 @@ async def grade_math(
     timeout_seconds: float = DEFAULT_TIMEOUT_SECONDS,
     pool: TimedPool | None = None,
 ) -> bool:
-    """Whether ``answer`` is mathematically equal to ``reference``.
+    """Returns whether ``answer`` is mathematically equal to ``reference``.
 
     Both are bare answers, LaTeX or plain (``\\frac{1}{2}``, ``1/2``, ``0.5``), not the texts that
     lead to them. Numbers in decimal notation are equal when their values are, exactly; the rest
@@ -216,7 +216,7 @@ async def grade_math(
 
 
 def equal_plain_numbers(answer: str, reference: str) -> bool | None:
-    """Whether two numbers in decimal notation are equal, or None where one is none.
+    """Returns whether two numbers in decimal notation are equal, or None where one is none.
 
     A leading ``$`` (or ``\\$``), commas between thousands and a final full stop are allowed.
     """
@@ -230,13 +230,15 @@ def _plain_number(text: str) -> Decimal | None:
 
 
 def last_number(text: str) -> str | None:
-    """The last number in decimal notation that ``text`` contains, without commas; None for none."""
+    """Returns the last number in decimal notation that ``text`` contains, without commas; None
+    for none."""
     found = _IN_TEXT.findall(text)
     return found[-1].replace(",", "") if found else None
 
 
 def extract_boxed(text: str) -> str | None:
-    r"""What the last ``\boxed{…}`` holds, braces within counted; None without a complete one."""
+    r"""Returns what the last ``\boxed{…}`` holds, braces within counted; None without a
+    complete one."""
     for match in reversed(list(_BOXED.finditer(text))):
         depth = 0
         for place in range(match.end(), len(text)):
@@ -249,7 +251,7 @@ def extract_boxed(text: str) -> str | None:
 
 
 def extract_gsm8k_answer(text: str) -> str | None:
-    """The number after the last ``####``; else the boxed one; else the last in the text."""
+    """Returns the number after the last ``####``; else the boxed one; else the last in the text."""
     _, marked, after = text.rpartition("####")
     if marked:
         return last_number(after.strip().split("\n")[0])
@@ -268,7 +270,7 @@ def require_math_verify() -> None:
 
 
 def verify_expressions(answer: str, reference: str) -> bool:
-    """What ``math_verify`` says of two expressions, however long that takes.
+    """Returns what ``math_verify`` says of two expressions, however long that takes.
 
     ``grade_math`` runs it in a worker, whose end is the timeout; the library's own timeouts work by
     signals.

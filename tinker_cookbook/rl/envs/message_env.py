@@ -63,7 +63,7 @@ class MessageEnv(ABC):
 
     @abstractmethod
     async def initial_observation(self) -> list[Message]:
-        """The conversation up to the first answer."""
+        """Returns the conversation up to the first answer."""
 
     @abstractmethod
     async def step(self, message: Message) -> MessageStepResult:
@@ -96,7 +96,7 @@ class MessageEnv(ABC):
     async def grade(
         self, messages: list[Message], stop_reason: StopReason | str
     ) -> tuple[float, Metrics]:
-        """A reward for the episode as a whole, whatever ended it; by default nothing.
+        """Returns a reward for the episode as a whole, whatever ended it; by default nothing.
 
         Args:
             messages: The conversation; malformed answers and what was put in from outside are in
@@ -176,7 +176,7 @@ class EnvFromMessageEnv(Env):
     async def initial_observation(
         self,
     ) -> tuple[Observation, StopCondition] | InitialObservationOverflow:
-        """The first prompt; an overflow where it leaves no room to answer."""
+        """Returns the first prompt; an overflow where it leaves no room to answer."""
         self._history.update(await self.message_env.initial_observation())
         ob = await self._render()
         if self._overflows(ob):
@@ -225,7 +225,7 @@ class EnvFromMessageEnv(Env):
     """The name of ``add_messages`` in the official cookbook."""
 
     async def grade(self, stop_reason: StopReason | str) -> tuple[float, Metrics]:
-        """The message environment's reward for the whole."""
+        """Returns the message environment's reward for the whole."""
         everything = self._config.termination_policy.pass_all_messages_to_grader
         messages = self._history.seen if everything else self._history.own
         return await self.message_env.grade(list(messages), stop_reason)
@@ -271,7 +271,7 @@ class EnvFromMessageEnv(Env):
         return await self._go_on(result.reward, metrics, dict(result.logs))
 
     async def _malformed(self, message: Message, details: str, cut: bool) -> StepResult:
-        """The policy of the rollout decides, or the arguments of this wrapper."""
+        """Returns the policy of the rollout decides, or the arguments of this wrapper."""
         self._errors_in_a_row += 1
         policy = self._config.parse_errors or self.parse_error_policy
         if policy is None:
@@ -321,7 +321,7 @@ async def _parse(renderer: Renderer, action: Action) -> tuple[Message, ParseTerm
 
 
 def _what_is_wrong(message: Message, ended: bool, cut: bool) -> str | None:
-    """What keeps the answer from being read as a message, in words for the model."""
+    """Returns what keeps the answer from being read as a message, in words for the model."""
     unread = message.get("unparsed_tool_calls", ())
     if unread:
         return "; ".join(call.error for call in unread)

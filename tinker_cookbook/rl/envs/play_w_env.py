@@ -39,7 +39,7 @@ _HELP_MULTILINE = "Type an answer of any number of lines; two empty lines end it
 
 
 async def get_async_input(prompt: str, multiline: bool = False) -> str:
-    """What a person types after ``prompt``, without blocking the event loop.
+    """Returns what a person types after ``prompt``, without blocking the event loop.
 
     ``multiline=True`` reads lines until two in a row are empty; these two are left out. Otherwise
     one line is read, which a backslash at its end continues in the next. Raises ``EOFError`` at the

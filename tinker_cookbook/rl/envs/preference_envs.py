@@ -92,7 +92,7 @@ def _group(labeled: LabeledComparison, **settings: Any) -> EnvGroupBuilder:
 
 
 def _held_out_group(labeled: LabeledComparison, **settings: Any) -> EnvGroupBuilder:
-    """A group that meets the answer which the data prefers."""
+    """Returns a group that meets the answer which the data prefers."""
     comparison = labeled.comparison
     preferred = comparison.completion_B if labeled.label == "B" else comparison.completion_A
     return _group(labeled, eval_target_completion_A=preferred, **settings)

@@ -58,7 +58,7 @@ class PreferenceEnv(Env):
         return self.policy_renderer.get_stop_sequences()
 
     async def initial_observation(self) -> tuple[Observation, StopCondition]:
-        """The conversation."""
+        """Returns the conversation."""
         prompt = await asyncio.to_thread(
             self.policy_renderer.build_generation_prompt, self.convo_prefix
         )
@@ -82,7 +82,7 @@ class LazyPreferenceModel(PreferenceModel):
         self._model: PreferenceModel | None = None
 
     async def __call__(self, comparison: Comparison) -> float:
-        """The model's preference; the first call may load weights, in a thread."""
+        """Returns the model's preference; the first call may load weights, in a thread."""
         if self._model is None:
             await asyncio.to_thread(self._build)
         assert self._model is not None
@@ -140,7 +140,7 @@ class PairwisePreferenceGroupBuilder(EnvGroupBuilder):
         get_pairs_chunked(1, self.tournament_pattern, self.matchup_group_size)
 
     async def make_envs(self) -> Sequence[Env]:
-        """``num_envs`` copies."""
+        """Returns ``num_envs`` copies."""
         return [await self.make_env(i) for i in range(self.num_envs)]
 
     async def make_env(self, index: int) -> Env:
@@ -148,11 +148,11 @@ class PairwisePreferenceGroupBuilder(EnvGroupBuilder):
         return PreferenceEnv(self.convo_prefix, self.policy_renderer)
 
     def logging_tags(self) -> list[str]:
-        """The kind of task."""
+        """Returns the kind of task."""
         return ["pair_pref"]
 
     def get_response_message(self, trajectory: Trajectory) -> tuple[list[Message], bool]:
-        """The answer, and whether it ended with the stop sequence and has text."""
+        """Returns the answer, and whether it ended with the stop sequence and has text."""
         if not trajectory.transitions:  # a limit of the rollout left no room for one
             return [Message(role="assistant", content="")], False
         message, ending = self.policy_renderer.parse_response(trajectory.transitions[0].ac.tokens)
@@ -162,7 +162,7 @@ class PairwisePreferenceGroupBuilder(EnvGroupBuilder):
     def comparison_reward_for_second_messages(
         self, message_i: list[Message], message_j: list[Message]
     ) -> Comparison:
-        """The comparison whose preference is what the second answer earns of the first."""
+        """Returns the comparison whose preference is what the second answer earns of the first."""
         return Comparison(
             prompt_conversation=self.convo_prefix,
             completion_A=[self._preprocess(message) for message in message_i],
@@ -215,7 +215,7 @@ class PairwisePreferenceGroupBuilder(EnvGroupBuilder):
     async def _judge(
         self, players: Sequence[_Answer], pairs: Sequence[tuple[int, int]]
     ) -> tuple[list[int], list[float]]:
-        """The places of the pairs that the judge was asked about, and all preferences.
+        """Returns the indices of the judged pairs, and all preferences.
 
         All are asked at once. Equal answers tie unasked: the judge could only tell them apart by
         their place.

@@ -38,7 +38,7 @@ class ProblemDataset(RLDataset, Generic[P]):
         self._order = list(range(len(problems)))
 
     def get_batch(self, index: int) -> Sequence[EnvGroupBuilder]:
-        """The groups of batch ``index``."""
+        """Returns the groups of batch ``index``."""
         start = index * self._groups_per_batch
         here = self._order[start : start + self._groups_per_batch]
         if index < 0 or not here:

@@ -58,7 +58,7 @@ class _CoinEnv(Env):
             begin(config)
 
     async def grade(self, stop_reason: StopReason | str) -> tuple[float, Metrics]:
-        """The environment's metrics; its reward is withheld."""
+        """Returns the environment's metrics; its reward is withheld."""
         grade = getattr(self._env, "grade", None)
         if grade is None:
             return 0.0, {}

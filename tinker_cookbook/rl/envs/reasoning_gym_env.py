@@ -71,7 +71,7 @@ class ReasoningGymEnv(ProblemEnv):
         self.scoring_timeout_seconds = scoring_timeout_seconds
 
     def get_question(self) -> str:
-        """The generator's question, and where to put the answer."""
+        """Returns the generator's question, and where to put the answer."""
         question = str(self.entry["question"])
         tag = self.answer_tag
         if tag is None:
@@ -79,7 +79,7 @@ class ReasoningGymEnv(ProblemEnv):
         return f"{question}\n\nWrite your final answer between <{tag}> and </{tag}>."
 
     async def check_answer(self, sample_str: str) -> float:
-        """The generator's score of the answer, from 0 to 1."""
+        """Returns the generator's score of the answer, from 0 to 1."""
         answer = self._answer(sample_str)
         if answer is None:
             return 0.0
@@ -102,11 +102,11 @@ class ReasoningGymEnv(ProblemEnv):
             return 0.0
 
     def check_format(self, sample_str: str) -> bool:
-        """Whether there is an answer where one is expected."""
+        """Returns whether there is an answer where one is expected."""
         return bool(self._answer(sample_str))
 
     def get_reference_answer(self) -> str:
-        """An answer that counts as right; empty where the generator knows none."""
+        """Returns an answer that counts as right; empty where the generator knows none."""
         answer = self.entry.get("answer")
         return "" if answer is None else str(answer)
 
@@ -134,7 +134,7 @@ def _scorer(generator: str, config: str) -> Any:
 
 
 def make_generator(generator: str, config: Mapping[str, Any], *, size: int, seed: int) -> Any:
-    """A ``reasoning_gym`` dataset of ``size`` problems.
+    """Returns a ``reasoning_gym`` dataset of ``size`` problems.
 
     Raises:
         ConfigurationError: The package is missing, or knows no such generator or setting.

@@ -26,7 +26,7 @@ class TournamentPattern(StrEnum):
 
 
 def get_pairs(n: int, pattern: TournamentPattern) -> list[tuple[int, int]]:
-    """The pairs (first, second) among ``n`` members.
+    """Returns the pairs (first, second) among ``n`` members.
 
     Raises:
         ConfigurationError: There is no such pattern.
@@ -42,7 +42,7 @@ def get_pairs(n: int, pattern: TournamentPattern) -> list[tuple[int, int]]:
 
 
 def get_pairs_chunked(n: int, pattern: TournamentPattern, chunk_size: int) -> list[tuple[int, int]]:
-    """The pairs within neighbourhoods of at most ``chunk_size`` of ``n`` members.
+    """Returns the pairs within neighbourhoods of at most ``chunk_size`` of ``n`` members.
 
     The number of comparisons then grows with ``n`` and not with its square. Neighbourhoods differ
     in size by one at most, so that nobody is left without an opponent: five members in
@@ -68,7 +68,7 @@ def get_pairs_chunked(n: int, pattern: TournamentPattern, chunk_size: int) -> li
 def mean_wins_minus_losses(
     n: int, pairs: Sequence[tuple[int, int]], preferences: Sequence[float]
 ) -> list[float]:
-    """``(wins - losses) / matchups`` of each of ``n`` members, from -1 to 1.
+    """Returns ``(wins - losses) / matchups`` of each of ``n`` members, from -1 to 1.
 
     ``preferences[k]`` is that between the members of ``pairs[k]``. A member without a matchup gets
     0. Where all have equally many matchups, the values add up to 0.

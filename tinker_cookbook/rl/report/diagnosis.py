@@ -30,7 +30,7 @@ class Diagnosis(str):
     __slots__ = ("cause",)
 
     def __new__(cls, cause: str, text: str) -> Diagnosis:
-        """A sentence and its cause."""
+        """Returns a sentence and its cause."""
         new = super().__new__(cls, text)
         new.cause = cause
         return new
@@ -41,7 +41,7 @@ def diagnose(
     metrics: Mapping[str, float | int | str] | None = None,
     max_tokens: int | None = None,
 ) -> Diagnosis | None:
-    """What keeps a batch from teaching anything; ``None`` where it does teach something.
+    """Returns what keeps a batch from teaching anything; ``None`` where it does teach something.
 
     An advantage is the difference to the others of the group, so a batch in which no group has two
     different rewards moves nothing, and neither does one without a token to train. Where a teacher
@@ -91,7 +91,7 @@ def diagnose(
 def diagnose_kl(
     metrics: Mapping[str, float | int | str], max_steps_off_policy: int | None = None
 ) -> Diagnosis | None:
-    """Whether sampler and learner are so far apart that training tends to become unstable.
+    """Returns whether sampler and learner are so far apart that training tends to become unstable.
 
     Args:
         metrics: Of the step: ``optim/kl_sample_train_v1``, in nats a token.
@@ -144,7 +144,7 @@ def _reason(
     rewards_P: Sequence[Sequence[float]],
     max_tokens: int | None,
 ) -> tuple[str, str]:
-    """The likeliest cause, the most telling one first, and what to do."""
+    """Returns the likeliest cause, the most telling one first, and what to do."""
     values = [rewards[0] for rewards in rewards_P if rewards]
     if min(values) >= GOOD_REWARD:
         return (
@@ -213,7 +213,7 @@ def _unreadable(turns: Sequence[Transition]) -> str | None:
 
 
 def _members_agree(groups: Sequence[TrajectoryGroup]) -> bool:
-    """Whether the members of each group said the same, token by token."""
+    """Returns whether the samples of each group are equal, token by token."""
     return all(
         len({tuple(tuple(t.ac.tokens) for t in one.transitions) for one in g.trajectories_G}) <= 1
         for g in groups

@@ -213,7 +213,8 @@ class RLProgress:
         return [f"{name} {rate:,.0f} tok/s" for name, rate in known.items() if rate is not None]
 
     def _time_split(self) -> str:
-        """Where the last step's time went: every ``time/NAME`` that is a part of the whole."""
+        """Returns where the last step's time went: every ``time/NAME`` that is a part of the
+        whole."""
         total = _value(self._metrics, TOTAL_TIME)
         if not total:
             return ""
@@ -233,7 +234,7 @@ def _most_telling(groups: Sequence[TrajectoryGroup]) -> TrajectoryGroup | None:
 
 
 def _transcript(group: TrajectoryGroup, text: TokenText) -> tuple[str, Text]:
-    """A heading, and the prompt with the best and, if it earned less, the worst episode."""
+    """Returns a heading, and the prompt with the best and, if it earned less, the worst episode."""
     rewards = group.get_total_rewards()
     best = max(range(len(rewards)), key=rewards.__getitem__)
     worst = min(range(len(rewards)), key=rewards.__getitem__)
@@ -277,7 +278,7 @@ def _value(metrics: Metrics, key: str) -> float | None:
 
 
 def _curve(values: Sequence[float]) -> str:
-    """The last values as bars between their own lowest and highest."""
+    """Returns the last values as bars between their own lowest and highest."""
     finite = [value for value in values if math.isfinite(value)]
     if not finite:
         return ""

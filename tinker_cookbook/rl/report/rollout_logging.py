@@ -40,14 +40,15 @@ class RolloutSummaryGroup:
 
 
 def rollout_summaries_jsonl_path(iteration_dir: Path, base_name: str) -> Path:
-    """``iteration_dir/BASE_NAME_rollout_summaries.jsonl``."""
+    """Returns ``iteration_dir/BASE_NAME_rollout_summaries.jsonl``."""
     return iteration_dir / f"{base_name}_rollout_summaries.jsonl"
 
 
 def serialize_rollout_summaries_from_groups(
     *, split: str, iteration: int, groups_P: Sequence[RolloutSummaryGroup]
 ) -> list[dict[str, Any]]:
-    """A row for each episode: rewards, metrics, and length, reward, metrics and logs of its steps.
+    """Returns a row for each episode: rewards, metrics, and length, reward, metrics and logs of
+    its steps.
 
     Args:
         split: As in ``RolloutSummaryExportConfig``.

@@ -114,7 +114,7 @@ class RLTestSetEvaluator(SamplingClientEvaluator):
         )
 
     def policy(self, sampling_client: SamplingClient) -> TinkerTokenCompleter:
-        """The completer that plays the test set."""
+        """Returns the completer for evaluation on the test set."""
         return self._make_policy(sampling_client)
 
     async def __call__(self, sampling_client: SamplingClient) -> dict[str, float]:
@@ -167,7 +167,7 @@ class _Problems:
         self._lock = asyncio.Lock()
 
     async def next(self) -> tuple[int, EnvGroupBuilder] | None:
-        """The next group and its place in the dataset; ``None`` at the end."""
+        """Returns the next group and its place in the dataset; ``None`` at the end."""
         async with self._lock:  # an asynchronous generator cannot be asked twice at a time
             return await anext(self._groups, None)
 

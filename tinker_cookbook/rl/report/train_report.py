@@ -257,7 +257,7 @@ def _worth_showing(name: str) -> bool:
 
 
 def _times(done: IterationReport, metrics: Metrics, config: PolicyTrainingConfig) -> Metrics:
-    """Where the time went.
+    """Returns where the time went.
 
     ``time/total`` is that of the iteration without evaluations and checkpoints; the others add up
     to it. While groups were played, many episodes waited at once, for the sampler, the environment

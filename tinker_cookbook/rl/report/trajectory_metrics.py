@@ -96,7 +96,8 @@ def compute_trajectory_metrics(
 def metrics_of_totals(
     totals_P: Sequence[TrajectoryTotals], taglist_P: Sequence[Sequence[str]]
 ) -> dict[str, float]:
-    """``compute_trajectory_metrics`` of groups that were added up before, one total each."""
+    """Returns ``compute_trajectory_metrics`` of groups that were added up before, one total
+    each."""
     together = TrajectoryTotals.sum(totals_P)
     metrics = {f"env/all/{name}": value for name, value in together.env_metrics().items()}
     metrics |= together.event_metrics()
@@ -112,7 +113,8 @@ def metrics_of_totals(
 def compute_sampling_client_metrics(
     groups: Sequence[TrajectoryGroup], now_step: int
 ) -> dict[str, float]:
-    """How old the weights are that sampled the groups; ``now_step`` counts the updates so far.
+    """Returns how old the weights are that sampled the groups; ``now_step`` counts the updates
+    so far.
 
     ``sampling_client/step_max``, ``…_min``, ``…_mean``
         Updates in the weights that sampled: ``now_step`` in synchronous training.
@@ -137,7 +139,7 @@ def compute_sampling_client_metrics(
 def compute_rollout_error_metrics(
     groups: Iterable[TrajectoryGroup], groups_skipped: int = 0
 ) -> dict[str, float]:
-    """How many rollouts failed, also where a retry mended it; nothing where none did.
+    """Returns how many rollouts failed, also where a retry mended it; nothing where none did.
 
     ``rollout_errors/TYPE``
         Failures by the name of their exception. ``rollout_errors/total``: all of them.
@@ -153,7 +155,7 @@ def compute_rollout_error_metrics(
 
 
 def error_metrics(errors: Iterable[RolloutError], groups_skipped: int = 0) -> dict[str, float]:
-    """``compute_rollout_error_metrics`` of the entries of ``rollout_errors``."""
+    """Returns ``compute_rollout_error_metrics`` of the entries of ``rollout_errors``."""
     counts = Counter(error.error_type for error in errors)
     if not counts and not groups_skipped:
         return {}
@@ -201,7 +203,7 @@ class TrajectoryTotals:
         return total
 
     def env_metrics(self) -> dict[str, float]:
-        """The metrics below ``env/all/`` or ``env/TAG/``."""
+        """Returns the metrics below ``env/all/`` or ``env/TAG/``."""
         # Own names last: an environment must not overwrite them.
         metrics = {name: value / self.env_counts[name] for name, value in self.env_sums.items()}
         metrics["total_episodes"] = float(self.episodes)
@@ -220,7 +222,7 @@ class TrajectoryTotals:
         return metrics
 
     def event_metrics(self) -> dict[str, float]:
-        """``stop/…`` and what else is counted over all turns and episodes."""
+        """Returns ``stop/…`` and what else is counted over all turns and episodes."""
         metrics = {f"stop/{reason}": n / self.episodes for reason, n in sorted(self.stops.items())}
         for name, value in self.events.items():
             if name in _TURN_EVENTS:

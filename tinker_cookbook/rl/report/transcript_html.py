@@ -59,7 +59,8 @@ def transcript_page(
     prompts: Mapping[int, list[Piece]],
     num_shown: int,
 ) -> Trace:
-    """A page of groups: figures, a table of all of them, and the first ``num_shown`` in full.
+    """Returns a page of groups: figures, a table of all of them, and the first ``num_shown`` in
+    full.
 
     Args:
         title: Which step and split.
@@ -145,7 +146,8 @@ def _dot(entry: LoggedGroup, member: int) -> Node:
 
 
 def _direction(entry: LoggedGroup, member: int) -> str:
-    """Whether a sample is better or worse than its group, which is what training sees of it."""
+    """Returns whether a sample is better or worse than its group, which is what training sees
+    of it."""
     rewards = entry.group.get_total_rewards()
     if is_constant(rewards):
         return ""
@@ -256,7 +258,7 @@ def _stands_here(value: Any, turn: TurnText) -> bool:
 
 
 def _log_of(trace: Trace, member: int | None) -> list[Child]:
-    """What was logged in the scope of one member, or outside of all of them."""
+    """Returns what was logged in the scope of one member, or outside of all of them."""
     wanted = None if member is None else str(member)
     return [
         child

@@ -35,7 +35,7 @@ class LoggedGroup:
     texts: list[EpisodeText] = field(default_factory=list)
 
     def advantage(self, member: int) -> float | None:
-        """The advantage of one member."""
+        """Returns the advantage of one member."""
         return None if self.advantages is None else float(self.advantages[member])
 
 
@@ -102,7 +102,7 @@ def _writable_value(value: Any) -> Any:
 
 
 def number(value: float, sign: bool = False) -> str:
-    """A reward for people: ``0.500``, ``1,234.5``."""
+    """Returns a reward for people: ``0.500``, ``1,234.5``."""
     if not math.isfinite(value):
         return str(value)
     plus = "+" if sign else ""
@@ -110,5 +110,5 @@ def number(value: float, sign: bool = False) -> str:
 
 
 def plural(count: int, noun: str) -> str:
-    """``1 token``, ``1,200 tokens``."""
+    """Returns ``1 token``, ``1,200 tokens``."""
     return f"{count:,} {noun}{'' if count == 1 else 's'}"

@@ -68,7 +68,8 @@ class TokenText:
         self._cache: dict[tuple[tuple[Item, ...], tuple[Item, ...]], list[Piece]] = {}
 
     def episode(self, trajectory: Trajectory) -> EpisodeText:
-        """The whole episode, no token twice as long as each prompt extends the last turn."""
+        """Returns the whole episode, no token twice as long as each prompt extends the last
+        turn."""
         turns: list[TurnText] = []
         seen: list[Item] = []
         for transition in trajectory.transitions:
@@ -88,7 +89,7 @@ class TokenText:
         return EpisodeText(turns, final)
 
     def prompt(self, observation: Observation) -> list[Piece]:
-        """A prompt from its first token."""
+        """Returns a prompt from its first token."""
         return self.pieces(items_of(observation))
 
     def pieces(
@@ -145,7 +146,7 @@ class TokenText:
 
 
 def items_of(observation: Observation) -> list[Item]:
-    """The tokens of a prompt; each image is one item."""
+    """Returns the tokens of a prompt; each image is one item."""
     items: list[Item] = []
     for chunk in observation.chunks:
         tokens = getattr(chunk, "tokens", None)
@@ -158,7 +159,7 @@ def items_of(observation: Observation) -> list[Item]:
 
 
 def plain(pieces: Sequence[Piece]) -> str:
-    """The text of all pieces."""
+    """Returns the text of all pieces."""
     return "".join(piece.text for piece in pieces)
 
 

@@ -70,7 +70,7 @@ def member_log(index: int) -> Scope:
 
 
 def iteration_dir(log_path: str | os.PathLike[str], iteration: int) -> str:
-    """The folder of a step's transcripts."""
+    """Returns the folder of a step's transcripts."""
     return os.fspath(local_path(log_path) / f"iteration_{iteration:06d}")
 
 

@@ -1,1 +1,1 @@
-"""Checkpoints of a run; the public door is ``tinker_cookbook.checkpoint_utils``."""
+"""Checkpoints of a run; the public module is ``tinker_cookbook.checkpoint_utils``."""

@@ -86,7 +86,7 @@ class CheckpointManager:
         self._last_saved_tokens = last_saved_tokens
 
     def should_save_periodic(self, step: int, *, elapsed_tokens: int = 0) -> bool:
-        """Whether a periodic checkpoint is due after ``step`` steps and so many tokens."""
+        """Returns whether a periodic checkpoint is due after ``step`` steps and so many tokens."""
         if step <= 0:
             return False
         new_tokens = elapsed_tokens - self._last_saved_tokens

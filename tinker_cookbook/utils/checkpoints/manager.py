@@ -99,7 +99,7 @@ class RunCheckpoints:
         self._answers: dict[int, SaveReason | None] = {}
 
     def due(self, step: int, tokens: int = 0) -> SaveReason | None:
-        """Whether, and why, a checkpoint is due after update ``step`` (counted from 1).
+        """Returns whether, and why, a checkpoint is due after update ``step`` (counted from 1).
 
         The first answer for a step stands: a loop that asked when it submitted the step, and then
         submitted more, must not be told otherwise by the clock when the step is done, because a

@@ -59,16 +59,17 @@ class CheckpointRecord:
         return cls(**named, extra={key: d[key] for key in d if key not in _FIELDS})
 
     def to_dict(self) -> dict[str, Any]:
-        """The line's content; fields that are not set are left out."""
+        """Returns the line's content; fields that are not set are left out."""
         row = {key: getattr(self, key) for key in _FIELD_ORDER if getattr(self, key) is not None}
         return row | self.extra
 
     def has(self, key: str) -> bool:
-        """Whether a field is set, or an extra key is there."""
+        """Returns whether a field is set, or an extra key is there."""
         return getattr(self, key) is not None if key in _FIELDS else key in self.extra
 
     def get(self, key: str, default: Any = None) -> Any:
-        """A field by name, ``None`` where it is not set; or an extra key, else ``default``."""
+        """Returns a field by name, ``None`` where it is not set; or an extra key, else
+        ``default``."""
         return getattr(self, key) if key in _FIELDS else self.extra.get(key, default)
 
     def __getitem__(self, key: str) -> Any:
@@ -83,7 +84,7 @@ _FIELDS = frozenset(_FIELD_ORDER)
 
 
 def load_checkpoints_file(log_dir: str | os.PathLike[str]) -> list[CheckpointRecord]:
-    """All checkpoints of a log folder, oldest first; none where there is no file.
+    """Returns all checkpoints of a log folder, oldest first; none where there is no file.
 
     Raises:
         DataFormatError: A line other than a torn last one is broken.
@@ -95,7 +96,7 @@ def load_checkpoints_file(log_dir: str | os.PathLike[str]) -> list[CheckpointRec
 def get_last_checkpoint(
     log_dir: str | os.PathLike[str], required_key: str = "state_path"
 ) -> CheckpointRecord | None:
-    """The newest checkpoint that has ``required_key``, or ``None``.
+    """Returns the newest checkpoint that has ``required_key``, or ``None``.
 
     Args:
         log_dir: The run's folder.

@@ -29,7 +29,7 @@ def add_renderer_name_to_user_metadata(
 def get_renderer_name_from_checkpoint(
     service_client: ServiceClient, checkpoint_path: str
 ) -> str | None:
-    """The renderer of the run that saved a checkpoint; ``None`` where it is not known.
+    """Returns the renderer of the run that saved a checkpoint; ``None`` where it is not known.
 
     A run that cannot be asked about is logged as a warning, no error.
 
@@ -63,7 +63,8 @@ def resolve_renderer_name_from_checkpoint_or_default(
     load_checkpoint_path: str | None,
     base_url: str | None = None,
 ) -> str:
-    """The first of: the given name, that of the checkpoint's run, the model's recommended one.
+    """Returns the first of: the given name, that of the checkpoint's run, the model's
+    recommended one.
 
     Args:
         model_name: Hub name or local folder of the model.

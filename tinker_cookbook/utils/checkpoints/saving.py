@@ -136,6 +136,6 @@ async def save_checkpoint_async(
 
 
 def paths_of(record: CheckpointRecord) -> dict[str, str]:
-    """``state_path`` and ``sampler_path`` of a checkpoint, those that it has."""
+    """Returns ``state_path`` and ``sampler_path`` of a checkpoint, those that it has."""
     paths = {"state_path": record.state_path, "sampler_path": record.sampler_path}
     return {key: path for key, path in paths.items() if path is not None}

@@ -177,7 +177,8 @@ _SAID = {name: answer for names, answer in _SENTENCES.items() for name in names}
 
 
 def hint_for(name: str, known: Iterable[str]) -> str:
-    """What to use in place of a key that does not exist, as the end of a sentence, or ``""``.
+    """Returns what to use in place of a key that does not exist, as the end of a sentence, or
+    ``""``.
 
     Args:
         name: What was typed; case, hyphens and underscores do not matter.
@@ -208,7 +209,7 @@ _CHZ_ERRORS = (
 
 
 def parse_arguments(config_class: type[Any], arguments: Sequence[str]) -> Any:
-    """The config that ``key=value`` arguments (also ``--key=value``) describe.
+    """Returns the config that ``key=value`` arguments (also ``--key=value``) describe.
 
     A nested object is chosen with ``name=module:Class`` and set with ``name.KEY=value``.
 

@@ -31,7 +31,8 @@ _FRAME = re.compile(r"^Request failed: (.*) for self\.request_id=.*$", re.DOTALL
 
 
 def server_error_message(error: BaseException) -> str | None:
-    """The server's words, or the whole error where it gave none; None for errors of other kinds.
+    """Returns the server's words, or the whole error where it gave none; None for errors of
+    other kinds.
 
     Goes by the attributes of the SDK's errors, as who asks may not have loaded it.
     """
@@ -82,7 +83,8 @@ def run_program(program: Callable[[], Any]) -> None:
 
 
 def _imported(main: Callable[[Any], Any]) -> Callable[[Any], Any]:
-    """``main`` of the module under its own name, where ``python -m`` runs it as ``__main__``.
+    """Returns ``main`` of the module under its own name, where ``python -m`` runs it as
+    ``__main__``.
 
     So the classes of a saved config are those that another program imports.
     """
@@ -93,7 +95,7 @@ def _imported(main: Callable[[Any], Any]) -> Callable[[Any], Any]:
 
 
 def program_takes(key: str) -> bool:
-    """Whether the program that runs has this key; true where it cannot be told."""
+    """Returns whether the program that runs has this key; true where it cannot be told."""
     main: Any = getattr(sys.modules["__main__"], "main", None)
     try:
         return key in chz.chz_fields(_config_class(main))
@@ -102,7 +104,7 @@ def program_takes(key: str) -> bool:
 
 
 def _config_class(main: Callable[[Any], Any]) -> type[Any]:
-    """The annotation of the function's one parameter."""
+    """Returns the annotation of the function's one parameter."""
     name = next(iter(inspect.signature(main).parameters))
     return inspect.get_annotations(main, eval_str=True)[name]
 

@@ -122,7 +122,7 @@ _PLACES = {
 
 
 def group_keys(keys: Iterable[Key]) -> list[tuple[str, list[Key]]]:
-    """The keys by group, the title of each with it; groups without keys are left out."""
+    """Returns the keys by group, the title of each with it; groups without keys are left out."""
     found: dict[str, list[tuple[int, Key]]] = {group: [] for group in _GROUPS}
     for key in keys:
         # The keys of a nested object stand behind the object itself.
@@ -147,7 +147,7 @@ def help_text(
     about: str = "",
     chosen: Mapping[str, str] | None = None,
 ) -> str:
-    """What ``--help`` prints.
+    """Returns what ``--help`` prints.
 
     Args:
         config_class: The chz class that the arguments build.
@@ -174,7 +174,8 @@ def print_help(config_class: type[Any], chosen: Mapping[str, str]) -> None:
 
 
 def _about() -> str:
-    """The docstring of the program that runs; of ``package.__main__``, that of the package too."""
+    """Returns the docstring of the program that runs; of ``package.__main__``, that of the
+    package too."""
     main = sys.modules["__main__"]
     about, spec = main.__doc__ or "", main.__spec__
     if spec is None or not spec.name.endswith(".__main__"):
@@ -184,7 +185,8 @@ def _about() -> str:
 
 
 def _read_docstring(about: str) -> tuple[str, list[str]]:
-    """The first paragraph, and the commands in it or behind it, with continued lines joined."""
+    """Returns the first paragraph, and the commands in it or behind it, with continued lines
+    joined."""
     paragraphs = textwrap.dedent(about.strip()).split("\n\n")
     words = [line for line in paragraphs[0].splitlines() if "python -m" not in line]
     joined = about.replace("\\\n", " ")

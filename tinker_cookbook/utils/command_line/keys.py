@@ -112,7 +112,8 @@ def _element_class(kind: Any) -> type[Any] | None:
 
 
 def nested_class(kind: Any) -> type[Any] | None:
-    """The chz class that a field of this type holds (``X`` or ``X | None``), if it holds one."""
+    """Returns the chz class that a field of this type holds (``X`` or ``X | None``), if it
+    holds one."""
     for part in get_args(kind) if get_origin(kind) in (Union, types.UnionType) else (kind,):
         if isinstance(part, type) and chz.is_chz(part):
             return part
@@ -120,7 +121,7 @@ def nested_class(kind: Any) -> type[Any] | None:
 
 
 def find_class(name: str) -> type[Any] | None:
-    """The chz class that ``module:Class`` names, or ``None``."""
+    """Returns the chz class that ``module:Class`` names, or ``None``."""
     module, _, attribute = name.partition(":")
     if not attribute:
         return None
@@ -132,7 +133,7 @@ def find_class(name: str) -> type[Any] | None:
 
 
 def choices_of(kind: Any) -> tuple[str, ...]:
-    """The values a type admits where it names them (Literal, enum), else nothing."""
+    """Returns the values a type admits where it names them (Literal, enum), else nothing."""
     if get_origin(kind) is Literal:
         return tuple(str(value) for value in get_args(kind))
     if isinstance(kind, type) and issubclass(kind, enum.Enum):
@@ -141,7 +142,7 @@ def choices_of(kind: Any) -> tuple[str, ...]:
 
 
 def describe_type(kind: Any) -> str:
-    """A type in words: ``a number or None``, ``one of linear, cosine, constant``."""
+    """Returns a type in words: ``a number or None``, ``one of linear, cosine, constant``."""
     choices = choices_of(kind)
     if choices:
         return f"one of {', '.join(choices)}"

@@ -38,7 +38,7 @@ class Program:
 
 
 def find_programs(package: str) -> list[Program]:
-    """The programs of a package and its subpackages, by name.
+    """Returns the programs of a package and its subpackages, by name.
 
     Args:
         package: Name of an importable package; one that is not installed has no programs.
@@ -120,7 +120,7 @@ def print_whole(text: str) -> None:
 
 
 def running_command() -> str:
-    """How the program that runs was started, such as ``python -m recipes.sl_basic``."""
+    """Returns how the program that runs was started, such as ``python -m recipes.sl_basic``."""
     spec = getattr(sys.modules[_MAIN], "__spec__", None)
     if spec is None:
         return f"python {Path(sys.argv[0]).name}"

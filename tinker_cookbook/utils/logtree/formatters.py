@@ -20,11 +20,11 @@ class Formatter(Protocol):
     """What ``log_formatter`` takes."""
 
     def to_html(self) -> str:
-        """The object as HTML, its text escaped."""
+        """Returns the object as HTML, its text escaped."""
         ...
 
     def get_css(self) -> str:
-        """The style sheet that this HTML needs."""
+        """Returns the style sheet that this HTML needs."""
         ...
 
 
@@ -40,7 +40,7 @@ class ConversationFormatter:
     messages: Sequence[Mapping[str, Any]]
 
     def to_html(self) -> str:
-        """The messages in their order."""
+        """Returns the messages in their order."""
         return Node("div", {}, [_message(message) for message in self.messages]).to_html()
 
     def get_css(self) -> str:
@@ -48,7 +48,7 @@ class ConversationFormatter:
         return CONVERSATION_CSS
 
     def to_data(self) -> dict[str, Any]:
-        """The conversation for JSON: ``type`` and ``messages``."""
+        """Returns the conversation for JSON: ``type`` and ``messages``."""
         # Not at the top: reports are written without renderers too.
         from tinker_cookbook.renderers.core.messages import message_to_jsonable
 

@@ -51,13 +51,13 @@ class Node:
         return self
 
     def to_html(self) -> str:
-        """The element with all that is in it."""
+        """Returns the element with all that is in it."""
         pieces: list[str] = []
         _render(self, pieces)
         return "".join(pieces)
 
     def to_json(self) -> dict[str, Any]:
-        """``{"tag", "attrs", "children", "data"?}``; raw HTML is a node ``#html``."""
+        """Returns ``{"tag", "attrs", "children", "data"?}``; raw HTML is a node ``#html``."""
         # Copied first: another task may be writing into this node.
         children = [_child_json(child) for child in list(self.children)]
         out: dict[str, Any] = {"tag": self.tag, "attrs": dict(self.attrs), "children": children}
@@ -66,7 +66,7 @@ class Node:
         return out
 
     def text(self) -> str:
-        """All text in it, without markup; raw HTML is left out."""
+        """Returns all text in it, without markup; raw HTML is left out."""
         return "".join(
             child if isinstance(child, str) else child.text() if isinstance(child, Node) else ""
             for child in list(self.children)

@@ -28,7 +28,7 @@ class Theme:
     css_vars: dict[str, str] = field(default_factory=dict)
 
     def head(self, title: str) -> str:
-        """What stands between ``<head>`` and ``</head>``."""
+        """Returns what stands between ``<head>`` and ``</head>``."""
         links = [f'<link rel="stylesheet" href="{escape(url)}">\n' for url in self.css_urls]
         properties = "".join(f"{name}: {value};" for name, value in self.css_vars.items())
         more = [f":root {{{properties}}}"] if properties else []

@@ -76,7 +76,7 @@ class Scope:
 
 
 def scope_header(title: str, **attrs: Any) -> Scope:
-    """A section with a heading, one level below that of the scope around it.
+    """Returns a section with a heading, one level below that of the scope around it.
 
     Args:
         title: The heading.
@@ -110,7 +110,7 @@ def scope_header_decorator(title: Any) -> Any:
 
 
 def scope_div(**attrs: Any) -> Scope:
-    """A ``<div>``; headings inside keep their level."""
+    """Returns a ``<div>``; headings inside keep their level."""
     given = attributes(attrs)
 
     def enter(place: Place) -> Place:
@@ -122,7 +122,7 @@ def scope_div(**attrs: Any) -> Scope:
 
 
 def scope_details(summary: str, *, open: bool = False) -> Scope:
-    """A block that unfolds at a click.
+    """Returns a block that unfolds at a click.
 
     Args:
         summary: What is seen while it is folded.

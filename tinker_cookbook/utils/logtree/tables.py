@@ -105,7 +105,7 @@ def table_from_dict_of_lists(
 def table_node(
     rows: Sequence[Sequence[Any]], columns: Sequence[str] | None, caption: str | None = None
 ) -> Node:
-    """A table as an element. Cells are nodes or values; numbers stand to the right."""
+    """Returns a table as an element. Cells are nodes or values; numbers stand to the right."""
     node = Node("table")
     if caption:
         node.add(Node("caption", {}, [caption]))

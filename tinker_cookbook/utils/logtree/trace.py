@@ -57,25 +57,26 @@ class Trace:
         return list(self._css)
 
     def head_html(self) -> str:
-        """What stands between ``<head>`` and ``</head>`` of the page."""
+        """Returns what stands between ``<head>`` and ``</head>`` of the page."""
         return head_html(self.title, self.css)
 
     def body_html(self, wrap_body: bool = True) -> str:
-        """The body of the page, with or without its ``<body>`` tag."""
+        """Returns the body of the page, with or without its ``<body>`` tag."""
         whole = self.root.to_html()
         if wrap_body:
             return whole
         return whole[whole.index(">") + 1 : whole.rindex("</body>")].strip("\n")
 
     def html(self) -> str:
-        """The whole page; it refers to no other file."""
+        """Returns the whole page; it refers to no other file."""
         return (
             f'<!doctype html>\n<html lang="en">\n<head>\n{self.head_html()}</head>\n'
             f"{self.body_html()}</html>\n"
         )
 
     def to_json(self) -> dict[str, Any]:
-        """``{"title", "started_at", "path", "root": {"tag", "attrs", "children", "data"?}}``."""
+        """Returns ``{"title", "started_at", "path", "root": {"tag", "attrs", "children",
+        "data"?}}``."""
         return {
             "title": self.title,
             "started_at": self.started_at.isoformat(timespec="seconds"),
@@ -109,7 +110,7 @@ PLACE: ContextVar[Place | None] = ContextVar("logtree_place", default=None)
 
 
 def open_place() -> Place | None:
-    """Where to write; ``None`` where no report is open or output is switched off."""
+    """Returns where to write; ``None`` where no report is open or output is switched off."""
     place = PLACE.get()
     return place if place is not None and place.enabled else None
 

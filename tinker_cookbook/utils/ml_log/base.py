@@ -63,7 +63,7 @@ class Logger(ABC):
         """Ends the log; safe to call twice."""
 
     def get_logger_url(self) -> str | None:
-        """A web page of this run, where there is one."""
+        """Returns a web page of this run, where there is one."""
         return None
 
     @property
@@ -121,7 +121,7 @@ class MultiplexLogger(Logger):
         self._on_close = None
 
     def get_logger_url(self) -> str | None:
-        """The first web page that a logger has."""
+        """Returns the first web page that a logger has."""
         urls = (logger.get_logger_url() for logger in self.loggers)
         return next((url for url in urls if url), None)
 

@@ -138,7 +138,7 @@ def _warn_of_lost(fields: list[str], path: Path) -> None:
 
 
 def _free_backup(path: Path) -> Path:
-    """``config.previous.json``, or the first free one of ``config.previous.2.json``, …"""
+    """Returns ``config.previous.json``, or the first free one of ``config.previous.2.json``, …"""
     candidate, number = path, 1
     while candidate.exists():
         number += 1

@@ -90,7 +90,7 @@ class WandbLogger(Logger):
         self._run.finish()
 
     def get_logger_url(self) -> str | None:
-        """The run's web page; ``None`` offline."""
+        """Returns the run's web page; ``None`` offline."""
         return self._run.url
 
 

@@ -25,7 +25,8 @@ def code_state(modules: Sequence[str | ModuleType] = ("tinker_cookbook",)) -> st
 
 
 def code_diff(folders: list[Path]) -> str:
-    """The commit and ``git diff`` of the checkouts that hold ``folders``; ``""`` where none does.
+    """Returns the commit and ``git diff`` of the checkouts that hold ``folders``; ``""`` where
+    none does.
 
     The result is a patch: the lines before the first ``diff`` name checkout, commit and files that
     git does not track, and ``git apply`` skips them. It never fails a run: without git it is empty.

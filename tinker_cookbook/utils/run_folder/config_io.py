@@ -234,7 +234,7 @@ def _join(where: str, part: object) -> str:
 
 
 def _importable_name(value: Any) -> str | None:
-    """``"module:qualified.name"`` if importing that gives ``value`` back, else ``None``."""
+    """Returns ``"module:qualified.name"`` if importing that gives ``value`` back, else ``None``."""
     module, name = getattr(value, "__module__", None), getattr(value, "__qualname__", None)
     if not isinstance(module, str) or not isinstance(name, str):
         return None
@@ -249,7 +249,8 @@ def _importable_name(value: Any) -> str | None:
 
 
 def _true_module_name(module: str) -> str:
-    """``python -m recipes.x`` runs the module as ``__main__``; its spec knows the real name."""
+    """Returns ``python -m recipes.x`` runs the module as ``__main__``; its spec knows the real
+    name."""
     spec = getattr(sys.modules["__main__"], "__spec__", None) if module == "__main__" else None
     return spec.name if spec is not None else module
 

@@ -79,7 +79,7 @@ def set_aside(folder: Path) -> None:
 
 
 def is_pending(log_dir: str | os.PathLike[str]) -> bool:
-    """Whether this process has set aside an old run of ``log_dir`` that is still kept."""
+    """Returns whether this process has set aside an old run of ``log_dir`` that is still kept."""
     return bool(_pending) and Path(log_dir).resolve() in _pending
 
 
@@ -127,17 +127,17 @@ def recover(log_dir: str | os.PathLike[str]) -> None:
 
 
 def has_rows(folder: Path) -> bool:
-    """Whether a run in ``folder`` has written a row or a checkpoint."""
+    """Returns whether a run in ``folder`` has written a row or a checkpoint."""
     return any((folder / n).is_file() and (folder / n).stat().st_size > 0 for n in _WITH_ROWS)
 
 
 def ended_before_the_first_row(folder: Path) -> bool:
-    """Whether ``folder`` holds nothing but what a run writes before its first row."""
+    """Returns whether ``folder`` holds nothing but what a run writes before its first row."""
     return all(e.name.startswith(WRITTEN_BEFORE_THE_FIRST_ROW) for e in folder.iterdir())
 
 
 def was_configured_by_a_run(folder: Path) -> bool:
-    """Whether the ``config.json`` in ``folder`` is a run's; a model folder has one too."""
+    """Returns whether the ``config.json`` in ``folder`` is a run's; a model folder has one too."""
     config = folder / CONFIG_FILE
     return config.is_file() and f'"{TYPE_KEY}"' in config.read_text("utf-8", errors="replace")
 
@@ -183,7 +183,7 @@ if hasattr(os, "register_at_fork"):
 
 
 def _escaped(name: str) -> str:
-    """``name`` for a glob pattern."""
+    """Returns ``name`` for a glob pattern."""
     return "".join(f"[{letter}]" if letter in "*?[" else letter for letter in name)
 
 

@@ -33,7 +33,7 @@ _DTYPES = (torch.float32, torch.bfloat16)
 
 
 def suits(dtype: torch.dtype, device: torch.device) -> bool:
-    """Whether the kernels support this device and dtype and are compiled."""
+    """Returns whether the kernels support this device and dtype and are compiled."""
     return device.type == "cpu" and dtype in _DTYPES and library("attention") is not None
 
 

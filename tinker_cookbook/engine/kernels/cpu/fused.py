@@ -79,7 +79,7 @@ class FusedNorm(nn.Module):
         self._weight, self._eps, self._rounds = weight, eps, rounds
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """``x`` [..., width], normalised along the last axis."""
+        """Returns ``x`` [..., width], normalised along the last axis."""
         return _Norm.apply(x, self._weight, self._eps, self._rounds)
 
 

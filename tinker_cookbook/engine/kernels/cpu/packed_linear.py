@@ -31,27 +31,27 @@ class Layout(Protocol):
     """Layout of a matrix ``W`` [out, in] for products in one direction."""
 
     def product(self, x: torch.Tensor, bias: torch.Tensor | None = None) -> torch.Tensor:
-        """``x W^T + bias`` for ``x`` [T, in], as a new [T, out]."""
+        """Returns ``x W^T + bias`` for ``x`` [T, in], as a new [T, out]."""
         ...
 
     def adapted(
         self, x: torch.Tensor, bias: torch.Tensor | None, parts: Sequence[Part]
     ) -> torch.Tensor:
-        """``product`` with low-rank terms, each for its rows."""
+        """Returns ``product`` with low-rank terms, each for its rows."""
         ...
 
     def trained(
         self, x: torch.Tensor, bias: torch.Tensor | None, term: LowRank
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """``product`` with one term for all rows, and its ``x A^T`` [T, r or more]."""
+        """Returns ``product`` with one term for all rows, and its ``x A^T`` [T, r or more]."""
         ...
 
     def product_fp32(self, x: torch.Tensor) -> torch.Tensor:
-        """``x W^T`` with fp32's precision, also where both are of half precision."""
+        """Returns ``x W^T`` with fp32's precision, also where both are of half precision."""
         ...
 
     def dense(self) -> torch.Tensor:
-        """The matrix in the plain layout."""
+        """Returns the matrix in the plain layout."""
         ...
 
 
@@ -63,13 +63,13 @@ class FrozenWeight(Layout, Protocol):
     device: torch.device
 
     def back(self, gradient: torch.Tensor) -> torch.Tensor:
-        """``gradient W`` for ``gradient`` [T, out], as a new [T, in]."""
+        """Returns ``gradient W`` for ``gradient`` [T, out], as a new [T, in]."""
         ...
 
     def trained_back(
         self, gradient: torch.Tensor, term: LowRank
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """``back`` through ``trained``, and its ``gradient B`` [T, r or more]."""
+        """Returns ``back`` through ``trained``, and its ``gradient B`` [T, r or more]."""
         ...
 
 
@@ -82,15 +82,16 @@ class DenseWeight:
         self.dtype, self.device = weight.dtype, weight.device
 
     def product(self, x: torch.Tensor, bias: torch.Tensor | None = None) -> torch.Tensor:
-        """``x W^T + bias``, [T, out]."""
+        """Returns ``x W^T + bias``, [T, out]."""
         return F.linear(x, self._weight, bias)
 
     def back(self, gradient: torch.Tensor) -> torch.Tensor:
-        """``gradient W``, [T, in]."""
+        """Returns ``gradient W``, [T, in]."""
         return gradient @ self._weight
 
     def product_fp32(self, x: torch.Tensor) -> torch.Tensor:
-        """``x W^T`` in fp32: CUDA has such a product, a CPU gets what rounding lost by another."""
+        """Returns ``x W^T`` in fp32: CUDA has such a product, a CPU gets what rounding lost by
+        another."""
         if x.dtype == torch.float32:
             return self.product(x)
         if x.is_cuda:
@@ -102,25 +103,25 @@ class DenseWeight:
     def adapted(
         self, x: torch.Tensor, bias: torch.Tensor | None, parts: Sequence[Part]
     ) -> torch.Tensor:
-        """``product`` with low-rank terms, each for its rows."""
+        """Returns ``product`` with low-rank terms, each for its rows."""
         return add_parts(self.product(x, bias), x, parts)
 
     def trained(
         self, x: torch.Tensor, bias: torch.Tensor | None, term: LowRank
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """``product`` with one term, and its ``x A^T``."""
+        """Returns ``product`` with one term, and its ``x A^T``."""
         out = self.product(x, bias)
         return out, term.add_keeping(out, x)
 
     def trained_back(
         self, gradient: torch.Tensor, term: LowRank
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """``back`` through ``trained``, and its ``gradient B``."""
+        """Returns ``back`` through ``trained``, and its ``gradient B``."""
         out = self.back(gradient)
         return out, term.back.add_keeping(out, gradient)
 
     def dense(self) -> torch.Tensor:
-        """The matrix in the plain layout."""
+        """Returns the matrix in the plain layout."""
         return self._weight
 
 
@@ -133,11 +134,12 @@ class OneDnn:
         self._packed = _ops()._reorder_linear_weight(weight.contiguous(), self._ROWS)
 
     def product(self, x: torch.Tensor, bias: torch.Tensor | None = None) -> torch.Tensor:
-        """``x W^T + bias``, [T, out]."""
+        """Returns ``x W^T + bias``, [T, out]."""
         return _ops()._linear_pointwise(x, self._packed, bias, "none", [], "")
 
     def product_fp32(self, x: torch.Tensor) -> torch.Tensor:
-        """``x W^T``; in half precision by a second product, of what rounding the first lost."""
+        """Returns ``x W^T``; in half precision by a second product, of what rounding the first
+        lost."""
         rounded = self.product(x)
         if x.dtype == torch.float32:
             return rounded
@@ -147,18 +149,18 @@ class OneDnn:
     def adapted(
         self, x: torch.Tensor, bias: torch.Tensor | None, parts: Sequence[Part]
     ) -> torch.Tensor:
-        """``product`` with low-rank terms, each for its rows."""
+        """Returns ``product`` with low-rank terms, each for its rows."""
         return add_parts(self.product(x, bias), x, parts)
 
     def trained(
         self, x: torch.Tensor, bias: torch.Tensor | None, term: LowRank
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """``product`` with one term, and its ``x A^T``."""
+        """Returns ``product`` with one term, and its ``x A^T``."""
         out = self.product(x, bias)
         return out, term.add_keeping(out, x)
 
     def dense(self) -> torch.Tensor:
-        """The matrix in the plain layout."""
+        """Returns the matrix in the plain layout."""
         return self._packed.to_dense()
 
 
@@ -176,37 +178,37 @@ class PackedWeight:
         self._backward: Layout | None = None
 
     def product(self, x: torch.Tensor, bias: torch.Tensor | None = None) -> torch.Tensor:
-        """``x W^T + bias``, [T, out]."""
+        """Returns ``x W^T + bias``, [T, out]."""
         return self._forward.product(x, bias)
 
     def back(self, gradient: torch.Tensor) -> torch.Tensor:
-        """``gradient W``, [T, in]."""
+        """Returns ``gradient W``, [T, in]."""
         return self._transposed().product(gradient)
 
     def trained(
         self, x: torch.Tensor, bias: torch.Tensor | None, term: LowRank
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """``product`` with one term, and its ``x A^T``."""
+        """Returns ``product`` with one term, and its ``x A^T``."""
         return self._forward.trained(x, bias, term)
 
     def trained_back(
         self, gradient: torch.Tensor, term: LowRank
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """``back`` through ``trained``, and its ``gradient B``."""
+        """Returns ``back`` through ``trained``, and its ``gradient B``."""
         return self._transposed().trained(gradient, None, term.back)
 
     def adapted(
         self, x: torch.Tensor, bias: torch.Tensor | None, parts: Sequence[Part]
     ) -> torch.Tensor:
-        """``product`` with low-rank terms, each for its rows."""
+        """Returns ``product`` with low-rank terms, each for its rows."""
         return self._forward.adapted(x, bias, parts)
 
     def product_fp32(self, x: torch.Tensor) -> torch.Tensor:
-        """``x W^T`` with fp32's precision."""
+        """Returns ``x W^T`` with fp32's precision."""
         return self._forward.product_fp32(x)
 
     def dense(self) -> torch.Tensor:
-        """The matrix in the plain layout."""
+        """Returns the matrix in the plain layout."""
         return self._forward.dense()
 
     def _transposed(self) -> Layout:

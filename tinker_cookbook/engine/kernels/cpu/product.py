@@ -36,17 +36,18 @@ class Panels:
         self._panels = panels.transpose(1, 2).contiguous()  # [out / width, in, width]
 
     def product(self, x: torch.Tensor, bias: torch.Tensor | None = None) -> torch.Tensor:
-        """``x W^T + bias`` in the matrix's dtype, for ``x`` [T, in] of that dtype: [T, out]."""
+        """Returns ``x W^T + bias`` in the matrix's dtype, for ``x`` [T, in] of that dtype: [T,
+        out]."""
         return self.adapted(x, bias, ())
 
     def product_fp32(self, x: torch.Tensor) -> torch.Tensor:
-        """``x W^T`` in fp32."""
+        """Returns ``x W^T`` in fp32."""
         return self._with_low_rank(_in_rows(x), ())[0]
 
     def adapted(
         self, x: torch.Tensor, bias: torch.Tensor | None, parts: Sequence[Part]
     ) -> torch.Tensor:
-        """``product`` with low-rank terms, each for its rows."""
+        """Returns ``product`` with low-rank terms, each for its rows."""
         out, _ = self._with_low_rank(_in_rows(x), parts)
         if bias is not None:
             out += bias
@@ -55,21 +56,23 @@ class Panels:
     def trained(
         self, x: torch.Tensor, bias: torch.Tensor | None, term: LowRank
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """``product`` with one term, and its ``x A^T`` in fp32, filled up to whole panels."""
+        """Returns ``product`` with one term, and its ``x A^T`` in fp32, filled up to whole
+        panels."""
         out, low = self._with_low_rank(_in_rows(x), [(term, 0, len(x))])
         if bias is not None:
             out += bias
         return out.to(self._panels.dtype), low.view(len(x), -1)
 
     def dense(self) -> torch.Tensor:
-        """The matrix in the plain layout, a copy."""
+        """Returns the matrix in the plain layout, a copy."""
         plain = self._panels.transpose(1, 2).reshape(-1, self._inputs)
         return plain[: self._outputs]
 
     def _with_low_rank(
         self, x: torch.Tensor, parts: Sequence[Part]
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """The product of ``x`` [T, in] with the terms in it, fp32, and what ``_add`` returns."""
+        """Returns the product of ``x`` [T, in] with the terms in it, fp32, and what ``_add``
+        returns."""
         out = x.new_empty(x.shape[0], self._outputs)
         return out, _add(out, x, parts, self._panels)
 
