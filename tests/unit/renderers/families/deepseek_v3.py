@@ -155,8 +155,8 @@ def exact_answers(draw, thinking=True):
 
 
 THINKING_PLACE = (
-    "answers of the last turn carry their thinking, as they are sampled: the template writes any "
-    "answer as history"
+    "the renderer keeps the thinking of answers in the last turn, as it was sampled; the template "
+    "removes it from every answer"
 )
 CASES = [
     *[
@@ -184,7 +184,7 @@ CASES = [
         answers=exact_answers(),
         as_template=parsed,
         options={"thinking": True},
-        difference=f"{THINKING_PLACE}, and has no place for thinking behind results of tools",
+        difference=f"{THINKING_PLACE}, and has no form for thinking after tool results",
     ),
     Case(
         model="DeepSeek V3",
@@ -194,8 +194,9 @@ CASES = [
         conversations=v3_conversations(calls=st.just(2)).map(no_text_beside_calls),
         answers=exact_answers(thinking=False),
         corrections=CALLS_V3,
-        difference="calls but for two in a row, calls after results, text beside calls: the "
-        "template leaves calls unclosed, or closes them twice, and leaves out the text",
+        difference="not compared: one call or more than two in a row, calls after results, text "
+        "next to calls. The template does not close these calls, or closes them twice, and omits the "
+        "text",
     ),
     Case(
         model="DeepSeek R1",
@@ -217,7 +218,7 @@ CASES = [
         answers=exact_answers(thinking=False),
         as_template=parsed,
         declares_tools={},
-        difference="as many results as calls before them: the template leaves others open",
+        difference="compared only if every call has a result; the template does not close other calls",
     ),
     Case(
         model="DeepSeek V3.2, thinking=true",
@@ -233,6 +234,6 @@ CASES = [
         as_template=parsed,
         options={"thinking": True},
         declares_tools={},
-        difference="as many results as calls before them: the template leaves others open",
+        difference="compared only if every call has a result; the template does not close other calls",
     ),
 ]

@@ -116,11 +116,10 @@ def case(effort, options="", text_beside_call=False, answers=None, difference=""
 
 
 PREAMBLES = (
-    "without tool_format=template, calls have `<|constrain|>json` and results of tools are written "
-    "as they are, as OpenAI describes the format and the public cookbook writes it; text next to a "
-    "tool call is written on the commentary channel and read back as text, which the template "
-    "takes for thinking, in history too, and raises where there is thinking besides "
-    "(text_before_call=analysis writes what the template does)"
+    "without tool_format=template, calls have `<|constrain|>json` and tool results are plain text, as "
+    "in OpenAI's description of the format and in the official cookbook. The renderer writes text next "
+    "to a tool call on the commentary channel. The template writes it as thinking, and raises an error "
+    "if the message also has thinking (text_before_call=analysis does the same as the template)"
 )
 CASES = [
     *[case(effort, difference=PREAMBLES) for effort in ("low", "medium", "high")],

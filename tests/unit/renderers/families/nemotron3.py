@@ -77,9 +77,9 @@ def thinking_answers():
 
 
 UNTHOUGHT = (
-    "An answer without thinking stands behind a closed empty block in the template, while the "
-    "prompt of a thinking model ends with an open one: it never follows that prompt, so answers "
-    "that are read back and weighed carry thinking here."
+    "the template writes a closed, empty thinking block before an answer without thinking, but the "
+    "prompt of a thinking model ends with an open block. Such an answer never follows this prompt, so "
+    "the compared answers have thinking"
 )
 CASES = [
     Case(

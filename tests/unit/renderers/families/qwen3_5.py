@@ -75,9 +75,9 @@ def thinks(model, spec, template, options=None, of=None):
         options=options or {},
         image_processor=qwen_image_processor,
         prompt_end="<|im_start|>assistant\n<think>\n",
-        difference="The answer's tokens begin behind the prompt, which opens the block; the "
-        "template would merge its last line break with the one that closes an empty block. A "
-        "string argument that spells another value (12, true) is read back as that value.",
+        difference="the prompt opens the thinking block, and the answer is encoded after it; the "
+        "template merges the last line break of the prompt with that of an empty block. A string "
+        "argument that looks like another value (12, true) is parsed as this value",
     )
 
 

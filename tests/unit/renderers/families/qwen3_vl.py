@@ -32,8 +32,8 @@ CASES = [
             "{{- '<|im_start|>assistant\\n' }}": "{{- '<|im_start|>assistant\\n<think>\\n' }}"
         },
         prompt_end="<|im_start|>assistant\n<think>\n",
-        difference="The Thinking models' template is Qwen3's with images, and its prompt opens the "
-        "block: Qwen3's, so changed, stands for it. The answer's tokens begin behind that prompt; "
-        "the template would merge its last line break with one that closes an empty block.",
+        difference="compared with Qwen3's template, changed for images and for a prompt that opens "
+        "the thinking block, as in the Thinking models. The answer is encoded after this prompt; the "
+        "template merges the last line break of the prompt with that of an empty block",
     ),
 ]
