@@ -81,7 +81,7 @@ def auth_login(world: World) -> None:
     expect(world.key in stored, "the key")
 
 
-@COMMANDS("auth logout", f"the stored key is gone; {LOCAL}")
+@COMMANDS("auth logout", f"the stored key is removed; {LOCAL}")
 def auth_logout(world: World) -> None:
     """From a home of its own."""
     with mock.patch.dict(os.environ, HOME=str(world.folder)):
@@ -90,7 +90,7 @@ def auth_logout(world: World) -> None:
     expect(world.key not in stored, "the key is gone")
 
 
-@COMMANDS("model list", "the model that is served")
+@COMMANDS("model list", "the served model")
 def model_list(world: World) -> None:
     """One."""
     expect(as_json("model", "list")["models"][0]["model_name"] == world.model, "the model")
@@ -135,7 +135,7 @@ def checkpoint_info(world: World) -> None:
     expect((said["tinker_path"], said["lora_rank"]) == (path, 4), "what it is")
 
 
-@COMMANDS("checkpoint set-ttl", "the list shows when it expires, and with `--remove` no more")
+@COMMANDS("checkpoint set-ttl", "the list shows when it expires, and with `--remove` no longer")
 def checkpoint_set_ttl(world: World) -> None:
     """Two hours, then for good."""
     path = world.saved()
@@ -145,7 +145,7 @@ def checkpoint_set_ttl(world: World) -> None:
     expect(as_json("checkpoint", "info", path)["expires_at"] is None, "it stays")
 
 
-@COMMANDS("checkpoint delete", "it is listed no more")
+@COMMANDS("checkpoint delete", "it is no longer listed")
 def checkpoint_delete(world: World) -> None:
     """One of two."""
     path, other = world.saved(), world.saved()
@@ -153,7 +153,7 @@ def checkpoint_delete(world: World) -> None:
     expect(world.listed(path) is None and world.listed(other), "one is gone")
 
 
-@COMMANDS("checkpoint download", "safetensors opens what came, of `weights` and `external_weights`")
+@COMMANDS("checkpoint download", "safetensors reads the files of `weights` and `external_weights`")
 def checkpoint_download(world: World) -> None:
     """Both kinds."""
     for kind in ("weights", "external_weights"):
@@ -163,7 +163,7 @@ def checkpoint_download(world: World) -> None:
         expect((folder / "adapter_config.json").is_file(), "a config")
 
 
-@COMMANDS("checkpoint push-hf", "the folder that would be uploaded (to a stand-in for the Hub)")
+@COMMANDS("checkpoint push-hf", "the folder that would be uploaded (to a fake Hub)")
 def checkpoint_push(world: World) -> None:
     """The Hub's client is replaced, all else is real."""
     sent: list[str] = []

@@ -58,7 +58,7 @@ def pass_by_json(world: World, address: str, field: str) -> dict[str, Any]:
     return result(world, ask(world, "POST", address, model_id=model, seq_id=1, **given))
 
 
-@HTTP("GET /healthz", "it answers without a key")
+@HTTP("GET /healthz", "responds without a key")
 def healthz(world: World) -> None:
     """Both spellings."""
     for address in (f"{world.url}/healthz", f"{world.url}/api/v1/healthz"):
@@ -72,7 +72,7 @@ def metrics(world: World) -> None:
     expect("tinker_cookbook_sessions" in said, "counters")
 
 
-@HTTP("POST auth/token", "a token that stands for the key")
+@HTTP("POST auth/token", "a token in place of the key")
 def token(world: World) -> None:
     """Used once."""
     jwt = ask(world, "POST", "auth/token")["jwt"]
@@ -106,7 +106,7 @@ def forward(world: World) -> None:
     expect(len(output["loss_fn_outputs"][0]["logprobs"]["data"]) == len(TOKENS) - 1, "scores")
 
 
-@HTTP("GET …/checkpoints/{kind}/{name}/archive", "an address of a tar file of PEFT's files")
+@HTTP("GET …/checkpoints/{kind}/{name}/archive", "the URL of a tar file with the PEFT files")
 def archive(world: World) -> None:
     """SDKs before 0.36: `get_checkpoint_archive_url`."""
     path = world.saved("sampler_weights")
@@ -117,13 +117,13 @@ def archive(world: World) -> None:
         expect("adapter_model.safetensors" in tar.getnames(), "PEFT's files")
 
 
-@HTTP("POST telemetry", "it is accepted, and dropped")
+@HTTP("POST telemetry", "accepted and discarded")
 def telemetry(world: World) -> None:
     """No events."""
     expect(ask(world, "POST", "telemetry", events=[])["status"] == "accepted", "it is")
 
 
-@HTTP("POST cancel_future", "a request that waits ends")
+@HTTP("POST cancel_future", "a queued request ends")
 def cancel(world: World) -> None:
     """A pass that waits for one before it."""
     model = run_by_json(world)
@@ -156,7 +156,7 @@ def unload_model(world: World) -> None:
     ask(world, "POST", "unload_model", model_id="m")
 
 
-@UNKNOWN("GET no/such/thing, an address that is not there", "never")
+@UNKNOWN("GET no/such/thing, an unknown endpoint", "never")
 def other(world: World) -> None:
     """404."""
     ask(world, "GET", "no/such/thing")

@@ -15,7 +15,7 @@ from tests.conformance.compatibility.world import World, run_of
 REST, ADMIN = Probes(), Probes()
 
 
-@REST("get_server_capabilities", "it names the model that is served")
+@REST("get_server_capabilities", "it lists the served model")
 def get_server_capabilities(world: World, call: Call) -> None:
     """Models and context lengths."""
     expect(call(world.rest).supported_models[0].model_name == world.model, "the model")
@@ -50,7 +50,7 @@ def list_training_runs(world: World, call: Call) -> None:
     expect(page.cursor.total_count > 2, "more follow")
 
 
-@REST("list_checkpoints", "a new one is in it")
+@REST("list_checkpoints", "it contains a new one")
 def list_checkpoints(world: World, call: Call) -> None:
     """Of a run."""
     path = world.saved()
@@ -66,7 +66,7 @@ def list_user_checkpoints(world: World, call: Call) -> None:
     expect([one.tinker_path for one in page.checkpoints] == paths[::-1], "the newest")
 
 
-@REST("get_external_weights_urls", "an adapter, fetched without a key")
+@REST("get_external_weights_urls", "an adapter, downloaded without a key")
 def get_external_weights_urls(world: World, call: Call) -> None:
     """Signed addresses."""
     found = call(world.rest, world.saved("external_weights"))
@@ -75,7 +75,7 @@ def get_external_weights_urls(world: World, call: Call) -> None:
     expect(load(answer.content), "tensors")
 
 
-@REST("delete_checkpoint", "it is listed no more")
+@REST("delete_checkpoint", "it is no longer listed")
 def delete_checkpoint(world: World, call: Call) -> None:
     """By run and name."""
     path = world.saved()
@@ -83,7 +83,7 @@ def delete_checkpoint(world: World, call: Call) -> None:
     expect(world.listed(path) is None, "it is gone")
 
 
-@REST("delete_checkpoint_from_tinker_path", "it is listed no more")
+@REST("delete_checkpoint_from_tinker_path", "it is no longer listed")
 def delete_by_path(world: World, call: Call) -> None:
     """By its path."""
     path = world.saved()
@@ -91,7 +91,10 @@ def delete_by_path(world: World, call: Call) -> None:
     expect(world.listed(path) is None, "it is gone")
 
 
-@REST("set_checkpoint_ttl_from_tinker_path", "the list shows when it expires, and that no more")
+@REST(
+    "set_checkpoint_ttl_from_tinker_path",
+    "the list shows when it expires, and the removal",
+)
 def set_ttl(world: World, call: Call) -> None:
     """Two hours, then for good."""
     path = world.saved()
@@ -136,7 +139,7 @@ def list_sessions(world: World, call: Call) -> None:
         expect(call(world.rest, limit=1).sessions == [session], "the newest")
 
 
-@REST("search_sessions", "an open one by its name")
+@REST("search_sessions", "finds an open one by its name")
 def search_sessions(world: World, call: Call) -> None:
     """A word of it."""
     session = world.service.holder.get_session_id()
@@ -173,7 +176,7 @@ def get_sampler(world: World, call: Call) -> None:
     expect((found.base_model, found.model_path) == (world.model, path), "what it samples from")
 
 
-@REST("get_telemetry", f"{LOCAL}; what telemetry is sent there is dropped")
+@REST("get_telemetry", f"{LOCAL}, which discards telemetry")
 def get_telemetry(world: World, call: Call) -> None:
     """None, for it is switched off here."""
     expect(call(world.rest) is None, "it is off")
@@ -201,7 +204,7 @@ def get_storage_usage(world: World, call: Call) -> None:
     call(_owner_of(world, call))
 
 
-@ADMIN("get_telemetry", f"{LOCAL}; what telemetry is sent there is dropped")
+@ADMIN("get_telemetry", f"{LOCAL}, which discards telemetry")
 def get_admin_telemetry(world: World, call: Call) -> None:
     """None, for it is switched off here."""
     expect(call(world.admin) is None, "it is off")

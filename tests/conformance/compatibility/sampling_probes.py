@@ -18,7 +18,7 @@ from tests.conformance.compatibility.world import TOKENS, World, datum, prompt
 SAMPLING, ARGUMENTS, MISTAKES = Probes(), Probes(), Probes()
 
 
-@SAMPLING("sample", "as many sequences and tokens as asked for; one seed, one answer")
+@SAMPLING("sample", "the requested number of sequences and tokens; a seed is reproducible")
 def sample(world: World, call: Call) -> None:
     """Twice with one seed."""
     params = types.SamplingParams(max_tokens=4, seed=1, stop=[])
@@ -28,7 +28,7 @@ def sample(world: World, call: Call) -> None:
     expect(tokens[0] == tokens[1], "the seed")
 
 
-@SAMPLING("compute_logprobs", "one a token but the first, and those that sampling gives")
+@SAMPLING("compute_logprobs", "one for each token except the first, equal to those of sampling")
 def compute_logprobs(world: World, call: Call) -> None:
     """Scores of drawn tokens."""
     drawn = world.sampling.sample(prompt(), 1, types.SamplingParams(max_tokens=3, stop=[]))
@@ -51,7 +51,7 @@ def get_sampler_handle(world: World, call: Call) -> None:
     expect(isinstance(call(world.sampling), str), "a string")
 
 
-@SAMPLING("from_sampler_handle", "the scores are those of the client that gave the handle")
+@SAMPLING("from_sampler_handle", "its log-probabilities are those of the client of the handle")
 def from_sampler_handle(world: World, call: Call) -> None:
     """What a client in another process does."""
     other = call(call.of, world.sampling.get_sampler_handle(), api_key=world.key)
@@ -59,25 +59,25 @@ def from_sampler_handle(world: World, call: Call) -> None:
     expect(scores[0] == scores[1], "the same weights")
 
 
-@SAMPLING("get_base_model", "the model that is served")
+@SAMPLING("get_base_model", "the served model")
 def get_base_model(world: World, call: Call) -> None:
     """Its name."""
     expect(call(world.sampling) == world.model, "the model")
 
 
-@SAMPLING("get_tokenizer", "it reads text (from where the server says that the model lies)")
+@SAMPLING("get_tokenizer", "it encodes text (from the model folder that the server reports)")
 def get_tokenizer(world: World, call: Call) -> None:
     """Of the base model."""
     expect(call(world.sampling).encode("a"), "tokens")
 
 
-@SAMPLING("get_telemetry", f"{LOCAL}; what telemetry is sent there is dropped")
+@SAMPLING("get_telemetry", f"{LOCAL}, which discards telemetry")
 def get_telemetry(world: World, call: Call) -> None:
     """None, for it is switched off here."""
     expect(call(world.sampling) is None, "it is off")
 
 
-@SAMPLING("on_queue_state_change", f"{LOCAL}: the client calls it with what the server says")
+@SAMPLING("on_queue_state_change", f"{LOCAL}: the client calls it when the state changes")
 def on_queue_state_change(world: World, call: Call) -> None:
     """Nothing to see."""
     call(world.sampling, QueueState.ACTIVE, None)
@@ -95,7 +95,7 @@ def inflight(world: World) -> None:
     expect(first.compute_logprobs(prompt()).result() != before, "newer weights")
 
 
-@ARGUMENTS("save_state(overwrite=True, ttl_seconds=…)", "the second save counts, and expires")
+@ARGUMENTS("save_state(overwrite=True, ttl_seconds=…)", "the second save replaces the first")
 def overwrite(world: World) -> None:
     """One name twice."""
     name = world.name()
@@ -105,7 +105,7 @@ def overwrite(world: World) -> None:
     expect(found is not None and found.expires_at is not None, "it expires")
 
 
-@MISTAKES("save_state, with a name that is taken", "never")
+@MISTAKES("save_state with a name that exists", "never")
 def taken(world: World) -> None:
     """Without overwrite."""
     client = world.new_training()
@@ -138,13 +138,15 @@ def access_token(world: World) -> None:
     world.service.create_training_client_from_state(path, weights_access_token="t").result()
 
 
-@MISTAKES("create_lora_training_client, of a model that is not served", "never")
+@MISTAKES("create_lora_training_client with a model that is not served", "never")
 def other_model(world: World) -> None:
     """A name that the server was not started with."""
     world.service.create_lora_training_client("no/such-model").result()
 
 
-@ARGUMENTS("sample(include_prompt_logprobs, topk_prompt_logprobs=2)", "two a token but the first")
+@ARGUMENTS(
+    "sample(include_prompt_logprobs, topk_prompt_logprobs=2)", "two a token except the first"
+)
 def prompt_scores(world: World) -> None:
     """Of the prompt."""
     drawn = _sample(world, include_prompt_logprobs=True, topk_prompt_logprobs=2)
@@ -152,7 +154,7 @@ def prompt_scores(world: World) -> None:
     expect([row and len(row) for row in drawn.topk_prompt_logprobs][1:] == [2] * 4, "two each")
 
 
-@ARGUMENTS("sample(topk_sample_logprobs=2)", "two a drawn token, the likeliest first")
+@ARGUMENTS("sample(topk_sample_logprobs=2)", "two for each sampled token, the most probable first")
 def sample_scores(world: World) -> None:
     """Of the samples."""
     (sequence,) = _sample(world, topk_sample_logprobs=2).sequences
@@ -160,7 +162,10 @@ def sample_scores(world: World) -> None:
     expect(rows.shape == (2, 2) and (rows[:, 0] >= rows[:, 1]).all(), "two each")
 
 
-@ARGUMENTS("sample(target_prompt_logprobs=…)", "the prompt's own tokens score as the prompt does")
+@ARGUMENTS(
+    "sample(target_prompt_logprobs=…)",
+    "equal to the prompt's log-probabilities",
+)
 def target_scores(world: World) -> None:
     """Of given tokens."""
     asked = types.TensorData.from_torch(torch.tensor([[token] for token in TOKENS[1:]]))
@@ -169,7 +174,7 @@ def target_scores(world: World) -> None:
     expect(np.allclose(found, drawn.prompt_logprobs[1:], atol=1e-4), "the prompt's scores")
 
 
-@ARGUMENTS("sample(prompt_logprobs_last_n=2)", "the last two alone")
+@ARGUMENTS("sample(prompt_logprobs_last_n=2)", "only the last two")
 def last_scores(world: World) -> None:
     """Of the end."""
     drawn = _sample(world, include_prompt_logprobs=True, prompt_logprobs_last_n=2)
@@ -207,14 +212,14 @@ def image_pass(world: World) -> None:
     world.new_training().forward([seen], "cross_entropy").result()
 
 
-@MISTAKES("forward, with weights that do not fit the targets", "never")
+@MISTAKES("forward with weights of a wrong shape", "never")
 def bad_data(world: World) -> None:
     """Two weights of four."""
     wrong = datum(weights=np.ones(2, np.float32))
     world.new_training().forward([wrong], "cross_entropy").result()
 
 
-@MISTAKES("create_sampling_client, of a path that is not there", "never")
+@MISTAKES("create_sampling_client with an unknown path", "never")
 def no_checkpoint(world: World) -> None:
     """404."""
     path = f"tinker://{world.new_training().model_id}/weights/none"
@@ -227,7 +232,7 @@ def project_runs(world: World) -> None:
     world.rest.list_training_runs(project_id="p").result()
 
 
-@ARGUMENTS("ServiceClient(project_id=…)", "works as without it; a warning says so")
+@ARGUMENTS("ServiceClient(project_id=…)", "no effect, with a warning")
 def project(world: World) -> None:
     """The whole session in a project."""
     with tinker.ServiceClient(project_id="p") as service:

@@ -13,10 +13,10 @@ from tests.conformance.compatibility.world import World, datum, loss_of, prompt
 
 SERVICE, FUTURE, LOSS, AUTH = Probes(), Probes(), Probes(), Probes()
 
-LOCAL = "asks nothing of the server"
+LOCAL = "no request to the server"
 
 
-@SERVICE("close", "the session is gone from the server")
+@SERVICE("close", "the server has closed the session")
 def close(world: World, call: Call) -> None:
     """Another session begins, and ends."""
     service = tinker.ServiceClient()
@@ -40,7 +40,7 @@ def negative_sum(logprobs: torch.Tensor, weights: torch.Tensor) -> tuple:
     return loss, {"custom/half:sum": loss / 2}
 
 
-@SERVICE("create_custom_loss", "trained with, it gives the loss and gradient of the built-in one")
+@SERVICE("create_custom_loss", "loss and gradient equal those of the built-in loss")
 def create_custom_loss(world: World, call: Call) -> None:
     """Traced and computed in the client, since the server takes no code."""
     handle = call(world.service, negative_sum, {"logprobs": 1, "weights": 1})
@@ -54,14 +54,14 @@ def create_custom_loss(world: World, call: Call) -> None:
     expect(abs(loss_of(ours) - loss_of(theirs)) < 1e-3, "the step is the same")
 
 
-@SERVICE("create_lora_training_client", "rank and base model are those asked for")
+@SERVICE("create_lora_training_client", "rank and base model are as requested")
 def create_lora_training_client(world: World, call: Call) -> None:
     """A new run."""
     info = call(world.service, world.model, rank=3).get_info()
     expect((info.lora_rank, info.model_name) == (3, world.model), "what was asked for")
 
 
-@SERVICE("create_training_client_from_state", "its loss is that of the run that saved it")
+@SERVICE("create_training_client_from_state", "the loss equals that of the run that saved it")
 def create_from_state(world: World, call: Call) -> None:
     """Weights alone."""
     client = call(world.service, world.saved())
@@ -70,7 +70,7 @@ def create_from_state(world: World, call: Call) -> None:
 
 @SERVICE(
     "create_training_client_from_state_with_optimizer",
-    "its next step is that of the run that saved it",
+    "the next step equals that of the run that saved it",
 )
 def create_with_optimizer(world: World, call: Call) -> None:
     """Weights and optimizer."""
@@ -82,7 +82,10 @@ def create_with_optimizer(world: World, call: Call) -> None:
     expect(loss_of(again) == loss_of(begun), "it goes on as if never stopped")
 
 
-@SERVICE("create_sampling_client", "a checkpoint's scores differ from the base model's")
+@SERVICE(
+    "create_sampling_client",
+    "a checkpoint's log-probabilities differ from the base model's",
+)
 def create_sampling_client(world: World, call: Call) -> None:
     """Of a checkpoint and of the base model."""
     of_run = call(world.service, model_path=world.saved("sampler_weights"))
@@ -99,26 +102,26 @@ def create_rest_client(world: World, call: Call) -> None:
     expect(run in [one.training_run_id for one in runs], "it lists this run")
 
 
-@SERVICE("get_console_url", f"{LOCAL}; the address is that of the hosted console")
+@SERVICE("get_console_url", f"{LOCAL}; the address of the hosted console")
 def get_console_url(world: World, call: Call) -> None:
     """Of the session."""
     expect(call(world.service).startswith("https://"), "an address")
 
 
-@SERVICE("get_server_capabilities", "it names the model that is served")
+@SERVICE("get_server_capabilities", "it lists the served model")
 def get_server_capabilities(world: World, call: Call) -> None:
     """Models and context lengths."""
     (model,) = call(world.service).supported_models
     expect(model.model_name == world.model and model.max_context_length > 0, "the model")
 
 
-@SERVICE("get_telemetry", f"{LOCAL}; what telemetry is sent there is dropped")
+@SERVICE("get_telemetry", f"{LOCAL}, which discards telemetry")
 def get_telemetry(world: World, call: Call) -> None:
     """None, for it is switched off here."""
     expect(call(world.service) is None, "it is off")
 
 
-@SERVICE("holder", f"{LOCAL} but the session")
+@SERVICE("holder", f"{LOCAL} except for the session")
 def holder(world: World, call: Call) -> None:
     """A property."""
     expect(world.service.holder.get_session_id(), "a session")
@@ -130,13 +133,13 @@ def result(world: World, call: Call) -> None:
     _check(call(_pass(world)))
 
 
-@FUTURE("future", "a future of concurrent.futures, which ends with the result")
+@FUTURE("future", "a `concurrent.futures` future with the result")
 def future(world: World, call: Call) -> None:
     """For executors."""
     _check(call(_pass(world)).result(60))
 
 
-@FUTURE("coroutine", "a coroutine, which ends with the result")
+@FUTURE("coroutine", "a coroutine that returns the result")
 def coroutine(world: World, call: Call) -> None:
     """For event loops."""
     _check(call(_pass(world)))
@@ -163,7 +166,7 @@ def tinker_has_credentials(world: World, call: Call) -> None:
     expect(call(tinker.auth) is True, "there is a key")
 
 
-@AUTH("raise_if_tinker_not_accessible", "silent with the key, an error with another")
+@AUTH("raise_if_tinker_not_accessible", "no error with the key, an error with another key")
 def raise_if_not_accessible(world: World, call: Call) -> None:
     """One request."""
     call(tinker.auth)

@@ -21,7 +21,7 @@ from tests.conformance.compatibility.training_probes import LOSSES, TRAINING, pr
 from tests.conformance.compatibility.world import World
 from tinker_cookbook.exceptions import BackendError
 
-MISTAKEN = "Mistakes, and what the client says"
+MISTAKEN = "Errors of the caller, and the message of the client"
 
 
 @dataclass(frozen=True)
@@ -63,7 +63,7 @@ def survey(world: World) -> list[Section]:
     for title, probes in (
         ("Losses of forward_backward", _losses()),
         ("Arguments", ARGUMENTS.values()),
-        ("Addresses that no method of this SDK asks for", HTTP.values()),
+        ("Endpoints that no method of this SDK uses", HTTP.values()),
         ("The `tinker` command line", COMMANDS.values()),
     ):
         sections.append(Section(title, [run(one, world) for one in probes]))
@@ -123,7 +123,7 @@ def _base(name: str, names: list[str]) -> str:
 def _losses() -> Iterable[Probe]:
     for name in typing.get_args(types.LossFnType):
         needs, _ = LOSSES.get(name, ("", None))
-        checks = "a pass and a step make what has an advantage likelier"
+        checks = "a step makes tokens with a positive advantage more probable"
         yield Probe(name, f"{checks}, with {needs}" if needs else checks, partial(_loss, name=name))
 
 

@@ -9,26 +9,25 @@ from tests.conformance.compatibility.survey import Section
 
 _TOP = """# 12. What works of the Tinker SDK
 
-The server of [page 9](09-server.md) in one process, the official SDK in another, unmodified:
-`tinker` {version}. Of {all} things that were asked of it {works} work and {refused} are refused.
+This page shows the unmodified official SDK with the [server](09-server.md), in two processes:
+`tinker` {version}. Of {all} probes, {works} work and {refused} are refused.
 
-This page is written by
+This command writes the page:
 
 ```bash
 python -m tests.conformance.compatibility model_name=HuggingFaceTB/SmolLM2-135M-Instruct
 ```
 
-which calls every public method of the installed SDK and every command of its command line. It
-looks whether the answer means something: *works* says what was checked. *Refused* gives the words
-of the error that the client raises, within seconds, since its status is none that clients repeat.
-Where the SDK has a method that is not known here, or one neither works nor is refused, there is an
-error and no page. `RUN` and `MODEL` stand for the id of a run and the model's name; the column
-`_async` is the older spelling of the same method.
+It calls every public method of the installed SDK and every command of its command line, and checks
+the results. *Works* is followed by what was checked. *Refused* is followed by the error message of
+the client, which raises it at once, without retries. A method that has no probe, or that neither
+works nor is refused, is an error, and then no page is written. `RUN` is the id of a run and `MODEL`
+the name of the model. The column `_async` is the older spelling of the same method.
 """
 
 _FUTURES = """
-Two more classes stand for a client that is still being made. Their methods are those of the client
-and of `APIFuture`, and were called before the client was there:
+Two more classes represent a client that is still being created. They have the methods of the client
+and of `APIFuture`, which were called before the client existed:
 
 """
 

@@ -82,7 +82,7 @@ def save_weights_for_sampler(world: World, call: Call) -> None:
     expect(found is not None and found.checkpoint_type == "sampler", "it is listed")
 
 
-@TRAINING("save_weights_external", "PEFT's two files can be fetched")
+@TRAINING("save_weights_external", "the two PEFT files can be downloaded")
 def save_weights_external(world: World, call: Call) -> None:
     """For use elsewhere."""
     path = call(world.training, world.name()).path
@@ -90,7 +90,7 @@ def save_weights_external(world: World, call: Call) -> None:
     expect(set(urls) == {"adapter_config.json", "adapter_model.safetensors"}, "two files")
 
 
-@TRAINING("save_weights_and_get_sampling_client", "its scores are the trainer's")
+@TRAINING("save_weights_and_get_sampling_client", "its log-probabilities are those of the trainer")
 def save_and_sample(world: World, call: Call) -> None:
     """Nothing is written."""
     scores = call(world.training).compute_logprobs(prompt()).result()
@@ -99,7 +99,7 @@ def save_and_sample(world: World, call: Call) -> None:
     expect(np.allclose(scores[1:], logprobs, atol=1e-3), "sampler and trainer agree")
 
 
-@TRAINING("create_sampling_client", "its scores are those of the run that saved it")
+@TRAINING("create_sampling_client", "its log-probabilities are those of the run that saved it")
 def create_sampling_client(world: World, call: Call) -> None:
     """Of a checkpoint."""
     client = call(world.training, world.saved("sampler_weights"))
@@ -108,13 +108,13 @@ def create_sampling_client(world: World, call: Call) -> None:
     expect(scores[0] == scores[1], "the same weights")
 
 
-@TRAINING("load_state", "the loss is again that of the checkpoint")
+@TRAINING("load_state", "the loss is that of the checkpoint again")
 def load_state(world: World, call: Call) -> None:
     """Into a run that has gone on."""
     _load(world, call)
 
 
-@TRAINING("load_state_with_optimizer", "the loss is again that of the checkpoint")
+@TRAINING("load_state_with_optimizer", "the loss is that of the checkpoint again")
 def load_state_with_optimizer(world: World, call: Call) -> None:
     """Into a run that has gone on."""
     _load(world, call)
@@ -128,26 +128,26 @@ def get_info(world: World, call: Call) -> None:
     expect(info.model_id == run_of(world.saved()), "the run")
 
 
-@TRAINING("get_tokenizer", "it reads text (from where the server says that the model lies)")
+@TRAINING("get_tokenizer", "it encodes text (from the model folder that the server reports)")
 def get_tokenizer(world: World, call: Call) -> None:
     """Of the base model."""
     expect(call(world.training).encode("a"), "tokens")
 
 
-@TRAINING("get_console_url", f"{LOCAL}; the address is that of the hosted console")
+@TRAINING("get_console_url", f"{LOCAL}; the address of the hosted console")
 def get_console_url(world: World, call: Call) -> None:
     """Of the run."""
     expect(call(world.training).startswith("https://"), "an address")
 
 
-@TRAINING("get_telemetry", f"{LOCAL}; what telemetry is sent there is dropped")
+@TRAINING("get_telemetry", f"{LOCAL}, which discards telemetry")
 def get_telemetry(world: World, call: Call) -> None:
     """None, for it is switched off here."""
     expect(call(world.training) is None, "it is off")
 
 
 LOSSES: dict[str, tuple[str, dict[str, Any] | None]] = {
-    "dro": ("loss_fn_config={'beta': 0.05}; it has no default", {"beta": 0.05}),
+    "dro": ("loss_fn_config={'beta': 0.05}; beta has no default", {"beta": 0.05}),
     "gspo": (
         "loss_fn_config={'clip_low_threshold': 0.9, 'clip_high_threshold': 1.1}; they have no "
         "default",
