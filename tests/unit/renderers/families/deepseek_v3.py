@@ -195,8 +195,8 @@ CASES = [
         answers=exact_answers(thinking=False),
         corrections=CALLS_V3,
         difference="not compared: one call or more than two in a row, calls after results, text "
-        "next to calls. The template does not close these calls, or closes them twice, and omits the "
-        "text",
+        "next to calls. The template does not close these calls, or closes them twice, and omits "
+        "the text",
     ),
     Case(
         model="DeepSeek R1",
@@ -218,7 +218,8 @@ CASES = [
         answers=exact_answers(thinking=False),
         as_template=parsed,
         declares_tools={},
-        difference="compared only if every call has a result; the template does not close other calls",
+        difference="compared only if every call has a result, because the template does not close "
+        "other calls",
     ),
     Case(
         model="DeepSeek V3.2, thinking=true",
@@ -234,6 +235,7 @@ CASES = [
         as_template=parsed,
         options={"thinking": True},
         declares_tools={},
-        difference="compared only if every call has a result; the template does not close other calls",
+        difference="compared only if every call has a result, because the template does not close "
+        "other calls",
     ),
 ]

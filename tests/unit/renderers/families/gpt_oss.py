@@ -116,10 +116,11 @@ def case(effort, options="", text_beside_call=False, answers=None, difference=""
 
 
 PREAMBLES = (
-    "without tool_format=template, calls have `<|constrain|>json` and tool results are plain text, as "
-    "in OpenAI's description of the format and in the official cookbook. The renderer writes text next "
-    "to a tool call on the commentary channel. The template writes it as thinking, and raises an error "
-    "if the message also has thinking (text_before_call=analysis does the same as the template)"
+    "without tool_format=template, calls have `<|constrain|>json` and tool results are plain text, "
+    "as in OpenAI's description of the format and in the official cookbook. The renderer writes "
+    "text next to a tool call on the commentary channel. The template writes it as thinking, and "
+    "raises an error if the message also has thinking (text_before_call=analysis does the same as "
+    "the template)"
 )
 CASES = [
     *[case(effort, difference=PREAMBLES) for effort in ("low", "medium", "high")],

@@ -78,8 +78,8 @@ def thinking_answers():
 
 UNTHOUGHT = (
     "the template writes a closed, empty thinking block before an answer without thinking, but the "
-    "prompt of a thinking model ends with an open block. Such an answer never follows this prompt, so "
-    "the compared answers have thinking"
+    "prompt of a thinking model ends with an open block. Such an answer never follows this prompt, "
+    "so the compared answers have thinking"
 )
 CASES = [
     Case(

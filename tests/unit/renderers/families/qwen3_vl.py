@@ -33,7 +33,7 @@ CASES = [
         },
         prompt_end="<|im_start|>assistant\n<think>\n",
         difference="compared with Qwen3's template, changed for images and for a prompt that opens "
-        "the thinking block, as in the Thinking models. The answer is encoded after this prompt; the "
-        "template merges the last line break of the prompt with that of an empty block",
+        "the thinking block, as in the Thinking models. The answer is encoded after this prompt; "
+        "the template merges the last line break of the prompt with that of an empty block",
     ),
 ]
