@@ -32,7 +32,7 @@ from benchmarks.server.sides import (
 from tinker_cookbook.backends import connect
 from tinker_cookbook.engine.devices import choose_device
 from tinker_cookbook.engine.model.resolve import model_config, resolve_model
-from tinker_cookbook.sweep.serving import Server, begin_server, wait_until_up
+from tinker_cookbook.sweep.runs import Server, start_server, wait_until_ready
 
 LOCAL, SERVER = "in process", "server"
 AT_ONCE, HELD = "empty server", "empty server, held"
@@ -96,11 +96,11 @@ def _sides(
 
 def _start_server(config: Config, folder: Path, stack: contextlib.ExitStack) -> Server:
     settings = {"device": config.device, "dtype": config.dtype}
-    server = begin_server([config.model_name], settings, folder / "served", folder)
+    server = start_server([config.model_name], settings, folder / "served", folder)
     stack.callback(server.stop)
-    wait_until_up(server, folder / "served")
-    surroundings = server.environment()
-    os.environ.update({name: surroundings[name] for name in ("NO_PROXY", "no_proxy")})
+    wait_until_ready(server, folder / "served")
+    environment = server.environment()
+    os.environ.update({name: environment[name] for name in ("NO_PROXY", "no_proxy")})
     return server
 
 

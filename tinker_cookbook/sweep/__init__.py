@@ -1,2 +1,2 @@
-"""Many runs of one recipe over a grid of settings, all on one server:
+"""Runs a recipe over a grid of settings on one server:
 ``python -m tinker_cookbook.sweep RECIPE key=a,b,c log_dir=FOLDER``."""

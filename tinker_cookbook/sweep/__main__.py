@@ -1,8 +1,132 @@
 """``python -m tinker_cookbook.sweep RECIPE key=a,b,c log_dir=FOLDER``."""
 
-import sys
+from __future__ import annotations
 
-from tinker_cookbook.sweep.run import main
+import contextlib
+import shlex
+import signal
+import sys
+from collections.abc import Sequence
+from types import FrameType
+
+from rich.live import Live
+
+from tinker_cookbook.exceptions import ConfigurationError, TinkerCookbookError
+from tinker_cookbook.sweep.arguments import HELP, Sweep, parse_sweep
+from tinker_cookbook.sweep.results import (
+    METRICS,
+    Display,
+    best_of,
+    collect,
+    lower_is_better,
+    plot,
+    results_table,
+    write_results,
+)
+from tinker_cookbook.sweep.runs import RECORDS, Run, last_lines, run_all, serving, stop_runs
+from tinker_cookbook.utils.command_line.arguments import VERSION
+from tinker_cookbook.utils.command_line.programs import version_line
+from tinker_cookbook.utils.run_folder.lock import RunLock, lock_holder
+from tinker_cookbook.utils.run_folder.paths import ensure_writable_dir
+from tinker_cookbook.utils.terminal import get_console
+
+_JOBS_ON_CPU = 4
+_INTERRUPTED = 130  # the usual exit status after Ctrl-C
+
+
+def main(argv: Sequence[str]) -> int:
+    """Runs a sweep; returns 0 if all runs are done."""
+    if not argv or any(word in ("--help", "-h") for word in argv):
+        print(HELP, end="")
+        return 0 if argv else 1
+    if VERSION in argv:
+        print(version_line())
+        return 0
+    signal.signal(signal.SIGTERM, _interrupt)
+    try:
+        return _run_sweep(parse_sweep(argv))
+    except TinkerCookbookError as error:
+        print(f"\n{type(error).__name__}: {error}", file=sys.stderr)
+        return 1
+    except KeyboardInterrupt:
+        command = shlex.join(["python", "-m", "tinker_cookbook.sweep", *argv])
+        print(f"\ninterrupted; resume with:\n{command}", flush=True)
+        return _INTERRUPTED
+
+
+def _interrupt(number: int, frame: FrameType | None) -> None:
+    raise KeyboardInterrupt
+
+
+def _print(text: str) -> None:
+    get_console().print(text, markup=False, soft_wrap=True)
+
+
+def _run_sweep(sweep: Sweep) -> int:
+    records = ensure_writable_dir(sweep.log_dir, "log_dir") / RECORDS
+    records.mkdir(exist_ok=True)
+    holder = lock_holder(records)
+    if holder is not None:
+        raise ConfigurationError(
+            f"log_dir={sweep.log_dir}: another sweep uses it ({holder}); wait for it, stop it, or "
+            "choose another log_dir"
+        )
+    with RunLock(records):
+        runs = [
+            Run(point, sweep.recipe, {**point.settings, **sweep.server_settings}, folder)
+            for point in sweep.points
+            for folder in [sweep.log_dir / point.name]
+        ]
+        for run in runs:
+            run.load()
+        if any(run.state == "waiting" for run in runs):
+            _execute(sweep, runs)
+        return _report(sweep, runs)
+
+
+def _execute(sweep: Sweep, runs: list[Run]) -> None:
+    """Runs what waits. The server and the runs end with this function in any case."""
+    waiting = sum(run.state == "waiting" for run in runs)
+    done = f", {len(runs) - waiting} already done" if waiting < len(runs) else ""
+    _print(f"{len(runs)} runs of {sweep.recipe}{done}: {sweep.log_dir}")
+    display = Display(runs, METRICS if sweep.metric is None else (sweep.metric,))
+    with serving(sweep) as server:
+        jobs = sweep.jobs or (min(waiting, _JOBS_ON_CPU) if server.on_cpu else waiting)
+        _print(f"server {server.url}, {jobs} runs at a time")
+        live = Live(display, console=get_console(), refresh_per_second=4)
+        try:
+            with live if get_console().is_terminal else contextlib.nullcontext():
+                run_all(runs, jobs, server, display.print_change)
+        finally:
+            stop_runs(runs)
+
+
+def _report(sweep: Sweep, runs: list[Run]) -> int:
+    """Writes and prints the results; returns the exit status."""
+    rows = collect(runs, sweep.metric)
+    swept = list(runs[0].point.swept)
+    write_results(rows, sweep.log_dir / "results.jsonl")
+    get_console().print(results_table(rows, swept))
+    failed = [run for run in runs if run.state == "failed"]
+    for run in failed:
+        text = last_lines(run.log, start=run.log_start)
+        _print(f"{run.point.name} failed; the last lines of {run.log}:\n{text}")
+    if (best := best_of(rows)) is not None:
+        metric, value = best["metric"], best["value"]
+        kind = "lowest" if lower_is_better(metric) else "highest"
+        _print(f"best: {best['run']}, {kind} {metric} {value:.5g}: {best['log_path']}")
+        if not metric.startswith("test/"):
+            _print(
+                f"note: {metric} is measured on training batches, so it varies with the batch and "
+                "overfitting improves it. Recipes with held-out data, such as recipes.sl_basic, "
+                "are compared by test/nll."
+            )
+    _print(plot(rows, swept, sweep.log_dir / "sweep.png"))
+    _print(str(sweep.log_dir / "results.jsonl"))
+    if failed:
+        _print(f"{len(failed)} of {len(runs)} runs failed; the same command tries them again")
+    return 1 if failed else 0
+
 
 if __name__ == "__main__":
     sys.exit(main(sys.argv[1:]))

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import hashlib
 import importlib
 import importlib.util
 import inspect
+import itertools
 import os
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -15,53 +17,66 @@ from typing import Any
 import chz
 
 from tinker_cookbook.exceptions import ConfigurationError, nearest, nearest_sentence
-from tinker_cookbook.sweep.grid import Run, make_runs
 from tinker_cookbook.utils.command_line.entrypoint import parse_arguments
 from tinker_cookbook.utils.command_line.keys import keys_of
 from tinker_cookbook.utils.run_folder.paths import local_path
 
 OWN_KEYS = ("log_dir", "jobs", "server", "metric")
 SERVER_KEYS = ("device", "dtype")
-"""Keys of recipes that a run leaves to its server, and so the sweep to the one it starts."""
-GIVEN_KEYS = ("log_path", "backend", "base_url", "behavior_if_log_dir_exists")
-"""Keys of recipes that the sweep sets itself."""
+RESERVED_KEYS = {
+    "log_path": " (log_dir=FOLDER)",
+    "backend": " (server=URL names a server)",
+    "base_url": "",
+    "behavior_if_log_dir_exists": "",
+}
+"""Keys of recipes that the sweep sets for each run, with a hint for those who type one."""
+
+_UNSAFE = re.compile(r"[^A-Za-z0-9_.=+,-]+")
+_MAX_NAME = 120  # a file name has at most 255 bytes, and suffixes such as ".metrics" are added
 
 HELP = """python -m tinker_cookbook.sweep RECIPE key=value key=a,b,c log_dir=FOLDER [key=value ...]
 
-Runs a recipe once for each combination of the values that are given with commas between them, each
-in a process of its own, all on one server. The same command again goes on where it was stopped.
+Runs a recipe once for each combination of the comma-separated values. Each run is a process of its
+own, and all runs train on one server. The same command again resumes an interrupted sweep.
 
-  RECIPE   module of the recipe, such as recipes.sl_loop; its own keys follow. A comma that belongs
-           to a value is written \\, ('key=a\\,b' in a shell). device and dtype go to the server.
-  log_dir  folder of the sweep: a folder a run, its output in NAME.log, results.jsonl, sweep.png
-           [required]
-  jobs     runs at a time [default: all, on a CPU at most 4]
-  server   URL of a running server to use, with its key in TINKER_API_KEY [default: one is started]
-  metric   what to compare at the end [default: the first that the runs log of test/dpo_loss,
-           test/nll, test/env/all/reward/total, train_mean_nll, reward/total]
+  RECIPE   module of the recipe, such as recipes.sl_loop; its own keys follow. Write \\, for a comma
+           inside a value ('key=a\\,b' in a shell). device and dtype go to the server.
+  log_dir  folder of the sweep: a folder for each run, its output in NAME.log, results.jsonl,
+           sweep.png [required]
+  jobs     number of parallel runs [default: all, on a CPU at most 4]
+  server   URL of a running server, with its key in TINKER_API_KEY [default: starts a server]
+  metric   metric to compare at the end [default: the first of test/dpo_loss, test/nll,
+           test/env/all/reward/total, train_mean_nll, reward/total that the runs log]
 """
 
 
 @dataclass(frozen=True)
+class Point:
+    """A point of the grid: all settings of a run as text, those that are swept, a folder name."""
+
+    name: str
+    settings: Mapping[str, str]
+    swept: Mapping[str, str]
+
+
+@dataclass(frozen=True)
 class Sweep:
-    """What was asked for.
+    """A parsed command line.
 
     Attributes:
         recipe: Module that ``python -m`` runs.
         log_dir: Folder of the sweep, absolute.
-        runs: The grid.
-        swept: Keys with several values, in the order of the command line.
-        jobs: Runs at a time; ``None`` is the default.
-        server: URL of a server that runs already, or ``None`` to start one.
-        server_settings: ``device`` and ``dtype`` where they were given.
-        metric: What to compare, or ``None`` for the default.
-        models: Base models that the runs name, each once.
+        points: The grid.
+        jobs: Number of parallel runs; ``None`` is the default.
+        server: URL of a running server, or ``None`` to start one.
+        server_settings: ``device`` and ``dtype`` for the started server.
+        metric: Metric to compare, or ``None`` for the default.
+        models: Base models of all runs, without duplicates.
     """
 
     recipe: str
     log_dir: Path
-    runs: tuple[Run, ...]
-    swept: tuple[str, ...]
+    points: tuple[Point, ...]
     jobs: int | None
     server: str | None
     server_settings: dict[str, str]
@@ -70,10 +85,10 @@ class Sweep:
 
 
 def parse_sweep(argv: Sequence[str]) -> Sweep:
-    """Reads the command line and checks every run's settings against the recipe's config.
+    """Parses the command line and checks the settings of every run against the recipe's config.
 
     Raises:
-        ConfigurationError: Names the key, what came, what was expected, and what to do.
+        ConfigurationError: With the key, the value, what was expected, and the next step.
     """
     recipe, settings = _split(argv)
     own = {key: _one_value(key, settings.pop(key)) for key in OWN_KEYS if key in settings}
@@ -83,23 +98,24 @@ def parse_sweep(argv: Sequence[str]) -> Sweep:
         )
     log_dir = Path(os.path.abspath(local_path(own["log_dir"], "log_dir")))
     for_server = {key: _one_value(key, settings.pop(key)) for key in SERVER_KEYS if key in settings}
-    server = own.get("server")
-    _check_server(server, for_server)
+    _check_server(own.get("server"), for_server)
+    jobs = own.get("jobs")
+    if jobs is not None and (not jobs.isdecimal() or int(jobs) < 1):
+        raise ConfigurationError(f"jobs: got {jobs!r}, expected a whole number from 1")
     config_class = _config_class(recipe)
     _check_keys(recipe, config_class, settings)
-    runs = make_runs(settings)
+    points = make_points(settings)
     models: dict[str, None] = {}
-    for run in runs:
-        words = [f"{key}={value}" for key, value in run.settings.items()]
-        words += [f"log_path={log_dir / run.name}", "behavior_if_log_dir_exists=resume"]
+    for point in points:
+        words = [f"{key}={value}" for key, value in point.settings.items()]
+        words += [f"log_path={log_dir / point.name}", "behavior_if_log_dir_exists=resume"]
         models.update(dict.fromkeys(_models_of(parse_arguments(config_class, words))))
     return Sweep(
         recipe=recipe,
         log_dir=log_dir,
-        runs=runs,
-        swept=tuple(key for key, values in settings.items() if len(values) > 1),
-        jobs=_jobs(own.get("jobs")),
-        server=server,
+        points=points,
+        jobs=None if jobs is None else int(jobs),
+        server=own.get("server"),
         server_settings=for_server,
         metric=own.get("metric"),
         models=tuple(models),
@@ -107,8 +123,45 @@ def parse_sweep(argv: Sequence[str]) -> Sweep:
 
 
 def split_values(text: str) -> list[str]:
-    r"""Returns the values in ``a,b,c``; ``\,`` is a comma within a value."""
+    r"""Returns the values in ``a,b,c``; ``\,`` is a comma inside a value."""
     return [part.replace("\\,", ",") for part in re.split(r"(?<!\\),", text)]
+
+
+def make_points(settings: Mapping[str, Sequence[str]]) -> tuple[Point, ...]:
+    """Returns the product of all values; the last key changes fastest.
+
+    Raises:
+        ConfigurationError: Two points have names that differ only in upper and lower case, which
+            are one folder on some file systems.
+    """
+    swept = [key for key, values in settings.items() if len(values) > 1]
+    points: dict[str, Point] = {}
+    for values in itertools.product(*settings.values()):
+        chosen = dict(zip(settings, values, strict=True))
+        own = {key: chosen[key] for key in swept}
+        point = Point(run_name(own), chosen, own)
+        if point.name.lower() in points:
+            raise ConfigurationError(
+                f"{', '.join(swept)}: got two runs of the name {point.name}, expected values that "
+                "differ in more than upper and lower case"
+            )
+        points[point.name.lower()] = point
+    return tuple(points.values())
+
+
+def run_name(swept: Mapping[str, str]) -> str:
+    """Returns ``learning_rate=1e-4,lora_rank=8``, with characters that every file system allows.
+
+    The name depends only on the run's own values, so that a larger grid finds finished runs again.
+    """
+    wanted = ",".join(f"{key}={value}" for key, value in swept.items()) or "run"
+    # Of a path the last part is enough; the hash below keeps two such paths apart.
+    last_part = {key: Path(value).name or value for key, value in swept.items()}
+    name = ",".join(f"{key}={value}" for key, value in last_part.items()) or "run"
+    name = _UNSAFE.sub("-", name.strip("."))
+    if name == wanted and len(name) <= _MAX_NAME:
+        return name
+    return f"{name[:_MAX_NAME]}-{hashlib.sha256(wanted.encode()).hexdigest()[:6]}"
 
 
 def _split(argv: Sequence[str]) -> tuple[str, dict[str, list[str]]]:
@@ -118,7 +171,7 @@ def _split(argv: Sequence[str]) -> tuple[str, dict[str, list[str]]]:
         raise ConfigurationError(
             f"command line: got {' '.join(recipes[:3]) or 'no recipe'}, expected one recipe first, "
             "then key=value, as in: python -m tinker_cookbook.sweep recipes.sl_loop "
-            "learning_rate=1e-4,1e-3 log_dir=FOLDER (--help says more)"
+            "learning_rate=1e-4,1e-3 log_dir=FOLDER (see --help)"
         )
     settings: dict[str, list[str]] = {}
     for word in argv[1:]:
@@ -131,8 +184,8 @@ def _split(argv: Sequence[str]) -> tuple[str, dict[str, list[str]]]:
         values = split_values(text)
         if len(values) > 1 and "" in values:
             raise ConfigurationError(
-                f"{key}: got {text!r}, expected values between the commas; take out the one too "
-                f"many, or write a comma of the value itself as \\,"
+                f"{key}: got {text!r}, expected values between the commas; remove a comma, or "
+                "write a comma inside a value as \\,"
             )
         if len(set(values)) < len(values):
             raise ConfigurationError(f"{key}: got {text!r}, expected each value once")
@@ -142,20 +195,11 @@ def _split(argv: Sequence[str]) -> tuple[str, dict[str, list[str]]]:
 
 def _one_value(key: str, values: list[str]) -> str:
     if len(values) > 1:
-        reason = "one server runs them all" if key in SERVER_KEYS else "it is of the whole sweep"
         raise ConfigurationError(
-            f"{key}: got {', '.join(values)}, expected one value, since {reason}; write a comma "
-            "of the value itself as \\,"
+            f"{key}: got {', '.join(values)}, expected one value for the whole sweep; write a "
+            "comma inside a value as \\,"
         )
     return values[0]
-
-
-def _jobs(text: str | None) -> int | None:
-    if text is None:
-        return None
-    if not text.isdecimal() or int(text) < 1:
-        raise ConfigurationError(f"jobs: got {text!r}, expected a whole number from 1")
-    return int(text)
 
 
 def _check_server(server: str | None, for_server: dict[str, str]) -> None:
@@ -164,16 +208,16 @@ def _check_server(server: str | None, for_server: dict[str, str]) -> None:
     if not server.startswith(("http://", "https://")):
         raise ConfigurationError(
             f"server: got {server!r}, expected a URL that starts with http:// or https://; leave "
-            "it out and the sweep starts a server itself"
+            "it out to start a server"
         )
     for key, value in for_server.items():
         raise ConfigurationError(
-            f"{key}={value}: the server at {server} decides that itself; leave {key} out"
+            f"{key}={value}: the server at {server} has its own setting; leave {key} out"
         )
     if not os.environ.get("TINKER_API_KEY"):
         raise ConfigurationError(
-            f"TINKER_API_KEY: got none, expected a key of the server at {server}; export it (a "
-            "server of this package says when it starts where its keys are kept)"
+            f"TINKER_API_KEY: got none, expected a key of the server at {server}; export it (the "
+            "server prints the path of its key file at its start)"
         )
 
 
@@ -194,19 +238,16 @@ def _import(recipe: str) -> Any:
         return importlib.import_module(recipe)
     except ModuleNotFoundError as error:
         if error.name is None or not f"{recipe}.".startswith(f"{error.name}."):
-            raise  # it is there, and something that it needs is not
+            raise  # the recipe exists, but a package that it imports does not
+        package = recipe.rpartition(".")[0]
+        spec = importlib.util.find_spec(package) if package and "." not in package else None
+        folders = (spec.submodule_search_locations if spec is not None else None) or ()
+        known = [f"{package}.{file.stem}" for folder in folders for file in Path(folder).glob("*")]
         raise ConfigurationError(
             f"recipe: got {recipe!r}, but there is no module {error.name}"
-            f"{nearest_sentence(recipe, _siblings(recipe))} Expected one that `python -m` finds, "
-            "such as recipes.sl_loop; start the sweep where the recipe itself starts"
+            f"{nearest_sentence(recipe, known)} Expected a module that `python -m` finds, such as "
+            "recipes.sl_loop; start the sweep in the folder where you start the recipe"
         ) from error
-
-
-def _siblings(recipe: str) -> list[str]:
-    package = recipe.rpartition(".")[0]
-    spec = importlib.util.find_spec(package) if package and "." not in package else None
-    folders = spec.submodule_search_locations if spec is not None else None
-    return [f"{package}.{file.stem}" for folder in folders or () for file in Path(folder).glob("*")]
 
 
 def _check_keys(recipe: str, config_class: type[Any], settings: dict[str, list[str]]) -> None:
@@ -218,35 +259,35 @@ def _check_keys(recipe: str, config_class: type[Any], settings: dict[str, list[s
                 "backend and resumes from log_path, as the recipes of this package do"
             )
     for key in settings:
-        if key in GIVEN_KEYS:
+        if key in RESERVED_KEYS:
             raise ConfigurationError(
-                f"{key}: got it, but the sweep sets it for each run itself; leave it out"
-                + {"backend": " (server=URL names a server)", "log_path": " (log_dir=FOLDER)"}.get(
-                    key, ""
-                )
+                f"{key}: got it, but the sweep sets it for each run; leave it out"
+                f"{RESERVED_KEYS[key]}"
             )
         if key not in known and (meant := nearest(key, OWN_KEYS)):
             raise ConfigurationError(f"{key}: there is no such key{meant} (--help lists the keys)")
 
 
 def _models_of(config: Any) -> list[str]:
-    """Returns the base models that a run's settings name; the first is the one that it trains."""
-    names = [name for name in chz.chz_fields(config) if _names_a_model(name)]
-    found = [getattr(config, name) for name in sorted(names, key=lambda name: name != "model_name")]
-    models = [name for name in found if isinstance(name, str) and name and "://" not in name]
+    """Returns the base models in a run's settings; the first is the trained one."""
+    names = [
+        name
+        for name in chz.chz_fields(config)
+        if name == "model_name" or name.endswith(("_model", "_model_name"))
+    ]
+    values = [
+        getattr(config, name) for name in sorted(names, key=lambda name: name != "model_name")
+    ]
+    models = [value for value in values if isinstance(value, str) and value and "://" not in value]
     if not models:
         raise ConfigurationError(
-            "model_name: got none, expected the base model, which the server has to load; add "
+            "model_name: got none, expected the base model, which the server loads; add "
             "model_name=NAME"
         )
     for model in models:
         if "," in model:
             raise ConfigurationError(
-                f"model_name: got {model!r}, expected a name without commas, which a server takes "
-                "for several models; rename the folder"
+                f"model_name: got {model!r}, expected a name without commas, because the server "
+                "splits the list of models at commas; rename the folder"
             )
     return models
-
-
-def _names_a_model(key: str) -> bool:
-    return key == "model_name" or key.endswith(("_model", "_model_name"))

@@ -1,10 +1,10 @@
-"""The end of a sweep: what each run came to, as a table, as ``results.jsonl`` and as a picture."""
+"""Tables of a sweep: the live table, the results as a table, ``results.jsonl`` and a picture."""
 
 from __future__ import annotations
 
-import os
+import ast
+import time
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -12,194 +12,181 @@ from rich.table import Table
 from rich.text import Text
 
 from tinker_cookbook.exceptions import ConfigurationError, nearest_sentence
-from tinker_cookbook.sweep.grid import Value, is_number, typed
-from tinker_cookbook.sweep.jobs import Job
-from tinker_cookbook.sweep.records import METRICS as METRICS_FILE
-from tinker_cookbook.sweep.watch import METRICS, lower_is_better
-from tinker_cookbook.utils.run_folder.jsonl import Row, encode_row, read_rows
+from tinker_cookbook.sweep.runs import Run, State
+from tinker_cookbook.utils.run_folder.jsonl import encode_row
 from tinker_cookbook.utils.run_folder.paths import write_atomically
-from tinker_cookbook.utils.terminal import format_seconds
+from tinker_cookbook.utils.terminal import format_seconds, get_console
 
-RESULTS = "results.jsonl"
-PICTURE = "sweep.png"
-_LOG_AXIS_FROM = 10.0
+METRICS = (
+    "test/dpo_loss",  # before test/nll, which DPO runs log for the chosen answers only
+    "test/nll",
+    "test/env/all/reward/total",
+    "train_mean_nll",
+    "reward/total",
+)
+"""Metrics to compare by default: the first that any run logs."""
 
-
-@dataclass(frozen=True)
-class Result:
-    """What a run came to.
-
-    Attributes:
-        name: Of the run.
-        swept: The values that set it apart.
-        state: ``done`` or ``failed``.
-        metric: Name of what is compared.
-        value: Its last value, or ``None`` where the run has none.
-        step: Of the last row.
-        seconds: Of all attempts.
-        log_path: Folder of the run.
-    """
-
-    name: str
-    swept: dict[str, Value]
-    state: str
-    metric: str | None
-    value: float | None
-    step: int | None
-    seconds: float
-    log_path: str
-
-    def row(self) -> dict[str, Any]:
-        """One line of ``results.jsonl``: the swept settings stand beside the rest."""
-        rest = {
-            "metric": self.metric,
-            "value": self.value,
-            "step": self.step,
-            "seconds": round(self.seconds, 1),
-            "state": self.state,
-            "log_path": self.log_path,
-        }
-        return {"run": self.name, **rest, **self.swept}
+_LOWER_IS_BETTER = {"nll", "loss", "bpb", "kl", "perplexity", "error"}
+_STYLES: dict[State, str] = {
+    "waiting": "dim",
+    "running": "cyan",
+    "resumed": "cyan",
+    "done": "green",
+    "failed": "bold red",
+}
+_PRECEDENCE = ("failed", "running", "resumed", "waiting", "done")
 
 
-def collect(jobs: Sequence[Job], metric: str | None) -> list[Result]:
-    """Reads what the runs logged.
+class Display:
+    """Live table of the runs, to be rendered by ``rich.live.Live``; without a terminal, lines.
 
     Args:
-        jobs: The runs.
-        metric: What to compare; ``None`` takes the first of the usual ones that any run logs.
+        runs: The runs.
+        metrics: Names of metrics; the first that a run has is shown.
     """
-    rows = {job.run.name: read_rows(job.log_path / METRICS_FILE) for job in jobs}
-    if metric is None:
-        everything = [row for some in rows.values() for row in some]
-        metric = next((name for name in METRICS if _last(everything, name) is not None), None)
-    return [
-        Result(
-            name=job.run.name,
-            swept={key: typed(text) for key, text in job.run.swept.items()},
-            state=job.state,
-            metric=metric,
-            value=None if metric is None else _last(rows[job.run.name], metric),
-            step=_last_step(rows[job.run.name]),
-            seconds=job.seconds,
-            log_path=os.fspath(job.log_path),
+
+    def __init__(self, runs: Sequence[Run], metrics: Sequence[str]) -> None:
+        self._runs, self._metrics = runs, metrics
+        self._printed = time.monotonic()
+
+    def print_change(self, run: Run) -> None:
+        """Prints a line about a run that started or ended."""
+        if not get_console().is_terminal:
+            line = "  ".join(filter(None, (f"{run.state:8}", run.point.name, *self._cells(run))))
+            get_console().print(line, markup=False, soft_wrap=True)
+
+    def __rich__(self) -> Table:
+        return self.table(get_console().height - 7)  # less borders, heading, caption and cursor
+
+    def table(self, height: int) -> Table:
+        """Returns at most ``height`` runs; failed and running ones have precedence."""
+        by_need = sorted(
+            range(len(self._runs)), key=lambda index: _PRECEDENCE.index(self._runs[index].state)
         )
-        for job in jobs
+        counts = {state: sum(run.state == state for run in self._runs) for state in _STYLES}
+        caption = ", ".join(f"{count} {state}" for state, count in counts.items() if count)
+        table = Table(caption=caption, caption_justify="left")
+        table.add_column("run", overflow="fold")
+        for name in ("state", "step", "metric", "time"):
+            table.add_column(name, no_wrap=True, justify="left" if name == "state" else "right")
+        for index in sorted(by_need[: max(height, 1)]):
+            run = self._runs[index]
+            cells = [Text(run.point.name), Text(run.state, style=_STYLES[run.state])]
+            table.add_row(*cells, *map(Text, self._cells(run)))
+        return table
+
+    def _cells(self, run: Run) -> tuple[str, str, str]:
+        step = "" if run.step is None else str(run.step)
+        if step and run.total is not None:
+            step += f"/{run.total}"
+        name = next((name for name in self._metrics if name in run.metrics), None)
+        metric = "" if name is None else f"{name} {run.metrics[name]:.4g}"
+        return step, metric, format_seconds(run.elapsed) if run.elapsed else ""
+
+
+def collect(runs: Sequence[Run], metric: str | None) -> list[dict[str, Any]]:
+    """Returns one row for each run: swept values, ``metric``, ``value``, ``step``, ``seconds``,
+    ``state`` and ``log_path``.
+
+    Raises:
+        ConfigurationError: Runs have finished, but none has logged the metric.
+    """
+    for run in runs:
+        run.read_metrics(whole=True)
+    if metric is None:
+        metric = next((m for m in METRICS if any(m in run.metrics for run in runs)), None)
+    finished = [run for run in runs if run.state == "done"]
+    if len(finished) == len(runs) and not any(metric in run.metrics for run in finished):
+        known = sorted({name for run in finished for name in run.metrics})
+        raise ConfigurationError(
+            f"metric: got {metric or 'none'}, which no run logs"
+            f"{nearest_sentence(metric or '', known)} Expected one of: {', '.join(known) or 'none'}"
+            ". The runs are done: the same command with metric=NAME prints the table"
+        )
+    return [
+        {
+            "run": run.point.name,
+            "metric": metric,
+            "value": run.metrics.get(metric or ""),
+            "step": run.step,
+            "seconds": round(run.elapsed, 1),
+            "state": run.state,
+            "log_path": str(run.log_path),
+            **{key: typed(text) for key, text in run.point.swept.items()},
+        }
+        for run in runs
     ]
 
 
-def write_results(results: Sequence[Result], path: Path) -> None:
-    """One object a run."""
-    write_atomically(path, b"".join(encode_row(result.row()) for result in results))
+def typed(text: str) -> float | int | bool | str | None:
+    """Returns a setting as a number, a truth value, ``None``, or text."""
+    try:
+        value = ast.literal_eval(text)
+    except (ValueError, SyntaxError):
+        return text
+    return value if isinstance(value, (int, float, bool, type(None))) else text
 
 
-def check_metric(results: Sequence[Result]) -> None:
-    """Raises ``ConfigurationError`` where no finished run has what is to be compared."""
-    finished = [result for result in results if result.state == "done"]
-    if not finished or any(result.value is not None for result in finished):
-        return
-    rows = read_rows(Path(finished[0].log_path) / METRICS_FILE)
-    known = sorted({key for row in rows for key in row})
-    got = finished[0].metric
-    raise ConfigurationError(
-        f"metric: got {got or 'none'}, which no run logs{nearest_sentence(got or '', known)} "
-        f"Expected one of: {', '.join(known) or 'nothing was logged'}. The runs are done: the same "
-        "command with metric=NAME reads them at once"
-    )
+def write_results(rows: Sequence[dict[str, Any]], path: Path) -> None:
+    """Writes ``results.jsonl``."""
+    write_atomically(path, b"".join(encode_row(row) for row in rows))
 
 
-def best_of(results: Sequence[Result]) -> Result | None:
+def lower_is_better(metric: str) -> bool:
+    """Returns whether the metric's name is that of a loss; others are to rise."""
+    return not _LOWER_IS_BETTER.isdisjoint(metric.replace("/", "_").lower().split("_"))
+
+
+def best_of(rows: Sequence[dict[str, Any]]) -> dict[str, Any] | None:
     """Returns the finished run with the best value, or ``None``."""
-    finished = [result for result in results if result.state == "done" and result.value is not None]
-    if not finished:
-        return None
-    sign = 1 if lower_is_better(str(finished[0].metric)) else -1
-    return min(finished, key=lambda result: sign * (result.value or 0.0))
+    done = [row for row in rows if row["state"] == "done" and row["value"] is not None]
+    sign = 1 if done and lower_is_better(done[0]["metric"]) else -1
+    return min(done, key=lambda row: sign * row["value"], default=None)
 
 
-def results_table(results: Sequence[Result]) -> Table:
-    """The runs with their swept values, the best in bold."""
-    best = best_of(results)
-    keys = list(results[0].swept) if results else []
-    metric = (results[0].metric if results else None) or "metric"
+def results_table(rows: Sequence[dict[str, Any]], swept: Sequence[str]) -> Table:
+    """Returns the runs with their swept values, the best in bold."""
+    best = best_of(rows)
     table = Table()
-    for name in (*keys, metric, "step", "time", "state"):
+    for name in (*swept, rows[0]["metric"] or "metric", "step", "time", "state"):
         table.add_column(name, overflow="fold", justify="left" if name == "state" else "right")
-    for result in results:
-        cells = [str(result.swept[key]) for key in keys]
-        cells.append("" if result.value is None else f"{result.value:.5g}")
-        cells.append("" if result.step is None else str(result.step))
-        cells += [format_seconds(result.seconds), result.state]
-        style = "bold" if result is best else ""
-        table.add_row(*(Text(cell, style=style) for cell in cells))
+    for row in rows:
+        value = "" if row["value"] is None else f"{row['value']:.5g}"
+        step = "" if row["step"] is None else str(row["step"])
+        cells = [*(str(row[key]) for key in swept), value, step, format_seconds(row["seconds"])]
+        style = "bold" if row is best else ""
+        table.add_row(*(Text(cell, style=style) for cell in (*cells, row["state"])))
     return table
 
 
-@dataclass(frozen=True)
-class Curves:
-    """What the picture shows: the metric over ``x``, a line a combination of the other values."""
+def plot(rows: Sequence[dict[str, Any]], swept: Sequence[str], path: Path) -> str:
+    """Plots the metric against the first numeric setting, a line for each combination of the
+    others.
 
-    x: str
-    metric: str
-    lines: dict[str, list[tuple[float, float]]]
-
-    @property
-    def log_axis(self) -> bool:
-        """Whether the values of ``x`` span more than a factor of 10."""
-        values = [x for points in self.lines.values() for x, _ in points]
-        return min(values) > 0 and max(values) / min(values) > _LOG_AXIS_FROM
-
-
-def curves_of(results: Sequence[Result]) -> Curves | None:
-    """Returns the curves over the first swept key that has only numbers; ``None`` where none
-    has."""
-    keys = list(results[0].swept) if results else []
-    x = next((key for key in keys if all(is_number(r.swept[key]) for r in results)), None)
-    metric = results[0].metric if results else None
-    if x is None or metric is None:
-        return None
-    lines: dict[str, list[tuple[float, float]]] = {}
-    for result in results:
-        at = result.swept[x]
-        if result.value is None or result.state != "done" or not isinstance(at, (int, float)):
-            continue
-        label = ", ".join(f"{key}={result.swept[key]}" for key in keys if key != x)
-        lines.setdefault(label, []).append((float(at), result.value))
-    if not lines:
-        return None
-    return Curves(x, metric, {label: sorted(points) for label, points in lines.items()})
-
-
-def draw(curves: Curves, path: Path) -> None:
-    """Draws the curves into a PNG.
-
-    Raises:
-        ImportError: There is no matplotlib.
+    Returns:
+        The path, or why there is no picture.
     """
-    import matplotlib
-
-    matplotlib.use("Agg")
+    done = [row for row in rows if row["state"] == "done" and row["value"] is not None]
+    x = next((key for key in swept if all(type(row[key]) in (int, float) for row in rows)), None)
+    if x is None or not done:
+        return "no picture: no swept key is numeric, or no run has the metric"
+    try:
+        import matplotlib
+        import pandas
+    except ImportError:
+        return "no picture: it needs matplotlib: pip install 'tinker_cookbook[plot]'"
+    matplotlib.use("Agg")  # no window
     from matplotlib import pyplot
 
-    figure, axes = pyplot.subplots(figsize=(7, 4), constrained_layout=True)
-    for label, points in curves.lines.items():
-        xs, values = zip(*points, strict=True)
-        axes.plot(xs, values, label=label or None, marker="o")
-    if curves.log_axis:
-        axes.set_xscale("log")
-    axes.set_xlabel(curves.x)
-    axes.set_ylabel(curves.metric)
-    axes.grid(visible=True, alpha=0.3)
-    if any(curves.lines):
-        axes.legend()
-    figure.savefig(path, dpi=120)
-    pyplot.close(figure)
-
-
-def _last(rows: Sequence[Row], name: str) -> float | None:
-    found = (row[name] for row in reversed(rows) if isinstance(row.get(name), (int, float)))
-    return next(found, None)
-
-
-def _last_step(rows: Sequence[Row]) -> int | None:
-    return next((row["step"] for row in reversed(rows) if isinstance(row.get("step"), int)), None)
+    others = [key for key in swept if key != x]
+    for row in done:
+        row["label"] = ", ".join(f"{key}={row[key]}" for key in others)
+    curves = pandas.DataFrame(done).pivot(index=x, columns="label", values="value")
+    xs = [row[x] for row in done]
+    logx = min(xs) > 0 and max(xs) / min(xs) > 10
+    axes = curves.plot(
+        marker="o", logx=logx, grid=True, legend=bool(others), ylabel=done[0]["metric"]
+    )
+    axes.figure.savefig(path, dpi=120)
+    pyplot.close(axes.figure)
+    return str(path)

@@ -1,14 +1,12 @@
-"""Runs that never ran: their files, and jobs that point to them."""
+"""Runs that never ran, with files of metrics."""
 
 from __future__ import annotations
 
 import json
 from pathlib import Path
 
-from tinker_cookbook.sweep.grid import make_runs
-from tinker_cookbook.sweep.jobs import Job
-from tinker_cookbook.sweep.records import Record
-from tinker_cookbook.sweep.watch import Watch
+from tinker_cookbook.sweep.arguments import make_points
+from tinker_cookbook.sweep.runs import Run
 
 
 def write_rows(folder: Path, rows: list[dict]) -> Path:
@@ -18,11 +16,8 @@ def write_rows(folder: Path, rows: list[dict]) -> Path:
     return path
 
 
-def make_jobs(folder: Path, grid: dict[str, list[str]], recipe: str = "recipes.sl_loop"):
-    jobs = []
-    for run in make_runs(grid):
-        place = folder / run.name
-        watch = Watch(place / "metrics.jsonl")
-        log = folder / f"{run.name}.log"
-        jobs.append(Job(run, place, Record(recipe, dict(run.settings)), watch, log))
-    return jobs
+def make_runs(folder: Path, grid: dict[str, list[str]], recipe: str = "recipes.sl_loop", **extra):
+    return [
+        Run(point, recipe, {**point.settings, **extra}, folder / point.name)
+        for point in make_points(grid)
+    ]

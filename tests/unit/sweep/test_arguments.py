@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from tinker_cookbook.exceptions import ConfigurationError
-from tinker_cookbook.sweep.arguments import parse_sweep, split_values
-from tinker_cookbook.sweep.grid import make_runs, run_name, typed
+from tinker_cookbook.sweep.arguments import make_points, parse_sweep, run_name, split_values
+from tinker_cookbook.sweep.results import typed
 
 
 def parse(*words: str):
@@ -17,15 +17,14 @@ def test_the_grid_is_the_product_of_all_values(tmp_path):
     sweep = parse(
         "learning_rate=1e-4,3e-4", "lora_rank=8,32", "seed=3", f"log_dir={tmp_path}", "jobs=2"
     )
-    assert [run.name for run in sweep.runs] == [
+    assert [point.name for point in sweep.points] == [
         "learning_rate=1e-4,lora_rank=8",
         "learning_rate=1e-4,lora_rank=32",
         "learning_rate=3e-4,lora_rank=8",
         "learning_rate=3e-4,lora_rank=32",
     ]
-    assert sweep.swept == ("learning_rate", "lora_rank")
-    assert sweep.runs[1].settings == {"learning_rate": "1e-4", "lora_rank": "32", "seed": "3"}
-    assert sweep.runs[1].swept == {"learning_rate": "1e-4", "lora_rank": "32"}
+    assert sweep.points[1].settings == {"learning_rate": "1e-4", "lora_rank": "32", "seed": "3"}
+    assert sweep.points[1].swept == {"learning_rate": "1e-4", "lora_rank": "32"}
     assert (sweep.jobs, sweep.server, sweep.metric) == (2, None, None)
     assert sweep.models == ("HuggingFaceTB/SmolLM2-135M-Instruct",)
     assert not any(tmp_path.iterdir())
@@ -35,14 +34,14 @@ def test_models_and_the_keys_that_go_to_the_server(tmp_path):
     sweep = parse("model_name=a/b,c/d,a/e", "device=cpu", f"log_dir={tmp_path}")
     assert sweep.models == ("a/b", "c/d", "a/e")
     assert sweep.server_settings == {"device": "cpu"}
-    assert "device" not in sweep.runs[0].settings
+    assert "device" not in sweep.points[0].settings
 
 
 def test_a_teacher_is_served_too(tmp_path):
     recipe = "recipes.distillation.on_policy_distillation"
     sweep = parse_sweep([recipe, "model_name=a/b", "teacher_model=c/d", f"log_dir={tmp_path}"])
     assert sweep.models == ("a/b", "c/d")
-    assert [run.name for run in sweep.runs] == ["run"]
+    assert [point.name for point in sweep.points] == ["run"]
 
 
 @pytest.mark.parametrize(
@@ -104,10 +103,10 @@ def test_names_are_safe_and_apart():
         assert name.isascii()
         assert name.isprintable()
     # A grid that grows finds its runs again: a name depends on its own point alone.
-    few, more = make_runs({"key": ["a/b", "c"]}), make_runs({"key": ["d", "c", "a/b"]})
-    assert {run.name for run in few} < {run.name for run in more}
+    few, more = make_points({"key": ["a/b", "c"]}), make_points({"key": ["d", "c", "a/b"]})
+    assert {point.name for point in few} < {point.name for point in more}
     with pytest.raises(ConfigurationError, match="upper and lower case"):
-        make_runs({"key": ["Mean", "mean"]})
+        make_points({"key": ["Mean", "mean"]})
 
 
 def test_values_by_type():

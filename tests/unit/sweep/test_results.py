@@ -1,4 +1,4 @@
-"""Progress, table, results and picture from made-up ``metrics.jsonl``."""
+"""Progress, table, results and picture from generated ``metrics.jsonl``."""
 
 from __future__ import annotations
 
@@ -6,36 +6,35 @@ import builtins
 import json
 
 import pytest
-from made_up import make_jobs, write_rows
+from made_up import make_runs, write_rows
 from rich.console import Console
 
 from tinker_cookbook.exceptions import ConfigurationError
 from tinker_cookbook.sweep.results import (
+    METRICS,
+    Display,
     best_of,
-    check_metric,
     collect,
-    curves_of,
-    draw,
+    lower_is_better,
+    plot,
     results_table,
     write_results,
 )
-from tinker_cookbook.sweep.run import _draw
-from tinker_cookbook.sweep.show import SweepDisplay, runs_table
-from tinker_cookbook.sweep.watch import Watch, lower_is_better
 
 GRID = {"learning_rate": ["1e-4", "1e-3", "1e-2"], "schedule": ["linear", "cosine"]}
+SWEPT = list(GRID)
 
 
 @pytest.fixture
-def jobs(tmp_path):
-    made = make_jobs(tmp_path, GRID)
-    for number, job in enumerate(made):
+def runs(tmp_path):
+    made = make_runs(tmp_path, GRID)
+    for number, run in enumerate(made):
         rows = [
             {"step": 1, "progress": 0.5, "train_mean_nll": 3.0, "test/nll": 2.0 + number / 10},
             {"step": 2, "progress": 1.0, "train_mean_nll": 2.0 - number / 10},
         ]
-        write_rows(job.log_path, rows)
-        job.state, job.record.seconds = "done", 61.0
+        write_rows(run.log_path, rows)
+        run.state, run.seconds = "done", 61.0
     return made
 
 
@@ -45,8 +44,31 @@ def text_of(table, width: int = 100) -> str:
     return console.export_text()
 
 
-def test_results_hold_the_last_value_of_the_first_usual_metric(jobs, tmp_path):
-    results = collect(jobs, None)
+@pytest.fixture
+def plotted(monkeypatch):
+    """What the picture shows: the labels, the points and the axis."""
+    seen = {}
+
+    def record(axes):
+        seen["lines"] = {
+            line.get_label(): [tuple(map(float, point)) for point in line.get_xydata()]
+            for line in axes.get_lines()
+        }
+        seen["scale"], seen["x"] = axes.get_xscale(), axes.get_xlabel()
+
+    import matplotlib.figure
+
+    real = matplotlib.figure.Figure.savefig
+    monkeypatch.setattr(
+        matplotlib.figure.Figure,
+        "savefig",
+        lambda self, *a, **k: (record(self.axes[0]), real(self, *a, **k)),
+    )
+    return seen
+
+
+def test_results_hold_the_last_value_of_the_first_usual_metric(runs, tmp_path):
+    results = collect(runs, None)
     write_results(results, tmp_path / "results.jsonl")
     rows = [json.loads(line) for line in (tmp_path / "results.jsonl").read_text().splitlines()]
     assert len(rows) == 6
@@ -57,65 +79,62 @@ def test_results_hold_the_last_value_of_the_first_usual_metric(jobs, tmp_path):
         "step": 2,
         "seconds": 61.0,
         "state": "done",
-        "log_path": str(jobs[1].log_path),
+        "log_path": str(runs[1].log_path),
         "learning_rate": 0.0001,
         "schedule": "cosine",
     }
     assert best_of(results) is results[0]
-    shown = text_of(results_table(results))
+    shown = text_of(results_table(results, SWEPT))
     assert "test/nll" in shown
     assert "1:01" in shown
 
 
-def test_a_metric_of_choice_and_one_that_nobody_logs(jobs):
-    best = best_of(collect(jobs, "train_mean_nll"))
+def test_a_metric_of_choice_and_one_that_no_run_logs(runs):
+    best = best_of(collect(runs, "train_mean_nll"))
     assert best is not None
-    assert (best.name, best.value) == ("learning_rate=1e-2,schedule=cosine", 1.5)
+    assert (best["run"], best["value"]) == ("learning_rate=1e-2,schedule=cosine", 1.5)
     with pytest.raises(ConfigurationError, match="did you mean 'train_mean_nll'"):
-        check_metric(collect(jobs, "train_mean_nl"))
+        collect(runs, "train_mean_nl")
 
 
-def test_failed_runs_are_listed_but_never_best_or_drawn(jobs):
-    jobs[0].state = "failed"
-    results = collect(jobs, None)
+def test_failed_runs_are_listed_but_never_best_or_plotted(runs, tmp_path, plotted):
+    runs[0].state = "failed"
+    results = collect(runs, None)
     assert best_of(results) is results[1]
-    curves = curves_of(results)
-    assert curves is not None
-    assert [x for x, _ in curves.lines["schedule=linear"]] == [1e-3, 1e-2]
-    for job in jobs:
-        job.state = "failed"
-    assert best_of(collect(jobs, None)) is None
-    assert curves_of(collect(jobs, None)) is None
-    check_metric(collect(jobs, "nothing"))
+    plot(results, SWEPT, tmp_path / "sweep.png")
+    assert [x for x, y in plotted["lines"]["schedule=linear"] if y == y] == [1e-3, 1e-2]
+    for run in runs:
+        run.state = "failed"
+    assert best_of(collect(runs, None)) is None
+    assert plot(collect(runs, None), SWEPT, tmp_path / "none.png").startswith("no picture")
+    assert len(collect(runs, "nothing")) == 6
 
 
 def test_a_run_without_rows(tmp_path):
-    results = collect(make_jobs(tmp_path, {"lora_rank": ["1", "2"]}), None)
-    assert [(result.value, result.step, result.metric) for result in results] == [(None,) * 3] * 2
-    text_of(results_table(results))
+    results = collect(make_runs(tmp_path, {"lora_rank": ["1", "2"]}), None)
+    assert [(row["value"], row["step"], row["metric"]) for row in results] == [(None,) * 3] * 2
+    text_of(results_table(results, ["lora_rank"]))
 
 
-def test_the_picture(jobs, tmp_path):
-    curves = curves_of(collect(jobs, None))
-    assert curves is not None
-    assert (curves.x, curves.metric, curves.log_axis) == ("learning_rate", "test/nll", True)
-    assert set(curves.lines) == {"schedule=linear", "schedule=cosine"}
-    draw(curves, tmp_path / "sweep.png")
+def test_the_picture(runs, tmp_path, plotted):
+    assert plot(collect(runs, None), SWEPT, tmp_path / "sweep.png") == str(tmp_path / "sweep.png")
     assert (tmp_path / "sweep.png").stat().st_size > 5000
+    assert (plotted["x"], plotted["scale"]) == ("learning_rate", "log")
+    assert plotted["lines"]["schedule=cosine"] == [(1e-4, 2.1), (1e-3, 2.3), (1e-2, 2.5)]
+    assert set(plotted["lines"]) == {"schedule=linear", "schedule=cosine"}
 
 
-def test_the_axis_is_linear_within_a_factor_of_ten(tmp_path):
-    jobs = make_jobs(tmp_path, {"rank": ["1", "10"]})
-    for job in jobs:
-        write_rows(job.log_path, [{"step": 1, "reward/total": 1.0}])
-        job.state = "done"
-    curves = curves_of(collect(jobs, None))
-    assert curves is not None
-    assert not curves.log_axis
-    assert curves.lines == {"": [(1.0, 1.0), (10.0, 1.0)]}
+def test_the_axis_is_linear_within_a_factor_of_ten(tmp_path, plotted):
+    runs = make_runs(tmp_path, {"rank": ["1", "10"]})
+    for run in runs:
+        write_rows(run.log_path, [{"step": 1, "reward/total": 1.0}])
+        run.state = "done"
+    plot(collect(runs, None), ["rank"], tmp_path / "sweep.png")
+    assert plotted["scale"] == "linear"
+    assert list(plotted["lines"].values()) == [[(1.0, 1.0), (10.0, 1.0)]]
 
 
-def test_without_matplotlib_there_is_a_sentence(jobs, tmp_path, monkeypatch):
+def test_without_matplotlib_the_reason_is_printed(runs, tmp_path, monkeypatch):
     real = builtins.__import__
 
     def without(name, *rest, **named):
@@ -124,7 +143,7 @@ def test_without_matplotlib_there_is_a_sentence(jobs, tmp_path, monkeypatch):
         return real(name, *rest, **named)
 
     monkeypatch.setattr(builtins, "__import__", without)
-    assert "needs matplotlib" in _draw(collect(jobs, None), tmp_path / "sweep.png")
+    assert "needs matplotlib" in plot(collect(runs, None), SWEPT, tmp_path / "sweep.png")
 
 
 @pytest.mark.parametrize(
@@ -143,38 +162,40 @@ def test_which_way_is_better(name, lower):
 
 
 def test_runs_on_pairs_are_compared_by_their_own_loss(tmp_path):
-    write_rows(tmp_path, [{"step": 1, "test/nll": 3.5, "test/dpo_loss": 0.6}])
-    watch = Watch(tmp_path / "metrics.jsonl")
-    watch.look()
-    assert watch.metric() == ("test/dpo_loss", 0.6)
+    (run,) = make_runs(tmp_path, {"seed": ["1"]})
+    write_rows(run.log_path, [{"step": 1, "test/nll": 3.5, "test/dpo_loss": 0.6}])
+    (row,) = collect([run], None)
+    assert (row["metric"], row["value"]) == ("test/dpo_loss", 0.6)
 
 
-def test_a_look_reads_the_end_alone(tmp_path):
+def test_progress_is_read_from_the_end_of_the_file(tmp_path):
     rows = [{"step": step, "progress": step / 4000, "x": "y" * 50} for step in range(1, 2001)]
-    rows[-3]["test/nll"] = 1.5
-    path = write_rows(tmp_path, rows)
-    watch = Watch(path)
-    watch.look()
-    assert (watch.step, watch.total) == (2000, 4000)
-    assert watch.metric() == ("test/nll", 1.5)
+    rows[3]["early"], rows[-3]["test/nll"] = 2.5, 1.5
+    (run,) = make_runs(tmp_path, {"seed": ["1"]})
+    path = write_rows(run.log_path, rows)
+    run.read_metrics()
+    assert (run.step, run.total) == (2000, 4000)
+    assert run.metrics["test/nll"] == 1.5
+    assert "early" not in run.metrics
     with path.open("a") as file:
-        file.write('{"step": 2001, "progress": 0.500')  # being written
-    watch.look()
-    assert watch.step == 2000
-    write_rows(tmp_path, rows[:10])  # a resumed run has trimmed it
-    watch.look()
-    assert watch.step == 10
+        file.write('{"step": 2001, "progress": 0.500')  # an incomplete line
+    run.read_metrics()
+    assert run.step == 2000
+    assert collect([run], "early")[0]["value"] == 2.5  # the results read the whole file
+    write_rows(run.log_path, rows[:10])  # a resumed run has trimmed it
+    run.read_metrics()
+    assert run.step == 10
 
 
-def test_the_live_table_keeps_what_matters_when_it_does_not_fit(tmp_path):
-    jobs = make_jobs(tmp_path, {"seed": [str(seed) for seed in range(40)]})
-    for job in jobs[:30]:
-        job.state = "done"
-    jobs[3].state = "failed"
-    jobs[30].state = jobs[31].state = "running"
-    write_rows(jobs[30].log_path, [{"step": 3, "progress": 0.25, "train_mean_nll": 2.5}])
-    jobs[30].watch.look()
-    shown = text_of(runs_table(jobs, 5))
+def test_the_live_table_shows_failed_and_running_runs_first(tmp_path):
+    runs = make_runs(tmp_path, {"seed": [str(seed) for seed in range(40)]})
+    for run in runs[:30]:
+        run.state = "done"
+    runs[3].state = "failed"
+    runs[30].state = runs[31].state = "running"
+    write_rows(runs[30].log_path, [{"step": 3, "progress": 0.25, "train_mean_nll": 2.5}])
+    runs[30].read_metrics()
+    shown = text_of(Display(runs, METRICS).table(5))
     assert "seed=3 " in shown
     assert "3/12" in shown
     assert "train_mean_nll 2.5" in shown
@@ -183,9 +204,7 @@ def test_the_live_table_keeps_what_matters_when_it_does_not_fit(tmp_path):
 
 
 def test_without_a_terminal_there_are_lines(tmp_path, capsys):
-    jobs = make_jobs(tmp_path, {"seed": ["1", "2"]})
-    jobs[0].state = "running"
-    with SweepDisplay(jobs) as display:
-        display.changed(jobs[0])
-        display.looked()
+    runs = make_runs(tmp_path, {"seed": ["1", "2"]})
+    runs[0].state = "running"
+    Display(runs, METRICS).print_change(runs[0])
     assert capsys.readouterr().out.split() == ["running", "seed=1"]

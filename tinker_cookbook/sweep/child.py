@@ -1,0 +1,62 @@
+"""Runs a module like ``python -m``, and ends it when its parent process is gone.
+
+    python -m tinker_cookbook.sweep.child SIGNAL MODULE ARGUMENT ...
+
+A sweep that is killed with ``kill -9`` cannot stop its children. They would keep the locks of their
+log folders, and the same command could not resume them. The parent therefore holds the other end of
+the child's standard input, which the operating system closes when the parent ends in any way.
+"""
+
+from __future__ import annotations
+
+import os
+import runpy
+import signal
+import subprocess
+import sys
+import threading
+from typing import Any
+
+
+def start_child(
+    module: str, words: list[str], at_death: signal.Signals, **popen: Any
+) -> subprocess.Popen[bytes]:
+    """Starts ``python -m module words`` as a child that gets ``at_death`` when this process ends.
+
+    Args:
+        module: Module to run.
+        words: Its command line.
+        at_death: Signal that the child sends to itself.
+        popen: Further arguments of ``subprocess.Popen``.
+    """
+    own = [sys.executable, "-m", "tinker_cookbook.sweep.child", str(int(at_death)), module]
+    # In a session of its own: Ctrl-C on the terminal reaches the sweep only.
+    return subprocess.Popen[bytes](
+        [*own, *words],
+        stdin=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        start_new_session=True,
+        **popen,
+    )
+
+
+def _watch_parent(descriptor: int, at_death: int) -> None:
+    os.read(descriptor, 1)  # blocks until the parent's end of the pipe is closed
+    os.kill(os.getpid(), at_death)
+
+
+def main(argv: list[str]) -> None:
+    """Watches the parent in a thread and runs the module."""
+    at_death, module, words = int(argv[0]), argv[1], argv[2:]
+    pipe = os.dup(0)
+    with open(os.devnull) as null:
+        os.dup2(null.fileno(), 0)
+    threading.Thread(target=_watch_parent, args=(pipe, at_death), daemon=True).start()
+    # Shells start background jobs with SIGINT ignored, and children inherit that.
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    sys.argv = [module, *words]
+    runpy.run_module(module, run_name="__main__", alter_sys=True)
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

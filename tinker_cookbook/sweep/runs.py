@@ -1,0 +1,372 @@
+"""The runs of a sweep and their server, as processes."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import signal
+import subprocess
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Literal
+
+from tinker_cookbook.checkpoint_utils import get_last_checkpoint
+from tinker_cookbook.exceptions import BackendError, ConfigurationError, DataFormatError
+from tinker_cookbook.sweep.arguments import Point, Sweep
+from tinker_cookbook.sweep.child import start_child
+from tinker_cookbook.utils.run_folder.lock import lock_holder
+from tinker_cookbook.utils.run_folder.paths import write_atomically
+
+State = Literal["waiting", "running", "resumed", "done", "failed"]
+
+RECORDS = ".sweep"
+_POLL_SECONDS = 0.3
+_STOP_SECONDS = 30.0
+_LOCK_SECONDS = 30.0  # time for the runs of a killed sweep to end
+_TAIL_BYTES = 1 << 16
+
+
+@dataclass
+class Run:
+    """A point of the grid and its process; ``LOG_DIR/.sweep/NAME.json`` keeps it between sweeps.
+
+    Attributes:
+        point: Its settings.
+        recipe: Module of the recipe.
+        settings: The settings of the point and of the server, which the result depends on.
+        log_path: Its log folder.
+        state: ``resumed`` is a run that continues from an earlier sweep.
+        seconds: Duration of finished attempts.
+        started: Time at which the present attempt started, or ``None``.
+        step: Step of the last row in ``metrics.jsonl``.
+        total: Number of steps, computed from the row's ``progress``.
+        metrics: Last value of each metric.
+        log_start: Position in the output file at which the present attempt starts.
+        process: The process of the present attempt.
+    """
+
+    point: Point
+    recipe: str
+    settings: dict[str, str]
+    log_path: Path
+    state: State = "waiting"
+    seconds: float = 0.0
+    started: float | None = None
+    step: int | None = None
+    total: int | None = None
+    metrics: dict[str, float] = field(default_factory=dict)
+    log_start: int = 0
+    process: subprocess.Popen[bytes] | None = field(default=None, repr=False)
+    _seen: tuple[int, int, int] | None = None
+
+    @property
+    def log(self) -> Path:
+        """File with the output of the process."""
+        return self.log_path.with_name(f"{self.log_path.name}.log")
+
+    @property
+    def elapsed(self) -> float:
+        """Seconds of all attempts, including the present one."""
+        return self.seconds + (time.time() - self.started if self.started is not None else 0.0)
+
+    @property
+    def _record(self) -> Path:
+        return self.log_path.parent / RECORDS / f"{self.log_path.name}.json"
+
+    def load(self) -> None:
+        """Restores the state that an earlier sweep saved.
+
+        Raises:
+            ConfigurationError: The earlier run had other settings.
+        """
+        with contextlib.suppress(FileNotFoundError):
+            try:
+                record = json.loads(self._record.read_bytes())
+                recipe, settings, self.seconds, started, done = (
+                    record[key] for key in ("recipe", "settings", "seconds", "started", "done")
+                )
+            except (ValueError, TypeError, KeyError) as error:
+                raise DataFormatError(
+                    f"{self._record}: cannot be read ({error}), expected a record of the sweep; "
+                    "delete it to start the run again from its checkpoints"
+                ) from error
+            self._check_same(recipe, settings)
+            if done:
+                self.state = "done"
+            if started is not None:
+                # The attempt was killed. Its last row tells how long it ran.
+                with contextlib.suppress(OSError):
+                    last = (self.log_path / "metrics.jsonl").stat().st_mtime
+                    self.seconds += max(0.0, last - started)
+        self.read_metrics()
+        with contextlib.suppress(DataFormatError):  # the recipe reports this error with its reason
+            last = get_last_checkpoint(self.log_path)
+            if last is not None and last.final:
+                self.state = "done"
+
+    def start(self, server: Server) -> None:
+        """Starts the process, which resumes if there is a checkpoint."""
+        words = [f"{key}={value}" for key, value in self.point.settings.items()]
+        words += [f"log_path={self.log_path}", f"backend={server.url}"]
+        words += ["behavior_if_log_dir_exists=resume"]
+        self.state = "resumed" if (self.log_path / "metrics.jsonl").exists() else "running"
+        self.started = time.time()
+        self._save()
+        with self.log.open("ab") as log:
+            self.log_start = log.tell()
+            self.process = start_child(
+                self.recipe, words, signal.SIGKILL, stdout=log, env=server.environment()
+            )
+
+    def finish(self, status: int) -> None:
+        """Records the end of the process."""
+        self.state = "done" if status == 0 else "failed"
+        self.seconds, self.started, self.process = self.elapsed, None, None
+        self._save()
+
+    def read_metrics(self, whole: bool = False) -> None:
+        """Reads ``metrics.jsonl``: the last 64 KiB if the file has changed, or the whole file."""
+        path = self.log_path / "metrics.jsonl"
+        try:
+            status = path.stat()
+            seen = (status.st_ino, status.st_size, status.st_mtime_ns)
+            if seen == self._seen and not whole:
+                return
+            with path.open("rb") as file:
+                file.seek(0 if whole else max(0, status.st_size - _TAIL_BYTES))
+                lines = file.read().split(b"\n")
+        except OSError:
+            return
+        self._seen = seen
+        for line in lines:
+            with contextlib.suppress(ValueError, AttributeError):  # an incomplete line
+                row = json.loads(line)
+                self.metrics |= {
+                    name: value
+                    for name, value in row.items()
+                    if isinstance(value, (int, float)) and not isinstance(value, bool)
+                }
+                self.step = row.get("step", self.step)
+                if self.step and row.get("progress"):
+                    self.total = round(self.step / row["progress"])
+
+    def _check_same(self, recipe: str, settings: dict[str, str]) -> None:
+        expected = {"recipe": recipe, **settings}
+        given = {"recipe": self.recipe, **self.settings}
+        for key in dict.fromkeys((*given, *expected)):
+            if given.get(key) != expected.get(key):
+                raise ConfigurationError(
+                    f"{key}: got {given.get(key, 'none')}, expected {expected.get(key, 'none')}, "
+                    f"the value of the earlier run in {self.log_path}; give this sweep another "
+                    f"log_dir, or delete that folder and {self._record}"
+                )
+
+    def _save(self) -> None:
+        self._record.parent.mkdir(parents=True, exist_ok=True)
+        record = {
+            "recipe": self.recipe,
+            "settings": self.settings,
+            "seconds": self.seconds,
+            "started": self.started,
+            "done": self.state == "done",
+        }
+        write_atomically(self._record, json.dumps(record, indent=2).encode())
+
+
+def run_all(
+    runs: Sequence[Run], jobs: int, server: Server, on_change: Callable[[Run], None]
+) -> None:
+    """Runs everything that waits, ``jobs`` processes at a time.
+
+    Args:
+        runs: The runs, in the order in which they start.
+        jobs: Number of parallel runs.
+        server: Server on which they train.
+        on_change: Called with each run that starts or ends.
+
+    Raises:
+        BackendError: The server has ended.
+    """
+    begun = time.monotonic()
+    while True:
+        active = 0
+        for run in runs:
+            if run.process is None:
+                continue
+            status = run.process.poll()
+            run.read_metrics()
+            if status is None:
+                active += 1
+            else:
+                run.finish(status)
+                on_change(run)
+        for run in (run for run in runs if run.state == "waiting"):
+            locked = lock_holder(run.log_path) is not None
+            if active < jobs and not (locked and time.monotonic() - begun < _LOCK_SECONDS):
+                run.start(server)
+                on_change(run)
+                active += 1
+        if all(run.state in ("done", "failed") for run in runs):
+            return
+        server.check_alive()
+        time.sleep(_POLL_SECONDS)
+
+
+def stop_runs(runs: Sequence[Run]) -> None:
+    """Interrupts running processes as Ctrl-C does, and kills those that do not end."""
+    active = [(run, run.process) for run in runs if run.process is not None]
+    for _, process in active:
+        process.send_signal(signal.SIGINT)
+    until = time.monotonic() + _STOP_SECONDS
+    try:
+        for _, process in active:
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                process.wait(max(0.0, until - time.monotonic()))
+    finally:  # a second Ctrl-C ends the wait
+        for run, process in active:
+            process.kill()
+            run.finish(process.wait())
+
+
+@dataclass
+class Server:
+    """Server on which the runs train; ``process`` and ``log`` are set if the sweep started it."""
+
+    url: str = ""
+    key: str = ""
+    on_cpu: bool = True
+    process: subprocess.Popen[bytes] | None = None
+    log: Path | None = None
+
+    def environment(self) -> dict[str, str]:
+        """Returns the environment of a run."""
+        # PYTHONUNBUFFERED: the output of a killed run is in its log file.
+        own = {"TINKER_BASE_URL": self.url, "TINKER_API_KEY": self.key, "PYTHONUNBUFFERED": "1"}
+        environment = {**os.environ, **own}
+        if self.process is not None:
+            environment.pop("TINKER_CREDENTIAL_CMD", None)  # it gives the key of another server
+            for name in ("NO_PROXY", "no_proxy"):  # a proxy cannot reach the loopback address
+                environment[name] = ",".join(filter(None, [environment.get(name), "127.0.0.1"]))
+        return environment
+
+    def check_alive(self) -> None:
+        """Raises ``BackendError`` with the last lines of the log if the process has ended."""
+        if self.process is not None and self.process.poll() is not None:
+            assert self.log is not None
+            raise BackendError(
+                f"the server ended with status {self.process.returncode}; the last lines of "
+                f"{self.log}:\n{last_lines(self.log)}"
+            )
+
+    def problem(self) -> str | None:
+        """Returns why the server cannot be used, or ``None``."""
+        request = urllib.request.Request(
+            f"{self.url}/api/v1/get_server_capabilities", headers={"X-API-Key": self.key}
+        )
+        local = [urllib.request.ProxyHandler({})] if self.process is not None else []
+        try:
+            urllib.request.build_opener(*local).open(request, timeout=10.0).close()
+        except urllib.error.HTTPError as error:
+            return f"it answers {error.code} {error.reason}"
+        except (OSError, ValueError) as error:
+            return f"no answer: {getattr(error, 'reason', error)}"
+        return None
+
+    def stop(self) -> None:
+        """Ends the started process, which completes its running operation first."""
+        if self.process is not None and self.process.poll() is None:
+            self.process.terminate()
+            try:
+                self.process.wait(2 * _STOP_SECONDS)
+            except subprocess.TimeoutExpired:
+                self.process.kill()
+                self.process.wait()
+
+
+@contextlib.contextmanager
+def serving(sweep: Sweep) -> Iterator[Server]:
+    """Yields the server of a sweep: the one at its URL, or a new one that ends with the block.
+
+    Raises:
+        BackendError: The server does not answer, refuses the key, or ended at its start.
+    """
+    if sweep.server is not None:
+        server = Server(sweep.server.rstrip("/"), os.environ["TINKER_API_KEY"])
+        if (problem := server.problem()) is not None:
+            raise BackendError(f"server={server.url}: {problem}. Check the URL and TINKER_API_KEY")
+        yield server
+        return
+    from tinker_cookbook.engine.home import home_dir  # the engine is optional with server=
+
+    root = home_dir().absolute()
+    server = start_server(sweep.models, sweep.server_settings, root, sweep.log_dir)
+    try:
+        wait_until_ready(server, root)
+        yield server
+    finally:
+        server.stop()
+
+
+def start_server(
+    models: Sequence[str], settings: dict[str, str], root: Path, log_dir: Path
+) -> Server:
+    """Starts a server on a free port; call ``wait_until_ready`` before you use it.
+
+    Args:
+        models: Base models to load.
+        settings: Further settings of the server, such as ``device`` and ``dtype``.
+        root: Folder of checkpoints and keys.
+        log_dir: Folder for ``server.log``.
+    """
+    words = ["port=0", f"model_name={','.join(models)}", f"root={root}"]
+    words += [f"{key}={value}" for key, value in settings.items()]
+    log = log_dir / "server.log"
+    log.unlink(missing_ok=True)
+    # The first start of a server prints its new key, so only the user may read the file.
+    with os.fdopen(os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600), "wb") as file:
+        environment = {**os.environ, "PYTHONUNBUFFERED": "1"}
+        module = "tinker_cookbook.server"
+        process = start_child(module, words, signal.SIGTERM, stdout=file, env=environment)
+    return Server(process=process, log=log)
+
+
+def wait_until_ready(server: Server, root: Path) -> None:
+    """Waits until a started server answers, and sets its URL and key.
+
+    Raises:
+        BackendError: The server ended, or does not answer.
+    """
+    assert server.log is not None
+    while not server.url:
+        server.check_alive()
+        lines = [line.split() for line in server.log.read_text("utf-8", "replace").splitlines()]
+        values = {words[0]: words[1] for words in lines if len(words) > 1}
+        if "serving" in values and "keys" in values:
+            server.url = values["serving"]
+            server.on_cpu = values.get("device", "cpu").startswith("cpu")
+        time.sleep(_POLL_SECONDS)
+    server.key = json.loads((root / "server_keys.json").read_bytes())["local"]
+    until = time.monotonic() + 2 * _STOP_SECONDS
+    while (problem := server.problem()) is not None:
+        server.check_alive()
+        if time.monotonic() > until:
+            raise BackendError(f"the server at {server.url} does not respond ({problem})")
+        time.sleep(_POLL_SECONDS)
+
+
+def last_lines(path: Path, count: int = 15, start: int = 0) -> str:
+    """Returns the last lines of a text file after byte ``start``, indented."""
+    try:
+        with path.open("rb") as file:
+            file.seek(max(start, path.stat().st_size - (count << 12)))
+            text = file.read().decode("utf-8", errors="replace")
+    except OSError as error:
+        return f"    ({error})"
+    # A progress bar overwrites its line, so only the text after the last \r is shown.
+    lines = [line.rpartition("\r")[2] for line in text.rstrip().split("\n")]
+    return "\n".join(f"    {line}" for line in lines[-count:])
