@@ -15,7 +15,7 @@ from tinker_cookbook.engine.model.resolve import check_rank, hidden_size
 from tinker_cookbook.exceptions import ConfigurationError, DataValidationError
 from tinker_cookbook.renderers import Message
 from tinker_cookbook.supervised.types import ChatDatasetBuilderCommonConfig
-from tinker_cookbook.sweep import run as sweep_run
+from tinker_cookbook.sweep.results import metric_note
 from tinker_cookbook.utils.command_line.entrypoint import parse_arguments
 from tinker_cookbook.utils.run_folder.config_io import load_config, write_config
 
@@ -127,7 +127,7 @@ def test_a_list_ends_before_the_next_sentence(stories_model):
 
 @pytest.mark.parametrize(("metric", "said"), [("train_mean_nll", True), ("test/nll", False)])
 def test_a_sweep_says_when_it_compares_training_losses(metric, said, capsys):
-    assert ("held-out" in str(sweep_run.about_metric(metric))) is said
+    assert ("held-out" in str(metric_note(metric))) is said
 
 
 def test_a_config_that_cannot_be_rebuilt_is_refused_in_one_step(tmp_path):

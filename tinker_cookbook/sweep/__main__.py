@@ -19,6 +19,7 @@ from tinker_cookbook.sweep.results import (
     best_of,
     collect,
     lower_is_better,
+    metric_note,
     plot,
     results_table,
     write_results,
@@ -115,12 +116,8 @@ def _report(sweep: Sweep, runs: list[Run]) -> int:
         metric, value = best["metric"], best["value"]
         kind = "lowest" if lower_is_better(metric) else "highest"
         _print(f"best: {best['run']}, {kind} {metric} {value:.5g}: {best['log_path']}")
-        if not metric.startswith("test/"):
-            _print(
-                f"note: {metric} is measured on training batches, so it varies with the batch and "
-                "overfitting improves it. Recipes with held-out data, such as recipes.sl_basic, "
-                "are compared by test/nll."
-            )
+        if (note := metric_note(metric)) is not None:
+            _print(note)
     _print(plot(rows, swept, sweep.log_dir / "sweep.png"))
     _print(str(sweep.log_dir / "results.jsonl"))
     if failed:

@@ -137,6 +137,17 @@ def lower_is_better(metric: str) -> bool:
     return not _LOWER_IS_BETTER.isdisjoint(metric.replace("/", "_").lower().split("_"))
 
 
+def metric_note(metric: str) -> str | None:
+    """Returns a caution about comparing runs by a training metric; ``None`` if it is held out."""
+    if metric.startswith("test/"):
+        return None
+    return (
+        f"note: {metric} is measured on training batches, so it varies with the batch and "
+        "overfitting improves it. Recipes with held-out data, such as recipes.sl_basic, "
+        "are compared by test/nll."
+    )
+
+
 def best_of(rows: Sequence[dict[str, Any]]) -> dict[str, Any] | None:
     """Returns the finished run with the best value, or ``None``."""
     done = [row for row in rows if row["state"] == "done" and row["value"] is not None]
