@@ -13,8 +13,7 @@ from tinker_cookbook.rl.report.transcript_rows import LoggedGroup, number, plura
 from tinker_cookbook.rl.report.transcript_text import EpisodeText, Piece, TurnText, plain
 from tinker_cookbook.rl.types import StopReason, Transition
 from tinker_cookbook.utils.logtree import Node, Trace
-from tinker_cookbook.utils.logtree.nodes import Child
-from tinker_cookbook.utils.logtree.tables import table_node
+from tinker_cookbook.utils.logtree.nodes import Child, table_node
 from tinker_cookbook.utils.ml_log.pretty_print import format_value
 
 _LONG = 6000  # characters of an episode beyond which it starts folded

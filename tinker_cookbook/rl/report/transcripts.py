@@ -32,7 +32,7 @@ from tinker_cookbook.utils.logtree import (
     scope_div,
     write_trace_json,
 )
-from tinker_cookbook.utils.logtree.scopes import Scope
+from tinker_cookbook.utils.logtree.log import Scope
 from tinker_cookbook.utils.run_folder.jsonl import encode_row
 from tinker_cookbook.utils.run_folder.paths import local_path, write_atomically
 

@@ -1,74 +1,52 @@
-"""A report that grows while code runs, nested as the code's scopes are.
+"""Reports that grow while code runs, nested like the scopes of the code.
 
 ::
 
     with logtree.init_trace("Step 12", path=folder / "train.html") as trace:
         with logtree.scope_header("Grading"):
-            logtree.log_text("the answer is 4, the gold one is 5")
+            logtree.log_text("the answer is 4, the reference is 5")
         logtree.table([{"sample": 0, "reward": 1.0}])
     logtree.write_trace_json(trace, folder / "train_logtree.json")
 
-Where the report is open lies in a context variable: tasks and threads (``asyncio.to_thread``) that
-start inside a scope write into that scope, and concurrent tasks do not see one another's. Without
-an open report every function does nothing, so library code may call them always.
+The current position in the report is a context variable: tasks and threads
+(``asyncio.to_thread``) that start inside a scope write into that scope, and concurrent tasks do not
+affect each other. Without an open report all functions do nothing, so libraries can always call
+them.
 """
 
-from tinker_cookbook.utils.logtree.content import (
+from tinker_cookbook.utils.logtree.formatters import ConversationFormatter, Formatter
+from tinker_cookbook.utils.logtree.log import (
     details,
     header,
     log_formatter,
     log_html,
     log_text,
-)
-from tinker_cookbook.utils.logtree.formatters import ConversationFormatter, Formatter
-from tinker_cookbook.utils.logtree.nodes import Node, Raw
-from tinker_cookbook.utils.logtree.pages import (
-    Theme,
-    jinja_context,
-    render_with_jinja,
-    write_html_with_default_style,
-)
-from tinker_cookbook.utils.logtree.scopes import (
     optional_enable_logging,
     scope_details,
     scope_disable,
     scope_div,
     scope_header,
     scope_header_decorator,
+    table,
+    table_from_dict,
+    table_from_dict_of_lists,
 )
-from tinker_cookbook.utils.logtree.tables import table, table_from_dict, table_from_dict_of_lists
+from tinker_cookbook.utils.logtree.nodes import Node, Raw
 from tinker_cookbook.utils.logtree.trace import (
+    Theme,
     Trace,
     flush_trace,
     init_trace,
+    jinja_context,
+    render_with_jinja,
+    write_html_with_default_style,
     write_trace_json,
 )
 
 __all__ = [
-    "ConversationFormatter",
-    "Formatter",
-    "Node",
-    "Raw",
-    "Theme",
-    "Trace",
-    "details",
-    "flush_trace",
-    "header",
-    "init_trace",
-    "jinja_context",
-    "log_formatter",
-    "log_html",
-    "log_text",
-    "optional_enable_logging",
-    "render_with_jinja",
-    "scope_details",
-    "scope_disable",
-    "scope_div",
-    "scope_header",
-    "scope_header_decorator",
-    "table",
-    "table_from_dict",
-    "table_from_dict_of_lists",
-    "write_html_with_default_style",
-    "write_trace_json",
-]
+    "ConversationFormatter", "Formatter", "Node", "Raw", "Theme", "Trace", "details", "flush_trace",
+    "header", "init_trace", "jinja_context", "log_formatter", "log_html", "log_text",
+    "optional_enable_logging", "render_with_jinja", "scope_details", "scope_disable", "scope_div",
+    "scope_header", "scope_header_decorator", "table", "table_from_dict",
+    "table_from_dict_of_lists", "write_html_with_default_style", "write_trace_json",
+]  # fmt: skip

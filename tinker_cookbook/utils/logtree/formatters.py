@@ -1,4 +1,4 @@
-"""Objects that know how to show themselves in a report."""
+"""Objects that render themselves in a report."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ CONVERSATION_CSS = """
 
 
 class Formatter(Protocol):
-    """What ``log_formatter`` takes."""
+    """Argument of ``log_formatter``."""
 
     def to_html(self) -> str:
-        """Returns the object as HTML, its text escaped."""
+        """Returns the object as HTML with escaped text."""
         ...
 
     def get_css(self) -> str:
@@ -30,26 +30,26 @@ class Formatter(Protocol):
 
 @dataclass(frozen=True)
 class ConversationFormatter:
-    """Shows a conversation, message by message.
+    """Shows the messages of a conversation.
 
     Attributes:
-        messages: As for a renderer: ``role``, ``content`` (text, or a list of parts), ``name`` and
-            ``tool_calls`` where there are any.
+        messages: Messages as for a renderer: ``role``, ``content`` (text, or a list of parts), and
+            optionally ``name`` and ``tool_calls``.
     """
 
     messages: Sequence[Mapping[str, Any]]
 
     def to_html(self) -> str:
-        """Returns the messages in their order."""
+        """Returns the messages in order."""
         return Node("div", {}, [_message(message) for message in self.messages]).to_html()
 
     def get_css(self) -> str:
-        """Colours of roles."""
+        """Returns the style sheet of messages."""
         return CONVERSATION_CSS
 
     def to_data(self) -> dict[str, Any]:
         """Returns the conversation for JSON: ``type`` and ``messages``."""
-        # Not at the top: reports are written without renderers too.
+        # Not at the top: reports without conversations do not need the renderers.
         from tinker_cookbook.renderers.core.messages import message_to_jsonable
 
         messages = [message_to_jsonable(cast(Any, message)) for message in self.messages]
@@ -63,23 +63,14 @@ def _message(message: Mapping[str, Any]) -> Node:
     node = Node("div", {"class": f"lt-message{known}"}, [Node("div", {"class": "lt-role"}, [name])])
     content = message.get("content") or ""
     for part in [{"type": "text", "text": content}] if isinstance(content, str) else content:
-        node.add(_part(part))
+        kind = part.get("type")
+        if kind in ("text", "thinking"):
+            css = "lt-text" if kind == "text" else "lt-text lt-thinking"
+            node.add(Node("div", {"class": css}, [str(part.get(kind, ""))]))
+        else:  # an image, for example
+            node.add(Node("div", {"class": "lt-thinking"}, [f"[{kind}]"]))
     for call in message.get("tool_calls") or []:
-        node.add(Node("pre", {}, [_tool_call(call)]))
+        function = getattr(call, "function", None)
+        text = str(call) if function is None else f"{function.name}({function.arguments})"
+        node.add(Node("pre", {}, [text]))
     return node
-
-
-def _part(part: Mapping[str, Any]) -> Node:
-    kind = part.get("type")
-    if kind == "text":
-        return Node("div", {"class": "lt-text"}, [str(part.get("text", ""))])
-    if kind == "thinking":
-        return Node("div", {"class": "lt-text lt-thinking"}, [str(part.get("thinking", ""))])
-    return Node("div", {"class": "lt-thinking"}, [f"[{kind}]"])
-
-
-def _tool_call(call: Any) -> str:
-    function = getattr(call, "function", None)
-    if function is None:
-        return str(call)
-    return f"{function.name}({function.arguments})"

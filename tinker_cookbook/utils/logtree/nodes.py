@@ -1,43 +1,42 @@
-"""Elements of a report, and how they become HTML."""
+"""Elements of a report, in HTML and in JSON."""
 
 from __future__ import annotations
 
-import html
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, TypeAlias
 
-from tinker_cookbook.exceptions import ConfigurationError
+import markupsafe
 
-# A line break behind these keeps the source readable. Behind a <span> it would be a space.
+from tinker_cookbook.exceptions import ConfigurationError
+from tinker_cookbook.utils.ml_log.pretty_print import format_value
+
+# A line break after these keeps the source readable. After a <span> it would be a space.
 _BLOCKS = frozenset(
     {"section", "div", "p", "pre", "table", "caption", "thead", "tbody", "tr", "details"}
     | {"summary", "h1", "h2", "h3", "h4", "h5", "h6"}
 )
-_VOID = frozenset({"br", "hr", "img"})
-_NAME = re.compile(r"[A-Za-z][A-Za-z0-9-]*")
 
 # A browser drops NUL and turns a carriage return into a line break; sampled text may hold any.
 _CONTROLS = {code: chr(0x2400 + code) for code in range(32) if chr(code) not in "\n\t"}
 _CONTROLS[127] = "\u2421"
 
-
-@dataclass(frozen=True)
-class Raw:
-    """HTML to be taken as it is."""
-
-    html: str
-
+Raw = markupsafe.Markup
+"""HTML that is not escaped."""
 
 Child: TypeAlias = "Node | Raw | str"
 
 
 @dataclass
 class Node:
-    """An HTML element; children that are strings are text and escaped when rendered.
+    """An HTML element.
 
-    ``data`` is for machines: it stands in the JSON form of a report and not in the HTML.
+    Attributes:
+        tag: Name of the element.
+        attrs: HTML attributes.
+        children: Elements, raw HTML, or text, which is escaped in HTML.
+        data: Values for programs; they are in the JSON form only.
     """
 
     tag: str
@@ -51,48 +50,58 @@ class Node:
         return self
 
     def to_html(self) -> str:
-        """Returns the element with all that is in it."""
-        pieces: list[str] = []
-        _render(self, pieces)
-        return "".join(pieces)
+        """Returns the element and its content as HTML."""
+        attrs = "".join(f' {name}="{escape(value)}"' for name, value in self.attrs.items())
+        start = f"<{self.tag}{attrs}>"
+        if self.tag in ("br", "hr", "img"):
+            return start
+        if self.tag == "pre":
+            start += "\n"  # a parser drops the first line break of a <pre>
+        # Copied first: another task may be writing into this node.
+        content = "".join([escape(child) for child in list(self.children)])
+        return f"{start}{content}</{self.tag}>" + ("\n" if self.tag in _BLOCKS else "")
+
+    __html__ = to_html  # makes ``escape`` and templates insert a node as HTML
 
     def to_json(self) -> dict[str, Any]:
         """Returns ``{"tag", "attrs", "children", "data"?}``; raw HTML is a node ``#html``."""
-        # Copied first: another task may be writing into this node.
-        children = [_child_json(child) for child in list(self.children)]
+        children: list[Any] = []
+        for child in list(self.children):
+            if isinstance(child, Node):
+                children.append(child.to_json())
+            elif isinstance(child, Raw):
+                children.append({"tag": "#html", "attrs": {}, "children": [str(child)]})
+            else:
+                children.append(child)
         out: dict[str, Any] = {"tag": self.tag, "attrs": dict(self.attrs), "children": children}
-        if self.data is not None:
-            out["data"] = self.data
-        return out
+        return out if self.data is None else {**out, "data": self.data}
 
     def text(self) -> str:
-        """Returns all text in it, without markup; raw HTML is left out."""
-        return "".join(
-            child if isinstance(child, str) else child.text() if isinstance(child, Node) else ""
-            for child in list(self.children)
-        )
+        """Returns the text without markup and without raw HTML."""
+        shown = [child for child in list(self.children) if not isinstance(child, Raw)]
+        return "".join(child.text() if isinstance(child, Node) else child for child in shown)
 
 
 def visible(text: str) -> str:
-    """Control characters as their pictures: sampled text must not steer a terminal or a page."""
+    """Replaces control characters by their pictures, as they could steer a terminal or a page."""
     return text.translate(_CONTROLS)
 
 
-def escape(text: str) -> str:
-    """Text as HTML, with control characters made visible."""
-    return html.escape(visible(text))
+def escape(value: Any) -> Raw:
+    """Returns a node, raw HTML, or text as HTML; control characters of text become visible."""
+    return markupsafe.escape(value if hasattr(value, "__html__") else visible(str(value)))
 
 
 def attributes(values: Mapping[str, Any]) -> dict[str, str]:
-    """Keyword arguments as attributes: ``class_`` is ``class``, ``data__id`` is ``data-id``.
+    """Returns keyword arguments as attributes: ``class_`` is ``class``, ``data__id`` ``data-id``.
 
     Raises:
-        ConfigurationError: A name is none that HTML knows.
+        ConfigurationError: A name is not valid in HTML.
     """
     out: dict[str, str] = {}
     for key, value in values.items():
         name = re.sub("_+", "-", key.rstrip("_"))
-        if not _NAME.fullmatch(name):
+        if not re.fullmatch(r"[A-Za-z][A-Za-z0-9-]*", name):
             raise ConfigurationError(
                 f"HTML attribute {key!r}: expected letters, digits and underscores, such as class_ "
                 f"or data__id"
@@ -101,26 +110,32 @@ def attributes(values: Mapping[str, Any]) -> dict[str, str]:
     return out
 
 
-def _render(node: Node, pieces: list[str]) -> None:
-    attrs = "".join(f' {name}="{escape(value)}"' for name, value in node.attrs.items())
-    pieces.append(f"<{node.tag}{attrs}>")
-    if node.tag in _VOID:
-        return
-    if node.tag == "pre":
-        pieces.append("\n")  # a parser drops the first line break of a <pre>
-    for child in list(node.children):
-        if isinstance(child, Node):
-            _render(child, pieces)
-        else:
-            pieces.append(child.html if isinstance(child, Raw) else escape(child))
-    pieces.append(f"</{node.tag}>")
-    if node.tag in _BLOCKS:
-        pieces.append("\n")
+def table_node(
+    rows: Sequence[Sequence[Any]], columns: Sequence[str] | None, caption: str | None = None
+) -> Node:
+    """Returns a table. Cells are nodes or values; numbers are aligned to the right."""
+    node = Node("table")
+    if caption:
+        node.add(Node("caption", {}, [caption]))
+    if columns is not None:
+        heads = Node("tr")
+        for i, name in enumerate(columns):
+            numeric = bool(rows) and all(_is_number(row[i]) for row in rows if i < len(row))
+            heads.add(Node("th", {"class": "lt-num"} if numeric else {}, [name]))
+        node.add(Node("thead", {}, [heads]))
+    body = Node("tbody")
+    for row in rows:
+        line = Node("tr")
+        for value in row:
+            if _is_number(value):
+                line.add(Node("td", {"class": "lt-num"}, [format_value(value)]))
+            else:
+                text = "" if value is None else str(value)
+                line.add(Node("td", {}, [value if isinstance(value, Node) else text]))
+        body.add(line)
+    return Node("div", {"class": "lt-table-box"}, [node.add(body)])
 
 
-def _child_json(child: Child) -> Any:
-    if isinstance(child, str):
-        return child
-    if isinstance(child, Raw):
-        return {"tag": "#html", "attrs": {}, "children": [child.html]}
-    return child.to_json()
+def _is_number(value: Any) -> bool:
+    scalar_array = hasattr(value, "dtype") and getattr(value, "ndim", 1) == 0  # numpy, torch
+    return scalar_array or (isinstance(value, (int, float)) and not isinstance(value, bool))

@@ -1,36 +1,41 @@
-"""The open report and where in it the running code stands."""
+"""Reports, their pages and files, and the position where the running code writes."""
 
 from __future__ import annotations
 
 import logging
 import os
 import traceback
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import datetime
+from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from tinker_cookbook.exceptions import TrainingError
-from tinker_cookbook.utils.logtree.nodes import Child, Node, escape
-from tinker_cookbook.utils.logtree.style import CSS
+from tinker_cookbook.utils.logtree.nodes import Child, Node, Raw, escape
 from tinker_cookbook.utils.run_folder.jsonl import encode_row
 from tinker_cookbook.utils.run_folder.paths import write_atomically
 
+if TYPE_CHECKING:
+    import jinja2
+
 logger = logging.getLogger(__name__)
+
+_FOLDER = Path(__file__).parent
 
 
 class Trace:
     """A report.
 
     Attributes:
-        title: Of the page.
-        path: Where the HTML goes; ``None`` keeps it in memory.
-        write_on_error: Whether :func:`init_trace` also writes it where its block raises.
-        started_at: When it was opened.
-        root: The page's body.
+        title: Title of the page.
+        path: File of the HTML; ``None`` keeps it in memory.
+        write_on_error: Whether :func:`init_trace` writes the report if its block raises.
+        started_at: Time when it was opened.
+        root: Body of the page.
     """
 
     def __init__(
@@ -47,7 +52,7 @@ class Trace:
         self._css: dict[str, None] = {}
 
     def add_css(self, css: str) -> None:
-        """Adds a style sheet, once however often it is given."""
+        """Adds a style sheet, if the report does not have it yet."""
         if css:
             self._css[css] = None
 
@@ -57,8 +62,8 @@ class Trace:
         return list(self._css)
 
     def head_html(self) -> str:
-        """Returns what stands between ``<head>`` and ``</head>`` of the page."""
-        return head_html(self.title, self.css)
+        """Returns the content of ``<head>``."""
+        return _head_html(self.title, self.css)
 
     def body_html(self, wrap_body: bool = True) -> str:
         """Returns the body of the page, with or without its ``<body>`` tag."""
@@ -69,10 +74,7 @@ class Trace:
 
     def html(self) -> str:
         """Returns the whole page; it refers to no other file."""
-        return (
-            f'<!doctype html>\n<html lang="en">\n<head>\n{self.head_html()}</head>\n'
-            f"{self.body_html()}</html>\n"
-        )
+        return _page_html(self.head_html(), self.body_html())
 
     def to_json(self) -> dict[str, Any]:
         """Returns ``{"title", "started_at", "path", "root": {"tag", "attrs", "children",
@@ -85,20 +87,20 @@ class Trace:
         }
 
     def write(self) -> bool:
-        """Writes the HTML, whole or not at all; returns whether there is a path to write to.
+        """Writes the HTML, whole or not at all; returns False if there is no ``path``.
 
         Raises:
-            TrainingError: It cannot be written.
+            TrainingError: The file cannot be written.
         """
         if self.path is None:
             return False
-        write_file(self.path, self.html().encode("utf-8", "replace"))
+        _write_file(self.path, self.html().encode("utf-8", "replace"))
         return True
 
 
 @dataclass(frozen=True)
-class Place:
-    """Where output of the running code goes: the innermost element, and its level of headings."""
+class Output:
+    """Where the running code writes: the innermost element, and the level of its heading."""
 
     trace: Trace
     container: Node
@@ -106,33 +108,33 @@ class Place:
     enabled: bool = True
 
 
-PLACE: ContextVar[Place | None] = ContextVar("logtree_place", default=None)
+OUTPUT: ContextVar[Output | None] = ContextVar("logtree_output", default=None)
 
 
-def open_place() -> Place | None:
-    """Returns where to write; ``None`` where no report is open or output is switched off."""
-    place = PLACE.get()
-    return place if place is not None and place.enabled else None
+def current_output() -> Output | None:
+    """Returns where to write; ``None`` if no report is open or logging is disabled."""
+    output = OUTPUT.get()
+    return output if output is not None and output.enabled else None
 
 
 def append(*children: Child) -> None:
     """Writes to the open report, if there is one."""
-    place = open_place()
-    if place is not None:
-        place.container.add(*children)
+    output = current_output()
+    if output is not None:
+        output.container.add(*children)
 
 
 @contextmanager
 def init_trace(
     title: str, path: str | os.PathLike[str] | None = None, *, write_on_error: bool = True
 ) -> Iterator[Trace]:
-    """Opens a report; at the end writes it.
+    """Opens a report, and writes it at the end of the block.
 
     Args:
-        title: Of the page, and its first heading.
-        path: Where the HTML goes; its folder is made. ``None`` writes nothing.
-        write_on_error: Write also where an exception (Ctrl-C too) ends the block, with what it
-            was.
+        title: Title of the page and its first heading.
+        path: File of the HTML; its folder is created. ``None`` writes nothing.
+        write_on_error: Also write it if an exception (Ctrl-C too) ends the block, with the
+            traceback.
 
     Raises:
         TrainingError: The file cannot be written.
@@ -140,39 +142,35 @@ def init_trace(
     trace = Trace(title, path, write_on_error)
     started = trace.started_at.isoformat(sep=" ", timespec="seconds")
     trace.root.add(Node("h1", {}, [title]), Node("p", {"class": "lt-meta"}, [started]))
-    token = PLACE.set(Place(trace, trace.root, level=1))
+    token = OUTPUT.set(Output(trace, trace.root, level=1))
     try:
         yield trace
     except BaseException as error:
-        trace.root.add(_error_node(error))
+        text = "".join(traceback.format_exception(error))
+        summary = Node("summary", {}, [f"{type(error).__name__}: {error}"])
+        block = Node("details", {"class": "lt-error", "open": ""}, [summary])
+        trace.root.add(block.add(Node("pre", {}, [text])))
         if write_on_error:
-            _write_beside(trace, error)
+            # The caller must see the error of the block, not that of writing.
+            try:
+                trace.write()
+            except TrainingError as second:
+                logger.warning("while handling %r: %s", error, second)
         raise
     else:
         trace.write()
     finally:
-        PLACE.reset(token)
-
-
-def head_html(title: str, css: Sequence[str], base: str | None = None) -> str:
-    """Meta tags, title and style of a page; ``base`` takes the place of the default style."""
-    # "</style" would end the element early, and what follows would be shown.
-    style = "\n".join([CSS if base is None else base, *css]).replace("</", "<\\/")
-    return (
-        '<meta charset="utf-8">\n'
-        '<meta name="viewport" content="width=device-width, initial-scale=1">\n'
-        f"<title>{escape(title)}</title>\n<style>{style}</style>\n"
-    )
+        OUTPUT.reset(token)
 
 
 def flush_trace() -> bool:
-    """Writes the open report as it is now; returns whether there was anything to write to.
+    """Writes the open report in its current state; returns False if there is no file to write.
 
     Raises:
         TrainingError: The file cannot be written.
     """
-    place = PLACE.get()
-    return place is not None and place.trace.write()
+    output = OUTPUT.get()
+    return output is not None and output.trace.write()
 
 
 def write_trace_json(trace: Trace, path: str | os.PathLike[str]) -> None:
@@ -182,15 +180,118 @@ def write_trace_json(trace: Trace, path: str | os.PathLike[str]) -> None:
         TrainingError: The file cannot be written.
         DataFormatError: The ``data`` of a node has no JSON form.
     """
-    write_file(Path(path), encode_row(trace.to_json()))
+    _write_file(Path(path), encode_row(trace.to_json()))
 
 
-def write_file(path: Path, content: bytes) -> None:
-    """Writes a file whole or not at all; makes its folder.
+@dataclass
+class Theme:
+    """Style of a page.
+
+    Attributes:
+        css_text: Style sheet that replaces the default one.
+        css_urls: Style sheets that the page links to.
+        css_vars: CSS custom properties of the page, such as ``{"--accent": "#c00"}``.
+    """
+
+    css_text: str | None = None
+    css_urls: list[str] = field(default_factory=list)
+    css_vars: dict[str, str] = field(default_factory=dict)
+
+
+def write_html_with_default_style(
+    body_html: str,
+    path: str | os.PathLike[str],
+    *,
+    title: str = "Trace",
+    theme: Theme | None = None,
+    lang: str = "en",
+    extra_head: str | None = None,
+) -> None:
+    """Writes a page with a given body.
+
+    Args:
+        body_html: HTML of the body, with or without its ``<body>`` tag; it is not escaped.
+        path: The file; its folder is created.
+        title: Title of the page.
+        theme: Style of the page; by default that of all reports.
+        lang: Language of the page.
+        extra_head: HTML at the end of the head; it is not escaped.
 
     Raises:
-        TrainingError: It cannot be written.
+        TrainingError: The file cannot be written.
     """
+    theme = theme or Theme()
+    properties = "".join(f"{name}: {value};" for name, value in theme.css_vars.items())
+    more = [f":root {{{properties}}}"] if properties else []
+    head = _head_html(title, more, base=theme.css_text, links=theme.css_urls) + (extra_head or "")
+    body = body_html if "<body" in body_html else f"<body>\n{body_html}\n</body>\n"
+    _write_file(Path(path), _page_html(head, body, lang).encode("utf-8", "replace"))
+
+
+def jinja_context(trace: Trace, **extra: Any) -> dict[str, Any]:
+    """Returns template variables of a report: ``title``, ``generated_at``, ``started_at``,
+    ``body_html``, ``head_html`` and ``extra``."""
+    return {
+        "title": trace.title,
+        "generated_at": datetime.now().astimezone().isoformat(),
+        "started_at": trace.started_at.isoformat(),
+        "body_html": trace.body_html(),
+        "head_html": trace.head_html(),
+        **extra,
+    }
+
+
+def render_with_jinja(
+    env: Any,
+    template_name: str,
+    *,
+    context: Mapping[str, Any],
+    write_to: str | os.PathLike[str] | None = None,
+) -> str:
+    """Renders a template of a ``jinja2.Environment``, and writes it to ``write_to`` if given.
+
+    Raises:
+        TrainingError: The file cannot be written.
+    """
+    page: str = env.get_template(template_name).render(**context)
+    if write_to is not None:
+        _write_file(Path(write_to), page.encode("utf-8", "replace"))
+    return page
+
+
+@cache
+def _template() -> jinja2.Template:
+    import jinja2  # not at the top: it would slow every start
+
+    loader = jinja2.FileSystemLoader(_FOLDER)
+    # ``finalize`` makes control characters visible before text is escaped.
+    env = jinja2.Environment(
+        loader=loader, autoescape=True, finalize=escape, keep_trailing_newline=True
+    )
+    return env.get_template("page.html.j2")
+
+
+@cache
+def _default_css() -> str:
+    return "\n" + (_FOLDER / "style.css").read_text("utf-8")
+
+
+def _head_html(
+    title: str, css: Sequence[str], base: str | None = None, links: Sequence[str] = ()
+) -> str:
+    """Returns the content of ``<head>``; ``base`` replaces the default style sheet."""
+    # "</style" would end the element early, and the rest would be shown.
+    style = "\n".join([_default_css() if base is None else base, *css]).replace("</", "<\\/")
+    module: Any = _template().module
+    return str(module.head(title, Raw(style), links))
+
+
+def _page_html(head_html: str, body_html: str, lang: str = "en") -> str:
+    return _template().render(head_html=Raw(head_html), body=Raw(body_html), lang=lang)
+
+
+def _write_file(path: Path, content: bytes) -> None:
+    """Writes a file whole or not at all, and creates its folder."""
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         write_atomically(path, content)
@@ -199,17 +300,3 @@ def write_file(path: Path, content: bytes) -> None:
             f"{path} cannot be written: {error.strerror or error}; free some space there or make "
             f"the folder writable"
         ) from error
-
-
-def _write_beside(trace: Trace, error: BaseException) -> None:
-    """Writes while ``error`` is on its way: that one is what the caller must see."""
-    try:
-        trace.write()
-    except TrainingError as second:
-        logger.warning("while handling %r: %s", error, second)
-
-
-def _error_node(error: BaseException) -> Node:
-    text = "".join(traceback.format_exception(error))
-    summary = Node("summary", {}, [f"{type(error).__name__}: {error}"])
-    return Node("details", {"class": "lt-error", "open": ""}, [summary, Node("pre", {}, [text])])

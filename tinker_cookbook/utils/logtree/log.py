@@ -1,0 +1,294 @@
+"""Functions that write to the open report: scopes, text, and tables."""
+
+from __future__ import annotations
+
+import functools
+import inspect
+from collections.abc import Callable, Mapping, Sequence
+from contextvars import Token
+from dataclasses import replace
+from types import TracebackType
+from typing import Any, ParamSpec, TypeVar, overload
+
+from tinker_cookbook.exceptions import ConfigurationError, DataFormatError
+from tinker_cookbook.utils.logtree.formatters import Formatter
+from tinker_cookbook.utils.logtree.nodes import Node, Raw, attributes, table_node
+from tinker_cookbook.utils.logtree.trace import OUTPUT, Output, append, current_output
+
+P = ParamSpec("P")
+R = TypeVar("R")
+
+
+class Scope:
+    """A context manager, and a decorator of functions and coroutine functions.
+
+    The decorator of ``contextlib`` would close the scope before a coroutine has run at all.
+    """
+
+    def __init__(self, enter: Callable[[Output], Output]) -> None:
+        self._enter = enter
+        self._tokens: list[Token[Output | None] | None] = []
+
+    def __enter__(self) -> None:
+        output = current_output()
+        self._tokens.append(None if output is None else OUTPUT.set(self._enter(output)))
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        token = self._tokens.pop()
+        if token is not None:
+            OUTPUT.reset(token)
+
+    def __call__(self, function: Callable[P, R]) -> Callable[P, R]:
+        """Wraps ``function`` so that each call opens a new scope.
+
+        Raises:
+            ConfigurationError: It is a generator, which runs in the context of the code that
+                requests its next value.
+        """
+        if inspect.isgeneratorfunction(function) or inspect.isasyncgenfunction(function):
+            raise ConfigurationError(
+                f"{function.__name__} is a generator and cannot be wrapped in a scope; open the "
+                f"scope with a with-statement around the code that logs"
+            )
+        if inspect.iscoroutinefunction(function):
+
+            @functools.wraps(function)
+            async def run_async(*args: P.args, **kwargs: P.kwargs) -> Any:
+                with Scope(self._enter):
+                    return await function(*args, **kwargs)
+
+            return run_async  # pyright: ignore[reportReturnType]
+
+        @functools.wraps(function)
+        def run(*args: P.args, **kwargs: P.kwargs) -> R:
+            with Scope(self._enter):
+                return function(*args, **kwargs)
+
+        return run
+
+
+def scope_header(title: str, **attrs: Any) -> Scope:
+    """Returns a section with a heading, one level below the heading of the outer scope.
+
+    Args:
+        title: The heading.
+        **attrs: Attributes of the section: ``class_="x"``, ``data__id="3"``.
+    """
+    given = attributes(attrs)
+
+    def enter(output: Output) -> Output:
+        level = min(output.level + 1, 6)
+        classes = " ".join(["lt-section", *given.get("class", "").split()])
+        section = Node("section", {**given, "class": classes}, [Node(f"h{level}", {}, [title])])
+        output.container.add(section)
+        return replace(output, container=section, level=level)
+
+    return Scope(enter)
+
+
+@overload
+def scope_header_decorator(title: str) -> Callable[[Callable[P, R]], Callable[P, R]]: ...
+
+
+@overload
+def scope_header_decorator(title: Callable[P, R]) -> Callable[P, R]: ...
+
+
+def scope_header_decorator(title: Any) -> Any:
+    """Wraps a function in :func:`scope_header`; without a title, its name is the heading."""
+    if isinstance(title, str):
+        return scope_header(title)
+    return scope_header(title.__name__)(title)
+
+
+def scope_div(**attrs: Any) -> Scope:
+    """Returns a ``<div>`` that does not change the level of headings inside it."""
+    given = attributes(attrs)
+
+    def enter(output: Output) -> Output:
+        div = Node("div", dict(given))
+        output.container.add(div)
+        return replace(output, container=div)
+
+    return Scope(enter)
+
+
+def scope_details(summary: str, *, open: bool = False) -> Scope:
+    """Returns a block that unfolds on a click.
+
+    Args:
+        summary: Text that is visible when the block is folded.
+        open: Whether it is unfolded at first.
+    """
+
+    def enter(output: Output) -> Output:
+        body = Node("div", {"class": "lt-body"})
+        attrs = {"class": "lt-details", **({"open": ""} if open else {})}
+        output.container.add(Node("details", attrs, [Node("summary", {}, [summary]), body]))
+        return replace(output, container=body)
+
+    return Scope(enter)
+
+
+def scope_disable() -> Scope:
+    """Returns a scope in which nothing is logged."""
+    return optional_enable_logging(False)
+
+
+def optional_enable_logging(enable: bool) -> Scope:
+    """Returns a scope in which nothing is logged unless ``enable``."""
+    return Scope(lambda output: replace(output, enabled=enable))
+
+
+def log_text(text: str, *, div_class: str | None = None) -> None:
+    """Logs a paragraph; line breaks and spaces are kept.
+
+    Args:
+        text: Plain text.
+        div_class: CSS class of the element.
+    """
+    append(Node("p", {"class": f"lt-text {div_class or ''}".strip()}, [str(text)]))
+
+
+def log_html(html: str, *, div_class: str | None = None) -> None:
+    """Logs HTML without escaping it; it must not come from an untrusted source.
+
+    Args:
+        html: Well-formed HTML.
+        div_class: CSS class of the ``<div>`` around it.
+    """
+    append(Node("div", {"class": div_class} if div_class else {}, [Raw(html)]))
+
+
+def log_formatter(formatter: Formatter) -> None:
+    """Logs the HTML of a formatter, and adds its style sheet once per page."""
+    output = current_output()
+    if output is not None:
+        output.trace.add_css(formatter.get_css())
+        output.container.add(Node("div", {}, [Raw(formatter.to_html())]))
+
+
+def details(text: str, *, summary: str = "Details", pre: bool = True) -> None:
+    """Logs text that unfolds on a click.
+
+    Args:
+        text: Plain text.
+        summary: Text that is visible when the block is folded.
+        pre: Whether to use a monospaced font.
+    """
+    body = Node("pre" if pre else "div", {"class": "lt-body lt-text"}, [str(text)])
+    append(Node("details", {"class": "lt-details"}, [Node("summary", {}, [summary]), body]))
+
+
+def header(text: str, *, level: int | None = None) -> None:
+    """Logs a heading, by default one level below the heading of the scope.
+
+    Args:
+        text: Plain text.
+        level: Clipped to 1 to 6.
+    """
+    output = current_output()
+    if output is not None:
+        number = max(1, min(6, output.level + 1 if level is None else level))
+        output.container.add(Node(f"h{number}", {}, [str(text)]))
+
+
+def table(obj: Any, *, caption: str | None = None) -> None:
+    """Logs a table.
+
+    Args:
+        obj: A pandas ``DataFrame``, a list of dicts (the columns are all keys in the order of
+            their first occurrence), or a list of rows.
+        caption: Text above the table.
+
+    Raises:
+        DataFormatError: ``obj`` is something else.
+    """
+    if current_output() is None:
+        return
+    if hasattr(obj, "columns") and hasattr(obj, "itertuples"):
+        rows = [list(row) for row in obj.itertuples(index=False, name=None)]
+        append(table_node(rows, [str(name) for name in obj.columns], caption))
+    elif not _is_list(obj):
+        is_dict = isinstance(obj, Mapping)
+        hint = "; use table_from_dict or table_from_dict_of_lists" if is_dict else ""
+        raise DataFormatError(
+            f"table: got {type(obj).__name__}, expected a DataFrame, a list of dicts, or a list of "
+            f"lists{hint}"
+        )
+    elif all(isinstance(row, Mapping) for row in obj):
+        columns = list(dict.fromkeys(key for row in obj for key in row))
+        rows = [[row.get(key, "") for key in columns] for row in obj]
+        append(table_node(rows, [str(key) for key in columns], caption))
+    elif all(_is_list(row) for row in obj):
+        append(table_node(obj, None, caption))
+    else:
+        kinds = sorted({type(row).__name__ for row in obj})
+        raise DataFormatError(f"table: got rows of {kinds}, expected all dicts or all lists")
+
+
+def table_from_dict(
+    data: Mapping[Any, Any],
+    *,
+    caption: str | None = None,
+    key_header: str = "key",
+    value_header: str = "value",
+    sort_by: str | None = None,
+) -> None:
+    """Logs a table with a column of keys and a column of values.
+
+    Args:
+        data: One row per entry.
+        caption: Text above the table.
+        key_header: Heading of the first column.
+        value_header: Heading of the second column.
+        sort_by: ``"key"``, ``"value"``, or ``None`` for the order of ``data``.
+
+    Raises:
+        DataFormatError: ``sort_by`` is something else.
+    """
+    if sort_by not in ("key", "value", None):
+        raise DataFormatError(f"sort_by={sort_by!r}; expected 'key', 'value' or None")
+    if current_output() is None:
+        return
+    items = list(data.items())
+    if sort_by is not None:
+        items.sort(key=lambda item: item[sort_by == "value"])
+    append(table_node(items, [key_header, value_header], caption))
+
+
+def table_from_dict_of_lists(
+    columns: Mapping[str, Sequence[Any]],
+    *,
+    caption: str | None = None,
+    order: Sequence[str] | None = None,
+) -> None:
+    """Logs a table that is given by its columns.
+
+    Args:
+        columns: Columns of equal length.
+        caption: Text above the table.
+        order: Names of the columns to show; by default all.
+
+    Raises:
+        DataFormatError: The lengths differ, or ``order`` names an unknown column.
+    """
+    if current_output() is None:
+        return
+    names = list(columns) if order is None else list(order)
+    missing = [name for name in names if name not in columns]
+    lengths = {name: len(values) for name, values in columns.items()}
+    if missing or len(set(lengths.values())) > 1:
+        problem = f"no column {missing[0]!r}" if missing else "expected columns of one length"
+        raise DataFormatError(f"table_from_dict_of_lists: {problem}; got {lengths}")
+    rows = zip(*(columns[name] for name in names), strict=True)
+    append(table_node([list(row) for row in rows], names, caption))
+
+
+def _is_list(value: Any) -> bool:
+    return isinstance(value, Sequence) and not isinstance(value, (str, bytes))
