@@ -1,31 +1,25 @@
 """Checkpoints of a run: saving them in the right order, and the list of them on disk.
 
-A checkpoint counts once its line stands in ``log_path/checkpoints.jsonl``: the weights are saved
-first, then the line is appended. A run killed between the two leaves saved weights that no line
-names; the resumed run saves over them.
+A checkpoint is complete when its line is in ``log_path/checkpoints.jsonl``: the weights are saved
+first, then the line is appended. A run killed between the two leaves saved weights without a line,
+which the resumed run overwrites.
 
 ``"batch": k`` means that exactly k optimizer updates are in the checkpoint. Operations of a
 training client run in the order in which they were *submitted*, so a save belongs right after the
-update it closes and before the next batch: :meth:`RunCheckpoints.due` says whether one is due
-after an update that has only been submitted yet, :meth:`RunCheckpoints.submit` puts it into the
-queue, and :meth:`RunCheckpoints.commit` waits for it and appends the line. The loops of this
-package use it. Loops that wait for each step anyway are simpler with :class:`CheckpointManager`.
+update it closes and before the next batch: :meth:`RunCheckpoints.due` returns whether one is due
+after an update that has been submitted, :meth:`RunCheckpoints.submit` submits it, and
+:meth:`RunCheckpoints.commit` waits for it and appends the line. The loops of this package use
+these. A loop that waits for each step is simpler with :class:`CheckpointManager`.
 """
 
 from __future__ import annotations
 
-from tinker_cookbook.utils.checkpoints.loop_manager import CheckpointManager
 from tinker_cookbook.utils.checkpoints.manager import (
     FINAL_NAME,
+    CheckpointManager,
     RunCheckpoints,
     SavePolicy,
     SaveReason,
-)
-from tinker_cookbook.utils.checkpoints.records import (
-    CHECKPOINTS_FILE,
-    CheckpointRecord,
-    get_last_checkpoint,
-    load_checkpoints_file,
 )
 from tinker_cookbook.utils.checkpoints.renderer_names import (
     RENDERER_NAME_METADATA_KEY,
@@ -38,8 +32,12 @@ from tinker_cookbook.utils.checkpoints.renderer_names import (
     resolve_renderer_name_from_checkpoint_or_default_async,
 )
 from tinker_cookbook.utils.checkpoints.saving import (
+    CHECKPOINTS_FILE,
     CheckpointKind,
+    CheckpointRecord,
     PendingCheckpoint,
+    get_last_checkpoint,
+    load_checkpoints_file,
     save_checkpoint,
     save_checkpoint_async,
     submit_checkpoint,

@@ -1,4 +1,4 @@
-"""Which renderer a checkpoint was trained with, as its run's metadata says."""
+"""The renderer that a checkpoint was trained with, from the metadata of its run."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Generator
 from typing import TYPE_CHECKING, Any
 
 from tinker_cookbook.model_info import get_recommended_renderer_name
-from tinker_cookbook.utils.checkpoints.futures import run_async, run_blocking
+from tinker_cookbook.utils.checkpoints.saving import run_async, run_blocking
 
 if TYPE_CHECKING:
     from tinker_cookbook.backends.protocols import Future, ServiceClient
@@ -21,7 +21,7 @@ RENDERER_NAME_METADATA_KEY = "renderer_name"
 def add_renderer_name_to_user_metadata(
     user_metadata: dict[str, str], renderer_name: str | None
 ) -> None:
-    """Puts the name into metadata of a run, which is changed; nothing where there is no name."""
+    """Adds the name, if there is one, to the metadata of a run, in place."""
     if renderer_name:
         user_metadata[RENDERER_NAME_METADATA_KEY] = renderer_name
 
@@ -29,9 +29,9 @@ def add_renderer_name_to_user_metadata(
 def get_renderer_name_from_checkpoint(
     service_client: ServiceClient, checkpoint_path: str
 ) -> str | None:
-    """Returns the renderer of the run that saved a checkpoint; ``None`` where it is not known.
+    """Returns the renderer of the run that saved a checkpoint; ``None`` if it is unknown.
 
-    A run that cannot be asked about is logged as a warning, no error.
+    A lookup that fails is logged as a warning.
 
     Args:
         service_client: Of any backend that has the checkpoint.
@@ -63,21 +63,17 @@ def resolve_renderer_name_from_checkpoint_or_default(
     load_checkpoint_path: str | None,
     base_url: str | None = None,
 ) -> str:
-    """Returns the first of: the given name, that of the checkpoint's run, the model's
-    recommended one.
+    """Returns the first of: the given name, that of the checkpoint's run, the recommended one.
 
     Args:
         model_name: Hub name or local folder of the model.
-        explicit_renderer_name: A name that the user gave.
+        explicit_renderer_name: The user's choice.
         load_checkpoint_path: ``tinker://`` path of weights that a run starts from.
         base_url: Server that has the checkpoint; by default the backend that ``backend=auto``
             chooses.
     """
-    if explicit_renderer_name is None and load_checkpoint_path is not None:
-        with _connect(base_url) as connection:
-            found = get_renderer_name_from_checkpoint(connection.service, load_checkpoint_path)
-        return _chosen(model_name, found, load_checkpoint_path)
-    return _chosen(model_name, explicit_renderer_name, None)
+    arguments = (model_name, explicit_renderer_name, load_checkpoint_path, base_url)
+    return run_blocking(_resolve(*arguments))
 
 
 async def resolve_renderer_name_from_checkpoint_or_default_async(
@@ -88,62 +84,52 @@ async def resolve_renderer_name_from_checkpoint_or_default_async(
     base_url: str | None = None,
 ) -> str:
     """As :func:`resolve_renderer_name_from_checkpoint_or_default`, awaitable."""
-    if explicit_renderer_name is None and load_checkpoint_path is not None:
-        with _connect(base_url) as connection:
-            found = await get_renderer_name_from_checkpoint_async(
-                connection.service, load_checkpoint_path
-            )
-        return _chosen(model_name, found, load_checkpoint_path)
-    return _chosen(model_name, explicit_renderer_name, None)
+    arguments = (model_name, explicit_renderer_name, load_checkpoint_path, base_url)
+    return await run_async(_resolve(*arguments))
 
 
-def _connect(base_url: str | None) -> Any:
-    # Not at the top: backends import training code that imports this package.
-    from tinker_cookbook.backends import connect
+def _resolve(
+    model_name: str, name: str | None, checkpoint_path: str | None, base_url: str | None
+) -> Generator[Future[Any], Any, str]:
+    if name is None and checkpoint_path is not None:
+        # Not at the top: backends import training code that imports this package.
+        from tinker_cookbook.backends import connect
 
-    return connect(base_url=base_url)
-
-
-def _chosen(model_name: str, name: str | None, checkpoint_path: str | None) -> str:
-    if name is None:
-        return get_recommended_renderer_name(model_name)
-    if checkpoint_path is not None:
-        logger.info("renderer %s, as checkpoint %s was trained with it", name, checkpoint_path)
-    return name
+        with connect(base_url=base_url) as connection:
+            name = yield from _read(connection.service, checkpoint_path)
+        if name is not None:
+            logger.info("renderer %s, which checkpoint %s was trained with", name, checkpoint_path)
+    return get_recommended_renderer_name(model_name) if name is None else name
 
 
 def check_renderer_name_for_checkpoint(
     service_client: ServiceClient, checkpoint_path: str, expected_renderer_name: str | None
 ) -> None:
-    """Warns where a checkpoint was trained with another renderer than the expected one.
+    """Warns if a checkpoint was trained with another renderer than the expected one.
 
     Args:
         service_client: Of any backend that has the checkpoint.
         checkpoint_path: ``tinker://RUN/…``.
         expected_renderer_name: ``None`` checks nothing.
     """
-    if expected_renderer_name is not None:
-        found = get_renderer_name_from_checkpoint(service_client, checkpoint_path)
-        _compare(checkpoint_path, expected_renderer_name, found)
+    run_blocking(_check(service_client, checkpoint_path, expected_renderer_name))
 
 
 async def check_renderer_name_for_checkpoint_async(
     service_client: ServiceClient, checkpoint_path: str, expected_renderer_name: str | None
 ) -> None:
     """As :func:`check_renderer_name_for_checkpoint`, awaitable."""
-    if expected_renderer_name is not None:
-        found = await get_renderer_name_from_checkpoint_async(service_client, checkpoint_path)
-        _compare(checkpoint_path, expected_renderer_name, found)
+    await run_async(_check(service_client, checkpoint_path, expected_renderer_name))
 
 
-def _compare(path: str, expected: str, found: str | None) -> None:
+def _check(
+    service: ServiceClient, path: str, expected: str | None
+) -> Generator[Future[Any], Any, None]:
+    if expected is None:
+        return
+    found = yield from _read(service, path)
     if found is None:
-        logger.info("checkpoint %s does not say which renderer it was trained with", path)
+        logger.info("checkpoint %s does not state which renderer it was trained with", path)
     elif found != expected:
-        logger.warning(
-            "checkpoint %s was trained with the renderer %s, but %s is used: the model may not "
-            "understand the prompts",
-            path,
-            found,
-            expected,
-        )
+        message = "checkpoint %s was trained with the renderer %s, but %s is used: the model may "
+        logger.warning(message + "not understand the prompts", path, found, expected)

@@ -1,21 +1,151 @@
-"""Saving one checkpoint: submit, wait, and only then list it."""
+"""Saves a checkpoint and lists it in ``checkpoints.jsonl``: submit, wait, then append the line.
+
+Code that is offered blocking and awaitable has one body: a generator that yields each backend
+future it waits for and is sent the result, or thrown the error. :func:`run_blocking` and
+:func:`run_async` drive it.
+"""
 
 from __future__ import annotations
 
+import logging
 import os
 from collections.abc import Generator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field, fields
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 from tinker_cookbook.exceptions import CheckpointError, ConfigurationError
-from tinker_cookbook.utils.checkpoints.futures import run_async, run_blocking
-from tinker_cookbook.utils.checkpoints.records import CHECKPOINTS_FILE, CheckpointRecord
-from tinker_cookbook.utils.run_folder.jsonl import append_row
+from tinker_cookbook.utils.run_folder.jsonl import append_row, read_rows
 from tinker_cookbook.utils.run_folder.paths import local_path
 
 if TYPE_CHECKING:
     from tinker_cookbook.backends.protocols import Future, TrainingClient
+
+logger = logging.getLogger(__name__)
+
+CHECKPOINTS_FILE = "checkpoints.jsonl"
+T = TypeVar("T")
+
+
+def run_blocking(steps: Generator[Future[Any], Any, T]) -> T:
+    """Runs ``steps`` and waits for each future with ``.result()``."""
+    try:
+        future = next(steps)
+        while True:
+            try:
+                value = future.result()
+            except Exception as error:
+                future = steps.throw(error)
+            else:
+                future = steps.send(value)
+    except StopIteration as stop:
+        return stop.value
+
+
+async def run_async(steps: Generator[Future[Any], Any, T]) -> T:
+    """Runs ``steps`` and awaits each future."""
+    try:
+        future = next(steps)
+        while True:
+            try:
+                value = await future
+            except Exception as error:
+                future = steps.throw(error)
+            else:
+                future = steps.send(value)
+    except StopIteration as stop:
+        return stop.value
+
+
+@dataclass
+class CheckpointRecord:
+    """One line of ``checkpoints.jsonl``.
+
+    Attributes:
+        name: ``"000020"`` or ``"final"``.
+        batch: Optimizer updates in it.
+        epoch: Epoch that the next batch belongs to.
+        final: Whether the run was complete; ``None`` if the line does not state it.
+        state_path: ``tinker://RUN/weights/NAME``, or ``None`` if only the sampler was saved.
+        sampler_path: ``tinker://RUN/sampler_weights/NAME``, or ``None``.
+        extra: All other keys of the line (token counts, ``rolling``, what a recipe adds).
+    """
+
+    name: str
+    batch: int | None = None
+    epoch: int | None = None
+    final: bool | None = None
+    state_path: str | None = None
+    sampler_path: str | None = None
+    extra: dict[str, Any] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        # An extra key with the name of a field would be written twice.
+        twice = sorted(_FIELDS & set(self.extra))
+        if twice:
+            logger.warning("checkpoint %s: extra keys %s are left out", self.name, twice)
+            self.extra = {key: value for key, value in self.extra.items() if key not in twice}
+
+    @classmethod
+    def from_dict(cls, d: Mapping[str, Any]) -> CheckpointRecord:
+        """Reads a line; keys that are not fields go into ``extra``.
+
+        Raises:
+            CheckpointError: There is no name.
+        """
+        if not isinstance(d.get("name"), str):
+            raise CheckpointError(f"a line of {CHECKPOINTS_FILE} has no name: {dict(d)}")
+        named = {key: value for key, value in d.items() if key in _FIELDS}
+        return cls(**named, extra={key: d[key] for key in d if key not in _FIELDS})
+
+    def to_dict(self) -> dict[str, Any]:
+        """Returns the line's content; fields that are not set are left out."""
+        row = {key: getattr(self, key) for key in _FIELD_ORDER if getattr(self, key) is not None}
+        return row | self.extra
+
+    def has(self, key: str) -> bool:
+        """Returns whether a field is set, or an extra key exists."""
+        return getattr(self, key) is not None if key in _FIELDS else key in self.extra
+
+    def get(self, key: str, default: Any = None) -> Any:
+        """Returns a field, ``None`` if it is not set; or an extra key, else ``default``."""
+        return getattr(self, key) if key in _FIELDS else self.extra.get(key, default)
+
+    def __getitem__(self, key: str) -> Any:
+        value = self.get(key)
+        if value is None:
+            raise KeyError(key)
+        return value
+
+
+_FIELD_ORDER = tuple(f.name for f in fields(CheckpointRecord) if f.name != "extra")
+_FIELDS = frozenset(_FIELD_ORDER)
+
+
+def load_checkpoints_file(log_dir: str | os.PathLike[str]) -> list[CheckpointRecord]:
+    """Returns all checkpoints of a log folder, oldest first; none if there is no file.
+
+    Raises:
+        DataFormatError: A line other than a torn last one is broken.
+    """
+    rows = read_rows(local_path(log_dir, "log_dir") / CHECKPOINTS_FILE)
+    return [CheckpointRecord.from_dict(row) for row in rows]
+
+
+def get_last_checkpoint(
+    log_dir: str | os.PathLike[str], required_key: str = "state_path"
+) -> CheckpointRecord | None:
+    """Returns the newest checkpoint that has ``required_key``, or ``None``.
+
+    Args:
+        log_dir: The run's folder.
+        required_key: ``state_path`` to resume, ``sampler_path`` to sample.
+    """
+    for record in reversed(load_checkpoints_file(log_dir)):
+        if record.get(required_key) is not None:
+            return record
+    return None
+
 
 CheckpointKind = Literal["state", "sampler", "both"]
 """``state`` holds adapter and optimizer (to resume), ``sampler`` the adapter alone."""
@@ -45,7 +175,7 @@ class PendingCheckpoint:
         return run_blocking(self.commit_steps())
 
     def commit_steps(self) -> Generator[Future[Any], Any, CheckpointRecord]:
-        """What both do: yields each future to wait for and is sent its result."""
+        """Yields each future to wait for, then appends the line."""
         paths: dict[str, str] = {}
         for key, future in self.futures.items():
             try:
@@ -77,20 +207,20 @@ def submit_checkpoint(
     """Submits a save of the weights as they are after the operations submitted so far.
 
     Args:
-        training_client: Whose weights.
+        training_client: Has the weights to save.
         name: Last part of the path; weights of that name, left by a crash, are overwritten.
         log_path: The run's folder.
-        loop_state: What the line records beside the paths: ``batch``, ``epoch`` and any others.
+        loop_state: What the line records next to the paths: ``batch``, ``epoch`` and others.
         kind: What to save.
         ttl_seconds: Time after which the backend may delete it; ``None`` keeps it.
-        store: Takes the line through ``store.write_checkpoint(line)`` in place of the file.
-        overwrite: Whether weights of that name are overwritten; else the backend refuses them.
+        store: Receives the line by ``store.write_checkpoint``; the file is not written then.
+        overwrite: Whether weights of that name are overwritten; else the backend refuses.
     """
     if kind not in ("state", "sampler", "both"):
         raise ConfigurationError(f"kind={kind!r}; expected state, sampler or both")
     futures: dict[str, Future[Any]] = {}
     if kind != "sampler":
-        # Left out where it is the default: clients of other makers may not know it.
+        # Not passed if it is the default: clients of other makers may not have it.
         options = {"overwrite": True} if overwrite else {}
         futures["state_path"] = training_client.save_state(name, ttl_seconds=ttl_seconds, **options)
     if kind != "state":

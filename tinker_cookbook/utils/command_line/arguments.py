@@ -35,7 +35,7 @@ _DATA = ("dataset_path", "dataset", "file_path", "input_file", "dataset_builder"
 _GROUP = ("group_size", "samples_per_query", "rl_group_size")
 _TOKENS = ("max_tokens", "rl_max_tokens", "answer_max_tokens")
 
-# Each name with the keys that may stand for it. The first that the program has is the right one.
+# Names in other libraries, and the keys that they mean here: the first one that the program has.
 _SYNONYMS: dict[tuple[str, ...], tuple[str, ...]] = {
     ("lr", "learningrate", "peak_lr", "max_lr"): (
         "learning_rate",
@@ -104,9 +104,9 @@ _SYNONYMS: dict[tuple[str, ...], tuple[str, ...]] = {
     ),
 }
 
-# Names for which the answer is a value of one of our keys, or no key at all: name, key that the
-# program must have for the sentence to be true, sentence.
-_SENTENCES: dict[tuple[str, ...], tuple[str, str]] = {
+# Names that mean a value of one of our keys, or no key at all: names, a key that the program must
+# have for the hint to be true, hint.
+_HINTS: dict[tuple[str, ...], tuple[str, str]] = {
     ("grpo", "use_grpo", "dapo", "dr_grpo", "rloo"): (
         "advantage_normalization",
         "GRPO is loss_fn=importance_sampling or ppo with advantage_normalization=std (center, the "
@@ -172,13 +172,12 @@ _SENTENCES: dict[tuple[str, ...], tuple[str, str]] = {
     ),
 }
 
-_KEYS = {name: keys for names, keys in _SYNONYMS.items() for name in names}
-_SAID = {name: answer for names, answer in _SENTENCES.items() for name in names}
+_KEYS_OF_NAME = {name: keys for names, keys in _SYNONYMS.items() for name in names}
+_HINT_OF_NAME = {name: hint for names, hint in _HINTS.items() for name in names}
 
 
 def hint_for(name: str, known: Iterable[str]) -> str:
-    """Returns what to use in place of a key that does not exist, as the end of a sentence, or
-    ``""``.
+    """Returns what to use in place of an unknown key, as the end of a sentence, or ``""``.
 
     Args:
         name: What was typed; case, hyphens and underscores do not matter.
@@ -186,26 +185,21 @@ def hint_for(name: str, known: Iterable[str]) -> str:
     """
     keys = set(known)
     typed = name.lower().replace("-", "_").strip("_")
-    for key in _KEYS.get(typed, ()):
+    for key in _KEYS_OF_NAME.get(typed, ()):
         if key in keys:
             return f"; did you mean {key!r}?"
-    needed, sentence = _SAID.get(typed, ("", ""))
-    return f"; {sentence}" if needed in keys else ""
+    needed, hint = _HINT_OF_NAME.get(typed, ("", ""))
+    return f"; {hint}" if needed in keys else ""
 
 
 SEE_HELP = " (--help lists the keys)"
 HELP = ("--help", "-h")
 VERSION = "--version"
+# Parts of chz's messages.
 _WRONG_VALUE = re.compile(r"argument '(?P<got>.*)' provided for param '(?P<key>[^']*)'")
 _UNKNOWN_KEY = re.compile(r"Extraneous argument '(?P<key>[^']*)'")
 _MISSING_KEYS = re.compile(r"Missing required arguments for parameter\(s\): (?P<keys>[\w., ]+)")
 _NO_CLASS = "polymorphic construction:\n"
-_CHZ_ERRORS = (
-    ConstructionException,
-    ExtraneousBlueprintArg,
-    InvalidBlueprintArg,
-    MissingBlueprintArg,
-)
 
 
 def parse_arguments(config_class: type[Any], arguments: Sequence[str]) -> Any:
@@ -214,37 +208,50 @@ def parse_arguments(config_class: type[Any], arguments: Sequence[str]) -> Any:
     A nested object is chosen with ``name=module:Class`` and set with ``name.KEY=value``.
 
     Raises:
-        ConfigurationError: An unknown key, one that is given twice, a value of another type, a
-            required key left out.
-        SystemExit: ``--help`` or ``--version`` was asked for, and printed.
+        ConfigurationError: An unknown or repeated key, a value of another type, or a required key
+            that is missing.
+        SystemExit: After ``--help`` or ``--version``.
     """
     if any(argument in HELP for argument in arguments):
-        print_help(config_class, _values(arguments))
+        pairs = (argument.removeprefix("--").partition("=") for argument in arguments)
+        print_help(config_class, {name: value for name, equals, value in pairs if equals})
         sys.exit(0)
     if VERSION in arguments:
         print(version_line())
         sys.exit(0)
     given = _given(arguments, config_class)
     words = [f"{key}={value}" for key, value in given.items()]
-    keys = _keys(config_class, given)
+    keys = {key.name: key for key in keys_of(config_class, given)}
     try:
         config = chz.Blueprint(config_class).make_from_argv(words, allow_hyphens=True)
-    except _CHZ_ERRORS as error:
-        raise ConfigurationError(_in_words(str(error), keys, given)) from error
+    except (
+        ConstructionException,
+        ExtraneousBlueprintArg,
+        InvalidBlueprintArg,
+        MissingBlueprintArg,
+    ) as error:
+        raise ConfigurationError(_translate(str(error), keys, given)) from error
     # A base class without fields can be built from no keys at all, so chz misses nothing.
     if missing := _missing_classes(keys, given):
-        raise ConfigurationError(_say_missing(missing, keys))
+        raise ConfigurationError(_missing_message(missing, keys))
     return config
 
 
 def _given(arguments: Sequence[str], config_class: type[Any]) -> dict[str, str]:
-    """Key to value, with second names replaced; refuses what is no ``key=value``, or is twice."""
+    """Returns the value of each key; raises for words that are not ``key=value`` and repeats."""
     aliases = aliases_of(config_class)
     given: dict[str, str] = {}
     written: dict[str, str] = {}
     for argument in arguments:
         if "=" not in argument:
-            raise ConfigurationError(_say_no_value(argument, config_class))
+            name = argument.lstrip("-")
+            known = [key.name for key in keys_of(config_class)]
+            if name in known:
+                raise ConfigurationError(f"{name}: got no value, expected {name}=VALUE{SEE_HELP}")
+            hint = hint_for(name, known) or nearest(name, known)
+            raise ConfigurationError(
+                f"command line: got {argument!r}, expected key=value{hint}{SEE_HELP}"
+            )
         name, _, value = argument.partition("=")
         name = name.removeprefix("--")
         key = aliases.get(name, name)
@@ -259,53 +266,38 @@ def _given(arguments: Sequence[str], config_class: type[Any]) -> dict[str, str]:
     return given
 
 
-def _values(arguments: Iterable[str]) -> dict[str, str]:
-    pairs = (argument.removeprefix("--").partition("=") for argument in arguments)
-    return {name: value for name, equals, value in pairs if equals}
-
-
-def _keys(config_class: type[Any], given: Mapping[str, str]) -> dict[str, Key]:
-    return {key.name: key for key in keys_of(config_class, given)}
-
-
-def _say_no_value(argument: str, config_class: type[Any]) -> str:
-    name = argument.lstrip("-")
-    known = [key.name for key in keys_of(config_class)]
-    if name in known:
-        return f"{name}: got no value, expected {name}=VALUE{SEE_HELP}"
-    hint = hint_for(name, known) or nearest(name, known)
-    return f"command line: got {argument!r}, expected key=value{hint}{SEE_HELP}"
-
-
-def _in_words(message: str, keys: Mapping[str, Key], given: Mapping[str, str]) -> str:
-    """chz's message as a sentence of ours where its kind is known, else as it is."""
+def _translate(message: str, keys: Mapping[str, Key], given: Mapping[str, str]) -> str:
+    """Returns chz's message as an error of ours if its kind is known, else unchanged."""
     if unknown := _UNKNOWN_KEY.search(message):
-        return _say_unknown(unknown["key"], keys)
+        return _unknown_message(unknown["key"], keys)
     if missing := _MISSING_KEYS.search(message):
         names = [*missing["keys"].strip().split(", "), *_missing_classes(keys, given)]
-        places = {name: place for place, name in enumerate(keys)}
-        return _say_missing(sorted(names, key=lambda name: places.get(name, 0)), keys)
+        order = {name: position for position, name in enumerate(keys)}
+        return _missing_message(sorted(names, key=lambda name: order.get(name, 0)), keys)
     wrong = _WRONG_VALUE.search(message)
     if wrong:
-        return _say_wrong_value(wrong["got"], wrong["key"], keys, message)
+        return _wrong_value_message(wrong["got"], wrong["key"], keys, message)
     return f"command line: {message.strip()}{SEE_HELP}"
 
 
-def _say_unknown(name: str, keys: Mapping[str, Key]) -> str:
+def _unknown_message(name: str, keys: Mapping[str, Key]) -> str:
     outer, dot, _ = name.rpartition(".")
-    # A key of an object whose class was not chosen: what is missing is the choice.
     if dot and outer in keys and nested_class(keys[outer].type) is not None:
         inner = [key for key in keys if key.startswith(f"{outer}.")]
+        # The keys of a nested object are known once its class is chosen.
         if not inner:
-            return f"{name}: there is no such key, since {_choose(keys[outer])}{SEE_HELP}"
+            return (
+                f"{name}: there is no such key, since {outer}=module:Class is not given, which "
+                f"chooses the class that has the keys{SEE_HELP}"
+            )
         return f"{name}: there is no such key{nearest(name, inner) or nearest(name, keys)}"
     hint = hint_for(name, keys) or nearest(name, keys)
     return f"{name}: there is no such key{hint}{SEE_HELP}"
 
 
-def _say_wrong_value(got: str, name: str, keys: Mapping[str, Key], message: str) -> str:
+def _wrong_value_message(got: str, name: str, keys: Mapping[str, Key], message: str) -> str:
     key = keys.get(name)
-    if key is None:  # an entry of a dict or a list: chz knows its type
+    if key is None:  # an entry of a dict or a list: only chz knows its type
         kind = re.search(r"Could not cast '.*' to (\S+)", message)
         return f"{name}: got {got!r}, expected a value of type {kind[1] if kind else 'its list'}"
     expected = f"{name}: got {got!r}, expected {describe_type(key.type)}"
@@ -314,41 +306,30 @@ def _say_wrong_value(got: str, name: str, keys: Mapping[str, Key], message: str)
         return f"{expected}{nearest(got, choices_of(key.type))}"
     reason = message.rpartition(_NO_CLASS)[2].strip() if _NO_CLASS in message else ""
     module, _, class_name = got.partition(":")
-    meant = nearest(class_name, [c for c in _classes_in(module, declared) if c != class_name])
-    return f"{expected}; {reason}{meant}".removesuffix("; ")
-
-
-def _classes_in(module: str, base: type[Any]) -> list[str]:
     try:
         found = vars(importlib.import_module(module))
     except (ImportError, ValueError):
-        return []
-    return [n for n, value in found.items() if isinstance(value, type) and issubclass(value, base)]
+        found = {}
+    classes = [n for n, c in found.items() if isinstance(c, type) and issubclass(c, declared)]
+    meant = nearest(class_name, [name for name in classes if name != class_name])
+    return f"{expected}; {reason}{meant}".removesuffix("; ")
 
 
 def _missing_classes(keys: Mapping[str, Key], given: Mapping[str, str]) -> list[str]:
-    # `...name=` sets a key at any depth, so what it gives cannot be told from here.
+    # `...name=` sets a key at any depth, so which keys it covers is unknown here.
     if any(name.startswith("...") for name in given):
         return []
-    return [key.name for key in keys.values() if key.nested and key.required and _left(key, given)]
+    return [k.name for k in keys.values() if k.nested and k.required and k.name not in given]
 
 
-def _left(key: Key, given: Mapping[str, str]) -> bool:
-    return key.name not in given
-
-
-def _say_missing(names: Sequence[str], keys: Mapping[str, Key]) -> str:
-    pieces = [_piece(name, keys) for name in names]
+def _missing_message(names: Sequence[str], keys: Mapping[str, Key]) -> str:
+    examples = []
+    for name in names:
+        if any(key.startswith(f"{name}.0.") for key in keys):  # a list of objects
+            examples.append(f"{name}.0.KEY=…")
+        else:
+            nested = name in keys and keys[name].nested
+            examples.append(f"{name}=module:Class" if nested else f"{name}=…")
     got = "got no value" if len(names) == 1 else "got no values"
     expected = "it is required" if len(names) == 1 else "they are required"
-    return f"{', '.join(names)}: {got}, and {expected}; add {' '.join(pieces)}{SEE_HELP}"
-
-
-def _piece(name: str, keys: Mapping[str, Key]) -> str:
-    if any(key.startswith(f"{name}.0.") for key in keys):  # a list of objects
-        return f"{name}.0.KEY=…"
-    return f"{name}=module:Class" if name in keys and keys[name].nested else f"{name}=…"
-
-
-def _choose(key: Key) -> str:
-    return f"{key.name}=module:Class does not say which class it belongs to"
+    return f"{', '.join(names)}: {got}, and {expected}; add {' '.join(examples)}{SEE_HELP}"

@@ -26,42 +26,46 @@ __all__ = [
     "server_error_message",
 ]
 
-_FRAME = re.compile(r"^Request failed: (.*) for self\.request_id=.*$", re.DOTALL)
-"""What the SDK puts around the words of a request that failed later."""
+# What the SDK wraps around the message of a request that failed later.
+_WRAPPED = re.compile(r"^Request failed: (.*) for self\.request_id=.*$", re.DOTALL)
+_INTERRUPTED = 130  # the exit status that shells use after Ctrl-C
 
 
 def server_error_message(error: BaseException) -> str | None:
-    """Returns the server's words, or the whole error where it gave none; None for errors of
-    other kinds.
+    """Returns the message of a server's refusal, or the whole error if there is none.
 
-    Goes by the attributes of the SDK's errors, as who asks may not have loaded it.
+    Errors of other kinds give ``None``. The SDK's errors are recognised by their attributes, since
+    the SDK may not be imported.
     """
     if type(error).__module__.partition(".")[0] != "tinker":
         return None
     status = getattr(error, "status_code", None)
     if isinstance(status, int) and 400 <= status < 500:
         body = getattr(error, "body", None)
-        said = body.get("detail") if isinstance(body, dict) else None
-        return said if isinstance(said, str) else str(error)
+        detail = body.get("detail") if isinstance(body, dict) else None
+        return detail if isinstance(detail, str) else str(error)
     if str(getattr(error, "category", None)) == "user":
-        return _FRAME.sub(r"\1", str(error))
+        return _WRAPPED.sub(r"\1", str(error))
     return None
-
-
-_INTERRUPTED = 130  # what shells give a program that Ctrl-C ended
 
 
 def run_entrypoint(main: Callable[[Any], Any]) -> None:
     """Parses the command line into the config that ``main`` takes, and runs it.
 
-    ``--help`` lists the keys; a misspelt key names the nearest right one. Errors that this package
-    raises on purpose, and what a Tinker server refuses, end the program with their sentence and
+    ``--help`` lists the keys; the error for a misspelt key names the nearest valid one. Errors of
+    this package, and requests that a Tinker server refuses, end the program with their message and
     exit code 1, Ctrl-C with 130; other errors keep their traceback.
     """
 
     def program() -> Any:
-        imported = _imported(main)
-        return imported(parse_arguments(_config_class(imported), sys.argv[1:]))
+        # `python -m NAME` runs the module as __main__. Its config must be of the class that other
+        # programs import, so the module is imported once more under its own name.
+        spec = getattr(sys.modules["__main__"], "__spec__", None)
+        run = main
+        named = spec is not None and not spec.name.endswith("__main__")
+        if main.__module__ == "__main__" and spec is not None and named:
+            run = getattr(importlib.import_module(spec.name), main.__name__)
+        return run(parse_arguments(_config_class(run), sys.argv[1:]))
 
     run_program(program)
 
@@ -73,29 +77,22 @@ def run_program(program: Callable[[], Any]) -> None:
         if inspect.isawaitable(result):
             asyncio.run(_finish(result))
     except KeyboardInterrupt:
-        _leave_at_once()
+        # A normal exit would wait for the engine's thread, which may be in a long step. Its work is
+        # lost; files are as safe as when the process is killed.
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(_INTERRUPTED)
     except Exception as error:
-        said = str(error) if isinstance(error, TinkerCookbookError) else server_error_message(error)
-        if said is None:
+        ours = isinstance(error, TinkerCookbookError)
+        message = str(error) if ours else server_error_message(error)
+        if message is None:
             raise
-        print(f"\n{type(error).__name__}: {said}", file=sys.stderr)
+        print(f"\n{type(error).__name__}: {message}", file=sys.stderr)
         sys.exit(1)
 
 
-def _imported(main: Callable[[Any], Any]) -> Callable[[Any], Any]:
-    """Returns ``main`` of the module under its own name, where ``python -m`` runs it as
-    ``__main__``.
-
-    So the classes of a saved config are those that another program imports.
-    """
-    spec = getattr(sys.modules["__main__"], "__spec__", None)
-    if main.__module__ != "__main__" or spec is None or spec.name.endswith("__main__"):
-        return main
-    return getattr(importlib.import_module(spec.name), main.__name__)
-
-
 def program_takes(key: str) -> bool:
-    """Returns whether the program that runs has this key; true where it cannot be told."""
+    """Returns whether the running program has this key; true if that is unknown."""
     main: Any = getattr(sys.modules["__main__"], "main", None)
     try:
         return key in chz.chz_fields(_config_class(main))
@@ -111,11 +108,3 @@ def _config_class(main: Callable[[Any], Any]) -> type[Any]:
 
 async def _finish(result: Any) -> Any:
     return await result
-
-
-def _leave_at_once() -> None:
-    # The engine's thread may be in the middle of a long step, and a normal exit would wait for it.
-    # What it was doing is lost; files are safe, as they are when a run is killed.
-    sys.stdout.flush()
-    sys.stderr.flush()
-    os._exit(_INTERRUPTED)

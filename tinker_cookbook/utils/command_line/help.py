@@ -5,134 +5,42 @@ from __future__ import annotations
 import enum
 import sys
 import textwrap
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 from tinker_cookbook.utils.command_line.keys import Key, aliases_of, describe_type, keys_of
 from tinker_cookbook.utils.command_line.programs import print_whole, running_command
 
-TASK, OTHER = "Task", "Other settings"
+_TASK = "Task"
 
-# Within a group the common keys come first. What is listed nowhere is the program's own: its task.
-_GROUPS: dict[str, tuple[str, ...]] = {
-    TASK: (
-        "model_name",
-        "env",
-        "dataset",
-        "dataset_path",
-        "file_path",
-        "dataset_builder",
-        "test_path",
-        "test_size",
-        "renderer_name",
-    ),
-    "Training": (
-        "learning_rate",
-        "batch_size",
-        "groups_per_batch",
-        "group_size",
-        "num_epochs",
-        "max_steps",
-        "num_steps",
-        "lora_rank",
-        "max_length",
-        "loss_fn",
-        "loss_fn_config",
-        "advantage_normalization",
-        "loss_normalization",
-        "kl_penalty_coef",
-        "dpo_beta",
-        "dpo_loss",
-        "lr_schedule",
-        "warmup_steps",
-        "seed",
-        "load_checkpoint_path",
-        "weight_decay",
-        "grad_clip_norm",
-        "adam_beta1",
-        "adam_beta2",
-        "adam_eps",
-        "train_attn",
-        "train_mlp",
-        "train_unembed",
-        "train_on_what",
-        "num_substeps",
-        "remove_constant_reward_groups",
-        "kl_discount_factor",
-        "kl_reference_model",
-        "kl_reference_path",
-        "kl_reference_config",
-        "compute_post_kl",
-        "label_smoothing",
-        "simpo_gamma",
-        "reference_model_name",
-        "max_steps_off_policy",
-        "num_minibatches",
-        "async_config",
-        "stream_minibatch_config",
-        "submit_ahead",
-        "random_rewards",
-    ),
-    "Sampling": (
-        "max_tokens",
-        "temperature",
-        "top_p",
-        "top_k",
-        "eval_temperature",
-        "rollout_max_retries",
-        "rollout_error_tolerance",
-        "rollout_config",
-        "termination",
-    ),
-    "Checkpoints": (
-        "log_path",
-        "behavior_if_log_dir_exists",
-        "allow_config_change",
-        "save_every",
-        "save_every_tokens",
-        "save_every_seconds",
-        "rolling_save_every",
-        "rolling_ttl_seconds",
-        "ttl_seconds",
-        "async_periodic_saves",
-    ),
-    "Evaluation and logging": (
-        "eval_every",
-        "infrequent_eval_every",
-        "evaluator_builders",
-        "infrequent_evaluator_builders",
-        "show_samples",
-        "num_groups_to_log",
-        "rollout_json_export",
-        "wandb_project",
-        "wandb_name",
-        "session_name",
-        "recipe_name",
-        "enable_trace",
-        "span_chart_every",
-        "store",
-    ),
-    "Backend": ("backend", "base_url", "device", "dtype", "num_replicas"),
+# The groups of keys, in the order of the help text; within a group the common keys come first. A
+# key that is in no group is specific to the program, so it belongs to its task.
+_GROUPS: dict[str, str] = {
+    _TASK: "model_name env dataset dataset_path file_path dataset_builder test_path test_size "
+    "renderer_name",
+    "Training": "learning_rate batch_size groups_per_batch group_size num_epochs max_steps "
+    "num_steps lora_rank max_length loss_fn loss_fn_config advantage_normalization "
+    "loss_normalization kl_penalty_coef dpo_beta dpo_loss lr_schedule warmup_steps seed "
+    "load_checkpoint_path weight_decay grad_clip_norm adam_beta1 adam_beta2 adam_eps train_attn "
+    "train_mlp train_unembed train_on_what num_substeps remove_constant_reward_groups "
+    "kl_discount_factor kl_reference_model kl_reference_path kl_reference_config compute_post_kl "
+    "label_smoothing simpo_gamma reference_model_name max_steps_off_policy num_minibatches "
+    "async_config stream_minibatch_config submit_ahead random_rewards",
+    "Sampling": "max_tokens temperature top_p top_k eval_temperature rollout_max_retries "
+    "rollout_error_tolerance rollout_config termination",
+    "Checkpoints": "log_path behavior_if_log_dir_exists allow_config_change save_every "
+    "save_every_tokens save_every_seconds rolling_save_every rolling_ttl_seconds ttl_seconds "
+    "async_periodic_saves",
+    "Evaluation and logging": "eval_every infrequent_eval_every evaluator_builders "
+    "infrequent_evaluator_builders show_samples num_groups_to_log rollout_json_export "
+    "wandb_project wandb_name session_name recipe_name enable_trace span_chart_every store",
+    "Backend": "backend base_url device dtype num_replicas",
 }
-_PLACES = {
-    name: (group, place)
+_POSITIONS = {
+    name: (group, position)
     for group, names in _GROUPS.items()
-    for place, name in enumerate(names)
+    for position, name in enumerate(names.split())
 }  # fmt: skip
-
-
-def group_keys(keys: Iterable[Key]) -> list[tuple[str, list[Key]]]:
-    """Returns the keys by group, the title of each with it; groups without keys are left out."""
-    found: dict[str, list[tuple[int, Key]]] = {group: [] for group in _GROUPS}
-    for key in keys:
-        # The keys of a nested object stand behind the object itself.
-        group, place = _PLACES.get(key.name.partition(".")[0], (TASK, len(_PLACES)))
-        found[group].append((place, key))
-    return [
-        (group, [key for _, key in sorted(pairs, key=lambda pair: pair[0])])
-        for group, pairs in found.items()
-        if pairs
-    ]
 
 
 _WIDTH = 100
@@ -156,51 +64,35 @@ def help_text(
             begin with ``python -m`` are examples.
         chosen: Nested classes that the command line names already, to list their keys.
     """
-    first, examples = _read_docstring(about)
-    lines = [f"{command} [key=value ...]", ""]
-    for paragraph in (first, config_class.__doc__ or ""):
-        if paragraph.strip():
-            lines += [*textwrap.wrap(" ".join(paragraph.split()), _WIDTH), ""]
+    # The first paragraph without its commands, then all commands with continued lines joined.
+    paragraph = textwrap.dedent(about.strip()).partition("\n\n")[0].splitlines()
+    first = " ".join(line for line in paragraph if "python -m" not in line).rstrip(":")
+    commands = [" ".join(line.split()) for line in about.replace("\\\n", " ").splitlines()]
+    examples = list(dict.fromkeys(line for line in commands if line.startswith("python -m ")))
+    examples.sort(key=lambda line: "=" not in line)  # those with keys are more useful
     keys = list(keys_of(config_class, chosen or {}))
-    examples = examples[:_EXAMPLES] or [_made_up_example(command, keys)]
+    if not examples:
+        examples = [" ".join([command, *(f"{key.name}=…" for key in keys if key.required)])]
+
+    lines = [f"{command} [key=value ...]", ""]
+    for text in (first, config_class.__doc__ or ""):
+        if text.strip():
+            lines += [*textwrap.wrap(" ".join(text.split()), _WIDTH), ""]
+    examples = examples[:_EXAMPLES]
     lines += ["Examples:" if len(examples) > 1 else "Example:", *(f"  {e}" for e in examples), ""]
     lines += _key_lines(config_class, keys)
     return "\n".join(lines)
 
 
 def print_help(config_class: type[Any], chosen: Mapping[str, str]) -> None:
-    """Prints the help of the program that runs."""
-    print_whole(help_text(config_class, running_command(), _about(), chosen))
-
-
-def _about() -> str:
-    """Returns the docstring of the program that runs; of ``package.__main__``, that of the
-    package too."""
+    """Prints the help of the running program."""
     main = sys.modules["__main__"]
     about, spec = main.__doc__ or "", main.__spec__
-    if spec is None or not spec.name.endswith(".__main__"):
-        return about
-    package = sys.modules[spec.name.removesuffix(".__main__")]
-    return f"{package.__doc__ or ''}\n\n{about}"
-
-
-def _read_docstring(about: str) -> tuple[str, list[str]]:
-    """Returns the first paragraph, and the commands in it or behind it, with continued lines
-    joined."""
-    paragraphs = textwrap.dedent(about.strip()).split("\n\n")
-    words = [line for line in paragraphs[0].splitlines() if "python -m" not in line]
-    joined = about.replace("\\\n", " ")
-    commands = [" ".join(line.split()) for line in joined.splitlines()]
-    found = [line for line in commands if line.startswith("python -m ")]
-    # `python -m NAME` alone says less than one with keys.
-    return " ".join(words).rstrip(":"), sorted(
-        dict.fromkeys(found), key=lambda line: "=" not in line
-    )
-
-
-def _made_up_example(command: str, keys: list[Key]) -> str:
-    needed = [f"{key.name}=…" for key in keys if key.required]
-    return " ".join([command, *needed])
+    if spec is not None and spec.name.endswith(".__main__"):
+        # `python -m package` runs package.__main__; the package's docstring describes it.
+        package = sys.modules[spec.name.removesuffix(".__main__")]
+        about = f"{package.__doc__ or ''}\n\n{about}"
+    print_whole(help_text(config_class, running_command(), about, chosen))
 
 
 def _key_lines(config_class: type[Any], keys: list[Key]) -> list[str]:
@@ -209,11 +101,18 @@ def _key_lines(config_class: type[Any], keys: list[Key]) -> list[str]:
     also: dict[str, list[str]] = {}
     for alias, name in aliases_of(config_class).items():
         also.setdefault(name, []).append(alias)
-    groups = group_keys(keys)
+    groups: dict[str, list[Key]] = {group: [] for group in _GROUPS}
+    # The keys of a nested object follow the object itself, since sorting is stable.
+    default = (_TASK, len(_POSITIONS))
+    position = {key.name: _POSITIONS.get(key.name.partition(".")[0], default) for key in keys}
+    for key in sorted(keys, key=lambda key: position[key.name][1]):
+        groups[position[key.name][0]].append(key)
     if len(keys) < _FEW_KEYS:
-        groups = [("Keys", [key for _, members in groups for key in members])]
+        groups = {"Keys": [key for members in groups.values() for key in members]}
     lines: list[str] = []
-    for title, members in groups:
+    for title, members in groups.items():
+        if not members:
+            continue
         lines.append(f"{title}:")
         for key in members:
             lines += _lines_of(key, indent, also.get(key.name, []))
@@ -222,7 +121,14 @@ def _key_lines(config_class: type[Any], keys: list[Key]) -> list[str]:
 
 
 def _lines_of(key: Key, indent: int, also: list[str]) -> list[str]:
-    text = f"{key.meaning.rstrip('.')} [{describe_type(key.type)}; {_shown_default(key)}]"
+    default = key.default.value if isinstance(key.default, enum.Enum) else key.default
+    shown = repr(default) if default == "" or isinstance(default, (list, dict)) else default
+    need = f"default {shown}"
+    if key.required:
+        need = "required"
+    elif key.needed_with:
+        need = f"required with other keys of {key.needed_with}"
+    text = f"{key.meaning.rstrip('.')} [{describe_type(key.type)}; {need}]"
     if also:
         text += f" Also: {', '.join(also)}"
     if key.nested:
@@ -234,13 +140,3 @@ def _lines_of(key: Key, indent: int, also: list[str]) -> list[str]:
     if len(key.name) > indent - 4:
         return [f"  {key.name}", *lines]
     return [f"  {key.name:{indent - 4}}  {wrapped[0]}", *lines[1:]]
-
-
-def _shown_default(key: Key) -> str:
-    if key.required:
-        return "required"
-    if key.needed_with:
-        return f"required with other keys of {key.needed_with}"
-    default = key.default
-    value = default.value if isinstance(default, enum.Enum) else default
-    return f"default {repr(value) if value == '' or isinstance(value, (list, dict)) else value}"

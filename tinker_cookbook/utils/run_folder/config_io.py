@@ -1,22 +1,22 @@
-"""``config.json``: a configuration written so that the same object can be built from it again.
+"""``config.json``: a configuration written so that an equal object can be built from it again.
 
-Plain fields stand at their own place under their own name, so a script reads
-``json.load(f)["learning_rate"]``. Two keys carry what JSON has no words for:
+Plain fields are written under their own names, so a script reads
+``json.load(f)["learning_rate"]``. Two keys carry what JSON cannot express:
 
-* ``"_type": "module:Class"`` in each object that stands for a chz (or data-) class, so that which
-  builder was chosen is not lost;
-* ``"_kinds": {"train_on_what": "enum module:TrainOnWhat"}`` beside the fields of such an object,
-  for values that are written in a readable form but are no plain JSON: enums (by value), tuples,
+* ``"_type": "module:Class"`` in each object that represents a chz class or a dataclass, so that
+  the choice of a builder is kept;
+* ``"_kinds": {"train_on_what": "enum module:TrainOnWhat"}`` next to the fields of such an object,
+  for values that are written in a readable form but are not plain JSON: enums (by value), tuples,
   sets, paths (as strings), functions and classes (as ``"module:name"``), ``functools.partial``,
   dicts with keys other than strings (as pairs), and numbers that are not finite (as strings). A
   key is the path to the value below the object, ``/`` between its parts.
 
 What cannot be found again by name (a lambda, a closure, a live object) is written as
-``{"_not_rebuildable": "<its repr>"}``: the run goes on and the file shows what it lost;
+``{"_not_rebuildable": "<its repr>"}``: the run continues and the file shows what is missing;
 :func:`load_config` refuses such a file and names the field.
 
 The values are those in force, after chz mungers; a munger must therefore accept its own result.
-Where a munger makes something that has no JSON form, what was given to it is written instead.
+If a munger makes something that has no JSON form, its input is written instead.
 """
 
 from __future__ import annotations
@@ -58,43 +58,40 @@ def dump_config(config: Any) -> Any:
         return _dump_record(config)
     kinds: _Kinds = {}
     data = _dump(config, "", kinds)
-    if kinds and isinstance(data, dict):
-        return {**data, KINDS_KEY: kinds}
-    return data
+    return {**data, KINDS_KEY: kinds} if kinds and isinstance(data, dict) else data
 
 
 def load_config(source: str | os.PathLike[str] | Mapping[str, Any]) -> Any:
     """Builds the configuration that :func:`dump_config` wrote.
 
-    It imports the modules and calls the classes that the file names, so load only files you trust.
+    It imports the modules and calls the classes that the file names, so load only trusted files.
 
     Args:
         source: A ``config.json``, the log folder that holds one, or its parsed content.
 
     Raises:
-        ConfigurationError: No such file, not JSON, a class that is gone, a field that the class
-            does not have, or a value that could not be written in a form to rebuild.
+        ConfigurationError: No such file, not JSON, a missing class, a field that the class does
+            not have, or a value that cannot be rebuilt.
     """
-    if isinstance(source, Mapping):
-        return _load_top(dict(source))
-    path = Path(source)
+    data: Any = source
+    if not isinstance(source, Mapping):
+        path = Path(source)
+        path = path / CONFIG_FILE if path.is_dir() else path
+        try:
+            data = json.loads(path.read_text(encoding="utf-8"))
+        except OSError as error:
+            raise ConfigurationError(f"{path} cannot be read: {error.strerror or error}") from error
+        except ValueError as error:
+            raise ConfigurationError(f"{path} is not JSON: {error}") from error
+    kinds: _Kinds = {}
+    if isinstance(data, Mapping) and TYPE_KEY not in data:
+        kinds = data.get(KINDS_KEY, {})
+        data = {key: value for key, value in data.items() if key != KINDS_KEY}
     try:
-        return _load_file(path)
+        return _load(data, "", kinds, "")
     except ConfigurationError as error:
-        # Said by the innermost of many nested calls; a traceback through all of them says no more.
+        # Raised by the innermost of many recursive calls, whose traceback explains nothing.
         raise ConfigurationError(str(error)) from None
-
-
-def _load_file(path: Path) -> Any:
-    if path.is_dir():
-        path = path / CONFIG_FILE
-    try:
-        data = json.loads(path.read_text(encoding="utf-8"))
-    except OSError as error:
-        raise ConfigurationError(f"{path} cannot be read: {error.strerror or error}") from error
-    except ValueError as error:
-        raise ConfigurationError(f"{path} is not JSON: {error}") from error
-    return _load_top(data)
 
 
 def write_config(path: Path, config: Any) -> list[str]:
@@ -134,37 +131,35 @@ def _is_record(value: Any) -> bool:
 
 
 def _dump_record(record: Any) -> dict[str, Any]:
-    kind = type(record)
-    name = _importable_name(kind)
-    if name is None:  # defined in a function: no import can find it
+    name = _importable_name(type(record))
+    if name is None:  # a class defined in a function: no import can find it
         return _lost(record)
+    if chz.is_chz(record):
+        # Of each field: the value after the munger, and the one before it.
+        names = [(f.logical_name, f.x_name) for f in chz.chz_fields(record).values()]
+    else:
+        names = [(f.name, f.name) for f in dataclasses.fields(record) if f.init]
     kinds: _Kinds = {}
     data: dict[str, Any] = {TYPE_KEY: name}
-    for field, value, given in _fields(record):
-        trial: _Kinds = {}
-        dumped = _dump(value, _join("", field), trial)
-        if given is not value and lost_fields(dumped):
-            trial = {}
-            dumped = _dump(given, _join("", field), trial)
-        data[field] = dumped
-        kinds.update(trial)
+    for field, given_name in names:
+        value, given = getattr(record, field), getattr(record, given_name)
+        kinds_of_field: _Kinds = {}
+        data[field] = _dump(value, _join("", field), kinds_of_field)
+        if given is not value and lost_fields(data[field]):
+            kinds_of_field = {}
+            data[field] = _dump(given, _join("", field), kinds_of_field)
+        kinds |= kinds_of_field
     return {**data, KINDS_KEY: kinds} if kinds else data
 
 
-def _fields(record: Any) -> list[tuple[str, Any, Any]]:
-    """Name, value in force and value given of each constructor argument."""
-    if chz.is_chz(record):
-        return [
-            (field.logical_name, getattr(record, field.logical_name), getattr(record, field.x_name))
-            for field in chz.chz_fields(record).values()
-        ]
-    values = [(f.name, getattr(record, f.name)) for f in dataclasses.fields(record) if f.init]
-    return [(name, value, value) for name, value in values]
-
-
 def _dump(value: Any, where: str, kinds: _Kinds) -> Any:
+    """Returns the JSON form of a value and notes in ``kinds`` how to restore it."""
     if isinstance(value, enum.Enum):
-        return _dump_enum(value, where, kinds)
+        name = _importable_name(type(value))
+        if name is None or type(value.value) not in (bool, int, float, str):
+            return _lost(value)
+        kinds[where] = f"enum {name}"
+        return value.value
     if value is None or type(value) in (bool, int, str):
         return value
     if type(value) is float:
@@ -179,38 +174,26 @@ def _dump(value: Any, where: str, kinds: _Kinds) -> Any:
     if isinstance(value, PurePath):
         kinds[where] = "path"
         return str(value)
-    if type(value) in (list, tuple, set, frozenset):
-        return _dump_items(value, where, kinds)
     if type(value) is functools.partial:
         kinds[where] = "partial"
         parts = {"func": value.func, "args": list(value.args), "keywords": value.keywords}
         return {key: _dump(part, _join(where, key), kinds) for key, part in parts.items()}
-    if isinstance(value, Mapping):
-        return _dump_mapping(value, where, kinds)
+    if type(value) in (list, tuple, set, frozenset, dict) or isinstance(value, Mapping):
+        return _dump_container(value, where, kinds)
     name = _importable_name(value)
-    if name is not None:
-        kinds[where] = "object"
-        return name
-    return _lost(value)
-
-
-def _dump_enum(value: enum.Enum, where: str, kinds: _Kinds) -> Any:
-    name = _importable_name(type(value))
-    if name is None or value.value.__class__ not in (bool, int, float, str):
+    if name is None:
         return _lost(value)
-    kinds[where] = f"enum {name}"
-    return value.value
+    kinds[where] = "object"
+    return name
 
 
-def _dump_items(value: Any, where: str, kinds: _Kinds) -> list[Any]:
-    if type(value) is not list:
-        kinds[where] = type(value).__name__
-    # The order of a set is arbitrary; sorted, equal configs give equal files.
-    items = sorted(value, key=repr) if isinstance(value, (set, frozenset)) else value
-    return [_dump(item, _join(where, index), kinds) for index, item in enumerate(items)]
-
-
-def _dump_mapping(value: Mapping[Any, Any], where: str, kinds: _Kinds) -> Any:
+def _dump_container(value: Any, where: str, kinds: _Kinds) -> Any:
+    if not isinstance(value, Mapping):
+        if type(value) is not list:
+            kinds[where] = type(value).__name__
+        # The order of a set is arbitrary; sorted, equal configs give equal files.
+        items = sorted(value, key=repr) if isinstance(value, (set, frozenset)) else value
+        return [_dump(item, _join(where, index), kinds) for index, item in enumerate(items)]
     if type(value) is not dict:
         return _lost(value)
     reserved = {TYPE_KEY, KINDS_KEY, LOST_KEY}
@@ -245,27 +228,16 @@ def _importable_name(value: Any) -> str | None:
         same = found is value or bool(found == value)
     except (KeyError, AttributeError, TypeError, ValueError):
         return None
-    return f"{_true_module_name(module)}:{name}" if same else None
-
-
-def _true_module_name(module: str) -> str:
-    """Returns ``python -m recipes.x`` runs the module as ``__main__``; its spec knows the real
-    name."""
+    # `python -m recipes.x` runs the module as __main__; its spec knows the real name.
     spec = getattr(sys.modules["__main__"], "__spec__", None) if module == "__main__" else None
-    return spec.name if spec is not None else module
+    return f"{spec.name if spec is not None else module}:{name}" if same else None
 
 
 # --- reading ---------------------------------------------------------------------------------
 
 
-def _load_top(data: Any) -> Any:
-    if isinstance(data, dict) and TYPE_KEY not in data:
-        plain = {key: value for key, value in data.items() if key != KINDS_KEY}
-        return _load(plain, "", data.get(KINDS_KEY, {}), "")
-    return _load(data, "", {}, "")
-
-
 def _load(data: Any, where: str, kinds: Mapping[str, str], label: str) -> Any:
+    """Builds the value at ``where``; ``label`` is its dotted name, for errors."""
     kind = kinds.get(where)
     if isinstance(data, dict) and kind is None:
         if LOST_KEY in data:
@@ -300,7 +272,8 @@ def _load_record(data: dict[str, Any], label: str) -> Any:
         for key, value in data.items()
         if key not in (TYPE_KEY, KINDS_KEY)
     }
-    known = list(chz.chz_fields(kind) if chz.is_chz(kind) else _dataclass_fields(kind))
+    is_chz = chz.is_chz(kind)
+    known = list(chz.chz_fields(kind)) if is_chz else [f.name for f in dataclasses.fields(kind)]
     for key in values:
         if key not in known:
             raise ConfigurationError(
@@ -311,10 +284,6 @@ def _load_record(data: dict[str, Any], label: str) -> Any:
         return kind(**values)
     except TypeError as error:
         raise ConfigurationError(f"{label or 'config'}: {name} cannot be built: {error}") from error
-
-
-def _dataclass_fields(kind: Any) -> list[str]:
-    return [field.name for field in dataclasses.fields(kind)]
 
 
 def _restore(kind: str, value: Any, label: str) -> Any:
@@ -342,14 +311,14 @@ def _restore(kind: str, value: Any, label: str) -> Any:
 
 
 def _find(name: str, label: str) -> Any:
+    """Imports the object that ``"module:qualified.name"`` names."""
     module, _, attributes = name.partition(":")
     main = sys.modules.get("__main__")
     spec = getattr(main, "__spec__", None)
     try:
         # The module that runs as __main__ is not imported a second time under its own name.
-        found = (
-            main if spec is not None and spec.name == module else importlib.import_module(module)
-        )
+        is_main = spec is not None and spec.name == module
+        found = main if is_main else importlib.import_module(module)
         for part in attributes.split("."):
             found = getattr(found, part)
     except (ImportError, AttributeError) as error:
