@@ -1,10 +1,10 @@
-"""Tokens that a run is billed for, and an estimate of what they cost in USD.
+"""Counts the tokens that a run is billed for and estimates their cost in USD.
 
-A hosted backend bills four kinds of tokens, each at a rate of its own: sampled ones, prompt tokens
-that were found in the prefix cache, those that were not, and trained ones. A token that is sampled
-and then trained on is billed twice. Rates come from the published price list; without it, or for a
-model that is not on it, only tokens are counted. Evaluations, and requests that failed, are not in
-these numbers: ``RestClient.get_billing_usage`` has what was billed.
+A hosted backend bills four kinds of tokens, each at its own rate: sampled tokens, prompt tokens
+found in the prefix cache, other prompt tokens, and trained tokens. A token that is sampled and then
+trained on is billed twice. Rates come from the published price list; without it, or for a model
+that is not in it, only tokens are counted. Evaluations and failed requests are not included;
+``RestClient.get_billing_usage`` returns the billed amounts.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ class TokenUsage:
         )
 
     def metrics(self, prefix: str) -> dict[str, int]:
-        """The counts as ``PREFIX/KIND``."""
+        """Returns the counts as ``PREFIX/KIND``."""
         return {f"{prefix}/{kind}": count for kind, count in asdict(self).items()}
 
 
@@ -68,10 +68,9 @@ class TokenCostRates:
 
 
 def rates_from_pricing_entry(entry: Mapping[str, object]) -> TokenCostRates | None:
-    """Returns the rates of one object of the price list, whose prices are texts such as
-    ``"$1.87"``.
+    """Returns the rates of one entry of the price list, whose prices are texts such as ``"$1.87"``.
 
-    ``None`` where one of the four prices is missing or no number.
+    ``None`` if one of the four prices is missing or not a number.
     """
     prices = [_price(entry.get(key)) for key in ("prefill", "cached_prefill", "sample", "train")]
     known = [price for price in prices if price is not None]
@@ -85,7 +84,7 @@ def _price(value: object) -> float | None:
         return None
 
 
-# The list is fetched once in a process; a run that started without it stays without it.
+# The list is fetched once in a process, even if that fails.
 _pricing_entries: list[dict[str, Any]] | None = None
 _pricing_fetched = False
 
@@ -93,36 +92,31 @@ _pricing_fetched = False
 def load_model_pricing(
     *, url: str = PRICING_URL, timeout: float = 5.0
 ) -> list[dict[str, Any]] | None:
-    """Returns the price list, fetched by the first call of the process; ``None`` where that failed.
+    """Returns the price list, fetched by the first call of the process; ``None`` if that failed.
 
-    Args:
-        url: Where it is published.
-        timeout: Seconds to wait for it.
+    ``timeout`` is in seconds.
     """
     global _pricing_entries, _pricing_fetched
     if not _pricing_fetched:
         _pricing_fetched = True
         try:
-            _pricing_entries = _download_pricing(url, timeout)
+            # The site rejects urllib's own User-Agent with status 403.
+            agent = {"User-Agent": f"tinker-cookbook/{__version__}"}
+            request = urllib.request.Request(url, headers=agent)
+            with urllib.request.urlopen(request, timeout=timeout) as response:
+                entries = json.load(response)
+            if not isinstance(entries, list) or not all(isinstance(e, dict) for e in entries):
+                raise ValueError("expected a JSON list of objects")
+            _pricing_entries = entries
         except Exception as error:  # training must not depend on a price list
             logger.warning("Could not fetch prices from %s: %s; tokens are counted", url, error)
     return _pricing_entries
 
 
-def _download_pricing(url: str, timeout: float) -> list[dict[str, Any]]:
-    # The site answers urllib's own User-Agent with status 403.
-    request = urllib.request.Request(url, headers={"User-Agent": f"tinker-cookbook/{__version__}"})
-    with urllib.request.urlopen(request, timeout=timeout) as response:
-        entries = json.load(response)
-    if not isinstance(entries, list) or not all(isinstance(entry, dict) for entry in entries):
-        raise ValueError("expected a JSON list of objects")
-    return entries
-
-
 def fetch_model_pricing(
     model_name: str, *, url: str = PRICING_URL, timeout: float = 5.0
 ) -> TokenCostRates | None:
-    """Returns the rates of a model, or ``None`` with a warning where they are not known.
+    """Returns the rates of a model, or ``None`` with a warning if they are unknown.
 
     Args:
         model_name: As in the list's ``tinker_id``, a suffix such as ``:peft:262144`` included.
@@ -145,12 +139,12 @@ def fetch_model_pricing(
 
 
 class CostTracker:
-    """Adds up the tokens of a run's steps and says what they cost.
+    """Adds up the tokens of a run's steps and estimates their cost.
 
     Args:
         rates: Rates of the model; ``None`` counts tokens only.
-        cumulative: Tokens before this process, where a run is continued.
-        discarded: Of these, the tokens sampled for groups that were never trained on.
+        cumulative: Earlier tokens of a resumed run.
+        discarded: Those of them that were sampled for groups that were never trained on.
     """
 
     def __init__(
@@ -166,24 +160,24 @@ class CostTracker:
         self.step = TokenUsage()
 
     def record_discarded_sampling(self, usage: TokenUsage) -> None:
-        """Counts samples that no step will train on; they belong to no step's figures."""
+        """Counts samples that no step trains on; no step's metrics include them."""
         self.cumulative += usage
         self.discarded += usage
 
     def record_step(self, usage: TokenUsage) -> dict[str, float]:
-        """Counts a step; gives ``tokens/…``, ``tokens/cumulative/…``, ``cost/step_usd`` and
-        ``cost/cumulative_usd``, the last two where rates are known."""
+        """Counts a step; returns ``tokens/…``, ``tokens/cumulative/…`` and, if rates are known,
+        ``cost/step_usd`` and ``cost/cumulative_usd``."""
         self.step = TokenUsage()
         return self.extend_step(usage)
 
     def extend_step(self, usage: TokenUsage) -> dict[str, float]:
-        """Counts more tokens of the latest step and gives its metrics again."""
+        """Counts more tokens of the latest step and returns its metrics again."""
         self.step += usage
         self.cumulative += usage
         return self._metrics("tokens", self.step, "cost/step_usd") | self._totals()
 
     def cumulative_metrics(self) -> dict[str, float]:
-        """Returns the totals alone, and those of discarded samples under ``tokens/discarded/…``."""
+        """Returns the totals, and those of discarded samples under ``tokens/discarded/…``."""
         discarded = self._metrics("tokens/discarded", self.discarded, "cost/discarded_usd")
         return self._totals() | discarded
 

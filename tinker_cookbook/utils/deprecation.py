@@ -15,8 +15,7 @@ F = TypeVar("F", bound=Callable[..., Any])
 
 
 def _parse_version(v: str) -> tuple[int, ...]:
-    """Returns the leading numbers of a version: those of ``"0.15.0.dev3+g12"`` are ``(0, 15,
-    0)``."""
+    """Returns the leading numbers of a version, ``(0, 15, 0)`` for ``"0.15.0.dev3+g12"``."""
     digits = ["".join(itertools.takewhile(str.isdigit, part)) for part in v.split(".")]
     return tuple(int(number) for number in itertools.takewhile(bool, digits)) or (0,)
 
@@ -40,8 +39,8 @@ def warn_deprecated(
 
     Args:
         name: What is deprecated.
-        removal_version: Version that will not have it any more; ``None`` where none is planned.
-        message: What to use in its place.
+        removal_version: Version that removes it; ``None`` if that is not planned.
+        message: What to use instead.
         stacklevel: As for ``warnings.warn``; 2 points at the caller of the deprecated function.
 
     Raises:
@@ -65,7 +64,7 @@ def deprecated(*, message: str = ..., removal_version: str | None = ...) -> Call
 
 
 def deprecated(_func: Any = None, *, message: str = "", removal_version: str | None = None) -> Any:
-    """Decorates a function or a class, which warns when it is called; see ``warn_deprecated``."""
+    """Decorates a function or a class, so that a call warns; see :func:`warn_deprecated`."""
 
     def decorate(target: Any) -> Any:
         is_class = isinstance(target, type)
@@ -96,24 +95,24 @@ def make_deprecated_module_getattr(
 
     Raises:
         AttributeError: From the returned function, for a name that is not in ``attrs``.
-        ValueError: From the returned function, for a new place that is no dotted path.
+        ValueError: From the returned function, for a new path without a dot.
     """
 
     def __getattr__(name: str) -> Any:  # noqa: N807
         if name not in attrs:
             raise AttributeError(f"module {module_name!r} has no attribute {name!r}")
-        place, removal_version = attrs[name]
-        module, _, new_name = place.rpartition(".")
+        path, removal_version = attrs[name]
+        module, _, new_name = path.rpartition(".")
         if not module:
             raise ValueError(
-                f"{module_name}.{name}: got the new place {place!r}, expected a dotted path such "
+                f"{module_name}.{name}: got the new path {path!r}, expected a dotted path such "
                 "as 'package.module.Name'"
             )
         value = getattr(importlib.import_module(module), new_name)
         warn_deprecated(
             f"{module_name}.{name}",
             removal_version=removal_version,
-            message=f"Use {place} instead.",
+            message=f"Use {path} instead.",
         )
         return value
 

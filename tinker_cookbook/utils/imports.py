@@ -22,33 +22,33 @@ class _LazyModule(ModuleType):
 
 
 def lazy_module(name: str) -> Any:
-    """Returns a stand-in for module ``name`` that imports it on first attribute access."""
+    """Returns a proxy of module ``name``, which is imported on first attribute access."""
     return _LazyModule(name)
 
 
-def lazy_exports(module: str, places: Mapping[str, str]) -> Callable[[str], Any]:
+def lazy_exports(module: str, sources: Mapping[str, str]) -> Callable[[str], Any]:
     """Returns a module-level ``__getattr__`` (PEP 562) that imports names on first access.
 
-    A package front re-exports names of its submodules with it and stays fast to import. Type
-    checkers need the same imports under ``if TYPE_CHECKING``.
+    With it a package re-exports names of its submodules and stays fast to import. Type checkers
+    need the same imports under ``if TYPE_CHECKING``.
 
     Args:
         module: ``__name__`` of the module that defines ``__getattr__``.
-        places: Name -> module that defines it. A name that maps to ``module.name``, or to
+        sources: Name -> module that defines it. A name that maps to ``module.name``, or to
             itself, is that submodule, or library.
 
     Raises:
-        AttributeError: From the returned function, for a name that is not in ``places``.
+        AttributeError: From the returned function, for a name that is not in ``sources``.
     """
 
     def __getattr__(name: str) -> Any:  # noqa: N807
-        place = places.get(name)
-        if place is None:
+        source = sources.get(name)
+        if source is None:
             raise AttributeError(f"module {module!r} has no attribute {name!r}")
-        loaded = importlib.import_module(place)
-        is_module = place in (name, f"{module}.{name}")
+        loaded = importlib.import_module(source)
+        is_module = source in (name, f"{module}.{name}")
         value = loaded if is_module else getattr(loaded, name)
-        setattr(importlib.import_module(module), name, value)  # found directly from now on
+        setattr(importlib.import_module(module), name, value)  # later accesses find it directly
         return value
 
     return __getattr__

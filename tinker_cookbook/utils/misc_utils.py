@@ -39,7 +39,7 @@ T = TypeVar("T")
 
 @contextmanager
 def timed(key: str, metrics: dict[str, Any]) -> Iterator[None]:
-    """Measures the block: ``metrics["time/KEY"]`` is set to its seconds, also where it raises."""
+    """Sets ``metrics["time/KEY"]`` to the seconds of the block, even if it raises."""
     logger.info("%s begins", key)
     started = time.perf_counter()
     try:
@@ -56,11 +56,7 @@ def safezip(*iterables: Iterable[Any]) -> Iterator[tuple[Any, ...]]:
 
 
 def dict_mean(list_of_dicts: Sequence[Mapping[str, float | int | None]]) -> dict[str, float]:
-    """Returns the mean of each key over the dictionaries that have it with a value other than
-    ``None``.
-
-    A key without any such value is left out.
-    """
+    """Returns the mean of each key over the dictionaries in which it is not ``None``."""
     values: dict[str, list[float]] = {}
     for one in list_of_dicts:
         for key, value in one.items():
@@ -89,7 +85,7 @@ def lookup_func(path_to_func: str, default_module: str | None = None) -> Any:
     if not module or not name or ":" in module:
         raise ValueError(
             f"path_to_func: got {path_to_func!r}, expected 'package.module:name'"
-            + ("" if default_module else " (there is no default_module for a bare name)")
+            + ("" if default_module else " (a bare name needs a default_module)")
         )
     return getattr(importlib.import_module(module), name)
 
@@ -125,7 +121,7 @@ def not_none(x: T | None) -> T:
 
 
 def iteration_dir(log_path: str | Path | None, step: int) -> Path | None:
-    """Returns ``log_path/iteration_000012`` for step 12; ``None`` where ``log_path`` is empty."""
+    """Returns ``log_path/iteration_000012`` for step 12; ``None`` if ``log_path`` is empty."""
     return Path(log_path) / f"iteration_{step:06d}" if log_path else None
 
 
@@ -134,8 +130,8 @@ def read_jsonl(path: str | Path) -> list[dict[str, Any]]:
 
     Raises:
         OSError: The file cannot be read.
-        json.JSONDecodeError: A line is no JSON. (``utils.jsonl.read_rows`` forgives a torn last
-            line, as a run that was killed leaves it.)
+        json.JSONDecodeError: A line is not JSON. (``utils.run_folder.jsonl.read_rows`` accepts a
+            torn last line, which a killed run leaves.)
     """
     with Path(path).open(encoding="utf-8") as lines:
         return [json.loads(line) for line in lines if line.strip()]
@@ -144,11 +140,7 @@ def read_jsonl(path: str | Path) -> list[dict[str, Any]]:
 def recipe_user_metadata(recipe_name: str) -> dict[str, str]:
     """Returns the ``user_metadata`` of a recipe's ``ServiceClient``.
 
-    Args:
-        recipe_name: Name of the recipe, as listings of runs show it.
-
-    Returns:
-        ``recipe_name``, and as ``git_rev`` the version of the package.
+    It has ``recipe_name``, which listings of runs show, and as ``git_rev`` the package version.
     """
     return {"recipe_name": recipe_name, "git_rev": __version__}
 
@@ -157,26 +149,22 @@ _PREFIX = "cookbook"
 
 
 def resolve_session_display_name(*, session_name: str | None, wandb_name: str | None) -> str | None:
-    """Returns ``session_name`` if it is set, else ``wandb_name``, else ``None``; empty is not
-    set."""
+    """Returns the first name that is not empty, or ``None``."""
     return session_name or wandb_name or None
 
 
 def slugify(text: str) -> str:
-    """Lower-case letters and digits of ``text``, anything between them as one hyphen."""
+    """Returns the lower-case letters and digits of ``text``, joined by single hyphens."""
     return "-".join(re.findall(r"[a-z0-9]+", text.lower()))
 
 
 def default_cookbook_session_name(*parts: str | None, wandb_name: str | None = None) -> str:
-    """Returns the session name of a recipe for which the user gave none.
+    """Returns the default session name of a recipe, such as ``"cookbook-math-rl-gsm8k"``.
 
     Args:
-        parts: Name of the recipe, then what tells its runs apart (dataset, stage). ``None`` and
-            parts without a letter or digit are left out.
-        wandb_name: Returned as it is where it is set, so that both names are the same.
-
-    Returns:
-        For ``("math-rl", "gsm8k")``: ``"cookbook-math-rl-gsm8k"``.
+        parts: Name of the recipe, then what distinguishes its runs (dataset, stage). ``None`` and
+            parts without a letter or digit are skipped.
+        wandb_name: If set, it is returned unchanged, so that both names are the same.
     """
     if wandb_name:
         return wandb_name

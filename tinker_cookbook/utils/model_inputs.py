@@ -1,4 +1,4 @@
-"""Model inputs with images as arrays, and their log-probabilities from a sampling client."""
+"""Model inputs as integer arrays, images included, and their log-probabilities."""
 
 from __future__ import annotations
 
@@ -20,27 +20,27 @@ else:
     tinker = lazy_module("tinker")
 
 Keys: TypeAlias = npt.NDArray[np.int64]
-"""[T]: the token at each position, negative where a medium stands."""
+"""[T]: the token at each position, negative at the positions of an image."""
 
 
 class ChunkKeys:
-    """Writes a model input as one int64 key for each position, and back.
+    """Converts a model input to one int64 key for each position, and back.
 
-    A token is its own key. A chunk of another type (an image) that takes n positions is n times
-    the same negative key, which stands for its content. So inputs with images compare, cut and
-    join as arrays like any other.
+    A token is its own key. A chunk of another type (an image) of n positions becomes n copies of a
+    negative key that identifies its content. So inputs with images can be compared, cut and joined
+    as arrays.
     """
 
     def __init__(self) -> None:
         self._known: list[tuple[types.ModelInputChunk, int]] = []
 
     def keys(self, model_input: tinker.ModelInput) -> Keys:
-        """[T] keys of all positions."""
+        """Returns the keys [T] of all positions."""
         parts = [self._chunk_keys(chunk) for chunk in model_input.chunks]
         return np.concatenate(parts) if parts else np.empty(0, dtype=np.int64)
 
     def model_input(self, keys: Keys) -> tinker.ModelInput:
-        """Returns the input that the keys were made of, adjacent text in one chunk."""
+        """Returns the input of these keys, with adjacent text in one chunk."""
         if not self._known:
             return tinker.ModelInput.from_ints(keys.tolist())
         starts = np.flatnonzero(np.diff(np.where(keys < 0, keys, 0), prepend=1))
@@ -55,8 +55,7 @@ class ChunkKeys:
 
     @staticmethod
     def without_trailing_media(keys: Keys) -> Keys:
-        """Returns the keys up to the last token: a medium at the end, whole or cut, predicts
-        nothing."""
+        """Returns the keys up to the last token; an image at the end has no target."""
         return keys[: int(np.flatnonzero(keys >= 0)[-1]) + 1] if (keys >= 0).any() else keys[:0]
 
     def _chunk_keys(self, chunk: types.ModelInputChunk) -> Keys:
@@ -66,26 +65,21 @@ class ChunkKeys:
         for place, (known, length) in enumerate(self._known):
             if known == chunk:
                 return np.full(length, -1 - place, dtype=np.int64)
-        length = _positions(chunk)
+        try:
+            length = int(chunk.length)
+        except ValueError:
+            length = 0
+        if length < 1:
+            raise DataValidationError(
+                f"model_input: a chunk of type {chunk.type!r} has no number of positions, which "
+                "training needs; set its expected_tokens"
+            )
         self._known.append((chunk, length))
         return np.full(length, -len(self._known), dtype=np.int64)
 
 
-def _positions(chunk: types.ModelInputChunk) -> int:
-    try:
-        length = int(chunk.length)
-    except ValueError:
-        length = 0
-    if length < 1:
-        raise DataValidationError(
-            f"model_input: a chunk of type {chunk.type!r} does not say how many positions it "
-            "takes, which training needs; set its expected_tokens"
-        )
-    return length
-
-
 def whole_sequence(datum: tinker.Datum) -> tinker.ModelInput:
-    """Returns the T + 1 tokens of which a datum's T inputs and T targets were made."""
+    """Returns the T + 1 tokens from which a datum's T inputs and T targets were made."""
     last = int(datum.loss_fn_inputs["target_tokens"].to_numpy()[-1])
     return datum.model_input.append_int(last)
 
@@ -95,12 +89,20 @@ async def score_datums(
 ) -> list[npt.NDArray[np.float64]]:
     """Returns the client's log-probabilities [T] of each datum's targets, in nats.
 
-    Those before the first target that is trained are not asked for, and 0: the backend has to read
-    the prompt, but not to predict it. All are asked for before the first is awaited: the bundled
-    engine computes together what waits together, and on a CPU no value depends on the other
-    requests.
+    Values before the first trained target are 0: the backend prefills the prompt without
+    predicting it.
     """
-    firsts = [_first_trained(datum) for datum in data]
+    firsts = []
+    for datum in data:
+        # The first target with weight; the last one if none has any.
+        first = 0
+        for name in ("weights", "mask"):
+            if name in datum.loss_fn_inputs:
+                trained = datum.loss_fn_inputs[name].to_numpy() != 0
+                first = int(trained.argmax()) if trained.any() else len(trained) - 1
+                break
+        firsts.append(first)
+    # All requests are submitted before the first is awaited, so that the engine batches them.
     futures = [
         client.compute_logprobs(whole_sequence(datum), datum.model_input.length - first)
         for datum, first in zip(data, firsts, strict=True)
@@ -111,12 +113,3 @@ async def score_datums(
         values[:first] = 0.0
         scores.append(values)
     return scores
-
-
-def _first_trained(datum: tinker.Datum) -> int:
-    """Number of the first target that counts; the last one where none does."""
-    for name in ("weights", "mask"):
-        if name in datum.loss_fn_inputs:
-            trained = datum.loss_fn_inputs[name].to_numpy() != 0
-            return int(trained.argmax()) if trained.any() else len(trained) - 1
-    return 0

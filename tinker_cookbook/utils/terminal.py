@@ -25,12 +25,12 @@ if TYPE_CHECKING:
 
 @cache
 def get_console() -> Console:
-    """Returns the console on standard output; it follows ``sys.stdout`` when that is replaced."""
+    """Returns the console on standard output; it follows changes of ``sys.stdout``."""
     return Console(soft_wrap=False, highlight=False)
 
 
 def is_terminal() -> bool:
-    """Returns whether a person watches standard output."""
+    """Returns whether standard output is a terminal."""
     return get_console().is_terminal
 
 
@@ -40,18 +40,17 @@ _REFRESHES_PER_SECOND = 4
 
 
 class Pace:
-    """Rates over the last 20 updates, so that a slow first step (compilation, cold caches) or an
-    evaluation in between is forgotten soon."""
+    """Speed over the last 20 updates: a slow first step or an evaluation is soon left behind."""
 
     def __init__(self, now: float, step: int) -> None:
         self._seen: deque[tuple[float, int, int]] = deque([(now, step, 0)], maxlen=_WINDOW + 1)
 
     def update(self, now: float, step: int, tokens: int = 0) -> None:
-        """``step`` updates are done; the last of them had ``tokens``."""
+        """Records that ``step`` updates are done, the last one with ``tokens`` tokens."""
         self._seen.append((now, step, self._seen[-1][2] + tokens))
 
     def describe(self, total_steps: int) -> list[str]:
-        """Tokens/s and the time left, as far as they are known."""
+        """Returns tokens/s and the time left, as far as they are known."""
         (then, first_step, first_tokens), (now, step, tokens) = self._seen[0], self._seen[-1]
         seconds = now - then
         parts: list[str] = []
@@ -64,18 +63,18 @@ class Pace:
 
 
 class ProgressDisplay:
-    """A bar with a status beside it and lines below it; without a terminal, one line an update.
+    """A progress bar with a status and further lines below; without a terminal, one line an update.
 
     Args:
         total_steps: Updates of the whole run.
         initial_step: Updates done before (on resume).
         description: What is running.
         console: By default the shared one on standard output.
-        min_interval_s: Where nobody watches: seconds between two lines. The first and the last
-            step always get one.
+        min_interval_s: Without a terminal: seconds between two lines. The first and the last step
+            always get one.
         clock: Seconds, monotonic.
-        lines: Asked for what stands below the bar, a few times a second. A line that the terminal
-            is too narrow for is cut.
+        lines: Returns the lines below the bar, called a few times a second. Lines wider than the
+            terminal are cut.
     """
 
     def __init__(
@@ -100,7 +99,7 @@ class ProgressDisplay:
         self._live: Live | None = None
 
     def start(self) -> None:
-        """Shows the bar, where there is a terminal."""
+        """Shows the bar if there is a terminal."""
         if self.console.is_terminal:
             self._live = Live(
                 console=self.console,
@@ -110,7 +109,7 @@ class ProgressDisplay:
             self._live.start()
 
     def stop(self) -> None:
-        """Leaves the bar as it is."""
+        """Stops updating the bar, which stays visible."""
         live, self._live = self._live, None
         if live is not None:
             live.stop()
@@ -120,8 +119,8 @@ class ProgressDisplay:
 
         Args:
             step: Updates done.
-            status: Stands beside the bar.
-            details: Follows the status where there is no terminal and so no lines below.
+            status: Text next to the bar.
+            details: Text after the status if there is no terminal, and so no lines below.
         """
         self._step, self._status = step, status
         if self._live is not None:
@@ -161,8 +160,7 @@ class TrainingProgress:
         initial_step: Updates done before (on resume).
         description: What is running.
         console: By default the shared one on standard output.
-        min_interval_s: Where nobody watches: seconds between two lines. The first and the last
-            step always get one.
+        min_interval_s: As for :class:`ProgressDisplay`.
         clock: Seconds, monotonic.
     """
 
@@ -197,13 +195,7 @@ class TrainingProgress:
         self._display.stop()
 
     def update(self, step: int, loss: float | None = None, tokens: int = 0) -> None:
-        """Says that an update is done.
-
-        Args:
-            step: Updates done, this one included.
-            loss: What to show as the loss.
-            tokens: Tokens of this step's batch.
-        """
+        """Shows that ``step`` updates are done, with the loss and the tokens of the last one."""
         self._pace.update(self._clock(), step, tokens)
         parts = [f"step {step}/{self.total_steps}"]
         if loss is not None:
@@ -219,7 +211,9 @@ def format_seconds(seconds: float) -> str:
     return f"{hours}:{minutes:02d}:{rest:02d}" if hours else f"{minutes}:{rest:02d}"
 
 
-_GREEN, _YELLOW, _RED, _RESET = "\x1b[32m", "\x1b[33m", "\x1b[31m", "\x1b[0m"
+# Green for trained tokens, yellow for context, red for negative weights.
+_COLORS = {1: "\x1b[32m", 0: "\x1b[33m", -1: "\x1b[31m"}
+_RESET = "\x1b[0m"
 
 
 def format_colorized(
@@ -236,7 +230,7 @@ def format_colorized(
         tokens: Token ids [T].
         weights: Weights [T].
         tokenizer: Decodes them.
-        draw_newline_arrow: Show ``↵`` in front of each line break.
+        draw_newline_arrow: Show ``↵`` before each line break.
 
     Raises:
         ValueError: The lengths differ.
@@ -246,16 +240,12 @@ def format_colorized(
             f"weights: got {len(weights)}, expected {len(tokens)}, one for each of the tokens"
         )
     parts: list[str] = []
-    for color, pairs in groupby(zip(tokens, weights, strict=True), key=lambda p: _color(p[1])):
+    for sign, pairs in groupby(
+        zip(tokens, weights, strict=True), key=lambda p: (p[1] > 0) - (p[1] < 0)
+    ):
         text = str(tokenizer.decode([token for token, _ in pairs]))
-        # A line of its own for each escape: pagers drop colours at line breaks.
+        # Each line gets its own escape codes, since pagers reset colours at line breaks.
         for line in text.splitlines(keepends=True):
             shown = line.replace("\n", "↵\n") if draw_newline_arrow else line
-            parts.append(f"{color}{shown}{_RESET}")
+            parts.append(f"{_COLORS[sign]}{shown}{_RESET}")
     return "".join(parts)
-
-
-def _color(weight: float) -> str:
-    if weight == 0:
-        return _YELLOW
-    return _GREEN if weight > 0 else _RED

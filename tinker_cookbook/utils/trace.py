@@ -1,10 +1,10 @@
-"""What a run spends its time on: spans of code, as metrics, as a chart, and as a trace file.
+"""Traces where a run spends its time: spans as metrics, as a chart, and as a trace file.
 
 Three ways to look at the same spans:
 
 - ``with trace_iteration(step) as window`` collects those of one iteration;
   ``window.get_timing_metrics()`` gives ``time/NAME``
-- ``save_gantt_chart_html`` draws a window as one self-contained page
+- ``save_gantt_chart_html`` writes a chart of a window as one self-contained page
 - after ``trace_init`` each span also goes to a JSONL file in the Chrome trace event format, for
   https://ui.perfetto.dev (``python -m tinker_cookbook.utils.trace IN.jsonl OUT.json`` makes the
   JSON array that chrome://tracing reads)
@@ -54,21 +54,21 @@ __all__ = [
 
 
 class TraceFile:
-    """An open trace file; events are handed to a background thread, which writes them.
+    """A trace file, written by a background thread.
 
     In the format a "process" is a group of tracks and a "thread" is a track. Here a group is a
     thread of this process, and a track is an asyncio task on it, or its code outside of any.
 
     Args:
-        path: The file, which is added to: a continued run goes on in it.
-        interval: Longest time in seconds that an event waits in memory.
+        path: The file; events are appended, so a resumed run continues it.
+        interval: Longest time in seconds that an event stays in memory.
     """
 
     def __init__(self, path: str, interval: float) -> None:
         self._file = Path(path).open("a", encoding="utf-8")  # noqa: SIM115 (closed by close)
         self._lock = threading.Lock()
         self._waiting: list[dict[str, Any]] = []
-        # Small numbers: viewers group badly by the large ones of the operating system.
+        # Small numbers: viewers do not group well by the large ids of the operating system.
         self._groups: dict[int, int] = {}
         self._tracks: dict[tuple[int, str], int] = {}
         self._closed = threading.Event()
@@ -77,18 +77,8 @@ class TraceFile:
         self._writer.start()
         atexit.register(self.close)
 
-    def begin(self, name: str, track: str, thread: threading.Thread, at: float) -> None:
-        """A span begins; ``at`` is in seconds of ``time.perf_counter``."""
-        self._add("B", name, track, thread, at, {})
-
-    def end(
-        self, name: str, track: str, thread: threading.Thread, at: float, args: dict[str, Any]
-    ) -> None:
-        """The span ends; ``args`` is what its code attached to it."""
-        self._add("E", name, track, thread, at, args)
-
     def close(self) -> None:
-        """Writes what waits. A second call does nothing."""
+        """Writes the remaining events. A second call does nothing."""
         if self._closed.is_set():
             return
         self._closed.set()
@@ -97,7 +87,7 @@ class TraceFile:
         self._file.close()
         atexit.unregister(self.close)
 
-    def _add(
+    def add(
         self,
         phase: str,
         name: str,
@@ -106,6 +96,10 @@ class TraceFile:
         at: float,
         args: dict[str, Any],
     ) -> None:
+        """Adds the start (phase ``B``) or the end (``E``) of a span.
+
+        ``at`` is in seconds of ``time.perf_counter``; ``args`` are attributes of the span.
+        """
         with self._lock:
             group = self._groups.get(thread.ident or 0)
             if group is None:
@@ -145,11 +139,10 @@ class TraceFile:
 
 @dataclass(frozen=True)
 class SpanRecord:
-    """A span that is over.
+    """A finished span.
 
-    ``start_time`` and ``end_time`` are seconds of ``time.perf_counter``, exact and of this process
-    alone; ``wall_start`` and ``wall_end`` are seconds since the epoch, which spans of other
-    processes can be compared with.
+    ``start_time`` and ``end_time`` are seconds of ``time.perf_counter``: exact, and comparable only
+    within this process. ``wall_start`` and ``wall_end`` are seconds since the epoch.
     """
 
     name: str
@@ -160,7 +153,7 @@ class SpanRecord:
 
     @property
     def seconds(self) -> float:
-        """How long it took."""
+        """Its duration."""
         return self.end_time - self.start_time
 
 
@@ -179,17 +172,17 @@ class IterationWindow:
         self.merge_spans([span])
 
     def merge_spans(self, spans: Sequence[SpanRecord]) -> None:
-        """Adds spans that were collected elsewhere, in a worker process say."""
+        """Adds spans that were collected elsewhere, for example in a worker process."""
         with self._lock:
             self.spans.extend(spans)
 
     def finish(self, total_seconds: float) -> None:
-        """The iteration is over, and took so long."""
+        """Sets the duration of the whole iteration."""
         self._total_time = total_seconds
 
     def aggregate(self) -> dict[str, float]:
         """Returns ``time/NAME`` in seconds; for a name with several spans ``time/NAME:total``,
-        ``time/NAME:count``, ``time/NAME:mean`` and ``time/NAME:max``."""
+        ``:count``, ``:mean`` and ``:max``."""
         by_name: dict[str, list[float]] = {}
         for span in self._copy():
             by_name.setdefault(span.name, []).append(span.seconds)
@@ -205,7 +198,7 @@ class IterationWindow:
         return metrics
 
     def get_timing_metrics(self) -> dict[str, float]:
-        """:meth:`aggregate`, and ``time/total`` once the iteration is over."""
+        """Returns :meth:`aggregate`, and ``time/total`` once the iteration is finished."""
         total = {} if self._total_time is None else {"time/total": self._total_time}
         return self.aggregate() | total
 
@@ -238,14 +231,14 @@ class IterationWindow:
         ]
 
     def write_spans_jsonl(self, path: Path | str, step: int) -> None:
-        """Adds a line ``{"step": …, "spans": […]}`` to a file; nothing where there is no span."""
+        """Appends ``{"step": …, "spans": […]}`` to a file, if there are spans."""
         spans = self.get_span_dicts()
         if spans:
             with Path(path).open("a", encoding="utf-8") as file:
                 file.write(json.dumps({"step": step, "spans": spans}) + "\n")
 
     def save_timing(self, step: int, *, store: RunStore | None) -> None:
-        """Gives the spans of a step to the store of the run; without one nothing happens."""
+        """Writes the spans of a step to the store of the run, if there is one."""
         spans = self.get_span_dicts()
         if store is not None and spans:
             store.write_timing_spans(step, spans)
@@ -269,13 +262,13 @@ body {{ font: 13px system-ui, sans-serif; margin: 1.5rem; }}
 
 
 def save_gantt_chart_html(window: IterationWindow, step: int, path: Path | str) -> None:
-    """Draws the spans over time, a row for each name, as one page that needs nothing else.
+    """Writes a chart of the spans over time, a row for each name, as one self-contained page.
 
-    Nothing is written where there is no span.
+    Nothing is written if there are no spans.
 
     Args:
         window: The iteration.
-        step: Its number, for the title.
+        step: Step number in the title.
         path: The HTML file.
     """
     spans = window.get_span_dicts()
@@ -305,7 +298,7 @@ F = TypeVar("F", bound=Callable[..., Any])
 
 @dataclass
 class ScopeContext:
-    """What a traced function attaches to its span; the trace file has it in the span's ``args``."""
+    """Attributes of a span; the trace file has them in the span's ``args``."""
 
     attributes: dict[str, Any] = field(default_factory=dict)
 
@@ -316,11 +309,11 @@ _file: TraceFile | None = None
 
 
 def trace_init(flush_interval_sec: float = 1.0, output_file: str = "trace_events.jsonl") -> None:
-    """Writes spans to a file from here on, in this process; the file is added to.
+    """Writes the spans of this process to a file from now on; events are appended.
 
     Args:
-        flush_interval_sec: Longest time that a span waits in memory.
-        output_file: Where to.
+        flush_interval_sec: Longest time that a span stays in memory.
+        output_file: The file.
 
     Raises:
         OSError: The file cannot be written.
@@ -331,7 +324,7 @@ def trace_init(flush_interval_sec: float = 1.0, output_file: str = "trace_events
 
 
 def trace_shutdown() -> None:
-    """Writes what waits and closes the file; without one nothing happens."""
+    """Writes the remaining events and closes the file, if one is open."""
     global _file
     done, _file = _file, None
     if done is not None:
@@ -340,11 +333,7 @@ def trace_shutdown() -> None:
 
 @contextmanager
 def trace_iteration(step: int) -> Iterator[IterationWindow]:
-    """Collects the spans of the block, those of tasks that it starts included.
-
-    Args:
-        step: Number of the iteration, for the reader of the code.
-    """
+    """Collects the spans of the block and of the tasks that it starts; ``step`` is not used."""
     window = IterationWindow()
     token = _window.set(window)
     started = time.perf_counter()
@@ -366,14 +355,14 @@ def scope_span_sync(name: str) -> Iterator[None]:
     token = _context.set(attached)
     track, started = _track(), time.perf_counter()
     if file is not None:
-        file.begin(name, track, threading.current_thread(), started)
+        file.add("B", name, track, threading.current_thread(), started, {})
     try:
         yield
     finally:
         ended = time.perf_counter()
         _context.reset(token)
         if file is not None:
-            file.end(name, track, threading.current_thread(), ended, attached.attributes)
+            file.add("E", name, track, threading.current_thread(), ended, attached.attributes)
         if window is not None:
             window.record_span(name, started, ended)
 
@@ -386,7 +375,7 @@ async def scope_span(name: str) -> AsyncIterator[None]:
 
 
 def scope(func: F) -> F:
-    """Decorates a function, plain or ``async``: each call is a span of its name."""
+    """Decorates a function, plain or ``async``, so that each call is a span of its name."""
     if inspect.iscoroutinefunction(func):
 
         @functools.wraps(func)
@@ -405,8 +394,7 @@ def scope(func: F) -> F:
 
 
 def get_scope_context() -> ScopeContext:
-    """Returns the context of the innermost span; where nothing is recorded, one that is thrown
-    away."""
+    """Returns the context of the innermost span, or an unused one if nothing is recorded."""
     return _context.get() or ScopeContext()
 
 
@@ -416,8 +404,11 @@ def update_scope_context(values: dict[str, Any]) -> None:
 
 
 def _track() -> str:
-    """Spans of one asyncio task are nested in each other, those of two tasks overlap: so each task
-    has a track of its own, and so has code outside of any."""
+    """Returns the track of the running code.
+
+    Spans of one asyncio task are nested, spans of two tasks may overlap. So each task has its own
+    track, and so has the code of a thread outside of tasks.
+    """
     try:
         task = asyncio.current_task()
     except RuntimeError:  # no event loop runs in this thread
@@ -426,7 +417,7 @@ def _track() -> str:
 
 
 def convert_jsonl_to_json_main() -> None:
-    """The command: reads a file of events, one a line, and writes them as one JSON array."""
+    """Command line: converts a file of events, one a line, to one JSON array."""
     if len(sys.argv) != 3:
         sys.exit("usage: python -m tinker_cookbook.utils.trace EVENTS.jsonl OUT.json")
     lines = Path(sys.argv[1]).read_text("utf-8").splitlines()

@@ -1,4 +1,4 @@
-"""A run's log: metrics, configuration, messages and code state in its folder and elsewhere.
+"""Logs a run: metrics, configuration, messages and code state, in its folder and elsewhere.
 
 ::
 
@@ -45,7 +45,7 @@ __all__ = [
 LOG_FILE = "logs.log"
 DIFF_FILE = "code.diff"
 
-# They report every request at INFO level, which drowns the run's own messages.
+# These log every request at INFO level, which hides the run's own messages.
 _CHATTY = ("httpx", "httpcore", "urllib3", "filelock", "fsspec")
 _OURS = "_tinker_cookbook_handler"
 
@@ -59,18 +59,18 @@ def setup_logging(
     resume_step: int | None = None,
     print_metrics: bool = True,
 ) -> Logger:
-    """Prepares the log of a run. Call it before anything heavy: it finds an unwritable folder.
+    """Starts the log of a run. Call it first: it detects a folder that is not writable.
 
     Args:
-        log_dir: The run's folder; made where it is missing.
+        log_dir: The run's folder; created if it is missing.
         wandb_project: Also log to this project of Weights & Biases; the same run there is
             continued when the folder is resumed.
         wandb_name: The run's name there.
         config: Written to ``config.json``.
         do_configure_logging_module: Send Python's log messages to ``logs.log`` and the console.
         resume_step: Updates in the checkpoint that the run continues from; rows of later steps are
-            cut: -1, where there is no checkpoint, cuts all. ``None`` keeps all rows.
-        print_metrics: Print metrics too; loops that show them otherwise switch it off.
+            cut; -1 (no checkpoint) cuts all, ``None`` keeps all.
+        print_metrics: Print metrics too; loops with a display of their own pass False.
 
     Raises:
         ConfigurationError: The folder cannot be written, or Weights & Biases cannot start.
@@ -106,8 +106,8 @@ def configure_logging_module(
 ) -> Callable[[], None]:
     """Sends the messages of Python's ``logging`` to the file ``path`` and to the console.
 
-    Handlers of an earlier call are replaced, those of others stay. Returns a function that takes
-    the handlers off again.
+    Handlers of an earlier call are replaced, other handlers stay. Returns a function that removes
+    the handlers.
 
     Raises:
         ConfigurationError: The file cannot be opened.
@@ -138,26 +138,26 @@ def configure_logging_module(
 
 
 class _LogFile(logging.FileHandler):
-    """A file of messages whose disk may fill up, which is said once and ends nothing.
+    """A log file that reports a full disk once and does not end the run.
 
-    What a run must not lose is in other files, whose writers raise. Python's own handler would
-    print a traceback for every message, and one more error when it closes.
+    Files that a run needs raise such errors themselves. Python's own handler would print a
+    traceback for every message, and one more when it closes.
     """
 
-    _told = False
+    _reported = False
 
     def handleError(self, record: logging.LogRecord) -> None:  # noqa: N802
-        """Says why the file misses messages."""
+        """Prints once why messages are missing from the file."""
         error = sys.exc_info()[1]
         if not isinstance(error, OSError):
             super().handleError(record)
-        elif not self._told:
-            self._told = True
+        elif not self._reported:
+            self._reported = True
             why = error.strerror or error
             print(f"{self.baseFilename} misses messages from here on: {why}", file=sys.stderr)
 
     def close(self) -> None:
-        """Closes the file, also where its last lines find no room."""
+        """Closes the file, even if its last lines do not fit on the disk."""
         with contextlib.suppress(OSError):
             super().close()
 

@@ -1,4 +1,4 @@
-"""What every destination of metrics can do."""
+"""Interfaces of loggers and of stores for a run's records."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ class RunStore(Protocol):
     """Keeps the records of one run: in files elsewhere, in a database, in a cloud."""
 
     def write_config(self, config: dict[str, Any]) -> None:
-        """Keeps the run's configuration in place of the one before."""
+        """Keeps the run's configuration and drops the previous one."""
         ...
 
     def write_code_diff(self, diff: str) -> None:
-        """Keeps the changes of the code in place of those before."""
+        """Keeps the changes of the code and drops the previous ones."""
         ...
 
     def write_metrics(self, metrics: dict[str, Any], step: int | None = None) -> None:
@@ -39,7 +39,7 @@ class Logger(ABC):
 
     @abstractmethod
     def log_metrics(self, metrics: Metrics, step: int | None = None) -> None:
-        """Takes the metrics of one step, all at once.
+        """Logs the metrics of one step, all at once.
 
         Args:
             metrics: Name to value.
@@ -47,36 +47,36 @@ class Logger(ABC):
         """
 
     def log_summary(self, metrics: Metrics) -> None:
-        """Takes totals that belong to no step; by default a row without a step."""
+        """Logs totals that belong to no step; by default a row without a step."""
         self.log_metrics(metrics)
 
     def log_hparams(self, config: Any) -> None:
-        """Takes the run's configuration: a chz object or a dict."""
+        """Logs the run's configuration: a chz object or a dict."""
 
     def log_long_text(self, key: str, text: str) -> None:
-        """Takes a text that is too long for a metric."""
+        """Logs a text that is too long for a metric."""
 
     def sync(self) -> None:
-        """Makes sure that what was logged is where it belongs."""
+        """Waits until everything logged so far is stored."""
 
     def close(self) -> None:
         """Ends the log; safe to call twice."""
 
     def get_logger_url(self) -> str | None:
-        """Returns a web page of this run, where there is one."""
+        """Returns the web page of this run, if there is one."""
         return None
 
     @property
     def store(self) -> RunStore | None:
-        """The store that keeps the run's records; None where they are files of the log folder."""
+        """The store of the run's records; None if they are files in the log folder."""
         return None
 
 
 class MultiplexLogger(Logger):
-    """Passes everything on to several loggers, in their order.
+    """Passes every call to several loggers, in their order.
 
     Args:
-        loggers: The destinations. The first one to fail stops the call, so put the file first.
+        loggers: The destinations. The first one that fails stops the call, so put the file first.
         on_close: Called after all were closed.
     """
 
@@ -87,32 +87,31 @@ class MultiplexLogger(Logger):
         self._on_close = on_close
 
     def log_metrics(self, metrics: Metrics, step: int | None = None) -> None:
-        """Passes on."""
-        for logger in self.loggers:
-            logger.log_metrics(metrics, step)
+        """Calls it on all loggers."""
+        self._call("log_metrics", metrics, step)
 
     def log_summary(self, metrics: Metrics) -> None:
-        """Passes on."""
-        for logger in self.loggers:
-            logger.log_summary(metrics)
+        """Calls it on all loggers."""
+        self._call("log_summary", metrics)
 
     def log_hparams(self, config: Any) -> None:
-        """Passes on."""
-        for logger in self.loggers:
-            logger.log_hparams(config)
+        """Calls it on all loggers."""
+        self._call("log_hparams", config)
 
     def log_long_text(self, key: str, text: str) -> None:
-        """Passes on."""
-        for logger in self.loggers:
-            logger.log_long_text(key, text)
+        """Calls it on all loggers."""
+        self._call("log_long_text", key, text)
 
     def sync(self) -> None:
-        """Passes on."""
+        """Calls it on all loggers."""
+        self._call("sync")
+
+    def _call(self, method: str, *arguments: Any) -> None:
         for logger in self.loggers:
-            logger.sync()
+            getattr(logger, method)(*arguments)
 
     def close(self) -> None:
-        """Closes all, also where one of them fails."""
+        """Closes all, even if one of them fails."""
         with contextlib.ExitStack() as stack:
             if self._on_close is not None:
                 stack.callback(self._on_close)

@@ -27,14 +27,14 @@ logger = logging.getLogger(__name__)
 class JsonLogger(Logger):
     """Writes ``metrics.jsonl``, ``config.json`` and long texts.
 
-    Row k of ``metrics.jsonl`` is written once, whole, by one ``log_metrics`` call.
+    Each call of ``log_metrics`` writes one whole row of ``metrics.jsonl``.
 
     Args:
         log_dir: The run's folder.
         resume_step: Updates in the checkpoint that the run continues from. Rows of later steps are
-            cut (-1, for a run killed before its first checkpoint, cuts all); a copy stays as
+            cut (-1, for a run killed before its first checkpoint, cuts all); a copy is kept as
             ``metrics.jsonl.pre_resume_NNNNNN``. ``None`` keeps all rows.
-        store: Keeps metrics, configuration and code changes in place of files in ``log_dir``.
+        store: Keeps metrics, configuration and code changes; no files are written then.
     """
 
     def __init__(
@@ -50,7 +50,12 @@ class JsonLogger(Logger):
         if resume_step is None:
             return
         if store is None:
-            self._cut_after(resume_step)
+            copy = f"{self.path}.pre_resume_{max(resume_step, 0):06d}"
+            # A row without a step has no point in time and is never cut.
+            dropped = trim_rows(self.path, lambda row: row.get("step", 0) <= resume_step, copy)
+            if dropped:
+                message = "resuming after step %d: %d later rows cut from %s, kept in %s"
+                logger.info(message, resume_step, dropped, self.path, copy)
         else:
             store.truncate_metrics(resume_step + 1)
 
@@ -68,18 +73,18 @@ class JsonLogger(Logger):
         if step is not None and metrics.get("step", step) != step:
             raise DataValidationError(
                 f"metrics contain step={metrics['step']} but are logged for step={step}; 'step' is "
-                f"the row's own key, so use another name"
+                f"a key of every row, so use another name"
             )
         if self._store is not None:
             self._store.write_metrics(dict(metrics), step)
             return
         row = metrics if step is None else {"step": step, **metrics}
-        # The first row takes the place of the run that was here before, so it must be on the disk.
+        # The first row replaces the old run of this folder, so it must be on the disk.
         append_row(self.path, row, durable=replaced_run.is_pending(self.log_dir))
         replaced_run.confirm(self.log_dir)
 
     def log_hparams(self, config: Any) -> None:
-        """Writes ``config.json``; a different one that is there is kept under another name."""
+        """Writes ``config.json``; a different older one is kept under another name."""
         path = self.log_dir / CONFIG_FILE
         if self._store is not None:
             data = dump_config(config)
@@ -91,7 +96,11 @@ class JsonLogger(Logger):
             before = path.read_bytes() if path.exists() else None
             lost = write_config(path, config)
             if before is not None and before != path.read_bytes():
-                kept = _free_backup(path.with_name("config.previous.json"))
+                # config.previous.json, or the first free one of config.previous.2.json, …
+                kept, number = path.with_name("config.previous.json"), 1
+                while kept.exists():
+                    number += 1
+                    kept = path.with_name(f"config.previous.{number}.json")
                 kept.write_bytes(before)
                 logger.warning("the configuration changed; the one before is kept in %s", kept)
         except OSError as error:
@@ -113,34 +122,10 @@ class JsonLogger(Logger):
             finally:
                 os.close(descriptor)
 
-    def _cut_after(self, resume_step: int) -> None:
-        copy = f"{self.path}.pre_resume_{max(resume_step, 0):06d}"
-        # A row without a step belongs to no point in time and is never cut.
-        dropped = trim_rows(self.path, lambda row: row.get("step", 0) <= resume_step, copy)
-        if dropped:
-            logger.info(
-                "resuming after step %d: %d later rows cut from %s, kept in %s",
-                resume_step,
-                dropped,
-                self.path,
-                copy,
-            )
-
 
 def _warn_of_lost(fields: list[str], path: Path) -> None:
     for field in fields:
-        logger.warning(
+        message = (
             "%s cannot be rebuilt from %s: give it as a function or class at the top level of "
-            "a module",
-            field,
-            path,
         )
-
-
-def _free_backup(path: Path) -> Path:
-    """Returns ``config.previous.json``, or the first free one of ``config.previous.2.json``, …"""
-    candidate, number = path, 1
-    while candidate.exists():
-        number += 1
-        candidate = path.with_name(f"{path.stem}.{number}{path.suffix}")
-    return candidate
+        logger.warning(message + "a module", field, path)

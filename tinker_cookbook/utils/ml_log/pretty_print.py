@@ -1,4 +1,4 @@
-"""Metrics for the person at the terminal."""
+"""Prints metrics to the terminal."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from tinker_cookbook.utils.terminal import get_console
 
 
 class PrettyPrintLogger(Logger):
-    """A table a step on a terminal; one line a step where standard output goes to a file.
+    """Prints a table for each step on a terminal, and one line for each step into a file.
 
     Args:
         console: Where to print; by default the shared one on standard output.
@@ -27,7 +27,12 @@ class PrettyPrintLogger(Logger):
             return
         ordered = sorted(metrics.items(), key=lambda item: ("/" in item[0], item[0]))
         if self._console.is_terminal:
-            self._console.print(_table(ordered, step))
+            table = Table(title=None if step is None else f"step {step}", title_justify="left")
+            table.add_column("metric", no_wrap=True)
+            table.add_column("value", justify="right", overflow="fold")
+            for name, value in ordered:
+                table.add_row(name, format_value(value))
+            self._console.print(table)
         else:
             head = "" if step is None else f"step {step}  "
             line = head + "  ".join(f"{name}={format_value(value)}" for name, value in ordered)
@@ -35,7 +40,7 @@ class PrettyPrintLogger(Logger):
 
 
 def format_value(value: object) -> str:
-    """Four significant digits for fractions, thousands separators for counts."""
+    """Formats a number: four significant digits, or thousands separators for whole numbers."""
     if isinstance(value, bool) or not isinstance(value, (int, float)):
         item = getattr(value, "item", None)  # numpy and torch scalars
         return format_value(item()) if callable(item) else str(value)
@@ -49,12 +54,3 @@ def format_value(value: object) -> str:
         digits = max(0, 3 - math.floor(math.log10(abs(value))))
         return f"{value:,.{digits}f}"
     return f"{value:.3e}"
-
-
-def _table(ordered: list[tuple[str, float | int | str]], step: int | None) -> Table:
-    table = Table(title=None if step is None else f"step {step}", title_justify="left")
-    table.add_column("metric", no_wrap=True)
-    table.add_column("value", justify="right", overflow="fold")
-    for name, value in ordered:
-        table.add_row(name, format_value(value))
-    return table

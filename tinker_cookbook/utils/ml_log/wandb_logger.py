@@ -1,4 +1,4 @@
-"""Metrics to Weights & Biases."""
+"""Logs to Weights & Biases."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ class WandbLogger(Logger):
     """A run of Weights & Biases, continued when its log folder is resumed.
 
     The run's id is kept in ``log_path/wandb_run.json``. Metrics are plotted over their own
-    ``step``, not over the number of calls: a resumed run logs again steps that were logged before
-    the kill, and Weights & Biases would drop rows whose call count goes backwards.
+    ``step``, not over the number of calls: a resumed run repeats steps that were logged before it
+    was killed, and Weights & Biases drops rows whose call count decreases.
 
     Args:
         project: Project of the run.
@@ -30,7 +30,7 @@ class WandbLogger(Logger):
         wandb_name: Its display name.
 
     Raises:
-        ConfigurationError: wandb is not installed, or it has no key and no terminal to ask on.
+        ConfigurationError: wandb is not installed, or it has no key and no terminal to request one.
     """
 
     def __init__(

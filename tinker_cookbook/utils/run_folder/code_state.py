@@ -1,4 +1,4 @@
-"""Which code a run used: commit and uncommitted changes of its git checkouts."""
+"""The code of a run: commit and uncommitted changes of its git checkouts."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _MOST_BYTES = 5_000_000
 
 
 def code_state(modules: Sequence[str | ModuleType] = ("tinker_cookbook",)) -> str:
-    """:func:`code_diff` of the checkouts that hold these modules, given by name or themselves.
+    """Returns :func:`code_diff` of the checkouts that hold these modules or module names.
 
     Raises:
         ImportError: There is no module of that name.
@@ -25,11 +25,10 @@ def code_state(modules: Sequence[str | ModuleType] = ("tinker_cookbook",)) -> st
 
 
 def code_diff(folders: list[Path]) -> str:
-    """Returns the commit and ``git diff`` of the checkouts that hold ``folders``; ``""`` where
-    none does.
+    """Returns the commit and ``git diff`` of the checkouts that hold ``folders``, if any.
 
-    The result is a patch: the lines before the first ``diff`` name checkout, commit and files that
-    git does not track, and ``git apply`` skips them. It never fails a run: without git it is empty.
+    The result is a patch: the lines before the first ``diff`` name checkout, commit and untracked
+    files, and ``git apply`` skips them. Without git it is empty.
     """
     roots = dict.fromkeys(root for folder in folders if (root := _checkout_root(folder)))
     return "\n".join(_describe(root) for root in roots)

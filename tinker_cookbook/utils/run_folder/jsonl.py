@@ -1,12 +1,12 @@
-"""JSON lines that survive being killed: one row a line, each written by one call.
+"""JSON lines that survive ``kill -9``: one row a line, each written by one call.
 
 The newline is the last byte of a row, so a process killed in mid-write leaves a last line without
-one. That line, and no other, may be dropped without asking; a broken line elsewhere means that
-something else wrote to the file.
+one. Only that line may be dropped silently; a broken line elsewhere means that something else wrote
+to the file.
 
-JSON has no NaN or infinity, and a reader that meets them (pandas, JavaScript, jq) fails on the
-whole file. They are written as ``null``, which pandas reads as NaN, and a ``"nonfinite"`` entry
-beside them keeps what they were: ``{"loss": null, "nonfinite": {"loss": "inf"}}``.
+JSON has no NaN or infinity, and readers (pandas, JavaScript, jq) fail on a file that has them. They
+are written as ``null``, which pandas reads as NaN, and a ``"nonfinite"`` entry keeps their values:
+``{"loss": null, "nonfinite": {"loss": "inf"}}``.
 """
 
 from __future__ import annotations
@@ -48,14 +48,14 @@ def append_row(path: str | os.PathLike[str], row: Mapping[str, Any], durable: bo
     """Appends one row by one write.
 
     Args:
-        path: The file; made where it is missing (its folder is not).
-        row: What to write.
-        durable: Also wait until the row is on the disk, so that it outlives a power cut; a killed
-            process does not need this.
+        path: The file; created if it is missing (its folder is not).
+        row: Names and values.
+        durable: Wait until the row is on the disk, so that it survives a power cut; surviving
+            ``kill -9`` needs no wait.
 
     Raises:
         TrainingError: The row could not be written whole (disk full, read-only, folder gone).
-            Rows written before are intact and no part of this one is left behind.
+            Earlier rows are intact and no part of this one remains.
         DataFormatError: A value has no JSON form.
     """
     line = encode_row(row)
@@ -72,7 +72,7 @@ def append_row(path: str | os.PathLike[str], row: Mapping[str, Any], durable: bo
 
 
 def read_rows(path: str | os.PathLike[str]) -> list[Row]:
-    """Returns all rows; an absent file has none, and a torn last line is left out.
+    """Returns all rows; a missing file has none, and a torn last line is dropped.
 
     Raises:
         DataFormatError: A line other than a torn last one is no JSON object; names file and line.
@@ -90,10 +90,10 @@ def trim_rows(
     """Drops the rows for which ``keep`` is false, and a torn last line.
 
     Args:
-        path: The file; nothing happens where it is absent.
+        path: The file; may be missing.
         keep: Called on each row.
-        copy_to: Where the uncut file is kept when anything is dropped. A copy that is already
-            there is not overwritten: ``_1``, ``_2``, … is appended to the name.
+        copy_to: Copy of the whole file, made if anything is dropped. An existing copy is not
+            overwritten: ``_1``, ``_2``, … is appended to the name.
 
     Returns:
         The number of rows dropped (the torn line counts as one).
@@ -117,7 +117,7 @@ def trim_rows(
 
 
 def free_name(path: Path) -> Path:
-    """Returns ``path``, or where that exists the first free one of ``path_1``, ``path_2``, …"""
+    """Returns ``path``, or if it exists the first free one of ``path_1``, ``path_2``, …"""
     candidate, number = path, 0
     while candidate.exists():
         number += 1
@@ -158,28 +158,26 @@ def _plain(value: Any, where: str, lost: dict[str, str]) -> Any:
 
 
 def _parse_lines(content: bytes, name: str) -> list[tuple[bytes, Row]]:
-    """Each line as it stands with its row, blank lines and a torn last one left out."""
+    """Returns each line with its row, without blank lines and a torn last line."""
     *lines, tail = content.split(b"\n")
-    parsed = [
-        (line, _parse(line, f"{name}:{number}"))
-        for number, line in enumerate(lines, start=1)
-        if line.strip()
-    ]
+    parsed = []
+    for number, line in enumerate(lines, start=1):
+        if not line.strip():
+            continue
+        try:
+            row = json.loads(line)
+        except ValueError as error:  # covers UnicodeDecodeError
+            raise DataFormatError(
+                f"{name}:{number}: not JSON ({error}); expected one object a line. The file was "
+                f"damaged by something else than an interrupted write: repair or remove this line"
+            ) from error
+        if not isinstance(row, dict):
+            raise DataFormatError(
+                f"{name}:{number}: got {type(row).__name__}, expected a JSON object"
+            )
+        parsed.append((line, row))
     last = _row_or_none(tail)
     return parsed if last is None else [*parsed, (tail, last)]
-
-
-def _parse(line: bytes, where: str) -> Row:
-    try:
-        row = json.loads(line)
-    except ValueError as error:  # covers UnicodeDecodeError
-        raise DataFormatError(
-            f"{where}: not JSON ({error}); expected one object a line. The file was damaged by "
-            f"something else than an interrupted write: repair or remove this line"
-        ) from error
-    if not isinstance(row, dict):
-        raise DataFormatError(f"{where}: got {type(row).__name__}, expected a JSON object")
-    return row
 
 
 def _row_or_none(tail: bytes) -> Row | None:
@@ -196,7 +194,15 @@ def _ends_torn(content: bytes) -> bool:
 
 
 def _append_whole(descriptor: int, line: bytes, durable: bool) -> None:
-    length = _repair_tail(descriptor)
+    # First end or cut a last line that has no newline, so that the row starts on its own line.
+    length = os.fstat(descriptor).st_size
+    if length and os.pread(descriptor, 1, length - 1) != b"\n":
+        content = os.pread(descriptor, length, 0)
+        if _ends_torn(content):
+            length = content.rfind(b"\n") + 1
+            os.ftruncate(descriptor, length)
+        else:  # an editor left the newline out
+            length += os.write(descriptor, b"\n")
     try:
         written = os.write(descriptor, line)
         if written != len(line):
@@ -204,27 +210,11 @@ def _append_whole(descriptor: int, line: bytes, durable: bool) -> None:
         if durable:
             os.fsync(descriptor)
     except OSError:
-        _cut(descriptor, length)
+        # A device or pipe cannot be cut, and a file on a dying disk keeps a torn line: readers
+        # drop it.
+        with contextlib.suppress(OSError):
+            os.ftruncate(descriptor, length)
         raise
-
-
-def _repair_tail(descriptor: int) -> int:
-    """Ends or cuts a last line that has no newline; returns the file's length."""
-    length = os.fstat(descriptor).st_size
-    if length == 0 or os.pread(descriptor, 1, length - 1) == b"\n":
-        return length
-    content = os.pread(descriptor, length, 0)
-    if not _ends_torn(content):  # an editor left the newline out
-        return length + os.write(descriptor, b"\n")
-    start = content.rfind(b"\n") + 1
-    os.ftruncate(descriptor, start)
-    return start
-
-
-def _cut(descriptor: int, length: int) -> None:
-    # A device or pipe has no length, and a file on a dying disk keeps a torn line: readers drop it.
-    with contextlib.suppress(OSError):
-        os.ftruncate(descriptor, length)
 
 
 def _cannot_write(path: str | os.PathLike[str], error: OSError) -> TrainingError:

@@ -1,4 +1,4 @@
-"""One run at a time on a log folder."""
+"""A lock that keeps two runs out of one log folder."""
 
 from __future__ import annotations
 
@@ -28,11 +28,11 @@ _UNSUPPORTED = {errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP}
 
 
 class RunLock:
-    """Holds ``log_path/.lock`` for as long as the ``with`` block runs.
+    """Holds ``log_path/.lock`` while the ``with`` block runs.
 
-    Two runs on one folder would interleave their rows and overwrite each other's checkpoints. The
-    lock is the kernel's (``flock``), so it ends with its process however that ends: a run killed
-    by ``kill -9`` leaves no stale lock behind. The file itself stays; it names the last holder.
+    Two runs in one folder would interleave their rows and overwrite each other's checkpoints. The
+    kernel releases the lock (``flock``) when its process ends, even by ``kill -9``. The file
+    remains; it names the last holder.
 
     Raises:
         ConfigurationError: Another process holds the folder; names its pid and what to do.
@@ -56,8 +56,10 @@ class RunLock:
             )
         self._descriptor = descriptor
         _held.add(self)
+        started = time.strftime("%Y-%m-%d %H:%M:%S")
+        record = {"pid": os.getpid(), "host": socket.gethostname(), "started": started}
         os.ftruncate(descriptor, 0)
-        os.pwrite(descriptor, _own_description(), 0)
+        os.pwrite(descriptor, (json.dumps(record) + "\n").encode(), 0)
         return self
 
     def __exit__(
@@ -69,23 +71,18 @@ class RunLock:
         self.release()
 
     def release(self) -> None:
-        """Gives the folder free; safe to call twice."""
+        """Releases the folder; safe to call twice."""
         if self._descriptor is not None:
             descriptor, self._descriptor = self._descriptor, None
             _held.discard(self)
-            # An explicit unlock also frees a description that a child process still shares.
+            # An explicit unlock also covers file descriptors that a child process shares.
             if fcntl is not None:
                 fcntl.flock(descriptor, fcntl.LOCK_UN)
             os.close(descriptor)
 
-    def _forget_in_child(self) -> None:
-        if self._descriptor is not None:
-            os.close(self._descriptor)
-            self._descriptor = None
-
 
 def lock_holder(log_path: str | os.PathLike[str]) -> str | None:
-    """Describes the process that runs on ``log_path``, or ``None`` when nobody does."""
+    """Describes the process that holds ``log_path``, or returns ``None`` if it is free."""
     path = Path(log_path) / LOCK_FILE
     try:
         descriptor = os.open(path, os.O_RDWR)
@@ -112,27 +109,23 @@ def _try_lock(descriptor: int) -> bool:
     return True
 
 
-def _own_description() -> bytes:
-    started = time.strftime("%Y-%m-%d %H:%M:%S")
-    record = {"pid": os.getpid(), "host": socket.gethostname(), "started": started}
-    return (json.dumps(record) + "\n").encode()
-
-
 def _describe(descriptor: int) -> str:
     try:
         record = json.loads(os.pread(descriptor, 4096, 0))
         return f"pid {record['pid']} on {record['host']}, started {record['started']}"
-    except (ValueError, KeyError, TypeError):  # the holder is just writing it
+    except (ValueError, KeyError, TypeError):  # the holder is still writing it
         return "pid unknown, just starting"
 
 
-# A forked worker shares the lock with its parent and would keep it after the parent was killed.
+# A forked worker shares the lock with its parent and would hold it after the parent is killed.
 _held: WeakSet[RunLock] = WeakSet()
 
 
 def _forget_all_in_child() -> None:
     for lock in list(_held):
-        lock._forget_in_child()
+        if lock._descriptor is not None:
+            os.close(lock._descriptor)
+            lock._descriptor = None
     _held.clear()
 
 

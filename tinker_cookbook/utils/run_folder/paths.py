@@ -19,8 +19,8 @@ def local_path(value: str | os.PathLike[str], field: str = "log_path") -> Path:
     """Returns ``value`` as a path on this machine, with ``~`` expanded.
 
     Args:
-        value: What the user gave.
-        field: Name of the setting, for the message.
+        value: The user's setting.
+        field: Name of the setting, for errors.
 
     Raises:
         ConfigurationError: ``value`` is empty or a URL such as ``s3://bucket/run``.
@@ -41,13 +41,12 @@ def local_path(value: str | os.PathLike[str], field: str = "log_path") -> Path:
 
 
 def ensure_writable_dir(value: str | os.PathLike[str], field: str = "log_path") -> Path:
-    """Makes the folder where it is missing and proves by a write that files can be made in it.
+    """Creates the folder if it is missing and checks by a write that it is writable.
 
-    Permission bits say little (root, quotas, read-only mounts, full disks), so this writes.
+    Permission bits are not enough (root, quotas, read-only mounts, full disks).
 
     Raises:
-        ConfigurationError: The folder cannot be made or written; names the reason the operating
-            system gave.
+        ConfigurationError: The folder cannot be created or written; gives the system's reason.
     """
     path = local_path(value, field)
     try:
@@ -87,10 +86,10 @@ _FIELD_OF = {"weights": "state_path", "sampler_weights": "sampler_path"}
 def check_tinker_path(
     field: str, path: str | None, kind: Literal["weights", "sampler_weights"], run: str
 ) -> None:
-    """Raises ``ConfigurationError`` for a path that names no saved weights; None is no path.
+    """Raises ``ConfigurationError`` for a path that is no ``tinker://`` path; ``None`` is valid.
 
-    ``kind`` and ``run`` ("the teacher's run") are for the message: either kind is let through,
-    as a server may call its kinds otherwise.
+    ``kind`` and ``run`` ("the teacher's run") are for the error. Either kind of weights is
+    accepted, since a server may name its kinds differently.
     """
     parts = (path or "").removeprefix("tinker://").split("/")
     if path is None or (path.startswith("tinker://") and len(parts) == 3 and all(parts)):

@@ -1,4 +1,4 @@
-"""The old run of a log folder, kept until the new run has written its first row.
+"""Keeps the old run of a log folder until the new run has written its first row.
 
 ``behavior_if_log_dir_exists=delete`` must not lose the old run when the new one fails early, for
 example because a data file is missing or the backend does not answer. So the old folder is renamed
@@ -11,10 +11,10 @@ from __future__ import annotations
 
 import atexit
 import errno
+import glob
 import os
 import shutil
 import time
-from dataclasses import dataclass
 from pathlib import Path
 
 from tinker_cookbook.exceptions import ConfigurationError
@@ -23,8 +23,8 @@ from tinker_cookbook.utils.run_folder.jsonl import free_name
 from tinker_cookbook.utils.run_folder.lock import LOCK_FILE, RunLock, lock_holder
 from tinker_cookbook.utils.terminal import get_console
 
-# Files that a run writes before its first row; names are compared by their beginnings, because
-# copies of an earlier configuration are numbered.
+# Files that a run writes before its first row. These are prefixes, since copies of an earlier
+# configuration are numbered.
 WRITTEN_BEFORE_THE_FIRST_ROW = (
     LOCK_FILE,
     CONFIG_FILE,
@@ -35,19 +35,13 @@ WRITTEN_BEFORE_THE_FIRST_ROW = (
 _WITH_ROWS = ("metrics.jsonl", "checkpoints.jsonl")
 
 
-@dataclass(frozen=True)
-class _Replaced:
-    """The folder that was set aside, and the lock on it, which a killed process loses."""
-
-    folder: Path
-    lock: RunLock
-
-
-_pending: dict[Path, _Replaced] = {}
+# Of each log folder: the folder under its new name, and the lock on it, which the kernel releases
+# when this process is killed.
+_pending: dict[Path, tuple[Path, RunLock]] = {}
 
 
 def set_aside(folder: Path) -> None:
-    """Renames ``folder`` and leaves an empty one in its place.
+    """Renames ``folder`` and creates an empty one in its place.
 
     Args:
         folder: The old run's folder, resolved; the caller has checked that it may be replaced.
@@ -55,8 +49,7 @@ def set_aside(folder: Path) -> None:
     Raises:
         ConfigurationError: Another run holds the folder, or it cannot be renamed. Nothing changed.
     """
-    # The lock is on the file, not on its name, so it keeps other processes away from the folder
-    # under its new name too.
+    # The lock belongs to the file, not to its name, so it also protects the renamed folder.
     lock = RunLock(folder)
     lock.__enter__()
     stamp = time.strftime("%Y%m%d-%H%M%S")
@@ -74,48 +67,51 @@ def set_aside(folder: Path) -> None:
     folder.mkdir()
     if not _pending:
         atexit.register(_settle_all)
-    _pending[folder] = _Replaced(aside, lock)
-    _say(f"the old run in {folder} is kept as {aside} until the new run has its first row")
+    _pending[folder] = (aside, lock)
+    _print(f"the old run in {folder} is kept as {aside} until the new run has its first row")
 
 
 def is_pending(log_dir: str | os.PathLike[str]) -> bool:
-    """Returns whether this process has set aside an old run of ``log_dir`` that is still kept."""
+    """Returns whether this process keeps an old run of ``log_dir``."""
     return bool(_pending) and Path(log_dir).resolve() in _pending
 
 
 def confirm(log_dir: str | os.PathLike[str]) -> None:
     """Removes the old run of ``log_dir``, if there is one; call it after the first row."""
-    # Almost always there is none, and this is called for every row.
+    # This is called for every row, and there is hardly ever an old run.
     if _pending and (replaced := _pending.pop(Path(log_dir).resolve(), None)) is not None:
-        _discard(replaced.folder)
-        replaced.lock.release()
+        aside, lock = replaced
+        _discard(aside)
+        lock.release()
 
 
 def settle(log_dir: str | os.PathLike[str]) -> None:
-    """Ends an attempt to replace a run: removes the old run if the new one has a row, else puts
-    the old one back. Does nothing where no run was set aside by this process."""
+    """Ends an attempt to replace a run: removes the old run if the new one has a row, else
+    restores it. Does nothing if this process keeps no old run of ``log_dir``."""
     folder = Path(log_dir).resolve()
     replaced = _pending.pop(folder, None)
     if replaced is None:
         return
+    aside, lock = replaced
     try:
-        _decide(folder, replaced.folder)
+        _decide(folder, aside)
     finally:
-        replaced.lock.release()
+        lock.release()
 
 
 def recover(log_dir: str | os.PathLike[str]) -> None:
-    """Settles what a killed process left for ``log_dir``.
+    """Settles what a killed process left behind for ``log_dir``.
 
     Raises:
-        ConfigurationError: Another process is just replacing the run in ``log_dir``.
+        ConfigurationError: Another process is replacing the run in ``log_dir``.
     """
     folder = Path(log_dir).resolve()
     if folder in _pending or not folder.parent.is_dir():
         return
-    for left in folder.parent.glob(f".{_escaped(folder.name)}.discarded-*"):
+    name = glob.escape(folder.name)
+    for left in folder.parent.glob(f".{name}.discarded-*"):
         shutil.rmtree(left, ignore_errors=True)
-    for aside in sorted(folder.parent.glob(f".{_escaped(folder.name)}.replaced-*"), reverse=True):
+    for aside in sorted(folder.parent.glob(f".{name}.replaced-*"), reverse=True):
         holder = lock_holder(aside)
         if holder is not None:
             raise ConfigurationError(
@@ -132,12 +128,12 @@ def has_rows(folder: Path) -> bool:
 
 
 def ended_before_the_first_row(folder: Path) -> bool:
-    """Returns whether ``folder`` holds nothing but what a run writes before its first row."""
+    """Returns whether ``folder`` holds only what a run writes before its first row."""
     return all(e.name.startswith(WRITTEN_BEFORE_THE_FIRST_ROW) for e in folder.iterdir())
 
 
 def was_configured_by_a_run(folder: Path) -> bool:
-    """Returns whether the ``config.json`` in ``folder`` is a run's; a model folder has one too."""
+    """Returns whether ``config.json`` in ``folder`` is of a run; model folders have one too."""
     config = folder / CONFIG_FILE
     return config.is_file() and f'"{TYPE_KEY}"' in config.read_text("utf-8", errors="replace")
 
@@ -152,40 +148,35 @@ def _decide(folder: Path, aside: Path) -> None:
     elif ended_before_the_first_row(folder):
         shutil.rmtree(folder)
     elif was_configured_by_a_run(folder):
-        # Transcripts of a first iteration that failed, say: they explain the failure.
+        # For example transcripts of a first iteration that failed, which explain the failure.
         unfinished = free_name(folder.with_name(f"{folder.name}.unfinished"))
         folder.rename(unfinished)
-        _say(f"what the new run wrote before it ended is in {unfinished}")
+        _print(f"the files of the new run, which ended early, are in {unfinished}")
     else:
-        # Results of a program that writes no rows: whether it succeeded cannot be seen here.
-        _say(f"the run that was in {folder} before is kept in {aside}; remove it when you like")
+        # The program writes no rows, so whether it succeeded is unknown.
+        _print(f"the run that was in {folder} before is kept in {aside}; remove it when you like")
         return
     aside.rename(folder)
-    _say(f"{folder} holds the old run again: the new one ended before its first row")
+    _print(f"{folder} holds the old run again: the new one ended before its first row")
 
 
 def _discard(aside: Path) -> None:
-    # Under another name first, so that a half removed folder is never taken for a run.
+    # Renamed first, so that a partly removed folder is never taken for a run.
     gone = aside.with_name(aside.name.replace(".replaced-", ".discarded-"))
     aside.rename(gone)
     shutil.rmtree(gone, ignore_errors=True)
 
 
 def _settle_all() -> None:
-    """For programs that call ``check_log_dir`` and end without a word."""
+    """Settles the runs of programs that call ``check_log_dir`` and end without ``settle``."""
     for folder in list(_pending):
         settle(folder)
 
 
-# A forked worker that ends must not settle what its parent still works on.
+# A forked worker that ends must not settle the runs of its parent.
 if hasattr(os, "register_at_fork"):
     os.register_at_fork(after_in_child=_pending.clear)
 
 
-def _escaped(name: str) -> str:
-    """Returns ``name`` for a glob pattern."""
-    return "".join(f"[{letter}]" if letter in "*?[" else letter for letter in name)
-
-
-def _say(line: str) -> None:
+def _print(line: str) -> None:
     get_console().print(line, markup=False, highlight=False, soft_wrap=True)
