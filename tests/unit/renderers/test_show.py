@@ -21,9 +21,15 @@ from tinker_cookbook.renderers import TrainOnWhat, get_renderer, normalize_messa
 from tinker_cookbook.renderers.qwen3 import Qwen3InstructRenderer, Qwen3Renderer
 from tinker_cookbook.renderers.show import show
 from tinker_cookbook.renderers.show.command import sample_conversation
-from tinker_cookbook.renderers.show.output import page, print_view, token_lines, token_spans
-from tinker_cookbook.renderers.show.template import Conversation
-from tinker_cookbook.renderers.show.view import ShownToken, TokenReader, split_text
+from tinker_cookbook.renderers.show.output import page, print_view, token_lines
+from tinker_cookbook.renderers.show.view import (
+    Conversation,
+    ExampleView,
+    ShownToken,
+    View,
+    read_tokens,
+    split_text,
+)
 from tinker_cookbook.tokenizer_utils import decode_exactly, get_tokenizer
 
 QUESTION = {"role": "user", "content": "Hi"}
@@ -354,13 +360,14 @@ def test_long_examples_are_cut_and_shared_beginnings_shown_once(make_renderer):
 
 def test_spans_hold_the_decoded_text_whatever_it_is(make_renderer):
     renderer = make_renderer("chatml", "qwen3")
-    reader = TokenReader(renderer)
 
     @checked(100)
     @given(text=any_text | st.text(alphabet="<>&\"'\r\n\t \x00\x1b\u202e\u0301🦜", max_size=20))
     def check(text):
         tokens = renderer.codec.encode(text)
-        found = parse(token_spans(reader.read([tokens])))
+        html = page(View([], [ExampleView("", read_tokens(renderer, [tokens]), [])]), "")
+        (pre,) = re.findall(r'<pre class="example">(.*?)</pre>', html, re.S)
+        found = parse(pre)
         assert len(found.texts) == len(tokens)
         assert "".join(found.texts) == renderer.codec.decode(tokens)
         for token, title in zip(tokens, found.titles, strict=True):

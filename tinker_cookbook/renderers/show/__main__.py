@@ -1,10 +1,4 @@
-"""Command line of the view of a conversation.
-
-    python -m tinker_cookbook.renderers.show model_name=Qwen/Qwen3-0.6B
-    python -m tinker_cookbook.renderers.show model_name=… file=my.jsonl
-
-Without ``file`` it shows a built-in conversation.
-"""
+"""``python -m tinker_cookbook.renderers.show``; see ``command``."""
 
 from __future__ import annotations
 

@@ -10,9 +10,9 @@ from __future__ import annotations
 import dataclasses
 import itertools
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import chz
 
@@ -21,6 +21,7 @@ from tinker_cookbook.exceptions import ConfigurationError, DataFormatError, Rend
 from tinker_cookbook.model_info import resolve_renderer_name
 from tinker_cookbook.renderers.base import Renderer
 from tinker_cookbook.renderers.core.messages import (
+    Message,
     ToolSpec,
     message_to_jsonable,
     normalize_messages,
@@ -29,15 +30,11 @@ from tinker_cookbook.renderers.core.messages import (
 from tinker_cookbook.renderers.core.rendered import TrainOnWhat
 from tinker_cookbook.renderers.registry import check_renderer_name, get_renderer
 from tinker_cookbook.renderers.show.output import page, print_view
-from tinker_cookbook.renderers.show.template import Conversation
-from tinker_cookbook.renderers.show.view import Fact, View, Viewer
+from tinker_cookbook.renderers.show.view import Conversation, Fact, View, Viewer
 from tinker_cookbook.supervised.conversation_file import read_conversation, with_tools
 from tinker_cookbook.tokenizer_utils import get_tokenizer
 from tinker_cookbook.utils.run_folder.paths import local_path, write_atomically
 from tinker_cookbook.utils.terminal import get_console
-
-if TYPE_CHECKING:
-    from tinker_cookbook.renderers.base import Renderer
 
 
 @chz.chz
@@ -62,9 +59,8 @@ class ShowConfig:
 
 def main(config: ShowConfig) -> None:
     """Prints one conversation, and writes an HTML page if ``html`` is set."""
-    _check(config)
-    options = _template_options(config.template_options)
-    row = None if config.file is None else _row(config.file, config.index)
+    options = _check(config)
+    row = None if config.file is None else _read_row(config.file, config.index)
     renderer_name, why = resolve_renderer_name(config.model_name, config.renderer_name)
     check_renderer_name(renderer_name)
     tokenizer = get_tokenizer(config.model_name)
@@ -72,11 +68,23 @@ def main(config: ShowConfig) -> None:
     if row is None:
         conversation = sample_conversation(renderer, config.train_on_what)
     else:
-        conversation = _declared(row, renderer)
+        try:
+            declared = with_tools(row.messages, row.tools, renderer)
+        except RendererError as error:
+            raise DataFormatError(f"{row.source}: tools: {error}") from error
+        conversation = dataclasses.replace(row, messages=declared)
     view = show(renderer, conversation, config.train_on_what, options, why)
     print_view(view, get_console(), config.max_tokens)
     if config.html is not None:
-        print(_write_page(view, f"{renderer_name} on {Path(config.model_name).name}", config.html))
+        target = local_path(config.html, "html")
+        title = f"{renderer_name} on {Path(config.model_name).name}"
+        try:
+            write_atomically(target, page(view, title).encode("utf-8"))
+        except OSError as error:
+            raise ConfigurationError(
+                f"html: {target} cannot be written: {error.strerror or error}; give another path"
+            ) from error
+        print(target)
 
 
 def show(
@@ -110,13 +118,14 @@ def with_file_key(arguments: Sequence[str]) -> list[str]:
     return named
 
 
-def _check(config: ShowConfig) -> None:
+def _check(config: ShowConfig) -> dict[str, Any]:
+    """Raises ConfigurationError for a setting that cannot work; returns the template's options."""
     if config.index < 0:
         raise ConfigurationError(f"index: got {config.index}, expected 0 or more")
     if config.index and config.file is None:
         raise ConfigurationError(
-            f"index: got {config.index} without a file; expected it only beside a JSONL file, "
-            "since there is one built-in conversation"
+            f"index: got {config.index} without a file; expected it only together with a JSONL "
+            "file, since there is one built-in conversation"
         )
     if config.max_tokens < 2:
         raise ConfigurationError(f"max_tokens: got {config.max_tokens}, expected 2 or more")
@@ -124,22 +133,19 @@ def _check(config: ShowConfig) -> None:
         raise ConfigurationError(
             f"html: got {config.html!r}, whose folder does not exist; make it, or give another path"
         )
-
-
-def _template_options(text: str) -> dict[str, Any]:
     try:
-        options = json.loads(text or "{}")
+        options = json.loads(config.template_options or "{}")
     except ValueError as error:
         options = error
     if not isinstance(options, dict):
         raise ConfigurationError(
-            f"template_options: got {text!r}, expected a JSON object such as "
+            f"template_options: got {config.template_options!r}, expected a JSON object such as "
             "'{\"enable_thinking\": false}'"
         )
     return options
 
 
-def _row(file: str, index: int) -> Conversation:
+def _read_row(file: str, index: int) -> Conversation:
     messages, tools, where = read_conversation(file, index)
     try:
         json.dumps([message_to_jsonable(m) for m in messages], ensure_ascii=False).encode()
@@ -151,114 +157,88 @@ def _row(file: str, index: int) -> Conversation:
     return Conversation(messages, where, messages, tuple(tools))
 
 
-def _declared(row: Conversation, renderer: Renderer) -> Conversation:
-    """Returns the row with its tools declared in the chat format."""
-    try:
-        messages = with_tools(row.messages, row.tools, renderer)
-    except RendererError as error:
-        raise DataFormatError(f"{row.source}: tools: {error}") from error
-    return dataclasses.replace(row, messages=messages)
-
-
-def _write_page(view: View, title: str, path: str) -> Path:
-    target = local_path(path, "html")
-    try:
-        write_atomically(target, page(view, title).encode("utf-8"))
-    except OSError as error:
-        raise ConfigurationError(
-            f"html: {target} cannot be written: {error.strerror or error}; give another path"
-        ) from error
-    return target
-
-
-TOOLS = (
-    ToolSpec(
-        name="get_weather",
-        description="The weather of a city, today.",
-        parameters={
-            "type": "object",
-            "properties": {"city": {"type": "string"}},
-            "required": ["city"],
-        },
-    ),
+_TOOL = ToolSpec(
+    name="get_weather",
+    description="The weather of a city, today.",
+    parameters={
+        "type": "object",
+        "properties": {"city": {"type": "string"}},
+        "required": ["city"],
+    },
 )
 # The built-in conversation has every part that the chat format accepts.
-_SYSTEM = "You are brief."
 _PARTS = ("thinking", "tools", "a system message")
 
 
 def sample_conversation(renderer: Renderer, train_on_what: TrainOnWhat) -> Conversation:
     """Returns a conversation with thinking, tools and a system message, or with fewer of them.
 
-    A part is left out where the renderer refuses it, and ``source`` says why. Raises RendererError
-    where it refuses a plain question and answer too.
+    A part is left out where the renderer refuses it, and ``source`` gives the reason. Raises
+    RendererError where it refuses a plain question and answer too.
     """
     # Try all parts first, then leave out as few as possible.
-    for left_out in _by_number_left_out():
-        parts: set[str] = {part for part in _PARTS if part not in left_out}
-        try:
-            found = _sample(renderer, parts)
-        except RendererError:
-            if len(left_out) == len(_PARTS):
-                raise
-            continue
-        reasons = "".join(
-            f"\nwithout {part}: {_refusal(renderer, parts | {part})}" for part in left_out
-        )
-        if train_on_what is TrainOnWhat.CUSTOMIZED:
-            found.messages[-1]["trainable"] = True
-        return Conversation(
-            found.messages, f"the built-in example{reasons}", found.for_template, found.tools
-        )
-    raise AssertionError("the last sample is returned or raised")
+    tries = (left for n in range(len(_PARTS)) for left in itertools.combinations(_PARTS, n))
+    for left_out in tries:
+        parts = {part for part in _PARTS if part not in left_out}
+        if _refusal(renderer, parts) is None:
+            break
+    else:
+        left_out, parts = _PARTS, set[str]()
+    messages, for_template, tools = _sample(renderer, parts)
+    source = "the built-in example"
+    for part in left_out:
+        reason = _refusal(renderer, parts | {part})
+        reason = reason or "this renderer takes it, but not together with what else was left out"
+        source += f"\nwithout {part}: {reason}"
+    if train_on_what is TrainOnWhat.CUSTOMIZED:
+        messages[-1]["trainable"] = True
+    return Conversation(messages, source, for_template, tools)
 
 
-def _by_number_left_out() -> list[tuple[str, ...]]:
-    return [left for n in range(len(_PARTS) + 1) for left in itertools.combinations(_PARTS, n)]
-
-
-def _refusal(renderer: Renderer, parts: set[str]) -> str:
+def _refusal(renderer: Renderer, parts: set[str]) -> str | None:
+    """Returns why the renderer refuses the sample with ``parts``, None where it accepts it."""
     try:
         _sample(renderer, parts)
     except RendererError as error:
         return str(error)
-    return "this renderer takes it, but not beside what else was left out"
+    return None
 
 
-def _sample(renderer: Renderer, parts: set[str]) -> Conversation:
-    """Returns a conversation with ``parts``; raises RendererError if it cannot be rendered."""
-    tools = TOOLS if "tools" in parts else ()
-    system = _SYSTEM if "a system message" in parts else ""
+def _sample(
+    renderer: Renderer, parts: set[str]
+) -> tuple[list[Message], list[Message], tuple[ToolSpec, ...]]:
+    """Returns a conversation with ``parts``, with and without the declaration of its tools.
+
+    Raises RendererError if it cannot be rendered.
+    """
+    tools = (_TOOL,) if "tools" in parts else ()
+    system = "You are brief." if "a system message" in parts else ""
     begin = system_message(system)
     declared = renderer.create_conversation_prefix_with_tools(tools, system) if tools else begin
-    dialogue = normalize_messages(_dialogue("thinking" in parts, bool(tools)))
-    messages = [*declared, *dialogue]
-    for end in range(1, len(messages) + 1):
-        # Some formats reject in the last answer what they drop from history.
-        renderer.build_merged_examples(messages[:end], TrainOnWhat.ALL_ASSISTANT_MESSAGES)
-    return Conversation(messages, "", [*begin, *dialogue], tools)
 
-
-def _dialogue(thinking: bool, tools: bool) -> list[Mapping[str, Any]]:
-    def answer(text: str, thought: str, **more: Any) -> Mapping[str, Any]:
-        content = [{"type": "text", "text": text}] if text else []
-        if thinking:
-            return {
-                "role": "assistant",
-                "content": [{"type": "thinking", "thinking": thought}, *content],
-                **more,
-            }
-        return {"role": "assistant", "content": text, **more}
+    def answer(text: str, thought: str, **more: Any) -> dict[str, Any]:
+        content: Any = text
+        if "thinking" in parts:
+            content = [{"type": "thinking", "thinking": thought}]
+            content += [{"type": "text", "text": text}] if text else []
+        return {"role": "assistant", "content": content, **more}
 
     call = {"function": {"name": "get_weather", "arguments": '{"city": "Zürich"}'}}
     looked_up = [
         answer("", "I have to look it up.", tool_calls=[call]),
         {"role": "tool", "content": "4 °C, snow 🌨️"},
     ]
-    return [
-        {"role": "user", "content": "Do I need a coat in Zürich?"},
-        *(looked_up if tools else []),
-        answer("Yes: it is 4 °C there.", "Snow means cold."),
-        {"role": "user", "content": "And gloves?\nOr a hat?"},
-        answer("Both.", "At 4 °C both help."),
-    ]
+    dialogue = normalize_messages(
+        [
+            {"role": "user", "content": "Do I need a coat in Zürich?"},
+            *(looked_up if tools else []),
+            answer("Yes: it is 4 °C there.", "Snow means cold."),
+            {"role": "user", "content": "And gloves?\nOr a hat?"},
+            answer("Both.", "At 4 °C both help."),
+        ]
+    )
+    messages = [*declared, *dialogue]
+    for end in range(1, len(messages) + 1):
+        # Some formats reject in the last answer what they drop from history.
+        renderer.build_merged_examples(messages[:end], TrainOnWhat.ALL_ASSISTANT_MESSAGES)
+    return messages, [*begin, *dialogue], tools

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import json
+import math
 import unicodedata
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
-from functools import cached_property
-from typing import Any
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import Any, cast
 
 from tinker_cookbook.display import special_ids
 from tinker_cookbook.exceptions import RendererError
@@ -15,6 +16,7 @@ from tinker_cookbook.renderers.base import Renderer
 from tinker_cookbook.renderers.core.codec import TextCodec
 from tinker_cookbook.renderers.core.messages import (
     Message,
+    ToolSpec,
     ensure_list,
     message_to_jsonable,
 )
@@ -27,16 +29,29 @@ from tinker_cookbook.renderers.core.rendered import (
     length,
     select_trained,
 )
-from tinker_cookbook.renderers.show.template import Conversation, TemplateSide
+from tinker_cookbook.renderers.core.tool_calls import as_openai_tool, with_parsed_arguments
 
 LINE_BREAK = "⏎"
 UNFINISHED = "⋯"
 """Sign of a token that is part of a character, but not its last."""
 _SIGNS = {" ": "·", "\n": LINE_BREAK, "\t": "⇥", "\r": "␍", "\u00a0": "⍽"}
 _UNREADABLE = frozenset(("Cc", "Cf", "Cn", "Co", "Cs", "Zl", "Zp", "Zs"))
-_COMBINING = frozenset(("Mn", "Me"))
 _REPLACEMENT = "\ufffd"  # what a decoder writes for bytes that are no whole character
-_MOST = 8  # tokens that may be parts of one character
+_MAX_RUN = 8  # tokens that may be parts of one character
+_BEFORE, _AFTER = 4, 8  # tokens shown around a difference
+_TAIL = 12  # tokens shown of a prompt
+
+
+@dataclass(frozen=True)
+class Conversation:
+    """Messages to show, and the same conversation for the model's chat template."""
+
+    messages: list[Message]
+    source: str
+    """Source of the conversation, as text for the output."""
+    for_template: list[Message] | None = None
+    """Messages without the declaration of tools, which the template writes itself."""
+    tools: tuple[ToolSpec, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -54,84 +69,6 @@ class ShownToken:
     def trained(self) -> bool:
         """Whether the token has a training weight other than 0."""
         return self.weight != 0
-
-
-class TokenReader:
-    """Converts rendered pieces to tokens that can be displayed."""
-
-    def __init__(self, renderer: Renderer) -> None:
-        self._codec = renderer.codec
-        self._control = special_ids(renderer.tokenizer)
-
-    def read(
-        self, pieces: Sequence[Piece], weights: Sequence[float] | None = None
-    ) -> list[ShownToken]:
-        """Returns the tokens and images of ``pieces``; ``weights`` is one value per position."""
-        items = flat(pieces)
-        texts = iter(split_text(self._codec, [item for item in items if isinstance(item, int)]))
-        shown: list[ShownToken] = []
-        place = 0
-        for item in items:
-            weight = float(weights[place]) if weights is not None else 0.0
-            if isinstance(item, int):
-                shown.append(ShownToken(item, next(texts), weight, item in self._control))
-                place += 1
-            else:
-                size = length(item)
-                shown.append(ShownToken(None, f"[{_kind(item)}: {size} tokens]", weight, True))
-                place += size
-        return shown
-
-
-def split_text(codec: TextCodec, tokens: Sequence[int]) -> list[str]:
-    """Returns the text of each token; a character of several tokens belongs to the last."""
-    texts = [""] * len(tokens)
-    real = codec.encode(_REPLACEMENT)
-    start, waiting = 0, ""
-    for i in range(len(tokens)):
-        run = list(tokens[start : i + 1])
-        text = codec.decode(run)
-        if text.endswith(_REPLACEMENT) and run != real and len(run) < _MOST:
-            waiting = text
-            continue
-        if waiting and text.startswith(waiting):  # never completed: bytes that are no text
-            texts[i - 1], texts[i] = waiting, text[len(waiting) :]
-        elif len(run) > 1:
-            certain = codec.decode(run[:1]).rstrip(_REPLACEMENT)
-            certain = certain if text.startswith(certain) else ""
-            texts[start], texts[i] = certain, text[len(certain) :]
-        else:
-            texts[i] = text
-        start, waiting = i + 1, ""
-    if waiting:
-        texts[-1] = waiting
-    return texts
-
-
-def signs(text: str) -> Iterator[tuple[str, str]]:
-    """Yields each character with the sign shown for it, ``""`` for a visible one."""
-    for i, character in enumerate(text):
-        category = unicodedata.category(character)
-        if character in _SIGNS:
-            yield character, _SIGNS[character]
-        elif category in _UNREADABLE:
-            yield character, f"‹U+{ord(character):04X}›"
-        elif i == 0 and category in _COMBINING:
-            yield character, f"◌{character}"  # else it would combine with the border of the token
-        else:
-            yield character, ""
-
-
-def readable(text: str) -> str:
-    """Returns ``text`` without characters that control a terminal or a page."""
-    return "".join(sign if sign[:1] == "‹" else character for character, sign in signs(text))
-
-
-def _kind(medium: Any) -> str:
-    return "audio" if "audio" in str(getattr(medium, "type", "image")) else "image"
-
-
-_BEFORE, _AFTER = 4, 8  # tokens shown around a difference
 
 
 @dataclass(frozen=True)
@@ -171,117 +108,76 @@ class View:
     examples: Sequence[ExampleView]
 
 
-def side_by_side(reader: TokenReader, *sides: tuple[str, list[Any]]) -> list[TokenRow]:
-    """Returns the tokens around the first difference of two lists, one row for each list."""
-    at = first_difference(sides[0][1], sides[1][1]) or 0
-    start, stop = max(0, at - _BEFORE), at + _AFTER
-    rows: list[TokenRow] = []
-    for label, items in sides:
-        # Read more tokens than are shown, because they may complete a character.
-        tokens = reader.read(as_pieces(items[: stop + _BEFORE]))
-        rows.append(TokenRow(label, tokens[start:stop], start > 0, len(items) > stop))
-    return rows
+def read_tokens(
+    renderer: Renderer, pieces: Sequence[Piece], weights: Sequence[float] | None = None
+) -> list[ShownToken]:
+    """Returns the tokens and images of ``pieces``; ``weights`` has one value per position."""
+    control = special_ids(renderer.tokenizer)
+    items = flat(pieces)
+    texts = iter(split_text(renderer.codec, [item for item in items if isinstance(item, int)]))
+    shown: list[ShownToken] = []
+    position = 0
+    for item in items:
+        weight = 0.0 if weights is None else float(weights[position])
+        if isinstance(item, int):
+            shown.append(ShownToken(item, next(texts), weight, item in control))
+            position += 1
+        else:
+            kind = "audio" if "audio" in str(getattr(item, "type", "image")) else "image"
+            size = length(item)
+            shown.append(ShownToken(None, f"[{kind}: {size} tokens]", weight, True))
+            position += size
+    return shown
 
 
-def as_pieces(items: Sequence[Any]) -> list[Piece]:
-    """Returns a flat list of tokens and images as pieces."""
-    return [[item] if isinstance(item, int) else item for item in items]
+def split_text(codec: TextCodec, tokens: Sequence[int]) -> list[str]:
+    """Returns the text of each token; a character of several tokens belongs to the last."""
+    texts = [""] * len(tokens)
+    replacement = codec.encode(_REPLACEMENT)
+    start, waiting = 0, ""
+    for i in range(len(tokens)):
+        run = list(tokens[start : i + 1])
+        text = codec.decode(run)
+        # The run ends inside a character, so wait for the token that completes it.
+        if text.endswith(_REPLACEMENT) and run != replacement and len(run) < _MAX_RUN:
+            waiting = text
+            continue
+        if waiting and text.startswith(waiting):  # never completed: bytes that are no text
+            texts[i - 1], texts[i] = waiting, text[len(waiting) :]
+        elif len(run) > 1:
+            certain = codec.decode(run[:1]).rstrip(_REPLACEMENT)
+            certain = certain if text.startswith(certain) else ""
+            texts[start], texts[i] = certain, text[len(certain) :]
+        else:
+            texts[i] = text
+        start, waiting = i + 1, ""
+    if waiting:
+        texts[-1] = waiting
+    return texts
+
+
+def signs(text: str) -> Iterator[tuple[str, str]]:
+    """Yields each character with the sign shown for it, ``""`` for a visible one."""
+    for i, character in enumerate(text):
+        category = unicodedata.category(character)
+        if character in _SIGNS:
+            yield character, _SIGNS[character]
+        elif category in _UNREADABLE:
+            yield character, f"‹U+{ord(character):04X}›"
+        elif i == 0 and category in ("Mn", "Me"):
+            yield character, f"◌{character}"  # else it would combine with the border of the token
+        else:
+            yield character, ""
+
+
+def readable(text: str) -> str:
+    """Returns ``text`` without characters that control a terminal or a page."""
+    return "".join(sign if sign[:1] == "‹" else character for character, sign in signs(text))
 
 
 def count(number: int, word: str) -> str:
     """Returns ``1 token``, ``2 tokens``."""
     return f"{number:,} {word}{'' if number == 1 else 's'}"
-
-
-_LAST = TrainOnWhat.LAST_ASSISTANT_MESSAGE
-
-
-class Answers:
-    """Prompts and sampled tokens of the answers, as inference produces them."""
-
-    def __init__(
-        self, renderer: Renderer, messages: Sequence[Message], reader: TokenReader
-    ) -> None:
-        self._renderer = renderer
-        self._reader = reader
-        self._messages = [_without_flag(message) for message in messages]
-        self._prompts: dict[int, list[Any]] = {}
-        self._samples: dict[int, list[Any]] = {}
-
-    @cached_property
-    def indices(self) -> list[int]:
-        """Indices of the assistant messages."""
-        return [i for i, m in enumerate(self._messages) if m["role"] == "assistant"]
-
-    @cached_property
-    def last(self) -> int:
-        """Index of the last answer, or of the next message where there is no answer."""
-        return self.indices[-1] if self.indices else len(self._messages)
-
-    def prompt(self, end: int) -> list[Any]:
-        """Returns the prompt from which inference samples the answer at index ``end``."""
-        if end not in self._prompts:
-            chunks = self._renderer.build_generation_prompt(self._messages[:end]).chunks
-            self._prompts[end] = flat(chunks)
-        return self._prompts[end]
-
-    def sampled(self, answer: int) -> list[Any]:
-        """Returns the tokens the model samples for this answer, including the stop token."""
-        if answer not in self._samples:
-            self._samples[answer] = self._sampled(self._messages[: answer + 1])
-        return self._samples[answer]
-
-    def conversation(self) -> list[Any]:
-        """Returns the tokens of all messages as history, with no trained message."""
-        messages = self._renderer._normalize(self._messages)
-        return flat(self._renderer._example(messages, [False] * len(messages), _LAST)[0].chunks)
-
-    def parsed(self, answer: int) -> Fact:
-        """Compares an answer with the message that ``parse_response`` returns for its tokens."""
-        sampled = self.sampled(answer)
-        if not all(isinstance(item, int) for item in sampled):
-            return Fact("parsed", "nothing: a medium is no token that could be sampled")
-        message, how = self._renderer.parse_response(sampled)
-        same = True
-        if _comparable(message) == _comparable(self._messages[answer]):
-            verdict = "reads the message back"
-        elif same := self._renders_the_same(message, answer, sampled):
-            verdict = "reads another spelling of the message, whose tokens are the same"
-        else:
-            verdict = "reads something else than the message"
-        text = (
-            f"of {count(len(sampled), 'token')} {verdict} ({how.value}): "
-            f"{json.dumps(message_to_jsonable(message), ensure_ascii=False)}"
-        )
-        return Fact("parsed", text, same and how is ParseTermination.STOP_SEQUENCE)
-
-    def _renders_the_same(self, message: Message, answer: int, sampled: list[Any]) -> bool:
-        try:
-            return self._sampled([*self._messages[:answer], message]) == sampled
-        except RendererError:
-            return False
-
-    def _sampled(self, messages: Sequence[Message]) -> list[Any]:
-        # In the last example only the last message is trained.
-        model_input, weights = self._renderer.build_merged_examples(messages, _LAST)[-1]
-        shown = self._reader.read(model_input.chunks, weights.tolist())
-        pairs = zip(flat(model_input.chunks), shown, strict=True)
-        return [item for item, token in pairs if token.trained]
-
-
-def _without_flag(message: Message) -> Message:
-    """Returns the message without ``trainable``, which does not affect what is sampled."""
-    return Message(**{key: value for key, value in message.items() if key != "trainable"})  # pyright: ignore[reportArgumentType]
-
-
-def _comparable(message: Message) -> Any:
-    """Returns what to compare: nonempty parts, and calls without ids."""
-    parts = [dict(part) for part in ensure_list(message["content"]) if part.get("text") != ""]
-    calls = [call.function for call in message.get("tool_calls", [])]
-    return parts, calls, message.get("unparsed_tool_calls", [])
-
-
-_TAIL = 12  # tokens shown of a prompt
 
 
 @dataclass(frozen=True)
@@ -292,71 +188,95 @@ class _Example:
     def continues(self, prompt: Sequence[Any]) -> int:
         """Counts the prompt tokens that begin the example, plus 1 if the next is trained."""
         at = first_difference(prompt, self.items[: len(prompt)])
-        behind = self.tokens[len(prompt) : len(prompt) + 1]
-        return len(prompt) + any(token.trained for token in behind) if at is None else at
+        following = self.tokens[len(prompt) : len(prompt) + 1]
+        return len(prompt) + any(token.trained for token in following) if at is None else at
 
 
-@dataclass
 class Viewer:
-    """Builds the view of one conversation with one renderer."""
+    """Builds the view of one conversation with one renderer.
 
-    renderer: Renderer
-    conversation: Conversation
-    train_on_what: TrainOnWhat
-    template_options: Mapping[str, Any] = field(default_factory=dict)
+    Raises RendererError for messages that the chat format cannot express.
+    """
+
+    def __init__(
+        self,
+        renderer: Renderer,
+        conversation: Conversation,
+        train_on_what: TrainOnWhat,
+        template_options: Mapping[str, Any],
+    ) -> None:
+        self._renderer, self._conversation = renderer, conversation
+        self._train_on_what, self._template_options = train_on_what, template_options
+        # Inference does not know the flag ``trainable``.
+        self._messages = [
+            cast("Message", {key: value for key, value in message.items() if key != "trainable"})
+            for message in conversation.messages
+        ]
+        answers = [i for i, m in enumerate(self._messages) if m["role"] == "assistant"]
+        self._last = answers[-1] if answers else len(self._messages)
+        selected = select_trained(conversation.messages, train_on_what)
+        self._any_trained = any(selected)
+        self._trained_answers = [i for i in answers if selected[i]]
+        # Prompts and sampled tokens of the answers, as inference produces them.
+        self._prompts = {
+            end: flat(renderer.build_generation_prompt(self._messages[:end]).chunks)
+            for end in {*self._trained_answers, self._last}
+        }
+        self._samples = {i: self._sampled(self._messages[: i + 1]) for i in self._trained_answers}
+        made = renderer.build_merged_examples(conversation.messages, train_on_what)
+        self._examples = [
+            _Example(flat(tokens.chunks), read_tokens(renderer, tokens.chunks, weights.tolist()))
+            for tokens, weights in made
+        ]
+        # The example of an answer is the one whose tokens continue its prompt the furthest. Tokens
+        # are compared, so that a renderer's own split is supported.
+        self._example_of: dict[int, int] = {}
+        for answer in self._trained_answers:
+            reach = [example.continues(self._prompts[answer]) for example in self._examples]
+            self._example_of[answer] = reach.index(max(reach))
 
     def view(self) -> View:
-        """Renders, compares and parses; raises RendererError if the format cannot express it."""
+        """Returns the findings about the conversation, and its examples with theirs."""
         facts = [self._stops(), self._extension(), self._template(), self._prompt()]
-        examples = [self._example_view(i) for i in range(len(self._examples))]
-        return View([*facts, self._counts(), self._why()], examples)
+        tokens = [token for example in self._examples for token in example.tokens]
+        trained = sum(token.trained for token in tokens)
+        number = count(len(self._examples), "example")
+        text = f"{count(len(tokens), 'token')}, {trained:,} of them trained, in {number}"
+        facts += [Fact("tokens", text), self._why()]
+        return View(facts, [self._example_view(i) for i in range(len(self._examples))])
 
-    @cached_property
-    def _reader(self) -> TokenReader:
-        return TokenReader(self.renderer)
+    def _sampled(self, messages: Sequence[Message]) -> list[Any]:
+        """Returns the tokens that the model samples for the last message, with the stop token."""
+        what = TrainOnWhat.LAST_ASSISTANT_MESSAGE
+        # In the last example only the last message is trained.
+        tokens, weights = self._renderer.build_merged_examples(messages, what)[-1]
+        shown = read_tokens(self._renderer, tokens.chunks, weights.tolist())
+        pairs = zip(flat(tokens.chunks), shown, strict=True)
+        return [item for item, token in pairs if token.trained]
 
-    @cached_property
-    def _answers(self) -> Answers:
-        return Answers(self.renderer, self.conversation.messages, self._reader)
-
-    @cached_property
-    def _trained(self) -> list[bool]:
-        return select_trained(self.conversation.messages, self.train_on_what)
-
-    @cached_property
-    def _trained_answers(self) -> list[int]:
-        return [i for i in self._answers.indices if self._trained[i]]
-
-    @cached_property
-    def _examples(self) -> list[_Example]:
-        made = self.renderer.build_merged_examples(self.conversation.messages, self.train_on_what)
-        return [
-            _Example(flat(model_input.chunks), self._reader.read(model_input.chunks, w.tolist()))
-            for model_input, w in made
-        ]
-
-    @cached_property
-    def _example_of(self) -> dict[int, int]:
-        """Example of each trained answer: the one whose tokens continue its prompt the furthest."""
-        found: dict[int, int] = {}
-        for answer in self._trained_answers:
-            # Compare tokens, so that a renderer's own split is supported.
-            reach = [example.continues(self._answers.prompt(answer)) for example in self._examples]
-            found[answer] = reach.index(max(reach))
-        return found
+    def _side_by_side(self, *sides: tuple[str, list[Any]]) -> list[TokenRow]:
+        """Returns the tokens around the first difference of two lists, one row for each list."""
+        at = first_difference(sides[0][1], sides[1][1]) or 0
+        start, stop = max(0, at - _BEFORE), at + _AFTER
+        rows: list[TokenRow] = []
+        for label, items in sides:
+            # Read more tokens than are shown, because they may complete a character.
+            tokens = read_tokens(self._renderer, as_pieces(items[: stop + _BEFORE]))
+            rows.append(TokenRow(label, tokens[start:stop], start > 0, len(items) > stop))
+        return rows
 
     def _stops(self) -> Fact:
-        words: list[str] = []
-        for stop in self.renderer.get_stop_sequences():
+        codec, words = self._renderer.codec, []
+        for stop in self._renderer.get_stop_sequences():
             if isinstance(stop, int):
-                words.append(f"{self.renderer.codec.decode([stop])} (id {stop})")
+                words.append(f"{codec.decode([stop])} (id {stop})")
             else:
-                ids = ", ".join(map(str, self.renderer.codec.encode(stop)))
+                ids = ", ".join(map(str, codec.encode(stop)))
                 words.append(f"the text {json.dumps(stop, ensure_ascii=False)} (as ids {ids})")
         return Fact("stops at", ", ".join(words) or "nothing")
 
     def _extension(self) -> Fact:
-        if self.renderer.has_extension_property:
+        if self._renderer.has_extension_property:
             return Fact("extension", "holds: each prompt begins with all tokens before it")
         return Fact(
             "extension",
@@ -365,23 +285,71 @@ class Viewer:
         )
 
     def _template(self) -> Fact:
-        messages = self.conversation.messages
-        for_template = self.conversation.for_template or messages
-        prompt_end = self._answers.last - len(messages) + len(for_template)
-        side = TemplateSide(self.renderer, self.conversation.tools, self.template_options)
-        whole, prompt = self._answers.conversation(), self._answers.prompt(self._answers.last)
-        found = side.compare(for_template, whole, for_template[:prompt_end], prompt)
-        if found.ours is None or found.theirs is None:
-            return Fact("template", found.text, found.equal)
-        rows = side_by_side(self._reader, ("renderer", found.ours), ("template", found.theirs))
-        return Fact("template", found.text, found.equal, rows)
+        """Compares the conversation and the last prompt with the model's own chat template."""
+        if not getattr(self._renderer.tokenizer, "chat_template", None):
+            return Fact("template", "none: the tokenizer has no chat template to compare with")
+        # Of call arguments as text and as objects, the closer form is the one of the template.
+        tried = [self._compare_with_template(parsed) for parsed in (False, True)]
+        return max(tried, key=lambda found: found[0])[1]
+
+    def _compare_with_template(self, parsed: bool) -> tuple[float, Fact]:
+        """Returns the number of equal tokens at the beginning, and the finding.
+
+        The number is infinite for equal tokens and -1 where the template raises an error.
+        ``parsed`` gives the template call arguments as objects.
+        """
+        renderer, messages = self._renderer, self._messages
+        for_template = self._conversation.for_template or self._conversation.messages
+        prompt_end = self._last - len(messages) + len(for_template)
+        normal = renderer._normalize(messages)
+        history, _ = renderer._example(
+            normal, [False] * len(normal), TrainOnWhat.LAST_ASSISTANT_MESSAGE
+        )
+        # Templates ignore unknown arguments. These two disable thinking in several families.
+        off = {"enable_thinking": False, "thinking": False} if renderer.disables_thinking else {}
+        given = {**off, **self._template_options}
+        notes, brackets = [f"with {json.dumps(given)}"] if given else [], ""
+        for name, part, ours in (
+            ("conversation", for_template, flat(history.chunks)),
+            ("prompt for the last answer", for_template[:prompt_end], self._prompts[self._last]),
+        ):
+            written = [renderer.to_openai_message(message) for message in part]
+            as_objects = "arguments of calls given as objects"
+            if parsed and any(message.get("tool_calls") for message in written):
+                written = [with_parsed_arguments(message) for message in written]
+                notes += [] if as_objects in notes else [as_objects]
+            try:
+                theirs: Any = renderer.tokenizer.apply_chat_template(
+                    written,
+                    tools=[as_openai_tool(tool) for tool in self._conversation.tools] or None,
+                    tokenize=True,
+                    return_dict=False,
+                    add_generation_prompt=name != "conversation",
+                    # By default Llama 3.1 declares tools in the question, unlike any renderer.
+                    **{"tools_in_user_message": False, **given},
+                )
+            except Exception as error:  # a template may raise anything
+                return -1, Fact("template", f"no: the template refuses the {name}: {error}", False)
+            brackets = f" ({', '.join(notes)})" if notes else ""
+            theirs = list(theirs)
+            at = first_difference(ours, theirs)
+            if at is None:
+                continue
+            text = f"no: the {name} differs at token {at} of {len(ours):,} and {len(theirs):,}"
+            only_text, decode = all(isinstance(item, int) for item in ours), renderer.codec.decode
+            if only_text and decode(ours) == decode(theirs):
+                text += "; it is the same text, cut into other tokens"
+            rows = self._side_by_side(("renderer", ours), ("template", theirs))
+            return at, Fact("template", text + brackets, False, rows)
+        text = "yes: conversation and prompt are, token by token, those of the model's own chat "
+        return math.inf, Fact("template", f"{text}template{brackets}", True)
 
     def _prompt(self) -> Fact:
-        last = self._answers.last
-        tokens = self._reader.read(as_pieces(self._answers.prompt(last)))
+        last, prompt = self._last, self._prompts[self._last]
+        tokens = read_tokens(self._renderer, as_pieces(prompt))
         tail = TokenRow("", tokens[-_TAIL:], cut_before=len(tokens) > _TAIL)
         size = count(len(tokens), "token")
-        if last == len(self.conversation.messages):
+        if last == len(self._messages):
             text = f"{size}, for the answer to come: this conversation has none"
             return Fact("prompt", text, None, [tail])
         text = f"{size}, for message {last} (the last answer); "
@@ -394,69 +362,57 @@ class Viewer:
 
     def _prefix(self, answer: int, where: str) -> Fact:
         """Checks that the example of an answer is its prompt followed by its sampled tokens."""
-        example, prompt = self._examples[self._example_of[answer]], self._answers.prompt(answer)
+        example, prompt = self._examples[self._example_of[answer]], self._prompts[answer]
         at = first_difference(prompt, example.items[: len(prompt)])
         if at is not None:
-            rows = side_by_side(self._reader, ("prompt", prompt), ("example", example.items))
+            rows = self._side_by_side(("prompt", prompt), ("example", example.items))
             return Fact("", f"it is not how {where} begins: they differ at token {at}", False, rows)
-        sampled = self._answers.sampled(answer)
+        sampled = self._samples[answer]
         at = first_difference(sampled, example.items[len(prompt) :][: len(sampled)])
         if at is not None:
-            sides = ("sampled", [*prompt, *sampled]), ("example", example.items)
+            rows = self._side_by_side(("sampled", [*prompt, *sampled]), ("example", example.items))
             text = f"{where} begins with it, but does not go on with the answer as it is sampled"
-            return Fact("", text, False, side_by_side(self._reader, *sides))
-        # All sampled tokens of the answer should be trained.
-        behind = example.tokens[len(prompt) : len(prompt) + len(sampled)]
-        if not all(token.trained for token in behind):
+            return Fact("", text, False, rows)
+        if not all(token.trained for token in example.tokens[len(prompt) :][: len(sampled)]):
             return Fact("", f"{where} begins with it, but not all of the answer is trained", False)
-        prompts_too = self.train_on_what is TrainOnWhat.ALL_TOKENS
+        prompts_too = self._train_on_what is TrainOnWhat.ALL_TOKENS
         if example.tokens[len(prompt) - 1].trained and not prompts_too:
             return Fact("", f"{where} begins with it, but its last token is trained on", False)
         return Fact("", f"{where} begins with it, and training begins right behind it", True)
 
-    def _counts(self) -> Fact:
-        tokens = sum(len(example.tokens) for example in self._examples)
-        trained = sum(t.trained for example in self._examples for t in example.tokens)
-        number = count(len(self._examples), "example")
-        return Fact("tokens", f"{count(tokens, 'token')}, {trained:,} of them trained, in {number}")
-
     def _why(self) -> Fact:
-        if not any(self._trained):
-            roles = ", ".join(message["role"] for message in self.conversation.messages)
-            text = f"train_on_what={self.train_on_what.value} selects none of the messages: {roles}"
-            return Fact("examples", f"{text}; training refuses such a row", False)
-        if len(self._examples) > 1:
-            return self._why_split()
-        answers = len(self._trained_answers)
-        if self.train_on_what is TrainOnWhat.ALL_TOKENS:
+        """Explains the number of examples."""
+        if not self._any_trained:
+            roles = ", ".join(message["role"] for message in self._messages)
+            text = f"train_on_what={self._train_on_what.value} selects none of the messages: "
+            return Fact("examples", f"{text}{roles}; training refuses such a row", False)
+        answers, number = self._trained_answers, len(self._examples)
+        if number > 1:
+            # The first two adjacent answers in different examples show the reason.
+            for before, after in pairwise(answers):
+                if self._example_of[before] == self._example_of[after]:
+                    continue
+                sampled = [*self._prompts[before], *self._samples[before]]
+                prompt = self._prompts[after]
+                at = first_difference(sampled, prompt[: len(sampled)])
+                if at is None:
+                    break
+                text = (
+                    f"{number}, because the prompt of message {after} does not begin with message "
+                    f"{before} as it was sampled; they differ at token {at}"
+                )
+                rows = self._side_by_side(("sampled", sampled), ("prompt", prompt))
+                return Fact("examples", text, None, rows)
+            return Fact("examples", f"{number}, as the renderer makes them")
+        if self._train_on_what is TrainOnWhat.ALL_TOKENS:
             reason = "all_tokens trains prompts too and is never split"
-        elif answers < 2:
+        elif len(answers) < 2:
             reason = f"{'one answer' if answers else 'no answer'} is trained on"
-        elif self.renderer.has_extension_property:
+        elif self._renderer.has_extension_property:
             reason = "the extension property holds"
         else:
             reason = "here each prompt begins with all tokens up to the answer before it"
         return Fact("examples", f"1, because {reason}")
-
-    def _why_split(self) -> Fact:
-        """Explains the split by the first two adjacent answers in different examples."""
-        number = len(self._examples)
-        pairs = zip(self._trained_answers, self._trained_answers[1:], strict=False)
-        apart = [pair for pair in pairs if self._example_of[pair[0]] != self._example_of[pair[1]]]
-        if not apart:
-            return Fact("examples", f"{number}, as the renderer makes them")
-        before, after = apart[0]
-        sampled = [*self._answers.prompt(before), *self._answers.sampled(before)]
-        prompt = self._answers.prompt(after)
-        at = first_difference(sampled, prompt[: len(sampled)])
-        if at is None:
-            return Fact("examples", f"{number}, as the renderer makes them")
-        text = (
-            f"{number}, because the prompt of message {after} does not begin with message {before} "
-            f"as it was sampled; they differ at token {at}"
-        )
-        rows = side_by_side(self._reader, ("sampled", sampled), ("prompt", prompt))
-        return Fact("examples", text, None, rows)
 
     def _example_view(self, number: int) -> ExampleView:
         example = self._examples[number]
@@ -467,12 +423,48 @@ class Viewer:
         if answers:
             plural = "s" if len(answers) > 1 else ""
             title += f" (message{plural} {', '.join(map(str, answers))})"
-        facts = [fact for answer in answers for fact in self._answer_facts(answer)]
+        facts: list[Fact] = []
+        for answer in answers:
+            found = self._prefix(answer, "this example")
+            text = f"prompt of {count(len(self._prompts[answer]), 'token')}: {found.text}"
+            facts += [
+                Fact(f"message {answer}", text, found.good, found.rows),
+                self._parsed(answer),
+            ]
         return ExampleView(title, example.tokens, facts)
 
-    def _answer_facts(self, answer: int) -> list[Fact]:
-        found = self._prefix(answer, "this example")
-        size = count(len(self._answers.prompt(answer)), "token")
-        text = f"prompt of {size}: {found.text}"
-        fact = Fact(f"message {answer}", text, found.good, found.rows)
-        return [fact, self._answers.parsed(answer)]
+    def _parsed(self, answer: int) -> Fact:
+        """Compares an answer with the message that ``parse_response`` returns for its tokens."""
+        sampled = self._samples[answer]
+        if not all(isinstance(item, int) for item in sampled):
+            return Fact("parsed", "nothing: a medium is no token that could be sampled")
+        message, how = self._renderer.parse_response(sampled)
+        same = True
+        if _comparable(message) == _comparable(self._messages[answer]):
+            verdict = "reads the message back"
+        else:
+            # Another message is fine as long as it renders to the same tokens.
+            try:
+                same = self._sampled([*self._messages[:answer], message]) == sampled
+            except RendererError:
+                same = False
+            verdict = "reads something else than the message"
+            if same:
+                verdict = "reads another spelling of the message, whose tokens are the same"
+        text = (
+            f"of {count(len(sampled), 'token')} {verdict} ({how.value}): "
+            f"{json.dumps(message_to_jsonable(message), ensure_ascii=False)}"
+        )
+        return Fact("parsed", text, same and how is ParseTermination.STOP_SEQUENCE)
+
+
+def as_pieces(items: Sequence[Any]) -> list[Piece]:
+    """Returns a flat list of tokens and images as pieces."""
+    return [[item] if isinstance(item, int) else item for item in items]
+
+
+def _comparable(message: Message) -> Any:
+    """Returns what to compare: nonempty parts, and calls without ids."""
+    parts = [dict(part) for part in ensure_list(message["content"]) if part.get("text") != ""]
+    calls = [call.function for call in message.get("tool_calls", [])]
+    return parts, calls, message.get("unparsed_tool_calls", [])
