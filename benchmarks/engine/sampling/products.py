@@ -15,7 +15,7 @@ from pathlib import Path
 import torch
 
 from benchmarks.engine.ceilings import best_seconds
-from tinker_cookbook.engine.kernels.cpu.packed_linear import FrozenWeight, frozen
+from tinker_cookbook.engine.kernels import FrozenWeight
 
 ROWS = (1, 8, 32, 64, 128, 256)
 _SECONDS = 0.2
@@ -50,7 +50,7 @@ def measure_products(
 
 def _multiply(weights: Sequence[FrozenWeight], inputs: Mapping[int, torch.Tensor]) -> None:
     for weight in weights:
-        weight.product(inputs[weight.shape[1]])
+        weight.forward.product(inputs[weight.shape[1]])
 
 
 def _draw(
@@ -66,6 +66,6 @@ def _draw(
     layers = [m for m in model.modules() if isinstance(m, torch.nn.Linear) and m is not last]
 
     def draw(layer: torch.nn.Linear) -> FrozenWeight:
-        return frozen(torch.randn(tuple(layer.weight.shape), device=device, dtype=dtype))
+        return FrozenWeight(torch.randn(tuple(layer.weight.shape), device=device, dtype=dtype))
 
     return [draw(layer) for layer in layers], draw(last)

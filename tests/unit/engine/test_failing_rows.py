@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import torch
 
-from tinker_cookbook.engine.kernels.cpu import packed_linear as frozen
+from tinker_cookbook.engine.kernels.cpu import linear
 from tinker_cookbook.engine.sampling import paged_cache
 from tinker_cookbook.engine.sampling.requests import SamplingSettings, sample_request
 from tinker_cookbook.engine.sampling.sampler import Sampler
@@ -21,8 +21,8 @@ BASES = ("stories", "stories without native", "gemma3", "qwen3 without native")
 def base(request, tiny_base, stories_base, monkeypatch):
     name, _, without = request.param.partition(" ")
     if without:  # as on a machine that has no compiler
-        monkeypatch.setattr(paged_cache, "suits", lambda *_: False)
-        monkeypatch.setattr(frozen, "library", lambda _: None)
+        monkeypatch.setattr(paged_cache, "page_tokens", lambda *_: None)
+        monkeypatch.setattr(linear, "library", lambda _: None)
     return stories_base if name == "stories" else tiny_base(name)
 
 

@@ -6,7 +6,7 @@ import engine_reference as ref
 import numpy as np
 import pytest
 
-from tinker_cookbook.engine.kernels.cpu import packed_linear as frozen
+from tinker_cookbook.engine.kernels.cpu import linear
 from tinker_cookbook.engine.sampling import paged_cache
 from tinker_cookbook.engine.sampling import scheduler as batcher_module
 from tinker_cookbook.engine.sampling.requests import SampleRequest, SamplingSettings, sample_request
@@ -18,8 +18,8 @@ from tinker_cookbook.engine.sampling.scheduler import Scheduler
 def base(request, tiny_base, stories_base, monkeypatch):
     name, _, without = request.param.partition(" ")
     if without:  # as on a machine that has no compiler
-        monkeypatch.setattr(paged_cache, "suits", lambda *_: False)
-        monkeypatch.setattr(frozen, "library", lambda _: None)
+        monkeypatch.setattr(paged_cache, "page_tokens", lambda *_: None)
+        monkeypatch.setattr(linear, "library", lambda _: None)
     return stories_base if name == "stories" else tiny_base(name)
 
 

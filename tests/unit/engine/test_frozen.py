@@ -8,15 +8,9 @@ import pytest
 import torch
 
 from tinker_cookbook.engine.devices import cpu_bfloat16
-from tinker_cookbook.engine.kernels.cpu import packed_linear as frozen_module
+from tinker_cookbook.engine.kernels.cpu import linear as frozen_module
 from tinker_cookbook.engine.kernels.cpu.build import library
-from tinker_cookbook.engine.kernels.cpu.packed_linear import (
-    DenseWeight,
-    FrozenWeight,
-    OneDnn,
-    PackedWeight,
-)
-from tinker_cookbook.engine.kernels.cpu.product import Panels
+from tinker_cookbook.engine.kernels.cpu.linear import FrozenWeight, OneDnn, Panels, Plain
 from tinker_cookbook.engine.model.lora import _AdaptedProduct
 from tinker_cookbook.engine.model.low_rank import LowRank
 
@@ -25,13 +19,13 @@ DTYPES = [torch.float32, torch.bfloat16]
 
 def layouts(weight: torch.Tensor) -> list[FrozenWeight]:
     """Those that this processor can have."""
-    out: list[FrozenWeight] = [DenseWeight(weight)]
+    out: list[FrozenWeight] = [FrozenWeight(weight, Plain)]
     if library("product") is not None:
-        out.append(PackedWeight(weight, Panels))
+        out.append(FrozenWeight(weight, Panels))
     half = weight.dtype == torch.bfloat16
     mkldnn = torch.backends.mkldnn.is_available() and hasattr(torch.ops.mkldnn, "_linear_pointwise")
     if mkldnn and (not half or torch.ops.mkldnn._is_mkldnn_bf16_supported()):
-        out.append(PackedWeight(weight, OneDnn))
+        out.append(FrozenWeight(weight, OneDnn))
     return out
 
 
@@ -51,12 +45,12 @@ def test_products_in_both_directions(shape, rows, dtype):
         {"atol": 1e-4, "rtol": 1e-5} if dtype == torch.float32 else {"atol": 1e-3, "rtol": 8e-3}
     )
     for layout in layouts(weight):
-        torch.testing.assert_close(layout.product(x).double(), exact, **tolerance)
+        torch.testing.assert_close(layout.forward.product(x).double(), exact, **tolerance)
         with_bias = exact + bias.double()
-        torch.testing.assert_close(layout.product(x, bias).double(), with_bias, **tolerance)
+        torch.testing.assert_close(layout.forward.product(x, bias).double(), with_bias, **tolerance)
         back = gradient.double() @ weight.double()
-        torch.testing.assert_close(layout.back(gradient).double(), back, **tolerance)
-        assert torch.equal(layout.dense(), weight)
+        torch.testing.assert_close(layout.backward.product(gradient).double(), back, **tolerance)
+        assert torch.equal(layout.forward.dense(), weight)
         assert (layout.shape, layout.dtype) == (shape, dtype)
 
 
@@ -65,9 +59,9 @@ def test_what_bfloat16_rounds_away_can_be_had():
     weight, x = torch.randn(48, 80).bfloat16(), torch.randn(7, 80).bfloat16()
     exact = x.double() @ weight.double().t()
     for layout in layouts(weight):
-        assert (layout.product(x).double() - exact).abs().max() > 0.02
-        assert layout.product_fp32(x).dtype == torch.float32
-        assert (layout.product_fp32(x).double() - exact).abs().max() < 1e-3
+        assert (layout.forward.product(x).double() - exact).abs().max() > 0.02
+        assert layout.forward.product_fp32(x).dtype == torch.float32
+        assert (layout.forward.product_fp32(x).double() - exact).abs().max() < 1e-3
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
@@ -80,13 +74,13 @@ def test_a_row_does_not_depend_on_the_rows_beside_it(dtype):
     x = torch.randn(300, 1536).to(dtype)
     for layout in layouts(torch.randn(576, 1536).to(dtype))[1:]:
         few = (2, 8, 32, 170)
-        if isinstance(layout._forward, Panels):  # type: ignore[attr-defined]
+        if isinstance(layout.forward, Panels):
             few = (1, 2, 3, 7, 8, 9, 31, 170)
         elif "AVX512" not in torch.backends.cpu.get_cpu_capability():
             continue  # shown for oneDNN on AVX-512 alone
-        together = layout.product(x)
+        together = layout.forward.product(x)
         for rows in few:
-            assert torch.equal(layout.product(x[-rows:].contiguous()), together[-rows:])
+            assert torch.equal(layout.forward.product(x[-rows:].contiguous()), together[-rows:])
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
@@ -95,9 +89,12 @@ def test_rows_that_are_not_next_to_each_other(dtype):
     wide = torch.randn(9, 200).to(dtype)[:, 20:100]
     for layout in layouts(torch.randn(48, 80).to(dtype)):
         for rows in (x, wide):
-            found, expected = layout.product(rows), layout.product(rows.contiguous())
+            found, expected = (
+                layout.forward.product(rows),
+                layout.forward.product(rows.contiguous()),
+            )
             if isinstance(
-                layout, DenseWeight
+                layout.forward, Plain
             ):  # torch may sum a row that is not in order otherwise
                 torch.testing.assert_close(found, expected)
             else:
@@ -127,7 +124,7 @@ def test_low_rank_terms_are_added(rank, dtype):
             ([(one, 3, 5), (other, 5, 50)], mixed),
         ]
         for parts, expected in cases:
-            found = layout.adapted(x, bias, parts).double()
+            found = layout.forward.adapted(x, bias, parts).double()
             off = (found - expected).abs() / (expected.abs() + rank**0.5 * 9)
             assert off.max() < (2e-6 if dtype == torch.float32 else 8e-3)
 
@@ -179,10 +176,10 @@ def test_without_memory_to_spare_no_second_copy_is_kept(dtype, monkeypatch):
     weight, gradient = torch.randn(48, 80).to(dtype), torch.randn(9, 48).to(dtype)
     for roomy, tight in zip(layouts(weight)[1:], layouts(weight)[1:], strict=True):
         monkeypatch.undo()
-        expected = roomy.back(gradient)
+        expected = roomy.backward.product(gradient)
         monkeypatch.setattr(frozen_module, "free_memory_bytes", lambda _: 1 << 20)
-        assert torch.equal(tight.back(gradient), expected)
-        assert tight._backward is None  # type: ignore[attr-defined]
+        assert torch.equal(tight.backward.product(gradient), expected)
+        assert tight._backward is None
 
 
 @pytest.mark.parametrize("threads", [1, 2, 5])
@@ -200,18 +197,18 @@ def test_any_number_of_threads_gives_the_same_bits(threads):
 
 def test_the_choice(monkeypatch):
     def chosen(dtype: torch.dtype, elements: int = frozen_module.SMALLEST) -> object:
-        return frozen_module._layout(torch.zeros(elements // 64, 64).to(dtype))
+        return frozen_module.fastest_layout(torch.zeros(elements // 64, 64).to(dtype))
 
     monkeypatch.setattr(frozen_module.platform, "machine", lambda: "x86_64")
     monkeypatch.setattr(frozen_module, "cpu_bfloat16", lambda: None)
-    assert chosen(torch.float32, frozen_module.SMALLEST // 2) is None
-    assert chosen(torch.float16) is None
+    assert chosen(torch.float32, frozen_module.SMALLEST // 2) is Plain
+    assert chosen(torch.float16) is Plain
     if library("product") is not None:
         assert chosen(torch.float32) is Panels
         assert chosen(torch.bfloat16) is Panels
     monkeypatch.setattr(frozen_module, "cpu_bfloat16", lambda: "avx512_bf16")
     assert chosen(torch.bfloat16) is not Panels
     monkeypatch.setattr(frozen_module, "library", lambda name: None)
-    assert chosen(torch.float32) in (OneDnn, None)
+    assert chosen(torch.float32) in (OneDnn, Plain)
     monkeypatch.setattr(frozen_module.platform, "machine", lambda: "aarch64")
-    assert chosen(torch.float32) is None
+    assert chosen(torch.float32) is Plain

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import sys
-
 import engine_reference as ref
 import pytest
 import torch
@@ -11,7 +9,7 @@ from torch.nn import functional as F
 from transformers.models.gemma3.modeling_gemma3 import Gemma3RMSNorm
 from transformers.models.llama import modeling_llama
 
-from tinker_cookbook.engine.kernels.cpu import elementwise, fused
+from tinker_cookbook.engine.kernels.cpu import elementwise
 from tinker_cookbook.engine.kernels.cpu.build import library
 
 pytestmark = pytest.mark.skipif(library("elementwise") is None, reason="needs a C compiler")
@@ -47,7 +45,7 @@ def check(found: torch.Tensor, leaves: list[torch.Tensor], exact, dtype: torch.d
 def test_norm(rows, width, dtype):
     torch.manual_seed(width)
     x, weight = draw(rows, 3, width, dtype=dtype).requires_grad_(), torch.randn(width)
-    norm = fused.FusedNorm(weight, 1e-5, rounds=True)
+    norm = elementwise.FusedNorm(weight, 1e-5, rounds=True)
     check(norm(x), [x], lambda x: F.rms_norm(x, (width,), weight.double(), 1e-5), dtype)
 
 
@@ -57,7 +55,7 @@ def test_gate(shape, dtype):
     torch.manual_seed(shape[0])
     gate, up = (draw(*shape, dtype=dtype).requires_grad_() for _ in range(2))
     gate.data.view(-1)[0] = -120.0  # e^120 has no place in fp32
-    check(fused._Gated.apply(gate, up), [gate, up], lambda g, u: F.silu(g) * u, dtype)
+    check(elementwise._Gated.apply(gate, up), [gate, up], lambda g, u: F.silu(g) * u, dtype)
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
@@ -74,7 +72,7 @@ def test_rotation(batch, width, side_by_side, dtype):
     cos, sin = (draw(batch, 9, width, dtype=dtype) for _ in range(2))
     wide = cos.double(), sin.double()
     for number, leaf in enumerate((q, k)):
-        rotated = fused._rotate(None, q, k, cos, sin)[number]  # type: ignore[arg-type]
+        rotated = elementwise._rotate(None, q, k, cos, sin)[number]  # type: ignore[arg-type]
 
         def exact(x, number=number):
             pair = (x, k.detach().double()) if number == 0 else (q.detach().double(), x)
@@ -86,12 +84,12 @@ def test_rotation(batch, width, side_by_side, dtype):
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_a_row_does_not_depend_on_the_rows_beside_it(dtype):
     x, up, weight = draw(300, 50, dtype=dtype), draw(300, 50, dtype=dtype), torch.randn(50)
-    norms, _ = elementwise.norm(x, weight, 1e-6, True)
-    gates = elementwise.gate(x, up)
+    norms = elementwise._Norm.apply(x, weight, 1e-6, True)
+    gates = elementwise._Gated.apply(x, up)
     for rows in (slice(0, 1), slice(7, 20), slice(299, 300)):
-        alone, _ = elementwise.norm(x[rows], weight, 1e-6, True)
+        alone = elementwise._Norm.apply(x[rows], weight, 1e-6, True)
         assert torch.equal(alone, norms[rows])
-        assert torch.equal(elementwise.gate(x[rows], up[rows]), gates[rows])
+        assert torch.equal(elementwise._Gated.apply(x[rows], up[rows]), gates[rows])
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
@@ -99,7 +97,7 @@ def test_a_row_does_not_depend_on_the_rows_beside_it(dtype):
 def test_norms_of_both_kinds_are_recognised(kind, dtype):
     norm = kind(48, eps=1e-6).to(dtype).requires_grad_(False)
     norm.weight.normal_()
-    own = fused._fused_norm(norm, dtype)
+    own = elementwise._fused_norm(norm, dtype)
     assert own is not None
     x = draw(20, 48, dtype=dtype)
     difference = (own(x).float() - norm(x).float()).abs().max()
@@ -111,18 +109,18 @@ def test_what_differs_is_left_alone():
         def forward(self, hidden_states: torch.Tensor) -> torch.Tensor:
             return super().forward(hidden_states) * 1.01
 
-    assert fused._fused_norm(OtherRMSNorm(48).requires_grad_(False), torch.float32) is None
+    assert elementwise._fused_norm(OtherRMSNorm(48).requires_grad_(False), torch.float32) is None
 
     def interleaved(q, k, cos, sin):
         return modeling_llama.apply_rotary_pos_emb(q.flip(-1), k, cos, sin)
 
-    assert not fused._rotates_alike(interleaved, torch.float32)
-    assert not fused._rotates_alike(lambda x, cos, sin: x, torch.float32)
+    assert not elementwise._rotates_alike(interleaved, torch.float32)
+    assert not elementwise._rotates_alike(lambda x, cos, sin: x, torch.float32)
 
 
 def test_rotations_of_a_part_of_the_width_go_the_usual_way():
     q, angles = torch.randn(1, 2, 5, 16), torch.randn(1, 5, 8)
-    assert fused._rotate(lambda *args: "usual", q, q, angles, angles) == "usual"
+    assert elementwise._rotate(lambda *args: "usual", q, q, angles, angles) == "usual"
 
 
 def test_a_model_is_fused_and_transformers_is_as_before(tmp_path, monkeypatch):
@@ -140,9 +138,7 @@ def test_a_model_is_fused_and_transformers_is_as_before(tmp_path, monkeypatch):
         fast = base.hidden(torch.arange(3, 40)[None])
     assert len(seen) == 2 * base.config.num_hidden_layers
     assert modeling_llama.apply_rotary_pos_emb is usual
-    monkeypatch.setattr(
-        sys.modules["tinker_cookbook.engine.kernels.cpu.fused"], "library", lambda name: None
-    )
+    monkeypatch.setattr(elementwise, "library", lambda name: None)
     plain = ref.load_base(folder)
     assert not any(type(module).__name__ == "FusedNorm" for module in plain._model.modules())
     expected = plain.hidden(torch.arange(3, 40)[None])

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from tinker_cookbook.engine.kernels.cpu import build
-from tinker_cookbook.engine.kernels.cpu.attention import Run, SlotAttention
+from tinker_cookbook.engine.kernels.cpu.attention import PagedAttention, PagedRun
 from tinker_cookbook.engine.sampling.kv_cache import LayerShape
 from tinker_cookbook.engine.sampling.paged_cache import PagedCache, PagedSlot
 
@@ -42,16 +42,16 @@ class Batch:
         self.value = torch.randn(rows, shape.heads, shape.value, generator=generator).to(dtype)
         self.scale = shape.key**-0.5
 
-    def runs(self) -> list[Run]:
+    def runs(self) -> list[PagedRun]:
         firsts = [sum(COUNTS[:i]) for i in range(len(COUNTS))]
         return [
-            Run(slot, length, first, count)
+            PagedRun(slot, length, first, count)
             for slot, length, first, count in zip(self.slots, LENGTHS, firsts, COUNTS, strict=True)
         ]
 
-    def attend(self, runs: list[Run], window: int | None) -> torch.Tensor:
+    def attend(self, runs: list[PagedRun], window: int | None) -> torch.Tensor:
         query = self.query.transpose(0, 1)  # as the layers give it: heads are not next to tokens
-        return SlotAttention(runs)(1, query, self.key, self.value, self.scale, window)
+        return PagedAttention(runs)(1, query, self.key, self.value, self.scale, window)
 
     def held(self, slot: PagedSlot) -> tuple[torch.Tensor, torch.Tensor]:
         """Keys and values [kv heads, T, D] of the second layer."""
@@ -64,7 +64,7 @@ class Batch:
             values.append(part.view(heads, tokens, self.shape.value))
         return torch.cat(keys, 1), torch.cat(values, 1)
 
-    def expected(self, slot: PagedSlot, run: Run, window: int | None) -> torch.Tensor:
+    def expected(self, slot: PagedSlot, run: PagedRun, window: int | None) -> torch.Tensor:
         """Attention [tokens, heads, D] in float64, from what the slot holds by now."""
         length = run.position + run.count
         keys, values = (held[:, :length].double() for held in self.held(slot))
@@ -109,7 +109,7 @@ def test_a_token_is_the_same_to_the_bit_in_any_company(case: str, dtype: torch.d
     out = together.attend(together.runs(), window)
     for run in alone.runs():
         for i in range(run.count):  # read as part of a prompt, or drawn one by one
-            single = Run(run.slot, run.position + i, run.first + i, 1)
+            single = PagedRun(run.slot, run.position + i, run.first + i, 1)
             at = run.first + i
             assert torch.equal(alone.attend([single], window)[at], out[at])
 

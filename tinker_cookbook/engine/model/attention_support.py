@@ -21,7 +21,6 @@ from tinker_cookbook.engine.sampling.batch_attention import (
     BatchLayout,
     decoding,
     reading,
-    register,
 )
 from tinker_cookbook.engine.sampling.kv_cache import LayerShape
 from tinker_cookbook.engine.sampling.paged_cache import cache_for
@@ -82,7 +81,6 @@ class _Probe:
 @torch.no_grad()
 def check_batch_attention(base: ProbedModel) -> list[LayerShape] | None:
     """Returns the cache shapes of all layers, or ``None`` if the check fails."""
-    register()
     try:
         shapes = _shapes(base)
         if shapes is not None and _agrees(base, shapes):
@@ -147,7 +145,6 @@ def _agrees(base: ProbedModel, shapes: list[LayerShape]) -> bool:
 def check_tree_attention(base: ProbedModel) -> bool:
     """Returns whether sequences may share a row: compares two with a common prefix with each
     alone."""
-    tree_attention.register()
     tokens = probe_tokens(base.vocab_size, 19)
     sequences = [tokens[:11], np.concatenate([tokens[:3], tokens[11:]])]
     row = lay_out(sequences, shortest=1)

@@ -14,9 +14,9 @@ import torch
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 
-from tinker_cookbook.engine.kernels.cpu import training_attention as cpu_attention
-from tinker_cookbook.engine.kernels.cpu.fused import fuse
+from tinker_cookbook.engine.kernels import fuse, training_attention
 from tinker_cookbook.engine.memory import KnownLimits, release_cached_memory
+from tinker_cookbook.engine.model import attention_hook
 from tinker_cookbook.engine.model.attention_support import (
     check_batch_attention,
     check_tree_attention,
@@ -25,10 +25,8 @@ from tinker_cookbook.engine.model.attention_support import (
 from tinker_cookbook.engine.model.head import Head
 from tinker_cookbook.engine.model.lora import ActiveTerms, AdapterLinear, AdapterSpec, Target
 from tinker_cookbook.engine.model.low_rank import Segments, Terms
-from tinker_cookbook.engine.sampling import batch_attention
 from tinker_cookbook.engine.sampling.batch_attention import BatchLayout
 from tinker_cookbook.engine.sampling.kv_cache import LayerShape
-from tinker_cookbook.engine.training import tree_attention
 from tinker_cookbook.engine.training.tree_attention import TreeLayout
 from tinker_cookbook.exceptions import ConfigurationError, TrainingError
 
@@ -37,6 +35,7 @@ logger = logging.getLogger(__name__)
 _ATTN = re.compile(r"\.(self_attn|attn|attention|self_attention|linear_attn)\.")
 _MLP = re.compile(r"\.(mlp|feed_forward|block_sparse_moe)\.")
 _LAYER = re.compile(r"\.\d+\.")
+_TRAINING_ATTENTION = "tinker_cookbook_cpu"
 
 
 class BaseModel:
@@ -91,7 +90,7 @@ class BaseModel:
     @contextmanager
     def adapted(self, terms: Terms) -> Iterator[None]:
         """Applies an adapter to the forwards inside the block, and to what they recompute."""
-        with self._active.use(terms), self._rotary.fused():
+        with self._active.use(terms), self._rotary.active():
             yield
 
     @contextmanager
@@ -107,7 +106,7 @@ class BaseModel:
         padding needs no mask. ``kwargs`` go to the transformers model (cache, positions, mask).
         """
         kwargs.setdefault("use_cache", False)
-        with self._rotary.fused():
+        with self._rotary.active():
             return self._decoder(input_ids=tokens, **kwargs).last_hidden_state
 
     def hidden_of_batch(
@@ -119,8 +118,7 @@ class BaseModel:
     ) -> torch.Tensor:
         """Last hidden states [T, H] of the tokens [T] of many sequences (``batch_attention``)."""
         with (
-            self._attending(batch_attention.NAME),
-            batch_attention.use(layout),
+            attention_hook.use_layout(self._decoder.config, layout),
             self._active.use({}, segments),
         ):
             return self.hidden(tokens[None], position_ids=positions[None])[0]
@@ -138,18 +136,8 @@ class BaseModel:
         if layout is None:
             yield
             return
-        with self._attending(tree_attention.NAME), tree_attention.use(layout):
+        with attention_hook.use_layout(self._decoder.config, layout):
             yield
-
-    @contextmanager
-    def _attending(self, name: str) -> Iterator[None]:
-        config = self._decoder.config
-        usual = config._attn_implementation
-        config._attn_implementation = name
-        try:
-            yield
-        finally:
-            config._attn_implementation = usual
 
     def require_covered(self, spec: AdapterSpec) -> None:
         """Raises ``ConfigurationError`` if an adapter cannot cover some of the requested layers.
@@ -237,8 +225,12 @@ def _load(folder: Path, device: torch.device, dtype: torch.dtype) -> Any:
 
     model: Any = AutoModelForCausalLM.from_pretrained(folder, dtype=dtype, local_files_only=True)
     chosen = getattr(model.config, "_attn_implementation", None)  # eager where it must be (Gemma 2)
-    if chosen == "sdpa" and device.type == "cpu" and dtype == torch.bfloat16:
-        model.set_attn_implementation(cpu_attention.register())
+    kernel = training_attention(device, dtype)
+    if chosen == "sdpa" and kernel is not None:
+        from transformers.masking_utils import sdpa_mask
+
+        attention_hook.register(_TRAINING_ATTENTION, kernel, sdpa_mask)
+        model.set_attn_implementation(_TRAINING_ATTENTION)
     return model.requires_grad_(False).eval().to(device)
 
 

@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch.nn import functional as F  # noqa: N812
 
-from tinker_cookbook.engine.kernels.cpu.packed_linear import FrozenWeight, add_parts, frozen
+from tinker_cookbook.engine.kernels import FrozenWeight, add_low_rank
 from tinker_cookbook.engine.model.low_rank import Part
 
 LoraPair = tuple[torch.Tensor, torch.Tensor]
@@ -89,7 +89,7 @@ class Head:
         scale = float(getattr(config, "logit_scale", None) or 1.0)  # Cohere multiplies
         scale /= float(getattr(config, "logits_scaling", None) or 1.0)  # Granite divides
         softcap = getattr(config, "final_logit_softcapping", None)  # Gemma
-        weight = frozen(layer.weight)
+        weight = FrozenWeight(layer.weight)
         return cls(weight, layer.bias, scale, float(softcap) if softcap else None)
 
     @property
@@ -108,11 +108,11 @@ class Head:
 
     def logits_of_parts(self, hidden: torch.Tensor, parts: Sequence[Part]) -> torch.Tensor:
         """Returns logits of ``parts`` with an adapter each."""
-        return self._scaled(add_parts(self._product(hidden), hidden, parts))
+        return self._scaled(add_low_rank(self._product(hidden), hidden, parts))
 
     def _product(self, hidden: torch.Tensor) -> torch.Tensor:
         # A logit of 20 in bfloat16 is off by up to 0.06, which sampler and trainer round apart.
-        z = self.weight.product_fp32(hidden)
+        z = self.weight.forward.product_fp32(hidden)
         if self.bias is not None:
             z += self.bias
         return z
@@ -244,7 +244,7 @@ class Head:
     def _through_layer(
         self, dz: torch.Tensor, hidden: torch.Tensor, lora: LoraPair | None, grads: HeadGradients
     ) -> torch.Tensor:
-        d_hidden = self.weight.back(dz)
+        d_hidden = self.weight.backward.product(dz)
         if lora is None or grads.a is None or grads.b is None:
             return d_hidden
         a, b = lora

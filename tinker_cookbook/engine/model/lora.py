@@ -17,7 +17,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from tinker_cookbook.engine.kernels.cpu.packed_linear import FrozenWeight, frozen
+from tinker_cookbook.engine.kernels import FrozenWeight
 from tinker_cookbook.engine.model.low_rank import LowRank, Part, Segments, Terms
 from tinker_cookbook.engine.model.resolve import check_rank
 from tinker_cookbook.exceptions import CheckpointError, ConfigurationError
@@ -97,7 +97,7 @@ class AdapterLinear(nn.Module):
 
     def __init__(self, base: nn.Linear, name: str, active: ActiveTerms) -> None:
         super().__init__()
-        self._frozen = frozen(base.weight)
+        self._frozen = FrozenWeight(base.weight)
         self.bias = base.bias
         self.in_features, self.out_features = base.in_features, base.out_features
         self._name = name
@@ -106,7 +106,7 @@ class AdapterLinear(nn.Module):
     @property
     def weight(self) -> torch.Tensor:
         """The frozen matrix [out, in]; some architectures ask for its dtype."""
-        return self._frozen.dense()
+        return self._frozen.forward.dense()
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """Returns ``x`` [..., in] to [..., out]."""
@@ -120,7 +120,7 @@ class AdapterLinear(nn.Module):
         return out.view(*x.shape[:-1], self.out_features)
 
     def _sampled(self, rows: torch.Tensor, parts: Sequence[Part]) -> torch.Tensor:
-        return self._frozen.adapted(rows, self.bias, parts)
+        return self._frozen.forward.adapted(rows, self.bias, parts)
 
 
 class _AdaptedProduct(torch.autograd.Function):
@@ -141,8 +141,8 @@ class _AdaptedProduct(torch.autograd.Function):
     ) -> torch.Tensor:
         ctx.weight, ctx.term = weight, term
         if term is None:
-            return weight.product(x, bias)
-        out, low = weight.trained(x, bias, term)
+            return weight.forward.product(x, bias)
+        out, low = weight.forward.trained(x, bias, term)
         ctx.save_for_backward(x, low)
         return out
 
@@ -150,11 +150,11 @@ class _AdaptedProduct(torch.autograd.Function):
     def backward(ctx: Any, *upstream: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
         gradient, term = upstream[0].contiguous(), ctx.term
         if term is None:
-            d_x = ctx.weight.back(gradient) if ctx.needs_input_grad[0] else None
+            d_x = ctx.weight.backward.product(gradient) if ctx.needs_input_grad[0] else None
             return d_x, None, None, None, None, None
         x, low = ctx.saved_tensors  # to be read once, says activation checkpointing
         if ctx.needs_input_grad[0]:
-            d_x, d_low = ctx.weight.trained_back(gradient, term)
+            d_x, d_low = ctx.weight.backward.trained(gradient, None, term.back)
         else:  # the first layer's: nothing before it learns
             d_x, d_low = None, gradient @ term.b.detach()
         rank = term.a.shape[0]

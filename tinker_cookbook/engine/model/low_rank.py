@@ -6,12 +6,10 @@ import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any, TypeVar
+from typing import Any
 
 import torch
 from torch.nn import functional as F  # noqa: N812
-
-T = TypeVar("T")
 
 
 class LowRank:
@@ -19,13 +17,7 @@ class LowRank:
 
     def __init__(self, a: torch.Tensor, b: torch.Tensor) -> None:
         self.a, self.b = a, b
-        self._packed: Any = None
-
-    def packed(self, pack: Callable[[LowRank], T]) -> T:
-        """Both in the layout that the products of the batch have, made once."""
-        if self._packed is None:
-            self._packed = pack(self)
-        return self._packed
+        self.packed: Any = None  # both in a kernel's layout, which the kernel makes once
 
     @cached_property
     def back(self) -> LowRank:

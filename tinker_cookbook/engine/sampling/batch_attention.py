@@ -2,29 +2,24 @@
 
 The tokens of all sequences form one row [1, T], so every linear layer is a single product. Only
 attention needs to know which token belongs to which sequence: a ``BatchLayout`` holds the position
-of each. New keys and values are written to the KV cache before attention reads it. transformers
-calls ``attention_forward`` in place of its own attention while a layout is active.
+of each. New keys and values are written to the KV cache before attention reads it.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from contextlib import AbstractContextManager
-from contextvars import ContextVar
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Any, TypeAlias
+from typing import TypeAlias
 
 import torch
 from torch.nn import functional as F  # noqa: N812
 
-from tinker_cookbook.engine.kernels.cpu.attention import Run, SlotAttention
-from tinker_cookbook.engine.model import attention_registry as attention_hook
-from tinker_cookbook.engine.model.attention_registry import causal_bias
+from tinker_cookbook.engine.kernels import PagedAttention, PagedRun
+from tinker_cookbook.engine.model.attention_hook import causal_bias
 from tinker_cookbook.engine.sampling.kv_cache import Arena, KVSlot, Slot
 from tinker_cookbook.engine.sampling.paged_cache import PagedSlot
 
-NAME = "tinker_cookbook_batch"
 BLOCK = 64
 """Query block of a prefill. The capacity of a slot is a multiple of it, or the whole context."""
 
@@ -176,8 +171,8 @@ class AttentionCall:
         return torch.cat([scores, sinks], -1).softmax(-1)[..., :-1]
 
 
-Part: TypeAlias = DecodeRows | PrefillRow | Run
-"""Tokens of a step; a ``Run`` where the compiled routine attends."""
+Part: TypeAlias = DecodeRows | PrefillRow | PagedRun
+"""Tokens of a step; a ``PagedRun`` where the compiled routine attends."""
 
 
 def decoding(slots: Sequence[KVSlot], first: int) -> list[Part]:
@@ -187,7 +182,7 @@ def decoding(slots: Sequence[KVSlot], first: int) -> list[Part]:
         together = [slot for slot in slots if isinstance(slot, Slot)]
         return [DecodeRows(slots[0].arena, first, together)]
     paged = (slot for slot in slots if isinstance(slot, PagedSlot))
-    return [Run(slot, slot.length, first + i, 1) for i, slot in enumerate(paged)]
+    return [PagedRun(slot, slot.length, first + i, 1) for i, slot in enumerate(paged)]
 
 
 def reading(slot: KVSlot, first: int, count: int) -> Part:
@@ -195,7 +190,7 @@ def reading(slot: KVSlot, first: int, count: int) -> Part:
     if isinstance(slot, Slot):
         return PrefillRow(slot, first, count)
     assert isinstance(slot, PagedSlot)
-    return Run(slot, slot.length, first, count)
+    return PagedRun(slot, slot.length, first, count)
 
 
 @dataclass
@@ -207,52 +202,31 @@ class BatchLayout:
     """Sliding window of each layer; the check at load reads it."""
 
     @cached_property
-    def slots(self) -> SlotAttention | None:
+    def slots(self) -> PagedAttention | None:
         """Returns the slots of all parts for one call of the C kernel, if it supports them."""
-        runs = [part for part in self.parts if isinstance(part, Run)]
-        return SlotAttention(runs) if runs else None
+        runs = [part for part in self.parts if isinstance(part, PagedRun)]
+        return PagedAttention(runs) if runs else None
 
-
-_layout: ContextVar[BatchLayout] = ContextVar("batch layout")
-
-
-def use(layout: BatchLayout) -> AbstractContextManager[None]:
-    """Activates ``layout`` inside the block."""
-    return attention_hook.using(_layout, layout)
-
-
-def attention_forward(
-    module: torch.nn.Module,
-    query: torch.Tensor,
-    key: torch.Tensor,
-    value: torch.Tensor,
-    attention_mask: torch.Tensor | None,
-    dropout: float = 0.0,
-    scaling: float | None = None,
-    sliding_window: int | None = None,
-    softcap: float | None = None,
-    s_aux: torch.Tensor | None = None,
-    **kwargs: Any,
-) -> tuple[torch.Tensor, None]:
-    """Implements transformers' attention interface: q [1, heads, T, D], k and v [1, kv heads, T,
-    D]."""
-    layout = _layout.get()
-    layer = int(module.layer_idx)  # type: ignore[arg-type]
-    layout.windows_seen[layer] = sliding_window
-    scale = query.shape[-1] ** -0.5 if scaling is None else scaling
-    call = AttentionCall(scale, sliding_window, softcap, s_aux)
-    q, k, v = (tensor[0].transpose(0, 1) for tensor in (query, key, value))
-    if layout.slots is not None:  # so there is neither a cap nor a sink
-        return layout.slots(layer, q, k, v, scale, sliding_window)[None], None
-    out = query.new_zeros(q.shape[0], q.shape[1], v.shape[-1])
-    for part in layout.parts:
-        assert not isinstance(part, Run)
-        here = slice(part.first, part.first + part.count)
-        part.write(layer, k[here], v[here])
-        out[here] = part.attend(layer, q[here], call)
-    return out[None], None
-
-
-def register() -> None:
-    """Registers the attention function with transformers."""
-    attention_hook.register(NAME, attention_forward)
+    def attend(
+        self,
+        layer: int,
+        query: torch.Tensor,
+        key: torch.Tensor,
+        value: torch.Tensor,
+        scale: float,
+        window: int | None,
+        softcap: float | None,
+        sinks: torch.Tensor | None,
+    ) -> torch.Tensor:
+        """Writes keys and values [T, kv heads, D] to the cache, then returns the attention
+        [T, heads, D] of ``query`` [T, heads, D]."""
+        if self.slots is not None:  # a paged cache: the layers have neither a cap nor sinks
+            return self.slots(layer, query, key, value, scale, window)
+        call = AttentionCall(scale, window, softcap, sinks)
+        out = query.new_zeros(query.shape[0], query.shape[1], value.shape[-1])
+        for part in self.parts:
+            assert not isinstance(part, PagedRun)
+            here = slice(part.first, part.first + part.count)
+            part.write(layer, key[here], value[here])
+            out[here] = part.attend(layer, query[here], call)
+        return out

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 
 import torch
 
-from tinker_cookbook.engine.kernels.cpu.build import library, suits
+from tinker_cookbook.engine.kernels import page_tokens
 from tinker_cookbook.engine.sampling.kv_cache import ArenaCache, KVCache, LayerShape
 
 
@@ -49,9 +49,9 @@ class PagedCache:
     def __init__(
         self, shapes: Sequence[LayerShape], dtype: torch.dtype, device: torch.device
     ) -> None:
-        routines = library("attention")
-        assert routines is not None, "asked for by ``suits``"
-        self.page = int(routines.tinker_page())
+        page = page_tokens(dtype, device)
+        assert page is not None, "no kernel attends to pages here: see ``cache_for``"
+        self.page = page
         self.dtype, self._device = dtype, device
         self.keys_at, self.values_at, self._size = [], [], 0
         for shape in shapes:
@@ -139,6 +139,6 @@ def cache_for(
     shapes: Sequence[LayerShape], dtype: torch.dtype, device: torch.device, longest: int
 ) -> KVCache:
     """Returns a paged cache if the C kernel supports all layers, else an arena cache."""
-    if suits(dtype, device) and all(shape.plain for shape in shapes):
+    if page_tokens(dtype, device) and all(shape.plain for shape in shapes):
         return PagedCache(shapes, dtype, device)
     return ArenaCache(shapes, dtype, device, longest)

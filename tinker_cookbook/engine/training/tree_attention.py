@@ -9,21 +9,15 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from contextlib import AbstractContextManager
-from contextvars import ContextVar
 from dataclasses import dataclass, field
-from typing import Any
 
 import numpy as np
 import torch
 from torch.nn import functional as F  # noqa: N812
 
-from tinker_cookbook.engine.kernels.cpu.training_attention import grouped_attention
-from tinker_cookbook.engine.model import attention_registry as attention_hook
+from tinker_cookbook.engine.kernels import grouped_attention
+from tinker_cookbook.engine.model.attention_hook import causal_bias
 from tinker_cookbook.engine.training.prefix_tree import Siblings, TreeRow
-
-NAME = "tinker_cookbook_tree"
-
 
 _HIDDEN_SCORES = 1 << 17
 """Scores that a mask may hide before siblings are worth batches of their own: to gather and to cut
@@ -89,7 +83,7 @@ class _Batch(_Part):
         # The same for all siblings: beyond a segment's end only queries that nobody reads look.
         before, own = len(self._path), self._places.shape[1]
         key = torch.arange(before + own, device=self._path.device)
-        return attention_hook.causal_bias(key[before:], key, window)[None]
+        return causal_bias(key[before:], key, window)[None]
 
     def attend(
         self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, window: int | None, scale: float
@@ -129,7 +123,7 @@ class _Whole(_Part):
         bias = np.full((self._length, self._length), -np.inf, dtype=np.float32)
         for path, own in self._segments:
             key = torch.arange(len(path) + len(own))
-            seen = attention_hook.causal_bias(key[len(path) :], key, window)
+            seen = causal_bias(key[len(path) :], key, window)
             bias[np.ix_(own, np.concatenate([path, own]))] = seen.numpy()
         return torch.from_numpy(bias)[None].to(self._device)
 
@@ -140,7 +134,7 @@ class _Whole(_Part):
         return self._attention(q, k, v, window, scale)[0].transpose(0, 1)
 
 
-@dataclass(frozen=True)
+@dataclass
 class TreeLayout:
     """A row [T] in parts; ``order`` [T] finds each token in their concatenation, if they differ."""
 
@@ -166,43 +160,18 @@ class TreeLayout:
         return cls(batches, torch.from_numpy(order).to(device))
 
     def attend(
-        self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, window: int | None, scale: float
+        self,
+        layer: int,
+        query: torch.Tensor,
+        key: torch.Tensor,
+        value: torch.Tensor,
+        scale: float,
+        window: int | None,
+        softcap: float | None,
+        sinks: torch.Tensor | None,
     ) -> torch.Tensor:
-        """Attention [T, heads, D], given q, k and v [T, heads, D]."""
-        found = [part.attend(q, k, v, window, scale) for part in self.parts]
+        """Returns attention [T, heads, D]; raises ``ValueError`` for a soft cap or sinks."""
+        if softcap is not None or sinks is not None:
+            raise ValueError("attention with a soft cap or sinks")
+        found = [part.attend(query, key, value, window, scale) for part in self.parts]
         return found[0] if self.order is None else torch.cat(found).index_select(0, self.order)
-
-
-_layout: ContextVar[TreeLayout] = ContextVar("tree layout")
-
-
-def use(layout: TreeLayout) -> AbstractContextManager[None]:
-    """Attention inside the block is that of ``layout``."""
-    return attention_hook.using(_layout, layout)
-
-
-def attention_forward(
-    module: torch.nn.Module,
-    query: torch.Tensor,
-    key: torch.Tensor,
-    value: torch.Tensor,
-    attention_mask: torch.Tensor | None,
-    dropout: float = 0.0,
-    scaling: float | None = None,
-    sliding_window: int | None = None,
-    **kwargs: Any,
-) -> tuple[torch.Tensor, None]:
-    """transformers' attention interface: q [1, heads, T, D], k and v [1, kv heads, T, D]."""
-    unknown = [name for name in ("softcap", "s_aux") if kwargs.get(name) is not None]
-    if unknown:
-        raise ValueError(f"attention with {', '.join(unknown)}")
-    layout = _layout.get()
-    layout.windows_seen[int(module.layer_idx)] = sliding_window  # type: ignore[arg-type]
-    scale = query.shape[-1] ** -0.5 if scaling is None else scaling
-    q, k, v = (tensor[0].transpose(0, 1) for tensor in (query, key, value))
-    return layout.attend(q, k, v, sliding_window, scale)[None], None
-
-
-def register() -> None:
-    """Makes it known to transformers."""
-    attention_hook.register(NAME, attention_forward)

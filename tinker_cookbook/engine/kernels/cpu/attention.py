@@ -10,12 +10,15 @@ import ctypes
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import chain
+from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
 
 from tinker_cookbook.engine.kernels.cpu.build import library
-from tinker_cookbook.engine.sampling.paged_cache import PagedSlot
+
+if TYPE_CHECKING:
+    from tinker_cookbook.engine.sampling.paged_cache import PagedSlot
 
 _TILE = 16
 """Prefill tokens that one thread processes at a time."""
@@ -39,8 +42,15 @@ class _Call(ctypes.Structure):
     )
 
 
+def page_tokens(dtype: torch.dtype, device: torch.device) -> int | None:
+    """Returns the tokens of a page of the KV cache; ``None`` where paged attention does not run."""
+    supported = device.type == "cpu" and dtype in (torch.float32, torch.bfloat16)
+    routines = library("attention") if supported else None
+    return None if routines is None else int(routines.tinker_page())
+
+
 @dataclass(frozen=True, slots=True)
-class Run:
+class PagedRun:
     """``count`` tokens of the sequence in ``slot``, from ``position`` on; ``first`` is their index
     in the batch.
     """
@@ -51,13 +61,14 @@ class Run:
     count: int
 
 
-class SlotAttention:
+class PagedAttention:
     """Attention call of one step, with the page addresses of its tokens.
 
     The runs are consecutive in the batch.
     """
 
-    def __init__(self, runs: Sequence[Run]) -> None:
+    def __init__(self, runs: Sequence[PagedRun]) -> None:
+        # Long runs are cut into tiles, so that threads share the prefill of one prompt.
         tiles = [
             (run.position + i, run.first + i, min(_TILE, run.count - i), number)
             for number, run in enumerate(runs)
@@ -71,6 +82,7 @@ class SlotAttention:
         self._pages = np.fromiter(chain.from_iterable(addresses), np.int64, ends[-1])
         self._cache = runs[0].slot.cache
         self._tokens = int(self._first[-1] + self._count[-1])
+        # The call holds addresses only: the arrays are attributes, so that they stay alive.
         self._call = _Call(
             runs=len(tiles),
             threads=torch.get_num_threads(),

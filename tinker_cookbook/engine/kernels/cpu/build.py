@@ -29,12 +29,6 @@ SWITCH = "TINKER_COOKBOOK_NATIVE"
 _FLAGS = ("-std=c11", "-O3", "-march=native", "-fPIC", "-fopenmp")
 _FLAGS += ("-ffp-contract=fast", "-fno-math-errno", "-fno-trapping-math")
 _SECONDS = 120
-_DTYPES = (torch.float32, torch.bfloat16)
-
-
-def suits(dtype: torch.dtype, device: torch.device) -> bool:
-    """Returns whether the kernels support this device and dtype and are compiled."""
-    return device.type == "cpu" and dtype in _DTYPES and library("attention") is not None
 
 
 @cache
@@ -43,14 +37,14 @@ def library(name: str) -> ctypes.CDLL | None:
     compiled."""
     if os.environ.get(SWITCH, "1") == "0" or sys.platform != "linux":
         return None
-    source = Path(__file__).with_name(f"{name}.c")
-    compiler = _compiler()
+    # gcc first: clang needs an OpenMP runtime that torch does not bring.
+    names = (os.environ.get("CC"), "gcc", "cc")
+    compiler = next((path for name in names if name and (path := shutil.which(name))), None)
     if compiler is None:
         logger.info("No C compiler was found: sampling and training are slower (install gcc).")
         return None
     try:
-        built = _built(source, compiler)
-        return ctypes.CDLL(str(built))
+        return ctypes.CDLL(str(_built(Path(__file__).with_name(f"{name}.c"), compiler)))
     except (OSError, subprocess.SubprocessError) as error:
         detail = getattr(error, "stderr", None) or error
         text = "%s did not compile %s, so the engine is slower (gcc does, or set CC): %s"
@@ -58,18 +52,18 @@ def library(name: str) -> ctypes.CDLL | None:
         return None
 
 
-def _compiler() -> str | None:
-    """Finds a compiler, gcc first: clang needs an OpenMP runtime that torch does not bring."""
-    names = (os.environ.get("CC"), "gcc", "cc")
-    return next((path for name in names if name and (path := shutil.which(name))), None)
-
-
 def _built(source: Path, compiler: str) -> Path:
     """Returns the path of the library, compiled if it is not in the cache."""
-    flags = (*_FLAGS, *_widest_vectors())
-    openmp = _openmp_of_torch()
+    flags = _FLAGS
+    if platform.machine() in ("x86_64", "AMD64"):
+        flags += ("-mprefer-vector-width=512",)  # compilers use half of AVX-512 by default
+    # torch's OpenMP runtime: another copy would start a second pool of threads.
+    openmp = next(map(str, sorted((Path(torch.__file__).parent / "lib").glob("libgomp*.so*"))), "")
+    # ``-march=native`` depends on the processor.
+    lines = Path("/proc/cpuinfo").read_text().splitlines()
+    kinds = {line for line in lines if line.startswith(("model name", "flags", "Features"))}
     sources = [file.read_text() for file in (source, *sorted(source.parent.glob("*.h")))]
-    what = (sources, flags, compiler, os.stat(compiler).st_mtime, openmp, _processor())
+    what = (sources, flags, compiler, os.stat(compiler).st_mtime, openmp, sorted(kinds))
     folder = home_dir() / "native"
     built = folder / f"{source.stem}-{hashlib.sha256(repr(what).encode()).hexdigest()[:16]}.so"
     if built.exists():
@@ -78,28 +72,9 @@ def _built(source: Path, compiler: str) -> Path:
     with tempfile.TemporaryDirectory(dir=folder) as work:
         compiled, linked = Path(work, "o.o"), Path(work, "o.so")
         _run([compiler, *flags, "-c", str(source), "-o", str(compiled)])
-        link = [openmp] if openmp else ["-fopenmp"]
-        _run([compiler, "-shared", str(compiled), "-o", str(linked), *link])
-        os.replace(linked, built)  # whoever was first, the same content
+        _run([compiler, "-shared", str(compiled), "-o", str(linked), openmp or "-fopenmp"])
+        os.replace(linked, built)  # two processes may both compile: their libraries are equal
     return built
-
-
-def _widest_vectors() -> tuple[str, ...]:
-    """Returns the flag for full-width AVX-512, of which compilers use half by default."""
-    return ("-mprefer-vector-width=512",) if platform.machine() in ("x86_64", "AMD64") else ()
-
-
-def _openmp_of_torch() -> str | None:
-    """Returns torch's OpenMP runtime; another copy would start a second pool of threads."""
-    found = sorted((Path(torch.__file__).parent / "lib").glob("libgomp*.so*"))
-    return str(found[0]) if found else None
-
-
-def _processor() -> str:
-    """Returns the processor's identification, on which ``-march=native`` depends."""
-    lines = Path("/proc/cpuinfo").read_text().splitlines()
-    kinds = {line for line in lines if line.startswith(("model name", "flags", "Features"))}
-    return "\n".join(sorted(kinds))
 
 
 def _run(command: list[str]) -> None:

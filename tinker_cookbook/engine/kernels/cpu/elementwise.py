@@ -1,24 +1,39 @@
-"""Element-wise kernels of a decoder layer, one pass each (``elementwise.c``).
+"""Norms, gates and rotary embeddings of a model in one pass over memory each (``elementwise.c``).
 
 torch's operators take seven passes over memory for a norm and twelve for rotary embeddings. With
 the few hundred tokens of a micro-batch these calls are half of a training step.
+
+Architectures implement these layers in different ways. ``fuse`` compares each fused version with
+the model's own and leaves those that differ to transformers.
 """
 
 from __future__ import annotations
 
 import ctypes
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from functools import partial
+from types import ModuleType
+from typing import Any
 
 import torch
+from torch import nn
 
 from tinker_cookbook.engine.kernels.cpu.build import library
 
-_int64, _pointer, _int32 = ctypes.c_int64, ctypes.c_void_p, ctypes.c_int32
+_ROTATES = "apply_rotary_pos_emb"
+_MLP = ("gate_proj", "up_proj", "down_proj", "act_fn")
+_TOLERANCES = {torch.float32: 1e-5, torch.bfloat16: 2e-2}
+"""Tolerance relative to the largest value: what rounding explains."""
 
-_ALONE = 1 << 14
+_ONE_THREAD = 1 << 14
 """Elements up to which a second thread costs more than it saves."""
 
+_int64, _pointer, _int32 = ctypes.c_int64, ctypes.c_void_p, ctypes.c_int32
 
-class _Norm(ctypes.Structure):
+
+class _NormCall(ctypes.Structure):
     """Mirrors ``struct Norm`` of elementwise.c; the next two classes mirror theirs."""
 
     _fields_ = (
@@ -29,7 +44,7 @@ class _Norm(ctypes.Structure):
     )
 
 
-class _Gate(ctypes.Structure):
+class _GateCall(ctypes.Structure):
     _fields_ = (
         *((name, _int64) for name in ("count", "threads")),
         *((name, _pointer) for name in ("gate", "up", "upstream", "out", "d_gate", "d_up")),
@@ -37,7 +52,7 @@ class _Gate(ctypes.Structure):
     )
 
 
-class _Rotation(ctypes.Structure):
+class _RotationCall(ctypes.Structure):
     _fields_ = (
         *((name, _int64) for name in ("tokens", "heads", "width", "threads")),
         ("stride", _int64 * 2),
@@ -47,59 +62,88 @@ class _Rotation(ctypes.Structure):
     )
 
 
-def norm(
-    x: torch.Tensor, weight: torch.Tensor, eps: float, rounds: bool
-) -> tuple[torch.Tensor, torch.Tensor]:
-    """Computes ``x / sqrt(mean(x^2) + eps) * weight`` along the last axis; also returns the inverse
-    root.
+def _launch(routine: str, call: Any, size: int, **tensors: torch.Tensor) -> None:
+    """Runs a routine over ``size`` numbers; ``call`` gets the addresses of contiguous tensors."""
+    for name, tensor in tensors.items():
+        setattr(call, name, tensor.data_ptr())
+    call.threads = torch.get_num_threads() if size > _ONE_THREAD else 1
+    routines = library("elementwise")
+    assert routines is not None, "modules are fused only where the library exists"
+    getattr(routines, routine)(ctypes.byref(call))
 
-    ``weight`` is fp32; ``rounds``: round the normalised value to the dtype of ``x`` before the
+
+def _half(x: torch.Tensor) -> bool:
+    if x.dtype not in _TOLERANCES:
+        raise TypeError(f"x: got {x.dtype}, expected float32 or bfloat16")
+    return x.dtype == torch.bfloat16
+
+
+class _Norm(torch.autograd.Function):
+    """``x / sqrt(mean(x^2) + eps) * weight`` along the last axis, with a gradient for ``x``.
+
+    ``weight`` is fp32; ``rounds``: round the normalized value to the dtype of ``x`` before the
     product.
     """
-    x = x.contiguous()
-    out, inverse = torch.empty_like(x), x.new_empty(x.shape[:-1], dtype=torch.float32)
-    call = _norm(x, weight, out, inverse)
-    call.eps, call.rounds = eps, rounds
-    _routines().tinker_norm(ctypes.byref(call))
-    return out, inverse
+
+    @staticmethod
+    def forward(
+        ctx: Any, x: torch.Tensor, weight: torch.Tensor, eps: float, rounds: bool
+    ) -> torch.Tensor:
+        x = x.contiguous()
+        out, inverse = torch.empty_like(x), x.new_empty(x.shape[:-1], dtype=torch.float32)
+        call = _NormCall(inverse.numel(), x.shape[-1], eps=eps, rounds=rounds, half=_half(x))
+        _launch("tinker_norm", call, x.numel(), x=x, weight=weight, out=out, inverse=inverse)
+        ctx.save_for_backward(x, weight, inverse)
+        return out
+
+    @staticmethod
+    def backward(ctx: Any, *upstream: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
+        x, weight, inverse = ctx.saved_tensors
+        gradient, out = upstream[0].contiguous(), torch.empty_like(x)
+        tensors = {"x": x, "upstream": gradient, "weight": weight, "out": out, "inverse": inverse}
+        call = _NormCall(inverse.numel(), x.shape[-1], half=_half(x))
+        _launch("tinker_norm_back", call, x.numel(), **tensors)
+        return out, None, None, None
 
 
-def norm_back(
-    upstream: torch.Tensor, x: torch.Tensor, weight: torch.Tensor, inverse: torch.Tensor
-) -> torch.Tensor:
-    """Computes the gradient of ``x``."""
-    x, upstream = x.contiguous(), upstream.contiguous()
-    out = torch.empty_like(x)
-    call = _norm(x, weight, out, inverse)
-    call.upstream = upstream.data_ptr()
-    _routines().tinker_norm_back(ctypes.byref(call))
-    return out
+class _Gated(torch.autograd.Function):
+    """``silu(gate) * up`` with gradients for both; torch would also keep ``silu(gate)``."""
+
+    @staticmethod
+    def forward(ctx: Any, gate: torch.Tensor, up: torch.Tensor) -> torch.Tensor:
+        gate, up = gate.contiguous(), up.contiguous()
+        ctx.save_for_backward(gate, up)
+        out, count = torch.empty_like(gate), gate.numel()
+        call = _GateCall(count, half=_half(gate))
+        _launch("tinker_gate", call, count, gate=gate, up=up, out=out)
+        return out
+
+    @staticmethod
+    def backward(ctx: Any, *upstream: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        gate, up = ctx.saved_tensors
+        gradient = upstream[0].contiguous()
+        d_gate, d_up = torch.empty_like(gate), torch.empty_like(gate)
+        tensors = {"gate": gate, "up": up, "upstream": gradient, "d_gate": d_gate, "d_up": d_up}
+        call = _GateCall(gate.numel(), half=_half(gate))
+        _launch("tinker_gate_back", call, gate.numel(), **tensors)
+        return d_gate, d_up
 
 
-def gate(gate: torch.Tensor, up: torch.Tensor) -> torch.Tensor:
-    """Computes ``silu(gate) * up``."""
-    gate, up = gate.contiguous(), up.contiguous()
-    out = torch.empty_like(gate)
-    call = _gate(gate, up)
-    call.out = out.data_ptr()
-    _routines().tinker_gate(ctypes.byref(call))
-    return out
+class _Rotated(torch.autograd.Function):
+    """Rotary embeddings of ``q`` and ``k`` [B, heads, L, D], with gradients for both."""
 
+    @staticmethod
+    def forward(
+        ctx: Any, q: torch.Tensor, k: torch.Tensor, cosine: torch.Tensor, sine: torch.Tensor
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        ctx.save_for_backward(cosine, sine)
+        return rotate(q, cosine, sine), rotate(k, cosine, sine)
 
-def gate_back(
-    upstream: torch.Tensor, gate: torch.Tensor, up: torch.Tensor
-) -> tuple[torch.Tensor, torch.Tensor]:
-    """Computes the gradients of ``gate`` and ``up``."""
-    gate, up, upstream = gate.contiguous(), up.contiguous(), upstream.contiguous()
-    d_gate, d_up = torch.empty_like(gate), torch.empty_like(gate)
-    call = _gate(gate, up)
-    call.upstream, call.d_gate, call.d_up = (
-        upstream.data_ptr(),
-        d_gate.data_ptr(),
-        d_up.data_ptr(),
-    )
-    _routines().tinker_gate_back(ctypes.byref(call))
-    return d_gate, d_up
+    @staticmethod
+    def backward(ctx: Any, *upstream: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
+        angles = ctx.saved_tensors  # read once: activation checkpointing allows no more
+        found = [rotate(g, *angles, backward=True) for g in upstream]
+        return *found, None, None
 
 
 def rotate(
@@ -115,39 +159,134 @@ def rotate(
         x = x.contiguous()
     cosine, sine = cosine.contiguous(), sine.contiguous()
     out = x.new_empty(batch, length, heads, width)
-    call = _Rotation(*x.shape, _threads(x), (_int64 * 2)(*x.stride()[:2]))
+    call = _RotationCall(*x.shape, half=_half(x), backward=backward)
+    call.stride[:] = x.stride()[:2]
     call.angles = cosine.shape[0] * length
-    call.x, call.out = x.data_ptr(), out.data_ptr()
-    call.cosine, call.sine = cosine.data_ptr(), sine.data_ptr()
-    call.half, call.backward = _half(x), backward
-    _routines().tinker_rotate(ctypes.byref(call))
+    _launch("tinker_rotate", call, x.numel(), x=x, cosine=cosine, sine=sine, out=out)
     return out.transpose(1, 2)
 
 
-def _norm(x: torch.Tensor, weight: torch.Tensor, out: torch.Tensor, inverse: torch.Tensor) -> _Norm:
-    call = _Norm(x.numel() // x.shape[-1], x.shape[-1], _threads(x))
-    call.x, call.weight, call.out = x.data_ptr(), weight.data_ptr(), out.data_ptr()
-    call.inverse, call.half = inverse.data_ptr(), _half(x)
-    return call
+class FusedNorm(nn.Module):
+    """An RMS norm with frozen ``weight`` (fp32, what ``x`` is multiplied with in the end)."""
+
+    def __init__(self, weight: torch.Tensor, eps: float, rounds: bool) -> None:
+        super().__init__()
+        self._weight, self._eps, self._rounds = weight, eps, rounds
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """Returns ``x`` [..., width], normalized along the last axis."""
+        return _Norm.apply(x, self._weight, self._eps, self._rounds)
 
 
-def _gate(gate: torch.Tensor, up: torch.Tensor) -> _Gate:
-    call = _Gate(gate.numel(), _threads(gate), gate.data_ptr(), up.data_ptr())
-    call.half = _half(gate)
-    return call
+class FusedRotary:
+    """Swaps the model's rotary embeddings during its forward pass.
+
+    transformers implements them as a function in each architecture's module, which is replaced.
+    """
+
+    def __init__(self, modules: list[ModuleType]) -> None:
+        self._fused = [(m, partial(_rotate, getattr(m, _ROTATES))) for m in modules]
+
+    @contextmanager
+    def active(self) -> Iterator[None]:
+        """Uses the fused function inside the block; blocks may nest."""
+        before = [getattr(module, _ROTATES) for module, _ in self._fused]
+        for module, function in self._fused:
+            setattr(module, _ROTATES, function)
+        try:
+            yield
+        finally:
+            for (module, _), function in zip(self._fused, before, strict=True):
+                setattr(module, _ROTATES, function)
 
 
-def _half(x: torch.Tensor) -> bool:
-    if x.dtype not in (torch.float32, torch.bfloat16):
-        raise TypeError(f"x: got {x.dtype}, expected float32 or bfloat16")
-    return x.dtype == torch.bfloat16
+def _rotate(
+    usual: Callable[..., Any],
+    q: torch.Tensor,
+    k: torch.Tensor,
+    cos: torch.Tensor,
+    sin: torch.Tensor,
+    *args: Any,
+    **kwargs: Any,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Implements transformers' signature: q and k [B, heads, L, D], cos and sin [B or 1, L, D].
+
+    ``usual`` handles other cases: partial rotary width, other axes.
+    """
+    batch, _, length, width = q.shape
+    shapes = ((1, length, width), (batch, length, width))
+    plain = not args and not kwargs and tuple(cos.shape) in shapes and k.shape[2:] == q.shape[2:]
+    if not plain or not q.dtype == k.dtype == cos.dtype == sin.dtype:
+        return usual(q, k, cos, sin, *args, **kwargs)
+    return _Rotated.apply(q, k, cos, sin)
 
 
-def _threads(x: torch.Tensor) -> int:
-    return torch.get_num_threads() if x.numel() > _ALONE else 1
+@torch.no_grad()
+def fuse(model: Any, dtype: torch.dtype) -> FusedRotary:
+    """Replaces the norms and MLPs of a model that agree with the kernels, and returns its rotary
+    embeddings. Nothing is replaced where the kernels do not support the device and dtype."""
+    device = model.get_input_embeddings().weight.device
+    if device.type != "cpu" or dtype not in _TOLERANCES or library("elementwise") is None:
+        return FusedRotary([])
+    for name, module in list(model.named_modules()):
+        if type(module).__name__.endswith("RMSNorm"):
+            norm = _fused_norm(module, dtype)
+            if norm is not None:
+                parent, _, child = name.rpartition(".")
+                setattr(model.get_submodule(parent), child, norm)
+        elif all(hasattr(module, part) for part in _MLP):
+            inputs = getattr(module.gate_proj, "in_features", None)
+            if inputs is None:
+                continue
+            (x,) = _random(dtype, (3, inputs))
+            expected = module(x)
+            module.forward = partial(_gated, module)
+            if not _same(module(x), expected):
+                del module.forward  # the class's own is visible again
+    names = {type(module).__module__ for module in model.modules()}
+    sources = [sys.modules[name] for name in sorted(names) if name in sys.modules]
+    return FusedRotary([m for m in sources if _rotates_alike(getattr(m, _ROTATES, None), dtype)])
 
 
-def _routines() -> ctypes.CDLL:
-    routines = library("elementwise")
-    assert routines is not None, "whoever fuses has asked"
-    return routines
+def _gated(module: Any, x: torch.Tensor) -> torch.Tensor:
+    return module.down_proj(_Gated.apply(module.gate_proj(x), module.up_proj(x)))
+
+
+def _fused_norm(module: Any, dtype: torch.dtype) -> FusedNorm | None:
+    """Returns the fused version of an RMS norm; ``None`` if none agrees with it."""
+    weight = getattr(module, "weight", None)
+    eps = getattr(module, "variance_epsilon", getattr(module, "eps", None))
+    if not isinstance(weight, torch.Tensor) or weight.dim() != 1 or eps is None:
+        return None
+    (x,) = _random(dtype, (3, len(weight)))
+    expected = module(x)
+    # Llama multiplies the rounded value with the weight, Gemma the exact one with 1 + weight.
+    for factor, rounds in ((weight.detach().float().clone(), True), (1 + weight.float(), False)):
+        fused = FusedNorm(factor, float(eps), rounds)
+        if _same(fused(x), expected):
+            return fused
+    return None
+
+
+def _rotates_alike(function: Callable[..., Any] | None, dtype: torch.dtype) -> bool:
+    """Returns whether a module's rotary function agrees with the kernel."""
+    if function is None:
+        return False
+    inputs = _random(dtype, (2, 3, 5, 16), (2, 1, 5, 16), (2, 5, 16), (2, 5, 16))
+    try:
+        expected = function(*inputs)
+    except (TypeError, ValueError, RuntimeError, IndexError):
+        return False
+    return all(map(_same, _Rotated.apply(*inputs), expected))
+
+
+def _random(dtype: torch.dtype, *shapes: tuple[int, ...]) -> list[torch.Tensor]:
+    generator = torch.Generator().manual_seed(0)
+    return [torch.randn(shape, generator=generator).to(dtype) for shape in shapes]
+
+
+def _same(found: torch.Tensor, expected: torch.Tensor) -> bool:
+    if found.shape != expected.shape or found.dtype != expected.dtype:
+        return False
+    scale = expected.abs().max().item()
+    return (found - expected).abs().max().item() <= _TOLERANCES[found.dtype] * scale

@@ -8,13 +8,18 @@ to transformers' ``sdpa``: inference, decoding with a cache, long rows.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
 
-NAME = "tinker_cookbook_cpu"
-LONGEST_ROW = 1024
+_LONGEST_ROW = 1024
 """Longer rows use the fused kernel: the probabilities would take too much memory."""
+
+
+def training_attention(device: torch.device, dtype: torch.dtype) -> Callable[..., Any] | None:
+    """Returns an attention function for transformers' registry; ``None``: ``sdpa`` is as fast."""
+    return attention_forward if device.type == "cpu" and dtype == torch.bfloat16 else None
 
 
 class _Attention(torch.autograd.Function):
@@ -57,14 +62,14 @@ def attention_forward(
     scaling: float | None = None,
     **kwargs: Any,
 ) -> tuple[torch.Tensor, None]:
-    """Implements transformers' attention interface: q [B, heads, L, D], k and v [B, kv heads, L,
-    D]."""
+    """Implements transformers' attention interface, with the mask of ``sdpa``: q [B, heads, L, D],
+    k and v [B, kv heads, L, D]."""
     length = query.shape[2]
     usable = (
         query.requires_grad
         and query.dtype == torch.bfloat16
         and dropout == 0.0
-        and key.shape[2] == length <= LONGEST_ROW
+        and key.shape[2] == length <= _LONGEST_ROW
         and getattr(module, "is_causal", True)
         and not any(kwargs.get(name) is not None for name in ("is_causal", "position_bias"))
     )
@@ -74,9 +79,16 @@ def attention_forward(
         return sdpa_attention_forward(
             module, query, key, value, attention_mask, dropout, scaling, **kwargs
         )
-    bias = _bias(attention_mask, length, query.device)
+    # To fp32 [B or 1, L, L]: 0 for visible keys, -inf for others.
+    visible = attention_mask
+    if visible is None:
+        visible = torch.ones(1, 1, length, length, dtype=torch.bool, device=query.device).tril()
+    if visible.dtype == torch.bool:
+        bias = torch.zeros(visible.shape, device=query.device).masked_fill_(~visible, -torch.inf)
+    else:
+        bias = visible.float()
     scale = query.shape[-1] ** -0.5 if scaling is None else scaling
-    return grouped_attention(query, key, value, bias, scale).transpose(1, 2), None
+    return grouped_attention(query, key, value, bias[:, 0], scale).transpose(1, 2), None
 
 
 def grouped_attention(
@@ -100,24 +112,3 @@ def grouped_attention(
         scale,
     )
     return out.view(batch, heads, length, -1)
-
-
-def register() -> str:
-    """Registers the function with transformers; returns its name for
-    ``set_attn_implementation``."""
-    from transformers import AttentionInterface, AttentionMaskInterface
-    from transformers.masking_utils import sdpa_mask
-
-    AttentionInterface.register(NAME, attention_forward)
-    AttentionMaskInterface.register(NAME, sdpa_mask)
-    return NAME
-
-
-def _bias(mask: torch.Tensor | None, length: int, device: torch.device) -> torch.Tensor:
-    """Returns fp32 [B or 1, L, L]: 0 for visible keys, -inf for others."""
-    if mask is None:
-        hidden = torch.ones(length, length, dtype=torch.bool, device=device).triu(1)
-        return torch.zeros(length, length, device=device).masked_fill_(hidden, -torch.inf)[None]
-    if mask.dtype != torch.bool:
-        return mask.float()[:, 0]
-    return torch.zeros(mask.shape, device=device).masked_fill_(~mask, -torch.inf)[:, 0]

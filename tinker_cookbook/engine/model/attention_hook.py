@@ -1,0 +1,94 @@
+"""The engine's attention inside a transformers model, in place of the model's own.
+
+transformers looks up the attention function of a model in a registry, by the name in its config.
+The engine registers one function for all its batches. It hands the queries, keys and values of a
+layer to the active layout: ``BatchLayout`` (sampling from a KV cache) or ``TreeLayout`` (training
+with shared prefixes).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
+from typing import Any, Protocol
+
+import torch
+
+_NAME = "tinker_cookbook_layout"
+
+
+class Layout(Protocol):
+    """How the tokens of a batch, all in one row [T], attend to each other."""
+
+    windows_seen: dict[int, int | None]
+    """Sliding window of each layer that was called; the checks at load read it."""
+
+    def attend(
+        self,
+        layer: int,
+        query: torch.Tensor,
+        key: torch.Tensor,
+        value: torch.Tensor,
+        scale: float,
+        window: int | None,
+        softcap: float | None,
+        sinks: torch.Tensor | None,
+    ) -> torch.Tensor:
+        """Returns attention [T, heads, D] of q [T, heads, D] over k and v [T, kv heads, D]."""
+        ...
+
+
+_layout: ContextVar[Layout] = ContextVar("attention layout")
+
+
+def register(
+    name: str, forward: Callable[..., Any], mask: Callable[..., Any] | None = None
+) -> None:
+    """Registers an attention function and its mask function (default: no mask)."""
+    from transformers import AttentionInterface, AttentionMaskInterface
+
+    AttentionInterface.register(name, forward)
+    AttentionMaskInterface.register(name, mask or (lambda *args, **kwargs: None))
+
+
+@contextmanager
+def use_layout(config: Any, layout: Layout) -> Iterator[None]:
+    """Lets the model of ``config`` attend as ``layout`` describes, inside the block."""
+    register(_NAME, _forward)
+    usual, token = config._attn_implementation, _layout.set(layout)
+    config._attn_implementation = _NAME
+    try:
+        yield
+    finally:
+        config._attn_implementation = usual
+        _layout.reset(token)
+
+
+def _forward(
+    module: torch.nn.Module,
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    attention_mask: torch.Tensor | None,
+    dropout: float = 0.0,
+    scaling: float | None = None,
+    sliding_window: int | None = None,
+    softcap: float | None = None,
+    s_aux: torch.Tensor | None = None,
+    **kwargs: Any,
+) -> tuple[torch.Tensor, None]:
+    """transformers' attention interface: q [1, heads, T, D], k and v [1, kv heads, T, D]."""
+    layout, layer = _layout.get(), int(module.layer_idx)  # type: ignore[arg-type]
+    layout.windows_seen[layer] = sliding_window
+    scale = query.shape[-1] ** -0.5 if scaling is None else scaling
+    q, k, v = (tensor[0].transpose(0, 1) for tensor in (query, key, value))
+    return layout.attend(layer, q, k, v, scale, sliding_window, softcap, s_aux)[None], None
+
+
+def causal_bias(query: torch.Tensor, key: torch.Tensor, window: int | None) -> torch.Tensor:
+    """Returns fp32 [Q, K]: 0 for visible keys, -inf for others, from positions [Q] and [K]."""
+    seen = key <= query[:, None]
+    if window is not None:
+        seen &= key > query[:, None] - window
+    return torch.zeros(seen.shape, device=seen.device).masked_fill_(~seen, -torch.inf)
