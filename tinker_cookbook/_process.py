@@ -1,23 +1,23 @@
-"""Process-wide settings a CPU run needs, applied before torch loads its thread pool.
+"""Process-wide settings for CPUs, applied before torch loads its thread pool.
 
-Defaults of the runtime libraries make CPU training and decoding several times slower than the
-processor allows, or larger than need be, and none is visible to a user:
+Defaults of the runtime libraries make training and decoding on a CPU several times slower than the
+processor allows, or use more memory than necessary:
 
 * OpenMP workers *spin* for milliseconds between the many small operations of a decode step. With
   as many threads as cores, the spinning threads steal time from the one that has work (5-10x
   slower decode was measured on two cores). ``OMP_WAIT_POLICY=PASSIVE`` makes them sleep, but waking
-  one costs some 70 us, at thousands of operations a second. ``GOMP_SPINCOUNT`` lets libgomp's
+  one takes about 70 us, at thousands of operations a second. ``GOMP_SPINCOUNT`` lets libgomp's
   workers spin for about 10 us first, which bridges the usual gap (training was 1.1x quicker in
   float32 and 1.25x in bfloat16). libgomp reads both once, when torch loads it.
-* glibc hands large buffers back to the kernel on every ``free`` and faults them in again on the
-  next ``malloc``. Training allocates the same activations each step, so keep them.
+* glibc returns large buffers to the kernel on every ``free`` and faults them in again on the next
+  ``malloc``. Training allocates the same activations each step, so glibc is set to keep them.
 * glibc gives every further thread an arena of 64 MiB pieces that it unmaps as soon as they are
   empty, whatever the thresholds say. The engine computes in a worker thread, so all threads share
   the main arena (a training step then takes a fifth of the page faults, and less memory at peak).
 * oneDNN keeps the last 1024 kernels that it compiled, one for each shape, of 0.6 MB each. An eighth
-  of them serves as well.
+  of them is enough.
 
-A value that the user exported wins.
+A value that the user exported is kept.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ def prepare_process() -> None:
 def _keep_large_buffers() -> None:
     try:
         mallopt = ctypes.CDLL(None).mallopt
-    except (AttributeError, OSError):  # musl and others: their allocator has no such knob
+    except (AttributeError, OSError):  # other C libraries, such as musl, lack this function
         return
     for variable, parameter, value in _MALLOC_SETTINGS:
         if variable not in os.environ:
@@ -56,9 +56,9 @@ def _keep_large_buffers() -> None:
 
 
 def leave_torch_out() -> None:
-    """Importing torch raises ImportError from now on, unless it is loaded already."""
+    """Makes importing torch raise ImportError from now on, unless it is loaded already."""
     sys.modules.setdefault("torch", cast("Any", None))
-    os.environ.setdefault("TRANSFORMERS_NO_ADVISORY_WARNINGS", "1")  # that it does without
+    os.environ.setdefault("TRANSFORMERS_NO_ADVISORY_WARNINGS", "1")  # about running without torch
 
 
 def torch_is_left_out() -> bool:

@@ -1,4 +1,4 @@
-"""What training command lines share: where runs are written, and what to do where one exists."""
+"""Run folders of training commands: where a run is written, and what happens to an existing one."""
 
 from __future__ import annotations
 
@@ -31,8 +31,11 @@ _EXAMPLES_ROOT = "/tmp/tinker-examples"
 def log_dir_of_run(
     log_dir: str | os.PathLike[str], behavior_if_exists: LogdirBehavior
 ) -> Iterator[None]:
-    """:func:`check_log_dir` around a run: an old run that ``delete`` replaces is put back at once
-    where the block ends before the new run's first row."""
+    """Calls :func:`check_log_dir` and runs the block.
+
+    If the block ends before the new run's first row, an old run that ``delete`` replaced is
+    restored at once.
+    """
     check_log_dir(log_dir, behavior_if_exists)
     try:
         yield
@@ -41,21 +44,21 @@ def log_dir_of_run(
 
 
 def check_log_dir(log_dir: str | os.PathLike[str], behavior_if_exists: LogdirBehavior) -> None:
-    """Decides what happens with a log folder that already holds something; never overwrites it.
+    """Decides what happens to an existing log folder, which is never overwritten.
 
     Args:
-        log_dir: The run's folder. One that is absent, empty, or left by a run that ended before
-            its first row passes whatever the behaviour is.
-        behavior_if_exists: ``resume`` leaves it as it is; ``delete`` leaves an empty folder;
-            ``raise`` refuses; ``ask`` asks on a terminal and refuses where there is none.
+        log_dir: The run's folder. A missing or empty one, or one of a run that ended before its
+            first row, is accepted with every behaviour.
+        behavior_if_exists: ``resume`` leaves it unchanged; ``delete`` leaves an empty folder;
+            ``raise`` refuses it; ``ask`` asks on a terminal, and refuses it without one.
 
-    With ``delete`` the old run is set aside under a hidden name in the same parent folder. It is
-    removed when the new run writes its first row with ``ml_log``, and it is put back when the
-    program ends before that, or at the next call for this folder if the program was killed.
+    With ``delete`` the old run is renamed to a hidden folder in the same parent folder. It is
+    removed when the new run writes its first row with ``ml_log``, and restored if the program ends
+    before that, or at the next call for this folder if the program was killed.
 
     Raises:
-        ConfigurationError: The folder is in use, refused, not local, no folder, or not one that
-            may be deleted.
+        ConfigurationError: The folder is in use, refused, not local, a file, or must not be
+            deleted.
     """
     choices = get_args(LogdirBehavior)
     if behavior_if_exists not in choices:
@@ -66,9 +69,10 @@ def check_log_dir(log_dir: str | os.PathLike[str], behavior_if_exists: LogdirBeh
     path = local_path(log_dir)
     if path.exists() and not path.is_dir():
         raise ConfigurationError(f"log_path={path} is a file; expected a folder")
-    replaced_run.settle(path)  # by an attempt of this process that failed
-    replaced_run.recover(path)  # by a process that was killed
-    if not _has_content(path):
+    replaced_run.settle(path)  # a failed attempt of this process
+    replaced_run.recover(path)  # an attempt of a process that was killed
+    # A run that was refused before it wrote anything leaves its lock file alone.
+    if not path.is_dir() or all(entry.name == LOCK_FILE for entry in path.iterdir()):
         return
     holder = lock_holder(path)
     if holder is not None:
@@ -76,35 +80,40 @@ def check_log_dir(log_dir: str | os.PathLike[str], behavior_if_exists: LogdirBeh
             f"log_path={path} is in use by another run ({holder}); wait for it, stop it, or give "
             f"this run its own log_path=…"
         )
-    if behavior_if_exists != "delete" and _is_false_start(path):
+    # A run that ended here before its first row: starting again loses nothing.
+    ended_early = replaced_run.ended_before_the_first_row(path) and _was_written_by_a_run(path)
+    if behavior_if_exists != "delete" and ended_early:
         return
     if behavior_if_exists == "ask":
         behavior_if_exists = _ask(path)
     if behavior_if_exists == "raise":
         raise ConfigurationError(f"log_path={path} already holds a run; add {_CHOICES}")
     if behavior_if_exists == "delete":
-        _replace(path)
+        target = path.resolve()
+        reason = _why_not_deletable(target)
+        if reason:
+            raise ConfigurationError(
+                f"{_KEY}=delete: {target} is not deleted because {reason}; remove it yourself or "
+                f"give another log_path=…"
+            )
+        replaced_run.set_aside(target)
 
 
 def runs_path(*parts: str) -> str:
-    """Returns a folder under ``$TINKER_COOKBOOK_RUNS_DIR``, which is ``~/tinker-runs`` by
-    default."""
+    """Returns a folder under ``$TINKER_COOKBOOK_RUNS_DIR`` (default ``~/tinker-runs``)."""
     root = os.environ.get(RUNS_DIR_ENV_VAR) or DEFAULT_RUNS_DIR
     return str(local_path(root, RUNS_DIR_ENV_VAR).joinpath(*parts))
 
 
 def default_log_path(recipe: str) -> str:
-    """Returns where a recipe writes when no ``log_path`` is given:
-    ``/tmp/tinker-examples/RECIPE``."""
+    """Returns the default ``log_path`` of a recipe, ``/tmp/tinker-examples/RECIPE``."""
     return f"{_EXAMPLES_ROOT}/{recipe}"
 
 
 def model_name_from_argv(argv: Sequence[str], default: str) -> str:
-    """Returns the model name on a command line, for defaults that must be known before it is
-    parsed.
+    """Returns the model name on a command line, for defaults that are needed before parsing.
 
-    Understands ``model_name=X`` and chz's wildcard ``...model_name=X``; the last one wins, as in
-    chz.
+    Reads ``model_name=X`` and chz's wildcard ``...model_name=X``; the last one wins, as in chz.
     """
     name = default
     for argument in argv:
@@ -112,16 +121,6 @@ def model_name_from_argv(argv: Sequence[str], default: str) -> str:
         if equals and value and key.lstrip(".") == "model_name":
             name = value
     return name
-
-
-def _has_content(path: Path) -> bool:
-    # A lock file alone is what a run leaves that was refused before it wrote anything.
-    return path.is_dir() and any(entry.name != LOCK_FILE for entry in path.iterdir())
-
-
-def _is_false_start(path: Path) -> bool:
-    """Returns whether a run ended here before its first row: starting again loses nothing."""
-    return replaced_run.ended_before_the_first_row(path) and _was_written_by_a_run(path)
 
 
 def _ask(path: Path) -> LogdirBehavior:
@@ -140,20 +139,9 @@ def _ask(path: Path) -> LogdirBehavior:
             raise ConfigurationError(f"log_path={path} already holds a run; stopped as asked")
 
 
-def _replace(path: Path) -> None:
-    target = path.resolve()
-    reason = _why_not_deletable(target)
-    if reason:
-        raise ConfigurationError(
-            f"{_KEY}=delete: {target} is not deleted because {reason}; remove it yourself or give "
-            f"another log_path=…"
-        )
-    replaced_run.set_aside(target)
-
-
 def _why_not_deletable(target: Path) -> str | None:
-    for name, place in (("your home folder", Path.home()), ("the current folder", Path.cwd())):
-        if place.resolve().is_relative_to(target):
+    for name, folder in (("your home folder", Path.home()), ("the current folder", Path.cwd())):
+        if folder.resolve().is_relative_to(target):
             return f"it is or holds {name}"
     if (target / ".git").exists():
         return "it is a git checkout"

@@ -1,5 +1,4 @@
-"""Exceptions of the package. Every message names the field, what came, what was expected, and
-what to do next."""
+"""Exceptions. A message names the field, what it got, what was expected, and the next step."""
 
 from __future__ import annotations
 
@@ -56,7 +55,7 @@ class RendererError(TinkerCookbookError, ValueError):
 
 
 class TrainingError(TinkerCookbookError, RuntimeError):
-    """A training run cannot go on."""
+    """A training run cannot continue."""
 
 
 class CheckpointError(TrainingError):
@@ -68,7 +67,7 @@ class AllTrajectoriesFailedError(TrainingError):
 
 
 class BackendError(TinkerCookbookError, RuntimeError):
-    """A backend cannot be reached or cannot do what was asked of it."""
+    """A backend cannot be reached, or does not support a request."""
 
 
 class ModelNotFoundError(ConfigurationError):
@@ -96,7 +95,7 @@ class WeightsAdapterError(WeightsError, ValueError):
 
 
 class SandboxError(TinkerCookbookError, RuntimeError):
-    """Code execution failed outside of the code's own fault."""
+    """Code could not be executed, for a reason that is not in the code."""
 
 
 class EvalError(TinkerCookbookError, RuntimeError):
@@ -104,7 +103,7 @@ class EvalError(TinkerCookbookError, RuntimeError):
 
 
 class EvalTimeoutError(EvalError, TimeoutError):
-    """One example of an evaluation took longer than it may."""
+    """One example of an evaluation exceeded its time limit."""
 
 
 class EvalGradingError(EvalError):
@@ -125,5 +124,5 @@ def nearest(name: str, known: Iterable[str]) -> str:
 
 
 def nearest_sentence(name: str, known: Iterable[str]) -> str:
-    """As ``nearest``, where another sentence follows: ends with ``?``, or else with a full stop."""
+    """As :func:`nearest`, but ends with a full stop if there is no match."""
     return nearest(name, known) or "."

@@ -1,10 +1,10 @@
-"""Learning rates and adapter sizes that follow from a model's shape.
+"""Computes learning rates and adapter sizes from a model's shape.
 
     LR(m) = 5e-5 · M_LoRA · (2000 / H_m) ^ P_m
 
 with ``M_LoRA`` = 10 for LoRA and 1 for full fine-tuning, ``H_m`` the hidden size, and ``P_m``
-fitted to sweeps: 0.781 for Llama models, 0.0775 for Qwen models. The LoRA rank does not enter. The
-factor 10 is that of "LoRA Without Regret" (Thinking Machines Lab, 2025).
+fitted to sweeps: 0.781 for Llama models, 0.0775 for Qwen models. It does not depend on the rank.
+The factor 10 is from "LoRA Without Regret" (Thinking Machines Lab, 2025).
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _BASE_LR = 5e-5
 _LORA_FACTOR = 10.0
 _EXPONENTS = {"llama": 0.781, "qwen": 0.0775}
 _EXPERT_KEYS = ("num_experts", "num_local_experts", "n_routed_experts")
-# Latent attention, linear attention, state-space layers, experts that every token passes.
+# Latent attention, linear attention, state-space layers, shared experts.
 _UNUSUAL_KEYS = (
     "kv_lora_rank",
     "linear_num_key_heads",
@@ -53,7 +53,7 @@ class _Shape:
     tied: bool = False
     experts: int = 0
     unusual: str = ""
-    """The configuration key that makes its layers others than those counted here."""
+    """A configuration key of layers that are not counted here."""
 
 
 def _llama(*sizes: int, tied: bool = False) -> _Shape:
@@ -64,7 +64,7 @@ def _qwen3(*sizes: int, tied: bool = False, experts: int = 0) -> _Shape:
     return _Shape("qwen", *sizes, head_dim=128, vocabulary=151_936, tied=tied, experts=experts)
 
 
-# Hidden, intermediate, layers, heads, key-value heads(, head size); the longest prefix counts.
+# Hidden, intermediate, layers, heads, key-value heads(, head size). The longest prefix is used.
 _SHAPES = {
     "meta-llama/Llama-3.2-1B": _llama(2048, 8192, 16, 32, 8, 64, tied=True),
     "meta-llama/Llama-3.2-3B": _llama(3072, 8192, 28, 24, 8, 128, tied=True),
@@ -86,22 +86,22 @@ _SHAPES = {
 
 
 def get_lr(model_name: str, is_lora: bool = True) -> float:
-    """Recommended Adam learning rate for supervised fine-tuning (formula in the module's head).
+    """Returns the recommended Adam learning rate of supervised fine-tuning (formula above).
 
-    The hidden size of a hosted model is known by its name. For other models it is read from the
-    ``config.json`` of a local folder or cached copy; nothing is downloaded. A family other than
-    Llama and Qwen is given the Llama exponent, which a warning says.
+    The hidden size of a hosted model is in a table. For other models it is read from the
+    ``config.json`` of a local folder or cached copy; nothing is downloaded. Families other than
+    Llama and Qwen get the Llama exponent, with a warning.
 
     Raises:
-        ConfigurationError: the model is unknown and no copy lies on this machine.
+        ConfigurationError: The model is unknown and there is no copy on this machine.
     """
     family, hidden = _family_and_hidden_size(base_name(model_name))
     exponent = _EXPONENTS.get(family)
     if exponent is None:
         exponent = _EXPONENTS["llama"]
         _warn_once(
-            f"get_lr: no exponent was fitted for {model_name!r} (family {family!r}); "
-            f"that of the Llama models, {exponent}, was assumed. Sweep learning_rate around it."
+            f"get_lr: no exponent was fitted for {model_name!r} (family {family!r}); the exponent "
+            f"of Llama models, {exponent}, was assumed. Sweep learning_rate around the result."
         )
     factor = _LORA_FACTOR if is_lora else 1.0
     return _BASE_LR * factor * (2000 / hidden) ** exponent
@@ -111,7 +111,7 @@ def get_lora_lr_over_full_finetune_lr(model_name: str, lora_alpha: int = 32) -> 
     """Returns how much higher the best LoRA learning rate is than the full fine-tuning one: 10.
 
     Raises:
-        ConfigurationError: ``lora_alpha`` is not 32, for which alone the factor was measured.
+        ConfigurationError: ``lora_alpha`` is not 32, the only value that was measured.
     """
     if lora_alpha != 32:
         raise ConfigurationError(
@@ -122,24 +122,23 @@ def get_lora_lr_over_full_finetune_lr(model_name: str, lora_alpha: int = 32) -> 
 
 
 def get_full_finetune_param_count(model_name: str) -> float:
-    """Number of parameters of the model itself.
+    """Returns the number of parameters of the base model.
 
-    Read from the headers of the weights where a copy lies on this machine, else computed from the
-    shape of a known model.
+    It is read from the headers of a local copy of the weights, or computed from the shape.
 
     Raises:
-        ConfigurationError: the shape is unknown and no copy lies on this machine.
+        ConfigurationError: The shape is unknown and there is no copy on this machine.
     """
     return float(_parameter_count(base_name(model_name)))
 
 
 def get_full_finetune_lr_multiplier(model_name: str) -> float:
-    """Scale of the full fine-tuning learning rate: ``1 / sqrt(parameters of the model)``."""
+    """Returns the scale of the full fine-tuning learning rate: ``1 / sqrt(parameters)``."""
     return 1.0 / math.sqrt(get_full_finetune_param_count(model_name))
 
 
 def get_lora_lr_multiplier(model_name: str) -> float:
-    """Scale of the LoRA learning rate: the full fine-tuning one times the factor between them.
+    """Returns the scale of the LoRA learning rate: 10 times that of full fine-tuning.
 
     A rate tuned on model A carries over to B as ``lr_B = lr_A · multiplier(B) / multiplier(A)``.
     """
@@ -154,15 +153,15 @@ def get_lora_param_count(
     train_attn: bool = True,
     train_unembed: bool = True,
 ) -> int:
-    """Number of parameters of an adapter: ``rank · (inputs + outputs)`` summed over its layers.
+    """Returns the number of parameters of an adapter: the sum of ``rank · (inputs + outputs)``.
 
-    Hosted models have the sizes that the service measured. In a mixture of experts the factor at
-    the hidden dimension is shared among the experts of a layer, as the service does it, so each of
-    the three expert matrices counts ``hidden + experts · intermediate``. The router has no adapter.
+    Hosted models have the sizes that the service reports. As in the service, the experts of a layer
+    share the factor at the hidden dimension, so each of the three expert matrices counts
+    ``hidden + experts · intermediate``. The router has no adapter.
 
     Raises:
-        ConfigurationError: rank below 1, nothing to train, or an unknown model without a copy on
-            this machine.
+        ConfigurationError: The rank is below 1, nothing is trained, or the model is unknown and
+            there is no copy on this machine.
     """
     if lora_rank < 1:
         raise ConfigurationError(f"lora_rank: got {lora_rank}, expected a whole number from 1")
@@ -179,13 +178,13 @@ def get_lora_param_count(
 
 
 def _adapter_sizes(name: str) -> tuple[int, int, int]:
-    """Size of a rank-1 adapter on the MLP, the attention and the unembedding, from the shape."""
+    """Returns the sizes of rank-1 adapters on MLP, attention and unembedding, from the shape."""
     shape = _shape(name)
     if shape.unusual:
         raise ConfigurationError(
-            f"model_name: the layers of {name!r} are not the usual ones (its config.json has "
-            f"{shape.unusual!r}), so the size of an adapter cannot be told from its configuration; "
-            "count the tensors of a saved adapter instead"
+            f"model_name: the layers of {name!r} are unusual (its config.json has "
+            f"{shape.unusual!r}), so the size of an adapter cannot be computed from its "
+            "configuration; count the tensors of a saved adapter instead"
         )
     mlp = 3 * (shape.hidden + max(1, shape.experts) * shape.intermediate)
     attention = sum(map(sum, _attention_matrices(shape)))
@@ -202,20 +201,20 @@ def _family_and_hidden_size(name: str) -> tuple[str, int]:
 
 
 def _mlp_matrices(shape: _Shape) -> list[tuple[int, int]]:
-    """(inputs, outputs) of gate, up and down projection."""
+    """Returns (inputs, outputs) of gate, up and down projection."""
     outwards = (shape.hidden, shape.intermediate)
     return [outwards, outwards, (shape.intermediate, shape.hidden)]
 
 
 def _attention_matrices(shape: _Shape) -> list[tuple[int, int]]:
-    """(inputs, outputs) of q, k, v and o projection."""
+    """Returns (inputs, outputs) of q, k, v and o projection."""
     query, key_value = shape.heads * shape.head_dim, shape.kv_heads * shape.head_dim
     hidden = shape.hidden
     return [(hidden, query), (hidden, key_value), (hidden, key_value), (query, hidden)]
 
 
 def _parameter_count(name: str) -> int:
-    """Exact where the weights lie here (their headers are read), else from the matrices."""
+    """Returns the exact number from the headers of local weights, else one from the matrices."""
     try:
         return _stored_parameter_count(resolve_model(name, allow_download=False).folder)
     except ModelNotFoundError:
@@ -238,12 +237,12 @@ def _stored_parameter_count(folder: Path) -> int:
         tensors = (entry for key, entry in header.items() if key != "__metadata__")
         total += sum(math.prod(entry["shape"]) for entry in tensors)
     if not total:
-        raise ModelNotFoundError(f"{folder} holds no safetensors weights to count")
+        raise ModelNotFoundError(f"{folder} has no safetensors weights to count")
     return total
 
 
 def _shape(name: str) -> _Shape:
-    """From the table for named models, else from the configuration of a copy on this machine."""
+    """Returns the shape from the table, else from the configuration of a local copy."""
     known = [prefix for prefix in _SHAPES if name == prefix or name.startswith(f"{prefix}-")]
     if known:
         return _SHAPES[max(known, key=len)]
@@ -251,7 +250,7 @@ def _shape(name: str) -> _Shape:
         folder = resolve_model(name, allow_download=False, need="config").folder
     except ModelNotFoundError as error:
         raise ConfigurationError(
-            f"model_name: the shape of {name!r} is not known and no copy of it lies on this "
+            f"model_name: the shape of {name!r} is not known and there is no copy of it on this "
             "machine; set learning_rate yourself, or give a local folder" + nearest(name, _SHAPES)
         ) from error
     return _shape_of_config(folder, model_config(folder))

@@ -1,6 +1,6 @@
-"""Images: the processor of a model, and images from files, data URIs and Pillow.
+"""Image processors of models, and images from files, data URIs and Pillow.
 
-Needs Pillow (``pip install pillow``), which is imported when the first image comes.
+Needs Pillow (``pip install pillow``), which is imported at the first image.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
     ImageProcessor: TypeAlias = BaseImageProcessor | None
 else:
-    # Importable as a type without the seconds that transformers takes to import.
+    # A type that is importable without transformers, whose import takes seconds.
     ImageProcessor = Any
 
 ImageSource: TypeAlias = "Image.Image | str | os.PathLike[str]"
@@ -40,7 +40,7 @@ PINNED_REMOTE_CODE = {
         "533d66230b6e75518bf32d2d7a7b95a24c3dd517"
     ),
 }
-"""Models whose image processor is code of their repository: it runs at this revision, unasked."""
+"""Models whose image processor is code in their repository. It runs at this revision by default."""
 
 _CONFIG_FILES = ("preprocessor_config.json", "processor_config.json")
 _DATA_URI = re.compile(r"data:image/[\w.+-]+(?P<options>(?:;[^;,]*)*),(?P<data>.*)", re.DOTALL)
@@ -54,14 +54,17 @@ _lock = threading.RLock()
 def get_image_processor(model_name: str) -> Any:
     """Returns transformers' image processor of a model, loaded once per process.
 
-    ``get_image_processor.cache_clear()`` forgets the loaded ones. None for models whose images are
-    read by the tml-renderers package.
+    ``get_image_processor.cache_clear()`` drops the loaded ones. None for models whose images the
+    tml-renderers package reads. Code of a model runs only if ``HF_TRUST_REMOTE_CODE=1`` is set, or
+    at the revision that ``PINNED_REMOTE_CODE`` gives.
 
-    ``model_name`` is a folder with ``preprocessor_config.json``, or a Hub name that is cached or
-    can be downloaded; a suffix ``:peft:…`` is ignored. Code that comes with a model runs where
-    ``HF_TRUST_REMOTE_CODE=1`` is set, and for the models of ``PINNED_REMOTE_CODE``, at the revision
-    that is given there. Raises ModelNotFoundError where there is no such model or it
-    has no image processor, and ConfigurationError where the processor cannot be loaded.
+    Args:
+        model_name: A folder with ``preprocessor_config.json``, or a Hub name that is cached or can
+            be downloaded; a suffix ``:peft:…`` is ignored.
+
+    Raises:
+        ModelNotFoundError: There is no such model, or it has no image processor.
+        ConfigurationError: The processor cannot be loaded.
     """
     if is_tml_renderers_model(str(model_name)):
         return None
@@ -70,10 +73,7 @@ def get_image_processor(model_name: str) -> Any:
 
 
 def resize_image(image: Image.Image, max_size: int) -> Image.Image:
-    """Returns the image with its longest side at most ``max_size`` pixels, aspect kept.
-
-    An image that is small enough is returned as it is.
-    """
+    """Returns the image with its longest side at most ``max_size`` pixels, in the same aspect."""
     if max_size < 1:
         raise ConfigurationError(
             f"max_size: got {max_size}, expected the longest side in pixels, at least 1"
@@ -87,7 +87,7 @@ def resize_image(image: Image.Image, max_size: int) -> Image.Image:
 
 def image_to_data_uri(image: ImageSource) -> str:
     """Returns the image as ``data:image/…;base64,…``; files keep their bytes, Pillow images become
-    PNG. Raises DataFormatError for what is no image, and for addresses on the network."""
+    PNG. Raises DataFormatError if it is no image, or an address on the network."""
     opened, data = open_image(image)
     kind = opened.format if data is not None and opened.format else "PNG"
     data = png_bytes(opened) if data is None else data
@@ -95,9 +95,9 @@ def image_to_data_uri(image: ImageSource) -> str:
 
 
 def open_image(image: ImageSource) -> tuple[Image.Image, bytes | None]:
-    """Returns the image, fully read, and the bytes that it came in; None for a Pillow image.
+    """Returns the image, fully read, and its encoded bytes; None for a Pillow image.
 
-    Raises DataFormatError for what is no image, and for addresses on the network.
+    Raises DataFormatError if it is no image, or an address on the network.
     """
     library = pillow()
     if isinstance(image, library.Image):
@@ -111,7 +111,7 @@ def open_image(image: ImageSource) -> tuple[Image.Image, bytes | None]:
     try:
         opened = library.open(io.BytesIO(data))
         opened.load()
-    except Exception as error:  # each format's reader raises what it likes on damaged files
+    except Exception as error:  # readers may raise anything on damaged files
         raise DataFormatError(
             f"image: {_short(image)} cannot be read as an image: {error}; expected a whole file in "
             "a format that Pillow reads, such as PNG or JPEG"
@@ -127,7 +127,7 @@ def png_bytes(image: Image.Image) -> bytes:
 
 
 def pillow() -> Any:
-    """Returns the module ``PIL.Image``; ConfigurationError says how to install it."""
+    """Returns the module ``PIL.Image``; the error without Pillow states how to install it."""
     try:
         from PIL import Image
     except ImportError as error:
@@ -139,7 +139,17 @@ def pillow() -> Any:
 
 def _read(image: str) -> bytes:
     if image.startswith("data:"):
-        return _read_data_uri(image)
+        found = _DATA_URI.fullmatch(image)
+        if not found:
+            raise DataFormatError(
+                f"image: got {_short(image)}, expected a data URI such as 'data:image/png;base64,…'"
+            )
+        if "base64" not in found["options"].split(";"):
+            return unquote_to_bytes(found["data"])
+        try:
+            return base64.b64decode("".join(found["data"].split()), validate=True)
+        except (binascii.Error, ValueError) as error:
+            raise DataFormatError(f"image: {_short(image)} is no valid base64: {error}") from error
     if _REMOTE.match(image):
         raise DataFormatError(
             f"image: got {_short(image)}, expected a local file or a data URI: images are not "
@@ -153,20 +163,6 @@ def _read(image: str) -> bytes:
             f"image: {_short(image)} cannot be opened as a file: {error}; expected the path of an "
             "image, or a data URI that begins with 'data:image/'"
         ) from error
-
-
-def _read_data_uri(image: str) -> bytes:
-    found = _DATA_URI.fullmatch(image)
-    if not found:
-        raise DataFormatError(
-            f"image: got {_short(image)}, expected a data URI such as 'data:image/png;base64,…'"
-        )
-    if "base64" not in found["options"].split(";"):
-        return unquote_to_bytes(found["data"])
-    try:
-        return base64.b64decode("".join(found["data"].split()), validate=True)
-    except (binascii.Error, ValueError) as error:
-        raise DataFormatError(f"image: {_short(image)} is no valid base64: {error}") from error
 
 
 def _short(image: Any) -> str:
@@ -183,10 +179,16 @@ def _load_processor(name: str) -> Any:
     auto = image_processing_auto.AutoImageProcessor
     source = base_name(name).strip()
     local = Path(source).expanduser()
+    trusts_code = os.environ.get("HF_TRUST_REMOTE_CODE", "").lower() in ("1", "true", "yes")
     if source.count("/") == 1 and not source.startswith(("/", ".", "~")) and not local.is_dir():
         try:
-            return auto.from_pretrained(source, **_code_options(source))
-        except Exception as error:  # below: other places, and errors that say the next step
+            options: dict[str, Any] = {}
+            if source in PINNED_REMOTE_CODE:
+                options = {"trust_remote_code": True, "revision": PINNED_REMOTE_CODE[source]}
+            elif trusts_code:
+                options = {"trust_remote_code": True}
+            return auto.from_pretrained(source, **options)
+        except Exception as error:  # below: other sources, and errors that name the next step
             logger.debug("%s: %s", source, error)
     folder = local if source and local.is_dir() else resolve_model(source, need="tokenizer").folder
     if not any((folder / file).is_file() for file in _CONFIG_FILES):
@@ -198,22 +200,11 @@ def _load_processor(name: str) -> Any:
     # The files of a folder have no revision, so their code runs only where the user allows it.
     try:
         return auto.from_pretrained(
-            str(folder), local_files_only=True, trust_remote_code=_trusts_code()
+            str(folder), local_files_only=True, trust_remote_code=trusts_code
         )
-    except Exception as error:  # damaged files raise whatever the reader of the day raises
+    except Exception as error:  # readers may raise anything on damaged files
         raise ConfigurationError(
             f"model_name: the image processor in {folder} cannot be loaded: {error}; expected "
             "files that transformers' AutoImageProcessor reads (set HF_TRUST_REMOTE_CODE=1 if it "
             "needs own code)"
         ) from error
-
-
-def _code_options(source: str) -> dict[str, Any]:
-    """Returns whether code of the model may run, and which revision of it."""
-    if source in PINNED_REMOTE_CODE:
-        return {"trust_remote_code": True, "revision": PINNED_REMOTE_CODE[source]}
-    return {"trust_remote_code": True} if _trusts_code() else {}
-
-
-def _trusts_code() -> bool:
-    return os.environ.get("HF_TRUST_REMOTE_CODE", "").lower() in ("1", "true", "yes")

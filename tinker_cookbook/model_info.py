@@ -1,10 +1,10 @@
-"""What is known of a model by its name: family, size, and the renderers that fit it.
+"""Finds a model's family, size and renderers by its name.
 
-Models of the hosted service have the values of :mod:`tinker_cookbook.model_lineup`. For all others
-there are rules on the name, so a fine-tune or a local folder whose name keeps the family's pattern
-is recognised as well. A model that no rule matches is looked at (its chat template, where a copy
-lies on this machine), and the log states what was assumed. Where no renderer was written for a
-model, ``template`` is recommended, which derives the format from the model's own chat template.
+Models of the hosted service have the values of :mod:`tinker_cookbook.model_lineup`. Other names are
+matched with rules, which also recognise a fine-tune or a local folder that keeps the pattern of its
+family. For a model that no rule matches, the chat template of a local copy is inspected, and the
+log states what was assumed. If no renderer exists for a model, ``template`` is recommended, which
+derives the format from the model's own chat template.
 """
 
 from __future__ import annotations
@@ -16,7 +16,6 @@ from dataclasses import dataclass
 from datetime import date
 from functools import cache, lru_cache
 from pathlib import Path
-from typing import Any
 
 from tinker_cookbook.engine.model.resolve import base_name, model_config, resolve_model
 from tinker_cookbook.exceptions import ConfigurationError, ModelNotFoundError, TinkerCookbookError
@@ -80,7 +79,7 @@ _GLM46 = ("glm4_6", "glm4_6_disable_thinking")
 _TEMPLATE = ("template",)
 _MISTRAL = ("mistral", *_TEMPLATE)
 
-# The first rule that matches counts, so the special stands above the general.
+# The first rule that matches is used, so special rules come before general ones.
 _FAMILIES = (
     _Family(r"(meta-)?llama-?(?P<version>3(\.\d)?)-.*instruct", "meta-llama", "3", LLAMA3),
     # Llama 3.3 was released as a chat model only, so its short name means the same model.
@@ -140,51 +139,51 @@ _SIZE = re.compile(r"(?<![a-z0-9.])(\d+(?:\.\d+)?[kmbt](?:-a\d+(?:\.\d+)?b)?)(?!
 
 
 def get_llama_info() -> dict[str, ModelAttributes]:
-    """Hosted Llama models: attributes by the name without its organization."""
+    """Returns the attributes of hosted Llama models by name without organization."""
     return _hosted("meta-llama")
 
 
 def get_qwen_info() -> dict[str, ModelAttributes]:
-    """Hosted Qwen models: attributes by the name without its organization."""
+    """Returns the attributes of hosted Qwen models by name without organization."""
     return _hosted("Qwen")
 
 
 def get_deepseek_info() -> dict[str, ModelAttributes]:
-    """Hosted DeepSeek models: attributes by the name without its organization."""
+    """Returns the attributes of hosted DeepSeek models by name without organization."""
     return _hosted("deepseek-ai")
 
 
 def get_gpt_oss_info() -> dict[str, ModelAttributes]:
-    """Hosted gpt-oss models: attributes by the name without its organization."""
+    """Returns the attributes of hosted gpt-oss models by name without organization."""
     return _hosted("openai")
 
 
 def get_moonshot_info() -> dict[str, ModelAttributes]:
-    """Hosted Kimi models: attributes by the name without its organization."""
+    """Returns the attributes of hosted Kimi models by name without organization."""
     return _hosted("moonshotai")
 
 
 def get_zai_info() -> dict[str, ModelAttributes]:
-    """Hosted GLM models: attributes by the name without its organization."""
+    """Returns the attributes of hosted GLM models by name without organization."""
     return _hosted("zai-org")
 
 
 def get_nvidia_info() -> dict[str, ModelAttributes]:
-    """Hosted Nemotron models: attributes by the name without its organization."""
+    """Returns the attributes of hosted Nemotron models by name without organization."""
     return _hosted("nvidia")
 
 
 def get_thinkingmachines_info() -> dict[str, ModelAttributes]:
-    """Hosted Inkling models: attributes by the name without its organization."""
+    """Returns the attributes of hosted Inkling models by name without organization."""
     return _hosted("thinkingmachines")
 
 
 def get_model_attributes(model_name: str) -> ModelAttributes:
-    """Looks a model up by its Hub name or folder; a ``:peft:…`` suffix is ignored.
+    """Returns the attributes of a model by Hub name or folder; a ``:peft:…`` suffix is ignored.
 
-    A hosted model has the values of the line-up, a model of a known family those of its rule. An
-    unknown model gets attributes derived from its chat template; a warning, once a name, says
-    what was assumed.
+    They come from the line-up for a hosted model, and from the rule for a known family. Those of an
+    unknown model are derived from its chat template; a warning, once a name, states what was
+    assumed.
     """
     attributes, reason = _attributes(base_name(model_name))
     if reason:
@@ -193,26 +192,26 @@ def get_model_attributes(model_name: str) -> ModelAttributes:
 
 
 def get_recommended_renderer_names(model_name: str) -> list[str]:
-    """Names of the renderers that fit ``model_name``, the best first."""
+    """Returns the names of the renderers that fit ``model_name``, the best first."""
     return list(get_model_attributes(model_name).recommended_renderers)
 
 
 def get_recommended_renderer_name(model_name: str) -> str:
-    """Name of the renderer that fits ``model_name`` best."""
+    """Returns the name of the renderer that fits ``model_name`` best."""
     return get_recommended_renderer_names(model_name)[0]
 
 
 def resolve_renderer_name(
     model_name: str, renderer_name: str | None, log_path: str | Path | None = None
 ) -> tuple[str, str]:
-    """Returns the renderer that a run uses, with a sentence on why.
+    """Returns the renderer that a run uses, and the reason.
 
-    ``renderer_name`` as configured wins; ``None`` takes the recommended one. Where no renderer of
-    that name exists here, the model's own chat template is used (``template``).
+    ``renderer_name`` as configured is used; ``None`` selects the recommended one. If there is no
+    renderer of that name here, the model's own chat template is used (``template``).
 
-    A format whose prompts contain the current date gets it as an option of the name, so that it
-    stands in the saved configuration. ``log_path`` is the folder of the run: where it already
-    holds a configuration, its date is kept, and a resumed run writes the prompts it wrote before.
+    A format whose prompts contain the current date gets it as an option of the name, so that the
+    saved configuration has it. If ``log_path``, the run's folder, already holds a configuration,
+    its date is kept, so that a resumed run writes the same prompts.
     """
     if renderer_name is not None:
         warn_if_renderer_not_recommended(model_name, renderer_name)
@@ -224,19 +223,20 @@ def resolve_renderer_name(
     name = _renderer_for_runs(attributes)
     if not reason and name in _TEMPLATE:
         reason = (
-            f"no renderer was written for {attributes.organization} models of this family, whose "
-            "chat template was not at hand: the format is derived from the template that comes "
-            "with the model's tokenizer"
+            f"no renderer was written for {attributes.organization} models of this family: the "
+            "format is derived from the template of the model's tokenizer"
         )
     name = _with_date(name, log_path)
     return name, reason or f"recommended for {attributes.organization} {kind} models of this family"
 
 
 def resolve_max_length(model_name: str, max_length: int | None) -> int | None:
-    """Tokens after which examples are cut: as configured, or the model's context.
+    """Returns the tokens after which examples are cut: as configured, or the model's context.
 
-    ``None`` where the model's config is not on this machine. Raises ``ConfigurationError`` for a
-    ``max_length`` beyond the context, before any data are read.
+    ``None`` if the model's config is not on this machine.
+
+    Raises:
+        ConfigurationError: ``max_length`` is longer than the context.
     """
     try:
         folder = resolve_model(model_name, allow_download=False, need="tokenizer").folder
@@ -252,16 +252,16 @@ def resolve_max_length(model_name: str, max_length: int | None) -> int | None:
 
 
 def warn_if_renderer_not_recommended(model_name: str, renderer_name: str | None) -> bool:
-    """Warns where ``renderer_name`` is not one of those that fit; returns whether it did."""
+    """Warns if ``renderer_name`` does not fit the model; returns whether it warned."""
     if renderer_name is None:
         return False
     attributes, guessed = _attributes(base_name(model_name))
-    asked = renderer_name.partition("?")[0]  # options are the user's choice
+    requested = renderer_name.partition("?")[0]  # options are the user's choice
     family = _family(base_name(model_name))
     # The family may have renderers that the hosted line-up does not list, such as other efforts.
     recommended = (*attributes.recommended_renderers, *(family.renderers if family else ()))
     fitting = {name.partition("?")[0] for name in recommended}
-    if guessed or asked in fitting or (asked in _TEMPLATE and attributes.is_chat):
+    if guessed or requested in fitting or (requested in _TEMPLATE and attributes.is_chat):
         return False
     logger.warning(
         "renderer_name: got %r, which is not recommended for %s: the model was trained with "
@@ -286,14 +286,23 @@ def _lineup_by_last_part() -> dict[str, LineupModel]:
 
 
 def _attributes(name: str) -> tuple[ModelAttributes, str]:
-    """Attributes and, for a model that no rule knows, the sentence on what was assumed."""
+    """Returns the attributes and, if no rule matches, a sentence on what was assumed."""
     last = Path(name).name.lower()
     if row := _lineup_by_last_part().get(last):
         return _from_lineup(row), ""
     if family := _family(name):
         match = re.match(family.pattern, last)
         version = match.groupdict().get("version") if match else None
-        return _from_family(family, version or family.version, last), ""
+        attributes = ModelAttributes(
+            family.organization,
+            version or family.version,
+            family.size or _size(last),
+            family.is_chat,
+            family.renderers,
+            family.is_vl,
+            family.is_audio_in,
+        )
+        return attributes, ""
     renderers, why = _renderers_by_template(name)
     organization = name.split("/")[0] if name.count("/") == 1 else ""
     attributes = ModelAttributes(organization, "", _size(last), renderers != BASE, renderers)
@@ -345,30 +354,22 @@ def _from_lineup(row: LineupModel) -> ModelAttributes:
     )
 
 
-def _from_family(family: _Family, version: str, last: str) -> ModelAttributes:
-    return ModelAttributes(
-        organization=family.organization,
-        version_str=version,
-        size_str=family.size or _size(last),
-        is_chat=family.is_chat,
-        recommended_renderers=family.renderers,
-        is_vl=family.is_vl,
-        is_audio_in=family.is_audio_in,
-    )
-
-
 def _size(last: str) -> str:
     match = _SIZE.search(last)
     return match.group(1).upper() if match else ""
 
 
 def _renderers_by_template(name: str) -> tuple[tuple[str, ...], str]:
-    """Renderers guessed from the chat template of a copy on this machine, and the grounds."""
+    """Returns renderers guessed from the chat template of a local copy, and the reason."""
     try:
         folder = resolve_model(name, allow_download=False, need="tokenizer").folder
     except ModelNotFoundError:
-        return BASE, "no copy of its tokenizer lies on this machine to look at"
-    template, model_type = _chat_template(folder), _model_type(folder)
+        return BASE, "there is no copy of its tokenizer on this machine"
+    template = _chat_template(folder)
+    try:
+        model_type = str(model_config(folder).get("model_type", ""))
+    except TinkerCookbookError:
+        model_type = ""
     if "<|im_start|>" in template and model_type.startswith("qwen3") and "<think>" in template:
         return QWEN3, "its chat template is that of Qwen3"
     if "<|im_start|>" in template and "<think>" not in template:
@@ -382,37 +383,23 @@ def _renderers_by_template(name: str) -> tuple[tuple[str, ...], str]:
     if "<start_of_turn>" in template and model_type.startswith("gemma3"):
         return ("gemma3",), "its chat template is that of Gemma 3"
     if template:
-        return (
-            _TEMPLATE,
-            "no renderer is known for its chat template, from which the format is taken",
-        )
-    return BASE, "its tokenizer has no chat template, as base models have none"
+        return _TEMPLATE, "no renderer is known for its chat template, which defines the format"
+    return BASE, "its tokenizer has no chat template, as is usual for base models"
 
 
 def _chat_template(folder: Path) -> str:
     separate = folder / "chat_template.jinja"
     if separate.is_file():
         return separate.read_text(encoding="utf-8")
-    template = _read_json(folder / "tokenizer_config.json").get("chat_template") or ""
-    if isinstance(template, list):  # several named templates: the default one counts
+    try:
+        config = json.loads((folder / "tokenizer_config.json").read_text(encoding="utf-8"))
+        template = config.get("chat_template") or ""
+    except (OSError, ValueError, AttributeError):
+        return ""
+    if isinstance(template, list):  # several named templates, of which the default one is used
         named = {entry.get("name"): entry.get("template", "") for entry in template}
         return str(named.get("default", ""))
     return str(template)
-
-
-def _model_type(folder: Path) -> str:
-    try:
-        return str(model_config(folder).get("model_type", ""))
-    except TinkerCookbookError:
-        return ""
-
-
-def _read_json(path: Path) -> dict[str, Any]:
-    try:
-        content = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError):
-        return {}
-    return content if isinstance(content, dict) else {}
 
 
 @lru_cache(maxsize=256)

@@ -27,13 +27,13 @@ logger = logging.getLogger(__name__)
 
 TokenizerFactory: TypeAlias = Callable[[], "Tokenizer"]
 
-# Models that the tml-renderers package tokenizes, by the beginning of their names.
+# Prefixes of models that the tml-renderers package tokenizes.
 _TML_PREFIXES = ("thinkingmachines/Inkling", "moonshotai/Kimi-K3.1-Pro")
 
 
 @runtime_checkable
 class SupportsEncodeOrdinary(Protocol):
-    """A tokenizer that encodes text without special tokens by a method of its own."""
+    """A tokenizer with a method that encodes text without special tokens."""
 
     def encode_ordinary(self, text: str) -> Sequence[int]:
         """Returns the tokens of ``text``."""
@@ -41,7 +41,7 @@ class SupportsEncodeOrdinary(Protocol):
 
 
 def is_tml_renderers_model(model_name: str) -> bool:
-    """Says whether the tml-renderers package tokenizes this model, instead of transformers."""
+    """Returns whether the tml-renderers package tokenizes this model, not transformers."""
     return str(model_name).startswith(_TML_PREFIXES)
 
 
@@ -65,14 +65,14 @@ def register_tokenizer(name: str, factory: TokenizerFactory) -> None:
 
 
 def unregister_tokenizer(name: str) -> bool:
-    """Forgets a registered tokenizer; says whether there was one."""
+    """Removes a registered tokenizer; returns whether there was one."""
     with _lock:
         _loaded.pop(name, None)
         return _factories.pop(name, None) is not None
 
 
 def is_tokenizer_registered(name: str) -> bool:
-    """Says whether ``register_tokenizer`` was called for this name."""
+    """Returns whether ``register_tokenizer`` was called for this name."""
     return name in _factories
 
 
@@ -85,28 +85,34 @@ def get_tokenizer(model_name: str) -> Tokenizer:
     """Returns the tokenizer of a model, loaded once per process.
 
     ``model_name`` is a registered name, a folder in transformers format, or a Hub name; a suffix
-    ``:peft:…`` is ignored. Raises ModelNotFoundError where nothing of the kind is found, and
-    ConfigurationError where the loaded tokenizer disagrees with its own ``tokenizer.json``.
+    ``:peft:…`` is ignored.
+
+    Raises:
+        ModelNotFoundError: No such tokenizer is found.
+        ConfigurationError: The loaded tokenizer disagrees with its own ``tokenizer.json``.
     """
     name = str(model_name)
     with _lock:
         if name not in _loaded:
             tokenizer = _factories[name]() if name in _factories else _load(name)
-            tokenizer.cookbook_name = name  # by which a pickled renderer finds it again
+            tokenizer.cookbook_name = name  # a pickled renderer loads it by this name
             _loaded[name] = tokenizer
         return _loaded[name]
 
 
 def tokenizer_name(tokenizer: Tokenizer) -> str | None:
-    """Returns the name that makes ``get_tokenizer`` return this tokenizer, None without one."""
+    """Returns the name that makes ``get_tokenizer`` return this tokenizer, or None."""
     return getattr(tokenizer, "cookbook_name", None) or getattr(tokenizer, "name_or_path", None)
 
 
 def encode_without_special_tokens(
     tokenizer: Tokenizer | SupportsEncodeOrdinary, text: str
 ) -> list[int]:
-    """Returns the tokens of ``text`` with no BOS or EOS added; special tokens in it count, unless
-    the tokenizer has a method ``encode_ordinary``, which decides itself."""
+    """Returns the tokens of ``text`` without added BOS or EOS.
+
+    Names of special tokens in the text become those tokens, unless the tokenizer has a method
+    ``encode_ordinary``, which is used then.
+    """
     backend = _plain_backend(tokenizer)
     if backend is None:
         if isinstance(tokenizer, SupportsEncodeOrdinary):
@@ -117,12 +123,14 @@ def encode_without_special_tokens(
 
 
 def encode_without_added_tokens(tokenizer: Tokenizer, text: str) -> list[int] | None:
-    """Returns the tokens of ``text`` as if the vocabulary had no added tokens: names of special
-    tokens in it are text. None where the tokenizer cannot tell."""
+    """Returns the tokens of ``text`` with names of special tokens as plain text.
+
+    None if the tokenizer does not support it.
+    """
     backend = _plain_backend(tokenizer)
     if backend is None or backend.pre_tokenizer is None:
         return None
-    # The backend's own steps behind the search for added tokens. Setting its flag
+    # The backend's steps after its search for added tokens. Setting its flag
     # `encode_special_tokens` for one call would race with other threads that encode.
     if backend.normalizer is not None:
         text = backend.normalizer.normalize_str(text)
@@ -132,8 +140,7 @@ def encode_without_added_tokens(tokenizer: Tokenizer, text: str) -> list[int] | 
 
 
 def _plain_backend(tokenizer: Tokenizer | SupportsEncodeOrdinary) -> Any:
-    """Returns the ``tokenizers.Tokenizer`` that does all of the encoding, None where transformers'
-    class has a part in it or a truncation is set."""
+    """Returns the ``tokenizers.Tokenizer`` if it alone encodes, without truncation, else None."""
     if not _encodes_by_backend(type(tokenizer)):
         return None
     backend: Any = cast(Any, tokenizer)._tokenizer
@@ -152,10 +159,9 @@ def _encodes_by_backend(kind: type) -> bool:
 
 
 def decode_exactly(tokenizer: Tokenizer, tokens: Sequence[int]) -> str:
-    """Returns the text of ``tokens`` with special tokens by name and no spaces tidied away.
+    """Returns the text of ``tokens`` with the names of special tokens and all spaces.
 
-    Some tokenizer configs ask for ``clean_up_tokenization_spaces``, which turns ``Hi !`` to
-    ``Hi!``: a round trip must not.
+    Some tokenizer configs set ``clean_up_tokenization_spaces``, which changes ``Hi !`` to ``Hi!``.
     """
     text = tokenizer.decode(
         list(tokens), skip_special_tokens=False, clean_up_tokenization_spaces=False
@@ -164,7 +170,7 @@ def decode_exactly(tokenizer: Tokenizer, tokens: Sequence[int]) -> str:
 
 
 def special_id(tokenizer: Tokenizer, which: Literal["bos", "eos"]) -> int | None:
-    """Returns the id of the BOS or EOS token, None where the tokenizer has none."""
+    """Returns the id of the BOS or EOS token, None if the tokenizer has none."""
     return cast("int | None", getattr(tokenizer, f"{which}_token_id"))
 
 
@@ -192,8 +198,8 @@ def _load(name: str) -> Tokenizer:
 def _load_checked(folder: Path) -> Tokenizer:
     """Loads a tokenizer and compares it with its own ``tokenizer.json``.
 
-    transformers 5 rebuilds a tokenizer from the class named in its config; where that class is
-    not the one the file was written for, ids are silently wrong. The file is the truth.
+    transformers 5 rebuilds a tokenizer from the class named in its config. If the file was written
+    for another class, ids are silently wrong, so the file is authoritative.
     """
     from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
@@ -202,7 +208,7 @@ def _load_checked(folder: Path) -> Tokenizer:
         options["trust_remote_code"] = True
     try:
         tokenizer = AutoTokenizer.from_pretrained(str(folder), **options)
-    except Exception as error:  # damaged files raise whatever the parser of the day raises
+    except Exception as error:  # a parser may raise anything on damaged files
         raise ConfigurationError(
             f"model_name: the tokenizer in {folder} cannot be loaded: {error}; expected files that "
             "transformers' AutoTokenizer reads (set HF_TRUST_REMOTE_CODE=1 if it needs own code)"

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import io
+import json
+import urllib.request
 import warnings
 
 import pytest
@@ -101,7 +104,12 @@ def test_tokens_and_their_cost(monkeypatch):
     assert metrics["tokens/cumulative/sampled"] == 1_000_000
     calls = []
     monkeypatch.setattr(cost_estimation, "_pricing_fetched", False)
-    monkeypatch.setattr(cost_estimation, "_download_pricing", lambda *a: calls.append(a) or [entry])
+
+    def urlopen(request, timeout):
+        calls.append(request.full_url)
+        return io.StringIO(json.dumps([entry]))
+
+    monkeypatch.setattr(urllib.request, "urlopen", urlopen)
     assert cost_estimation.fetch_model_pricing("m") == rates
     assert cost_estimation.fetch_model_pricing("other") is None
     assert len(calls) == 1
