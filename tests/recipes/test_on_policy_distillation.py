@@ -24,7 +24,7 @@ from tinker_cookbook.utils.run_folder.config_io import load_config
 
 JSON_LOGGER = "tinker_cookbook.utils.ml_log.json_logger:append_row"
 STORE_RENAME = "tinker_cookbook.engine.checkpoints.files:replace_folder"
-SCORED = "tinker_cookbook.distillation.teachers:add_reverse_kl"
+SCORED = "tinker_cookbook.distillation.on_policy_teachers:add_reverse_kl"
 GROUP_DONE = "tinker_cookbook.rl.loop.sources:RolloutWorker.count"
 
 

@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import itertools
 import logging
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, Literal
 
 import chz
 
 from tinker_cookbook.exceptions import (
+    CheckpointError,
     ConfigurationError,
     DataError,
     DataFormatError,
@@ -19,6 +21,7 @@ from tinker_cookbook.exceptions import (
     RendererError,
     nearest,
 )
+from tinker_cookbook.preference.reference import reference_client
 from tinker_cookbook.renderers import (
     Message,
     Renderer,
@@ -40,13 +43,13 @@ from tinker_cookbook.rl.types import (
 from tinker_cookbook.supervised.hf_datasets import load_hf_dataset
 from tinker_cookbook.supervised.json_files import json_lines
 from tinker_cookbook.tokenizer_utils import Tokenizer, get_tokenizer
-from tinker_cookbook.utils.imports import lazy_module
+from tinker_cookbook.training.weights import check_weights
 from tinker_cookbook.utils.run_folder.paths import check_tinker_path
 
 if TYPE_CHECKING:
-    import tinker
-else:
-    tinker = lazy_module("tinker")
+    from tinker_cookbook.backends import SamplingClient
+    from tinker_cookbook.training.config import TrainingConfig
+    from tinker_cookbook.training.session import TrainingSession
 
 __all__ = [
     "CompositeDataset",
@@ -67,11 +70,20 @@ HUB_PROMPTS: Mapping[str, str] = {
     "deepmath": "zwhe99/DeepMath-103K",
     "tulu3": "allenai/tulu-3-sft-mixture",
 }
-"""Names of prompt sets, and the Hub datasets whose ``train`` split they are."""
+"""Names of prompt sets, with the Hub dataset that each is the ``train`` split of."""
 
-_FIELDS = ("prompt", "question", "problem")
 _EXPECTED = '{"prompt": "…"}, or {"messages": [{"role": "user", "content": "…"}, …]}'
-_SLACK_TOKENS = 8  # of a rendered prompt beyond its bytes, for spaces that tokenizers put in
+
+
+def at_least(low: int) -> Callable[[Any, str], None]:
+    """Returns a validator of a chz field: ``ConfigurationError`` below ``low``; None passes."""
+
+    def check(settings: Any, name: str) -> None:
+        value = getattr(settings, name)
+        if value is not None and value < low:
+            raise ConfigurationError(f"{name}: got {value}, expected at least {low}")
+
+    return check
 
 
 @chz.chz
@@ -117,6 +129,25 @@ class TeacherConfig:
             check_renderer_name(self.renderer_name)
 
 
+async def open_teacher(
+    session: TrainingSession, config: TrainingConfig, teacher: TeacherConfig, where: str
+) -> SamplingClient:
+    """Returns a client of the teacher's weights; ``where`` names its settings in errors.
+
+    Raises:
+        CheckpointError: There are no such weights, or they are of another model than
+            ``teacher.base_model``.
+    """
+    path = teacher.load_checkpoint_path
+    if path is not None:
+        try:
+            model = SimpleNamespace(model_name=teacher.base_model)
+            await check_weights(session.connection.service, path, model)
+        except CheckpointError as error:
+            raise CheckpointError(f"{where}.load_checkpoint_path: {error}") from error
+    return await reference_client(session, config, path or teacher.base_model)
+
+
 @chz.chz
 class DistillationDatasetConfig:
     """Dataset with the teacher that scores the student's answers."""
@@ -129,11 +160,8 @@ class DistillationDatasetConfig:
 class CompositeDataset(RLDataset):
     """Batches of several datasets: batch i is batch i of each of them, one after the other.
 
-    It is as long as the shortest of them.
-
-    Args:
-        datasets: Training data.
-        groups_per_batch_list: How many groups a batch of each has; their last may be smaller.
+    It is as long as the shortest of them. ``groups_per_batch_list`` has the number of groups in a
+    batch of each dataset; its last batch may be smaller.
 
     Raises:
         ConfigurationError: The numbers do not fit the datasets.
@@ -215,8 +243,8 @@ class PromptOnlyDataset(ProblemDataset[list[Message]]):
         batch_size: Prompts of a batch; the last batch may be smaller.
         group_size: Answers to each prompt.
         renderer: Chat format.
-        tokenizer: Not used: the renderer has one. Code written for the official package gives it.
-        max_prompt_tokens: Prompts of more tokens, as rendered with ``convo_prefix``, are left out.
+        tokenizer: Not used, since the renderer has one; for code of the official package.
+        max_prompt_tokens: Longer prompts, as rendered with ``convo_prefix``, are left out.
         convo_prefix: Messages before each prompt, which the student sees too.
         dataset_name: Tag of the metrics.
 
@@ -243,9 +271,8 @@ class PromptOnlyDataset(ProblemDataset[list[Message]]):
         super().__init__(talks, self._group, batch_size)
 
     def _group(self, prompt: list[Message]) -> EnvGroupBuilder:
-        question = get_text_content(prompt[-1])
         prefix = [*self.convo_prefix, *prompt[:-1]]
-        env = partial(PromptOnlyEnv, question, self.renderer, prefix)
+        env = partial(PromptOnlyEnv, get_text_content(prompt[-1]), self.renderer, prefix)
         return ProblemGroupBuilder(env, self.group_size, self.dataset_name)
 
 
@@ -273,31 +300,37 @@ def _first_questions(name: str, split: str) -> list[str] | None:
 class PromptOnlyDatasetBuilder(RLDatasetBuilder):
     """Prompts from the Hub or from a local file, without rewards.
 
-    A line of a file is ``{"prompt": "…"}``, or a conversation ``{"messages": […]}`` of which all up
-    to the last answer is the prompt.
+    A line of a file is ``{"prompt": "…"}``, or a conversation ``{"messages": […]}`` whose prompt is
+    everything before the last answer.
     """
 
     dataset_name: str = chz.field(doc=f"{', '.join(HUB_PROMPTS)}, or a JSONL file of prompts")
-    groups_per_batch: int = chz.field(doc="Prompts a step")
-    group_size: int = chz.field(doc="Answers to each")
-    model_name_for_tokenizer: str = chz.field(doc="Whose tokenizer turns text into tokens")
+    groups_per_batch: int = chz.field(validator=at_least(1), doc="Prompts a step")
+    group_size: int = chz.field(validator=at_least(1), doc="Answers to each")
+    model_name_for_tokenizer: str = chz.field(doc="Model of the tokenizer")
     renderer_name: str = chz.field(doc="Chat format")
     convo_prefix: list[Message] | None = chz.field(
         default=None, doc="Messages before each prompt, which the student sees too"
     )
     max_prompt_tokens: int | None = chz.field(
-        default=1024, doc="Prompts of more tokens are left out; None: all are kept"
+        default=1024,
+        validator=at_least(1),
+        doc="Prompts of more tokens are left out; None: all are kept",
     )
-    max_prompts: int | None = chz.field(default=None, doc="Use the first so many prompts")
+    max_prompts: int | None = chz.field(
+        default=None, validator=at_least(1), doc="Use the first so many prompts"
+    )
 
     def check(self) -> None:
-        """Raises ``ConfigurationError`` for settings that cannot work."""
-        for name in ("groups_per_batch", "group_size", "max_prompt_tokens", "max_prompts"):
-            value = getattr(self, name)
-            if value is not None and value < 1:
-                raise ConfigurationError(f"{name}: got {value}, expected at least 1")
+        """Raises ``ConfigurationError`` for a chat format or dataset that does not exist."""
         check_renderer_name(self.renderer_name)
-        check_source(self.dataset_name)
+        name = self.dataset_name
+        if name not in HUB_PROMPTS and not Path(name).expanduser().is_file():
+            raise ConfigurationError(
+                f"dataset_name: got {name!r}, which is no file (searched from {Path.cwd()}); "
+                f"expected {', '.join(HUB_PROMPTS)}, or a JSONL file of lines like {_EXPECTED}"
+                f"{nearest(name, HUB_PROMPTS)}"
+            )
 
     async def __call__(self) -> tuple[RLDataset, None]:
         """Reads the prompts; skips those that are too long, with a warning.
@@ -317,18 +350,8 @@ class PromptOnlyDatasetBuilder(RLDatasetBuilder):
         return dataset, None
 
 
-def check_source(name: str) -> None:
-    """Raises ``ConfigurationError`` for a name that is neither known nor that of a file."""
-    if name not in HUB_PROMPTS and not Path(name).expanduser().is_file():
-        raise ConfigurationError(
-            f"dataset_name: got {name!r}, which is no file (searched from {Path.cwd()}); expected "
-            f"{', '.join(HUB_PROMPTS)}, or a JSONL file of lines like {_EXPECTED}"
-            f"{nearest(name, HUB_PROMPTS)}"
-        )
-
-
 def load_prompts(name: str, most: int | None = None, split: str = "train") -> list[list[Message]]:
-    """Loads the prompts of a known dataset or a JSONL file as conversations that end with the user.
+    """Loads prompts as conversations that end with the user.
 
     Args:
         name: One of ``HUB_PROMPTS``, or a file (also ``.jsonl.gz``).
@@ -359,32 +382,31 @@ def prompt_of(row: Any, where: str) -> list[Message]:
     """Parses a row as a conversation that ends with the user; ``where`` names it in errors.
 
     Raises:
-        DataFormatError: It is none.
+        DataFormatError: The row is neither a prompt nor a conversation of text.
     """
     if not isinstance(row, Mapping):
         raise DataFormatError(f"{where}: got {type(row).__name__}, expected {_EXPECTED}")
-    if "messages" in row:
-        return _of_conversation(row["messages"], where)
-    text = next((row[name] for name in _FIELDS if name in row), None)
-    if not isinstance(text, str) or not text.strip():
+    if "messages" not in row:
+        text = next((row[name] for name in ("prompt", "question", "problem") if name in row), None)
+        if not isinstance(text, str) or not text.strip():
+            fields = ", ".join(map(str, row)) or "none"
+            raise DataFormatError(
+                f"{where}: got {text!r} as prompt and the fields {fields}; expected {_EXPECTED}"
+            )
+        return [Message(role="user", content=text)]
+    if not isinstance(row["messages"], list):
         raise DataFormatError(
-            f"{where}: got {text!r} as prompt and the fields {', '.join(map(str, row)) or 'none'}; "
-            f"expected {_EXPECTED}"
-        )
-    return [Message(role="user", content=text)]
-
-
-def _of_conversation(messages_field: Any, where: str) -> list[Message]:
-    if not isinstance(messages_field, list):
-        raise DataFormatError(
-            f"{where}: messages: got {messages_field!r}, expected a list as in {_EXPECTED}"
+            f"{where}: messages: got {row['messages']!r}, expected a list as in {_EXPECTED}"
         )
     try:
-        messages = normalize_messages(messages_field)
+        messages = normalize_messages(row["messages"])
     except RendererError as error:
         raise DataFormatError(f"{where}: {error}") from error
-    if any(isinstance(m["content"], list) and _has_media(m["content"]) for m in messages):
+    contents = [message["content"] for message in messages]
+    parts = itertools.chain.from_iterable(c for c in contents if isinstance(c, list))
+    if any(part["type"] not in ("text", "thinking") for part in parts):
         raise DataFormatError(f"{where}: got images or audio, expected text as in {_EXPECTED}")
+    # The student is to answer the last user message: what follows it in the data is dropped.
     users = [i for i, message in enumerate(messages) if message["role"] == "user"]
     if not users or not get_text_content(messages[users[-1]]).strip():
         roles = ", ".join(message["role"] for message in messages) or "none"
@@ -395,10 +417,6 @@ def _of_conversation(messages_field: Any, where: str) -> list[Message]:
     return messages[: users[-1] + 1]
 
 
-def _has_media(parts: Sequence[Mapping[str, Any]]) -> bool:
-    return any(part["type"] not in ("text", "thinking") for part in parts)
-
-
 def fitting(
     prompts: Sequence[list[Message]],
     renderer: Renderer,
@@ -406,17 +424,25 @@ def fitting(
     max_tokens: int | None,
     name: str,
 ) -> list[list[Message]]:
-    """Returns the prompts of at most ``max_tokens`` rendered tokens; logs how many are skipped.
+    """Returns the prompts of at most ``max_tokens`` rendered tokens; ``None`` keeps all of them.
 
-    ``None`` keeps all of them. Long prompts are skipped, because a truncated one has another
-    meaning.
+    Long prompts are skipped and counted in the log. They are not truncated, because a truncated
+    prompt has another meaning.
 
     Raises:
         DataValidationError: None of them fits.
     """
     if max_tokens is None or not prompts:
         return list(prompts)
-    lengths = list(_lengths(prompts, renderer, prefix, max_tokens))
+    # A token has at least one byte, so most prompts of a large dataset need not be rendered. The
+    # slack of 8 tokens is for spaces that tokenizers insert.
+    around = renderer.build_generation_prompt([*prefix, Message(role="user", content="x")]).length
+    lengths: list[int] = []
+    for prompt in prompts:
+        bound = around + 8 + len(get_text_content(prompt[-1]).encode())
+        proven = len(prompt) == 1 and bound <= max_tokens
+        rendered = None if proven else renderer.build_generation_prompt([*prefix, *prompt])
+        lengths.append(0 if rendered is None else rendered.length)
     kept = [prompt for prompt, n in zip(prompts, lengths, strict=True) if n <= max_tokens]
     if not kept:
         raise DataValidationError(
@@ -434,17 +460,3 @@ def fitting(
             max(lengths),
         )
     return kept
-
-
-def _lengths(
-    prompts: Sequence[list[Message]], renderer: Renderer, prefix: Sequence[Message], bound: int
-) -> Iterator[int]:
-    """Yields the number of tokens of each prompt; 0 if its bytes already prove that it fits."""
-    # A token has at least one byte, so most prompts of a large dataset need not be rendered.
-    around = renderer.build_generation_prompt([*prefix, Message(role="user", content="x")]).length
-    for prompt in prompts:
-        size = around + _SLACK_TOKENS + len(get_text_content(prompt[-1]).encode())
-        if len(prompt) == 1 and size <= bound:
-            yield 0
-        else:
-            yield renderer.build_generation_prompt([*prefix, *prompt]).length

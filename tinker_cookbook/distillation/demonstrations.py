@@ -1,7 +1,8 @@
-"""Training data of self-distillation: questions with a good answer that only the teacher sees.
+"""Data of self-distillation: questions with a good answer that only the teacher sees.
 
 They come from a file of conversations (``DemonstrationBuilder``), or batch by batch from user code
-as environments in which the student answers (``SDFTBatchProvider``).
+as environments in which the student answers (``SDFTBatchProvider``). ``DemonstrationTexts`` and
+``ProvidedTexts`` turn a batch of either into answers to train on.
 """
 
 from __future__ import annotations
@@ -10,12 +11,13 @@ import asyncio
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
+from typing import TYPE_CHECKING, Any, Protocol, TypeAlias, runtime_checkable
 
 import chz
 
 from tinker_cookbook.completers import TokenCompleter
-from tinker_cookbook.distillation.soft_objective import number_of, numbered
+from tinker_cookbook.distillation.sdft_targets import answer_datum, masked_datum
+from tinker_cookbook.distillation.topk_distributions import number_of, numbered
 from tinker_cookbook.exceptions import (
     ConfigurationError,
     DataFormatError,
@@ -34,6 +36,8 @@ from tinker_cookbook.supervised.types import SupervisedDataset
 
 if TYPE_CHECKING:
     import tinker
+
+    from tinker_cookbook.distillation.sdft import Config
 
 DEFAULT_DEMO_TEMPLATE = (
     "{question}\n\n"
@@ -60,7 +64,7 @@ class Demonstration:
         if not prompt or prompt[-1]["role"] != "user" or not answer.strip():
             raise DataFormatError(
                 f"row {row} of the demonstrations: got messages of roles {roles}, expected a user "
-                "message and behind it, last of all answers, one with text"
+                "message and after it, as the last answer, one with text"
             )
         return cls(prompt, answer)
 
@@ -149,10 +153,6 @@ def _up_to_answer(conversation: list[Message]) -> list[Message]:
     return conversation[: last + 1]
 
 
-Texts = tuple[list["tinker.Datum"], list["tinker.ModelInput"], dict[str, float]]
-"""Answers as datums with a ``mask``, the teacher's prompt of each, and metrics."""
-
-
 @runtime_checkable
 class SDFTBatchProvider(Protocol):
     """Questions with a golden answer each, in batches."""
@@ -195,12 +195,73 @@ class ProvidedEnvironments(RLDataset):
         return batch[0] if isinstance(batch, tuple) else batch
 
 
+Texts: TypeAlias = tuple[list["tinker.Datum"], list["tinker.ModelInput"], dict[str, float]]
+"""Answers as datums with a ``mask``, the teacher's prompt of each, and metrics."""
+
+GetPolicy: TypeAlias = Callable[[], TokenCompleter]
+"""Returns the student with its current weights."""
+
+
+class DemonstrationTexts:
+    """Answers of the student to the questions of demonstrations, or the demonstrations."""
+
+    def __init__(self, config: Config) -> None:
+        assert isinstance(config.dataset_builder, DemonstrationBuilder)
+        self._config, self._builder = config, config.dataset_builder
+
+    def teacher_prompt(self, row: int) -> tinker.ModelInput:
+        """Returns the question with the demonstration."""
+        return self._builder.demonstrations[row].teacher_prompt(
+            self._builder.renderer, self._config.system_prompt, self._config.demo_template
+        )
+
+    def check(self) -> None:
+        """Raises ``DataValidationError`` where a teacher's prompt leaves no room for an answer."""
+        # The student's prompt, which lacks the demonstration, is never longer.
+        limit = self._config.context
+        lengths = [self.teacher_prompt(i).length for i in range(len(self._builder.demonstrations))]
+        long = [row for row, length in enumerate(lengths) if length >= limit]
+        if long:
+            raise DataValidationError(
+                f"{self._builder.file_path}: the teacher's prompt of {len(long)} of {len(lengths)} "
+                f"demonstrations (the first is row {long[0]}, {lengths[long[0]]} tokens) leaves no "
+                f"room for an answer within {limit} tokens; shorten these or take them out, or "
+                "raise max_context_length where the model's context allows it"
+            )
+
+    async def texts(self, step: int, data: Sequence[tinker.Datum], policy: GetPolicy) -> Texts:
+        """Returns ``group_size`` answers to each question, a function of the seed and the step."""
+        rows = [number_of(datum) for datum in data]
+        if not self._config.on_policy:
+            # The demonstrations are the answers; their weights mark the answer's tokens.
+            answers = [
+                masked_datum(
+                    datum.model_input,
+                    datum.loss_fn_inputs["target_tokens"].to_numpy(),
+                    (datum.loss_fn_inputs["weights"].to_numpy() != 0).astype("float32"),
+                )
+                for datum in data
+            ]
+            return answers, [self.teacher_prompt(row) for row in rows], {}
+        student, size = policy(), self._config.group_size
+        renderer = self._builder.renderer
+
+        async def one(place: int, row: int) -> list[tinker.Datum]:
+            prompt = renderer.build_generation_prompt(self._builder.demonstrations[row].prompt)
+            samples = await student.derived(step, place).sample_many(
+                prompt, renderer.get_stop_sequences(), size
+            )
+            return [answer_datum(prompt, sample.tokens) for sample in samples]
+
+        groups = await asyncio.gather(*(one(i, row) for i, row in enumerate(rows)))
+        prompts = [self.teacher_prompt(row) for row in rows for _ in range(size)]
+        return [datum for group in groups for datum in group], prompts, {}
+
+
 class ProvidedTexts:
     """Samples of the student in a provider's environments.
 
-    Args:
-        provider: Where the questions come from.
-        teacher_prompt: Of a question and its golden answer.
+    ``teacher_prompt`` renders the teacher's prompt of a question and its golden answer.
     """
 
     def __init__(
@@ -210,9 +271,7 @@ class ProvidedTexts:
     ) -> None:
         self._provider, self._teacher_prompt = provider, teacher_prompt
 
-    async def texts(
-        self, step: int, data: Sequence[tinker.Datum], policy: Callable[[], TokenCompleter]
-    ) -> Texts:
+    async def texts(self, step: int, data: Sequence[tinker.Datum], policy: GetPolicy) -> Texts:
         """Runs the rollouts of a batch; returns answers, teacher prompts and metrics.
 
         Raises:

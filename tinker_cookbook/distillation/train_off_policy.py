@@ -4,29 +4,42 @@
         dataset_configs.0.dataset_builder=module:Class …
     python -m tinker_cookbook.distillation.train_off_policy --help
 
-Each dataset has its teacher. At every trained token of an example the teacher says which
-``n_teacher_targets`` tokens it finds most probable there, and these, renormalised, are the targets
-of a cross-entropy (``topk_targets``). The texts are fixed: nothing is sampled from the student.
+Each dataset has its teacher. At every trained token of an example the targets of a cross-entropy
+are the teacher's ``n_teacher_targets`` most probable tokens, renormalised
+(``topk_distributions``). The texts are fixed: nothing is sampled from the student.
 ``tinker_cookbook.distillation.train_on_policy`` has the student write the texts instead.
 """
 
 from __future__ import annotations
 
+import asyncio
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 import chz
 
 from tinker_cookbook import model_info
-from tinker_cookbook.distillation.datasets import TeacherConfig
-from tinker_cookbook.distillation.soft_objective import OffPolicy, Teachers, numbered
-from tinker_cookbook.distillation.teachers import open_teacher
-from tinker_cookbook.distillation.topk_targets import check_top_k
+from tinker_cookbook.distillation.datasets import TeacherConfig, at_least, open_teacher
+from tinker_cookbook.distillation.topk_distributions import (
+    SoftDatum,
+    check_top_k,
+    distance_metrics,
+    number_of,
+    numbered,
+    soft_targets,
+    without_number,
+)
+from tinker_cookbook.eval.evaluators import (
+    Evaluator,
+    TrainingClientEvaluator,
+    forward_logprobs,
+)
 from tinker_cookbook.exceptions import ConfigurationError, ModelNotFoundError
 from tinker_cookbook.renderers import Message
-from tinker_cookbook.supervised.batch_loop import BatchConfig, Objective, train_batches
+from tinker_cookbook.supervised.batch_loop import Batch, BatchConfig, Objective, train_batches
 from tinker_cookbook.supervised.data import trained_batch
+from tinker_cookbook.supervised.nll_evaluator import NLLEvaluator, all_data
 from tinker_cookbook.supervised.types import (
     ChatDatasetBuilder,
     ChatDatasetBuilderCommonConfig,
@@ -35,21 +48,21 @@ from tinker_cookbook.supervised.types import (
     SupervisedDatasetBuilder,
 )
 from tinker_cookbook.tokenizer_utils import get_tokenizer
-from tinker_cookbook.training.session import TrainingSession
+from tinker_cookbook.training.session import Metrics, TrainingSession
 from tinker_cookbook.utils.command_line.entrypoint import run_entrypoint
 from tinker_cookbook.vocabulary import check_same_vocabulary
 
 if TYPE_CHECKING:
     import tinker
+    from tinker import types
+
+    from tinker_cookbook.backends import Future, SamplingClient, TrainingClient
 
 __all__ = ["Config", "DatasetWithTeacher", "MixtureBuilder", "main"]
 
 
 def shares(weights: Sequence[float], batch_size: int) -> list[int]:
-    """Splits ``batch_size`` among datasets by weight, with at least one example each.
-
-    Each further example comes from the dataset that is furthest below its exact share.
-    """
+    """Splits ``batch_size`` among datasets by weight, with at least one example each."""
     for i, weight in enumerate(weights):
         if not (weight > 0 and math.isfinite(weight)):
             raise ConfigurationError(
@@ -91,8 +104,6 @@ class MixedDataset(SupervisedDataset):
     """
 
     def __init__(self, datasets: Sequence[SupervisedDataset]) -> None:
-        if not datasets:
-            raise ConfigurationError("dataset_configs: got none, expected at least one dataset")
         self._datasets = list(datasets)
 
     @property
@@ -114,10 +125,7 @@ class MixedDataset(SupervisedDataset):
             dataset.set_epoch(seed)
 
     def get_batch(self, index: int) -> list[tinker.Datum]:
-        """Returns the numbered datums of all datasets that have any in this batch.
-
-        Raises EmptyBatchError if none has any.
-        """
+        """Returns the numbered datums; raises EmptyBatchError if no dataset has any."""
         data = [
             numbered(datum, number)
             for number, dataset in enumerate(self._datasets)
@@ -134,23 +142,24 @@ class MixedDataset(SupervisedDataset):
         return min(map(len, self._datasets))
 
 
-class ConcatenatedDataset(SupervisedDataset):
-    """Concatenation of datasets; datums are numbered by the keys."""
+class HeldOutDatasets(SupervisedDataset):
+    """All batches of the first dataset, then those of the next; ``None`` has no batches."""
 
-    def __init__(self, datasets: Mapping[int, SupervisedDataset]) -> None:
-        self._places = [
+    def __init__(self, datasets: Sequence[SupervisedDataset | None]) -> None:
+        self._batches = [
             (number, dataset, index)
-            for number, dataset in datasets.items()
+            for number, dataset in enumerate(datasets)
+            if dataset is not None
             for index in range(len(dataset))
         ]
 
     def get_batch(self, index: int) -> list[tinker.Datum]:
-        """Returns one batch of one dataset."""
-        number, dataset, place = self._places[index]
-        return [numbered(datum, number) for datum in dataset.get_batch(place)]
+        """Returns one batch of one dataset, numbered by dataset."""
+        number, dataset, position = self._batches[index]
+        return [numbered(datum, number) for datum in dataset.get_batch(position)]
 
     def __len__(self) -> int:
-        return len(self._places)
+        return len(self._batches)
 
 
 @chz.chz
@@ -168,32 +177,57 @@ class DatasetWithTeacher:
         chat = isinstance(builder, ChatDatasetBuilder)
         return builder.common_config.max_length if chat else None
 
+    def check(self, model_name: str, where: str) -> None:
+        """Raises ``ConfigurationError`` for a dataset or teacher that the student cannot use.
+
+        The teacher must know the student's tokens and be able to read the longest example. Reads
+        tokenizers, but loads no model.
+        """
+        if isinstance(self.dataset_builder, ChatDatasetBuilder):
+            self.dataset_builder.common_config.check()
+        teacher = self.teacher_config
+        teacher.check(f"{where}.teacher_config")
+        if teacher.has_own_prompt or teacher.renderer_name is not None:
+            raise ConfigurationError(
+                f"{where}.teacher_config: got a chat format or prompt of the teacher's own, "
+                "expected none: here it reads the very tokens of the example; train_on_policy has "
+                "teachers with their own"
+            )
+        setting = f"{where}.teacher_config.base_model"
+        try:
+            check_same_vocabulary(model_name, teacher.base_model, setting)
+        except ModelNotFoundError as error:
+            raise ModelNotFoundError(f"{setting}: {error}") from error
+        context, longest = model_info.resolve_max_length(teacher.base_model, None), self.max_length
+        if context is not None and longest is not None and longest >= context:
+            raise ConfigurationError(
+                f"{where}: max_length is {longest}, expected less than {context}, the context of "
+                f"the teacher {teacher.base_model}: it reads the example and adds a token"
+            )
+
 
 @chz.chz
 class MixtureBuilder(ChatDatasetBuilder):
     """The datasets of several teachers in one batch, shared out by weight.
 
-    ``common_config.batch_size`` is that of the whole batch; an epoch ends with the dataset that
-    ends first.
+    ``common_config.batch_size`` counts the whole batch; an epoch ends with the dataset that ends
+    first.
     """
 
     parts: list[DatasetWithTeacher] = chz.field(doc="Datasets and their teachers")
 
     def __call__(self) -> tuple[SupervisedDataset, SupervisedDataset | None]:
-        """Builds them all; the test data are those of each, one after the other."""
+        """Builds all datasets; the test data are those of each, one after the other."""
         counts = shares([part.weight for part in self.parts], self.common_config.batch_size)
         built = [
             with_batch_size(part.dataset_builder, count, f"dataset_configs[{i}]")()
             for i, (part, count) in enumerate(zip(self.parts, counts, strict=True))
         ]
-        tests = {i: test for i, (_, test) in enumerate(built) if test is not None}
-        return (
-            MixedDataset([train for train, _ in built]),
-            ConcatenatedDataset(tests) if tests else None,
-        )
+        held_out = HeldOutDatasets([test for _, test in built])
+        return MixedDataset([train for train, _ in built]), held_out if len(held_out) else None
 
     def held_out_prompts(self, n: int) -> list[list[Message]]:
-        """Prompts of the first dataset that has any."""
+        """Returns prompts of the first dataset that has any."""
         for part in self.parts:
             if prompts := part.dataset_builder.held_out_prompts(n):
                 return prompts
@@ -216,7 +250,9 @@ class Config(BatchConfig):
     n_teacher_targets: int = chz.field(
         default=20, doc="Most probable tokens of the teacher at a position that are targets"
     )
-    teacher_concurrency: int = chz.field(default=64, doc="Examples that teachers score at a time")
+    teacher_concurrency: int = chz.field(
+        default=64, validator=at_least(1), doc="Examples that teachers score at a time"
+    )
     batch_size: int = chz.field(default=64, doc="Examples a step, of all datasets together")
     dataset_builder: SupervisedDatasetBuilder = chz.field(
         default=None,  # type: ignore[arg-type]
@@ -232,58 +268,107 @@ class Config(BatchConfig):
         super().check()
         if not self.dataset_configs:
             raise ConfigurationError("dataset_configs: got none, expected at least one dataset")
-        if self.teacher_concurrency < 1:
-            raise ConfigurationError(
-                f"teacher_concurrency: got {self.teacher_concurrency}, expected at least 1"
-            )
         shares([part.weight for part in self.dataset_configs], self.batch_size)
         vocab_size = len(get_tokenizer(self.model_name))
         check_top_k("n_teacher_targets", self.n_teacher_targets, vocab_size)
         for i, part in enumerate(self.dataset_configs):
-            _check_part(self.model_name, part, i)
+            part.check(self.model_name, f"dataset_configs[{i}]")
 
 
-def _where(i: int) -> str:
-    return f"dataset_configs[{i}].teacher_config"
+class OffPolicy(Objective):
+    """Cross-entropy to the teachers' distributions on given texts.
 
+    Metrics are those of :func:`distance_metrics`; with several datasets
+    ``teacher/forward_kl/dataset_I`` for each; and ``num_cut``, the examples that fill their
+    dataset's ``max_length``, so that the end of their text may be missing.
 
-def _check_part(model_name: str, part: DatasetWithTeacher, i: int) -> None:
-    """The teacher is there, knows the student's tokens and can read the longest example."""
-    if isinstance(part.dataset_builder, ChatDatasetBuilder):
-        part.dataset_builder.common_config.check()
-    part.teacher_config.check(_where(i))
-    if part.teacher_config.has_own_prompt or part.teacher_config.renderer_name is not None:
-        raise ConfigurationError(
-            f"{_where(i)}: got a chat format or prompt of the teacher's own, expected none: here "
-            "it reads the very tokens of the example; train_on_policy has teachers with their own"
+    ``clients`` has the teacher of each entry of ``config.dataset_configs``.
+    """
+
+    shown = "teacher/cross_entropy"
+
+    def __init__(self, config: Config, clients: Sequence[SamplingClient]) -> None:
+        self._config, self._clients = config, clients
+        self._tokenizer = get_tokenizer(config.model_name)
+        self._max_lengths = [part.max_length for part in config.dataset_configs]
+
+    async def score(self, data: Sequence[tinker.Datum]) -> list[SoftDatum]:
+        """Returns each numbered datum with the targets of its dataset's teacher."""
+        limit = asyncio.Semaphore(self._config.teacher_concurrency)
+        # A teacher may have more tokens than the student.
+        k, vocab_size = self._config.n_teacher_targets, len(self._tokenizer)
+
+        async def one(datum: tinker.Datum) -> SoftDatum:
+            async with limit:
+                return await soft_targets(datum, self._clients[number_of(datum)], k, vocab_size)
+
+        return list(await asyncio.gather(*map(one, data)))
+
+    async def prepare(self, step: int, data: list[tinker.Datum]) -> Batch:
+        """Scores every example with its teacher."""
+        soft = await self.score(data)
+        return Batch([each.datum for each in soft], (soft, [number_of(datum) for datum in data]))
+
+    def submit(self, client: TrainingClient, batch: Batch) -> Future[types.ForwardBackwardOutput]:
+        """Queues a pass with the backend's cross-entropy, which takes targets [T, K]."""
+        return client.forward_backward(batch.data, "cross_entropy")
+
+    def metrics(self, batch: Batch, output: types.ForwardBackwardOutput) -> Metrics:
+        """Returns metrics over all examples, and for each dataset if there are several."""
+        soft: list[SoftDatum]
+        numbers: list[int]
+        soft, numbers = batch.prepared
+        logprobs = [record["logprobs"] for record in output.loss_fn_outputs]
+        metrics: Metrics = dict(distance_metrics(soft, logprobs))
+        metrics["num_cut"] = sum(
+            datum.model_input.length + 1 == self._max_lengths[number]
+            for datum, number in zip(batch.data, numbers, strict=True)
         )
-    teacher = part.teacher_config.base_model
-    setting = f"{_where(i)}.base_model"
-    try:
-        check_same_vocabulary(model_name, teacher, setting)
-    except ModelNotFoundError as error:
-        raise ModelNotFoundError(f"{setting}: {error}") from error
-    context = model_info.resolve_max_length(teacher, None)
-    if None not in (context, part.max_length) and part.max_length >= context:  # type: ignore[operator]
-        raise ConfigurationError(
-            f"dataset_configs[{i}]: max_length is {part.max_length}, expected less than {context}, "
-            f"the context of the teacher {teacher}: it reads the example and adds a token"
-        )
+        for number in sorted(set(numbers)) if len(self._max_lengths) > 1 else ():
+            own = [i for i, other in enumerate(numbers) if other == number]
+            part = distance_metrics([soft[i] for i in own], [logprobs[i] for i in own])
+            metrics[f"teacher/forward_kl/dataset_{number}"] = part["teacher/forward_kl"]
+        return metrics
+
+    def evaluators(self, test_set: SupervisedDataset) -> list[Evaluator]:
+        """Returns evaluators of the held-out texts: NLL and distance to the teachers."""
+        data = all_data(test_set)
+        plain = [without_number(datum) for datum in data]
+        nll = NLLEvaluator(plain, "test", self._tokenizer)
+        return [nll, TeacherDistanceEvaluator(self, data)]
+
+
+class TeacherDistanceEvaluator(TrainingClientEvaluator):
+    """The metrics of :func:`distance_metrics` on held-out texts, under ``test/``.
+
+    ``test/forward_kl`` and ``test/cross_entropy`` fall; ``test/topk_mass`` and ``test/entropy``
+    depend on the teacher only and stay.
+    """
+
+    def __init__(self, objective: OffPolicy, data: Sequence[tinker.Datum]) -> None:
+        self._objective, self._data = objective, data
+        self._soft: list[SoftDatum] | None = None
+
+    async def __call__(self, training_client: TrainingClient) -> dict[str, float]:
+        """Scores all texts with the student."""
+        # The teachers are frozen, so they score the texts once per process.
+        if self._soft is None:
+            self._soft = await self._objective.score(self._data)
+        data = [soft.datum for soft in self._soft]
+        return distance_metrics(self._soft, await forward_logprobs(training_client, data), "test")
 
 
 async def main(config: Config) -> None:
     """Trains, or continues the run in ``config.log_path``."""
 
     async def objective(session: TrainingSession) -> Objective:
-        tokenizer = get_tokenizer(config.model_name)
         clients = [
-            await open_teacher(session, config, part.teacher_config, _where(i))
+            await open_teacher(
+                session, config, part.teacher_config, f"dataset_configs[{i}].teacher_config"
+            )
             for i, part in enumerate(config.dataset_configs)
         ]
-        teachers = Teachers(
-            clients, config.n_teacher_targets, len(tokenizer), config.teacher_concurrency
-        )
-        return OffPolicy(teachers, [part.max_length for part in config.dataset_configs], tokenizer)
+        return OffPolicy(config, clients)
 
     await train_batches(config, objective)
 

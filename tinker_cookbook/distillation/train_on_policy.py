@@ -1,12 +1,11 @@
-"""On-policy distillation: the student samples, its teachers score every token of it.
+"""On-policy distillation: the student samples, and its teachers score every token.
 
     python -m tinker_cookbook.distillation.train_on_policy model_name=… log_path=… max_tokens=… \\
         dataset_configs.0.dataset_builder=module:Class …
     python -m tinker_cookbook.distillation.train_on_policy --help
 
-The loop is that of reinforcement learning (``rl.train``), with all of its modes; what differs is
-where the advantages come from (``teachers.py``). Environments may have rewards too, which then add
-to what the teachers say.
+The loop is ``rl.train`` with all of its modes; only the advantages come from the teachers
+(``on_policy_teachers``). Environments may have rewards too, which are then added.
 """
 
 from __future__ import annotations
@@ -18,21 +17,26 @@ from typing import TYPE_CHECKING, Any
 
 import chz
 import numpy as np
+import numpy.typing as npt
 
 from tinker_cookbook import model_info
-from tinker_cookbook.distillation.datasets import CompositeDataset, DistillationDatasetConfig
-from tinker_cookbook.distillation.teacher_view import (
+from tinker_cookbook.distillation.datasets import (
+    CompositeDataset,
+    DistillationDatasetConfig,
+    open_teacher,
+)
+from tinker_cookbook.distillation.on_policy_teachers import (
+    Teacher,
+    TeacherSignal,
+    TopKSignal,
+    add_reverse_kl,
+)
+from tinker_cookbook.distillation.teacher_prompts import (
     AnswerEndings,
     TeacherGroupBuilder,
     TeacherView,
 )
-from tinker_cookbook.distillation.teachers import (
-    Teacher,
-    TeacherSignal,
-    add_reverse_kl,
-    open_teacher,
-)
-from tinker_cookbook.distillation.topk_targets import TopKSignal, TopKTeacher, check_top_k
+from tinker_cookbook.distillation.topk_distributions import check_top_k
 from tinker_cookbook.exceptions import ConfigurationError
 from tinker_cookbook.renderers import Renderer, get_renderer
 from tinker_cookbook.rl import train
@@ -75,7 +79,7 @@ class Config(PolicyTrainingConfig):
     """Settings of an on-policy distillation."""
 
     dataset_configs: list[DistillationDatasetConfig] = chz.field(
-        doc="Datasets, each with the teacher of it; a batch has groups of all of them"
+        doc="Datasets and their teachers; a batch has groups of all of them"
     )
     kl_penalty_coef: float = chz.field(default=1.0, doc="Weight of the teachers")
     kl_discount_factor: float = chz.field(
@@ -84,18 +88,18 @@ class Config(PolicyTrainingConfig):
     )
     center_teacher_kl: bool = chz.field(
         default=False,
-        doc="Take the mean of the batch's tokens of the same dataset as baseline, so that tokens "
-        "nearer to the teacher than most gain; learns faster and at higher rates, far from the "
-        "teacher most of all",
+        doc="Subtract the mean KL of the batch's tokens of the same dataset as baseline, so that "
+        "tokens nearer to the teacher than most gain; learns faster and at higher rates, most of "
+        "all if the teacher is far",
     )
     n_teacher_targets: int = chz.field(
         default=0,
-        doc="Train towards so many of the teacher's most probable tokens at each place, with the "
-        "KL over these in place of that of the sampled token: less noise; 0: the sampled token",
+        doc="Train on the KL over so many of the teacher's most probable tokens at each position, "
+        "in place of the sampled token's: less noise; 0: the sampled token",
     )
     reward_coef: float = chz.field(
         default=1.0,
-        doc="Weight of the environments' own rewards beside the teachers; 0: they are only shown",
+        doc="Weight of the environments' rewards, added to the teachers; 0: only in the metrics",
     )
 
     def check(self) -> None:
@@ -132,20 +136,22 @@ class Config(PolicyTrainingConfig):
             part.teacher_config.check(f"dataset_configs[{i}].teacher_config")
             part.dataset_builder.check()
         if self.n_teacher_targets:
-            self._check_targets()
+            self._check_topk()
 
-    def _check_targets(self) -> None:
-        check_top_k("n_teacher_targets", self.n_teacher_targets, self.vocab_size)
-        for name, got, expected in (
-            ("kl_discount_factor", self.kl_discount_factor, 0),
-            ("reward_coef", self.reward_coef, 0),
-            ("loss_fn", self.loss_fn, "importance_sampling"),
+    def _check_topk(self) -> None:
+        """Checks what the loss over top-K distributions excludes."""
+        vocab_size = len(get_tokenizer(self.model_name))
+        check_top_k("n_teacher_targets", self.n_teacher_targets, vocab_size)
+        for name, expected in (
+            ("kl_discount_factor", 0),
+            ("reward_coef", 0),
+            ("loss_fn", "importance_sampling"),
         ):
-            if got != expected:
+            if getattr(self, name) != expected:
                 raise ConfigurationError(
-                    f"{name}: got {got} with n_teacher_targets={self.n_teacher_targets}, "
-                    f"expected {expected}: the teachers' distributions are "
-                    "the loss, and neither rewards nor tokens that follow enter it"
+                    f"{name}: got {getattr(self, name)} with n_teacher_targets="
+                    f"{self.n_teacher_targets}, expected {expected}: the teachers' distributions "
+                    "are the loss, and neither rewards nor tokens that follow enter it"
                 )
         for i, part in enumerate(self.dataset_configs):
             if self.sees_other_prompt(part):
@@ -155,15 +161,10 @@ class Config(PolicyTrainingConfig):
                     "or a teacher that sees what the student does (its own model or checkpoint)"
                 )
 
-    @property
-    def vocab_size(self) -> int:
-        """Tokens of the student."""
-        return len(get_tokenizer(self.model_name))
-
     def student_renderer_name(self, part: DistillationDatasetConfig) -> str:
-        """Returns the chat format of the student on a dataset: the dataset's, or else the run's."""
-        own = getattr(part.dataset_builder, "renderer_name", None) or self.renderer_name
-        return model_info.resolve_renderer_name(self.model_name, own)[0]
+        """Returns the student's chat format on a dataset: the dataset's, or else the run's."""
+        name = getattr(part.dataset_builder, "renderer_name", None) or self.renderer_name
+        return model_info.resolve_renderer_name(self.model_name, name)[0]
 
     def sees_other_prompt(self, part: DistillationDatasetConfig) -> bool:
         """Returns whether the teacher of a dataset sees anything but the student's tokens."""
@@ -174,10 +175,9 @@ class Config(PolicyTrainingConfig):
     def renderers(self, part: DistillationDatasetConfig) -> tuple[Renderer, Renderer]:
         """Returns the chat formats of student and teacher on a dataset."""
         teacher, student_name = part.teacher_config, self.student_renderer_name(part)
-        name = teacher.renderer_name or student_name
         return (
             get_renderer(student_name, get_tokenizer(self.model_name)),
-            get_renderer(name, get_tokenizer(teacher.base_model)),
+            get_renderer(teacher.renderer_name or student_name, get_tokenizer(teacher.base_model)),
         )
 
 
@@ -196,10 +196,10 @@ async def main(config: Config, rollout_executor: Executor | None = None) -> None
     config.check()
     await asyncio.to_thread(check_vocabularies, config)
 
-    async def teach(session: TrainingSession) -> TeacherSignal:
+    async def teachers(session: TrainingSession) -> TeacherSignal:
         return await _open_teachers(config, session)
 
-    await train.run(config, _TeacherDatasetBuilder(config=config), teach, rollout_executor)
+    await train.run(config, _TeacherDatasetBuilder(config=config), teachers, rollout_executor)
 
 
 def check_vocabularies(config: Config) -> None:
@@ -221,7 +221,7 @@ async def incorporate_kl_penalty(
 ) -> dict[str, float]:
     """Adds ``-coef * mask * (logprob of the student - of its teacher)`` to the advantages.
 
-    For loops of one's own, whose teachers see what the student does; changes ``data_D``.
+    For loops of user code, whose teachers see what the student does; changes ``data_D``.
 
     Args:
         data_D: As ``trajectory_to_data`` makes them.
@@ -231,21 +231,17 @@ async def incorporate_kl_penalty(
         kl_discount_factor: As in :class:`Config`.
 
     Returns:
-        ``teacher_kl`` and ``teacher_kl/dataset_i`` (see ``teachers.py``); nothing where no token
-        is trained.
+        ``teacher_kl`` and ``teacher_kl/dataset_i`` (see ``on_policy_teachers``); nothing where no
+        token is trained.
     """
     check_penalty(kl_penalty_coef, kl_discount_factor)
-    clients = {id(client): client for client in teacher_clients_D}
-    places = {
-        key: [i for i, client in enumerate(teacher_clients_D) if id(client) == key]
-        for key in clients
-    }
-    found = await asyncio.gather(
-        *(score_datums(clients[key], [data_D[i] for i in own]) for key, own in places.items())
-    )
-    scores = {}
-    for own, values in zip(places.values(), found, strict=True):
-        scores.update(zip(own, values, strict=True))
+    scores: dict[int, npt.NDArray[np.float64]] = {}
+
+    async def score(client: SamplingClient) -> None:
+        own = [i for i, other in enumerate(teacher_clients_D) if other is client]
+        scores.update(zip(own, await score_datums(client, [data_D[i] for i in own]), strict=True))
+
+    await asyncio.gather(*map(score, {id(client): client for client in teacher_clients_D}.values()))
     means, _ = add_reverse_kl(
         data_D,
         trained_values(data_D, [scores[i] for i in range(len(data_D))], "teacher"),
@@ -257,19 +253,15 @@ async def incorporate_kl_penalty(
 
 
 async def _open_teachers(config: Config, session: TrainingSession) -> TeacherSignal:
-    teachers: list[Teacher] = []
-    vocab_size = await asyncio.to_thread(lambda: config.vocab_size)
+    k, teachers = config.n_teacher_targets, []
+    vocab_size = len(await asyncio.to_thread(get_tokenizer, config.model_name))
     for i, part in enumerate(config.dataset_configs):
         where = f"dataset_configs[{i}].teacher_config"
         client = await open_teacher(session, config, part.teacher_config, where)
-        endings = None
-        if config.sees_other_prompt(part):
-            endings = AnswerEndings(*config.renderers(part))
-        if config.n_teacher_targets:
-            teachers.append(TopKTeacher(client, None, config.n_teacher_targets, vocab_size))
-        else:
-            teachers.append(Teacher(client, endings))
-    signal = TopKSignal if config.n_teacher_targets else TeacherSignal
+        other = config.sees_other_prompt(part)
+        endings = AnswerEndings(*config.renderers(part)) if other else None
+        teachers.append(Teacher(client, endings, k, vocab_size))
+    signal = TopKSignal if k else TeacherSignal
     return signal(
         teachers,
         config.kl_penalty_coef,
@@ -281,20 +273,25 @@ async def _open_teachers(config: Config, session: TrainingSession) -> TeacherSig
 
 @chz.chz
 class _TeacherDatasetBuilder(RLDatasetBuilder):
-    """The datasets of a config in one, each group knowing its teacher."""
+    """All datasets of a config in one, whose groups are tagged with their teacher."""
 
     config: Config
 
     async def __call__(self) -> tuple[RLDataset, RLDataset | None]:
-        """Training data of all of them, and the test data of those that have some."""
+        """Returns the training data of all, and the test data of those that have some."""
         config, parts = self.config, self.config.dataset_configs
         built = [await part.dataset_builder() for part in parts]
-        views = [
-            TeacherView.of(part.teacher_config, config.renderers(part)[1])
-            if config.sees_other_prompt(part)
-            else None
-            for part in parts
-        ]
+        views: list[TeacherView | None] = []
+        for part in parts:
+            teacher, view = part.teacher_config, None
+            if config.sees_other_prompt(part):
+                view = TeacherView(
+                    config.renderers(part)[1],
+                    teacher.system_prompt,
+                    tuple(teacher.convo_prefix or ()),
+                    teacher.answer_hint,
+                )
+            views.append(view)
         composite = CompositeDataset(
             [dataset for dataset, _ in built], [part.groups_per_batch for part in parts]
         )
@@ -329,11 +326,13 @@ async def prepare_minibatch(
     kl_penalty_coef: float,
     kl_discount_factor: float,
 ) -> tuple[list[tinker.Datum], dict[str, Any]]:
-    """Training data of finished groups, whose advantages hold the teachers' scores; for own loops.
+    """Returns training data of finished groups, with the teachers' scores in the advantages.
+
+    For loops of user code.
 
     Args:
         env_group_builders_P: The builder of each group, for its tags.
-        trajectory_groups_P: The groups; the first of each dataset is printed.
+        trajectory_groups_P: The groups; the first group of each dataset is printed.
         tokenizer: Decodes what is printed.
         dataset_indices_P: The dataset of each group.
         teacher_clients: The teacher of each dataset, which sees what the student does.
@@ -404,7 +403,7 @@ async def do_sync_training(
     ml_logger: Logger,
     tokenizer: Tokenizer,
 ) -> None:
-    """Distils over a client, datasets and teachers that the caller made.
+    """Trains with a client, datasets and teachers that the caller made.
 
     ``teacher_clients`` has one teacher for each dataset in ``dataset``, and ``service_client`` has
     no effect; the other arguments and the rows are those of ``rl.train.do_sync_training``.
@@ -412,9 +411,9 @@ async def do_sync_training(
     session = CallerSession(
         config, training_client, ml_logger, start_batch, end_batch, evaluators, checkpoint_mgr
     )
-    taught = _TeacherDataset(dataset, [None] * len(teacher_clients))
+    tagged = _TeacherDataset(dataset, [None] * len(teacher_clients))
     source = BatchSource(
-        problem_batches(taught, config.seed, start_batch, end_batch),
+        problem_batches(tagged, config.seed, start_batch, end_batch),
         RolloutWorker(config, session.progress.sampling, separate=True),
         config.num_substeps,
     )

@@ -1,4 +1,4 @@
-"""How often a model's greedy answers are those expected: for labels and other short answers."""
+"""Accuracy of greedy answers, for labels and other short answers."""
 
 from __future__ import annotations
 
@@ -19,25 +19,25 @@ else:
 
 
 class AnswerAccuracyEvaluator(SamplingClientEvaluator):
-    """Asks each question once, greedily, and compares the answer with those expected.
+    """Samples one greedy answer to each question and compares it with the expected answers.
 
     For each reference R it gives ``NAME/R``, the share of answers that equal it, from 0 to 1, and
-    ``NAME/num_R``, the number of questions for which R knows an answer; only these count. Before
-    training it is what the model gets right unasked-for; it should rise. ``NAME/cut_off`` is the
-    share of answers that did not end within ``max_tokens``; it should fall to 0.
+    ``NAME/num_R``, the number of questions for which R has an answer; only these count. It should
+    rise with training. ``NAME/cut_off`` is the share of answers that did not end within
+    ``max_tokens``; it should fall to 0.
 
     Args:
         questions: Conversations up to the answer.
         references: Name -> the expected answer to each question, ``None`` where there is none.
         renderer: The chat format of the model.
-        max_tokens: Longest answer.
+        max_tokens: Maximum tokens of an answer.
         name: Prefix of the metrics.
-        read: What of an answer is compared.
-        beside: Figures to log with each evaluation, such as what a teacher gets on the same
+        read: Extracts the part of an answer that is compared.
+        beside: Constants to log with each evaluation, such as a teacher's accuracy on the same
             questions.
 
     Attributes:
-        last_answers: What was compared at the latest evaluation, one a question.
+        last_answers: The compared text of each answer at the latest evaluation.
     """
 
     def __init__(
@@ -67,10 +67,11 @@ class AnswerAccuracyEvaluator(SamplingClientEvaluator):
         self.last_answers: list[str] = []
 
     async def __call__(self, sampling_client: SamplingClient) -> dict[str, float]:
-        """Asks everything at once, so that the backend works on large batches."""
+        """Returns the metrics of the client's weights."""
         params = tinker.SamplingParams(
             max_tokens=self._max_tokens, temperature=0.0, stop=self._renderer.get_stop_sequences()
         )
+        # All requests are submitted first, so that the backend forms large batches.
         futures = [sampling_client.sample(prompt, 1, params) for prompt in self._prompts]
         answers: list[str] = []
         num_cut_off = 0
@@ -79,11 +80,10 @@ class AnswerAccuracyEvaluator(SamplingClientEvaluator):
             answers.append(self._read(get_text_content(message)))
             num_cut_off += not ended
         self.last_answers = answers
-        metrics = {f"{self._name}/cut_off": num_cut_off / len(answers)}
+        metrics = {"cut_off": num_cut_off / len(answers)}
         for reference, expected in self._references.items():
             known = [pair for pair in zip(answers, expected, strict=True) if pair[1] is not None]
             if known:
-                right = sum(answer == wanted for answer, wanted in known)
-                metrics[f"{self._name}/{reference}"] = right / len(known)
-            metrics[f"{self._name}/num_{reference}"] = float(len(known))
-        return metrics | {f"{self._name}/{key}": value for key, value in self._beside.items()}
+                metrics[reference] = sum(a == wanted for a, wanted in known) / len(known)
+            metrics[f"num_{reference}"] = float(len(known))
+        return {f"{self._name}/{key}": value for key, value in (metrics | self._beside).items()}

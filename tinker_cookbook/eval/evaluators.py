@@ -1,4 +1,4 @@
-"""What a training loop calls to evaluate its present weights.
+"""Interface of evaluations that training loops run on their current weights.
 
 Loops take builders (``evaluator_builders``), not evaluators, so that a config stays plain data and
 nothing is loaded before the run begins.
@@ -6,10 +6,12 @@ nothing is loaded before the run begins.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, TypeAlias
 
 if TYPE_CHECKING:
+    import tinker
+
     from tinker_cookbook.backends import SamplingClient, TrainingClient
 
 
@@ -17,7 +19,7 @@ class TrainingClientEvaluator:
     """Evaluates through the training client: losses on held-out data."""
 
     async def __call__(self, training_client: TrainingClient) -> dict[str, float]:
-        """Metrics of the weights as they are after the operations submitted so far."""
+        """Returns metrics of the weights after all operations submitted so far."""
         raise NotImplementedError(f"{type(self).__name__} must define __call__")
 
 
@@ -25,10 +27,22 @@ class SamplingClientEvaluator:
     """Evaluates by sampling from, or scoring with, one fixed version of the weights."""
 
     async def __call__(self, sampling_client: SamplingClient) -> dict[str, float]:
-        """Metrics of the weights that the client holds."""
+        """Returns metrics of the weights that the client holds."""
         raise NotImplementedError(f"{type(self).__name__} must define __call__")
 
 
 Evaluator: TypeAlias = TrainingClientEvaluator | SamplingClientEvaluator
 EvaluatorBuilder: TypeAlias = Callable[[], Evaluator]
 SamplingClientEvaluatorBuilder: TypeAlias = Callable[[], SamplingClientEvaluator]
+
+
+async def forward_logprobs(
+    client: TrainingClient, data: Sequence[tinker.Datum], batch_size: int = 32
+) -> list[tinker.TensorData]:
+    """Returns the log-probabilities of each datum's targets, ``batch_size`` datums in a request."""
+    # All requests are submitted before the first is awaited, so that the backend is never idle.
+    futures = [
+        client.forward(list(data[start : start + batch_size]), "cross_entropy")
+        for start in range(0, len(data), batch_size)
+    ]
+    return [record["logprobs"] for future in futures for record in (await future).loss_fn_outputs]

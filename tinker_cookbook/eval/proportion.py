@@ -1,4 +1,4 @@
-"""Shares with their uncertainty: k of n right says little where n is small."""
+"""Confidence intervals of shares: k of n right is uncertain where n is small."""
 
 from __future__ import annotations
 
@@ -6,18 +6,19 @@ import math
 
 from tinker_cookbook.exceptions import DataValidationError
 
-_Z_95 = 1.959963984540054
 
-
-def wilson_interval(successes: int, total: int, z: float = _Z_95) -> tuple[float, float]:
-    """Returns the interval that holds the true share with 95% (``z`` standard deviations).
+def wilson_interval(
+    successes: float, total: int, z: float = 1.959963984540054
+) -> tuple[float, float]:
+    """Returns the interval that contains the true share with 95% (``z`` standard deviations).
 
     With ``p = successes / total``::
 
         (p + z^2 / 2n  ±  z sqrt(p (1 - p) / n + z^2 / 4n^2)) / (1 + z^2 / n)
 
     It stays within 0 and 1 and is right for small n and shares near the ends (Wilson 1927; Brown,
-    Cai and DasGupta 2001). It takes the trials as independent.
+    Cai and DasGupta 2001). It takes the trials as independent. Fractional ``successes``, sums of
+    scores from 0 to 1, give an interval that is somewhat too wide.
 
     Raises:
         DataValidationError: ``total`` is not positive or ``successes`` not in 0 to ``total``.

@@ -11,12 +11,12 @@ import tinker
 import torch
 from transformers import AutoModelForCausalLM
 
-from tinker_cookbook.distillation.topk_targets import (
+from tinker_cookbook.distillation.topk_distributions import (
     SoftDatum,
     TopK,
-    ask_teacher,
     check_top_k,
     distance_metrics,
+    score_with_topk,
     soft_datum,
     soft_targets,
 )
@@ -58,7 +58,7 @@ def student_logprobs(place, soft):
 
 def test_the_teachers_top_k_are_those_of_transformers(place, plain):
     ids = place.tokenizer.encode(" ".join(map("".join, ref.STORIES)))
-    found = asyncio.run(ask_teacher(place.teacher, tinker.ModelInput.from_ints(ids), 20))
+    found, _ = asyncio.run(score_with_topk(place.teacher, tinker.ModelInput.from_ints(ids), 20))
     with torch.no_grad():
         expected = plain(torch.tensor([ids])).logits[0, :-1].log_softmax(-1).topk(20)
     assert np.array_equal(found.ids, expected.indices.numpy())
@@ -195,7 +195,7 @@ def test_an_example_with_soft_targets_is_refused(place):
 def test_an_example_longer_than_the_teachers_context_is_named(place):
     prompt = tinker.ModelInput.from_ints([1] + [300] * 512)
     with pytest.raises(DataError, match=r"513 tokens.*max_length"):
-        asyncio.run(ask_teacher(place.teacher, prompt, 5))
+        asyncio.run(score_with_topk(place.teacher, prompt, 5))
 
 
 class _Answer:
@@ -214,15 +214,15 @@ class _Answer:
 def test_a_backend_without_distributions_is_refused():
     prompt = tinker.ModelInput.from_ints([1, 2, 3])
     with pytest.raises(BackendError, match="cannot serve as a teacher"):
-        asyncio.run(ask_teacher(_Answer(None), prompt, 2))
+        asyncio.run(score_with_topk(_Answer(None), prompt, 2))
     empty = np.zeros((3, 2), np.int32), np.full((3, 2), -99999.0, np.float32)
     with pytest.raises(BackendError, match="row 0 of 2 is empty"):
-        asyncio.run(ask_teacher(_Answer(empty), prompt, 2))
+        asyncio.run(score_with_topk(_Answer(empty), prompt, 2))
 
 
 def test_fewer_tokens_than_asked_for_are_taken_as_they_are():
     prompt = tinker.ModelInput.from_ints([1, 2])
     ids = np.array([[0, 0], [5, 0]], np.int32)
     logprobs = np.array([[-99999.0, -99999.0], [-0.5, -99999.0]], np.float32)
-    found = asyncio.run(ask_teacher(_Answer((ids, logprobs)), prompt, 2))
+    found, _ = asyncio.run(score_with_topk(_Answer((ids, logprobs)), prompt, 2))
     assert found.renormalised().tolist() == [[1, 0]]

@@ -11,7 +11,7 @@ import soft_samples as ref
 
 from tinker_cookbook.distillation import train_off_policy
 from tinker_cookbook.distillation.datasets import TeacherConfig
-from tinker_cookbook.distillation.soft_objective import number_of, numbered, without_number
+from tinker_cookbook.distillation.topk_distributions import number_of, numbered, without_number
 from tinker_cookbook.distillation.train_off_policy import MixedDataset, shares, with_batch_size
 from tinker_cookbook.exceptions import CheckpointError, ConfigurationError, DataValidationError
 from tinker_cookbook.supervised.conversation_file import FromConversationFileBuilder

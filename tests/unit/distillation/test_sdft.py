@@ -14,8 +14,8 @@ from transformers import AutoModelForCausalLM
 
 from tinker_cookbook.distillation import sdft
 from tinker_cookbook.distillation.demonstrations import Demonstration, check_demo_template
-from tinker_cookbook.distillation.sdft_datums import ReverseKL, answer_datum
-from tinker_cookbook.distillation.soft_objective import number_of
+from tinker_cookbook.distillation.sdft_targets import ReverseKL, answer_datum
+from tinker_cookbook.distillation.topk_distributions import number_of
 from tinker_cookbook.exceptions import ConfigurationError, DataFormatError, DataValidationError
 from tinker_cookbook.renderers import get_renderer
 from tinker_cookbook.supervised.types import ChatDatasetBuilderCommonConfig

@@ -10,7 +10,7 @@ import pytest
 import tinker
 
 from tinker_cookbook.distillation import sdft
-from tinker_cookbook.distillation.topk_targets import ask_teacher, score_with_topk
+from tinker_cookbook.distillation.topk_distributions import score_with_topk
 from tinker_cookbook.exceptions import BackendError
 
 PROMPT = tinker.ModelInput.from_ints([90, 91])
@@ -124,9 +124,9 @@ def test_targets_elsewhere_need_every_row_and_no_logprobs():
     assert topk.ids.tolist() == [[102], [103]]
     assert logprobs.size == 0
     with pytest.raises(BackendError, match="those of 2 positions"):
-        asyncio.run(ask_teacher(Teacher(2), sequence, 1))
+        asyncio.run(score_with_topk(Teacher(2), sequence, 1))
     with pytest.raises(BackendError, match="row 1 of 2 is empty"):
-        asyncio.run(ask_teacher(Teacher(None, 2), sequence, 1))
+        asyncio.run(score_with_topk(Teacher(None, 2), sequence, 1))
 
 
 def test_advantages_are_the_differences_at_the_sampled_tokens():

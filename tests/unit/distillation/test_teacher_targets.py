@@ -11,13 +11,8 @@ import tinker
 import torch
 from transformers import AutoModelForCausalLM
 
-from tinker_cookbook.distillation.sdft_datums import answer_datum
-from tinker_cookbook.distillation.teachers import TrajectoryData
-from tinker_cookbook.distillation.topk_targets import (
-    TopKReverseKL,
-    TopKSignal,
-    TopKTeacher,
-)
+from tinker_cookbook.distillation.on_policy_teachers import Teacher, TopKReverseKL, TopKSignal
+from tinker_cookbook.distillation.sdft_targets import answer_datum
 from tinker_cookbook.rl.types import Trajectory
 
 ANSWERS = [("Who ran?", " Tom and the dog ran and ran."), ("What is big?", " The sun is.")]
@@ -43,8 +38,8 @@ def judged(place, k):
         tokens = place.tokenizer.encode(answer, add_special_tokens=False)
         text = tinker.ModelInput.from_ints(place.tokenizer.encode(prompt))
         data.append(answer_datum(text, tokens))
-    played = [TrajectoryData(Trajectory([], tinker.ModelInput.empty()), [datum]) for datum in data]
-    scores = asyncio.run(TopKTeacher(place.teacher, None, k, VOCABULARY).score(played))
+    rollouts = [(Trajectory([], tinker.ModelInput.empty()), [datum]) for datum in data]
+    scores = asyncio.run(Teacher(place.teacher, None, k, VOCABULARY).score(rollouts))
     return data, scores
 
 

@@ -15,13 +15,13 @@ from transformers import AutoModelForCausalLM
 
 from tinker_cookbook.backends import connect
 from tinker_cookbook.completers import TokensWithLogprobs
-from tinker_cookbook.distillation.teacher_view import (
+from tinker_cookbook.distillation.on_policy_teachers import Teacher, TeacherSignal, add_reverse_kl
+from tinker_cookbook.distillation.teacher_prompts import (
     AnswerEndings,
     TeacherGroupBuilder,
     TeacherView,
     dataset_index,
 )
-from tinker_cookbook.distillation.teachers import Teacher, TeacherSignal, add_reverse_kl
 from tinker_cookbook.distillation.train_on_policy import incorporate_kl_penalty
 from tinker_cookbook.exceptions import ConfigurationError, DataValidationError, TrainingError
 from tinker_cookbook.renderers import get_renderer

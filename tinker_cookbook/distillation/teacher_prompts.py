@@ -1,4 +1,4 @@
-"""Teacher prompts that differ from the student's prompt.
+"""Teachers of on-policy distillation that read another prompt than the student.
 
 A teacher may have another chat format than the student, or its own prompt: a system prompt,
 examples, a hint at the answer. It scores the student's tokens after that prompt. Only the tokens
@@ -8,20 +8,29 @@ that end an answer are translated, because each chat format has its own.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
-from typing import TYPE_CHECKING
 
+import numpy as np
+import numpy.typing as npt
+
+from tinker_cookbook.completers import TokensWithLogprobs
 from tinker_cookbook.distillation.datasets import ANSWER
-from tinker_cookbook.exceptions import ConfigurationError
+from tinker_cookbook.exceptions import ConfigurationError, DataValidationError
 from tinker_cookbook.renderers import Message, Renderer, get_text_content
-from tinker_cookbook.rl.types import Env, EnvGroupBuilder, Metrics, Observation, Trajectory
+from tinker_cookbook.rl.types import (
+    Env,
+    EnvGroupBuilder,
+    Metrics,
+    Observation,
+    Trajectory,
+    Transition,
+)
 from tinker_cookbook.tokenizer_utils import decode_exactly
 
-if TYPE_CHECKING:
-    from tinker_cookbook.distillation.datasets import TeacherConfig
-
 _TAG = "dataset_"
+
+_LONGEST_TOKEN = 64  # characters; one may follow the stop text within its last token
 
 
 @dataclass(frozen=True)
@@ -36,12 +45,6 @@ class TeacherView:
     system_prompt: str | None = None
     convo_prefix: tuple[Message, ...] = ()
     answer_hint: str | None = None
-
-    @classmethod
-    def of(cls, teacher: TeacherConfig, renderer: Renderer) -> TeacherView:
-        """Creates the view of a teacher in the chat format of ``renderer``."""
-        prefix = tuple(teacher.convo_prefix or ())
-        return cls(renderer, teacher.system_prompt, prefix, teacher.answer_hint)
 
     def render(self, answer: str, messages: Sequence[Message]) -> Observation:
         """Renders the teacher's prompt; ``answer`` is put into the hint."""
@@ -83,7 +86,6 @@ class TeacherView:
 
 
 def _append_text(message: Message, text: str) -> Message:
-    """Returns the message with ``text`` appended."""
     content = message["content"]
     if isinstance(content, str):
         return {**message, "content": content + text}
@@ -91,7 +93,7 @@ def _append_text(message: Message, text: str) -> Message:
 
 
 class AnswerEndings:
-    """Translation of end-of-answer tokens from one chat format to another.
+    """Translation of end-of-answer tokens from the student's chat format to the teacher's.
 
     The other tokens stay unchanged: both formats have the same vocabulary.
     """
@@ -104,22 +106,22 @@ class AnswerEndings:
     def translate(self, tokens: Sequence[int]) -> tuple[int, list[int]]:
         """Returns the number of tokens that end an answer, and the teacher's tokens for them.
 
-        If the stop is text, its first token may also hold the end of the answer; then the teacher's
-        tokens begin with that text. A truncated answer has no end: ``(0, [])``.
+        A truncated answer has no end: ``(0, [])``.
         """
         if self._same or not tokens:
             return 0, []
-        stop = next((stop for stop in self._stops if tokens[-1] == stop), None)
-        if stop is not None:
+        if tokens[-1] in self._stops:
             return 1, self._ending("")
+        # If the stop is text, its first token may also hold the end of the answer; then the
+        # teacher's tokens begin with that text.
         texts = [stop for stop in self._stops if isinstance(stop, str)]
-        tail = ""
+        longest = max(map(len, texts), default=0) + _LONGEST_TOKEN
         for count in range(1, len(tokens) + 1):
             tail = decode_exactly(self._student.tokenizer, tokens[-count:])
-            found = [stop for stop in texts if stop in tail]
-            if found:
-                return count, self._ending(tail.partition(found[0])[0])
-            if len(tail) > max(map(len, texts), default=0) + _LONGEST_TOKEN:
+            stop = next((text for text in texts if text in tail), None)
+            if stop is not None:
+                return count, self._ending(tail.partition(stop)[0])
+            if len(tail) > longest:
                 break
         return 0, []
 
@@ -130,17 +132,50 @@ class AnswerEndings:
             return list(encode(text + stop))
         return [*encode(text), stop]
 
+    def to_teacher(self, trajectory: Trajectory) -> Trajectory:
+        """Returns the trajectory with the teacher's prompts and end-of-answer tokens."""
+        turns: list[Transition] = []
+        for turn in trajectory.transitions:
+            if turn.ac.tokens and turn.teacher_ob is None:
+                raise DataValidationError(
+                    "a turn has no teacher prompt: it was sampled before the teacher had one; "
+                    "start a new run, or use the teacher settings of that time"
+                )
+            count, ending = self.translate(turn.ac.tokens)
+            tokens = [*turn.ac.tokens[: len(turn.ac.tokens) - count], *ending]
+            ob = turn.ob if turn.teacher_ob is None else turn.teacher_ob
+            action = TokensWithLogprobs(tokens, [0.0] * len(tokens))
+            turns.append(replace(turn, ob=ob, ac=action))
+        return Trajectory(turns, trajectory.final_ob)
 
-_LONGEST_TOKEN = 64  # characters; one may follow the stop text within its last token
+    def to_student(
+        self, trajectory: Trajectory, values: npt.NDArray[np.float64]
+    ) -> npt.NDArray[np.float64]:
+        """Maps scores of the teacher's tokens to the tokens of the student's ``trajectory``."""
+        out = [np.empty(0)]
+        start = 0
+        for turn in trajectory.transitions:
+            if turn.masked or not turn.ac.tokens:
+                continue
+            count, ending = self.translate(turn.ac.tokens)
+            body = len(turn.ac.tokens) - count
+            out.append(values[start : start + body])
+            start += body
+            if count:
+                # An ending may have another number of tokens in the teacher's format. So the
+                # difference between student and teacher over the whole ending is divided evenly
+                # among the student's tokens.
+                sampled = np.asarray(turn.ac.logprobs[body:], dtype=np.float64)
+                score = float(values[start : start + len(ending)].sum())
+                out.append(sampled - (float(sampled.sum()) - score) / count)
+                start += len(ending)
+        return np.concatenate(out)
 
 
 class TeacherGroupBuilder(EnvGroupBuilder):
     """Group builder whose first tag is the index of its dataset, which selects the teacher.
 
-    Args:
-        group: The builder of the environments.
-        dataset_index: Index of the dataset in the run.
-        view: The teacher's prompt, if it differs from the student's.
+    ``view`` is the teacher's prompt; ``None`` if it is the student's.
     """
 
     def __init__(

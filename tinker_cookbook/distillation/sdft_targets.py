@@ -1,20 +1,25 @@
-"""What self-distillation trains on: answers with the targets of a teacher that read more.
+"""Targets of self-distillation: the teacher scores the student's answers after its own prompt.
 
-The student has answered a prompt; the teacher reads the same answer behind a prompt of its own,
-which holds a demonstration, and says at each of the answer's tokens what it would expect there.
+The student has answered a prompt. The teacher reads the same answer after a prompt that holds a
+demonstration, and predicts each of the answer's tokens.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import numpy as np
 import numpy.typing as npt
 
-from tinker_cookbook.distillation.topk_targets import SoftDatum, TopK, ask_teacher, soft_datum
+from tinker_cookbook.distillation.topk_distributions import (
+    SoftDatum,
+    TopK,
+    score_with_topk,
+    soft_datum,
+)
 from tinker_cookbook.utils.imports import lazy_module
 
 if TYPE_CHECKING:
@@ -26,39 +31,37 @@ else:
     tinker = lazy_module("tinker")
     torch = lazy_module("torch")
 
-__all__ = [
-    "ReverseKL",
-    "answer_datum",
-    "build_reverse_kl_datums",
-    "build_topk_distillation_datums",
-    "compute_sdft_advantages",
-    "demonstrated_targets",
-    "reverse_kl_custom_loss",
-]
-
-
 _CONCURRENCY = 64
 """Answers that the teacher scores at a time."""
 
 
-def answer_datum(prompt: tinker.ModelInput, answer: Sequence[int]) -> tinker.Datum:
-    """Returns a datum of a prompt and an answer to it, with ``mask`` [T] 1 on the answer's
-    tokens."""
-    tokens = [*prompt.to_ints(), *answer]
-    mask = np.zeros(len(tokens) - 1, np.float32)
-    mask[prompt.length - 1 :] = 1
+def masked_datum(
+    model_input: tinker.ModelInput,
+    target_tokens: npt.NDArray[np.int64],
+    mask: npt.NDArray[np.float32],
+) -> tinker.Datum:
+    """Returns a datum with ``target_tokens`` [T] and ``mask`` [T], 1 on the answer's tokens."""
+    fields = {"target_tokens": target_tokens, "mask": mask}
     return tinker.Datum(
-        model_input=tinker.ModelInput.from_ints(tokens[:-1]),
+        model_input=model_input,
         loss_fn_inputs={
-            "target_tokens": tinker.TensorData.from_numpy(np.array(tokens[1:], np.int64)),
-            "mask": tinker.TensorData.from_numpy(mask),
+            name: tinker.TensorData.from_numpy(values) for name, values in fields.items()
         },
     )
 
 
+def answer_datum(prompt: tinker.ModelInput, answer: Sequence[int]) -> tinker.Datum:
+    """Returns the masked datum of a prompt and an answer to it."""
+    tokens = [*prompt.to_ints(), *answer]
+    mask = np.zeros(len(tokens) - 1, np.float32)
+    mask[prompt.length - 1 :] = 1
+    model_input = tinker.ModelInput.from_ints(tokens[:-1])
+    return masked_datum(model_input, np.array(tokens[1:], np.int64), mask)
+
+
 @dataclass(frozen=True)
 class _TeacherText:
-    """An answer behind the teacher's prompt.
+    """An answer after the teacher's prompt.
 
     The answer goes from the first token with ``mask`` > 0 to the end of the datum. It may hold
     tokens with mask 0 (observations between actions, actions that do not count): the teacher reads
@@ -67,36 +70,23 @@ class _TeacherText:
 
     tokens: tinker.ModelInput
     """The teacher's prompt and as much of the answer as fits."""
-    first: int
-    """Number of tokens of the teacher's prompt."""
     positions: npt.NDArray[np.int64]
     """The datum's positions [N] with ``mask`` > 0 whose tokens fit."""
     rows: npt.NDArray[np.int64]
-    """For each of them the number [N] of its token, counted from the answer's first."""
-    length: int
-    """Tokens of the answer that fit."""
+    """For each position the index [N] of its token in the answer."""
     cut: bool
-    """Whether some do not fit."""
-    fits: bool
-    """Whether the teacher's prompt fits, so that the teacher can be asked at all."""
+    """Whether the end of the answer does not fit."""
 
     @classmethod
     def of(cls, datum: tinker.Datum, prompt: tinker.ModelInput, most: int) -> _TeacherText:
-        """Returns the text of at most ``most`` tokens."""
+        """Returns the text, with at most ``most`` tokens unless the prompt alone has more."""
         masked = np.flatnonzero(datum.loss_fn_inputs["mask"].to_numpy() > 0)
         start = int(masked[0]) if masked.size else datum.model_input.length
         answer = datum.loss_fn_inputs["target_tokens"].to_numpy()[start:]
         kept = answer[: max(0, most - prompt.length)].tolist()
         positions = masked[masked - start < len(kept)]
-        return cls(
-            tokens=prompt.append(tinker.EncodedTextChunk(tokens=kept)) if kept else prompt,
-            first=prompt.length,
-            positions=positions,
-            rows=positions - start,
-            length=len(kept),
-            cut=len(kept) < len(answer),
-            fits=prompt.length <= most,
-        )
+        tokens = prompt.append(tinker.EncodedTextChunk(tokens=kept)) if kept else prompt
+        return cls(tokens, positions, positions - start, len(kept) < len(answer))
 
 
 async def demonstrated_targets(
@@ -117,19 +107,18 @@ async def demonstrated_targets(
         teacher_prompts_D: What the teacher reads before each answer.
         teacher: Knows the student's tokens.
         topk: Targets a position.
-        max_context_length: Most tokens of teacher prompt and answer together; of an answer that
-            is too long for it, the last tokens get no targets.
+        max_context_length: Maximum tokens of teacher prompt and answer together; the last tokens of
+            a longer answer get no targets.
         vocab_size: The student's; targets beyond it are left out.
-        skip_first_n_tokens: So many of the first tokens with mask 1 get no targets: there a teacher
-            that has the demonstration before its eyes tends to begin by speaking of it.
+        skip_first_n_tokens: So many of the first tokens with mask 1 get no targets.
         concurrency: Answers that are scored at a time.
 
     ``sdft/num_datums``
         Answers of the batch.
     ``sdft/num_without_targets``
-        Those that train nothing: shorter than ``skip_first_n_tokens``, without room, or masked.
+        Answers that train nothing: shorter than ``skip_first_n_tokens``, without room, or masked.
     ``sdft/teacher_truncated_count``
-        Those whose end is left out for ``max_context_length``. Should be 0.
+        Answers whose end is left out because of ``max_context_length``. Should be 0.
     ``sdft/teacher_missing_count``
         Tokens for which the teacher's response has no distribution. Should be 0.
     ``sdft/total_completion_tokens``
@@ -145,23 +134,22 @@ async def demonstrated_targets(
         positions, at = text.positions[skip_first_n_tokens:], text.rows[skip_first_n_tokens:]
         rows = TopK(np.zeros((0, topk), np.int64), np.zeros((0, topk), np.float32))
         missing = 0
-        if text.fits:
+        if prompt.length <= max_context_length:
             async with limit:
-                every = await ask_teacher(
-                    teacher, text.tokens, topk, first=text.first, complete=False
+                every, _ = await score_with_topk(
+                    teacher, text.tokens, topk, first=prompt.length, complete=False
                 )
             present = every.present[at]
             positions, at, missing = positions[present], at[present], int((~present).sum())
-            rows = TopK(every.ids[at], every.logprobs[at]).within(vocab_size)
+            rows = every[at].within(vocab_size)
         return soft_datum(datum.model_input, positions, rows), text.cut, missing
 
     done = await asyncio.gather(*map(one, data_D, teacher_prompts_D))
-    return [soft for soft, _, _ in done], _metrics(done)
+    return [soft for soft, _, _ in done], _target_metrics(done)
 
 
-def _metrics(done: Sequence[tuple[SoftDatum, bool, int]]) -> dict[str, float]:
-    """Metrics of data, each with whether its end is left out and its tokens without a
-    distribution."""
+def _target_metrics(done: Sequence[tuple[SoftDatum, bool, int]]) -> dict[str, float]:
+    """Metrics of datums, each with whether it is cut and its number of missing distributions."""
     weights = [soft.datum.loss_fn_inputs["weights"].to_numpy() for soft, _, _ in done]
     q = np.concatenate([w[w.any(axis=-1)] for w in weights]).astype(np.float64)
     metrics = {
@@ -187,13 +175,13 @@ async def build_topk_distillation_datums(
     vocab_size: int | None = None,
     skip_first_n_tokens: int = 3,
 ) -> tuple[list[tinker.Datum], dict[str, float]]:
-    """Datums for ``cross_entropy`` with the teacher's distributions as targets, and metrics.
+    """Returns datums for ``cross_entropy`` with the teacher's top K as targets, and metrics.
 
-    ``metadata_D[i]["group_idx"]`` says which of ``teacher_prompts_P`` belongs to ``data_D[i]``;
-    the rest is as in :func:`demonstrated_targets`. A position without targets has weights 0, so
-    that ``weights > 0`` marks what is trained.
+    ``metadata_D[i]["group_idx"]`` is the index in ``teacher_prompts_P`` of the prompt of
+    ``data_D[i]``; the rest is as in :func:`demonstrated_targets`. A position without targets has
+    weights 0, so that ``weights > 0`` marks what is trained.
     """
-    prompts_D = [teacher_prompts_P[_group(metadata)] for metadata in metadata_D]
+    prompts_D = [teacher_prompts_P[metadata["group_idx"]] for metadata in metadata_D]
     soft_D, metrics = await demonstrated_targets(
         data_D, prompts_D, teacher_client, topk, max_context_length, vocab_size, skip_first_n_tokens
     )
@@ -210,11 +198,10 @@ async def build_reverse_kl_datums(
     vocab_size: int | None = None,
     skip_first_n_tokens: int = 3,
 ) -> tuple[list[tinker.Datum], dict[str, float]]:
-    """Returns the datums of :func:`build_topk_distillation_datums`, for
-    :func:`reverse_kl_custom_loss`.
+    """Returns the datums of :func:`build_topk_distillation_datums` for
+    :func:`reverse_kl_custom_loss`, which reads the teacher's distribution from the weights.
 
-    That loss reads the teacher's distribution from the weights. The metrics also have the number of
-    trained positions as ``sdft/total_completion_positions``.
+    The metrics also have the number of trained positions as ``sdft/total_completion_positions``.
     """
     data, metrics = await build_topk_distillation_datums(
         data_D,
@@ -237,19 +224,12 @@ async def compute_sdft_advantages(
     teacher_prompts_P: list[tinker.ModelInput],
     max_context_length: int = 32768,
 ) -> dict[str, float]:
-    """Replaces ``advantages`` by the teacher's log-probability less the student's, token by token.
+    """Replaces ``advantages`` by the teacher's log-probability minus the student's, token by token.
 
     With ``importance_sampling`` as loss this is the estimate of KL(student || teacher) from the
-    sampled tokens alone, where the other functions of this module use the teacher's top K.
-
-    Args:
-        data_D: Changed in place. With ``target_tokens``, ``mask`` and ``logprobs`` [T], the
-            student's in nats; the mask may have several segments of actions.
-        metadata_D: ``group_idx`` says which teacher prompt belongs to the datum.
-        teacher_client: Knows the student's tokens.
-        teacher_prompts_P: What the teacher reads before each answer, one for each group.
-        max_context_length: Most tokens of teacher prompt and answer together; what is beyond gets
-            advantage 0.
+    sampled tokens alone. ``data_D`` is changed in place; it has ``target_tokens``, ``mask`` and
+    ``logprobs`` [T], the student's in nats. Tokens beyond ``max_context_length`` get advantage 0.
+    The other arguments are those of :func:`build_topk_distillation_datums`.
 
     Returns ``sdft/num_datums``, ``sdft/teacher_truncated_count`` (as in
     :func:`demonstrated_targets`) and, in nats, the sums over scored tokens divided by all tokens
@@ -262,16 +242,29 @@ async def compute_sdft_advantages(
     """
     limit = asyncio.Semaphore(_CONCURRENCY)
 
-    async def one(datum: tinker.Datum, metadata: Mapping[str, int]) -> tuple[bool, list[float]]:
-        prompt = teacher_prompts_P[_group(metadata)]
+    async def one(datum: tinker.Datum, prompt: tinker.ModelInput) -> tuple[bool, list[float]]:
         text = _TeacherText.of(datum, prompt, max_context_length)
-        scores: list[float | None] = []
-        if text.fits:
+        received: list[float | None] = []
+        if prompt.length <= max_context_length:
             async with limit:
-                scores = (await teacher_client.compute_logprobs(text.tokens))[text.first :]
-        return text.cut, _set_advantages(datum, text, np.array(scores, np.float64))
+                received = (await teacher_client.compute_logprobs(text.tokens))[prompt.length :]
+        scores = np.array(received, np.float64)
+        # The teacher may have sent fewer scores than there are tokens.
+        scored = text.rows < len(scores)
+        positions = text.positions[scored]
+        teacher = scores[text.rows[scored]]
+        # A token whose score is None counts as certain, as in the official package.
+        teacher = np.where(np.isnan(teacher), 0.0, teacher)
+        inputs = datum.loss_fn_inputs
+        student = inputs["logprobs"].to_numpy()[positions]
+        advantages = np.zeros(datum.model_input.length, np.float32)
+        advantages[positions] = teacher - student
+        inputs["advantages"] = tinker.TensorData.from_numpy(advantages)
+        count = inputs["mask"].to_numpy().sum() if text.tokens.length > prompt.length else 0.0
+        return text.cut, [float(v) for v in (advantages.sum(), teacher.sum(), student.sum(), count)]
 
-    done = await asyncio.gather(*map(one, data_D, metadata_D))
+    prompts_D = [teacher_prompts_P[metadata["group_idx"]] for metadata in metadata_D]
+    done = await asyncio.gather(*map(one, data_D, prompts_D))
     metrics = {
         "sdft/num_datums": float(len(data_D)),
         "sdft/teacher_truncated_count": float(sum(cut for cut, _ in done)),
@@ -285,52 +278,23 @@ async def compute_sdft_advantages(
     return metrics
 
 
-def _group(metadata: Mapping[str, int]) -> int:
-    return metadata["group_idx"]
-
-
-def _set_advantages(
-    datum: tinker.Datum, text: _TeacherText, scores: npt.NDArray[np.float64]
-) -> list[float]:
-    """Sets the advantages from the answer's ``scores``, of which the last may be missing.
-
-    Returns the sums of advantages, teacher's and student's log-probabilities over the tokens that
-    have a score, and the number of tokens with mask 1 (0 where no token of the answer fits).
-    """
-    scored = text.rows < len(scores)
-    positions = text.positions[scored]
-    teacher = scores[text.rows[scored]]
-    # A token whose score is None counts as certain, as in the official package.
-    teacher = np.where(np.isnan(teacher), 0.0, teacher)
-    student = datum.loss_fn_inputs["logprobs"].to_numpy()[positions]
-    advantages = np.zeros(datum.model_input.length, np.float32)
-    advantages[positions] = teacher - student
-    count = datum.loss_fn_inputs["mask"].to_numpy().sum() if text.length else 0.0
-    datum.loss_fn_inputs["advantages"] = tinker.TensorData.from_numpy(advantages)
-    return [float(each) for each in (advantages.sum(), teacher.sum(), student.sum(), count)]
-
-
 def reverse_kl_custom_loss(
     data: list[tinker.Datum], logprobs_list: list[torch.Tensor]
 ) -> tuple[torch.Tensor, dict[str, float]]:
-    """KL(student || teacher) over the teacher's top K, a sum over positions.
+    """Computes KL(student || teacher) over the teacher's top K, a sum over positions.
 
-    With ``q`` the teacher's probabilities (the datum's weights) and ``p`` the student's, both
-    renormalised over the K tokens::
+    With ``q`` the teacher's probabilities (the datum's weights [T, K], 0 for no target) and ``p``
+    the student's (``logprobs_list`` [T, K]), both renormalised over the K tokens::
 
         loss = sum over positions t, tokens k of  p_tk * (log p_tk - log q_tk)
 
-    Where the forward KL makes the student cover all that the teacher would say, this one makes it
-    leave what the teacher would not.
-
-    Args:
-        data: With ``weights`` [T, K]; 0 marks what is no target.
-        logprobs_list: The student's log-probabilities [T, K] of the targets.
+    Where the forward KL makes the student cover all of the teacher's distribution, this one makes
+    it avoid what is improbable for the teacher.
 
     ``sdft/reverse_kl_loss``
         The loss.
     ``sdft/reverse_kl_mean``
-        The loss a position, in nats. Not below 0; at step 0 what the demonstration adds; falls.
+        The loss a position, in nats. Not below 0; at step 0 the effect of the demonstration; falls.
     ``sdft/student_entropy_mean``
         Of ``p``, in nats. Near 0 all answers to a prompt are the same.
     """

@@ -1,0 +1,312 @@
+"""Top-K distributions of a teacher: how they are requested, made into targets and measured.
+
+A teacher returns its K most probable next tokens at every position of a text. Renormalised over
+those K they are the targets ``q`` of a cross-entropy (Hinton, Vinyals and Dean 2015,
+arXiv 1503.02531, truncated to the top K)::
+
+    loss = - sum over positions t, tokens k of  weight_t * q_tk * log p_tk
+
+with ``p`` the student's probabilities over its whole vocabulary. Up to the entropy of ``q``, which
+does not depend on the student, that is KL(q || p). Off-policy distillation and SDFT train on it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import chain
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import numpy.typing as npt
+
+from tinker_cookbook.exceptions import (
+    BackendError,
+    ConfigurationError,
+    DataError,
+    DataValidationError,
+    TinkerCookbookError,
+)
+from tinker_cookbook.utils.imports import lazy_module
+from tinker_cookbook.utils.model_inputs import whole_sequence
+
+if TYPE_CHECKING:
+    import tinker
+
+    from tinker_cookbook.backends import SamplingClient
+else:
+    tinker = lazy_module("tinker")
+
+PROBABILITY_ROUNDING = 1e-6
+"""A remainder below this of float32 probabilities that add up to 1 is rounding."""
+
+_NUMBER = "number"
+
+
+@dataclass(frozen=True)
+class TopK:
+    """The ``K`` most probable tokens at each of ``T`` positions.
+
+    ``ids`` [T, K]; ``logprobs`` [T, K] in nats at temperature 1 over the whole vocabulary, ``-inf``
+    for an entry without a token, whose id is 0.
+    """
+
+    ids: npt.NDArray[np.int64]
+    logprobs: npt.NDArray[np.float32]
+
+    def __len__(self) -> int:
+        return len(self.ids)
+
+    def __getitem__(self, positions: Any) -> TopK:
+        """Returns the rows at ``positions``: a slice, a mask or indices."""
+        return TopK(self.ids[positions], self.logprobs[positions])
+
+    @property
+    def present(self) -> npt.NDArray[np.bool_]:
+        """Mask [T] of the positions that have at least one token."""
+        return np.any(self.logprobs > -np.inf, axis=-1)
+
+    def renormalised(self) -> npt.NDArray[np.float32]:
+        """Returns probabilities [T, K] that add up to 1 at each position."""
+        relative = np.exp(self.logprobs - self.logprobs.max(axis=-1, keepdims=True))
+        return relative / relative.sum(axis=-1, keepdims=True)
+
+    def within(self, vocab_size: int | None) -> TopK:
+        """Returns the distributions without the token ids that the student does not have."""
+        if vocab_size is None or not (outside := self.ids >= vocab_size).any():
+            return self
+        kept = TopK(
+            np.where(outside, 0, self.ids), np.where(outside, np.float32(-np.inf), self.logprobs)
+        )
+        if not kept.present.all():
+            raise DataValidationError(
+                f"teacher: all of its top {self.ids.shape[1]} tokens at a position have ids of "
+                f"{vocab_size} and above, which the student lacks; choose a teacher with the same "
+                "tokenizer"
+            )
+        return kept
+
+
+def check_top_k(name: str, k: int, vocab_size: int) -> None:
+    """Raises ``ConfigurationError`` for a number of targets that a vocabulary cannot give."""
+    if not 1 <= k <= vocab_size:
+        raise ConfigurationError(
+            f"{name}: got {k}, expected 1 to {vocab_size}, the size of the vocabulary; 20 is usual"
+        )
+
+
+async def score_with_topk(
+    teacher: SamplingClient,
+    sequence: tinker.ModelInput,
+    k: int,
+    *,
+    first: int = 1,
+    complete: bool = True,
+) -> tuple[TopK, npt.NDArray[np.float64]]:
+    """Requests the teacher's top ``k`` for the tokens of ``sequence`` [T] from index ``first`` on.
+
+    Row i belongs to token ``first + i`` and is the teacher's prediction from the tokens before it.
+    One more token is sampled along with it, since the API scores prompts only in sampling; so the
+    teacher's context must hold ``T + 1`` tokens.
+
+    With ``complete=False`` the backend may send no distribution for some positions, or fewer rows
+    than there are tokens; such a row of the result has no token (see :attr:`TopK.present`).
+
+    Returns:
+        ``T - first`` rows, and the teacher's log-probabilities [T - first] of the sequence's
+        tokens, which are empty if the teacher sends distributions only.
+
+    Raises:
+        DataError: The teacher rejects the text, because it is too long, for example.
+        BackendError: The backend sent no distributions.
+    """
+    try:
+        response = await teacher.sample(
+            prompt=sequence,
+            num_samples=1,
+            sampling_params=tinker.SamplingParams(max_tokens=1),
+            include_prompt_logprobs=True,
+            topk_prompt_logprobs=k,
+        )
+    except TinkerCookbookError as error:
+        raise DataError(
+            f"teacher: it cannot score an example of {sequence.length} tokens: {error}; with a "
+            "lower max_length examples are cut"
+        ) from error
+    topk = _read_topk(response, sequence.length, k, complete)[first:]
+    if complete and not topk.present.all():
+        raise BackendError(
+            f"topk_prompt_logprobs: row {int(topk.present.argmin())} of {len(topk)} is empty, "
+            "expected the teacher's most probable tokens there"
+        )
+    logprobs = getattr(response, "prompt_logprobs", None) or []
+    return topk, np.array(logprobs[first:], np.float64)
+
+
+def _read_topk(response: Any, length: int, k: int, complete: bool) -> TopK:
+    """Returns the top ``k`` of a response, padded to ``length`` rows."""
+    arrays = getattr(response, "topk_prompt_logprobs_np", None)
+    rows = response.topk_prompt_logprobs if arrays is None else arrays.token_ids
+    count = 0 if rows is None else len(rows)
+    if count != length and (complete or not 0 < count < length):
+        got = "none" if rows is None else f"those of {count} positions"
+        raise BackendError(
+            f"topk_prompt_logprobs: got {got}, expected the teacher's top {k} tokens at each of "
+            f"{length} positions; this backend cannot serve as a teacher of soft targets"
+        )
+    ids, logprobs = np.zeros((length, k), np.int64), np.full((length, k), -np.inf, np.float32)
+    if arrays is not None:
+        width = min(k, arrays.token_ids.shape[1])
+        ids[:count, :width] = arrays.token_ids[:, :k]
+        logprobs[:count, :width] = arrays.logprobs[:, :k]
+    else:
+        # Plain lists of pairs. A position without a distribution has None; a row may be short.
+        lists = [row[:k] if row else [] for row in rows or ()]
+        filled = np.arange(k) < np.fromiter(map(len, lists), np.int64)[:, None]
+        # float64 holds every token id exactly.
+        pairs = np.array(list(chain.from_iterable(lists)), np.float64).reshape(-1, 2)
+        ids[:count][filled], logprobs[:count][filled] = pairs[:, 0], pairs[:, 1]
+    # Backends mark an entry that has no token by a log-probability far below every real one.
+    absent = ~(logprobs > -1e4)
+    return TopK(np.where(absent, 0, ids), np.where(absent, np.float32(-np.inf), logprobs))
+
+
+@dataclass(frozen=True)
+class SoftDatum:
+    """A datum with soft targets, and ``mass`` [T]: the probability that the teacher gives to all
+    targets of a position together, 0 where there are none. Metrics need it, losses do not."""
+
+    datum: tinker.Datum
+    mass: npt.NDArray[np.float32]
+
+
+async def soft_targets(
+    datum: tinker.Datum, teacher: SamplingClient, k: int, vocab_size: int | None = None
+) -> SoftDatum:
+    """Returns ``datum`` with the teacher's top ``k`` in place of its targets.
+
+    ``target_tokens`` and ``weights`` become [T, K]: at a trained position the weight that the datum
+    has there, times the teacher's renormalised probabilities; elsewhere 0.
+
+    Raises:
+        DataValidationError: The datum has no token to train on, or has soft targets already.
+    """
+    targets = datum.loss_fn_inputs["target_tokens"].to_numpy()
+    weights = datum.loss_fn_inputs["weights"].to_numpy()
+    if targets.ndim != 1:
+        raise DataValidationError(
+            f"target_tokens: got shape {targets.shape}, expected one target a position, in whose "
+            "place the teacher's come"
+        )
+    positions = np.flatnonzero(weights)
+    if not positions.size:
+        raise DataValidationError(
+            f"weights: all {len(weights)} are 0, expected at least one trained token for the "
+            "teacher to give targets for; leave this example out"
+        )
+    topk, _ = await score_with_topk(teacher, whole_sequence(datum), k)
+    topk = topk[positions].within(vocab_size)
+    return soft_datum(datum.model_input, positions, topk, weights[positions])
+
+
+def soft_datum(
+    model_input: tinker.ModelInput,
+    positions: npt.NDArray[np.int64],
+    topk: TopK,
+    weights: npt.NDArray[Any] | None = None,
+) -> SoftDatum:
+    """Returns a datum whose ``positions`` [N] have the N rows of ``topk`` as targets, others none.
+
+    ``weights`` [N] multiply the rows' probabilities; by default each row counts 1.
+    """
+    shape = (model_input.length, topk.ids.shape[1])
+    ids, soft = np.zeros(shape, np.int64), np.zeros(shape, np.float32)
+    mass = np.zeros(len(ids), np.float32)
+    probabilities = topk.renormalised()
+    ids[positions] = topk.ids
+    soft[positions] = probabilities if weights is None else probabilities * weights[:, None]
+    mass[positions] = np.exp(topk.logprobs).sum(axis=-1)
+    datum = tinker.Datum(
+        model_input=model_input,
+        loss_fn_inputs={
+            "target_tokens": tinker.TensorData.from_numpy(ids),
+            "weights": tinker.TensorData.from_numpy(soft),
+        },
+    )
+    return SoftDatum(datum, mass)
+
+
+def distance_metrics(
+    data: Sequence[SoftDatum], logprobs_D: Sequence[Any], prefix: str = "teacher"
+) -> dict[str, float]:
+    """Returns the distance from student to teacher, as means over trained positions, in nats.
+
+    ``logprobs_D`` holds the student's log-probabilities [T, K] of each datum's targets. The result
+    is empty if no position is trained.
+
+    ``PREFIX/cross_entropy``
+        The loss: ``-sum_k q_k log p_k``. Its floor is ``PREFIX/entropy``. Falls.
+    ``PREFIX/forward_kl``
+        KL(teacher || student), with all tokens outside of the top K as one more outcome; so it is
+        0 where the two agree on the top K, and never above the KL over the whole vocabulary. At
+        step 0 it is 0 if both are the same model, 0.1 to 1 for models of a family. Falls towards 0.
+    ``PREFIX/topk_mass``
+        Probability that the teacher gives to its top K together. Does not depend on the student.
+        Below about 0.9 the targets miss much of the teacher's distribution: raise K.
+    ``PREFIX/entropy``
+        Of the targets ``q``: 0 where the teacher is certain (then they are hard targets), at most
+        ``log K``. Does not depend on the student.
+    """
+    parts: list[tuple[npt.NDArray[np.float64], ...]] = []
+    for soft, logprobs in zip(data, logprobs_D, strict=True):
+        weights = soft.datum.loss_fn_inputs["weights"].to_numpy().astype(np.float64)
+        at = weights.any(axis=-1)
+        q = weights[at] / weights[at].sum(axis=-1, keepdims=True)
+        array = logprobs.to_numpy() if hasattr(logprobs, "to_numpy") else logprobs
+        parts.append((q, soft.mass[at].astype(np.float64), np.asarray(array, np.float64)[at]))
+    if not any(len(q) for q, _, _ in parts):
+        return {}
+    q, mass, student = (np.concatenate(part) for part in zip(*parts, strict=True))
+    log_q = np.log(q, out=np.zeros_like(q), where=q > 0)
+    student = np.where(q > 0, student, 0.0)  # an entry without a token has the id of another
+    cross_entropy, entropy = -(q * student).sum(axis=-1), -(q * log_q).sum(axis=-1)
+    # KL over K + 1 outcomes: the top K, and the remaining probability of both models.
+    rest = np.maximum(1 - mass, PROBABILITY_ROUNDING)
+    student_mass = np.where(q > 0, np.exp(student), 0.0).sum(axis=-1)
+    student_rest = np.maximum(1 - student_mass, PROBABILITY_ROUNDING)
+    forward_kl = mass * (np.log(mass) + cross_entropy - entropy)
+    forward_kl += rest * np.log(rest / student_rest)
+    return {
+        f"{prefix}/cross_entropy": float(cross_entropy.mean()),
+        f"{prefix}/forward_kl": float(forward_kl.mean()),
+        f"{prefix}/topk_mass": float(mass.mean()),
+        f"{prefix}/entropy": float(entropy.mean()),
+    }
+
+
+def numbered(datum: tinker.Datum, number: int) -> tinker.Datum:
+    """Returns the datum with ``number`` attached: that of its dataset, or of its row.
+
+    A batch mixes datums of several datasets. The number tells which teacher or demonstration
+    belongs to a datum; it is removed before the loss.
+    """
+    field = tinker.TensorData.from_numpy(np.array([number], dtype=np.int64))
+    return tinker.Datum(
+        model_input=datum.model_input, loss_fn_inputs={**datum.loss_fn_inputs, _NUMBER: field}
+    )
+
+
+def number_of(datum: tinker.Datum) -> int:
+    """Returns the number that :func:`numbered` attached."""
+    if _NUMBER not in datum.loss_fn_inputs:
+        raise DataValidationError(
+            "datum: got one without a number, expected it from a dataset whose examples are "
+            "numbered, since the number says which teacher or demonstration belongs to it"
+        )
+    return int(datum.loss_fn_inputs[_NUMBER].to_numpy()[0])
+
+
+def without_number(datum: tinker.Datum) -> tinker.Datum:
+    """Returns the datum without its number."""
+    fields = {name: value for name, value in datum.loss_fn_inputs.items() if name != _NUMBER}
+    return tinker.Datum(model_input=datum.model_input, loss_fn_inputs=fields)
