@@ -19,8 +19,7 @@ from pathlib import Path
 import jwt
 from filelock import FileLock
 
-from tinker_cookbook.engine.checkpoints.paths import check_name
-from tinker_cookbook.engine.checkpoints.store import CheckpointStore
+from tinker_cookbook.engine.checkpoints.store import CheckpointStore, check_name
 from tinker_cookbook.exceptions import ConfigurationError
 
 FIRST_OWNER = "local"

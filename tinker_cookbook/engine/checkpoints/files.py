@@ -1,4 +1,4 @@
-"""Atomic writes of folders, and the lock for a single writer.
+"""Atomic writes of files and folders, and the lock for a single writer.
 
 A folder ``NAME`` is replaced in four steps, each durable before the next begins::
 
@@ -7,10 +7,10 @@ A folder ``NAME`` is replaced in four steps, each durable before the next begins
     .NAME.new-TAG   -> NAME
     .NAME.old-TAG   -> .NAME.gone-TAG, deleted
 
-A crash after the second step leaves no ``NAME`` but a complete ``.old`` (``.gone`` is what may be
-half deleted); ``recover`` renames it back. A crash anywhere else leaves ``NAME`` as it was or as it
-was meant to be, and ``recover`` deletes the rest. Folders of a running writer are never taken for
-leftovers, because writers hold the run's lock, which the kernel releases when a process dies.
+A crash after the second step leaves no ``NAME`` but a complete ``.old``; ``recover`` renames it
+back. A crash anywhere else leaves ``NAME`` with its old or its new content, and ``recover`` deletes
+the rest. Folders of a running writer are never taken for leftovers, because writers hold the run's
+lock, which the kernel releases when a process dies.
 """
 
 from __future__ import annotations
@@ -50,7 +50,9 @@ def explain_disk_errors(doing: str, root: Path) -> Iterator[None]:
         yield
     except OSError as error:
         if error.errno in _FULL:
-            cause = f"the disk is full ({_free_bytes(root)} bytes free under {root})"
+            existing = next(path for path in (root, *root.parents) if path.exists())
+            free = shutil.disk_usage(existing).free
+            cause = f"the disk is full ({free} bytes free under {root})"
             advice = "Free some space, or set TINKER_COOKBOOK_HOME to a folder on another disk"
         elif error.errno in _NOT_WRITABLE:
             cause = f"{error.filename or root} cannot be written to ({error.strerror})"
@@ -73,7 +75,7 @@ def write_durably(path: Path, content: bytes) -> None:
 
 def replace_file(path: Path, content: bytes) -> None:
     """Replaces a file atomically: after a crash it has the old or the new content."""
-    temporary = _beside(path, "new")
+    temporary = _temporary(path, "new")
     try:
         write_durably(temporary, content)
         os.replace(temporary, path)
@@ -85,20 +87,23 @@ def replace_file(path: Path, content: bytes) -> None:
 def replace_folder(path: Path, files: Iterable[tuple[str, bytes]]) -> None:
     """Replaces the folder ``path`` by one with ``files`` (name, content). Requires the lock.
 
-    ``files`` may be a generator, so that only one content is in memory at a time.
-
-    On any error the previous folder at ``path`` is unchanged, and temporary files are deleted.
+    ``files`` may be a generator, so that only one content is in memory at a time. On any error the
+    previous folder at ``path`` is unchanged, and temporary files are deleted.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
-    new, old = _beside(path, "new"), _beside(path, "old")
+    new, old = _temporary(path, "new"), _temporary(path, "old")
     try:
+        # 1. Write a temporary folder. Its files and its entries reach the disk before the rename
+        #    below, or a power cut could leave NAME with empty files.
         new.mkdir()
         for name, content in files:
             write_durably(new / name, content)
         sync_folder(new)
+        # 2. Move the previous folder aside: no rename replaces a folder that has content.
         if path.exists():
             os.rename(path, old)
             sync_folder(path.parent)
+        # 3. The rename makes the new folder visible, whole.
         os.rename(new, path)
         sync_folder(path.parent)
     except BaseException:
@@ -106,13 +111,15 @@ def replace_folder(path: Path, files: Iterable[tuple[str, bytes]]) -> None:
             os.rename(old, path)
         shutil.rmtree(new, ignore_errors=True)
         raise
+    # 4. Delete the previous folder under a name that ``recover`` never restores, because a crash
+    #    may leave half of it.
     if old.exists():
-        _delete_as(old, _beside(path, "gone"))
+        _delete(old, _temporary(path, "gone"))
 
 
 def delete_folder(path: Path) -> None:
     """Deletes a folder atomically. Requires the lock."""
-    _delete_as(path, _beside(path, "gone"))
+    _delete(path, _temporary(path, "gone"))
 
 
 def leftovers(parent: Path) -> list[Path]:
@@ -164,56 +171,47 @@ def folder_lock(folder: Path, *, exclusive: bool, timeout: float = LOCK_TIMEOUT)
     if sys.platform == "win32":
         yield  # no flock; two processes on one run are then up to the user
         return
-    handle = _open_lock(folder / ".lock", exclusive)
+    try:
+        handle = os.open(folder / ".lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
+    except OSError as error:
+        if exclusive or error.errno not in _NOT_WRITABLE:
+            raise
+        handle = None
     if handle is None:
         yield
         return
     try:
-        _wait_for(handle, fcntl.LOCK_EX if exclusive else fcntl.LOCK_SH, folder, timeout)
+        mode = fcntl.LOCK_EX if exclusive else fcntl.LOCK_SH
+        deadline = time.monotonic() + timeout
+        while not _locked(handle, mode):
+            if time.monotonic() >= deadline:
+                raise CheckpointError(
+                    f"{folder}: another process has been writing to this run for {timeout:g} s, "
+                    "expected a moment. End it, or wait for it, and try again."
+                )
+            time.sleep(0.01)
         yield
     finally:
         os.close(handle)
 
 
-def _open_lock(path: Path, exclusive: bool) -> int | None:
+def _locked(handle: int, mode: int) -> bool:
+    """Tries to lock; a file system without locks counts as locked."""
     try:
-        return os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
+        fcntl.flock(handle, mode | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
     except OSError as error:
-        if exclusive or error.errno not in _NOT_WRITABLE:
+        if error.errno not in _NO_LOCKS_HERE:
             raise
-        return None
+    return True
 
 
-def _wait_for(handle: int, mode: int, folder: Path, timeout: float) -> None:
-    deadline = time.monotonic() + timeout
-    while True:
-        try:
-            fcntl.flock(handle, mode | fcntl.LOCK_NB)
-            return
-        except BlockingIOError:
-            if time.monotonic() >= deadline:
-                raise CheckpointError(
-                    f"{folder}: another process has been writing to this run for {timeout:g} s, "
-                    "expected a moment. End it, or wait for it, and try again."
-                ) from None
-            time.sleep(0.01)
-        except OSError as error:
-            if error.errno in _NO_LOCKS_HERE:
-                return
-            raise
-
-
-def _free_bytes(path: Path) -> int:
-    while not path.exists() and path != path.parent:
-        path = path.parent
-    return shutil.disk_usage(path).free
-
-
-def _delete_as(path: Path, gone: Path) -> None:
+def _delete(path: Path, gone: Path) -> None:
     os.rename(path, gone)
     sync_folder(path.parent)
     shutil.rmtree(gone, ignore_errors=True)
 
 
-def _beside(path: Path, role: str) -> Path:
+def _temporary(path: Path, role: str) -> Path:
     return path.with_name(f".{path.name}.{role}-{secrets.token_hex(4)}")

@@ -1,4 +1,4 @@
-"""Files of a checkpoint folder, and detection of damage.
+"""Names of checkpoints, files of a checkpoint folder, and detection of damage.
 
 ==============================  ====================================================
 ``adapter_config.json``         PEFT's description of the adapter
@@ -15,14 +15,13 @@
 from __future__ import annotations
 
 import hashlib
-import io
 import json
 import logging
-import tarfile
-from collections.abc import Callable, Iterable, Iterator, Mapping
+import re
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal, cast, get_args
 
 import safetensors
 import safetensors.torch
@@ -32,6 +31,12 @@ from tinker_cookbook.exceptions import CheckpointError
 
 logger = logging.getLogger(__name__)
 
+Kind = Literal["weights", "sampler_weights", "external_weights"]
+"""``weights`` continue training (adapter, optimizer, step); ``sampler_weights`` only sample."""
+
+KINDS: tuple[Kind, ...] = get_args(Kind)
+SCHEME = "tinker://"
+
 ADAPTER_CONFIG = "adapter_config.json"
 ADAPTER = "adapter_model.safetensors"
 OPTIMIZER = "optimizer.safetensors"
@@ -39,6 +44,57 @@ STATE = "state.json"
 EXPIRES_AT = "expires_at"
 
 _FORMAT = 1
+
+# Names become folders: only characters that every file system accepts and that cannot leave the
+# store. No leading dot: the store's temporary folders have dotted names.
+_SAFE_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.:=@+-]{0,127}")
+
+
+def is_safe_name(name: str) -> bool:
+    """Returns whether ``check_name`` accepts the name."""
+    return _SAFE_NAME.fullmatch(name) is not None
+
+
+def check_name(name: str, field: str) -> None:
+    """Raises ``CheckpointError`` unless ``name`` can safely be a folder of the store."""
+    if not is_safe_name(name):
+        raise CheckpointError(
+            f"{field}: got {name!r}, expected 1 to 128 of the characters A-Z a-z 0-9 _ . : = @ + - "
+            "with a letter, digit or _ first. Choose a name like 'step-000100'."
+        )
+
+
+@dataclass(frozen=True)
+class TinkerPath:
+    """The three parts of a checkpoint's path."""
+
+    run_id: str
+    kind: Kind
+    name: str
+
+    def __post_init__(self) -> None:
+        check_name(self.run_id, "run id")
+        check_name(self.name, "checkpoint name")
+        if self.kind not in KINDS:
+            raise CheckpointError(f"checkpoint kind: got {self.kind!r}, expected one of {KINDS}")
+
+    def __str__(self) -> str:
+        return f"{SCHEME}{self.run_id}/{self.kind}/{self.name}"
+
+    @classmethod
+    def parse(cls, path: str) -> TinkerPath:
+        """Parses a path; raises ``CheckpointError`` with the invalid part."""
+        expected = f"{SCHEME}RUN/weights/NAME or {SCHEME}RUN/sampler_weights/NAME"
+        if not path.startswith(SCHEME):
+            raise CheckpointError(
+                f"checkpoint path: got {path!r}, expected {expected}. save_state and "
+                "save_weights_for_sampler return such paths; checkpoints.jsonl in the run's "
+                "log_path lists them."
+            )
+        parts = path.removeprefix(SCHEME).split("/")
+        if len(parts) != 3 or parts[1] not in KINDS:
+            raise CheckpointError(f"checkpoint path: got {path!r}, expected {expected}")
+        return cls(run_id=parts[0], kind=cast("Kind", parts[1]), name=parts[2])
 
 
 @dataclass(frozen=True)
@@ -53,6 +109,17 @@ class FileSeal:
         """Seals ``content``."""
         return cls(len(content), hashlib.sha256(content).hexdigest())
 
+    def check_size(self, path: Path) -> None:
+        """Raises ``CheckpointError`` if the file is missing or has another size than when
+        written."""
+        if not path.is_file():
+            raise CheckpointError(f"{path}: the file is missing, expected {self.size_bytes} bytes")
+        if (size := path.stat().st_size) != self.size_bytes:
+            raise CheckpointError(
+                f"{path}: got {size} bytes, expected {self.size_bytes}; the file is cut off or was "
+                "changed"
+            )
+
 
 @dataclass(frozen=True)
 class StateFile:
@@ -63,11 +130,6 @@ class StateFile:
     created_at: float
     """Seconds since the epoch."""
     seals: dict[str, FileSeal]
-
-    @property
-    def size_bytes(self) -> int:
-        """Bytes of the sealed files together."""
-        return sum(seal.size_bytes for seal in self.seals.values())
 
 
 def encode_json(value: Mapping[str, Any], field: str, indent: int | None = None) -> bytes:
@@ -110,19 +172,15 @@ def encode_checkpoint(
         content = make()
         seals[name] = vars(FileSeal.of(content))
         yield name, content
+    body = {
+        "format": _FORMAT,
+        "created_at": created_at,
+        "user_metadata": dict(user_metadata),
+        "files": seals,
+        "state": dict(state),
+    }
     # Through JSON once, so that the checksum is of what a reader will have (keys are strings).
-    body = json.loads(
-        encode_json(
-            {
-                "format": _FORMAT,
-                "created_at": created_at,
-                "user_metadata": dict(user_metadata),
-                "files": seals,
-                "state": dict(state),
-            },
-            "state",
-        )
-    )
+    body = json.loads(encode_json(body, "state"))
     yield STATE, encode_json({**body, "checksum": _checksum(body)}, "state")
 
 
@@ -136,7 +194,7 @@ def read_state(folder: Path) -> StateFile:
         raise CheckpointError(f"{path}: the file is missing") from None
     except (ValueError, KeyError, AttributeError, TypeError) as error:
         raise CheckpointError(
-            f"{path}: got {_size_of(path)} bytes that are no whole state file ({error})"
+            f"{path}: got {path.stat().st_size} bytes that are no whole state file ({error})"
         ) from error
     if body.get("format") != _FORMAT:
         raise CheckpointError(
@@ -153,16 +211,14 @@ def read_state(folder: Path) -> StateFile:
     )
 
 
-def check_sizes(folder: Path, state: StateFile) -> None:
-    """Raises ``CheckpointError`` if a file is missing or has another size than when written."""
-    for name, seal in state.seals.items():
-        _check_size(folder / name, seal)
+def _checksum(body: Mapping[str, Any]) -> str:
+    return hashlib.sha256(encode_json(body, "state")).hexdigest()
 
 
 def read_sealed(folder: Path, name: str, state: StateFile) -> bytes:
     """Returns a file's content; raises ``CheckpointError`` if its checksum differs."""
     path, seal = folder / name, state.seals[name]
-    _check_size(path, seal)
+    seal.check_size(path)
     content = path.read_bytes()
     if FileSeal.of(content) != seal:
         raise CheckpointError(
@@ -172,45 +228,30 @@ def read_sealed(folder: Path, name: str, state: StateFile) -> bytes:
     return content
 
 
-def decode_tensors(content: bytes) -> dict[str, torch.Tensor]:
-    """Returns the tensors of a safetensors file as copies on the CPU."""
-    return safetensors.torch.load(content)
+def read_tensors(folder: Path, name: str, state: StateFile) -> dict[str, torch.Tensor]:
+    """Returns the tensors of a safetensors file, checked as ``read_sealed`` does, on the CPU."""
+    return safetensors.torch.load(read_sealed(folder, name, state))
 
 
-def read_peft_files(folder: Path) -> list[tuple[str, bytes]]:
-    """Returns ``(name, content)`` of the files that ``PeftModel.from_pretrained`` needs."""
+def read_peft_files(folder: Path) -> dict[str, bytes]:
+    """Returns, by name, the files that ``PeftModel.from_pretrained`` needs."""
     state = read_state(folder)
-    return [(name, read_sealed(folder, name, state)) for name in (ADAPTER_CONFIG, ADAPTER)]
+    return {name: read_sealed(folder, name, state) for name in (ADAPTER_CONFIG, ADAPTER)}
 
 
-def tar(content: Iterable[tuple[str, bytes]]) -> bytes:
-    """Returns an uncompressed tar file (weights do not compress); equal content gives equal
-    bytes."""
-    packed = io.BytesIO()
-    with tarfile.open(fileobj=packed, mode="w") as archive:
-        for name, data in content:
-            entry = tarfile.TarInfo(name)
-            entry.size, entry.mode = len(data), 0o644
-            archive.addfile(entry, io.BytesIO(data))
-    return packed.getvalue()
+def expiry_file(now: float, ttl_seconds: int | None) -> dict[str, bytes]:
+    """Returns ``expires_at`` for a time to live; nothing for ``None``, which means never.
 
-
-def deadline(now: float, ttl_seconds: int | None) -> float | None:
-    """Returns the expiry time for a time to live; ``None``: never."""
+    It is a separate file: the TTL may change, but ``state.json`` may not.
+    """
     if ttl_seconds is None:
-        return None
+        return {}
     if isinstance(ttl_seconds, bool) or ttl_seconds <= 0:
         raise CheckpointError(
             f"ttl_seconds: got {ttl_seconds!r}, expected a positive number of seconds, or None to "
             "keep the checkpoint for good"
         )
-    return now + ttl_seconds
-
-
-def encode_expiry(expires_at: float | None) -> list[tuple[str, bytes]]:
-    """Returns the content of ``expires_at``."""
-    # Beside state.json, not in it: the TTL may change and what was saved may not.
-    return [] if expires_at is None else [(EXPIRES_AT, repr(float(expires_at)).encode())]
+    return {EXPIRES_AT: repr(float(now + ttl_seconds)).encode()}
 
 
 def read_expiry(folder: Path) -> float | None:
@@ -222,21 +263,3 @@ def read_expiry(folder: Path) -> float | None:
     except ValueError:
         logger.warning("%s is damaged; the checkpoint is kept for good", folder / EXPIRES_AT)
         return None
-
-
-def _checksum(body: Mapping[str, Any]) -> str:
-    return hashlib.sha256(encode_json(body, "state")).hexdigest()
-
-
-def _check_size(path: Path, seal: FileSeal) -> None:
-    if not path.is_file():
-        raise CheckpointError(f"{path}: the file is missing, expected {seal.size_bytes} bytes")
-    if _size_of(path) != seal.size_bytes:
-        raise CheckpointError(
-            f"{path}: got {_size_of(path)} bytes, expected {seal.size_bytes}; the file is cut off "
-            "or was changed"
-        )
-
-
-def _size_of(path: Path) -> int:
-    return path.stat().st_size

@@ -6,8 +6,12 @@ from dataclasses import asdict
 from importlib.metadata import version
 from typing import TYPE_CHECKING
 
-from tinker_cookbook.engine.checkpoints.runs import RunInfo
-from tinker_cookbook.engine.checkpoints.store import CheckpointStore, Kind, LoadedCheckpoint
+from tinker_cookbook.engine.checkpoints.store import (
+    CheckpointStore,
+    Kind,
+    LoadedCheckpoint,
+    RunInfo,
+)
 from tinker_cookbook.engine.model.base_model import BaseModel
 from tinker_cookbook.engine.model.lora import Adapter, AdapterSpec
 from tinker_cookbook.engine.training.run import TrainingRun
@@ -19,16 +23,9 @@ if TYPE_CHECKING:
 
 def run_info(run: TrainingRun, user_metadata: dict[str, str], seed: int | None = None) -> RunInfo:
     """Returns the run's description for the store."""
-    spec = run.adapter.spec
-    return RunInfo(
-        base_model=run.base.name,
-        lora_rank=spec.rank,
-        train_mlp=spec.train_mlp,
-        train_attn=spec.train_attn,
-        train_unembed=spec.train_unembed,
-        seed=seed,
-        user_metadata=user_metadata,
-    )
+    spec = asdict(run.adapter.spec)
+    rank = spec.pop("rank")
+    return RunInfo(run.base.name, rank, **spec, seed=seed, user_metadata=user_metadata)
 
 
 def save_run(
@@ -52,7 +49,7 @@ def save_run(
         run.run_id,
         kind,
         name,
-        adapter={key: value.detach() for key, value in run.adapter.parameters().items()},
+        adapter=run.adapter.parameters(),
         adapter_config=run.adapter.peft_config(run.base.name),
         optimizer=run.optimizer.state() if kind == "weights" else None,
         state=state,
@@ -82,11 +79,9 @@ def load_run(
             "the model it was trained on"
         )
     base = engine.base_model(base_model)
-    adapter = load_adapter(base, loaded, path)
-    budget, step = engine.token_budget(base), loaded.state["step"]
+    adapter, budget = load_adapter(base, loaded, path), engine.token_budget(base)
+    # Without its optimizer the checkpoint starts a new run.
+    step = 0 if loaded.optimizer is None else loaded.state["step"]
     run = TrainingRun(run_id, base, adapter, budget, step, pause=engine.pause)
-    if loaded.optimizer is not None:
-        run.optimizer.load(loaded.optimizer, path)
-    else:
-        run.step = 0
+    run.optimizer.load(loaded.optimizer or {}, path)
     return run

@@ -1,19 +1,24 @@
-"""Checkpoints on disk: ``<root>/runs/RUN/weights/NAME`` and ``.../sampler_weights/NAME``.
+"""Runs and their checkpoints on disk.
 
-The store takes and returns tensors under PEFT's names and JSON values; it does not depend on
-models.
+A run is a folder ``<root>/runs/RUN`` with a ``run.json``; its checkpoints are the folders
+``weights/NAME`` and ``sampler_weights/NAME`` in it, written ``tinker://RUN/weights/NAME``. The
+store takes and returns tensors under PEFT's names and JSON values; it does not depend on models.
+
 Guarantees: a checkpoint is written atomically, even if the process is killed; a damaged one is
 refused with the file, its size and a remedy; several processes may use one store.
 """
 
 from __future__ import annotations
 
+import io
 import json
 import logging
 import os
-from collections.abc import Iterator, Mapping
+import tarfile
+import time
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass, field
 from datetime import UTC, datetime
 from functools import partial
 from itertools import chain
@@ -24,26 +29,43 @@ import torch
 
 from tinker_cookbook.engine.checkpoints import files
 from tinker_cookbook.engine.checkpoints import format as fmt
-from tinker_cookbook.engine.checkpoints.paths import (
+from tinker_cookbook.engine.checkpoints.format import (
     KINDS,
     Kind,
     TinkerPath,
+    check_name,
     is_safe_name,
 )
-from tinker_cookbook.engine.checkpoints.runs import RunInfo, RunRecord, RunStore, some_of
-from tinker_cookbook.exceptions import CheckpointError, nearest
-
-__all__ = [
-    "CheckpointInfo",
-    "CheckpointStore",
-    "Kind",
-    "LoadedCheckpoint",
-    "RunInfo",
-    "RunRecord",
-    "TinkerPath",
-]
+from tinker_cookbook.engine.home import home_dir
+from tinker_cookbook.exceptions import CheckpointError, nearest, nearest_sentence
 
 logger = logging.getLogger(__name__)
+
+_RUN = "run.json"
+_NAMES_IN_MESSAGES = 8
+
+
+@dataclass(frozen=True)
+class RunInfo:
+    """Base model and adapter shape of a run."""
+
+    base_model: str
+    lora_rank: int
+    train_mlp: bool = True
+    train_attn: bool = True
+    train_unembed: bool = True
+    seed: int | None = None
+    user_metadata: dict[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class RunRecord:
+    """A run of the store. Times are seconds since the epoch."""
+
+    run_id: str
+    info: RunInfo
+    created_at: float
+    last_used_at: float
 
 
 @dataclass(frozen=True)
@@ -72,16 +94,96 @@ class CheckpointInfo:
     """Damage visible from the file sizes; ``None`` if there is none."""
 
 
-class CheckpointStore(RunStore):
+class CheckpointStore:
     """Runs and their checkpoints under one root.
 
     Opening it removes leftovers of crashed writers and expired checkpoints, except in runs that
     another process is writing to.
+
+    Args:
+        root: folder of the store; ``None`` is ``TINKER_COOKBOOK_HOME`` or ``~/.tinker_cookbook``.
+        clock: gives the time in seconds since the epoch.
+        owner: owner of the runs. Errors then name the owner and not the folder, which remote
+            clients must not see.
     """
 
-    def _opened(self) -> None:
-        self._recover_all()
+    def __init__(
+        self,
+        root: Path | None = None,
+        clock: Callable[[], float] = time.time,
+        owner: str | None = None,
+    ) -> None:
+        self.root = home_dir() if root is None else Path(root).expanduser()
+        self.clock = clock
+        self.owner = owner
+        for run in (self.root / "runs").glob("*/"):
+            parents = [run, run / "archives", *(run / kind for kind in KINDS)]
+            if not any(files.leftovers(parent) for parent in parents):
+                continue
+            # A busy lock means that what looks left over is being written right now.
+            with (
+                suppress(CheckpointError, OSError),
+                files.folder_lock(run, exclusive=True, timeout=0),
+            ):
+                for parent in parents:
+                    files.recover(parent)
         self.expire()
+
+    def create_run(self, run_id: str, info: RunInfo) -> RunRecord:
+        """Registers a run; raises ``CheckpointError`` if a run has this id."""
+        folder = self._run_folder(run_id)
+        with files.explain_disk_errors(f"creating run {run_id!r}", self.root):
+            folder.mkdir(parents=True, exist_ok=True)
+            if (folder / _RUN).exists():
+                raise CheckpointError(f"run id: got {run_id!r}, which exists; expected a new one")
+            now = self.clock()
+            body = {"run_id": run_id, "created_at": now, **asdict(info)}
+            files.replace_file(folder / _RUN, fmt.encode_json(body, "run info", indent=2))
+            os.utime(folder / _RUN, (now, now))
+        return RunRecord(run_id, info, created_at=now, last_used_at=now)
+
+    def touch_run(self, run_id: str) -> None:
+        """Updates the time of last use, which is that of the file ``run.json``: setting it is no
+        write that a crash could tear."""
+        path, now = self._run_folder(run_id) / _RUN, self.clock()
+        if not path.exists():
+            raise self._unknown_run(run_id)
+        with files.explain_disk_errors(f"touching run {run_id!r}", self.root):
+            os.utime(path, (now, now))
+
+    def get_run(self, run_id: str) -> RunRecord:
+        """Returns the run of this id; raises ``CheckpointError`` with the nearest known ids."""
+        path = self._run_folder(run_id) / _RUN
+        try:
+            body = json.loads(path.read_bytes())
+            created_at = body.pop("created_at")
+            if body.pop("run_id") != run_id:
+                raise ValueError("it describes another run")
+            info = RunInfo(**body)
+        except FileNotFoundError:
+            raise self._unknown_run(run_id) from None
+        except (ValueError, KeyError, TypeError, AttributeError) as error:
+            raise CheckpointError(
+                self._shown(
+                    f"{path}: got {path.stat().st_size} bytes that do not describe a run ({error})"
+                )
+            ) from error
+        return RunRecord(run_id, info, created_at, last_used_at=path.stat().st_mtime)
+
+    def list_runs(self) -> list[RunRecord]:
+        """Returns all runs, newest first, without those whose ``run.json`` is damaged."""
+        records = []
+        for run_id in self.run_ids():
+            try:
+                records.append(self.get_run(run_id))
+            except CheckpointError as error:
+                logger.warning("Left out of the list of runs: %s", error)
+        return sorted(records, key=lambda record: (-record.created_at, record.run_id))
+
+    def run_ids(self) -> list[str]:
+        """Returns the sorted ids of all runs; other folders are ignored."""
+        folders = (path.parent.name for path in (self.root / "runs").glob(f"*/{_RUN}"))
+        return sorted(filter(is_safe_name, folders))
 
     def write_checkpoint(
         self,
@@ -97,7 +199,7 @@ class CheckpointStore(RunStore):
         overwrite: bool = False,
         user_metadata: Mapping[str, str] | None = None,
     ) -> str:
-        """Saves a checkpoint durably.
+        """Saves a checkpoint durably and returns ``tinker://RUN/KIND/NAME``.
 
         Args:
             run_id: a run that ``create_run`` registered.
@@ -110,9 +212,6 @@ class CheckpointStore(RunStore):
             ttl_seconds: seconds until it expires; ``None``: never.
             overwrite: replaces an existing checkpoint of this name atomically.
             user_metadata: stored and listed, not interpreted.
-
-        Returns:
-            ``tinker://RUN/KIND/NAME``.
 
         Raises:
             CheckpointError: the name is taken or unsafe, the run unknown, the disk full.
@@ -128,7 +227,7 @@ class CheckpointStore(RunStore):
             contents[fmt.OPTIMIZER] = partial(fmt.encode_tensors, optimizer)
         now = self.clock()
         content = chain(
-            fmt.encode_expiry(fmt.deadline(now, ttl_seconds)),
+            fmt.expiry_file(now, ttl_seconds).items(),
             fmt.encode_checkpoint(contents, state or {}, user_metadata or {}, now),
         )
         self.touch_run(run_id)
@@ -155,7 +254,7 @@ class CheckpointStore(RunStore):
             raise CheckpointError(
                 f"{path}: sampler_weights hold the adapter alone, no optimizer state. Load it "
                 "without optimizer, or give a path of save_state. "
-                + some_of("The run has weights", self._names(path.run_id, "weights"))
+                + _some_of("The run has weights", self._names(path.run_id, "weights"))
             )
         with self._reading(path) as folder:
             state = fmt.read_state(folder)
@@ -163,12 +262,10 @@ class CheckpointStore(RunStore):
                 raise CheckpointError(
                     f"{path}: was saved without optimizer state. Load it without optimizer"
                 )
-            optimizer = None
-            if with_optimizer:
-                optimizer = fmt.decode_tensors(fmt.read_sealed(folder, fmt.OPTIMIZER, state))
+            optimizer = fmt.read_tensors(folder, fmt.OPTIMIZER, state) if with_optimizer else None
             return LoadedCheckpoint(
                 path=path,
-                adapter=fmt.decode_tensors(fmt.read_sealed(folder, fmt.ADAPTER, state)),
+                adapter=fmt.read_tensors(folder, fmt.ADAPTER, state),
                 adapter_config=json.loads(fmt.read_sealed(folder, fmt.ADAPTER_CONFIG, state)),
                 optimizer=optimizer,
                 state=state.state,
@@ -184,7 +281,7 @@ class CheckpointStore(RunStore):
     def list_checkpoints(self, run_id: str) -> list[CheckpointInfo]:
         """Returns the checkpoints of a run, oldest first, without expired ones."""
         self.get_run(run_id)
-        with files.folder_lock(self.run_folder(run_id), exclusive=False):
+        with files.folder_lock(self._run_folder(run_id), exclusive=False):
             found = [
                 self._describe(path)
                 for path in self._paths(run_id)
@@ -203,18 +300,15 @@ class CheckpointStore(RunStore):
     def set_ttl(self, tinker_path: str, ttl_seconds: int | None) -> None:
         """Sets the expiry to ``ttl_seconds`` from now; ``None``: never."""
         path = TinkerPath.parse(tinker_path)
-        folder = self._folder(path)
-        deadline = fmt.deadline(self.clock(), ttl_seconds)
-        with (
-            files.explain_disk_errors(f"setting the TTL of {path}", self.root),
-            self._writing(path),
-        ):
+        folder, expiry = self._folder(path), fmt.expiry_file(self.clock(), ttl_seconds)
+        doing = f"setting the TTL of {path}"
+        with files.explain_disk_errors(doing, self.root), self._writing(path):
             if not folder.exists() or self._is_expired(folder):
                 raise self._missing(path)
-            if deadline is None:
+            if not expiry:
                 (folder / fmt.EXPIRES_AT).unlink(missing_ok=True)
                 files.sync_folder(folder)
-            for name, content in fmt.encode_expiry(deadline):
+            for name, content in expiry.items():
                 files.replace_file(folder / name, content)
 
     def expire(self, now: float | None = None) -> list[str]:
@@ -227,14 +321,19 @@ class CheckpointStore(RunStore):
             if not self._is_expired(self._folder(path), now):
                 continue
             with suppress(CheckpointError, OSError), self._writing(path, timeout=0):
-                if self._is_expired(self._folder(path), now):
+                if self._is_expired(self._folder(path), now):  # its TTL may have changed meanwhile
                     self._delete(path)
                     expired.append(str(path))
                     logger.info("Deleted %s, which expired", path)
         return expired
 
+    def peft_files(self, tinker_path: str) -> dict[str, bytes]:
+        """Returns, by name, the files that ``PeftModel.from_pretrained`` needs."""
+        with self._reading(TinkerPath.parse(tinker_path)) as source:
+            return fmt.read_peft_files(source)
+
     def copy_out(self, tinker_path: str, folder: Path) -> Path:
-        """Copies the adapter into a new folder that ``PeftModel.from_pretrained`` loads.
+        """Copies ``peft_files`` into a new folder.
 
         Raises:
             CheckpointError: the checkpoint is missing or damaged, or ``folder`` is not empty.
@@ -242,31 +341,29 @@ class CheckpointStore(RunStore):
         path, folder = TinkerPath.parse(tinker_path), Path(folder).expanduser().absolute()
         if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
             raise CheckpointError(f"{folder}: expected a new or empty folder to copy {path} into")
-        with self._reading(path) as source:
-            content = fmt.read_peft_files(source)
+        content = self.peft_files(tinker_path)
         with files.explain_disk_errors(f"copying {path} to {folder}", folder.parent):
-            files.replace_folder(folder, content)
+            files.replace_folder(folder, content.items())
         return folder
 
-    def peft_files(self, tinker_path: str) -> dict[str, bytes]:
-        """Returns the files that ``copy_out`` copies, by name."""
-        with self._reading(TinkerPath.parse(tinker_path)) as source:
-            return dict(fmt.read_peft_files(source))
-
     def archive(self, tinker_path: str) -> Path:
-        """Writes a tar file with the files of ``copy_out`` into the store and returns its path.
+        """Writes a tar file with ``peft_files`` into the store and returns its path.
 
-        It is deleted with the checkpoint.
+        It is not compressed, because weights do not compress; equal content gives equal bytes. It
+        is deleted with the checkpoint.
         """
         path = TinkerPath.parse(tinker_path)
-        target = self._archive_file(path)
-        with self._reading(path) as source:
-            content = fmt.tar(fmt.read_peft_files(source))
+        target, packed = self._archive_file(path), io.BytesIO()
+        with tarfile.open(fileobj=packed, mode="w") as archive:
+            for name, data in self.peft_files(tinker_path).items():
+                entry = tarfile.TarInfo(name)
+                entry.size, entry.mode = len(data), 0o644
+                archive.addfile(entry, io.BytesIO(data))
         with files.explain_disk_errors(f"archiving {path}", self.root), self._writing(path):
             if not self._folder(path).exists():
                 raise self._missing(path)
             target.parent.mkdir(exist_ok=True)
-            files.replace_file(target, content)
+            files.replace_file(target, packed.getvalue())
         return target
 
     def _describe(self, path: TinkerPath) -> CheckpointInfo:
@@ -274,14 +371,15 @@ class CheckpointStore(RunStore):
         problem, state = None, None
         try:
             state = fmt.read_state(folder)
-            fmt.check_sizes(folder, state)
+            for name, seal in state.seals.items():
+                seal.check_size(folder / name)
         except CheckpointError as error:
             problem = self._shown(str(error))
         return CheckpointInfo(
             path=path,
             created_at=state.created_at if state else folder.stat().st_mtime,
             expires_at=fmt.read_expiry(folder),
-            size_bytes=state.size_bytes if state else 0,
+            size_bytes=sum(seal.size_bytes for seal in state.seals.values()) if state else 0,
             user_metadata=state.user_metadata if state else {},
             problem=problem,
         )
@@ -294,7 +392,7 @@ class CheckpointStore(RunStore):
     def _writing(self, path: TinkerPath, timeout: float = files.LOCK_TIMEOUT) -> Iterator[None]:
         """Holds the run's exclusive lock, after recovery from crashed writers."""
         self.get_run(path.run_id)
-        run = self.run_folder(path.run_id)
+        run = self._run_folder(path.run_id)
         with files.folder_lock(run, exclusive=True, timeout=timeout):
             files.recover(self._folder(path).parent)
             yield
@@ -302,21 +400,21 @@ class CheckpointStore(RunStore):
     @contextmanager
     def _reading(self, path: TinkerPath) -> Iterator[Path]:
         """Yields the checkpoint's folder under the shared lock; errors state a remedy."""
-        folder = self._folder(path)
-        if not self.run_folder(path.run_id).exists():
+        folder, run = self._folder(path), self._run_folder(path.run_id)
+        if not run.exists():
             raise self._missing(path)
-        # Without the lock nothing is known: a living writer looks like one that crashed.
+        # Only the lock tells a crashed writer, which must be recovered from, from a living one.
         if not folder.exists() and files.leftovers(folder.parent):
             with files.explain_disk_errors(f"recovering {path}", self.root), self._writing(path):
                 pass
-        with files.folder_lock(self.run_folder(path.run_id), exclusive=False):
+        with files.folder_lock(run, exclusive=False):
             if not folder.exists():
                 raise self._missing(path)
-            if self._is_expired(folder):
-                raise CheckpointError(
-                    f"{path}: expired at {_utc(fmt.read_expiry(folder))}. {self._others(path)}"
-                )
             try:
+                if self._is_expired(folder):
+                    seconds = fmt.read_expiry(folder) or 0.0
+                    expired_at = datetime.fromtimestamp(seconds, UTC).isoformat(" ", "seconds")
+                    raise CheckpointError(f"{path}: expired at {expired_at}")
                 yield folder
             except CheckpointError as error:
                 raise CheckpointError(f"{self._shown(str(error))}. {self._others(path)}") from error
@@ -330,45 +428,51 @@ class CheckpointStore(RunStore):
                 hint = f"; its {kind} have this name: {TinkerPath(path.run_id, kind, path.name)}"
         return CheckpointError(f"{path}: there is no such checkpoint{hint}. {self._others(path)}")
 
+    def _unknown_run(self, run_id: str) -> CheckpointError:
+        known = self.run_ids()
+        whose = f"under {self.root}" if self.owner is None else f"of {self.owner!r}"
+        return CheckpointError(
+            f"run id: got {run_id!r}, which is not among the {len(known)} runs {whose}"
+            f"{nearest_sentence(run_id, known)} {_some_of('Its runs', known)}"
+        )
+
     def _others(self, path: TinkerPath) -> str:
         names = [name for name in self._names(path.run_id, path.kind) if name != path.name]
-        return some_of(f"Other {path.kind} of this run to load instead", names)
+        return _some_of(f"Other {path.kind} of this run to load instead", names)
 
-    def _recover_all(self) -> None:
-        for run in (self.root / "runs").glob("*/"):
-            parents = [run, run / "archives", *(run / kind for kind in KINDS)]
-            if not any(files.leftovers(parent) for parent in parents):
-                continue
-            # A busy lock means that what looks left over is being written right now.
-            with (
-                suppress(CheckpointError, OSError),
-                files.folder_lock(run, exclusive=True, timeout=0),
-            ):
-                for parent in parents:
-                    files.recover(parent)
+    def _shown(self, text: str) -> str:
+        """Hides the store's folder in an error if the owner is a client of a server."""
+        return text if self.owner is None else text.replace(f"{self.root}{os.sep}", "")
 
     def _paths(self, run_id: str) -> list[TinkerPath]:
         return [TinkerPath(run_id, kind, n) for kind in KINDS for n in self._names(run_id, kind)]
 
     def _names(self, run_id: str, kind: Kind) -> list[str]:
         try:
-            with os.scandir(self.run_folder(run_id) / kind) as entries:
+            with os.scandir(self._run_folder(run_id) / kind) as entries:
                 return sorted(e.name for e in entries if e.is_dir() and is_safe_name(e.name))
         except FileNotFoundError:
             return []
 
+    def _run_folder(self, run_id: str) -> Path:
+        check_name(run_id, "run id")
+        return self.root / "runs" / run_id
+
     def _folder(self, path: TinkerPath) -> Path:
-        return self.run_folder(path.run_id) / path.kind / path.name
+        return self._run_folder(path.run_id) / path.kind / path.name
 
     def _archive_file(self, path: TinkerPath) -> Path:
-        return self.run_folder(path.run_id) / "archives" / f"{path.kind}.{path.name}.tar"
+        return self._run_folder(path.run_id) / "archives" / f"{path.kind}.{path.name}.tar"
 
     def _is_expired(self, folder: Path, now: float | None = None) -> bool:
         expires_at = fmt.read_expiry(folder)
         return expires_at is not None and expires_at <= (self.clock() if now is None else now)
 
 
-def _utc(seconds: float | None) -> str:
-    return (
-        "?" if seconds is None else datetime.fromtimestamp(seconds, UTC).isoformat(" ", "seconds")
-    )
+def _some_of(label: str, names: list[str]) -> str:
+    """Returns ``"LABEL: 'a', 'b' and 3 more."``: at most a handful, the last ones."""
+    if not names:
+        return f"{label}: none."
+    shown = ", ".join(repr(name) for name in names[-_NAMES_IN_MESSAGES:])
+    more = len(names) - _NAMES_IN_MESSAGES
+    return f"{label}: {shown}{f' and {more} more' if more > 0 else ''}."

@@ -14,7 +14,7 @@ from typing import Annotated, Any, Generic, ParamSpec, TypeVar
 from fastapi import APIRouter, Depends, Request
 
 from tinker_cookbook.backends.local_sampling import LocalSamplingClient
-from tinker_cookbook.engine.checkpoints.paths import SCHEME
+from tinker_cookbook.engine.checkpoints.format import SCHEME
 from tinker_cookbook.exceptions import CheckpointError, ConfigurationError, ModelNotFoundError
 from tinker_cookbook.model_info import resolve_renderer_name
 from tinker_cookbook.renderers import Renderer, get_renderer
