@@ -48,12 +48,6 @@ from tinker_cookbook.distillation.teacher_prompts import AnswerEndings, dataset_
 from tinker_cookbook.distillation.topk_distributions import PROBABILITY_ROUNDING, score_with_topk
 from tinker_cookbook.exceptions import TinkerCookbookError, TrainingError
 from tinker_cookbook.rl.data_processing import trajectory_to_data
-from tinker_cookbook.rl.kl import (
-    add_to_advantages,
-    check_penalty,
-    sampled_logprobs,
-    trained_values,
-)
 from tinker_cookbook.rl.loop.adjuster import (
     Adjustment,
     AdvantageAdjuster,
@@ -61,6 +55,12 @@ from tinker_cookbook.rl.loop.adjuster import (
     RolloutData,
     advantages_of,
     kl_is_significant,
+)
+from tinker_cookbook.rl.metrics import (
+    add_to_advantages,
+    check_penalty,
+    sampled_logprobs,
+    trained_values,
 )
 from tinker_cookbook.rl.types import Trajectory
 from tinker_cookbook.utils.imports import lazy_module
@@ -230,7 +230,7 @@ def add_reverse_kl(
         teacher_logprobs: [N], for the trained tokens of all data in order.
         dataset_indices_D: Which dataset each datum comes from.
         coef: Weight.
-        discount: As in ``rl.kl.add_to_advantages``.
+        discount: As in ``rl.metrics.add_to_advantages``.
         center: Whether the mean of ``d`` over the data of the same dataset is the baseline.
 
     Returns:

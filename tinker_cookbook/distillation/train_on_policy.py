@@ -43,10 +43,10 @@ from tinker_cookbook.rl import train
 from tinker_cookbook.rl.config import PolicyTrainingConfig
 from tinker_cookbook.rl.data_processing import assemble_training_data, compute_advantages
 from tinker_cookbook.rl.dataset_utils import ChainedRLDataset
-from tinker_cookbook.rl.kl import check_penalty, trained_values
 from tinker_cookbook.rl.loop.do_training import CallerSession, run_loop
 from tinker_cookbook.rl.loop.parts import print_group, train_on_data
 from tinker_cookbook.rl.loop.sources import BatchSource, RolloutWorker, problem_batches
+from tinker_cookbook.rl.metrics import check_penalty, trained_values
 from tinker_cookbook.rl.report.trajectory_metrics import compute_trajectory_metrics
 from tinker_cookbook.rl.types import EnvGroupBuilder, RLDataset, RLDatasetBuilder, TrajectoryGroup
 from tinker_cookbook.tokenizer_utils import get_tokenizer

@@ -1,9 +1,4 @@
-"""Settings of a reinforcement learning run, and the checks they pass before anything is loaded.
-
-``Config`` holds the settings that ``rl.train.main`` runs with: the fields below, and those that
-every training loop has (``training.config``). The settings of recipes and of ``rl.run``
-(``rl.settings``) add what is derived from the model, and are resolved into it.
-"""
+"""Settings of a reinforcement learning run; ``Config.check`` runs before anything is loaded."""
 
 from __future__ import annotations
 
@@ -17,7 +12,11 @@ from tinker_cookbook.eval.evaluators import EvaluatorBuilder
 from tinker_cookbook.exceptions import ConfigurationError, nearest
 from tinker_cookbook.model_info import resolve_max_length
 from tinker_cookbook.rl.advantages import AdvantageNormalization
-from tinker_cookbook.rl.rollouts.limits import RolloutConfig, TerminationRewardPolicy
+from tinker_cookbook.rl.rollouts.limits import (
+    RolloutConfig,
+    TerminationRewardPolicy,
+    check_range,
+)
 from tinker_cookbook.rl.rollouts.presets import (
     default_rollout_config_for_model,
     default_rollout_strategy_for_model,
@@ -28,7 +27,8 @@ from tinker_cookbook.training.config import TrainingConfig
 from tinker_cookbook.training.lr_scheduling import LRSchedule
 from tinker_cookbook.utils.run_folder.paths import check_tinker_path
 
-# Names of algorithms: a loss together with a normalization of the advantages.
+# Algorithms, which are a loss together with a normalization of the advantages.
+# GRPO: arXiv 2402.03300; Dr. GRPO: 2503.20783; RLOO: 2402.14740; DAPO: 2503.14476.
 _ALGORITHMS = {
     "grpo": "GRPO is loss_fn=importance_sampling or ppo with advantage_normalization=std",
     "dr_grpo": "Dr. GRPO is loss_fn=importance_sampling or ppo with advantage_normalization=center",
@@ -46,41 +46,29 @@ LOSSES_WITH_PENALTY = ("dro", "stable_reinforce")
 
 
 def loss_hint(name: str, losses: Sequence[str] = RL_LOSSES) -> str:
-    """Returns the end of an error about ``loss_fn``: which loss and settings are probably meant.
-
-    GRPO: arXiv 2402.03300; Dr. GRPO: 2503.20783; RLOO: 2402.14740; DAPO: 2503.14476.
-    """
+    """Returns the end of an error about ``loss_fn``: which loss and settings are probably meant."""
     known = _ALGORITHMS.get(name.lower().replace("-", "_").replace(".", ""))
     return f"; {known}" if known is not None else nearest(name, losses)
 
 
 @chz.chz
 class KLReferenceConfig:
-    """The policy that the KL penalty pulls towards."""
+    """Reference policy of the KL penalty."""
 
     base_model: str = chz.field(doc="Hub name or local folder of the reference model")
     load_checkpoint_path: str | None = chz.field(
-        default=None, doc="tinker:// path of its adapter; without one the plain base model"
+        default=None, doc="tinker:// path of its adapter; default: the base model without adapter"
     )
-
-    def check(self) -> None:
-        """Raises ``ConfigurationError`` for a path that is none."""
-        check_tinker_path(
-            "kl_reference_config.load_checkpoint_path",
-            self.load_checkpoint_path,
-            "sampler_weights",
-            "the run that saved the weights",
-        )
 
 
 @chz.chz
 class AsyncConfig:
-    """Sampling goes on while the policy trains.
+    """Asynchronous training: sampling continues while the policy trains.
 
     At most ``groups_per_batch * (max_steps_off_policy + 1)`` groups are started and not yet
-    trained. No finished group is discarded: a slow one is trained when it is done, also where it is
+    trained. No finished group is discarded: a slow one is trained when it is done, even if it is
     then more than ``max_steps_off_policy`` updates old. With 0 all data are on-policy. A group that
-    never ends keeps its place, so environments that can hang need a timeout
+    never ends is never replaced, so environments that can hang need a timeout
     (``rollout_error_tolerance=RetryOnFailure(per_rollout_timeout=...)``).
     """
 
@@ -94,10 +82,6 @@ class AsyncConfig:
 
     @chz.validate
     def _validate(self) -> None:
-        self.check()
-
-    def check(self) -> None:
-        """Raises ``ConfigurationError`` for a number out of range."""
         if self.max_steps_off_policy < 0 or self.groups_per_batch < 1:
             raise ConfigurationError(
                 f"async_config: got max_steps_off_policy={self.max_steps_off_policy} and "
@@ -107,22 +91,10 @@ class AsyncConfig:
 
 @chz.chz
 class StreamMinibatchConfig:
-    """Training starts on the first groups while the others of the batch are still sampling."""
+    """Streaming: training starts on the first groups while the others are still sampling."""
 
     groups_per_batch: int = chz.field(doc="Groups in a batch of the dataset")
     num_minibatches: int = chz.field(doc="Parts into which each substep's data is split")
-
-    def check(self, num_substeps: int) -> None:
-        """Raises ``ConfigurationError`` where the batch cannot be split so."""
-        _at_least("stream_minibatch_config.groups_per_batch", self.groups_per_batch, 1)
-        _at_least("stream_minibatch_config.num_minibatches", self.num_minibatches, 1)
-        parts = num_substeps * self.num_minibatches
-        if self.groups_per_batch % parts:
-            raise ConfigurationError(
-                f"stream_minibatch_config.groups_per_batch: got {self.groups_per_batch}, expected "
-                f"a multiple of num_substeps x num_minibatches = {num_substeps} x "
-                f"{self.num_minibatches} = {parts}"
-            )
 
 
 @chz.chz
@@ -130,7 +102,7 @@ class PolicyTrainingConfig(TrainingConfig):
     """Settings of a run that trains on what its policy samples, whatever it learns from."""
 
     # Sampling.
-    max_tokens: int = chz.field(doc="Most tokens to sample in a turn")
+    max_tokens: int = chz.field(doc="Maximum tokens of a response")
     temperature: float = chz.field(
         default=1.0,
         doc="Sampling temperature. The losses compare with log-probabilities at temperature 1",
@@ -147,7 +119,7 @@ class PolicyTrainingConfig(TrainingConfig):
         default=None, doc="Reward of an episode that reached a limit, instead of rollout_config's"
     )
     rollout_error_tolerance: bool | RolloutStrategy | None = chz.field(
-        default=None, doc="What to do when an episode fails; None or False: end the run"
+        default=None, doc="Handling of a failed episode; None or False: end the run"
     )
 
     # Loss and update.
@@ -161,8 +133,8 @@ class PolicyTrainingConfig(TrainingConfig):
     )
     loss_normalization: str = chz.field(
         default="sum",
-        doc="sum over the tokens of a step, as the Tinker API has it, or tokens: their mean, as in "
-        "TRL (advantages are divided by the number of action tokens)",
+        doc="sum over the tokens of a step, as in the Tinker API, or tokens: their mean, as in TRL "
+        "(advantages are divided by the number of action tokens)",
     )
     remove_constant_reward_groups: bool = chz.field(
         default=False, doc="Do not train on groups whose rewards are all equal"
@@ -185,7 +157,7 @@ class PolicyTrainingConfig(TrainingConfig):
     # Evaluation and transcripts.
     eval_every: int = chz.field(default=20, doc="Steps between evaluations; 0 is never")
     evaluator_builders: list[EvaluatorBuilder] = chz.field(
-        default_factory=list, doc="Evaluations every eval_every steps, beside the test set"
+        default_factory=list, doc="Evaluations every eval_every steps, besides the test set"
     )
     infrequent_evaluator_builders: list[EvaluatorBuilder] = chz.field(
         default_factory=list, doc="Evaluations every infrequent_eval_every steps"
@@ -195,22 +167,16 @@ class PolicyTrainingConfig(TrainingConfig):
         default=True, doc="Write transcripts of all groups as JSON lines too"
     )
 
-    @property
-    def loss_name(self) -> str:
-        """The loss that is trained with: ``async_config.loss_fn`` in an asynchronous run."""
-        return self.loss_fn if self.async_config is None else self.async_config.loss_fn
-
     def training_loss_fn(self) -> str:
-        """Returns ``loss_name`` under the name that it has in the Tinker cookbook."""
-        return self.loss_name
+        """Returns the loss to train with: ``async_config.loss_fn`` in an asynchronous run."""
+        return self.loss_fn if self.async_config is None else self.async_config.loss_fn
 
     def records_stability_info(self) -> bool:
         """Returns whether sampling must record what ``stable_reinforce`` trains on."""
-        return self.loss_name == "stable_reinforce"
+        return self.training_loss_fn() == "stable_reinforce"
 
     def effective_termination(self) -> TerminationRewardPolicy | None:
-        """Returns the rewards of episodes that were cut: as set, or as the model's preset has
-        them."""
+        """Returns the rewards of truncated episodes: the setting, or else the model's preset."""
         if self.termination is not None:
             return self.termination
         # A config of user code with the fields of the official cookbook has no rollout_config.
@@ -218,31 +184,30 @@ class PolicyTrainingConfig(TrainingConfig):
         return (config or default_rollout_config_for_model(self.model_name)).termination
 
     def effective_rollout_strategy(self) -> RolloutStrategy:
-        """Returns what is done about failures: as set, or as the model's preset has it."""
+        """Returns the handling of failed episodes: the setting, or else the model's preset."""
         if self.rollout_error_tolerance is None:
             return default_rollout_strategy_for_model(self.model_name)
         return rollout_strategy_from_config(self.rollout_error_tolerance)
 
     def rollouts(self) -> RolloutConfig:
-        """Returns how episodes are played, ``termination`` included."""
+        """Returns the settings of the rollouts, including the effective ``termination``."""
         config = self.rollout_config if self.rollout_config is not None else RolloutConfig()
         return chz.replace(config, termination=self.effective_termination())
 
-    def check(self) -> None:
-        """Raises ``ConfigurationError`` for the first setting that cannot work."""
-        super().check()
-        self._check_sampling()
-        self._check_loss()
-        _between("kl_penalty_coef", self.kl_penalty_coef, 0, math.inf)
-        _between("kl_discount_factor", self.kl_discount_factor, 0, 1)
-        _at_least("num_substeps", self.num_substeps, 1)
-        _at_least("num_groups_to_log", self.num_groups_to_log, 0)
-        self._check_mode()
-
-    def _check_sampling(self) -> None:
-        _at_least("max_tokens", self.max_tokens, 1)
-        for name in ("temperature", "eval_temperature"):
-            _between(name, getattr(self, name), 0, math.inf)
+    @chz.validate
+    def _check_bounds(self) -> None:
+        # One validator instead of one for each field, because a subclass that defines a field
+        # again, with another default, would drop the field's validator.
+        for name, low, high in (
+            ("max_tokens", 1, math.inf),
+            ("temperature", 0, math.inf),
+            ("eval_temperature", 0, math.inf),
+            ("kl_penalty_coef", 0, math.inf),
+            ("kl_discount_factor", 0, 1),
+            ("num_substeps", 1, math.inf),
+            ("num_groups_to_log", 0, math.inf),
+        ):
+            check_range(name, getattr(self, name), low, high)
         if self.temperature == 0:
             raise ConfigurationError(
                 "temperature: got 0, expected more: greedy samples of a group are all alike, so "
@@ -252,15 +217,33 @@ class PolicyTrainingConfig(TrainingConfig):
             raise ConfigurationError(f"top_p: got {self.top_p}, expected more than 0 and at most 1")
         if self.top_k != -1 and self.top_k < 1:
             raise ConfigurationError(f"top_k: got {self.top_k}, expected -1 (all) or at least 1")
+
+    def check(self) -> None:
+        """Raises ``ConfigurationError`` for the first setting that cannot work."""
+        super().check()
         context = resolve_max_length(self.model_name, None)
         if context is not None and self.max_tokens >= context:
             raise ConfigurationError(
                 f"max_tokens: got {self.max_tokens}, but the context of {self.model_name} is "
                 f"{context}, prompt included; expected less than {context}"
             )
+        self._check_loss()
+        stream = self.stream_minibatch_config
+        if stream is not None:
+            for name in ("groups_per_batch", "num_minibatches"):
+                check_range(f"stream_minibatch_config.{name}", getattr(stream, name), 1)
+            parts = self.num_substeps * stream.num_minibatches
+            if stream.groups_per_batch % parts:
+                raise ConfigurationError(
+                    f"stream_minibatch_config.groups_per_batch: got {stream.groups_per_batch}, "
+                    f"expected a multiple of num_substeps x num_minibatches = {self.num_substeps} "
+                    f"x {stream.num_minibatches} = {parts}"
+                )
+        if self.async_config is not None:
+            check_substeps(self.async_config.groups_per_batch, self.num_substeps, "async_config.")
 
     def _check_loss(self) -> None:
-        name = self.loss_name
+        name, normalization = self.training_loss_fn(), self.loss_normalization
         if name not in RL_LOSSES:
             raise ConfigurationError(
                 f"loss_fn: got {name!r}, expected one of {', '.join(RL_LOSSES)}{loss_hint(name)}"
@@ -277,38 +260,27 @@ class PolicyTrainingConfig(TrainingConfig):
                 "loss_fn='stable_reinforce' (the default of asynchronous runs), which does not "
                 "support it; expected 0, or another loss (loss_fn, async_config.loss_fn)"
             )
-        self._check_normalization(name)
+        if normalization not in LOSS_NORMALIZATIONS:
+            raise ConfigurationError(
+                f"loss_normalization: got {normalization!r}, expected one of "
+                f"{', '.join(LOSS_NORMALIZATIONS)}{nearest(normalization, LOSS_NORMALIZATIONS)}"
+            )
+        if normalization == "tokens" and name in LOSSES_WITH_PENALTY:
+            raise ConfigurationError(
+                f"loss_normalization: got 'tokens' with the loss {name}, whose penalty would then "
+                "outweigh the advantages; expected 'sum'"
+            )
+        if normalization == "tokens" and self.stream_minibatch_config is not None:
+            raise ConfigurationError(
+                "loss_normalization: got 'tokens' with stream_minibatch_config, but the number of "
+                "tokens is not known when the first minibatch trains; expected 'sum'"
+            )
         kind, _, _ = check_backend(self.backend, self.base_url, self.device, self.dtype)
         if kind == "local":
             # Loads torch, which the local engine needs anyway.
             from tinker_cookbook.engine.training.losses import get_loss
 
             get_loss(name).resolve_config(self.loss_fn_config)
-
-    def _check_normalization(self, loss: str) -> None:
-        given = self.loss_normalization
-        if given not in LOSS_NORMALIZATIONS:
-            raise ConfigurationError(
-                f"loss_normalization: got {given!r}, expected one of "
-                f"{', '.join(LOSS_NORMALIZATIONS)}{nearest(given, LOSS_NORMALIZATIONS)}"
-            )
-        if given == "tokens" and loss in LOSSES_WITH_PENALTY:
-            raise ConfigurationError(
-                f"loss_normalization: got 'tokens' with the loss {loss}, whose penalty would then "
-                "outweigh the advantages; expected 'sum'"
-            )
-        if given == "tokens" and self.stream_minibatch_config is not None:
-            raise ConfigurationError(
-                "loss_normalization: got 'tokens' with stream_minibatch_config, but the number of "
-                "tokens is not known when the first minibatch trains; expected 'sum'"
-            )
-
-    def _check_mode(self) -> None:
-        if self.stream_minibatch_config is not None:
-            self.stream_minibatch_config.check(self.num_substeps)
-        if self.async_config is not None:
-            self.async_config.check()
-            check_substeps(self.async_config.groups_per_batch, self.num_substeps, "async_config.")
 
 
 @chz.chz
@@ -317,50 +289,40 @@ class Config(PolicyTrainingConfig):
 
     dataset_builder: RLDatasetBuilder = chz.field(doc="Training and test environments")
     kl_reference_config: KLReferenceConfig | None = chz.field(
-        default=None, doc="The policy that the penalty pulls towards; needed with kl_penalty_coef"
+        default=None, doc="Reference policy of the KL penalty; needed with kl_penalty_coef"
     )
 
     def check(self) -> None:
         """Raises ``ConfigurationError`` for the first setting that cannot work."""
         super().check()
         self.dataset_builder.check()
-        self._check_reference()
-
-    def _check_reference(self) -> None:
         if self.kl_penalty_coef == 0:
             return
         if self.kl_reference_config is None:
             raise ConfigurationError(
                 f"kl_penalty_coef={self.kl_penalty_coef:g} without kl_reference_config: expected "
-                "the policy that the penalty pulls towards; set "
+                "the reference policy of the penalty; set "
                 f"kl_reference_config=KLReferenceConfig(base_model={self.model_name!r}), or "
                 "kl_penalty_coef=0"
             )
-        self.kl_reference_config.check()
+        check_tinker_path(
+            "kl_reference_config.load_checkpoint_path",
+            self.kl_reference_config.load_checkpoint_path,
+            "sampler_weights",
+            "the run that saved the weights",
+        )
         if self.stream_minibatch_config is not None:
             raise ConfigurationError(
                 f"kl_penalty_coef={self.kl_penalty_coef:g} with stream_minibatch_config: the "
-                "penalty is centred over the whole batch, which is not there when the first "
+                "penalty is centred over the whole batch, which is not complete when the first "
                 "minibatch trains; leave stream_minibatch_config out"
             )
 
 
 def check_substeps(groups_per_batch: int, num_substeps: int, where: str = "") -> None:
-    """Raises ``ConfigurationError`` where a batch is not a multiple of the substeps."""
+    """Raises ``ConfigurationError`` unless a batch is a multiple of the substeps."""
     if groups_per_batch % num_substeps:
         raise ConfigurationError(
             f"num_substeps: got {num_substeps}, but {where}groups_per_batch is {groups_per_batch}; "
             "expected a divisor of it, as each substep trains the same number of groups"
         )
-
-
-def _at_least(name: str, value: int, low: int) -> None:
-    if value < low:
-        raise ConfigurationError(f"{name}: got {value}, expected at least {low}")
-
-
-def _between(name: str, value: float, low: float, high: float) -> None:
-    # Also false for NaN.
-    if not low <= value <= high or math.isinf(value):
-        end = f" and at most {high:g}" if math.isfinite(high) else ""
-        raise ConfigurationError(f"{name}: got {value}, expected a number of at least {low:g}{end}")

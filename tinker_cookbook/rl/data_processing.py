@@ -1,14 +1,14 @@
-"""From trajectories to training data.
+"""Converts trajectories to training data.
 
-A turn's observation is the whole prompt, so it mostly begins with everything that came before it:
-the last observation and the last action. As long as it does, turns are one sequence and are trained
-as one datum; where it does not (a renderer strips earlier thinking, say), a new datum begins.
+A turn's observation is the whole prompt, so it usually begins with the previous observation and
+action. While it does, the turns are one sequence and one datum. Where it does not (for example
+because a renderer strips earlier thinking), a new datum begins.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -63,57 +63,75 @@ __getattr__ = lazy_exports(
 
 @dataclass(frozen=True)
 class DatumPlace:
-    """Whose datum it is: the place of its group in the batch and of its trajectory in the group."""
+    """Index of a datum's group in the batch, and of its trajectory in the group."""
 
     group: int
     member: int
 
 
 def trajectory_to_data(
-    traj: Trajectory, traj_advantage: float, include_provenance: bool = True
+    traj: Trajectory,
+    traj_advantage: float,
+    include_provenance: bool = True,
+    *,
+    keep_unanswered: bool = True,
 ) -> list[tinker.Datum]:
-    """One datum for each longest run of turns of which each extends the one before.
+    """Returns one datum for each maximal run of turns in which every turn extends the one before.
 
-    A turn extends the last if its observation begins with the last observation and action, token
-    by token (images: chunk by chunk). Of a run of T tokens the datum's ``model_input`` is all but
-    the last and position i predicts token i + 1; all of the following are [T - 1]:
+    A turn extends the previous one if its observation begins with that observation and action,
+    token by token (images: chunk by chunk). The ``model_input`` of a run of T tokens is all but the
+    last; position i predicts token i + 1. The other fields are [T - 1]:
 
-    - ``target_tokens`` int64; 0 where an image stands
+    - ``target_tokens`` int64; 0 at an image
     - ``mask`` float32: 1 for action tokens that are trained, 0 for observations and masked turns
     - ``advantages`` float32: ``traj_advantage * mask``
-    - ``logprobs`` float32: those of the sampler where the mask is 1, else 0
-
-    A run without an action token, or of masked turns alone, is a datum whose mask is 0 throughout.
-    Runs of fewer than two tokens are left out.
+    - ``logprobs`` float32: the sampler's where the mask is 1, else 0
 
     Args:
-        traj: What was played.
-        traj_advantage: Of the whole trajectory; each of its action tokens gets it.
-        include_provenance: Attach which sampled sequence each token came from
-            (``Datum.with_provenance``), as ``stable_reinforce`` needs it. A datum of which an
-            action has no ``sequence_id`` gets none.
+        traj: Finished episode.
+        traj_advantage: Advantage of every action token.
+        include_provenance: Attach the sampled sequence of each token (``Datum.with_provenance``),
+            which ``stable_reinforce`` needs; not if an action has no ``sequence_id``.
+        keep_unanswered: Keep runs of two or more tokens without an action token, whose mask is 0.
 
     Raises:
-        DataValidationError: An action has no or not as many log-probabilities as tokens, or one
-            that is not finite; an observation is empty; an image has no ``expected_tokens``.
+        DataValidationError: An action lacks a finite log-probability for each token; an observation
+            is empty; an image has no ``expected_tokens``; the advantage is not finite.
     """
-    return _to_data(traj, traj_advantage, include_provenance, unanswered=True)
-
-
-def _to_data(
-    traj: Trajectory, advantage: float, provenance: bool, unanswered: bool
-) -> list[tinker.Datum]:
-    """As ``trajectory_to_data``; ``unanswered`` keeps runs without an action token."""
-    if not np.isfinite(advantage):
+    if not np.isfinite(traj_advantage):
         raise DataValidationError(
-            f"traj_advantage: got {advantage}, expected a finite number; check the rewards"
+            f"traj_advantage: got {traj_advantage}, expected a finite number; check the rewards"
         )
     chunks = ChunkKeys()
-    return [
-        run.to_datum(advantage, chunks, provenance)
-        for run in _runs(traj, chunks)
-        if run.answered or (unanswered and run.length > 1)
-    ]
+    data = []
+    for turns in _runs(traj, chunks):
+        # Join the arrays of the turns; the targets are all tokens of the run but the first.
+        keys = np.concatenate([part for turn in turns for part in (turn.new, turn.action)])
+        answered = any(len(turn.action) for turn in turns)
+        if not (answered or (keep_unanswered and len(keys) > 1)):
+            continue
+        mask = np.concatenate(
+            [
+                np.full(len(part), trained, dtype=np.float32)
+                for turn in turns
+                for part, trained in ((turn.new, False), (turn.action, not turn.masked))
+            ]
+        )[1:]
+        logprobs = np.concatenate(
+            [part for turn in turns for part in (np.zeros(len(turn.new), np.float32), turn.sampled)]
+        )[1:]
+        datum = tinker.Datum(
+            model_input=chunks.model_input(keys[:-1]),
+            loss_fn_inputs={
+                "target_tokens": tinker.TensorData.from_numpy(np.maximum(keys[1:], 0)),
+                "logprobs": tinker.TensorData.from_numpy(logprobs * mask),
+                "advantages": tinker.TensorData.from_numpy(np.float32(traj_advantage) * mask),
+                "mask": tinker.TensorData.from_numpy(mask),
+            },
+        )
+        # Backends refuse the provenance of a datum without a sampled token.
+        data.append(_with_provenance(datum, turns) if include_provenance and answered else datum)
+    return data
 
 
 def assemble_training_data(
@@ -121,19 +139,30 @@ def assemble_training_data(
     advantages_P: Sequence[npt.NDArray[np.floating[Any]]],
     include_provenance: bool = True,
 ) -> tuple[list[tinker.Datum], list[DatumPlace]]:
-    """Returns the data of all trajectories in order, and where each datum comes from.
+    """Returns the data of all trajectories in order, and the origin of each datum.
 
-    ``advantages_P`` holds [G] for each group, as ``compute_advantages`` gives them. Runs without an
-    action token, which train nothing, are left out. Raises DataValidationError where the lengths
-    differ, and what ``trajectory_to_data`` raises, naming group and member.
+    ``advantages_P`` holds [G] for each group, as from ``compute_advantages``. Runs without an
+    action token, which train nothing, are left out.
+
+    Raises:
+        DataValidationError: The lengths differ, or :func:`trajectory_to_data` fails; the message
+            names group and member.
     """
-    _check_lengths(trajectory_groups_P, advantages_P)
+    groups = [len(group.trajectories_G) for group in trajectory_groups_P]
+    given = [len(advantages_G) for advantages_G in advantages_P]
+    if groups != given:
+        raise DataValidationError(
+            f"advantages_P: got groups of {given}, expected {groups}, one advantage for each "
+            "trajectory"
+        )
     data_D: list[tinker.Datum] = []
     places_D: list[DatumPlace] = []
     for g, (group, advantages_G) in enumerate(zip(trajectory_groups_P, advantages_P, strict=True)):
         for m, (traj, advantage) in enumerate(zip(group.trajectories_G, advantages_G, strict=True)):
             try:
-                made = _to_data(traj, float(advantage), include_provenance, unanswered=False)
+                made = trajectory_to_data(
+                    traj, float(advantage), include_provenance, keep_unanswered=False
+                )
             except DataValidationError as error:
                 raise DataValidationError(f"group {g}, member {m}: {error}") from error
             data_D += made
@@ -142,13 +171,11 @@ def assemble_training_data(
 
 
 def data_for_loss(data_D: Sequence[tinker.Datum], loss_fn: str) -> list[tinker.Datum]:
-    """Returns the data with the fields that ``loss_fn`` takes; arrays are shared, not copied.
-
-    Backends refuse fields that a loss does not use, and ``mask`` is ours: it goes, as advantages
-    are 0 where it is. ``gspo`` averages over the sequence and takes it as ``sequence_ratio_mask``.
-    """
+    """Returns the data with the fields that ``loss_fn`` takes; arrays are shared, not copied."""
     out = []
     for datum in data_D:
+        # Backends refuse fields that a loss does not use. Advantages are 0 where the mask is 0, so
+        # only gspo, which averages over the sequence, needs the mask.
         inputs = {name: value for name, value in datum.loss_fn_inputs.items() if name != "mask"}
         if loss_fn == "gspo":
             inputs["sequence_ratio_mask"] = datum.loss_fn_inputs["mask"]
@@ -156,53 +183,9 @@ def data_for_loss(data_D: Sequence[tinker.Datum], loss_fn: str) -> list[tinker.D
     return out
 
 
-def _check_lengths(
-    trajectory_groups_P: Sequence[TrajectoryGroup],
-    advantages_P: Sequence[npt.NDArray[np.floating[Any]]],
-) -> None:
-    groups = [len(group.trajectories_G) for group in trajectory_groups_P]
-    given = [len(advantages_G) for advantages_G in advantages_P]
-    if groups != given:
-        raise DataValidationError(
-            f"advantages_P: got groups of {given}, expected {groups}, one advantage for each "
-            "trajectory"
-        )
-
-
-@dataclass
-class _Run:
-    """Turns that extend one another: arrays that are joined when the run is complete."""
-
-    turns: list[_Turn] = field(default_factory=list)
-    length: int = 0
-
-    @property
-    def answered(self) -> bool:
-        return any(len(turn.action) for turn in self.turns)
-
-    def add(self, turn: _Turn) -> None:
-        self.turns.append(turn)
-        self.length += len(turn.new) + len(turn.action)
-
-    def to_datum(self, advantage: float, chunks: ChunkKeys, provenance: bool) -> tinker.Datum:
-        keys = np.concatenate([part for turn in self.turns for part in (turn.new, turn.action)])
-        mask = np.concatenate([part for turn in self.turns for part in turn.mask])[1:]
-        logprobs = np.concatenate([part for turn in self.turns for part in turn.logprobs])[1:]
-        datum = tinker.Datum(
-            model_input=chunks.model_input(keys[:-1]),
-            loss_fn_inputs={
-                "target_tokens": tinker.TensorData.from_numpy(np.maximum(keys[1:], 0)),
-                "logprobs": tinker.TensorData.from_numpy(logprobs * mask),
-                "advantages": tinker.TensorData.from_numpy(np.float32(advantage) * mask),
-                "mask": tinker.TensorData.from_numpy(mask),
-            },
-        )
-        return _with_provenance(datum, self.turns) if provenance else datum
-
-
 @dataclass(frozen=True)
 class _Turn:
-    """One turn in its run: the part of its observation that is new there, and its action."""
+    """Turn of a run: the part of its observation that is new in the run, and its action."""
 
     new: Keys
     action: Keys
@@ -210,53 +193,36 @@ class _Turn:
     masked: bool
     sequence_id: str | None
     offset: int
-    """Of ``new`` in the observation."""
-
-    @property
-    def mask(self) -> tuple[npt.NDArray[np.float32], npt.NDArray[np.float32]]:
-        trained = np.float32(0 if self.masked else 1)
-        action = np.full(len(self.action), trained, dtype=np.float32)
-        return np.zeros(len(self.new), dtype=np.float32), action
-
-    @property
-    def logprobs(self) -> tuple[npt.NDArray[np.float32], npt.NDArray[np.float32]]:
-        return np.zeros(len(self.new), dtype=np.float32), self.sampled
+    """Offset of ``new`` in the observation."""
 
 
-def _runs(traj: Trajectory, chunks: ChunkKeys) -> Iterator[_Run]:
-    """The trajectory's runs. Each turn is compared with the observation and action before it."""
-    run, before = _Run(), np.empty(0, dtype=np.int64)
+def _runs(traj: Trajectory, chunks: ChunkKeys) -> Iterator[list[_Turn]]:
+    """Yields the runs of the trajectory."""
+    turns: list[_Turn] = []
+    before = np.empty(0, dtype=np.int64)  # last observation and action
     for number, transition in enumerate(traj.transitions):
         seen = chunks.keys(transition.ob)
         if not len(seen) and not transition.ac.tokens:
-            continue  # a turn that was never sampled: it only carries a reward
+            continue  # a turn without a sample, which only carries a reward
         if not len(seen):
             raise DataValidationError(
                 f"turn {number}: its observation is empty, expected at least one token to predict "
                 "the action from; check the environment"
             )
-        if run.turns and not _extends(seen, before):
-            yield run
-            run = _Run()
+        # Start a new run where the observation does not begin with the previous turn.
+        if turns and not np.array_equal(seen[: len(before)], before):
+            yield turns
+            turns, before = [], before[:0]
         action = np.asarray(transition.ac.tokens, dtype=np.int64)
-        run.add(
-            _Turn(
-                new=seen[run.length :],
-                action=action,
-                sampled=_sampled_logprobs(transition, number),
-                masked=transition.masked
-                or bool(transition.metrics.get(PARSE_ERROR_MASKED_METRIC_KEY)),
-                sequence_id=transition.ac.sequence_id,
-                offset=run.length,
-            )
+        masked = transition.masked or bool(transition.metrics.get(PARSE_ERROR_MASKED_METRIC_KEY))
+        sampled = _sampled_logprobs(transition, number)
+        offset = len(before)
+        turns.append(
+            _Turn(seen[offset:], action, sampled, masked, transition.ac.sequence_id, offset)
         )
         before = np.concatenate([seen, action])
-    if run.turns:
-        yield run
-
-
-def _extends(seen: Keys, before: Keys) -> bool:
-    return len(seen) >= len(before) and np.array_equal(seen[: len(before)], before)
+    if turns:
+        yield turns
 
 
 def _sampled_logprobs(transition: Transition, number: int) -> npt.NDArray[np.float32]:
@@ -282,11 +248,11 @@ def _sampled_logprobs(transition: Transition, number: int) -> npt.NDArray[np.flo
 
 
 def divide_by_action_tokens(data_D: Sequence[tinker.Datum]) -> list[tinker.Datum]:
-    """Returns the data with advantages divided by the number of action tokens of all of them.
+    """Returns the data with advantages divided by the total number of action tokens.
 
-    A loss that is a sum over tokens then is their mean, so that the size of the gradient does not
-    change with the length of the answers. Adam remembers the size of earlier gradients, hence with
-    a plain sum a step counts for less after answers have become shorter.
+    A loss that is a sum over tokens then is their mean, so the size of the gradient does not depend
+    on the length of the responses. Adam normalizes by earlier gradients, so with a plain sum a step
+    counts less once responses have become shorter.
     """
     num_tokens = sum(float(datum.loss_fn_inputs["mask"].to_numpy().sum()) for datum in data_D)
     scale = np.float32(1 / max(num_tokens, 1.0))
@@ -299,7 +265,7 @@ def divide_by_action_tokens(data_D: Sequence[tinker.Datum]) -> list[tinker.Datum
 
 
 def check_provenance(data_D: Sequence[tinker.Datum], loss_fn: str) -> None:
-    """Raises ``DataValidationError`` where ``loss_fn`` needs provenance that a datum lacks."""
+    """Raises ``DataValidationError`` if ``loss_fn`` needs provenance that a datum lacks."""
     if loss_fn != "stable_reinforce":
         return
     for index, datum in enumerate(data_D):
@@ -312,26 +278,20 @@ def check_provenance(data_D: Sequence[tinker.Datum], loss_fn: str) -> None:
 
 
 def _with_provenance(datum: tinker.Datum, turns: Sequence[_Turn]) -> tinker.Datum:
-    """Names the sampled sequence, and the place in its prompt or sample, of every position.
-
-    Spans must cover the whole datum, so one turn without a ``sequence_id`` leaves it without any.
-    A backend refuses those of a datum without a sampled token.
-    """
-    if not any(len(turn.action) for turn in turns):
-        return datum
+    """Returns the datum with the sampled sequence, and the offset in it, of every position."""
     spans: list[ProvenanceSpan] = []
     for turn in turns:
+        # Spans must cover the whole datum, so one turn without a sequence_id leaves it without any.
         if not turn.sequence_id:
             return datum
-        spans.append(
+        for span in (
             types.PromptProvenanceSpan(
                 sequence_id=turn.sequence_id, offset=turn.offset, length=len(turn.new)
-            )
-        )
-        spans.append(
-            types.SampledProvenanceSpan(sequence_id=turn.sequence_id, length=len(turn.action))
-        )
-    spans = [span for span in spans if span.length]
+            ),
+            types.SampledProvenanceSpan(sequence_id=turn.sequence_id, length=len(turn.action)),
+        ):
+            if span.length:
+                spans.append(span)
     # The input lacks the run's last token; the targets lack its first.
     last = replace(spans[-1], length=spans[-1].length - 1)
     first = replace(spans[0], offset=spans[0].offset + 1, length=spans[0].length - 1)

@@ -1,4 +1,4 @@
-"""Datasets made of another one or several: passes over it, one after the other."""
+"""Datasets that repeat or chain other datasets."""
 
 from __future__ import annotations
 
@@ -20,17 +20,14 @@ def _permutation(size: int, seed: str, cycle: int) -> tuple[int, ...]:
 
 
 def cycle_permutation(size: int, seed: int | str, cycle: int) -> Sequence[int]:
-    """Returns the order of pass ``cycle`` over ``size`` items.
-
-    It depends on the arguments alone, so that a resumed run can ask for any pass at once.
-    """
+    """Returns the order of pass ``cycle`` over ``size`` items, which only the arguments decide."""
     return _permutation(size, str(seed), cycle)
 
 
 def epoch_batch_index(index: int, num_batches: int, shuffle_seed: int | None = None) -> int:
-    """Returns which of ``num_batches`` batches step ``index``, counted over all epochs, takes.
+    """Returns the batch of step ``index``, counted over epochs of ``num_batches`` batches.
 
-    In their order; with ``shuffle_seed`` each epoch in an order of its own.
+    Epochs have the batches in order, or with ``shuffle_seed`` each in another order.
     """
     epoch, within = divmod(index, num_batches)
     if shuffle_seed is None:
@@ -39,24 +36,19 @@ def epoch_batch_index(index: int, num_batches: int, shuffle_seed: int | None = N
 
 
 class EpochCycledRLDataset(RLDataset):
-    """Several passes over a dataset.
-
-    Without a seed every pass is the same. With one, each pass has its batches in another order,
-    and a dataset that can reorder its problems (``set_epoch``) does that as well. Any batch can be
-    asked for at any time, as a resumed run does.
+    """Several passes over a dataset; any batch can be requested at any time.
 
     Args:
-        inner: The dataset to repeat.
-        num_epochs: Passes.
-        shuffle_seed: Of the orders; ``None`` keeps the dataset's own.
+        inner: Dataset to repeat.
+        num_epochs: Number of passes.
+        shuffle_seed: Gives each pass another order of batches, and of problems if the dataset
+            supports it (``set_epoch``); ``None``: every pass is the same.
     """
 
     def __init__(self, inner: RLDataset, num_epochs: int, shuffle_seed: int | None = None) -> None:
         if num_epochs < 1:
             raise ConfigurationError(f"num_epochs: got {num_epochs}, expected at least 1")
-        self.inner = inner
-        self.num_epochs = num_epochs
-        self.shuffle_seed = shuffle_seed
+        self.inner, self.num_epochs, self.shuffle_seed = inner, num_epochs, shuffle_seed
         self._epoch: int | None = None
         self._lock = threading.Lock()
 
@@ -64,7 +56,7 @@ class EpochCycledRLDataset(RLDataset):
         return len(self.inner) * self.num_epochs
 
     def get_batch(self, index: int) -> Sequence[EnvGroupBuilder]:
-        """Batch ``index``, counted over all passes."""
+        """Returns batch ``index``, counted over all passes."""
         if not 0 <= index < len(self):
             raise IndexError(f"batch {index} of {len(self)}")
         epoch, within = divmod(index, len(self.inner))
@@ -72,7 +64,7 @@ class EpochCycledRLDataset(RLDataset):
             return self.inner.get_batch(within)
         with self._lock:  # the epoch is a state of the inner dataset
             if epoch != self._epoch:
-                # A fixed number per epoch: reordering must not depend on how one got here.
+                # The order depends on the epoch alone, not on earlier requests.
                 rng = np.random.default_rng([self.shuffle_seed, epoch])
                 self.inner.set_epoch(int(rng.integers(2**31)))
                 self._epoch = epoch
@@ -81,7 +73,7 @@ class EpochCycledRLDataset(RLDataset):
 
 
 class ChainedRLDataset(RLDataset):
-    """The batches of one dataset after those of another."""
+    """Batches of several datasets, one dataset after the other."""
 
     def __init__(self, datasets: Sequence[RLDataset]) -> None:
         self._datasets = datasets
@@ -90,7 +82,7 @@ class ChainedRLDataset(RLDataset):
         return sum(map(len, self._datasets))
 
     def get_batch(self, index: int) -> Sequence[EnvGroupBuilder]:
-        """Batch ``index``, counted over all of them."""
+        """Returns batch ``index``, counted over all datasets."""
         for dataset in self._datasets:
             if index < len(dataset):
                 return dataset.get_batch(index)

@@ -1,4 +1,4 @@
-"""A dataset mixed of others by weight."""
+"""Dataset that mixes other datasets by weight."""
 
 from __future__ import annotations
 
@@ -12,34 +12,48 @@ import numpy as np
 
 from tinker_cookbook.exceptions import ConfigurationError, DataError
 from tinker_cookbook.rl.dataset_utils import cycle_permutation
+from tinker_cookbook.rl.rollouts.limits import check_range
 from tinker_cookbook.rl.types import EnvGroupBuilder, RLDataset, RLDatasetBuilder
-
-_KEPT_BATCHES = 2
 
 
 class BatchSizeError(DataError, IndexError):
-    """The batches of a source are not of one size."""
+    """Raised if the batches of a source differ in size."""
 
 
 @chz.chz
 class InterleavedRLDatasetBuilder(RLDatasetBuilder):
-    """A mixture: each group of a batch is the next one of a source drawn by weight.
+    """Mixture: each group of a batch is the next one of a source that is sampled by weight.
 
-    A source that is used up begins again, in another order. There is no test set, as in the
-    official cookbook: those of the sources are left out, so give evaluators of their own.
+    A source that is used up starts again, in another order. As in the official cookbook there is no
+    test set; use evaluators instead.
     """
 
     sources: list[RLDatasetBuilder] = chz.field(doc="Datasets to mix")
-    weights: list[float] = chz.field(doc="How often each is drawn from, relative to the others")
+    weights: list[float] = chz.field(doc="Relative frequency of each source")
     groups_per_batch: int = chz.field(doc="Groups in a batch")
     total_batches: int | None = chz.field(
-        default=None, doc="Batches in all; default: until a source would begin again"
+        default=None, doc="Number of batches; default: until a source would start again"
     )
     seed: int = chz.field(default=0, doc="Seed of sampling and shuffling")
 
     def check(self) -> None:
         """Raises ``ConfigurationError`` for settings that cannot work."""
-        _check(len(self.sources), self.weights, self.groups_per_batch, self.total_batches)
+        num_sources, weights = len(self.sources), self.weights
+        if not num_sources:
+            raise ConfigurationError("sources: got none. At least one dataset is needed to mix")
+        if len(weights) != num_sources:
+            raise ConfigurationError(
+                f"weights: got {len(weights)} for {num_sources} sources, expected the same length: "
+                "one weight for each"
+            )
+        for k, weight in enumerate(weights):
+            if not 0 < weight < math.inf:
+                raise ConfigurationError(
+                    f"weights[{k}]: got {weight}, expected a positive number; leave out a source "
+                    "that is not wanted"
+                )
+        for name in ("groups_per_batch", "total_batches"):
+            check_range(name, getattr(self, name), 1)
         for source in self.sources:
             source.check()
 
@@ -58,37 +72,11 @@ class InterleavedRLDatasetBuilder(RLDatasetBuilder):
         return train, None
 
 
-def _check(
-    num_sources: int, weights: Sequence[float], groups_per_batch: int, total_batches: int | None
-) -> None:
-    if not num_sources:
-        raise ConfigurationError("sources: got none. At least one dataset is needed to mix")
-    if len(weights) != num_sources:
-        raise ConfigurationError(
-            f"weights: got {len(weights)} for {num_sources} sources, expected the same length: one "
-            "weight for each"
-        )
-    for k, weight in enumerate(weights):
-        if not 0 < weight < math.inf:
-            raise ConfigurationError(
-                f"weights[{k}]: got {weight}, expected a positive number; leave out a source that "
-                "is not wanted"
-            )
-    for name, value in (("groups_per_batch", groups_per_batch), ("total_batches", total_batches)):
-        if value is not None and value < 1:
-            raise ConfigurationError(f"{name}: got {value}, expected at least 1")
-
-
 class _InterleavedRLDataset(RLDataset):
-    """The groups of several datasets, drawn by weight; any batch can be asked for at any time.
+    """Groups of several datasets, sampled by weight; any batch can be requested at any time.
 
-    Args:
-        sources: The datasets. All batches of one but its last have the same number of groups.
-        weights: How often each is drawn from, relative to the others.
-        groups_per_batch: Groups in a batch.
-        total_batches: Batches in all; ``None`` ends where the first source is expected to be used
-            up.
-        seed: Of the draws, and of the order of each pass over a source.
+    Settings are those of the builder. All batches of a source but its last have the same number of
+    groups. ``seed`` decides the sampling and the order of each pass over a source.
     """
 
     def __init__(
@@ -99,10 +87,8 @@ class _InterleavedRLDataset(RLDataset):
         total_batches: int | None = None,
         seed: int = 0,
     ) -> None:
-        _check(len(sources), weights, groups_per_batch, total_batches)
         self._sources = [_Groups(dataset, k) for k, dataset in enumerate(sources)]
-        self._groups_per_batch = groups_per_batch
-        self._seed = seed
+        self._groups_per_batch, self._seed = groups_per_batch, seed
         self._source_total_groups = [source.total for source in self._sources]
         shares_K = np.asarray(weights) / math.fsum(weights)
         if total_batches is None:
@@ -112,7 +98,7 @@ class _InterleavedRLDataset(RLDataset):
             total_batches = max(1, int(lasts_K.min()))
         rng = np.random.default_rng(seed)
         chosen_N = rng.choice(len(sources), size=groups_per_batch * total_batches, p=shares_K)
-        # How often each source was drawn before: which of its groups comes next.
+        # The number of earlier samples of a source is the number of its next group.
         numbers_N = np.empty(len(chosen_N), dtype=np.int64)
         for k in range(len(sources)):
             draws = np.flatnonzero(chosen_N == k)
@@ -123,26 +109,24 @@ class _InterleavedRLDataset(RLDataset):
         return len(self._draws_N) // self._groups_per_batch
 
     def get_batch(self, index: int) -> Sequence[EnvGroupBuilder]:
-        """Batch ``index``."""
+        """Returns batch ``index``."""
         if not 0 <= index < len(self):
             raise IndexError(f"batch {index} of {len(self)}")
         start = index * self._groups_per_batch
-        return [
-            self._group(*draw) for draw in self._draws_N[start : start + self._groups_per_batch]
-        ]
-
-    def _group(self, source: int, number: int) -> EnvGroupBuilder:
-        groups = self._sources[source]
-        cycle, within = divmod(number, groups.total)
-        return groups.get(cycle_permutation(groups.total, f"{self._seed}:{source}", cycle)[within])
+        batch = []
+        for source, number in self._draws_N[start : start + self._groups_per_batch]:
+            groups = self._sources[source]
+            cycle, within = divmod(number, groups.total)
+            order = cycle_permutation(groups.total, f"{self._seed}:{source}", cycle)
+            batch.append(groups.get(order[within]))
+        return batch
 
 
 class _Groups:
-    """The groups of a dataset by number. Only its first and last batch are looked at beforehand."""
+    """Groups of a dataset by number; only its first and last batch are built beforehand."""
 
     def __init__(self, dataset: RLDataset, source: int) -> None:
-        self._dataset = dataset
-        self._source = source
+        self._dataset, self._source = dataset, source
         self._kept: OrderedDict[int, Sequence[EnvGroupBuilder]] = OrderedDict()
         if not len(dataset):
             raise DataError(f"sources[{source}]: has 0 batches, expected one at least")
@@ -167,6 +151,6 @@ class _Groups:
     def _batch(self, index: int) -> Sequence[EnvGroupBuilder]:
         if index not in self._kept:
             self._kept[index] = self._dataset.get_batch(index)
-            while len(self._kept) > _KEPT_BATCHES:
+            if len(self._kept) > 2:  # enough for sources whose batches are read in order
                 self._kept.popitem(last=False)
         return self._kept[index]

@@ -1,22 +1,34 @@
-"""Distances between policies on sampled tokens, and metrics of who sampled a batch.
+"""KL divergences between policies on sampled tokens, and the KL penalty.
 
-The functions that score sequences also give the tokens that this took, for
-``utils.cost_estimation``; what they compute is described in ``rl.kl``.
+All estimates are means over the trained action tokens of a batch (``mask`` of the datums), in nats
+per token, from log-probabilities at temperature 1. With ``d`` the log of the ratio of the sampling
+policy to the other one at each token (Schulman 2020, http://joschu.net/blog/kl-approx.html):
+
+- v1 is ``mean(d)``: unbiased for KL(sampler || other), of high variance, may be below 0
+- v2 is ``mean(d**2) / 2``: biased, of low variance, never below 0
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
 
-from tinker_cookbook.rl import kl
-from tinker_cookbook.rl.kl import compute_kl_sample_train, discounted_future_sum_vectorized
+from tinker_cookbook.exceptions import ConfigurationError, DataValidationError
+from tinker_cookbook.rl.loop.adjuster import (
+    Adjustment,
+    AdvantageAdjuster,
+    Mean,
+    RolloutData,
+    advantages_of,
+    kl_is_significant,
+)
 from tinker_cookbook.utils.cost_estimation import TokenUsage
 from tinker_cookbook.utils.imports import lazy_module
-from tinker_cookbook.utils.model_inputs import whole_sequence
+from tinker_cookbook.utils.model_inputs import score_datums, whole_sequence
 
 if TYPE_CHECKING:
     import tinker
@@ -25,31 +37,259 @@ if TYPE_CHECKING:
 else:
     tinker = lazy_module("tinker")
 
-__all__ = [
-    "compute_kl_sample_train",
-    "compute_post_kl",
-    "compute_sampling_client_metrics",
-    "discounted_future_sum_vectorized",
-    "incorporate_kl_penalty",
-    "score_sequences",
-]
+_Array = npt.NDArray[np.float64]
+
+
+def compute_kl_sample_train(
+    data_D: Sequence[tinker.Datum], training_logprobs_D: Sequence[Any]
+) -> dict[str, float]:
+    """Returns KL metrics of the sampler against the learner, from the update's log-probabilities.
+
+    ``optim/kl_sample_train_v1``
+        KL(sampler || learner), v1. Starts at 0 up to rounding (1e-6 in float32, some 1e-3 in
+        bfloat16), with either sign. On-policy it stays there; off-policy it grows with the age of
+        the data. Above 0.01 training tends to become unstable. Clearly above 0 at the first step
+        means that sampler and learner disagree about the model.
+    ``optim/kl_sample_train_v2``
+        The same, v2: positive and negative differences do not cancel. Far above v1 it means that a
+        few tokens moved a lot.
+    ``optim/entropy``
+        Mean of ``-logprob`` of the sampled tokens: the sampler's entropy in nats per token if it
+        samples at temperature 1 from the whole vocabulary. Starts at 0.2 to 2 for most models and
+        falls as the model becomes certain. Near 0 all samples of a group are the same, so nothing
+        is learned any more; a steep rise means that the text degenerates.
+
+    Args:
+        data_D: Data with their ``mask``, such as those of ``trajectory_to_data``.
+        training_logprobs_D: The learner's log-probabilities of the targets, [T] for each datum:
+            arrays, tensors or ``TensorData``.
+
+    Returns:
+        The metrics; empty if no token is trained.
+    """
+    learner_D = [_as_array(logprobs) for logprobs in training_logprobs_D]
+    sampled = sampled_logprobs(data_D)
+    learner = trained_values(data_D, learner_D, "training_logprobs_D")
+    metrics = _kl_metrics("optim/kl_sample_train", sampled - learner)
+    return {**metrics, "optim/entropy": float(-sampled.mean())} if metrics else {}
+
+
+def post_kl_metrics(data_D: Sequence[tinker.Datum], after_D: Sequence[_Array]) -> dict[str, float]:
+    """Returns KL metrics of the policy before an update against the one after it.
+
+    ``kl_pre_post_v1`` is KL(before || after), v1: how far one step moved the policy. Usually
+    between 1e-5 and 1e-2; above 0.1 the step is too large. ``kl_pre_post_v2`` is the same, v2.
+
+    Args:
+        data_D: Trained data with their ``mask``.
+        after_D: Log-probabilities [T] of each datum's targets after the update.
+    """
+    after = trained_values(data_D, after_D, "post_sampling_client")
+    return _kl_metrics("kl_pre_post", sampled_logprobs(data_D) - after)
+
+
+def _kl_metrics(prefix: str, difference: _Array) -> dict[str, float]:
+    if not difference.size:
+        return {}
+    return {
+        f"{prefix}_v1": float(difference.mean()),
+        f"{prefix}_v2": float(np.square(difference).mean() / 2),
+    }
+
+
+async def compute_post_kl(
+    data_D: Sequence[tinker.Datum], post_sampling_client: SamplingClient
+) -> tuple[dict[str, float], TokenUsage]:
+    """Returns :func:`post_kl_metrics` from a client of the new weights, and the scored tokens."""
+    after_D, usage = await _score(post_sampling_client, data_D)
+    return post_kl_metrics(data_D, after_D), usage
+
+
+async def incorporate_kl_penalty(
+    data_D: Sequence[tinker.Datum],
+    base_sampling_client: SamplingClient,
+    kl_penalty_coef: float,
+    kl_discount_factor: float = 0.0,
+) -> tuple[dict[str, float], TokenUsage]:
+    """Adds the KL penalty of :func:`add_penalty` to the advantages; changes ``data_D``.
+
+    Returns the metric ``kl_policy_base`` (nothing if no token is trained) and the scored tokens.
+    """
+    check_penalty(kl_penalty_coef, kl_discount_factor)
+    base_D, usage = await _score(base_sampling_client, data_D)
+    mean, _ = add_penalty(data_D, base_D, kl_penalty_coef, kl_discount_factor)
+    return {"kl_policy_base": mean.mean} if mean.count else {}, usage
+
+
+class KLPenalty(AdvantageAdjuster):
+    """KL penalty of :func:`add_penalty`; each call needs all groups of an iteration."""
+
+    def __init__(self, reference: SamplingClient, coef: float, discount: float = 0.0) -> None:
+        self._reference, self._coef, self._discount = reference, coef, discount
+
+    async def adjust(self, rollouts: RolloutData) -> Adjustment:
+        """Lowers the advantages of tokens that the reference finds less probable."""
+        rewarded = any(values.any() for values in advantages_of(rollouts.data_D))
+        reference_D = await score_datums(self._reference, rollouts.data_D)
+        mean, penalty = add_penalty(rollouts.data_D, reference_D, self._coef, self._discount)
+        means = {"kl_policy_base": mean} if mean.count else {}
+        return Adjustment(rewarded or kl_is_significant(penalty, self._coef), means)
+
+
+def add_penalty(
+    data_D: Sequence[tinker.Datum], reference_D: Sequence[_Array], coef: float, discount: float
+) -> tuple[Mean, _Array]:
+    """Adds a KL penalty towards a reference policy to the advantages; changes ``data_D``.
+
+    With ``d = logprob of the sampler - logprob of the reference`` and its mean over the batch::
+
+        advantages += coef * mask * (mean(d) - d)
+
+    The mean is a baseline: the penalty moves weight between tokens and adds up to 0. With a
+    discount above 0 a token's penalty also includes those of later tokens of its datum, see
+    :func:`add_to_advantages`.
+
+    Args:
+        data_D: Data with their ``mask``.
+        reference_D: The reference's log-probabilities [T] of each datum's targets.
+        coef: Weight of the penalty.
+        discount: From 0 to 1.
+
+    Returns:
+        KL(sampler || reference), v1: ``mean(d)``, logged as ``kl_policy_base``, and the values
+        added to the advantages of the trained tokens. The KL starts at 0 up to rounding if the
+        reference is the initial model, and rises as the policy moves. Above some 0.1 to 1 the text
+        may differ in kind: raise the coefficient. Clearly below 0 is an error: the reference is
+        another model, or the sampling temperature is not 1.
+    """
+    difference = sampled_logprobs(data_D) - trained_values(
+        data_D, reference_D, "base_sampling_client"
+    )
+    if not difference.size:
+        return Mean(), difference
+    mean = Mean(float(difference.sum()), difference.size)
+    centred = coef * (float(difference.mean()) - difference)
+    return mean, add_to_advantages(data_D, centred, discount)
+
+
+def add_to_advantages(
+    data_D: Sequence[tinker.Datum], values: _Array, discount: float = 0.0
+) -> _Array:
+    """Adds values to the advantages of trained tokens; changes ``data_D``.
+
+    Args:
+        data_D: Data with their ``mask``.
+        values: [N], for the trained tokens of all data in order.
+        discount: Above 0 a token's value becomes the sum over the values from its position to the
+            end of its datum, each further position multiplied by one more factor of it.
+
+    Returns:
+        The added values [N].
+    """
+    masks_D = [_field(datum, "mask") for datum in data_D]
+    ends = np.cumsum([np.count_nonzero(mask) for mask in masks_D])
+    added = [np.empty(0)]
+    for datum, mask, part in zip(data_D, masks_D, np.split(values, ends[:-1]), strict=True):
+        here = np.zeros(len(mask))
+        here[mask != 0] = part
+        if discount > 0:
+            # The mask, because observations between two actions would get a share of later values.
+            here = discounted_future_sum_vectorized(here, discount) * mask
+        added.append(here[mask != 0])
+        advantages = (_field(datum, "advantages") + here).astype(np.float32)
+        datum.loss_fn_inputs["advantages"] = tinker.TensorData.from_numpy(advantages)
+    return np.concatenate(added)
+
+
+def discounted_future_sum_vectorized(x: Any, gamma: float) -> Any:
+    """Returns ``y[t] = x[t] + gamma * x[t + 1] + gamma**2 * x[t + 2] + …`` for ``x`` [T].
+
+    ``gamma`` is from 0 to 1. The result is a float64 array, or a tensor like ``x``.
+    """
+    if hasattr(x, "detach"):
+        y = discounted_future_sum_vectorized(x.detach().cpu().numpy(), gamma)
+        return x.new_tensor(y)
+    y = np.array(x, dtype=np.float64)
+    # Double the number of terms in each sum: y_2n[t] = y_n[t] + gamma**n * y_n[t + n].
+    reach, factor = 1, float(gamma)
+    while reach < len(y) and factor != 0:
+        y[:-reach] += factor * y[reach:]
+        reach, factor = 2 * reach, factor * factor
+    return y
+
+
+def check_penalty(coef: float, discount: float) -> None:
+    """Raises ``ConfigurationError`` for an invalid coefficient or discount."""
+    if not math.isfinite(coef):
+        raise ConfigurationError(f"kl_penalty_coef: got {coef}, expected a finite number")
+    if not 0 <= discount <= 1:
+        raise ConfigurationError(
+            f"kl_discount_factor: got {discount}, expected 0 (no future) to 1 (all of it)"
+        )
+
+
+def sampled_logprobs(data_D: Sequence[tinker.Datum]) -> _Array:
+    """Returns the sampler's log-probabilities of the trained tokens of all data, in order [N]."""
+    return trained_values(data_D, [_field(datum, "logprobs") for datum in data_D])
+
+
+def trained_values(
+    data_D: Sequence[tinker.Datum], values_D: Sequence[_Array], name: str = "logprobs"
+) -> _Array:
+    """Returns the values at the trained tokens of all data, in order [N], from [T] for each datum.
+
+    Raises:
+        DataValidationError: Shapes do not fit the data, or a value is not finite; the message
+            begins with ``name``.
+    """
+    if len(values_D) != len(data_D):
+        raise DataValidationError(
+            f"{name}: got {len(values_D)} entries, expected {len(data_D)}, one for each datum"
+        )
+    parts = [np.empty(0)]
+    for index, (datum, values) in enumerate(zip(data_D, values_D, strict=True)):
+        mask = _field(datum, "mask")
+        if values.shape != mask.shape:
+            raise DataValidationError(
+                f"{name}, datum {index}: got log-probabilities of shape {values.shape}, expected "
+                f"{mask.shape}, one for each target"
+            )
+        parts.append(values[mask != 0])
+        if not np.isfinite(parts[-1]).all():
+            raise DataValidationError(
+                f"{name}, datum {index}: the log-probability of a trained token is "
+                f"{parts[-1][~np.isfinite(parts[-1])][0]}, expected a finite number"
+            )
+    return np.concatenate(parts)
+
+
+def _field(datum: tinker.Datum, name: str) -> _Array:
+    if name not in datum.loss_fn_inputs:
+        raise DataValidationError(
+            f"datum: loss_fn_inputs lacks {name!r}, expected a datum of trajectory_to_data; take "
+            "metrics and penalties before data_for_loss drops the mask"
+        )
+    return _as_array(datum.loss_fn_inputs[name])
+
+
+def _as_array(values: Any) -> _Array:
+    if hasattr(values, "to_numpy"):
+        values = values.to_numpy()
+    elif hasattr(values, "detach"):
+        values = values.detach().float().cpu().numpy()
+    return np.asarray(values, dtype=np.float64)
 
 
 async def score_sequences(
     sampling_client: SamplingClient, sequence_inputs: Sequence[tinker.ModelInput]
 ) -> tuple[list[list[float | None]], TokenUsage]:
-    """Log-probabilities of whole sequences, in nats, and the tokens that this took.
+    """Returns the log-probabilities of whole sequences, in nats, and the tokens that this took.
 
-    Args:
-        sampling_client: Scores the sequences.
-        sequence_inputs: Sequences of T tokens each.
-
-    Returns:
-        One list [T] a sequence, whose first entry is ``None``: nothing predicts the first token.
-        The usage counts prompt tokens by whether the backend reports them as cached, and the one
-        token that each request samples.
+    The scores are one list [T] for each sequence, whose first entry is ``None``, because the first
+    token is not predicted. The usage has prompt tokens by whether the backend reports them as
+    cached, and the one token that each request samples.
     """
-    # A sampling request, because its response says how many prompt tokens were cached. All are
+    # A sampling request, because its response reports how many prompt tokens were cached. All are
     # submitted before the first is awaited, so that the backend can batch them.
     params = tinker.SamplingParams(max_tokens=1)
     futures = [
@@ -66,34 +306,10 @@ async def score_sequences(
     return [list(response.prompt_logprobs or []) for response in responses], usage
 
 
-async def compute_post_kl(
-    data_D: Sequence[tinker.Datum], post_sampling_client: SamplingClient
-) -> tuple[dict[str, float], TokenUsage]:
-    """Returns the metrics of ``kl.compute_post_kl``, and the tokens that this took."""
-    after_D, usage = await _score(post_sampling_client, data_D)
-    return kl.post_kl_metrics(data_D, after_D), usage
-
-
-async def incorporate_kl_penalty(
-    data_D: Sequence[tinker.Datum],
-    base_sampling_client: SamplingClient,
-    kl_penalty_coef: float,
-    kl_discount_factor: float = 0.0,
-) -> tuple[dict[str, float], TokenUsage]:
-    """Changes ``data_D`` as ``kl.incorporate_kl_penalty`` does.
-
-    Returns its metrics, and the tokens that this took.
-    """
-    kl.check_penalty(kl_penalty_coef, kl_discount_factor)
-    base_D, usage = await _score(base_sampling_client, data_D)
-    mean, _ = kl.add_penalty(data_D, base_D, kl_penalty_coef, kl_discount_factor)
-    return {"kl_policy_base": mean.mean} if mean.count else {}, usage
-
-
 async def _score(
     client: SamplingClient, data_D: Sequence[tinker.Datum]
-) -> tuple[list[npt.NDArray[np.float64]], TokenUsage]:
-    """Log-probabilities [T] of each datum's targets; NaN where the client gives none."""
+) -> tuple[list[_Array], TokenUsage]:
+    """Returns log-probabilities [T] of each datum's targets; NaN if the client returns none."""
     scores_D, usage = await score_sequences(client, [whole_sequence(datum) for datum in data_D])
     return [np.array(scores[1:], dtype=np.float64) for scores in scores_D], usage
 
@@ -101,16 +317,11 @@ async def _score(
 def compute_sampling_client_metrics(
     wrapped_trajectory_groups: Sequence[Any],
 ) -> dict[str, float]:
-    """Returns which updates were in the weights that sampled the groups, and how long sampling
-    took.
+    """Returns metrics of the weights that sampled the groups, and of the sampling times.
 
-    Args:
-        wrapped_trajectory_groups: With ``sampling_client_step``, and in ``metrics`` the seconds of
-            their rollout as ``time/trajectory_group_worker_loop/total``.
-
-    Returns:
-        ``sampling_client/step_max``, ``_min`` and ``_mean``, ``time/sampling_time_max``, ``_min``
-        and ``_mean``; nothing for no group.
+    Groups are ``WrappedTrajectoryGroup``s whose ``metrics`` have the seconds of the rollout as
+    ``time/trajectory_group_worker_loop/total``. The metrics are ``sampling_client/step`` (number of
+    updates in the weights) and ``time/sampling_time``, each with ``_max``, ``_min`` and ``_mean``.
     """
     groups = wrapped_trajectory_groups
     if not groups:

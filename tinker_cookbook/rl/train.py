@@ -5,9 +5,8 @@
     python -m tinker_cookbook.rl.train dataset_builder=mine:MyDatasetBuilder --help
 
 An iteration runs a batch of groups with the newest weights, trains on them, and takes the new
-weights. A source runs the groups and decides when each is trained (``loop/sources.py``: synchronous
-and streaming, ``loop/async_source.py``: asynchronous). ``loop/iteration.py`` has the iterations,
-and ``loop/do_training.py`` runs them over a client, a dataset and a logger of the caller.
+weights (``loop/iteration.py``). A source runs the groups and decides when each is trained
+(``loop/sources.py``: synchronous and streaming, ``loop/async_source.py``: asynchronous).
 
 Rows of ``metrics.jsonl``: ``step`` counts finished iterations (with ``num_substeps`` each has
 several optimizer steps). Row 0 holds the evaluations before training; row k the metrics of the k-th
@@ -21,7 +20,6 @@ import asyncio
 import logging
 from collections.abc import Awaitable, Callable
 from concurrent.futures import Executor
-from functools import partial
 from typing import TypeAlias
 
 from tinker_cookbook.exceptions import ConfigurationError, DataValidationError
@@ -33,7 +31,6 @@ from tinker_cookbook.rl.config import (
     StreamMinibatchConfig,
     check_substeps,
 )
-from tinker_cookbook.rl.kl import KLPenalty
 from tinker_cookbook.rl.loop.adjuster import AdvantageAdjuster
 from tinker_cookbook.rl.loop.async_source import AsyncSource
 from tinker_cookbook.rl.loop.do_training import (
@@ -62,12 +59,8 @@ from tinker_cookbook.rl.loop.parts import (
     train_step,
     training_usage,
 )
-from tinker_cookbook.rl.loop.sources import (
-    BatchSource,
-    GroupSource,
-    RolloutWorker,
-    problem_batches,
-)
+from tinker_cookbook.rl.loop.sources import BatchSource, GroupSource, RolloutWorker, problem_batches
+from tinker_cookbook.rl.metrics import KLPenalty
 from tinker_cookbook.rl.report.live_view import RLProgress
 from tinker_cookbook.rl.report.train_report import Reporter
 from tinker_cookbook.rl.rollouts.group import set_rollout_executor
@@ -121,14 +114,25 @@ async def main(config: Config, rollout_executor: Executor | None = None) -> None
     """Trains, or continues the run in ``config.log_path``.
 
     Args:
-        config: The run's settings.
+        config: Settings of the run.
         rollout_executor: Runs the groups (see ``set_rollout_executor``); default: the event loop.
 
     Raises:
         ConfigurationError: A setting cannot work; nothing was loaded or sampled.
     """
     config.check()
-    await run(config, config.dataset_builder, partial(_kl_penalty, config), rollout_executor)
+
+    async def kl_penalty(session: TrainingSession) -> AdvantageAdjuster | None:
+        reference = config.kl_reference_config
+        if config.kl_penalty_coef == 0 or reference is None:
+            return None
+        path = reference.load_checkpoint_path
+        client = await session.connection.service.create_sampling_client(
+            model_path=path, base_model=reference.base_model if path is None else None
+        )
+        return KLPenalty(client, config.kl_penalty_coef, config.kl_discount_factor)
+
+    await run(config, config.dataset_builder, kl_penalty, rollout_executor)
 
 
 async def run(
@@ -139,11 +143,7 @@ async def run(
 ) -> None:
     """Runs the loop with any adjustment of the advantages.
 
-    Args:
-        config: The run's settings, checked.
-        dataset_builder: Training and test environments.
-        make_adjuster: Called once, with the open session, before anything is sampled.
-        rollout_executor: As in :func:`main`.
+    ``config`` has been checked. ``make_adjuster`` is called once, before anything is sampled.
     """
     train_set, test_set = await dataset_builder()
     batch_size = await asyncio.to_thread(check_first_batch, config, train_set)
@@ -162,7 +162,17 @@ async def run(
         with Reporter(config, session, progress, tokenizer) as reporter:
             reporter.add_evaluators(session, test_set)
             worker = RolloutWorker(config, progress.sampling)
-            source = make_source(config, session, train_set, worker, total_steps)
+            source: GroupSource
+            if config.async_config is not None:
+                log_path = local_path(config.log_path)
+                source = AsyncSource(
+                    train_set, worker, config, total_steps, log_path, session.start_step
+                )
+            else:
+                batches = problem_batches(train_set, config.seed, session.start_step, total_steps)
+                source = BatchSource(
+                    batches, worker, config.num_substeps, config.stream_minibatch_config
+                )
             loop = Loop(config, session, source, reporter, adjuster)
             async with source:
                 await loop.run(total_steps)
@@ -171,7 +181,7 @@ async def run(
 
 def warn_about_loss(config: PolicyTrainingConfig, session: TrainingSession) -> None:
     """Warns once, at the start, about known limits of the loss."""
-    name, async_config = config.loss_name, config.async_config
+    name, async_config = config.training_loss_fn(), config.async_config
     if name == "stable_reinforce" and session.connection.kind == "local":
         from tinker_cookbook.engine.training.losses import STAND_IN_NOTE  # loads torch
 
@@ -199,7 +209,7 @@ def check_first_batch(config: PolicyTrainingConfig, dataset: RLDataset) -> int:
         )
     first = next(problem_batches(dataset, config.seed, 0, 1))
     if config.async_config is not None:
-        return len(first)  # its batches are its own
+        return len(first)  # an asynchronous run forms batches of groups itself
     check_substeps(len(first), config.num_substeps)
     stream = config.stream_minibatch_config
     if stream is not None and stream.groups_per_batch != len(first):
@@ -226,39 +236,6 @@ def epoch_steps(config: PolicyTrainingConfig, num_batches: int, batch_size: int)
         return num_batches
     size = (config.stream_minibatch_config or config.async_config).groups_per_batch
     return max(1, num_batches * batch_size // size)
-
-
-def make_source(
-    config: PolicyTrainingConfig,
-    session: TrainingSession,
-    dataset: RLDataset,
-    worker: RolloutWorker,
-    total_steps: int,
-) -> GroupSource:
-    """Returns the rollout source for the config's mode of training."""
-    start = session.start_step
-    if config.async_config is not None:
-        log_path = local_path(config.log_path)
-        return AsyncSource(dataset, worker, config, total_steps, log_path, start)
-    stream = config.stream_minibatch_config
-    return BatchSource(
-        problem_batches(dataset, config.seed, start, total_steps),
-        worker,
-        config.num_substeps,
-        num_minibatches=0 if stream is None else stream.num_minibatches,
-    )
-
-
-async def _kl_penalty(config: Config, session: TrainingSession) -> AdvantageAdjuster | None:
-    """Returns the KL penalty towards the reference policy, if any."""
-    reference = config.kl_reference_config
-    if config.kl_penalty_coef == 0 or reference is None:
-        return None
-    path = reference.load_checkpoint_path
-    client = await session.connection.service.create_sampling_client(
-        model_path=path, base_model=reference.base_model if path is None else None
-    )
-    return KLPenalty(client, config.kl_penalty_coef, config.kl_discount_factor)
 
 
 if __name__ == "__main__":

@@ -144,7 +144,7 @@ class Env(ABC):
 
     teacher_prompt: Callable[[Sequence[Message]], Observation] | None = None
     """Renders ``messages`` for a teacher with another prompt than the policy; runs in a thread.
-    Requires an environment with ``messages`` (``rollouts.hooks.HasMessages``)."""
+    Requires an environment with a property ``messages``: the conversation so far."""
 
     @abstractmethod
     async def initial_observation(

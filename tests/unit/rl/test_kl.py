@@ -17,15 +17,25 @@ from tinker_cookbook.completers import TinkerTokenCompleter
 from tinker_cookbook.exceptions import ConfigurationError, DataValidationError
 from tinker_cookbook.rl import metrics as rl_metrics
 from tinker_cookbook.rl.data_processing import data_for_loss, trajectory_to_data
-from tinker_cookbook.rl.kl import (
+from tinker_cookbook.rl.loop.adjuster import RolloutData
+from tinker_cookbook.rl.metrics import (
+    KLPenalty,
     compute_kl_sample_train,
-    compute_post_kl,
     discounted_future_sum_vectorized,
-    incorporate_kl_penalty,
+    post_kl_metrics,
+    score_sequences,
 )
-from tinker_cookbook.rl.metrics import score_sequences
 from tinker_cookbook.tokenizer_utils import get_tokenizer
-from tinker_cookbook.utils.model_inputs import whole_sequence
+from tinker_cookbook.utils.model_inputs import score_datums, whole_sequence
+
+
+async def compute_post_kl(data, client):
+    return post_kl_metrics(data, await score_datums(client, data))
+
+
+async def incorporate_kl_penalty(data, client, coef, discount=0.0):
+    adjustment = await KLPenalty(client, coef, discount).adjust(RolloutData([], data, []))
+    return {name: mean.mean for name, mean in adjustment.means.items()}
 
 
 class Scorer:
@@ -138,7 +148,7 @@ def test_settings_of_the_penalty_are_checked():
         (1, -0.1, "kl_discount_factor: got -0.1"),
     ]:
         with pytest.raises(ConfigurationError, match=message):
-            asyncio.run(incorporate_kl_penalty(two_data(), Scorer(*LEARNER), coef, discount))
+            asyncio.run(rl_metrics.incorporate_kl_penalty(two_data(), Scorer(), coef, discount))
 
 
 @pytest.mark.parametrize("gamma", [0.0, 0.5, 0.99, 1.0])

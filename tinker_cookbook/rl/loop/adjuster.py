@@ -1,4 +1,4 @@
-"""Advantages of each token from a reference policy or a teacher, in addition to the rewards."""
+"""Adjustment of token advantages by a reference policy or a teacher, and losses on them."""
 
 from __future__ import annotations
 
@@ -20,13 +20,10 @@ if TYPE_CHECKING:
     from tinker_cookbook.rl.config import PolicyTrainingConfig
     from tinker_cookbook.rl.loop.sources import RolloutGroup
 
-_MIN_KL = 1e-4
-"""A KL below this, in nats, is rounding, which Adam would scale up to a full step."""
-
 
 @dataclass(frozen=True)
 class RolloutData:
-    """Training data with the groups they were made of.
+    """Training data with their groups.
 
     ``places_D[i].group`` is the index in ``groups`` of the group of ``data_D[i]``; the data of one
     trajectory are adjacent.
@@ -59,36 +56,28 @@ class Mean:
 
 @dataclass(frozen=True)
 class Adjustment:
-    """Result of an adjustment.
-
-    Attributes:
-        has_signal: Whether any advantage is not 0. Data without a signal are not trained alone.
-        means: Metrics by name.
-    """
+    """Result of an adjustment: its metrics, and whether any advantage is not 0."""
 
     has_signal: bool
+    """Data without a signal are not trained alone."""
     means: dict[str, Mean] = field(default_factory=dict)
 
 
 class AdvantageAdjuster(ABC):
-    """Adjustment of the rewards' advantages before training.
+    """Adjustment of advantages before training.
 
-    One instance is used for the whole run. It keeps no state between calls, so that a resumed run
-    equals an uninterrupted one.
+    It keeps no state between calls, so that a resumed run equals an uninterrupted one.
     """
 
     @abstractmethod
     async def adjust(self, rollouts: RolloutData) -> Adjustment:
-        """Changes ``rollouts.data_D`` in place.
-
-        Called with a whole batch, or in a streaming run with its parts; their metrics are averaged.
-        """
+        """Changes ``rollouts.data_D``: a whole batch, or one of its parts in a streaming run."""
 
     def submit(
         self, client: TrainingClient, data_D: Sequence[tinker.Datum], config: PolicyTrainingConfig
     ) -> Future[types.ForwardBackwardOutput]:
         """Submits the pass over adjusted data; by default with the run's own loss."""
-        return submit_policy_loss(client, data_D, config)
+        return submit_loss(client, data_D, config.training_loss_fn(), config.loss_fn_config)
 
     def trained_logprobs(self, output: types.ForwardBackwardOutput) -> list[Any]:
         """Returns the learner's log-probabilities [T] of each datum's tokens."""
@@ -100,20 +89,20 @@ def logprobs_of(output: types.ForwardBackwardOutput) -> list[Any]:
     return [record["logprobs"] for record in output.loss_fn_outputs]
 
 
-def submit_policy_loss(
-    client: TrainingClient, data_D: Sequence[tinker.Datum], config: PolicyTrainingConfig
+def submit_loss(
+    client: TrainingClient,
+    data_D: Sequence[tinker.Datum],
+    loss_fn: str,
+    loss_fn_config: dict[str, Any] | None,
 ) -> Future[types.ForwardBackwardOutput]:
-    """Submits a pass with the loss of the config.
+    """Submits a pass over data with their ``mask``.
 
     Raises:
         DataValidationError: The loss needs provenance that a datum lacks.
     """
-    check_provenance(data_D, config.loss_name)
-    return client.forward_backward(
-        data_for_loss(data_D, config.loss_name),
-        config.loss_name,  # type: ignore[arg-type]
-        config.loss_fn_config,
-    )
+    check_provenance(data_D, loss_fn)
+    data = data_for_loss(data_D, loss_fn)
+    return client.forward_backward(data, loss_fn, loss_fn_config)  # type: ignore[arg-type]
 
 
 def advantages_of(data_D: Sequence[tinker.Datum]) -> list[np.ndarray]:
@@ -123,4 +112,5 @@ def advantages_of(data_D: Sequence[tinker.Datum]) -> list[np.ndarray]:
 
 def kl_is_significant(values: np.ndarray, coef: float) -> bool:
     """Returns whether an advantage from a KL times ``coef`` is more than rounding."""
-    return float(np.abs(values).max(initial=0.0)) > _MIN_KL * coef
+    # A KL below 1e-4 nats is rounding, which Adam would scale up to a full step.
+    return float(np.abs(values).max(initial=0.0)) > 1e-4 * coef

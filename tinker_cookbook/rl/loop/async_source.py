@@ -45,7 +45,7 @@ class ProblemQueue:
         dataset: RL dataset.
         seed: Seed of the order within the epochs.
         position: (batch, index) of the first group.
-        again: Earlier groups that were started but not finished.
+        again: Earlier groups to return too, because they were started but not finished.
         stop_batch: Batch to stop before; ``None`` continues with further epochs.
     """
 
@@ -63,15 +63,14 @@ class ProblemQueue:
         """Groups of ``again`` that were not returned yet."""
         self.epoch = 0
         """Epoch of the last returned group."""
-        # Start at the earliest batch that has an unfinished group.
-        first = min([position[0], *(place[0] for place in again)])
-        batches = problem_batches(dataset, seed, first, stop_batch)
         self._rest: deque[RolloutGroup] = deque()
+        # Start at the earliest batch that has an unfinished group.
+        first = min([position[0], *(batch for batch, _ in again)])
         # A copy, because the prefetcher's thread reads it while ``next`` changes ``again``.
-        places = frozenset(again)
+        unfinished = frozenset(again)
         self._prefetcher = Prefetcher(
-            [group for group in batch if group.place >= position or group.place in places]
-            for batch in batches
+            [group for group in batch if group.place >= position or group.place in unfinished]
+            for batch in problem_batches(dataset, seed, first, stop_batch)
         )
 
     async def next(self) -> RolloutGroup:
@@ -128,9 +127,16 @@ class AsyncSource(GroupSource):
         self._worker, self._drop = worker, drop
         self._last_step = total_steps - 1
         self._once = stop_batch is not None
-        state = QueueState((start_step, 0), [], [])
-        if not self._once:
-            state = _restored_queue(log_path, start_step)
+        state = None if self._once else read_queue(log_path, start_step)
+        if state is None:
+            state = QueueState((start_step, 0), [], [])
+            if start_step > 0 and not self._once:
+                logger.warning(
+                    "no queue of groups was saved with the checkpoint after step %d (the run was "
+                    "not asynchronous then); the data continue with batch %d",
+                    start_step,
+                    start_step,
+                )
         self._problems = ProblemQueue(
             dataset, config.seed, state.position, state.in_flight, stop_batch
         )
@@ -152,7 +158,7 @@ class AsyncSource(GroupSource):
     async def collect(
         self, step: int, snapshot: PolicySnapshot, consume: Consume
     ) -> RolloutBatch | None:
-        """See :meth:`GroupSource.collect`."""
+        """Returns finished groups, the oldest first; see :meth:`GroupSource.collect`."""
         self.update_weights(snapshot)
         self._worker.begin(self._size, done=len(self._queue))
         self._current = []
@@ -163,8 +169,10 @@ class AsyncSource(GroupSource):
             groups = self._take(self._size // self._num_parts)
             if not groups:
                 break
+            # After the last update nothing that still runs can be trained. ``close`` waits for it.
             if self._once and step == self._last_step and len(self._current) == self._size:
-                self._cancel_rest()  # nothing that still runs can be trained
+                for task in filter(None, [self._feeder, *self._running]):
+                    task.cancel()
             seconds = self._worker.seconds
             await consume(groups)
         if not self._current:
@@ -201,7 +209,7 @@ class AsyncSource(GroupSource):
         self._changed.set()
 
     def finished(self) -> list[RolloutGroup]:
-        """See :meth:`GroupSource.finished`."""
+        """Returns the groups of this iteration, and those that wait for the next ones."""
         return [*self._current, *self._queue]
 
     def save(self, log_path: Path, step: int) -> None:
@@ -221,8 +229,8 @@ class AsyncSource(GroupSource):
         if not self._streams:
             self._queue.sort(key=lambda group: (group.sampling_step, group.batch, group.index))
         groups, self._queue = self._queue[:size], self._queue[size:]
-        for place, group in enumerate(groups, len(self._current)):
-            group.substep = place * self._num_substeps // self._size
+        for index, group in enumerate(groups, len(self._current)):
+            group.substep = index * self._num_substeps // self._size
         self._current += groups
         self._taken += len(groups)
         self._in_training += len(groups)
@@ -231,11 +239,11 @@ class AsyncSource(GroupSource):
     def _has_room(self) -> bool:
         """Returns whether one more group may be started."""
         outstanding = len(self._running) + len(self._queue)
-        # There are enough groups for the remaining updates. With a dataset that is read once,
+        # Start no more groups than the remaining updates need. With a dataset that is read once,
         # groups that are dropped or never end must not prevent others from starting.
         if not self._once and self._taken + outstanding >= self._wanted:
             return False
-        # K updates ahead, and the batch of the next update.
+        # Sampling may be K updates ahead of the batch of the next update.
         most = self._size * (self._config.max_steps_off_policy + 1)
         return outstanding + self._in_training < most
 
@@ -275,23 +283,3 @@ class AsyncSource(GroupSource):
         else:
             self._error = error or TrainingError("the dataset has no problems left")
         self._changed.set()
-
-    def _cancel_rest(self) -> None:
-        """Cancels running groups without waiting for their cleanup, which ``close`` does."""
-        for task in filter(None, [self._feeder, *self._running]):
-            task.cancel()
-
-
-def _restored_queue(log_path: Path, step: int) -> QueueState:
-    """Returns the queue saved after this update, or an empty queue at batch ``step``."""
-    state = read_queue(log_path, step)
-    if state is not None:
-        return state
-    if step > 0:
-        logger.warning(
-            "no queue of groups was saved with the checkpoint after step %d (the run was not "
-            "asynchronous then); the data continue with batch %d",
-            step,
-            step,
-        )
-    return QueueState((step, 0), [], [])

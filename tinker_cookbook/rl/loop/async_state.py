@@ -35,30 +35,22 @@ else:
     tinker = lazy_module("tinker")
 
 _VERSION = 1
-_PREFIX = "async_queue_"
 
 
 @dataclass
 class QueueState:
-    """State from which an asynchronous run continues.
-
-    Attributes:
-        position: (batch, index) of the first group that was not started; batches count over epochs.
-        in_flight: Earlier groups that were started but not finished; they run again.
-        queue: Finished groups that were not trained yet.
-    """
+    """State from which an asynchronous run continues."""
 
     position: tuple[int, int]
+    """(batch, index) of the first group that was not started; batches count over epochs."""
     in_flight: Sequence[tuple[int, int]]
+    """Earlier groups that were started but not finished; they run again."""
     queue: Sequence[RolloutGroup]
+    """Finished groups that were not trained yet."""
 
 
 def write_queue(log_path: Path, step: int, state: QueueState) -> None:
-    """Writes the state after ``step`` updates, and removes files of deleted checkpoints.
-
-    Raises:
-        TrainingError: The file cannot be written.
-    """
+    """Writes the state after ``step`` updates, and removes files of deleted checkpoints."""
     head = {
         "version": _VERSION,
         "step": step,
@@ -76,7 +68,7 @@ def write_queue(log_path: Path, step: int, state: QueueState) -> None:
             "continue the run from its last checkpoint"
         ) from error
     listed = {_path(log_path, record.batch or 0) for record in load_checkpoints_file(log_path)}
-    for old in log_path.glob(f"{_PREFIX}*.jsonl"):
+    for old in log_path.glob("async_queue_*.jsonl"):
         if old != path and old not in listed:
             old.unlink(missing_ok=True)
 
@@ -103,6 +95,10 @@ def read_queue(log_path: Path, step: int) -> QueueState | None:
             "expected the queue of groups saved with the checkpoint after step "
             f"{step}; remove the file to go on without them, with the data of batch {step}"
         ) from error
+
+
+def _path(log_path: Path, step: int) -> Path:
+    return log_path / f"async_queue_{step:06d}.jsonl"
 
 
 def group_to_row(rollouts: RolloutGroup) -> dict[str, Any]:
@@ -135,46 +131,44 @@ def group_from_row(row: Mapping[str, Any]) -> RolloutGroup:
     )
 
 
+# Fields are copied by name; only those that JSON cannot hold are converted.
+
+
 def _trajectory_out(trajectory: Trajectory) -> dict[str, Any]:
-    # Fields are copied by name; only those that JSON cannot hold are converted.
-    return {
-        **_fields_out(trajectory),
-        "transitions": [
-            {
-                **_fields_out(turn),
-                "ob": _input_out(turn.ob),
-                "ac": asdict(turn.ac),
-                "teacher_ob": None if turn.teacher_ob is None else _input_out(turn.teacher_ob),
-            }
-            for turn in trajectory.transitions
-        ],
-        "final_ob": _input_out(trajectory.final_ob),
-    }
-
-
-def _fields_out(record: Trajectory | Transition) -> dict[str, Any]:
-    metrics, logs = _numbers_out(record.metrics), _numbers_out(record.logs)
-    return vars(record) | {"metrics": metrics, "logs": logs}
+    turns = [
+        {
+            **_fields_out(turn),
+            "ob": _input_out(turn.ob),
+            "ac": asdict(turn.ac),
+            "teacher_ob": None if turn.teacher_ob is None else _input_out(turn.teacher_ob),
+        }
+        for turn in trajectory.transitions
+    ]
+    final_ob = _input_out(trajectory.final_ob)
+    return {**_fields_out(trajectory), "transitions": turns, "final_ob": final_ob}
 
 
 def _trajectory_in(row: Mapping[str, Any]) -> Trajectory:
-    fields = _fields_in(row)
-    fields["transitions"] = [
+    turns = [
         Transition(
             **_fields_in(turn)
             | {
                 "ob": _input_in(turn["ob"]),
                 "ac": TokensWithLogprobs(**turn["ac"]),
-                # Queues written before there were teachers lack it.
+                # Files of earlier versions lack it.
                 "teacher_ob": _input_in(turn["teacher_ob"]) if turn.get("teacher_ob") else None,
             }
         )
         for turn in row["transitions"]
     ]
-    fields["final_ob"] = _input_in(row["final_ob"])
-    if row["stop_reason"] is not None:
-        fields["stop_reason"] = as_stop_reason(row["stop_reason"])
-    return Trajectory(**fields)
+    reason = None if row["stop_reason"] is None else as_stop_reason(row["stop_reason"])
+    changed = {"transitions": turns, "final_ob": _input_in(row["final_ob"]), "stop_reason": reason}
+    return Trajectory(**_fields_in(row) | changed)
+
+
+def _fields_out(record: Trajectory | Transition) -> dict[str, Any]:
+    metrics, logs = _numbers_out(record.metrics), _numbers_out(record.logs)
+    return vars(record) | {"metrics": metrics, "logs": logs}
 
 
 def _fields_in(row: Mapping[str, Any]) -> dict[str, Any]:
@@ -197,15 +191,16 @@ def _input_in(data: Any) -> tinker.ModelInput:
 
 def _numbers_out(values: Mapping[str, Any]) -> dict[str, Any]:
     """Returns NaN and infinity as ``{"nonfinite": "nan"}``, and other objects as their text."""
-    return {str(key): _value_out(value) for key, value in values.items()}
-
-
-def _value_out(value: Any) -> Any:
-    if hasattr(value, "item"):
-        value = value.item()
-    if isinstance(value, float) and not math.isfinite(value):
-        return {NONFINITE_KEY: str(value)}
-    return value if isinstance(value, (str, int, float)) or value is None else str(value)
+    out: dict[str, Any] = {}
+    for key, value in values.items():
+        if hasattr(value, "item"):
+            value = value.item()
+        if isinstance(value, float) and not math.isfinite(value):
+            value = {NONFINITE_KEY: str(value)}
+        elif not (isinstance(value, (str, int, float)) or value is None):
+            value = str(value)
+        out[str(key)] = value
+    return out
 
 
 def _numbers_in(values: Mapping[str, Any]) -> dict[str, Any]:
@@ -213,7 +208,3 @@ def _numbers_in(values: Mapping[str, Any]) -> dict[str, Any]:
         key: float(value[NONFINITE_KEY]) if isinstance(value, dict) else value
         for key, value in values.items()
     }
-
-
-def _path(log_path: Path, step: int) -> Path:
-    return log_path / f"{_PREFIX}{step:06d}.jsonl"

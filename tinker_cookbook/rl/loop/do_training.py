@@ -8,12 +8,14 @@ in a separate row. The dataset is read once, from ``start_batch`` up to ``end_ba
 
 from __future__ import annotations
 
+import functools
+import inspect
 import time
-from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Coroutine, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, ParamSpec
 
 from tinker_cookbook.exceptions import ConfigurationError
-from tinker_cookbook.rl.kl import KLPenalty
 from tinker_cookbook.rl.loop.async_source import AsyncSource
 from tinker_cookbook.rl.loop.iteration import Loop, Update
 from tinker_cookbook.rl.loop.parts import (
@@ -32,6 +34,7 @@ from tinker_cookbook.rl.loop.sources import (
     RolloutWorker,
     problem_batches,
 )
+from tinker_cookbook.rl.metrics import KLPenalty
 from tinker_cookbook.rl.report.live_view import RLProgress
 from tinker_cookbook.rl.report.train_report import Reporter
 from tinker_cookbook.rl.rollouts.group import RolloutErrorCounter
@@ -49,6 +52,8 @@ if TYPE_CHECKING:
     from tinker_cookbook.tokenizer_utils import Tokenizer
     from tinker_cookbook.utils.cost_estimation import CostTracker
     from tinker_cookbook.utils.ml_log import Logger
+
+P = ParamSpec("P")
 
 
 async def do_sync_training(
@@ -96,60 +101,41 @@ async def do_sync_training(
         cost_tracker,
         error_counter,
     )
-    stream = config.stream_minibatch_config
-    source = BatchSource(
-        problem_batches(dataset, config.seed, start_batch, end_batch),
-        RolloutWorker(config, session.progress.sampling, strategy, separate=True),
-        config.num_substeps,
-        num_minibatches=0 if stream is None else stream.num_minibatches,
-    )
+    worker = RolloutWorker(config, session.progress.sampling, strategy, separate=True)
+    batches = problem_batches(dataset, config.seed, start_batch, end_batch)
+    source = BatchSource(batches, worker, config.num_substeps, config.stream_minibatch_config)
     await run_loop(session, source, _penalty(config, kl_reference_client), tokenizer, num_batches)
 
 
-async def do_sync_training_with_stream_minibatch(
-    start_batch: int,
-    end_batch: int,
-    num_batches: int,
-    config: Config,
-    training_client: TrainingClient,
-    kl_reference_client: SamplingClient | None,
-    evaluators: list[SamplingClientEvaluator],
-    dataset: RLDataset,
-    ml_logger: Logger,
-    tokenizer: Tokenizer,
-    error_counter: RolloutErrorCounter | None = None,
-    strategy: RolloutStrategy | None = None,
-    checkpoint_mgr: CheckpointManager | None = None,
-    cost_tracker: CostTracker | None = None,
-) -> None:
-    """Trains as :func:`do_sync_training`, but on parts of a batch as soon as they are sampled.
+def _requires(
+    setting: str, example: str
+) -> Callable[[Callable[P, Coroutine[Any, Any, None]]], Callable[P, Coroutine[Any, Any, None]]]:
+    """Returns a decorator of a loop that raises ``ConfigurationError`` without this setting."""
 
-    Raises:
-        ConfigurationError: ``config.stream_minibatch_config`` is missing.
-    """
-    if config.stream_minibatch_config is None:
-        raise ConfigurationError(
-            "stream_minibatch_config: got None, expected StreamMinibatchConfig(groups_per_batch=…, "
-            "num_minibatches=…); or call do_sync_training"
-        )
-    await do_sync_training(
-        start_batch,
-        end_batch,
-        num_batches,
-        config,
-        training_client,
-        kl_reference_client,
-        evaluators,
-        dataset,
-        ml_logger,
-        tokenizer,
-        error_counter,
-        strategy,
-        checkpoint_mgr,
-        cost_tracker,
-    )
+    def decorate(
+        loop: Callable[P, Coroutine[Any, Any, None]],
+    ) -> Callable[P, Coroutine[Any, Any, None]]:
+        @functools.wraps(loop)
+        async def checked(*args: P.args, **kwargs: P.kwargs) -> None:
+            config = inspect.signature(loop).bind(*args, **kwargs).arguments["config"]
+            if getattr(config, setting) is None:
+                raise ConfigurationError(
+                    f"{setting}: got None, expected {example}; or call do_sync_training"
+                )
+            await loop(*args, **kwargs)
+
+        return checked
+
+    return decorate
 
 
+# Trains on parts of a batch as soon as they are sampled.
+do_sync_training_with_stream_minibatch = _requires(
+    "stream_minibatch_config", "StreamMinibatchConfig(groups_per_batch=…, num_minibatches=…)"
+)(do_sync_training)
+
+
+@_requires("async_config", "AsyncConfig(max_steps_off_policy=…, groups_per_batch=…)")
 async def do_async_training(
     start_batch: int,
     end_batch: int,
@@ -172,15 +158,7 @@ async def do_async_training(
     with a constant reward that ``config.remove_constant_reward_groups`` drops do not count. At the
     end of the dataset the remaining groups make a last, smaller update. Rollouts that still run
     after the last update are cancelled.
-
-    Raises:
-        ConfigurationError: ``config.async_config`` is missing.
     """
-    if config.async_config is None:
-        raise ConfigurationError(
-            "async_config: got None, expected AsyncConfig(max_steps_off_policy=…, "
-            "groups_per_batch=…); or call do_sync_training"
-        )
     session = CallerSession(
         config,
         training_client,
@@ -227,33 +205,29 @@ async def run_loop(
         await session.finish()
 
 
+@dataclass
 class CallerSession:
     """Session of a loop over a client, logger and checkpoint manager of the caller."""
 
-    def __init__(
-        self,
-        config: PolicyTrainingConfig,
-        client: TrainingClient,
-        ml_logger: Logger,
-        start_step: int,
-        end_step: int,
-        evaluators: Sequence[SamplingClientEvaluator],
-        checkpoint_mgr: CheckpointManager | None,
-        cost: CostTracker | None = None,
-        errors: RolloutErrorCounter | None = None,
-    ) -> None:
-        self.config, self.client = config, client
-        self.start_step, self.end_step = start_step, end_step
-        self.total_steps = end_step
-        self.evaluators = list(evaluators)
-        self.progress = RLProgress(end_step, start_step)
-        self._log, self._checkpoints = ml_logger, checkpoint_mgr
-        self._step = start_step
+    config: PolicyTrainingConfig
+    client: TrainingClient
+    ml_logger: Logger
+    start_step: int
+    end_step: int
+    evaluators: Sequence[SamplingClientEvaluator]
+    checkpoint_mgr: CheckpointManager | None
+    cost: CostTracker | None = None
+    errors: RolloutErrorCounter | None = None
+
+    def __post_init__(self) -> None:
+        self.total_steps = self.end_step
+        self.progress = RLProgress(self.end_step, self.start_step)
+        self._step = self.start_step
         self._newest: SamplingClient | None = None
+        # Metrics for the next row: of evaluations, and of the trackers of errors and cost.
         self._evaluated: Metrics = {}
-        self._cost, self._errors = cost, errors
         self._counted: Metrics = {}
-        self._discarded = DiscardedWorkLog(cost, ml_logger)
+        self._discarded = DiscardedWorkLog(self.cost, self.ml_logger)
 
     def restored(self, key: str, default: int) -> int:
         """Returns the default: counters of an earlier process are in the caller's tracker."""
@@ -262,7 +236,7 @@ class CallerSession:
     def drops(self, group: RolloutGroup) -> bool:
         """Returns whether a finished group is dropped before training, and counts its tokens."""
         kept = drop_constant_reward_group(
-            group.group, self.config, self._cost, self._discarded, self._step
+            group.group, self.config, self.cost, self._discarded, self._step
         )
         return kept is None
 
@@ -270,30 +244,30 @@ class CallerSession:
         """Counts an iteration before ``sampling_client`` returns its new weights."""
         self._step += 1
         groups = [rollouts.group for rollouts in collected.groups]
-        if self._errors is not None:
+        if self.errors is not None:
             for group in [*groups, *[None] * collected.num_failed]:
-                self._errors.ingest(group)
-            self._counted = dict(self._errors.get_metrics())
-        if self._cost is None:
-            return
-        # Groups that training dropped count as discarded work.
-        if self.config.remove_constant_reward_groups:
-            constant = [group for group in groups if all_same(group.get_total_rewards())]
-            for group in constant:
-                count_discarded_rollout(self._cost, group)
-            groups = [group for group in groups if not any(group is one for one in constant)]
-        usage = rollout_usage(groups) + training_usage(update.data)
-        self._counted |= self._cost.record_step(usage)
+                self.errors.ingest(group)
+            self._counted = dict(self.errors.get_metrics())
+        if self.cost is not None:
+            # Groups that training dropped count as discarded work, not as rollouts.
+            kept = [
+                group
+                for group in groups
+                if drop_constant_reward_group(group, self.config, self.cost) is not None
+            ]
+            self._counted |= self.cost.record_step(
+                rollout_usage(kept) + training_usage(update.data)
+            )
 
     async def sampling_client(self, *, record_stability_info: bool = False) -> SamplingClient:
         """Saves the checkpoint that is due, and returns a client of the current weights."""
         self._newest, _ = await save_checkpoint_and_get_sampling_client(
             self.client,
-            self._checkpoints,
+            self.checkpoint_mgr,
             self._step,
             self.start_step,
             record_stability_info,
-            self._cost,
+            self.cost,
         )
         # The first client also serves the evaluation before the first batch.
         if self._step == self.start_step:
@@ -303,15 +277,14 @@ class CallerSession:
     async def evaluate(self, step: int, *, last: bool = False) -> Metrics:
         """Returns the metrics of the newest weights, if an evaluation is due after ``step``."""
         every = self.config.eval_every
-        if every <= 0 or not self.evaluators or (step % every != 0 and not last):
+        due = every > 0 and (step % every == 0 or last)
+        if not due or not self.evaluators or self._newest is None:
             return {}
-        if self._newest is None:
-            return {}  # evaluated as soon as there is a sampling client
         return await run_evaluations_parallel(self.evaluators, self._newest, self.config, step)
 
     def write_row(self, row: Metrics, step: int) -> None:
         """Logs a row of metrics."""
-        self._log.log_metrics(row, step=step)
+        self.ml_logger.log_metrics(row, step=step)
 
     async def finish_step(
         self,
@@ -325,12 +298,10 @@ class CallerSession:
         """Writes the row of the batch, saves a rolling checkpoint, and evaluates for the next."""
         self.write_row({**self._evaluated, **metrics, **self._counted}, step - 1)
         self._discarded.step_logged()
+        if self.checkpoint_mgr is not None:
+            await self.checkpoint_mgr.maybe_save_rolling_async(step, loop_state(step, self.cost))
         # The evaluation after this batch is part of the next row, as in the official loops.
-        self._evaluated = {}
-        if self._checkpoints is not None:
-            await self._checkpoints.maybe_save_rolling_async(step, loop_state(step, self._cost))
-        if step < self.end_step:
-            self._evaluated = await self.evaluate(step)
+        self._evaluated = await self.evaluate(step) if step < self.end_step else {}
 
     async def finish(self) -> None:
         """Evaluates the last weights in a separate row, if they were not evaluated yet."""
@@ -359,14 +330,9 @@ def drop_constant_reward_group(
     discarded_log: DiscardedWorkLog | None = None,
     step: int = 0,
 ) -> TrajectoryGroup | None:
-    """Returns the group, or ``None`` where ``remove_constant_reward_groups`` drops it.
+    """Returns the group, or ``None`` if ``remove_constant_reward_groups`` drops it.
 
-    Args:
-        trajectory_group: Finished group or ``None``.
-        config: Settings of the run.
-        cost_tracker: Counts the tokens of a dropped group.
-        discarded_log: Logs the totals at intervals.
-        step: Number of finished updates.
+    The tracker counts the tokens of a dropped group; the log writes the totals at intervals.
     """
     if trajectory_group is None or not config.remove_constant_reward_groups:
         return trajectory_group
@@ -400,13 +366,12 @@ class DiscardedWorkLog:
         interval_seconds: float | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        self.cost_tracker, self.ml_logger = cost_tracker, ml_logger
+        self.cost_tracker, self.ml_logger, self.clock = cost_tracker, ml_logger, clock
         if interval_seconds is None:
             from tinker_cookbook.rl import train  # a user may have set the interval there
 
             interval_seconds = train.DISCARDED_WORK_LOG_INTERVAL_SECONDS
         self.interval_seconds = interval_seconds
-        self.clock = clock
         self._logged_at = clock()
 
     def step_logged(self) -> None:
@@ -415,9 +380,7 @@ class DiscardedWorkLog:
 
     def discarded(self, step: int) -> None:
         """Logs the totals if the interval is over; called after a group was counted."""
-        if self.cost_tracker is None:
-            return
         now = self.clock()
-        if now - self._logged_at >= self.interval_seconds:
+        if self.cost_tracker is not None and now - self._logged_at >= self.interval_seconds:
             self._logged_at = now
             self.ml_logger.log_summary(self.cost_tracker.cumulative_metrics())

@@ -10,21 +10,19 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
 from itertools import groupby
 from typing import TYPE_CHECKING, Protocol
 
 from tinker_cookbook.rl.advantages import compute_advantages, indices_of_varying_groups
 from tinker_cookbook.rl.config import PolicyTrainingConfig
 from tinker_cookbook.rl.data_processing import assemble_training_data, divide_by_action_tokens
-from tinker_cookbook.rl.kl import compute_kl_sample_train, compute_post_kl
 from tinker_cookbook.rl.loop.adjuster import (
     AdvantageAdjuster,
     Mean,
     RolloutData,
     advantages_of,
     logprobs_of,
-    submit_policy_loss,
+    submit_loss,
 )
 from tinker_cookbook.rl.loop.sources import (
     GroupSource,
@@ -33,7 +31,9 @@ from tinker_cookbook.rl.loop.sources import (
     RolloutBatch,
     RolloutGroup,
 )
+from tinker_cookbook.rl.metrics import compute_kl_sample_train, post_kl_metrics
 from tinker_cookbook.rl.report.train_report import IterationReport, ReportedSession, Reporter
+from tinker_cookbook.utils.model_inputs import score_datums
 from tinker_cookbook.utils.run_folder.paths import local_path
 from tinker_cookbook.utils.trace import scope_span
 
@@ -50,7 +50,7 @@ class LoopSession(ReportedSession, Protocol):
     client: TrainingClient
 
     async def sampling_client(self, *, record_stability_info: bool = False) -> SamplingClient:
-        """Returns a client for the present weights."""
+        """Returns a client of the current weights."""
         ...
 
     async def finish_step(
@@ -69,14 +69,8 @@ class LoopSession(ReportedSession, Protocol):
 class Loop:
     """Iterations of a run.
 
-    Args:
-        config: Settings of the run.
-        session: Client, log and checkpoints of the run.
-        source: Runs the groups.
-        reporter: Measures and displays the iterations.
-        adjuster: Changes the advantages, if any.
-        on_trained: Called with the groups and the update of an iteration before its new weights are
-            sampled from or saved.
+    ``on_trained`` is called with the groups and the update of an iteration before its new weights
+    are sampled from or saved.
     """
 
     def __init__(
@@ -129,7 +123,8 @@ class Loop:
             snapshot = await self._snapshot(step + 1)
             source.update_weights(snapshot)
             if config.compute_post_kl and update.data:
-                trained.update(await compute_post_kl(update.data, snapshot.client))
+                after_D = await score_datums(snapshot.client, update.data)
+                trained.update(post_kl_metrics(update.data, after_D))
         except BaseException:  # Ctrl-C too: save the transcripts of what was sampled
             self._reporter.keep(step, source.finished())
             raise
@@ -152,30 +147,14 @@ class Loop:
         return PolicySnapshot(client, step)
 
 
-@dataclass
-class _Pass:
-    """Submitted ``forward_backward`` with its data."""
-
-    data: list[tinker.Datum]
-    output: Future[types.ForwardBackwardOutput]
-
-
-@dataclass
-class _Substep:
-    """Data of one optimizer step: submitted passes, and data that wait for a training signal.
-
-    Data whose advantages are all 0 wait until there are data with a signal, because their
-    log-probabilities count in the metrics. Alone they make no optimizer step: their gradient is 0
-    or rounding, which Adam would scale up to a full step, and its momentum would move the weights.
-    """
-
-    number: int
-    waiting: list[tinker.Datum] = field(default_factory=list)
-    passes: list[_Pass] = field(default_factory=list)
-
-
 class Update:
-    """Training of one iteration."""
+    """Training of one iteration.
+
+    Data whose advantages are all 0 wait in a substep until there are data with a training signal,
+    because their log-probabilities count in the metrics. Alone they make no optimizer step: their
+    gradient is 0 or rounding, which Adam would scale up to a full step, and its momentum would move
+    the weights.
+    """
 
     def __init__(
         self,
@@ -186,26 +165,23 @@ class Update:
     ) -> None:
         self._config, self._client, self._adam = config, client, adam
         self._adjuster = adjuster
-        self._substep: _Substep | None = None
-        self._passes: list[_Pass] = []
+        self.data: list[tinker.Datum] = []
+        """Data trained on so far, with their masks."""
+        self._passes: list[Future[types.ForwardBackwardOutput]] = []
         self._optim_steps: list[Future[types.OptimStepResponse]] = []
-        self._untrained: list[tinker.Datum] = []
         self._adjusted: dict[str, Mean] = {}
         self._scoring_seconds = 0.0
-
-    @property
-    def data(self) -> list[tinker.Datum]:
-        """Data trained on so far, with their masks."""
-        return [datum for done in self._passes for datum in done.data]
-
-    @property
-    def num_tokens(self) -> int:
-        """Number of tokens of ``data``."""
-        return sum(datum.model_input.length for datum in self.data)
+        # The current substep: its number, whether it has a pass, and its data without a signal.
+        self._substep: int | None = None
+        self._has_pass = False
+        self._waiting: list[tinker.Datum] = []
+        self._untrained: list[tinker.Datum] = []
 
     async def add(self, groups: Sequence[RolloutGroup]) -> None:
         """Submits the training on groups; their substeps must be in order."""
+        # 1. Make training data; advantages come from the rewards.
         rollouts, has_signal = await asyncio.to_thread(self._prepare, groups)
+        # 2. Adjust the advantages by a reference policy or a teacher.
         if self._adjuster is not None and rollouts.data_D:
             began = time.monotonic()
             adjustment = await self._adjuster.adjust(rollouts)
@@ -213,7 +189,7 @@ class Update:
             has_signal = adjustment.has_signal
             for name, mean in adjustment.means.items():
                 self._adjusted[name] = self._adjusted.get(name, Mean()) + mean
-        # Submit one pass for each substep; groups of different substeps never share a pass.
+        # 3. Submit one pass for each substep; groups of different substeps never share a pass.
         substeps_D = [rollouts.groups[place.group].substep for place in rollouts.places_D]
         pairs_D = zip(substeps_D, rollouts.data_D, strict=True)
         for number, pairs in groupby(pairs_D, lambda pair: pair[0]):
@@ -222,25 +198,6 @@ class Update:
             if self._config.loss_normalization == "tokens":
                 part = divide_by_action_tokens(part)
             self._submit(number, part, has_signal and rewarded)
-
-    async def finish(self) -> Metrics:
-        """Closes the last substep, waits for all operations and returns the metrics."""
-        self._close_substep()
-        outputs = [await done.output for done in self._passes]
-        optim_steps = [await done for done in self._optim_steps]
-        metrics: Metrics = {
-            "optim/lr": self._adam.learning_rate,
-            "optim/num_steps": len(optim_steps),
-            "tokens/trained": self.num_tokens,
-        }
-        if self._adjuster is not None:
-            metrics["time/scoring"] = self._scoring_seconds
-        metrics.update({name: mean.mean for name, mean in self._adjusted.items()})
-        metrics.update(self._policy_metrics(outputs))
-        for reports in (outputs, optim_steps):
-            # Clients of user code may report no metrics.
-            metrics.update(_combined([getattr(one, "metrics", None) or {} for one in reports]))
-        return metrics
 
     def _prepare(self, groups: Sequence[RolloutGroup]) -> tuple[RolloutData, bool]:
         """Returns the training data, and whether the rewards of any group differ."""
@@ -252,45 +209,61 @@ class Update:
         # Groups with a constant reward have advantages of 0; the config may drop them.
         varying = indices_of_varying_groups(results)
         kept = varying if config.remove_constant_reward_groups else range(len(groups))
-        chosen = [groups[i] for i in kept]
         data_D, places_D = assemble_training_data(
             [results[i] for i in kept], [advantages_P[i] for i in kept]
         )
-        return RolloutData(chosen, data_D, places_D), bool(varying)
+        return RolloutData([groups[i] for i in kept], data_D, places_D), bool(varying)
 
     def _submit(self, substep: int, data: list[tinker.Datum], has_signal: bool) -> None:
-        if self._substep is None or self._substep.number != substep:
+        if self._substep != substep:
             self._close_substep()
-            self._substep = _Substep(substep)
-        current = self._substep
-        current.waiting += data
-        # Data without a signal wait, see _Substep.
-        if not (has_signal or current.passes):
+            self._substep = substep
+        self._waiting += data
+        if not (has_signal or self._has_pass):
             return
-        submit = submit_policy_loss if self._adjuster is None else self._adjuster.submit
-        output = submit(self._client, current.waiting, self._config)
-        current.passes.append(_Pass(current.waiting, output))
-        self._passes.append(current.passes[-1])
-        current.waiting = []
+        config, ready, self._waiting = self._config, self._waiting, []
+        if self._adjuster is None:
+            loss_fn = config.training_loss_fn()
+            output = submit_loss(self._client, ready, loss_fn, config.loss_fn_config)
+        else:
+            output = self._adjuster.submit(self._client, ready, config)
+        self._passes.append(output)
+        self.data += ready
+        self._has_pass = True
 
     def _close_substep(self) -> None:
-        current, self._substep = self._substep, None
-        if current is None:
-            return
         # Data that got no signal until the end of the substep are not trained.
-        self._untrained += current.waiting
-        if current.passes:
+        self._untrained += self._waiting
+        if self._has_pass:
             self._optim_steps.append(self._client.optim_step(self._adam))
+        self._waiting, self._has_pass = [], False
 
-    def _policy_metrics(self, outputs: Sequence[types.ForwardBackwardOutput]) -> Metrics:
-        """Returns KL and entropy; only the sampler's entropy if nothing was trained."""
+    async def finish(self) -> Metrics:
+        """Closes the last substep, waits for all operations and returns the metrics."""
+        self._close_substep()
+        outputs = [await output for output in self._passes]
+        optim_steps = [await step for step in self._optim_steps]
+        metrics: Metrics = {
+            "optim/lr": self._adam.learning_rate,
+            "optim/num_steps": len(optim_steps),
+            "tokens/trained": sum(datum.model_input.length for datum in self.data),
+        }
+        if self._adjuster is not None:
+            metrics["time/scoring"] = self._scoring_seconds
+        metrics.update({name: mean.mean for name, mean in self._adjusted.items()})
+        # KL and entropy; only the sampler's entropy if nothing was trained.
         read = logprobs_of if self._adjuster is None else self._adjuster.trained_logprobs
         logprobs_D = [logprobs for output in outputs for logprobs in read(output)]
         if logprobs_D:
-            return dict(compute_kl_sample_train(self.data, logprobs_D))
-        sampled_D = [datum.loss_fn_inputs["logprobs"] for datum in self._untrained]
-        metrics = compute_kl_sample_train(self._untrained, sampled_D)
-        return {key: value for key, value in metrics.items() if key == "optim/entropy"}
+            metrics.update(compute_kl_sample_train(self.data, logprobs_D))
+        else:
+            sampled_D = [datum.loss_fn_inputs["logprobs"] for datum in self._untrained]
+            found = compute_kl_sample_train(self._untrained, sampled_D)
+            metrics.update({key: v for key, v in found.items() if key == "optim/entropy"})
+        for reports in (outputs, optim_steps):
+            # Clients of user code may report no metrics.
+            metrics.update(_combined([getattr(one, "metrics", None) or {} for one in reports]))
+        return metrics
 
 
 def _combined(reports: Sequence[dict[str, float]]) -> Metrics:

@@ -1,7 +1,7 @@
-"""Parts of a training loop and single training steps, for loops of user code.
+"""Parts of a training loop, and single training steps, for loops of user code.
 
-The loop of this package (``iteration.py``) overlaps more and does not use them; their names and
-arguments are those of the official cookbook's ``rl.train``.
+Names and arguments are those of the official cookbook's ``rl.train``. The loop of this package
+(``iteration.py``) overlaps more operations and does not use the training steps.
 """
 
 from __future__ import annotations
@@ -21,9 +21,8 @@ from tinker_cookbook.rl.data_processing import (
     assemble_training_data,
     check_provenance,
     compute_advantages,
-    data_for_loss,
 )
-from tinker_cookbook.rl.loop.adjuster import logprobs_of, submit_policy_loss
+from tinker_cookbook.rl.loop.adjuster import logprobs_of, submit_loss
 from tinker_cookbook.rl.metrics import (
     compute_kl_sample_train,
     compute_post_kl,
@@ -51,7 +50,7 @@ else:
 
 T = TypeVar("T")
 
-ADAM = {"beta1": 0.9, "beta2": 0.95, "eps": 1e-8}
+_ADAM = {"beta1": 0.9, "beta2": 0.95, "eps": 1e-8}
 
 
 def rollout_usage(trajectory_groups: Sequence[TrajectoryGroup]) -> TokenUsage:
@@ -98,14 +97,9 @@ async def prepare_minibatch(
 ) -> tuple[list[tinker.Datum], dict[str, Any], TokenUsage]:
     """Returns the training data of groups, their metrics, and the tokens of rollouts and scoring.
 
-    Args:
-        env_group_builders_P: Builder of each group, for its tags.
-        trajectory_groups_P: Finished groups; the first two are printed.
-        tokenizer: Decodes the printed trajectories.
-        kl_reference_client: Reference policy of the KL penalty; ``None``: no penalty.
-        kl_penalty_coef: Weight of the penalty; 0: no penalty.
-        kl_discount_factor: See ``incorporate_kl_penalty``.
-        include_provenance: See ``trajectory_to_data``.
+    The first two groups are printed. Without a ``kl_reference_client`` or with
+    ``kl_penalty_coef=0`` there is no KL penalty (see ``rl.metrics.incorporate_kl_penalty``).
+    ``include_provenance`` is as in ``trajectory_to_data``.
     """
     tags_P = [builder.logging_tags() for builder in env_group_builders_P]
     metrics: dict[str, Any] = dict(compute_trajectory_metrics(trajectory_groups_P, tags_P))
@@ -136,16 +130,8 @@ async def train_step(
 ) -> list[torch.Tensor]:
     """Trains on data in ``num_substeps`` optimizer steps of about the same number of datums.
 
-    All passes are submitted before the first is awaited, so that the backend is never idle.
-
-    Args:
-        data_D: Datums for the loss, such as those of ``assemble_training_data``.
-        training_client: Client of any backend.
-        learning_rate: Learning rate of AdamW with beta1 0.9, beta2 0.95 and eps 1e-8.
-        num_substeps: Optimizer steps; at most one for each datum.
-        loss_fn: Name of the loss.
-        loss_fn_config: Settings of the loss.
-        metrics: Receives the metrics of the last optimizer step as ``optim/NAME``.
+    The optimizer is AdamW with beta1 0.9, beta2 0.95 and eps 1e-8. ``metrics`` receives the metrics
+    of the last optimizer step as ``optim/NAME``.
 
     Returns:
         The learner's log-probabilities of the targets [T], for each datum.
@@ -156,20 +142,14 @@ async def train_step(
     """
     if num_substeps < 1:
         raise ConfigurationError(f"num_substeps: got {num_substeps}, expected at least 1")
-    check_provenance(data_D, loss_fn)
+    check_provenance(data_D, loss_fn)  # of all data, before the first step
     if not data_D:
         return []
-    # Submit all operations; the backend runs them in this order.
-    adam = tinker.AdamParams(learning_rate=learning_rate, **ADAM)
+    # Submit all operations before the first is awaited, so that the backend is never idle.
+    adam = tinker.AdamParams(learning_rate=learning_rate, **_ADAM)
     passes, steps = [], []
     for part in split_list(data_D, min(num_substeps, len(data_D))):
-        passes.append(
-            training_client.forward_backward(
-                data_for_loss(part, loss_fn),
-                loss_fn,  # type: ignore[arg-type]
-                loss_fn_config,
-            )
-        )
+        passes.append(submit_loss(training_client, part, loss_fn, loss_fn_config))
         steps.append(training_client.optim_step(adam))
     logprobs = [each for done in passes for each in logprobs_of(await done)]
     reports = [await step for step in steps]
@@ -276,16 +256,11 @@ class WrappedTrajectoryGroup:
 
 @dataclass
 class SamplingClientReuse:
-    """Sampling client that is reused if no rollout needs newer weights.
-
-    Attributes:
-        sampling_client: Current client.
-        rollout_workers_finished: Set once no more rollouts will start.
-        reused: Whether the client was reused.
-    """
+    """Sampling client that is reused if no rollout needs newer weights."""
 
     sampling_client: SamplingClient
     rollout_workers_finished: asyncio.Event
+    """Set once no more rollouts will start."""
     reused: bool = False
 
 
@@ -308,7 +283,7 @@ async def compute_full_batch_metrics_and_get_sampling_client(
         training_client: Client that has trained on the batch.
         checkpoint_mgr: Saves the periodic checkpoint, if one is due.
         i_batch: Number of finished steps.
-        data_D: Datums of the batch.
+        data_D: Data of the batch.
         training_logprobs_D: The learner's log-probabilities [T] of each datum, in nats.
         do_compute_post_kl: Compute the KL between the policies before and after the update.
         record_stability_info: Record what ``stable_reinforce`` trains on.
@@ -359,11 +334,9 @@ async def do_train_step_and_get_sampling_client(
     cost_tracker: CostTracker | None = None,
     sampling_client_reuse: SamplingClientReuse | None = None,
 ) -> tuple[SamplingClient, dict[str, Any]]:
-    """Trains on the groups of batch ``i_batch`` and returns a client of the new weights.
+    """Trains on the groups of batch ``i_batch``; returns a client of the new weights, and metrics.
 
-    Returns the metrics of the step, too. ``sampling_client_reuse`` is as in
-    :func:`compute_full_batch_metrics_and_get_sampling_client`, the arguments of the groups are as
-    in :func:`prepare_minibatch`.
+    See :func:`prepare_minibatch` and :func:`compute_full_batch_metrics_and_get_sampling_client`.
     """
     data_D, metrics, usage = await prepare_minibatch(
         env_group_builders_P,
@@ -396,10 +369,9 @@ async def train_on_data(
     cost_tracker: CostTracker | None = None,
     sampling_client_reuse: SamplingClientReuse | None = None,
 ) -> tuple[SamplingClient, dict[str, Any]]:
-    """Trains on the data of batch ``i_batch`` and returns a client of the new weights.
+    """Trains on the data of batch ``i_batch``; returns a client of the new weights, and metrics.
 
-    Arguments and metrics are those of :func:`do_train_step_and_get_sampling_client` without the
-    groups; ``usage`` counts the tokens before training.
+    ``usage`` counts the tokens before training.
     """
     metrics: dict[str, Any] = {}
     logprobs_D = await train_step(
@@ -440,10 +412,8 @@ async def do_train_step_streaming_and_get_sampling_client(
 ) -> tuple[SamplingClient | None, dict[str, Any], list[WrappedTrajectoryGroup]] | None:
     """Trains on groups from a queue: a pass for each minibatch, an optimizer step for each substep.
 
-    ``config.stream_minibatch_config`` sets the number of groups of a step and of a minibatch. A
-    pass is submitted as soon as its groups have arrived. Groups that failed (``None``) or that the
-    filter rejects count, too. The other arguments are those of
-    :func:`do_train_step_and_get_sampling_client`.
+    ``config.stream_minibatch_config`` sets the number of groups of a step and of a minibatch.
+    Groups that failed (``None``) or that the filter rejects count, too.
 
     Returns:
         The client, the step's metrics and its groups; ``None`` if no group could be trained.
@@ -451,7 +421,7 @@ async def do_train_step_streaming_and_get_sampling_client(
     stream = config.stream_minibatch_config
     assert stream is not None
     size = stream.groups_per_batch // (config.num_substeps * stream.num_minibatches)
-    adam = tinker.AdamParams(learning_rate=config.learning_rate, **ADAM)
+    adam = tinker.AdamParams(learning_rate=config.learning_rate, **_ADAM)
     metrics: dict[str, Any] = {}
     data_D: list[tinker.Datum] = []
     groups: list[WrappedTrajectoryGroup] = []
@@ -474,7 +444,8 @@ async def do_train_step_streaming_and_get_sampling_client(
                 config.kl_penalty_coef,
                 config.kl_discount_factor,
             )
-            passes.append(submit_policy_loss(training_client, part_D, config))
+            loss_fn = config.training_loss_fn()
+            passes.append(submit_loss(training_client, part_D, loss_fn, config.loss_fn_config))
             metrics.update(found)
             data_D, groups, usage = data_D + part_D, groups + kept, usage + used
         # Without a pass there is no gradient, and momentum alone would move the weights.

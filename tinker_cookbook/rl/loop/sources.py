@@ -1,11 +1,8 @@
 """Rollout sources: they run the groups of each iteration and pass finished groups to training.
 
-The three modes of training differ only in when a group is trained and in which weights may have
-sampled it:
-
-- ``BatchSource``, synchronous: the whole batch, once it is complete
-- ``BatchSource`` with ``num_minibatches``, streaming: parts of the batch, once each is complete
-- ``AsyncSource`` (``async_source.py``): groups sampled by weights up to K updates old
+- ``BatchSource``, synchronous: trains the whole batch, once it is complete
+- ``BatchSource`` with a ``stream``: trains parts of the batch, once each is complete
+- ``AsyncSource`` (``async_source.py``): trains groups sampled by weights up to K updates old
 """
 
 from __future__ import annotations
@@ -15,10 +12,12 @@ import itertools
 import logging
 import time
 from abc import ABC, abstractmethod
+from collections import Counter
 from collections.abc import Awaitable, Callable, Iterator, Sequence
+from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Self, TypeAlias
+from typing import TYPE_CHECKING, TypeAlias
 
 import numpy as np
 
@@ -30,7 +29,7 @@ from tinker_cookbook.exceptions import (
     TinkerCookbookError,
     TrainingError,
 )
-from tinker_cookbook.rl.config import PolicyTrainingConfig
+from tinker_cookbook.rl.config import PolicyTrainingConfig, StreamMinibatchConfig
 from tinker_cookbook.rl.report.transcripts import group_log
 from tinker_cookbook.rl.rollouts.async_utils import cancel_and_wait, gather_or_cancel
 from tinker_cookbook.rl.rollouts.group import run_group
@@ -51,31 +50,23 @@ Metrics: TypeAlias = dict[str, float | int | str]
 
 @dataclass
 class RolloutGroup:
-    """Group of rollouts on its way from the dataset to the optimizer step.
-
-    Attributes:
-        batch: Number of the batch, counted over all epochs.
-        index: Place in the batch.
-        builder: Builds the environments; ``None`` for a finished group read from a checkpoint.
-        epoch: Epoch of the batch.
-        result: Finished rollouts; ``None`` before.
-        tags: Logging tags of the builder.
-        seconds: Duration of the rollouts.
-        log: What the environments logged.
-        substep: Optimizer step of the iteration that trains the group.
-        advantages: [G], set when the group is trained.
-    """
+    """Running group: from its dataset to the optimizer step that trains it."""
 
     batch: int
+    """Number of the batch, counted over all epochs."""
     index: int
+    """Index in the batch."""
     builder: EnvGroupBuilder | None = None
+    """Builds the environments; ``None`` for a finished group read from a checkpoint."""
     epoch: int = 0
     result: TrajectoryGroup | None = None
     tags: list[str] = field(default_factory=list)
     seconds: float = 0.0
     log: Trace | None = None
     substep: int = 0
+    """Optimizer step of the iteration that trains the group."""
     advantages: np.ndarray | None = None
+    """[G], set when the group is trained."""
 
     @property
     def place(self) -> tuple[int, int]:
@@ -99,12 +90,9 @@ def problem_batches(
 ) -> Iterator[list[RolloutGroup]]:
     """Yields the batches from ``start`` to ``stop``, counted over epochs, each epoch shuffled.
 
-    A ``Prefetcher`` runs it in a thread, because datasets tokenize.
-
     Raises:
         DataValidationError: A batch is empty.
     """
-    # Batches count on over epochs; each new epoch reshuffles the dataset with its own seed.
     epoch = -1
     for number in itertools.count(start) if stop is None else range(start, stop):
         if number // len(dataset) != epoch:
@@ -129,14 +117,12 @@ class PolicySnapshot:
 
 @dataclass
 class SnapshotPolicy(TinkerTokenCompleter):
-    """Policy that samples from a snapshot; errors of the backend name the snapshot.
-
-    With ``separate`` each sample is one request, which clients of user code may rely on. Otherwise
-    the first responses of a group are one request, whose prompt is prefilled once.
-    """
+    """Policy that samples from a snapshot; errors of the backend name the snapshot."""
 
     step: int = 0
     separate: bool = False
+    """Make each sample one request, which clients of user code may rely on. Otherwise the first
+    responses of a group are one request, whose prompt is prefilled once."""
 
     async def sample_many(
         self,
@@ -146,16 +132,12 @@ class SnapshotPolicy(TinkerTokenCompleter):
         *,
         max_tokens: int | None = None,
     ) -> list[TokensWithLogprobs]:
-        """Returns samples; see :meth:`TinkerTokenCompleter.sample_many`.
-
-        Raises:
-            BackendError: The weights can no longer be sampled from.
-        """
+        """Returns samples; raises ``BackendError`` if the weights can no longer be sampled from."""
         try:
             if self.separate and num_samples > 1:
                 requests = (
-                    self.derived(place).sample_many(model_input, stop, 1, max_tokens=max_tokens)
-                    for place in range(num_samples)
+                    self.derived(i).sample_many(model_input, stop, 1, max_tokens=max_tokens)
+                    for i in range(num_samples)
                 )
                 return [samples[0] for samples in await gather_or_cancel(requests)]
             return await super().sample_many(model_input, stop, num_samples, max_tokens=max_tokens)
@@ -184,7 +166,7 @@ class RolloutWorker:
     Args:
         config: Settings of sampling and rollouts.
         on_done: Called after each group with (finished groups, all groups) of the iteration.
-        strategy: Handles failed rollouts; ``None``: the strategy of the config.
+        strategy: Handles failed rollouts; default: the config's.
         separate: See :class:`SnapshotPolicy`.
     """
 
@@ -216,7 +198,7 @@ class RolloutWorker:
         """Runs a group and returns it; ``None`` if it failed and the strategy skips it."""
         assert group.builder is not None
         config, began = self._config, time.monotonic()
-        # Random numbers depend only on the seed and the place in the data, so that neither the
+        # Random numbers depend only on the seed and the position in the data, so that neither the
         # order of the rollouts nor a resumed run changes a sample.
         policy = SnapshotPolicy(
             snapshot.client,
@@ -256,28 +238,23 @@ class RolloutWorker:
 
 @dataclass
 class RolloutBatch:
-    """Groups that a source passed to training in one iteration.
-
-    Attributes:
-        groups: Trained groups, in the order of the batch.
-        epoch: Epoch of their problems.
-        num_failed: Groups skipped because none of their rollouts succeeded.
-        sampling_seconds: Time until the last group was finished.
-        metrics: Metrics of the source.
-    """
+    """Groups that a source passed to training in one iteration, in the order of the batch."""
 
     groups: list[RolloutGroup]
     epoch: int
     num_failed: int
+    """Groups that were skipped because too few of their rollouts succeeded."""
     sampling_seconds: float
+    """Time until the last group was finished."""
     metrics: Metrics
+    """Metrics of the source."""
 
 
 Consume: TypeAlias = Callable[[Sequence[RolloutGroup]], Awaitable[None]]
 """Submits the training of finished groups."""
 
 
-class GroupSource(ABC):
+class GroupSource(AbstractAsyncContextManager["GroupSource"], ABC):
     """Source of the groups of each iteration; an async context manager."""
 
     @abstractmethod
@@ -286,10 +263,8 @@ class GroupSource(ABC):
     ) -> RolloutBatch | None:
         """Runs the groups that update number ``step`` (from 0) trains; ``None``: none are left.
 
-        Args:
-            step: Number of finished updates.
-            snapshot: Weights after them.
-            consume: Called with groups that can be trained, one part after the other.
+        ``snapshot`` has the weights after ``step`` updates. ``consume`` is called with groups that
+        can be trained, one part after the other.
 
         Raises:
             AllTrajectoriesFailedError: Every group failed.
@@ -305,14 +280,12 @@ class GroupSource(ABC):
     def save(self, log_path: Path, step: int) -> None:
         """Saves the state that a run continued after update ``step`` needs."""
 
-    async def __aenter__(self) -> Self:
-        return self
+    @abstractmethod
+    async def close(self) -> None:
+        """Stops running work."""
 
     async def __aexit__(self, *_: object) -> None:
         await self.close()
-
-    async def close(self) -> None:
-        """Stops running work."""
 
 
 class BatchSource(GroupSource):
@@ -322,9 +295,9 @@ class BatchSource(GroupSource):
         batches: Batches from the first iteration on.
         worker: Runs the groups.
         num_substeps: Optimizer steps per batch, of contiguous groups each.
-        num_minibatches: Parts of a substep that are trained once complete; 0 trains the whole batch
-            at its end. A part holds the groups that finish first, so the sum of the gradients is
-            that of the whole batch up to rounding.
+        stream: Train each part of a substep once it is complete; default: the whole batch at its
+            end. A part has the groups that finish first, so the sum of the gradients equals the
+            whole batch's up to rounding.
     """
 
     def __init__(
@@ -332,20 +305,22 @@ class BatchSource(GroupSource):
         batches: Iterator[list[RolloutGroup]],
         worker: RolloutWorker,
         num_substeps: int = 1,
-        num_minibatches: int = 0,
+        stream: StreamMinibatchConfig | None = None,
     ) -> None:
+        # Building a batch tokenizes, so it runs in another thread.
         self._prefetcher = Prefetcher(batches)
-        self._worker = worker
-        self._num_substeps, self._num_minibatches = num_substeps, num_minibatches
+        self._worker, self._num_substeps = worker, num_substeps
+        self._num_minibatches = 0 if stream is None else stream.num_minibatches
 
     async def collect(self, step: int, snapshot: PolicySnapshot, consume: Consume) -> RolloutBatch:
-        """See :meth:`GroupSource.collect`."""
+        """Runs the next batch; see :meth:`GroupSource.collect`."""
         batch = await self._prefetcher.next()
-        parts = _Parts(len(batch), self._num_substeps, self._num_minibatches)
+        for group in batch:
+            group.substep = group.index * self._num_substeps // len(batch)
+        parts = _Parts(batch, -(-len(batch) // (self._num_substeps * (self._num_minibatches or 1))))
         self._worker.begin(len(batch))
         tasks = {
-            asyncio.create_task(self._worker.run_group(group, snapshot)): group.index
-            for group in batch
+            asyncio.create_task(self._worker.run_group(group, snapshot)): group for group in batch
         }
         # Pass finished groups on while the others still run.
         pending, groups = set(tasks), []
@@ -353,14 +328,14 @@ class BatchSource(GroupSource):
             while pending:
                 done, pending = await asyncio.wait(pending, return_when=asyncio.FIRST_COMPLETED)
                 # Groups that finish together are handled in the order of the batch.
-                for task in sorted(done, key=tasks.__getitem__):
-                    index, group = tasks[task], task.result()
+                for task in sorted(done, key=lambda task: tasks[task].index):
+                    group = task.result()
                     self._worker.count(group)
                     if group is not None:
-                        group.substep = parts.substep(index)
                         groups.append(group)
-                    for part in parts.add(index, group):
-                        await consume(part)
+                    if self._num_minibatches:
+                        for part in parts.add(tasks[task].substep, group):
+                            await consume(part)
         finally:
             # After an error the other groups clean up before the error is raised.
             await cancel_and_wait(tasks)
@@ -374,48 +349,40 @@ class BatchSource(GroupSource):
         return RolloutBatch(groups, batch[0].epoch, len(batch) - len(groups), seconds, {})
 
     def finished(self) -> list[RolloutGroup]:
-        """See :meth:`GroupSource.finished`."""
+        """Returns the finished groups in the order of the batch."""
         return sorted(self._worker.groups, key=lambda group: group.index)
 
     async def close(self) -> None:
-        """See :meth:`GroupSource.close`."""
+        """Stops building batches."""
         await asyncio.to_thread(self._prefetcher.close)
 
 
 class _Parts:
-    """Finished groups of a batch, split into parts of the current substep."""
+    """Finished groups of a batch that wait until a part of ``size`` groups is complete."""
 
-    def __init__(self, num_groups: int, num_substeps: int, num_minibatches: int) -> None:
-        self._streams = num_minibatches > 0
-        self._num_groups, self._num_substeps = num_groups, num_substeps
-        self._size = -(-num_groups // (num_substeps * max(num_minibatches, 1)))
-        self._missing = [0] * num_substeps
-        for index in range(num_groups):
-            self._missing[self.substep(index)] += 1
-        self._ready: list[list[RolloutGroup]] = [[] for _ in range(num_substeps)]
-        self._current = 0
+    def __init__(self, batch: Sequence[RolloutGroup], size: int) -> None:
+        self._size = size
+        # Number of running groups, and list of finished groups, of each substep.
+        self._running = Counter(group.substep for group in batch)
+        self._ready: dict[int, list[RolloutGroup]] = {substep: [] for substep in self._running}
+        self._substep = 0
 
-    def substep(self, index: int) -> int:
-        """Returns the substep that trains the group at this place in the batch."""
-        return index * self._num_substeps // self._num_groups
-
-    def add(self, index: int, group: RolloutGroup | None) -> Iterator[list[RolloutGroup]]:
+    def add(self, substep: int, group: RolloutGroup | None) -> Iterator[list[RolloutGroup]]:
         """Adds a finished group (``None``: it failed); yields the parts that are now complete."""
-        number = self.substep(index)
-        self._missing[number] -= 1
+        self._running[substep] -= 1
         if group is not None:
-            self._ready[number].append(group)
+            self._ready[substep].append(group)
         # Substeps train in order: a part of a later substep waits for the current one.
-        while self._streams and self._current < self._num_substeps:
-            ready = self._ready[self._current]
+        while self._substep in self._ready:
+            ready = self._ready[self._substep]
             # The last part of a substep may be smaller, if groups failed.
-            while len(ready) >= self._size or (ready and not self._missing[self._current]):
+            while len(ready) >= self._size or (ready and not self._running[self._substep]):
                 part = sorted(ready[: self._size], key=lambda group: group.index)
                 del ready[: self._size]
                 yield part
-            if self._missing[self._current]:
+            if self._running[self._substep]:
                 return
-            self._current += 1
+            self._substep += 1
 
 
 def all_failed(step: int, num_groups: int) -> AllTrajectoriesFailedError:

@@ -1,10 +1,10 @@
-"""One episode: observe, sample, step, turn after turn, until the environment or a limit ends it."""
+"""Runs one episode: observe, sample and step, until the environment or a limit ends it."""
 
 from __future__ import annotations
 
 import inspect
 import time
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -20,7 +20,6 @@ from tinker_cookbook.completers import (
 from tinker_cookbook.exceptions import DataValidationError
 from tinker_cookbook.rl.rollouts.async_utils import bounded
 from tinker_cookbook.rl.rollouts.errors import (
-    Place,
     RolloutTimeoutError,
     SamplingTurnTimeoutError,
     checked_reward,
@@ -32,7 +31,7 @@ from tinker_cookbook.rl.rollouts.hooks import (
     SupportsGrading,
     SupportsParseErrorPolicy,
     SupportsToolCallLimit,
-    append_messages,
+    UnsupportedMessagesError,
     configure,
     teacher_observation,
 )
@@ -61,15 +60,11 @@ else:
 
 __all__ = [
     "TRUNCATION_METRIC_KEY",
-    "Episode",
     "RolloutHooks",
     "RolloutState",
     "SamplingTurnTimeoutError",
     "SupportsParseErrorPolicy",
     "SupportsToolCallLimit",
-    "TurnBudget",
-    "call_step",
-    "do_single_rollout",
     "run_rollout",
     "stop_reason_from_metrics",
 ]
@@ -89,15 +84,10 @@ async def run_rollout(
     parse_errors: ParseErrorPolicy | None = None,
     config: RolloutConfig | None = None,
 ) -> Trajectory:
-    """Runs one episode.
+    """Runs one episode in an environment, which cannot be used again.
 
-    Args:
-        policy: Samples turn t as ``policy.derived(0, t)``.
-        env: Environment, which cannot be used again.
-        limits: Replaces ``config.limits``.
-        hooks: Callbacks of the rollout.
-        parse_errors: Replaces ``config.parse_errors``.
-        config: Settings of the rollout; the default has no limits.
+    ``limits`` and ``parse_errors`` replace those of ``config``, which defaults to no limits. Turn t
+    is sampled by ``policy.derived(0, t)``.
 
     Raises:
         RolloutFailedError: The environment raised an error; the message names it and the turn.
@@ -118,7 +108,7 @@ async def do_single_rollout(policy: TokenCompleter, env: Env) -> Trajectory:
 
 
 class _OutOfTimeError(Exception):
-    """Raised if ``rollout_timeout_seconds`` are over."""
+    """Raised once ``rollout_timeout_seconds`` are over."""
 
 
 @dataclass(frozen=True)
@@ -132,15 +122,6 @@ class TurnBudget:
     def exhausted(self) -> bool:
         """Whether no token is left."""
         return self.tokens is not None and self.tokens < 1
-
-
-@dataclass(frozen=True)
-class _End:
-    """Stop reason and last observation of an episode; ``by_env`` if the environment ended it."""
-
-    reason: StopReason | str
-    observation: Observation
-    by_env: bool = False
 
 
 class Episode:
@@ -182,12 +163,13 @@ class Episode:
         self._first_turn_begun = False
 
     @property
-    def place(self) -> Place:
+    def place(self) -> str:
         """Environment, member and turn, for error messages."""
         # An environment that wraps another one is named together with the inner one.
         name, inner = type(self.env).__name__, getattr(self.env, "message_env", None)
         name = name if inner is None else f"{name} of {type(inner).__name__}"
-        return Place(name, self.member, len(self._turns) if self._first_turn_begun else None)
+        turn = f"turn {len(self._turns)}" if self._first_turn_begun else "before its first turn"
+        return f"{name}, member {self.member}, {turn}"
 
     async def open(self, timeout_seconds: float | None = None) -> None:
         """Gets the first observation from the environment."""
@@ -224,6 +206,7 @@ class Episode:
             if self.prompt is None:
                 return await self._finish_overflow()
             ob, stop = self.prompt
+            by_env = False
             try:
                 while True:
                     # 1. End the episode if a limit leaves no room for a response.
@@ -231,7 +214,6 @@ class Episode:
                     budget = self.token_budget(ob)
                     reason = await self._resolve(self._reason_before(ob, budget), ob)
                     if reason is not None:
-                        end = _End(reason, ob)
                         break
                     # 2. Sample a response and pass it to the environment.
                     teacher_ob = await teacher_observation(self.env)
@@ -240,26 +222,38 @@ class Episode:
                     step = await self._wait("env", call_step(self.env, list(action.tokens), extra))
                     self._record(ob, action, step, teacher_ob)
                     ob, stop = step.next_observation, step.next_stop_condition
-                    # 3. End the episode if the environment or a limit says so.
-                    reason = await self._resolve(_reason_of(action, step), ob)
-                    if reason is not None:
-                        end = _End(reason, ob, by_env=True)
-                        break
+                    # 3. End the episode if the environment reports its end, or at a limit.
+                    if step.episode_done:
+                        truncated = action.stop_reason == "length"
+                        reported = step.stop_reason or stop_reason_from_metrics(step.metrics)
+                        default = StopReason.MAX_TOKENS if truncated else StopReason.COMPLETED
+                        reason = await self._resolve(reported or default, ob)
+                        if reason is not None:
+                            by_env = True
+                            break
                     self._turns[-1].episode_done = False
                     reason = await self._resolve(self._reason_between(), ob)
                     if reason is not None:
-                        end = _End(reason, ob)
                         break
                     ob, stop = await self._begin_turn(ob, stop)
             except _OutOfTimeError:
-                end = _End(StopReason.ROLLOUT_TIMEOUT, ob)
-            return await self._finish(end, await self._grade(end))
+                reason = StopReason.ROLLOUT_TIMEOUT
+            return await self._finish(reason, ob, await self._grade(reason, ob, by_env))
 
     async def _begin_turn(
         self, ob: Observation, stop: StopCondition
     ) -> tuple[Observation, StopCondition]:
         messages = await self._hooks.on_turn_begin(self._state(ob))
-        return await append_messages(self.env, messages, self._hooks) if messages else (ob, stop)
+        if not messages:
+            return ob, stop
+        add = getattr(self.env, "add_messages", None) or getattr(self.env, "inject_messages", None)
+        if add is None:
+            raise UnsupportedMessagesError(
+                f"on_turn_begin of {type(self._hooks).__name__} returned messages, but "
+                f"{type(self.env).__name__} has no add_messages, so it does not support message "
+                "injection; derive from MessageEnv and wrap it in EnvFromMessageEnv, or return None"
+            )
+        return await add(list(messages))
 
     async def _resolve(
         self, reason: StopReason | str | None, ob: Observation
@@ -312,8 +306,8 @@ class Episode:
         if budget.exhausted:
             return budget.reason
         window = getattr(self.policy, "context_window", None)
-        # A first prompt that fills the context window is an error of the data, which the policy
-        # raises with a message that says what to change.
+        # A first prompt that fills the context window is an error of the data, for which the policy
+        # raises an error that names the setting to change.
         if self._turns and window is not None and ob.length >= window:
             return StopReason.CONTEXT_OVERFLOW
         return None
@@ -390,10 +384,10 @@ class Episode:
         self._metrics.update(_without_stop_reason(overflow.metrics))
         reason = stop_reason_from_metrics(overflow.metrics) or StopReason.CONTEXT_OVERFLOW
         reward = checked_reward(overflow.reward, self.place)
-        return await self._finish(_End(reason, tinker.ModelInput.empty()), reward)
+        return await self._finish(reason, tinker.ModelInput.empty(), reward)
 
-    async def _finish(self, end: _End, reward: float) -> Trajectory:
-        """Returns the trajectory; ``reward`` is that of the whole episode."""
+    async def _finish(self, reason: StopReason | str, ob: Observation, reward: float) -> Trajectory:
+        """Returns the trajectory; ``reward`` is the reward of the whole episode."""
         # The reward of the whole episode is added to its last turn, if there is one.
         if self._turns:
             self._turns[-1].episode_done = True
@@ -403,29 +397,29 @@ class Episode:
             self._metrics[TRUNCATION_METRIC_KEY] = self._truncations
         trajectory = Trajectory(
             self._turns,
-            end.observation,
-            end.reason,
+            ob,
+            reason,
             reward_without_turn=reward,
             metrics=self._metrics,
             logs={} if self._overflow is None else dict(self._overflow.logs),
             seconds=self._seconds,
         )
-        await self._hooks.on_artifacts(self._state(end.observation, trajectory))
+        await self._hooks.on_artifacts(self._state(ob, trajectory))
         return trajectory
 
-    async def _grade(self, end: _End) -> float:
+    async def _grade(self, reason: StopReason | str, ob: Observation, by_env: bool) -> float:
         """Returns the reward of the whole episode; 0 if the grader timed out."""
         termination = self._config.termination_policy
-        if not isinstance(self.env, SupportsGrading) or termination.skips_grading(end.reason):
-            if end.by_env:
-                await self._hooks.on_grade(self._state(end.observation))
+        if not isinstance(self.env, SupportsGrading) or termination.skips_grading(reason):
+            if by_env:
+                await self._hooks.on_grade(self._state(ob))
             return 0.0
         seconds = termination.grader_timeout_seconds
         started = time.monotonic()
         # A grader that is too slow gives no reward, but does not fail the rollout.
         reward, metrics, timed_out = 0.0, {}, 0.0
         try:
-            reward, metrics = await bounded(self.env.grade(end.reason), seconds, _OutOfTimeError)
+            reward, metrics = await bounded(self.env.grade(reason), seconds, _OutOfTimeError)
         except _OutOfTimeError:
             timed_out = 1.0
         self._seconds["grading"] += time.monotonic() - started
@@ -433,7 +427,7 @@ class Episode:
             self._metrics["grader_timeout"] = timed_out
         self._metrics.update(metrics)
         reward = checked_reward(reward, f"{self.place}, grade")
-        await self._hooks.on_grade(self._state(end.observation))
+        await self._hooks.on_grade(self._state(ob))
         return reward
 
     async def _wait(
@@ -469,15 +463,6 @@ def _check_observation(ob: Observation) -> None:
         )
 
 
-def _reason_of(action: TokensWithLogprobs, step: StepResult) -> StopReason | str | None:
-    """Returns why the environment ended the episode, or ``None``."""
-    if not step.episode_done:
-        return None
-    truncated = action.stop_reason == "length"
-    reported = step.stop_reason or stop_reason_from_metrics(step.metrics)
-    return reported or (StopReason.MAX_TOKENS if truncated else StopReason.COMPLETED)
-
-
 def _without_stop_reason(metrics: Metrics) -> Metrics:
     """Returns the metrics without ``stop/REASON``, which is counted once for each trajectory."""
     return {k: v for k, v in metrics.items() if not k.startswith(STOP_METRIC_PREFIX)}
@@ -490,6 +475,6 @@ def call_step(env: Env, action: Action, extra: ActionExtra | None) -> Awaitable[
 
 @lru_cache(maxsize=256)
 def _takes_extra(env_class: type[Any]) -> bool:
-    parameters: Mapping[str, inspect.Parameter] = inspect.signature(env_class.step).parameters
+    parameters = inspect.signature(env_class.step).parameters
     kinds = {parameter.kind for parameter in parameters.values()}
     return "extra" in parameters or inspect.Parameter.VAR_KEYWORD in kinds

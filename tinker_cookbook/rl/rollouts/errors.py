@@ -6,7 +6,6 @@ import math
 import traceback
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
 from typing import Any
 
 from tinker_cookbook.exceptions import DataValidationError, TinkerCookbookError, TrainingError
@@ -29,20 +28,7 @@ class GraderTimeoutError(TrainingError, TimeoutError):
     """Raised if grading takes longer than ``TerminationRewardPolicy.grader_timeout_seconds``."""
 
 
-@dataclass(frozen=True)
-class Place:
-    """Environment, group member and turn of an error; ``turn=None`` is before the first turn."""
-
-    env_name: str
-    member: int
-    turn: int | None = None
-
-    def __str__(self) -> str:
-        turn = "before its first turn" if self.turn is None else f"turn {self.turn}"
-        return f"{self.env_name}, member {self.member}, {turn}"
-
-
-def located(error: Exception, place: Place | str) -> Exception:
+def located(error: Exception, place: str) -> Exception:
     """Returns the error with its place in front of the message; raise it ``from error``.
 
     An error of this package keeps its type. Any other error, such as a bug in an environment,
@@ -50,23 +36,25 @@ def located(error: Exception, place: Place | str) -> Exception:
     """
     if getattr(error, "_located", False):
         return error
+    message = f": {error}" if str(error) else ""
+    description = f"{place}: {type(error).__name__}{message}"
     result: Exception
     if isinstance(error, TinkerCookbookError) and error.args == (str(error),):
         try:
             result = type(error)(f"{place}: {error}")
         except TypeError:  # a subclass whose constructor takes other arguments than a message
-            result = RolloutFailedError(f"{place}: {describe(error)}")
+            result = RolloutFailedError(description)
     else:
         frames = traceback.extract_tb(error.__traceback__)
         line = f" (raised at {frames[-1].filename}:{frames[-1].lineno})" if frames else ""
-        result = RolloutFailedError(f"{place}: {describe(error)}{line}")
+        result = RolloutFailedError(f"{description}{line}")
     result._located = True  # type: ignore[attr-defined]
     result.__cause__ = error
     return result
 
 
 @contextmanager
-def located_at(place: Callable[[], Place | str]) -> Iterator[None]:
+def located_at(place: Callable[[], str]) -> Iterator[None]:
     """Adds the place, evaluated when an error is raised, to errors of the block."""
     try:
         yield
@@ -75,12 +63,6 @@ def located_at(place: Callable[[], Place | str]) -> Iterator[None]:
         if result is error:
             raise
         raise result from error
-
-
-def describe(error: BaseException) -> str:
-    """Returns ``Type: message``, or only the type if there is no message."""
-    message = str(error)
-    return f"{type(error).__name__}: {message}" if message else type(error).__name__
 
 
 def original(error: BaseException) -> BaseException:
@@ -98,12 +80,8 @@ def error_record(error: BaseException) -> RolloutError:
     return RolloutError(name, " ".join(str(error).split()))
 
 
-def checked_reward(value: Any, place: Place | str) -> float:
-    """Returns the reward as a float.
-
-    Raises:
-        DataValidationError: The reward is NaN, infinite or no number.
-    """
+def checked_reward(value: Any, place: str) -> float:
+    """Returns the reward as a float; raises ``DataValidationError`` unless it is finite."""
     try:
         reward = math.nan if isinstance(value, str | bytes) else float(value)
     except (TypeError, ValueError, OverflowError):

@@ -1,11 +1,9 @@
 """Hooks of a rollout, and optional protocols of environments.
 
-``Env`` requires two methods. An environment that implements one of the protocols of this module
-receives the rollout's settings or grades the whole episode; ``ProblemEnv`` and
-``EnvFromMessageEnv`` implement them. The rollout reads two metrics of a ``StepResult``:
-``parse_error`` (not 0 means that the response could not be parsed, see
-``ParseErrorPolicy.mask_error_turns``) and ``tool_calls`` (counted against
-``RolloutLimits.max_tool_calls``).
+An environment that implements one of the protocols receives settings of the rollout or grades the
+whole episode, as ``ProblemEnv`` and ``EnvFromMessageEnv`` do. The rollout reads two metrics of a
+``StepResult``: ``parse_error`` (not 0: the response could not be parsed) and ``tool_calls``, which
+``RolloutLimits.max_tool_calls`` limits.
 """
 
 from __future__ import annotations
@@ -23,7 +21,6 @@ from tinker_cookbook.rl.types import (
     Env,
     Metrics,
     Observation,
-    StopCondition,
     StopReason,
     Trajectory,
     Transition,
@@ -43,22 +40,18 @@ class UnsupportedMessagesError(ConfigurationError, TypeError):
 class RolloutState:
     """State of a rollout at the time a hook is called.
 
-    ``env``, ``config``, ``member`` and ``attempt`` identify the rollout; ``trajectory`` is only set
-    in ``on_artifacts``.
+    ``turn_index`` is the number of finished turns, ``observation_tokens`` the length of the next
+    prompt, ``num_length_truncations`` the number of responses truncated at ``max_turn_tokens``.
+    ``transitions`` has the finished turns and is read-only; ``trajectory`` is only set in
+    ``on_artifacts``.
     """
 
     turn_index: int
-    """Number of finished turns."""
     observation_tokens: int
-    """Tokens of the next prompt."""
     sampled_tokens: int
-    """Tokens sampled in all finished turns."""
     num_length_truncations: int
-    """Responses that were truncated at ``max_turn_tokens``."""
     elapsed_seconds: float
-    """Time since the rollout started."""
     transitions: list[Transition]
-    """Finished turns; read-only."""
     env: Env | None = None
     config: RolloutConfig | None = None
     member: int = 0
@@ -72,8 +65,8 @@ class RolloutHooks:
     async def on_turn_begin(self, state: RolloutState) -> Sequence[Message] | None:
         """Called before a response is sampled.
 
-        Returned messages are appended to the conversation, which requires an environment that
-        implements ``SupportsMessages``.
+        Returned messages are appended to the conversation by the environment's ``add_messages``,
+        which returns the new observation and stop condition.
         """
 
     async def on_stop_reason(self, reason: str, state: RolloutState) -> str | None:
@@ -149,44 +142,11 @@ def _warn_once(env_class: type[Env], what: str) -> None:
 
 
 @runtime_checkable
-class SupportsMessages(Protocol):
-    """Environment to whose conversation hooks can append messages."""
-
-    async def add_messages(self, messages: Sequence[Message]) -> tuple[Observation, StopCondition]:
-        """Appends to the conversation; returns the new observation and stop condition."""
-        ...
-
-
-async def append_messages(
-    env: Env, messages: Sequence[Message], hooks: RolloutHooks
-) -> tuple[Observation, StopCondition]:
-    """Appends the messages of a hook to an environment's conversation."""
-    add = getattr(env, "add_messages", None) or getattr(env, "inject_messages", None)
-    if add is None:
-        raise UnsupportedMessagesError(
-            f"on_turn_begin of {type(hooks).__name__} returned messages, but {type(env).__name__} "
-            "has no add_messages, so it does not support message injection; derive from MessageEnv "
-            "and wrap it in EnvFromMessageEnv, or return None"
-        )
-    return await add(list(messages))
-
-
-@runtime_checkable
 class SupportsGrading(Protocol):
     """Environment that rewards the whole episode once it has ended."""
 
     async def grade(self, stop_reason: StopReason | str) -> tuple[float, Metrics]:
         """Returns a reward that is added to those of the steps, and its metrics."""
-        ...
-
-
-@runtime_checkable
-class HasMessages(Protocol):
-    """Environment whose observation is a conversation, which a teacher may render differently."""
-
-    @property
-    def messages(self) -> list[Message]:
-        """Conversation up to the next response."""
         ...
 
 
@@ -199,11 +159,12 @@ async def teacher_observation(env: Env) -> Observation | None:
     render = env.teacher_prompt
     if render is None:
         return None
-    if not isinstance(env, HasMessages):
+    messages = getattr(env, "messages", None)
+    if messages is None:
         raise ConfigurationError(
             f"{type(env).__name__} has no messages, which a teacher with another renderer_name, "
             "system_prompt or convo_prefix than the student needs: derive it from ProblemEnv, wrap "
             "a MessageEnv in EnvFromMessageEnv, add a property of that name, or give the teacher "
             "the student's renderer and no prompt"
         )
-    return await asyncio.to_thread(render, env.messages)
+    return await asyncio.to_thread(render, messages)

@@ -1,7 +1,4 @@
-"""Settings of rollouts: limits, parse errors, and rewards of rollouts that hit a limit.
-
-All of them are off by default. ``RolloutConfig`` holds them together.
-"""
+"""Settings of rollouts: limits, parse errors, rewards of truncated rollouts. All default to off."""
 
 from __future__ import annotations
 
@@ -64,16 +61,11 @@ class RolloutLimits:
 
     @chz.validate
     def _check(self) -> None:
-        for name in (
-            "max_turns",
-            "max_trajectory_tokens",
-            "max_sampled_tokens",
-            "max_tool_calls",
-            "max_turn_tokens",
-        ):
-            _at_least("limits." + name, getattr(self, name), 1)
-        for name in ("rollout_timeout_seconds", "sampling_turn_timeout_seconds"):
-            _positive("limits." + name, getattr(self, name))
+        for name in chz.chz_fields(type(self)):
+            if name.endswith("_seconds"):
+                _check_seconds("limits." + name, getattr(self, name))
+            else:
+                check_range("limits." + name, getattr(self, name), 1)
 
 
 @chz.chz
@@ -101,15 +93,21 @@ class ParseErrorPolicy:
 
     @chz.validate
     def _check(self) -> None:
-        _at_least("parse_errors.max_consecutive", self.max_consecutive, 0)
-        _at_least("parse_errors.penalty_per_error", self.penalty_per_error, 0)
+        check_range("parse_errors.max_consecutive", self.max_consecutive, 0)
+        check_range("parse_errors.penalty_per_error", self.penalty_per_error, 0)
         if not math.isfinite(self.terminal_reward):
             raise ConfigurationError(
                 f"parse_errors.terminal_reward: got {self.terminal_reward}, expected a number"
             )
-        if not _has_details(self.retry_message_template):
+        template = self.retry_message_template
+        # The result depends on the details only if the template has the field.
+        try:
+            has_details = template.format(details="") != template.format(details="x")
+        except (KeyError, IndexError, ValueError):
+            has_details = False
+        if not has_details:
             raise ConfigurationError(
-                f"parse_errors.retry_message_template: got {self.retry_message_template!r}, "
+                f"parse_errors.retry_message_template: got {template!r}, "
                 "expected text whose only field is {details}; write {{ and }} for braces"
             )
 
@@ -152,16 +150,12 @@ class TerminationRewardPolicy:
 
     @chz.validate
     def _check(self) -> None:
-        _positive("termination.grader_timeout_seconds", self.grader_timeout_seconds)
+        _check_seconds("termination.grader_timeout_seconds", self.grader_timeout_seconds)
 
 
 @chz.chz
 class RolloutConfig:
-    """Settings of rollouts.
-
-    With ``parse_errors=None`` the environment's own rules for parse errors apply, with
-    ``termination=None`` rewards are not changed.
-    """
+    """Settings of rollouts."""
 
     limits: RolloutLimits = chz.field(default_factory=RolloutLimits, doc="Limits of a rollout")
     parse_errors: ParseErrorPolicy | None = chz.field(
@@ -187,20 +181,14 @@ class RolloutConfig:
         return TerminationRewardPolicy() if self.termination is None else self.termination
 
 
-def _has_details(template: str) -> bool:
-    # The result depends on the details only if the template has the field.
-    try:
-        return template.format(details="") != template.format(details="x")
-    except (KeyError, IndexError, ValueError):
-        return False
+def check_range(name: str, value: float | None, low: float, high: float = math.inf) -> None:
+    """Raises ``ConfigurationError`` unless ``value`` is None or a finite number in the range."""
+    if value is not None and not (low <= value <= high and math.isfinite(value)):
+        end = f" and at most {high:g}" if math.isfinite(high) else ""
+        raise ConfigurationError(f"{name}: got {value}, expected at least {low:g}{end}")
 
 
-def _at_least(name: str, value: float | None, low: float) -> None:
-    if value is not None and not low <= value < math.inf:  # false for NaN as well
-        raise ConfigurationError(f"{name}: got {value}, expected at least {low}")
-
-
-def _positive(name: str, value: float | None) -> None:
+def _check_seconds(name: str, value: float | None) -> None:
     if value is not None and not 0 < value < math.inf:
         raise ConfigurationError(
             f"{name}: got {value}, expected seconds above 0, or None for no bound"

@@ -1,8 +1,4 @@
-"""Rollouts of a group's members, and strategies for members that fail.
-
-A failed member fails the group, is retried in a new environment, or is left out. The results stand
-in the order of the members, whichever rollout finishes first.
-"""
+"""Runs the members of a group; a failed member fails the group, is retried, or is left out."""
 
 from __future__ import annotations
 
@@ -22,10 +18,22 @@ from tinker_cookbook.exceptions import (
 )
 from tinker_cookbook.rl.rollouts.async_utils import bounded, gather_or_cancel, stop_tasks
 from tinker_cookbook.rl.rollouts.episode import Episode
-from tinker_cookbook.rl.rollouts.errors import RolloutTimeoutError, error_record, located
+from tinker_cookbook.rl.rollouts.errors import (
+    RolloutTimeoutError,
+    error_record,
+    located,
+    located_at,
+)
 from tinker_cookbook.rl.rollouts.hooks import RolloutHooks
 from tinker_cookbook.rl.rollouts.limits import RolloutConfig
-from tinker_cookbook.rl.types import Env, EnvGroupBuilder, RolloutError, Trajectory
+from tinker_cookbook.rl.types import (
+    Env,
+    EnvGroupBuilder,
+    Observation,
+    RolloutError,
+    StopCondition,
+    Trajectory,
+)
 from tinker_cookbook.utils import logtree
 
 __all__ = [
@@ -70,10 +78,15 @@ class RolloutStrategy:
 
 
 class MemberStrategy(RolloutStrategy):
-    """Strategy that runs all members concurrently and retries failed ones separately."""
+    """Strategy that runs all members concurrently and retries failed ones separately.
+
+    Results are in the order of the members, whichever rollout finishes first.
+    """
 
     max_retries: int = 0
+    """Further attempts of each member, each in a new environment."""
     per_rollout_timeout: float | None = None
+    """Seconds after which an attempt fails; 0 or ``None``: no timeout."""
     drops_failed_members: bool = False
     """Whether a member without a successful attempt is left out instead of failing the group."""
 
@@ -115,7 +128,7 @@ class MemberStrategy(RolloutStrategy):
             outcomes_G = await asyncio.gather(*members_G)
         finally:
             await stop_tasks([*members_G, opening, *opened_G])
-            # Only now does no member wait for a shared request any more.
+            # Requests last, because members wait for them.
             await stop_tasks(requests)
         # 4. Keep the successful members, in the order of the group.
         errors = [error for _, _, errors in outcomes_G for error in errors]
@@ -143,6 +156,7 @@ class MemberStrategy(RolloutStrategy):
         """Returns the first successful trajectory, its environment, and the errors before it."""
         member, errors = episode.member, []
         timeout = self.per_rollout_timeout or None
+        make_env = f"make_env of {type(builder).__name__}, member {member}"
 
         def timeout_error() -> Exception:
             message = f"the rollout took longer than per_rollout_timeout={timeout:g} s"
@@ -155,7 +169,8 @@ class MemberStrategy(RolloutStrategy):
                     if attempt == 0:
                         await opened  # has its own timeout
                     else:
-                        env = await _make_env(builder, member)
+                        with located_at(lambda: make_env):
+                            env = await builder.make_env(member)
                         episode = Episode(episode.policy, env, config, hooks, member, attempt)
                     return await bounded(episode.run(), timeout, timeout_error), episode.env, errors
             except Exception as error:
@@ -174,13 +189,23 @@ class MemberStrategy(RolloutStrategy):
         opened_G: Sequence[asyncio.Future[None]],
         requests: list[asyncio.Task[list[TokensWithLogprobs]]],
     ) -> None:
-        """Opens all environments, then lets the members run.
+        """Opens all environments, then shares requests among equal first prompts.
 
-        Only then is it known which first prompts are equal. A member whose environment fails does
-        not wait for the others, so that it is retried at once.
+        A member whose environment fails does not wait for the others, so it is retried at once.
         """
-        await gather_or_cancel(map(self._open, episodes_G, opened_G))
-        # The members whose environment failed are done: they have the error.
+
+        async def open_one(episode: Episode, opened: asyncio.Future[None]) -> None:
+            try:
+                with logtree.scope_div(data__member=episode.member):
+                    await episode.open(self.per_rollout_timeout or None)
+            except BaseException as error:
+                if not opened.done():
+                    opened.set_exception(error)
+                if not isinstance(error, Exception):
+                    raise
+
+        await gather_or_cancel(map(open_one, episodes_G, opened_G))
+        # Members whose environment failed already have the error.
         waiting = [pair for pair in zip(episodes_G, opened_G, strict=True) if not pair[1].done()]
         try:
             requests += _share_first_requests([episode for episode, _ in waiting])
@@ -191,16 +216,6 @@ class MemberStrategy(RolloutStrategy):
         for _, opened in waiting:
             opened.set_result(None)
 
-    async def _open(self, episode: Episode, opened: asyncio.Future[None]) -> None:
-        try:
-            with logtree.scope_div(data__member=episode.member):
-                await episode.open(self.per_rollout_timeout or None)
-        except BaseException as error:
-            if not opened.done():
-                opened.set_exception(error)
-            if not isinstance(error, Exception):
-                raise
-
 
 @dataclass(frozen=True)
 class FailFast(MemberStrategy):
@@ -209,12 +224,7 @@ class FailFast(MemberStrategy):
 
 @dataclass(frozen=True)
 class RetryOnFailure(MemberStrategy):
-    """Strategy that retries failed rollouts and skips the group if a member keeps failing.
-
-    Attributes:
-        max_retries: Further attempts of each member, each in a new environment.
-        per_rollout_timeout: Seconds after which an attempt fails; 0 or ``None``: no timeout.
-    """
+    """Strategy that retries failed rollouts and skips the group if a member keeps failing."""
 
     max_retries: int = 3
     per_rollout_timeout: float | None = 0
@@ -227,16 +237,11 @@ class RetryOnFailure(MemberStrategy):
 
 @dataclass(frozen=True)
 class MinViableGroup(MemberStrategy):
-    """Strategy that retries failed rollouts and leaves out members that keep failing.
-
-    Attributes:
-        min_successful: Minimum number of successful members, below which training skips the group;
-            ``None``: three quarters of the group, rounded up.
-        max_retries: Further attempts of each member, each in a new environment.
-        per_rollout_timeout: Seconds after which an attempt fails; 0 or ``None``: no timeout.
-    """
+    """Strategy that retries failed rollouts and leaves out members that keep failing."""
 
     min_successful: int | None = None
+    """Minimum number of successful members, below which training skips the group; ``None``: three
+    quarters of the group, rounded up."""
     max_retries: int = 3
     per_rollout_timeout: float | None = None
 
@@ -272,11 +277,7 @@ class MinViableGroup(MemberStrategy):
 def rollout_strategy_from_config(
     rollout_error_tolerance: bool | RolloutStrategy | None,
 ) -> RolloutStrategy:
-    """Returns ``RetryOnFailure()`` for ``True``, ``FailFast()`` for ``False`` and ``None``.
-
-    Raises:
-        ConfigurationError: The value is neither a bool, ``None`` nor a strategy.
-    """
+    """Returns ``RetryOnFailure()`` for ``True``, ``FailFast()`` for ``False`` and ``None``."""
     if isinstance(rollout_error_tolerance, RolloutStrategy):
         return rollout_error_tolerance
     if rollout_error_tolerance is None or isinstance(rollout_error_tolerance, bool):
@@ -285,13 +286,6 @@ def rollout_strategy_from_config(
         f"rollout_error_tolerance: got {rollout_error_tolerance!r}, expected true, false or a "
         "RolloutStrategy such as MinViableGroup()"
     )
-
-
-async def _make_env(builder: EnvGroupBuilder, member: int) -> Env:
-    try:
-        return await builder.make_env(member)
-    except Exception as error:
-        raise located(error, f"make_env of {type(builder).__name__}, member {member}") from error
 
 
 def _share_first_requests(
@@ -319,7 +313,7 @@ def _share_first_requests(
             continue
         # The random numbers are those of the first member, whichever request finishes first.
         policy = limit_tokens(first.policy.derived(first.member, 0), budget.tokens)
-        request = asyncio.create_task(_sample_many(policy, first, len(members)))
+        request = asyncio.create_task(_sample_many(policy, first.prompt, len(members)))
         requests.append(request)
         for i, episode in enumerate(members):
             episode.first_response = partial(_ith_sample, request, i)
@@ -327,10 +321,9 @@ def _share_first_requests(
 
 
 async def _sample_many(
-    policy: TokenCompleter, episode: Episode, num_samples: int
+    policy: TokenCompleter, prompt: tuple[Observation, StopCondition], num_samples: int
 ) -> list[TokensWithLogprobs]:
-    assert episode.prompt is not None
-    samples = await policy.sample_many(*episode.prompt, num_samples)
+    samples = await policy.sample_many(*prompt, num_samples)
     if len(samples) != num_samples:
         raise BackendError(
             f"the policy returned {len(samples)} samples, expected num_samples={num_samples}"
