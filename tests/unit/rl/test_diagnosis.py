@@ -30,7 +30,7 @@ def masked():
 
 
 CASES = {
-    "nothing_played": ([], ["3 rollout errors", "logs.log"]),
+    "no_episode": ([], ["3 rollout errors", "logs.log"]),
     "no_turn": ([group_of(*[Trajectory([], tinker.ModelInput.empty())] * 2)], ["too long"]),
     "all_masked": (masked(), ["None of the 2 answers is trained on", "mask_error_turns"]),
     "group_of_one": ([answers(1.0), answers(0.0)], ["single sample", "group_size=4"]),

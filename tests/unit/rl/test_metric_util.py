@@ -87,7 +87,8 @@ def test_groups_left_after_filtering_keep_their_own_tags():
     for tag, reward in (("math", 0.5), ("code", 1.5)):
         assert metrics[f"env/{tag}/reward/total"] == whole[f"env/{tag}/reward/total"] == reward
     assert "env/easy/reward/total" not in metrics
-    with pytest.raises(DataValidationError, match=r"taglist_P: got 3 entries, expected 2.* places"):
+    problem = r"taglist_P: got 3 entries, expected 2.* indices"
+    with pytest.raises(DataValidationError, match=problem):
         compute_trajectory_metrics(kept, tags)
 
 

@@ -227,7 +227,7 @@ def test_failures_end_the_evaluation_unless_they_are_tolerated(sampler):
     assert metrics["test/rollout_errors/groups_skipped"] == 1
     hopeless = Stories(2, watch=Watch(failing=(300, 301)))
     none = RLTestSetEvaluator(hopeless, 2, strategy=MinViableGroup(max_retries=0))
-    with pytest.raises(AllTrajectoriesFailedError, match="test: none of 2 groups could be played"):
+    with pytest.raises(AllTrajectoriesFailedError, match="test: none of 2 groups succeeded"):
         evaluate(none, sampler)
 
 

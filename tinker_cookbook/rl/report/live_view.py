@@ -1,13 +1,13 @@
-"""What a person sees of a reinforcement learning run while it runs.
+"""Live view of a reinforcement learning run.
 
-On a terminal, four live lines::
+On a terminal, four lines that are updated in place::
 
     rl ━━━━━━━━━━━━━━━━━━━━━━━━━━━━━━━━━━━━━━━━ step 12/50  ETA 3:10  test 0.520
     reward 0.431 ▁▂▃▃▅▆▇█  mixed 62% good 25% bad 13%  KL 0.00031  entropy 1.21
     sampling: 5/8 groups, 4.0 s  (sampling 412 tok/s, training 1,830 tok/s)
     step 12.3 s: sampling 61% train 32% grading 5% other 2%
 
-elsewhere one plain line, at most every 10 seconds.
+Otherwise one plain line, at most every 10 seconds.
 """
 
 from __future__ import annotations
@@ -23,8 +23,7 @@ from rich.panel import Panel
 from rich.text import Text
 
 from tinker_cookbook.rl.advantages import is_constant
-from tinker_cookbook.rl.report.transcript_rows import number, plural
-from tinker_cookbook.rl.report.transcript_text import Piece, TokenText, plain
+from tinker_cookbook.rl.report.transcript_text import Piece, TokenText, number, plain, plural
 from tinker_cookbook.rl.types import TrajectoryGroup
 from tinker_cookbook.utils.logtree.nodes import visible
 from tinker_cookbook.utils.terminal import Pace, ProgressDisplay, format_seconds
@@ -35,8 +34,6 @@ if TYPE_CHECKING:
 __all__ = ["RLProgress"]
 
 REWARD = "env/all/reward/total"
-KL = "optim/kl_sample_train_v1"
-ENTROPY = "optim/entropy"
 TEACHER_KL = "teacher_kl"
 TOTAL_TIME = "time/total"
 _TOKENS_PER_SECOND = {
@@ -44,25 +41,22 @@ _TOKENS_PER_SECOND = {
     "training": "time/trained_tokens_per_second",
 }
 _SHARES = {"mixed": "frac_mixed", "good": "frac_all_good", "bad": "frac_all_bad"}
-
-_BARS = "▁▂▃▄▅▆▇█"
-_CURVE = 8  # values in the small curve
 _PROMPT_CHARS, _EPISODE_CHARS = 400, 1000
 
 Metrics = Mapping[str, float | int | str]
 
 
 class RLProgress:
-    """Shows how a run does. Use it in ``with``.
+    """Shows the progress of a run inside a ``with`` block.
 
     Args:
-        total_steps: Updates of the whole run.
-        initial_step: Updates done before (on resume).
+        total_steps: Number of updates of the whole run.
+        initial_step: Number of earlier updates (when a run is resumed).
         console: By default the shared one on standard output.
-        min_interval_s: Where nobody watches: seconds between two lines. The first and the last
-            step always get one.
+        min_interval_s: Without a terminal, seconds between two lines. The first and the last step
+            always get a line.
         transcript_interval_s: Seconds between two transcripts.
-        clock: Seconds, monotonic.
+        clock: Monotonic clock in seconds.
     """
 
     def __init__(
@@ -83,7 +77,7 @@ class RLProgress:
         self._pace = Pace(clock(), initial_step)
         self._transcript_interval = transcript_interval_s
         self._shown_at: float | None = None
-        self._rewards: deque[float] = deque(maxlen=_CURVE)
+        self._rewards: deque[float] = deque(maxlen=8)  # as many as the small curve shows
         self._metrics: Metrics = {}
         self._test_reward: float | None = None
         self._phase, self._groups = "starting", ""
@@ -102,29 +96,29 @@ class RLProgress:
         traceback: TracebackType | None,
     ) -> None:
         self._set_phase("done" if error is None else "stopped")
-        self._phase_began = self._began  # how long all of it took
+        self._phase_began = self._began  # the last line shows the time of the whole run
         self._display.stop()
 
     def sampling(self, done_groups: int, total_groups: int) -> None:
-        """Groups are being played; so many of them are finished."""
+        """Reports how many groups of rollouts are finished."""
         if self._phase != "sampling":
             self._set_phase("sampling")
         self._groups = f"{done_groups}/{total_groups} groups"
 
     def training(self) -> None:
-        """All groups of the step are there, and the policy is being updated."""
+        """Reports that all groups of the step are finished and the policy is being updated."""
         self._set_phase("training")
 
     def evaluating(self) -> None:
-        """The weights are being evaluated or saved."""
+        """Reports that the weights are being evaluated or saved."""
         self._set_phase("evaluating")
 
     def update(self, step: int, metrics: Metrics) -> None:
-        """Says that an update is done.
+        """Reports that an update is finished.
 
         Args:
-            step: Updates done, this one included.
-            metrics: Of the step, as they are logged; what is missing is not shown.
+            step: Number of updates, including this one.
+            metrics: Metrics of the step, as they are logged; missing ones are not shown.
         """
         self._step, self._metrics = step, metrics
         reward = _value(metrics, REWARD)
@@ -146,19 +140,21 @@ class RLProgress:
         tokenizer: Any,
         force: bool = False,
     ) -> bool:
-        """Prints the best episode of a group, and the worst where it earned less.
+        """Prints the best episode of a group, and the worst if its reward is lower.
 
         Args:
-            group: A group; of several, the first whose rewards differ.
-            tokenizer: Of the policy.
-            force: Also if the last transcript was shown a moment ago.
+            group: A group; of several, the first with different rewards is used.
+            tokenizer: Tokenizer of the policy.
+            force: Whether to print it even if the last transcript is recent.
 
         Returns:
-            Whether it was shown.
+            Whether it was printed.
         """
         now = self._clock()
         recent = self._shown_at is not None and now - self._shown_at < self._transcript_interval
-        chosen = group if isinstance(group, TrajectoryGroup) else _most_telling(group)
+        groups = [group] if isinstance(group, TrajectoryGroup) else group
+        mixed = [one for one in groups if not is_constant(one.get_total_rewards())]
+        chosen = next(iter([*mixed, *groups]), None)
         if (recent and not force) or chosen is None or not chosen.trajectories_G:
             return False
         self._shown_at = now
@@ -177,35 +173,46 @@ class RLProgress:
         self._phase_began = self._clock()
 
     def _lines(self) -> list[Text]:
-        facts = self._facts(curve=True)
-        seconds = self._clock() - self._phase_began
-        phase = f"{self._phase}: {', '.join(filter(None, [self._groups, _short_time(seconds)]))}"
+        """Returns the lines below the progress bar."""
+        elapsed = _short_time(self._clock() - self._phase_began)
+        phase = f"{self._phase}: {', '.join(filter(None, [self._groups, elapsed]))}"
         speeds = self._speeds()
         if speeds:
             phase += f"  ({', '.join(speeds)})"
-        lines = ["  ".join(facts), phase, self._time_split()]
+        lines = ["  ".join(self._facts(curve=True)), phase, self._time_split()]
         return [Text(line) for line in lines if line]
 
     def _facts(self, curve: bool = False) -> list[str]:
-        """Reward, kinds of groups, KLs and entropy, as far as they are known."""
+        """Returns reward, kinds of groups, KLs and entropy, as far as they are known."""
         facts: list[str] = []
         reward = _value(self._metrics, REWARD)
         if reward is not None:
-            facts.append(
-                f"reward {number(reward)}{' ' + _curve(tuple(self._rewards)) if curve else ''}"
-            )
+            facts.append(f"reward {number(reward)}")
+            finite = [value for value in self._rewards if math.isfinite(value)]
+            if curve and finite:  # bars between the lowest and the highest of the last rewards
+                low, span = min(finite), (max(finite) - min(finite)) or 1.0
+                bars = ["▁▂▃▄▅▆▇█"[round((value - low) / span * 7)] for value in finite]
+                facts[-1] += f" {''.join(bars)}"
         shares = {
             name: _value(self._metrics, f"env/all/by_group/{key}") for name, key in _SHARES.items()
         }
         known = [f"{name} {share:.0%}" for name, share in shares.items() if share is not None]
-        taught = _value(self._metrics, TEACHER_KL) is not None
-        # A teacher needs no difference in reward: where there is none, that is no news.
-        if known and (shares["mixed"] or not taught):
+        # With a teacher, groups of constant reward are normal and not worth a line.
+        if known and (shares["mixed"] or _value(self._metrics, TEACHER_KL) is None):
             facts.append(" ".join(known))
-        for name, key in (("teacher KL", TEACHER_KL), ("KL", KL), ("entropy", ENTROPY)):
+        for name, key in (
+            ("teacher KL", TEACHER_KL),
+            ("KL", "optim/kl_sample_train_v1"),
+            ("entropy", "optim/entropy"),
+        ):
             value = _value(self._metrics, key)
-            if value is not None:
-                facts.append(f"{name} {_compact(value)}")
+            if value is None:
+                continue
+            if math.isfinite(value) and abs(value) >= 1000:
+                facts.append(f"{name} {value:,.0f}")
+            else:
+                digits = 3 if abs(value) >= 0.1 else 2
+                facts.append(f"{name} {value:.{digits}g}")
         return facts
 
     def _speeds(self) -> list[str]:
@@ -213,8 +220,7 @@ class RLProgress:
         return [f"{name} {rate:,.0f} tok/s" for name, rate in known.items() if rate is not None]
 
     def _time_split(self) -> str:
-        """Returns where the last step's time went: every ``time/NAME`` that is a part of the
-        whole."""
+        """Returns the parts of the last step's time: each ``time/NAME`` except the total."""
         total = _value(self._metrics, TOTAL_TIME)
         if not total:
             return ""
@@ -228,72 +234,47 @@ class RLProgress:
         return f"step {_short_time(total)}: {' '.join(shares)}" if shares else ""
 
 
-def _most_telling(groups: Sequence[TrajectoryGroup]) -> TrajectoryGroup | None:
-    mixed = [group for group in groups if not is_constant(group.get_total_rewards())]
-    return next(iter([*mixed, *groups]), None)
-
-
 def _transcript(group: TrajectoryGroup, text: TokenText) -> tuple[str, Text]:
-    """Returns a heading, and the prompt with the best and, if it earned less, the worst episode."""
+    """Returns a heading, and the prompt with the best and, if its reward is lower, the worst
+    episode."""
     rewards = group.get_total_rewards()
     best = max(range(len(rewards)), key=rewards.__getitem__)
     worst = min(range(len(rewards)), key=rewards.__getitem__)
-    mean = sum(rewards) / len(rewards)
     title = f"{plural(len(rewards), 'sample')} after "
-    title += f"{plural(group.sampling_client_step, 'update')}, mean reward {number(mean)}"
+    title += f"{plural(group.sampling_client_step, 'update')}, "
+    title += f"mean reward {number(sum(rewards) / len(rewards))}"
     body = Text()
-    members = [best] if is_constant(rewards) else [best, worst]
-    for place, member in enumerate(members):
+    first = group.trajectories_G[best].transitions
+    if first:
+        prompt = plain(text.prompt(first[0].ob))
+        # The question is at the end of a prompt, after system messages and examples.
+        cut = "…" if len(prompt) > _PROMPT_CHARS else ""
+        body.append(cut + visible(prompt[-_PROMPT_CHARS:]).rstrip() + "\n", style="dim")
+    shown = [("best", best, "green"), ("worst", worst, "red")]
+    if is_constant(rewards):
+        shown = [("best", best, "")]
+    for name, member, style in shown:
         trajectory = group.trajectories_G[member]
-        if place == 0 and trajectory.transitions:
-            prompt = plain(text.prompt(trajectory.transitions[0].ob))
-            # The question stands at the end of a prompt, behind system messages and examples.
-            cut = "…" if len(prompt) > _PROMPT_CHARS else ""
-            body.append(cut + visible(prompt[-_PROMPT_CHARS:]).rstrip() + "\n", style="dim")
-        style = "green" if member == best and len(members) == 2 else ""
-        style = "red" if place == 1 else style
-        head = "best" if place == 0 else "worst"
-        head += f": reward {number(rewards[member])}, {trajectory.stop_reason}"
+        head = f"{name}: reward {number(rewards[member])}, {trajectory.stop_reason}"
         body.append(f"── {head} ──\n", style=f"bold {style}".strip())
-        body.append(_episode(text, group, member) + "\n")
+        # The first prompt is shown above; later ones show what the environment answered.
+        episode = text.episode(trajectory)
+        parts: list[list[Piece]] = []
+        for index, turn in enumerate(episode.turns):
+            parts += [turn.answer] if index == 0 else [turn.prompt, turn.answer]
+        whole = visible("".join(plain(part) for part in [*parts, episode.final])).strip()
+        if len(whole) > _EPISODE_CHARS:
+            half = _EPISODE_CHARS // 2
+            dropped = len(whole) - 2 * half
+            whole = f"{whole[:half]}\n… {dropped:,} characters …\n{whole[-half:]}"
+        body.append((whole or "(nothing)") + "\n")
     body.rstrip()
     return title, body
-
-
-def _episode(text: TokenText, group: TrajectoryGroup, member: int) -> str:
-    episode = text.episode(group.trajectories_G[member])
-    parts: list[list[Piece]] = []
-    for index, turn in enumerate(episode.turns):
-        parts += [turn.answer] if index == 0 else [turn.prompt, turn.answer]
-    whole = visible("".join(plain(part) for part in [*parts, episode.final])).strip()
-    if len(whole) <= _EPISODE_CHARS:
-        return whole or "(nothing)"
-    half = _EPISODE_CHARS // 2
-    return f"{whole[:half]}\n… {len(whole) - 2 * half:,} characters …\n{whole[-half:]}"
 
 
 def _value(metrics: Metrics, key: str) -> float | None:
     value = metrics.get(key)
     return float(value) if isinstance(value, (int, float)) else None
-
-
-def _curve(values: Sequence[float]) -> str:
-    """Returns the last values as bars between their own lowest and highest."""
-    finite = [value for value in values if math.isfinite(value)]
-    if not finite:
-        return ""
-    low, span = min(finite), (max(finite) - min(finite)) or 1.0
-    top = len(_BARS) - 1
-    return "".join(_BARS[round((value - low) / span * top)] for value in finite)
-
-
-def _compact(value: float) -> str:
-    """Three figures or fewer: ``1.21``, ``0.0003``, ``-2e-06``."""
-    if not math.isfinite(value):
-        return str(value)
-    if abs(value) >= 1000:
-        return f"{value:,.0f}"
-    return f"{value:.3g}" if abs(value) >= 0.1 else f"{value:.2g}"
 
 
 def _short_time(seconds: float) -> str:

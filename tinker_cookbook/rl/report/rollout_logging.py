@@ -1,4 +1,4 @@
-"""Rollouts as JSON rows, one for each episode, for user code that keeps them."""
+"""Rollouts as JSON rows, one per episode, for user code that stores them."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ SCHEMA_VERSION = 1
 
 @dataclass(frozen=True)
 class RolloutSummaryExportConfig:
-    """What an export is called.
+    """Names of an export.
 
     Attributes:
         split: ``train``, or ``eval/NAME``.
         iteration: Number of the step.
-        base_name: First part of the file's name.
-        sampling_client_step: Updates in the weights that sampled; ``None`` where it is not known.
+        base_name: First part of the file name.
+        sampling_client_step: Number of updates of the sampling weights, if known.
     """
 
     split: str
@@ -47,19 +47,46 @@ def rollout_summaries_jsonl_path(iteration_dir: Path, base_name: str) -> Path:
 def serialize_rollout_summaries_from_groups(
     *, split: str, iteration: int, groups_P: Sequence[RolloutSummaryGroup]
 ) -> list[dict[str, Any]]:
-    """Returns a row for each episode: rewards, metrics, and length, reward, metrics and logs of
-    its steps.
+    """Returns a row for each episode, with its rewards, its metrics and those of its steps.
 
     Args:
         split: As in ``RolloutSummaryExportConfig``.
-        iteration: As there.
+        iteration: As in ``RolloutSummaryExportConfig``.
         groups_P: The groups, in the order of the batch.
     """
-    return [
-        _json_value(row)
-        for index, group in enumerate(groups_P)
-        for row in _rows(group, {"split": split, "iteration": iteration, "group_idx": index})
-    ]
+    rows: list[dict[str, Any]] = []
+    for index, entry in enumerate(groups_P):
+        group = entry.trajectory_group
+        rewards_G = group.get_total_rewards()
+        for member, trajectory in enumerate(group.trajectories_G):
+            steps = [
+                {
+                    "step_idx": number,
+                    "ob_len": turn.ob.length,
+                    "ac_len": len(turn.ac.tokens),
+                    "reward": turn.reward,
+                    "episode_done": turn.episode_done,
+                    "metrics": turn.metrics,
+                    "logs": turn.logs,
+                }
+                for number, turn in enumerate(trajectory.transitions)
+            ]
+            row = {
+                "schema_version": SCHEMA_VERSION,
+                "split": split,
+                "iteration": iteration,
+                "group_idx": index,
+                "traj_idx": member,
+                "tags": list(entry.tags),
+                "sampling_client_step": entry.sampling_client_step,
+                "total_reward": rewards_G[member],
+                "final_reward": group.final_rewards_G[member],
+                "trajectory_metrics": group.metrics_G[member],
+                "steps": steps,
+                "final_ob_len": trajectory.final_ob.length,
+            }
+            rows.append(json_value(row))
+    return rows
 
 
 def serialize_rollout_summaries(
@@ -70,31 +97,27 @@ def serialize_rollout_summaries(
     taglist_P: Sequence[list[str]],
     sampling_client_steps_P: Sequence[int | None] | None = None,
 ) -> list[dict[str, Any]]:
-    """As :func:`serialize_rollout_summaries_from_groups`, from lists of one entry for each group.
+    """As :func:`serialize_rollout_summaries_from_groups`, from lists with an entry per group.
 
     Raises:
         ValueError: They differ in length.
     """
-    steps = sampling_client_steps_P or [None] * len(trajectory_groups_P)
-    groups = [
-        RolloutSummaryGroup(group, tags, step)
-        for group, tags, step in zip(trajectory_groups_P, taglist_P, steps, strict=True)
-    ]
+    groups = _paired(trajectory_groups_P, taglist_P, sampling_client_steps_P)
     return serialize_rollout_summaries_from_groups(
         split=split, iteration=iteration, groups_P=groups
     )
 
 
 def write_rollout_summaries_jsonl_from_groups(
-    path: Path, *, split: str, iteration: int, groups_P: Sequence[RolloutSummaryGroup]
+    path: str | Path, *, split: str, iteration: int, groups_P: Sequence[RolloutSummaryGroup]
 ) -> None:
-    """Writes the rows to a file; its folder is made where it is missing."""
-    _write(
-        path,
-        serialize_rollout_summaries_from_groups(
-            split=split, iteration=iteration, groups_P=groups_P
-        ),
+    """Writes the rows to a file, and creates its folder."""
+    rows = serialize_rollout_summaries_from_groups(
+        split=split, iteration=iteration, groups_P=groups_P
     )
+    target = Path(path)
+    target.parent.mkdir(parents=True, exist_ok=True)
+    target.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
 
 
 def write_rollout_summaries_jsonl(
@@ -106,66 +129,35 @@ def write_rollout_summaries_jsonl(
     taglist_P: Sequence[list[str]],
     sampling_client_steps_P: Sequence[int | None] | None = None,
 ) -> None:
-    """As :func:`write_rollout_summaries_jsonl_from_groups`, from lists."""
-    _write(
-        path,
-        serialize_rollout_summaries(
-            split=split,
-            iteration=iteration,
-            trajectory_groups_P=trajectory_groups_P,
-            taglist_P=taglist_P,
-            sampling_client_steps_P=sampling_client_steps_P,
-        ),
+    """As :func:`write_rollout_summaries_jsonl_from_groups`, from lists with an entry per group."""
+    groups = _paired(trajectory_groups_P, taglist_P, sampling_client_steps_P)
+    write_rollout_summaries_jsonl_from_groups(
+        path, split=split, iteration=iteration, groups_P=groups
     )
 
 
-def _rows(group: RolloutSummaryGroup, place: Mapping[str, Any]) -> list[dict[str, Any]]:
-    played = group.trajectory_group
-    rewards_G = played.get_total_rewards()
-    return [
-        {
-            "schema_version": SCHEMA_VERSION,
-            **place,
-            "traj_idx": member,
-            "tags": list(group.tags),
-            "sampling_client_step": group.sampling_client_step,
-            "total_reward": rewards_G[member],
-            "final_reward": played.final_rewards_G[member],
-            "trajectory_metrics": played.metrics_G[member],
-            "steps": [
-                {
-                    "step_idx": number,
-                    "ob_len": turn.ob.length,
-                    "ac_len": len(turn.ac.tokens),
-                    "reward": turn.reward,
-                    "episode_done": turn.episode_done,
-                    "metrics": turn.metrics,
-                    "logs": turn.logs,
-                }
-                for number, turn in enumerate(trajectory.transitions)
-            ],
-            "final_ob_len": trajectory.final_ob.length,
-        }
-        for member, trajectory in enumerate(played.trajectories_G)
-    ]
-
-
-def _json_value(value: Any) -> Any:
+def json_value(value: Any) -> Any:
+    """Returns a value that JSON can hold; what has no JSON form becomes text, never an error."""
     if value is None or isinstance(value, str | bool | int | float):
         return value
     if isinstance(value, Mapping):
-        return {str(key): _json_value(item) for key, item in value.items()}
+        return {str(key): json_value(item) for key, item in value.items()}
     if isinstance(value, list | tuple):
-        return [_json_value(item) for item in value]
-    # Numbers of numpy and torch have item(); what has none is written as text.
-    item = getattr(value, "item", None)
+        return [json_value(item) for item in value]
+    tolist = getattr(value, "tolist", None)  # arrays and scalars of numpy and torch
     try:
-        return item() if callable(item) else str(value)
+        return tolist() if callable(tolist) else str(value)
     except (RuntimeError, TypeError, ValueError):
         return str(value)
 
 
-def _write(path: str | Path, rows: Sequence[Mapping[str, Any]]) -> None:
-    target = Path(path)
-    target.parent.mkdir(parents=True, exist_ok=True)
-    target.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
+def _paired(
+    groups_P: Sequence[TrajectoryGroup],
+    taglist_P: Sequence[list[str]],
+    steps_P: Sequence[int | None] | None,
+) -> list[RolloutSummaryGroup]:
+    steps_P = steps_P or [None] * len(groups_P)
+    return [
+        RolloutSummaryGroup(group, tags, step)
+        for group, tags, step in zip(groups_P, taglist_P, steps_P, strict=True)
+    ]

@@ -1,10 +1,10 @@
-"""What an iteration leaves behind: its row of metrics, transcripts, and lines for the person."""
+"""Report of an iteration: its row of metrics, its transcripts, and its terminal output."""
 
 from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Protocol, Self
@@ -30,16 +30,23 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-_TELL_EVERY = 10
+_REPEAT_AFTER = 10
 """Iterations between two diagnoses of the same cause."""
+
+_COUNTERS = {"trained": "cumulative_tokens", "sampled": "cumulative_sampled_tokens"}
+"""Keys of the checkpoint for tokens counted since the start of the run."""
 
 
 @dataclass(frozen=True)
 class IterationReport:
-    """What happened in the iteration that began after ``step`` updates.
+    """Results of the iteration that began after ``step`` updates.
 
-    ``trained`` holds the metrics of its ``Update``. Training took ``training_seconds`` after the
-    last group was there, and the iteration ``seconds`` in all.
+    Attributes:
+        step: Number of updates before it.
+        collected: Its groups.
+        trained: Metrics of its ``Update``.
+        training_seconds: Time from the last finished group to the end of training.
+        seconds: Time of the whole iteration.
     """
 
     step: int
@@ -50,13 +57,13 @@ class IterationReport:
 
 
 class ReportedSession(Protocol):
-    """What the reporter needs of a run's session."""
+    """The part of a run's session that the reporter uses."""
 
     start_step: int
     total_steps: int
 
     def restored(self, key: str, default: int) -> int:
-        """Returns a counter as the run's checkpoint has it."""
+        """Returns a counter from the run's checkpoint."""
         ...
 
     async def evaluate(self, step: int) -> Metrics:
@@ -69,13 +76,13 @@ class ReportedSession(Protocol):
 
 
 class Reporter:
-    """Measures, shows and writes down the iterations of a run. Use it in ``with``.
+    """Measures, shows and logs the iterations of a run inside a ``with`` block.
 
     Args:
-        config: The run's.
-        session: Holds the counters of a run that is continued.
+        config: Config of the run.
+        session: Session of the run; has the counters of a resumed run.
         progress: The live view.
-        tokenizer: Of the policy.
+        tokenizer: Tokenizer of the policy.
     """
 
     def __init__(
@@ -90,8 +97,8 @@ class Reporter:
         self._writer = TranscriptWriter(
             config.log_path, config.num_groups_to_log, config.rollout_json_export, tokenizer
         )
-        self._counters = {name: session.restored(name, 0) for name in _COUNTERS}
-        self._told: dict[str, int] = {}
+        self._counters = {name: session.restored(name, 0) for name in _COUNTERS.values()}
+        self._diagnosed: dict[str, int] = {}  # cause to the step of its last message
         self._test_sets: list[_RecordedTestSet] = []
 
     def __enter__(self) -> Self:
@@ -108,7 +115,7 @@ class Reporter:
         self._writer.__exit__(kind, error, trace)
 
     def add_evaluators(self, session: TrainingSession, test_set: RLDataset | None) -> None:
-        """Gives the session the evaluations of the config, the test set first."""
+        """Adds the evaluators of the config to the session, the test set first."""
         config = self._config
         session.shows = _worth_showing
         session.evaluators = [build() for build in config.evaluator_builders]
@@ -130,55 +137,54 @@ class Reporter:
         session.evaluators.insert(0, self._test_sets[0])
 
     async def record_start(self) -> None:
-        """Row 0: the evaluations before training."""
+        """Evaluates before training and logs the metrics as row 0."""
         metrics = await self._session.evaluate(0)
         if metrics:
             self._session.write_row({"progress/done_frac": 0.0, **metrics}, step=0)
 
     def training(self) -> None:
-        """All groups of the iteration are there."""
+        """Reports that all groups of the iteration are finished."""
         self._progress.training()
 
     async def report(self, done: IterationReport) -> tuple[Metrics, dict[str, int]]:
-        """Shows the iteration and queues its transcripts; gives its row and the counters."""
+        """Shows the iteration and queues its transcripts; returns its row and the counters."""
         metrics = await asyncio.to_thread(self._measure, done)
         groups = done.collected.groups
-        for group_set in self._test_sets:
-            group_set.step = done.step + 1
+        for test_set in self._test_sets:
+            test_set.step = done.step + 1
         await asyncio.to_thread(self._write_transcripts, done.step, groups)
         self._progress.update(done.step + 1, metrics)
-        self._tell(done.step, groups, metrics)
+        self._warn(done.step, groups, metrics)
         self._progress.show_transcript([one.group for one in groups], self._tokenizer)
         self._progress.evaluating()
         return metrics, dict(self._counters)
 
     def keep(self, step: int, groups: Sequence[RolloutGroup]) -> None:
-        """Writes the transcripts of an iteration that did not come to its end, and waits."""
+        """Writes the transcripts of an unfinished iteration, and waits for them."""
         if not groups:
             return
         try:
             self._write_transcripts(step, groups)
             self._writer.flush()
-        except TrainingError as error:  # another error is on its way, which must be seen
+        except TrainingError as error:  # the error that ended the iteration must be seen
             logger.warning("transcripts of step %d were not written: %s", step + 1, error)
 
     def _write_transcripts(self, step: int, groups: Sequence[RolloutGroup]) -> None:
         self._writer.write(
             step,
             "train",
-            [played.group for played in groups],
-            [played.tags for played in groups],
-            [_floats(played.advantages) for played in groups],
-            [played.log for played in groups],
+            [one.group for one in groups],
+            [one.tags for one in groups],
+            [None if one.advantages is None else one.advantages.tolist() for one in groups],
+            [one.log for one in groups],
         )
 
     def _measure(self, done: IterationReport) -> Metrics:
-        groups = [played.group for played in done.collected.groups]
-        tags = [played.tags for played in done.collected.groups]
-        total = self._session.total_steps
+        groups = [one.group for one in done.collected.groups]
+        tags = [one.tags for one in done.collected.groups]
         metrics: Metrics = {
             "progress/batch": done.step,
-            "progress/done_frac": (done.step + 1) / total,
+            "progress/done_frac": (done.step + 1) / self._session.total_steps,
             "epoch": done.collected.epoch,
             **compute_trajectory_metrics(groups, tags),
             **compute_rollout_error_metrics(groups, done.collected.num_failed),
@@ -188,82 +194,73 @@ class Reporter:
         if self._config.async_config is not None:
             metrics.update(compute_sampling_client_metrics(groups, done.step))
         metrics["reward/total"] = metrics["env/all/reward/total"]
-        metrics.update(self._count_tokens(metrics))
-        metrics.update(_times(done, metrics, self._config))
-        return metrics
-
-    def _count_tokens(self, metrics: Metrics) -> Metrics:
-        seen = int(metrics["env/all/total_ob_tokens"])
+        prompt_tokens = int(metrics["env/all/total_ob_tokens"])
         cached = int(metrics["env/all/total_cached_ob_tokens"])
         counts = {
             "sampled": int(metrics["env/all/total_ac_tokens"]),
             "prefill_cached": cached,
-            "prefill_uncached": seen - cached,
+            "prefill_uncached": prompt_tokens - cached,
             "trained": int(metrics["tokens/trained"]),
         }
-        out: Metrics = {f"tokens/{name}": count for name, count in counts.items()}
-        for name in ("sampled", "trained"):
-            counter = _COUNTER_OF[name]
+        metrics.update({f"tokens/{name}": count for name, count in counts.items()})
+        for name, counter in sorted(_COUNTERS.items()):
             self._counters[counter] += counts[name]
-            out[f"tokens/cumulative/{name}"] = self._counters[counter]
-        return out
+            metrics[f"tokens/cumulative/{name}"] = self._counters[counter]
+        metrics.update(_times(done, counts, self._config))
+        return metrics
 
-    def _tell(self, step: int, groups: Sequence[RolloutGroup], metrics: Metrics) -> None:
-        """Says what keeps the reward from moving or makes it unstable: once, and again after a
-        while."""
-        config, played = self._config, [one.group for one in groups]
+    def _warn(self, step: int, groups: Sequence[RolloutGroup], metrics: Metrics) -> None:
+        """Logs why the reward does not rise or training may become unstable, at intervals."""
+        config = self._config
         off_policy = config.async_config and config.async_config.max_steps_off_policy
-        found = [diagnose(played, metrics, config.max_tokens), diagnose_kl(metrics, off_policy)]
-        due = [one for one in found if one is not None]
-        for one in due:
-            since = self._told.get(one.cause)
-            if since is None or step - since >= _TELL_EVERY:
-                self._told[one.cause] = step
+        found = [
+            diagnose([one.group for one in groups], metrics, config.max_tokens),
+            diagnose_kl(metrics, off_policy),
+        ]
+        # A cause that disappeared is forgotten, so it is logged at once when it comes back.
+        before, self._diagnosed = self._diagnosed, {}
+        for one in found:
+            if one is None:
+                continue
+            last = before.get(one.cause)
+            if last is None or step - last >= _REPEAT_AFTER:
                 logger.warning("step %d: %s", step + 1, one)
-        # What was overcome is told at once when it comes back.
-        causes = {one.cause for one in due}
-        self._told = {cause: told for cause, told in self._told.items() if cause in causes}
-
-
-_COUNTER_OF = {"trained": "cumulative_tokens", "sampled": "cumulative_sampled_tokens"}
-_COUNTERS = tuple(_COUNTER_OF.values())
+                last = step
+            self._diagnosed[one.cause] = last
 
 
 class _RecordedTestSet(SamplingClientEvaluator):
-    """Plays the test set and keeps transcripts of it; ``step`` is the number of updates."""
+    """Evaluates on the test set after ``step`` updates and writes its transcripts."""
 
     def __init__(self, evaluator: RLTestSetEvaluator, writer: TranscriptWriter, step: int) -> None:
         self._evaluator, self._writer, self.step = evaluator, writer, step
 
     async def __call__(self, sampling_client: SamplingClient) -> dict[str, float]:
-        """Metrics of the weights that the client holds."""
+        """Returns the metrics of the client's weights."""
         evaluator = self._evaluator
         metrics = await evaluator(sampling_client)
-        await asyncio.to_thread(
-            self._writer.write,
-            self.step,
-            f"eval_{evaluator.name}",
-            evaluator.last_groups,
-            evaluator.last_tags,
-        )
+        split, groups, tags = f"eval_{evaluator.name}", evaluator.last_groups, evaluator.last_tags
+        await asyncio.to_thread(self._writer.write, self.step, split, groups, tags)
         return metrics
 
 
 def _worth_showing(name: str) -> bool:
-    """Of the many metrics of a test set, the reward and what makes it up."""
+    """Returns whether the terminal shows a metric of an evaluation; a test set has many."""
     if not name.startswith("test/"):
         return not name.rpartition("/")[2].startswith("num_")
     return name.endswith("env/all/reward/total")
 
 
-def _times(done: IterationReport, metrics: Metrics, config: PolicyTrainingConfig) -> Metrics:
-    """Returns where the time went.
+def _times(
+    done: IterationReport, counts: Mapping[str, int], config: PolicyTrainingConfig
+) -> Metrics:
+    """Returns the times of an iteration and its token rates.
 
-    ``time/total`` is that of the iteration without evaluations and checkpoints; the others add up
-    to it. While groups were played, many episodes waited at once, for the sampler, the environment
-    or the grader: that time is divided as their waiting was.
+    ``time/total`` excludes evaluations and checkpoints; the other times add up to it.
     """
-    played = done.collected.sampling_seconds
+    # During sampling many episodes wait at once: for the sampler, the environment or the grader.
+    # The time of sampling is divided in proportion to the sums of these waiting times.
+    rollouts = done.collected.sampling_seconds
     waited: dict[str, float] = {}
     for group in done.collected.groups:
         for trajectory in group.group.trajectories_G:
@@ -271,28 +268,19 @@ def _times(done: IterationReport, metrics: Metrics, config: PolicyTrainingConfig
                 waited[name] = waited.get(name, 0.0) + seconds
     whole = sum(waited.values())
     shares = {name: seconds / whole for name, seconds in waited.items()} if whole > 0 else {}
-    scoring = done.trained.get("time/scoring")
-    training = done.training_seconds
-    if scoring is not None:
-        # Parts that a streaming run scores while others are played are in the time of those.
-        scoring = 0.0 if config.stream_minibatch_config is not None else float(scoring)
-        training = max(0.0, training - scoring)
-    times = {f"time/{name}": played * share for name, share in shares.items()}
-    times.setdefault("time/sampling", played if not shares else 0.0)
-    times["time/train"] = training
-    if scoring is not None:
-        times["time/scoring"] = scoring
-    other = done.seconds - played - done.training_seconds
-    out: Metrics = {**times, "time/other": max(0.0, other), "time/total": done.seconds}
-    sampled = int(metrics["tokens/sampled"])
-    trained = int(metrics["tokens/trained"])
-    # In an asynchronous run sampling never stops, so its rate is over the whole iteration.
-    in_turn = config.async_config is None
-    sampling = float(times["time/sampling"]) if in_turn else done.seconds
-    out["time/sampled_tokens_per_second"] = sampled / max(sampling, 1e-9)
-    out["time/trained_tokens_per_second"] = trained / max(training, 1e-9)
-    return out
-
-
-def _floats(advantages: Any) -> list[float] | None:
-    return None if advantages is None else [float(value) for value in advantages]
+    times: Metrics = {f"time/{name}": rollouts * share for name, share in shares.items()}
+    times.setdefault("time/sampling", rollouts if not shares else 0.0)
+    times["time/train"] = training = done.training_seconds
+    if "time/scoring" in done.trained:
+        # A streaming run scores one part while others are sampled, within the time of sampling.
+        streaming = config.stream_minibatch_config is not None
+        times["time/scoring"] = scoring = 0.0 if streaming else float(done.trained["time/scoring"])
+        times["time/train"] = training = max(0.0, training - scoring)
+    times["time/other"] = max(0.0, done.seconds - rollouts - done.training_seconds)
+    times["time/total"] = done.seconds
+    # An asynchronous run samples all the time, so the rate is over the whole iteration.
+    synchronous = config.async_config is None
+    sampling = float(times["time/sampling"]) if synchronous else done.seconds
+    times["time/sampled_tokens_per_second"] = counts["sampled"] / max(sampling, 1e-9)
+    times["time/trained_tokens_per_second"] = counts["trained"] / max(training, 1e-9)
+    return times

@@ -1,27 +1,25 @@
-"""Tokens of an episode as text: what is new in each prompt, and what the policy answered."""
+"""Episodes as text: what each turn adds to the prompt, and what the policy answered."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, field
 from functools import cached_property
 from itertools import groupby
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import TYPE_CHECKING, TypeAlias
 
-from tinker_cookbook.display import special_ids
-from tinker_cookbook.rl.types import Observation, Trajectory
+from tinker_cookbook.display import LEAD, decode_after, special_ids
+from tinker_cookbook.rl.types import Observation, Trajectory, TrajectoryGroup
+from tinker_cookbook.utils.logtree import Trace
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
-# A sentencepiece decoder drops the space in front of the first token that it is given, so these
-# many tokens before are decoded too and their text is cut off again.
-_LEAD = 4
-
 
 @dataclass(frozen=True)
 class Image:
-    """An image in a prompt; ``key`` tells two images apart."""
+    """An image in a prompt of ``length`` tokens; ``key`` identifies its content."""
 
     length: int
     key: str
@@ -40,7 +38,7 @@ class Piece:
 
 @dataclass(frozen=True)
 class TurnText:
-    """One turn: the part of the prompt that the turn before did not show, and the answer."""
+    """One turn: the part of the prompt that earlier turns did not show, and the answer."""
 
     prompt: list[Piece]
     num_new_tokens: int
@@ -49,73 +47,95 @@ class TurnText:
 
 @dataclass(frozen=True)
 class EpisodeText:
-    """An episode turn by turn; ``final`` is what the environment said to the last answer."""
+    """All turns of an episode; ``final`` is what the environment added after the last answer."""
 
     turns: list[TurnText]
     final: list[Piece]
 
 
+@dataclass
+class LoggedGroup:
+    """A finished group as a transcript shows it.
+
+    Attributes:
+        index: Position in the batch.
+        group: The group.
+        tags: ``logging_tags`` of its builder.
+        advantages: Advantage of each member; ``None`` in an evaluation.
+        log: What the environments logged with ``logtree``.
+        texts: Text of each member; added in the writer's thread.
+    """
+
+    index: int
+    group: TrajectoryGroup
+    tags: list[str]
+    advantages: list[float] | list[None]
+    log: Trace | None = None
+    texts: list[EpisodeText] = field(default_factory=list)
+
+
 class TokenText:
-    """Decodes for people: special tokens are shown, whitespace is kept, images are named.
+    """Decodes tokens for reading: special tokens are shown, whitespace is kept, images are named.
 
     Args:
-        tokenizer: Of the policy; without one, tokens are shown as their numbers.
+        tokenizer: Tokenizer of the policy; without one, tokens are shown as numbers.
     """
 
     def __init__(self, tokenizer: PreTrainedTokenizerBase | None) -> None:
-        self._tokenizer: Any = tokenizer
+        self._tokenizer = tokenizer
         # The members of a group have the same prompt.
         self._cache: dict[tuple[tuple[Item, ...], tuple[Item, ...]], list[Piece]] = {}
 
     def episode(self, trajectory: Trajectory) -> EpisodeText:
-        """Returns the whole episode, no token twice as long as each prompt extends the last
-        turn."""
+        """Returns the text of an episode; a prompt that extends the turn before is not repeated."""
         turns: list[TurnText] = []
         seen: list[Item] = []
         for transition in trajectory.transitions:
-            prompt, answer = items_of(transition.ob), list(transition.ac.tokens)
+            prompt, answer = _items(transition.ob), list(transition.ac.tokens)
             start = _common_prefix(seen, prompt)
+            new = prompt[start:]
             turns.append(
                 TurnText(
-                    prompt=self.pieces(prompt[start:], before=prompt[:start]),
-                    num_new_tokens=sum(map(_length, prompt[start:])),
+                    prompt=self.pieces(new, before=prompt[:start]),
+                    num_new_tokens=sum(getattr(item, "length", 1) for item in new),
                     answer=self.pieces(answer, before=prompt, keep=False),
                 )
             )
             seen = [*prompt, *answer]
-        last = items_of(trajectory.final_ob)
+        last = _items(trajectory.final_ob)
         extends = bool(seen) and _common_prefix(seen, last) == len(seen)
         final = self.pieces(last[len(seen) :], before=seen) if extends else []
         return EpisodeText(turns, final)
 
     def prompt(self, observation: Observation) -> list[Piece]:
-        """Returns a prompt from its first token."""
-        return self.pieces(items_of(observation))
+        """Returns the whole prompt."""
+        return self.pieces(_items(observation))
 
     def pieces(
         self, items: Sequence[Item], before: Sequence[Item] = (), keep: bool = True
     ) -> list[Piece]:
-        """Text of ``items``, which stand behind ``before``; ``keep`` it for the next asker."""
-        key = (tuple(items), tuple(before[-_LEAD:]))
-        found = self._cache.get(key)
-        if found is None:
-            found = list(self._decoded(key[0], key[1]))
-            if keep:
-                self._cache[key] = found
-        return found
-
-    def _decoded(self, items: tuple[Item, ...], before: tuple[Item, ...]) -> Iterator[Piece]:
-        place, everything = len(before), (*before, *items)
+        """Returns the text of ``items``, which follow ``before``; ``keep`` caches it."""
+        key = (tuple(items), tuple(before[-LEAD:]))
+        if key in self._cache:
+            return self._cache[key]
+        found: list[Piece] = []
+        everything, position = [*key[1], *items], len(key[1])
         for kind, run in groupby(items, self._kind):
             part = list(run)
-            lead = everything[max(0, place - _LEAD) : place]
-            place += len(part)
-            tokens = [item for item in part if not isinstance(item, Image)]
-            if tokens:
-                yield Piece(self._decode_after(lead, tokens), special=kind == "special")
+            lead = _tokens(everything[max(0, position - LEAD) : position])
+            position += len(part)
+            if kind == "image":
+                names = [f"[image: {getattr(item, 'length', 1)} tokens]" for item in part]
+                found.append(Piece("".join(names), special=True))
+            elif self._tokenizer is None:
+                found.append(Piece("".join(f"[{token}]" for token in part)))
             else:
-                names = [f"[image: {_length(item)} tokens]" for item in part]
-                yield Piece("".join(names), special=True)
+                found.append(
+                    Piece(decode_after(self._tokenizer, lead, _tokens(part)), kind == "special")
+                )
+        if keep:
+            self._cache[key] = found
+        return found
 
     def _kind(self, item: Item) -> str:
         if isinstance(item, Image):
@@ -124,28 +144,28 @@ class TokenText:
 
     @cached_property
     def _special_ids(self) -> frozenset[int]:
-        if self._tokenizer is None:
-            return frozenset()
-        return frozenset(special_ids(self._tokenizer))
-
-    def _decode_after(self, lead: Sequence[Item], tokens: list[int]) -> str:
-        known = [item for item in lead if not isinstance(item, Image)]
-        before = self._decode(known) if known else ""
-        text = self._decode([*known, *tokens])
-        return text[len(before) :] if text.startswith(before) else self._decode(tokens)
-
-    def _decode(self, tokens: list[int]) -> str:
-        if self._tokenizer is None:
-            return "".join(f"[{token}]" for token in tokens)
-        try:
-            return self._tokenizer.decode(
-                tokens, skip_special_tokens=False, clean_up_tokenization_spaces=False
-            )
-        except TypeError:  # a tokenizer of user code with ``decode(tokens)`` alone
-            return self._tokenizer.decode(tokens)
+        return frozenset() if self._tokenizer is None else frozenset(special_ids(self._tokenizer))
 
 
-def items_of(observation: Observation) -> list[Item]:
+def plain(pieces: Sequence[Piece]) -> str:
+    """Returns the text of all pieces."""
+    return "".join(piece.text for piece in pieces)
+
+
+def number(value: float, sign: bool = False) -> str:
+    """Formats a reward: ``0.500``, ``1,234.5``."""
+    if not math.isfinite(value):
+        return str(value)
+    plus = "+" if sign else ""
+    return format(value, f"{plus}.3f" if abs(value) < 100 else f"{plus},.1f")
+
+
+def plural(count: int, noun: str) -> str:
+    """Returns ``1 token``, ``1,200 tokens``."""
+    return f"{count:,} {noun}{'' if count == 1 else 's'}"
+
+
+def _items(observation: Observation) -> list[Item]:
     """Returns the tokens of a prompt; each image is one item."""
     items: list[Item] = []
     for chunk in observation.chunks:
@@ -158,18 +178,12 @@ def items_of(observation: Observation) -> list[Item]:
     return items
 
 
-def plain(pieces: Sequence[Piece]) -> str:
-    """Returns the text of all pieces."""
-    return "".join(piece.text for piece in pieces)
+def _tokens(items: Sequence[Item]) -> list[int]:
+    return [item for item in items if not isinstance(item, Image)]
 
 
-def _length(item: Item) -> int:
-    return item.length if isinstance(item, Image) else 1
-
-
-def _common_prefix(first: Sequence[Item], second: Sequence[Item]) -> int:
+def _common_prefix(first: list[Item], second: list[Item]) -> int:
     shorter = min(len(first), len(second))
-    for index in range(shorter):
-        if first[index] != second[index]:
-            return index
-    return shorter
+    if first[:shorter] == second[:shorter]:  # the usual case, without a loop over tokens
+        return shorter
+    return next(i for i in range(shorter) if first[i] != second[i])

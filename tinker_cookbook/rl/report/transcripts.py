@@ -1,12 +1,12 @@
-"""What the policy said, kept for people (HTML) and machines (JSON lines).
+"""Transcripts of the sampled episodes, for people (HTML) and for programs (JSON lines).
 
-A step leaves in ``log_path/iteration_NNNNNN/``:
+A step writes to ``log_path/iteration_NNNNNN/``:
 
-- ``train.html``: the first ``num_groups_to_log`` groups in full, and a table of all;
+- ``train.html``: the first ``num_groups_to_log`` groups in full, and a table of all groups;
 - ``train_logtree.json``: the same page as a tree;
-- ``train_rollout_summaries.jsonl``: every episode of every group, one a line.
+- ``train_rollout_summaries.jsonl``: one line for each episode of every group.
 
-An evaluation leaves ``eval_LABEL.…`` beside them. Each file is whole or absent.
+An evaluation writes ``eval_LABEL.…`` to the same folder. Each file is complete or absent.
 """
 
 from __future__ import annotations
@@ -18,12 +18,12 @@ from collections.abc import Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from types import TracebackType
-from typing import TYPE_CHECKING, Self
+from typing import TYPE_CHECKING, Any, Self
 
 from tinker_cookbook.exceptions import DataValidationError, TinkerCookbookError, TrainingError
+from tinker_cookbook.rl.report.rollout_logging import SCHEMA_VERSION, json_value
 from tinker_cookbook.rl.report.transcript_html import transcript_page
-from tinker_cookbook.rl.report.transcript_rows import LoggedGroup, plural, summary_row
-from tinker_cookbook.rl.report.transcript_text import Piece, TokenText
+from tinker_cookbook.rl.report.transcript_text import LoggedGroup, TokenText, plain, plural
 from tinker_cookbook.rl.types import TrajectoryGroup
 from tinker_cookbook.utils.logtree import (
     Trace,
@@ -43,29 +43,27 @@ __all__ = ["TranscriptWriter", "group_log", "iteration_dir", "member_log"]
 
 logger = logging.getLogger(__name__)
 
-_MOST_PENDING = 2
+_MAX_PENDING = 2
 
 
 @contextmanager
 def group_log(enabled: bool = True) -> Iterator[Trace | None]:
-    """Collects what the environments of one group write with ``logtree``.
-
-    The rollout of the group runs inside; what comes out goes to the transcript with the group.
+    """Collects what the environments of one group log with ``logtree`` inside the block.
 
     Args:
-        enabled: Whether the group will be shown; if not, nothing is kept.
+        enabled: Whether the transcript shows the group; if not, nothing is collected.
     """
     if not enabled:
         with scope_disable():
             yield None
         return
     with init_trace("group") as trace:
-        trace.root.children.clear()  # the page has a heading of its own
+        trace.root.children.clear()  # the page has its own heading
         yield trace
 
 
 def member_log(index: int) -> Scope:
-    """Inside, ``logtree`` writes to the log of member ``index`` of the group."""
+    """Returns a scope in which ``logtree`` writes to the log of group member ``index``."""
     return scope_div(data__member=index)
 
 
@@ -75,13 +73,13 @@ def iteration_dir(log_path: str | os.PathLike[str], iteration: int) -> str:
 
 
 class TranscriptWriter:
-    """Writes the transcripts of a run, in a thread, one step after the other.
+    """Writes the transcripts of a run in a thread, one step after the other.
 
     Args:
-        log_path: The run's folder.
-        num_groups_to_log: Groups that the HTML shows in full; 0 writes no HTML.
+        log_path: Folder of the run.
+        num_groups_to_log: Number of groups that the HTML shows in full; 0 writes no HTML.
         json_export: Whether to write the JSON files.
-        tokenizer: Of the policy; without one, tokens are shown as their numbers.
+        tokenizer: Tokenizer of the policy; without one, tokens are shown as numbers.
     """
 
     def __init__(
@@ -107,33 +105,52 @@ class TranscriptWriter:
         advantages: Sequence[Sequence[float] | None] | None = None,
         logs: Sequence[Trace | None] | None = None,
     ) -> Future[None]:
-        """Queues a step's transcripts and returns at once, unless two steps already wait.
+        """Queues a step's transcripts; it blocks only while two earlier steps are queued.
 
         Args:
-            iteration: Updates done before these groups are trained on.
+            iteration: Number of updates before these groups are trained on.
             split: ``"train"`` or ``"eval_LABEL"``.
-            groups: In the order of the batch; ``None`` for one that was not finished. A loop that
-                is stopped while it samples writes those that it has, and calls ``flush``.
-            tags: Those of each group's builder.
-            advantages: For each group one number a member; ``None`` for a group without.
+            groups: The groups in the order of the batch; ``None`` for an unfinished one. A loop
+                that is stopped while it samples writes its finished groups and calls ``flush``.
+            tags: ``logging_tags`` of each group's builder.
+            advantages: For each group one number per member, or ``None``.
             logs: What each group's ``group_log`` collected.
 
         Returns:
-            Done when the files are there.
+            Future that is done when the files are written.
 
         Raises:
             TrainingError: An earlier step's transcripts could not be written.
-            DataValidationError: The arguments are not of one length.
+            DataValidationError: The arguments differ in length.
         """
-        entries = _entries(groups, tags, advantages, logs)
-        while self._pending and (self._pending[0].done() or len(self._pending) >= _MOST_PENDING):
+        given = {"groups": groups, "tags": tags, "advantages": advantages, "logs": logs}
+        lengths = {name: len(values) for name, values in given.items() if values is not None}
+        if len(set(lengths.values())) > 1:
+            raise DataValidationError(
+                f"transcripts: got {lengths}, expected one entry for each group"
+            )
+        entries: list[LoggedGroup] = []
+        for index, group in enumerate(groups):
+            if group is None:
+                continue
+            size = len(group.trajectories_G)
+            own = None if advantages is None else advantages[index]
+            if own is not None and len(own) != size:
+                raise DataValidationError(
+                    f"transcripts: group {index} has {len(own)} advantages for {size} members, "
+                    "expected one each"
+                )
+            numbers = [None] * size if own is None else list(own)
+            log = None if logs is None else logs[index]
+            entries.append(LoggedGroup(index, group, list(tags[index]), numbers, log))
+        while self._pending and (self._pending[0].done() or len(self._pending) >= _MAX_PENDING):
             self._pending.popleft().result()
         future = self._thread.submit(self._write, iteration, split, entries, len(groups))
         self._pending.append(future)
         return future
 
     def flush(self) -> None:
-        """Waits until all is written.
+        """Waits until everything is written.
 
         Raises:
             TrainingError: Something could not be written.
@@ -142,7 +159,7 @@ class TranscriptWriter:
             self._pending.popleft().result()
 
     def close(self) -> None:
-        """Waits until all is written and ends the thread."""
+        """Waits until everything is written and ends the thread."""
         try:
             self.flush()
         finally:
@@ -157,12 +174,12 @@ class TranscriptWriter:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        if error is None:
-            self.close()
-            return
         try:
             self.close()
         except TinkerCookbookError as second:
+            if error is None:
+                raise
+            # The caller must see the error of the block.
             logger.warning("while handling %r: %s", error, second)
 
     def _write(
@@ -175,9 +192,23 @@ class TranscriptWriter:
         try:
             os.makedirs(os.path.dirname(base), exist_ok=True)
             if self.json_export:
-                self._write_rows(base, iteration, split, entries)
+                rows = [
+                    encode_row(_summary_row(entry, member, split, iteration))
+                    for entry in entries
+                    for member in range(len(entry.texts))
+                ]
+                write_atomically(local_path(f"{base}_rollout_summaries.jsonl"), b"".join(rows))
             if self.num_groups_to_log > 0:
-                self._write_page(base, iteration, split, entries, num_groups, text)
+                what = f"trained by update {iteration + 1}" if split == "train" else "not trained"
+                subtitle = f"{self.log_path.name} · {what} · {plural(len(entries), 'group')}"
+                if len(entries) < num_groups:
+                    subtitle += f" of {num_groups}, the others were not finished"
+                title = f"Iteration {iteration} · {split}"
+                page = transcript_page(title, subtitle, entries, self.num_groups_to_log)
+                page.path = local_path(f"{base}.html")
+                page.write()
+                if self.json_export:
+                    write_trace_json(page, f"{base}_logtree.json")
         except OSError as error:
             raise TrainingError(
                 f"{base}.…: transcripts cannot be written: {error.strerror or error}; free some "
@@ -185,63 +216,44 @@ class TranscriptWriter:
                 f"rollout_json_export=False"
             ) from error
 
-    def _write_rows(
-        self, base: str, iteration: int, split: str, entries: Sequence[LoggedGroup]
-    ) -> None:
-        rows = [
-            encode_row(summary_row(entry, member, split, iteration))
-            for entry in entries
-            for member in range(len(entry.texts))
-        ]
-        path = local_path(f"{base}_rollout_summaries.jsonl")
-        write_atomically(path, b"".join(rows))
 
-    def _write_page(
-        self,
-        base: str,
-        iteration: int,
-        split: str,
-        entries: Sequence[LoggedGroup],
-        num_groups: int,
-        text: TokenText,
-    ) -> None:
-        title = f"Iteration {iteration} · {split}"
-        what = f"trained by update {iteration + 1}" if split == "train" else "not trained"
-        subtitle = f"{self.log_path.name} · {what} · {plural(len(entries), 'group')}"
-        if len(entries) < num_groups:
-            subtitle += f" of {num_groups}, the others were not finished"
-        prompts: dict[int, list[Piece]] = {}
-        for entry in entries:
-            first = [t.turns[0].prompt if t.turns else None for t in entry.texts]
-            if first and first[0] and all(prompt == first[0] for prompt in first):
-                prompts[entry.index] = first[0]
-        page = transcript_page(title, subtitle, entries, prompts, self.num_groups_to_log)
-        page.path = local_path(f"{base}.html")
-        page.write()
-        if self.json_export:
-            write_trace_json(page, f"{base}_logtree.json")
-
-
-def _entries(
-    groups: Sequence[TrajectoryGroup | None],
-    tags: Sequence[Sequence[str]],
-    advantages: Sequence[Sequence[float] | None] | None,
-    logs: Sequence[Trace | None] | None,
-) -> list[LoggedGroup]:
-    given = {"groups": groups, "tags": tags, "advantages": advantages, "logs": logs}
-    lengths = {name: len(values) for name, values in given.items() if values is not None}
-    if len(set(lengths.values())) > 1:
-        raise DataValidationError(f"transcripts: got {lengths}, expected one entry for each group")
-    entries: list[LoggedGroup] = []
-    for index, group in enumerate(groups):
-        if group is None:
-            continue
-        mine = None if advantages is None else advantages[index]
-        if mine is not None and len(mine) != len(group.trajectories_G):
-            raise DataValidationError(
-                f"transcripts: group {index} has {len(mine)} advantages for "
-                f"{len(group.trajectories_G)} members, expected one each"
+def _summary_row(entry: LoggedGroup, member: int, split: str, iteration: int) -> dict[str, Any]:
+    """Returns the row of one episode; ``docs/04-rl-metrics.md`` explains the keys."""
+    group, text = entry.group, entry.texts[member]
+    trajectory = group.trajectories_G[member]
+    return {
+        "schema_version": SCHEMA_VERSION,
+        "split": split,
+        "iteration": iteration,
+        "group_idx": entry.index,
+        "traj_idx": member,
+        "tags": list(entry.tags),
+        "sampling_client_step": group.sampling_client_step,
+        "total_reward": trajectory.reward + group.final_rewards_G[member],
+        "final_reward": group.final_rewards_G[member],
+        "advantage": entry.advantages[member],
+        "stop_reason": str(trajectory.stop_reason),
+        "trajectory_metrics": json_value(group.metrics_G[member]),
+        "trajectory_logs": json_value(trajectory.logs),
+        "steps": [
+            {
+                "step_idx": index,
+                "ob_len": transition.ob.length,
+                "ob_new_len": turn.num_new_tokens,
+                "ac_len": len(transition.ac.tokens),
+                "reward": transition.reward,
+                "episode_done": transition.episode_done,
+                "stop_reason": transition.ac.stop_reason,
+                "masked": transition.masked,
+                "prompt_text": plain(turn.prompt),
+                "action_text": plain(turn.answer),
+                "metrics": json_value(transition.metrics),
+                "logs": json_value(transition.logs),
+            }
+            for index, (transition, turn) in enumerate(
+                zip(trajectory.transitions, text.turns, strict=True)
             )
-        log = None if logs is None else logs[index]
-        entries.append(LoggedGroup(index, group, list(tags[index]), mine, log))
-    return entries
+        ],
+        "final_ob_len": trajectory.final_ob.length,
+        "final_text": plain(text.final),
+    }
