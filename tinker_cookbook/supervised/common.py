@@ -69,13 +69,40 @@ def datum_from_tokens_weights(
     reduction: Reduction = "none",
 ) -> tinker.Datum:
     """Returns the datum of ``datum_from_model_input_weights`` for token ids [T] and weights [T]."""
-    ids, values = _checked(tokens, weights, max_length)
-    return make_datum(ids, reduce_weights([values[1:]], reduction)[0])
+    ids, values = _truncated(tokens, weights, max_length)
+    (reduced,) = _reduce([values[1:]], reduction)
+    return _make_datum(tinker.ModelInput.from_ints(ids[:-1].tolist()), ids[1:], reduced)
 
 
-def make_datum(ids: npt.NDArray[np.int64], weights: npt.NDArray[np.float32]) -> tinker.Datum:
-    """Returns a datum of valid token ids [T] and weights [T - 1] of the targets."""
-    return _make_datum(tinker.ModelInput.from_ints(ids[:-1].tolist()), ids[1:], weights)
+def data_from_examples(
+    examples: Sequence[tuple[tinker.ModelInput, Weights]],
+    max_length: int | None = None,
+    reduction: Reduction = "none",
+) -> list[tinker.Datum]:
+    """Returns a datum for each (model input, weights) pair of a single split conversation.
+
+    With ``reduction="mean"`` the weights of all pairs together sum to 1.
+    """
+    chunks = ChunkKeys()
+    keys_N, values_N = list[Keys](), list[npt.NDArray[np.float32]]()
+    for model_input, weights in examples:
+        keys, values = _truncated(chunks.keys(model_input), weights, max_length)
+        # Keys of image positions are negative.
+        trained_media = np.flatnonzero((keys < 0) & (values != 0))
+        if trained_media.size:
+            at = int(trained_media[0])
+            raise DataValidationError(
+                f"weights[{at}]: got {values[at]} at a position of an image, expected 0: images "
+                "are not predicted"
+            )
+        # An image at the end predicts nothing; without it the sequence may be too short.
+        keys = _at_least_two(ChunkKeys.without_trailing_media(keys))
+        keys_N.append(keys)
+        values_N.append(values[1 : len(keys)])
+    return [
+        _make_datum(chunks.model_input(keys[:-1]), np.maximum(keys[1:], 0), values)
+        for keys, values in zip(keys_N, _reduce(values_N, reduction), strict=True)
+    ]
 
 
 def _make_datum(
@@ -93,46 +120,7 @@ def _make_datum(
     )
 
 
-def data_from_examples(
-    examples: Sequence[tuple[tinker.ModelInput, Weights]],
-    max_length: int | None = None,
-    reduction: Reduction = "none",
-) -> list[tinker.Datum]:
-    """Returns a datum for each (model input, weights) pair of a single split conversation.
-
-    With ``reduction="mean"`` the weights of all pairs together sum to 1.
-    """
-    chunks = ChunkKeys()
-    checked = [
-        _checked_keys(chunks.keys(model_input), weights, max_length)
-        for model_input, weights in examples
-    ]
-    reduced = reduce_weights([values[1:] for _, values in checked], reduction)
-    return [
-        _make_datum(chunks.model_input(keys[:-1]), np.maximum(keys[1:], 0), values)
-        for (keys, _), values in zip(checked, reduced, strict=True)
-    ]
-
-
-def _checked_keys(
-    keys: Keys, weights: Weights, max_length: int | None
-) -> tuple[Keys, npt.NDArray[np.float32]]:
-    keys, values = _checked(keys, weights, max_length)
-    # Keys of image positions are negative.
-    trained_media = np.flatnonzero((keys < 0) & (values != 0))
-    if trained_media.size:
-        at = int(trained_media[0])
-        raise DataValidationError(
-            f"weights[{at}]: got {values[at]} at a position of an image, expected 0: images are "
-            "not predicted"
-        )
-    # An image at the end predicts nothing; without it the sequence may be too short.
-    keys = ChunkKeys.without_trailing_media(keys)
-    _check_length(keys)
-    return keys, values[: len(keys)]
-
-
-def reduce_weights(
+def _reduce(
     weights: Sequence[npt.NDArray[np.float32]], reduction: Reduction
 ) -> list[npt.NDArray[np.float32]]:
     """Divides all weights by their sum for ``mean``; weights that are all 0 are unchanged."""
@@ -152,9 +140,10 @@ def reduce_weights(
     return [values / np.float32(total) for values in weights]
 
 
-def _checked(
+def _truncated(
     tokens: Tokens, weights: Weights, max_length: int | None
 ) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.float32]]:
+    """Returns checked token ids and weights, at most ``max_length`` of them."""
     ids, values = np.asarray(tokens), np.asarray(weights, dtype=np.float32)
     if ids.ndim != 1 or ids.shape != values.shape:
         raise DataValidationError(
@@ -168,7 +157,7 @@ def _checked(
                 "predict), or None for no limit"
             )
         ids, values = ids[:max_length], values[:max_length]
-    _check_length(ids)
+    _at_least_two(ids)
     if ids.dtype.kind not in "iu":
         raise DataValidationError(f"tokens: got dtype {ids.dtype}, expected integers")
     if not np.isfinite(values).all():
@@ -177,11 +166,12 @@ def _checked(
     return ids.astype(np.int64, copy=False), values
 
 
-def _check_length(ids: npt.NDArray[Any]) -> None:
+def _at_least_two(ids: npt.NDArray[Any]) -> npt.NDArray[Any]:
     if len(ids) < 2:
         raise DataValidationError(
             f"tokens: got {len(ids)}, expected at least 2: one to read and one to predict"
         )
+    return ids
 
 
 def create_rightshifted_model_input_and_leftshifted_targets(
@@ -211,11 +201,6 @@ def loss_mask(datum: tinker.Datum) -> npt.NDArray[np.bool_]:
 def count_loss_tokens(datum: tinker.Datum) -> int:
     """Counts the positions whose weight is not 0."""
     return int(np.count_nonzero(loss_mask(datum)))
-
-
-def total_weight(datum: tinker.Datum) -> float:
-    """Returns the sum of the weights: 1 for a whole example under ``reduction="mean"``."""
-    return float(datum.loss_fn_inputs["weights"].to_numpy().sum(dtype=np.float64))
 
 
 def compute_mean_nll(logprobs_list: Sequence[Any], weights_list: Sequence[Any]) -> float:
@@ -265,15 +250,24 @@ def compute_bpb(
         target_tokens_list: Target ids [T].
         tokenizer: Tokenizer of the target ids.
     """
-    special = _SpecialIds(tokenizer)
+    # Some tokenizers have a list of special ids, others only a method.
+    special_ids = np.array(sorted(getattr(tokenizer, "all_special_ids", None) or []), np.int64)
+    is_special = getattr(tokenizer, "is_special_token", None)
     nats, size = 0.0, 0
     for logprobs, weights, targets in zip(
         logprobs_list, weights_list, target_tokens_list, strict=True
     ):
         ids = _as_array(targets).astype(np.int64)
-        counted = (_as_array(weights) > 0) & ~special.among(ids)
+        special = np.isin(ids, special_ids)
+        if callable(is_special):
+            special |= np.isin(ids, [id_ for id_ in np.unique(ids).tolist() if is_special(id_)])
+        counted = (_as_array(weights) > 0) & ~special
         nats -= float(_as_array(logprobs)[counted].sum())
-        size += _counted_byte_count(ids, counted, tokenizer)
+        # Each run of counted tokens is decoded as a whole.
+        edges = np.flatnonzero(np.diff(np.concatenate(([0], counted, [0]))))
+        for start, end in zip(edges[::2], edges[1::2], strict=True):
+            text = tokenizer.decode(ids[start:end].tolist(), skip_special_tokens=False)
+            size += len(("".join(text) if isinstance(text, list) else text).encode())
     return nats / math.log(2) / size if size else math.nan
 
 
@@ -288,35 +282,6 @@ def compute_data_bpb(
         [each["target_tokens"] for each in inputs],
         tokenizer,
     )
-
-
-def _counted_byte_count(token_ids: Any, counted: Any, tokenizer: Tokenizer) -> int:
-    """Returns the number of bytes of the counted tokens [T], each run decoded by itself."""
-    ids, mask = np.asarray(token_ids), np.asarray(counted, dtype=bool)
-    # Positions where a run of counted tokens starts or ends.
-    edges = np.flatnonzero(np.diff(np.concatenate(([False], mask, [False])).astype(np.int8)))
-    size = 0
-    for start, end in zip(edges[::2], edges[1::2], strict=True):
-        text = tokenizer.decode(ids[start:end].tolist(), skip_special_tokens=False)
-        size += len(("".join(text) if isinstance(text, list) else text).encode())
-    return size
-
-
-class _SpecialIds:
-    """Special token ids of a tokenizer, from its list or its method."""
-
-    def __init__(self, tokenizer: Tokenizer) -> None:
-        self._ids = np.array(sorted(getattr(tokenizer, "all_special_ids", None) or []), np.int64)
-        self._is_special = getattr(tokenizer, "is_special_token", None)
-
-    def among(self, ids: npt.NDArray[np.int64]) -> npt.NDArray[np.bool_]:
-        """Returns which of ``ids`` [T] are special, bool [T]."""
-        # Some tokenizers have a list of special ids, others only a method.
-        found = np.isin(ids, self._ids)
-        if callable(self._is_special):
-            special = [token for token in np.unique(ids).tolist() if self._is_special(token)]
-            found |= np.isin(ids, special)
-        return found
 
 
 def _as_array(values: Any) -> npt.NDArray[np.float64]:

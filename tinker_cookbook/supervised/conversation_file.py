@@ -107,11 +107,25 @@ def tools_of_row(row: Mapping[str, Any]) -> list[ToolSpec]:
             raise RendererError(
                 f"tools: got a text that is not JSON ({error}), expected a list of {_TOOL}"
             ) from error
-    if not tools:
-        return []
-    if not isinstance(tools, Sequence):
+    if tools and not isinstance(tools, Sequence):
         raise RendererError(f"tools: got {type(tools).__name__}, expected a list of {_TOOL}")
-    return [_tool_spec(tool, f"tools[{i}]") for i, tool in enumerate(tools)]
+    specs: list[ToolSpec] = []
+    for i, tool in enumerate(tools or []):
+        body = tool.get("function", tool) if isinstance(tool, Mapping) else None
+        if not isinstance(body, Mapping) or not isinstance(body.get("name"), str):
+            raise RendererError(f"tools[{i}]: got {tool!r}, expected {_TOOL}")
+        if tool.get("type", "function") != "function":
+            raise RendererError(
+                f"tools[{i}].type: got {tool['type']!r}, expected 'function'; chat formats declare "
+                "no other kind of tool"
+            )
+        spec = ToolSpec(
+            name=body["name"],
+            description=body.get("description") or "",
+            parameters=body.get("parameters") or {"type": "object", "properties": {}},
+        )
+        specs.append(spec)
+    return specs
 
 
 def with_tools(
@@ -136,22 +150,6 @@ def with_tools(
     return [*prefix, *messages[0 if system is None else 1 :]]
 
 
-def _tool_spec(tool: Any, where: str) -> ToolSpec:
-    body = tool.get("function", tool) if isinstance(tool, Mapping) else None
-    if not isinstance(body, Mapping) or not isinstance(body.get("name"), str):
-        raise RendererError(f"{where}: got {tool!r}, expected {_TOOL}")
-    if tool.get("type", "function") != "function":
-        raise RendererError(
-            f"{where}.type: got {tool['type']!r}, expected 'function'; chat formats declare no "
-            "other kind of tool"
-        )
-    return ToolSpec(
-        name=body["name"],
-        description=body.get("description") or "",
-        parameters=body.get("parameters") or {"type": "object", "properties": {}},
-    )
-
-
 def read_conversations(
     path: str | Path,
     train_on_what: TrainOnWhat | str = TrainOnWhat.ALL_ASSISTANT_MESSAGES,
@@ -159,30 +157,43 @@ def read_conversations(
 ) -> list[list[Message]]:
     """Returns a JSONL file's conversations (also ``.jsonl.gz``), checked, without blank lines.
 
-    Args:
-        path: The file.
-        train_on_what: Which messages are to be trained on.
-        renderer: Returns the renderer that declares the ``tools`` of rows; called for rows that
-            have some.
+    ``renderer`` returns the renderer that declares the ``tools`` of rows; it is called for rows
+    that have some.
 
     Raises:
         DataFormatError: A line is not JSON or not a conversation, ``train_on_what`` selects
             nothing in it, or it has tools that the chat format cannot declare. Names file and line.
         DataValidationError: The file is missing, unreadable or empty.
     """
-    check_is_json_lines(path)
-    file = Path(path).expanduser()
-    reader = _Reader(TrainOnWhat(train_on_what), renderer)
-    rows = [
-        reader.conversation(row, where) for where, row in json_lines(file, f"lines like {EXPECTED}")
-    ]
-    if not rows:
+    what, file = TrainOnWhat(train_on_what), Path(path).expanduser()
+    unread_keys: set[str] = set()
+    conversations: list[list[Message]] = []
+    for where, row in _rows(path):
+        messages, tools = _messages_and_tools(row, where, unread_keys)
+        if tools and renderer is None:
+            raise DataFormatError(
+                f"{where}: got 'tools', which each chat format declares in its own way; expected a "
+                "renderer to declare them with, or the declaration as messages: what "
+                "renderer.create_conversation_prefix_with_tools(tools) returns"
+            )
+        if tools and renderer is not None:
+            with _data_error(f"{where}: tools"):
+                messages = with_tools(messages, tools, renderer())
+        with _data_error(where):
+            trained = select_trained(messages, what)
+        if not any(trained):
+            roles = ", ".join(message["role"] for message in messages)
+            raise DataFormatError(
+                f"{where}: got messages of roles {roles}, of which train_on_what={what.value} "
+                "selects none; expected at least one to train on"
+            )
+        conversations.append(messages)
+    if not conversations:
         raise DataValidationError(f"{file}: the file is empty; expected lines like {EXPECTED}")
-    if reader.unread_keys:
-        logger.warning(
-            "%s: message keys that are not read: %s", file, ", ".join(sorted(reader.unread_keys))
-        )
-    return rows
+    if unread_keys:
+        keys = ", ".join(sorted(unread_keys))
+        logger.warning("%s: message keys that are not read: %s", file, keys)
+    return conversations
 
 
 def read_conversation(path: str | Path, index: int) -> tuple[list[Message], list[ToolSpec], str]:
@@ -192,80 +203,57 @@ def read_conversation(path: str | Path, index: int) -> tuple[list[Message], list
     Later lines are not read, and the conversation need not have anything to train on. Raises as
     ``read_conversations`` does, and DataValidationError for an index outside the file.
     """
-    check_is_json_lines(path)
-    file = Path(path).expanduser()
-    reader, count = _Reader(TrainOnWhat.ALL_TOKENS), 0
-    for where, row in json_lines(file, f"lines like {EXPECTED}"):
+    count = 0
+    for where, row in _rows(path):
         if count == index:
-            return *reader.parts(row, where), where
+            return *_messages_and_tools(row, where, set()), where
         count += 1
     expected = f"0 to {count - 1}" if count else f"lines like {EXPECTED}"
     raise DataValidationError(
-        f"index: got {index}, but {file} has {count} conversations; expected {expected}"
+        f"index: got {index}, but {Path(path).expanduser()} has {count} conversations; expected "
+        f"{expected}"
     )
 
 
-class _Reader:
-    """Converter of rows to conversations, with the message keys that it ignored."""
-
-    def __init__(
-        self, train_on_what: TrainOnWhat, renderer: Callable[[], Renderer] | None = None
-    ) -> None:
-        self._train_on_what, self._renderer = train_on_what, renderer
-        self.unread_keys: set[str] = set()
-
-    def conversation(self, row: Any, where: str) -> list[Message]:
-        """Returns the row's messages, tools declared among them; at least one is trained."""
-        messages, tools = self.parts(row, where)
-        if tools and self._renderer is None:
-            raise DataFormatError(
-                f"{where}: got 'tools', which each chat format declares in its own way; expected a "
-                "renderer to declare them with, or the declaration as messages: what "
-                "renderer.create_conversation_prefix_with_tools(tools) returns"
-            )
-        if tools and self._renderer is not None:
-            with _data_error(f"{where}: tools"):
-                messages = with_tools(messages, tools, self._renderer())
-        with _data_error(where):
-            trained = select_trained(messages, self._train_on_what)
-        if not any(trained):
-            roles = ", ".join(message["role"] for message in messages)
-            raise DataFormatError(
-                f"{where}: got messages of roles {roles}, of which train_on_what="
-                f"{self._train_on_what.value} selects none; expected at least one to train on"
-            )
-        return messages
-
-    def parts(self, row: Any, where: str) -> tuple[list[Message], list[ToolSpec]]:
-        """Returns the row's messages and its tools."""
-        raw = self._raw_messages(row, where)
-        with _data_error(where):
-            return checked_messages(raw), tools_of_row(row)
-
-    def _raw_messages(self, row: Any, where: str) -> list[Any]:
-        messages = row.get("messages") if isinstance(row, Mapping) else None
-        if not isinstance(messages, list) or not messages:
-            raise DataFormatError(f"{where}: not a conversation: {_what_is_wrong(row, where)}")
-        for i, message in enumerate(messages):
-            if isinstance(message, Mapping) and not message.keys() <= _MESSAGE_KEYS:
-                self._check_unknown(message, f"{where}: messages[{i}]")
-        return messages
-
-    def _check_unknown(self, message: Mapping[str, Any], where: str) -> None:
-        # Null is how column formats write "absent".
-        unknown = {key for key, value in message.items() if value is not None} - _MESSAGE_KEYS
-        for key in sorted(unknown & _UNREADABLE_MESSAGE_KEYS.keys()):
-            raise DataFormatError(f"{where}: got {key!r}, expected {_UNREADABLE_MESSAGE_KEYS[key]}")
-        self.unread_keys |= unknown
+def _rows(path: str | Path) -> Iterator[tuple[str, Any]]:
+    check_is_json_lines(path)
+    return json_lines(Path(path).expanduser(), f"lines like {EXPECTED}")
 
 
-def _what_is_wrong(row: Any, where: str) -> str:
-    if not isinstance(row, Mapping):
-        return f"got a JSON {type(row).__name__}, expected an object like {EXPECTED}"
-    if "messages" not in row:
-        return wrong_keys(row, EXPECTED, where)
-    got = "an empty list" if row["messages"] == [] else type(row["messages"]).__name__
-    return f"messages: got {got}, expected a list that is not empty, as in {EXPECTED}"
+def _messages_and_tools(
+    row: Any, where: str, unread_keys: set[str]
+) -> tuple[list[Message], list[ToolSpec]]:
+    """Returns a row's messages and tools; adds message keys that are ignored to ``unread_keys``."""
+    messages = row.get("messages") if isinstance(row, Mapping) else None
+    if not isinstance(messages, list) or not messages:
+        if not isinstance(row, Mapping):
+            wrong = f"got a JSON {type(row).__name__}, expected an object like {EXPECTED}"
+        elif "messages" not in row:
+            wrong = wrong_keys(row, EXPECTED, where)
+        else:
+            got = "an empty list" if messages == [] else type(messages).__name__
+            wrong = f"messages: got {got}, expected a list that is not empty, as in {EXPECTED}"
+        raise DataFormatError(f"{where}: not a conversation: {wrong}")
+    for i, message in enumerate(messages):
+        if isinstance(message, Mapping) and not message.keys() <= _MESSAGE_KEYS:
+            # Null is how column formats write "absent".
+            unknown = {key for key, value in message.items() if value is not None} - _MESSAGE_KEYS
+            for key in sorted(unknown & _UNREADABLE_MESSAGE_KEYS.keys()):
+                raise DataFormatError(
+                    f"{where}: messages[{i}]: got {key!r}, expected {_UNREADABLE_MESSAGE_KEYS[key]}"
+                )
+            unread_keys |= unknown
+    with _data_error(where):
+        return checked_messages(messages), tools_of_row(row)
+
+
+@contextmanager
+def _data_error(where: str) -> Iterator[None]:
+    """Raises a RendererError as a DataFormatError that begins with ``where``."""
+    try:
+        yield
+    except RendererError as error:
+        raise DataFormatError(f"{where}: {error}") from error
 
 
 def prompts_of(conversations: Iterable[Sequence[Message]], n: int) -> list[list[Message]]:
@@ -295,17 +283,16 @@ class FromConversationFileBuilder(ChatDatasetBuilder):
 
     @property
     def setting_names(self) -> tuple[str, str]:
-        """Names of the two file settings in error messages: those of the recipes' command lines."""
+        """Names of the two file settings in error messages, as on the recipes' command lines."""
         return "dataset_path", "test_path"
 
     def __call__(self) -> tuple[SupervisedDataset, SupervisedDataset | None]:
         """Returns the training set and the test set; reads and checks all conversations."""
         self.common_config.check()
         train, test = self._split
-        train_set = chat_dataset(self, train, self.common_config.batch_size)
-        if not test:
-            return train_set, None
-        return train_set, chat_dataset(self, test, min(self.common_config.batch_size, len(test)))
+        batch_size = self.common_config.batch_size
+        test_set = chat_dataset(self, test, min(batch_size, len(test))) if test else None
+        return chat_dataset(self, train, batch_size), test_set
 
     def held_out_prompts(self, n: int) -> list[list[Message]]:
         """Returns the prompts of the first ``n`` held-out conversations."""
@@ -316,18 +303,19 @@ class FromConversationFileBuilder(ChatDatasetBuilder):
         """Conversations to train on and held-out ones, read once."""
         if self.test_file_path is not None and self.test_size:
             raise ConfigurationError(
-                f"test_size: got {self.test_size} beside test_file_path={self.test_file_path}, "
+                f"test_size: got {self.test_size} and test_file_path={self.test_file_path}, "
                 "expected one of them: both name the held-out part"
             )
-        key, test_key = self.setting_names
-        rows = self._read(self.file_path, key)
-        if self.test_file_path is not None:
-            return rows, self._read(self.test_file_path, test_key)
-        return split_rows(rows, self.test_size, self.shuffle_seed, self.file_path)
 
-    def _read(self, path: str, key: str) -> list[list[Message]]:
-        with naming(key):
-            return read_conversations(path, self.train_on_what, lambda: self.renderer)
+        def read(path: str, key: str) -> list[list[Message]]:
+            with naming(key):
+                return read_conversations(path, self.train_on_what, lambda: self.renderer)
+
+        key, test_key = self.setting_names
+        rows = read(self.file_path, key)
+        if self.test_file_path is not None:
+            return rows, read(self.test_file_path, test_key)
+        return split_rows(rows, self.test_size, self.shuffle_seed, self.file_path)
 
 
 @contextmanager
@@ -353,12 +341,3 @@ def split_rows(
     held_out[np.random.default_rng(shuffle_seed).permutation(len(rows))[:test_size]] = True
     train = [row for row, out in zip(rows, held_out, strict=True) if not out]
     return train, [row for row, out in zip(rows, held_out, strict=True) if out]
-
-
-@contextmanager
-def _data_error(where: str) -> Iterator[None]:
-    """Raises a RendererError as a DataFormatError that begins with ``where``."""
-    try:
-        yield
-    except RendererError as error:
-        raise DataFormatError(f"{where}: {error}") from error

@@ -11,6 +11,7 @@ from typing import Any, BinaryIO, cast
 from tinker_cookbook.exceptions import DataFormatError, DataValidationError, nearest
 
 SUFFIXES = (".jsonl", ".jsonl.gz", ".json", ".parquet")
+_NO_FILE = f"no file that ends in {', '.join(SUFFIXES)}"
 
 
 def json_lines(file: Path, expected: str = "one JSON object a line") -> Iterator[tuple[str, Any]]:
@@ -22,34 +23,23 @@ def json_lines(file: Path, expected: str = "one JSON object a line") -> Iterator
         DataFormatError: A line is not JSON or not UTF-8.
         DataValidationError: The file is missing or cannot be read.
     """
-    for number, line in _lines(file, expected):
-        where = f"{file}:{number}"
-        try:
-            yield where, json.loads(line)
-        except json.JSONDecodeError as error:
-            hint = (
-                "; the file looks like one JSON array: write one object a line instead"
-                if line.lstrip().startswith("[")
-                else ""
-            )
-            raise DataFormatError(
-                f"{where}: not JSON ({error.msg} at column {error.colno}); expected {expected}"
-                f"{hint}"
-            ) from error
-
-
-def _lines(file: Path, expected: str) -> Iterator[tuple[int, str]]:
     number = 0
     try:
         opened = gzip.open(file) if file.suffix == ".gz" else open(file, "rb")  # noqa: SIM115
         with opened as stream:
             # Bytes, because a text stream also ends lines at characters that JSON allows in
-            # strings, and cannot say on which line its encoding is wrong.
+            # strings, and does not report on which line its encoding is wrong.
             for number, raw in enumerate(cast(BinaryIO, stream), start=1):
                 # A byte-order mark may begin the file.
-                text = raw.decode("utf-8-sig" if number == 1 else "utf-8")
-                if text.strip():
-                    yield number, text
+                line = raw.decode("utf-8-sig" if number == 1 else "utf-8")
+                if line.strip():
+                    yield f"{file}:{number}", json.loads(line)
+    except json.JSONDecodeError as error:
+        hint = "; the file looks like one JSON array: write one object a line instead"
+        raise DataFormatError(
+            f"{file}:{number}: not JSON ({error.msg} at column {error.colno}); expected {expected}"
+            f"{hint if error.doc.lstrip().startswith('[') else ''}"
+        ) from error
     except UnicodeDecodeError as error:
         raise DataFormatError(
             f"{file}:{number}: not UTF-8 ({error.reason} at byte {error.start} of the line); save "
@@ -70,35 +60,27 @@ def load_local_rows(path: Path, split: str) -> Sequence[Any]:
     A folder is searched with its subfolders, so that a copy of a Hub repository works
     (``data/train-00000-of-00001.parquet``). A file has no splits: ``split`` must then be "train".
     """
-    if path.is_file():
-        if split != "train":
+    chosen = [path]
+    if not path.is_file():
+        files = sorted(f for f in path.rglob("*") if f.is_file() and f.name.endswith(SUFFIXES))
+        splits = [file.name.split(".")[0].split("-")[0] for file in files]
+        chosen = [file for file, name in zip(files, splits, strict=True) if name == split]
+        if not chosen:
             raise DataValidationError(
-                f"split: got {split!r}, but {path} is a single file without splits; expected "
-                "'train', or a folder with one file a split"
+                f"split: got {split!r}, but {path} has "
+                + (f"only {', '.join(sorted(set(splits)))}" if splits else _NO_FILE)
+                + f"; expected a file such as {split}.jsonl or {split}-00000-of-00001.parquet"
             )
-        return _rows([path])
-    files = sorted(f for f in path.rglob("*") if f.is_file() and f.name.endswith(SUFFIXES))
-    chosen = [file for file in files if _split_of(file) == split]
-    if not chosen:
-        found = ", ".join(sorted({_split_of(file) for file in files}))
+    elif split != "train":
         raise DataValidationError(
-            f"split: got {split!r}, but {path} has "
-            + (f"only {found}" if found else f"no file that ends in {', '.join(SUFFIXES)}")
-            + f"; expected a file such as {split}.jsonl or {split}-00000-of-00001.parquet"
+            f"split: got {split!r}, but {path} is a single file without splits; expected "
+            "'train', or a folder with one file a split"
         )
-    return _rows(chosen)
-
-
-def _split_of(file: Path) -> str:
-    return file.name.split(".")[0].split("-")[0]
-
-
-def _rows(files: list[Path]) -> Sequence[Any]:
     # Only parquet files share columns; other rows are kept as they are.
-    if all(file.suffix == ".parquet" for file in files):
-        return _parquet_rows(files)
+    if all(file.suffix == ".parquet" for file in chosen):
+        return _parquet_rows(chosen)
     rows: list[Any] = []
-    for file in files:
+    for file in chosen:
         if file.name.endswith((".jsonl", ".jsonl.gz")):
             rows += [row for _, row in json_lines(file)]
         elif file.suffix == ".json":
@@ -142,18 +124,29 @@ def _parquet_rows(files: list[Path]) -> Sequence[Any]:
     return cast("Sequence[Any]", datasets.Dataset(pa.concat_tables(tables)))
 
 
-_SHAREGPT = (
-    '{"messages": [{"role": {"human": "user", "gpt": "assistant"}.get(t["from"], t["from"]), '
-    '"content": t["value"]} for t in r["conversations"]]}'
+def _converted(new: Path | str, expression: str, rows: str) -> str:
+    """Returns a command that writes ``expression`` for each row ``r`` of ``rows`` as JSON lines."""
+    program = f'open("{new}", "w").writelines(json.dumps({expression}) + "\\n" for r in {rows})'
+    imports = "csv, json" if rows.startswith("csv.") else "json"
+    return f"  python -c 'import {imports}; {program}'"
+
+
+_QUESTION_AND_ANSWER = (
+    '{{"messages": [{{"role": "user", "content": r["{}"]}}, '
+    '{{"role": "assistant", "content": r["{}"]}}]}}'
 )
 # Keys of a row, name of the format, and a Python expression that converts a row ``r``.
 _ROWS: tuple[tuple[tuple[str, ...], str, str], ...] = (
-    (("conversations",), "ShareGPT's", _SHAREGPT),
+    (
+        ("conversations",),
+        "ShareGPT's",
+        '{"messages": [{"role": {"human": "user", "gpt": "assistant"}.get(t["from"], t["from"]), '
+        '"content": t["value"]} for t in r["conversations"]]}',
+    ),
     (
         ("prompt", "completion"),
         "that of prompts and completions",
-        '{"messages": [{"role": "user", "content": r["prompt"]}, '
-        '{"role": "assistant", "content": r["completion"]}]}',
+        _QUESTION_AND_ANSWER.format("prompt", "completion"),
     ),
     (
         ("instruction", "output"),
@@ -179,61 +172,42 @@ def check_is_json_lines(path: str | Path) -> None:
     file = Path(text).expanduser()
     if not file.is_file():
         return
-    found = _format_of(file)
-    if found is not None:
-        name, program = found
-        raise DataFormatError(
-            f"{file}: got {name}, expected JSON lines (one object a line); convert it:\n"
-            f"  python -c '{program}'"
-        )
-
-
-def other_row_format(row: Mapping[str, Any], file: str = "FILE.jsonl") -> str | None:
-    """Returns the name of a known row format with a command that converts the file, or None."""
-    for keys, name, expression in _ROWS:
-        if all(key in row for key in keys):
-            new = f"{Path(file).name.split('.')[0]}.messages.jsonl"
-            program = (
-                f'import json; open("{new}", "w").writelines(json.dumps({expression}) + "\\n" '
-                f'for r in map(json.loads, open("{file}")))'
-            )
-            return f"the format is {name}; convert it:\n  python -c '{program}'"
-    return None
-
-
-def wrong_keys(row: Mapping[str, Any], expected: str, where: str) -> str:
-    """Returns the error text for a row without ``messages``; ``where`` is ``FILE:LINE``."""
-    keys = ", ".join(map(repr, row)) or "none"
-    text = f"got the keys {keys}, expected 'messages'{nearest('messages', row)} as in {expected}"
-    known = other_row_format(row, where.rpartition(":")[0])
-    return text if known is None else f"{text}; {known}"
-
-
-def _format_of(file: Path) -> tuple[str, str] | None:
-    """Returns the name of another format and a program that converts it; None for JSON lines."""
     with open(file, "rb") as stream:
         head = stream.read(4096)
     new = file.with_suffix(".jsonl")
     if head.startswith(b"PAR1") or file.suffix == ".parquet":
-        return (
-            "a parquet file",
-            f'import datasets; datasets.Dataset.from_parquet("{file}").to_json("{new}")',
-        )
-    if file.suffix in (".csv", ".tsv"):
+        name = "a parquet file"
+        program = f'datasets.Dataset.from_parquet("{file}").to_json("{new}")'
+        command = f"  python -c 'import datasets; {program}'"
+    elif file.suffix in (".csv", ".tsv"):
+        name = f"a {file.suffix[1:].upper()} file"
         tab = ', delimiter="\\t"' if file.suffix == ".tsv" else ""
-        return (
-            f"a {file.suffix[1:].upper()} file",
-            f'import csv, json; open("{new}", "w").writelines(json.dumps({{"messages": '
-            '[{"role": "user", "content": r["COLUMN OF THE QUESTION"]}, {"role": "assistant", '
-            '"content": r["COLUMN OF THE ANSWER"]}]}) + "\\n" '
-            f'for r in csv.DictReader(open("{file}"{tab})))',
-        )
-    begins = head.removeprefix(b"\xef\xbb\xbf").lstrip()
-    if begins.startswith(b"["):
+        row = _QUESTION_AND_ANSWER.format("COLUMN OF THE QUESTION", "COLUMN OF THE ANSWER")
+        command = _converted(new, row, f'csv.DictReader(open("{file}"{tab}))')
+    elif head.removeprefix(b"\xef\xbb\xbf").lstrip().startswith(b"["):
+        name = "a JSON list"
         new = new if new != file else file.with_suffix(".lines.jsonl")
-        return (
-            "a JSON list",
-            f'import json; open("{new}", "w").writelines(json.dumps(r) + "\\n" '
-            f'for r in json.load(open("{file}")))',
-        )
-    return None
+        command = _converted(new, "r", f'json.load(open("{file}"))')
+    else:
+        return
+    raise DataFormatError(
+        f"{file}: got {name}, expected JSON lines (one object a line); convert it:\n{command}"
+    )
+
+
+def wrong_keys(row: Mapping[str, Any], expected: str, where: str) -> str:
+    """Returns the error text for a row without ``messages``; ``where`` is ``FILE:LINE``.
+
+    For a known format of rows it has a command that converts the file.
+    """
+    text = (
+        f"got the keys {', '.join(map(repr, row)) or 'none'}, expected 'messages'"
+        f"{nearest('messages', row)} as in {expected}"
+    )
+    file = where.rpartition(":")[0]
+    for keys, name, expression in _ROWS:
+        if all(key in row for key in keys):
+            new = f"{Path(file).name.split('.')[0]}.messages.jsonl"
+            command = _converted(new, expression, f'map(json.loads, open("{file}"))')
+            return f"{text}; the format is {name}; convert it:\n{command}"
+    return text

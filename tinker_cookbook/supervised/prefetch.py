@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import threading
 from collections import deque
 from collections.abc import Iterable, Iterator
 from concurrent.futures import Future
 from queue import SimpleQueue
-from typing import Any, Generic, Self, TypeVar, cast
+from typing import Any, Generic, Self, TypeVar
 
 from tinker_cookbook.exceptions import ConfigurationError
 
@@ -37,6 +36,7 @@ class Prefetcher(Generic[T]):
         # for a future can be cancelled without leaving a thread behind.
         self._requests: SimpleQueue[Future[T] | None] = SimpleQueue()
         self._ahead: deque[Future[T]] = deque()
+        # A daemon: an iterable that hangs must not block the end of the program.
         self._thread = threading.Thread(target=self._work, name="prefetch", daemon=True)
         self._thread.start()
         for _ in range(depth):
@@ -44,7 +44,8 @@ class Prefetcher(Generic[T]):
 
     async def next(self) -> T:
         """Returns the next item without blocking the event loop; StopAsyncIteration at the end."""
-        item = await asyncio.wrap_future(self._take())
+        future = self._take()
+        item = _END if future is None else await asyncio.wrap_future(future)
         if item is _END:
             self.close()
             raise StopAsyncIteration
@@ -63,17 +64,14 @@ class Prefetcher(Generic[T]):
     def __aiter__(self) -> Self:
         return self
 
-    async def __anext__(self) -> T:
-        return await self.next()
+    __anext__ = next
 
     def __iter__(self) -> Self:
         return self
 
     def __next__(self) -> T:
-        try:
-            item = self._take().result()
-        except StopAsyncIteration:
-            raise StopIteration from None
+        future = self._take()
+        item = _END if future is None else future.result()
         if item is _END:
             self.close()
             raise StopIteration
@@ -86,36 +84,24 @@ class Prefetcher(Generic[T]):
         self.close()
 
     def _request(self) -> None:
-        future: Future[T] = Future()
-        self._ahead.append(future)
-        self._requests.put(future)
+        self._ahead.append(Future())
+        self._requests.put(self._ahead[-1])
 
-    def _take(self) -> Future[T]:
+    def _take(self) -> Future[T] | None:
+        """Returns the future of the next item, None after the end, and requests a further item."""
         if not self._ahead:
-            raise StopAsyncIteration
+            return None
         future = self._ahead.popleft()
         self._request()
         return future
 
     def _work(self) -> None:
         while (future := self._requests.get()) is not None:
+            # False for a future that was cancelled; a running one cannot be cancelled any more.
             if not future.set_running_or_notify_cancel():
                 continue
             try:
-                item = next(self._items, _END)
+                future.set_result(next(self._items, _END))
             except BaseException as error:  # raised where the item is requested
                 self._items = iter(())
-                self._deliver(future, error=error)
-            else:
-                self._deliver(future, item=item)
-
-    @staticmethod
-    def _deliver(
-        future: Future[T], item: T | None = None, error: BaseException | None = None
-    ) -> None:
-        # The consumer may have cancelled the future meanwhile.
-        with contextlib.suppress(Exception):
-            if error is not None:
                 future.set_exception(error)
-            else:
-                future.set_result(cast(T, item))

@@ -260,7 +260,7 @@ def test_a_test_file_of_its_own_and_prompts_without_the_last_answer(tokenizer_fo
         ({"max_length": 1}, "max_length: got 1, expected at least 2 tokens"),
         ({"test_size": 2}, "test_size: got 2, expected 0 to 1"),
         ({"test_size": -1}, "test_size: got -1, expected 0 to 1"),
-        ({"test_size": 1, "test_file_path": "x"}, "test_size: got 1 beside test_file_path=x"),
+        ({"test_size": 1, "test_file_path": "x"}, "test_size: got 1 and test_file_path=x"),
         ({"renderer": "qwen33"}, "qwen33.*did you mean 'qwen3'"),
     ],
 )

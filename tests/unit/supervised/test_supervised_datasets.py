@@ -19,7 +19,6 @@ from tinker_cookbook.supervised.batch_loop import first_datum
 from tinker_cookbook.supervised.common import (
     count_loss_tokens,
     datum_from_tokens_weights,
-    total_weight,
 )
 from tinker_cookbook.supervised.data import (
     StreamingSupervisedDatasetFromHFDataset,
@@ -232,7 +231,7 @@ def test_every_answer_is_trained_behind_the_prompt_of_inference(
     assert [before for before, _ in runs] == prompts
     for (_, trained), message in zip(runs, (THINKING[1], THINKING[3]), strict=True):
         assert message["content"].split("\n\n")[-1] in renderer.tokenizer.decode(trained)
-    assert sum(map(total_weight, data)) == pytest.approx(1)
+    assert sum(sum(datum.loss_fn_inputs["weights"].tolist()) for datum in data) == pytest.approx(1)
     if pieces > 1:  # one datum for the whole conversation cannot do that
         whole = conversation_to_datum(THINKING, renderer, max_length=None)
         assert trained_runs(whole)[0][1] != runs[0][1]

@@ -11,18 +11,18 @@ import json
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any, Literal
 
 from tinker_cookbook.exceptions import RendererError
 from tinker_cookbook.renderers.core.blocks import Block
+from tinker_cookbook.renderers.core.messages import Message, TextPart, ThinkingPart, ToolCall
 from tinker_cookbook.renderers.core.tool_calls import JSON_CALL, read_json_call
 from tinker_cookbook.renderers.template.text import Form, TemplateRefusal, TemplateText, plain
 from tinker_cookbook.tokenizer_utils import Tokenizer
 
-QUESTION, ANSWER, THOUGHT = "Zqquestion", "Zqanswer", "Zqthought"
-_NAME, _KEY, _VALUE = "zqname", "zqkey", "zqvalue"
-_ARGUMENTS = {_KEY: _VALUE}
+QUESTION, ANSWER = "Zqquestion", "Zqanswer"
+_THOUGHT, _NAME, _KEY, _VALUE = "Zqthought", "zqname", "zqkey", "zqvalue"
+_ID = "call00000"
 _THINK_OPEN, _THINK_CLOSE = "<think>", "</think>"
 
 
@@ -58,7 +58,7 @@ def common(first: str, second: str) -> int:
     )
 
 
-def border(prompt: str, text: str, names: Sequence[str], most: int | None = None) -> int:
+def departure(prompt: str, text: str, names: Sequence[str], most: int | None = None) -> int:
     """Returns where a text with an answer departs from its prompt, never inside ``names``."""
     start = common(prompt, text) if most is None else min(common(prompt, text), most)
     if start == len(prompt):
@@ -89,20 +89,29 @@ def probe(template: TemplateText, tokenizer: Tokenizer, stop: str | None) -> Fac
         )
     names = control_names(tokenizer, special=False)
     # The text before the probe answer, after the prompt, is what the model writes first.
-    start = border(prompt, answered, names)
+    start = departure(prompt, answered, names)
     lead, _, tail = answered[start:].partition(ANSWER)
     form, thinking, opened = _thinking(template, form, prompt, lead, names)
-    form = _with_calls(template, form)
-    called = _call_text(template, form, start)
-    found, writes_stop = _stops(template, tokenizer, form, tail, called)
-    stops = _given(tokenizer, stop) if stop else found
+    form, called = _calls(template, form, start)
+    if not stop:
+        stops, writes_stop = _stops(template, tokenizer, form, tail, called)
+    else:
+        stops = tuple(stop.split(","))
+        for name in stops:
+            token = tokenizer.convert_tokens_to_ids(name)
+            if not isinstance(token, int) or tokenizer.convert_ids_to_tokens(token) != name:
+                raise RendererError(
+                    f"template?stop: got {name!r}, expected the name of one token of the "
+                    "vocabulary, or several joined by commas"
+                )
+        writes_stop = any(name in tail for name in stops)
     # An empty thinking block before the answer is no lead.
     empty = thinking is not None and (opened or lead.strip().startswith(thinking.opening))
     return Facts(
         form=form,
         suffix=prompt[common(prompt, text) :],
         stops=stops,
-        writes_stop=any(name in tail for name in stops) if stop else writes_stop,
+        writes_stop=writes_stop,
         call_stop=stops[-1],
         lead="" if empty else lead,
         thinking=thinking,
@@ -131,45 +140,42 @@ def _thinking(
 ) -> tuple[Form, Block | None, bool]:
     """Returns the form and the block of thinking, and whether the prompt opens it."""
     opened = prompt.rstrip().endswith(_THINK_OPEN)
-    answer = plain("assistant", ANSWER, form)
+    question = plain("user", QUESTION, form)
+    # First form: a field of the message. What the template writes around it is the block.
     try:
-        field = {**answer, "reasoning_content": THOUGHT, "thinking": THOUGHT}
-        text = template.render([plain("user", QUESTION, form), field])
-        start = border(prompt, text, names)
-        before, found, rest = text[start:].partition(THOUGHT)
+        fields = {"reasoning_content": _THOUGHT, "thinking": _THOUGHT}
+        text = template.render([question, plain("assistant", ANSWER, form) | fields])
+        start = departure(prompt, text, names)
+        before, found, rest = text[start:].partition(_THOUGHT)
         between, answered, _ = rest.partition(ANSWER)
         if found and answered and between.strip():
             opened = opened or (start == len(prompt) and not before.strip())
-            return form, _block(before, between, prompt[:start]), opened
+            # Without an opening tag in the answer it is the last tag of the prompt.
+            tag = re.search(r"<[^<>\s]+>\s*$", prompt[:start])
+            opening = before.strip() or (tag[0].strip() if tag else _THINK_OPEN)
+            leading = _blank(before) if before.strip() else ""
+            block = Block(
+                opening,
+                between.strip(),
+                trim=_blank((before if before.strip() else prompt[:start])[::-1]) + _blank(between),
+                before=(leading,) if leading else (),
+                after=_blank(between[::-1]),
+            )
+            return form, block, opened
     except TemplateRefusal:
         pass
-    block = Block(_THINK_OPEN, _THINK_CLOSE)
-    known = _THINK_OPEN in template.source and _THINK_CLOSE not in lead
-    inline = f"{_THINK_OPEN}{THOUGHT}{_THINK_CLOSE}{ANSWER}"
+    if _THINK_OPEN not in template.source:
+        return dataclasses.replace(form, thinking=None), None, opened
+    # Second form: tags in the text, if the template writes them as they are.
+    block, inline = Block(_THINK_OPEN, _THINK_CLOSE), f"<think>{_THOUGHT}</think>{ANSWER}"
     try:
-        text = template.render([plain("user", QUESTION, form), plain("assistant", inline, form)])
-        if known and inline in text:
+        text = template.render([question, plain("assistant", inline, form)])
+        if _THINK_CLOSE not in lead and inline in text:
             return dataclasses.replace(form, thinking="inline"), block, opened
     except TemplateRefusal:
         pass
     # Known but not written: thinking is parsed, and raises an error where it would be trained.
-    known = _THINK_OPEN in template.source
-    kind = "field" if known else None
-    return dataclasses.replace(form, thinking=kind), block if known else None, opened
-
-
-def _block(before: str, between: str, prompt: str) -> Block:
-    """Returns the thinking block from the text around it in an answer."""
-    tag = re.search(r"<[^<>\s]+>\s*$", prompt)
-    opening = before.strip() or (tag[0].strip() if tag else _THINK_OPEN)
-    leading = _blank(before) if before.strip() else ""
-    return Block(
-        opening,
-        between.strip(),
-        trim=_blank((before if before.strip() else prompt)[::-1]) + _blank(between),
-        before=(leading,) if leading else (),
-        after=_blank(between[::-1]),
-    )
+    return form, block, opened
 
 
 def _blank(text: str) -> str:
@@ -178,45 +184,43 @@ def _blank(text: str) -> str:
 
 
 def _call(form: Form, content: str) -> dict[str, Any]:
-    arguments = json.dumps(_ARGUMENTS) if form.arguments == "text" else _ARGUMENTS
-    function = {"name": _NAME, "arguments": arguments}
-    call = {"type": "function", "id": "call00000", "function": function}
+    arguments: Any = {_KEY: _VALUE}
+    arguments = json.dumps(arguments) if form.arguments == "text" else arguments
+    call = {"type": "function", "id": _ID, "function": {"name": _NAME, "arguments": arguments}}
     return {**plain("assistant", content, form), "tool_calls": [call]}
 
 
-def _with_calls(template: TemplateText, form: Form) -> Form:
-    """Returns the form with that of calls: JSON text if it is verbatim, else objects."""
+def _calls(template: TemplateText, form: Form, start: int) -> tuple[Form, str]:
+    """Returns the form with that of calls, and what the model writes to call a tool."""
     kinds: tuple[Literal["text", "object"], ...] = ("text", "object")
+    question = plain("user", QUESTION, form)
     why = "it leaves them out"
     for kind in kinds:
         tried = dataclasses.replace(form, arguments=kind)
         try:
-            text = template.render([plain("user", QUESTION, form), _call(tried, "")])
+            text = template.render([question, _call(tried, "")])
         except TemplateRefusal as error:
             why = str(error.__cause__)
             continue
-        # Arguments that are escaped or in Python's spelling are not verbatim.
-        quoted = '\\"' in text or f"'{_KEY}'" in text  # JSON in a JSON string; Python's spelling
+        # JSON in a JSON string and Python's spelling are not verbatim.
+        quoted = '\\"' in text or f"'{_KEY}'" in text
         if _NAME in text and _KEY in text and _VALUE in text and not quoted:
-            return tried
-    return dataclasses.replace(form, arguments=None, why_no_calls=why)
-
-
-def _call_text(template: TemplateText, form: Form, start: int) -> str:
-    """Returns what the model writes to call a tool, after some text or without."""
-    if form.arguments is None:
-        return ""
+            break
+    else:
+        return dataclasses.replace(form, arguments=None, why_no_calls=why), ""
+    # The model may write some text before the call.
     for content in (ANSWER, ""):
         try:
-            text = template.render([plain("user", QUESTION, form), _call(form, content)])[start:]
+            text = template.render([question, _call(tried, content)])[start:]
         except TemplateRefusal:
             continue
         if _NAME in text:
-            return text
-    return ""
+            return tried, text
+    return tried, ""
 
 
 def _call_block(called: str) -> Block | None:
+    """Returns the block of calls if they are JSON between ``<tool_call>`` tags."""
     before, opened, rest = called.partition(JSON_CALL.opening)
     body, closed, _ = rest.partition(JSON_CALL.closing)
     if not (opened and closed):
@@ -225,7 +229,7 @@ def _call_block(called: str) -> Block | None:
         found = read_json_call(body)[0].function
     except ValueError:
         return None
-    if found.name != _NAME or json.loads(found.arguments) != _ARGUMENTS:
+    if found.name != _NAME or json.loads(found.arguments) != {_KEY: _VALUE}:
         return None
     blank = _blank(before[::-1])[::-1] if ANSWER in before else ""
     return dataclasses.replace(JSON_CALL, before=(blank,) if blank else ())
@@ -236,13 +240,19 @@ def _stops(
 ) -> tuple[tuple[str, ...], bool]:
     """Returns the tokens that end an answer, and whether the template writes them after it."""
     specials = control_names(tokenizer, special=True)
-    first = _first_name(tail, specials) or _first_name(tail, control_names(tokenizer, False))
-    if first:
-        other = _last_name(called, specials) if called and first not in called else ""
+    # The first control token after the answer; of several at one position the longest.
+    for names in (specials, control_names(tokenizer, special=False)):
+        ends = [(at, -len(name), name) for name in names if (at := tail.find(name)) >= 0]
+        if not ends:
+            continue
+        first = min(ends)[2]
+        last = [(at, len(name), name) for name in specials if (at := called.rfind(name)) >= 0]
+        other = max(last)[2] if last and first not in called else ""
         return (first, other) if other else (first,), True
+    # The template writes none, so the token that begins the next message ends the answer.
     following: list[str] = []
     question, answer = plain("user", QUESTION, form), plain("assistant", ANSWER, form)
-    result = {**plain("tool", QUESTION, form), "name": _NAME, "tool_call_id": "call00000"}
+    result = {**plain("tool", QUESTION, form), "name": _NAME, "tool_call_id": _ID}
     then = [[question, answer, question]]
     if form.arguments is not None:
         then.append([question, _call(form, ""), result])
@@ -264,34 +274,21 @@ def _stops(
     return tuple(following) or (str(eos),), False
 
 
-def _first_name(text: str, names: Sequence[str]) -> str:
-    found = [(at, name) for name in names if (at := text.find(name)) >= 0]
-    return min(found, key=lambda match: (match[0], -len(match[1])))[1] if found else ""
-
-
-def _last_name(text: str, names: Sequence[str]) -> str:
-    found = [(at, name) for name in names if (at := text.rfind(name)) >= 0]
-    return max(found, key=lambda match: (match[0], len(match[1])))[1] if found else ""
-
-
-def _given(tokenizer: Tokenizer, stop: str) -> tuple[str, ...]:
-    names = tuple(stop.split(","))
-    for name in names:
-        token = tokenizer.convert_tokens_to_ids(name)
-        if not isinstance(token, int) or tokenizer.convert_ids_to_tokens(token) != name:
-            raise RendererError(
-                f"template?stop: got {name!r}, expected the name of one token of the vocabulary, "
-                "or several joined by commas"
-            )
-    return names
-
-
-def generation_stops(tokenizer: Tokenizer) -> set[int]:
-    """Returns the stop ids of the model's generation config, none without the file."""
-    path = Path(getattr(tokenizer, "name_or_path", "") or "") / "generation_config.json"
-    try:
-        ids = json.loads(path.read_text(encoding="utf-8")).get("eos_token_id")
-    except (OSError, ValueError, AttributeError):
-        return set()
-    found = ids if isinstance(ids, list) else [ids]
-    return {token for token in found if isinstance(token, int)}
+def probe_conversations(facts: Facts) -> list[list[Message]]:
+    """Returns small conversations of several turns, with and without thinking and calls."""
+    question = Message(role="user", content="Why?")
+    answer = Message(role="assistant", content="Because.")
+    thought = ThinkingPart(type="thinking", thinking="Hm.")
+    parts = [thought, TextPart(type="text", text="Because.")]
+    tagged = "<think>\nHm.\n</think>\n\nBecause."
+    kinds = [answer, *(Message(role="assistant", content=content) for content in (parts, tagged))]
+    turns = [[question, kind, question, kind, question, kind] for kind in kinds]
+    if facts.form.arguments is not None:
+        function = ToolCall.FunctionBody(name="look", arguments='{"q": "x"}')
+        calls = [ToolCall(function=function, id=_ID)]
+        result = Message(role="tool", content="y", name="look", tool_call_id=_ID)
+        for kind in (Message(role="assistant", content=""), *kinds):
+            calling = Message(**{**kind, "tool_calls": calls})
+            turns.append([question, calling, result, answer, question, answer])
+            turns.append([question, calling, result, calling, result, kind, question, answer])
+    return turns

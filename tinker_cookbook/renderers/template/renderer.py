@@ -9,10 +9,12 @@ example, and the error states it.
 
 from __future__ import annotations
 
+import json
 import logging
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from functools import cached_property
 from itertools import pairwise
+from pathlib import Path
 from typing import Any
 
 from tinker_cookbook.exceptions import RendererError
@@ -30,16 +32,18 @@ from tinker_cookbook.renderers.core.rendered import (
     with_last_trained,
 )
 from tinker_cookbook.renderers.core.tool_calls import as_openai_tool
-from tinker_cookbook.renderers.template.answers import Transcript, probe_conversations
 from tinker_cookbook.renderers.template.probe import (
     ANSWER,
     QUESTION,
     control_names,
-    generation_stops,
     probe,
+    probe_conversations,
 )
 from tinker_cookbook.renderers.template.text import TemplateText, plain
+from tinker_cookbook.renderers.template.transcript import Transcript
 from tinker_cookbook.tokenizer_utils import Tokenizer, encode_without_special_tokens
+
+logger = logging.getLogger(__name__)
 
 
 class TemplateReader(BlockReader):
@@ -57,19 +61,14 @@ class TemplateReader(BlockReader):
         self._held += text
         if self._lead.startswith(self._held) and self._held != self._lead:
             return []
-        return self._release()
+        text = self._held.removeprefix(self._lead)
+        self._held = self._lead = ""
+        return super().feed(text) if text else []
 
     def finish(self) -> list[ContentDelta]:
         """Flushes the buffer as text."""
-        return [*self._release(), *super().finish()]
-
-    def _release(self) -> list[ContentDelta]:
-        text, self._held = self._held.removeprefix(self._lead), ""
-        self._lead = ""
-        return super().feed(text) if text else []
-
-
-logger = logging.getLogger(__name__)
+        held, self._held, self._lead = self._held, "", ""
+        return [*(super().feed(held) if held else []), *super().finish()]
 
 
 class TemplateRenderer(Renderer):
@@ -113,7 +112,13 @@ class TemplateRenderer(Renderer):
         self._written: set[tuple[str, str]] = set()
         self._controls = tuple(control_names(tokenizer, special=True))
         # Warn if the model's own generation config stops at other tokens.
-        known = generation_stops(tokenizer)
+        path = Path(getattr(tokenizer, "name_or_path", "") or "") / "generation_config.json"
+        try:
+            ids = json.loads(path.read_text(encoding="utf-8")).get("eos_token_id")
+        except (OSError, ValueError, AttributeError):
+            ids = None
+        ids = ids if isinstance(ids, list) else [ids]
+        known = {token for token in ids if isinstance(token, int)}
         if known and not known & set(self._stop_ids):
             logger.warning(
                 "renderer_name=template: the chat template ends answers with %s, but the model's "
@@ -205,26 +210,8 @@ class TemplateRenderer(Renderer):
         chat = self._transcript(messages)
         chat.check_context(self._written)
         text, everything = chat.text(), what is TrainOnWhat.ALL_TOKENS
-        self._check_answers(chat, text, trained, everything)
-        spans = [] if everything else self._spans(chat, messages, trained)
-        weighted: list[tuple[Piece, float]] = []
-        for a, b, idx in chat.runs(text):
-            if idx is None:
-                weighted += self._weigh_context(text, a, b, spans, float(everything))
-            else:
-                chosen = float(everything or trained[idx])
-                weighted.append((self._encode(text, a, b), chosen))
-        last = chat.answers.get(len(messages) - 1)
-        if last is not None and last.missing_stop:
-            weighted.append(
-                (self.codec.encode(last.missing_stop), float(everything or trained[-1]))
-            )
-        return join_weighted(weighted)
-
-    def _check_answers(
-        self, chat: Transcript, text: str, trained: Sequence[bool], everything: bool
-    ) -> None:
-        kept = {idx for _, _, idx in chat.runs(text)}
+        runs = list(chat.runs(text))
+        kept = {idx for _, _, idx in runs}
         for idx in chat.answers:
             chat.check_answer(idx, trained[idx])
             if trained[idx] and idx not in kept and not everything:
@@ -237,6 +224,30 @@ class TemplateRenderer(Renderer):
         for idx, error in chat.lost.items():
             if trained[idx] and not everything:
                 raise error
+        # Trained messages that are no answers are parts of the text between answers.
+        spans: list[tuple[int, int]] = []
+        if not everything:
+            context = (i for i, m in enumerate(messages) if m["role"] != "assistant")
+            spans = sorted(chat.span(i) for i in context if trained[i])
+        weighted: list[tuple[Piece, float]] = []
+        for begin, end, idx in runs:
+            tokens = self._encode(text, begin, end)
+            if idx is not None:
+                weighted.append((tokens, float(everything or trained[idx])))
+                continue
+            # The text between answers is encoded in one piece and cut at trained messages.
+            done = 0
+            for span in spans:
+                if begin <= span[0] and span[1] <= end:
+                    first, last = (len(self._encode(text, begin, at)) for at in span)
+                    weighted += [(tokens[done:first], 0.0), (tokens[first:last], 1.0)]
+                    done = last
+            weighted.append((tokens[done:], float(everything)))
+        final = chat.answers.get(len(messages) - 1)
+        if final is not None and final.missing_stop:
+            stop = self.codec.encode(final.missing_stop)
+            weighted.append((stop, float(everything or trained[-1])))
+        return join_weighted(weighted)
 
     def _example_ends(
         self, messages: Sequence[Message], trained: Sequence[bool], merge: bool
@@ -255,26 +266,6 @@ class TemplateRenderer(Renderer):
         if len(ends) <= 1 and self.has_extension_property and kept.issuperset(ends):
             return []
         return with_last_trained(ends, trained)
-
-    def _weigh_context(
-        self, text: str, begin: int, end: int, spans: Sequence[tuple[int, int]], rest: float
-    ) -> Iterator[tuple[Piece, float]]:
-        """Yields the text between answers, encoded in one piece and cut at trained messages."""
-        tokens = self._encode(text, begin, end)
-        done = 0
-        for span in spans:
-            if begin <= span[0] and span[1] <= end:
-                first, last = (len(self._encode(text, begin, at)) for at in span)
-                yield tokens[done:first], rest
-                yield tokens[first:last], 1.0
-                done = last
-        yield tokens[done:], rest
-
-    def _spans(
-        self, chat: Transcript, messages: Sequence[Message], trained: Sequence[bool]
-    ) -> list[tuple[int, int]]:
-        chosen = (i for i, m in enumerate(messages) if trained[i] and m["role"] != "assistant")
-        return sorted(chat.span(i) for i in chosen)
 
     def create_conversation_prefix_with_tools(
         self, tools: Sequence[ToolSpec], system_prompt: str = ""

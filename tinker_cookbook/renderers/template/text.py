@@ -1,8 +1,4 @@
-"""Chat template of a tokenizer as a function of conversations, with cached renderings.
-
-A template renders only whole conversations, so the contribution of a message is found by rendering
-prefixes of the conversation. These are cached: a growing conversation needs two renderings a turn.
-"""
+"""Chat template of a tokenizer as a function from messages to text."""
 
 from __future__ import annotations
 
@@ -19,7 +15,6 @@ from tinker_cookbook.renderers.core.checks import check_caller, check_parts
 from tinker_cookbook.renderers.core.messages import Message, has_thinking, openai_message
 from tinker_cookbook.tokenizer_utils import Tokenizer
 
-_CACHE_SIZE = 256  # renderings
 _TODAY = re.compile(r"strftime_now\(\s*(?P<quote>['\"])(?P<format>.*?)(?P=quote)\s*\)")
 _WORDS = {"true": True, "false": False, "none": None, "null": None}
 
@@ -72,9 +67,19 @@ class TemplateText:
         arguments: Mapping[str, Any],
     ) -> None:
         self._tokenizer = tokenizer
-        self.arguments = {key: argument(value) for key, value in arguments.items()}
-        self.source = _with_day(_template(tokenizer, name), today)
-        self._render_cached = lru_cache(_CACHE_SIZE)(self._render_keys)
+        self._arguments = {key: argument(value) for key, value in arguments.items()}
+        try:
+            day = date.fromisoformat(today) if today else date.today()
+        except ValueError as error:
+            raise RendererError(
+                f"template?today: got {today!r}, expected a day such as 2026-01-31"
+            ) from error
+        self.source = _TODAY.sub(
+            lambda call: json.dumps(day.strftime(call["format"])), _template(tokenizer, name)
+        )
+        # A template renders whole conversations only, so the contribution of a message is found by
+        # rendering prefixes. With the cache a growing conversation needs two renderings a turn.
+        self.render_keys = lru_cache(256)(self._render_keys)
 
     def render(
         self,
@@ -91,9 +96,9 @@ class TemplateText:
                 chat_template=self.source,
                 tokenize=False,
                 add_generation_prompt=prompt,
-                **self.arguments,
+                **self._arguments,
             )
-        except Exception as error:  # a template is a program: it raises whatever it likes
+        except Exception as error:  # a template is a program and may raise anything
             roles = ", ".join(str(message.get("role")) for message in messages)
             raise TemplateRefusal(
                 f"messages: the tokenizer's chat template refuses roles {roles or '(none)'}"
@@ -102,112 +107,9 @@ class TemplateText:
             ) from error
         return str(text)
 
-    def render_keys(self, keys: Sequence[str], prompt: bool) -> str:
-        """Returns the cached text of messages that are JSON strings."""
-        return self._render_cached(tuple(keys), prompt)
-
-    def _render_keys(self, keys: tuple[str, ...], prompt: bool) -> str:
+    def _render_keys(self, keys: tuple[str, ...], prompt: bool = False) -> str:
+        """Returns the text of messages that are JSON strings."""
         return self.render([json.loads(key) for key in keys], prompt=prompt)
-
-
-class Conversation:
-    """Conversation in the template's form; every prefix of it can be rendered."""
-
-    def __init__(self, template: TemplateText, form: Form, messages: Sequence[Message]) -> None:
-        self._template = template
-        self._form = form
-        self._keys = [_key(as_template_message(m, form, i)) for i, m in enumerate(messages)]
-
-    def text(self, end: int | None = None) -> str:
-        """Returns the text of the first ``end`` messages, of all of them for None."""
-        return self._template.render_keys(self._keys[:end], False)
-
-    def prompt(self, end: int) -> str:
-        """Returns the text of the first ``end`` messages and what opens an answer to them."""
-        return self._template.render_keys(self._keys[:end], True)
-
-    def with_message(self, end: int, message: Mapping[str, Any]) -> str:
-        """Returns the text of the first ``end`` messages and ``message``."""
-        return self._template.render_keys([*self._keys[:end], _key(message)], False)
-
-    def with_text(self, idx: int, text: str, rest: bool = False) -> str:
-        """Returns the text up to message ``idx`` (with ``rest``: of all), where that message is
-        replaced by ``text``."""
-        message = json.loads(self._keys[idx])
-        message |= plain(message["role"], text, self._form)
-        after = self._keys[idx + 1 :] if rest else []
-        return self._template.render_keys([*self._keys[:idx], _key(message), *after], False)
-
-
-def _key(message: Mapping[str, Any]) -> str:
-    return json.dumps(dict(message), ensure_ascii=False)
-
-
-def plain(role: str, text: str, form: Form) -> dict[str, Any]:
-    """Returns a text message in the template's form."""
-    content = [{"type": "text", "text": text}] if form.parts else text
-    return {"role": role, "content": content}
-
-
-def as_template_message(message: Message, form: Form, idx: int) -> dict[str, Any]:
-    """Returns the message as the template expects it; raises RendererError if it cannot be."""
-    role = message["role"]
-    answer = role == "assistant"
-    check_parts(message, idx, "template", frozenset({"text", "thinking"} if answer else {"text"}))
-    result = openai_message(message)
-    check_caller(message, idx)
-    if not isinstance(message["content"], str) and has_thinking(message["content"]):
-        _write_thinking(result, message, form, idx)
-    if "tool_calls" in result:
-        _write_calls(result, form, idx)
-    # An unparsed call followed the text.
-    raw = [call.raw_text for call in message.get("unparsed_tool_calls", [])]
-    result["content"] = "\n".join(text for text in (result["content"], *raw) if text)
-    return result | plain(role, result["content"], form)
-
-
-def _write_thinking(result: dict[str, Any], message: Message, form: Form, idx: int) -> None:
-    content = message["content"]
-    assert not isinstance(content, str)
-    if form.thinking is None:
-        check_parts(message, idx, "template (whose chat template knows none)", frozenset({"text"}))
-    if form.thinking == "inline":
-        pieces = (
-            f"<think>{part['thinking']}</think>"
-            if part["type"] == "thinking"
-            else str(part.get("text", ""))
-            for part in content
-        )
-        result["content"] = "".join(pieces)
-        del result["reasoning_content"]
-        return
-    kinds = [part["type"] for part in content]
-    if "thinking" in kinds[1:]:
-        raise RendererError(
-            f"messages[{idx}].content: got parts {', '.join(kinds)}, expected at most one thinking "
-            "part, before the text: the chat template has no form for others"
-        )
-    result["thinking"] = result["reasoning_content"]  # as gpt-oss spells it
-
-
-def _write_calls(result: dict[str, Any], form: Form, idx: int) -> None:
-    if form.arguments is None:
-        raise RendererError(
-            f"messages[{idx}].tool_calls: got tool calls, expected a message without: the "
-            f"tokenizer's chat template writes none ({form.why_no_calls}); use the renderer of the "
-            "model's family, or write the calls into the text"
-        )
-    for at, call in enumerate(result["tool_calls"]):
-        arguments = call["function"]["arguments"]
-        if form.arguments == "text":
-            continue
-        try:
-            call["function"]["arguments"] = json.loads(arguments)
-        except ValueError as error:
-            raise RendererError(
-                f"messages[{idx}].tool_calls[{at}].function.arguments: got {arguments!r}, expected "
-                f"JSON ({error})"
-            ) from error
 
 
 def _template(tokenizer: Tokenizer, name: str | None) -> str:
@@ -234,11 +136,60 @@ def _template(tokenizer: Tokenizer, name: str | None) -> str:
     return found[chosen]
 
 
-def _with_day(template: str, today: str | None) -> str:
-    try:
-        day = date.fromisoformat(today) if today else date.today()
-    except ValueError as error:
+def plain(role: str, text: str, form: Form) -> dict[str, Any]:
+    """Returns a text message in the template's form."""
+    content = [{"type": "text", "text": text}] if form.parts else text
+    return {"role": role, "content": content}
+
+
+def as_template_message(message: Message, form: Form, idx: int) -> dict[str, Any]:
+    """Returns the message as the template expects it; raises RendererError if it cannot be."""
+    role, content = message["role"], message["content"]
+    known = frozenset({"text", "thinking"} if role == "assistant" else {"text"})
+    check_parts(message, idx, "template", known)
+    result = openai_message(message)
+    check_caller(message, idx)
+    if not isinstance(content, str) and has_thinking(content):
+        kinds = [part["type"] for part in content]
+        if form.thinking is None:
+            name = "template (whose chat template knows none)"
+            check_parts(message, idx, name, frozenset({"text"}))
+        elif form.thinking == "inline":
+            result["content"] = "".join(
+                f"<think>{part['thinking']}</think>"
+                if part["type"] == "thinking"
+                else str(part.get("text", ""))
+                for part in content
+            )
+            del result["reasoning_content"]
+        elif "thinking" in kinds[1:]:
+            raise RendererError(
+                f"messages[{idx}].content: got parts {', '.join(kinds)}, expected at most one "
+                "thinking part, before the text: the chat template has no form for others"
+            )
+        else:
+            result["thinking"] = result["reasoning_content"]  # the name in gpt-oss's template
+    if "tool_calls" in result:
+        _convert_arguments(result["tool_calls"], form, idx)
+    # An unparsed call followed the text.
+    raw = [call.raw_text for call in message.get("unparsed_tool_calls", [])]
+    text = "\n".join(part for part in (result["content"], *raw) if part)
+    return result | plain(role, text, form)
+
+
+def _convert_arguments(calls: list[dict[str, Any]], form: Form, idx: int) -> None:
+    if form.arguments is None:
         raise RendererError(
-            f"template?today: got {today!r}, expected a day such as 2026-01-31"
-        ) from error
-    return _TODAY.sub(lambda call: json.dumps(day.strftime(call["format"])), template)
+            f"messages[{idx}].tool_calls: got tool calls, expected a message without: the "
+            f"tokenizer's chat template writes none ({form.why_no_calls}); use the renderer of the "
+            "model's family, or write the calls into the text"
+        )
+    for at, call in enumerate(calls if form.arguments == "object" else ()):
+        arguments = call["function"]["arguments"]
+        try:
+            call["function"]["arguments"] = json.loads(arguments)
+        except ValueError as error:
+            raise RendererError(
+                f"messages[{idx}].tool_calls[{at}].function.arguments: got {arguments!r}, expected "
+                f"JSON ({error})"
+            ) from error

@@ -6,31 +6,25 @@ stop token. Whether a longer text contains it in that form is checked, not assum
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+import json
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cached_property
+from typing import Any
 
 from tinker_cookbook.exceptions import RendererError
-from tinker_cookbook.renderers.core.messages import (
-    Message,
-    Role,
-    TextPart,
-    ThinkingPart,
-    ToolCall,
-    get_text_content,
-)
+from tinker_cookbook.renderers.core.messages import Message, Role, get_text_content
 from tinker_cookbook.renderers.template.probe import (
     ANSWER,
     QUESTION,
     Facts,
-    border,
     common,
     control_names,
+    departure,
 )
 from tinker_cookbook.renderers.template.text import (
-    Conversation,
     TemplateRefusal,
     TemplateText,
+    as_template_message,
     plain,
 )
 from tinker_cookbook.tokenizer_utils import Tokenizer
@@ -47,8 +41,11 @@ class Answer:
     """Stop token, if the template writes none after the answer."""
 
 
-class Transcript(Conversation):
-    """Conversation with its answers; ``warn`` receives what differs from sampling."""
+class Transcript:
+    """Conversation in the template's form, with the positions of its answers.
+
+    ``warn`` receives what differs from sampling.
+    """
 
     def __init__(
         self,
@@ -58,26 +55,37 @@ class Transcript(Conversation):
         tokenizer: Tokenizer,
         warn: Callable[[str], None],
     ) -> None:
-        super().__init__(template, facts.form, messages)
+        self._template, self._facts, self._messages = template, facts, messages
+        self._tokenizer, self._warn = tokenizer, warn
+        self._keys = tuple(
+            _key(as_template_message(message, facts.form, i)) for i, message in enumerate(messages)
+        )
+        self.answers: dict[int, Answer] = {}
+        """Answers with a known position, by the index of the message."""
         self.lost: dict[int, RendererError] = {}
         """Answers without a known position, with the error for training on them."""
-        self._facts = facts
-        self._messages = messages
-        self._tokenizer = tokenizer
-        self._warn = warn
+        for idx, message in enumerate(messages):
+            if message["role"] == "assistant":
+                try:
+                    self.answers[idx] = self._locate(idx, "tool_calls" in message)
+                except RendererError as error:
+                    self.lost[idx] = error
 
-    @cached_property
-    def answers(self) -> dict[int, Answer]:
-        """Answers with a known position, by the index of the message."""
-        found: dict[int, Answer] = {}
-        for idx, message in enumerate(self._messages):
-            if message["role"] != "assistant":
-                continue
-            try:
-                found[idx] = self._answer(idx, "tool_calls" in message)
-            except RendererError as error:
-                self.lost[idx] = error
-        return found
+    def text(self, end: int | None = None) -> str:
+        """Returns the text of the first ``end`` messages, of all of them for None."""
+        return self._template.render_keys(self._keys[:end])
+
+    def _with_message(self, end: int, message: Mapping[str, Any]) -> str:
+        """Returns the text of the first ``end`` messages and ``message``."""
+        return self._template.render_keys((*self._keys[:end], _key(message)))
+
+    def _with_text(self, idx: int, text: str, rest: bool = False) -> str:
+        """Returns the text up to message ``idx`` (with ``rest``: of all), where that message is
+        replaced by ``text``."""
+        message = json.loads(self._keys[idx])
+        message |= plain(message["role"], text, self._facts.form)
+        after = self._keys[idx + 1 :] if rest else ()
+        return self._template.render_keys((*self._keys[:idx], _key(message), *after))
 
     def prompt_before(self, end: int, role: Role = "assistant") -> str:
         """Returns the text after which a message of ``role`` at ``end`` is sampled."""
@@ -86,11 +94,11 @@ class Transcript(Conversation):
         refusal: TemplateRefusal | None = None
         if end and role == "assistant":
             try:
-                return self.prompt(end)
+                return self._template.render_keys(self._keys[:end], True)
             except TemplateRefusal as error:
                 refusal = error
         try:
-            text = self.with_message(end, plain(role, ANSWER, self._facts.form))
+            text = self._with_message(end, plain(role, ANSWER, self._facts.form))
         except TemplateRefusal as error:
             raise (refusal or error) from error
         head, found, _ = text.partition(ANSWER)
@@ -103,7 +111,7 @@ class Transcript(Conversation):
             )
         return head[: at + len(suffix)] if suffix else head
 
-    def _answer(self, idx: int, calls: bool) -> Answer:
+    def _locate(self, idx: int, calls: bool) -> Answer:
         prompt, text = self.prompt_before(idx), self.text(idx + 1)
         start = len(prompt)
         if not text.startswith(prompt):
@@ -117,31 +125,28 @@ class Transcript(Conversation):
 
     def _rewritten_start(self, idx: int, prompt: str, text: str) -> int:
         """Returns the start of an answer that does not follow its prompt in the text."""
-        bare = self.with_message(idx, plain("assistant", ANSWER, self._facts.form))
+        bare = self._with_message(idx, plain("assistant", ANSWER, self._facts.form))
         names = control_names(self._tokenizer, special=False)
-        start = border(prompt, bare, names, most=common(text, bare))
-        if idx and start < len(self.text(idx)):
-            start = self._behind_opening(idx, prompt, text[: common(text, bare)])
+        start = departure(prompt, bare, names, most=common(text, bare))
+        context = self.text(idx) if idx else ""
+        if start < len(context):
+            # The template rewrites the context too: take the last opening of an answer before the
+            # answer's own text.
+            opening = prompt.removeprefix(context) if prompt.startswith(context) else ""
+            at = text[: common(text, bare)].rfind(opening)
+            if not opening or at < 0:
+                raise RendererError(
+                    f"messages[{idx}]: the chat template writes the messages before this answer "
+                    "otherwise once it is there, so the tokens of the answer are not known; use "
+                    "the renderer of the model's family"
+                )
+            start = at + len(opening)
         self._warn(
             "the chat template writes some answers after another text than the prompt "
             f"({prompt[-40:]!r}) from which they are sampled: they are trained as the template "
             "writes them, each as the last answer of its example"
         )
         return start
-
-    def _behind_opening(self, idx: int, prompt: str, head: str) -> int:
-        """Returns the start of an answer whose context the template rewrites: after the last
-        opening of an answer before its own text."""
-        context = self.text(idx)
-        opening = prompt.removeprefix(context) if prompt.startswith(context) else ""
-        at = head.rfind(opening)
-        if not opening or at < 0:
-            raise RendererError(
-                f"messages[{idx}]: the chat template writes the messages before this answer "
-                "otherwise once it is there, so the tokens of the answer are not known; use the "
-                "renderer of the model's family"
-            )
-        return at + len(opening)
 
     def end_in(self, text: str, answer: Answer, position: int = 0) -> int:
         """Returns the end of an answer after ``position`` in a longer text; -1 where the text does
@@ -169,7 +174,7 @@ class Transcript(Conversation):
     def span(self, idx: int) -> tuple[int, int]:
         """Returns start and end of a message that is no answer, with the control token after it."""
         text = self.text()
-        before, found, after = self.with_text(idx, QUESTION, rest=True).partition(QUESTION)
+        before, found, after = self._with_text(idx, QUESTION, rest=True).partition(QUESTION)
         if not found or not text.startswith(before) or not text[len(before) :].endswith(after):
             raise RendererError(
                 f"messages[{idx}]: the tokens of this message are not known, because the chat "
@@ -177,7 +182,7 @@ class Transcript(Conversation):
             )
         end = len(text) - len(after)
         try:
-            closing = self.with_text(idx, QUESTION).partition(QUESTION)[2]
+            closing = self._with_text(idx, QUESTION).partition(QUESTION)[2]
         except TemplateRefusal:
             return len(before), end
         names = control_names(self._tokenizer, special=True)
@@ -193,7 +198,7 @@ class Transcript(Conversation):
             kind = (role, self._messages[i - 1]["role"] if i else "")
             if role == "assistant" or kind in written:
                 continue
-            if QUESTION not in self.with_text(i, QUESTION, rest=True):
+            if QUESTION not in self._with_text(i, QUESTION, rest=True):
                 raise RendererError(
                     f"messages[{i}].role: got {role!r}, which the chat template leaves out, "
                     "expected a role that it writes there; change the role, or use the renderer of "
@@ -224,23 +229,5 @@ class Transcript(Conversation):
                 )
 
 
-def probe_conversations(facts: Facts) -> list[list[Message]]:
-    """Returns small conversations of several turns, with and without thinking and calls."""
-    question = Message(role="user", content="Why?")
-    answer = Message(role="assistant", content="Because.")
-    thoughts = [ThinkingPart(type="thinking", thinking="Hm.")]
-    thoughtful = Message(
-        role="assistant", content=[*thoughts, TextPart(type="text", text="Because.")]
-    )
-    tagged = Message(role="assistant", content="<think>\nHm.\n</think>\n\nBecause.")
-    kinds = [answer, thoughtful, tagged]
-    turns = [[question, kind, question, kind, question, kind] for kind in kinds]
-    if facts.form.arguments is not None:
-        function = ToolCall.FunctionBody(name="look", arguments='{"q": "x"}')
-        calls = [ToolCall(function=function, id="call00000")]
-        result = Message(role="tool", content="y", name="look", tool_call_id="call00000")
-        for kind in (Message(role="assistant", content=""), *kinds):
-            calling = Message(**{**kind, "tool_calls": calls})
-            turns.append([question, calling, result, answer, question, answer])
-            turns.append([question, calling, result, calling, result, kind, question, answer])
-    return turns
+def _key(message: Mapping[str, Any]) -> str:
+    return json.dumps(dict(message), ensure_ascii=False)
