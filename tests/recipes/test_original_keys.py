@@ -15,7 +15,8 @@ from recipes.distillation import on_policy_multi_teacher
 from recipes.math_rl import train as math_rl
 from recipes.preference.rlhf import settings as rlhf
 from tinker_cookbook.exceptions import ConfigurationError
-from tinker_cookbook.rl.settings import async_config, error_tolerance, stream_config
+from tinker_cookbook.rl.settings import rl_config
+from tinker_cookbook.rl.types import RLDatasetBuilder
 from tinker_cookbook.utils.command_line.entrypoint import parse_arguments
 from tinker_cookbook.utils.command_line.keys import aliases_of, keys_of
 
@@ -249,13 +250,17 @@ def test_second_names(program, alias, key):
 # --- what they mean ----------------------------------------------------------------------------
 
 
+def resolved(cli):
+    return rl_config(cli, "test", RLDatasetBuilder())
+
+
 def test_async_and_streaming_settings_reach_the_loop(stories_model):
     given = [f"model_name={stories_model}", "renderer_name=role_colon"]
     cli = parse_arguments(
         rl_basic.CLIConfig,
         [*given, "async_config.max_steps_off_policy=2", "async_config.groups_per_batch=4"],
     )
-    config = async_config(cli)
+    config = resolved(cli).async_config
     assert config is not None
     assert (config.max_steps_off_policy, config.groups_per_batch) == (2, 4)
     cli = parse_arguments(
@@ -266,7 +271,7 @@ def test_async_and_streaming_settings_reach_the_loop(stories_model):
             "stream_minibatch_config.groups_per_batch=8",
         ],
     )
-    assert getattr(stream_config(cli), "num_minibatches", None) == 2
+    assert getattr(resolved(cli).stream_minibatch_config, "num_minibatches", None) == 2
     cli = parse_arguments(
         math_rl.CLIConfig,
         [
@@ -277,15 +282,15 @@ def test_async_and_streaming_settings_reach_the_loop(stories_model):
         ],
     )
     with pytest.raises(ConfigurationError, match="max_steps_off_policy=1 and async_config"):
-        async_config(cli)
+        resolved(cli)
 
 
 def test_failed_episodes_may_be_left_out(stories_model):
     given = [f"model_name={stories_model}", "renderer_name=role_colon"]
     cli = parse_arguments(rl_basic.CLIConfig, [*given, "rollout_error_tolerance=True"])
-    assert error_tolerance(cli) is True
+    assert resolved(cli).rollout_error_tolerance is True
     cli = parse_arguments(rl_basic.CLIConfig, given)
-    assert error_tolerance(cli) is None
+    assert resolved(cli).rollout_error_tolerance is None
 
 
 def test_short_names_of_two_teachers():

@@ -3,7 +3,7 @@
 Read it in this order: ``types`` (what an environment is), ``envs`` (environments to subclass),
 ``rollouts`` (run a policy in a group of environments), ``data_processing`` (trajectories to
 training data), ``train`` and ``loop`` (the training loop), ``report`` (metrics and transcripts).
-``run`` trains a model on an own task with one call.
+``run`` trains a model on a task of user code with one call.
 """
 
 from __future__ import annotations
@@ -66,26 +66,13 @@ __all__ = [
 
 __getattr__ = lazy_exports(
     __name__,
-    {
-        "Action": "tinker_cookbook.rl.types",
-        "ActionExtra": "tinker_cookbook.rl.types",
-        "Env": "tinker_cookbook.rl.types",
-        "EnvGroupBuilder": "tinker_cookbook.rl.types",
+    dict.fromkeys(__all__, "tinker_cookbook.rl.types")
+    | {
         "EpochCycledRLDataset": "tinker_cookbook.rl.dataset_utils",
         "FailFast": "tinker_cookbook.rl.rollouts.strategy",
         "InterleavedRLDatasetBuilder": "tinker_cookbook.rl.interleaved",
-        "Logs": "tinker_cookbook.rl.types",
-        "Metrics": "tinker_cookbook.rl.types",
-        "Observation": "tinker_cookbook.rl.types",
-        "RLDataset": "tinker_cookbook.rl.types",
-        "RLDatasetBuilder": "tinker_cookbook.rl.types",
         "RetryOnFailure": "tinker_cookbook.rl.rollouts.strategy",
-        "RolloutError": "tinker_cookbook.rl.types",
         "RolloutStrategy": "tinker_cookbook.rl.rollouts.strategy",
-        "StepResult": "tinker_cookbook.rl.types",
-        "Trajectory": "tinker_cookbook.rl.types",
-        "TrajectoryGroup": "tinker_cookbook.rl.types",
-        "Transition": "tinker_cookbook.rl.types",
         "cycle_permutation": "tinker_cookbook.rl.dataset_utils",
         "epoch_batch_index": "tinker_cookbook.rl.dataset_utils",
         "run": "tinker_cookbook.rl.task",

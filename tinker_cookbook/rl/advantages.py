@@ -1,4 +1,4 @@
-"""How much better a trajectory did than the others of its group."""
+"""Advantages: how much higher the reward of a trajectory is than those of its group."""
 
 from __future__ import annotations
 
@@ -11,17 +11,9 @@ import numpy.typing as npt
 from tinker_cookbook.exceptions import ConfigurationError, DataValidationError, nearest
 from tinker_cookbook.rl.types import TrajectoryGroup
 
-__all__ = [
-    "AdvantageNormalization",
-    "compute_advantages",
-    "indices_of_varying_groups",
-    "is_constant",
-    "remove_constant_reward_groups",
-]
-
 AdvantageNormalization: TypeAlias = Literal["center", "std", "leave_one_out"]
 
-_EQUAL = 1e-9  # rewards that differ by less, relative to their size, differ by rounding alone
+_EQUAL = 1e-9  # rewards with a smaller relative difference differ only by rounding
 
 
 def compute_advantages(
@@ -38,12 +30,11 @@ def compute_advantages(
                        ``G / (G - 1)`` (RLOO, arXiv 2402.14740)
     =================  ====================================================================
 
-    They add up to 0 over a group. A group whose rewards are equal has nothing to compare: its
-    advantages are exactly 0 under each of them, and so is that of a group of one.
+    They add up to 0 over a group, and are exactly 0 if all rewards of the group are equal.
 
     Raises:
         ConfigurationError: ``normalization`` is none of these.
-        DataValidationError: A reward is not a finite number; names group and member.
+        DataValidationError: A reward is not finite; the message names group and member.
     """
     if normalization not in get_args(AdvantageNormalization):
         raise ConfigurationError(
@@ -58,7 +49,7 @@ def compute_advantages(
 
 
 def is_constant(rewards_G: Sequence[float] | npt.NDArray[np.float64]) -> bool:
-    """Returns whether all rewards are equal up to rounding, so that they teach nothing."""
+    """Returns whether all rewards are equal up to rounding, so that there is nothing to learn."""
     rewards = np.asarray(rewards_G, dtype=np.float64)
     if rewards.size == 0:
         return True
@@ -66,11 +57,7 @@ def is_constant(rewards_G: Sequence[float] | npt.NDArray[np.float64]) -> bool:
 
 
 def indices_of_varying_groups(trajectory_groups_P: Sequence[TrajectoryGroup]) -> list[int]:
-    """Returns the places of the groups whose rewards differ.
-
-    Whatever else is known of each group (its tags, its problem) has to be filtered by the same
-    places; zipping it with the groups that are left would name the wrong ones.
-    """
+    """Returns the indices of the groups whose rewards differ."""
     return [
         index
         for index, group in enumerate(trajectory_groups_P)
@@ -81,17 +68,14 @@ def indices_of_varying_groups(trajectory_groups_P: Sequence[TrajectoryGroup]) ->
 def remove_constant_reward_groups(
     trajectory_groups_P: Sequence[TrajectoryGroup],
 ) -> list[TrajectoryGroup]:
-    """Returns the groups whose rewards differ, in order; none if there is no such group.
-
-    ``indices_of_varying_groups`` tells which they are.
-    """
+    """Returns the groups whose rewards differ, in order."""
     return [trajectory_groups_P[i] for i in indices_of_varying_groups(trajectory_groups_P)]
 
 
 def _advantages(
     rewards_G: npt.NDArray[np.float64], normalization: AdvantageNormalization
 ) -> npt.NDArray[np.float64]:
-    # Without this, what rounding leaves of equal rewards would be blown up by a tiny deviation.
+    # Otherwise the tiny standard deviation of equal rewards would scale their rounding errors up.
     if is_constant(rewards_G):
         return np.zeros_like(rewards_G)
     centred = rewards_G - rewards_G.mean()

@@ -15,10 +15,9 @@ import numpy as np
 import numpy.typing as npt
 
 from tinker_cookbook.exceptions import DataValidationError
+from tinker_cookbook.rl.advantages import compute_advantages as compute_advantages
 from tinker_cookbook.rl.advantages import (
-    compute_advantages,
-    indices_of_varying_groups,
-    remove_constant_reward_groups,
+    remove_constant_reward_groups as remove_constant_reward_groups,
 )
 from tinker_cookbook.rl.types import (
     PARSE_ERROR_MASKED_METRIC_KEY,
@@ -33,25 +32,10 @@ if TYPE_CHECKING:
     import tinker
     from tinker import types
 
-    from tinker_cookbook.rl.envs.flat_observations import FlatOb, FlatObElem, ProvenanceSpan
+    from tinker_cookbook.rl.envs.flat_observations import ProvenanceSpan
 else:
     tinker = lazy_module("tinker")
     types = lazy_module("tinker.types")
-
-__all__ = [
-    "DatumPlace",
-    "FlatOb",
-    "FlatObElem",
-    "ProvenanceSpan",
-    "assemble_training_data",
-    "check_provenance",
-    "compute_advantages",
-    "data_for_loss",
-    "divide_by_action_tokens",
-    "indices_of_varying_groups",
-    "remove_constant_reward_groups",
-    "trajectory_to_data",
-]
 
 __getattr__ = lazy_exports(
     __name__,
@@ -87,12 +71,9 @@ def trajectory_to_data(
     - ``advantages`` float32: ``traj_advantage * mask``
     - ``logprobs`` float32: the sampler's where the mask is 1, else 0
 
-    Args:
-        traj: Finished episode.
-        traj_advantage: Advantage of every action token.
-        include_provenance: Attach the sampled sequence of each token (``Datum.with_provenance``),
-            which ``stable_reinforce`` needs; not if an action has no ``sequence_id``.
-        keep_unanswered: Keep runs of two or more tokens without an action token, whose mask is 0.
+    ``include_provenance`` attaches the sampled sequence of each token, which ``stable_reinforce``
+    needs, unless an action has no ``sequence_id``. ``keep_unanswered`` keeps runs of two or more
+    tokens without an action token, whose mask is 0.
 
     Raises:
         DataValidationError: An action lacks a finite log-probability for each token; an observation
@@ -141,8 +122,7 @@ def assemble_training_data(
 ) -> tuple[list[tinker.Datum], list[DatumPlace]]:
     """Returns the data of all trajectories in order, and the origin of each datum.
 
-    ``advantages_P`` holds [G] for each group, as from ``compute_advantages``. Runs without an
-    action token, which train nothing, are left out.
+    ``advantages_P`` holds [G] for each group. Runs without an action token are left out.
 
     Raises:
         DataValidationError: The lengths differ, or :func:`trajectory_to_data` fails; the message

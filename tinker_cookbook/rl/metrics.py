@@ -59,13 +59,8 @@ def compute_kl_sample_train(
         falls as the model becomes certain. Near 0 all samples of a group are the same, so nothing
         is learned any more; a steep rise means that the text degenerates.
 
-    Args:
-        data_D: Data with their ``mask``, such as those of ``trajectory_to_data``.
-        training_logprobs_D: The learner's log-probabilities of the targets, [T] for each datum:
-            arrays, tensors or ``TensorData``.
-
-    Returns:
-        The metrics; empty if no token is trained.
+    ``training_logprobs_D`` has the learner's log-probabilities of the targets, [T] for each datum:
+    arrays, tensors or ``TensorData``. The metrics are empty if no token is trained.
     """
     learner_D = [_as_array(logprobs) for logprobs in training_logprobs_D]
     sampled = sampled_logprobs(data_D)
@@ -79,10 +74,7 @@ def post_kl_metrics(data_D: Sequence[tinker.Datum], after_D: Sequence[_Array]) -
 
     ``kl_pre_post_v1`` is KL(before || after), v1: how far one step moved the policy. Usually
     between 1e-5 and 1e-2; above 0.1 the step is too large. ``kl_pre_post_v2`` is the same, v2.
-
-    Args:
-        data_D: Trained data with their ``mask``.
-        after_D: Log-probabilities [T] of each datum's targets after the update.
+    ``after_D`` has the log-probabilities [T] of each datum's targets after the update.
     """
     after = trained_values(data_D, after_D, "post_sampling_client")
     return _kl_metrics("kl_pre_post", sampled_logprobs(data_D) - after)
@@ -149,18 +141,11 @@ def add_penalty(
     discount above 0 a token's penalty also includes those of later tokens of its datum, see
     :func:`add_to_advantages`.
 
-    Args:
-        data_D: Data with their ``mask``.
-        reference_D: The reference's log-probabilities [T] of each datum's targets.
-        coef: Weight of the penalty.
-        discount: From 0 to 1.
-
-    Returns:
-        KL(sampler || reference), v1: ``mean(d)``, logged as ``kl_policy_base``, and the values
-        added to the advantages of the trained tokens. The KL starts at 0 up to rounding if the
-        reference is the initial model, and rises as the policy moves. Above some 0.1 to 1 the text
-        may differ in kind: raise the coefficient. Clearly below 0 is an error: the reference is
-        another model, or the sampling temperature is not 1.
+    Returns KL(sampler || reference), v1, which is logged as ``kl_policy_base``, and the values
+    added to the advantages of the trained tokens. The KL starts at 0 up to rounding if the
+    reference is the initial model, and rises as the policy moves. Above some 0.1 to 1 the text may
+    differ in kind: raise the coefficient. Clearly below 0 is an error: the reference is another
+    model, or the sampling temperature is not 1.
     """
     difference = sampled_logprobs(data_D) - trained_values(
         data_D, reference_D, "base_sampling_client"
@@ -175,16 +160,11 @@ def add_penalty(
 def add_to_advantages(
     data_D: Sequence[tinker.Datum], values: _Array, discount: float = 0.0
 ) -> _Array:
-    """Adds values to the advantages of trained tokens; changes ``data_D``.
+    """Adds values [N] to the advantages of the N trained tokens; changes ``data_D``.
 
-    Args:
-        data_D: Data with their ``mask``.
-        values: [N], for the trained tokens of all data in order.
-        discount: Above 0 a token's value becomes the sum over the values from its position to the
-            end of its datum, each further position multiplied by one more factor of it.
-
-    Returns:
-        The added values [N].
+    With a ``discount`` above 0 a token's value becomes the sum over the values from its position to
+    the end of its datum, each further position multiplied by one more factor of it. Returns the
+    added values [N].
     """
     masks_D = [_field(datum, "mask") for datum in data_D]
     ends = np.cumsum([np.count_nonzero(mask) for mask in masks_D])
@@ -283,11 +263,9 @@ def _as_array(values: Any) -> _Array:
 async def score_sequences(
     sampling_client: SamplingClient, sequence_inputs: Sequence[tinker.ModelInput]
 ) -> tuple[list[list[float | None]], TokenUsage]:
-    """Returns the log-probabilities of whole sequences, in nats, and the tokens that this took.
+    """Returns the log-probabilities [T] of whole sequences, in nats, and the processed tokens.
 
-    The scores are one list [T] for each sequence, whose first entry is ``None``, because the first
-    token is not predicted. The usage has prompt tokens by whether the backend reports them as
-    cached, and the one token that each request samples.
+    The first score of a sequence is ``None``, because its first token is not predicted.
     """
     # A sampling request, because its response reports how many prompt tokens were cached. All are
     # submitted before the first is awaited, so that the backend can batch them.
@@ -317,11 +295,10 @@ async def _score(
 def compute_sampling_client_metrics(
     wrapped_trajectory_groups: Sequence[Any],
 ) -> dict[str, float]:
-    """Returns metrics of the weights that sampled the groups, and of the sampling times.
+    """Returns metrics of ``WrappedTrajectoryGroup``s, each with ``_max``, ``_min`` and ``_mean``.
 
-    Groups are ``WrappedTrajectoryGroup``s whose ``metrics`` have the seconds of the rollout as
-    ``time/trajectory_group_worker_loop/total``. The metrics are ``sampling_client/step`` (number of
-    updates in the weights) and ``time/sampling_time``, each with ``_max``, ``_min`` and ``_mean``.
+    ``sampling_client/step`` is the number of updates in the weights that sampled a group,
+    ``time/sampling_time`` the seconds of its rollout.
     """
     groups = wrapped_trajectory_groups
     if not groups:

@@ -1,4 +1,4 @@
-"""Training on an own task with one call: ``rl.run(env=MyEnv, problems=[...], model_name=...)``."""
+"""Trains on a task of user code: ``rl.run(env=MyEnv, problems=[...], model_name=...)``."""
 
 from __future__ import annotations
 
@@ -12,18 +12,17 @@ from typing import Any
 import chz
 
 from tinker_cookbook.exceptions import ConfigurationError, nearest
-from tinker_cookbook.renderers import Renderer, get_renderer
-from tinker_cookbook.rl import settings as rl_settings
+from tinker_cookbook.renderers import get_renderer
 from tinker_cookbook.rl.envs.problem_dataset import ProblemDataset
 from tinker_cookbook.rl.envs.problem_env import ProblemGroupBuilder
+from tinker_cookbook.rl.settings import DEMO_MODEL, RLSettings, rl_config
+from tinker_cookbook.rl.settings import run as train_or_continue
 from tinker_cookbook.rl.types import Env, EnvGroupBuilder, RLDataset, RLDatasetBuilder
 from tinker_cookbook.tokenizer_utils import get_tokenizer
 from tinker_cookbook.training.config import check_model
 from tinker_cookbook.utils.command_line.arguments import hint_for
 from tinker_cookbook.utils.command_line.keys import aliases_of
 from tinker_cookbook.utils.run_folder.paths import local_path
-
-_RECIPE = "rl_run"
 
 
 class _Problems(Sequence[Any]):
@@ -74,7 +73,12 @@ class TaskDatasetBuilder(RLDatasetBuilder):
         self.check()
         tokenizer = await asyncio.to_thread(get_tokenizer, self.model_name_for_tokenizer)
         renderer = get_renderer(self.renderer_name, tokenizer)
-        group = partial(self._group, renderer)
+
+        def group(problem: Any) -> EnvGroupBuilder:
+            return ProblemGroupBuilder(
+                partial(self.env, problem, renderer=renderer), self.group_size
+            )
+
         made = self.env(self.problems[0], renderer=renderer)
         if not isinstance(made, Env):
             raise ConfigurationError(
@@ -86,19 +90,16 @@ class TaskDatasetBuilder(RLDatasetBuilder):
             ProblemDataset(test, group, len(test), shuffle=False) if len(test) else None,
         )
 
-    def _group(self, renderer: Renderer, problem: Any) -> EnvGroupBuilder:
-        return ProblemGroupBuilder(partial(self.env, problem, renderer=renderer), self.group_size)
-
 
 def run(
     env: Callable[..., Env],
     problems: Sequence[Any],
-    model_name: str = rl_settings.DEMO_MODEL,
+    model_name: str = DEMO_MODEL,
     *,
     test_problems: Sequence[Any] = (),
     **settings: Any,
 ) -> Path:
-    """Trains a model on an own task, or continues the run in ``log_path``.
+    """Trains a model on a task, or continues the run in ``log_path``; returns the run's folder.
 
     Args:
         env: A ``ProblemEnv`` subclass or a function; ``env(problem, renderer=renderer)`` returns
@@ -106,13 +107,9 @@ def run(
         problems: Anything with a length and an index: a list of texts, tuples, dicts, a dataset.
         model_name: Hub name or local folder of the model.
         test_problems: Held-out problems, evaluated every ``eval_every`` steps.
-        **settings: The keys of ``python -m recipes.math_rl.train --help`` that do not describe its
-            task, with the same defaults: ``batch_size``, ``group_size``, ``learning_rate``,
-            ``max_tokens``, ``max_steps``, ``num_epochs``, ``renderer_name``, ``log_path`` … All are
-            fields of ``rl.settings.RLSettings``.
-
-    Returns:
-        The run's folder, which holds metrics, transcripts and the list of checkpoints.
+        **settings: Fields of ``rl.settings.RLSettings``, named and with the same defaults as in
+            ``python -m recipes.math_rl.train --help``: ``batch_size``, ``group_size``,
+            ``learning_rate``, ``max_tokens``, ``max_steps``, ``log_path`` …
 
     Raises:
         ConfigurationError: A setting is unknown, of the wrong type, or cannot work. Nothing was
@@ -132,13 +129,27 @@ def run(
 async def run_async(
     env: Callable[..., Env],
     problems: Sequence[Any],
-    model_name: str = rl_settings.DEMO_MODEL,
+    model_name: str = DEMO_MODEL,
     *,
     test_problems: Sequence[Any] = (),
     **settings: Any,
 ) -> Path:
     """Does what :func:`run` does, within an event loop that is running."""
-    resolved = _settings({"model_name": model_name, **settings})
+    # Keys are checked as on the command line.
+    fields, aliases = chz.chz_fields(RLSettings), aliases_of(RLSettings)
+    named: dict[str, Any] = {}
+    for name, value in {"model_name": model_name, **settings}.items():
+        key = aliases.get(name, name)
+        if key not in fields:
+            hint = hint_for(name, fields) or nearest(name, [*fields, *aliases])
+            raise ConfigurationError(f"{name}: rl.run has no such setting{hint}")
+        if key in named:
+            raise ConfigurationError(f"{key}: got it twice, also as {name}; leave one out")
+        named[key] = value
+    try:
+        resolved = chz.Blueprint(RLSettings).apply(named).make()
+    except TypeError as error:  # chz names the setting, the type it expected and the one it got
+        raise ConfigurationError(f"rl.run: {error}") from error
     await asyncio.to_thread(check_model, resolved)
     dataset = TaskDatasetBuilder(
         env=env,
@@ -149,25 +160,6 @@ async def run_async(
         groups_per_batch=resolved.groups_per_batch,
         group_size=resolved.group_size,
     )
-    config = rl_settings.rl_config(resolved, _RECIPE, dataset)
-    await rl_settings.run(resolved, config)
+    config = rl_config(resolved, "rl_run", dataset)
+    await train_or_continue(resolved, config)
     return local_path(config.log_path)
-
-
-def _settings(values: dict[str, Any]) -> rl_settings.RLSettings:
-    """Returns the settings; keys are checked as on the command line."""
-    fields = chz.chz_fields(rl_settings.RLSettings)
-    aliases = aliases_of(rl_settings.RLSettings)
-    named: dict[str, Any] = {}
-    for name, value in values.items():
-        key = aliases.get(name, name)
-        if key not in fields:
-            hint = hint_for(name, fields) or nearest(name, [*fields, *aliases])
-            raise ConfigurationError(f"{name}: rl.run has no such setting{hint}")
-        if key in named:
-            raise ConfigurationError(f"{key}: got it twice, also as {name}; leave one out")
-        named[key] = value
-    try:
-        return chz.Blueprint(rl_settings.RLSettings).apply(named).make()
-    except TypeError as error:  # chz names the setting, the type it expected and the one it got
-        raise ConfigurationError(f"rl.run: {error}") from error

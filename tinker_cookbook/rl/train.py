@@ -113,9 +113,7 @@ MakeAdjuster: TypeAlias = Callable[[TrainingSession], Awaitable[AdvantageAdjuste
 async def main(config: Config, rollout_executor: Executor | None = None) -> None:
     """Trains, or continues the run in ``config.log_path``.
 
-    Args:
-        config: Settings of the run.
-        rollout_executor: Runs the groups (see ``set_rollout_executor``); default: the event loop.
+    ``rollout_executor`` runs the groups (see ``set_rollout_executor``); default: the event loop.
 
     Raises:
         ConfigurationError: A setting cannot work; nothing was loaded or sampled.
@@ -157,7 +155,18 @@ async def run(
         session.say(*length_notes(total_steps, epoch, config))
         tokenizer = await asyncio.to_thread(client.get_tokenizer)
         adjuster = await make_adjuster(session)
-        warn_about_loss(config, session)
+        loss = config.training_loss_fn()
+        if loss == "stable_reinforce" and session.connection.kind == "local":
+            from tinker_cookbook.engine.training.losses import STAND_IN_NOTE  # loads torch
+
+            session.say(STAND_IN_NOTE)
+        stale = config.async_config is not None and config.async_config.max_steps_off_policy > 0
+        if stale and loss in ("importance_sampling", "cispo"):
+            logger.warning(
+                "async_config.loss_fn=%s can become unstable on data of older weights, of which "
+                "none are discarded; stable_reinforce or ppo are safer",
+                loss,
+            )
         progress = RLProgress(total_steps, session.start_step)
         with Reporter(config, session, progress, tokenizer) as reporter:
             reporter.add_evaluators(session, test_set)
@@ -177,22 +186,6 @@ async def run(
             async with source:
                 await loop.run(total_steps)
         session.say(*session.summary())
-
-
-def warn_about_loss(config: PolicyTrainingConfig, session: TrainingSession) -> None:
-    """Warns once, at the start, about known limits of the loss."""
-    name, async_config = config.training_loss_fn(), config.async_config
-    if name == "stable_reinforce" and session.connection.kind == "local":
-        from tinker_cookbook.engine.training.losses import STAND_IN_NOTE  # loads torch
-
-        session.say(STAND_IN_NOTE)
-    stale = async_config is not None and async_config.max_steps_off_policy > 0
-    if stale and name in ("importance_sampling", "cispo"):
-        logger.warning(
-            "async_config.loss_fn=%s can become unstable on data of older weights, of which none "
-            "are discarded; stable_reinforce or ppo are safer",
-            name,
-        )
 
 
 def check_first_batch(config: PolicyTrainingConfig, dataset: RLDataset) -> int:

@@ -27,30 +27,6 @@ if TYPE_CHECKING:
 else:
     tinker = lazy_module("tinker")
 
-__all__ = [
-    "Action",
-    "ActionExtra",
-    "Env",
-    "EnvGroupBuilder",
-    "InitialObservationOverflow",
-    "Logprobs",
-    "Logs",
-    "Metrics",
-    "Observation",
-    "PARSE_ERROR_MASKED_METRIC_KEY",
-    "RLDataset",
-    "RLDatasetBuilder",
-    "RolloutError",
-    "STOP_METRIC_PREFIX",
-    "StepResult",
-    "StopCondition",
-    "StopReason",
-    "TokensWithLogprobs",
-    "Trajectory",
-    "TrajectoryGroup",
-    "Transition",
-]
-
 Action: TypeAlias = list[int]
 """Token ids that the policy sampled, the stop token included."""
 

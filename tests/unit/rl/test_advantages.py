@@ -7,11 +7,8 @@ import pytest
 from trajectory_samples import episode, group, group_of_rewards
 
 from tinker_cookbook.exceptions import ConfigurationError, DataValidationError
-from tinker_cookbook.rl.data_processing import (
-    compute_advantages,
-    indices_of_varying_groups,
-    remove_constant_reward_groups,
-)
+from tinker_cookbook.rl.advantages import indices_of_varying_groups
+from tinker_cookbook.rl.data_processing import compute_advantages, remove_constant_reward_groups
 
 
 def test_advantages_are_centred_within_each_group():

@@ -2,11 +2,9 @@
 
 At most ``groups_per_batch * (K + 1)`` groups are started and not yet trained, so sampling continues
 while the policy trains, but is at most K updates ahead of training. Training takes the groups of
-the oldest weights first. No finished group is discarded for its staleness: discarding slow groups
-would bias training towards fast problems.
-
-With ``stream_minibatch_config`` a part of the batch is trained as soon as enough groups are
-finished, in the order in which they finish.
+the oldest weights first; with ``stream_minibatch_config`` it takes parts of a batch in the order in
+which groups finish. No finished group is discarded for its staleness: discarding slow groups would
+bias training towards fast problems.
 """
 
 from __future__ import annotations
@@ -39,14 +37,10 @@ logger = logging.getLogger(__name__)
 
 
 class ProblemQueue:
-    """Queue of the dataset's groups from a position on, epoch after epoch.
+    """Queue of the dataset's groups from ``position``, (batch, index), epoch after epoch.
 
-    Args:
-        dataset: RL dataset.
-        seed: Seed of the order within the epochs.
-        position: (batch, index) of the first group.
-        again: Earlier groups to return too, because they were started but not finished.
-        stop_batch: Batch to stop before; ``None`` continues with further epochs.
+    It begins with the earlier groups ``again``, which were started but not finished, and ends
+    before ``stop_batch``, if that is set.
     """
 
     def __init__(
@@ -92,17 +86,11 @@ class ProblemQueue:
 class AsyncSource(GroupSource):
     """Source that samples at most ``max_steps_off_policy`` updates ahead of training.
 
-    Args:
-        dataset: Repeated until the run has its updates; groups of a further epoch replace groups
-            that fail.
-        worker: Runs the groups.
-        config: Settings of the run.
-        total_steps: Updates of the whole run.
-        log_path: Folder of the saved queue of a continued run.
-        start_step: Finished updates.
-        stop_batch: Read the dataset once, from batch ``start_step`` up to this one. At its end the
-            last update trains the remaining groups.
-        drop: Returns whether a finished group is not trained; called once with each.
+    The dataset is repeated until the run has ``total_steps`` updates; groups of a further epoch
+    replace groups that fail. A run continued after ``start_step`` updates reads its queue from
+    ``log_path``. With ``stop_batch`` the dataset is read once, from batch ``start_step`` up to this
+    one, and the last update trains the remaining groups. ``drop`` returns whether a finished group
+    is not trained; it is called once with each.
     """
 
     def __init__(
@@ -163,12 +151,21 @@ class AsyncSource(GroupSource):
         self._worker.begin(self._size, done=len(self._queue))
         self._current = []
         seconds = 0.0
+        size = self._size // self._num_parts
         # A run without streaming has one part: the whole batch.
         for _ in range(self._num_parts):
-            await self._wait_for(self._size // self._num_parts, step)
-            groups = self._take(self._size // self._num_parts)
+            await self._wait_for(size, step)
+            # Take the oldest groups, or in a streaming run those that finished first.
+            if not self._streams:
+                self._queue.sort(key=lambda group: (group.sampling_step, group.batch, group.index))
+            groups, self._queue = self._queue[:size], self._queue[size:]
             if not groups:
                 break
+            for index, group in enumerate(groups, len(self._current)):
+                group.substep = index * self._num_substeps // self._size
+            self._current += groups
+            self._taken += len(groups)
+            self._in_training += len(groups)
             # After the last update nothing that still runs can be trained. ``close`` waits for it.
             if self._once and step == self._last_step and len(self._current) == self._size:
                 for task in filter(None, [self._feeder, *self._running]):
@@ -224,35 +221,19 @@ class AsyncSource(GroupSource):
         await cancel_and_wait([*feeder, *self._running])
         await asyncio.to_thread(self._problems.close)
 
-    def _take(self, size: int) -> list[RolloutGroup]:
-        """Removes groups from the queue: the oldest, or in a streaming run the first finished."""
-        if not self._streams:
-            self._queue.sort(key=lambda group: (group.sampling_step, group.batch, group.index))
-        groups, self._queue = self._queue[:size], self._queue[size:]
-        for index, group in enumerate(groups, len(self._current)):
-            group.substep = index * self._num_substeps // self._size
-        self._current += groups
-        self._taken += len(groups)
-        self._in_training += len(groups)
-        return groups
-
-    def _has_room(self) -> bool:
-        """Returns whether one more group may be started."""
-        outstanding = len(self._running) + len(self._queue)
-        # Start no more groups than the remaining updates need. With a dataset that is read once,
-        # groups that are dropped or never end must not prevent others from starting.
-        if not self._once and self._taken + outstanding >= self._wanted:
-            return False
-        # Sampling may be K updates ahead of the batch of the next update.
-        most = self._size * (self._config.max_steps_off_policy + 1)
-        return outstanding + self._in_training < most
-
     async def _feed(self) -> None:
         """Starts groups while the limit on untrained groups allows it."""
+        # Sampling may be K updates ahead of the batch of the next update.
+        most = self._size * (self._config.max_steps_off_policy + 1)
         while True:
-            while not self._has_room():
+            outstanding = len(self._running) + len(self._queue)
+            # Start no more groups than the remaining updates need. With a dataset that is read
+            # once, groups that are dropped or never end must not prevent others from starting.
+            enough = not self._once and self._taken + outstanding >= self._wanted
+            if enough or outstanding + self._in_training >= most:
                 self._changed.clear()
                 await self._changed.wait()
+                continue
             group = await self._problems.next()
             assert self._newest is not None
             task = asyncio.create_task(self._worker.run_group(group, self._newest))

@@ -348,14 +348,8 @@ class DiscardedWorkLog:
     """Log of discarded work for times without a training step.
 
     Each step logs the totals with its dropped groups. If all groups are dropped there are no steps,
-    so the totals are logged as a summary without a step.
-
-    Args:
-        cost_tracker: Counter of the totals; ``None`` logs nothing.
-        ml_logger: Receives the summary.
-        interval_seconds: Minimum time between two summaries; default
-            ``rl.train.DISCARDED_WORK_LOG_INTERVAL_SECONDS``.
-        clock: Monotonic clock in seconds.
+    so the totals are logged as a summary without a step, at most every ``interval_seconds``
+    (default: ``rl.train.DISCARDED_WORK_LOG_INTERVAL_SECONDS``).
     """
 
     def __init__(

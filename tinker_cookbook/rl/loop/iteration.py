@@ -197,7 +197,20 @@ class Update:
             rewarded = any(values.any() for values in advantages_of(part))
             if self._config.loss_normalization == "tokens":
                 part = divide_by_action_tokens(part)
-            self._submit(number, part, has_signal and rewarded)
+            if self._substep != number:
+                self._close_substep()
+                self._substep = number
+            self._waiting += part
+            if not (self._has_pass or (has_signal and rewarded)):
+                continue
+            ready, self._waiting, self._has_pass = self._waiting, [], True
+            if self._adjuster is None:
+                loss_fn = self._config.training_loss_fn()
+                output = submit_loss(self._client, ready, loss_fn, self._config.loss_fn_config)
+            else:
+                output = self._adjuster.submit(self._client, ready, self._config)
+            self._passes.append(output)
+            self.data += ready
 
     def _prepare(self, groups: Sequence[RolloutGroup]) -> tuple[RolloutData, bool]:
         """Returns the training data, and whether the rewards of any group differ."""
@@ -213,23 +226,6 @@ class Update:
             [results[i] for i in kept], [advantages_P[i] for i in kept]
         )
         return RolloutData([groups[i] for i in kept], data_D, places_D), bool(varying)
-
-    def _submit(self, substep: int, data: list[tinker.Datum], has_signal: bool) -> None:
-        if self._substep != substep:
-            self._close_substep()
-            self._substep = substep
-        self._waiting += data
-        if not (has_signal or self._has_pass):
-            return
-        config, ready, self._waiting = self._config, self._waiting, []
-        if self._adjuster is None:
-            loss_fn = config.training_loss_fn()
-            output = submit_loss(self._client, ready, loss_fn, config.loss_fn_config)
-        else:
-            output = self._adjuster.submit(self._client, ready, config)
-        self._passes.append(output)
-        self.data += ready
-        self._has_pass = True
 
     def _close_substep(self) -> None:
         # Data that got no signal until the end of the substep are not trained.
@@ -260,27 +256,16 @@ class Update:
             sampled_D = [datum.loss_fn_inputs["logprobs"] for datum in self._untrained]
             found = compute_kl_sample_train(self._untrained, sampled_D)
             metrics.update({key: v for key, v in found.items() if key == "optim/entropy"})
+        # The suffix of a backend's metric (``loss:sum``) is its reduction over the operations; a
+        # metric without one is averaged.
+        ways = {"sum": sum, "max": max, "min": min}
         for reports in (outputs, optim_steps):
-            # Clients of user code may report no metrics.
-            metrics.update(_combined([getattr(one, "metrics", None) or {} for one in reports]))
+            joined: dict[str, list[float]] = {}
+            for report in reports:
+                # Clients of user code may report no metrics.
+                for name, value in (getattr(report, "metrics", None) or {}).items():
+                    joined.setdefault(name, []).append(float(value))
+            for name, values in joined.items():
+                reduce = ways.get(name.rpartition(":")[2], lambda values: sum(values) / len(values))
+                metrics[f"optim/{name}"] = reduce(values)
         return metrics
-
-
-def _combined(reports: Sequence[dict[str, float]]) -> Metrics:
-    """Returns the backend's metrics as ``optim/NAME``, reduced over the operations.
-
-    The suffix of a name (``loss:sum``) is the reduction; a name without one is averaged.
-    """
-    joined: dict[str, list[float]] = {}
-    for report in reports:
-        for name, value in report.items():
-            joined.setdefault(name, []).append(float(value))
-    ways = {"sum": sum, "max": max, "min": min}
-    return {
-        f"optim/{name}": ways.get(name.rpartition(":")[2], _mean)(values)
-        for name, values in joined.items()
-    }
-
-
-def _mean(values: Sequence[float]) -> float:
-    return sum(values) / len(values)

@@ -168,16 +168,9 @@ async def save_checkpoint_and_get_sampling_client(
 ) -> tuple[SamplingClient, dict[str, Any]]:
     """Saves a periodic checkpoint, if one is due, and returns a client of the current weights.
 
-    Args:
-        training_client: Client with the weights.
-        checkpoint_mgr: Decides whether a checkpoint is due, and saves it; ``None`` saves none.
-        i_batch: Number of finished steps.
-        start_batch: Finished steps when this process started; no checkpoint is due after them.
-        record_stability_info: Record what ``stable_reinforce`` trains on.
-        cost_tracker: Its totals are saved with the checkpoint.
-
-    Returns:
-        The client, and an empty dict of metrics.
+    ``i_batch`` is the number of finished steps, ``start_batch`` that at the start of this process,
+    after which no checkpoint is due. ``record_stability_info`` records what ``stable_reinforce``
+    trains on. The checkpoint includes the totals of ``cost_tracker``. The metrics are empty.
     """
     # Omitted if it is the default: clients of other backends may not know it.
     options: dict[str, Any] = {"record_stability_info": True} if record_stability_info else {}
@@ -279,18 +272,11 @@ async def compute_full_batch_metrics_and_get_sampling_client(
 ) -> tuple[SamplingClient, dict[str, Any]]:
     """Returns a sampling client of the new weights, and the metrics of the trained batch.
 
-    Args:
-        training_client: Client that has trained on the batch.
-        checkpoint_mgr: Saves the periodic checkpoint, if one is due.
-        i_batch: Number of finished steps.
-        data_D: Data of the batch.
-        training_logprobs_D: The learner's log-probabilities [T] of each datum, in nats.
-        do_compute_post_kl: Compute the KL between the policies before and after the update.
-        record_stability_info: Record what ``stable_reinforce`` trains on.
-        usage: Tokens of the step before training.
-        cost_tracker: Counts the step before its checkpoint is saved.
-        sampling_client_reuse: Its client is returned if no more rollouts will start and neither a
-            checkpoint nor the KL needs the new weights.
+    ``i_batch`` is the number of finished steps, ``training_logprobs_D`` has the learner's
+    log-probabilities [T] of each datum, in nats, and ``usage`` the tokens of the step before
+    training. ``cost_tracker`` counts the step before its checkpoint is saved. The client of
+    ``sampling_client_reuse`` is returned if no more rollouts will start and neither a checkpoint
+    nor the KL of ``do_compute_post_kl`` needs the new weights.
     """
     metrics: dict[str, Any] = dict(compute_kl_sample_train(data_D, training_logprobs_D))
     if cost_tracker is not None:

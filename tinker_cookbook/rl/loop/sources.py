@@ -163,11 +163,8 @@ class SnapshotPolicy(TinkerTokenCompleter):
 class RolloutWorker:
     """Runs the rollouts of groups and counts the finished groups of an iteration.
 
-    Args:
-        config: Settings of sampling and rollouts.
-        on_done: Called after each group with (finished groups, all groups) of the iteration.
-        strategy: Handles failed rollouts; default: the config's.
-        separate: See :class:`SnapshotPolicy`.
+    ``on_done`` is called after each group with (finished groups, all groups) of the iteration.
+    ``strategy`` replaces the config's handling of failed rollouts.
     """
 
     def __init__(
@@ -291,13 +288,9 @@ class GroupSource(AbstractAsyncContextManager["GroupSource"], ABC):
 class BatchSource(GroupSource):
     """Source of the dataset's batches, one per iteration, sampled with the newest weights.
 
-    Args:
-        batches: Batches from the first iteration on.
-        worker: Runs the groups.
-        num_substeps: Optimizer steps per batch, of contiguous groups each.
-        stream: Train each part of a substep once it is complete; default: the whole batch at its
-            end. A part has the groups that finish first, so the sum of the gradients equals the
-            whole batch's up to rounding.
+    A batch is split into ``num_substeps`` optimizer steps of contiguous groups. With ``stream`` a
+    part of a substep, which has the groups that finish first, trains as soon as it is complete; the
+    sum of the gradients equals the whole batch's up to rounding.
     """
 
     def __init__(

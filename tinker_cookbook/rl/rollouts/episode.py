@@ -29,12 +29,12 @@ from tinker_cookbook.rl.rollouts.hooks import (
     RolloutHooks,
     RolloutState,
     SupportsGrading,
-    SupportsParseErrorPolicy,
-    SupportsToolCallLimit,
     UnsupportedMessagesError,
     configure,
     teacher_observation,
 )
+from tinker_cookbook.rl.rollouts.hooks import SupportsParseErrorPolicy as SupportsParseErrorPolicy
+from tinker_cookbook.rl.rollouts.hooks import SupportsToolCallLimit as SupportsToolCallLimit
 from tinker_cookbook.rl.rollouts.limits import ParseErrorPolicy, RolloutConfig, RolloutLimits
 from tinker_cookbook.rl.types import (
     STOP_METRIC_PREFIX,
@@ -57,17 +57,6 @@ if TYPE_CHECKING:
     import tinker
 else:
     tinker = lazy_module("tinker")
-
-__all__ = [
-    "TRUNCATION_METRIC_KEY",
-    "RolloutHooks",
-    "RolloutState",
-    "SamplingTurnTimeoutError",
-    "SupportsParseErrorPolicy",
-    "SupportsToolCallLimit",
-    "run_rollout",
-    "stop_reason_from_metrics",
-]
 
 TRUNCATION_METRIC_KEY = "num_truncations_max_turn_tokens"
 """Metric of an episode: number of responses truncated at ``RolloutLimits.max_turn_tokens``."""
@@ -203,8 +192,14 @@ class Episode:
         timeout = self._config.limits.rollout_timeout_seconds
         self._deadline = None if timeout is None else self._started + timeout
         with located_at(lambda: self.place):
-            if self.prompt is None:
-                return await self._finish_overflow()
+            if self._overflow is not None:
+                # The first prompt leaves no room for a response.
+                metrics = self._overflow.metrics
+                self._metrics.update(_without_stop_reason(metrics))
+                reason = stop_reason_from_metrics(metrics) or StopReason.CONTEXT_OVERFLOW
+                reward = checked_reward(self._overflow.reward, self.place)
+                return await self._finish(reason, tinker.ModelInput.empty(), reward)
+            assert self.prompt is not None
             ob, stop = self.prompt
             by_env = False
             try:
@@ -376,15 +371,6 @@ class Episode:
                 teacher_ob=teacher_ob,
             )
         )
-
-    async def _finish_overflow(self) -> Trajectory:
-        """Returns the trajectory of an episode whose first prompt leaves no room to respond."""
-        overflow = self._overflow
-        assert overflow is not None
-        self._metrics.update(_without_stop_reason(overflow.metrics))
-        reason = stop_reason_from_metrics(overflow.metrics) or StopReason.CONTEXT_OVERFLOW
-        reward = checked_reward(overflow.reward, self.place)
-        return await self._finish(reason, tinker.ModelInput.empty(), reward)
 
     async def _finish(self, reason: StopReason | str, ob: Observation, reward: float) -> Trajectory:
         """Returns the trajectory; ``reward`` is the reward of the whole episode."""

@@ -1,9 +1,9 @@
-"""Rollouts of a group with their rewards, on the event loop or in a pool of threads or processes.
+"""Runs a group and computes its rewards, on the event loop or in a pool of threads or processes.
 
-The result depends only on the policy's seed and on each member's place in the group, never on the
+The result depends only on the policy's seed and on each member's index in the group, never on the
 order in which rollouts finish. An event loop runs thousands of episodes that wait for responses; a
-pool helps if environments compute much themselves. A local sampling client lives in the process of
-its engine, so threads can share it and processes cannot.
+pool helps if environments compute much themselves. Threads can share a local sampling client,
+processes cannot.
 """
 
 from __future__ import annotations
@@ -66,14 +66,14 @@ async def do_group_rollout(
 
     Turns are sampled by ``policy.derived(member, turn)``, retries by ``policy.derived(member, turn,
     attempt)``. Members whose first prompts are equal share one request ``policy.sample_many(prompt,
-    stop, n)``.
+    stop, n)``. A strategy of user code with another ``execute`` runs the rollouts itself, without
+    ``config.limits`` and ``hooks``.
 
     Args:
         env_group_builder: Builds the environments. Its ``cleanup`` is called once, also if the
             group fails or is cancelled; a cancellation waits for its end.
         policy: Samples the responses.
-        strategy: Handles failed rollouts. A strategy with its own ``execute`` runs the rollouts
-            itself, without ``config.limits`` and ``hooks``.
+        strategy: Handles failed rollouts; default: :class:`FailFast`.
         termination: Replaces ``config.termination``.
         config: Settings of the rollouts; the default has no limits.
         hooks: Callbacks of every rollout.
@@ -86,8 +86,9 @@ async def do_group_rollout(
     if termination is not None:
         config = chz.replace(config, termination=termination)
     try:
-        # 1. Run the rollouts.
-        if isinstance(strategy, MemberStrategy) and _has_default_execute(strategy):
+        # 1. Run the rollouts. A strategy of user code may have an execute without config and hooks.
+        if getattr(type(strategy), "execute", None) is MemberStrategy.execute:
+            assert isinstance(strategy, MemberStrategy)
             result = await strategy.execute(env_group_builder, policy, config, hooks)
         else:
             result = await strategy.execute(env_group_builder, policy)
@@ -103,10 +104,6 @@ async def do_group_rollout(
         raise
     errors = result.errors + await _clean_up(env_group_builder)
     return TrajectoryGroup(result.trajectories, rewards_G, metrics_G, errors)
-
-
-def _has_default_execute(strategy: MemberStrategy) -> bool:
-    return type(strategy).execute is MemberStrategy.execute
 
 
 async def _clean_up(builder: EnvGroupBuilder) -> list[RolloutError]:
@@ -163,13 +160,10 @@ _executor: ContextVar[Executor | None] = ContextVar("rollout_executor", default=
 def set_rollout_executor(executor: Executor | None) -> Token[Executor | None]:
     """Sets the executor of this context's group rollouts; ``None`` runs them on the event loop.
 
-    Args:
-        executor: Thread pool, or process pool with start method "spawn".
-
     Raises:
-        ConfigurationError: A process pool forks. A fork copies the locks of torch and of the
-            tokenizers in their current state, and hangs on them.
+        ConfigurationError: The executor is a process pool whose start method is not "spawn".
     """
+    # A fork copies the locks of torch and of the tokenizers in their current state, and hangs.
     if isinstance(executor, ProcessPoolExecutor):
         context: Any = getattr(executor, "_mp_context", None)
         method = context.get_start_method() if context is not None else "unknown"
@@ -197,8 +191,7 @@ def run_group(
 ) -> Awaitable[TrajectoryGroup]:
     """Returns an awaitable of ``do_group_rollout`` in the context's executor.
 
-    Cancelling it cancels the rollout. A rollout that another process has begun continues, and its
-    result is dropped.
+    Cancelling it cancels the rollout, unless another process has begun it.
 
     Raises:
         ConfigurationError: Builder, policy or settings cannot be pickled for another process.
@@ -283,19 +276,9 @@ async def do_group_rollout_and_filter_constant_reward(
 ) -> TrajectoryGroup | None:
     """Runs a group with the weights of a sampling client, for loops of user code.
 
-    Args:
-        sampling_client: Samples the responses.
-        env_group_builder: Builds the environments.
-        max_tokens: Maximum tokens of a response.
-        temperature: Sampling temperature.
-        do_remove_constant_reward_groups: Return ``None`` for a group whose rewards are all equal.
-        enable_logging: Whether environments log to the current ``logtree`` report.
-        strategy: Handles failed rollouts.
-        termination: Rewards of rollouts that reach a limit.
-
-    Returns:
-        The group, or ``None`` if its rewards are equal, too few of its rollouts succeeded, or it
-        failed and ``strategy.catches_group_errors``.
+    With ``enable_logging`` environments log to the current ``logtree`` report. Returns ``None`` if
+    too few rollouts succeeded, the group failed and ``strategy.catches_group_errors``, or with
+    ``do_remove_constant_reward_groups`` if all rewards are equal.
     """
     strategy = strategy or FailFast()
     policy = TinkerTokenCompleter(sampling_client, max_tokens, temperature)

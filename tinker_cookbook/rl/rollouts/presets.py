@@ -7,18 +7,9 @@ from tinker_cookbook.rl.rollouts.limits import (
     RolloutConfig,
     RolloutLimits,
     TerminationRewardPolicy,
-    ToolExecution,
 )
+from tinker_cookbook.rl.rollouts.limits import ToolExecution as ToolExecution
 from tinker_cookbook.rl.rollouts.strategy import FailFast, MinViableGroup, RolloutStrategy
-
-__all__ = [
-    "RolloutConfig",
-    "ToolExecution",
-    "agentic",
-    "default_rollout_config_for_model",
-    "default_rollout_strategy_for_model",
-    "simple",
-]
 
 
 def simple() -> RolloutConfig:

@@ -36,16 +36,6 @@ from tinker_cookbook.rl.types import (
 )
 from tinker_cookbook.utils import logtree
 
-__all__ = [
-    "FailFast",
-    "MemberStrategy",
-    "MinViableGroup",
-    "RetryOnFailure",
-    "RolloutResult",
-    "RolloutStrategy",
-    "rollout_strategy_from_config",
-]
-
 logger = logging.getLogger(__name__)
 
 
