@@ -11,7 +11,7 @@ import torch
 
 from tinker_cookbook.engine.model.head import Head
 from tinker_cookbook.engine.training.micro_batch import MicroBatchPass
-from tinker_cookbook.engine.training.packing import plan_groups
+from tinker_cookbook.engine.training.packing import plan
 from tinker_cookbook.exceptions import ConfigurationError, DataValidationError, OutOfMemoryError
 
 
@@ -115,7 +115,7 @@ def test_logits_of_prompts_can_be_left_out(stories_base, budget, group_size, mon
 
 def test_a_group_shares_a_row_where_that_pays(stories_base):
     tokens = [example.tokens for example in pairs(stories_base)]
-    micros = plan_groups(tokens, 2, 170, shared_budget=300)
+    micros = plan(tokens, 170, group_size=2, shared_budget=300)
     assert [(micro.shared, micro.indices) for micro in micros] == [
         (True, (0, 1)),
         (False, (4, 5, 2, 3)),
@@ -124,8 +124,8 @@ def test_a_group_shares_a_row_where_that_pays(stories_base):
     assert long == []
     assert [half.indices for half in short] == [(4, 5), (2, 3)]
     assert all(half.halves(tokens) == [] for half in short)
-    assert not any(micro.shared for micro in plan_groups(tokens, 2, 150))
-    assert not any(micro.shared for micro in plan_groups(tokens, 2, 150, shared_budget=140))
+    assert not any(micro.shared for micro in plan(tokens, 150, group_size=2))
+    assert not any(micro.shared for micro in plan(tokens, 150, group_size=2, shared_budget=140))
 
 
 def test_groups_of_three_stay_together(stories_base):
@@ -133,7 +133,7 @@ def test_groups_of_three_stay_together(stories_base):
     stem = rng.integers(3, 512, 90)
     tokens = [rng.integers(3, 512, n) for n in (9, 30, 12)]
     tokens += [np.concatenate([stem, [5, 6]]), rng.integers(3, 512, 20), stem[:80]]
-    micros = plan_groups(tokens, 3, 10, shared_budget=200)
+    micros = plan(tokens, 10, group_size=3, shared_budget=200)
     assert sorted(micro.indices for micro in micros) == [(0, 1, 2), (3, 4, 5)]
 
 

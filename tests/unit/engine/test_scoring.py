@@ -63,7 +63,9 @@ def wishes(base, rng, texts) -> list[dict]:
 def test_company_does_not_change_a_bit(tiny_base, stories_base, kind, way, monkeypatch):
     """Else what a run computes would depend on which requests happened to meet."""
     if way == "arenas":
-        monkeypatch.setattr("tinker_cookbook.engine.sampling.paged_cache.suits", lambda *_: False)
+        monkeypatch.setattr(
+            "tinker_cookbook.engine.sampling.paged_cache.page_tokens", lambda *_: None
+        )
     base = stories_base if kind == "stories" else tiny_base(kind)
     rng = np.random.default_rng(0)
     sampler = Sampler(base, ref.random_adapter(base))

@@ -25,7 +25,7 @@ from tinker_cookbook.exceptions import CheckpointError, ConfigurationError
 ALPHA = 32
 _PEFT_PREFIX = "base_model.model."
 
-TermGradients = Mapping[str, tuple[torch.Tensor, torch.Tensor]]
+TermGradients = dict[str, tuple[torch.Tensor, torch.Tensor]]
 """Target name -> gradients of A [r, in] and of B [out, r]."""
 
 

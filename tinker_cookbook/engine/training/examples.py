@@ -1,4 +1,4 @@
-"""Training examples as the engine takes them, and the checks they pass before any compute."""
+"""Training examples of the engine, and their checks before any computation."""
 
 from __future__ import annotations
 
@@ -31,11 +31,11 @@ class Example:
         return len(self.tokens)
 
     def for_loss(self, loss: Loss) -> Example:
-        """Without the fields that only other losses read, and without ``mask``.
+        """Drops the fields that only other losses read, and ``mask``.
 
-        One datum may carry what several losses need, as for the hosted service. A ``mask`` is a
-        note of the caller's: what is trained is given by ``weights`` or ``advantages`` alone. Names
-        that no loss knows stay, for ``check_examples`` to refuse.
+        One datum may have the fields of several losses, as for the hosted service. No loss reads a
+        ``mask``: ``weights`` or ``advantages`` alone define what is trained. Names that no loss
+        knows stay, for ``check_examples`` to refuse.
         """
         used = {*loss.required, *loss.optional}
         elsewhere = {name for one in LOSSES.values() for name in (*one.required, *one.optional)}

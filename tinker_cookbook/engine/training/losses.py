@@ -1,4 +1,4 @@
-"""The loss table: pure functions of target log-probabilities, as unnormalised sums over tokens.
+"""The loss table: pure functions of target log-probabilities, as unnormalized sums over tokens.
 
 With ``lp`` the learner's and ``q`` the sampler's log-probabilities, ``A`` advantages and
 ``r = exp(lp - q)``:
@@ -9,28 +9,30 @@ importance_sampling     ``-(r * A).sum()``
 ppo                     ``-min(r * A, clip(r, lo, hi) * A).sum()``          (arXiv 1707.06347)
 cispo                   ``-(clip(r, lo, hi).detach() * lp * A).sum()``      (arXiv 2506.13585)
 dro                     ``-(lp * A - beta / 2 * (lp - q)**2).sum()``        (arXiv 2405.19107)
-                        (no penalty where ``q`` is exactly 0: nobody sampled that token)
+                        (no penalty where ``q`` is exactly 0: the token was not sampled)
 gspo                    ppo with the sequence's ratio in place of the token's (arXiv 2507.18071)
 stable_reinforce        ``-(w * (lp * A - kl_coeff / 2 * (lp - q)**2)).sum()`` with
                         ``w = clip(r, lo, hi).detach()``; no penalty where ``q`` is exactly 0
 ======================  =====================================================================
 
 Definitions and defaults are those of the Tinker API, except for ``stable_reinforce``: the hosted
-API does not publish its objective, so the one here is a stand-in (see ``_stable_reinforce``).
-Being sums, losses of batches add up, so the
-split into micro-batches never changes a gradient; and every loss is linear in signed weights or
-advantages.
+API does not publish its objective, so another is used here (see ``_stable_reinforce``). Being sums,
+losses of batches add up, so the split into micro-batches never changes a gradient; and every loss
+is linear in signed weights or advantages.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import torch
 
-from tinker_cookbook.exceptions import ConfigurationError, nearest
+from tinker_cookbook.exceptions import ConfigurationError, DataValidationError, nearest
+
+_RL = ("target_tokens", "logprobs", "advantages")
+_CLIP = ("clip_low_threshold", "clip_high_threshold")
 
 
 @dataclass(frozen=True)
@@ -50,37 +52,30 @@ class LossInputs:
         return self.fields[field]
 
     def clip(self, ratio: torch.Tensor) -> torch.Tensor:
-        """Returns ``ratio`` between the thresholds: those of the token where given, else the
-        config's."""
-        low = self.fields.get("clip_low_threshold", self.config.get("clip_low_threshold"))
-        high = self.fields.get("clip_high_threshold", self.config.get("clip_high_threshold"))
-        if not isinstance(low, torch.Tensor):
-            low = torch.full_like(ratio, float(low))  # type: ignore[arg-type]
-        if not isinstance(high, torch.Tensor):
-            high = torch.full_like(ratio, float(high))  # type: ignore[arg-type]
+        """Clips ``ratio`` to the thresholds of each token where given, else of the config."""
+        low, high = (
+            self.fields[name] if name in self.fields else torch.full_like(ratio, self.config[name])
+            for name in _CLIP
+        )
         return torch.minimum(torch.maximum(ratio, low), high)
-
-
-_RL = ("target_tokens", "logprobs", "advantages")
-_CLIP = ("clip_low_threshold", "clip_high_threshold")
-
-LossFn = Callable[[torch.Tensor, LossInputs], torch.Tensor]
 
 
 @dataclass(frozen=True)
 class Loss:
     """One row of the table: the function, its inputs, and its settings with their defaults.
 
-    A default of ``None`` marks a setting whose default is not public: it must be given.
-    ``linear`` marks a loss whose gradient is known before the log-probabilities are.
+    A default of ``None`` marks a setting whose default is not public: it must be given, and
+    ``advice`` names a usual value. ``linear`` marks a loss whose gradient is known before the
+    log-probabilities are.
     """
 
     name: str
-    function: LossFn
+    function: Callable[[torch.Tensor, LossInputs], torch.Tensor]
     required: tuple[str, ...]
     optional: tuple[str, ...] = ()
     config: Mapping[str, float | None] = field(default_factory=dict)
     linear: bool = False
+    advice: str = ""
 
     def resolve_config(
         self, given: Mapping[str, float | str] | None, *, per_token: frozenset[str] = frozenset()
@@ -106,7 +101,7 @@ class Loss:
             if value is None and key not in per_token:
                 raise ConfigurationError(
                     f"loss_fn_config[{key!r}]: {self.name} has no public default for it; "
-                    f"{_ADVICE[self.name]}"
+                    f"{self.advice}"
                 )
         low, high = known.get(_CLIP[0]), known.get(_CLIP[1])
         if low is not None and high is not None and low > high:
@@ -117,13 +112,6 @@ class Loss:
         return {key: value for key, value in known.items() if value is not None}
 
 
-_ADVICE = {
-    "dro": "the Tinker documents use loss_fn_config={'beta': 0.05}",
-    "gspo": "the paper uses loss_fn_config={'clip_low_threshold': 1 - 3e-4, "
-    "'clip_high_threshold': 1 + 4e-4}",
-}
-
-
 def _cross_entropy(lp: torch.Tensor, inputs: LossInputs) -> torch.Tensor:
     return -(lp * inputs["weights"]).sum()
 
@@ -132,13 +120,13 @@ def _importance_sampling(lp: torch.Tensor, inputs: LossInputs) -> torch.Tensor:
     return -((lp - inputs["logprobs"]).exp() * inputs["advantages"]).sum()
 
 
+def _ppo(lp: torch.Tensor, inputs: LossInputs) -> torch.Tensor:
+    return _clipped_surrogate((lp - inputs["logprobs"]).exp(), inputs)
+
+
 def _clipped_surrogate(ratio: torch.Tensor, inputs: LossInputs) -> torch.Tensor:
     advantages = inputs["advantages"]
     return -torch.minimum(ratio * advantages, inputs.clip(ratio) * advantages).sum()
-
-
-def _ppo(lp: torch.Tensor, inputs: LossInputs) -> torch.Tensor:
-    return _clipped_surrogate((lp - inputs["logprobs"]).exp(), inputs)
 
 
 def _cispo(lp: torch.Tensor, inputs: LossInputs) -> torch.Tensor:
@@ -147,27 +135,31 @@ def _cispo(lp: torch.Tensor, inputs: LossInputs) -> torch.Tensor:
 
 
 def _dro(lp: torch.Tensor, inputs: LossInputs) -> torch.Tensor:
-    # A q of exactly 0 marks a token that nobody sampled (a prompt's): nothing to stay close to.
+    return -(lp * inputs["advantages"] - _penalty(lp, inputs, "beta")).sum()
+
+
+def _penalty(lp: torch.Tensor, inputs: LossInputs, coefficient: str) -> torch.Tensor:
+    # A q of exactly 0 marks a token that was not sampled (of a prompt): nothing to stay close to.
     q = inputs["logprobs"]
     deviation = (lp - q) * (q != 0)
-    penalty = 0.5 * inputs.config["beta"] * deviation.square()
-    return -(lp * inputs["advantages"] - penalty).sum()
+    return 0.5 * inputs.config[coefficient] * deviation.square()
 
 
 def _gspo(lp: torch.Tensor, inputs: LossInputs) -> torch.Tensor:
-    """The token's ratio has the value of the sequence's and the gradient of the token's."""
+    # The sequence's ratio is the geometric mean over its masked tokens.
     mask = inputs["sequence_ratio_mask"]
     deviation = (lp.detach() - inputs["logprobs"]) * mask
     total = lp.new_zeros(inputs.num_sequences).index_add_(0, inputs.sequence, deviation)
     count = lp.new_zeros(inputs.num_sequences).index_add_(0, inputs.sequence, mask)
     log_ratio = (total / count.clamp(min=1))[inputs.sequence]
+    # The token's ratio has the value of the sequence's and the gradient of the token's.
     return _clipped_surrogate((log_ratio + lp - lp.detach()).exp(), inputs)
 
 
 def _stable_reinforce(lp: torch.Tensor, inputs: LossInputs) -> torch.Tensor:
     """REINFORCE with truncated importance weights and a KL term towards the sampling policy.
 
-    This is a stand-in for the hosted objective of the same name, which is not published. With
+    It replaces the hosted objective of the same name, which is not published. With
     ``w = clip(r, lo, hi).detach()`` the gradient is
     ``-sum(w * (A - kl_coeff * (lp - q)) * grad lp)``. Where no weight is truncated, its first part
     is the policy gradient of the learner (REINFORCE, Williams 1992, with importance weights) and
@@ -176,26 +168,36 @@ def _stable_reinforce(lp: torch.Tensor, inputs: LossInputs) -> torch.Tensor:
     count (truncated importance sampling: Ionides 2008; IMPALA, arXiv 1802.01561), and detached
     weights keep the gradient where ``ppo`` would cut it to zero.
 
-    ``config``: ``kl_coeff`` (default 0.01, that of the Tinker cookbook), ``clip_low_threshold``
+    ``config``: ``kl_coeff`` (default 0.01, as in the Tinker cookbook), ``clip_low_threshold``
     (0) and ``clip_high_threshold`` (2), the bounds of ``w``.
     """
-    q = inputs["logprobs"]
-    weight = inputs.clip((lp - q).exp()).detach()
-    # A q of exactly 0 marks a token that was not sampled (a prompt's), so it has no KL.
-    deviation = (lp - q) * (q != 0)
-    penalty = 0.5 * inputs.config["kl_coeff"] * deviation.square()
-    return -(weight * (lp * inputs["advantages"] - penalty)).sum()
+    weight = inputs.clip((lp - inputs["logprobs"]).exp()).detach()
+    return -(weight * (lp * inputs["advantages"] - _penalty(lp, inputs, "kl_coeff"))).sum()
 
 
 LOSSES: dict[str, Loss] = {
     loss.name: loss
     for loss in (
-        Loss("cross_entropy", _cross_entropy, ("target_tokens", "weights"), config={}, linear=True),
-        Loss("importance_sampling", _importance_sampling, _RL, config={}),
+        Loss("cross_entropy", _cross_entropy, ("target_tokens", "weights"), linear=True),
+        Loss("importance_sampling", _importance_sampling, _RL),
         Loss("ppo", _ppo, _RL, _CLIP, dict(zip(_CLIP, (0.8, 1.2), strict=True))),
         Loss("cispo", _cispo, _RL, _CLIP, dict(zip(_CLIP, (0.0, 4.0), strict=True))),
-        Loss("dro", _dro, _RL, config={"beta": None}),
-        Loss("gspo", _gspo, (*_RL, "sequence_ratio_mask"), _CLIP, dict.fromkeys(_CLIP)),
+        Loss(
+            "dro",
+            _dro,
+            _RL,
+            config={"beta": None},
+            advice="the Tinker documents use loss_fn_config={'beta': 0.05}",
+        ),
+        Loss(
+            "gspo",
+            _gspo,
+            (*_RL, "sequence_ratio_mask"),
+            _CLIP,
+            dict.fromkeys(_CLIP),
+            advice="the paper uses loss_fn_config={'clip_low_threshold': 1 - 3e-4, "
+            "'clip_high_threshold': 1 + 4e-4}",
+        ),
         Loss(
             "stable_reinforce",
             _stable_reinforce,
@@ -212,17 +214,63 @@ STAND_IN_NOTE = (
     "sampling policy (formula: tinker_cookbook/engine/training/losses.py)"
 )
 
-_NOT_PUBLIC = {
-    "custom": "call forward_backward_custom(data, loss_fn) with your function instead",
-}
-
 
 def get_loss(name: str) -> Loss:
-    """Returns the loss called ``name``; a ``ConfigurationError`` says what exists instead."""
+    """Returns the loss called ``name``; raises ``ConfigurationError`` with the known names."""
     if name in LOSSES:
         return LOSSES[name]
-    if name in _NOT_PUBLIC:
-        raise ConfigurationError(f"loss_fn: {name!r} is not available here: {_NOT_PUBLIC[name]}")
+    if name == "custom":
+        raise ConfigurationError(
+            "loss_fn: 'custom' is not available here: call forward_backward_custom(data, loss_fn) "
+            "with your function instead"
+        )
     raise ConfigurationError(
         f"loss_fn: got {name!r}, expected one of {', '.join(LOSSES)}{nearest(name, LOSSES)}"
     )
+
+
+CustomLossFn = Callable[
+    [Sequence[int], "list[torch.Tensor]"], "tuple[torch.Tensor, dict[str, float]]"
+]
+"""``loss_fn(indices, logprobs)``: numbers of the datums, and a leaf [T] of autograd for each;
+returns the loss (one element) and metrics."""
+
+
+def evaluate_custom(
+    loss_fn: CustomLossFn, indices: Sequence[int], logprobs: Sequence[torch.Tensor]
+) -> tuple[float, dict[str, float], list[torch.Tensor]]:
+    """Calls ``loss_fn`` once; returns its value, its metrics, and the gradient for the
+    log-probabilities of each datum, which is zero where the loss does not use one.
+
+    Raises:
+        DataValidationError: the result cannot be a loss, or the gradient is not finite.
+    """
+    leaves = [values.detach().clone().requires_grad_() for values in logprobs]
+    with torch.enable_grad():
+        result = loss_fn(indices, leaves)
+    if not isinstance(result, tuple) or len(result) != 2:
+        raise DataValidationError(
+            f"loss_fn: returned {type(result).__name__}, expected a tuple (loss, metrics)"
+        )
+    value, metrics = result
+    if not isinstance(value, torch.Tensor) or value.numel() != 1:
+        raise DataValidationError(
+            f"loss_fn: returned {type(value).__name__} "
+            f"{tuple(value.shape) if isinstance(value, torch.Tensor) else ''} as loss, expected a "
+            "tensor of one element"
+        )
+    if not value.requires_grad:
+        raise DataValidationError(
+            "loss_fn: the loss does not depend on the log-probabilities it was given; compute it "
+            "with torch operations, without .item() or .detach()"
+        )
+    found = torch.autograd.grad(value, leaves, allow_unused=True)
+    gradients = []
+    for index, leaf, gradient in zip(indices, leaves, found, strict=True):
+        gradient = torch.zeros_like(leaf) if gradient is None else gradient.float()
+        if not torch.isfinite(gradient).all():
+            raise DataValidationError(
+                f"loss_fn: its gradient is not finite at datum {index}; check for log(0) or 0/0"
+            )
+        gradients.append(gradient)
+    return float(value.detach()), dict(metrics), gradients

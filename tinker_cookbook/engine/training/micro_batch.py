@@ -1,4 +1,13 @@
-"""The forward and backward pass of one micro-batch."""
+"""The forward and backward pass of one micro-batch.
+
+A pass has three steps, which meet at the detached hidden states::
+
+    hidden  = model(tokens)                        # with autograd
+    g       = d loss / d logprobs(hidden)          # chunked head, then the loss on a small leaf
+    d_adapter = autograd(hidden, head.backward(g)) # through the head, then the body
+
+so the loss sees only [T] tensors, and the [T, V] logits are never kept.
+"""
 
 from __future__ import annotations
 
@@ -9,17 +18,11 @@ import torch
 
 from tinker_cookbook.engine.model.base_model import BaseModel
 from tinker_cookbook.engine.model.head import SavedSoftmax
+from tinker_cookbook.engine.model.lora import TermGradients
 from tinker_cookbook.engine.model.low_rank import Terms
-from tinker_cookbook.engine.training.custom_loss import CustomLossFn, evaluate
 from tinker_cookbook.engine.training.examples import Example
-from tinker_cookbook.engine.training.losses import Loss, LossInputs
-from tinker_cookbook.engine.training.packing import (
-    MicroBatch,
-    PaddedBatch,
-    concatenate,
-    pad,
-    plan_groups,
-)
+from tinker_cookbook.engine.training.losses import CustomLossFn, Loss, LossInputs, evaluate_custom
+from tinker_cookbook.engine.training.packing import MicroBatch, PaddedBatch, concatenate, pad, plan
 
 _SHARED_ROWS = 5
 """Micro-batches' worth of tokens in a row that shares a long prefix: each further row would compute
@@ -29,15 +32,15 @@ the prefix again, which costs more than a large row does."""
 def plan_for(
     base: BaseModel, sequences: Sequence[np.ndarray], token_budget: int, group_size: int = 1
 ) -> list[MicroBatch]:
-    """Micro-batches of ``sequences`` as ``base`` can run them, and as its device does it best."""
+    """Micro-batches of ``sequences`` as ``base`` and its device run them best."""
     shared = token_budget if base.shares_prefixes else 0
-    if base.device.type == "cpu":  # elsewhere the budget is all there is
+    if base.device.type == "cpu":  # elsewhere memory, not speed, sets the budget
         shared *= _SHARED_ROWS
-    return plan_groups(sequences, group_size, token_budget, shared_budget=shared)
+    return plan(sequences, token_budget, group_size=group_size, shared_budget=shared)
 
 
 class MicroBatchPass:
-    """Holds what lives between the forward and the backward pass of a few sequences.
+    """Holds what is needed between the forward and the backward pass of a few sequences.
 
     ``terms`` is the adapter as the layers apply it; gradients are those of its tensors. After
     ``run``: ``loss`` (float), ``gradients`` (fp32 by target name, empty without backward) and
@@ -53,8 +56,8 @@ class MicroBatchPass:
         self._examples = [data[i] for i in self._indices]
         self._batch = pad(micro, [example.tokens for example in data], base.device)
         targets = np.concatenate([example.targets for example in self._examples])
-        # Of sequences that share a prefix, most positions and targets are the same: the head
-        # computes each once, and `_expand` maps them back.
+        # Sequences that share a prefix have most positions and targets in common: the head
+        # computes each pair once, and `_expand` maps them back.
         self._expand: torch.Tensor | None = None
         flat = self._batch.flat
         if self._batch.tree is not None and targets.ndim == 1:
@@ -70,14 +73,24 @@ class MicroBatchPass:
         self._kept: SavedSoftmax | None = None
         self.loss = 0.0
         self.metrics: dict[str, float] = {}
-        self.gradients: dict[str, tuple[torch.Tensor, torch.Tensor]] = {}
+        self.gradients: TermGradients = {}
 
     def run(
         self, loss: Loss, config: Mapping[str, float], *, backward: bool, checkpoint: bool
     ) -> None:
-        """Forward, loss and, if asked, backward."""
-        inputs = self._loss_inputs(loss, config)
+        """Computes the loss and, with ``backward``, the gradients."""
+        fields = {
+            name: concatenate(
+                [example.inputs[name] for example in self._examples],
+                torch.float32,
+                self._base.device,
+            )
+            for name in (*loss.required, *loss.optional)
+            if name != "target_tokens" and name in self._examples[0].inputs
+        }
+        inputs = LossInputs(fields, self._batch.sequence, len(self._examples), config)
         if backward and loss.linear:
+            # The gradient is known beforehand: one pass through the head gives it and the loss.
             self.body(grad=True, checkpoint=checkpoint)
             self.gradients = self.backward(-inputs["weights"], fill_logprobs=True)
             self.loss = float(loss.function(self._expanded_logprobs(), inputs))
@@ -92,18 +105,23 @@ class MicroBatchPass:
         self.release(keep_result=True)
 
     def run_custom(self, loss_fn: CustomLossFn, *, trained_only: bool, checkpoint: bool) -> None:
-        """Forward, a loss of the caller's over these sequences alone, and backward."""
+        """Computes a loss of the caller over these sequences alone, and its gradients."""
         self.forward(grad=True, checkpoint=checkpoint, trained_only=trained_only)
-        result = evaluate(loss_fn, self._indices, self.logprobs_by_sequence())
-        self.loss, self.metrics = result.value, result.metrics
-        self.gradients = self.backward(torch.cat(result.gradients))
+        self.loss, self.metrics, gradients = evaluate_custom(
+            loss_fn, self._indices, self.logprobs_by_sequence()
+        )
+        self.gradients = self.backward(torch.cat(gradients))
         self.release(keep_result=True)
 
     def forward(self, *, grad: bool, checkpoint: bool, trained_only: bool = False) -> None:
-        """Hidden states (with a graph if ``grad``) and log-probabilities; of the positions without
-        weight they are 0 if ``trained_only``, and no logits are computed there."""
+        """Computes hidden states (with a graph if ``grad``) and log-probabilities.
+
+        With ``trained_only`` the log-probabilities of positions without weight are 0, and no logits
+        are computed there.
+        """
         hidden = self.body(grad=grad, checkpoint=checkpoint).detach()
         head, pair = self._base.head, self._base.unembed_pair(self._terms)
+        # Positions with a weight come first: only their softmax is worth keeping for ``backward``.
         trained = self._trained()
         at = trained.nonzero()[:, 0]
         self._kept = SavedSoftmax(at) if grad else None
@@ -114,7 +132,7 @@ class MicroBatchPass:
             self._logprobs[at] = head.logprobs(hidden[at], self._targets[at], pair)
 
     def body(self, *, grad: bool, checkpoint: bool) -> torch.Tensor:
-        """Hidden states of the positions that the head needs."""
+        """Hidden states [T, H] of the positions that the head needs."""
         hidden = hidden_states(
             self._base, self._terms, self._batch, grad=grad, checkpoint=checkpoint
         )
@@ -123,11 +141,12 @@ class MicroBatchPass:
         self._hidden = hidden
         return hidden
 
-    def backward(
-        self, upstream: torch.Tensor, *, fill_logprobs: bool = False
-    ) -> dict[str, tuple[torch.Tensor, torch.Tensor]]:
-        """Gradients of the adapter's terms, for those of the log-probabilities."""
-        hidden = self._hidden
+    def backward(self, upstream: torch.Tensor, *, fill_logprobs: bool = False) -> TermGradients:
+        """Gradients of the adapter's terms, for those of the log-probabilities.
+
+        With ``fill_logprobs`` the head computes the log-probabilities in the same pass.
+        """
+        hidden, base = self._hidden, self._base
         assert hidden is not None, "backward before forward"
         if self._expand is not None:
             total = upstream.new_zeros(len(self._targets))
@@ -136,18 +155,34 @@ class MicroBatchPass:
             self._logprobs = torch.empty(
                 self._targets.shape, dtype=torch.float32, device=hidden.device
             )
-        head = self._base.head.backward(
+        # 1. Through the head.
+        head = base.head.backward(
             hidden.detach(),
             self._targets,
             upstream,
-            self._base.unembed_pair(self._terms),
+            base.unembed_pair(self._terms),
             self._logprobs if fill_logprobs else None,
             self._kept,
         )
         self._kept = None
-        out = self._body_gradients(hidden, head.hidden) if hidden.requires_grad else {}
+        # 2. Through the body. Checkpointed layers run forward again here.
+        out = {}
+        if hidden.requires_grad:
+            names = [name for name in self._terms if name != base.unembed_name]
+            leaves = [side for n in names for side in (self._terms[n].a, self._terms[n].b)]
+            with base.adapted(self._terms), base.along_tree(self._batch.tree):
+                found = torch.autograd.grad(hidden, leaves, head.hidden, allow_unused=True)
+            # A transposed gradient must not leave here: fused AdamW reads memory in order, whatever
+            # the strides, and would silently apply it to the wrong elements.
+            filled = [
+                (torch.zeros_like(leaf) if gradient is None else gradient).to(
+                    torch.float32, memory_format=torch.contiguous_format
+                )
+                for leaf, gradient in zip(leaves, found, strict=True)
+            ]
+            out = dict(zip(names, zip(filled[::2], filled[1::2], strict=True), strict=True))
         if head.a is not None and head.b is not None:
-            out[self._base.unembed_name] = (head.a, head.b)
+            out[base.unembed_name] = (head.a, head.b)
         return out
 
     def logprobs_by_sequence(self) -> list[torch.Tensor]:
@@ -163,24 +198,6 @@ class MicroBatchPass:
         self._hidden = self._kept = None
         if not keep_result:
             self._logprobs, self.gradients = None, {}
-
-    def _body_gradients(
-        self, hidden: torch.Tensor, upstream: torch.Tensor
-    ) -> dict[str, tuple[torch.Tensor, torch.Tensor]]:
-        names = [name for name in self._terms if name != self._base.unembed_name]
-        leaves = [tensor for name in names for tensor in (self._terms[name].a, self._terms[name].b)]
-        # Checkpointed layers run forward again here.
-        with self._base.adapted(self._terms), self._base.along_tree(self._batch.tree):
-            found = torch.autograd.grad(hidden, leaves, upstream, allow_unused=True)
-        # A transposed gradient must not leave here: fused AdamW reads memory in order, whatever
-        # the strides, and would silently apply it to the wrong elements.
-        filled = [
-            (torch.zeros_like(leaf) if gradient is None else gradient).to(
-                torch.float32, memory_format=torch.contiguous_format
-            )
-            for leaf, gradient in zip(leaves, found, strict=True)
-        ]
-        return dict(zip(names, zip(filled[::2], filled[1::2], strict=True), strict=True))
 
     def _trained(self) -> torch.Tensor:
         """Returns which of the head's positions [T] count: have a weight or, else, an advantage."""
@@ -201,22 +218,11 @@ class MicroBatchPass:
         assert self._logprobs is not None
         return self._logprobs if self._expand is None else self._logprobs[self._expand]
 
-    def _loss_inputs(self, loss: Loss, config: Mapping[str, float]) -> LossInputs:
-        names = [n for n in (*loss.required, *loss.optional) if n in self._examples[0].inputs]
-        fields = {
-            name: concatenate(
-                [e.inputs[name] for e in self._examples], torch.float32, self._base.device
-            )
-            for name in names
-            if name != "target_tokens"
-        }
-        return LossInputs(fields, self._batch.sequence, len(self._examples), config)
-
 
 def hidden_states(
     base: BaseModel, terms: Terms, batch: PaddedBatch, *, grad: bool, checkpoint: bool = False
 ) -> torch.Tensor:
-    """Last hidden states [B * L, H] of all places of a padded micro-batch."""
+    """Last hidden states [B * L, H] of all positions of a padded micro-batch."""
     layout = {} if batch.positions is None else {"position_ids": batch.positions}
     with (
         torch.set_grad_enabled(grad),

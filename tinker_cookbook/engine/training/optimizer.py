@@ -1,7 +1,6 @@
-"""AdamW on an adapter's tensors (Loshchilov & Hutter 2019, arXiv 1711.05101), torch's own.
-
-What this adds to ``torch.optim.AdamW``: hyper-parameters that come with each step, clipping by the
-global norm, refusal of non-finite gradients, and a state that goes to and from named tensors.
+"""AdamW on an adapter's tensors (Loshchilov & Hutter 2019, arXiv 1711.05101): torch's, with
+hyper-parameters that come with each step, clipping by the global norm, refusal of non-finite
+gradients, and a state that goes to and from named tensors.
 """
 
 from __future__ import annotations
@@ -13,6 +12,9 @@ from dataclasses import dataclass
 import torch
 
 from tinker_cookbook.exceptions import CheckpointError, ConfigurationError, TrainingError
+
+_LARGEST_GRADIENT = 1.9e19
+"""A gradient with a larger number has a norm that float32 cannot hold, and is refused."""
 
 
 @dataclass(frozen=True)
@@ -30,35 +32,15 @@ class AdamSettings:
     grad_clip_norm: float = 0.0
 
     def __post_init__(self) -> None:
-        for name, value, low, high in (
-            ("learning_rate", self.learning_rate, 0, math.inf),
-            ("beta1", self.beta1, 0, 1),
-            ("beta2", self.beta2, 0, 1),
-            ("eps", self.eps, 0, math.inf),
-            ("weight_decay", self.weight_decay, 0, math.inf),
-            ("grad_clip_norm", self.grad_clip_norm, 0, math.inf),
-        ):
-            if not low <= value < high:
+        for name, value in vars(self).items():
+            high = 1 if name.startswith("beta") else math.inf
+            if not 0 <= value < high:
                 raise ConfigurationError(
-                    f"{name}: got {value}, expected a number >= {low} and < {high}"
+                    f"{name}: got {value}, expected a number >= 0 and < {high}"
                 )
 
 
 _Copies = tuple[list[torch.Tensor], dict[str, torch.Tensor]]
-_LARGEST_GRADIENT = 1.9e19
-"""A gradient with a larger number has a norm that float32 cannot hold, and is refused."""
-
-
-def _may_overflow(settings: AdamSettings) -> bool:
-    """Returns whether a step could write a number near the end of float32.
-
-    An update is at most ``lr * g / eps`` with the largest gradient ``g`` there was. For usual
-    settings that is far from 3e38, so that nothing has to be copied before a step.
-    """
-    rate, decay = settings.learning_rate, settings.weight_decay
-    if settings.eps == 0 or rate * decay > 1:
-        return True
-    return rate * _LARGEST_GRADIENT / settings.eps > 1e36
 
 
 class AdamW:
@@ -87,21 +69,24 @@ class AdamW:
         if clip > 0 and norm > clip:
             for grad in grads:
                 grad.mul_(clip / norm)
-        group = self._optimizer.param_groups[0]
-        group.update(
-            lr=settings.learning_rate,
-            betas=(settings.beta1, settings.beta2),
-            eps=settings.eps,
-            weight_decay=settings.weight_decay,
-        )
-        before = self._copies() if _may_overflow(settings) else None
+        rate, decay, eps = settings.learning_rate, settings.weight_decay, settings.eps
+        betas = (settings.beta1, settings.beta2)
+        self._optimizer.param_groups[0].update(lr=rate, betas=betas, eps=eps, weight_decay=decay)
+        # An update is at most ``lr * g / eps`` with the largest gradient ``g`` there was. Only
+        # unusual settings come near the end of float32 (3e38); then a copy allows to go back.
+        may_overflow = eps == 0 or rate * decay > 1 or rate * _LARGEST_GRADIENT / eps > 1e36
+        before = self._copies() if may_overflow else None
         for parameter, grad in zip(self._parameters.values(), grads, strict=True):
             parameter.grad = grad
         try:
             self._optimizer.step()
         finally:
             self._optimizer.zero_grad(set_to_none=True)
-            self._drop_half_made()
+            # The first step makes the moments. Where memory ends meanwhile, those of a tensor are
+            # incomplete; the next step makes them again.
+            for parameter in self._parameters.values():
+                if len(self._optimizer.state.get(parameter, {})) not in (0, 3):
+                    del self._optimizer.state[parameter]
         if before is not None:
             self._require_finite(before, settings)
         return {"grad_norm": norm}
@@ -128,20 +113,13 @@ class AdamW:
             "weights were left as they were. Lower learning_rate, or set eps to 1e-8"
         )
 
-    def _drop_half_made(self) -> None:
-        """The first step makes the moments; where memory ends meanwhile, those of a tensor are not
-        whole, and the next step shall make them anew."""
-        for parameter in self._parameters.values():
-            if len(self._optimizer.state.get(parameter, {})) not in (0, 3):
-                del self._optimizer.state[parameter]
-
     def state(self) -> dict[str, torch.Tensor]:
         """Moments and step counts by name; empty before the first step."""
-        out = {}
-        for name, parameter in self._parameters.items():
-            for key, value in self._optimizer.state.get(parameter, {}).items():
-                out[f"{name}.{key}"] = value.detach()
-        return out
+        return {
+            f"{name}.{key}": value.detach()
+            for name, parameter in self._parameters.items()
+            for key, value in self._optimizer.state.get(parameter, {}).items()
+        }
 
     def load(self, saved: Mapping[str, torch.Tensor], source: str) -> None:
         """Restores what ``state`` returned, bit for bit."""

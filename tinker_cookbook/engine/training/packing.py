@@ -28,11 +28,6 @@ class Row:
     indices: tuple[int, ...]
     length: int
 
-    @property
-    def shared(self) -> bool:
-        """Whether it holds more than one sequence."""
-        return len(self.indices) > 1
-
 
 @dataclass(frozen=True)
 class MicroBatch:
@@ -51,21 +46,21 @@ class MicroBatch:
         return tuple(index for row in self.rows for index in row.indices)
 
     @property
+    def shared(self) -> bool:
+        """Whether its rows hold several sequences each; they then follow one another in one row."""
+        return len(self.rows[0].indices) > 1
+
+    @property
     def padded_length(self) -> int:
         """Length of the longest row, rounded up so that few shapes occur.
 
         Kernels are made for a shape when it first occurs (half a millisecond and 0.6 MB each).
         """
-        return _round_up(_longest(self.rows))
-
-    @property
-    def shared(self) -> bool:
-        """Whether its rows are shared ones, which follow one another in a single row."""
-        return self.rows[0].shared
+        return _padded_length(self.rows)
 
     @property
     def padded_tokens(self) -> int:
-        """What the forward pass computes."""
+        """Number of tokens that the forward pass computes."""
         if self.shared:
             return sum(row.length for row in self.rows)
         return len(self.rows) * self.padded_length
@@ -77,90 +72,83 @@ class MicroBatch:
             middle = len(self.rows) // unit // 2 * unit
             parts = self.rows[:middle], self.rows[middle:]
             return [MicroBatch(rows, self.group_size) for rows in parts]
-        if self.group_size > 1:
+        if self.group_size > 1 or len(self.indices) < 2:
             return []
-        indices = self.indices
-        middle = len(indices) // 2
-        parts = [part for part in (indices[:middle], indices[middle:]) if part]
-        if len(parts) < 2:
-            return []
+        # One shared row: its halves compute the common prefix twice.
+        middle = len(self.indices) // 2
+        parts = self.indices[:middle], self.indices[middle:]
         return [MicroBatch((Row(p, row_length([sequences[i] for i in p])),)) for p in parts]
 
 
 def plan(
-    sequences: Sequence[np.ndarray], token_budget: int, *, shared_budget: int = 0
-) -> list[MicroBatch]:
-    """Groups token sequences so that no group exceeds ``token_budget`` padded tokens.
-
-    A row longer than the budget stands alone. Longest first: what does not fit into memory fails
-    at the start, not after minutes. With a ``shared_budget`` sequences that begin alike may share
-    a row of as many tokens, alone where it is over the other budget.
-    """
-    groups = [[index] for index in range(len(sequences))]
-    if shared_budget and len(sequences) > 1:
-        groups = group_by_prefix(sequences, shared_budget, enough=token_budget // 2)
-    rows = [Row(tuple(group), row_length([sequences[i] for i in group])) for group in groups]
-    alone = [(row,) for row in rows if not row.shared]
-    return _packed([row for row in rows if row.shared], alone, token_budget, 1)
-
-
-def plan_groups(
     sequences: Sequence[np.ndarray],
-    group_size: int,
     token_budget: int,
     *,
+    group_size: int = 1,
     shared_budget: int = 0,
 ) -> list[MicroBatch]:
-    """As ``plan``, but each ``group_size`` consecutive sequences stay together, in their order.
+    """Groups token sequences so that no micro-batch exceeds ``token_budget`` padded tokens.
 
-    A group gets a shared row of its own where its sequences begin alike and it has at most
-    ``shared_budget`` tokens, else a padded row for each sequence. ``len(sequences)`` must be a
-    multiple of ``group_size``.
+    A row longer than the budget gets a micro-batch of its own. Longest first: what does not fit
+    into memory fails at the start, not after minutes.
+
+    Args:
+        sequences: token ids [T] of each sequence.
+        token_budget: padded tokens of a micro-batch.
+        group_size: each run of so many sequences, which divides their number, stays together.
+        shared_budget: sequences with a common prefix may share a row of as many tokens.
     """
-    if group_size == 1:
-        return plan(sequences, token_budget, shared_budget=shared_budget)
+    # 1. Which sequences share a row? ``apart`` has units of rows that stay in one micro-batch.
     shared: list[Row] = []
     apart: list[tuple[Row, ...]] = []
-    for start in range(0, len(sequences), group_size):
-        members = tuple(range(start, start + group_size))
-        own = [sequences[i] for i in members]
-        if shared_budget and len(group_by_prefix(own, shared_budget)) < group_size:
-            row = Row(members, row_length(own))
-            if row.length <= shared_budget:
+    if group_size == 1:
+        groups = [[index] for index in range(len(sequences))]
+        if shared_budget and len(sequences) > 1:
+            groups = group_by_prefix(sequences, shared_budget, enough=token_budget // 2)
+        for group in groups:
+            row = Row(tuple(group), row_length([sequences[i] for i in group]))
+            if len(group) > 1:
                 shared.append(row)
-                continue
-        apart.append(tuple(Row((i,), len(sequences[i])) for i in members))
-    return _packed(shared, apart, token_budget, group_size)
-
-
-def _packed(
-    shared: list[Row], apart: list[tuple[Row, ...]], token_budget: int, group_size: int
-) -> list[MicroBatch]:
-    """Micro-batches of shared rows, and of rows of one sequence, of which some stay together."""
+            else:
+                apart.append((row,))
+    else:
+        for start in range(0, len(sequences), group_size):
+            members = tuple(range(start, start + group_size))
+            own = [sequences[i] for i in members]
+            if shared_budget and len(group_by_prefix(own, shared_budget)) < group_size:
+                row = Row(members, row_length(own))
+                if row.length <= shared_budget:
+                    shared.append(row)
+                    continue
+            apart.append(tuple(Row((i,), len(sequences[i])) for i in members))
+    # 2. Shared rows follow one another without padding: fill up each micro-batch.
     out: list[MicroBatch] = []
     for row in sorted(shared, key=lambda row: (-row.length, row.indices)):
         if out and out[-1].padded_tokens + row.length <= token_budget:
             out[-1] = MicroBatch((*out[-1].rows, row), group_size)
         else:
             out.append(MicroBatch((row,), group_size))
-    apart = sorted(apart, key=lambda rows: (-_longest(rows), rows[0].indices))
+    # 3. Other rows are padded to the longest, which is the first after sorting.
+    apart.sort(key=lambda rows: (-max(row.length for row in rows), rows[0].indices))
     start = 0
     while start < len(apart):
-        tokens = len(apart[start]) * _round_up(_longest(apart[start]))
-        count = max(1, token_budget // tokens)
-        rows = tuple(row for together in apart[start : start + count] for row in together)
+        count = max(1, token_budget // (len(apart[start]) * _padded_length(apart[start])))
+        rows = tuple(row for unit in apart[start : start + count] for row in unit)
         out.append(MicroBatch(rows, group_size))
         start += count
     return out
 
 
-def _longest(rows: Sequence[Row]) -> int:
-    return max(row.length for row in rows)
+def _padded_length(rows: Sequence[Row]) -> int:
+    longest = max(row.length for row in rows)
+    if longest < _SHORT:  # padding would cost more than the kernels
+        return longest
+    return -(-longest // _LENGTH_MULTIPLE) * _LENGTH_MULTIPLE
 
 
 @dataclass(frozen=True)
 class PaddedBatch:
-    """Token rows and where the positions of the sequences lie.
+    """Token rows, and the indices of the sequences' positions in them.
 
     ``tokens`` [B, L]; ``flat`` [N] indexes the positions of all sequences, one after another, in
     the flattened [B * L] (with repetitions where a prefix is shared); ``sequence`` [N] numbers
@@ -175,20 +163,19 @@ class PaddedBatch:
 
 
 def pad(micro: MicroBatch, sequences: Sequence[np.ndarray], device: torch.device) -> PaddedBatch:
-    """Lays out a micro-batch. Rows are right-padded with id 0, which no real position can see.
+    """Lays out a micro-batch of the batch ``sequences``.
 
-    ``sequences`` are those of the whole batch.
+    Rows are right-padded with id 0, which no real position attends to.
     """
     lengths = [len(sequences[i]) for i in micro.indices]
     number_of = torch.from_numpy(np.repeat(np.arange(len(lengths)), lengths)).to(device)
     if not micro.shared:
-        length = micro.padded_length
-        places = [
-            np.arange(len(sequences[i])) + number * length for number, i in enumerate(micro.indices)
-        ]
-        rows = _stack([sequences[i] for i in micro.indices], length)
-        tokens, flat = torch.from_numpy(rows), torch.from_numpy(np.concatenate(places))
-        return PaddedBatch(tokens.to(device), flat.to(device), number_of)
+        tokens = np.zeros((len(lengths), micro.padded_length), dtype=np.int64)
+        for row, index, length in zip(tokens, micro.indices, lengths, strict=True):
+            row[:length] = sequences[index]
+        is_token = np.arange(micro.padded_length) < np.array(lengths)[:, None]
+        flat = torch.from_numpy(np.flatnonzero(is_token))
+        return PaddedBatch(torch.from_numpy(tokens).to(device), flat.to(device), number_of)
     laid_out = [lay_out([sequences[i] for i in row.indices]) for row in micro.rows]
     starts = np.cumsum([0] + [len(row.tokens) for row in laid_out])
     flat = [where + at for row, at in zip(laid_out, starts, strict=False) for where in row.where]
@@ -206,16 +193,3 @@ def concatenate(
 ) -> torch.Tensor:
     """One tensor of several arrays along their first axis."""
     return torch.from_numpy(np.concatenate(arrays)).to(device=device, dtype=dtype)
-
-
-def _round_up(length: int) -> int:
-    if length < _SHORT:  # padding would cost more than the kernels
-        return length
-    return -(-length // _LENGTH_MULTIPLE) * _LENGTH_MULTIPLE
-
-
-def _stack(rows: Sequence[np.ndarray], length: int) -> np.ndarray:
-    out = np.zeros((len(rows), length), dtype=np.int64)
-    for number, row in enumerate(rows):
-        out[number, : len(row)] = row
-    return out

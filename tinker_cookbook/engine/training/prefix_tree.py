@@ -1,4 +1,4 @@
-"""Sequences that begin alike, laid out as one row: their common beginnings are computed once.
+"""Sequences with common prefixes, laid out as one row: each prefix is computed once.
 
 The sequences form a tree of segments. A group of eight samples of one prompt becomes
 ``[prompt | answer 1 | ... | answer 8]``; turns of a conversation of which each extends the last
@@ -12,7 +12,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import pairwise
 
 import numpy as np
 
@@ -32,7 +31,8 @@ SHORTEST_SEGMENT = 16
 
 @dataclass(frozen=True)
 class Siblings:
-    """Segments that continue the same ``path`` [P]; ``places`` has those of each one's tokens."""
+    """Segments that continue the same ``path`` [P]; ``places`` has the row's index of each of
+    their tokens."""
 
     path: np.ndarray
     places: list[np.ndarray]
@@ -50,7 +50,7 @@ class Siblings:
 
 @dataclass(frozen=True)
 class TreeRow:
-    """One row [L]: token ids and positions; ``where[i]`` maps sequence i to places in the row."""
+    """One row [L]: token ids and positions; ``where[i]`` are the indices of sequence i in it."""
 
     tokens: np.ndarray
     positions: np.ndarray
@@ -79,7 +79,7 @@ def group_by_prefix(
         else:
             groups.extend([index] for index in group)
 
-    for index in sorted(range(len(sequences)), key=lambda i: _sort_key(sequences[i])):
+    for index in _sorted(sequences):
         length = len(sequences[index])
         common = common_prefix(sequences[group[-1]], sequences[index]) if group else 0
         common = max(0, common - SHORTEST_SEGMENT + 1)  # what the row will share at the least
@@ -97,59 +97,49 @@ def group_by_prefix(
 
 
 def lay_out(sequences: Sequence[np.ndarray], shortest: int = SHORTEST_SEGMENT) -> TreeRow:
-    """Returns the shared row of ``sequences``, each of at least one token."""
-    tree = _Tree(sequences, shortest)
-    order = sorted(range(len(sequences)), key=lambda i: _sort_key(sequences[i]))
-    tree.grow(order, 0, np.empty(0, dtype=np.int64))
-    return TreeRow(
-        np.concatenate(tree.tokens), np.concatenate(tree.positions), tree.siblings, tree.where
-    )
+    """Returns the shared row of ``sequences``, each of at least one token.
 
-
-class _Tree:
-    """The row as it grows, from the root on."""
-
-    def __init__(self, sequences: Sequence[np.ndarray], shortest: int) -> None:
-        self._sequences, self._shortest = sequences, shortest
-        self._length = 0
-        self.tokens: list[np.ndarray] = []
-        self.positions: list[np.ndarray] = []
-        self.siblings: list[Siblings] = []
-        self.where: list[np.ndarray] = [np.empty(0, dtype=np.int64)] * len(sequences)
-
-    def grow(self, members: list[int], depth: int, path: np.ndarray) -> None:
-        """Adds what follows ``path`` in ``members``, sorted sequences longer than ``depth``."""
-        places, families = [], self._families(members, depth)
-        for family, end in families:
-            here = np.arange(self._length, self._length + end - depth)
-            self._length += end - depth
-            self.tokens.append(self._sequences[family[0]][depth:end])
-            self.positions.append(np.arange(depth, end))
-            places.append(here)
-        self.siblings.append(Siblings(path, places))
-        for (family, end), here in zip(families, places, strict=True):
+    The tree is built from the root on. ``shortest`` is the length of a segment from which it is
+    shared.
+    """
+    tokens, positions, all_siblings, length = [], [], [], 0
+    where: list[np.ndarray] = [np.empty(0, dtype=np.int64)] * len(sequences)
+    # Sorted sequences that have ``path`` in common, and go on after its ``depth`` tokens.
+    stack = [(_sorted(sequences), 0, np.empty(0, dtype=np.int64))]
+    while stack:
+        members, depth, path = stack.pop()
+        # 1. Neighbours that share enough further tokens form a family. Its common segment ends
+        #    where the first of them differs or ends.
+        families: list[list[int]] = []
+        ends: list[int] = []
+        for number, member in enumerate(members):
+            before = sequences[members[number - 1]]
+            common = common_prefix(before, sequences[member]) if number else 0
+            if number and common - depth >= shortest:
+                families[-1].append(member)
+                ends[-1] = min(ends[-1], common)
+            else:
+                families.append([member])
+                ends.append(len(sequences[member]))
+        # 2. The segments of the families, which continue the same path, are siblings.
+        siblings = Siblings(path, [])
+        for family, end in zip(families, ends, strict=True):
+            tokens.append(sequences[family[0]][depth:end])
+            positions.append(np.arange(depth, end))
+            siblings.places.append(np.arange(length, length + end - depth))
+            length += end - depth
+        all_siblings.append(siblings)
+        # 3. Members that end with the segment are complete; the others continue the longer path.
+        rest = []
+        for family, end, here in zip(families, ends, siblings.places, strict=True):
             longer = np.concatenate([path, here])
             for member in family:
-                if len(self._sequences[member]) == end:
-                    self.where[member] = longer
-            rest = [member for member in family if len(self._sequences[member]) > end]
-            if rest:
-                self.grow(rest, end, longer)
-
-    def _families(self, members: list[int], depth: int) -> list[tuple[list[int], int]]:
-        """Runs of sorted sequences with a common segment, and the depth at which it ends."""
-        out: list[tuple[list[int], int]] = []
-        family, end = [members[0]], len(self._sequences[members[0]])
-        for before, member in pairwise(members):
-            common = common_prefix(self._sequences[before], self._sequences[member])
-            if common - depth >= self._shortest:
-                family.append(member)
-                end = min(end, common)
-            else:
-                out.append((family, end))
-                family, end = [member], len(self._sequences[member])
-        out.append((family, end))
-        return out
+                if len(sequences[member]) == end:
+                    where[member] = longer
+            if longest := [member for member in family if len(sequences[member]) > end]:
+                rest.append((longest, end, longer))
+        stack.extend(reversed(rest))
+    return TreeRow(np.concatenate(tokens), np.concatenate(positions), all_siblings, where)
 
 
 def row_length(sequences: Sequence[np.ndarray]) -> int:
@@ -159,13 +149,13 @@ def row_length(sequences: Sequence[np.ndarray]) -> int:
     return len(lay_out(sequences).tokens)
 
 
-def _sort_key(sequence: np.ndarray) -> bytes:
-    """Big-endian bytes of non-negative ids sort as the ids do."""
-    return sequence.astype(">i8").tobytes()
-
-
 def common_prefix(a: np.ndarray, b: np.ndarray) -> int:
-    """Number of tokens at the beginning that two sequences have in common."""
+    """Number of tokens that two sequences have in common at the beginning."""
     shorter = min(len(a), len(b))
     differs = a[:shorter] != b[:shorter]
     return int(differs.argmax()) if differs.any() else shorter
+
+
+def _sorted(sequences: Sequence[np.ndarray]) -> list[int]:
+    """Lexicographic order: big-endian bytes of non-negative ids sort as the ids do."""
+    return sorted(range(len(sequences)), key=lambda i: sequences[i].astype(">i8").tobytes())

@@ -1,13 +1,4 @@
-"""One training run: an adapter on a shared base model, its gradients and its optimizer.
-
-A pass over a micro-batch has three steps, which meet at the detached hidden states::
-
-    hidden  = model(tokens)                        # with autograd
-    g       = d loss / d logprobs(hidden)          # chunked head, then the loss on a small leaf
-    d_adapter = autograd(hidden, head.backward(g)) # through the head, then the body
-
-so the loss sees only [T] tensors, and the [T, V] logits are never kept.
-"""
+"""One training run: an adapter on a shared base model, its gradients and its optimizer."""
 
 from __future__ import annotations
 
@@ -16,22 +7,22 @@ import traceback
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import NoReturn, Protocol
+from typing import NoReturn
 
 import numpy as np
 import torch
 
 from tinker_cookbook.engine.memory import out_of_memory, release_cached_memory
 from tinker_cookbook.engine.model.base_model import BaseModel
-from tinker_cookbook.engine.model.lora import Adapter
+from tinker_cookbook.engine.model.lora import Adapter, TermGradients
 from tinker_cookbook.engine.model.low_rank import Terms
-from tinker_cookbook.engine.training.custom_loss import CustomLossFn, check_group_size, evaluate
 from tinker_cookbook.engine.training.examples import Example, check_examples
-from tinker_cookbook.engine.training.losses import LOSSES, get_loss
+from tinker_cookbook.engine.training.losses import LOSSES, CustomLossFn, evaluate_custom, get_loss
 from tinker_cookbook.engine.training.micro_batch import MicroBatchPass, plan_for
 from tinker_cookbook.engine.training.optimizer import AdamSettings, AdamW
 from tinker_cookbook.engine.training.packing import MicroBatch
 from tinker_cookbook.exceptions import (
+    ConfigurationError,
     DataValidationError,
     OutOfMemoryError,
     TinkerCookbookError,
@@ -40,11 +31,8 @@ from tinker_cookbook.exceptions import (
 
 logger = logging.getLogger(__name__)
 
-
-class _Run(Protocol):
-    """What is done with a micro-batch; results stay in ``micro``."""
-
-    def __call__(self, micro: MicroBatchPass, *, checkpoint: bool) -> None: ...
+_Run = Callable[[MicroBatchPass, bool], None]
+"""Runs a micro-batch, with activation checkpointing if the flag is set; results stay in it."""
 
 
 @dataclass
@@ -55,8 +43,26 @@ class LossOutput:
     metrics: dict[str, float] = field(default_factory=dict)
 
 
+class _GradientSums:
+    """Adds up the fp32 gradients of an adapter's terms over micro-batches."""
+
+    def __init__(self) -> None:
+        self.by_name: TermGradients = {}
+
+    def add(self, gradients: TermGradients) -> None:
+        for name, (a, b) in gradients.items():
+            if name in self.by_name:
+                self.by_name[name][0].add_(a)
+                self.by_name[name][1].add_(b)
+            else:
+                self.by_name[name] = (a, b)
+
+
 class TrainingRun:
-    """The verbs of one run. Gradients add up until ``optim_step``."""
+    """The verbs of one run. Gradients add up until ``optim_step``.
+
+    ``pause`` is called between micro-batches: sampling goes on meanwhile.
+    """
 
     def __init__(
         self,
@@ -73,7 +79,7 @@ class TrainingRun:
         self.optimizer = AdamW(adapter.parameters())
         self.step = step
         self.token_budget = token_budget
-        self._pause = pause  # called between micro-batches: sampling goes on meanwhile
+        self._pause = pause
         self._gradients: dict[str, torch.Tensor] = {}
         self._failure: str | None = None  # an exception would keep the pass in memory
         self._shared_with_sampler = False
@@ -96,7 +102,7 @@ class TrainingRun:
             optional = check_examples(data, loss, self.base.vocab_size, self.base.context_length)
             config = loss.resolve_config(loss_config, per_token=optional)
 
-            def run(micro: MicroBatchPass, *, checkpoint: bool) -> None:
+            def run(micro: MicroBatchPass, checkpoint: bool) -> None:
                 micro.run(loss, config, backward=backward, checkpoint=checkpoint)
 
             return self._sum_over(data, self._plan(data), run, backward=backward)
@@ -123,9 +129,18 @@ class TrainingRun:
             check_examples(data, loss, self.base.vocab_size, self.base.context_length)
             if group_size is None:
                 return self._coupled(data, loss_fn, trained_only)
-            check_group_size(group_size, len(data))
+            if not isinstance(group_size, int) or isinstance(group_size, bool) or group_size < 1:
+                raise ConfigurationError(
+                    f"loss_fn.group_size: got {group_size!r}, expected a whole number of datums, "
+                    "at least 1; leave it out if the loss couples the whole batch"
+                )
+            if surplus := len(data) % group_size:
+                raise DataValidationError(
+                    f"data: got {len(data)} datums, expected a multiple of "
+                    f"loss_fn.group_size={group_size}; the last {surplus} are no whole group"
+                )
 
-            def run(micro: MicroBatchPass, *, checkpoint: bool) -> None:
+            def run(micro: MicroBatchPass, checkpoint: bool) -> None:
                 micro.run_custom(loss_fn, trained_only=trained_only, checkpoint=checkpoint)
 
             return self._sum_over(data, self._plan(data, group_size), run, backward=True)
@@ -134,8 +149,8 @@ class TrainingRun:
         """One AdamW step on the gradients added up so far, which are then cleared.
 
         Weights stay as they are, and gradients are cleared, if the gradient is not finite or if
-        a pass since the last step failed: a step that was submitted behind it must not apply
-        what is left.
+        a pass since the last step failed: a step submitted after that pass must not apply the
+        rest.
         """
         gradients, self._gradients = self._gradients, {}
         failure, self._failure = self._failure, None
@@ -150,7 +165,7 @@ class TrainingRun:
                 "first"
             )
         if self._shared_with_sampler:
-            # A sampler holds the present tensors: move on to new ones and leave it those.
+            # A sampler holds the present tensors: continue with copies.
             for tensor in self.adapter.parameters().values():
                 tensor.data = tensor.data.clone()
             self._shared_with_sampler = False
@@ -198,25 +213,23 @@ class TrainingRun:
         tokens = [example.tokens for example in data]
         return plan_for(self.base, tokens, self.token_budget, group_size)
 
-    def _too_long(self, group: MicroBatch) -> bool:
-        """Returns a sequence well over the budget: recompute its layers rather than keep them.
-
-        So is a group that must stay together, of which padded rows are at least two.
-        """
-        if self.base.limits.recomputes(group.padded_tokens):
+    def _too_long(self, micro: MicroBatch) -> bool:
+        """Whether a micro-batch that cannot be split (a sequence, or a group that must stay
+        together) is well over the budget: then its layers are recomputed, not kept."""
+        if self.base.limits.recomputes(micro.padded_tokens):
             return True
-        rows = 1 if group.shared else min(2, len(group.rows))
-        return group.padded_tokens > 4 * rows * self.token_budget
+        rows = 1 if micro.shared else min(2, len(micro.rows))  # padded rows of a group: at least 2
+        return micro.padded_tokens > 4 * rows * self.token_budget
 
     def _sum_over(
-        self, data: Sequence[Example], groups: Sequence[MicroBatch], run: _Run, *, backward: bool
+        self, data: Sequence[Example], micros: Sequence[MicroBatch], run: _Run, *, backward: bool
     ) -> LossOutput:
         """Adds up losses, metrics and gradients of micro-batches, each run by itself."""
         terms = self.adapter.terms(self.base.dtype, requires_grad=backward)
         logprobs: list[np.ndarray] = [np.empty(0)] * len(data)
         gradients, metrics, total = _GradientSums(), dict[str, float](), 0.0
-        for group in groups:
-            for part, result in self._with_retries(data, group, terms, run, backward):
+        for micro in micros:
+            for part, result in self._with_retries(data, micro, terms, run, backward):
                 total += result.loss
                 gradients.add(result.gradients)
                 for name, value in result.metrics.items():
@@ -230,72 +243,73 @@ class TrainingRun:
     def _coupled(
         self, data: Sequence[Example], loss_fn: CustomLossFn, trained_only: bool
     ) -> LossOutput:
-        """Returns a loss that needs the log-probabilities of the whole batch at once."""
+        """Computes a loss that needs the log-probabilities of the whole batch at once."""
         terms = self.adapter.terms(self.base.dtype, requires_grad=True)
-        groups = self._plan(data)
-        passes = [MicroBatchPass(self.base, terms, data, group) for group in groups]
-        keep = len(groups) == 1
+        micros = self._plan(data)
+        passes = [MicroBatchPass(self.base, terms, data, micro) for micro in micros]
+        # 1. Log-probabilities of all micro-batches. The graph of one fits into memory, of several
+        #    it may not.
+        keep = len(micros) == 1
         logprobs: list[torch.Tensor] = [torch.empty(0)] * len(data)
-        for group, micro in zip(groups, passes, strict=True):
-            micro.forward(grad=keep, checkpoint=self._too_long(group), trained_only=trained_only)
-            for index, values in zip(group.indices, micro.logprobs_by_sequence(), strict=True):
+        for micro, one in zip(micros, passes, strict=True):
+            one.forward(grad=keep, checkpoint=self._too_long(micro), trained_only=trained_only)
+            for index, values in zip(micro.indices, one.logprobs_by_sequence(), strict=True):
                 logprobs[index] = values
             self._pause()
-        result = evaluate(loss_fn, range(len(data)), logprobs)
+        # 2. The loss and its gradient for them.
+        value, metrics, upstream = evaluate_custom(loss_fn, range(len(data)), logprobs)
+        # 3. Back through each micro-batch, after a second forward where no graph was kept.
         gradients = _GradientSums()
-        for group, micro in zip(groups, passes, strict=True):
+        for micro, one in zip(micros, passes, strict=True):
             if not keep:
-                micro.body(grad=True, checkpoint=self._too_long(group))
-            gradients.add(micro.backward(torch.cat([result.gradients[i] for i in group.indices])))
-            micro.release()
+                one.body(grad=True, checkpoint=self._too_long(micro))
+            gradients.add(one.backward(torch.cat([upstream[i] for i in micro.indices])))
+            one.release()
             self._pause()
         self._keep(gradients)
-        return LossOutput(
-            [values.cpu().numpy() for values in logprobs],
-            {**result.metrics, "loss:sum": result.value},
-        )
+        return LossOutput([row.cpu().numpy() for row in logprobs], {**metrics, "loss:sum": value})
 
     def _with_retries(
         self,
         data: Sequence[Example],
-        group: MicroBatch,
+        micro: MicroBatch,
         terms: Terms,
         run: _Run,
         backward: bool,
     ) -> list[tuple[MicroBatch, MicroBatchPass]]:
         """Runs a micro-batch; out of memory, runs its halves, and at last one row checkpointed."""
-        halves = group.halves([example.tokens for example in data])
-        attempts = [self._too_long(group)]
+        halves = micro.halves([example.tokens for example in data])
+        attempts = [self._too_long(micro)]
         if backward and not halves and not attempts[0]:
             attempts.append(True)
         reason = ""
         for checkpoint in attempts:
-            micro = MicroBatchPass(self.base, terms, data, group)
+            one = MicroBatchPass(self.base, terms, data, micro)
             try:
-                run(micro, checkpoint=checkpoint)
-                if checkpoint and not attempts[0]:  # so the next pass does not try in vain first
-                    self.base.limits.note_recomputed(group.padded_tokens)
-                return [(group, micro)]
+                run(one, checkpoint)
+                if checkpoint and not attempts[0]:  # the next pass need not fail first
+                    self.base.limits.note_recomputed(micro.padded_tokens)
+                return [(micro, one)]
             except Exception as error:
                 if not out_of_memory(error):
                     raise
                 reason = str(error)
             # Outside of the handler: its traceback would keep the activations alive.
-            micro.release()
+            one.release()
             release_cached_memory(self.base.device)
         if not halves:
-            count = group.group_size
+            count = micro.group_size
             what = "a sequence" if count == 1 else f"a group of {count} sequences in rows"
             raise OutOfMemoryError(
-                f"{what} of {group.padded_length} tokens does not fit into the memory of "
+                f"{what} of {micro.padded_length} tokens does not fit into the memory of "
                 f"{self.base.device}: {reason}; set max_length lower"
             )
-        logger.warning("Out of memory at %d tokens; halving.", group.padded_tokens)
-        self.token_budget = max(1, group.padded_tokens // 2)
+        logger.warning("Out of memory at %d tokens; halving.", micro.padded_tokens)
+        self.token_budget = max(1, micro.padded_tokens // 2)
         self.base.limits.most_tokens = self.token_budget
         out = []
-        for part in halves:
-            out += self._with_retries(data, part, terms, run, backward)
+        for half in halves:
+            out += self._with_retries(data, half, terms, run, backward)
         return out
 
     def _keep(self, gradients: _GradientSums) -> None:
@@ -305,18 +319,3 @@ class TrainingRun:
                 self._gradients[name].add_(gradient)
             else:
                 self._gradients[name] = gradient
-
-
-class _GradientSums:
-    """Adds up the fp32 gradients of an adapter's terms over micro-batches."""
-
-    def __init__(self) -> None:
-        self.by_name: dict[str, tuple[torch.Tensor, torch.Tensor]] = {}
-
-    def add(self, gradients: Mapping[str, tuple[torch.Tensor, torch.Tensor]]) -> None:
-        for name, (a, b) in gradients.items():
-            if name in self.by_name:
-                self.by_name[name][0].add_(a)
-                self.by_name[name][1].add_(b)
-            else:
-                self.by_name[name] = (a, b)

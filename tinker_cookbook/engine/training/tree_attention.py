@@ -1,8 +1,8 @@
-"""Attention over a row in which sequences share their beginnings (``prefix_tree``).
+"""Attention over a row in which sequences share prefixes (``prefix_tree``).
 
-A short row is one batch of one, under a mask of who sees whom. Most of a long one would be hidden;
-there siblings, the segments that continue one path, are a small batch: their queries attend to the
-keys of the path, which all of them share, and causally to their own.
+A short row is one batch of one, under a mask of which token sees which. Most scores of a long one
+would be masked; there siblings, the segments that continue one path, are a small batch: their
+queries attend to the keys of the path, which all of them share, and causally to their own.
 """
 
 from __future__ import annotations
@@ -20,21 +20,22 @@ from tinker_cookbook.engine.model.attention_hook import causal_bias
 from tinker_cookbook.engine.training.prefix_tree import Siblings, TreeRow
 
 _HIDDEN_SCORES = 1 << 17
-"""Scores that a mask may hide before siblings are worth batches of their own: to gather and to cut
-keys takes some ninety small operators a layer and pass, as long as it takes to compute these."""
+"""Scores that a mask may hide before siblings are worth batches of their own. To gather and to cut
+keys takes some ninety small operators for each layer and pass, as long as to compute these scores.
+"""
 
 
 class _Part(ABC):
     """Queries and keys of a row that attention computes in one call."""
 
     causal = False
-    """Whether every query sees just what comes before it, if there is no window."""
+    """Whether every query sees just the keys before it, if there is no window."""
 
     def __init__(self) -> None:
         self._biases: dict[int | None, torch.Tensor] = {}
 
     def bias(self, window: int | None) -> torch.Tensor:
-        """fp32 [1, L, S]: 0 where a query sees a key, -inf elsewhere."""
+        """fp32 [1, L, S]: 0 where a query sees a key, -inf elsewhere; one for all layers."""
         if window not in self._biases:
             self._biases[window] = self._bias(window)
         return self._biases[window]
@@ -48,7 +49,7 @@ class _Part(ABC):
     ) -> torch.Tensor:
         """Attention [tokens, heads, D] of the part, given q, k and v [T, heads, D] of the row."""
 
-    def _attention(
+    def attention(
         self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, window: int | None, scale: float
     ) -> torch.Tensor:
         """Attention [N, heads, L, D] of q over S keys and values [N, kv heads, S, D]."""
@@ -56,7 +57,7 @@ class _Part(ABC):
             return grouped_attention(q, k, v, self.bias(window), scale)
         group = q.shape[1] // k.shape[1]
         causal = self.causal and window is None
-        # A mask has four dimensions: with three torch leaves its fused kernel.
+        # A mask has four dimensions: with three torch does not use its fused kernel.
         return F.scaled_dot_product_attention(
             q,
             k.repeat_interleave(group, 1),
@@ -68,7 +69,7 @@ class _Part(ABC):
 
 
 class _Batch(_Part):
-    """Siblings as tensors: ``path`` [P] and ``places`` [N, L], padded with place 0."""
+    """Siblings as a batch: ``_path`` [P], and ``_places`` [N, L], padded with index 0."""
 
     def __init__(self, siblings: Siblings, start: int, device: torch.device) -> None:
         super().__init__()
@@ -80,7 +81,7 @@ class _Batch(_Part):
         self.causal = not len(siblings.path)
 
     def _bias(self, window: int | None) -> torch.Tensor:
-        # The same for all siblings: beyond a segment's end only queries that nobody reads look.
+        # One for all siblings: only padded queries, whose results are dropped, see padding.
         before, own = len(self._path), self._places.shape[1]
         key = torch.arange(before + own, device=self._path.device)
         return causal_bias(key[before:], key, window)[None]
@@ -101,12 +102,12 @@ class _Batch(_Part):
             path = tensor.index_select(0, self._path).transpose(0, 1)
             return torch.cat([path.expand(count, *path.shape), of_siblings(tensor)], dim=2)
 
-        out = self._attention(of_siblings(q), with_path(k), with_path(v), window, scale)
+        out = self.attention(of_siblings(q), with_path(k), with_path(v), window, scale)
         return out.transpose(1, 2).reshape(count * length, q.shape[1], -1)
 
 
 class _Whole(_Part):
-    """The row [T] as it is."""
+    """The whole row [T] under one mask."""
 
     def __init__(self, rows: Sequence[tuple[TreeRow, int]], device: torch.device) -> None:
         super().__init__()
@@ -131,7 +132,7 @@ class _Whole(_Part):
         self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, window: int | None, scale: float
     ) -> torch.Tensor:
         q, k, v = (tensor.transpose(0, 1)[None] for tensor in (q, k, v))
-        return self._attention(q, k, v, window, scale)[0].transpose(0, 1)
+        return self.attention(q, k, v, window, scale)[0].transpose(0, 1)
 
 
 @dataclass
@@ -141,7 +142,7 @@ class TreeLayout:
     parts: Sequence[_Part]
     order: torch.Tensor | None = None
     windows_seen: dict[int, int | None] = field(default_factory=dict)
-    """Window that each layer asked for, kept for the trial at load."""
+    """Sliding window of each layer; the check at load reads it."""
 
     @classmethod
     def of(cls, rows: Sequence[TreeRow], device: torch.device) -> TreeLayout:
@@ -151,6 +152,7 @@ class TreeLayout:
         needed = sum(siblings.scores for row in rows for siblings in row.siblings)
         if starts[-1] ** 2 - needed <= _HIDDEN_SCORES:
             return cls([_Whole(placed, device)])
+        # Each group of siblings is a batch. Its result is padded; ``order`` finds the tokens.
         batches, order, padded = [], np.empty(starts[-1], dtype=np.int64), 0
         for siblings, start in ((s, start) for row, start in placed for s in row.siblings):
             batches.append(_Batch(siblings, start, device))
