@@ -1,12 +1,33 @@
-"""Comparisons: two answers to one conversation, and which of them is preferred."""
+"""Comparisons, two answers to one conversation, and their prompts for a model that labels them."""
 
 from __future__ import annotations
 
+import logging
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Literal, TypeAlias
+from functools import cached_property
+from typing import TYPE_CHECKING, Literal, TypeAlias
 
-from tinker_cookbook.exceptions import DataFormatError, nearest
-from tinker_cookbook.renderers import Message, get_text_content
+from tinker_cookbook.exceptions import (
+    ConfigurationError,
+    DataFormatError,
+    DataValidationError,
+    RendererError,
+    nearest,
+)
+from tinker_cookbook.renderers import Message, Renderer, get_text_content
+from tinker_cookbook.supervised.common import tokens_of
+from tinker_cookbook.tokenizer_utils import Tokenizer
+from tinker_cookbook.utils.imports import lazy_module
+
+if TYPE_CHECKING:
+    import tinker
+    import torch
+else:
+    tinker = lazy_module("tinker")
+
+logger = logging.getLogger(__name__)
 
 Label: TypeAlias = Literal["A", "B", "Tie"]
 """The preferred completion, or a tie."""
@@ -15,15 +36,14 @@ LABELS: tuple[Label, ...] = ("A", "B", "Tie")
 
 SWAPPED: dict[Label, Label] = {"A": "B", "B": "A", "Tie": "Tie"}
 
+_HEADERS = ("==== Completion A ====", "==== Completion B ====", "==== Preference ====")
+
 
 @dataclass
 class Comparison:
     """Two answers to the same conversation.
 
-    Attributes:
-        prompt_conversation: The messages that both answer.
-        completion_A: The first answer: one assistant message, or several with what came between.
-        completion_B: The second one.
+    An answer is one assistant message, or several with the messages between them.
     """
 
     prompt_conversation: list[Message]
@@ -34,22 +54,10 @@ class Comparison:
         """Returns the comparison with A and B exchanged."""
         return replace(self, completion_A=self.completion_B, completion_B=self.completion_A)
 
-    def completion(self, label: Literal["A", "B"]) -> list[Message]:
-        """Returns the answer that ``label`` names."""
-        return self.completion_A if label == "A" else self.completion_B
-
 
 @dataclass
 class LabeledComparison:
-    """Comparison with its label.
-
-    Attributes:
-        comparison: The two answers.
-        label: The better one; ``"Tie"`` where neither is.
-
-    Raises:
-        DataFormatError: Another label.
-    """
+    """Comparison with its label; raises ``DataFormatError`` for a label other than A, B or Tie."""
 
     comparison: Comparison
     label: Label
@@ -57,7 +65,8 @@ class LabeledComparison:
     def __post_init__(self) -> None:
         if self.label not in LABELS:
             raise DataFormatError(
-                f"label: got {self.label!r}, expected A, B or Tie{nearest(str(self.label), LABELS)}"
+                f"label: got {self.label!r}, expected 'A', 'B' or 'Tie'"
+                f"{nearest(str(self.label), LABELS)}"
             )
 
     def swap(self) -> LabeledComparison:
@@ -77,3 +86,216 @@ def is_empty(completion: list[Message]) -> bool:
         for message in completion
         if message["role"] == "assistant"
     )
+
+
+_TRIAL = Comparison(
+    prompt_conversation=[{"role": "user", "content": "Hi"}],
+    completion_A=[{"role": "assistant", "content": "Hello."}],
+    completion_B=[{"role": "assistant", "content": "Good day."}],
+)
+
+
+class ComparisonRenderer(ABC):
+    """Renderer of comparisons as prompts whose next token is the label."""
+
+    @abstractmethod
+    def build_generation_prompt(self, comparison: Comparison) -> tinker.ModelInput:
+        """Renders the prompt after which a label is sampled."""
+
+    @abstractmethod
+    def to_model_input_weights(
+        self, labeled_comparison: LabeledComparison
+    ) -> tuple[tinker.ModelInput, torch.Tensor]:
+        """Returns prompt and label as T tokens, and weights [T] that are 0 on the prompt."""
+
+    def to_tokens_weights(
+        self, labeled_comparison: LabeledComparison
+    ) -> tuple[list[int], list[float]]:
+        """Returns ``to_model_input_weights`` as lists."""
+        model_input, weights = self.to_model_input_weights(labeled_comparison)
+        return tokens_of(model_input).tolist(), weights.tolist()
+
+    @property
+    @abstractmethod
+    def tokenizer(self) -> Tokenizer:
+        """The tokenizer of the tokens."""
+
+
+class ComparisonRendererFromChatRenderer(ComparisonRenderer):
+    """Renderer of comparisons in a chat format: conversation, then a header and each completion.
+
+    The headers are system messages. Chat formats without system messages inside a conversation get
+    the whole comparison as the text of one user message instead.
+
+    The probability of a label is that of its first distinguishing token: the first token, or a
+    later one if the format writes an empty thinking block or a space before every answer. Examples
+    end with that token. Further tokens of ``Tie`` are not trained.
+    """
+
+    def __init__(self, convo_renderer: Renderer) -> None:
+        self.convo_renderer = convo_renderer
+
+    @property
+    def tokenizer(self) -> Tokenizer:
+        """The tokenizer of the chat renderer."""
+        return self.convo_renderer.tokenizer
+
+    def build_generation_prompt(self, comparison: Comparison) -> tinker.ModelInput:
+        """Renders the chat format's generation prompt of ``comparison_to_convo``."""
+        return self.convo_renderer.build_generation_prompt(self.comparison_to_convo(comparison))
+
+    def build_label_prompt(self, comparison: Comparison) -> tinker.ModelInput:
+        """Renders all tokens before the distinguishing token, as in training.
+
+        Equals ``build_generation_prompt`` unless the format writes something before every answer.
+        """
+        tokens, _ = self.to_tokens_weights(LabeledComparison(comparison, "A"))
+        return tinker.ModelInput.from_ints(tokens[:-1])
+
+    def to_model_input_weights(
+        self, labeled_comparison: LabeledComparison
+    ) -> tuple[tinker.ModelInput, torch.Tensor]:
+        """Renders prompt and label up to the distinguishing token.
+
+        Raises:
+            DataValidationError: The comparison has images: only text can be compared.
+        """
+        tokens, weights, first = self._with_label(
+            self.comparison_to_convo(labeled_comparison.comparison), labeled_comparison.label
+        )
+        end = first + self._labels[0] + 1
+        return tinker.ModelInput.from_ints(tokens[:end]), weights[:end]
+
+    @property
+    def label_tokens(self) -> dict[Label, int]:
+        """The distinguishing token of each label."""
+        return self._labels[1]
+
+    def comparison_to_convo(self, comparison: Comparison) -> list[Message]:
+        """Returns the messages to which a label is the answer."""
+        if self._allows_headers:
+            return _with_headers(comparison)
+        # One user message with everything but a system prompt, which stays in front.
+        prompt = comparison.prompt_conversation
+        kept = 1 if prompt and prompt[0]["role"] == "system" else 0
+
+        def lines(messages: Sequence[Message]) -> list[str]:
+            return [f"{m['role'].capitalize()}: {get_text_content(m)}" for m in messages]
+
+        texts = [
+            *lines(prompt[kept:]),
+            _HEADERS[0],
+            *lines(comparison.completion_A),
+            _HEADERS[1],
+            *lines(comparison.completion_B),
+            _HEADERS[2],
+        ]
+        return [*prompt[:kept], Message(role="user", content="\n\n".join(texts))]
+
+    @cached_property
+    def _allows_headers(self) -> bool:
+        """Whether the chat format renders system messages inside a conversation."""
+        try:
+            self.convo_renderer.build_generation_prompt(_with_headers(_TRIAL))
+        except RendererError:
+            return False
+        return True
+
+    @cached_property
+    def _labels(self) -> tuple[int, dict[Label, int]]:
+        """Number of trained tokens before the labels differ, and the distinguishing tokens."""
+        convo = self.comparison_to_convo(_TRIAL)
+        answers: list[list[int]] = []
+        for label in LABELS:
+            tokens, _, first = self._with_label(convo, label)
+            answers.append(tokens[first:])
+        for offset, at in enumerate(zip(*answers, strict=False)):
+            if len(set(at)) == len(LABELS):
+                return offset, dict(zip(LABELS, at, strict=True))
+            if len(set(at)) > 1:
+                break
+        raise ConfigurationError(
+            f"renderer_name: with {self.convo_renderer.spec!r} and this tokenizer the labels "
+            f"{', '.join(LABELS)} begin with the same token in part, expected three different "
+            "ones; choose another renderer"
+        )
+
+    def _with_label(
+        self, convo: list[Message], label: Label
+    ) -> tuple[list[int], torch.Tensor, int]:
+        """Returns tokens and weights of ``convo`` with ``label``, and the first trained index."""
+        answer: Message = {"role": "assistant", "content": label}
+        model_input, weights = self.convo_renderer.build_supervised_example([*convo, answer])
+        tokens = tokens_of(model_input).tolist()
+        return tokens, weights, int(weights.nonzero()[0])
+
+
+def _with_headers(comparison: Comparison) -> list[Message]:
+    first, second, question = [Message(role="system", content=text) for text in _HEADERS]
+    answers = [first, *comparison.completion_A, second, *comparison.completion_B, question]
+    return [*comparison.prompt_conversation, *answers]
+
+
+def label_of_text(text: str) -> Label | None:
+    """Returns the label that a sampled token begins, or None."""
+    token = text.strip()
+    if token == "A" or token == "B":
+        return token
+    return "Tie" if token and "Tie".startswith(token) else None
+
+
+def comparisons_that_fit(
+    comparisons: Sequence[LabeledComparison],
+    renderer: Renderer,
+    max_length: int | None,
+    *,
+    new_answers: int = 0,
+    answer_tokens: int = 0,
+) -> list[LabeledComparison]:
+    """Returns the comparisons that fit into the judge's context; logs how many do not.
+
+    Args:
+        comparisons: The order is kept.
+        renderer: Chat format of the judge.
+        max_length: Maximum tokens that the judge can read; ``None`` keeps all.
+        new_answers: Of the two answers 0, 1 or 2 will be sampled, instead of those in the data.
+        answer_tokens: Maximum tokens of a sampled answer.
+
+    Raises:
+        DataValidationError: No comparison fits.
+    """
+    if max_length is None or not comparisons:
+        return list(comparisons)
+    build = ComparisonRendererFromChatRenderer(renderer).build_label_prompt
+    empty: list[Message] = [{"role": "assistant", "content": ""}]
+
+    def length(comparison: Comparison) -> int:
+        if new_answers:
+            comparison = replace(comparison, completion_B=empty)
+        if new_answers == 2:
+            comparison = replace(comparison, completion_A=empty)
+        # One more token is the label.
+        return build(comparison).length + new_answers * answer_tokens + 1
+
+    # With one new answer either of the data's may be the other.
+    lengths = [
+        max(length(one.comparison), length(one.comparison.swap()))
+        if new_answers == 1
+        else length(one.comparison)
+        for one in comparisons
+    ]
+    kept = [one for one, size in zip(comparisons, lengths, strict=True) if size <= max_length]
+    if not kept:
+        raise DataValidationError(
+            f"comparisons: all {len(comparisons)} are longer for the judge than max_length="
+            f"{max_length} tokens (the shortest has {min(lengths)}), expected at least one that "
+            "fits; take shorter prompts or answers (max_tokens), or a model with a longer context"
+        )
+    if len(kept) < len(comparisons):
+        logger.warning(
+            "%d of %d comparisons are longer for the judge than %d tokens and are left out",
+            len(comparisons) - len(kept),
+            len(comparisons),
+            max_length,
+        )
+    return kept

@@ -25,7 +25,7 @@ from pathlib import Path
 from typing import Any
 
 from tinker_cookbook.exceptions import DataFormatError, DataValidationError, RendererError, nearest
-from tinker_cookbook.preference.comparison import LABELS, Comparison, LabeledComparison
+from tinker_cookbook.preference.comparison import Comparison, LabeledComparison
 from tinker_cookbook.renderers import Message, normalize_messages
 from tinker_cookbook.renderers.core.checks import check_roles
 from tinker_cookbook.supervised.json_files import json_lines, load_local_rows
@@ -33,9 +33,7 @@ from tinker_cookbook.supervised.json_files import json_lines, load_local_rows
 EXPECTED = '{"prompt": "…", "chosen": "…", "rejected": "…"}'
 
 _PROMPT_KEYS = ("prompt", "prompt_conversation", "conversations", "messages")
-_KNOWN_KEYS = (*_PROMPT_KEYS, "chosen", "rejected", "comparison", "label")
 _ROLES = {"human": "user", "gpt": "assistant", "observation": "tool", "system": "system"}
-_TURN = re.compile(r"(?:^|\n\n)(Human|Assistant):")
 
 
 @dataclass(frozen=True)
@@ -85,18 +83,33 @@ def comparison_of_row(row: Any) -> LabeledComparison | None:
             f"got a JSON {type(row).__name__}, expected an object like {EXPECTED}"
         )
     if "comparison" in row:
-        return _official(row)
+        return _labeled(row)
     for key in ("chosen", "rejected"):
         if row.get(key) is None:
             got = ", ".join(map(repr, row)) or "none"
-            unknown = [name for name in row if name not in _KNOWN_KEYS]
-            hint = nearest(key, unknown)
+            known = (*_PROMPT_KEYS, "chosen", "rejected", "comparison", "label")
+            hint = nearest(key, [name for name in row if name not in known])
             raise DataFormatError(f"got the keys {got}, expected {key!r}{hint} as in {EXPECTED}")
-    key = next((key for key in _PROMPT_KEYS if row.get(key) is not None), None)
-    return _without_prompt(row) if key is None else _with_prompt(row, key)
+    prompt_key = next((key for key in _PROMPT_KEYS if row.get(key) is not None), None)
+    sides = row["chosen"], row["rejected"]
+    if prompt_key is None and all(isinstance(side, str) for side in sides):
+        return _without_prompt(parse_turns(sides[0], "chosen"), parse_turns(sides[1], "rejected"))
+    chosen = _messages(sides[0], "assistant", "chosen")
+    rejected = _messages(sides[1], "assistant", "rejected")
+    if prompt_key is None:
+        return _without_prompt(chosen, rejected)
+    prompt = _messages(row[prompt_key], "user", prompt_key)
+    if row.get("system") is not None:
+        prompt = [*_messages(row["system"], "system", "system"), *prompt]
+    # Answers that repeat the prompt lose it.
+    size = len(prompt)
+    if all(len(side) > size and side[:size] == prompt for side in (chosen, rejected)):
+        chosen, rejected = chosen[size:], rejected[size:]
+    return LabeledComparison(_checked(Comparison(prompt, chosen, rejected)), "A")
 
 
-def _official(row: Mapping[str, Any]) -> LabeledComparison:
+def _labeled(row: Mapping[str, Any]) -> LabeledComparison:
+    """Parses the first format, which is the official package's."""
     comparison = row["comparison"]
     if not isinstance(comparison, Mapping):
         raise DataFormatError(
@@ -112,40 +125,23 @@ def _official(row: Mapping[str, Any]) -> LabeledComparison:
             )
         role = "user" if key == "prompt_conversation" else "assistant"
         parts.append(_messages(comparison[key], role, f"comparison.{key}"))
-    if row.get("label") not in LABELS:
-        raise DataFormatError(f"label: got {row.get('label')!r}, expected 'A', 'B' or 'Tie'")
-    return LabeledComparison(_checked(Comparison(*parts)), row["label"])
+    label: Any = row.get("label")
+    return LabeledComparison(_checked(Comparison(*parts)), label)
 
 
-def _with_prompt(row: Mapping[str, Any], key: str) -> LabeledComparison:
-    prompt = _messages(row[key], "user", key)
-    if row.get("system") is not None:
-        prompt = [*_messages(row["system"], "system", "system"), *prompt]
-    chosen, rejected = _answers(row)
-    if _begins(chosen, prompt) and _begins(rejected, prompt):
-        chosen, rejected = chosen[len(prompt) :], rejected[len(prompt) :]
-    return LabeledComparison(_checked(Comparison(prompt, chosen, rejected)), "A")
-
-
-def _without_prompt(row: Mapping[str, Any]) -> LabeledComparison | None:
-    if isinstance(row["chosen"], str) and isinstance(row["rejected"], str):
-        chosen = parse_turns(row["chosen"], "chosen")
-        rejected = parse_turns(row["rejected"], "rejected")
-    else:
-        chosen, rejected = _answers(row)
+def _without_prompt(chosen: list[Message], rejected: list[Message]) -> LabeledComparison | None:
+    """Splits two conversations; None if they do not part at an answer."""
     # The messages that both conversations share at the start are the prompt.
     shortest = min(len(chosen), len(rejected))
     common = next((i for i in range(shortest) if chosen[i] != rejected[i]), shortest)
     if chosen == rejected:  # the last message is the answer, so that equal answers are counted
         common -= 1
     tails = (chosen[common:], rejected[common:])
-    if common < 1 or not all(tail and _ends_each_side(tail) for tail in tails):
+    if common < 1 or not all(
+        tail and tail[0]["role"] == "assistant" == tail[-1]["role"] for tail in tails
+    ):
         return None
     return LabeledComparison(Comparison(chosen[:common], *tails), "A")
-
-
-def _ends_each_side(completion: list[Message]) -> bool:
-    return completion[0]["role"] == "assistant" == completion[-1]["role"]
 
 
 def parse_turns(text: str, place: str = "text") -> list[Message]:
@@ -154,7 +150,7 @@ def parse_turns(text: str, place: str = "text") -> list[Message]:
     Consecutive turns of one speaker are joined. Raises DataFormatError where the text does not
     begin with a turn.
     """
-    first, *rest = _TURN.split(text)
+    first, *rest = re.split(r"(?:^|\n\n)(Human|Assistant):", text)
     if first.strip() or not rest:
         raise DataFormatError(
             f"{place}: got a text that begins {text[:40]!r}, expected a dialogue that begins "
@@ -168,13 +164,6 @@ def parse_turns(text: str, place: str = "text") -> list[Message]:
         else:
             turns.append({"role": role, "content": text.strip()})
     return turns
-
-
-def _answers(row: Mapping[str, Any]) -> tuple[list[Message], list[Message]]:
-    return (
-        _messages(row["chosen"], "assistant", "chosen"),
-        _messages(row["rejected"], "assistant", "rejected"),
-    )
 
 
 def _messages(value: Any, role: str, place: str) -> list[Message]:
@@ -206,17 +195,11 @@ def _from_value(message: Any, place: str) -> Any:
     return {"role": _ROLES[message["from"]], "content": message.get("value")}
 
 
-def _begins(messages: list[Message], prompt: list[Message]) -> bool:
-    return len(messages) > len(prompt) and messages[: len(prompt)] == prompt
-
-
 def _checked(comparison: Comparison) -> Comparison:
     if not comparison.prompt_conversation:
         raise DataFormatError("the prompt: got no message, expected at least one")
-    for name, completion in (
-        ("chosen (A)", comparison.completion_A),
-        ("rejected (B)", comparison.completion_B),
-    ):
+    answers = {"chosen (A)": comparison.completion_A, "rejected (B)": comparison.completion_B}
+    for name, completion in answers.items():
         if not completion or completion[-1]["role"] != "assistant":
             got = f"one of role {completion[-1]['role']!r}" if completion else "no message"
             raise DataFormatError(f"{name}: got {got} at its end, expected an assistant message")

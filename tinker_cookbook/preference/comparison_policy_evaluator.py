@@ -5,13 +5,14 @@ from __future__ import annotations
 import asyncio
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import numpy as np
 
 from tinker_cookbook.completers import TinkerTokenCompleter
 from tinker_cookbook.eval.evaluators import SamplingClientEvaluator
+from tinker_cookbook.eval.proportion import wilson_interval
 from tinker_cookbook.exceptions import ConfigurationError, DataValidationError
 from tinker_cookbook.preference.comparison import Comparison
 from tinker_cookbook.preference.preference_model import PreferenceModel
@@ -21,41 +22,31 @@ from tinker_cookbook.tokenizer_utils import get_tokenizer
 if TYPE_CHECKING:
     from tinker_cookbook.backends import SamplingClient
 
-_Z95 = 1.959964
-"""Half width of the 95% interval of a normal distribution, in standard deviations."""
-
-_POLICY, _BASELINE = 0, 1
-
-
-@dataclass(frozen=True)
-class _Answer:
-    completion: list[Message]
-    tokens: int
+_POLICY, _BASELINE = 0, 1  # they sample with different seeds
 
 
 class ComparisonEvaluator(SamplingClientEvaluator):
     """Win rate of a policy's answers against those of the data, or of a baseline.
 
-    The opponent is ``completion_A`` of each comparison; with ``baseline``, a sampling client, that
-    client's answer to the same prompt. The policy's answer is judged as B and, with ``both_ways``,
-    also as A, so that position bias cancels. The samples follow from ``seed`` and the index of the
+    The opponent is ``completion_A`` of each comparison, or the answer of ``baseline``, a sampling
+    client, to the same prompt. The policy's answer is judged as B and, with ``both_ways``, also as
+    A, so that position bias cancels. The samples follow from ``seed`` and the index of the
     comparison, so every evaluation has the same noise.
 
     Metrics:
 
     ``win_rate``
-        Mean of the answers' scores, each from 0 (worse for sure) to 1 (better for sure). 0.5 for
+        Mean of the answers' scores, each from 0 (certainly worse) to 1 (certainly better). 0.5 for
         a policy whose answers are as good; higher is better. Against the policy that training
         starts from, it is 0.5 at step 0 up to chance.
     ``stderr``
         Standard error of that mean; NaN for a single comparison.
     ``win_rate_low``, ``win_rate_high``
-        Its 95% interval (Wilson 1927, J. Am. Stat. Assoc. 22), somewhat too wide where scores are
-        fractions.
+        Its 95% interval (see ``wilson_interval``).
     ``answer_tokens``
         Mean length of the policy's answers: judges often prefer longer answers.
     ``num_comparisons``
-        How many there were.
+        Number of comparisons.
     """
 
     def __init__(
@@ -92,33 +83,38 @@ class ComparisonEvaluator(SamplingClientEvaluator):
         # In a thread: the first call loads a model and would block the event loop.
         model = await asyncio.to_thread(self.preference_model_builder)
         # Opponents first: a baseline is sampled at the first evaluation only.
-        against = await self._answers_against()
+        if self._against is None:
+            self._against = [comparison.completion_A for comparison in self.comparisons]
+            if self._baseline is not None:
+                sampled = await self._answers(self._baseline, _BASELINE)
+                self._against = [completion for completion, _ in sampled]
         answers = await self._answers(sampling_client, _POLICY)
-        tasks = [
-            replace(comparison, completion_A=other, completion_B=answer.completion)
-            for comparison, other, answer in zip(self.comparisons, against, answers, strict=True)
-        ]
         limit = asyncio.Semaphore(self.max_concurrency)
-        scores = await asyncio.gather(*(self._score(model, task, limit) for task in tasks))
-        metrics = win_rate_metrics(scores)
-        metrics["answer_tokens"] = float(np.mean([answer.tokens for answer in answers]))
+
+        async def score(comparison: Comparison) -> float:
+            """Returns the score of B, the policy's answer, from 0 to 1."""
+            async with limit:
+                if not self.both_ways:
+                    return (await model(comparison) + 1) / 2
+                as_b, as_a = await asyncio.gather(model(comparison), model(comparison.swap()))
+                return (as_b - as_a + 2) / 4
+
+        judged = [
+            replace(comparison, completion_A=other, completion_B=completion)
+            for comparison, other, (completion, _) in zip(
+                self.comparisons, self._against, answers, strict=True
+            )
+        ]
+        metrics = win_rate_metrics(await asyncio.gather(*map(score, judged)))
+        metrics["answer_tokens"] = float(np.mean([tokens for _, tokens in answers]))
         return metrics
 
-    async def _answers_against(self) -> list[list[Message]]:
-        """Returns the opponents' answers; a baseline is sampled once."""
-        if self._against is None:
-            if self._baseline is None:
-                self._against = [comparison.completion_A for comparison in self.comparisons]
-            else:
-                answers = await self._answers(self._baseline, _BASELINE)
-                self._against = [answer.completion for answer in answers]
-        return self._against
-
-    async def _answers(self, client: SamplingClient, who: int) -> list[_Answer]:
+    async def _answers(self, client: SamplingClient, who: int) -> list[tuple[list[Message], int]]:
+        """Samples an answer to every prompt; returns each with its number of tokens."""
         limit = asyncio.Semaphore(self.max_concurrency)
         complete = TinkerTokenCompleter(client, self.max_tokens, self.temperature, seed=self.seed)
 
-        async def answer(number: int, comparison: Comparison) -> _Answer:
+        async def answer(number: int, comparison: Comparison) -> tuple[list[Message], int]:
             async with limit:
                 done = await complete.derived(number, who)(
                     self.renderer.build_generation_prompt(comparison.prompt_conversation),
@@ -127,33 +123,21 @@ class ComparisonEvaluator(SamplingClientEvaluator):
             text = get_text_content(self.renderer.parse_response(done.tokens)[0])
             if self.content_preprocessor is not None:
                 text = self.content_preprocessor(text)
-            return _Answer([{"role": "assistant", "content": text}], len(done.tokens))
+            return [Message(role="assistant", content=text)], len(done.tokens)
 
         return list(await asyncio.gather(*(answer(i, c) for i, c in enumerate(self.comparisons))))
-
-    async def _score(
-        self, model: PreferenceModel, comparison: Comparison, limit: asyncio.Semaphore
-    ) -> float:
-        """Returns the score of B, the policy's answer, from 0 to 1."""
-        async with limit:
-            if not self.both_ways:
-                return (await model(comparison) + 1) / 2
-            as_b, as_a = await asyncio.gather(model(comparison), model(comparison.swap()))
-            return (as_b - as_a + 2) / 4
 
 
 def win_rate_metrics(scores: Sequence[float]) -> dict[str, float]:
     """Computes the mean of scores from 0 to 1, its standard error and its 95% Wilson interval."""
     values = np.asarray(scores, dtype=np.float64)
     count, mean = len(values), float(values.mean())
-    spread = float(values.std(ddof=1)) / math.sqrt(count) if count > 1 else math.nan
-    shrunk = 1 + _Z95**2 / count
-    centre = (mean + _Z95**2 / (2 * count)) / shrunk
-    half = _Z95 / shrunk * math.sqrt(mean * (1 - mean) / count + _Z95**2 / (4 * count**2))
+    # A user's preference model may exceed its bounds by rounding.
+    low, high = wilson_interval(min(max(mean, 0.0), 1.0) * count, count, z=1.959964)
     return {
         "win_rate": mean,
-        "stderr": spread,
-        "win_rate_low": max(0.0, centre - half),
-        "win_rate_high": min(1.0, centre + half),
+        "stderr": float(values.std(ddof=1)) / math.sqrt(count) if count > 1 else math.nan,
+        "win_rate_low": low,
+        "win_rate_high": high,
         "num_comparisons": float(count),
     }

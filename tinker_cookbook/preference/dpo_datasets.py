@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal, TypeAlias, get_args
 
 import chz
@@ -15,6 +14,7 @@ from tinker_cookbook.preference.preference_datasets import (
     ComparisonDataset,
     ComparisonDatasetBuilder,
     ComparisonSet,
+    Dropped,
     SkipReason,
 )
 from tinker_cookbook.renderers import Message, Renderer, TrainOnWhat
@@ -31,55 +31,14 @@ Ties: TypeAlias = Literal["drop", "half"]
 rewards of the two answers close."""
 
 
-@dataclass(frozen=True)
-class Pair:
-    """Datums [chosen, rejected] of a pair, and whether an answer was truncated."""
-
-    data: list[tinker.Datum]
-    cut: bool
-
-
-def render_pair(
-    labeled: LabeledComparison, renderer: Renderer, max_length: int | None, weight: float = 1.0
-) -> Pair | str:
-    """Renders a comparison as a pair of datums; returns the reason if it cannot be trained.
-
-    Weights are ``weight`` on the tokens of each answer's assistant messages and 0 on the prompt:
-    the loss uses the probability of whole answers, so no mean is taken. ``max_length`` truncates
-    the answer; a prompt that fills it leaves no pair.
-    """
-    prompt = [_marked(message, False) for message in labeled.comparison.prompt_conversation]
-    data: list[tinker.Datum] = []
-    cut = False
-    for answer in labeled.chosen_and_rejected():
-        model_input, weights = renderer.build_supervised_example(
-            [*prompt, *(_marked(message, True) for message in answer)], TrainOnWhat.CUSTOMIZED
-        )
-        datum = datum_from_model_input_weights(model_input, weights * weight, max_length)
-        if not count_loss_tokens(datum):
-            return SkipReason.LONG_PROMPT
-        cut = cut or (max_length is not None and model_input.length > max_length)
-        data.append(datum)
-    return SkipReason.EQUAL_WHEN_CUT if _same_targets(*data) else Pair(data, cut)
-
-
-def _marked(message: Message, answer: bool) -> Message:
-    marked: Message = {**message, "trainable": answer and message["role"] == "assistant"}
-    return marked
-
-
-def _same_targets(first: tinker.Datum, second: tinker.Datum) -> bool:
-    return np.array_equal(
-        first.loss_fn_inputs["target_tokens"].to_numpy(),
-        second.loss_fn_inputs["target_tokens"].to_numpy(),
-    )
-
-
 class PairDataset(ComparisonDataset):
     """Batches of pairs: ``[chosen_0, rejected_0, chosen_1, rejected_1, …]``.
 
-    A batch of N comparisons is 2N datums. A tie gives two pairs of weight one half in the same
-    batch, (A, B) and (B, A), so that the weights of a batch's pairs add up to N.
+    A batch of N comparisons is 2N datums. Weights are 1 on the tokens of each answer's assistant
+    messages and 0 on the prompt: the loss uses the probability of whole answers, so no mean is
+    taken. A tie gives two pairs of weight one half in the same batch, (A, B) and (B, A), so that
+    the weights of a batch's pairs add up to N. ``max_length`` truncates answers; a prompt that
+    fills it leaves no pair.
     """
 
     def __init__(
@@ -104,21 +63,37 @@ class PairDataset(ComparisonDataset):
         return [*super().report(), *([line] if self._cut else [])]
 
     def _to_data(self, labeled: LabeledComparison) -> list[tinker.Datum] | str:
-        tie = labeled.label == "Tie"
-        pair = render_pair(labeled, self._renderer, self._max_length, 0.5 if tie else 1.0)
-        if isinstance(pair, str):
-            return pair
-        if pair.cut:
-            self._note_cut(labeled)
-        return [*pair.data, *reversed(pair.data)] if tie else pair.data
-
-    def _note_cut(self, labeled: LabeledComparison) -> None:
-        if not self._cut:
-            logger.warning(
-                "max_length=%d cuts the end of an answer; further ones are only counted (num_cut)",
-                self._max_length,
+        tie, limit = labeled.label == "Tie", self._max_length
+        prompt: list[Message] = [
+            {**message, "trainable": False} for message in labeled.comparison.prompt_conversation
+        ]
+        data: list[tinker.Datum] = []
+        cut = False
+        for answer in labeled.chosen_and_rejected():
+            marked: list[Message] = [
+                {**message, "trainable": message["role"] == "assistant"} for message in answer
+            ]
+            model_input, weights = self._renderer.build_supervised_example(
+                [*prompt, *marked], TrainOnWhat.CUSTOMIZED
             )
-        self._cut.add(id(labeled))
+            weights = weights * (0.5 if tie else 1.0)
+            datum = datum_from_model_input_weights(model_input, weights, limit)
+            if not count_loss_tokens(datum):
+                return SkipReason.LONG_PROMPT
+            cut = cut or (limit is not None and model_input.length > limit)
+            data.append(datum)
+        chosen, rejected = (d.loss_fn_inputs["target_tokens"].to_numpy() for d in data)
+        if np.array_equal(chosen, rejected):
+            return SkipReason.EQUAL_WHEN_CUT
+        if cut:
+            if not self._cut:
+                logger.warning(
+                    "max_length=%d cuts the end of an answer; further ones are only counted "
+                    "(num_cut)",
+                    limit,
+                )
+            self._cut.add(id(labeled))
+        return [*data, *reversed(data)] if tie else data
 
 
 def without_ties(comparisons: ComparisonSet, part: str) -> ComparisonSet:
@@ -126,10 +101,10 @@ def without_ties(comparisons: ComparisonSet, part: str) -> ComparisonSet:
 
     Raises DataValidationError where there are only ties.
     """
-    kept = ComparisonSet(dropped=comparisons.dropped.copy())
+    kept = ComparisonSet(dropped=Dropped(comparisons.dropped))
     for i, labeled in enumerate(comparisons.usable):
         if labeled.label == "Tie":
-            kept.dropped.add(("tie", i), SkipReason.TIE)
+            kept.dropped[("tie", i)] = SkipReason.TIE
         else:
             kept.usable.append(labeled)
     if not kept.usable:
@@ -144,10 +119,10 @@ def without_ties(comparisons: ComparisonSet, part: str) -> ComparisonSet:
 class DPODatasetBuilderFromComparisons(ChatDatasetBuilder):
     """Pairs of chosen and rejected answers for direct preference optimization.
 
-    Both datums of a pair begin with the same prompt. What cannot be trained is left out and
-    counted by reason in ``dropped`` of the datasets: answers that are the same or empty, ties, and
-    prompts that fill ``max_length``. The order of a comparison's answers does not matter here, so
-    ``swap`` of the comparison builder is not read. Held-out ties are always left out.
+    Answers that are the same or empty, ties, and prompts that fill ``max_length`` are left out and
+    counted by reason in ``dropped`` of the datasets. The order of a comparison's answers does not
+    matter here, so ``swap`` of the comparison builder has no effect. Held-out ties are always left
+    out.
     """
 
     comparison_builder: ComparisonDatasetBuilder = chz.field(doc="Where comparisons come from")

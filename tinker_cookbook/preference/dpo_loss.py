@@ -12,8 +12,8 @@ simpo      ``-log sigmoid(beta (mean lp_chosen - mean lp_rejected) - gamma)``: m
            answer's tokens, and no reference                                (arXiv 2405.14734)
 =========  ===================================================================================
 
-The batch's loss is the mean over its pairs. A pair may count for less than 1: its datums' weights
-say how much (a tie seen from both sides weighs one half each way).
+The batch's loss is the mean over its pairs. The datums' weights are the weight of a pair, which may
+be less than 1 (a tie seen from both sides weighs one half each way).
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, get_args
 
 import numpy as np
 import numpy.typing as npt
@@ -36,19 +36,11 @@ else:
     torch = lazy_module("torch")
 
 PairLossName = Literal["dpo", "ipo", "simpo"]
-_NAMES = ("dpo", "ipo", "simpo")
-
-_UNDECIDED = 1e-3
-"""Smallest difference in nats that counts as a preference; less is float32 rounding."""
 
 
 @dataclass(frozen=True)
 class PairLoss:
-    """Pairwise loss with its settings.
-
-    ``beta`` scales rewards; ``label_smoothing`` is the share of labels held to be wrong (dpo);
-    ``gamma`` is the target margin of simpo.
-    """
+    """Pairwise loss; ``Config`` of ``train_dpo`` documents its settings."""
 
     name: PairLossName = "dpo"
     beta: float = 0.1
@@ -57,10 +49,11 @@ class PairLoss:
 
     def check(self) -> None:
         """Raises ``ConfigurationError`` for the first setting that cannot work."""
-        if self.name not in _NAMES:
+        names = get_args(PairLossName)
+        if self.name not in names:
             raise ConfigurationError(
-                f"dpo_loss: got {self.name!r}, expected one of {', '.join(_NAMES)}"
-                f"{nearest(self.name, _NAMES)}"
+                f"dpo_loss: got {self.name!r}, expected one of {', '.join(names)}"
+                f"{nearest(self.name, names)}"
             )
         if not 0 < self.beta < math.inf:
             raise ConfigurationError(f"dpo_beta: got {self.beta}, expected a number above 0")
@@ -176,14 +169,13 @@ def pair_metrics(
     ``dpo_loss``
         The loss. For dpo it starts at ln 2 = 0.693, for ipo at ``1 / (4 beta**2)``; it falls.
     ``accuracy``
-        Share of pairs whose chosen answer has the higher reward; one that differs by less than
-        rounding counts one half. Starts at 0.5 (simpo: wherever the model is); rises.
+        Share of pairs whose chosen answer has the higher reward; equal rewards count one half.
+        Starts at 0.5 (simpo: wherever the model is); rises.
     ``margin``
         Mean of ``r_chosen - r_rejected``, in units of reward. Starts at 0; rises.
     ``chosen_reward``, ``rejected_reward``
         Means of r. Both start at 0 and often both fall, the rejected one further: then both
-        answers become less likely. Watch the chosen one; a lower learning rate or a larger beta
-        limits its fall.
+        answers become less likely. A lower learning rate or a larger beta limits the fall.
     """
     scores = answer_scores(batch.data, logprobs, mean=not loss.needs_reference)
     rewards = loss.beta * (scores - batch.reference)
@@ -199,9 +191,10 @@ def reward_metrics(
 ) -> dict[str, float]:
     """Computes the metrics of :func:`pair_metrics` from the rewards [P] of P weighted pairs."""
     total = max(float(weights.sum()), 1e-12)
-    # Differences within rounding count as half right, so accuracy starts at 0.5.
+    # A difference below 1e-3 nats is float32 rounding: it counts as half right, so that accuracy
+    # starts at 0.5.
     difference = chosen - rejected
-    decided = np.abs(difference) > _UNDECIDED * loss.beta
+    decided = np.abs(difference) > 1e-3 * loss.beta
     right = np.where(decided, difference > 0, 0.5)
     values = {
         "dpo_loss": loss.of_rewards(torch.from_numpy(difference)).numpy(),

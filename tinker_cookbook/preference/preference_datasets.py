@@ -19,15 +19,16 @@ from tinker_cookbook.exceptions import (
     DataValidationError,
     TinkerCookbookError,
 )
-from tinker_cookbook.preference.comparison import LabeledComparison, is_empty
+from tinker_cookbook.preference.comparison import (
+    ComparisonRenderer,
+    ComparisonRendererFromChatRenderer,
+    LabeledComparison,
+    is_empty,
+)
 from tinker_cookbook.preference.comparison_file import (
     PlacedRows,
     comparison_of_row,
     read_comparison_rows,
-)
-from tinker_cookbook.preference.comparison_renderer import (
-    ComparisonRenderer,
-    ComparisonRendererFromChatRenderer,
 )
 from tinker_cookbook.renderers import Message
 from tinker_cookbook.supervised.common import datum_from_model_input_weights
@@ -53,29 +54,13 @@ class SkipReason(StrEnum):
     LONG_COMPARISON = "more than max_length tokens, whose label would be cut off"
 
 
-class Dropped:
+class Dropped(dict[Hashable, str]):
     """Skipped rows with their reasons; a row counts once over all epochs."""
-
-    def __init__(self) -> None:
-        self._reasons: dict[Hashable, str] = {}
-
-    def add(self, row: Hashable, reason: str) -> None:
-        """Records that ``row`` was skipped."""
-        self._reasons.setdefault(row, reason)
-
-    def __len__(self) -> int:
-        return len(self._reasons)
-
-    def copy(self) -> Dropped:
-        """Returns an independent copy."""
-        other = Dropped()
-        other._reasons.update(self._reasons)
-        return other
 
     @property
     def counts(self) -> dict[str, int]:
         """Number of rows by reason, the most frequent reason first."""
-        return dict(Counter(self._reasons.values()).most_common())
+        return dict(Counter(self.values()).most_common())
 
     def describe(self, noun: str = "comparisons") -> str:
         """Returns one sentence such as "3 comparisons left out: 2 with an empty answer, …"."""
@@ -92,11 +77,17 @@ class ComparisonSet:
 
     def add(self, row: int, labeled: LabeledComparison | None) -> None:
         """Adds the comparison of row number ``row``, or records why it is skipped."""
-        reason = _why_unusable(labeled)
-        if labeled is not None and reason is None:
-            self.usable.append(labeled)
+        if labeled is None:
+            self.dropped[row] = SkipReason.NO_COMPARISON
+            return
+        first, second = labeled.comparison.completion_A, labeled.comparison.completion_B
+        if is_empty(first) or is_empty(second):
+            self.dropped[row] = SkipReason.EMPTY
+        # Equal answers are a valid tie, and data for sampled answers need only the prompt.
+        elif first == second and labeled.label != "Tie":
+            self.dropped[row] = SkipReason.EQUAL
         else:
-            self.dropped.add(row, reason or SkipReason.NO_COMPARISON)
+            self.usable.append(labeled)
 
     def prompts(self, n: int) -> list[list[Message]]:
         """Returns the first ``n`` distinct prompts."""
@@ -107,18 +98,6 @@ class ComparisonSet:
             if labeled.comparison.prompt_conversation not in prompts:
                 prompts.append(labeled.comparison.prompt_conversation)
         return prompts
-
-
-def _why_unusable(labeled: LabeledComparison | None) -> str | None:
-    if labeled is None:
-        return SkipReason.NO_COMPARISON
-    comparison = labeled.comparison
-    if is_empty(comparison.completion_A) or is_empty(comparison.completion_B):
-        return SkipReason.EMPTY
-    # Equal answers are a valid tie, and data for sampled answers need only the prompt.
-    if comparison.completion_A == comparison.completion_B and labeled.label != "Tie":
-        return SkipReason.EQUAL
-    return None
 
 
 @chz.chz
@@ -186,8 +165,8 @@ class ComparisonDatasetBuilder:
 class ComparisonBuilderFromJsonl(ComparisonDatasetBuilder):
     """Comparisons from files, in any of the formats of ``comparison_file``.
 
-    The held-out ones are those of ``test_path``, or ``test_size`` rows drawn from ``train_path``
-    by ``shuffle_seed``; without either there are none.
+    The held-out ones are read from ``test_path``, or sampled from ``train_path`` by ``test_size``
+    and ``shuffle_seed``; without either there are none.
     """
 
     train_path: str = chz.field(doc="File of comparisons: jsonl, jsonl.gz, json or parquet")
@@ -199,15 +178,14 @@ class ComparisonBuilderFromJsonl(ComparisonDatasetBuilder):
         """Reads the files without parsing the rows."""
         if self.test_path is not None and self.test_size:
             raise ConfigurationError(
-                f"test_size: got {self.test_size} beside test_path={self.test_path}, expected one "
-                "of them: both name the held-out part"
+                f"test_size: got {self.test_size} with test_path={self.test_path}, expected one of "
+                "them: both name the held-out part"
             )
         rows = read_comparison_rows(self.train_path)
         if self.test_path is not None:
             return rows, read_comparison_rows(self.test_path)
-        numbers = range(len(rows))
         train, test = split_rows(
-            numbers, self.test_size, self.shuffle_seed, self.train_path, "comparisons"
+            range(len(rows)), self.test_size, self.shuffle_seed, self.train_path, "comparisons"
         )
         return rows.take(train), rows.take(test) if test else None
 
@@ -228,12 +206,12 @@ class ComparisonDataset(SupervisedDatasetFromHFDataset):
     """
 
     def __init__(self, comparisons: ComparisonSet, batch_size: int, to_data: ToData) -> None:
-        self.dropped = comparisons.dropped.copy()
+        self.dropped = Dropped(comparisons.dropped)
 
         def data_of(numbered: tuple[int, LabeledComparison]) -> list[tinker.Datum]:
             data = to_data(numbered[1])
             if isinstance(data, str):
-                self.dropped.add(("rendered", numbered[0]), data)
+                self.dropped[("rendered", numbered[0])] = data
                 return []
             return data
 
@@ -254,13 +232,13 @@ class ChatDatasetBuilderFromComparisons(ChatDatasetBuilder):
     """Builder of training data of a reward model: comparison as prompt, label as answer.
 
     Ties are trained as the label Tie. A comparison of more than ``max_length`` tokens is left out
-    and counted: its label stands at the end and would be cut off.
+    and counted: its label is at the end and would be cut off.
     """
 
     comparison_builder: ComparisonDatasetBuilder = chz.field(doc="Where comparisons come from")
     swap: bool = chz.field(
         default=False,
-        doc="Train each comparison in both orders; else in one, drawn for each by swap_seed",
+        doc="Train each comparison in both orders; else in one, sampled for each by swap_seed",
     )
     swap_seed: int = chz.field(default=0, doc="Seed of the orders")
 
@@ -270,7 +248,7 @@ class ChatDatasetBuilderFromComparisons(ChatDatasetBuilder):
         return ComparisonRendererFromChatRenderer(self.renderer)
 
     def __call__(self) -> tuple[SupervisedDataset, SupervisedDataset | None]:
-        """Reads the comparisons and draws the order of each."""
+        """Reads the comparisons and samples the order of each."""
         self.common_config.check()
         train, test = self.comparison_builder.comparison_sets
         batch_size = self.common_config.batch_size
@@ -289,20 +267,17 @@ class ChatDatasetBuilderFromComparisons(ChatDatasetBuilder):
 
     def _dataset(self, comparisons: ComparisonSet, batch_size: int) -> ComparisonDataset:
         swapped = np.random.default_rng(self.swap_seed).random(len(comparisons.usable)) < 0.5
-        ordered = ComparisonSet(
-            [c.swap() if s else c for c, s in zip(comparisons.usable, swapped, strict=True)],
-            comparisons.dropped,
-        )
-        return ComparisonDataset(ordered, batch_size, self._to_data)
-
-    def _to_data(self, labeled: LabeledComparison) -> list[tinker.Datum] | str:
+        ordered = [c.swap() if s else c for c, s in zip(comparisons.usable, swapped, strict=True)]
         both = self.swap or self.comparison_builder.swap
-        orders = [labeled, labeled.swap()] if both else [labeled]
-        data: list[tinker.Datum] = []
-        for one in orders:
-            model_input, weights = self.comparison_renderer.to_model_input_weights(one)
-            limit = self.common_config.max_length
-            if limit is not None and model_input.length > limit:
-                return SkipReason.LONG_COMPARISON
-            data.append(datum_from_model_input_weights(model_input, weights))
-        return data
+        limit = self.common_config.max_length
+
+        def to_data(labeled: LabeledComparison) -> list[tinker.Datum] | str:
+            data: list[tinker.Datum] = []
+            for one in [labeled, labeled.swap()] if both else [labeled]:
+                model_input, weights = self.comparison_renderer.to_model_input_weights(one)
+                if limit is not None and model_input.length > limit:
+                    return SkipReason.LONG_COMPARISON
+                data.append(datum_from_model_input_weights(model_input, weights))
+            return data
+
+        return ComparisonDataset(ComparisonSet(ordered, comparisons.dropped), batch_size, to_data)

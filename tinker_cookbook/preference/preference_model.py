@@ -2,8 +2,8 @@
 
 The model is trained to predict the label of a comparison, by cross-entropy on the label's token.
 With two labels this is the Bradley-Terry model (Bradley & Terry 1952, Biometrika 39; Christiano et
-al. 2017, arXiv 1706.03741), the log-odds of the label tokens being the difference of the answers'
-rewards; a third label adds ties.
+al. 2017, arXiv 1706.03741), where the log-odds of the label tokens are the difference of the
+answers' rewards; a third label adds ties.
 """
 
 from __future__ import annotations
@@ -26,11 +26,9 @@ from tinker_cookbook.preference.comparison import (
     LABELS,
     SWAPPED,
     Comparison,
+    ComparisonRendererFromChatRenderer,
     Label,
     LabeledComparison,
-)
-from tinker_cookbook.preference.comparison_renderer import (
-    ComparisonRendererFromChatRenderer,
     comparisons_that_fit,
     label_of_text,
 )
@@ -47,8 +45,6 @@ else:
     tinker = lazy_module("tinker")
 
 logger = logging.getLogger(__name__)
-
-_REWARD: dict[Label, float] = {"A": -1.0, "B": 1.0, "Tie": 0.0}
 
 
 class PreferenceModel(ABC):
@@ -95,13 +91,9 @@ class PreferenceModelFromChatRenderer(PreferenceModel):
 
     async def __call__(self, comparison: Comparison) -> float:
         """Returns the reward of B over A, from -1 to 1."""
-        judge = self._greedy_reward if self.greedy else self._reward
-        return await judge(comparison)
-
-    async def _reward(self, comparison: Comparison) -> float:
-        if not self.both_orders:
-            logprobs = await self.label_logprobs(comparison)
-        else:
+        if self.greedy:
+            return await self._greedy_reward(comparison)
+        if self.both_orders:
             # The mean of both orders cancels a position bias in the log-odds.
             first, second = await asyncio.gather(
                 self.label_logprobs(comparison), self.label_logprobs(comparison.swap())
@@ -109,22 +101,24 @@ class PreferenceModelFromChatRenderer(PreferenceModel):
             logprobs = _normalised(
                 {label: (first[label] + second[SWAPPED[label]]) / 2 for label in LABELS}
             )
+        else:
+            logprobs = await self.label_logprobs(comparison)
         return math.exp(logprobs["B"]) - math.exp(logprobs["A"])
 
     async def label_logprobs(self, comparison: Comparison) -> dict[Label, float]:
         """Returns the log-probability of each label in nats; the probabilities add up to 1."""
-        # Scoring is batch-invariant on the local engine, so a resumed run has the same rewards. It
-        # also computes the prefix that the labels share only once.
         prompt = self.comparison_renderer.build_label_prompt(comparison)
-        tokens = self.comparison_renderer.label_tokens
-        found = await asyncio.gather(*(self._logprob(prompt, tokens[label]) for label in LABELS))
-        return _normalised(dict(zip(LABELS, found, strict=True)))
 
-    async def _logprob(self, prompt: tinker.ModelInput, token: int) -> float:
-        """Returns the log-probability of ``token`` after ``prompt``."""
-        value = (await self.sampling_client.compute_logprobs(prompt.append_int(token)))[-1]
-        assert value is not None, "only the first token of a prompt has no log-probability"
-        return value
+        async def score(label: Label) -> float:
+            labeled = prompt.append_int(self.comparison_renderer.label_tokens[label])
+            value = (await self.sampling_client.compute_logprobs(labeled))[-1]
+            assert value is not None, "only the first token of a prompt has no log-probability"
+            return value
+
+        # Scoring, not sampling with top-k: it is batch-invariant on the local engine, so a resumed
+        # run has the same rewards. The engine computes the prefix that the labels share once.
+        found = await asyncio.gather(*map(score, LABELS))
+        return _normalised(dict(zip(LABELS, found, strict=True)))
 
     async def _greedy_reward(self, comparison: Comparison) -> float:
         response = await self.sampling_client.sample(
@@ -138,14 +132,13 @@ class PreferenceModelFromChatRenderer(PreferenceModel):
             logger.warning(
                 "the preference model sampled %r, which is no label; the reward is 0", text
             )
-            return 0.0
-        return _REWARD[label]
+        return {"A": -1.0, "B": 1.0, "Tie": 0.0, None: 0.0}[label]
 
 
 def _check_scoring(greedy: bool, both_orders: bool) -> None:
     if greedy and both_orders:
         raise ConfigurationError(
-            "both_orders: got True beside greedy=True, expected one of them: a single token "
+            "both_orders: got True with greedy=True, expected one of them: a single token "
             "has no log-odds to take the mean of"
         )
 
@@ -204,9 +197,8 @@ class PreferenceModelBuilderFromChatRenderer(PreferenceModelBuilder):
 class PreferenceModelEvaluator(SamplingClientEvaluator):
     """Accuracy and loss of a reward model on held-out comparisons.
 
-    Each comparison is judged in both orders, unless ``both_ways`` is false.
-
-    Metrics, with ``NAME`` before each:
+    Each comparison is judged in both orders, unless ``both_ways`` is false. Metrics, after
+    ``NAME/``:
 
     ``accuracy``
         Share of judgements in which the preferred answer has the higher probability; equal
@@ -220,10 +212,9 @@ class PreferenceModelEvaluator(SamplingClientEvaluator):
         Mean of ``P(B) - P(A)``: with both orders, 0 for a model without position bias, 1 for one
         that always prefers the second answer, -1 for the first. Should approach 0.
     ``num_judgements``
-        How many there were.
+        Number of judgements.
     ``num_too_long``
-        Comparisons that were left out because they are longer than ``max_length`` tokens; not there
-        where all fit.
+        Comparisons left out because they are longer than ``max_length`` tokens; absent if all fit.
     """
 
     def __init__(
@@ -256,21 +247,20 @@ class PreferenceModelEvaluator(SamplingClientEvaluator):
 
         logprobs = await asyncio.gather(*map(judge, self._judged))
         pairs = list(zip(self._judged, logprobs, strict=True))
-        right = [_right(labeled, found) for labeled, found in pairs if labeled.label != "Tie"]
+        # 1 if the preferred answer is more probable, 0.5 if both are equal, else 0.
+        margins = [
+            found["A"] - found["B"] if labeled.label == "A" else found["B"] - found["A"]
+            for labeled, found in pairs
+            if labeled.label != "Tie"
+        ]
+        right = (np.sign(margins) + 1) / 2
+        bias = [math.exp(found["B"]) - math.exp(found["A"]) for found in logprobs]
         metrics = {
-            "accuracy": float(np.mean(right)) if right else math.nan,
+            "accuracy": float(right.mean()) if margins else math.nan,
             "nll": float(np.mean([-found[labeled.label] for labeled, found in pairs])),
-            "position_bias": float(
-                np.mean([math.exp(found["B"]) - math.exp(found["A"]) for found in logprobs])
-            ),
+            "position_bias": float(np.mean(bias)),
             "num_judgements": float(len(pairs)),
         }
         if self._num_too_long:
             metrics["num_too_long"] = float(self._num_too_long)
         return {f"{self._name}/{key}": value for key, value in metrics.items()}
-
-
-def _right(labeled: LabeledComparison, logprobs: dict[Label, float]) -> float:
-    """Returns 1 if the preferred answer is more probable, 0.5 if both are equal, else 0."""
-    margin = logprobs["A"] - logprobs["B"]
-    return float(np.sign(margin if labeled.label == "A" else -margin) + 1) / 2

@@ -2,18 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-import numpy as np
-import numpy.typing as npt
-
-from tinker_cookbook.preference.dpo_loss import answer_scores
-from tinker_cookbook.utils.model_inputs import score_datums
-
 if TYPE_CHECKING:
-    import tinker
-
     from tinker_cookbook.backends import SamplingClient, ServiceClient
     from tinker_cookbook.training.config import TrainingConfig
     from tinker_cookbook.training.session import TrainingSession
@@ -40,8 +31,8 @@ async def create_reference_client(
 
     That is ``load_checkpoint_path`` or else the plain base model; on the local engine it shares
     the base weights with the policy. ``reference_model_name`` names another one: a base model, or
-    the tinker:// path of saved weights. ``samples_states`` says that the backend samples from
-    training states too, as the local engine does.
+    the tinker:// path of saved weights. ``samples_states``: the backend samples from training
+    states too, as the local engine does.
     """
     name = reference_model_name
     if name is not None and not name.startswith("tinker://"):
@@ -55,10 +46,3 @@ async def create_reference_client(
         trained = await service.create_training_client_from_state(path)
         return await trained.save_weights_and_get_sampling_client()
     return await service.create_sampling_client(model_path=path)
-
-
-async def score_answers(
-    client: SamplingClient, data: Sequence[tinker.Datum]
-) -> npt.NDArray[np.float64]:
-    """Computes the log-probability of each answer [N] under ``client``."""
-    return answer_scores(data, await score_datums(client, data))

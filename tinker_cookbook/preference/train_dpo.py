@@ -20,21 +20,22 @@ import chz
 import numpy as np
 
 from tinker_cookbook import display
-from tinker_cookbook.eval.evaluators import Evaluator, TrainingClientEvaluator
+from tinker_cookbook.eval.evaluators import (
+    Evaluator,
+    TrainingClientEvaluator,
+    forward_logprobs,
+)
 from tinker_cookbook.exceptions import ConfigurationError, DataValidationError
 from tinker_cookbook.preference.dpo_loss import (
     PairBatch,
     PairLoss,
     PairLossName,
     PairObjective,
+    answer_scores,
     pair_metrics,
     reward_metrics,
 )
-from tinker_cookbook.preference.reference import (
-    create_reference_client,
-    reference_client,
-    score_answers,
-)
+from tinker_cookbook.preference.reference import create_reference_client, reference_client
 from tinker_cookbook.supervised.batch_loop import Batch, BatchConfig, Objective, train_batches
 from tinker_cookbook.supervised.common import compute_token_nll
 from tinker_cookbook.supervised.nll_evaluator import all_data
@@ -44,6 +45,7 @@ from tinker_cookbook.training.session import Metrics, TrainingSession
 from tinker_cookbook.training.weights import create_training_client
 from tinker_cookbook.utils.command_line.entrypoint import run_entrypoint
 from tinker_cookbook.utils.imports import lazy_module
+from tinker_cookbook.utils.model_inputs import score_datums
 from tinker_cookbook.vocabulary import check_same_vocabulary
 
 if TYPE_CHECKING:
@@ -170,12 +172,8 @@ def compute_dpo_loss(
 ) -> tuple[torch.Tensor, dict[str, float]]:
     """Computes the DPO loss and its metrics from log-probabilities of whole answers.
 
-    Args:
-        chosen_logprobs: The policy's of P chosen answers, a scalar each.
-        rejected_logprobs: The policy's of the rejected answers.
-        chosen_ref_logprobs: The reference's of the chosen answers.
-        rejected_ref_logprobs: The reference's of the rejected answers.
-        dpo_beta: Scale of the rewards.
+    The sequences hold P scalars each: of the policy and of the reference, for the chosen and the
+    rejected answer of every pair. ``dpo_beta`` is the scale of the rewards.
 
     Returns:
         The mean loss over pairs, which has a gradient, and the metrics of ``pair_metrics``.
@@ -206,7 +204,7 @@ def do_update(
     tokenizer: Tokenizer,
     checkpoint_mgr: CheckpointManager | None = None,
 ) -> None:
-    """One update on one batch with its row of metrics, for loops of user code.
+    """Runs one update on one batch and logs its row of metrics, for loops of user code.
 
     Checkpoints and evaluations that are due come before the update; ``main`` has them after it. In
     the first step, the first pair is printed. ``log_path`` has no effect: the logger knows it.
@@ -259,7 +257,7 @@ class Pairs(Objective):
         """Returns the datums with the reference's log-probabilities."""
         if self._reference is None:
             return PairBatch(data, np.zeros(len(data)))
-        return PairBatch(data, await score_answers(self._reference, data))
+        return PairBatch(data, answer_scores(data, await score_datums(self._reference, data)))
 
     def submit(self, client: TrainingClient, batch: Batch) -> Future[types.ForwardBackwardOutput]:
         """Queues one pass with autograd on the local engine, two passes on the hosted API."""
@@ -268,10 +266,8 @@ class Pairs(Objective):
     def metrics(self, batch: Batch, output: types.ForwardBackwardOutput) -> Metrics:
         """Returns ``num_pairs`` and the metrics of ``pair_metrics``."""
         logprobs = [record["logprobs"] for record in output.loss_fn_outputs]
-        return {
-            "num_pairs": len(batch.data) // 2,
-            **pair_metrics(self._loss, batch.prepared, logprobs),
-        }
+        found = pair_metrics(self._loss, batch.prepared, logprobs)
+        return {"num_pairs": len(batch.data) // 2, **found}
 
     def evaluators(self, test_set: SupervisedDataset) -> list[Evaluator]:
         """Returns the evaluator of held-out pairs."""
@@ -283,31 +279,24 @@ class PairEvaluator(TrainingClientEvaluator):
     ``test/rejected_reward`` as in ``pair_metrics``, over all pairs; and ``test/nll``: nats a token
     of the chosen answers, which rises when they become less likely too."""
 
-    def __init__(
-        self, pairs: Pairs, loss: PairLoss, data: list[tinker.Datum], batch_size: int = 32
-    ) -> None:
+    def __init__(self, pairs: Pairs, loss: PairLoss, data: list[tinker.Datum]) -> None:
         if not data:
             raise DataValidationError(
                 "held-out pairs: got none that can be scored, expected at least one; max_length "
                 "may leave no room for answers"
             )
         self._pairs, self._loss, self._data = pairs, loss, data
-        self._batch_size = batch_size
         self._batch: PairBatch | None = None
 
     async def __call__(self, training_client: TrainingClient) -> dict[str, float]:
-        """Scores all pairs; the reference scores them once per process."""
-        size = self._batch_size
-        futures = [
-            training_client.forward(self._data[start : start + size], "cross_entropy")
-            for start in range(0, len(self._data), size)
-        ]
-        # The reference is frozen, so its scores are computed once and kept.
+        """Scores all pairs."""
+        forward = forward_logprobs(training_client, self._data)
         if self._batch is None:
-            self._batch = await self._pairs.pairs(self._data)
-        logprobs = []
-        for future in futures:
-            logprobs += [record["logprobs"] for record in (await future).loss_fn_outputs]
+            # The reference is frozen, so it scores the pairs once per process, while the policy
+            # scores them too.
+            logprobs, self._batch = await asyncio.gather(forward, self._pairs.pairs(self._data))
+        else:
+            logprobs = await forward
         return {
             **pair_metrics(self._loss, self._batch, logprobs, "test/"),
             "test/nll": compute_token_nll(logprobs[::2], self._data[::2]),

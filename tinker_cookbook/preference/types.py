@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
-from tinker_cookbook.preference.comparison import LABELS, Comparison, Label, LabeledComparison
-from tinker_cookbook.preference.comparison_renderer import (
+from tinker_cookbook.preference.comparison import (
+    LABELS,
+    Comparison,
     ComparisonRenderer,
     ComparisonRendererFromChatRenderer,
+    Label,
+    LabeledComparison,
 )
 from tinker_cookbook.preference.preference_model import (
     PreferenceModel,

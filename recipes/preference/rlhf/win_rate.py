@@ -9,8 +9,8 @@ from typing import Any
 from tinker_cookbook import model_info
 from tinker_cookbook.backends import connect
 from tinker_cookbook.checkpoint_utils import CheckpointRecord
+from tinker_cookbook.preference.comparison import comparisons_that_fit
 from tinker_cookbook.preference.comparison_policy_evaluator import ComparisonEvaluator
-from tinker_cookbook.preference.comparison_renderer import comparisons_that_fit
 from tinker_cookbook.recipes.preference.rlhf.settings import CLIConfig
 from tinker_cookbook.recipes.preference.rlhf.stages import held_out, judge_builder
 from tinker_cookbook.renderers import get_renderer

@@ -209,7 +209,7 @@ def test_a_file_of_held_out_comparisons(tmp_path):
     builder = ComparisonBuilderFromJsonl(train_path=train, test_path=test)
     assert [len(part) for part in builder.get_labeled_comparisons()] == [2, 1]
     both = ComparisonBuilderFromJsonl(train_path=train, test_path=test, test_size=1)
-    with pytest.raises(ConfigurationError, match="test_size: got 1 beside test_path"):
+    with pytest.raises(ConfigurationError, match="test_size: got 1 with test_path"):
         _ = both.comparison_sets
     for size in (2, -1):
         with pytest.raises(ConfigurationError, match="2 comparisons and one at least"):
@@ -230,5 +230,5 @@ def test_swapping_exchanges_answers_and_label():
     assert labeled("B").swap().swap() == labeled("B")
     assert labeled("Tie").swap().label == "Tie"
     assert labeled("B", "a", "b").chosen_and_rejected() == (one.completion_B, one.completion_A)
-    with pytest.raises(DataFormatError, match="label: got 'a', expected A, B or Tie"):
+    with pytest.raises(DataFormatError, match="label: got 'a', expected 'A', 'B' or 'Tie'"):
         labeled("a")

@@ -10,7 +10,7 @@ from comparisons import labeled
 
 from tinker_cookbook.backends import connect
 from tinker_cookbook.exceptions import DataValidationError
-from tinker_cookbook.preference.comparison_renderer import (
+from tinker_cookbook.preference.comparison import (
     ComparisonRendererFromChatRenderer,
     comparisons_that_fit,
 )

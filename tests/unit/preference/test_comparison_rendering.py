@@ -88,9 +88,7 @@ BEANS = said("assistant", "Beans")
 
 def test_labels_that_no_token_tells_apart_are_refused(make_renderer, monkeypatch):
     renderer = ComparisonRendererFromChatRenderer(make_renderer("smollm2", "smollm2"))
-    monkeypatch.setattr(
-        "tinker_cookbook.preference.comparison_renderer.LABELS", ("A", "B", "A again")
-    )
+    monkeypatch.setattr("tinker_cookbook.preference.comparison.LABELS", ("A", "B", "A again"))
     with pytest.raises(ConfigurationError, match="begin with the same token in part"):
         _ = renderer.label_tokens
 

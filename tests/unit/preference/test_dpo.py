@@ -19,9 +19,9 @@ from tinker_cookbook.backends import connect
 from tinker_cookbook.checkpoint_utils import CheckpointRecord
 from tinker_cookbook.exceptions import ConfigurationError, DataValidationError
 from tinker_cookbook.preference.dpo_loss import PairBatch, PairLoss, PairObjective, pair_metrics
-from tinker_cookbook.preference.reference import score_answers
 from tinker_cookbook.preference.train_dpo import (
     Config,
+    Pairs,
     compute_dpo_loss,
     create_dpo_clients,
     do_update,
@@ -38,6 +38,11 @@ LOSSES = [
     PairLoss("simpo", beta=2.0, gamma=1.0),
 ]
 ids = [f"{loss.name}-{loss.label_smoothing}" for loss in LOSSES]
+
+
+def score_answers(client, data):
+    """Log-probabilities of the answers, as the objective takes them from its reference."""
+    return asyncio.run(Pairs(PairLoss(), client).pairs(data)).reference
 
 
 @pytest.fixture(scope="module")
@@ -62,7 +67,7 @@ def moved(service, stories_model):
 def test_loss_and_gradient_equal_plain_torch(moved, stories_model, tmp_path, loss):
     client, reference_client = moved
     data = make_pairs(5)
-    reference = asyncio.run(score_answers(reference_client, data))
+    reference = score_answers(reference_client, data)
     batch = PairBatch(data, reference if loss.needs_reference else np.zeros(len(data)))
     run = client._created.result()
     run._gradients = {}
@@ -229,7 +234,7 @@ def test_a_loop_of_user_code_from_the_parts(service, stories_model, tmp_path, ca
     )
     continued, same_reference = create_dpo_clients(config, service, saved)
     data = make_pairs(2)
-    scores = [asyncio.run(score_answers(one, data)) for one in (reference, same_reference)]
+    scores = [score_answers(one, data) for one in (reference, same_reference)]
     np.testing.assert_allclose(*scores, atol=1e-5)
     now = continued.save_weights_and_get_sampling_client().result()
-    assert np.abs(asyncio.run(score_answers(now, data)) - scores[0]).max() > 1e-3
+    assert np.abs(score_answers(now, data) - scores[0]).max() > 1e-3

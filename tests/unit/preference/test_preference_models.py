@@ -19,7 +19,7 @@ from tinker_cookbook.exceptions import (
     DataValidationError,
     TinkerCookbookError,
 )
-from tinker_cookbook.preference.comparison_renderer import label_of_text
+from tinker_cookbook.preference.comparison import label_of_text
 from tinker_cookbook.preference.preference_model import PreferenceModelEvaluator
 from tinker_cookbook.preference.types import (
     LABELS,
@@ -128,7 +128,7 @@ async def test_in_both_orders_a_liking_for_a_place_cancels(trained, chat):
 
 
 def test_one_token_has_no_log_odds(untrained, chat):
-    with pytest.raises(ConfigurationError, match=r"both_orders: got True beside greedy=True"):
+    with pytest.raises(ConfigurationError, match=r"both_orders: got True with greedy=True"):
         PreferenceModelFromChatRenderer(chat, untrained, greedy=True, both_orders=True)
     builder = PreferenceModelBuilderFromChatRenderer(
         renderer_name="role_colon",
@@ -137,7 +137,7 @@ def test_one_token_has_no_log_odds(untrained, chat):
         greedy=True,
         both_orders=True,
     )
-    with pytest.raises(ConfigurationError, match=r"both_orders: got True beside greedy=True"):
+    with pytest.raises(ConfigurationError, match=r"both_orders: got True with greedy=True"):
         builder.check()
 
 

@@ -19,7 +19,7 @@ from typing import Any
 import chz
 
 from tinker_cookbook.exceptions import ConfigurationError, DataValidationError
-from tinker_cookbook.preference.comparison_renderer import comparisons_that_fit
+from tinker_cookbook.preference.comparison import comparisons_that_fit
 from tinker_cookbook.preference.preference_datasets import ComparisonDatasetBuilder
 from tinker_cookbook.preference.types import LabeledComparison, PreferenceModel
 from tinker_cookbook.renderers import Renderer, get_renderer
