@@ -12,8 +12,9 @@ import base64
 import binascii
 from collections.abc import Callable
 from ipaddress import ip_address
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
+import uvicorn
 from fastapi import Depends, HTTPException, Query, Request, Response
 from starlette.datastructures import MutableHeaders
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
@@ -21,9 +22,6 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from tinker_cookbook.server.errors import body_too_large
 from tinker_cookbook.server.keys import TOKEN_PREFIX, KeyFile, Owner
 from tinker_cookbook.server.state import ServerState
-
-if TYPE_CHECKING:
-    import uvicorn
 
 # A client that sends nothing for this long, within a body or a head, is disconnected.
 IDLE_SECONDS = 20.0
@@ -77,43 +75,36 @@ class AccessMiddleware:
             error = HTTPException(413, str(body_too_large(self._max_bytes)))
             await self._refuse(error, path)(scope, receive, send)
             return
-        body = _BoundedBody(receive, send, self._max_bytes)
-        await self._app(scope, body.receive, body.send)
+        size, ended, timed_out = 0, False, False
 
+        # Raises HTTPException, since FastAPI turns every other error of a body into a bare 400.
+        async def bounded_receive() -> Message:
+            nonlocal size, ended, timed_out
+            if ended:  # only the disconnect follows, at any time
+                return await receive()
+            try:
+                async with asyncio.timeout(IDLE_SECONDS):
+                    message = await receive()
+            except TimeoutError:
+                timed_out = True
+                raise HTTPException(
+                    408,
+                    f"body: nothing came for {IDLE_SECONDS:g} s before its end; send it again",
+                ) from None
+            # A body may be larger than its declared size, or declare none.
+            ended = not message.get("more_body", False)
+            size += len(message.get("body", b""))
+            if size > self._max_bytes:
+                raise HTTPException(413, str(body_too_large(self._max_bytes)))
+            return message
 
-class _BoundedBody:
-    """Stream of a request's body with a size limit and a timeout."""
+        async def closing_send(message: Message) -> None:
+            # The connection cannot be used again after the response to an incomplete body.
+            if timed_out and message["type"] == "http.response.start":
+                MutableHeaders(scope=message)["connection"] = "close"
+            await send(message)
 
-    def __init__(self, receive: Receive, send: Send, max_bytes: int) -> None:
-        self._receive, self._send, self._max_bytes = receive, send, max_bytes
-        self._size = 0
-        self._ended = self._timed_out = False
-
-    async def receive(self) -> Message:
-        """Returns the next message; raises ``HTTPException`` 413 or 408."""
-        if self._ended:  # only the disconnect follows, at any time
-            return await self._receive()
-        try:
-            async with asyncio.timeout(IDLE_SECONDS):
-                message = await self._receive()
-        except TimeoutError:
-            self._timed_out = True
-            raise HTTPException(
-                408, f"body: nothing came for {IDLE_SECONDS:g} s before its end; send it again"
-            ) from None
-        # A body may be larger than its declared size, or declare none.
-        self._ended = not message.get("more_body", False)
-        self._size += len(message.get("body", b""))
-        if self._size > self._max_bytes:
-            # HTTPException, since FastAPI turns every other error of a body into a bare 400.
-            raise HTTPException(413, str(body_too_large(self._max_bytes)))
-        return message
-
-    async def send(self, message: Message) -> None:
-        """Sends a message; closes the connection after the response to an incomplete body."""
-        if self._timed_out and message["type"] == "http.response.start":
-            MutableHeaders(scope=message)["connection"] = "close"
-        await self._send(message)
+        await self._app(scope, bounded_receive, closing_send)
 
 
 def key_of(request: Request) -> str:
@@ -187,23 +178,20 @@ def is_same_machine(request: Request) -> bool:
         return False
 
 
-def http_protocol() -> type[asyncio.Protocol] | str:
-    """Returns uvicorn's HTTP implementation: httptools with a bound on heads, if it is installed.
-
-    Without httptools uvicorn uses h11, which has a bound of its own.
-    """
-    try:
-        from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
-    except ImportError:
-        return "auto"
+try:
+    from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
+except ImportError:  # uvicorn then uses h11, which has a bound of its own
+    HTTP_PROTOCOL: type[asyncio.Protocol] | str = "auto"
+else:
 
     class BoundedHeadProtocol(HttpToolsProtocol):
-        """HTTP protocol that refuses heads above ``MAX_HEAD_BYTES``."""
+        """uvicorn's HTTP protocol, which refuses heads above ``MAX_HEAD_BYTES``."""
 
         _head: int | None = 0
         """Bytes of the head so far; None after its end."""
 
         def data_received(self, data: bytes) -> None:
+            """Parses data of the connection."""
             if self._head is not None:
                 self._head += len(data)
                 if self._head > MAX_HEAD_BYTES:
@@ -212,18 +200,16 @@ def http_protocol() -> type[asyncio.Protocol] | str:
             super().data_received(data)
 
         def on_message_begin(self) -> None:
+            """Starts a head."""
             self._head = 0
             super().on_message_begin()
 
         def on_headers_complete(self) -> None:
+            """Ends a head."""
             self._head = None
             super().on_headers_complete()
 
-        def on_message_complete(self) -> None:
-            self._head = 0  # the next request of the connection begins
-            super().on_message_complete()
-
-    return BoundedHeadProtocol
+    HTTP_PROTOCOL = BoundedHeadProtocol
 
 
 class IdleConnections:

@@ -5,9 +5,13 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import signal
+import socket
 from collections.abc import AsyncIterator
+from types import FrameType
 from typing import Any
 
+import uvicorn
 from fastapi import FastAPI, HTTPException, Request
 from fastapi.responses import JSONResponse
 
@@ -20,7 +24,7 @@ from tinker_cookbook.server import (
     service_routes,
     training_routes,
 )
-from tinker_cookbook.server.access import AccessMiddleware
+from tinker_cookbook.server.access import HTTP_PROTOCOL, AccessMiddleware, IdleConnections
 from tinker_cookbook.server.errors import memory_full_message, status_of
 from tinker_cookbook.server.openai.protocol import ChatBody, CompletionBody, as_api_error
 from tinker_cookbook.server.state import ServerState
@@ -70,6 +74,33 @@ def make_app(state: ServerState, max_request_bytes: int) -> FastAPI:
         return {"status": "ok"}
 
     return app
+
+
+async def serve(app: FastAPI, state: ServerState, listener: socket.socket) -> None:
+    """Serves until a signal arrives; a second one does not wait for the running operation."""
+    settings = uvicorn.Config(
+        app,
+        http=HTTP_PROTOCOL,
+        ws="none",
+        log_level="warning",
+        access_log=False,
+        timeout_graceful_shutdown=round(sampling_routes.LONG_POLL_SECONDS) + 5,
+    )
+    server = uvicorn.Server(settings)
+    handle_exit = server.handle_exit
+
+    def stop(sig: int, frame: FrameType | None) -> None:
+        if not state.stopping.is_set():
+            logger.info("stopping after the running operation; a second Ctrl-C does not wait")
+        state.stopping.set()
+        handle_exit(sig, frame)
+
+    server.handle_exit = stop
+    for number in (signal.SIGTERM, signal.SIGINT):  # uvicorn raises them again when it is done
+        signal.signal(number, lambda *_: None)
+    checking = asyncio.create_task(IdleConnections(server).check_forever())
+    await server.serve(sockets=[listener])
+    checking.cancel()
 
 
 def _refusal(error: HTTPException, path: str) -> JSONResponse:

@@ -8,23 +8,21 @@ that number is bounded as well, and counted before the body is parsed.
 from __future__ import annotations
 
 import asyncio
-import json
 import re
 from collections.abc import Callable, Coroutine, Sequence
 from typing import Annotated, Any, Literal, TypeVar
 
 import numpy as np
 import torch
+from fastapi import Body as BodyField
 from fastapi import FastAPI, HTTPException, Request, Response
-from fastapi.exceptions import RequestValidationError
 from fastapi.routing import APIRoute
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, ConfigDict, Field
 
 from tinker_cookbook.engine.devices import free_memory_bytes
 from tinker_cookbook.exceptions import DataValidationError
 from tinker_cookbook.server.errors import BodyMemoryError, BodyTooLargeError, body_too_large
 
-M = TypeVar("M", bound=BaseModel)
 T = TypeVar("T")
 
 # Bodies up to this size are parsed on the event loop: a thread would take longer.
@@ -45,6 +43,8 @@ _STRING = re.compile(rb'"(?:[^"\\]|\\.)*"', re.DOTALL)
 _REF = "#/components/schemas/{model}"
 
 Id = Annotated[str, Field(min_length=1, max_length=300)]
+# Only field of a body.
+IdField = Annotated[str, BodyField(embed=True, min_length=1, max_length=300)]
 # The copy of a sampling client in another process counts from a random multiple of 10^9.
 Number = Annotated[int, Field(ge=0, lt=2**63)]
 Int64 = Annotated[int, Field(ge=-(2**63), lt=2**63)]
@@ -60,24 +60,9 @@ class Body(BaseModel):
 class CreateSession(Body):
     """Start of a session."""
 
-    tags: list[str] = []
     user_metadata: Metadata = None
-    sdk_version: str = ""
     project_id: str | None = None
     display_name: str | None = None
-
-
-class SessionId(Body):
-    """Session id."""
-
-    session_id: Id
-
-
-class FinishSession(Body):
-    """Reason why a session ends."""
-
-    reason: dict[str, Any] | None = None
-    detail: str | None = None
 
 
 class Lora(Body):
@@ -99,12 +84,6 @@ class CreateModel(Body):
     user_metadata: Metadata = None
     lora_config: Lora | None = None
     optimizer_config: dict[str, Any] | None = None
-
-
-class ModelId(Body):
-    """Model id."""
-
-    model_id: Id
 
 
 class LoadWeights(Body):
@@ -136,31 +115,20 @@ class OptimStep(Operation):
     optimizer_params: dict[str, Any] | None = None
 
 
-class SaveExternal(Operation):
-    """Adapter to save for download."""
+class Save(Operation):
+    """Checkpoint to save: for training, for sampling or for download.
+
+    Without a path, a sampler of the current weights. Other fields have an effect where the SDK's
+    method has such an argument.
+    """
 
     path: str | None = None
     ttl_seconds: Int64 | None = None
-    age_encryption_recipients: list[str] | None = None
-
-
-class SaveWeights(Operation):
-    """Training checkpoint to save."""
-
-    path: str | None = None
-    ttl_seconds: Int64 | None = None
-    overwrite: bool = False
     user_metadata: Metadata = None
-
-
-class SaveForSampler(Operation):
-    """Checkpoint to save for sampling, or a sampler of the current weights."""
-
-    path: str | None = None
+    overwrite: bool = False
+    age_encryption_recipients: list[str] | None = None
     sampling_session_seq_id: Number | None = None
     kind: str = "snapshot"
-    ttl_seconds: Int64 | None = None
-    user_metadata: Metadata = None
 
 
 class CreateSampler(Body):
@@ -214,21 +182,12 @@ class SampleBody(Body):
     num_samples: Annotated[int, Field(ge=1, le=4096)] = 1
     sampling_session_id: Id | None = None
     seq_id: Number | None = None
-    base_model: Id | None = None
-    model_path: Id | None = None
     prompt_logprobs: bool | None = None
     topk_prompt_logprobs: Annotated[int, Field(ge=0)] = 0
     topk_sample_logprobs: Annotated[int, Field(ge=0)] = 0
     target_prompt_logprobs: Tensor | None = None
     prompt_alt_tokens_k: Annotated[int, Field(ge=0)] = 0
     prompt_logprobs_last_n: Annotated[int, Field(ge=0)] | None = None
-    record_stability_info: bool = False
-
-
-class RequestId(Body):
-    """Request id."""
-
-    request_id: Id
 
 
 class JsonDatum(Body):
@@ -253,113 +212,64 @@ class JsonPass(Operation):
     forward_input: PassInput | None = None
 
 
-class WeightsPath(Body):
-    """Path of a checkpoint."""
-
-    tinker_path: Id
-
-
-class Ttl(Body):
-    """Time to live of a checkpoint; None keeps it until it is deleted."""
-
-    ttl_seconds: Int64 | None = None
-
-
 class JsonRoute(APIRoute):
-    """Route with a small JSON body, which FastAPI parses on the event loop."""
+    """Route with a small JSON body: read here, within limits, and parsed by FastAPI."""
 
     def get_route_handler(self) -> Callable[[Request], Coroutine[Any, Any, Response]]:
-        """Returns FastAPI's handler over a request with a bounded body."""
+        """Returns FastAPI's handler over a request whose body has been read."""
         handler = super().get_route_handler()
+        if self.body_field is None:  # the route has no body, or reads it itself
+            return handler
 
         async def handle(request: Request) -> Response:
-            return await handler(_JsonRequest(request.scope, request.receive))
-
-        return handle
-
-
-class _JsonRequest(Request):
-    """Request with a bounded body. FastAPI passes on only errors that are ``HTTPException``."""
-
-    async def body(self) -> bytes:
-        if not hasattr(self, "_body"):
-            limit = min(MAX_CONTROL_BYTES, self.app.state.max_request_bytes)
+            limit = min(MAX_CONTROL_BYTES, request.app.state.max_request_bytes)
             try:
-                self._body = await read_body(self, limit)
+                body = await read_body(request, limit)
             except BodyTooLargeError:
                 raise HTTPException(
                     413, f"body: got more than {limit >> 10} KiB, the most for this address"
                 ) from None
-        return self._body
+            check_containers(body, MAX_CONTROL_CONTAINERS, MAX_DEPTH)
+            request._body = body  # Starlette's cache, from which FastAPI takes it
+            return await handler(request)
 
-    async def json(self) -> Any:
-        if not hasattr(self, "_json"):
-            body = await self.body()
-            try:
-                check_containers(body, MAX_CONTROL_CONTAINERS)
-                self._json = json.loads(body)
-                _check_depth(self._json)
-            except json.JSONDecodeError:  # FastAPI has a message for these
-                raise
-            except RecursionError:
-                raise HTTPException(
-                    400, f"body: lists and objects are nested more than {MAX_DEPTH} deep"
-                ) from None
-            except (DataValidationError, UnicodeDecodeError) as error:
-                raise HTTPException(400, f"body: {error}".replace("body: body:", "body:")) from None
-        return self._json
+        return handle
 
 
-def _check_depth(value: Any) -> None:
-    """Raises ``RecursionError`` above ``MAX_DEPTH``."""
-    # Level by level: recursion would itself overflow the stack.
-    level, depth = [value], 0
-    while level:
-        depth += 1
-        if depth > MAX_DEPTH:
-            raise RecursionError
-        containers = [item for item in level if isinstance(item, (dict, list))]
-        level = [item for c in containers for item in (c.values() if isinstance(c, dict) else c)]
-
-
-async def read_model(request: Request, model: type[M]) -> M:
-    """Reads a body with tokens as ``model``; raises ``RequestValidationError`` (422)."""
-    body = await read_body(request, request.app.state.max_request_bytes)
-    try:
-        # From the bytes: three times as fast as parsing first and validating then.
-        return await parse_json(body, lambda: model.model_validate_json(body))
-    except ValidationError as error:
-        problems = [{**one, "loc": ("body", *one["loc"])} for one in error.errors()]
-        raise RequestValidationError(problems) from error
-
-
-async def parse_json(body: bytes, parse: Callable[[], T]) -> T:
-    """Returns ``parse()`` of a JSON body with tokens; a large one is parsed in a thread.
+async def read_json(request: Request, parse: Callable[[bytes], T]) -> T:
+    """Reads a JSON body with tokens; a large one is parsed in a thread.
 
     Raises ``DataValidationError`` if the body has too many lists and objects.
     """
+    body = await read_body(request, request.app.state.max_request_bytes)
     if len(body) <= SMALL_BYTES:
-        return parse()
+        return parse(body)
 
     def work() -> T:
         check_containers(body, MAX_DATA_CONTAINERS)
-        return parse()
+        return parse(body)
 
     return await asyncio.to_thread(work)
 
 
-def check_containers(body: bytes, most: int) -> None:
-    """Raises ``DataValidationError`` for JSON of more than ``most`` lists and objects."""
-    if len(body) <= most:
+def check_containers(body: bytes, most: int, max_depth: int | None = None) -> None:
+    """Raises ``DataValidationError`` for too many, or too deeply nested, lists and objects."""
+    if body.count(b"[") + body.count(b"{") <= (max_depth or most):
         return
-    count = body.count(b"[") + body.count(b"{")
-    if count > most:  # only then without the brackets in strings, which takes longer
-        bare = _STRING.sub(b"", body)
-        count = bare.count(b"[") + bare.count(b"{")
+    # Only now without the brackets in strings, which takes longer.
+    bare = _STRING.sub(b"", body)
+    count = bare.count(b"[") + bare.count(b"{")
     if count > most:
         raise DataValidationError(
             f"body: got {count} lists and objects, expected at most {most} in one request"
         )
+    if max_depth is not None:
+        codes = np.frombuffer(bare, dtype=np.uint8)
+        steps = np.isin(codes, list(b"[{")).astype(int) - np.isin(codes, list(b"]}"))
+        if steps.cumsum().max(initial=0) > max_depth:
+            raise DataValidationError(
+                f"body: lists and objects are nested more than {max_depth} deep"
+            )
 
 
 async def read_body(request: Request, limit: int) -> bytes:
@@ -374,20 +284,19 @@ async def read_body(request: Request, limit: int) -> bytes:
         BodyMemoryError: The body does not fit into memory. It is read to its end nevertheless:
             clients that get a response before would send it again and again.
     """
-    declared = request.headers.get("content-length", "")
-    pieces, size = [], int(declared) if declared.isdecimal() else 0
-    # Allocated in one piece and checked first, before other requests run out of memory.
-    shortage = _memory_shortage(_MEMORY_FACTOR * size) if MAX_CONTROL_BYTES < size <= limit else ""
-    if size <= limit:
-        size = 0
-        async for piece in request.stream():
-            size += len(piece)
-            if size > limit:
-                break
-            if not shortage or not pieces:
-                pieces.append(piece)
-    if size > limit:
+    header = request.headers.get("content-length", "")
+    declared = int(header) if header.isdecimal() else 0
+    if declared > limit:
         raise body_too_large(limit)
+    # Allocated in one piece and checked first, before other requests run out of memory.
+    shortage = _memory_shortage(_MEMORY_FACTOR * declared) if declared > MAX_CONTROL_BYTES else ""
+    pieces, size = [], 0
+    async for piece in request.stream():
+        size += len(piece)
+        if size > limit:
+            raise body_too_large(limit)
+        if not shortage or not pieces:
+            pieces.append(piece)
     # The first bytes of a pass name its model and sequence id.
     if shortage:
         raise BodyMemoryError(shortage, bytes(pieces[0][:_HEAD_BYTES]))

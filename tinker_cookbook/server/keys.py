@@ -14,6 +14,7 @@ import secrets
 import stat
 import time
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 import jwt
@@ -93,8 +94,7 @@ class KeyFile:
 
     def __init__(self, path: Path, root: Path) -> None:
         self.path, self._root = path, root
-        self._keys: dict[str, str] = self._read() if path.exists() else {}
-        self._owners = {name: self._owner(name) for name in self._keys}
+        self._set_keys(self._read() if path.exists() else {})
 
     def ensure(self, names: list[str]) -> dict[str, str]:
         """Creates a key for each owner without one; returns the new keys by owner."""
@@ -102,20 +102,28 @@ class KeyFile:
             check_name(name, "owner")
         self.path.parent.mkdir(parents=True, exist_ok=True)
         with FileLock(f"{self.path}.lock"):  # two servers may start at once
-            if self.path.exists():
-                self._keys = self._read()
-            new = {
-                name: _KEY_PREFIX + secrets.token_urlsafe(32)
-                for name in names
-                if name not in self._keys
-            }
-            self._keys |= new
+            keys = self._read() if self.path.exists() else self._keys
+            missing = [name for name in names if name not in keys]
+            new = {name: _KEY_PREFIX + secrets.token_urlsafe(32) for name in missing}
+            self._set_keys(keys | new)
             if new:
-                self._write()
-        self._owners = {name: self._owner(name) for name in self._keys}
+                part = self.path.with_name(f"{self.path.name}.{os.getpid()}.part")
+                part.unlink(missing_ok=True)
+                # A new file with mode 600: at no time can others read it.
+                with open(part, "x", opener=partial(os.open, mode=0o600)) as file:
+                    json.dump(self._keys, file, indent=2)
+                    file.flush()
+                    os.fsync(file.fileno())
+                part.replace(self.path)
         with contextlib.suppress(FileNotFoundError):
             (self._root / "owners").chmod(0o700)  # older servers left it open to others
         return new
+
+    def _set_keys(self, keys: dict[str, str]) -> None:
+        self._keys, self._owners = keys, dict[str, Owner]()
+        for name in keys:
+            root = self._root if name == FIRST_OWNER else self._root / "owners" / name
+            self._owners[name] = Owner(name, CheckpointStore(root, owner=name))
 
     def owner_of(self, key: str) -> Owner | None:
         """Returns the owner of a key or token; None if it is invalid."""
@@ -144,10 +152,6 @@ class KeyFile:
         """Names of the owners."""
         return list(self._keys)
 
-    def _owner(self, name: str) -> Owner:
-        root = self._root if name == FIRST_OWNER else self._root / "owners" / name
-        return Owner(name, CheckpointStore(root, owner=name))
-
     def _read(self) -> dict[str, str]:
         mode = stat.S_IMODE(self.path.stat().st_mode)
         if mode & 0o077:
@@ -168,14 +172,3 @@ class KeyFile:
         for name in keys:
             check_name(name, f"{self.path}: owner")
         return keys
-
-    def _write(self) -> None:
-        part = self.path.with_name(f"{self.path.name}.{os.getpid()}.part")
-        # O_EXCL with mode 600: at no time can others read the file.
-        part.unlink(missing_ok=True)
-        descriptor = os.open(part, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
-        with os.fdopen(descriptor, "w", encoding="utf-8") as file:
-            json.dump(self._keys, file, indent=2)
-            file.flush()
-            os.fsync(file.fileno())
-        part.replace(self.path)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import logging
 import threading
-import time
 from collections.abc import Callable
 from concurrent.futures import CancelledError, Future
 from dataclasses import dataclass, field
@@ -17,8 +16,6 @@ from tinker_cookbook.server.errors import BusyError, drop_tracebacks, memory_ful
 
 logger = logging.getLogger(__name__)
 
-# How long a fetched result is retained: the client may not have received the response.
-RETENTION_SECONDS = 60.0
 # How long an operation waits for a missing sequence id before it.
 GAP_SECONDS = 60.0
 FIRST_SEQ_ID = 1
@@ -42,14 +39,15 @@ class Encoder:
 
 @dataclass(eq=False)
 class PendingRequest:
-    """Acknowledged request, its future and the encoder of its result."""
+    """Acknowledged request: its result or error, which is kept until the client has fetched it."""
 
     request_id: str
     session_id: str
     encoder: Encoder
     future: Future[Any] = field(default_factory=Future)
     fetched_at: float | None = None
-    _work: Future[Any] | None = None
+    work: Future[Any] | None = None
+    """The engine's future while it works on the request."""
 
     def start(self, begin: Callable[[], Future[Any]]) -> None:
         """Calls ``begin`` and takes its future's outcome, or the error that it raises."""
@@ -57,84 +55,34 @@ class PendingRequest:
         if self.future.cancelled():
             return
         try:
-            self._work = begin()
+            self.work = begin()
         except Exception as error:
-            self._fail(error)
-            return
-        self._work.add_done_callback(self._finish)
-
-    def on_success(self, callback: Callable[[Any], None]) -> None:
-        """Calls ``callback(result)`` if the request succeeds."""
-
-        def done(future: Future[Any]) -> None:
-            if not future.cancelled() and future.exception() is None:
-                callback(future.result())
-
-        self.future.add_done_callback(done)
-
-    def is_running(self) -> bool:
-        """Returns whether the engine works on it right now."""
-        work = self._work
-        return work is not None and work.running()
+            self.work = Future()
+            self.work.set_exception(error)
+        self.work.add_done_callback(self._finish)
 
     def cancel(self) -> None:
         """Cancels the request if it has not ended."""
         self.future.cancel()
-        if self._work is not None:
-            self._work.cancel()
-
-    def _fail(self, error: BaseException) -> None:
-        if not self.future.done() and self.future.set_running_or_notify_cancel():
-            self.future.set_exception(error)
-        if not _is_user_error(error):
-            logger.error("%s failed", self.request_id, exc_info=error)
-        drop_tracebacks(error)  # the error is retained until it is fetched
+        if self.work is not None:
+            self.work.cancel()
 
     def _finish(self, work: Future[Any]) -> None:
-        self._work = None
-        try:
-            result = work.result()
-        except CancelledError:
+        self.work = None
+        if work.cancelled():
             self.future.cancel()
-        except BaseException as error:
-            self._fail(error)
-        else:
-            if not self.future.done() and self.future.set_running_or_notify_cancel():
-                self.future.set_result(result)
-
-
-class RequestRegistry:
-    """Requests by id, until their results are fetched or their session ends."""
-
-    def __init__(self) -> None:
-        self._pending: dict[str, PendingRequest] = {}
-
-    def get(self, request_id: str) -> PendingRequest | None:
-        """Returns the request of this id."""
-        return self._pending.get(request_id)
-
-    def add(self, pending: PendingRequest) -> PendingRequest:
-        """Adds a request and returns it."""
-        self._pending[pending.request_id] = pending
-        return pending
-
-    def running(self) -> int:
-        """Returns the number of requests that have not ended."""
-        return sum(not pending.future.done() for pending in self._pending.values())
-
-    def sweep(self, now: float | None = None) -> None:
-        """Drops requests that were fetched more than ``RETENTION_SECONDS`` ago."""
-        now = time.monotonic() if now is None else now
-        for pending in list(self._pending.values()):
-            if pending.fetched_at is not None and now - pending.fetched_at > RETENTION_SECONDS:
-                del self._pending[pending.request_id]
-
-    def drop_session(self, session_id: str) -> None:
-        """Cancels and drops all requests of a session."""
-        for pending in list(self._pending.values()):
-            if pending.session_id == session_id:
-                del self._pending[pending.request_id]
-                pending.cancel()
+            return
+        error = work.exception()
+        if isinstance(error, CancelledError):
+            self.future.cancel()
+            return
+        if error is not None and not _is_user_error(error):
+            logger.error("%s failed", self.request_id, exc_info=error)
+        if not self.future.done() and self.future.set_running_or_notify_cancel():
+            if error is None:
+                self.future.set_result(work.result())
+            else:
+                self.future.set_exception(drop_tracebacks(error))  # it is kept until it is fetched
 
 
 def error_body(error: BaseException) -> dict[str, str]:
@@ -193,23 +141,16 @@ class OrderedDispatcher:
 
     def __init__(self, name: str) -> None:
         self._name = name
+        self._loop = asyncio.get_running_loop()
         self._waiting: dict[int, tuple[Callable[[], None], bool]] = {}  # begin, blocks
         self._next = FIRST_SEQ_ID
-        self._beginning = False
-        self._arrived = asyncio.Event()
-        self._task = asyncio.get_running_loop().create_task(self._run())
+        self._beginning: asyncio.Future[None] | None = None  # in a thread
+        self._gap: tuple[int, asyncio.TimerHandle] | None = None  # the missing id and its timer
 
     def add(self, seq_id: int, begin: Callable[[], None], *, blocks: bool) -> None:
         """Adds an operation; a late one begins at once."""
         self._waiting[seq_id] = begin, blocks
-        # Operations that do not block begin here if all those before them have begun.
-        while not self._beginning:
-            first = min(self._waiting, default=None)
-            if first is None or first > self._next or self._waiting[first][1]:
-                break
-            self._pop(first)[0]()
-        if self._waiting:
-            self._arrived.set()
+        self._begin_ready()
 
     def skip(self, seq_id: int) -> None:
         """Skips a sequence id whose request was refused: later operations do not wait for it."""
@@ -218,47 +159,45 @@ class OrderedDispatcher:
 
     def close(self) -> None:
         """Drops the operations that have not begun."""
-        self._task.cancel()
         self._waiting.clear()
+        self._end_gap()
 
-    def _pop(self, seq_id: int) -> tuple[Callable[[], None], bool]:
-        # A late operation does not move the next sequence id back.
-        self._next = max(self._next, seq_id + 1)
-        return self._waiting.pop(seq_id)
-
-    async def _run(self) -> None:
-        """Begins operations that block, and those after a gap."""
-        while True:
-            begin, blocks = self._pop(await self._next_ready())
-            if not blocks:
+    def _begin_ready(self) -> None:
+        """Begins the operations whose turn it is; starts the timer of a gap before the next."""
+        while self._waiting and self._beginning is None:
+            first = min(self._waiting)
+            if first > self._next:
+                # Other arrivals do not extend the wait for a missing id.
+                if self._gap is None or self._gap[0] != self._next:
+                    self._end_gap()
+                    timer = self._loop.call_later(GAP_SECONDS, self._pass_gap)
+                    self._gap = self._next, timer
+                return
+            # A late operation does not move the next sequence id back.
+            self._next = max(self._next, first + 1)
+            begin, blocks = self._waiting.pop(first)
+            if blocks:
+                self._beginning = self._loop.run_in_executor(None, begin)
+                self._beginning.add_done_callback(self._end_beginning)
+            else:
                 begin()
-                continue
-            # ``add`` must not begin operations while this one is in its thread.
-            self._beginning = True
-            await asyncio.to_thread(begin)
-            self._beginning = False
+        if not self._waiting:
+            self._end_gap()
 
-    async def _next_ready(self) -> int:
-        """Waits for the next operation to begin; returns its sequence id."""
-        loop = asyncio.get_running_loop()
-        missing, deadline = None, 0.0
-        while True:
-            first = min(self._waiting, default=None)
-            if first is not None and first <= self._next:
-                return first
-            self._arrived.clear()
-            if first is None:
-                missing = None
-                await self._arrived.wait()
-                continue
-            if missing != self._next:  # other arrivals do not extend the wait for this id
-                missing, deadline = self._next, loop.time() + GAP_SECONDS
-            try:
-                await asyncio.wait_for(self._arrived.wait(), deadline - loop.time())
-            except TimeoutError:
-                if self._waiting and missing == self._next:
-                    first = min(self._waiting)
-                    logger.warning(
-                        "%s: request %d never came; going on with %d", self._name, missing, first
-                    )
-                    return first
+    def _end_beginning(self, done: asyncio.Future[None]) -> None:
+        self._beginning = None
+        self._begin_ready()
+
+    def _pass_gap(self) -> None:
+        missing, first = self._gap and self._gap[0], min(self._waiting, default=self._next)
+        self._gap = None
+        if missing == self._next < first:  # else it has come meanwhile
+            message = "%s: request %d never came; going on with %d"
+            logger.warning(message, self._name, missing, first)
+            self._next = first
+        self._begin_ready()
+
+    def _end_gap(self) -> None:
+        if self._gap is not None:
+            self._gap[1].cancel()
+            self._gap = None

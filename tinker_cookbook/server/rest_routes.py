@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import asyncio
+import hmac
+import time
 from collections.abc import Awaitable, Callable
 from datetime import UTC, datetime
+from functools import partial
 from typing import Annotated, Any, Literal
 
-from fastapi import APIRouter, Request, Response
+from fastapi import APIRouter, Depends, Request, Response
+from fastapi import Body as BodyField
 from fastapi.responses import FileResponse, RedirectResponse
 from pydantic import AwareDatetime, Field
 
@@ -17,28 +21,35 @@ from tinker_cookbook.server import bodies
 from tinker_cookbook.server.access import Limit, Offset, OwnerDep, StateDep
 from tinker_cookbook.server.bodies import JsonRoute
 from tinker_cookbook.server.errors import NotFoundError
-from tinker_cookbook.server.keys import Owner, user_urn
+from tinker_cookbook.server.keys import user_urn
 from tinker_cookbook.server.state import ServerState, Session
 
 router = APIRouter(prefix="/api/v1", tags=["rest"], route_class=JsonRoute)
 fallback_router = APIRouter(prefix="/api/v1")
 
-Kind = Literal["weights", "sampler_weights", "external_weights"]
+URL_SECONDS = 3600
 
+_CHECKPOINT = "training_runs/{run_id}/checkpoints/{kind}/{name}"
 _ARCHIVE = "archive.tar"
 
 
-def _client(owner: Owner) -> LocalRestClient:
+async def _client(owner: OwnerDep) -> LocalRestClient:
     return LocalRestClient(owner.store)
 
 
-def _json(model: Any) -> dict[str, Any]:
-    return model.model_dump(mode="json")
+async def _checkpoint_path(
+    run_id: str, kind: Literal["weights", "sampler_weights", "external_weights"], name: str
+) -> str:
+    return f"tinker://{run_id}/{kind}/{name}"
+
+
+ClientDep = Annotated[LocalRestClient, Depends(_client)]
+PathDep = Annotated[str, Depends(_checkpoint_path)]
 
 
 @router.get("/training_runs")
 async def list_runs(
-    owner: OwnerDep, limit: Limit = 20, offset: Offset = 0, project_id: str | None = None
+    client: ClientDep, limit: Limit = 20, offset: Offset = 0, project_id: str | None = None
 ) -> dict[str, Any]:
     """Lists runs, newest first."""
     if project_id is not None:
@@ -46,100 +57,96 @@ async def list_runs(
             f"project_id: got {project_id!r}, but this server has no projects; leave it out to "
             "list all runs"
         )
-    return _json(await _client(owner).list_training_runs(limit, offset))
+    return (await client.list_training_runs(limit, offset)).model_dump(mode="json")
 
 
 @router.get("/training_runs/{run_id}")
-async def get_run(run_id: str, owner: OwnerDep) -> dict[str, Any]:
+async def get_run(run_id: str, client: ClientDep) -> dict[str, Any]:
     """Returns a run."""
-    return _json(await _client(owner).get_training_run(run_id))
+    return (await client.get_training_run(run_id)).model_dump(mode="json")
 
 
 @router.get("/training_runs/{run_id}/checkpoints")
-async def list_checkpoints(run_id: str, owner: OwnerDep) -> dict[str, Any]:
+async def list_checkpoints(run_id: str, client: ClientDep) -> dict[str, Any]:
     """Lists the checkpoints of a run."""
-    return _json(await _client(owner).list_checkpoints(run_id))
+    return (await client.list_checkpoints(run_id)).model_dump(mode="json")
 
 
 @router.get("/checkpoints")
-async def list_all(owner: OwnerDep, limit: Limit = 100, offset: Offset = 0) -> dict[str, Any]:
+async def list_all(client: ClientDep, limit: Limit = 100, offset: Offset = 0) -> dict[str, Any]:
     """Lists the checkpoints of all runs, newest first."""
-    return _json(await _client(owner).list_user_checkpoints(limit, offset))
+    return (await client.list_user_checkpoints(limit, offset)).model_dump(mode="json")
 
 
 @router.post("/weights_info")
-async def weights_info(body: bodies.WeightsPath, owner: OwnerDep) -> dict[str, Any]:
+async def weights_info(tinker_path: bodies.IdField, client: ClientDep) -> dict[str, Any]:
     """Returns base model and LoRA rank of a checkpoint."""
-    return _json(await _client(owner).get_weights_info_by_tinker_path(body.tinker_path))
+    return (await client.get_weights_info_by_tinker_path(tinker_path)).model_dump(mode="json")
 
 
-@router.delete("/training_runs/{run_id}/checkpoints/{kind}/{name}", status_code=204)
-async def delete(run_id: str, kind: Kind, name: str, owner: OwnerDep) -> Response:
+@router.delete(f"/{_CHECKPOINT}", status_code=204)
+async def delete(path: PathDep, client: ClientDep) -> None:
     """Deletes a checkpoint."""
-    await _client(owner).delete_checkpoint(run_id, f"{kind}/{name}")
-    return Response(status_code=204)
+    await client.delete_checkpoint_from_tinker_path(path)
 
 
-@router.put("/training_runs/{run_id}/checkpoints/{kind}/{name}/ttl", status_code=204)
+@router.put(f"/{_CHECKPOINT}/ttl", status_code=204)
 async def set_ttl(
-    run_id: str, kind: Kind, name: str, body: bodies.Ttl, owner: OwnerDep
-) -> Response:
-    """Sets or removes the time to live of a checkpoint."""
-    path = f"tinker://{run_id}/{kind}/{name}"
-    await _client(owner).set_checkpoint_ttl_from_tinker_path(path, body.ttl_seconds)
-    return Response(status_code=204)
+    path: PathDep,
+    client: ClientDep,
+    ttl_seconds: Annotated[bodies.Int64 | None, BodyField(embed=True)] = None,
+) -> None:
+    """Sets the time to live of a checkpoint; None keeps it until it is deleted."""
+    await client.set_checkpoint_ttl_from_tinker_path(path, ttl_seconds)
 
 
-@router.get("/training_runs/{run_id}/checkpoints/{kind}/{name}/archive", response_model=None)
-async def archive(
-    run_id: str, kind: Kind, name: str, request: Request, owner: OwnerDep, state: StateDep
-) -> Response:
+@router.get(f"/{_CHECKPOINT}/archive", response_model=None)
+def archive(path: PathDep, request: Request, owner: OwnerDep, state: StateDep) -> Response:
     """Redirects to a signed URL of a tar file with the adapter in PEFT's format."""
-    path = f"tinker://{run_id}/{kind}/{name}"
-    await asyncio.to_thread(owner.store.get_checkpoint, path)
-    url = _signed_url(request, state, owner.name, path, _ARCHIVE)
+    owner.store.get_checkpoint(path)
+    until = int(time.time()) + URL_SECONDS
+    url = _signed_url(request, state, owner.name, path, _ARCHIVE, until)
     return RedirectResponse(url, status_code=302)
 
 
-@router.get("/training_runs/{run_id}/checkpoints/{kind}/{name}/external_weights_urls")
-async def external_weights_urls(
-    run_id: str, kind: Kind, name: str, request: Request, owner: OwnerDep, state: StateDep
+@router.get(f"/{_CHECKPOINT}/external_weights_urls")
+def external_weights_urls(
+    path: PathDep, request: Request, owner: OwnerDep, state: StateDep
 ) -> dict[str, Any]:
     """Returns a signed URL for each file of an adapter."""
-    path = f"tinker://{run_id}/{kind}/{name}"
-    files = await asyncio.to_thread(owner.store.peft_files, path)
+    until = int(time.time()) + URL_SECONDS
     return {
-        "urls": {file: _signed_url(request, state, owner.name, path, file) for file in files},
-        "expires": state.signed_urls.expires().isoformat(),
+        "urls": {
+            file: _signed_url(request, state, owner.name, path, file, until)
+            for file in owner.store.peft_files(path)
+        },
+        "expires": datetime.fromtimestamp(until, UTC).isoformat(),
     }
 
 
+def _signed_url(
+    request: Request, state: ServerState, owner: str, path: str, file: str, until: int
+) -> str:
+    base = f"{str(request.base_url).rstrip('/')}{router.prefix}/files/{owner}"
+    signature = state.signature(owner, path, file, until)
+    return f"{base}/{path.removeprefix('tinker://')}/{file}?until={until}&signature={signature}"
+
+
 @router.get("/files/{owner_name}/{run_id}/{kind}/{name}/{file}", response_model=None)
-async def file_of(
-    owner_name: str,
-    run_id: str,
-    kind: Kind,
-    name: str,
-    file: str,
-    state: StateDep,
-    until: int = 0,
-    signature: str = "",
+def file_of(
+    owner_name: str, path: PathDep, file: str, state: StateDep, until: int = 0, signature: str = ""
 ) -> Response:
     """Returns a file by its signed URL."""
-    path = f"tinker://{run_id}/{kind}/{name}"
-    state.signed_urls.verify(owner_name, path, file, until, signature)
-    owner = state.keys.owner(owner_name)
+    # compare_digest takes the same time for any wrong signature.
+    expected = state.signature(owner_name, path, file, until)
+    if not hmac.compare_digest(expected.encode(), signature.encode()) or until < time.time():
+        raise NotFoundError(
+            "this address was not signed by this server, or has expired; request a new one"
+        )
+    store = state.keys.owner(owner_name).store
     if file == _ARCHIVE:
-        tar = await asyncio.to_thread(owner.store.archive, path)
-        return FileResponse(tar, media_type="application/x-tar")
-    files = await asyncio.to_thread(owner.store.peft_files, path)
-    return Response(files[file], media_type="application/octet-stream")
-
-
-def _signed_url(request: Request, state: ServerState, owner: str, path: str, file: str) -> str:
-    query = state.signed_urls.sign(owner, path, file)
-    base = f"{str(request.base_url).rstrip('/')}{router.prefix}"
-    return f"{base}/files/{owner}/{path.removeprefix('tinker://')}/{file}?{query}"
+        return FileResponse(store.archive(path), media_type="application/x-tar")
+    return Response(store.peft_files(path)[file], media_type="application/octet-stream")
 
 
 class Cursor(bodies.Body):
@@ -167,8 +174,11 @@ async def search_sessions(body: SessionSearch, owner: OwnerDep, state: StateDep)
     """Searches the caller's open sessions, newest first; ended ones are not stored."""
     if body.project_ids is not None:
         raise BackendError("project_ids: this server has no projects; leave it out")
-    found = [one for one in state.sessions(owner) if _matches(one, body, owner)]
-    found.sort(key=_sort_key, reverse=True)
+    users = body.owner.get("owner_urns") if body.owner.get("type") == "user" else None
+    found = state.sessions(owner)
+    if users is not None and user_urn(owner.name) not in users:
+        found = []
+    found = sorted(filter(partial(_matches, body), found), key=_sort_key, reverse=True)
     if body.cursor is not None:
         last = (body.cursor.last_created_at, body.cursor.last_session_id)
         found = [one for one in found if _sort_key(one) < last]
@@ -185,22 +195,19 @@ def _sort_key(session: Session) -> tuple[datetime, str]:
     return datetime.fromtimestamp(session.created_at, UTC), session.session_id
 
 
-def _matches(session: Session, body: SessionSearch, owner: Owner) -> bool:
+def _matches(body: SessionSearch, session: Session) -> bool:
     metadata = {key: str(value) for key, value in (session.user_metadata or {}).items()}
-    if any(metadata.get(key) != value for key, value in body.user_metadata.items()):
+    if not body.user_metadata.items() <= metadata.items():
         return False
     if body.statuses is not None and all(one.get("type") != "active" for one in body.statuses):
         return False
-    users = body.owner.get("owner_urns") if body.owner.get("type") == "user" else None
-    if users is not None and user_urn(owner.name) not in users:
-        return False
     if body.session_id is None and body.display_name is None:
         return True
+    # The id, or all words of the name.
     words = (body.display_name or "").lower().split()
     name = (session.display_name or "").lower()
-    return session.session_id == body.session_id or (
-        bool(words) and all(word in name for word in words)
-    )
+    named = bool(words) and all(word in name for word in words)
+    return named or session.session_id == body.session_id
 
 
 def _summary(session: Session) -> dict[str, Any]:
@@ -221,7 +228,6 @@ def _summary(session: Session) -> dict[str, Any]:
     }
 
 
-_CHECKPOINT = "training_runs/{run_id}/checkpoints/{kind}/{name}"
 _PRIVATE = (
     "this server shows no checkpoint to anyone but its owner. Fetch it with "
     "`tinker checkpoint download` and upload the folder where others can read it"

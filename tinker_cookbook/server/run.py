@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
-import signal
 import socket
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -13,19 +12,9 @@ from typing import TYPE_CHECKING
 import chz
 
 from tinker_cookbook.exceptions import BackendError, ConfigurationError
-from tinker_cookbook.utils.imports import lazy_module
 
 if TYPE_CHECKING:
-    from types import FrameType
-
-    import uvicorn
-    from fastapi import FastAPI
-
     from tinker_cookbook.server.state import ServerState
-else:
-    uvicorn = lazy_module("uvicorn")
-
-logger = logging.getLogger(__name__)
 
 LOOPBACK = ("127.0.0.1", "::1", "localhost")
 
@@ -46,7 +35,7 @@ class Config:
         "sees only their own checkpoints; those of 'local' are this machine's runs",
     )
     key_file: str | None = chz.field(
-        default=None, doc="File of the API keys; default: server_keys.json beside the checkpoints"
+        default=None, doc="File of the API keys; default: server_keys.json in root"
     )
     root: str | None = chz.field(
         default=None, doc="Folder of checkpoints; default: TINKER_COOKBOOK_HOME"
@@ -98,13 +87,17 @@ def use_compiled_loop() -> None:
 async def main(config: Config) -> None:
     """Serves until Ctrl-C or SIGTERM, and finishes the running operation then."""
     config.check()
-    _require_extra()
-    from tinker_cookbook.engine.engine import Engine
-    from tinker_cookbook.engine.home import home_dir
-    from tinker_cookbook.engine.model.memory_check import size_text, weights_bytes
-    from tinker_cookbook.server.app import make_app
-    from tinker_cookbook.server.keys import KeyFile
-    from tinker_cookbook.server.state import ServerState
+    try:
+        from tinker_cookbook.engine.engine import Engine
+        from tinker_cookbook.engine.home import home_dir
+        from tinker_cookbook.engine.model.memory_check import size_text, weights_bytes
+        from tinker_cookbook.server.app import make_app, serve
+        from tinker_cookbook.server.keys import KeyFile
+        from tinker_cookbook.server.state import ServerState
+    except ImportError as error:
+        raise BackendError(
+            f"the server needs {error.name}: pip install 'tinker_cookbook[server]'"
+        ) from error
 
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(message)s", datefmt="%H:%M:%S")
     # Files of the server are readable by its user only: checkpoints, keys, the list of open runs.
@@ -121,16 +114,10 @@ async def main(config: Config) -> None:
             folder = Path(engine.resolve(name).folder)
             await asyncio.wrap_future(engine.submit(engine.base_model, name))
             sizes[name] = size_text(weights_bytes(folder, engine.choice.dtype))
-        state = ServerState(
-            engine,
-            config.models,
-            keys,
-            config.session_seconds,
-            root / "server",
-            config.max_queued_samples,
-        )
+        folder, limit = root / "server", config.max_queued_samples
+        state = ServerState(engine, config.models, keys, config.session_seconds, folder, limit)
         _print_start(config, listener, state, sizes, new_keys)
-        await _serve(make_app(state, config.max_request_mb << 20), state, listener)
+        await serve(make_app(state, config.max_request_mb << 20), state, listener)
     finally:
         engine.close()
         listener.close()
@@ -138,17 +125,6 @@ async def main(config: Config) -> None:
 
 def _split(text: str) -> list[str]:
     return [part.strip() for part in text.split(",") if part.strip()]
-
-
-def _require_extra() -> None:
-    try:
-        import fastapi  # noqa: F401
-        import jwt  # noqa: F401
-        import uvicorn  # noqa: F401
-    except ImportError as error:
-        raise BackendError(
-            f"the server needs {error.name}: pip install 'tinker_cookbook[server]'"
-        ) from error
 
 
 def _listen(host: str, port: int) -> socket.socket:
@@ -165,36 +141,6 @@ def _listen(host: str, port: int) -> socket.socket:
             "or stop what holds it"
         ) from error
     return listener
-
-
-async def _serve(app: FastAPI, state: ServerState, listener: socket.socket) -> None:
-    """Serves until a signal arrives."""
-    from tinker_cookbook.server.access import IdleConnections, http_protocol
-    from tinker_cookbook.server.sampling_routes import LONG_POLL_SECONDS
-
-    settings = uvicorn.Config(
-        app,
-        http=http_protocol(),
-        ws="none",
-        log_level="warning",
-        access_log=False,
-        timeout_graceful_shutdown=round(LONG_POLL_SECONDS) + 5,  # for the running operation
-    )
-    server = uvicorn.Server(settings)
-    handle_exit = server.handle_exit
-
-    def stop(sig: int, frame: FrameType | None) -> None:
-        if not state.stopping.is_set():
-            logger.info("stopping after the running operation; a second Ctrl-C does not wait")
-        state.stopping.set()
-        handle_exit(sig, frame)
-
-    server.handle_exit = stop
-    for number in (signal.SIGTERM, signal.SIGINT):  # uvicorn raises them again when it is done
-        signal.signal(number, lambda *_: None)
-    checking = asyncio.create_task(IdleConnections(server).check_forever())
-    await server.serve(sockets=[listener])
-    checking.cancel()
 
 
 def _print_start(
@@ -221,7 +167,7 @@ def _print_start(
     for owner, key in new_keys.items():
         lines += [f"new key      of {owner}, now in that file:"]
         lines += [f"    export TINKER_BASE_URL={url} TINKER_API_KEY={key}"]
-    if interrupted := state.open_runs.interrupted:
+    if interrupted := state.interrupted:
         lines += [f"cut          {len(interrupted)} runs were open when the server last ended:"]
         lines += [f"    {run}" for run in interrupted[:20]]
         lines += ["    their checkpoints are kept; start them again to go on from the last"]

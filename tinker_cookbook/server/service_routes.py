@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import hashlib
 import time
 from collections.abc import Iterator
@@ -47,17 +46,13 @@ async def dynamic_config(owner: OwnerDep, body: dict[str, Any]) -> dict[str, Any
 
 
 @router.get("/get_server_capabilities")
-async def capabilities(owner: OwnerDep, state: StateDep) -> dict[str, Any]:
+def capabilities(owner: OwnerDep, state: StateDep) -> dict[str, Any]:
     """Returns the base models and their context lengths."""
-    known = await asyncio.to_thread(lambda: dict(state.engine.available_models()))
+    known = dict(state.engine.available_models())
+    fixed = {"trainable": True, "sampleable": True}
     return {
         "supported_models": [
-            {
-                "model_name": name,
-                "max_context_length": known.get(name),
-                "trainable": True,
-                "sampleable": True,
-            }
+            {"model_name": name, "max_context_length": known.get(name), **fixed}
             for name in state.models
         ]
     }
@@ -78,20 +73,18 @@ async def create_session(
 
 
 @router.post("/session_heartbeat")
-async def heartbeat(body: bodies.SessionId, owner: OwnerDep, state: StateDep) -> dict[str, Any]:
+async def heartbeat(session_id: bodies.IdField, owner: OwnerDep, state: StateDep) -> dict[str, str]:
     """Keeps a session open."""
-    state.session(owner, body.session_id)
+    state.session(owner, session_id)
     return {"type": "session_heartbeat"}
 
 
 @router.post("/sessions/{session_id}/finish", status_code=204)
-async def finish(
-    session_id: str, body: bodies.FinishSession, owner: OwnerDep, state: StateDep
-) -> Response:
+async def finish(session_id: str, body: dict[str, Any], owner: OwnerDep, state: StateDep) -> None:
     """Ends a session: its models leave memory, its checkpoints stay."""
-    session = state.session(owner, session_id)
-    state.end_session(session, str((body.reason or {}).get("type", "finished")))
-    return Response(status_code=204)
+    reason = body.get("reason")
+    kind = reason.get("type", "finished") if isinstance(reason, dict) else "finished"
+    state.end_session(state.session(owner, session_id), str(kind))
 
 
 @router.get("/sessions")
@@ -119,11 +112,8 @@ async def get_session(session_id: str, owner: OwnerDep, state: StateDep) -> dict
 async def get_sampler(sampler_id: str, owner: OwnerDep, state: StateDep) -> dict[str, Any]:
     """Returns the weights that a sampler uses."""
     _, sampler = state.sampler(owner, sampler_id)
-    return {
-        "sampler_id": sampler_id,
-        "base_model": sampler.base_model,
-        "model_path": sampler.model_path,
-    }
+    weights = {"base_model": sampler.base_model, "model_path": sampler.model_path}
+    return {"sampler_id": sampler_id, **weights}
 
 
 @router.post("/telemetry")
@@ -170,26 +160,29 @@ class _Collector:
         self._state = state
 
     def collect(self) -> Iterator[Metric]:
-        state = self._state
-        sessions = state.sessions()
+        state, sessions = self._state, self._state.sessions()
+        gauge, counter = GaugeMetricFamily, CounterMetricFamily
+        running = sum(not pending.future.done() for pending in state.requests.values())
         free = free_memory_bytes(state.engine.choice.device)
-        gauges = {
-            "sessions": ("Open sessions", len(sessions)),
-            "runs": ("Runs in memory", sum(len(one.models) for one in sessions)),
-            "samplers": ("Open samplers", sum(len(one.samplers) for one in sessions)),
-            "requests_running": ("Requests that have not ended", state.requests.running()),
-            "samples_waiting": ("Requested samples that have not ended", state.sample_quota.count),
-            "free_memory_bytes": ("Free memory of the device", free),
-            "uptime_seconds": ("Seconds since the start", time.time() - state.started_at),
-        }
-        counters = {
-            "trained_tokens": ("Tokens of forward passes", state.trained_tokens),
-            "sampled_tokens": (
+        for kind, name, text, value in (
+            (gauge, "sessions", "Open sessions", len(sessions)),
+            (gauge, "runs", "Runs in memory", sum(len(one.models) for one in sessions)),
+            (gauge, "samplers", "Open samplers", sum(len(one.samplers) for one in sessions)),
+            (gauge, "requests_running", "Requests that have not ended", running),
+            (
+                gauge,
+                "samples_waiting",
+                "Requested samples that have not ended",
+                state.sample_quota.count,
+            ),
+            (gauge, "free_memory_bytes", "Free memory of the device", free),
+            (gauge, "uptime_seconds", "Seconds since the start", time.time() - state.started_at),
+            (counter, "trained_tokens", "Tokens of forward passes", state.trained_tokens),
+            (
+                counter,
+                "sampled_tokens",
                 "Sampled tokens, including those of cancelled requests",
                 state.engine.sampled_tokens,
             ),
-        }
-        for name, (text, value) in gauges.items():
-            yield GaugeMetricFamily(f"tinker_cookbook_{name}", text, value)
-        for name, (text, value) in counters.items():
-            yield CounterMetricFamily(f"tinker_cookbook_{name}", text, value)
+        ):
+            yield kind(f"tinker_cookbook_{name}", text, value)

@@ -12,10 +12,8 @@ import threading
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
-from urllib.parse import urlencode
 
 from tinker_cookbook.backends.local import LocalServiceClient
 from tinker_cookbook.backends.local_sampling import LocalSamplingClient
@@ -24,14 +22,15 @@ from tinker_cookbook.engine.engine import Engine
 from tinker_cookbook.exceptions import ModelNotFoundError, nearest, nearest_sentence
 from tinker_cookbook.server.errors import NotFoundError
 from tinker_cookbook.server.keys import KeyFile, Owner
-from tinker_cookbook.server.requests import OrderedDispatcher, RequestRegistry, SampleQuota
+from tinker_cookbook.server.requests import OrderedDispatcher, PendingRequest, SampleQuota
 
 logger = logging.getLogger(__name__)
 
 SWEEP_SECONDS = 5.0
 MAX_IDLE_SAMPLERS = 8
 IDLE_SECONDS = 900.0
-URL_SECONDS = 3600
+# How long a fetched result is retained: the client may not have received the response.
+RETENTION_SECONDS = 60.0
 
 
 @dataclass(eq=False)
@@ -93,13 +92,6 @@ class Session:
             if sampler.is_snapshot:
                 del self.samplers[sampler.sampler_id]
 
-    def close(self) -> None:
-        """Frees models and samplers."""
-        for model in self.models.values():
-            model.dispatcher.close()
-        self.models.clear()
-        self.samplers.clear()
-
 
 class ServerState:
     """State that all requests share. Its methods run on the event loop only.
@@ -123,8 +115,8 @@ class ServerState:
         max_queued_samples: int,
     ) -> None:
         self.engine, self.models, self.keys = engine, tuple(models), keys
-        self.requests = RequestRegistry()
-        self.signed_urls = SignedUrls()
+        self.requests: dict[str, PendingRequest] = {}
+        """By id, until their results are fetched or their session ends."""
         self.sample_quota = SampleQuota(max_queued_samples)
         self.stopping = asyncio.Event()
         self.trained_tokens = 0
@@ -132,7 +124,31 @@ class ServerState:
         self._token_lock = threading.Lock()
         self._session_seconds = session_seconds
         self._sessions: dict[str, Session] = {}
-        self.open_runs = OpenRuns(folder / "open_runs.json")
+        self._url_secret = secrets.token_bytes(32)
+        # Runs that are listed at the start were interrupted by a crash.
+        self._open_runs = folder / "open_runs.json"
+        try:
+            self.interrupted = [str(run) for run in json.loads(self._open_runs.read_bytes())]
+        except (OSError, ValueError, TypeError):
+            self.interrupted = []
+        self.write_open_runs()
+
+    def write_open_runs(self) -> None:
+        """Writes the list of the runs in memory; called when one is added or removed."""
+        self._open_runs.parent.mkdir(parents=True, exist_ok=True)
+        runs = [run for session in self._sessions.values() for run in session.models]
+        # Written to another file and renamed, so that a crash leaves no partial file.
+        part = self._open_runs.with_suffix(".part")
+        part.write_text(json.dumps(runs), encoding="utf-8")
+        part.replace(self._open_runs)
+
+    def signature(self, owner: str, path: str, file: str, until: int) -> str:
+        """Returns the signature that gives access to one file of a checkpoint without a key.
+
+        It ends at ``until``, which the route checks, or with the process.
+        """
+        text = "\n".join((owner, path, file, str(until)))
+        return hmac.new(self._url_secret, text.encode(), "sha256").hexdigest()
 
     def start_session(self, owner: Owner, metadata: dict | None, name: str | None) -> Session:
         """Creates a session."""
@@ -206,18 +222,21 @@ class ServerState:
     def end_session(self, session: Session, reason: str) -> None:
         """Ends a session and frees its models; checkpoints stay."""
         self._sessions.pop(session.session_id, None)
-        runs = list(session.models)
-        session.close()
+        num_runs = len(session.models)
+        for model in session.models.values():
+            model.dispatcher.close()
+        session.models.clear()
+        session.samplers.clear()
         # After the models: cancelled requests must not begin.
-        self.requests.drop_session(session.session_id)
-        self.open_runs.remove(runs)
-        logger.info(
-            "%s: session %s ends (%s)%s",
-            session.owner.name,
-            session.session_id,
-            reason,
-            f"; {len(runs)} runs leave memory" if runs else "",
-        )
+        for pending in list(self.requests.values()):
+            if pending.session_id == session.session_id:
+                del self.requests[pending.request_id]
+                pending.cancel()
+        if num_runs:
+            self.write_open_runs()
+        freed = f"; {num_runs} runs leave memory" if num_runs else ""
+        name, session_id = session.owner.name, session.session_id
+        logger.info("%s: session %s ends (%s)%s", name, session_id, reason, freed)
 
     async def sweep_forever(self) -> None:
         """Calls ``sweep`` at intervals until it is cancelled."""
@@ -243,72 +262,12 @@ class ServerState:
                 self.end_session(session, f"no heartbeat for {self._session_seconds:g} s")
             else:
                 session.evict_idle_samplers(now)
-        self.requests.sweep(now)
+        for pending in list(self.requests.values()):
+            if pending.fetched_at is not None and now - pending.fetched_at > RETENTION_SECONDS:
+                del self.requests[pending.request_id]
 
     def close(self) -> None:
         """Ends all sessions after the running operation."""
         for session in list(self._sessions.values()):
             self.end_session(session, "the server stops")
         self.engine.close()
-
-
-class OpenRuns:
-    """List of the runs in memory, in a file: runs listed at a start were interrupted by a crash."""
-
-    def __init__(self, path: Path) -> None:
-        self._path = path
-        self._runs: list[str] = []
-        try:
-            self.interrupted: list[str] = [str(run) for run in json.loads(path.read_bytes())]
-        except (OSError, ValueError, TypeError):
-            self.interrupted = []
-        self._write()
-
-    def add(self, run: str) -> None:
-        """Adds a run."""
-        self._runs.append(run)
-        self._write()
-
-    def remove(self, runs: Sequence[str]) -> None:
-        """Removes runs."""
-        if runs:
-            self._runs = [run for run in self._runs if run not in runs]
-            self._write()
-
-    def _write(self) -> None:
-        self._path.parent.mkdir(parents=True, exist_ok=True)
-        # Written beside the file and renamed, so that a crash leaves no partial file.
-        part = self._path.with_suffix(".part")
-        part.write_text(json.dumps(self._runs), encoding="utf-8")
-        part.replace(self._path)
-
-
-class SignedUrls:
-    """Signer of file URLs that need no key. Signatures end after an hour, or with the process."""
-
-    def __init__(self) -> None:
-        self._secret = secrets.token_bytes(32)
-
-    def expires(self) -> datetime:
-        """Returns when a URL that is signed now expires."""
-        return datetime.fromtimestamp(int(time.time()) + URL_SECONDS, UTC)
-
-    def sign(self, owner: str, path: str, file: str) -> str:
-        """Returns the query string that gives access to one file of a checkpoint."""
-        until = int(time.time()) + URL_SECONDS
-        signature = self._signature(owner, path, file, until)
-        return urlencode({"until": until, "signature": signature})
-
-    def verify(self, owner: str, path: str, file: str, until: int, signature: str) -> None:
-        """Raises ``NotFoundError`` for a wrong or expired signature."""
-        # compare_digest takes the same time for any wrong signature.
-        expected = self._signature(owner, path, file, until)
-        valid = hmac.compare_digest(expected.encode(), signature.encode())
-        if not valid or until < time.time():
-            raise NotFoundError(
-                "this address was not signed by this server, or has expired; request a new one"
-            )
-
-    def _signature(self, owner: str, path: str, file: str, until: int) -> str:
-        text = "\n".join((owner, path, file, str(until)))
-        return hmac.new(self._secret, text.encode(), "sha256").hexdigest()

@@ -39,7 +39,6 @@ from tinker_cookbook.server.state import Model, OpenSampler, ServerState, Sessio
 from tinker_cookbook.server.wire import PassEncoder, PassRequest, pass_without_memory, read_pass
 
 Ack = dict[str, Any]
-Operation = Callable[[LocalTrainingClient], Future[Any]]
 
 
 class OrderedRoute(JsonRoute):
@@ -81,11 +80,10 @@ async def create_model(body: bodies.CreateModel, owner: OwnerDep, state: StateDe
     lora = body.lora_config or bodies.Lora()
     spec = AdapterSpec(lora.rank, lora.train_attn, lora.train_mlp, lora.train_unembed)
     model_id = session.model_id(body.model_seq_id)
+    metadata = _as_strings(body.user_metadata)
 
     def create() -> LocalTrainingClient:
-        return session.service.start_run(
-            model_id, body.base_model, spec, lora.seed, _as_strings(body.user_metadata)
-        )
+        return session.service.start_run(model_id, body.base_model, spec, lora.seed, metadata)
 
     encoder = Encoder(type="create_model", model_id=model_id)
     return _create(state, session, model_id, create, encoder)
@@ -94,10 +92,16 @@ async def create_model(body: bodies.CreateModel, owner: OwnerDep, state: StateDe
 @router.post("/load_weights")
 async def load_weights(body: bodies.LoadWeights, owner: OwnerDep, state: StateDep) -> Ack:
     """Loads a checkpoint into a model, or creates a model from it."""
+
+    def check() -> None:
+        _require_adam(body.optimizer_config)
+        if body.weights_access_token is not None:
+            raise BackendError("weights_access_token: this server knows none; leave it out")
+
     if body.model_id is not None:
 
         def load(client: LocalTrainingClient) -> Future[Any]:
-            _check_load(body)
+            check()
             load_state = client.load_state_with_optimizer if body.optimizer else client.load_state
             return load_state(body.path).future()
 
@@ -107,21 +111,18 @@ async def load_weights(body: bodies.LoadWeights, owner: OwnerDep, state: StateDe
         raise DataValidationError(
             "load_weights: got neither model_id nor session_id and model_seq_id; expected one"
         )
+    check()
     session = state.session(owner, body.session_id)
     model_id = session.model_id(body.model_seq_id)
-    _check_load(body)
 
     def create() -> LocalTrainingClient:
         if body.base_model is None:
             state.require_model_of(owner, body.path)
         else:
             state.require_model(body.base_model)
+        metadata = _as_strings(body.user_metadata)
         return session.service.continue_run(
-            model_id,
-            body.path,
-            body.base_model,
-            _as_strings(body.user_metadata),
-            with_optimizer=body.optimizer,
+            model_id, body.path, body.base_model, metadata, with_optimizer=body.optimizer
         )
 
     encoder = Encoder(type="load_weights", model_id=model_id, path=body.path)
@@ -130,11 +131,11 @@ async def load_weights(body: bodies.LoadWeights, owner: OwnerDep, state: StateDe
 
 @router.post("/get_info")
 async def get_info(
-    body: bodies.ModelId, request: Request, owner: OwnerDep, state: StateDep
+    model_id: bodies.IdField, request: Request, owner: OwnerDep, state: StateDep
 ) -> dict[str, Any]:
     """Returns a model's name, rank and tokenizer."""
-    _, model = state.model(owner, body.model_id)
-    pending = state.requests.get(f"{model.model_id}:create")
+    _, model = state.model(owner, model_id)
+    pending = state.requests.get(f"{model_id}:create")
     if pending is not None:
         # Shielded: a client that disconnects must not cancel the creation.
         await asyncio.shield(asyncio.wrap_future(pending.future))
@@ -158,53 +159,80 @@ async def forward(request: Request, owner: OwnerDep, state: StateDep) -> Ack:
     return await _submit_pass(request, owner, state, forward=True)
 
 
+async def _submit_pass(request: Request, owner: Owner, state: ServerState, *, forward: bool) -> Ack:
+    limit = request.app.state.max_request_bytes
+    content_type = request.headers.get("content-type", "")
+    encoding = request.headers.get("content-encoding", "")
+    try:
+        body = await read_body(request, limit)
+    except BodyMemoryError as error:
+        batch = pass_without_memory(error)
+    else:
+        read = partial(read_pass, body, content_type, encoding, limit, forward=forward)
+        small = len(body) <= SMALL_BYTES and not encoding
+        batch = read() if small else await asyncio.to_thread(read)
+    # Counted now: the callback must not keep the data in memory.
+    tokens = sum(map(len, batch.data))
+
+    def count(done: Future[Any]) -> None:
+        if not done.cancelled() and done.exception() is None:
+            state.count_trained(tokens)
+
+    def run(client: LocalTrainingClient) -> Future[Any]:
+        if batch.error is not None:
+            return client.fail_pass(batch.error, backward=batch.backward).future()
+        submitted = client.run_pass(
+            batch.data, batch.loss_fn, batch.loss_fn_config, backward=batch.backward
+        ).future()
+        submitted.add_done_callback(count)
+        return submitted
+
+    return _submit(state, owner, batch, run, PassEncoder())
+
+
 @router.post("/optim_step")
 async def optim_step(body: bodies.OptimStep, owner: OwnerDep, state: StateDep) -> Ack:
     """Submits a step of AdamW."""
 
     def step(client: LocalTrainingClient) -> Future[Any]:
-        return client.optim_step(_adam_params(body)).future()
+        if body.adam_params is None:
+            kind = (body.optimizer_params or {}).get("type")
+            raise BackendError(
+                f"optim_step: got {kind!r}, expected adam_params: the engine has AdamW"
+            )
+        known = types.AdamParams.model_fields
+        for name in sorted(set(body.adam_params) - set(known)):
+            raise DataValidationError(
+                f"adam_params: got {name!r}, expected some of {', '.join(known)}"
+            )
+        return client.optim_step(types.AdamParams(**body.adam_params)).future()
 
     return _submit(state, owner, body, step, Encoder(type="optim_step"))
 
 
 @router.post("/save_weights")
-async def save_weights(body: bodies.SaveWeights, owner: OwnerDep, state: StateDep) -> Ack:
-    """Saves a checkpoint with optimizer state."""
-
-    def save(client: LocalTrainingClient) -> Future[Any]:
-        name, metadata = _checkpoint_name(body.path), _as_strings(body.user_metadata)
-        return client.save_state(name, body.ttl_seconds, body.overwrite, metadata).future()
-
-    return _submit(state, owner, body, save, Encoder(type="save_weights"))
-
-
 @router.post("/save_weights_external")
-async def save_weights_external(body: bodies.SaveExternal, owner: OwnerDep, state: StateDep) -> Ack:
-    """Saves an adapter for download."""
-
-    def save(client: LocalTrainingClient) -> Future[Any]:
-        name, recipients = _checkpoint_name(body.path), body.age_encryption_recipients
-        return client.save_weights_external(name, body.ttl_seconds, recipients).future()
-
-    encoder = Encoder(type="save_weights_external")
-    return _submit(state, owner, body, save, encoder)
-
-
 @router.post("/save_weights_for_sampler")
-async def save_for_sampler(body: bodies.SaveForSampler, owner: OwnerDep, state: StateDep) -> Ack:
-    """Saves a checkpoint for sampling; without a name, creates a sampler of the current weights."""
-    kind = "save_weights_for_sampler"
-    if body.path is not None:
+async def save(body: bodies.Save, request: Request, owner: OwnerDep, state: StateDep) -> Ack:
+    """Saves a checkpoint: for training, for download, or for sampling.
 
-        def save(client: LocalTrainingClient) -> Future[Any]:
-            name, metadata = _checkpoint_name(body.path), _as_strings(body.user_metadata)
-            return client.save_weights_for_sampler(name, body.ttl_seconds, metadata).future()
-
-        return _submit(state, owner, body, save, Encoder(type=kind))
+    Without a path, the last address creates a sampler of the current weights.
+    """
+    kind = request.url.path.rpartition("/")[2]
     session, _ = state.model(owner, body.model_id)
     number = body.sampling_session_seq_id
     sampler_id = "" if number is None else session.sampler_id(number)
+
+    def save_checkpoint(client: LocalTrainingClient) -> Future[Any]:
+        if not body.path:
+            raise DataValidationError("path: got none, expected the checkpoint's name")
+        name, ttl, metadata = body.path, body.ttl_seconds, _as_strings(body.user_metadata)
+        if kind == "save_weights":
+            return client.save_state(name, ttl, body.overwrite, metadata).future()
+        if kind == "save_weights_external":
+            recipients = body.age_encryption_recipients
+            return client.save_weights_external(name, ttl, recipients).future()
+        return client.save_weights_for_sampler(name, ttl, metadata).future()
 
     def snapshot(client: LocalTrainingClient) -> Future[Any]:
         if number is None:
@@ -223,38 +251,10 @@ async def save_for_sampler(body: bodies.SaveForSampler, owner: OwnerDep, state: 
         )
         return done_future(None).future()
 
-    encoder = Encoder(type=kind, sampling_session_id=sampler_id)
-    return _submit(state, owner, body, snapshot, encoder)
-
-
-async def _submit_pass(request: Request, owner: Owner, state: ServerState, *, forward: bool) -> Ack:
-    batch = await _read_pass(request, forward=forward)
-    # Counted now: the callback must not keep the data in memory.
-    tokens = sum(map(len, batch.data))
-
-    def run(client: LocalTrainingClient) -> Future[Any]:
-        if batch.error is not None:
-            return client.fail_pass(batch.error, backward=batch.backward).future()
-        return client.run_pass(
-            batch.data, batch.loss_fn, batch.loss_fn_config, backward=batch.backward
-        ).future()
-
-    def count(_: Any) -> None:
-        state.count_trained(tokens)
-
-    return _submit(state, owner, batch, run, PassEncoder(), count)
-
-
-async def _read_pass(request: Request, *, forward: bool) -> PassRequest:
-    limit = request.app.state.max_request_bytes
-    content_type = request.headers.get("content-type", "")
-    encoding = request.headers.get("content-encoding", "")
-    try:
-        body = await read_body(request, limit)
-    except BodyMemoryError as error:
-        return pass_without_memory(error)
-    read = partial(read_pass, body, content_type, encoding, limit, forward=forward)
-    return read() if len(body) <= SMALL_BYTES and not encoding else await asyncio.to_thread(read)
+    if body.path is None and kind == "save_weights_for_sampler":
+        encoder = Encoder(type=kind, sampling_session_id=sampler_id)
+        return _submit(state, owner, body, snapshot, encoder)
+    return _submit(state, owner, body, save_checkpoint, Encoder(type=kind))
 
 
 def _create(
@@ -268,7 +268,8 @@ def _create(
     request_id = f"{model_id}:create"
     if model_id not in session.models:
         model = session.models[model_id] = Model(model_id, OrderedDispatcher(model_id))
-        pending = state.requests.add(PendingRequest(request_id, session.session_id, encoder))
+        pending = PendingRequest(request_id, session.session_id, encoder)
+        state.requests[request_id] = pending
 
         def begin() -> Future[Any]:
             model.client = create()
@@ -278,7 +279,7 @@ def _create(
 
         # Blocks: the creation reads a checkpoint.
         model.dispatcher.add(FIRST_SEQ_ID - 1, lambda: pending.start(begin), blocks=True)
-        state.open_runs.add(model_id)
+        state.write_open_runs()
     return {"request_id": request_id, "model_id": model_id}
 
 
@@ -286,9 +287,8 @@ def _submit(
     state: ServerState,
     owner: Owner,
     body: bodies.Operation | PassRequest,
-    operation: Operation,
+    operation: Callable[[LocalTrainingClient], Future[Any]],
     encoder: Encoder,
-    on_success: Callable[[Any], None] | None = None,
     *,
     blocks: bool = False,
 ) -> Ack:
@@ -302,10 +302,9 @@ def _submit(
         raise DataValidationError("seq_id: got none, expected the number of the request")
     request_id = f"{body.model_id}:{body.seq_id}"
     # Clients repeat a request whose acknowledgement was lost.
-    if state.requests.get(request_id) is None:
-        pending = state.requests.add(PendingRequest(request_id, session.session_id, encoder))
-        if on_success is not None:
-            pending.on_success(on_success)
+    if request_id not in state.requests:
+        pending = PendingRequest(request_id, session.session_id, encoder)
+        state.requests[request_id] = pending
         begin = partial(pending.start, lambda: operation(_client(model, state)))
         model.dispatcher.add(body.seq_id, begin, blocks=blocks)
     return {"request_id": request_id, "model_id": body.model_id}
@@ -325,31 +324,6 @@ def _require_adam(config: dict[str, Any] | None) -> None:
     kind = (config or {}).get("type", "adamw")
     if kind != "adamw":
         raise BackendError(f"optimizer_config: got {kind!r}, expected 'adamw'")
-
-
-def _check_load(body: bodies.LoadWeights) -> None:
-    _require_adam(body.optimizer_config)
-    if body.weights_access_token is not None:
-        raise BackendError("weights_access_token: this server knows none; leave it out")
-
-
-def _adam_params(body: bodies.OptimStep) -> types.AdamParams:
-    if body.adam_params is None:
-        kind = (body.optimizer_params or {}).get("type")
-        raise BackendError(f"optim_step: got {kind!r}, expected adam_params: the engine has AdamW")
-    known = types.AdamParams.model_fields
-    unknown = sorted(set(body.adam_params) - set(known))
-    if unknown:
-        raise DataValidationError(
-            f"adam_params: got {unknown[0]!r}, expected some of {', '.join(known)}"
-        )
-    return types.AdamParams(**body.adam_params)
-
-
-def _checkpoint_name(path: str | None) -> str:
-    if not path:
-        raise DataValidationError("path: got none, expected the checkpoint's name")
-    return path
 
 
 def _as_strings(metadata: dict[str, Any] | None) -> dict[str, str] | None:

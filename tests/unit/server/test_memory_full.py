@@ -13,8 +13,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 from serving import Caller, Serving
+from tinker.proto import tinker_public_pb2 as pb
 
-from tinker_cookbook.server import requests, wire
+from tinker_cookbook.server import requests
 from tinker_cookbook.server.requests import Encoder, PendingRequest, error_body
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="sets the limit of a process")
@@ -53,14 +54,14 @@ def two_steps(caller: Caller, model: str):
 def post_pass(caller: Caller, model: str, number: int, datums: int, length: int = 256):
     """A pass in protobuf; returns what became of it, and the seconds it took."""
     draw = np.random.default_rng(0)
-    message = wire.ForwardBackwardRequest(model_id=model, seq_id=number, loss_fn="cross_entropy")
+    message = pb.ForwardBackwardRequest(model_id=model, seq_id=number, loss_fn="cross_entropy")
     for _ in range(datums):
         row = draw.integers(3, 500, length + 1)
         datum = message.data.add()
         datum.model_input.add().encoded_text.tokens = row[:-1].astype(np.int32).tobytes()
         targets, weights = datum.loss_fn_inputs["target_tokens"], datum.loss_fn_inputs["weights"]
-        targets.dense, targets.dtype = row[1:].astype(np.int64).tobytes(), wire.INT64
-        weights.dense, weights.dtype = np.ones(length, np.float32).tobytes(), wire.FLOAT32
+        targets.dense, targets.dtype = row[1:].astype(np.int64).tobytes(), pb.DTYPE_INT64
+        weights.dense, weights.dtype = np.ones(length, np.float32).tobytes(), pb.DTYPE_FLOAT32
     start = time.monotonic()
     answer = caller.http.post(
         "forward_backward",

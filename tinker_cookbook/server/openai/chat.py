@@ -23,7 +23,7 @@ from tinker_cookbook.renderers.core.messages import (
 )
 from tinker_cookbook.renderers.core.parsing import ContentDelta, MessageReader
 from tinker_cookbook.server.access import OwnerDep
-from tinker_cookbook.server.bodies import json_body_schema, parse_json, read_body
+from tinker_cookbook.server.bodies import json_body_schema, read_json
 from tinker_cookbook.server.keys import Owner
 from tinker_cookbook.server.openai.models import LoaderDep, ModelLoader
 from tinker_cookbook.server.openai.protocol import ApiError, ChatBody, OpenAIRoute, Tool
@@ -44,8 +44,7 @@ _MESSAGE_FIELDS = ("role", "content", "name", "tool_call_id", "tool_calls", "rea
 @router.post("/chat/completions", openapi_extra=json_body_schema(ChatBody))
 async def chat_completions(request: Request, owner: OwnerDep, loader: LoaderDep) -> Response:
     """Returns the next message of a conversation."""
-    raw = await read_body(request, request.app.state.max_request_bytes)
-    body = await parse_json(raw, lambda: ChatBody.parse(raw))
+    body = await read_json(request, ChatBody.parse)
     writer = await loader.run(_prepare, loader, owner, body)
     return await writer.respond(request)
 

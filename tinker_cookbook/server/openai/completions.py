@@ -11,7 +11,7 @@ from tinker import types
 
 from tinker_cookbook.renderers.core.codec import TextCodec
 from tinker_cookbook.server.access import OwnerDep
-from tinker_cookbook.server.bodies import json_body_schema, parse_json, read_body
+from tinker_cookbook.server.bodies import json_body_schema, read_json
 from tinker_cookbook.server.keys import Owner
 from tinker_cookbook.server.openai.models import LoaderDep, ModelLoader
 from tinker_cookbook.server.openai.protocol import ApiError, CompletionBody, OpenAIRoute
@@ -30,8 +30,7 @@ router = APIRouter(route_class=OpenAIRoute)
 @router.post("/completions", openapi_extra=json_body_schema(CompletionBody))
 async def completions(request: Request, owner: OwnerDep, loader: LoaderDep) -> Response:
     """Returns continuations of one or several prompts."""
-    raw = await read_body(request, request.app.state.max_request_bytes)
-    body = await parse_json(raw, lambda: CompletionBody.parse(raw))
+    body = await read_json(request, CompletionBody.parse)
     writer = await loader.run(_prepare, loader, owner, body)
     return await writer.respond(request)
 
