@@ -6,17 +6,12 @@ import secrets
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
+import numpy as np
 from fastapi import APIRouter, Request, Response
 from tinker import types
 
-from tinker_cookbook.renderers import (
-    Renderer,
-    StreamingTextDelta,
-    StreamingThinkingDelta,
-    ToolSpec,
-)
+from tinker_cookbook.renderers import Renderer, StreamingTextDelta, StreamingThinkingDelta, ToolSpec
 from tinker_cookbook.renderers.core.messages import (
-    Message,
     ensure_text,
     get_text_content,
     normalize_messages,
@@ -53,15 +48,20 @@ def _prepare(loader: ModelLoader, owner: Owner, body: ChatBody) -> ResponseWrite
     model = loader.load(owner, body.model)
     renderer = loader.renderer(model, body.renderer_name)
     prompt = prompt_tokens(renderer, body.messages, body.tools or [])
-    options = SamplingOptions.of(body, model, body.token_limit, renderer.get_stop_sequences())
+    # Without a limit as many as the context has space for.
+    newer = body.max_completion_tokens
+    max_tokens = body.max_tokens if newer is None else newer
+    if body.top_logprobs and not body.logprobs:
+        raise ApiError("top_logprobs: needs logprobs=true", param="top_logprobs")
+    top = body.top_logprobs or 0 if body.logprobs else None
+    options = SamplingOptions.of(body, model, max_tokens, top, renderer.get_stop_sequences())
     # Not a ``response_parser``: it takes tokens, and a stop string may end within one.
     choices = [
         ChatChoice(i, options, renderer.message_reader()) for i in range(options.num_samples)
     ]
     samples = SampleStream(loader.state.sample_quota, options, [prompt])
-    return ResponseWriter(
-        body, "chatcmpl", "chat.completion", "chat.completion.chunk", choices, samples
-    )
+    names = "chatcmpl", "chat.completion", "chat.completion.chunk"
+    return ResponseWriter(body, *names, choices, samples)
 
 
 def prompt_tokens(
@@ -71,7 +71,16 @@ def prompt_tokens(
     if not messages:
         raise ApiError("messages: got none, expected one at least", param="messages")
     converted = [_convert(message, f"messages[{i}]") for i, message in enumerate(messages)]
-    _add_function_names(converted)
+    # Some chat formats write the function's name in a tool result; OpenAI's messages have only
+    # the id of the call.
+    names: dict[Any, Any] = {}
+    for message in converted:
+        calls = message.get("tool_calls")
+        for call in calls if isinstance(calls, list) else []:
+            if isinstance(call, Mapping) and isinstance(call.get("function"), Mapping):
+                names[call.get("id")] = call["function"].get("name")
+        if message.get("role") == "tool" and names.get(message.get("tool_call_id")) is not None:
+            message.setdefault("name", names[message.get("tool_call_id")])
     normal = normalize_messages(converted)
     if tools:
         system = ""
@@ -90,39 +99,20 @@ def _convert(message: Mapping[str, Any], where: str) -> dict[str, Any]:
     converted = {
         field: message[field] for field in _MESSAGE_FIELDS if message.get(field) is not None
     }
-    content = converted.setdefault("content", None)
     if converted.get("role") == "developer":
         converted["role"] = "system"  # the newer name of the role
+    content = converted.setdefault("content", None)
     if isinstance(content, list):
-        converted["content"] = "".join(
-            _text_part(part, f"{where}.content[{i}]") for i, part in enumerate(content)
-        )
+        for i, part in enumerate(content):
+            kind = part.get("type") if isinstance(part, Mapping) else None
+            if kind != "text" or not isinstance(part.get("text"), str):
+                raise ApiError(
+                    f"{where}.content[{i}]: got a part of type {kind!r}, expected text: the engine "
+                    "takes text alone",
+                    param=f"{where}.content[{i}]",
+                )
+        converted["content"] = "".join(part["text"] for part in content)
     return converted
-
-
-def _text_part(part: Any, where: str) -> str:
-    kind = part.get("type") if isinstance(part, Mapping) else None
-    if kind != "text" or not isinstance(part.get("text"), str):
-        raise ApiError(
-            f"{where}: got a part of type {kind!r}, expected text: the engine takes text alone",
-            param=where,
-        )
-    return part["text"]
-
-
-def _add_function_names(messages: Sequence[dict[str, Any]]) -> None:
-    # Some chat formats write the function's name in a tool result; OpenAI's messages have only
-    # the id of the call.
-    names: dict[Any, Any] = {}
-    for message in messages:
-        calls = message.get("tool_calls")
-        for call in calls if isinstance(calls, list) else []:
-            if isinstance(call, Mapping) and isinstance(call.get("function"), Mapping):
-                names[call.get("id")] = call["function"].get("name")
-        if message.get("role") == "tool" and "name" not in message:
-            name = names.get(message.get("tool_call_id"))
-            if name is not None:
-                message["name"] = name
 
 
 def _tool_spec(tool: Tool, where: str) -> ToolSpec:
@@ -164,9 +154,11 @@ class ChatChoice(Choice):
         """Returns a chunk with the rest and the tool calls, and one with the finish reason."""
         text = self._detokenizer.finish()
         deltas = [*(self._reader.feed(text) if text else []), *self._reader.finish()]
-        message = self._reader.message()
+        message, delta = self._reader.message(), _delta(deltas)
         # A tool call that cannot be parsed is returned as text.
         unparsed = "".join(call.raw_text for call in message.get("unparsed_tool_calls", []))
+        if unparsed:
+            delta["content"] = delta.get("content", "") + unparsed
         calls = [
             {
                 "id": call.id or f"call_{secrets.token_hex(12)}",
@@ -175,11 +167,14 @@ class ChatChoice(Choice):
             }
             for call in message.get("tool_calls", [])
         ]
-        self._message = _message_json(message, unparsed, calls)
-        delta = _delta(deltas)
-        if unparsed:
-            delta["content"] = delta.get("content", "") + unparsed
+        content, whole_text = message["content"], get_text_content(message) + unparsed
+        fields = {"content": whole_text if whole_text or not calls else None, "refusal": None}
+        self._message = {"role": "assistant", **fields}
+        if not isinstance(content, str):
+            thinking = (part["thinking"] for part in content if part["type"] == "thinking")
+            self._message["reasoning_content"] = "".join(thinking)
         if calls:
+            self._message["tool_calls"] = calls
             delta["tool_calls"] = [{"index": i, **call} for i, call in enumerate(calls)]
         ready = self._take_tokens()
         chunks = [self._chunk(delta, ready)] if delta or ready else []
@@ -202,23 +197,19 @@ class ChatChoice(Choice):
     def _logprobs(self, tokens: Sequence[SampledToken]) -> dict[str, Any] | None:
         if self._options.top_logprobs is None:
             return None
+        codec = self._options.model.codec
+
+        def entry(token: int, logprob: float) -> dict[str, Any]:
+            name, letters = codec.decode([token]), token_bytes(codec, token)
+            return {"token": name, "logprob": json_safe_logprob(logprob), "bytes": letters}
+
         content = []
         for token in tokens:
             assert token.logprob is not None
-            top = []
-            if token.top is not None:
-                pairs = zip(token.top[0].tolist(), token.top[1].tolist(), strict=True)
-                top = [self._token_json(other, logprob) for other, logprob in pairs]
-            content.append({**self._token_json(token.token, token.logprob), "top_logprobs": top})
+            ids, logprobs = token.top or (np.empty(0, int), np.empty(0))
+            top = [entry(*pair) for pair in zip(ids.tolist(), logprobs.tolist(), strict=True)]
+            content.append({**entry(token.token, token.logprob), "top_logprobs": top})
         return {"content": content, "refusal": None}
-
-    def _token_json(self, token: int, logprob: float) -> dict[str, Any]:
-        codec = self._options.model.codec
-        return {
-            "token": codec.decode([token]),
-            "logprob": json_safe_logprob(logprob),
-            "bytes": token_bytes(codec, token),
-        }
 
 
 def _delta(deltas: Iterable[ContentDelta]) -> dict[str, Any]:
@@ -228,21 +219,4 @@ def _delta(deltas: Iterable[ContentDelta]) -> dict[str, Any]:
             fields["content"] = fields.get("content", "") + delta.text
         elif isinstance(delta, StreamingThinkingDelta):
             fields["reasoning_content"] = fields.get("reasoning_content", "") + delta.thinking
-    return fields
-
-
-def _message_json(message: Message, unparsed: str, calls: list[dict[str, Any]]) -> dict[str, Any]:
-    text = get_text_content(message) + unparsed
-    fields: dict[str, Any] = {
-        "role": "assistant",
-        "content": text if text or not calls else None,
-        "refusal": None,
-    }
-    content = message["content"]
-    if not isinstance(content, str):
-        fields["reasoning_content"] = "".join(
-            part["thinking"] for part in content if part["type"] == "thinking"
-        )
-    if calls:
-        fields["tool_calls"] = calls
     return fields

@@ -9,7 +9,6 @@ from typing import Any
 from fastapi import APIRouter, Request, Response
 from tinker import types
 
-from tinker_cookbook.renderers.core.codec import TextCodec
 from tinker_cookbook.server.access import OwnerDep
 from tinker_cookbook.server.bodies import json_body_schema, read_json
 from tinker_cookbook.server.keys import Owner
@@ -36,31 +35,28 @@ async def completions(request: Request, owner: OwnerDep, loader: LoaderDep) -> R
 
 
 def _prepare(loader: ModelLoader, owner: Owner, body: CompletionBody) -> ResponseWriter:
-    if body.token_limit == 0 and not body.echo:
+    max_tokens = 16 if body.max_tokens is None else body.max_tokens  # as in OpenAI's API
+    if max_tokens == 0 and not body.echo:
         raise ApiError("max_tokens: got 0, expected at least 1 without echo", param="max_tokens")
+    if not body.prompt and not isinstance(body.prompt, str):
+        raise ApiError("prompt: got an empty list, expected a prompt", param="prompt")
+    # One prompt, a string or token ids, or a list of prompts.
+    single = isinstance(body.prompt, str) or isinstance(body.prompt[0], int)
+    prompts: Any = [body.prompt] if single else body.prompt
     model = loader.load(owner, body.model)
-    options = SamplingOptions.of(body, model, max(1, body.token_limit))
-    tokens = [
-        # The tokenizer adds its BOS token to a string.
-        list(model.codec.tokenizer.encode(prompt)) if isinstance(prompt, str) else prompt
-        for prompt in body.prompts
-    ]
+    options = SamplingOptions.of(body, model, max(1, max_tokens), body.logprobs)
+    # The tokenizer adds its BOS token to a string.
+    encode = model.codec.tokenizer.encode
+    tokens = [list(encode(one)) if isinstance(one, str) else one for one in prompts]
     score = bool(body.echo) and options.top_logprobs is not None
-    n = options.num_samples
     choices = []
-    for i in range(len(tokens) * n):
-        prompt = body.prompts[i // n]
-        text = prompt if isinstance(prompt, str) else ""
-        choices.append(CompletionChoice(i, options, (tokens[i // n], text) if body.echo else None))
-    return ResponseWriter(
-        body,
-        "cmpl",
-        "text_completion",
-        "text_completion",
-        choices,
-        SampleStream(loader.state.sample_quota, options, tokens, score),
-        discard_tokens=body.token_limit == 0,
-    )
+    for prompt, ids in zip(prompts, tokens, strict=True):
+        echo = (ids, prompt if isinstance(prompt, str) else "") if body.echo else None
+        for _ in range(options.num_samples):
+            choices.append(CompletionChoice(len(choices), options, echo))
+    samples = SampleStream(loader.state.sample_quota, options, tokens, score)
+    names = "cmpl", "text_completion", "text_completion"
+    return ResponseWriter(body, *names, choices, samples, discard_tokens=max_tokens == 0)
 
 
 class CompletionChoice(Choice):
@@ -79,9 +75,21 @@ class CompletionChoice(Choice):
         """Returns a chunk with the prompt if it is echoed."""
         if self._echo is None:
             return []
-        text, tokens = _echo(self._options.model.codec, *self._echo, scores)
+        prompt, text = self._echo
+        tokens = [SampledToken(token, None) for token in prompt]
+        if scores is not None and scores.prompt_logprobs_np is not None:
+            topk = scores.topk_prompt_logprobs_np
+            for i in range(1, len(tokens)):
+                top = None if topk is None else (topk.token_ids[i], topk.logprobs[i])
+                tokens[i] = SampledToken(prompt[i], float(scores.prompt_logprobs_np[i]), top)
+        detokenizer = IncrementalDetokenizer(self._options.model.codec, (), ())
+        decoded = detokenizer.add(tokens) + detokenizer.finish()
+        # A BOS token, and the space that some vocabularies start with, are not part of the text.
+        text = text or decoded
+        extra = len(decoded) - len(text)
         self._prompt_chars = len(text)
-        return [self._chunk(text, tokens)]
+        tokens = detokenizer.take_tokens()
+        return [self._chunk(text, [replace(t, offset=max(0, t.offset - extra)) for t in tokens])]
 
     def add(self, tokens: Sequence[SampledToken]) -> dict[str, Any] | None:
         """Returns a chunk with the text that is certain now, or None."""
@@ -118,38 +126,19 @@ class CompletionChoice(Choice):
                 "token_logprobs": [
                     None if t.logprob is None else json_safe_logprob(t.logprob) for t in tokens
                 ],
-                "top_logprobs": [_top_logprobs(codec, t) for t in tokens],
+                "top_logprobs": [self._top_logprobs(t) for t in tokens],
                 "text_offset": [t.offset for t in tokens],
             }
         return self._json({"text": text}, logprobs)
 
+    def _top_logprobs(self, token: SampledToken) -> dict[str, float] | None:
+        """Returns the most probable tokens, and the sampled one if it is not among them."""
+        if token.top is None or token.logprob is None:
+            return None
 
-def _echo(
-    codec: TextCodec, prompt: list[int], text: str, scores: types.SampleResponse | None
-) -> tuple[str, list[SampledToken]]:
-    """Returns the prompt's text and its tokens, with their offsets in the text."""
-    tokens = [SampledToken(token, None) for token in prompt]
-    if scores is not None and scores.prompt_logprobs_np is not None:
-        topk = scores.topk_prompt_logprobs_np
-        for i in range(1, len(tokens)):
-            top = None if topk is None else (topk.token_ids[i], topk.logprobs[i])
-            tokens[i] = SampledToken(prompt[i], float(scores.prompt_logprobs_np[i]), top)
-    detokenizer = IncrementalDetokenizer(codec, (), ())
-    decoded = detokenizer.add(tokens) + detokenizer.finish()
-    tokens = detokenizer.take_tokens()
-    if not text:
-        return decoded, tokens
-    # A BOS token, and the space that some vocabularies start with, are not part of the text.
-    extra = len(decoded) - len(text)
-    return text, [replace(t, offset=max(0, t.offset - extra)) for t in tokens]
-
-
-def _top_logprobs(codec: TextCodec, token: SampledToken) -> dict[str, float] | None:
-    """Returns the most probable tokens, and the sampled one if it is not among them."""
-    if token.top is None or token.logprob is None:
-        return None
-    top: dict[str, float] = {}
-    for other, logprob in zip(token.top[0].tolist(), token.top[1].tolist(), strict=True):
-        top.setdefault(token_name(codec, other), json_safe_logprob(logprob))
-    top.setdefault(token_name(codec, token.token), json_safe_logprob(token.logprob))
-    return top
+        top: dict[str, float] = {}
+        pairs = zip(token.top[0].tolist(), token.top[1].tolist(), strict=True)
+        for other, logprob in (*pairs, (token.token, token.logprob)):
+            name = token_name(self._options.model.codec, other)
+            top.setdefault(name, json_safe_logprob(logprob))
+        return top

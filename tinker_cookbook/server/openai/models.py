@@ -35,31 +35,25 @@ T = TypeVar("T")
 router = APIRouter(route_class=OpenAIRoute)
 
 
+# Plain functions: FastAPI runs them in threads, since they read files.
+
+
 @router.get("/models")
-async def list_models(owner: OwnerDep, state: StateDep) -> dict[str, Any]:
+def list_models(owner: OwnerDep, state: StateDep) -> dict[str, Any]:
     """Lists the base models, then the caller's checkpoints for sampling, newest first."""
-    return {"object": "list", "data": await asyncio.to_thread(_list_models, owner, state)}
-
-
-@router.get("/models/{name:path}")
-async def get_model(name: str, owner: OwnerDep, state: StateDep) -> dict[str, Any]:
-    """Returns one model; also a checkpoint for training, which can be sampled too."""
-    return await asyncio.to_thread(_get_model, owner, state, name)
-
-
-def _list_models(owner: Owner, state: ServerState) -> list[dict[str, Any]]:
     entries = [_entry(name, state.started_at) for name in state.models]
     for run in owner.store.list_runs():
         base_model = run.info.base_model
-        if base_model not in state.models:
-            continue
-        for info in reversed(owner.store.list_checkpoints(run.run_id)):
-            if info.path.kind == "sampler_weights" and info.problem is None:
-                entries.append(_entry(str(info.path), info.created_at, owner.name, base_model))
-    return entries
+        if base_model in state.models:
+            for info in reversed(owner.store.list_checkpoints(run.run_id)):
+                if info.path.kind == "sampler_weights" and info.problem is None:
+                    entries.append(_entry(str(info.path), info.created_at, owner.name, base_model))
+    return {"object": "list", "data": entries}
 
 
-def _get_model(owner: Owner, state: ServerState, name: str) -> dict[str, Any]:
+@router.get("/models/{name:path}")
+def get_model(name: str, owner: OwnerDep, state: StateDep) -> dict[str, Any]:
+    """Returns one model; also a checkpoint for training, which can be sampled too."""
     if not name.startswith(SCHEME):
         return _entry(state.require_model(name, "model"), state.started_at)
     try:
@@ -89,10 +83,8 @@ class SingleFlightCache(Generic[T]):
     def get(self, key: Hashable, make: Callable[[], T]) -> T:
         """Returns the value of ``key``, created by ``make`` if needed. Errors are not cached."""
         with self._lock:
-            future = self._futures.get(key)
-            is_new = future is None
-            if future is None:
-                future = self._futures[key] = Future()
+            is_new = key not in self._futures
+            future = self._futures.setdefault(key, Future())
             self._futures.move_to_end(key)
             while len(self._futures) > self._size:
                 self._futures.popitem(last=False)
@@ -101,16 +93,14 @@ class SingleFlightCache(Generic[T]):
             try:
                 future.set_result(make())
             except BaseException as error:
-                with self._lock:
-                    if self._futures.get(key) is future:
-                        del self._futures[key]
+                self.drop(lambda other: other == key)
                 future.set_exception(error)
         return future.result()
 
     def drop(self, condition: Callable[[Any], bool]) -> None:
         """Drops the keys that fulfil the condition."""
         with self._lock:
-            for key in [key for key in self._futures if condition(key)]:
+            for key in list(filter(condition, self._futures)):
                 del self._futures[key]
 
 
@@ -145,37 +135,42 @@ class ModelLoader:
 
     def load(self, owner: Owner, model: str) -> LoadedModel:
         """Returns a served base model, or a checkpoint of this owner."""
+        path = created = renderer_name = None
         if not model.startswith(SCHEME):
-            self.state.require_model(model, "model")
-            key = (owner.name, model, None)
-            return self._models.get(key, lambda: self._load(owner, model, model))
-        # Checked in the store at every request: a checkpoint may be deleted, expire, or be replaced
-        # by another one of the same name.
-        try:
-            info = owner.store.get_checkpoint(model)
-            run = owner.store.get_run(info.path.run_id).info
-        except CheckpointError as error:
-            self._models.drop(lambda key: key[:2] == (owner.name, model))
-            raise model_not_found(f"model: {error}") from error
-        if run.base_model not in self.state.models:
-            raise ModelNotFoundError(
-                f"model: {model} is of {run.base_model!r}, which this server does not serve. It "
-                f"serves {', '.join(self.state.models)}"
-            )
-        key = (owner.name, model, info.created_at)
-        # The checkpoint's metadata override the run's.
-        renderer_name = {**run.user_metadata, **info.user_metadata}.get("renderer_name")
-        load = partial(self._load, owner, model, run.base_model, model, renderer_name)
-        return self._models.get(key, load)
+            base_model = self.state.require_model(model, "model")
+        else:
+            # Checked in the store at every request: a checkpoint may be deleted, expire, or be
+            # replaced by another one of the same name.
+            try:
+                info = owner.store.get_checkpoint(model)
+                run = owner.store.get_run(info.path.run_id).info
+            except CheckpointError as error:
+                self._models.drop(lambda key: key[:2] == (owner.name, model))
+                raise model_not_found(f"model: {error}") from error
+            if run.base_model not in self.state.models:
+                raise ModelNotFoundError(
+                    f"model: {model} is of {run.base_model!r}, which this server does not serve. "
+                    f"It serves {', '.join(self.state.models)}"
+                )
+            path, base_model, created = model, run.base_model, info.created_at
+            # The checkpoint's metadata override the run's.
+            renderer_name = {**run.user_metadata, **info.user_metadata}.get("renderer_name")
+
+        def make() -> LoadedModel:
+            client = LocalSamplingClient.open(self.state.engine, owner.store, path, base_model)
+            base, codec = client.sampler().base, TextCodec(get_tokenizer(base_model))
+            sizes = tuple(base.eos_ids), base.vocab_size
+            return LoadedModel(model, base_model, client, codec, *sizes, renderer_name)
+
+        return self._models.get((owner.name, model, created), make)
 
     def renderer(self, model: LoadedModel, requested: str | None) -> Renderer:
         """Returns the requested renderer, else the checkpoint's, else the base model's."""
         base_model, name = model.base_model, requested or model.renderer_name
 
         def make() -> Renderer:
-            return get_renderer(
-                resolve_renderer_name(base_model, name)[0], get_tokenizer(base_model)
-            )
+            renderer_name, _ = resolve_renderer_name(base_model, name)
+            return get_renderer(renderer_name, get_tokenizer(base_model))
 
         try:
             return self._renderers.get((base_model, name), make)
@@ -186,23 +181,6 @@ class ModelLoader:
                 f"{error}. {model.name} was trained with {name!r}; name one that this server has "
                 "in the request, by renderer_name"
             ) from error
-
-    def _load(
-        self,
-        owner: Owner,
-        name: str,
-        base_model: str,
-        path: str | None = None,
-        renderer_name: str | None = None,
-    ) -> LoadedModel:
-        client = LocalSamplingClient.open(
-            self.state.engine, owner.store, path, base_model if path is None else None
-        )
-        base = client.sampler().base
-        codec = TextCodec(get_tokenizer(base_model))
-        return LoadedModel(
-            name, base_model, client, codec, tuple(base.eos_ids), base.vocab_size, renderer_name
-        )
 
 
 async def _loader(request: Request) -> ModelLoader:

@@ -12,7 +12,6 @@ from collections.abc import Callable, Coroutine, Mapping
 from typing import Annotated, Any, Literal, Self
 
 from fastapi import HTTPException, Request, Response
-from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse
 from fastapi.routing import APIRoute
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
@@ -35,17 +34,15 @@ _FIELD = re.compile(
 _CODES = {401: "invalid_api_key", 404: "not_found", 429: "rate_limit_exceeded"}
 
 # Parameters without an effect on the text.
-_WITHOUT_EFFECT = frozenset(
-    [
-        "user",
-        "metadata",
-        "store",
-        "service_tier",
-        "safety_identifier",
-        "prompt_cache_key",
-        "prompt_cache_retention",
-        "prediction",
-    ]
+_WITHOUT_EFFECT = (
+    "user",
+    "metadata",
+    "store",
+    "service_tier",
+    "safety_identifier",
+    "prompt_cache_key",
+    "prompt_cache_retention",
+    "prediction",
 )
 
 # Unsupported parameters with the values at which they have no effect: OpenAI's, and those of vLLM's
@@ -97,11 +94,8 @@ class ApiError(Exception):
 
     def body(self) -> dict[str, Any]:
         """Returns the JSON object."""
-        kind = "invalid_request_error"
-        if self.status == 429:
-            kind = "rate_limit_error"
-        elif self.status >= 500:
-            kind = "server_error"
+        kind = "server_error" if self.status >= 500 else "invalid_request_error"
+        kind = "rate_limit_error" if self.status == 429 else kind
         fields = {"message": str(self), "type": kind, "param": self.param, "code": self.code}
         return {"error": fields}
 
@@ -117,8 +111,6 @@ def as_api_error(error: Exception) -> ApiError:
         return error
     if isinstance(error, HTTPException):
         return ApiError(str(error.detail), status=error.status_code)
-    if isinstance(error, RequestValidationError):
-        return ApiError(f"request: {error.errors()[0]['msg']}")
     if isinstance(error, ModelNotFoundError):
         return model_not_found(str(error))
     status = status_of(error)
@@ -171,7 +163,11 @@ class SamplingBody(BaseModel):
 
     @classmethod
     def parse(cls, raw: bytes) -> Self:
-        """Parses a JSON body; raises ``ApiError`` with the first invalid field."""
+        """Parses a JSON body.
+
+        Raises ``ApiError`` for the first invalid field, and for an unsupported parameter that would
+        change the response.
+        """
         try:
             body = cls.model_validate_json(raw)
         except ValidationError as error:
@@ -179,16 +175,11 @@ class SamplingBody(BaseModel):
             where = ".".join(map(str, problem["loc"])) or "body"
             param = str(problem["loc"][0]) if problem["loc"] else None
             raise ApiError(f"{where}: {problem['msg']}", param=param) from error
-        body.refuse_unsupported()
-        return body
-
-    def refuse_unsupported(self) -> None:
-        """Raises ``ApiError`` for an unsupported parameter that would change the response."""
-        for name, value in (self.model_extra or {}).items():
-            if value is None or name in _WITHOUT_EFFECT:
-                continue
-            neutral = self._neutral(name)
-            if value in neutral:
+        for name, value in (body.model_extra or {}).items():
+            neutral = _NEUTRAL.get(name, ())
+            if name == "tool_choice" and not getattr(body, "tools", None):
+                neutral = (*neutral, "none")
+            if value is None or name in _WITHOUT_EFFECT or value in neutral:
                 continue
             message = f"{name}: got {json.dumps(value)[:80]}, "
             if name in _INSTEAD:
@@ -197,36 +188,11 @@ class SamplingBody(BaseModel):
                 expected = json.dumps(neutral[0])
                 message += f"expected {expected}, or leave it out: other values are not supported"
             else:
-                known = [*type(self).model_fields, *_NEUTRAL, *_WITHOUT_EFFECT]
+                known = [*cls.model_fields, *_NEUTRAL, *_WITHOUT_EFFECT]
                 hint = nearest(name, known) or "; leave it out"
                 message += f"which this server does not know{hint}"
             raise ApiError(message, param=name, code="unsupported_parameter")
-
-    def _neutral(self, name: str) -> tuple[Any, ...]:
-        return _NEUTRAL.get(name, ())
-
-    @property
-    def num_samples(self) -> int:
-        """Number of choices for a prompt."""
-        return self.n or 1
-
-    @property
-    def stop_strings(self) -> tuple[str, ...]:
-        """Strings that end the text and are not part of it."""
-        strings = [self.stop] if isinstance(self.stop, str) else self.stop or []
-        if "" in strings:
-            raise ApiError("stop: got an empty text, which would end every answer", param="stop")
-        return tuple(strings)
-
-    @property
-    def include_usage(self) -> bool:
-        """Whether a stream ends with a chunk of token counts."""
-        return self.stream_options is not None and self.stream_options.include_usage
-
-    @property
-    def num_top_logprobs(self) -> int | None:
-        """Number of alternatives at each token; None for no log-probabilities."""
-        raise NotImplementedError
+        return body
 
 
 class CompletionBody(SamplingBody):
@@ -236,28 +202,6 @@ class CompletionBody(SamplingBody):
     max_tokens: Annotated[Int64, Field(ge=0)] | None = None
     logprobs: Annotated[int, Field(ge=0, le=MAX_TOP_LOGPROBS)] | None = None
     echo: bool | None = None
-
-    @property
-    def prompts(self) -> list[str | list[int]]:
-        """The prompts, each a string or token ids."""
-        prompt = self.prompt
-        if isinstance(prompt, str):
-            return [prompt]
-        if not prompt:
-            raise ApiError("prompt: got an empty list, expected a prompt", param="prompt")
-        if isinstance(prompt[0], int):
-            return [[token for token in prompt if isinstance(token, int)]]
-        return [one for one in prompt if not isinstance(one, int)]
-
-    @property
-    def token_limit(self) -> int:
-        """Most tokens to sample; 16 by default, as in OpenAI's API."""
-        return 16 if self.max_tokens is None else self.max_tokens
-
-    @property
-    def num_top_logprobs(self) -> int | None:
-        """``logprobs``, which is a number here."""
-        return self.logprobs
 
 
 class FunctionSpec(BaseModel):
@@ -286,22 +230,3 @@ class ChatBody(SamplingBody):
     top_logprobs: Annotated[int, Field(ge=0, le=MAX_TOP_LOGPROBS)] | None = None
     tools: list[Tool] | None = None
     renderer_name: str | None = None
-
-    def _neutral(self, name: str) -> tuple[Any, ...]:
-        values = super()._neutral(name)
-        return (*values, "none") if name == "tool_choice" and not self.tools else values
-
-    @property
-    def token_limit(self) -> int | None:
-        """Most tokens to sample; None for as many as the context has space for."""
-        newer = self.max_completion_tokens
-        return self.max_tokens if newer is None else newer
-
-    @property
-    def num_top_logprobs(self) -> int | None:
-        """``top_logprobs``, which needs ``logprobs``."""
-        if not self.logprobs:
-            if self.top_logprobs:
-                raise ApiError("top_logprobs: needs logprobs=true", param="top_logprobs")
-            return None
-        return self.top_logprobs or 0

@@ -10,8 +10,10 @@ import secrets
 import time
 from abc import ABC, abstractmethod
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
-from concurrent.futures import CancelledError, Future
+from concurrent.futures import Future
 from dataclasses import dataclass, field
+from functools import partial
+from itertools import repeat
 from typing import Any, TypeAlias, TypeVar
 
 from fastapi import Request, Response
@@ -56,6 +58,7 @@ class SamplingOptions:
         body: SamplingBody,
         model: LoadedModel,
         max_tokens: int | None,
+        top_logprobs: int | None,
         stop: Sequence[int | str] = (),
     ) -> SamplingOptions:
         """Returns the options of ``body``; ``stop`` adds stop tokens and strings to its own."""
@@ -66,18 +69,13 @@ class SamplingOptions:
             top_p=1.0 if body.top_p is None else body.top_p,
             seed=body.seed,
         )
+        strings = [body.stop] if isinstance(body.stop, str) else body.stop or []
+        if "" in strings:
+            raise ApiError("stop: got an empty text, which would end every answer", param="stop")
         # The SDK's type has either tokens or strings; the local engine takes both.
-        params = params.model_copy(update={"stop": [*body.stop_strings, *stop] or None})
-        top = body.num_top_logprobs
-        top = None if top is None else min(top, model.vocab_size)
-        return cls(model, params, body.num_samples, top)
-
-    def detokenizer(self) -> IncrementalDetokenizer:
-        """Returns a detokenizer for one choice."""
-        stop: Any = self.params.stop or ()
-        tokens = {s for s in stop if isinstance(s, int)} | set(self.model.eos_ids)
-        strings = [s for s in stop if isinstance(s, str)]
-        return IncrementalDetokenizer(self.model.codec, tokens, strings)
+        params = params.model_copy(update={"stop": [*strings, *stop] or None})
+        top = None if top_logprobs is None else min(top_logprobs, model.vocab_size)
+        return cls(model, params, body.n or 1, top)
 
 
 @dataclass(eq=False)
@@ -98,44 +96,33 @@ class SampleStream:
 
     def start(self, *, streamed: bool) -> None:
         """Submits the requests; raises ``BusyError`` if too many samples are queued."""
-        num_samples = self.options.num_samples
+        options, num_samples = self.options, self.options.num_samples
         size = num_samples * len(self.prompts)
         self.quota.acquire(size)
         self._num_queued = size
+        top = options.top_logprobs or 0
         # A stream sends the scored prompt before the first token, so a separate request scores it.
         scores_apart = streamed and self.score_prompts
-        loop, queue = asyncio.get_running_loop(), self._queue
+        score = self.score_prompts and not scores_apart
+        sample = options.model.client.sample
+        put = partial(_put, asyncio.get_running_loop(), self._queue)
         for index, prompt in enumerate(self.prompts):
+            tokens = types.ModelInput.from_ints(list(prompt))
             if scores_apart:
-                params = self.options.params.model_copy(update={"max_tokens": 1})
-                self._score_futures.append(self._submit(prompt, 1, params, score=True))
-            on_token = _token_hook(loop, queue, index * num_samples) if streamed else None
-            score = self.score_prompts and not scores_apart
-            future = self._submit(
-                prompt, num_samples, self.options.params, score=score, on_token=on_token
-            )
-            future.add_done_callback(lambda _: _put(loop, queue, None))
+                params = options.params.model_copy(update={"max_tokens": 1})
+                scored = sample(tokens, 1, params, True, top, top)
+                self._score_futures.append(scored.future())
+            future = sample(
+                tokens,
+                num_samples,
+                options.params,
+                include_prompt_logprobs=score,
+                topk_prompt_logprobs=top if score else 0,
+                topk_sample_logprobs=top,
+                on_token=_token_hook(put, index * num_samples) if streamed else None,
+            ).future()
+            future.add_done_callback(lambda _: put(None))
             self._futures.append(future)
-
-    def _submit(
-        self,
-        prompt: Sequence[int],
-        num_samples: int,
-        params: types.SamplingParams,
-        *,
-        score: bool,
-        on_token: Callable[[int, Sample], None] | None = None,
-    ) -> Future[types.SampleResponse]:
-        top = self.options.top_logprobs or 0
-        return self.options.model.client.sample(
-            types.ModelInput.from_ints(list(prompt)),
-            num_samples,
-            params,
-            include_prompt_logprobs=score,
-            topk_prompt_logprobs=top if score else 0,
-            topk_sample_logprobs=top,
-            on_token=on_token,
-        ).future()
 
     async def prompt_scores(self) -> list[types.SampleResponse | None]:
         """Returns for each prompt of a stream the response with its log-probabilities, or None."""
@@ -164,8 +151,6 @@ class SampleStream:
             # The first error ends the stream, even if other prompts are still running.
             for future in self._futures:
                 if future.done():
-                    if future.cancelled():
-                        raise CancelledError
                     future.result()
             if batch:
                 yield batch
@@ -183,24 +168,13 @@ def _put(loop: asyncio.AbstractEventLoop, queue: asyncio.Queue[Any], item: Any) 
         loop.call_soon_threadsafe(queue.put_nowait, item)
 
 
-def _token_hook(
-    loop: asyncio.AbstractEventLoop, queue: asyncio.Queue[Any], first: int
-) -> Callable[[int, Sample], None]:
+def _token_hook(put: Callable[[Any], None], first: int) -> Callable[[int, Sample], None]:
     # Refers to the queue only: a reference to the stream would be a cycle with its requests.
     def on_token(index: int, sample: Sample) -> None:
         top = sample.topk[-1] if sample.topk else None
-        token = SampledToken(sample.tokens[-1], sample.logprobs[-1], top)
-        _put(loop, queue, (first + index, token))
+        put((first + index, SampledToken(sample.tokens[-1], sample.logprobs[-1], top)))
 
     return on_token
-
-
-def sampled_tokens(sequence: types.SampledSequence) -> list[SampledToken]:
-    """Returns the tokens of a finished sequence."""
-    tokens, logprobs, topk = sequence.tokens, sequence.logprobs, sequence.topk_logprobs_np
-    assert logprobs is not None
-    tops = [None] * len(tokens) if topk is None else zip(topk.token_ids, topk.logprobs, strict=True)
-    return [SampledToken(*fields) for fields in zip(tokens, logprobs, tops, strict=True)]
 
 
 def json_safe_logprob(logprob: float) -> float:
@@ -232,7 +206,10 @@ class Choice(ABC):
 
     def __init__(self, index: int, options: SamplingOptions) -> None:
         self._index, self._options = index, options
-        self._detokenizer = options.detokenizer()
+        stop: Any = options.params.stop or ()
+        stop_tokens = {s for s in stop if isinstance(s, int)} | set(options.model.eos_ids)
+        stop_strings = [s for s in stop if isinstance(s, str)]
+        self._detokenizer = IncrementalDetokenizer(options.model.codec, stop_tokens, stop_strings)
         self._tokens: list[SampledToken] = []
         self._finish_reason: str | None = None
 
@@ -271,6 +248,8 @@ class ResponseWriter:
     """Whether no tokens were requested; the engine samples at least one."""
 
     def __post_init__(self) -> None:
+        options = self.body.stream_options
+        self._include_usage = options is not None and options.include_usage
         self._envelope = {
             "id": f"{self.id_prefix}-{secrets.token_hex(12)}",
             "object": self.chunk_name,
@@ -284,11 +263,11 @@ class ResponseWriter:
         try:
             samples.start(streamed=bool(self.body.stream))
             if self.body.stream:
-                scores = await until_disconnect(request, samples.prompt_scores())
+                chunks = self._begin(await until_disconnect(request, samples.prompt_scores()))
                 batches = samples.token_batches()
                 # The status can show an error of the engine only before the first chunk.
-                first = await until_disconnect(request, anext(batches, {}))
-                return _EventStream(self._chunks(self._begin(scores), first, batches), samples)
+                chunks += self._add(await until_disconnect(request, anext(batches, {})))
+                return _EventStream(self._events(chunks, batches), samples)
             responses = await until_disconnect(request, samples.responses())
         except BaseException:
             samples.close()
@@ -296,26 +275,36 @@ class ResponseWriter:
         samples.close()
         self._begin(responses)
         # The same choices build a whole response, from all tokens at once.
-        for choice, sequence in self._sequences(responses):
+        for choice, one in self._sequences(responses):
             if not self.discard_tokens:
-                choice.add(sampled_tokens(sequence))
-            choice.end(sequence.stop_reason)
-        return JSONResponse(
-            {
-                **self._envelope,
-                "object": self.object_name,
-                "choices": [choice.whole() for choice in self.choices],
-                "usage": self._usage(responses),
-            }
-        )
+                assert one.logprobs is not None
+                top = one.topk_logprobs_np
+                tops = (
+                    repeat(None) if top is None else zip(top.token_ids, top.logprobs, strict=True)
+                )
+                tokens = zip(one.tokens, one.logprobs, tops, strict=False)
+                choice.add([SampledToken(*fields) for fields in tokens])
+            choice.end(one.stop_reason)
+        body = {
+            "object": self.object_name,
+            "choices": [choice.whole() for choice in self.choices],
+            "usage": self._usage(responses),
+        }
+        return JSONResponse(self._envelope | body)
 
     def _begin(self, scores: Sequence[types.SampleResponse | None]) -> list[dict[str, Any]]:
-        num_samples = self.samples.options.num_samples
-        return [
-            chunk
-            for i, choice in enumerate(self.choices)
-            for chunk in choice.begin(scores[i // num_samples])
-        ]
+        """Returns the chunks before the first tokens."""
+        chunks, num_samples = [], self.samples.options.num_samples
+        for i, choice in enumerate(self.choices):
+            chunks += choice.begin(scores[i // num_samples])
+        return chunks
+
+    def _add(self, batch: TokenBatch) -> list[dict[str, Any]]:
+        """Returns the chunks of new tokens."""
+        if self.discard_tokens:
+            return []
+        chunks = (self.choices[index].add(tokens) for index, tokens in batch.items())
+        return [chunk for chunk in chunks if chunk is not None]
 
     def _sequences(
         self, responses: Sequence[types.SampleResponse]
@@ -323,41 +312,37 @@ class ResponseWriter:
         sequences = [sequence for response in responses for sequence in response.sequences]
         return zip(self.choices, sequences, strict=True)
 
-    async def _chunks(
-        self, begun: list[dict[str, Any]], first: TokenBatch, batches: AsyncIterator[TokenBatch]
+    async def _events(
+        self, chunks: list[dict[str, Any]], batches: AsyncIterator[TokenBatch]
     ) -> AsyncIterator[str]:
+        """Yields server-sent events: ``chunks``, those of all further tokens, and the usage."""
+
+        def event(choices: list[dict[str, Any]], usage: dict[str, Any] | None = None) -> str:
+            body = {**self._envelope, "choices": choices}
+            return _event({**body, "usage": usage} if self._include_usage else body)
+
         try:
-            for chunk in (*begun, *self._add(first)):
-                yield self._event([chunk])
+            for chunk in chunks:
+                yield event([chunk])
             async for batch in batches:
                 for chunk in self._add(batch):
-                    yield self._event([chunk])
+                    yield event([chunk])
             responses = await self.samples.responses()
             for choice, sequence in self._sequences(responses):
                 for chunk in choice.end(sequence.stop_reason):
-                    yield self._event([chunk])
-            if self.body.include_usage:
-                yield self._event([], self._usage(responses))
+                    yield event([chunk])
+            if self._include_usage:
+                yield event([], self._usage(responses))
         except Exception as error:
             # The status has been sent: clients look for an error in the stream.
             logger.exception("a stream ends with an error")
             yield _event(as_api_error(error).body())
         yield "data: [DONE]\n\n"
 
-    def _add(self, batch: TokenBatch) -> list[dict[str, Any]]:
-        if self.discard_tokens:
-            return []
-        chunks = (self.choices[index].add(tokens) for index, tokens in batch.items())
-        return [chunk for chunk in chunks if chunk is not None]
-
-    def _event(self, choices: list[dict[str, Any]], usage: dict[str, Any] | None = None) -> str:
-        body = {**self._envelope, "choices": choices}
-        return _event({**body, "usage": usage} if self.body.include_usage else body)
-
     def _usage(self, responses: Sequence[types.SampleResponse]) -> dict[str, Any]:
         prompt = sum(map(len, self.samples.prompts))
-        sequences = [sequence for response in responses for sequence in response.sequences]
-        sampled = 0 if self.discard_tokens else sum(len(one.tokens) for one in sequences)
+        sampled = sum(len(one.tokens) for response in responses for one in response.sequences)
+        sampled = 0 if self.discard_tokens else sampled
         cached = sum(response.prompt_cache_hit_tokens or 0 for response in responses)
         return {
             "prompt_tokens": prompt,
@@ -372,9 +357,9 @@ class _EventStream(StreamingResponse):
 
     media_type = "text/event-stream"
 
-    def __init__(self, chunks: AsyncIterator[str], samples: SampleStream) -> None:
+    def __init__(self, events: AsyncIterator[str], samples: SampleStream) -> None:
         # The headers keep proxies from buffering the chunks.
-        super().__init__(chunks, headers={"Cache-Control": "no-cache", "X-Accel-Buffering": "no"})
+        super().__init__(events, headers={"Cache-Control": "no-cache", "X-Accel-Buffering": "no"})
         self._samples = samples
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:

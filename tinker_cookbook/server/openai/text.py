@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
-from functools import lru_cache
 from typing import TypeAlias
 
 import numpy as np
@@ -113,15 +112,10 @@ def token_bytes(codec: TextCodec, token: int) -> list[int]:
     name = str(codec.tokenizer.convert_ids_to_tokens(token))
     if codec.trailing_bytes([token]):
         return [int(name[3:5], 16)]
-    letters = _byte_of_letter()
+    # A byte-level vocabulary spells each byte as a letter.
+    from transformers.convert_slow_tokenizer import bytes_to_unicode
+
+    letters = {letter: byte for byte, letter in bytes_to_unicode().items()}
     if all(letter in letters for letter in name):
         return [letters[letter] for letter in name]
     return list(text.encode())
-
-
-@lru_cache(maxsize=1)
-def _byte_of_letter() -> dict[str, int]:
-    # Byte-level vocabularies write printable bytes as themselves, the others in order from U+0100.
-    plain = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
-    rest = [byte for byte in range(256) if byte not in plain]
-    return {chr(byte): byte for byte in plain} | {chr(256 + i): b for i, b in enumerate(rest)}
