@@ -6,17 +6,182 @@
 The first start prints the API key.
 """
 
+from __future__ import annotations
+
+import asyncio
+import contextlib
 import logging
 import os
+import socket
 import sys
+from pathlib import Path
+from typing import TYPE_CHECKING
 
-from tinker_cookbook.server.run import Config, main, use_compiled_loop
+import chz
+
+from tinker_cookbook.exceptions import BackendError, ConfigurationError
 from tinker_cookbook.utils.command_line.entrypoint import run_entrypoint
 
-__all__ = ["Config", "main"]
+if TYPE_CHECKING:
+    from tinker_cookbook.server.state import ServerState
+
+LOOPBACK = ("127.0.0.1", "::1", "localhost")
+
+
+@chz.chz
+class Config:
+    """Settings of the server."""
+
+    model_name: str = chz.field(
+        default="HuggingFaceTB/SmolLM2-135M-Instruct",
+        doc="Base models to serve, comma-separated: Hub names or local folders",
+    )
+    host: str = chz.field(default="127.0.0.1", doc="Address to bind")
+    port: int = chz.field(default=8000, doc="Port; 0 chooses a free one")
+    owners: str = chz.field(
+        default="local",
+        doc="Owners of API keys, comma-separated; a key is created for each new owner. An owner "
+        "sees only their own checkpoints; those of 'local' are this machine's runs",
+    )
+    key_file: str | None = chz.field(
+        default=None, doc="File of the API keys; default: server_keys.json in root"
+    )
+    root: str | None = chz.field(
+        default=None, doc="Folder of checkpoints; default: TINKER_COOKBOOK_HOME"
+    )
+    device: str = chz.field(default="auto", doc="auto, cuda, mps or cpu")
+    dtype: str = chz.field(default="auto", doc="auto, float32 or bfloat16")
+    session_seconds: float = chz.field(
+        default=120.0,
+        doc="Seconds without a heartbeat after which a session ends; clients send one every 10",
+    )
+    max_request_mb: int = chz.field(default=256, doc="Largest request in MiB")
+    max_queued_samples: int = chz.field(
+        default=8192, doc="Most queued samples; further requests get 429 and are repeated"
+    )
+
+    def check(self) -> None:
+        """Raises ``ConfigurationError`` for the first setting that cannot work."""
+        for name, value in (("model_name", self.models), ("owners", self.owner_names)):
+            if not value:
+                raise ConfigurationError(f"{name}: got none, expected one at least")
+        for name in ("max_request_mb", "max_queued_samples", "session_seconds"):
+            if not getattr(self, name) > 0:
+                raise ConfigurationError(
+                    f"{name}: got {getattr(self, name)}, expected a number above 0"
+                )
+        if not 0 <= self.port < 65536:
+            raise ConfigurationError(f"port: got {self.port}, expected 0 to 65535")
+
+    @property
+    def models(self) -> list[str]:
+        """Names of the base models."""
+        return _split(self.model_name)
+
+    @property
+    def owner_names(self) -> list[str]:
+        """Names of the owners."""
+        return _split(self.owners)
+
+
+async def main(config: Config) -> None:
+    """Serves until Ctrl-C or SIGTERM, and finishes the running operation then."""
+    config.check()
+    try:
+        from tinker_cookbook.engine.engine import Engine
+        from tinker_cookbook.engine.home import home_dir
+        from tinker_cookbook.engine.model.memory_check import size_text, weights_bytes
+        from tinker_cookbook.server.app import make_app, serve
+        from tinker_cookbook.server.keys import KeyFile
+        from tinker_cookbook.server.state import ServerState
+    except ImportError as error:
+        raise BackendError(
+            f"the server needs {error.name}: pip install 'tinker_cookbook[server]'"
+        ) from error
+
+    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(message)s", datefmt="%H:%M:%S")
+    # Files of the server are readable by its user only: checkpoints, keys, the list of open runs.
+    os.umask(0o077)
+    root = home_dir() if config.root is None else Path(config.root).expanduser()
+    # The port is bound before models are loaded: a port in use is reported at once.
+    listener = _listen(config.host, config.port)
+    keys = KeyFile(Path(config.key_file or root / "server_keys.json").expanduser(), root)
+    new_keys = keys.ensure(config.owner_names)
+    engine = Engine(config.device, config.dtype)
+    try:
+        sizes = {}
+        for name in config.models:
+            folder = Path(engine.resolve(name).folder)
+            await asyncio.wrap_future(engine.submit(engine.base_model, name))
+            sizes[name] = size_text(weights_bytes(folder, engine.choice.dtype))
+        folder, limit = root / "server", config.max_queued_samples
+        state = ServerState(engine, config.models, keys, config.session_seconds, folder, limit)
+        _print_start(config, listener, state, sizes, new_keys)
+        await serve(make_app(state, config.max_request_mb << 20), state, listener)
+    finally:
+        engine.close()
+        listener.close()
+
+
+def _split(text: str) -> list[str]:
+    return [part.strip() for part in text.split(",") if part.strip()]
+
+
+def _listen(host: str, port: int) -> socket.socket:
+    try:
+        family = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0][0]
+        # asyncio switches Nagle's algorithm off for sockets that name TCP; else each response waits
+        # 40 ms for an acknowledgement.
+        listener = socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP)
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        listener.bind((host, port))
+    except OSError as error:
+        raise BackendError(
+            f"{host}:{port}: cannot listen there ({error.strerror or error}); choose another port= "
+            "or stop what holds it"
+        ) from error
+    return listener
+
+
+def _print_start(
+    config: Config,
+    listener: socket.socket,
+    state: ServerState,
+    sizes: dict[str, str],
+    new_keys: dict[str, str],
+) -> None:
+    from tinker_cookbook.engine.devices import free_memory_bytes
+
+    address, port = listener.getsockname()[:2]
+    url = f"http://{f'[{address}]' if ':' in address else address}:{port}"
+    choice, path, home = state.engine.choice, state.keys.path, Path.home()
+    shown = f"~/{path.relative_to(home)}" if path.is_relative_to(home) else str(path)
+    lines = [f"serving      {url}"]
+    lines += [f"model        {name}, {size}" for name, size in sizes.items()]
+    lines += [
+        f"device       {choice.device}, {str(choice.dtype).removeprefix('torch.')}; "
+        f"{free_memory_bytes(choice.device) / 2**30:.1f} GiB free",
+        f"keys         {shown} ({', '.join(state.keys.names)}), for your user alone "
+        "(mode 600); a key is renewed by deleting it there and starting again",
+    ]
+    for owner, key in new_keys.items():
+        lines += [f"new key      of {owner}, now in that file:"]
+        lines += [f"    export TINKER_BASE_URL={url} TINKER_API_KEY={key}"]
+    if interrupted := state.interrupted:
+        lines += [f"cut          {len(interrupted)} runs were open when the server last ended:"]
+        lines += [f"    {run}" for run in interrupted[:20]]
+        lines += ["    their checkpoints are kept; start them again to go on from the last"]
+    if config.host not in LOOPBACK:
+        lines += ["open         to other machines, unencrypted: put a TLS proxy in front"]
+    print("\n".join(lines), flush=True)
+
 
 if __name__ == "__main__":
-    use_compiled_loop()
+    # uvloop is faster than asyncio's own event loop. There is none for Windows.
+    with contextlib.suppress(ImportError):
+        import uvloop
+
+        asyncio.set_event_loop_policy(uvloop.EventLoopPolicy())
     run_entrypoint(main)
     # Sessions, engine and files are closed. os._exit skips the unloading of the modules of torch,
     # which takes seconds on a busy machine.

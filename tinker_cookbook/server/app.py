@@ -9,11 +9,12 @@ import signal
 import socket
 from collections.abc import AsyncIterator
 from types import FrameType
-from typing import Any
 
 import uvicorn
-from fastapi import FastAPI, HTTPException, Request
+from fastapi import FastAPI, Request
+from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse
+from starlette.exceptions import HTTPException
 
 from tinker_cookbook.exceptions import TinkerCookbookError
 from tinker_cookbook.server import (
@@ -26,7 +27,7 @@ from tinker_cookbook.server import (
 )
 from tinker_cookbook.server.access import HTTP_PROTOCOL, AccessMiddleware, IdleConnections
 from tinker_cookbook.server.errors import memory_full_message, status_of
-from tinker_cookbook.server.openai.protocol import ChatBody, CompletionBody, as_api_error
+from tinker_cookbook.server.openai.protocol import ApiError, ChatBody, CompletionBody, as_api_error
 from tinker_cookbook.server.state import ServerState
 
 logger = logging.getLogger(__name__)
@@ -51,10 +52,12 @@ def make_app(state: ServerState, max_request_bytes: int) -> FastAPI:
     app.state.server = state
     app.state.max_request_bytes = max_request_bytes
     app.add_middleware(
-        AccessMiddleware, keys=state.keys, max_bytes=max_request_bytes, refuse=_refusal
+        AccessMiddleware, keys=state.keys, max_bytes=max_request_bytes, refuse=error_response
     )
-    for kind in (TinkerCookbookError, ValueError, MemoryError):
-        app.add_exception_handler(kind, _error_response)
+    # Each by its own class: only a handler of Exception re-raises the error after the response.
+    for kind in (TinkerCookbookError, ValueError, MemoryError, ApiError, HTTPException, Exception):
+        app.add_exception_handler(kind, _handle_error)
+    app.add_exception_handler(RequestValidationError, training_routes.skip_refused)
     for router in (
         sampling_routes.router,  # routes are matched in this order, so the busiest come first
         training_routes.router,
@@ -103,18 +106,22 @@ async def serve(app: FastAPI, state: ServerState, listener: socket.socket) -> No
     checking.cancel()
 
 
-def _refusal(error: HTTPException, path: str) -> JSONResponse:
-    """Returns the response for an error of the middleware, in the form of the path's API."""
-    body: dict[str, Any] = {"detail": error.detail}
+def error_response(error: Exception, path: str) -> JSONResponse:
+    """Returns the response for an error, in the form of the API to which the path belongs."""
+    headers = error.headers if isinstance(error, HTTPException) else None
     if path.startswith(openai.PREFIX):
-        body = as_api_error(error).body()
-    return JSONResponse(body, status_code=error.status_code, headers=error.headers)
-
-
-async def _error_response(request: Request, error: Exception) -> JSONResponse:
-    status = status_of(error)
+        api_error = as_api_error(error)
+        status, body = api_error.status, api_error.body()
+    else:
+        status = error.status_code if isinstance(error, HTTPException) else status_of(error)
+        detail = error.detail if isinstance(error, HTTPException) else str(error)
+        body = {"detail": memory_full_message(error) if isinstance(error, MemoryError) else detail}
     if status >= 500:
-        logger.error("%s %s: %s", request.method, request.url.path, error)
-    headers = {"Retry-After": "1"} if status == 429 else None
-    detail = memory_full_message(error) if isinstance(error, MemoryError) else str(error)
-    return JSONResponse({"detail": detail}, status_code=status, headers=headers)
+        logger.error("%s", path, exc_info=error)
+    if status == 429:
+        headers = {"Retry-After": "1"}
+    return JSONResponse(body, status, headers)
+
+
+async def _handle_error(request: Request, error: Exception) -> JSONResponse:
+    return error_response(error, request.url.path)

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable
 from concurrent.futures import Future
 from functools import partial
 from typing import Any
 
 from fastapi import APIRouter, HTTPException, Request, Response
+from fastapi.exception_handlers import request_validation_exception_handler
 from fastapi.exceptions import RequestValidationError
 from pydantic import ValidationError
 from tinker import types
@@ -41,34 +42,23 @@ from tinker_cookbook.server.wire import PassEncoder, PassRequest, pass_without_m
 Ack = dict[str, Any]
 
 
-class OrderedRoute(JsonRoute):
-    """Route of operations that have a sequence id.
+router = APIRouter(prefix="/api/v1", tags=["training"], route_class=JsonRoute)
 
-    A malformed body gets a 422 at once, and its sequence id is skipped: the operations after it
-    would otherwise wait for it.
+
+async def skip_refused(request: Request, error: Exception) -> Response:
+    """Answers 422 to a malformed body, and skips the sequence id of a refused operation.
+
+    The operations after it would otherwise wait for it.
     """
-
-    def get_route_handler(self) -> Callable[[Request], Coroutine[Any, Any, Response]]:
-        """Returns FastAPI's handler, which also skips the sequence ids of refused bodies."""
-        handler = super().get_route_handler()
-
-        async def handle(request: Request) -> Response:
-            try:
-                return await handler(request)
-            except RequestValidationError as error:
-                # Without a valid key, model id and sequence id there is nothing to skip.
-                with contextlib.suppress(ValidationError, NotFoundError, HTTPException):
-                    operation = bodies.Operation.model_validate(error.body)
-                    if operation.seq_id is not None:
-                        state, owner = await state_of(request), await owner_of(request)
-                        _, model = state.model(owner, operation.model_id)
-                        model.dispatcher.skip(operation.seq_id)
-                raise
-
-        return handle
-
-
-router = APIRouter(prefix="/api/v1", tags=["training"], route_class=OrderedRoute)
+    assert isinstance(error, RequestValidationError)
+    # Without a valid key, model id and sequence id there is nothing to skip.
+    with contextlib.suppress(ValidationError, NotFoundError, HTTPException):
+        operation = bodies.Operation.model_validate(error.body)
+        if operation.seq_id is not None:
+            state, owner = await state_of(request), await owner_of(request)
+            _, model = state.model(owner, operation.model_id)
+            model.dispatcher.skip(operation.seq_id)
+    return await request_validation_exception_handler(request, error)
 
 
 @router.post("/create_model")

@@ -21,7 +21,7 @@ from tinker_cookbook.server.access import OwnerDep
 from tinker_cookbook.server.bodies import json_body_schema, read_json
 from tinker_cookbook.server.keys import Owner
 from tinker_cookbook.server.openai.models import LoaderDep, ModelLoader
-from tinker_cookbook.server.openai.protocol import ApiError, ChatBody, OpenAIRoute, Tool
+from tinker_cookbook.server.openai.protocol import ApiError, ChatBody, Tool
 from tinker_cookbook.server.openai.sampling import (
     Choice,
     ResponseWriter,
@@ -31,7 +31,7 @@ from tinker_cookbook.server.openai.sampling import (
 )
 from tinker_cookbook.server.openai.text import SampledToken, token_bytes
 
-router = APIRouter(route_class=OpenAIRoute)
+router = APIRouter()
 
 _MESSAGE_FIELDS = ("role", "content", "name", "tool_call_id", "tool_calls", "reasoning_content")
 

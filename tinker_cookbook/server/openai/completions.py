@@ -13,7 +13,7 @@ from tinker_cookbook.server.access import OwnerDep
 from tinker_cookbook.server.bodies import json_body_schema, read_json
 from tinker_cookbook.server.keys import Owner
 from tinker_cookbook.server.openai.models import LoaderDep, ModelLoader
-from tinker_cookbook.server.openai.protocol import ApiError, CompletionBody, OpenAIRoute
+from tinker_cookbook.server.openai.protocol import ApiError, CompletionBody
 from tinker_cookbook.server.openai.sampling import (
     Choice,
     ResponseWriter,
@@ -23,7 +23,7 @@ from tinker_cookbook.server.openai.sampling import (
 )
 from tinker_cookbook.server.openai.text import IncrementalDetokenizer, SampledToken, token_name
 
-router = APIRouter(route_class=OpenAIRoute)
+router = APIRouter()
 
 
 @router.post("/completions", openapi_extra=json_body_schema(CompletionBody))

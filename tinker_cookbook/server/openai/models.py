@@ -21,7 +21,7 @@ from tinker_cookbook.renderers import Renderer, get_renderer
 from tinker_cookbook.renderers.core.codec import TextCodec
 from tinker_cookbook.server.access import OwnerDep, StateDep
 from tinker_cookbook.server.keys import Owner
-from tinker_cookbook.server.openai.protocol import OpenAIRoute, model_not_found
+from tinker_cookbook.server.openai.protocol import model_not_found
 from tinker_cookbook.server.state import ServerState
 from tinker_cookbook.tokenizer_utils import get_tokenizer
 
@@ -32,7 +32,7 @@ MAX_THREADS = 8
 P = ParamSpec("P")
 T = TypeVar("T")
 
-router = APIRouter(route_class=OpenAIRoute)
+router = APIRouter()
 
 
 # Plain functions: FastAPI runs them in threads, since they read files.

@@ -6,21 +6,16 @@ Each parameter is supported, has no effect on the text, or is refused.
 from __future__ import annotations
 
 import json
-import logging
 import re
-from collections.abc import Callable, Coroutine, Mapping
+from collections.abc import Mapping
 from typing import Annotated, Any, Literal, Self
 
-from fastapi import HTTPException, Request, Response
-from fastapi.responses import JSONResponse
-from fastapi.routing import APIRoute
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from starlette.exceptions import HTTPException
 
 from tinker_cookbook.exceptions import ModelNotFoundError, nearest
 from tinker_cookbook.server.bodies import Int64
 from tinker_cookbook.server.errors import status_of
-
-logger = logging.getLogger(__name__)
 
 MAX_CHOICES = 128
 MAX_TOP_LOGPROBS = 20
@@ -118,26 +113,6 @@ def as_api_error(error: Exception) -> ApiError:
         return ApiError("the server failed; its log has the reason", status=500)
     field = _FIELD.match(str(error))
     return ApiError(str(error), status=status, param=field[0] if field else None)
-
-
-class OpenAIRoute(APIRoute):
-    """Route whose errors, and those of its dependencies, have OpenAI's form."""
-
-    def get_route_handler(self) -> Callable[[Request], Coroutine[Any, Any, Response]]:
-        """Returns FastAPI's handler, which also converts errors."""
-        handler = super().get_route_handler()
-
-        async def handle(request: Request) -> Response:
-            try:
-                return await handler(request)
-            except Exception as exception:
-                error = as_api_error(exception)
-                if error.status >= 500:
-                    logger.exception("%s %s", request.method, request.url.path)
-                headers = {"Retry-After": "1"} if error.status == 429 else None
-                return JSONResponse(error.body(), status_code=error.status, headers=headers)
-
-        return handle
 
 
 class StreamOptions(BaseModel):
