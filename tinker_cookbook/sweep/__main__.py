@@ -32,7 +32,6 @@ from tinker_cookbook.utils.run_folder.paths import ensure_writable_dir
 from tinker_cookbook.utils.terminal import get_console
 
 _JOBS_ON_CPU = 4
-_INTERRUPTED = 130  # the usual exit status after Ctrl-C
 
 
 def main(argv: Sequence[str]) -> int:
@@ -43,7 +42,11 @@ def main(argv: Sequence[str]) -> int:
     if VERSION in argv:
         print(version_line())
         return 0
-    signal.signal(signal.SIGTERM, _interrupt)
+
+    def interrupt(number: int, frame: FrameType | None) -> None:
+        raise KeyboardInterrupt
+
+    signal.signal(signal.SIGTERM, interrupt)
     try:
         return _run_sweep(parse_sweep(argv))
     except TinkerCookbookError as error:
@@ -52,54 +55,40 @@ def main(argv: Sequence[str]) -> int:
     except KeyboardInterrupt:
         command = shlex.join(["python", "-m", "tinker_cookbook.sweep", *argv])
         print(f"\ninterrupted; resume with:\n{command}", flush=True)
-        return _INTERRUPTED
-
-
-def _interrupt(number: int, frame: FrameType | None) -> None:
-    raise KeyboardInterrupt
-
-
-def _print(text: str) -> None:
-    get_console().print(text, markup=False, soft_wrap=True)
+        return 130  # the usual exit status after Ctrl-C
 
 
 def _run_sweep(sweep: Sweep) -> int:
+    """Runs what has not been done, and reports; returns the exit status."""
     records = ensure_writable_dir(sweep.log_dir, "log_dir") / RECORDS
     records.mkdir(exist_ok=True)
-    holder = lock_holder(records)
-    if holder is not None:
+    if (holder := lock_holder(records)) is not None:
         raise ConfigurationError(
             f"log_dir={sweep.log_dir}: another sweep uses it ({holder}); wait for it, stop it, or "
             "choose another log_dir"
         )
     with RunLock(records):
-        runs = [
-            Run(point, sweep.recipe, {**point.settings, **sweep.server_settings}, folder)
-            for point in sweep.points
-            for folder in [sweep.log_dir / point.name]
-        ]
-        for run in runs:
-            run.load()
-        if any(run.state == "waiting" for run in runs):
-            _execute(sweep, runs)
+        runs = []
+        for point in sweep.points:
+            settings = {**point.settings, **sweep.server_settings}
+            runs.append(Run(point, sweep.recipe, settings, sweep.log_dir / point.name))
+            runs[-1].load()
+        waiting = sum(run.state == "waiting" for run in runs)
+        if waiting:
+            done = f", {len(runs) - waiting} already done" if waiting < len(runs) else ""
+            _print(f"{len(runs)} runs of {sweep.recipe}{done}: {sweep.log_dir}")
+            display = Display(runs, METRICS if sweep.metric is None else (sweep.metric,))
+            with serving(sweep) as server:
+                jobs = sweep.jobs or (min(waiting, _JOBS_ON_CPU) if server.on_cpu else waiting)
+                _print(f"server {server.url}, {jobs} runs at a time")
+                live = Live(display, console=get_console(), refresh_per_second=4)
+                # The server and the runs end here in any case.
+                try:
+                    with live if get_console().is_terminal else contextlib.nullcontext():
+                        run_all(runs, jobs, server, display.print_change)
+                finally:
+                    stop_runs(runs)
         return _report(sweep, runs)
-
-
-def _execute(sweep: Sweep, runs: list[Run]) -> None:
-    """Runs what waits. The server and the runs end with this function in any case."""
-    waiting = sum(run.state == "waiting" for run in runs)
-    done = f", {len(runs) - waiting} already done" if waiting < len(runs) else ""
-    _print(f"{len(runs)} runs of {sweep.recipe}{done}: {sweep.log_dir}")
-    display = Display(runs, METRICS if sweep.metric is None else (sweep.metric,))
-    with serving(sweep) as server:
-        jobs = sweep.jobs or (min(waiting, _JOBS_ON_CPU) if server.on_cpu else waiting)
-        _print(f"server {server.url}, {jobs} runs at a time")
-        live = Live(display, console=get_console(), refresh_per_second=4)
-        try:
-            with live if get_console().is_terminal else contextlib.nullcontext():
-                run_all(runs, jobs, server, display.print_change)
-        finally:
-            stop_runs(runs)
 
 
 def _report(sweep: Sweep, runs: list[Run]) -> int:
@@ -123,6 +112,10 @@ def _report(sweep: Sweep, runs: list[Run]) -> int:
     if failed:
         _print(f"{len(failed)} of {len(runs)} runs failed; the same command tries them again")
     return 1 if failed else 0
+
+
+def _print(text: str) -> None:
+    get_console().print(text, markup=False, soft_wrap=True)
 
 
 if __name__ == "__main__":

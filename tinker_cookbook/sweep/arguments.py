@@ -1,4 +1,5 @@
-"""The sweep's command line: a recipe, its settings (some with several values), and own keys."""
+"""The sweep's command line: a recipe, its settings, of which some have several values, and keys of
+the sweep."""
 
 from __future__ import annotations
 
@@ -31,9 +32,6 @@ RESERVED_KEYS = {
 }
 """Keys of recipes that the sweep sets for each run, with a hint for those who type one."""
 
-_UNSAFE = re.compile(r"[^A-Za-z0-9_.=+,-]+")
-_MAX_NAME = 120  # a file name has at most 255 bytes, and suffixes such as ".metrics" are added
-
 HELP = """python -m tinker_cookbook.sweep RECIPE key=value key=a,b,c log_dir=FOLDER [key=value ...]
 
 Runs a recipe once for each combination of the comma-separated values. Each run is a process of its
@@ -61,18 +59,7 @@ class Point:
 
 @dataclass(frozen=True)
 class Sweep:
-    """A parsed command line.
-
-    Attributes:
-        recipe: Module that ``python -m`` runs.
-        log_dir: Folder of the sweep, absolute.
-        points: The grid.
-        jobs: Number of parallel runs; ``None`` is the default.
-        server: URL of a running server, or ``None`` to start one.
-        server_settings: ``device`` and ``dtype`` for the started server.
-        metric: Metric to compare, or ``None`` for the default.
-        models: Base models of all runs, without duplicates.
-    """
+    """A parsed command line; ``None`` is a default."""
 
     recipe: str
     log_dir: Path
@@ -80,8 +67,10 @@ class Sweep:
     jobs: int | None
     server: str | None
     server_settings: dict[str, str]
+    """``device`` and ``dtype`` for the server that the sweep starts."""
     metric: str | None
     models: tuple[str, ...]
+    """Base models of all runs, without duplicates."""
 
 
 def parse_sweep(argv: Sequence[str]) -> Sweep:
@@ -91,15 +80,23 @@ def parse_sweep(argv: Sequence[str]) -> Sweep:
         ConfigurationError: With the key, the value, what was expected, and the next step.
     """
     recipe, settings = _split(argv)
-    own = {key: _one_value(key, settings.pop(key)) for key in OWN_KEYS if key in settings}
-    if "log_dir" not in own:
+    single: dict[str, str | None] = dict.fromkeys((*OWN_KEYS, *SERVER_KEYS))
+    for key in single.keys() & settings.keys():
+        single[key], *others = settings.pop(key)
+        if others:
+            raise ConfigurationError(
+                f"{key}: got {', '.join([single[key] or '', *others])}, expected one value for the "
+                "whole sweep; write a comma inside a value as \\,"
+            )
+    folder, jobs, server = single["log_dir"], single["jobs"], single["server"]
+    if folder is None:
         raise ConfigurationError(
             "log_dir: got none, expected the folder of the sweep; add log_dir=FOLDER"
         )
-    log_dir = Path(os.path.abspath(local_path(own["log_dir"], "log_dir")))
-    for_server = {key: _one_value(key, settings.pop(key)) for key in SERVER_KEYS if key in settings}
-    _check_server(own.get("server"), for_server)
-    jobs = own.get("jobs")
+    log_dir = Path(os.path.abspath(local_path(folder, "log_dir")))
+    for_server = {key: value for key in SERVER_KEYS if (value := single[key]) is not None}
+    if server is not None:
+        _check_server(server, for_server)
     if jobs is not None and (not jobs.isdecimal() or int(jobs) < 1):
         raise ConfigurationError(f"jobs: got {jobs!r}, expected a whole number from 1")
     config_class = _config_class(recipe)
@@ -110,16 +107,37 @@ def parse_sweep(argv: Sequence[str]) -> Sweep:
         words = [f"{key}={value}" for key, value in point.settings.items()]
         words += [f"log_path={log_dir / point.name}", "behavior_if_log_dir_exists=resume"]
         models.update(dict.fromkeys(_models_of(parse_arguments(config_class, words))))
-    return Sweep(
-        recipe=recipe,
-        log_dir=log_dir,
-        points=points,
-        jobs=None if jobs is None else int(jobs),
-        server=own.get("server"),
-        server_settings=for_server,
-        metric=own.get("metric"),
-        models=tuple(models),
-    )
+    num_jobs = None if jobs is None else int(jobs)
+    metric = single["metric"]
+    return Sweep(recipe, log_dir, points, num_jobs, server, for_server, metric, tuple(models))
+
+
+def _split(argv: Sequence[str]) -> tuple[str, dict[str, list[str]]]:
+    """Returns the recipe and its settings, each with all its values."""
+    recipes = [word for word in argv if "=" not in word]
+    if len(recipes) != 1 or argv[0] != recipes[0]:
+        raise ConfigurationError(
+            f"command line: got {' '.join(recipes[:3]) or 'no recipe'}, expected one recipe first, "
+            "then key=value, as in: python -m tinker_cookbook.sweep recipes.sl_loop "
+            "learning_rate=1e-4,1e-3 log_dir=FOLDER (see --help)"
+        )
+    settings: dict[str, list[str]] = {}
+    for word in argv[1:]:
+        key, _, text = word.partition("=")
+        key = key.removeprefix("--").replace("-", "_")
+        if key in settings:
+            raise ConfigurationError(
+                f"{key}: got it twice, expected it once; put its values together: {key}=a,b"
+            )
+        settings[key] = values = split_values(text)
+        if len(values) > 1 and "" in values:
+            raise ConfigurationError(
+                f"{key}: got {text!r}, expected values between the commas; remove a comma, or "
+                "write a comma inside a value as \\,"
+            )
+        if len(set(values)) < len(values):
+            raise ConfigurationError(f"{key}: got {text!r}, expected each value once")
+    return recipes[0], settings
 
 
 def split_values(text: str) -> list[str]:
@@ -158,53 +176,15 @@ def run_name(swept: Mapping[str, str]) -> str:
     # Of a path the last part is enough; the hash below keeps two such paths apart.
     last_part = {key: Path(value).name or value for key, value in swept.items()}
     name = ",".join(f"{key}={value}" for key, value in last_part.items()) or "run"
-    name = _UNSAFE.sub("-", name.strip("."))
-    if name == wanted and len(name) <= _MAX_NAME:
+    name = re.sub(r"[^A-Za-z0-9_.=+,-]+", "-", name.strip("."))
+    # A file name has at most 255 bytes, and suffixes such as ".metrics" are added.
+    if name == wanted and len(name) <= 120:
         return name
-    return f"{name[:_MAX_NAME]}-{hashlib.sha256(wanted.encode()).hexdigest()[:6]}"
+    return f"{name[:120]}-{hashlib.sha256(wanted.encode()).hexdigest()[:6]}"
 
 
-def _split(argv: Sequence[str]) -> tuple[str, dict[str, list[str]]]:
-    """Returns the recipe and its settings, each with all its values."""
-    recipes = [word for word in argv if "=" not in word]
-    if len(recipes) != 1 or argv[0] != recipes[0]:
-        raise ConfigurationError(
-            f"command line: got {' '.join(recipes[:3]) or 'no recipe'}, expected one recipe first, "
-            "then key=value, as in: python -m tinker_cookbook.sweep recipes.sl_loop "
-            "learning_rate=1e-4,1e-3 log_dir=FOLDER (see --help)"
-        )
-    settings: dict[str, list[str]] = {}
-    for word in argv[1:]:
-        key, _, text = word.partition("=")
-        key = key.removeprefix("--").replace("-", "_")
-        if key in settings:
-            raise ConfigurationError(
-                f"{key}: got it twice, expected it once; put its values together: {key}=a,b"
-            )
-        values = split_values(text)
-        if len(values) > 1 and "" in values:
-            raise ConfigurationError(
-                f"{key}: got {text!r}, expected values between the commas; remove a comma, or "
-                "write a comma inside a value as \\,"
-            )
-        if len(set(values)) < len(values):
-            raise ConfigurationError(f"{key}: got {text!r}, expected each value once")
-        settings[key] = values
-    return recipes[0], settings
-
-
-def _one_value(key: str, values: list[str]) -> str:
-    if len(values) > 1:
-        raise ConfigurationError(
-            f"{key}: got {', '.join(values)}, expected one value for the whole sweep; write a "
-            "comma inside a value as \\,"
-        )
-    return values[0]
-
-
-def _check_server(server: str | None, for_server: dict[str, str]) -> None:
-    if server is None:
-        return
+def _check_server(server: str, for_server: dict[str, str]) -> None:
+    """Checks the settings of a sweep on a running server."""
     if not server.startswith(("http://", "https://")):
         raise ConfigurationError(
             f"server: got {server!r}, expected a URL that starts with http:// or https://; leave "
@@ -223,19 +203,8 @@ def _check_server(server: str | None, for_server: dict[str, str]) -> None:
 
 def _config_class(recipe: str) -> type[Any]:
     """Returns the type of the one parameter of the recipe's ``main``."""
-    main = getattr(_import(recipe), "main", None)
-    parameters = list(inspect.signature(main).parameters) if callable(main) else []
-    if main is None or len(parameters) != 1:
-        raise ConfigurationError(
-            f"recipe: got {recipe!r}, which has no main(config); expected a module such as "
-            "recipes.sl_loop that `python -m` runs with key=value"
-        )
-    return inspect.get_annotations(main, eval_str=True)[parameters[0]]
-
-
-def _import(recipe: str) -> Any:
     try:
-        return importlib.import_module(recipe)
+        main = getattr(importlib.import_module(recipe), "main", None)
     except ModuleNotFoundError as error:
         if error.name is None or not f"{recipe}.".startswith(f"{error.name}."):
             raise  # the recipe exists, but a package that it imports does not
@@ -248,6 +217,13 @@ def _import(recipe: str) -> Any:
             f"{nearest_sentence(recipe, known)} Expected a module that `python -m` finds, such as "
             "recipes.sl_loop; start the sweep in the folder where you start the recipe"
         ) from error
+    parameters = list(inspect.signature(main).parameters) if callable(main) else []
+    if main is None or len(parameters) != 1:
+        raise ConfigurationError(
+            f"recipe: got {recipe!r}, which has no main(config); expected a module such as "
+            "recipes.sl_loop that `python -m` runs with key=value"
+        )
+    return inspect.get_annotations(main, eval_str=True)[parameters[0]]
 
 
 def _check_keys(recipe: str, config_class: type[Any], settings: dict[str, list[str]]) -> None:
@@ -270,14 +246,8 @@ def _check_keys(recipe: str, config_class: type[Any], settings: dict[str, list[s
 
 def _models_of(config: Any) -> list[str]:
     """Returns the base models in a run's settings; the first is the trained one."""
-    names = [
-        name
-        for name in chz.chz_fields(config)
-        if name == "model_name" or name.endswith(("_model", "_model_name"))
-    ]
-    values = [
-        getattr(config, name) for name in sorted(names, key=lambda name: name != "model_name")
-    ]
+    names = [name for name in chz.chz_fields(config) if name.endswith(("_model", "_model_name"))]
+    values = [getattr(config, name, None) for name in ("model_name", *names)]
     models = [value for value in values if isinstance(value, str) and value and "://" not in value]
     if not models:
         raise ConfigurationError(

@@ -21,28 +21,12 @@ from typing import Any
 def start_child(
     module: str, words: list[str], at_death: signal.Signals, **popen: Any
 ) -> subprocess.Popen[bytes]:
-    """Starts ``python -m module words`` as a child that gets ``at_death`` when this process ends.
-
-    Args:
-        module: Module to run.
-        words: Its command line.
-        at_death: Signal that the child sends to itself.
-        popen: Further arguments of ``subprocess.Popen``.
-    """
+    """Starts ``python -m module words`` as a child that sends itself ``at_death`` when this process
+    ends; ``popen`` are further arguments of ``subprocess.Popen``."""
     own = [sys.executable, "-m", "tinker_cookbook.sweep.child", str(int(at_death)), module]
     # In a session of its own: Ctrl-C on the terminal reaches the sweep only.
-    return subprocess.Popen[bytes](
-        [*own, *words],
-        stdin=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        start_new_session=True,
-        **popen,
-    )
-
-
-def _watch_parent(descriptor: int, at_death: int) -> None:
-    os.read(descriptor, 1)  # blocks until the parent's end of the pipe is closed
-    os.kill(os.getpid(), at_death)
+    outputs = {"stderr": subprocess.STDOUT, "start_new_session": True, **popen}
+    return subprocess.Popen[bytes]([*own, *words], stdin=subprocess.PIPE, **outputs)
 
 
 def main(argv: list[str]) -> None:
@@ -51,7 +35,12 @@ def main(argv: list[str]) -> None:
     pipe = os.dup(0)
     with open(os.devnull) as null:
         os.dup2(null.fileno(), 0)
-    threading.Thread(target=_watch_parent, args=(pipe, at_death), daemon=True).start()
+
+    def watch_parent() -> None:
+        os.read(pipe, 1)  # blocks until the parent's end of the pipe is closed
+        os.kill(os.getpid(), at_death)
+
+    threading.Thread(target=watch_parent, daemon=True).start()
     # Shells start background jobs with SIGINT ignored, and children inherit that.
     signal.signal(signal.SIGINT, signal.default_int_handler)
     sys.argv = [module, *words]

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ast
-import time
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -40,14 +39,11 @@ _PRECEDENCE = ("failed", "running", "resumed", "waiting", "done")
 class Display:
     """Live table of the runs, to be rendered by ``rich.live.Live``; without a terminal, lines.
 
-    Args:
-        runs: The runs.
-        metrics: Names of metrics; the first that a run has is shown.
+    Of ``metrics`` the first that a run has is shown.
     """
 
     def __init__(self, runs: Sequence[Run], metrics: Sequence[str]) -> None:
         self._runs, self._metrics = runs, metrics
-        self._printed = time.monotonic()
 
     def print_change(self, run: Run) -> None:
         """Prints a line about a run that started or ended."""
@@ -60,12 +56,10 @@ class Display:
 
     def table(self, height: int) -> Table:
         """Returns at most ``height`` runs; failed and running ones have precedence."""
-        by_need = sorted(
-            range(len(self._runs)), key=lambda index: _PRECEDENCE.index(self._runs[index].state)
-        )
-        counts = {state: sum(run.state == state for run in self._runs) for state in _STYLES}
-        caption = ", ".join(f"{count} {state}" for state, count in counts.items() if count)
-        table = Table(caption=caption, caption_justify="left")
+        states = [run.state for run in self._runs]
+        by_need = sorted(range(len(states)), key=lambda index: _PRECEDENCE.index(states[index]))
+        counts = [f"{states.count(state)} {state}" for state in _STYLES if state in states]
+        table = Table(caption=", ".join(counts), caption_justify="left")
         table.add_column("run", overflow="fold")
         for name in ("state", "step", "metric", "time"):
             table.add_column(name, no_wrap=True, justify="left" if name == "state" else "right")
@@ -76,9 +70,8 @@ class Display:
         return table
 
     def _cells(self, run: Run) -> tuple[str, str, str]:
-        step = "" if run.step is None else str(run.step)
-        if step and run.total is not None:
-            step += f"/{run.total}"
+        total = f"/{run.total}" if run.step and run.total is not None else ""
+        step = "" if run.step is None else f"{run.step}{total}"
         name = next((name for name in self._metrics if name in run.metrics), None)
         metric = "" if name is None else f"{name} {run.metrics[name]:.4g}"
         return step, metric, format_seconds(run.elapsed) if run.elapsed else ""

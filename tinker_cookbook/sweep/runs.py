@@ -8,12 +8,13 @@ import os
 import signal
 import subprocess
 import time
-import urllib.error
-import urllib.request
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Literal
+
+import httpx
 
 from tinker_cookbook.checkpoint_utils import get_last_checkpoint
 from tinker_cookbook.exceptions import BackendError, ConfigurationError, DataFormatError
@@ -33,50 +34,39 @@ _TAIL_BYTES = 1 << 16
 
 @dataclass
 class Run:
-    """A point of the grid and its process; ``LOG_DIR/.sweep/NAME.json`` keeps it between sweeps.
-
-    Attributes:
-        point: Its settings.
-        recipe: Module of the recipe.
-        settings: The settings of the point and of the server, which the result depends on.
-        log_path: Its log folder.
-        state: ``resumed`` is a run that continues from an earlier sweep.
-        seconds: Duration of finished attempts.
-        started: Time at which the present attempt started, or ``None``.
-        step: Step of the last row in ``metrics.jsonl``.
-        total: Number of steps, computed from the row's ``progress``.
-        metrics: Last value of each metric.
-        log_start: Position in the output file at which the present attempt starts.
-        process: The process of the present attempt.
-    """
+    """A point of the grid and its process; ``LOG_DIR/.sweep/NAME.json`` keeps it between sweeps."""
 
     point: Point
     recipe: str
     settings: dict[str, str]
+    """Those of the point and of the server, which the result depends on."""
     log_path: Path
     state: State = "waiting"
+    """``resumed`` is a run that continues from an earlier sweep."""
     seconds: float = 0.0
+    """Duration of the finished attempts."""
     started: float | None = None
+    """Time at which the present attempt started."""
     step: int | None = None
     total: int | None = None
+    """Number of steps, computed from the ``progress`` of the last row."""
     metrics: dict[str, float] = field(default_factory=dict)
+    """Last value of each metric."""
     log_start: int = 0
+    """Position in the output file at which the present attempt starts."""
     process: subprocess.Popen[bytes] | None = field(default=None, repr=False)
     _seen: tuple[int, int, int] | None = None
 
-    @property
-    def log(self) -> Path:
-        """File with the output of the process."""
-        return self.log_path.with_name(f"{self.log_path.name}.log")
+    def __post_init__(self) -> None:
+        name = self.log_path.name
+        self.log = self.log_path.with_name(f"{name}.log")
+        self._rows = self.log_path / "metrics.jsonl"
+        self._record = self.log_path.parent / RECORDS / f"{name}.json"
 
     @property
     def elapsed(self) -> float:
         """Seconds of all attempts, including the present one."""
         return self.seconds + (time.time() - self.started if self.started is not None else 0.0)
-
-    @property
-    def _record(self) -> Path:
-        return self.log_path.parent / RECORDS / f"{self.log_path.name}.json"
 
     def load(self) -> None:
         """Restores the state that an earlier sweep saved.
@@ -87,22 +77,28 @@ class Run:
         with contextlib.suppress(FileNotFoundError):
             try:
                 record = json.loads(self._record.read_bytes())
-                recipe, settings, self.seconds, started, done = (
-                    record[key] for key in ("recipe", "settings", "seconds", "started", "done")
-                )
+                expected = {"recipe": record["recipe"], **record["settings"]}
+                self.seconds, started, done = record["seconds"], record["started"], record["done"]
             except (ValueError, TypeError, KeyError) as error:
                 raise DataFormatError(
                     f"{self._record}: cannot be read ({error}), expected a record of the sweep; "
                     "delete it to start the run again from its checkpoints"
                 ) from error
-            self._check_same(recipe, settings)
+            given = {"recipe": self.recipe, **self.settings}
+            for key in {**given, **expected}:
+                if given.get(key) != expected.get(key):
+                    raise ConfigurationError(
+                        f"{key}: got {given.get(key, 'none')}, expected "
+                        f"{expected.get(key, 'none')}, the value of the earlier run in "
+                        f"{self.log_path}; give this sweep another log_dir, or delete that folder "
+                        f"and {self._record}"
+                    )
             if done:
                 self.state = "done"
             if started is not None:
                 # The attempt was killed. Its last row tells how long it ran.
                 with contextlib.suppress(OSError):
-                    last = (self.log_path / "metrics.jsonl").stat().st_mtime
-                    self.seconds += max(0.0, last - started)
+                    self.seconds += max(0.0, self._rows.stat().st_mtime - started)
         self.read_metrics()
         with contextlib.suppress(DataFormatError):  # the recipe reports this error with its reason
             last = get_last_checkpoint(self.log_path)
@@ -114,7 +110,7 @@ class Run:
         words = [f"{key}={value}" for key, value in self.point.settings.items()]
         words += [f"log_path={self.log_path}", f"backend={server.url}"]
         words += ["behavior_if_log_dir_exists=resume"]
-        self.state = "resumed" if (self.log_path / "metrics.jsonl").exists() else "running"
+        self.state = "resumed" if self._rows.exists() else "running"
         self.started = time.time()
         self._save()
         with self.log.open("ab") as log:
@@ -129,15 +125,20 @@ class Run:
         self.seconds, self.started, self.process = self.elapsed, None, None
         self._save()
 
+    def _save(self) -> None:
+        self._record.parent.mkdir(parents=True, exist_ok=True)
+        record = {"recipe": self.recipe, "settings": self.settings, "done": self.state == "done"}
+        record |= {"seconds": self.seconds, "started": self.started}
+        write_atomically(self._record, json.dumps(record, indent=2).encode())
+
     def read_metrics(self, whole: bool = False) -> None:
         """Reads ``metrics.jsonl``: the last 64 KiB if the file has changed, or the whole file."""
-        path = self.log_path / "metrics.jsonl"
         try:
-            status = path.stat()
+            status = self._rows.stat()
             seen = (status.st_ino, status.st_size, status.st_mtime_ns)
             if seen == self._seen and not whole:
                 return
-            with path.open("rb") as file:
+            with self._rows.open("rb") as file:
                 file.seek(0 if whole else max(0, status.st_size - _TAIL_BYTES))
                 lines = file.read().split(b"\n")
         except OSError:
@@ -155,56 +156,25 @@ class Run:
                 if self.step and row.get("progress"):
                     self.total = round(self.step / row["progress"])
 
-    def _check_same(self, recipe: str, settings: dict[str, str]) -> None:
-        expected = {"recipe": recipe, **settings}
-        given = {"recipe": self.recipe, **self.settings}
-        for key in dict.fromkeys((*given, *expected)):
-            if given.get(key) != expected.get(key):
-                raise ConfigurationError(
-                    f"{key}: got {given.get(key, 'none')}, expected {expected.get(key, 'none')}, "
-                    f"the value of the earlier run in {self.log_path}; give this sweep another "
-                    f"log_dir, or delete that folder and {self._record}"
-                )
-
-    def _save(self) -> None:
-        self._record.parent.mkdir(parents=True, exist_ok=True)
-        record = {
-            "recipe": self.recipe,
-            "settings": self.settings,
-            "seconds": self.seconds,
-            "started": self.started,
-            "done": self.state == "done",
-        }
-        write_atomically(self._record, json.dumps(record, indent=2).encode())
-
 
 def run_all(
     runs: Sequence[Run], jobs: int, server: Server, on_change: Callable[[Run], None]
 ) -> None:
-    """Runs everything that waits, ``jobs`` processes at a time.
+    """Runs everything that waits, in order, ``jobs`` processes at a time.
 
-    Args:
-        runs: The runs, in the order in which they start.
-        jobs: Number of parallel runs.
-        server: Server on which they train.
-        on_change: Called with each run that starts or ends.
-
-    Raises:
-        BackendError: The server has ended.
+    ``on_change`` is called with each run that starts or ends. Raises ``BackendError`` if the server
+    has ended.
     """
     begun = time.monotonic()
     while True:
-        active = 0
         for run in runs:
-            if run.process is None:
-                continue
-            status = run.process.poll()
-            run.read_metrics()
-            if status is None:
-                active += 1
-            else:
-                run.finish(status)
-                on_change(run)
+            if run.process is not None:
+                status = run.process.poll()
+                run.read_metrics()
+                if status is not None:
+                    run.finish(status)
+                    on_change(run)
+        active = sum(run.process is not None for run in runs)
         for run in (run for run in runs if run.state == "waiting"):
             locked = lock_holder(run.log_path) is not None
             if active < jobs and not (locked and time.monotonic() - begun < _LOCK_SECONDS):
@@ -265,17 +235,14 @@ class Server:
 
     def problem(self) -> str | None:
         """Returns why the server cannot be used, or ``None``."""
-        request = urllib.request.Request(
-            f"{self.url}/api/v1/get_server_capabilities", headers={"X-API-Key": self.key}
-        )
-        local = [urllib.request.ProxyHandler({})] if self.process is not None else []
-        try:
-            urllib.request.build_opener(*local).open(request, timeout=10.0).close()
-        except urllib.error.HTTPError as error:
-            return f"it answers {error.code} {error.reason}"
-        except (OSError, ValueError) as error:
-            return f"no answer: {getattr(error, 'reason', error)}"
-        return None
+        url, key = f"{self.url}/api/v1/get_server_capabilities", {"X-API-Key": self.key}
+        try:  # a proxy cannot reach a server that the sweep started
+            answer = httpx.get(url, headers=key, timeout=10.0, trust_env=self.process is None)
+        except (httpx.HTTPError, httpx.InvalidURL) as error:
+            return f"no answer: {error}"
+        if answer.is_success:
+            return None
+        return f"it answers {answer.status_code} {answer.reason_phrase}"
 
     def stop(self) -> None:
         """Ends the started process, which completes its running operation first."""
@@ -317,18 +284,14 @@ def start_server(
 ) -> Server:
     """Starts a server on a free port; call ``wait_until_ready`` before you use it.
 
-    Args:
-        models: Base models to load.
-        settings: Further settings of the server, such as ``device`` and ``dtype``.
-        root: Folder of checkpoints and keys.
-        log_dir: Folder for ``server.log``.
+    Its checkpoints and keys are in ``root``, and its output in ``log_dir/server.log``.
     """
     words = ["port=0", f"model_name={','.join(models)}", f"root={root}"]
     words += [f"{key}={value}" for key, value in settings.items()]
     log = log_dir / "server.log"
     log.unlink(missing_ok=True)
     # The first start of a server prints its new key, so only the user may read the file.
-    with os.fdopen(os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600), "wb") as file:
+    with open(log, "xb", opener=partial(os.open, mode=0o600)) as file:
         environment = {**os.environ, "PYTHONUNBUFFERED": "1"}
         module = "tinker_cookbook.server"
         process = start_child(module, words, signal.SIGTERM, stdout=file, env=environment)
