@@ -22,7 +22,6 @@ from tinker_cookbook.server import (
     openai,
     rest_routes,
     sampling_routes,
-    service_routes,
     training_routes,
 )
 from tinker_cookbook.server.access import HTTP_PROTOCOL, AccessMiddleware, IdleConnections
@@ -61,9 +60,8 @@ def make_app(state: ServerState, max_request_bytes: int) -> FastAPI:
     for router in (
         sampling_routes.router,  # routes are matched in this order, so the busiest come first
         training_routes.router,
-        service_routes.router,
         rest_routes.router,
-        service_routes.metrics_router,
+        rest_routes.metrics_router,
         openai.router,
         rest_routes.fallback_router,  # last, because it matches every other address
     ):
@@ -71,11 +69,7 @@ def make_app(state: ServerState, max_request_bytes: int) -> FastAPI:
 
     bodies.add_schemas(app, (bodies.JsonPass, bodies.SampleBody, ChatBody, CompletionBody))
 
-    @app.get("/healthz")
-    async def healthz() -> dict[str, str]:
-        """Returns that the server responds. Needs no key."""
-        return {"status": "ok"}
-
+    app.add_api_route("/healthz", rest_routes.healthz)
     return app
 
 

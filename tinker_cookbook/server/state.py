@@ -239,32 +239,26 @@ class ServerState:
         logger.info("%s: session %s ends (%s)%s", name, session_id, reason, freed)
 
     async def sweep_forever(self) -> None:
-        """Calls ``sweep`` at intervals until it is cancelled."""
+        """Ends sessions without a heartbeat, evicts idle samplers and drops fetched results."""
         pause = min(SWEEP_SECONDS, self._session_seconds / 4)
         while True:
             due = time.monotonic() + pause
             await asyncio.sleep(pause)
-            late = time.monotonic() - due
-            if late > pause:
-                # The event loop was blocked, so heartbeats sent in that time are still unread.
-                for session in self._sessions.values():
+            now = time.monotonic()
+            if self.stopping.is_set():  # a stopping server reads no heartbeats
+                continue
+            # The event loop was blocked if it is late: heartbeats sent in that time are unread.
+            late = now - due if now - due > pause else 0.0
+            with contextlib.suppress(Exception):  # a full disk, say, must not end the loop
+                for session in list(self._sessions.values()):
                     session.seen_at += late
-            with contextlib.suppress(Exception):
-                self.sweep()
-
-    def sweep(self) -> None:
-        """Ends sessions without a heartbeat, evicts idle samplers and drops fetched results."""
-        if self.stopping.is_set():  # a stopping server reads no heartbeats
-            return
-        now = time.monotonic()
-        for session in list(self._sessions.values()):
-            if now - session.seen_at > self._session_seconds:
-                self.end_session(session, f"no heartbeat for {self._session_seconds:g} s")
-            else:
-                session.evict_idle_samplers(now)
-        for pending in list(self.requests.values()):
-            if pending.fetched_at is not None and now - pending.fetched_at > RETENTION_SECONDS:
-                del self.requests[pending.request_id]
+                    if now - session.seen_at > self._session_seconds:
+                        self.end_session(session, f"no heartbeat for {self._session_seconds:g} s")
+                    else:
+                        session.evict_idle_samplers(now)
+                for one in list(self.requests.values()):
+                    if one.fetched_at is not None and now - one.fetched_at > RETENTION_SECONDS:
+                        del self.requests[one.request_id]
 
     def close(self) -> None:
         """Ends all sessions after the running operation."""

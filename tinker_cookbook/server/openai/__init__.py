@@ -7,13 +7,13 @@ from __future__ import annotations
 
 from fastapi import APIRouter, Request
 
-from tinker_cookbook.server.openai import chat, completions, models
+from tinker_cookbook.server.openai import completions, models
 from tinker_cookbook.server.openai.protocol import ApiError
 
 PREFIX = "/oai/api/v1"
 
 router = APIRouter(prefix=PREFIX, tags=["openai"])
-for _part in (models, completions, chat):
+for _part in (models, completions):
     router.include_router(_part.router)
 
 

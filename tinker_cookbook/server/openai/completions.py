@@ -1,19 +1,28 @@
-"""``POST /completions``: continuations of prompts."""
+"""``POST /completions``: continuations of prompts; ``POST /chat/completions``: the next message."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import secrets
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
+import numpy as np
 from fastapi import APIRouter, Request, Response
 from tinker import types
 
+from tinker_cookbook.renderers import Renderer, StreamingTextDelta, StreamingThinkingDelta, ToolSpec
+from tinker_cookbook.renderers.core.messages import (
+    ensure_text,
+    get_text_content,
+    normalize_messages,
+)
+from tinker_cookbook.renderers.core.parsing import ContentDelta, MessageReader
 from tinker_cookbook.server.access import OwnerDep
 from tinker_cookbook.server.bodies import json_body_schema, read_json
 from tinker_cookbook.server.keys import Owner
 from tinker_cookbook.server.openai.models import LoaderDep, ModelLoader
-from tinker_cookbook.server.openai.protocol import ApiError, CompletionBody
+from tinker_cookbook.server.openai.protocol import ApiError, ChatBody, CompletionBody, Tool
 from tinker_cookbook.server.openai.sampling import (
     Choice,
     ResponseWriter,
@@ -21,7 +30,12 @@ from tinker_cookbook.server.openai.sampling import (
     SamplingOptions,
     json_safe_logprob,
 )
-from tinker_cookbook.server.openai.text import IncrementalDetokenizer, SampledToken, token_name
+from tinker_cookbook.server.openai.text import (
+    IncrementalDetokenizer,
+    SampledToken,
+    token_bytes,
+    token_name,
+)
 
 router = APIRouter()
 
@@ -30,11 +44,11 @@ router = APIRouter()
 async def completions(request: Request, owner: OwnerDep, loader: LoaderDep) -> Response:
     """Returns continuations of one or several prompts."""
     body = await read_json(request, CompletionBody.parse)
-    writer = await loader.run(_prepare, loader, owner, body)
+    writer = await loader.run(_prepare_completions, loader, owner, body)
     return await writer.respond(request)
 
 
-def _prepare(loader: ModelLoader, owner: Owner, body: CompletionBody) -> ResponseWriter:
+def _prepare_completions(loader: ModelLoader, owner: Owner, body: CompletionBody) -> ResponseWriter:
     max_tokens = 16 if body.max_tokens is None else body.max_tokens  # as in OpenAI's API
     if max_tokens == 0 and not body.echo:
         raise ApiError("max_tokens: got 0, expected at least 1 without echo", param="max_tokens")
@@ -135,10 +149,198 @@ class CompletionChoice(Choice):
         """Returns the most probable tokens, and the sampled one if it is not among them."""
         if token.top is None or token.logprob is None:
             return None
-
         top: dict[str, float] = {}
         pairs = zip(token.top[0].tolist(), token.top[1].tolist(), strict=True)
         for other, logprob in (*pairs, (token.token, token.logprob)):
             name = token_name(self._options.model.codec, other)
             top.setdefault(name, json_safe_logprob(logprob))
         return top
+
+
+_MESSAGE_FIELDS = ("role", "content", "name", "tool_call_id", "tool_calls", "reasoning_content")
+
+
+@router.post("/chat/completions", openapi_extra=json_body_schema(ChatBody))
+async def chat_completions(request: Request, owner: OwnerDep, loader: LoaderDep) -> Response:
+    """Returns the next message of a conversation."""
+    body = await read_json(request, ChatBody.parse)
+    writer = await loader.run(_prepare_chat, loader, owner, body)
+    return await writer.respond(request)
+
+
+def _prepare_chat(loader: ModelLoader, owner: Owner, body: ChatBody) -> ResponseWriter:
+    model = loader.load(owner, body.model)
+    renderer = loader.renderer(model, body.renderer_name)
+    prompt = prompt_tokens(renderer, body.messages, body.tools or [])
+    # Without a limit as many as the context has space for.
+    newer = body.max_completion_tokens
+    max_tokens = body.max_tokens if newer is None else newer
+    if body.top_logprobs and not body.logprobs:
+        raise ApiError("top_logprobs: needs logprobs=true", param="top_logprobs")
+    top = (body.top_logprobs or 0) if body.logprobs else None
+    options = SamplingOptions.of(body, model, max_tokens, top, renderer.get_stop_sequences())
+    # Not a ``response_parser``: it takes tokens, and a stop string may end within one.
+    choices = [
+        ChatChoice(i, options, renderer.message_reader()) for i in range(options.num_samples)
+    ]
+    samples = SampleStream(loader.state.sample_quota, options, [prompt])
+    names = "chatcmpl", "chat.completion", "chat.completion.chunk"
+    return ResponseWriter(body, *names, choices, samples)
+
+
+def prompt_tokens(
+    renderer: Renderer, messages: Sequence[Mapping[str, Any]], tools: Sequence[Tool]
+) -> list[int]:
+    """Returns the generation prompt of a conversation in OpenAI's form."""
+    if not messages:
+        raise ApiError("messages: got none, expected one at least", param="messages")
+    converted = [_convert(message, f"messages[{i}]") for i, message in enumerate(messages)]
+    # Some chat formats write the function's name in a tool result; OpenAI's messages have only
+    # the id of the call.
+    names: dict[Any, Any] = {}
+    for message in converted:
+        calls = message.get("tool_calls")
+        for call in calls if isinstance(calls, list) else []:
+            if isinstance(call, Mapping) and isinstance(call.get("function"), Mapping):
+                names[call.get("id")] = call["function"].get("name")
+        if message.get("role") == "tool" and names.get(message.get("tool_call_id")) is not None:
+            message.setdefault("name", names[message.get("tool_call_id")])
+    normal = normalize_messages(converted)
+    if tools:
+        system = ""
+        if normal[0]["role"] == "system":
+            system, normal = ensure_text(normal[0]["content"]), normal[1:]
+        specs = [_tool_spec(tool, f"tools[{i}]") for i, tool in enumerate(tools)]
+        prefix = renderer.create_conversation_prefix_with_tools(specs, system)
+        normal = [*prefix, *normal]
+    return renderer.build_generation_prompt(normal).to_ints()
+
+
+def _convert(message: Mapping[str, Any], where: str) -> dict[str, Any]:
+    for field, value in message.items():
+        if field not in _MESSAGE_FIELDS and value not in (None, [], {}):
+            raise ApiError(f"{where}.{field}: this server does not support it", param=where)
+    converted = {
+        field: message[field] for field in _MESSAGE_FIELDS if message.get(field) is not None
+    }
+    if converted.get("role") == "developer":
+        converted["role"] = "system"  # the newer name of the role
+    content = converted.setdefault("content", None)
+    if isinstance(content, list):
+        for i, part in enumerate(content):
+            kind = part.get("type") if isinstance(part, Mapping) else None
+            if kind != "text" or not isinstance(part.get("text"), str):
+                raise ApiError(
+                    f"{where}.content[{i}]: got a part of type {kind!r}, expected text: the engine "
+                    "takes text alone",
+                    param=f"{where}.content[{i}]",
+                )
+        converted["content"] = "".join(part["text"] for part in content)
+    return converted
+
+
+def _tool_spec(tool: Tool, where: str) -> ToolSpec:
+    function = tool.function
+    if function.strict:
+        raise ApiError(
+            f"{where}.function.strict: arguments are not constrained to the schema; leave it out",
+            param=where,
+            code="unsupported_parameter",
+        )
+    return ToolSpec(
+        name=function.name,
+        description=function.description or "",
+        parameters=function.parameters or {"type": "object", "properties": {}},
+    )
+
+
+class ChatChoice(Choice):
+    """Choice of a chat completion: text, thinking and tool calls."""
+
+    def __init__(self, index: int, options: SamplingOptions, reader: MessageReader) -> None:
+        super().__init__(index, options)
+        self._reader = reader
+        self._message: dict[str, Any] = {}
+
+    def begin(self, scores: types.SampleResponse | None) -> list[dict[str, Any]]:
+        """Returns a chunk with the role."""
+        return [self._chunk({"role": "assistant", "content": ""}, [])]
+
+    def add(self, tokens: Sequence[SampledToken]) -> dict[str, Any] | None:
+        """Returns a chunk with the new text and thinking, or None. Tool calls come at the end."""
+        text = self._detokenizer.add(tokens)
+        delta = _delta(self._reader.feed(text)) if text else {}
+        ready = self._take_tokens()
+        has_logprobs = ready and self._options.top_logprobs is not None
+        return self._chunk(delta, ready) if delta or has_logprobs else None
+
+    def end(self, stop_reason: str) -> list[dict[str, Any]]:
+        """Returns a chunk with the rest and the tool calls, and one with the finish reason."""
+        text = self._detokenizer.finish()
+        deltas = [*(self._reader.feed(text) if text else []), *self._reader.finish()]
+        message, delta = self._reader.message(), _delta(deltas)
+        # A tool call that cannot be parsed is returned as text.
+        unparsed = "".join(call.raw_text for call in message.get("unparsed_tool_calls", []))
+        if unparsed:
+            delta["content"] = delta.get("content", "") + unparsed
+        calls = [
+            {
+                "id": call.id or f"call_{secrets.token_hex(12)}",
+                "type": "function",
+                "function": call.function.model_dump(),
+            }
+            for call in message.get("tool_calls", [])
+        ]
+        content, whole_text = message["content"], get_text_content(message) + unparsed
+        fields = {"content": whole_text if whole_text or not calls else None, "refusal": None}
+        self._message = {"role": "assistant", **fields}
+        if not isinstance(content, str):
+            thinking = (part["thinking"] for part in content if part["type"] == "thinking")
+            self._message["reasoning_content"] = "".join(thinking)
+        if calls:
+            self._message["tool_calls"] = calls
+            delta["tool_calls"] = [{"index": i, **call} for i, call in enumerate(calls)]
+        ready = self._take_tokens()
+        chunks = [self._chunk(delta, ready)] if delta or ready else []
+        stopped = self._detokenizer.stopped or stop_reason == "stop"
+        self._finish_reason = ("tool_calls" if calls else "stop") if stopped else "length"
+        return [*chunks, self._chunk({}, [])]
+
+    def whole(self) -> dict[str, Any]:
+        """Returns the whole choice."""
+        return self._json({"message": self._message}, self._logprobs(self._tokens))
+
+    def _take_tokens(self) -> list[SampledToken]:
+        tokens = self._detokenizer.take_tokens()
+        self._tokens += tokens
+        return tokens
+
+    def _chunk(self, delta: dict[str, Any], tokens: Sequence[SampledToken]) -> dict[str, Any]:
+        return self._json({"delta": delta}, self._logprobs(tokens) if tokens else None)
+
+    def _logprobs(self, tokens: Sequence[SampledToken]) -> dict[str, Any] | None:
+        if self._options.top_logprobs is None:
+            return None
+        codec = self._options.model.codec
+
+        def entry(token: int, logprob: float) -> dict[str, Any]:
+            name, letters = codec.decode([token]), token_bytes(codec, token)
+            return {"token": name, "logprob": json_safe_logprob(logprob), "bytes": letters}
+
+        content = []
+        for token in tokens:
+            assert token.logprob is not None
+            ids, logprobs = token.top or (np.empty(0, int), np.empty(0))
+            top = [entry(*pair) for pair in zip(ids.tolist(), logprobs.tolist(), strict=True)]
+            content.append({**entry(token.token, token.logprob), "top_logprobs": top})
+        return {"content": content, "refusal": None}
+
+
+def _delta(deltas: Iterable[ContentDelta]) -> dict[str, Any]:
+    fields: dict[str, Any] = {}
+    for delta in deltas:
+        if isinstance(delta, StreamingTextDelta):
+            fields["content"] = fields.get("content", "") + delta.text
+        elif isinstance(delta, StreamingThinkingDelta):
+            fields["reasoning_content"] = fields.get("reasoning_content", "") + delta.thinking
+    return fields
