@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import re
 from collections.abc import Callable, Coroutine, Sequence
-from typing import Annotated, Any, Literal, TypeVar
+from typing import Annotated, Any, Literal, TypeAlias, TypeVar
 
 import numpy as np
 import torch
@@ -24,6 +24,7 @@ from tinker_cookbook.exceptions import DataValidationError
 from tinker_cookbook.server.errors import BodyMemoryError, BodyTooLargeError, body_too_large
 
 T = TypeVar("T")
+Json: TypeAlias = dict[str, Any]
 
 # Bodies up to this size are parsed on the event loop: a thread would take longer.
 SMALL_BYTES = 1 << 16
@@ -48,7 +49,7 @@ IdField = Annotated[str, BodyField(embed=True, min_length=1, max_length=300)]
 # The copy of a sampling client in another process counts from a random multiple of 10^9.
 Number = Annotated[int, Field(ge=0, lt=2**63)]
 Int64 = Annotated[int, Field(ge=-(2**63), lt=2**63)]
-Metadata = dict[str, Any] | None
+Metadata = Json | None
 
 
 class Body(BaseModel):
@@ -83,7 +84,7 @@ class CreateModel(Body):
     base_model: Id
     user_metadata: Metadata = None
     lora_config: Lora | None = None
-    optimizer_config: dict[str, Any] | None = None
+    optimizer_config: Json | None = None
 
 
 class LoadWeights(Body):
@@ -97,7 +98,7 @@ class LoadWeights(Body):
     model_seq_id: Number | None = None
     base_model: Id | None = None
     user_metadata: Metadata = None
-    optimizer_config: dict[str, Any] | None = None
+    optimizer_config: Json | None = None
     weights_access_token: str | None = None
 
 
@@ -111,8 +112,8 @@ class Operation(Body):
 class OptimStep(Operation):
     """Optimizer step."""
 
-    adam_params: dict[str, Any] | None = None
-    optimizer_params: dict[str, Any] | None = None
+    adam_params: Json | None = None
+    optimizer_params: Json | None = None
 
 
 class Save(Operation):
@@ -316,7 +317,7 @@ def _memory_shortage(size: int) -> str:
     return ""
 
 
-def json_body_schema(model: type[BaseModel]) -> dict[str, Any]:
+def json_body_schema(model: type[BaseModel]) -> Json:
     """Returns ``openapi_extra`` for a route that reads ``model`` itself; see ``add_schemas``."""
     schema = {"$ref": _REF.format(model=model.__name__)}
     return {"requestBody": {"required": True, "content": {"application/json": {"schema": schema}}}}
@@ -327,7 +328,7 @@ def add_schemas(app: FastAPI, models: Sequence[type[BaseModel]]) -> None:
     original = app.openapi
 
     # FastAPI documents only the bodies that it parses itself.
-    def openapi() -> dict[str, Any]:
+    def openapi() -> Json:
         document = original()
         schemas = document.setdefault("components", {}).setdefault("schemas", {})
         for model in models:

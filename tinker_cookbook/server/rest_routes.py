@@ -9,7 +9,7 @@ import time
 from collections.abc import Awaitable, Callable, Iterator
 from datetime import UTC, datetime
 from functools import partial
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
 from fastapi import APIRouter, Depends, Request, Response
 from fastapi import Body as BodyField
@@ -23,7 +23,7 @@ from tinker_cookbook.engine.devices import free_memory_bytes
 from tinker_cookbook.exceptions import BackendError
 from tinker_cookbook.server import bodies
 from tinker_cookbook.server.access import Limit, Offset, OwnerDep, StateDep
-from tinker_cookbook.server.bodies import JsonRoute
+from tinker_cookbook.server.bodies import Json, JsonRoute
 from tinker_cookbook.server.errors import NotFoundError
 from tinker_cookbook.server.keys import TOKEN_PREFIX, user_urn
 from tinker_cookbook.server.state import ServerState, Session
@@ -55,7 +55,7 @@ PathDep = Annotated[str, Depends(_checkpoint_path)]
 @router.get("/training_runs")
 async def list_runs(
     client: ClientDep, limit: Limit = 20, offset: Offset = 0, project_id: str | None = None
-) -> dict[str, Any]:
+) -> Json:
     """Lists runs, newest first."""
     if project_id is not None:
         raise BackendError(
@@ -66,25 +66,25 @@ async def list_runs(
 
 
 @router.get("/training_runs/{run_id}")
-async def get_run(run_id: str, client: ClientDep) -> dict[str, Any]:
+async def get_run(run_id: str, client: ClientDep) -> Json:
     """Returns a run."""
     return (await client.get_training_run(run_id)).model_dump(mode="json")
 
 
 @router.get("/training_runs/{run_id}/checkpoints")
-async def list_checkpoints(run_id: str, client: ClientDep) -> dict[str, Any]:
+async def list_checkpoints(run_id: str, client: ClientDep) -> Json:
     """Lists the checkpoints of a run."""
     return (await client.list_checkpoints(run_id)).model_dump(mode="json")
 
 
 @router.get("/checkpoints")
-async def list_all(client: ClientDep, limit: Limit = 100, offset: Offset = 0) -> dict[str, Any]:
+async def list_all(client: ClientDep, limit: Limit = 100, offset: Offset = 0) -> Json:
     """Lists the checkpoints of all runs, newest first."""
     return (await client.list_user_checkpoints(limit, offset)).model_dump(mode="json")
 
 
 @router.post("/weights_info")
-async def weights_info(tinker_path: bodies.IdField, client: ClientDep) -> dict[str, Any]:
+async def weights_info(tinker_path: bodies.IdField, client: ClientDep) -> Json:
     """Returns base model and LoRA rank of a checkpoint."""
     return (await client.get_weights_info_by_tinker_path(tinker_path)).model_dump(mode="json")
 
@@ -117,7 +117,7 @@ def archive(path: PathDep, request: Request, owner: OwnerDep, state: StateDep) -
 @router.get(f"/{_CHECKPOINT}/external_weights_urls")
 def external_weights_urls(
     path: PathDep, request: Request, owner: OwnerDep, state: StateDep
-) -> dict[str, Any]:
+) -> Json:
     """Returns a signed URL for each file of an adapter."""
     until = int(time.time()) + URL_SECONDS
     return {
@@ -164,7 +164,7 @@ async def healthz() -> dict[str, str]:
 
 
 @router.post("/client/config")
-async def client_config(owner: OwnerDep, body: dict[str, Any]) -> dict[str, Any]:
+async def client_config(owner: OwnerDep, body: Json) -> Json:
     """Returns the server's features; the SDK uses its defaults for the others."""
     return {
         "proto_compress_fwdbwd": False,
@@ -174,13 +174,13 @@ async def client_config(owner: OwnerDep, body: dict[str, Any]) -> dict[str, Any]
 
 
 @router.post("/client/dynamic_config")
-async def dynamic_config(owner: OwnerDep, body: dict[str, Any]) -> dict[str, Any]:
+async def dynamic_config(owner: OwnerDep, body: Json) -> Json:
     """Returns settings that may change while a client runs."""
     return {"sample_cancel_enabled": True}
 
 
 @router.get("/get_server_capabilities")
-def capabilities(owner: OwnerDep, state: StateDep) -> dict[str, Any]:
+def capabilities(owner: OwnerDep, state: StateDep) -> Json:
     """Returns the base models and their context lengths."""
     known = dict(state.engine.available_models())
     fixed = {"trainable": True, "sampleable": True}
@@ -193,9 +193,7 @@ def capabilities(owner: OwnerDep, state: StateDep) -> dict[str, Any]:
 
 
 @router.post("/create_session")
-async def create_session(
-    body: bodies.CreateSession, owner: OwnerDep, state: StateDep
-) -> dict[str, Any]:
+async def create_session(body: bodies.CreateSession, owner: OwnerDep, state: StateDep) -> Json:
     """Creates a session."""
     session = state.start_session(owner, body.user_metadata, body.display_name)
     created = {"type": "create_session", "session_id": session.session_id}
@@ -214,7 +212,7 @@ async def heartbeat(session_id: bodies.IdField, owner: OwnerDep, state: StateDep
 
 
 @router.post("/sessions/{session_id}/finish", status_code=204)
-async def finish(session_id: str, body: dict[str, Any], owner: OwnerDep, state: StateDep) -> None:
+async def finish(session_id: str, body: Json, owner: OwnerDep, state: StateDep) -> None:
     """Ends a session: its models leave memory, its checkpoints stay."""
     reason = body.get("reason")
     kind = reason.get("type", "finished") if isinstance(reason, dict) else "finished"
@@ -224,14 +222,14 @@ async def finish(session_id: str, body: dict[str, Any], owner: OwnerDep, state: 
 @router.get("/sessions")
 async def list_sessions(
     owner: OwnerDep, state: StateDep, limit: Limit = 20, offset: Offset = 0
-) -> dict[str, Any]:
+) -> Json:
     """Returns the ids of the open sessions, newest first."""
     found = sorted(state.sessions(owner), key=lambda one: one.created_at, reverse=True)
     return {"sessions": [session.session_id for session in found[offset : offset + limit]]}
 
 
 @router.get("/sessions/{session_id}")
-async def get_session(session_id: str, owner: OwnerDep, state: StateDep) -> dict[str, Any]:
+async def get_session(session_id: str, owner: OwnerDep, state: StateDep) -> Json:
     """Returns the models and samplers of a session."""
     session = state.session(owner, session_id)
     return {
@@ -255,15 +253,15 @@ class SessionSearch(bodies.Body):
     session_id: str | None = None
     display_name: str | None = None
     user_metadata: dict[str, str] = Field(default_factory=dict)
-    statuses: list[dict[str, Any]] | None = None
+    statuses: list[Json] | None = None
     project_ids: list[str] | None = None
-    owner: dict[str, Any] = Field(default_factory=dict)
+    owner: Json = Field(default_factory=dict)
     limit: Annotated[int, Field(ge=1, le=200)] = 50
     cursor: Cursor | None = None
 
 
 @router.post("/sessions/search", tags=["service"])
-async def search_sessions(body: SessionSearch, owner: OwnerDep, state: StateDep) -> dict[str, Any]:
+async def search_sessions(body: SessionSearch, owner: OwnerDep, state: StateDep) -> Json:
     """Searches the caller's open sessions, newest first; ended ones are not stored."""
     if body.project_ids is not None:
         raise BackendError("project_ids: this server has no projects; leave it out")
@@ -303,7 +301,7 @@ def _matches(body: SessionSearch, session: Session) -> bool:
     return named or session.session_id == body.session_id
 
 
-def _summary(session: Session) -> dict[str, Any]:
+def _summary(session: Session) -> Json:
     store = session.owner.store
     known = set(store.run_ids())
     runs = [run for run in list(session.models) if run in known]  # others are being created
@@ -322,7 +320,7 @@ def _summary(session: Session) -> dict[str, Any]:
 
 
 @router.get("/samplers/{sampler_id}")
-async def get_sampler(sampler_id: str, owner: OwnerDep, state: StateDep) -> dict[str, Any]:
+async def get_sampler(sampler_id: str, owner: OwnerDep, state: StateDep) -> Json:
     """Returns the weights that a sampler uses."""
     _, sampler = state.sampler(owner, sampler_id)
     weights = {"base_model": sampler.base_model, "model_path": sampler.model_path}
@@ -344,7 +342,7 @@ async def token(request: Request, owner: OwnerDep, state: StateDep) -> dict[str,
 
 
 @router.get("/auth/apikey/me", tags=["account"])
-async def own_key(owner: OwnerDep) -> dict[str, Any]:
+async def own_key(owner: OwnerDep) -> Json:
     """Returns the description of a key, which ``tinker auth login`` stores."""
     number = int.from_bytes(hashlib.sha256(owner.name.encode()).digest()[:6])
     return {
@@ -402,40 +400,40 @@ class _Collector:
 
 
 _PRIVATE = (
-    "this server shows no checkpoint to anyone but its owner. Fetch it with "
+    "publishing: this server shows no checkpoint to anyone but its owner. Fetch it with "
     "`tinker checkpoint download` and upload the folder where others can read it"
 )
-_NO_PROJECTS = "this server has no projects"
-_NO_BILLS = "nothing is billed here"
 
 # Error messages by method and path, for addresses of the hosted service that are not supported.
 # They get 400, which clients do not retry; other unknown addresses get 404.
 REFUSED = {
-    f"POST {_CHECKPOINT}/publish": f"publishing: {_PRIVATE}",
-    f"DELETE {_CHECKPOINT}/publish": f"publishing: {_PRIVATE}",
+    f"POST {_CHECKPOINT}/publish": _PRIVATE,
+    f"DELETE {_CHECKPOINT}/publish": _PRIVATE,
     "POST copy_weights": (
-        f"copying into a project: {_NO_PROJECTS}. A run of its own for the copy comes of "
+        "copying into a project: this server has no projects. To copy a run, use "
         "create_training_client_from_state and save_state"
     ),
-    "PUT sessions/{session_id}/project": f"assigning a project: {_NO_PROJECTS}; leave it out",
+    "PUT sessions/{session_id}/project": (
+        "assigning a project: this server has no projects; leave it out"
+    ),
     "GET sessions/{session_id}/trace_export": (
         "exporting a trace: this server records none; /metrics counts what it does"
     ),
-    "GET audit": "audit log: this server keeps none; what it does stands in its output",
-    "GET billing/usage/events": f"billing: {_NO_BILLS}; /metrics counts the tokens",
+    "GET audit": "audit log: this server keeps none; its output shows what it does",
+    "GET billing/usage/events": "billing: nothing is billed here; /metrics counts the tokens",
     "GET billing/usage/checkpoints/current": (
-        f"storage costs: {_NO_BILLS}; `tinker checkpoint list` shows the sizes"
+        "storage costs: nothing is billed here; `tinker checkpoint list` shows the sizes"
     ),
     "DELETE auth/apikey/me": (
-        "deleting a key: take it out of the server's file of keys and start the server anew"
+        "deleting a key: remove it from the server's file of keys and restart the server"
     ),
     "POST create_custom_loss": (
         "uploading a loss: this server runs no code of clients. Leave custom_loss_server_side off: "
         "then forward_backward_custom computes the loss in the client"
     ),
-    "POST retrieve_futures": "retrieve_futures: ask for each result with retrieve_future",
+    "POST retrieve_futures": "retrieve_futures: request each result with retrieve_future",
     "POST join_sampling_session": (
-        "join_sampling_session: clones of a sampling client choose their own numbers here"
+        "join_sampling_session: here clones of a sampling client choose their sequence numbers"
     ),
     "POST unload_model": "unload_model: models leave memory with their session; finish that",
 }
@@ -461,6 +459,5 @@ for _address, _reason in REFUSED.items():
 async def unknown(rest: str, request: Request, owner: OwnerDep) -> None:
     """Refuses any other address."""
     raise NotFoundError(
-        f"{request.method} {request.url.path}: this server has no such address; /docs shows those "
-        "it has"
+        f"{request.method} {request.url.path}: this server has no such address; /docs lists them"
     )

@@ -27,7 +27,7 @@ from tinker_cookbook.server.access import (
     owner_of,
     state_of,
 )
-from tinker_cookbook.server.bodies import SMALL_BYTES, JsonRoute, json_body_schema, read_body
+from tinker_cookbook.server.bodies import SMALL_BYTES, Json, JsonRoute, json_body_schema, read_body
 from tinker_cookbook.server.errors import BodyMemoryError, NotFoundError
 from tinker_cookbook.server.keys import Owner
 from tinker_cookbook.server.requests import (
@@ -38,9 +38,6 @@ from tinker_cookbook.server.requests import (
 )
 from tinker_cookbook.server.state import Model, OpenSampler, ServerState, Session
 from tinker_cookbook.server.wire import PassEncoder, PassRequest, pass_without_memory, read_pass
-
-Ack = dict[str, Any]
-
 
 router = APIRouter(prefix="/api/v1", tags=["training"], route_class=JsonRoute)
 
@@ -62,7 +59,7 @@ async def skip_refused(request: Request, error: Exception) -> Response:
 
 
 @router.post("/create_model")
-async def create_model(body: bodies.CreateModel, owner: OwnerDep, state: StateDep) -> Ack:
+async def create_model(body: bodies.CreateModel, owner: OwnerDep, state: StateDep) -> Json:
     """Creates a LoRA adapter on a base model."""
     session = state.session(owner, body.session_id)
     _require_adam(body.optimizer_config)
@@ -80,7 +77,7 @@ async def create_model(body: bodies.CreateModel, owner: OwnerDep, state: StateDe
 
 
 @router.post("/load_weights")
-async def load_weights(body: bodies.LoadWeights, owner: OwnerDep, state: StateDep) -> Ack:
+async def load_weights(body: bodies.LoadWeights, owner: OwnerDep, state: StateDep) -> Json:
     """Loads a checkpoint into a model, or creates a model from it."""
 
     def check() -> None:
@@ -122,7 +119,7 @@ async def load_weights(body: bodies.LoadWeights, owner: OwnerDep, state: StateDe
 @router.post("/get_info")
 async def get_info(
     model_id: bodies.IdField, request: Request, owner: OwnerDep, state: StateDep
-) -> dict[str, Any]:
+) -> Json:
     """Returns a model's name, rank and tokenizer."""
     _, model = state.model(owner, model_id)
     pending = state.requests.get(f"{model_id}:create")
@@ -138,18 +135,20 @@ async def get_info(
 
 
 @router.post("/forward_backward", openapi_extra=json_body_schema(bodies.JsonPass))
-async def forward_backward(request: Request, owner: OwnerDep, state: StateDep) -> Ack:
+async def forward_backward(request: Request, owner: OwnerDep, state: StateDep) -> Json:
     """Submits a forward-backward pass, in protobuf or in the JSON of SDKs before 0.25."""
     return await _submit_pass(request, owner, state, forward=False)
 
 
 @router.post("/forward", openapi_extra=json_body_schema(bodies.JsonPass))
-async def forward(request: Request, owner: OwnerDep, state: StateDep) -> Ack:
+async def forward(request: Request, owner: OwnerDep, state: StateDep) -> Json:
     """Submits a forward pass, for SDKs before 0.25."""
     return await _submit_pass(request, owner, state, forward=True)
 
 
-async def _submit_pass(request: Request, owner: Owner, state: ServerState, *, forward: bool) -> Ack:
+async def _submit_pass(
+    request: Request, owner: Owner, state: ServerState, *, forward: bool
+) -> Json:
     limit = request.app.state.max_request_bytes
     content_type = request.headers.get("content-type", "")
     encoding = request.headers.get("content-encoding", "")
@@ -181,7 +180,7 @@ async def _submit_pass(request: Request, owner: Owner, state: ServerState, *, fo
 
 
 @router.post("/optim_step")
-async def optim_step(body: bodies.OptimStep, owner: OwnerDep, state: StateDep) -> Ack:
+async def optim_step(body: bodies.OptimStep, owner: OwnerDep, state: StateDep) -> Json:
     """Submits a step of AdamW."""
 
     def step(client: LocalTrainingClient) -> Future[Any]:
@@ -203,7 +202,7 @@ async def optim_step(body: bodies.OptimStep, owner: OwnerDep, state: StateDep) -
 @router.post("/save_weights")
 @router.post("/save_weights_external")
 @router.post("/save_weights_for_sampler")
-async def save(body: bodies.Save, request: Request, owner: OwnerDep, state: StateDep) -> Ack:
+async def save(body: bodies.Save, request: Request, owner: OwnerDep, state: StateDep) -> Json:
     """Saves a checkpoint: for training, for download, or for sampling.
 
     Without a path, the last address creates a sampler of the current weights.
@@ -253,7 +252,7 @@ def _create(
     model_id: str,
     create: Callable[[], LocalTrainingClient],
     encoder: Encoder,
-) -> Ack:
+) -> Json:
     """Queues the creation of a model before its operations; a repeated request has no effect."""
     request_id = f"{model_id}:create"
     if model_id not in session.models:
@@ -281,7 +280,7 @@ def _submit(
     encoder: Encoder,
     *,
     blocks: bool = False,
-) -> Ack:
+) -> Json:
     """Queues an operation in order; a repeated request runs once.
 
     An error that ``operation`` raises becomes the result. Raised earlier, it would leave a gap in
@@ -310,11 +309,11 @@ def _client(model: Model, state: ServerState) -> LocalTrainingClient:
     return model.client
 
 
-def _require_adam(config: dict[str, Any] | None) -> None:
+def _require_adam(config: Json | None) -> None:
     kind = (config or {}).get("type", "adamw")
     if kind != "adamw":
         raise BackendError(f"optimizer_config: got {kind!r}, expected 'adamw'")
 
 
-def _as_strings(metadata: dict[str, Any] | None) -> dict[str, str] | None:
+def _as_strings(metadata: Json | None) -> dict[str, str] | None:
     return None if metadata is None else {key: str(value) for key, value in metadata.items()}

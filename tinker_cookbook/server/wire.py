@@ -18,6 +18,7 @@ from tinker.proto import tinker_public_pb2 as pb
 from tinker_cookbook.engine.training.examples import Example
 from tinker_cookbook.exceptions import DataValidationError
 from tinker_cookbook.server import bodies
+from tinker_cookbook.server.bodies import Json
 from tinker_cookbook.server.errors import BodyMemoryError, BodyTooLargeError, drop_tracebacks
 from tinker_cookbook.server.requests import Encoder
 
@@ -232,10 +233,10 @@ def tensor_of(body: bodies.Tensor) -> types.TensorData:
 class PassEncoder(Encoder):
     """Encoder of ``ForwardBackwardOutput``: log-probabilities of each datum, and metrics."""
 
-    def json(self, result: types.ForwardBackwardOutput) -> dict[str, Any]:
+    def json(self, result: types.ForwardBackwardOutput) -> Json:
         """Returns the JSON form, for SDKs before 0.25."""
 
-        def tensor(value: types.TensorData) -> dict[str, Any]:
+        def tensor(value: types.TensorData) -> Json:
             shape = list(value.to_numpy().shape)
             return {"data": value.data, "dtype": value.dtype, "shape": shape}
 
@@ -271,9 +272,9 @@ class PassEncoder(Encoder):
 class SampleEncoder(Encoder):
     """Encoder of ``SampleResponse``."""
 
-    def json(self, result: types.SampleResponse) -> dict[str, Any]:
+    def json(self, result: types.SampleResponse) -> Json:
         """Returns the JSON form, for SDKs before 0.18."""
-        body: dict[str, Any] = {
+        body: Json = {
             "type": "sample",
             "sequences": [
                 {"stop_reason": one.stop_reason, "tokens": one.tokens, "logprobs": one.logprobs}

@@ -305,20 +305,21 @@ def wait_until_ready(server: Server, root: Path) -> None:
         BackendError: The server ended, or does not answer.
     """
     assert server.log is not None
-    while not server.url:
+    until = None
+    while True:
         server.check_alive()
+        # The start of the server prints a line for each of these words.
         lines = [line.split() for line in server.log.read_text("utf-8", "replace").splitlines()]
         values = {words[0]: words[1] for words in lines if len(words) > 1}
         if "serving" in values and "keys" in values:
             server.url = values["serving"]
+            server.key = json.loads((root / "server_keys.json").read_bytes())["local"]
             server.on_cpu = values.get("device", "cpu").startswith("cpu")
-        time.sleep(_POLL_SECONDS)
-    server.key = json.loads((root / "server_keys.json").read_bytes())["local"]
-    until = time.monotonic() + 2 * _STOP_SECONDS
-    while (problem := server.problem()) is not None:
-        server.check_alive()
-        if time.monotonic() > until:
-            raise BackendError(f"the server at {server.url} does not respond ({problem})")
+            if (problem := server.problem()) is None:
+                return
+            until = until or time.monotonic() + 2 * _STOP_SECONDS
+            if time.monotonic() > until:
+                raise BackendError(f"the server at {server.url} does not respond ({problem})")
         time.sleep(_POLL_SECONDS)
 
 

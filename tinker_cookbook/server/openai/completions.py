@@ -19,7 +19,7 @@ from tinker_cookbook.renderers.core.messages import (
 )
 from tinker_cookbook.renderers.core.parsing import ContentDelta, MessageReader
 from tinker_cookbook.server.access import OwnerDep
-from tinker_cookbook.server.bodies import json_body_schema, read_json
+from tinker_cookbook.server.bodies import Json, json_body_schema, read_json
 from tinker_cookbook.server.keys import Owner
 from tinker_cookbook.server.openai.models import LoaderDep, ModelLoader
 from tinker_cookbook.server.openai.protocol import ApiError, ChatBody, CompletionBody, Tool
@@ -85,7 +85,7 @@ class CompletionChoice(Choice):
         self._text = ""
         self._has_tokens = False
 
-    def begin(self, scores: types.SampleResponse | None) -> list[dict[str, Any]]:
+    def begin(self, scores: types.SampleResponse | None) -> list[Json]:
         """Returns a chunk with the prompt if it is echoed."""
         if self._echo is None:
             return []
@@ -99,39 +99,40 @@ class CompletionChoice(Choice):
         detokenizer = IncrementalDetokenizer(self._options.model.codec, (), ())
         decoded = detokenizer.add(tokens) + detokenizer.finish()
         # A BOS token, and the space that some vocabularies start with, are not part of the text.
-        text = text or decoded
-        extra = len(decoded) - len(text)
-        self._prompt_chars = len(text)
-        tokens = detokenizer.take_tokens()
-        return [self._chunk(text, [replace(t, offset=max(0, t.offset - extra)) for t in tokens])]
+        self._text = text or decoded
+        extra = len(decoded) - len(self._text)
+        for token in detokenizer.take_tokens():
+            self._tokens.append(replace(token, offset=max(0, token.offset - extra)))
+        self._prompt_chars = len(self._text)
+        return [self.whole()]
 
-    def add(self, tokens: Sequence[SampledToken]) -> dict[str, Any] | None:
+    def add(self, tokens: Sequence[SampledToken]) -> Json | None:
         """Returns a chunk with the text that is certain now, or None."""
         self._has_tokens = True
         text = self._detokenizer.add(tokens)
-        return self._sampled_chunk(text) if text else None
+        return self._chunk(text) if text else None
 
-    def end(self, stop_reason: str) -> list[dict[str, Any]]:
+    def end(self, stop_reason: str) -> list[Json]:
         """Returns a chunk with the rest of the text and the finish reason."""
         text = self._detokenizer.finish()
         stopped = self._has_tokens and (self._detokenizer.stopped or stop_reason == "stop")
         self._finish_reason = "stop" if stopped else "length"
-        return [self._sampled_chunk(text)]
+        return [self._chunk(text)]
 
-    def whole(self) -> dict[str, Any]:
-        """Returns the whole choice."""
-        return self._text_json(self._text, self._tokens)
-
-    def _sampled_chunk(self, text: str) -> dict[str, Any]:
-        tokens = self._detokenizer.take_tokens()
-        return self._chunk(text, [replace(t, offset=t.offset + self._prompt_chars) for t in tokens])
-
-    def _chunk(self, text: str, tokens: list[SampledToken]) -> dict[str, Any]:
+    def _chunk(self, text: str) -> Json:
+        tokens = [
+            replace(token, offset=token.offset + self._prompt_chars)
+            for token in self._detokenizer.take_tokens()
+        ]
         self._text += text
         self._tokens += tokens
         return self._text_json(text, tokens)
 
-    def _text_json(self, text: str, tokens: Sequence[SampledToken]) -> dict[str, Any]:
+    def whole(self) -> Json:
+        """Returns the whole choice."""
+        return self._text_json(self._text, self._tokens)
+
+    def _text_json(self, text: str, tokens: Sequence[SampledToken]) -> Json:
         logprobs = None
         if self._options.top_logprobs is not None:
             codec = self._options.model.codec
@@ -216,7 +217,7 @@ def prompt_tokens(
     return renderer.build_generation_prompt(normal).to_ints()
 
 
-def _convert(message: Mapping[str, Any], where: str) -> dict[str, Any]:
+def _convert(message: Mapping[str, Any], where: str) -> Json:
     for field, value in message.items():
         if field not in _MESSAGE_FIELDS and value not in (None, [], {}):
             raise ApiError(f"{where}.{field}: this server does not support it", param=where)
@@ -260,13 +261,13 @@ class ChatChoice(Choice):
     def __init__(self, index: int, options: SamplingOptions, reader: MessageReader) -> None:
         super().__init__(index, options)
         self._reader = reader
-        self._message: dict[str, Any] = {}
+        self._message: Json = {}
 
-    def begin(self, scores: types.SampleResponse | None) -> list[dict[str, Any]]:
+    def begin(self, scores: types.SampleResponse | None) -> list[Json]:
         """Returns a chunk with the role."""
         return [self._chunk({"role": "assistant", "content": ""}, [])]
 
-    def add(self, tokens: Sequence[SampledToken]) -> dict[str, Any] | None:
+    def add(self, tokens: Sequence[SampledToken]) -> Json | None:
         """Returns a chunk with the new text and thinking, or None. Tool calls come at the end."""
         text = self._detokenizer.add(tokens)
         delta = _delta(self._reader.feed(text)) if text else {}
@@ -274,7 +275,7 @@ class ChatChoice(Choice):
         has_logprobs = ready and self._options.top_logprobs is not None
         return self._chunk(delta, ready) if delta or has_logprobs else None
 
-    def end(self, stop_reason: str) -> list[dict[str, Any]]:
+    def end(self, stop_reason: str) -> list[Json]:
         """Returns a chunk with the rest and the tool calls, and one with the finish reason."""
         text = self._detokenizer.finish()
         deltas = [*(self._reader.feed(text) if text else []), *self._reader.finish()]
@@ -306,7 +307,7 @@ class ChatChoice(Choice):
         self._finish_reason = ("tool_calls" if calls else "stop") if stopped else "length"
         return [*chunks, self._chunk({}, [])]
 
-    def whole(self) -> dict[str, Any]:
+    def whole(self) -> Json:
         """Returns the whole choice."""
         return self._json({"message": self._message}, self._logprobs(self._tokens))
 
@@ -315,15 +316,15 @@ class ChatChoice(Choice):
         self._tokens += tokens
         return tokens
 
-    def _chunk(self, delta: dict[str, Any], tokens: Sequence[SampledToken]) -> dict[str, Any]:
+    def _chunk(self, delta: Json, tokens: Sequence[SampledToken]) -> Json:
         return self._json({"delta": delta}, self._logprobs(tokens) if tokens else None)
 
-    def _logprobs(self, tokens: Sequence[SampledToken]) -> dict[str, Any] | None:
+    def _logprobs(self, tokens: Sequence[SampledToken]) -> Json | None:
         if self._options.top_logprobs is None:
             return None
         codec = self._options.model.codec
 
-        def entry(token: int, logprob: float) -> dict[str, Any]:
+        def entry(token: int, logprob: float) -> Json:
             name, letters = codec.decode([token]), token_bytes(codec, token)
             return {"token": name, "logprob": json_safe_logprob(logprob), "bytes": letters}
 
@@ -336,8 +337,8 @@ class ChatChoice(Choice):
         return {"content": content, "refusal": None}
 
 
-def _delta(deltas: Iterable[ContentDelta]) -> dict[str, Any]:
-    fields: dict[str, Any] = {}
+def _delta(deltas: Iterable[ContentDelta]) -> Json:
+    fields: Json = {}
     for delta in deltas:
         if isinstance(delta, StreamingTextDelta):
             fields["content"] = fields.get("content", "") + delta.text

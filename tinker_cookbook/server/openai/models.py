@@ -20,6 +20,7 @@ from tinker_cookbook.model_info import resolve_renderer_name
 from tinker_cookbook.renderers import Renderer, get_renderer
 from tinker_cookbook.renderers.core.codec import TextCodec
 from tinker_cookbook.server.access import OwnerDep, StateDep
+from tinker_cookbook.server.bodies import Json
 from tinker_cookbook.server.keys import Owner
 from tinker_cookbook.server.openai.protocol import model_not_found
 from tinker_cookbook.server.state import ServerState
@@ -39,7 +40,7 @@ router = APIRouter()
 
 
 @router.get("/models")
-def list_models(owner: OwnerDep, state: StateDep) -> dict[str, Any]:
+def list_models(owner: OwnerDep, state: StateDep) -> Json:
     """Lists the base models, then the caller's checkpoints for sampling, newest first."""
     entries = [_entry(name, state.started_at) for name in state.models]
     for run in owner.store.list_runs():
@@ -52,7 +53,7 @@ def list_models(owner: OwnerDep, state: StateDep) -> dict[str, Any]:
 
 
 @router.get("/models/{name:path}")
-def get_model(name: str, owner: OwnerDep, state: StateDep) -> dict[str, Any]:
+def get_model(name: str, owner: OwnerDep, state: StateDep) -> Json:
     """Returns one model; also a checkpoint for training, which can be sampled too."""
     if not name.startswith(SCHEME):
         return _entry(state.require_model(name, "model"), state.started_at)
@@ -67,7 +68,7 @@ def get_model(name: str, owner: OwnerDep, state: StateDep) -> dict[str, Any]:
 
 def _entry(
     name: str, created: float, owner: str = "tinker_cookbook", parent: str | None = None
-) -> dict[str, Any]:
+) -> Json:
     entry = {"id": name, "object": "model", "created": int(created), "owned_by": owner}
     return entry if parent is None else {**entry, "parent": parent}
 

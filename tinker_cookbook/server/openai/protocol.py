@@ -14,7 +14,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from starlette.exceptions import HTTPException
 
 from tinker_cookbook.exceptions import ModelNotFoundError, nearest
-from tinker_cookbook.server.bodies import Int64
+from tinker_cookbook.server.bodies import Int64, Json
 from tinker_cookbook.server.errors import status_of
 
 MAX_CHOICES = 128
@@ -87,7 +87,7 @@ class ApiError(Exception):
         self.status, self.param = status, param
         self.code = code or _CODES.get(status)
 
-    def body(self) -> dict[str, Any]:
+    def body(self) -> Json:
         """Returns the JSON object."""
         kind = "server_error" if self.status >= 500 else "invalid_request_error"
         kind = "rate_limit_error" if self.status == 429 else kind
@@ -184,7 +184,7 @@ class FunctionSpec(BaseModel):
 
     name: str
     description: str | None = None
-    parameters: dict[str, Any] | None = None
+    parameters: Json | None = None
     strict: bool | None = None
 
 
@@ -198,7 +198,7 @@ class Tool(BaseModel):
 class ChatBody(SamplingBody):
     """Body of ``POST /chat/completions``."""
 
-    messages: list[dict[str, Any]]
+    messages: list[Json]
     max_tokens: Annotated[Int64, Field(ge=1)] | None = None
     max_completion_tokens: Annotated[Int64, Field(ge=1)] | None = None
     logprobs: bool | None = None

@@ -22,6 +22,7 @@ from starlette.types import Receive, Scope, Send
 from tinker import types
 
 from tinker_cookbook.engine.sampling.requests import Sample
+from tinker_cookbook.server.bodies import Json
 from tinker_cookbook.server.openai.models import LoadedModel
 from tinker_cookbook.server.openai.protocol import (
     CLIENT_CLOSED_REQUEST,
@@ -214,22 +215,22 @@ class Choice(ABC):
         self._finish_reason: str | None = None
 
     @abstractmethod
-    def begin(self, scores: types.SampleResponse | None) -> list[dict[str, Any]]:
+    def begin(self, scores: types.SampleResponse | None) -> list[Json]:
         """Returns the chunks before the first token; ``scores`` has the prompt's logprobs."""
 
     @abstractmethod
-    def add(self, tokens: Sequence[SampledToken]) -> dict[str, Any] | None:
+    def add(self, tokens: Sequence[SampledToken]) -> Json | None:
         """Adds tokens; returns a chunk with the text that is certain now, or None."""
 
     @abstractmethod
-    def end(self, stop_reason: str) -> list[dict[str, Any]]:
+    def end(self, stop_reason: str) -> list[Json]:
         """Returns the last chunks, with the finish reason."""
 
     @abstractmethod
-    def whole(self) -> dict[str, Any]:
+    def whole(self) -> Json:
         """Returns the choice of a response that is not streamed."""
 
-    def _json(self, fields: dict[str, Any], logprobs: dict[str, Any] | None) -> dict[str, Any]:
+    def _json(self, fields: Json, logprobs: Json | None) -> Json:
         reason = {"logprobs": logprobs, "finish_reason": self._finish_reason}
         return {"index": self._index, **fields, **reason}
 
@@ -292,14 +293,14 @@ class ResponseWriter:
         }
         return JSONResponse(self._envelope | body)
 
-    def _begin(self, scores: Sequence[types.SampleResponse | None]) -> list[dict[str, Any]]:
+    def _begin(self, scores: Sequence[types.SampleResponse | None]) -> list[Json]:
         """Returns the chunks before the first tokens."""
         chunks, num_samples = [], self.samples.options.num_samples
         for i, choice in enumerate(self.choices):
             chunks += choice.begin(scores[i // num_samples])
         return chunks
 
-    def _add(self, batch: TokenBatch) -> list[dict[str, Any]]:
+    def _add(self, batch: TokenBatch) -> list[Json]:
         """Returns the chunks of new tokens."""
         if self.discard_tokens:
             return []
@@ -313,11 +314,11 @@ class ResponseWriter:
         return zip(self.choices, sequences, strict=True)
 
     async def _events(
-        self, chunks: list[dict[str, Any]], batches: AsyncIterator[TokenBatch]
+        self, chunks: list[Json], batches: AsyncIterator[TokenBatch]
     ) -> AsyncIterator[str]:
         """Yields server-sent events: ``chunks``, those of all further tokens, and the usage."""
 
-        def event(choices: list[dict[str, Any]], usage: dict[str, Any] | None = None) -> str:
+        def event(choices: list[Json], usage: Json | None = None) -> str:
             body = {**self._envelope, "choices": choices}
             return _event({**body, "usage": usage} if self._include_usage else body)
 
@@ -339,7 +340,7 @@ class ResponseWriter:
             yield _event(as_api_error(error).body())
         yield "data: [DONE]\n\n"
 
-    def _usage(self, responses: Sequence[types.SampleResponse]) -> dict[str, Any]:
+    def _usage(self, responses: Sequence[types.SampleResponse]) -> Json:
         prompt = sum(map(len, self.samples.prompts))
         sampled = sum(len(one.tokens) for response in responses for one in response.sequences)
         sampled = 0 if self.discard_tokens else sampled
@@ -370,5 +371,5 @@ class _EventStream(StreamingResponse):
             self._samples.close()
 
 
-def _event(body: dict[str, Any]) -> str:
+def _event(body: Json) -> str:
     return f"data: {json.dumps(body, ensure_ascii=False)}\n\n"
