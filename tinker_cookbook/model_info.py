@@ -319,7 +319,7 @@ def _family(name: str) -> _Family | None:
 
 def _renderer_for_runs(attributes: ModelAttributes) -> str:
     # Imported here: looking up attributes alone should not load every renderer.
-    from tinker_cookbook.renderers.registry import UNAVAILABLE
+    from tinker_cookbook.renderers import UNAVAILABLE
 
     name = attributes.recommended_renderers[0]
     if name in UNAVAILABLE:

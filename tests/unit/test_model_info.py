@@ -18,8 +18,7 @@ from tinker_cookbook.model_info import (
     warn_if_renderer_not_recommended,
 )
 from tinker_cookbook.model_lineup import LINEUP
-from tinker_cookbook.renderers import check_renderer_name
-from tinker_cookbook.renderers.registry import UNAVAILABLE
+from tinker_cookbook.renderers import UNAVAILABLE, check_renderer_name
 
 
 @pytest.mark.parametrize(

@@ -1,26 +1,46 @@
 """Renderers: messages to tokens with training weights, and sampled tokens back to messages.
 
-``get_renderer(name, tokenizer)`` makes one; a chat format is one file of this package.
+``get_renderer("qwen3", tokenizer)`` makes one by its name; a chat format is one file of this
+package. Options follow a question mark, as in a URL, so that configs, checkpoints and pickles hold
+them in one string: ``qwen3?strip_thinking_from_history=false``. Several are joined by ``&``;
+``%xx`` encodes any character. Every renderer has the option ``split_special_tokens`` (see
+:mod:`tinker_cookbook.renderers.base`).
 """
 
 from __future__ import annotations
 
+import inspect
+from collections.abc import Callable
+from functools import partial
+from typing import Any, TypeAlias
+from urllib.parse import parse_qsl, quote, urlencode
+
+from tinker_cookbook.exceptions import ConfigurationError, nearest
 from tinker_cookbook.renderers import base
 from tinker_cookbook.renderers.base import *  # noqa: F403
-from tinker_cookbook.renderers.core.chatml import ChatMLRenderer
+from tinker_cookbook.renderers.base import Renderer
+from tinker_cookbook.renderers.chatml import SMOLLM2_SYSTEM_PROMPT, ChatMLRenderer
 from tinker_cookbook.renderers.deepseek_v3 import (
-    DeepSeekV3DisableThinkingRenderer,
-    DeepSeekV3Renderer,
-    DeepSeekV3ThinkingRenderer,
+    DeepSeekV3DisableThinkingRenderer as DeepSeekV3DisableThinkingRenderer,
 )
-from tinker_cookbook.renderers.deepseek_v3_2 import (
-    DeepSeekV32Renderer,
-    DeepSeekV32ThinkingRenderer,
+from tinker_cookbook.renderers.deepseek_v3 import (
+    DeepSeekV3Renderer as DeepSeekV3Renderer,
 )
+from tinker_cookbook.renderers.deepseek_v3 import (
+    DeepSeekV3ThinkingRenderer as DeepSeekV3ThinkingRenderer,
+)
+from tinker_cookbook.renderers.deepseek_v3 import (
+    make_deepseek_v3,
+    make_deepseek_v3_thinking,
+)
+from tinker_cookbook.renderers.deepseek_v3_2 import DeepSeekV32Renderer, DeepSeekV32ThinkingRenderer
 from tinker_cookbook.renderers.gemma3 import Gemma3Renderer
 from tinker_cookbook.renderers.glm4 import Glm46DisableThinkingRenderer, Glm46Renderer
-from tinker_cookbook.renderers.gpt_oss import GptOssRenderer
+from tinker_cookbook.renderers.gpt_oss import GptOssRenderer as GptOssRenderer
+from tinker_cookbook.renderers.gpt_oss import make_gpt_oss
 from tinker_cookbook.renderers.kimi_k2 import KimiK2InstructRenderer, KimiK2Renderer
+from tinker_cookbook.renderers.kimi_k25 import KimiK25DisableThinkingRenderer, KimiK25Renderer
+from tinker_cookbook.renderers.kimi_k26 import KimiK26PreserveThinkingRenderer
 from tinker_cookbook.renderers.llama3 import Llama3Renderer
 from tinker_cookbook.renderers.mistral import MistralRenderer
 from tinker_cookbook.renderers.nemotron3 import (
@@ -33,8 +53,8 @@ from tinker_cookbook.renderers.nemotron3 import (
     Nemotron3UltraPreserveThinkingRenderer,
     Nemotron3UltraRenderer,
 )
-from tinker_cookbook.renderers.qwen2_5 import Qwen2_5Renderer
 from tinker_cookbook.renderers.qwen3 import (
+    Qwen2_5Renderer,
     Qwen3DisableThinkingRenderer,
     Qwen3InstructRenderer,
     Qwen3Renderer,
@@ -43,54 +63,11 @@ from tinker_cookbook.renderers.qwen3 import (
 )
 from tinker_cookbook.renderers.qwen3_5 import Qwen3_5DisableThinkingRenderer, Qwen3_5Renderer
 from tinker_cookbook.renderers.qwen3_8 import Qwen3_8DisableThinkingRenderer, Qwen3_8Renderer
-from tinker_cookbook.renderers.registry import (
-    check_renderer_name,
-    get_registered_renderer_names,
-    get_renderer,
-    get_renderer_names,
-    is_renderer_registered,
-    register_renderer,
-    unregister_renderer,
-)
 from tinker_cookbook.renderers.role_colon import RoleColonRenderer
 from tinker_cookbook.renderers.template import TemplateRenderer
 from tinker_cookbook.tokenizer_utils import Tokenizer
 
 __all__ = [
-    "ChatMLRenderer",
-    "DeepSeekV32Renderer",
-    "DeepSeekV32ThinkingRenderer",
-    "DeepSeekV3DisableThinkingRenderer",
-    "DeepSeekV3Renderer",
-    "DeepSeekV3ThinkingRenderer",
-    "Gemma3Renderer",
-    "Glm46DisableThinkingRenderer",
-    "Glm46Renderer",
-    "GptOssRenderer",
-    "KimiK2InstructRenderer",
-    "KimiK2Renderer",
-    "Llama3Renderer",
-    "MistralRenderer",
-    "Nemotron3DisableThinkingRenderer",
-    "Nemotron3LowThinkingRenderer",
-    "Nemotron3PreserveThinkingRenderer",
-    "Nemotron3Renderer",
-    "Nemotron3UltraDisableThinkingRenderer",
-    "Nemotron3UltraMediumThinkingRenderer",
-    "Nemotron3UltraPreserveThinkingRenderer",
-    "Nemotron3UltraRenderer",
-    "Qwen2_5Renderer",
-    "Qwen3DisableThinkingRenderer",
-    "Qwen3InstructRenderer",
-    "Qwen3Renderer",
-    "Qwen3VLInstructRenderer",
-    "Qwen3VLRenderer",
-    "Qwen3_5DisableThinkingRenderer",
-    "Qwen3_5Renderer",
-    "Qwen3_8DisableThinkingRenderer",
-    "Qwen3_8Renderer",
-    "RoleColonRenderer",
-    "TemplateRenderer",
     "Tokenizer",
     "check_renderer_name",
     "get_registered_renderer_names",
@@ -101,3 +78,241 @@ __all__ = [
     "unregister_renderer",
 ]
 __all__ += base.__all__
+
+_COMMON_OPTIONS = {"split_special_tokens": True}
+_registered: dict[str, RendererFactory] = {}
+
+
+def register_renderer(name: str, factory: RendererFactory) -> None:
+    """Makes ``get_renderer(name, …)`` call ``factory(tokenizer, image_processor, **options)``.
+
+    A registered name takes precedence over a built-in one. Processes that unpickle such a renderer
+    have to register it as well.
+    """
+    if not name or "?" in name:
+        raise ConfigurationError(
+            f"renderer_name: got {name!r}, expected a name without '?', which begins the options"
+        )
+    _registered[name] = factory
+
+
+def unregister_renderer(name: str) -> bool:
+    """Removes a registered renderer; returns whether there was one."""
+    return _registered.pop(name, None) is not None
+
+
+def is_renderer_registered(name: str) -> bool:
+    """Returns whether ``register_renderer`` was called for this name."""
+    return name in _registered
+
+
+def get_registered_renderer_names() -> list[str]:
+    """Returns the registered names, sorted."""
+    return sorted(_registered)
+
+
+def get_renderer_names() -> list[str]:
+    """Returns all names of ``get_renderer``, sorted."""
+    return sorted({*BUILT_IN, *_registered})
+
+
+def check_renderer_name(name: str) -> None:
+    """Raises ConfigurationError for an unknown name or option, without a tokenizer."""
+    _resolve(name, {})
+
+
+def get_renderer(
+    name: str,
+    tokenizer: Tokenizer,
+    image_processor: Any = None,
+    model_name: str | None = None,
+    **options: Any,
+) -> Renderer:
+    """Returns the renderer called ``name`` for this tokenizer.
+
+    Args:
+        name: A name below or a registered one, with options after a question mark or without:
+            ``"qwen3?strip_thinking_from_history=false"``.
+        tokenizer: Tokenizer of the model.
+        image_processor: Needed only for messages with images.
+        model_name: Name of the model for unpickling, if the tokenizer has another name.
+        **options: Options of the renderer, which override those in the name.
+
+    Names, by family:
+        Any model with a chat template: template. Base models: role_colon.
+        ChatML: chatml, smollm2. Llama: llama3. Gemma: gemma3. Mistral: mistral.
+        Qwen: qwen2_5, qwen3, qwen3_disable_thinking, qwen3_instruct, qwen3_vl, qwen3_vl_instruct,
+        qwen3_5, qwen3_5_disable_thinking, qwen3_5_preserve_thinking, qwen3_8_xhigh_reasoning,
+        qwen3_8_medium_reasoning, qwen3_8_low_reasoning, qwen3_8_disable_thinking.
+        DeepSeek: deepseekv3, deepseekv3_disable_thinking, deepseekv3_thinking, deepseekv3_2,
+        deepseekv3_2_thinking.
+        Kimi: kimi_k2, kimi_k2_instruct, kimi_k25, kimi_k25_disable_thinking, kimi_k26,
+        kimi_k26_disable_thinking, kimi_k26_preserve_thinking.
+        gpt-oss: gpt_oss_no_sysprompt, gpt_oss_low_reasoning, gpt_oss_medium_reasoning,
+        gpt_oss_high_reasoning. GLM: glm4_6, glm4_6_disable_thinking.
+        Nemotron: nemotron3, nemotron3_low_thinking, nemotron3_preserve_thinking,
+        nemotron3_disable_thinking, nemotron3_ultra, nemotron3_ultra_medium_thinking,
+        nemotron3_ultra_preserve_thinking, nemotron3_ultra_disable_thinking.
+
+    Raises:
+        ConfigurationError: An unknown name, option or value.
+    """
+    base, factory, chosen = _resolve(name, options)
+    # Options common to all renderers are set after the construction.
+    own = {key: value for key, value in chosen.items() if key not in _COMMON_OPTIONS}
+    renderer = factory(tokenizer, image_processor, **own)
+    if "split_special_tokens" in chosen:
+        renderer.split_special_tokens(chosen["split_special_tokens"])
+    # The spec includes options that the renderer resolved itself, such as the date.
+    renderer._renderer_name = _spec(base, {**chosen, **renderer.resolved_options})
+    renderer._model_name = model_name or getattr(tokenizer, "name_or_path", None)
+    renderer._has_image_processor = image_processor is not None
+    return renderer
+
+
+def _resolve(name: str, options: dict[str, Any]) -> tuple[str, RendererFactory, dict[str, Any]]:
+    base, _, query = name.partition("?")
+    # A registered name takes precedence, so that users can replace a built-in renderer.
+    factory = _registered.get(base) or BUILT_IN.get(base)
+    if factory is None and base == "tml_v0":
+        raise ConfigurationError(
+            "renderer_name: got 'tml_v0', the format of Inkling, which the package tml-renderers "
+            "(0.4.1 or later) writes; it cannot be installed here, so this name is not offered. "
+            "Use 'template' with the model's own tokenizer"
+        )
+    if factory is None and base in UNAVAILABLE:
+        raise ConfigurationError(
+            f"renderer_name: got {base!r}, the format of {UNAVAILABLE[base]}: no renderer of it "
+            "has been checked against the model's own chat template yet, so none is offered. Use "
+            "'template', which takes the format from the template that comes with the model's "
+            "tokenizer"
+        )
+    if factory is None:
+        raise ConfigurationError(
+            f"renderer_name: got {base!r}, expected one of {', '.join(get_renderer_names())}"
+            f"{nearest(base, get_renderer_names())} (Unknown renderer; register_renderer adds one)"
+        )
+    try:
+        # Strict parsing, so that a misspelled option raises an error instead of being dropped.
+        spelled = parse_qsl(query, keep_blank_values=True, strict_parsing=bool(query))
+    except ValueError as error:
+        raise ConfigurationError(
+            f"renderer_name: got options {query!r}, expected option=value&option=value"
+        ) from error
+    known = _options(factory)
+    known = known if known is None else known | _COMMON_OPTIONS
+    chosen: dict[str, Any] = {}
+    for option, value in [*spelled, *options.items()]:
+        if known is not None and option not in known:
+            raise ConfigurationError(
+                f"renderer_name: {base} has no option {option!r}, expected "
+                f"{'one of ' + ', '.join(known) if known else 'none'}{nearest(option, known)}"
+            )
+        default = (known or _COMMON_OPTIONS).get(option)
+        chosen[option] = _value(f"{base}?{option}", value, default)
+    return base, factory, chosen
+
+
+def _options(factory: RendererFactory) -> dict[str, Any] | None:
+    """Returns the options of a factory with their defaults; None where it takes any."""
+    parameters = inspect.signature(factory).parameters.values()
+    if any(p.kind is p.VAR_KEYWORD for p in parameters):
+        return None
+    return {p.name: p.default for p in parameters if p.kind is p.KEYWORD_ONLY}
+
+
+def _value(where: str, value: Any, default: Any) -> Any:
+    """Converts a value to the type of the option's default."""
+    if isinstance(default, bool):
+        words = {"true": True, "1": True, "false": False, "0": False}
+        found = value if isinstance(value, bool) else words.get(str(value).lower())
+        if found is None:
+            raise ConfigurationError(f"{where}: got {value!r}, expected true or false")
+        return found
+    if isinstance(default, (int, float)):
+        try:
+            return type(default)(value)
+        except (TypeError, ValueError) as error:
+            expected = "a whole number" if isinstance(default, int) else "a number"
+            raise ConfigurationError(f"{where}: got {value!r}, expected {expected}") from error
+    return value
+
+
+def _spec(base: str, options: dict[str, Any]) -> str:
+    """Returns ``name?option=value`` without options that are None."""
+    words = {
+        key: str(value).lower() if isinstance(value, bool) else value
+        for key, value in sorted(options.items())
+        if value is not None
+    }
+    return f"{base}?{urlencode(words, quote_via=quote)}" if words else base
+
+
+RendererFactory: TypeAlias = Callable[..., Renderer]
+"""``factory(tokenizer, image_processor, **options)``; its keyword-only arguments are options."""
+
+BUILT_IN: dict[str, RendererFactory] = {
+    "role_colon": RoleColonRenderer,
+    "template": TemplateRenderer,
+    "chatml": ChatMLRenderer,
+    "smollm2": partial(ChatMLRenderer, default_system=SMOLLM2_SYSTEM_PROMPT),
+    "llama3": Llama3Renderer,
+    # deepseekv3 is V3.1 without thinking, so both names are one renderer.
+    "deepseekv3": make_deepseek_v3,
+    "deepseekv3_disable_thinking": make_deepseek_v3,
+    "deepseekv3_thinking": make_deepseek_v3_thinking,
+    "deepseekv3_2": DeepSeekV32Renderer,
+    "deepseekv3_2_thinking": DeepSeekV32ThinkingRenderer,
+    "kimi_k2": KimiK2Renderer,
+    "kimi_k2_instruct": KimiK2InstructRenderer,
+    "kimi_k25": KimiK25Renderer,
+    "kimi_k25_disable_thinking": KimiK25DisableThinkingRenderer,
+    # K2.6 has the format of K2.5, unless it keeps all thinking.
+    "kimi_k26": KimiK25Renderer,
+    "kimi_k26_disable_thinking": KimiK25DisableThinkingRenderer,
+    "kimi_k26_preserve_thinking": KimiK26PreserveThinkingRenderer,
+    "gemma3": Gemma3Renderer,
+    "glm4_6": Glm46Renderer,
+    "glm4_6_disable_thinking": Glm46DisableThinkingRenderer,
+    "mistral": MistralRenderer,
+    "nemotron3": Nemotron3Renderer,
+    "nemotron3_low_thinking": Nemotron3LowThinkingRenderer,
+    "nemotron3_preserve_thinking": Nemotron3PreserveThinkingRenderer,
+    "nemotron3_disable_thinking": Nemotron3DisableThinkingRenderer,
+    "nemotron3_ultra": Nemotron3UltraRenderer,
+    "nemotron3_ultra_medium_thinking": Nemotron3UltraMediumThinkingRenderer,
+    "nemotron3_ultra_preserve_thinking": Nemotron3UltraPreserveThinkingRenderer,
+    "nemotron3_ultra_disable_thinking": Nemotron3UltraDisableThinkingRenderer,
+    "qwen2_5": Qwen2_5Renderer,
+    "qwen3": Qwen3Renderer,
+    "qwen3_disable_thinking": Qwen3DisableThinkingRenderer,
+    "qwen3_instruct": Qwen3InstructRenderer,
+    "gpt_oss_no_sysprompt": partial(make_gpt_oss, use_system_prompt=False),
+    "gpt_oss_low_reasoning": partial(make_gpt_oss, reasoning_effort="low"),
+    "gpt_oss_medium_reasoning": partial(make_gpt_oss, reasoning_effort="medium"),
+    "gpt_oss_high_reasoning": partial(make_gpt_oss, reasoning_effort="high"),
+    "qwen3_vl": Qwen3VLRenderer,
+    "qwen3_vl_instruct": Qwen3VLInstructRenderer,
+    "qwen3_5": Qwen3_5Renderer,
+    "qwen3_5_disable_thinking": Qwen3_5DisableThinkingRenderer,
+    "qwen3_5_preserve_thinking": partial(Qwen3_5Renderer, strip_thinking_from_history=False),
+    "qwen3_8_xhigh_reasoning": Qwen3_8Renderer,
+    "qwen3_8_medium_reasoning": partial(Qwen3_8Renderer, reasoning_effort="medium"),
+    "qwen3_8_low_reasoning": partial(Qwen3_8Renderer, reasoning_effort="low"),
+    "qwen3_8_disable_thinking": Qwen3_8DisableThinkingRenderer,
+}
+
+_LEVELS = ("max", "high", "low")
+UNAVAILABLE: dict[str, str] = {
+    "deepseekv4_1": "DeepSeek V4.1",
+    **{f"deepseekv4_1_{level}_reasoning": "DeepSeek V4.1" for level in ("low", "max")},
+    "deepseekv4_1_disable_thinking": "DeepSeek V4.1",
+    "deepseekv4_1_preserve_thinking": "DeepSeek V4.1",
+    **{f"kimi_k31_pro_{level}_reasoning": "Kimi K3.1-Pro" for level in _LEVELS},
+    "kimi_k31_pro_disable_thinking": "Kimi K3.1-Pro",
+    "kimi_k31_pro_no_reasoning_effort": "Kimi K3.1-Pro",
+    **{f"glm5_3_{level}_reasoning": "GLM-5.3" for level in _LEVELS},
+    "tml_v0": "Inkling",
+}
+"""Public names without a renderer, with their model: no renderer of them has been compared with the
+model's chat template, which is not available for most of them."""

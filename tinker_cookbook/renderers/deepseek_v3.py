@@ -10,14 +10,13 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any, ClassVar, Literal
 
 from tinker_cookbook.exceptions import RendererError
-from tinker_cookbook.renderers.base import Renderer
 from tinker_cookbook.renderers.core.blocks import Block, BlockReader
-from tinker_cookbook.renderers.core.checks import check_caller, check_parts, leading_thinking
+from tinker_cookbook.renderers.core.checks import TEXT_AND_THINKING, leading_thinking
 from tinker_cookbook.renderers.core.messages import (
     Message,
     Role,
@@ -34,17 +33,18 @@ from tinker_cookbook.renderers.core.rendered import (
     RenderedMessage,
     token_list,
 )
-from tinker_cookbook.renderers.core.tool_calls import as_openai_tool, read_calls_in_row
+from tinker_cookbook.renderers.core.renderer import Renderer
+from tinker_cookbook.renderers.core.tool_calls import as_openai_tool, read_calls_in_row, tool_call
 from tinker_cookbook.tokenizer_utils import Tokenizer
 
+BOS, END = "<｜begin▁of▁sentence｜>", "<｜end▁of▁sentence｜>"
+USER, ASSISTANT = "<｜User｜>", "<｜Assistant｜>"
 THINK, END_THINK = "<think>", "</think>"
 CALLS, END_CALLS = "<｜tool▁calls▁begin｜>", "<｜tool▁calls▁end｜>"
-RESULT, END_RESULT = "<｜tool▁output▁begin｜>", "<｜tool▁output▁end｜>"
 _CALL, _END_CALL = "<｜tool▁call▁begin｜>", "<｜tool▁call▁end｜>"
 _SEPARATOR = "<｜tool▁sep｜>"
 _RESULTS, _END_RESULTS = "<｜tool▁outputs▁begin｜>", "<｜tool▁outputs▁end｜>"
-DECLARED = frozenset({CALLS, END_CALLS, _CALL, _END_CALL, _SEPARATOR, "\uff5cDSML\uff5c"})
-"""Control tokens in the declarations of tools."""
+_RESULT, _END_RESULT = "<｜tool▁output▁begin｜>", "<｜tool▁output▁end｜>"
 _INSTRUCTIONS = (
     f"IMPORTANT: ALWAYS adhere to this exact format for tool use:\n{CALLS}{_CALL}tool_call_name"
     f"{_SEPARATOR}tool_call_arguments{_END_CALL}{{{{additional_tool_calls}}}}{END_CALLS}\n\nWhere:\n\n"
@@ -54,59 +54,66 @@ _INSTRUCTIONS = (
 )
 
 
+Calls = tuple[Block, Callable[[Message, int], str]]
+"""Form of tool calls: the block to parse, and the function that writes the calls of a message; its
+second argument is the index of the message, for errors."""
+
+
+def _calls(before: str, between: str, after: str, separator: str = "") -> Calls:
+    """Returns the form with these texts around a call's name and its arguments."""
+    patterns = map(re.escape, (before, between, after, separator))
+    pattern = re.compile("{}([^<\\n]+){}(.*?){}(?:{})?".format(*patterns), re.DOTALL)
+
+    def call_of(found: re.Match[str]) -> ToolCall:
+        check_arguments(found[2])
+        return tool_call(found[1], found[2])
+
+    def read(body: str) -> list[ToolCall]:
+        return read_calls_in_row(body, pattern, call_of)
+
+    def write(message: Message, idx: int) -> str:
+        calls = separator.join(
+            f"{before}{call.function.name}{between}{call.function.arguments}{after}"
+            for call in message.get("tool_calls", [])
+        )
+        block = f"{CALLS}{calls}{END_CALLS}" if calls else ""
+        return block + "".join(call.raw_text for call in message.get("unparsed_tool_calls", []))
+
+    return Block(CALLS, END_CALLS, read=read), write
+
+
 @dataclass(frozen=True)
 class Version:
     """Differences between versions of the format."""
 
-    think: str
+    calls: Calls
+    think: str = THINK
     """Opens thinking in prompts."""
-    end_think: str
+    end_think: str = END_THINK
     """Between thinking and answer."""
-    no_thinking: str
+    no_thinking: str = END_THINK
     """Follows the assistant's token where there is no thinking."""
-    call: tuple[str, str, str, str] = ("", "", "", "")
-    """Text before the name, between name and arguments, after them, and between calls."""
+    white: str = ""
+    """White space around sampled thinking."""
     results: tuple[str, str, str] = ("", "", "")
     """Text before, between and after consecutive results."""
-    opens_after: tuple[str | None, ...] = ("user",)
-    """Roles after which an answer begins with ``<｜Assistant｜>``; None is the beginning."""
-
-    def calls_text(self, message: Message) -> str:
-        """Returns the calls of a message as text, with arguments verbatim."""
-        before, between, behind, separator = self.call
-        calls = [
-            f"{before}{call.function.name}{between}{call.function.arguments}{behind}"
-            for call in message.get("tool_calls", [])
-        ]
-        blocks = [f"{CALLS}{separator.join(calls)}{END_CALLS}"] if calls else []
-        return "".join([*blocks, *(c.raw_text for c in message.get("unparsed_tool_calls", []))])
-
-    def read_calls(self, body: str) -> list[ToolCall]:
-        """Returns the calls in a block; raises ValueError for anything else."""
-        before, between, behind, separator = map(re.escape, self.call)
-        pattern = f"{before}([^<\\n]+){between}(.*?){behind}(?:{separator})?"
-        return read_calls_in_row(body, re.compile(pattern, re.DOTALL), _call_of)
+    openings: Mapping[str | None, str] = field(default_factory=lambda: {"user": ASSISTANT})
+    """What opens an answer, by the role of the message before it (None: the beginning); after
+    other roles an answer continues the message before it."""
+    splits_at: Literal["first", "last"] | None = None
+    """At which closing tag in a string the template splits thinking from the answer."""
 
 
-V3_1 = Version(
-    THINK, END_THINK, END_THINK, call=(_CALL, _SEPARATOR, _END_CALL, ""), opens_after=("user",)
-)
-V3 = Version(
-    f"{THINK}\n",
-    f"\n{END_THINK}\n\n",
-    "",
-    call=(f"{_CALL}function{_SEPARATOR}", "\n```json\n", f"\n```{_END_CALL}", "\n"),
+_V3 = Version(
+    _calls(f"{_CALL}function{_SEPARATOR}", "\n```json\n", f"\n```{_END_CALL}", "\n"),
+    think=f"{THINK}\n",
+    end_think=f"\n{END_THINK}\n\n",
+    no_thinking="",
     results=(_RESULTS, "\n", _END_RESULTS),
-    opens_after=("user", "assistant", "system", None),
+    openings=dict.fromkeys(("user", "assistant", "system", None), ASSISTANT),
 )
-R1 = Version(V3.think, V3.end_think, "", V3.call, (_RESULTS, "", _END_RESULTS), V3.opens_after)
-VERSIONS = {"3.1": (V3_1, V3_1), "3": (V3, R1)}
-"""Versions by name: without thinking, and with."""
-
-
-def _call_of(found: re.Match[str]) -> ToolCall:
-    check_arguments(found[2])
-    return ToolCall(function=ToolCall.FunctionBody(name=found[1], arguments=found[2]))
+_R1 = replace(_V3, white="\n", results=(_RESULTS, "", _END_RESULTS), splits_at="last")
+_V3_1 = Version(_calls(_CALL, _SEPARATOR, _END_CALL), splits_at="first")
 
 
 def check_arguments(text: str) -> dict[str, Any]:
@@ -118,24 +125,6 @@ def check_arguments(text: str) -> dict[str, Any]:
     if not isinstance(arguments, dict):
         raise ValueError(f"arguments: got {text[:80]!r}, expected a JSON object")
     return arguments
-
-
-def declare_tools(tools: Sequence[ToolSpec], system_prompt: str) -> str:
-    """Returns the system text that declares tools as in the model card of V3.1."""
-    declared = "".join(_declare(as_openai_tool(tool)["function"]) for tool in tools)
-    title = "## Tools\nYou have access to the following tools:"
-    return f"{system_prompt}\n\n{title}\n\n{declared}{_INSTRUCTIONS}"
-
-
-def _declare(function: dict[str, Any]) -> str:
-    parameters = json.dumps(function["parameters"], ensure_ascii=False)
-    description = function.get("description", "")
-    return f"### {function['name']}\nDescription: {description}\n\nParameters: {parameters}\n\n"
-
-
-BOS, END = "<｜begin▁of▁sentence｜>", "<｜end▁of▁sentence｜>"
-USER, ASSISTANT = "<｜User｜>", "<｜Assistant｜>"
-_ROLES = ("system", "user", "assistant", "tool")
 
 
 class DeepSeekV3Renderer(Renderer):
@@ -154,8 +143,18 @@ class DeepSeekV3Renderer(Renderer):
 
     _encodes_with_codec = True
     stop_token = END
-    _declared_tokens = DECLARED
+    _bos = BOS
+    _answer_parts = TEXT_AND_THINKING
+    # Control tokens in the declarations of tools.
+    _declared_tokens = frozenset(
+        {CALLS, END_CALLS, _CALL, _END_CALL, _SEPARATOR, "\uff5cDSML\uff5c"}
+    )
     _thinking = False
+    _versions: ClassVar[Mapping[str, tuple[Version, Version]]] = {
+        "3.1": (_V3_1, _V3_1),
+        "3": (_V3, _R1),
+    }
+    """Versions by name: without thinking, and with."""
 
     def __init__(
         self,
@@ -169,23 +168,21 @@ class DeepSeekV3Renderer(Renderer):
         super().__init__(tokenizer, image_processor)
         self.system_role_as_user = system_role_as_user
         self.strip_thinking_from_history = strip_thinking_from_history
+        thinks = THINK in tokenizer.get_vocab()
         if version is None:  # only the vocabulary of V3 has no <think> token
-            version = "3.1" if THINK in tokenizer.get_vocab() else "3"
-        if version not in VERSIONS:
+            version = "3.1" if thinks else "3"
+        if version not in self._versions:
             raise RendererError(
-                f"version: got {version!r}, expected one of {', '.join(VERSIONS)}; for V3.2 use "
-                "deepseekv3_2"
+                f"version: got {version!r}, expected one of {', '.join(self._versions)}; for V3.2 "
+                "use deepseekv3_2"
             )
-        self._set_version(VERSIONS[version][self._thinking], version)
-
-    def _set_version(self, version: Version, name: str) -> None:
-        self._version = version
-        if name != "3" and THINK not in self.tokenizer.get_vocab():
+        if version != "3" and not thinks:
             raise RendererError(
                 f"renderer_name: {type(self).__name__} needs the special token {THINK!r}, which "
-                f"the tokenizer {getattr(self.tokenizer, 'name_or_path', '')!r} does not have; for "
+                f"the tokenizer {getattr(tokenizer, 'name_or_path', '')!r} does not have; for "
                 "the vocabulary of DeepSeek V3 use 'deepseekv3?version=3'"
             )
+        self._version = self._versions[version][self._thinking]
 
     @property
     def has_extension_property(self) -> bool:
@@ -200,19 +197,17 @@ class DeepSeekV3Renderer(Renderer):
     def render_message(self, message: Message, ctx: RenderContext) -> RenderedMessage:
         """Returns the tokens of a message; each system message after the first begins with a blank
         line."""
+        self._check(message, ctx.idx)
         role, before = message["role"], ctx.prev_role
-        if role not in _ROLES or (role == "system" and before not in (None, "system")):
+        roles = ("system", "user", "assistant", "tool")
+        if role not in roles or (role == "system" and before not in (None, "system")):
             where = " before all others" if role == "system" else ""
             raise RendererError(
-                f"messages[{ctx.idx}].role: got {role!r}, expected one of {', '.join(_ROLES)}"
+                f"messages[{ctx.idx}].role: got {role!r}, expected one of {', '.join(roles)}"
                 f"{where}: {self._name} has no form for others"
             )
-        # Only answers may have thinking; no role may have images.
-        parts = {"text", "thinking"} if role == "assistant" else {"text"}
-        check_parts(message, ctx.idx, self._name, frozenset(parts))
         if role == "assistant":
             return self._render_answer(message, ctx)
-        check_caller(message, ctx.idx)
         text = ensure_text(message["content"])
         if role == "tool":
             return self._render_result(text, ctx)
@@ -226,25 +221,28 @@ class DeepSeekV3Renderer(Renderer):
         """Declares tools after the system prompt, as in the model card of V3.1."""
         if not tools:
             return system_message(system_prompt)
-        if self._version is not V3_1:
+        if self._version is not _V3_1:
             raise RendererError(
                 f"{self._name}: V3 and R1 declare no tools; use deepseekv3 or "
                 "deepseekv3_2_thinking, or describe the tools in a system message of your own"
             )
-        return [Message(role="system", content=declare_tools(tools, system_prompt))]
+        declared = ""
+        for tool in tools:
+            function = as_openai_tool(tool)["function"]
+            declared += (
+                f"### {function['name']}\nDescription: {function.get('description', '')}\n\n"
+                f"Parameters: {json.dumps(function['parameters'], ensure_ascii=False)}\n\n"
+            )
+        title = "## Tools\nYou have access to the following tools:"
+        text = f"{system_prompt}\n\n{title}\n\n{declared}{_INSTRUCTIONS}"
+        return [Message(role="system", content=text)]
 
     def _reader(self) -> MessageReader:
-        calls = Block(CALLS, END_CALLS, read=self._version.read_calls)
+        calls, white = self._version.calls[0], self._version.white
         if not self._thinking:
             return BlockReader((calls,))
-        # R1 writes line breaks around thinking, V3.1 does not.
-        white = "\n" if self._version is R1 else ""
         thinking = Block(THINK, END_THINK, trim=white, after=white)
         return BlockReader((thinking, calls), inside=thinking)
-
-    @property
-    def _bos_tokens(self) -> list[int]:
-        return self.codec.constant(BOS)
 
     def _generation_suffix(self, role: Role) -> list[int]:
         return token_list(self._prompt_pieces([], role)[-1])
@@ -280,64 +278,45 @@ class DeepSeekV3Renderer(Renderer):
         ]
 
     def _render_answer(self, message: Message, ctx: RenderContext) -> RenderedMessage:
-        thinking, text = self._split_thinking(message, ctx)
-        opening = self._opening(ctx)
-        strips = self.strip_thinking_from_history
+        version, strips = self._version, self.strip_thinking_from_history
+        thinking = leading_thinking(message, ctx.idx, self._name) or ""
+        text = get_text_content(message)
+        # In text without calls and results, the template takes what precedes a tag as thinking.
+        plain = not message.get("tool_calls") and ctx.prev_role != "tool"
+        if version.splits_at and plain and END_THINK in text:
+            at = text.find(END_THINK) if version.splits_at == "first" else text.rfind(END_THINK)
+            thinking += text[:at].removeprefix(THINK).strip(version.white)
+            text = text[at + len(END_THINK) :]
         writes = self._thinking and (ctx.in_last_assistant_turn or not strips)
-        if self._version is V3_1 and strips and message.get("tool_calls"):
+        if version is _V3_1 and strips and message.get("tool_calls"):
             # The template closes thinking before a call in history.
             writes = writes and (bool(thinking) or ctx.is_last)
-        # Thinking belongs to the block that the prompt has opened.
-        in_place = writes and opening is not None
-        version = self._version
-        if thinking and writes and not in_place:
-            # After tool results the prompt opens no thinking block: both tags are text.
+        # Thinking belongs to the block that the prompt has opened. After tool results the prompt
+        # opens none: then both tags are text.
+        opening = version.openings.get(ctx.prev_role)
+        header = ""
+        if opening is not None and writes:
+            header, text = opening + version.think, thinking + version.end_think + text
+        elif opening is not None:
+            header = opening + version.no_thinking
+        elif thinking and writes:
             text = f"{version.think}{thinking}{version.end_think}{text}"
-        elif thinking and not writes and not self._thinking and ctx.in_last_assistant_turn:
+        if thinking and not self._thinking and ctx.in_last_assistant_turn:
             self._warn_once(
                 f"{self._name}: the thinking of an answer is left out, because the prompt closes "
                 "it before the answer begins; to train on it, use deepseekv3_thinking"
             )
-        header, answer = "", text
-        if opening is not None:
-            header = opening + (version.think if in_place else version.no_thinking)
-        if in_place:
-            answer = thinking + version.end_think + text
-        output = self.codec.encode(answer + self._calls_text(message, ctx.idx) + END)
-        return RenderedMessage(header=self.codec.constant(header), output=[output])
-
-    def _opening(self, ctx: RenderContext) -> str | None:
-        """Returns what opens an answer, None where it continues the message before it."""
-        return ASSISTANT if ctx.prev_role in self._version.opens_after else None
-
-    def _split_thinking(self, message: Message, ctx: RenderContext) -> tuple[str, str]:
-        thinking = leading_thinking(message, ctx.idx, self._name) or ""
-        text = get_text_content(message)
-        if message.get("tool_calls") or ctx.prev_role == "tool" or END_THINK not in text:
-            return thinking, text
-        return self._split_text(thinking, text)
-
-    def _split_text(self, thinking: str, text: str) -> tuple[str, str]:
-        """Splits thinking from an answer's text at the tags where the template does."""
-        if self._version is V3:
-            return thinking, text
-        # R1's template splits at the last closing tag, V3.1's at the first.
-        at = text.rfind(END_THINK) if self._version is R1 else text.find(END_THINK)
-        before, after = text[:at].removeprefix(THINK), text[at + len(END_THINK) :]
-        return thinking + before.strip("\n" if self._version is R1 else ""), after
-
-    def _calls_text(self, message: Message, idx: int) -> str:
-        """Returns the calls of a message as text; ``idx`` is its index, for errors."""
-        return self._version.calls_text(message)
+        text += version.calls[1](message, ctx.idx) + END
+        return RenderedMessage(header=self.codec.constant(header), output=[self.codec.encode(text)])
 
     def _render_result(self, text: str, ctx: RenderContext) -> RenderedMessage:
         opening, between, closing = self._version.results
         before = between if ctx.prev_role == "tool" else opening
         after = "" if ctx.next_role == "tool" else closing
         return RenderedMessage(
-            header=self.codec.constant(before + RESULT),
+            header=self.codec.constant(before + _RESULT),
             output=[self.codec.encode(text)],
-            footer=self.codec.constant(END_RESULT + after),
+            footer=self.codec.constant(_END_RESULT + after),
         )
 
 
@@ -356,7 +335,7 @@ class DeepSeekV3ThinkingRenderer(DeepSeekV3Renderer):
 DeepSeekV3DisableThinkingRenderer = DeepSeekV3Renderer
 
 
-def deepseek_v3(
+def make_deepseek_v3(
     tokenizer: Tokenizer,
     image_processor: Any = None,
     *,
@@ -369,7 +348,7 @@ def deepseek_v3(
     )
 
 
-def deepseek_v3_thinking(
+def make_deepseek_v3_thinking(
     tokenizer: Tokenizer,
     image_processor: Any = None,
     *,

@@ -12,14 +12,14 @@ import re
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from tinker_cookbook.renderers.core.blocks import Block, BlockReader
+from tinker_cookbook.renderers.core.blocks import Block
 from tinker_cookbook.renderers.core.messages import Message, ToolCall, ToolSpec, system_message
-from tinker_cookbook.renderers.core.parsing import MessageReader
 from tinker_cookbook.renderers.core.rendered import RenderContext, RenderedMessage
 from tinker_cookbook.renderers.core.tool_calls import (
-    arguments_of,
     as_openai_tool,
+    calls_with_arguments,
     read_calls_in_row,
+    tool_call,
 )
 from tinker_cookbook.renderers.deepseek_v3 import (
     ASSISTANT,
@@ -57,7 +57,64 @@ _DECLARATION = (
     f"{THINK}...thinking about results{END_THINK}\n\nHere are the functions available in "
     "JSONSchema format:\n<functions>\n"
 )
-_VERSION = Version(THINK, END_THINK, END_THINK)
+
+
+def _read_calls(body: str) -> list[ToolCall]:
+    """Returns the calls of a block; raises ValueError for anything else."""
+
+    def call_of(found: re.Match[str]) -> ToolCall:
+        spelled, text, at = [], found[2], 0
+        while at < len(text):
+            parameter = _PARAMETER.match(text, at)
+            if parameter is None:
+                raise ValueError(f"got {text[at : at + 80]!r}, expected a parameter")
+            value, name = parameter["value"], json.dumps(parameter["name"], ensure_ascii=False)
+            if parameter["kind"] == "true":
+                value = json.dumps(value, ensure_ascii=False)
+            spelled.append(f"{name}: {value}")
+            at = parameter.end()
+        arguments = f"{{{', '.join(spelled)}}}"
+        if len(check_arguments(arguments)) != len(spelled):
+            raise ValueError("got a parameter twice, or two values in one, expected each once")
+        return tool_call(found[1], arguments)
+
+    return read_calls_in_row(body, _INVOKE, call_of)
+
+
+def _spelled(arguments: str, count: int) -> Iterator[tuple[str, Any, str]]:
+    """Yields name, value and verbatim JSON of ``count`` arguments."""
+    decoder, rest = json.JSONDecoder(), arguments.partition("{")[2]
+    for _ in range(count):
+        rest = rest.lstrip(" \t\r\n,")
+        name, end = decoder.raw_decode(rest)
+        rest = rest[end:].lstrip(" \t\r\n:")
+        value, end = decoder.raw_decode(rest)
+        yield name, value, rest[:end]
+        rest = rest[end:]
+
+
+def _write_calls(message: Message, idx: int) -> str:
+    written = ""
+    for call, arguments in calls_with_arguments(message, idx):
+        written += f'<{_MARK}invoke name="{call.function.name}">\n'
+        for name, value, spelled in _spelled(call.function.arguments, len(arguments)):
+            is_string = isinstance(value, str)
+            written += (
+                f'<{_MARK}parameter name="{name}" string="{str(is_string).lower()}">'
+                f"{value if is_string else spelled}{_END_PARAMETER}\n"
+            )
+        written += f"{_END_INVOKE}\n"
+    blocks = [f"{_CALLS}\n{written}{_END_CALLS}"] if written else []
+    blocks += [call.raw_text for call in message.get("unparsed_tool_calls", [])]
+    return "".join(f"\n\n{block}" for block in blocks)
+
+
+_VERSION = Version(
+    # The blank line before calls belongs to the format.
+    (Block(_CALLS, _END_CALLS, read=_read_calls, before=("\n\n",)), _write_calls),
+    # After results the blank line is part of the result: it merges with what it follows.
+    openings={"user": ASSISTANT, "tool": ""},
+)
 
 
 class DeepSeekV32Renderer(DeepSeekV3Renderer):
@@ -68,9 +125,10 @@ class DeepSeekV32Renderer(DeepSeekV3Renderer):
     verbatim, where the template dumps them again.
     """
 
+    _versions = {"3.2": (_VERSION, _VERSION)}  # noqa: RUF012
+
     def __init__(self, tokenizer: Tokenizer, image_processor: Any = None) -> None:
-        super().__init__(tokenizer, image_processor=image_processor, version="3.1")
-        self._version = _VERSION
+        super().__init__(tokenizer, image_processor=image_processor, version="3.2")
 
     def create_conversation_prefix_with_tools(
         self, tools: Sequence[ToolSpec], system_prompt: str = ""
@@ -83,32 +141,6 @@ class DeepSeekV32Renderer(DeepSeekV3Renderer):
         before = f"{system_prompt}\n\n" if system_prompt else ""
         text = f"{before}{_DECLARATION}{declared}</functions>\n"
         return [Message(role="system", content=text)]
-
-    def _reader(self) -> MessageReader:
-        # The blank line before calls belongs to the format.
-        calls = Block(_CALLS, _END_CALLS, read=_read_calls, before=("\n\n",))
-        if not self._thinking:
-            return BlockReader((calls,))
-        thinking = Block(THINK, END_THINK)
-        return BlockReader((thinking, calls), inside=thinking)
-
-    def _opening(self, ctx: RenderContext) -> str | None:
-        # After results the blank line is part of the result: it merges with what it follows.
-        return {"user": ASSISTANT, "tool": ""}.get(ctx.prev_role or "")
-
-    def _split_text(self, thinking: str, text: str) -> tuple[str, str]:
-        return thinking, text
-
-    def _calls_text(self, message: Message, idx: int) -> str:
-        where = f"messages[{idx}].tool_calls[{{}}].function.arguments"
-        written = "".join(
-            f'<{_MARK}invoke name="{call.function.name}">\n'
-            f"{_parameters(call, where.format(i))}{_END_INVOKE}\n"
-            for i, call in enumerate(message.get("tool_calls", []))
-        )
-        blocks = [f"{_CALLS}\n{written}{_END_CALLS}"] if written else []
-        blocks += [call.raw_text for call in message.get("unparsed_tool_calls", [])]
-        return "".join(f"\n\n{block}" for block in blocks)
 
     def _render_result(self, text: str, ctx: RenderContext) -> RenderedMessage:
         opening = "" if ctx.prev_role == "tool" else "\n\n<function_results>\n"
@@ -137,55 +169,3 @@ class DeepSeekV32ThinkingRenderer(DeepSeekV32Renderer):
     ) -> None:
         super().__init__(tokenizer, image_processor)
         self.strip_thinking_from_history = strip_thinking_from_history
-
-
-def _parameters(call: ToolCall, where: str) -> str:
-    items = _spelled_items(call.function.arguments, len(arguments_of(call, where)))
-    return "".join(
-        f'<{_MARK}parameter name="{name}" string="{str(isinstance(value, str)).lower()}">'
-        f"{value if isinstance(value, str) else spelled}{_END_PARAMETER}\n"
-        for name, value, spelled in items
-    )
-
-
-def _spelled_items(arguments: str, count: int) -> Iterator[tuple[str, Any, str]]:
-    """Yields name, value and verbatim JSON of ``count`` arguments."""
-    decoder, at = json.JSONDecoder(), arguments.find("{") + 1
-    for _ in range(count):
-        at = _past(r"[\s,]*", arguments, at)
-        name, at = decoder.raw_decode(arguments, at)
-        start = _past(r"[\s:]*", arguments, at)
-        value, at = decoder.raw_decode(arguments, start)
-        yield name, value, arguments[start:at]
-
-
-def _past(pattern: str, text: str, at: int) -> int:
-    found = re.compile(pattern).match(text, at)
-    return found.end() if found else at
-
-
-def _read_calls(body: str) -> list[ToolCall]:
-    """Returns the calls of a block; raises ValueError for anything else."""
-    return read_calls_in_row(body, _INVOKE, _call_of)
-
-
-def _call_of(found: re.Match[str]) -> ToolCall:
-    arguments = _read_arguments(found[2])
-    return ToolCall(function=ToolCall.FunctionBody(name=found[1], arguments=arguments))
-
-
-def _read_arguments(text: str) -> str:
-    spelled, at = [], 0
-    while at < len(text):
-        found = _PARAMETER.match(text, at)
-        if found is None:
-            raise ValueError(f"got {text[at : at + 80]!r}, expected a parameter")
-        value, name = found["value"], json.dumps(found["name"], ensure_ascii=False)
-        if found["kind"] == "true":
-            value = json.dumps(value, ensure_ascii=False)
-        spelled.append(f"{name}: {value}")
-        at = found.end()
-    arguments = f"{{{', '.join(spelled)}}}"
-    if len(check_arguments(arguments)) != len(spelled):
-        raise ValueError("got a parameter twice, or two values in one, expected each once")
-    return arguments

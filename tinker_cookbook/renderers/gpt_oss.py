@@ -13,7 +13,6 @@ from datetime import date
 from typing import Any
 
 from tinker_cookbook.exceptions import ConfigurationError, RendererError, nearest
-from tinker_cookbook.renderers.base import Example, Renderer
 from tinker_cookbook.renderers.core.checks import check_caller, check_parts
 from tinker_cookbook.renderers.core.messages import (
     Message,
@@ -32,6 +31,7 @@ from tinker_cookbook.renderers.core.rendered import (
     join_weighted,
     weigh,
 )
+from tinker_cookbook.renderers.core.renderer import Example, Renderer
 from tinker_cookbook.renderers.harmony import (
     ASSISTANT,
     CALL,
@@ -272,7 +272,7 @@ class GptOssRenderer(Renderer):
         )
 
 
-def gpt_oss(
+def make_gpt_oss(
     tokenizer: Tokenizer,
     image_processor: Any = None,
     *,

@@ -10,18 +10,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from tinker_cookbook.exceptions import RendererError
-from tinker_cookbook.renderers.core.blocks import BlockReader
+from tinker_cookbook.renderers.core.checks import TEXT_AND_IMAGES
 from tinker_cookbook.renderers.core.images import Segments, content_segments
-from tinker_cookbook.renderers.core.messages import Message, Role, ToolSpec, system_message
-from tinker_cookbook.renderers.core.parsing import MessageReader
+from tinker_cookbook.renderers.core.messages import Message, ToolSpec, system_message
 from tinker_cookbook.renderers.core.rendered import RenderContext
 from tinker_cookbook.renderers.core.tool_calls import as_openai_tool
-from tinker_cookbook.renderers.kimi_k2 import (
-    DECLARE,
-    KIMI_CALLS,
-    KIMI_THINKING,
-    KimiK2Renderer,
-)
+from tinker_cookbook.renderers.kimi_k2 import DECLARE, KIMI_THINKING, KimiK2Renderer
 from tinker_cookbook.renderers.kimi_k2_5_tool_declaration_ts import encode_tools_to_typescript_style
 
 _AROUND_IMAGE = ("<|media_begin|>image<|media_content|>", "<|media_end|>\n")
@@ -30,8 +24,9 @@ _AROUND_IMAGE = ("<|media_begin|>image<|media_content|>", "<|media_end|>\n")
 class KimiK25Renderer(KimiK2Renderer):
     """Kimi K2.5 and K2.6 with thinking. Images need ``image_processor``."""
 
-    _opened = "<think>"
-    _context_parts = frozenset({"text", "image"})
+    _context_parts = TEXT_AND_IMAGES
+    _inside = KIMI_THINKING
+    _prompt_opening = "<think>"
 
     def create_conversation_prefix_with_tools(
         self, tools: Sequence[ToolSpec], system_prompt: str = ""
@@ -40,13 +35,6 @@ class KimiK25Renderer(KimiK2Renderer):
         declared = encode_tools_to_typescript_style([as_openai_tool(tool) for tool in tools])
         messages = [Message(role=DECLARE, content=declared)] if declared else []
         return messages + system_message(system_prompt)
-
-    def _reader(self) -> MessageReader:
-        return BlockReader((KIMI_THINKING, KIMI_CALLS), inside=KIMI_THINKING)
-
-    def _generation_suffix(self, role: Role) -> list[int]:
-        opened = self._opened if role == "assistant" else ""
-        return [*super()._generation_suffix(role), *self.codec.constant(opened)]
 
     def _segments(self, message: Message, idx: int) -> Segments:
         return content_segments(message, idx, self._name, self.image_processor, _AROUND_IMAGE)
@@ -58,15 +46,13 @@ class KimiK25DisableThinkingRenderer(KimiK25Renderer):
     Thinking in an answer of the last turn raises RendererError; in history it is dropped.
     """
 
-    _opened = "<think></think>"
+    _inside = None
+    _prompt_opening = "<think></think>"
     _prompt_closes_thinking = True
-
-    def _reader(self) -> MessageReader:
-        return BlockReader((KIMI_THINKING, KIMI_CALLS))
 
     def _thinking_text(self, message: Message, ctx: RenderContext) -> str:
         text = super()._thinking_text(message, ctx)
-        if text != self._opened:
+        if text != self._prompt_opening:
             raise RendererError(
                 f"messages[{ctx.idx}].content: got thinking, expected an answer without: "
                 f"{self._name} tells the model not to think; drop it with "

@@ -38,7 +38,6 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from tinker_cookbook.exceptions import ConfigurationError, RendererError, nearest
-from tinker_cookbook.renderers.base import Renderer
 from tinker_cookbook.renderers.core.messages import (
     Message,
     Role,
@@ -54,6 +53,7 @@ from tinker_cookbook.renderers.core.parsing import (
     unread,
 )
 from tinker_cookbook.renderers.core.rendered import RenderContext, RenderedMessage, token_list
+from tinker_cookbook.renderers.core.renderer import Renderer
 from tinker_cookbook.renderers.mistral_messages import (
     TOOLS_ROLE,
     calls_text,

@@ -7,26 +7,23 @@ continues the prompt of a thinking model: train on it with ``nemotron3_disable_t
 
 from __future__ import annotations
 
-import dataclasses
 import json
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from tinker_cookbook.exceptions import RendererError
-from tinker_cookbook.renderers.base import Example
-from tinker_cookbook.renderers.core.blocks import BlockReader
-from tinker_cookbook.renderers.core.chatml import END, START, ChatMLBase
-from tinker_cookbook.renderers.core.checks import check_parts, check_role, leading_thinking
+from tinker_cookbook.renderers.chatml import END, ChatMLBase
+from tinker_cookbook.renderers.core.checks import TEXT_AND_THINKING, leading_thinking
 from tinker_cookbook.renderers.core.messages import (
     Message,
-    Role,
     ToolSpec,
     ensure_text,
     get_text_content,
     system_message,
 )
-from tinker_cookbook.renderers.core.parsing import MessageReader
 from tinker_cookbook.renderers.core.rendered import RenderContext, RenderedMessage, TrainOnWhat
+from tinker_cookbook.renderers.core.renderer import Example
 from tinker_cookbook.renderers.core.tool_calls import (
     XML_CALL,
     XML_CALL_INSTRUCTIONS,
@@ -35,40 +32,36 @@ from tinker_cookbook.renderers.core.tool_calls import (
     with_parsed_arguments,
 )
 from tinker_cookbook.renderers.qwen3 import THINKING
-from tinker_cookbook.tokenizer_utils import Tokenizer
 
 _OPEN, _CLOSE = "<think>", "</think>"
 _OPENED, _EMPTY = "<think>\n", "<think></think>"
-_ROLES = ("system", "user", "assistant", "tool")
-_CALL = dataclasses.replace(XML_CALL, after="\n")  # a line break ends each call
 
 
+@dataclass(eq=False, repr=False, kw_only=True)
 class Nemotron3Renderer(ChatMLBase):
     """Nemotron 3 Nano and Super with thinking and tools.
 
     ``strip_thinking_from_history=False`` keeps the thinking of earlier turns
-    (``nemotron3_preserve_thinking``).
-    Thinking must precede the text. ``merge_text_chunks=False`` encodes the texts of neighbouring
-    parts apart.
+    (``nemotron3_preserve_thinking``). Thinking must precede the text. ``merge_text_chunks=False``
+    encodes the texts of neighbouring parts apart.
     """
 
+    strip_thinking_from_history: bool = True
+    merge_text_chunks: bool = True
+
+    _roles = ("system", "user", "assistant", "tool")
+    _answer_parts = TEXT_AND_THINKING
+    _blocks = (THINKING, replace(XML_CALL, after="\n"))  # a line break ends each call
+    _inside = THINKING
+    _prompt_opening = _OPENED
+    # Quirk of the template: without a system message it writes an empty one.
+    _inserted_system = ""
     _effort = "\n\n{reasoning effort: low}"
     _low_effort = False
     """Whether the last question ends with ``_effort``."""
     _closing = f"\n{_CLOSE}\n"
-    _prompt_opening = _OPENED
-
-    def __init__(
-        self,
-        tokenizer: Tokenizer,
-        image_processor: Any = None,
-        *,
-        strip_thinking_from_history: bool = True,
-        merge_text_chunks: bool = True,
-    ) -> None:
-        super().__init__(tokenizer, image_processor)
-        self.strip_thinking_from_history = strip_thinking_from_history
-        self.merge_text_chunks = merge_text_chunks
+    _trims_before_calls = True
+    """Whether text before calls is trimmed in history."""
 
     @property
     def has_extension_property(self) -> bool:
@@ -77,17 +70,25 @@ class Nemotron3Renderer(ChatMLBase):
 
     def render_message(self, message: Message, ctx: RenderContext) -> RenderedMessage:
         """Returns the tokens of a message; consecutive tool results share a user message."""
+        self._check(message, ctx.idx)
         role = message["role"]
-        check_role(message, ctx.idx, self._name, _ROLES)
         if role == "assistant":
             return self._render_answer(message, ctx)
-        check_parts(message, ctx.idx, self._name, frozenset({"text"}))
         text = ensure_text(message["content"])
-        if role == "tool":
-            return self._render_tool_result(text, ctx)
-        # Only the last question has the words on the effort.
-        low = self._low_effort and ctx.idx == ctx.last_user_index
-        return self._context(f"{START}{role}\n", text + self._effort if low else text)
+        if role != "tool":
+            # Only the last question has the words on the effort.
+            low = self._low_effort and ctx.idx == ctx.last_user_index
+            return self._context(self._header(role), text + self._effort if low else text)
+        # Quirk of the template: it opens no message for results at the very beginning.
+        first = ctx.prev_role is None or (ctx.prev_role == "system" and ctx.idx == 1)
+        header = "" if first or ctx.prev_role == "tool" else self._header("user")
+        last = ctx.next_role != "tool"
+        result = f"<tool_response>\n{text}\n</tool_response>\n{END if last else ''}"
+        return RenderedMessage(
+            header=self.codec.constant(header),
+            output=[self.codec.encode(result)],
+            footer=self.codec.constant("\n") if last else (),
+        )
 
     def create_conversation_prefix_with_tools(
         self, tools: Sequence[ToolSpec], system_prompt: str = ""
@@ -108,40 +109,31 @@ class Nemotron3Renderer(ChatMLBase):
     def _to_openai_tool_arguments(self, arguments: str) -> str | dict[str, Any]:
         return json.loads(arguments)
 
-    def _conversation_prefix(self, messages: Sequence[Message]) -> list[int]:
-        # Quirk of the template: without a system message it writes an empty one.
-        if messages and messages[0]["role"] == "system":
-            return []
-        return self.codec.constant(f"{START}system\n{END}\n")
-
-    def _generation_suffix(self, role: Role) -> list[int]:
-        opening = self._prompt_opening if role == "assistant" else ""
-        return self.codec.constant(f"{START}{role}\n{opening}")
-
-    def _reader(self) -> MessageReader:
-        return BlockReader((THINKING, _CALL), inside=THINKING)
-
     def _render_answer(self, message: Message, ctx: RenderContext) -> RenderedMessage:
-        check_parts(message, ctx.idx, self._name, frozenset({"text", "thinking"}))
-        said = self._thinking_and_text(message, ctx.idx)
+        answer = self._thinking_and_text(message, ctx.idx)
         calls = "".join(f"{block}\n" for block in format_xml_calls(message, ctx.idx))
-        if self.strip_thinking_from_history and ctx.idx < ctx.last_user_index:
-            said = self._as_history(said, has_calls=bool(calls))
+        if not self.strip_thinking_from_history or ctx.idx >= ctx.last_user_index:
+            if ctx.is_last and not (self.disables_thinking or answer.startswith(_OPENED)):
+                self._warn_once(
+                    f"{self._name}: the last answer carries no thinking: the chat template writes "
+                    "it after an empty block, which the prompt of a thinking model does not have; "
+                    "use nemotron3_disable_thinking to train on such answers"
+                )
+            answer = answer.strip()
+        elif calls:
+            # In history the template writes text and calls after an empty block. A single tag is
+            # enough for it to cut the thinking.
+            closed = _CLOSE in answer
+            text = answer.split(_CLOSE)[-1] if closed else answer.split(_OPEN)[0]
+            answer = _EMPTY + (text.strip() if self._trims_before_calls else text)
         else:
-            self._check_kept(said, ctx)
-            said = said.strip()
-        # The opening of the block stands in the prompt, so it is header.
-        opening = next((o for o in (_OPENED, _EMPTY) if said.startswith(o)), "")
-        text = said.removeprefix(opening) + ("\n" + calls if calls else "")
-        return self._answer(f"{START}assistant\n{opening}", text)
-
-    def _check_kept(self, said: str, ctx: RenderContext) -> None:
-        if ctx.is_last and not said.startswith(_OPENED):
-            self._warn_once(
-                f"{self._name}: the last answer carries no thinking: the chat template writes it "
-                "behind an empty block, which the prompt of a thinking model does not have; use "
-                "nemotron3_disable_thinking to train on such answers"
-            )
+            if _OPEN in answer and _CLOSE in answer:
+                answer = _EMPTY + answer.split(_CLOSE)[-1]
+            answer = answer.strip()
+        # The opening of the block is in the prompt, so it is header.
+        opening = next((o for o in (_OPENED, _EMPTY) if answer.startswith(o)), "")
+        text = answer.removeprefix(opening) + ("\n" + calls if calls else "")
+        return self._answer(self._header("assistant") + opening, text)
 
     def _thinking_and_text(self, message: Message, idx: int) -> str:
         """Returns the answer before its calls, with thinking in tags.
@@ -153,30 +145,13 @@ class Nemotron3Renderer(ChatMLBase):
             return f"{_OPENED}{thinking}{self._closing}{text}"
         return text if _OPEN in text or _CLOSE in text else _EMPTY + text
 
-    def _as_history(self, said: str, *, has_calls: bool) -> str:
-        """Returns an answer of an earlier turn as by the template: trimmed, and with calls after an
-        empty block."""
-        said = _without_thinking(said, has_calls=has_calls).strip()
-        return _EMPTY + said.removeprefix(_EMPTY).strip() if has_calls else said
 
-    def _render_tool_result(self, text: str, ctx: RenderContext) -> RenderedMessage:
-        # Quirk of the template: it opens no message for results at the very beginning.
-        first = ctx.prev_role is None or (ctx.prev_role == "system" and ctx.idx == 1)
-        header = "" if first or ctx.prev_role == "tool" else f"{START}user\n"
-        last = ctx.next_role != "tool"
-        result = f"<tool_response>\n{text}\n</tool_response>\n{END if last else ''}"
-        return RenderedMessage(
-            header=self.codec.constant(header),
-            output=[self.codec.encode(result)],
-            footer=self.codec.constant("\n") if last else (),
-        )
-
-
+@dataclass(eq=False, repr=False, kw_only=True)
 class Nemotron3PreserveThinkingRenderer(Nemotron3Renderer):
     """Nemotron 3 that keeps the thinking of earlier turns."""
 
-    def __init__(self, tokenizer: Tokenizer, image_processor: Any = None) -> None:
-        super().__init__(tokenizer, image_processor, strip_thinking_from_history=False)
+    strip_thinking_from_history: bool = field(default=False, init=False)
+    merge_text_chunks: bool = field(default=True, init=False)
 
 
 class Nemotron3LowThinkingRenderer(Nemotron3Renderer):
@@ -192,14 +167,9 @@ class Nemotron3DisableThinkingRenderer(Nemotron3Renderer):
     context of the last turn it is rendered as by the template; in history thinking is dropped.
     """
 
-    _prompt_closes_thinking = True
+    _inside = None
     _prompt_opening = _EMPTY
-
-    def _reader(self) -> MessageReader:
-        return BlockReader((THINKING, _CALL))
-
-    def _check_kept(self, said: str, ctx: RenderContext) -> None:
-        """Does nothing: ``_example`` checks the trained answers."""
+    _prompt_closes_thinking = True
 
     def _example(
         self, messages: Sequence[Message], trained: Sequence[bool], what: TrainOnWhat
@@ -221,12 +191,7 @@ class Nemotron3UltraRenderer(Nemotron3Renderer):
 
     _effort = "\n\n{reasoning effort: efficient}"
     _closing = _CLOSE
-
-    def _as_history(self, said: str, *, has_calls: bool) -> str:
-        # Quirk of the template: it does not trim text before calls.
-        if has_calls:
-            return _without_thinking(said, has_calls=True)
-        return super()._as_history(said, has_calls=False)
+    _trims_before_calls = False  # a quirk of the template
 
 
 class Nemotron3UltraPreserveThinkingRenderer(
@@ -247,15 +212,6 @@ class Nemotron3UltraDisableThinkingRenderer(
     """Nemotron 3 Ultra without thinking."""
 
 
-def _without_thinking(said: str, *, has_calls: bool) -> str:
-    """Returns an answer with an empty thinking block; with calls a single tag counts too."""
-    if has_calls:
-        return _EMPTY + (said.split(_CLOSE)[-1] if _CLOSE in said else said.split(_OPEN)[0])
-    if _OPEN in said and _CLOSE in said:
-        return _EMPTY + said.split(_CLOSE)[-1]
-    return said
-
-
 def _declare(function: Mapping[str, Any]) -> str:
     lines = ["", "<function>", f"<name>{function['name']}</name>"]
     if "description" in function:
@@ -270,8 +226,7 @@ def _declare(function: Mapping[str, Any]) -> str:
             lines.append(f"<description>{fields['description'].strip()}</description>")
         if "enum" in fields:
             lines.append(f"<enum>{json.dumps(fields['enum'], ensure_ascii=False)}</enum>")
-        lines += _others(fields, ("name", "type", "description", "enum"))
-        lines.append("</parameter>")
+        lines += [*_others(fields, ("name", "type", "description", "enum")), "</parameter>"]
     lines += _others(parameters, ("type", "properties", "required"))
     if "required" in parameters:
         required = json.dumps(parameters["required"], ensure_ascii=False)
@@ -282,12 +237,11 @@ def _declare(function: Mapping[str, Any]) -> str:
 
 
 def _others(fields: Mapping[str, Any], named: Sequence[str]) -> list[str]:
-    return [
-        f"<{key}>{json.dumps(value, ensure_ascii=False) if _is_json(value) else value}</{key}>"
-        for key, value in fields.items()
-        if key not in named
-    ]
-
-
-def _is_json(value: Any) -> bool:
-    return isinstance(value, (Mapping, list, tuple))
+    """Returns the fields that have no place of their own in a declaration, as tags."""
+    lines: list[str] = []
+    for key, value in fields.items():
+        if key not in named:
+            if isinstance(value, (Mapping, list, tuple)):
+                value = json.dumps(value, ensure_ascii=False)
+            lines.append(f"<{key}>{value}</{key}>")
+    return lines

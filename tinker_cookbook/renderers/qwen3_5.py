@@ -11,32 +11,23 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
-from tinker_cookbook.renderers.core.blocks import BlockReader
-from tinker_cookbook.renderers.core.chatml import START
 from tinker_cookbook.renderers.core.checks import leading_thinking
-from tinker_cookbook.renderers.core.images import ImageProcessorProtocol, Segments, trim_segments
+from tinker_cookbook.renderers.core.images import Segments, trim_segments
 from tinker_cookbook.renderers.core.messages import Message, ToolSpec, get_text_content
-from tinker_cookbook.renderers.core.parsing import MessageReader
 from tinker_cookbook.renderers.core.rendered import RenderContext, RenderedMessage
 from tinker_cookbook.renderers.core.tool_calls import (
     XML_CALL,
     XML_CALL_INSTRUCTIONS,
-    as_openai_tool,
     format_xml_calls,
+    json_tools,
 )
-from tinker_cookbook.renderers.qwen3 import (
-    THINKING,
-    Qwen3VLRenderer,
-    ThinkingDisabled,
-    check_system_is_first,
-)
-from tinker_cookbook.tokenizer_utils import Tokenizer
-
-_EMPTY_THINKING = "<think>\n\n</think>\n\n"
+from tinker_cookbook.renderers.qwen3 import THINKING, Qwen3VLRenderer, ThinkingDisabled
 
 
+@dataclass(eq=False, repr=False, kw_only=True)
 class Qwen3_5Renderer(Qwen3VLRenderer):  # noqa: N801 - the model's name has the number
     """Qwen3.5 and Qwen3.6 with thinking.
 
@@ -46,24 +37,10 @@ class Qwen3_5Renderer(Qwen3VLRenderer):  # noqa: N801 - the model's name has the
     the JSON value.
     """
 
-    def __init__(
-        self,
-        tokenizer: Tokenizer,
-        image_processor: ImageProcessorProtocol | None = None,
-        *,
-        strip_thinking_from_history: bool = True,
-        merge_text_chunks: bool = True,
-        json_scalars: bool = False,
-        max_image_size: int = 0,
-    ) -> None:
-        super().__init__(
-            tokenizer,
-            image_processor,
-            strip_thinking_from_history=strip_thinking_from_history,
-            merge_text_chunks=merge_text_chunks,
-            max_image_size=max_image_size,
-        )
-        self.json_scalars = json_scalars
+    json_scalars: bool = False
+
+    _blocks = (THINKING, XML_CALL)
+    _system_only_first = True
 
     @property
     def has_extension_property(self) -> bool:
@@ -72,11 +49,6 @@ class Qwen3_5Renderer(Qwen3VLRenderer):  # noqa: N801 - the model's name has the
         tokens."""
         return False
 
-    def render_message(self, message: Message, ctx: RenderContext) -> RenderedMessage:
-        """Returns the tokens of a message; a system message must be the first."""
-        check_system_is_first(message, ctx, self._name)
-        return super().render_message(message, ctx)
-
     def create_conversation_prefix_with_tools(
         self, tools: Sequence[ToolSpec], system_prompt: str = ""
     ) -> list[Message]:
@@ -84,17 +56,12 @@ class Qwen3_5Renderer(Qwen3VLRenderer):  # noqa: N801 - the model's name has the
         system_prompt = system_prompt.strip()
         if not tools:
             return [Message(role="system", content=system_prompt)]
-        declared = "".join(
-            "\n" + json.dumps(as_openai_tool(tool), ensure_ascii=False) for tool in tools
-        )
         text = (
             "# Tools\n\nYou have access to the following functions:\n\n"
-            f"<tools>{declared}\n</tools>\n\n{XML_CALL_INSTRUCTIONS}"
+            f"<tools>\n{json_tools(tools)}\n</tools>\n\n{XML_CALL_INSTRUCTIONS}"
         )
-        if system_prompt:
-            # Unlike Qwen3, the system prompt follows the declaration of tools.
-            text += f"\n\n{system_prompt}"
-        return [Message(role="system", content=text)]
+        # Unlike in Qwen3, the system prompt follows the declaration of tools.
+        return [Message(role="system", content=f"{text}\n\n{system_prompt}".rstrip())]
 
     def _to_openai_tool_arguments(self, arguments: str) -> str | dict[str, Any]:
         return json.loads(arguments)
@@ -107,10 +74,12 @@ class Qwen3_5Renderer(Qwen3VLRenderer):  # noqa: N801 - the model's name has the
 
     def _render_answer(self, message: Message, ctx: RenderContext) -> RenderedMessage:
         thinking, text = self._split_thinking(message, ctx)
-        answer = self._with_calls(text, message, ctx)
+        calls = format_xml_calls(message, ctx.idx, json_scalars=self.json_scalars)
+        # A blank line separates calls from text; without text there is none.
+        answer = text + ("\n\n" if calls and text else "") + "\n".join(calls)
         if ctx.in_last_assistant_turn or not self.strip_thinking_from_history:
-            return self._answer_behind_block(thinking.strip(), answer, ctx)
-        return self._answer(f"{START}assistant\n", answer)
+            return self._answer_after_block(thinking.strip(), answer, ctx)
+        return self._answer(self._header("assistant"), answer)
 
     def _split_thinking(self, message: Message, ctx: RenderContext) -> tuple[str, str]:
         thinking, text = super()._split_thinking(message, ctx)
@@ -120,17 +89,6 @@ class Qwen3_5Renderer(Qwen3VLRenderer):  # noqa: N801 - the model's name has the
         tagged = "</think>" in get_text_content(message) and not given
         return thinking, text.rstrip() if tagged else text.strip()
 
-    def _with_calls(self, text: str, message: Message, ctx: RenderContext) -> str:
-        calls = format_xml_calls(message, ctx.idx, json_scalars=self.json_scalars)
-        # A blank line separates calls from text; without text there is none.
-        return text + ("\n\n" if calls and text else "") + "\n".join(calls)
-
-    def _reader(self) -> MessageReader:
-        return BlockReader((THINKING, XML_CALL), inside=THINKING)
-
 
 class Qwen3_5DisableThinkingRenderer(ThinkingDisabled, Qwen3_5Renderer):  # noqa: N801 - as above
     """Qwen3.5 and Qwen3.6 without thinking."""
-
-    def _reader(self) -> MessageReader:
-        return BlockReader((THINKING, XML_CALL))

@@ -6,8 +6,7 @@ and a blank line; an answer ends where the next user turn would begin.
 
 from __future__ import annotations
 
-from tinker_cookbook.renderers.base import Renderer
-from tinker_cookbook.renderers.core.checks import check_parts
+from tinker_cookbook.renderers.core.checks import TEXT, check_parts
 from tinker_cookbook.renderers.core.messages import Message, Role, ensure_text
 from tinker_cookbook.renderers.core.parsing import (
     ContentDelta,
@@ -16,6 +15,7 @@ from tinker_cookbook.renderers.core.parsing import (
     ParseTermination,
 )
 from tinker_cookbook.renderers.core.rendered import RenderContext, RenderedMessage
+from tinker_cookbook.renderers.core.renderer import Renderer
 from tinker_cookbook.tokenizer_utils import special_id
 
 _NEXT_USER = "User:"
@@ -37,7 +37,7 @@ class RoleColonRenderer(Renderer):
 
     def render_message(self, message: Message, ctx: RenderContext) -> RenderedMessage:
         """Returns ``Role:`` as header, and the text and a blank line as output."""
-        check_parts(message, ctx.idx, self._name, frozenset({"text"}))
+        check_parts(message, ctx.idx, self._name, TEXT)
         if message.get("tool_calls") or message.get("unparsed_tool_calls"):
             self._warn_once(
                 f"{self._name}: has no form for tool calls, which are left out; use a renderer "
@@ -45,7 +45,7 @@ class RoleColonRenderer(Renderer):
             )
         text = ensure_text(message["content"])
         return RenderedMessage(
-            header=self._generation_suffix(message["role"]),
+            header=self.codec.constant(self._header(message["role"])),
             output=[self.codec.encode(f" {text}\n\n")],
             stop_overlap=self.codec.constant(_NEXT_USER) if message["role"] == "assistant" else (),
         )
@@ -58,8 +58,8 @@ class RoleColonRenderer(Renderer):
         bos = special_id(self.tokenizer, "bos")
         return [] if bos is None else [bos]
 
-    def _generation_suffix(self, role: Role) -> list[int]:
-        return self.codec.constant(f"{role.capitalize()}:")
+    def _header(self, role: Role) -> str:
+        return f"{role.capitalize()}:"
 
 
 class _UntilUser(MarkedTextReader):

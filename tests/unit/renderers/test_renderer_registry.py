@@ -14,8 +14,7 @@ import pytest
 
 from tinker_cookbook import renderers
 from tinker_cookbook.exceptions import ConfigurationError, RendererError
-from tinker_cookbook.renderers import RoleColonRenderer, ToolCall, get_renderer
-from tinker_cookbook.renderers.registry import BUILT_IN
+from tinker_cookbook.renderers import BUILT_IN, RoleColonRenderer, ToolCall, get_renderer
 from tinker_cookbook.tokenizer_utils import get_tokenizer
 
 CONVERSATION = [

@@ -7,8 +7,8 @@ finds them in text that comes in pieces of any size.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
-from typing import TypeAlias
+from dataclasses import dataclass
+from typing import ClassVar
 
 from tinker_cookbook.renderers.core.messages import Message, ToolCall
 from tinker_cookbook.renderers.core.parsing import (
@@ -16,7 +16,6 @@ from tinker_cookbook.renderers.core.parsing import (
     MessageDelta,
     MessageReader,
     ParseTermination,
-    PlainReader,
     StreamingMessageHeader,
     Utf8TokenDecoder,
     partial_at_end,
@@ -25,9 +24,6 @@ from tinker_cookbook.renderers.core.parsing import (
 )
 from tinker_cookbook.tokenizer_utils import Tokenizer
 
-ReadCalls: TypeAlias = Callable[[str], Sequence[ToolCall]]
-"""Parses the text between the tags; raises ValueError where that is not a call."""
-
 
 @dataclass(frozen=True)
 class Block:
@@ -35,8 +31,9 @@ class Block:
 
     opening: str
     closing: str
-    read: ReadCalls | None = None
-    """Parses the tool calls of the block; None: the block is thinking."""
+    read: Callable[[str], Sequence[ToolCall]] | None = None
+    """Parses the tool calls between the tags; raises ValueError for anything else. None: the block
+    is thinking."""
     trim: str = ""
     """Characters stripped from both ends of thinking."""
     before: tuple[str, ...] = ()
@@ -74,20 +71,17 @@ class BlockReader(MessageReader):
     def feed(self, text: str) -> list[ContentDelta]:
         """Parses more text; what may be the beginning of a tag is buffered."""
         self._buffer += text
-        if self._opened_by_prompt and not self._settle_opening(ended=False):
-            return []
-        return self._advance()
+        return self._advance(ended=False)
 
     def finish(self) -> list[ContentDelta]:
         """Flushes the buffer; a block without its end is thinking, or an unparsed call."""
-        self._settle_opening(ended=True)
-        deltas = self._advance()
-        rest, self._buffer = self._strip_skipped(self._buffer), ""
+        deltas = self._advance(ended=True)
+        rest, self._buffer = self._buffer.lstrip(self._skip), ""
         block = self._inside
         if block is None:
             return [*deltas, *self.add_text(rest)]
         if block.read is None:
-            return [*deltas, *self.add_thinking(rest.rstrip(block.trim) if block.trim else rest)]
+            return [*deltas, *self.add_thinking(rest.rstrip(block.trim))]
         self.unparsed.append(unterminated(block.opening + rest, block.opening, block.closing))
         return deltas
 
@@ -101,33 +95,25 @@ class BlockReader(MessageReader):
         reader.finish()
         self._parts, self.calls, self.unparsed = reader._parts, reader.calls, reader.unparsed
 
-    def _settle_opening(self, ended: bool) -> bool:
-        """Drops an opening tag that the response repeats; returns False while that is uncertain."""
-        opening = self._opened_by_prompt
-        if not opening:
-            return True
-        start = self._buffer.lstrip(self._skip) if self._skip else self._buffer
-        if not ended and len(start) < len(opening) and opening.startswith(start):
-            return False
-        if start.startswith(opening):
-            self._buffer = start[len(opening) :]
-        self._opened_by_prompt = ""
-        return True
-
-    def _advance(self) -> list[ContentDelta]:
+    def _advance(self, ended: bool) -> list[ContentDelta]:
+        # A response may repeat the tag that the prompt wrote: drop it, and wait while uncertain.
+        if opening := self._opened_by_prompt:
+            start = self._buffer.lstrip(self._skip)
+            if not ended and len(start) < len(opening) and opening.startswith(start):
+                return []
+            if start.startswith(opening):
+                self._buffer = start[len(opening) :]
+            self._opened_by_prompt = ""
+        # Alternate between text and blocks until neither changes the buffer.
         deltas: list[ContentDelta] = []
-        while True:
-            # Alternate between text and blocks until neither changes the buffer.
+        before = None
+        while before != (self._inside, len(self._buffer)):
             before = self._inside, len(self._buffer)
             deltas += self._read_text() if self._inside is None else self._read_block(self._inside)
-            if (self._inside, len(self._buffer)) == before:
-                return deltas
-
-    def _strip_skipped(self, text: str) -> str:
-        return text.lstrip(self._skip) if self._skip else text
+        return deltas
 
     def _read_text(self) -> list[ContentDelta]:
-        self._buffer = self._strip_skipped(self._buffer)
+        self._buffer = self._buffer.lstrip(self._skip)
         if self._buffer:
             self._skip = ""
         # The first opening tag in the buffer decides the block.
@@ -141,45 +127,36 @@ class BlockReader(MessageReader):
         self._take(len(block.opening))
         dropped = next((before for before in block.before if text.endswith(before)), "")
         self._inside, self._skip = block, block.trim
-        return self.add_text(text.removesuffix(dropped) if dropped else text)
+        return self.add_text(text.removesuffix(dropped))
 
     def _read_block(self, block: Block) -> list[ContentDelta]:
         end = self._buffer.find(block.closing)
         if block.read is not None:
             if end >= 0:
-                self._read_calls(block, self._take(end))
+                body = self._take(end)
+                try:
+                    self.calls.extend(block.read(body))
+                except (ValueError, RecursionError) as error:  # the latter: brackets without end
+                    self.unparsed.append(unread(f"{block.opening}{body}{block.closing}", error))
                 self._leave(block)
             return []
-        self._buffer, end = self._strip_inside(end)
-        if end >= 0:
-            thinking = self._take(end)
-            self._leave(block)
-            return self.add_thinking(thinking.rstrip(block.trim) if block.trim else thinking)
-        # Stream thinking except for what may be the closing tag or trailing white space.
-        ready = self._buffer[: len(self._buffer) - partial_at_end(self._buffer, (block.closing,))]
-        ready = ready.rstrip(block.trim) if block.trim else ready
-        return self.add_thinking(self._take(len(ready)))
-
-    def _strip_inside(self, end: int) -> tuple[str, int]:
-        """Strips the beginning of thinking; returns the text and where the block now ends."""
-        stripped = self._strip_skipped(self._buffer if end < 0 else self._buffer[:end])
-        cut = (len(self._buffer) if end < 0 else end) - len(stripped)
-        if stripped:
+        inner = self._buffer if end < 0 else self._buffer[:end]
+        thinking = inner.lstrip(self._skip)
+        if thinking:
             self._skip = ""
-        return self._buffer[cut:], end - cut if end >= 0 else end
-
-    def _read_calls(self, block: Block, body: str) -> None:
-        assert block.read is not None
-        try:
-            self.calls.extend(block.read(body))
-        except (ValueError, RecursionError) as error:  # the latter: brackets without end
-            raw = f"{block.opening}{body}{block.closing}"
-            self.unparsed.append(unread(raw, error))
+        self._take(len(inner) - len(thinking))
+        if end >= 0:
+            self._take(len(thinking))
+            self._leave(block)
+            return self.add_thinking(thinking.rstrip(block.trim))
+        # Stream thinking except for what may be the closing tag or trailing white space.
+        ready = thinking[: len(thinking) - partial_at_end(thinking, (block.closing,))]
+        return self.add_thinking(self._take(len(ready.rstrip(block.trim))))
 
     def _leave(self, block: Block) -> None:
         self._take(len(block.closing))
-        self._inside, self._skip = None, block.after
-        self._unclosed = None
+        self._inside = self._unclosed = None
+        self._skip = block.after
 
     def _take(self, length: int) -> str:
         taken, self._buffer = self._buffer[:length], self._buffer[length:]
@@ -188,7 +165,7 @@ class BlockReader(MessageReader):
 
 @dataclass
 class StreamingParser:
-    """Parser that is fed one token at a time, for renderers with their own final parser.
+    """Parser that is fed one token at a time, for renderers with another final parser.
 
     It yields a header, the text, and last the message. Tokens after ``end_message_token`` are
     ignored; ``parse_final_response`` returns the message of all tokens, as
@@ -198,7 +175,8 @@ class StreamingParser:
     tokenizer: Tokenizer
     end_message_token: int
     parse_final_response: Callable[[list[int]], tuple[Message, ParseTermination]]
-    _tokens: list[int] = field(init=False, default_factory=list)
+
+    _blocks: ClassVar[tuple[Block, ...]] = ()
 
     def __post_init__(self) -> None:
         self._decoder = Utf8TokenDecoder(self.tokenizer)
@@ -219,20 +197,15 @@ class StreamingParser:
     def finish(self) -> Iterator[MessageDelta]:
         """Yields the rest of the content and the whole message."""
         rest = self._decoder.flush()
-        deltas = self._reader.feed(rest) if rest else []
-        yield from self._begin([*deltas, *self._reader.finish()])
+        yield from self._begin([*self._reader.feed(rest), *self._reader.finish()])
         yield self.parse_final_response(self._tokens)[0]
 
     def reset(self) -> None:
         """Resets the parser for another response."""
         self._decoder.reset()
-        self._reader = self._make_reader()
-        self._tokens = []
-        self._begun = False
-        self._finished = False
-
-    def _make_reader(self) -> MessageReader:
-        return PlainReader()
+        self._reader = BlockReader(self._blocks)
+        self._tokens: list[int] = []
+        self._begun = self._finished = False
 
     def _begin(self, deltas: list[ContentDelta]) -> Iterator[MessageDelta]:
         if not self._begun:
@@ -241,9 +214,7 @@ class StreamingParser:
         yield from deltas
 
 
-@dataclass
 class ReasoningStreamingParser(StreamingParser):
     """Streaming parser that yields text between ``<think>`` tags as thinking."""
 
-    def _make_reader(self) -> MessageReader:
-        return BlockReader((Block("<think>", "</think>"),))
+    _blocks = (Block("<think>", "</think>"),)

@@ -1,55 +1,48 @@
 """Checks of messages: known roles, and content that a chat format can express.
 
-Training on a conversation without its tool calls would teach something else than the data, so a
+Training on a conversation without its tool calls would train something else than the data, so a
 chat format refuses what it cannot write instead of dropping it.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from tinker_cookbook.exceptions import RendererError, nearest
-from tinker_cookbook.renderers.core.messages import Message, ensure_text
+from tinker_cookbook.renderers.core.messages import Message, get_text_content
 
 ROLES = ("system", "user", "assistant", "tool", "developer")
+# Types of content parts.
+TEXT = frozenset({"text"})
+TEXT_AND_THINKING = frozenset({"text", "thinking"})
+TEXT_AND_IMAGES = frozenset({"text", "image"})
 
-# Roles of single chat formats: declarations of tools (Kimi K2, Mistral) and tool results (Llama 3).
-_FORMAT_ROLES = ("tool_declare", "available_tools", "ipython")
 _ROLE_ALIASES = {
-    "human": "user",
-    "prompter": "user",
-    "instruction": "user",
-    "gpt": "assistant",
-    "bot": "assistant",
-    "ai": "assistant",
-    "model": "assistant",
-    "chatgpt": "assistant",
-    "function": "tool",
-    "function_response": "tool",
-    "observation": "tool",
+    **dict.fromkeys(("human", "prompter", "instruction"), "user"),
+    **dict.fromkeys(("gpt", "bot", "ai", "model", "chatgpt"), "assistant"),
+    **dict.fromkeys(("function", "function_response", "observation"), "tool"),
 }
 
 
 def check_roles(messages: Sequence[Mapping[str, Any]]) -> None:
     """Raises RendererError for a role that no chat format has; most would render it unchanged."""
+    # Roles of single formats: declarations of tools (Kimi K2, Mistral), tool results (Llama 3).
+    known = {*ROLES, "tool_declare", "available_tools", "ipython"}
     for i, message in enumerate(messages):
         role = message["role"]
-        if role in ROLES or role in _FORMAT_ROLES:
-            continue
-        meant = _ROLE_ALIASES.get(str(role).lower())
-        hint = f"; did you mean {meant!r}?" if meant else nearest(str(role), ROLES)
-        raise RendererError(
-            f"messages[{i}].role: got {role!r}, expected one of {', '.join(ROLES)}{hint}"
-        )
+        if role not in known:
+            meant = _ROLE_ALIASES.get(str(role).lower())
+            hint = f"; did you mean {meant!r}?" if meant else nearest(str(role), ROLES)
+            raise RendererError(
+                f"messages[{i}].role: got {role!r}, expected one of {', '.join(ROLES)}{hint}"
+            )
 
 
 def check_parts(message: Message, idx: int, renderer: str, allowed: frozenset[str]) -> None:
     """Raises RendererError for a part that the chat format cannot write."""
     content = message["content"]
-    if isinstance(content, str):
-        return
-    for part in content:
+    for part in () if isinstance(content, str) else content:
         if part["type"] not in allowed:
             cure = (
                 "drop it with remove_thinking(content)"
@@ -60,6 +53,16 @@ def check_parts(message: Message, idx: int, renderer: str, allowed: frozenset[st
                 f"messages[{idx}].content: {renderer} cannot write a part of type "
                 f"{part['type']!r}, expected {' or '.join(sorted(allowed))}; {cure}"
             )
+
+
+def check_caller(message: Message, idx: int) -> None:
+    """Raises RendererError for tool calls by another role than the assistant's."""
+    role = message["role"]
+    if role != "assistant" and (message.get("tool_calls") or message.get("unparsed_tool_calls")):
+        raise RendererError(
+            f"messages[{idx}].tool_calls: got tool calls by role {role!r}, expected them "
+            "in messages of role 'assistant' only"
+        )
 
 
 def leading_thinking(message: Message, idx: int, renderer: str) -> str | None:
@@ -79,35 +82,24 @@ def leading_thinking(message: Message, idx: int, renderer: str) -> str | None:
     return str(content[0].get("thinking", "")) if kinds[:1] == ["thinking"] else None
 
 
-def check_role(message: Message, idx: int, renderer: str, roles: Collection[str]) -> None:
-    """Raises RendererError for a role that the format lacks, and for calls by other roles than the
-    assistant's."""
-    role = message["role"]
-    if role not in roles:
-        raise RendererError(
-            f"messages[{idx}].role: got {role!r}, expected one of {', '.join(roles)}: "
-            f"{renderer} has no form for others"
-        )
-    check_caller(message, idx)
-
-
-def check_caller(message: Message, idx: int) -> None:
-    """Raises RendererError for tool calls by another role than the assistant's."""
-    role = message["role"]
-    if role != "assistant" and (message.get("tool_calls") or message.get("unparsed_tool_calls")):
-        raise RendererError(
-            f"messages[{idx}].tool_calls: got tool calls by role {role!r}, expected them "
-            "in messages of role 'assistant' only"
-        )
+def split_thinking(message: Message, idx: int, renderer: str) -> tuple[str, str]:
+    """Returns thinking and text of an answer; in a string, thinking is found by its tags."""
+    part, text = leading_thinking(message, idx, renderer), get_text_content(message)
+    before, closed, _ = text.partition("</think>")
+    if part is not None or not closed:
+        return part or "", text
+    # As in the templates: thinking is between the last <think> and the first </think>, and white
+    # space around it and a line break before the text belong to the format.
+    return before.split("<think>")[-1].strip("\n"), text.split("</think>")[-1].lstrip("\n")
 
 
 def text_of(message: Message, idx: int, renderer: str) -> str:
     """Returns the text of a message; raises RendererError if it has anything else."""
-    check_parts(message, idx, renderer, frozenset({"text"}))
+    check_parts(message, idx, renderer, TEXT)
     for field in ("tool_calls", "unparsed_tool_calls"):
         if message.get(field):
             raise RendererError(
                 f"messages[{idx}].{field}: {renderer} has no form for tool calls, expected a "
                 "message without; use a renderer with tools, such as qwen3 or llama3"
             )
-    return ensure_text(message["content"])
+    return get_text_content(message)

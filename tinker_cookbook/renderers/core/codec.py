@@ -27,13 +27,10 @@ else:
 
 # A line break is a token border in every known vocabulary.
 _ANCHOR = "\n"
-# White space, and what SentencePiece vocabularies spell a space as.
-_WHITE = string.whitespace + "\u2581"
 # Unicode noncharacters mark positions that no token may span. Those in the text are escaped.
 _SPLIT, _ESCAPED, _MARK = "\ufdd0\ufdd2", "\ufdd0\ufdd1", "\ufdd0"
 BORDER = "\ufdd0\ufdd3"
 """Separates texts that :meth:`TextCodec.encode` encodes apart (``encodes_apart``)."""
-_CACHE_SIZE = 512  # texts
 # Added tokens that chat formats write inside a message stay tokens in text, as in the model's chat
 # template: they cannot begin or end a turn, and formats parse them from plain strings.
 _MARKUP = re.compile(r"</?(?:think|tool_call|tool_response|tools|arg_key|arg_value)>")
@@ -56,7 +53,7 @@ class TextCodec:
         self.tokenizer = tokenizer
         self._constants: dict[str, list[int]] = {}
         # The prompt of a turn repeats the history: each text is encoded once.
-        self._encode_cached = lru_cache(maxsize=_CACHE_SIZE)(self._encode)
+        self._encode_cached = lru_cache(maxsize=512)(self._encode)
         # A decoder that drops the leading space of a text returns other than "xx".
         twice = [*encode_without_special_tokens(tokenizer, "x")] * 2
         self._anchor: list[int] = []
@@ -73,19 +70,12 @@ class TextCodec:
     def _encode(self, text: str) -> list[int]:
         if self.encodes_apart and BORDER in text:
             return [token for run in text.split(BORDER) if run for token in self._encode(run)]
-        if self.is_marked(text):
-            return self._encode_marked(text)
-        return self._encode_piece(text)
-
-    def is_marked(self, text: str) -> bool:
-        """Returns whether ``text`` has marks that :meth:`encode` reads."""
-        return self.splits_control_tokens and _MARK in text
-
-    def _encode_marked(self, text: str) -> list[int]:
-        """Encodes marked names as text; unmarked ones, which the format writes, are tokens."""
+        if not self.is_marked(text):
+            return self._encode_piece(text)
+        # Marked names are encoded as text; unmarked ones, which the format writes, are tokens.
         tokens: list[int] = []
-        added = self._added_tokens
-        for i, piece in enumerate(added.split(text) if added else [text]):
+        names = self._added_tokens
+        for i, piece in enumerate(names.split(text) if names else [text]):
             if i % 2:  # the pattern has one group: every second piece is a name
                 tokens += self._encode_piece(piece)
                 continue
@@ -98,6 +88,10 @@ class TextCodec:
                 found = [token for run in runs if run for token in self._encode_piece(run)]
             tokens += found
         return tokens
+
+    def is_marked(self, text: str) -> bool:
+        """Returns whether ``text`` has marks that :meth:`encode` reads."""
+        return self.splits_control_tokens and _MARK in text
 
     def _encode_piece(self, text: str) -> list[int]:
         if not self._anchor:
@@ -118,10 +112,9 @@ class TextCodec:
     def constant(self, text: str) -> list[int]:
         """Returns the tokens of text that the format repeats, such as headers, from a cache."""
         # A plain dictionary: constants must not be evicted by long conversations.
-        tokens = self._constants.get(text)
-        if tokens is None:
-            tokens = self._constants[text] = self.encode(text)
-        return tokens
+        if text not in self._constants:
+            self._constants[text] = self.encode(text)
+        return self._constants[text]
 
     def decode(self, tokens: Sequence[int]) -> str:
         """Returns the text of ``tokens``, special tokens by their names."""
@@ -169,11 +162,13 @@ class TextCodec:
     def _control_tokens(self) -> re.Pattern[str] | None:
         """Names of special tokens, and of others in the form of one (``<|…|>``)."""
         added = getattr(self.tokenizer, "added_tokens_decoder", {}).values()
-        # A single character or white space (Gemma adds runs of it) cannot be split.
+        # A single character or white space (Gemma adds runs of it) cannot be split. U+2581 is a
+        # space in SentencePiece vocabularies.
+        white = string.whitespace + "\u2581"
         return _any_of(
             name
             for token in added
-            if len((name := str(token)).strip(_WHITE)) > 1
+            if len((name := str(token)).strip(white)) > 1
             and not _MARKUP.fullmatch(name)
             and (getattr(token, "special", True) or _PIPES.fullmatch(name))
         )
@@ -185,10 +180,9 @@ class TextCodec:
 
     @cached_property
     def _byte_tokens(self) -> frozenset[int]:
-        tokenizer = self.tokenizer
-        ids = {f"<0x{byte:02X}>": None for byte in range(256)}
-        found = (tokenizer.convert_tokens_to_ids(name) for name in ids)
-        unknown = getattr(tokenizer, "unk_token_id", None)
+        convert = self.tokenizer.convert_tokens_to_ids
+        found = (convert(f"<0x{byte:02X}>") for byte in range(256))
+        unknown = getattr(self.tokenizer, "unk_token_id", None)
         return frozenset(i for i in found if isinstance(i, int) and i != unknown)
 
 
@@ -196,9 +190,6 @@ def _any_of(names: Iterable[str]) -> re.Pattern[str] | None:
     """Returns a pattern with one group that matches any of ``names``, the longest first."""
     longest_first = sorted({name for name in names if name}, key=lambda name: -len(name))
     return re.compile(f"({'|'.join(map(re.escape, longest_first))})") if longest_first else None
-
-
-_PLAIN_FIELDS = ("name", "tool_call_id")
 
 
 def split_control_tokens(
@@ -215,25 +206,48 @@ def split_control_tokens(
             f"messages[{idx}].role: got {message['role']!r}, which contains the control token "
             f"{name!r}; expected a plain role such as 'user' or 'assistant'"
         )
-    changed: dict[str, Any] = {}
+    split = codec.split_control_tokens
     content = message["content"]
+    changed: dict[str, Any] = {}
     if isinstance(content, str):
-        marked = codec.split_control_tokens(content, keep)
-        if marked != content:
-            changed["content"] = marked
+        changed["content"] = split(content, keep)
     else:
-        parts = _split_parts(content, codec, keep)
-        if parts != content:
-            changed["content"] = parts
-    if calls := message.get("tool_calls"):
-        marked_calls = [_split_call(call, codec) for call in calls]
-        if marked_calls != calls:
-            changed["tool_calls"] = marked_calls
-    for field in _PLAIN_FIELDS:
-        value = message.get(field)
-        if isinstance(value, str) and (marked := codec.split_control_tokens(value)) != value:
-            changed[field] = marked
-    return Message(**{**message, **changed}) if changed else message
+        # A format may join the parts, so texts are marked together, and thinking together.
+        marked: dict[str, Iterator[str]] = {}
+        for kind in ("text", "thinking"):
+            texts = [str(part.get(kind)) for part in content if part["type"] == kind]
+            marked[kind] = iter(codec.split_control_tokens_in(texts, keep))
+        changed["content"] = [
+            {**part, part["type"]: next(marked[part["type"]])} if part["type"] in marked else part
+            for part in content
+        ]
+    if "tool_calls" in message:
+        changed["tool_calls"] = [_split_call(call, codec) for call in message["tool_calls"]]
+    for field in ("name", "tool_call_id"):
+        if isinstance(value := message.get(field), str):
+            changed[field] = split(value)
+    if all(message.get(field) == value for field, value in changed.items()):
+        return message
+    return Message(**{**message, **changed})
+
+
+def _split_call(call: ToolCall, codec: TextCodec) -> ToolCall:
+    split = codec.split_control_tokens
+    body = call.function
+    arguments = split(body.arguments)
+    if "\\" in body.arguments:
+        # Formats that write arguments one by one decode escapes such as \u003c, which may be part
+        # of a name.
+        try:
+            decoded = json.dumps(json.loads(body.arguments), ensure_ascii=False)
+        except (ValueError, RecursionError):
+            decoded = ""
+        if split(decoded) != decoded:
+            arguments = split(decoded)
+    name, call_id = split(body.name), call.id and split(call.id)
+    if (name, arguments, call_id) == (body.name, body.arguments, call.id):
+        return call
+    return ToolCall(function=ToolCall.FunctionBody(name=name, arguments=arguments), id=call_id)
 
 
 def part_texts_apart(message: Message) -> Message:
@@ -247,41 +261,6 @@ def part_texts_apart(message: Message) -> Message:
             part = TextPart(type="text", text=BORDER + part["text"])
         parts.append(part)
     return Message(**{**message, "content": parts})
-
-
-def _split_parts(content: list[Any], codec: TextCodec, keep: frozenset[str]) -> list[Any]:
-    """Marks texts together and thinking together, because a format may join the parts."""
-    marked: dict[str, Iterator[str]] = {}
-    for kind in ("text", "thinking"):
-        texts = [part[kind] for part in content if part["type"] == kind]
-        marked[kind] = iter(codec.split_control_tokens_in(texts, keep))
-    return [
-        {**part, part["type"]: next(marked[part["type"]])} if part["type"] in marked else part
-        for part in content
-    ]
-
-
-def _split_call(call: ToolCall, codec: TextCodec) -> ToolCall:
-    name = codec.split_control_tokens(call.function.name)
-    arguments = _split_arguments(call.function.arguments, codec)
-    call_id = call.id and codec.split_control_tokens(call.id)
-    if (name, arguments, call_id) == (call.function.name, call.function.arguments, call.id):
-        return call
-    return ToolCall(function=ToolCall.FunctionBody(name=name, arguments=arguments), id=call_id)
-
-
-def _split_arguments(arguments: str, codec: TextCodec) -> str:
-    marked = codec.split_control_tokens(arguments)
-    if "\\" not in arguments:
-        return marked
-    # Formats that write arguments one by one decode escapes such as \u003c, which may be part of
-    # a name.
-    try:
-        decoded = json.dumps(json.loads(arguments), ensure_ascii=False)
-    except (ValueError, RecursionError):
-        return marked
-    plain = codec.split_control_tokens(decoded)
-    return marked if plain == decoded else plain
 
 
 def tokens_weights_from_strings_weights(

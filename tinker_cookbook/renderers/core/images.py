@@ -6,7 +6,7 @@ PNG and JPEG images in RGB are sent unchanged; others are converted to a PNG of 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any, Literal, Protocol, TypeAlias
+from typing import TYPE_CHECKING, Any, Literal, Protocol, TypeAlias, cast
 
 from tinker_cookbook.exceptions import DataFormatError, RendererError
 from tinker_cookbook.image_processing_utils import (
@@ -21,16 +21,12 @@ from tinker_cookbook.utils.imports import lazy_module
 
 if TYPE_CHECKING:
     import tinker
-    from PIL import Image
 else:
     tinker = lazy_module("tinker")
 
 Segment: TypeAlias = "str | tinker.types.ImageChunk"
 Segments: TypeAlias = Sequence[Segment]
 """Text and images of a message, in order."""
-
-_ORIENTATION = 0x0112  # EXIF
-_FORMATS: dict[str, Literal["png", "jpeg"]] = {"PNG": "png", "JPEG": "jpeg"}
 
 
 class ImageProcessorProtocol(Protocol):
@@ -62,50 +58,40 @@ def image_to_chunk(
         opened, data = open_image(image_or_str)
     except DataFormatError as error:
         raise RendererError(str(error)) from error
-    upright = _upright_rgb(opened)
+    # Of an animation take the first frame, since a server may take another one.
+    image = opened.copy() if getattr(opened, "n_frames", 1) > 1 else opened
+    if image.getexif().get(0x0112, 1) != 1:  # the tag of the orientation
+        from PIL import ImageOps
+
+        image = ImageOps.exif_transpose(image)
+    if image.mode != "RGB":
+        image = image.convert("RGB")
     if max_image_size:
-        upright = resize_image(upright, max_image_size)
-    # Reuse the original bytes where the image was not changed.
-    kind = _FORMATS.get(opened.format or "", "png")
-    if data is None or upright is not opened or opened.format not in _FORMATS:
-        data, kind = png_bytes(upright), "png"
-    width, height = upright.size
-    # Processors of Kimi models have no method for the number of patches.
-    if not hasattr(image_processor, "get_number_of_image_patches"):
-        tokens = _tokens_by_resize_config(image_processor, upright)
-        return tinker.types.ImageChunk(data=data, format=kind, expected_tokens=tokens)
-    try:
-        patches = image_processor.get_number_of_image_patches(height, width, {})
-    except ValueError as error:
-        raise RendererError(
-            f"image: the image processor refuses {width} x {height} pixels: {error}; "
-            "crop the image or pad it"
-        ) from error
-    # The model merges merge_size x merge_size patches into one token.
-    tokens = patches // image_processor.merge_size**2
-    return tinker.types.ImageChunk(data=data, format=kind, expected_tokens=tokens)
-
-
-def _tokens_by_resize_config(image_processor: Any, image: Image.Image) -> int:
-    """Returns the number of tokens by the image processors of Kimi models."""
-    if not hasattr(image_processor, "get_resize_config"):
+        image = resize_image(image, max_image_size)
+    # Send the original bytes where the image was not changed.
+    kind: Literal["png", "jpeg"] = "jpeg" if opened.format == "JPEG" else "png"
+    if data is None or image is not opened or opened.format not in ("PNG", "JPEG"):
+        data, kind = png_bytes(image), "png"
+    width, height = image.size
+    if hasattr(image_processor, "get_number_of_image_patches"):
+        try:
+            patches = image_processor.get_number_of_image_patches(height, width, {})
+        except ValueError as error:
+            raise RendererError(
+                f"image: the image processor refuses {width} x {height} pixels: {error}; "
+                "crop the image or pad it"
+            ) from error
+        # The model merges merge_size x merge_size patches into one token.
+        tokens = patches // image_processor.merge_size**2
+    elif hasattr(image_processor, "get_resize_config"):  # processors of Kimi models
+        config = cast(Any, image_processor).get_resize_config({"type": "image", "image": image})
+        tokens = int(config["num_tokens"])
+    else:
         raise RendererError(
             f"image_processor: got {type(image_processor).__name__}, expected one that has "
             "get_number_of_image_patches (Qwen-VL) or get_resize_config (Kimi)"
         )
-    config = image_processor.get_resize_config({"type": "image", "image": image})
-    return int(config["num_tokens"])
-
-
-def _upright_rgb(image: Image.Image) -> Image.Image:
-    """Returns the image upright and in RGB; itself where nothing changes."""
-    if getattr(image, "n_frames", 1) > 1:
-        image = image.copy()  # the first frame: a server may take another one
-    if image.getexif().get(_ORIENTATION, 1) != 1:
-        from PIL import ImageOps
-
-        image = ImageOps.exif_transpose(image)
-    return image if image.mode == "RGB" else image.convert("RGB")
+    return tinker.types.ImageChunk(data=data, format=kind, expected_tokens=tokens)
 
 
 def content_segments(
@@ -133,8 +119,8 @@ def content_segments(
             )
         if image_processor is None:
             raise RendererError(
-                f"{where}: got an image, but the renderer has no image processor, which says how "
-                f"many tokens it takes; make it with get_renderer({renderer!r}, tokenizer, "
+                f"{where}: got an image, but the renderer has no image processor, which counts "
+                f"its tokens; make it with get_renderer({renderer!r}, tokenizer, "
                 "image_processor=get_image_processor(model_name))"
             )
         try:

@@ -2,16 +2,16 @@
 
 The shapes are those of the OpenAI chat format, so that a row of JSON is a conversation:
 ``{"role": "user", "content": "Hi"}``. Content is a string or a list of typed parts. Thinking is a
-part of its own, because chat formats differ in how they write it and when they leave it out.
+separate part, because chat formats differ in how they write it and when they leave it out.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, Literal, NotRequired, TypeAlias, TypedDict, cast
 
-from pydantic import BaseModel, ConfigDict, ValidationError
+from pydantic import BaseModel, ConfigDict
 
 from tinker_cookbook.exceptions import RendererError, nearest
 
@@ -91,8 +91,8 @@ class UnparsedToolCall(StrictBase):
 class Message(TypedDict):
     """One message of a conversation.
 
-    ``trainable`` counts only under ``TrainOnWhat.CUSTOMIZED``; ``tool_call_id`` and ``name`` belong
-    to role ``tool`` and are kept for the environment; only gpt_oss and Kimi K2 write them.
+    ``trainable`` is read only under ``TrainOnWhat.CUSTOMIZED``; ``tool_call_id`` and ``name``
+    belong to role ``tool``, and only gpt_oss, Kimi K2 and Mistral write them.
     """
 
     role: Role
@@ -104,7 +104,7 @@ class Message(TypedDict):
     name: NotRequired[str]
 
 
-_PART_FIELDS = {"text": "text", "thinking": "thinking", "image": "image", "audio": "audio"}
+_PART_TYPES = ("text", "thinking", "image", "audio")  # each is also the name of the part's field
 _THINK_OPEN, _THINK_CLOSE = "<think>", "</think>"
 
 
@@ -152,23 +152,22 @@ def format_content_as_string(content: Content, separator: str = "\n") -> str:
     """Returns the whole content as readable text: thinking in tags, images by URL or size."""
     if isinstance(content, str):
         return content
-    return separator.join(_part_as_string(part) for part in content)
-
-
-def _part_as_string(part: ContentPart) -> str:
-    if part["type"] == "text":
-        return part["text"]
-    if part["type"] == "thinking":
-        return f"{_THINK_OPEN}{part['thinking']}{_THINK_CLOSE}"
-    if part["type"] == "image":
-        image = part["image"]
-        if isinstance(image, str):
-            return f"<image>{image}</image>"
-        width, height = image.size
-        return f"<image>Image({width}x{height}, {image.mode})</image>"
-    raise RendererError(
-        f"Unknown content part type: {part['type']}, expected text, thinking or image"
-    )
+    written: list[str] = []
+    for part in content:
+        if part["type"] == "text":
+            written.append(part["text"])
+        elif part["type"] == "thinking":
+            written.append(f"{_THINK_OPEN}{part['thinking']}{_THINK_CLOSE}")
+        elif part["type"] == "image":
+            image = part["image"]
+            if not isinstance(image, str):
+                image = f"Image({image.size[0]}x{image.size[1]}, {image.mode})"
+            written.append(f"<image>{image}</image>")
+        else:
+            raise RendererError(
+                f"Unknown content part type: {part['type']}, expected text, thinking or image"
+            )
+    return separator.join(written)
 
 
 def parse_think_blocks(content: str) -> list[ContentPart] | None:
@@ -198,43 +197,23 @@ def content_to_jsonable(content: Content) -> Any:
     if isinstance(content, str):
         return content
     return [
-        {
-            field: value if isinstance(value, str) else f"<{type(value).__name__}>"
-            for field, value in part.items()
-        }
+        {k: v if isinstance(v, str) else f"<{type(v).__name__}>" for k, v in part.items()}
         for part in content
     ]
 
 
 def message_to_jsonable(message: Message) -> dict[str, Any]:
     """Returns the message as JSON values (tool calls as dictionaries)."""
-    plain = {key: value for key, value in message.items() if not key.endswith("tool_calls")}
-    plain["content"] = content_to_jsonable(message["content"])
-    if "tool_calls" in message:
-        plain["tool_calls"] = [call.model_dump(exclude_none=True) for call in message["tool_calls"]]
-    if "unparsed_tool_calls" in message:
-        plain["unparsed_tool_calls"] = [
-            call.model_dump() for call in message["unparsed_tool_calls"]
-        ]
+    plain: dict[str, Any] = {**message, "content": content_to_jsonable(message["content"])}
+    for field in ("tool_calls", "unparsed_tool_calls"):
+        if field in message:
+            plain[field] = [call.model_dump(exclude_none=True) for call in plain[field]]
     return plain
 
 
 def system_message(text: str) -> list[Message]:
     """Returns the system message that begins a conversation, none for no text."""
     return [Message(role="system", content=text)] if text else []
-
-
-def map_text(message: Message, change: Callable[[str], str]) -> Message:
-    """Returns the message with ``change`` applied to its text."""
-    content = message["content"]
-    if isinstance(content, str):
-        text = change(content)
-        return message if text is content else Message(**{**message, "content": text})
-    parts = [
-        TextPart(type="text", text=change(part["text"])) if part["type"] == "text" else part
-        for part in content
-    ]
-    return Message(**{**message, "content": parts})
 
 
 def openai_message(message: Message) -> dict[str, Any]:
@@ -252,11 +231,8 @@ def openai_message(message: Message) -> dict[str, Any]:
             thoughts = (part["thinking"] for part in content if part["type"] == "thinking")
             result["reasoning_content"] = "".join(thoughts)
     if "tool_calls" in message:
-        result["tool_calls"] = [
-            call.model_dump(exclude_none=True) for call in message["tool_calls"]
-        ]
-    kept = ("tool_call_id", "name")
-    return result | {key: value for key, value in message.items() if key in kept}
+        result["tool_calls"] = [c.model_dump(exclude_none=True) for c in message["tool_calls"]]
+    return result | {k: v for k, v in message.items() if k in ("tool_call_id", "name")}
 
 
 class _NormalMessage(dict[str, Any]):
@@ -266,12 +242,10 @@ class _NormalMessage(dict[str, Any]):
 def normalize_messages(messages: Sequence[Mapping[str, Any]]) -> list[Message]:
     """Checks a conversation and returns it in the shape that renderers expect.
 
-    JSON rows differ: ``content: null`` beside tool calls, tool calls as dictionaries with arguments
-    as an object, thinking as ``reasoning_content``. A message is normalised once: a data reader may
-    call this for its errors, and the renderer takes the result as it is.
-
-    Raises:
-        RendererError: Names the message and the field that is wrong.
+    JSON rows differ: ``content: null`` next to tool calls, tool calls as dictionaries with
+    arguments as an object, thinking as ``reasoning_content``. A message is normalised once: a data
+    reader may call this for its errors, and the renderer does not check the result again. Raises
+    RendererError with the message and the field that is wrong.
     """
     if isinstance(messages, (str, bytes, Mapping)) or not isinstance(messages, Sequence):
         raise RendererError(
@@ -296,26 +270,19 @@ def _normalize(message: Mapping[str, Any], where: str) -> Message:
     result: dict[str, Any] = {
         key: value for key, value in message.items() if value is not None or key == "content"
     }
-    # OpenAI rows have content null beside calls.
+    # OpenAI rows have content null next to calls.
     calls = result.get("tool_calls") or result.get("unparsed_tool_calls")
     if result.get("content") is None and calls:
         result["content"] = ""
     _check_content(result.get("content"), f"{where}.content")
-    if result.get("tool_calls"):
-        result["tool_calls"] = [
-            _normalize_tool_call(call, f"{where}.tool_calls[{i}]")
-            for i, call in enumerate(result["tool_calls"])
-        ]
-    else:
-        result.pop("tool_calls", None)
-    if result.get("unparsed_tool_calls"):
-        result["unparsed_tool_calls"] = [
-            _normalize_unparsed(call, f"{where}.unparsed_tool_calls[{i}]")
-            for i, call in enumerate(result["unparsed_tool_calls"])
-        ]
+    for field, kind in (("tool_calls", ToolCall), ("unparsed_tool_calls", UnparsedToolCall)):
+        # An empty list means the same as no list.
+        if calls := result.pop(field, None):
+            result[field] = [
+                _normalize_call(call, kind, f"{where}.{field}[{i}]") for i, call in enumerate(calls)
+            ]
     # Thinking in a separate field becomes the first part of the content.
-    reasoning = result.pop("reasoning_content", None)
-    if reasoning:
+    if reasoning := result.pop("reasoning_content", None):
         thinking = ThinkingPart(type="thinking", thinking=reasoning)
         text = [part for part in ensure_list(result["content"]) if part.get("text") != ""]
         result["content"] = [thinking, *text]
@@ -329,38 +296,29 @@ def _check_content(content: Any, where: str) -> None:
         raise RendererError(f"{where}: got {content!r}, expected a string or a list of parts")
     for i, part in enumerate(content):
         kind = part.get("type") if isinstance(part, Mapping) else None
-        if kind not in _PART_FIELDS:
+        if kind not in _PART_TYPES:
             raise RendererError(
-                f"{where}[{i}].type: got {kind!r}, expected one of {', '.join(_PART_FIELDS)}"
-                f"{nearest(str(kind), _PART_FIELDS)}"
+                f"{where}[{i}].type: got {kind!r}, expected one of {', '.join(_PART_TYPES)}"
+                f"{nearest(str(kind), _PART_TYPES)}"
             )
-        field = _PART_FIELDS[kind]
-        value = part.get(field)
+        value = part.get(kind)
         if value is None or (kind in ("text", "thinking") and not isinstance(value, str)):
-            raise RendererError(f"{where}[{i}].{field}: got {value!r}, expected a {kind}")
+            raise RendererError(f"{where}[{i}].{kind}: got {value!r}, expected a {kind}")
 
 
-def _normalize_tool_call(call: Any, where: str) -> ToolCall:
-    if isinstance(call, ToolCall):
+def _normalize_call(call: Any, kind: type[StrictBase], where: str) -> StrictBase:
+    if isinstance(call, kind):
         return call
     try:
+        if kind is UnparsedToolCall:
+            return UnparsedToolCall.model_validate(call)
         function = dict(call["function"])
         # Hugging Face rows often have arguments as an object.
         if not isinstance(function.get("arguments"), str):
             function["arguments"] = json.dumps(function.get("arguments", {}), ensure_ascii=False)
         return ToolCall(function=ToolCall.FunctionBody.model_validate(function), id=call.get("id"))
-    except (AttributeError, KeyError, TypeError, ValueError, ValidationError) as error:
-        raise RendererError(
-            f'{where}: got {call!r}, expected {{"function": {{"name": …, "arguments": …}}}}'
-        ) from error
-
-
-def _normalize_unparsed(call: Any, where: str) -> UnparsedToolCall:
-    if isinstance(call, UnparsedToolCall):
-        return call
-    try:
-        return UnparsedToolCall.model_validate(call)
-    except ValidationError as error:
-        raise RendererError(
-            f'{where}: got {call!r}, expected {{"raw_text": …, "error": …}}'
-        ) from error
+    except (AttributeError, KeyError, TypeError, ValueError) as error:  # also pydantic's
+        fields = '{"function": {"name": …, "arguments": …}}'
+        if kind is UnparsedToolCall:
+            fields = '{"raw_text": …, "error": …}'
+        raise RendererError(f"{where}: got {call!r}, expected {fields}") from error

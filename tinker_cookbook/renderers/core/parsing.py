@@ -8,7 +8,6 @@ the tokens results in the same message.
 from __future__ import annotations
 
 import json
-from abc import ABC, abstractmethod
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
@@ -79,10 +78,9 @@ def classify_parse_failure(
             f"the response did not terminate cleanly (termination={termination.value}): expected "
             "the renderer's stop sequence, once and at the end; max_tokens may have cut it off",
         )
-    unparsed = message.get("unparsed_tool_calls")
-    if not unparsed:
+    detail = "\n".join(call.error for call in message.get("unparsed_tool_calls", []))
+    if not message.get("unparsed_tool_calls"):
         return None
-    detail = "\n".join(call.error for call in unparsed)
     return ParseFailureKind.CONTENT, detail[:PARSE_FAILURE_DETAIL_MAX_CHARS]
 
 
@@ -105,13 +103,8 @@ def unterminated(raw_text: str, open_marker: str, close_marker: str) -> Unparsed
 
 def unread(raw_text: str, error: Exception) -> UnparsedToolCall:
     """Returns the error record of a tool call that cannot be parsed."""
-    invalid = isinstance(error, json.JSONDecodeError)
-    reason = f"Invalid JSON: {error}" if invalid else str(error)
-    return UnparsedToolCall(raw_text=raw_text, error=reason)
-
-
-_REPLACEMENT = "\ufffd"  # what a decoder writes for bytes that are no whole character
-_MAX_CHARACTER_TOKENS = 4  # bytes of the longest character in UTF-8
+    kind = "Invalid JSON: " if isinstance(error, json.JSONDecodeError) else ""
+    return UnparsedToolCall(raw_text=raw_text, error=f"{kind}{error}")
 
 
 @dataclass(frozen=True)
@@ -147,8 +140,7 @@ def partial_at_end(text: str, marks: Sequence[str]) -> int:
     """Returns how many characters at the end of ``text`` may begin one of ``marks``."""
     longest = max((len(mark) for mark in marks), default=1) - 1
     for length in range(min(longest, len(text)), 0, -1):
-        tail = text[-length:]
-        if any(mark.startswith(tail) for mark in marks):
+        if any(mark.startswith(text[-length:]) for mark in marks):
             return length
     return 0
 
@@ -167,10 +159,11 @@ class Utf8TokenDecoder:
         # One wrong byte in a run of byte tokens makes all of them replacements: never split a run.
         bytes_run = self._codec.trailing_bytes(self._pending)
         most = len(self._pending) - bytes_run
-        for waiting in range(min(_MAX_CHARACTER_TOKENS, most)):
+        # A character has at most four bytes, and a decoder writes U+FFFD for a part of one.
+        for waiting in range(min(4, most)):
             ready = self._pending[: most - waiting]
             text = self._codec.decode(ready)
-            if text and not text.endswith(_REPLACEMENT):
+            if text and not text.endswith("\ufffd"):
                 self._pending = self._pending[len(ready) :]
                 return text
         return None
@@ -189,10 +182,11 @@ class Utf8TokenDecoder:
         return bool(self._pending)
 
 
-class MessageReader(ABC):
-    """Parser from the text of a response to the parts of a message, one subclass for each format.
+class MessageReader:
+    """Parser from the text of a response to the parts of a message.
 
-    ``ending`` overrides the termination by tokens, for formats whose stop sequence is text.
+    This class parses plain text; a format with thinking or tool calls has a subclass. ``ending``
+    overrides the termination by tokens, for formats whose stop sequence is text.
     """
 
     ending: ParseTermination | None = None
@@ -202,13 +196,13 @@ class MessageReader(ABC):
         self.unparsed: list[UnparsedToolCall] = []
         self._parts: list[ContentPart] = []
 
-    @abstractmethod
     def feed(self, text: str) -> list[ContentDelta]:
         """Parses more text and returns the content that is certain."""
+        return self.add_text(text)
 
-    @abstractmethod
     def finish(self) -> list[ContentDelta]:
         """Ends the response and returns the rest of the content."""
+        return []
 
     def settle(self) -> None:
         """Reparses the whole response where needed; called after :meth:`finish` if the model ended
@@ -229,7 +223,7 @@ class MessageReader(ABC):
         return message
 
     def add_text(self, text: str) -> list[ContentDelta]:
-        """Appends text to the content."""
+        """Appends text to the content, to the last part if that is text."""
         if not text:
             return []
         last = self._parts[-1] if self._parts else None
@@ -240,7 +234,7 @@ class MessageReader(ABC):
         return [StreamingTextDelta(text, len(self._parts) - 1)]
 
     def add_thinking(self, thinking: str) -> list[ContentDelta]:
-        """Appends thinking to the content."""
+        """Appends thinking to the content, to the last part if that is thinking."""
         if not thinking:
             return []
         last = self._parts[-1] if self._parts else None
@@ -249,18 +243,6 @@ class MessageReader(ABC):
         else:
             self._parts.append(ThinkingPart(type="thinking", thinking=thinking))
         return [StreamingThinkingDelta(thinking, len(self._parts) - 1)]
-
-
-class PlainReader(MessageReader):
-    """Parser of plain text."""
-
-    def feed(self, text: str) -> list[ContentDelta]:
-        """Returns the text unchanged."""
-        return self.add_text(text)
-
-    def finish(self) -> list[ContentDelta]:
-        """Returns nothing: no text is buffered."""
-        return []
 
 
 class MarkedTextReader(MessageReader):
@@ -314,14 +296,18 @@ class ResponseParser:
         self._beyond = False  # tokens came after the stop token
         self._held_eos: list[int] = []
 
-    def check_stops(self, response: Sequence[int]) -> None:
-        """Raises RendererError where a stop token occurs twice in a whole response."""
+    def parse(self, response: Sequence[int]) -> tuple[Message, ParseTermination]:
+        """Parses a whole response; raises RendererError where a stop token occurs twice."""
+        tokens = list(response)
         for stop in self._stops:
-            if (count := response.count(stop)) > 1:
+            if (count := tokens.count(stop)) > 1:
                 raise RendererError(
                     f"response: got {count} stop tokens {stop}, expected at most 1, at the end; "
                     "sample with stop=renderer.get_stop_sequences()"
                 )
+        self.feed(tokens)
+        self.finish()
+        return self.message, self.termination
 
     def feed(self, tokens: Sequence[int]) -> list[ContentDelta]:
         """Parses more tokens and returns the content that is certain."""
@@ -388,9 +374,4 @@ def parse_response_for_stop_token(
     Raises RendererError where ``stop_token`` occurs more than once.
     """
     eos = special_id(tokenizer, "eos")
-    parser = ResponseParser(TextCodec(tokenizer), PlainReader(), [stop_token], eos)
-    tokens = list(response)
-    parser.check_stops(tokens)
-    parser.feed(tokens)
-    parser.finish()
-    return parser.message, parser.termination
+    return ResponseParser(TextCodec(tokenizer), MessageReader(), [stop_token], eos).parse(response)

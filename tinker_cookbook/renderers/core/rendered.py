@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from enum import StrEnum
 from typing import TYPE_CHECKING, Any, TypeAlias, cast
 
@@ -27,10 +27,6 @@ Piece: TypeAlias = "Sequence[int] | tinker.types.ModelInputChunk"
 """A run of tokens, or a chunk of the SDK (an image)."""
 
 
-def _is_tokens(piece: Piece) -> bool:
-    return isinstance(piece, (list, tuple)) or hasattr(piece, "tokens")
-
-
 def as_chunk(piece: Piece) -> Any:
     """Returns a run of tokens as a chunk of the SDK; a chunk is returned unchanged."""
     if not isinstance(piece, (list, tuple)):
@@ -39,34 +35,33 @@ def as_chunk(piece: Piece) -> Any:
     return tinker.EncodedTextChunk.model_construct(tokens=list(piece))
 
 
+def _tokens(piece: Piece) -> Sequence[int] | None:
+    """Returns the tokens of a piece of text, None for images and audio."""
+    return piece if isinstance(piece, (list, tuple)) else getattr(piece, "tokens", None)
+
+
 def token_list(piece: Piece) -> list[int]:
-    """Returns the tokens of a piece of text."""
-    return list(_tokens(piece))
-
-
-def _tokens(piece: Piece) -> Sequence[int]:
-    if isinstance(piece, (list, tuple)):
-        return piece
-    return cast(Sequence[int], getattr(piece, "tokens", piece))
+    """Returns the tokens of a piece of text; an empty list for images and audio."""
+    return list(_tokens(piece) or ())
 
 
 def length(piece: Piece) -> int:
     """Returns the number of context positions that a piece occupies."""
-    if isinstance(piece, (list, tuple)):
-        return len(piece)
-    return getattr(piece, "length", None) or len(_tokens(piece))
+    tokens = _tokens(piece)
+    return cast(Any, piece).length if tokens is None else len(tokens)
 
 
 def flat(pieces: Sequence[Piece]) -> list[Any]:
     """Returns tokens and media of ``pieces`` in one list, for comparison."""
     out: list[Any] = []
     for piece in pieces:
-        out.extend(_tokens(piece) if _is_tokens(piece) else [piece])
+        tokens = _tokens(piece)
+        out.extend([piece] if tokens is None else tokens)
     return out
 
 
 def first_difference(first: Sequence[Any], second: Sequence[Any]) -> int | None:
-    """Returns the first place where two sequences differ, None where they are equal."""
+    """Returns the first index where two sequences differ, None where they are equal."""
     for i, (a, b) in enumerate(zip(first, second, strict=False)):
         if a != b:
             return i
@@ -77,35 +72,33 @@ def join_pieces(pieces: Sequence[Piece]) -> tinker.ModelInput:
     """Joins runs of tokens to one chunk each; images and audio keep their own chunks."""
     chunks: list[Any] = []
     run: list[int] = []
-    for piece in pieces:
-        if _is_tokens(piece):
-            run.extend(_tokens(piece))
+    for piece in [*pieces, None]:
+        tokens = None if piece is None else _tokens(piece)
+        if tokens is not None:
+            run.extend(tokens)
             continue
+        # An image, or the end, completes the run before it.
         if run:
             chunks.append(tinker.EncodedTextChunk(tokens=run))
-        chunks.append(piece)
-        run = []
-    if run:
-        chunks.append(tinker.EncodedTextChunk(tokens=run))
+            run = []
+        if piece is not None:
+            chunks.append(piece)
     return tinker.ModelInput(chunks=chunks)
-
-
-def spread_weights(weighted: Sequence[tuple[Piece, float]]) -> torch.Tensor:
-    """Returns the weight of each token; images and audio have weight 0.
-
-    The result is a numpy array in a process without torch (``backends.light``).
-    """
-    values = [weight if _is_tokens(piece) else 0.0 for piece, weight in weighted]
-    lengths = [length(piece) for piece, _ in weighted]
-    spread = np.repeat(np.array(values, dtype=np.float32), lengths)
-    return cast("Any", spread) if torch_is_left_out() else torch.from_numpy(spread)
 
 
 def join_weighted(
     weighted: Sequence[tuple[Piece, float]],
 ) -> tuple[tinker.ModelInput, torch.Tensor]:
-    """Joins pieces to a model input of T tokens and float32 weights [T]."""
-    return join_pieces([piece for piece, _ in weighted]), spread_weights(weighted)
+    """Joins pieces to a model input of T tokens and float32 weights [T].
+
+    Images and audio have weight 0. The weights are a numpy array in a process without torch
+    (``backends.light``).
+    """
+    values = [0.0 if _tokens(piece) is None else weight for piece, weight in weighted]
+    lengths = [length(piece) for piece, _ in weighted]
+    spread = np.repeat(np.array(values, dtype=np.float32), lengths)
+    weights = cast("Any", spread) if torch_is_left_out() else torch.from_numpy(spread)
+    return join_pieces([piece for piece, _ in weighted]), weights
 
 
 class TrainOnWhat(StrEnum):
@@ -135,8 +128,8 @@ class TrainOnWhat(StrEnum):
 def select_trained(messages: Sequence[Message], train_on_what: TrainOnWhat | str) -> list[bool]:
     """Returns for each message whether its output is trained on.
 
-    All are False if nothing is selected (no assistant message, say). Raises RendererError for a
-    ``trainable`` that is no boolean.
+    All are False if nothing is selected (no assistant message, for example). Raises RendererError
+    for a ``trainable`` that is no boolean.
     """
     what = TrainOnWhat(train_on_what)
     roles = [message["role"] for message in messages]
@@ -148,24 +141,20 @@ def select_trained(messages: Sequence[Message], train_on_what: TrainOnWhat | str
         case TrainOnWhat.ALL_USER_AND_SYSTEM_MESSAGES:
             return [role in ("user", "system") for role in roles]
         case TrainOnWhat.CUSTOMIZED:
-            return [_trainable(message, i) for i, message in enumerate(messages)]
+            chosen = [message.get("trainable", False) for message in messages]
+            for i, value in enumerate(chosen):
+                if not isinstance(value, bool):
+                    raise RendererError(
+                        f"messages[{i}].trainable: got {value!r}, expected true or false"
+                    )
+            return chosen
         case TrainOnWhat.LAST_ASSISTANT_MESSAGE | TrainOnWhat.LAST_ASSISTANT_TURN:
-            last = _last_index(roles, {"assistant"}, len(roles))
-            # The last turn begins after the last question; tool results belong to it.
-            turn_start = _last_index(roles, {"user", "system"}, last) + 1
-            start = turn_start if what is TrainOnWhat.LAST_ASSISTANT_TURN else last
+            start = last = max((i for i, r in enumerate(roles) if r == "assistant"), default=-1)
+            if what is TrainOnWhat.LAST_ASSISTANT_TURN:
+                # The last turn begins after the last question; tool results belong to it.
+                asked = (i for i, r in enumerate(roles[: max(last, 0)]) if r in ("user", "system"))
+                start = max(asked, default=-1) + 1
             return [role == "assistant" and start <= i <= last for i, role in enumerate(roles)]
-
-
-def _last_index(roles: Sequence[str], wanted: set[str], before: int) -> int:
-    return max((i for i, role in enumerate(roles[: max(before, 0)]) if role in wanted), default=-1)
-
-
-def _trainable(message: Message, index: int) -> bool:
-    value = message.get("trainable", False)
-    if not isinstance(value, bool):
-        raise RendererError(f"messages[{index}].trainable: got {value!r}, expected true or false")
-    return value
 
 
 @dataclass(frozen=True)
@@ -220,27 +209,6 @@ class RenderedMessage:
             object.__setattr__(self, field, as_chunk(getattr(self, field) or ()))
 
 
-def context_at(idx: int, messages: Sequence[Message], last_user_index: int) -> RenderContext:
-    """Returns the context of message ``idx``."""
-    is_last = idx == len(messages) - 1
-    return RenderContext(
-        idx=idx,
-        is_last=is_last,
-        prev_message=messages[idx - 1] if idx else None,
-        next_message=None if is_last else messages[idx + 1],
-        last_user_index=last_user_index,
-        in_last_assistant_turn=idx > last_user_index,
-    )
-
-
-def contexts(
-    messages: Sequence[Message], last_user_index: int
-) -> Iterator[tuple[Message, RenderContext]]:
-    """Yields each message with its context."""
-    for i, message in enumerate(messages):
-        yield message, context_at(i, messages, last_user_index)
-
-
 class RenderCache:
     """Cache of the rendered messages of one conversation, separate for each thread.
 
@@ -271,18 +239,23 @@ class RenderCache:
         ends: bool = True,
     ) -> list[RenderedMessage]:
         """Returns ``render`` of each message in its context; without ``ends`` none ``is_last``."""
-        kept: dict[tuple[int, bool, int, int], RenderedMessage] | None
-        kept = getattr(self._threads, "known", None)
-        known = {} if kept is None else kept
+        known: dict[tuple[int, bool, int, int], RenderedMessage]
+        known = getattr(self._threads, "known", {})
         found: list[RenderedMessage] = []
-        last = len(messages) - 1
         for i, message in enumerate(messages):
             # The key has everything that the context depends on within one conversation.
-            is_last = ends and i == last
+            is_last = ends and i == len(messages) - 1
             key = (i, is_last, last_user_index, id(message))
             if key not in known:
-                ctx = context_at(i, messages, last_user_index)
-                known[key] = render(message, ctx if ends else replace(ctx, is_last=False))
+                ctx = RenderContext(
+                    idx=i,
+                    is_last=is_last,
+                    prev_message=messages[i - 1] if i else None,
+                    next_message=messages[i + 1] if i + 1 < len(messages) else None,
+                    last_user_index=last_user_index,
+                    in_last_assistant_turn=i > last_user_index,
+                )
+                known[key] = render(message, ctx)
             found.append(known[key])
         return found
 
@@ -307,38 +280,7 @@ def weigh(
     yield overlap, 1.0
 
 
-def answer_ends(messages: Sequence[Message], trained: Sequence[bool]) -> list[int]:
-    """Returns the indices of trained answers and of a last trained message after them."""
-    ends = [i for i, m in enumerate(messages) if trained[i] and m["role"] == "assistant"]
-    return with_last_trained(ends, trained)
-
-
 def with_last_trained(ends: list[int], trained: Sequence[bool]) -> list[int]:
     """Returns ``ends`` and the last trained message if it comes later."""
     last = max((i for i, chosen in enumerate(trained) if chosen), default=-1)
     return [*ends, last] if last > max(ends, default=-1) else ends
-
-
-def example_ends(
-    prompt_pieces: Callable[[Sequence[Message], Role], list[Piece]],
-    answered_pieces: Callable[[Sequence[Message]], list[Piece]],
-    messages: Sequence[Message],
-    trained: Sequence[bool],
-) -> list[int]:
-    """Returns the last message of each merged example, found by comparing tokens.
-
-    Trained answers share an example where the later prompt begins with all tokens up to the
-    earlier answer, which are ``answered_pieces`` of the conversation up to it.
-    """
-    ends: list[int] = []
-    for i, message in enumerate(messages):
-        if not (trained[i] and message["role"] == "assistant"):
-            continue
-        if ends:
-            # Merge if the prompt of this answer begins with all tokens up to the previous one.
-            prompt = flat(prompt_pieces(messages[:i], "assistant"))
-            answered = flat(answered_pieces(messages[: ends[-1] + 1]))
-            if prompt[: len(answered)] == answered:
-                ends.pop()
-        ends.append(i)
-    return with_last_trained(ends, trained)

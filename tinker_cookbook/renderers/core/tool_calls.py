@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Sequence
-from typing import Any, NoReturn
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
 
 from tinker_cookbook.exceptions import RendererError
 from tinker_cookbook.renderers.core.blocks import Block
@@ -53,32 +53,40 @@ def with_parsed_arguments(message: dict[str, Any]) -> dict[str, Any]:
 
 def format_tool_calls(message: Message) -> list[str]:
     """Returns each call of the message as a tagged block, with its arguments verbatim."""
-    blocks = [
+    calls = [
         f'{_OPEN}\n{{"name": "{call.function.name}", "arguments": {call.function.arguments}}}\n'
         f"{_CLOSE}"
         for call in message.get("tool_calls", [])
     ]
-    return blocks + [call.raw_text for call in message.get("unparsed_tool_calls", [])]
+    return calls + [call.raw_text for call in message.get("unparsed_tool_calls", [])]
+
+
+def tool_call(name: str, arguments: str, call_id: str | None = None) -> ToolCall:
+    """Returns a call with its arguments as a JSON string."""
+    function = ToolCall.FunctionBody(name=name, arguments=arguments)
+    return ToolCall(function=function, id=call_id)
 
 
 def read_json_call(body: str) -> list[ToolCall]:
     """Returns the call in a block of JSON; raises ValueError for anything else."""
-    # Most models write the name first; then the arguments are kept verbatim.
+    # Most models write the name first; then the arguments stay verbatim, so that the call renders
+    # to the sampled tokens.
     match = _NAME_FIRST.fullmatch(body)
-    if match:
-        # Arguments stay verbatim, so that the call renders to the sampled tokens.
-        name, arguments = match["name"], match["arguments"].rstrip()
-        _loads(arguments)
-    else:
-        name, arguments = _from_json(_loads(body))
-    return [ToolCall(function=ToolCall.FunctionBody(name=name, arguments=arguments))]
-
-
-def _loads(text: str) -> Any:
+    text = match["arguments"].rstrip() if match else body
     try:
-        return json.loads(text)
+        value = json.loads(text)
     except ValueError as error:
         raise ValueError(f"Invalid JSON: {error}") from error
+    if match:
+        return [tool_call(match["name"], text)]
+    if not isinstance(value, dict) or not isinstance(value.get("name"), str):
+        raise ValueError('tool call: expected an object {"name": …, "arguments": …}')
+    arguments = value.get("arguments", {})
+    if isinstance(arguments, str):
+        json.loads(arguments)
+    else:
+        arguments = json.dumps(arguments, ensure_ascii=False)
+    return [tool_call(value["name"], arguments)]
 
 
 def read_calls_in_row(
@@ -104,16 +112,6 @@ def read_calls_in_row(
 # The line break before a block belongs to the format.
 JSON_CALL = Block(_OPEN, _CLOSE, read=read_json_call, before=("\n",))
 """A call as JSON between tags."""
-
-
-def _from_json(call: Any) -> tuple[str, str]:
-    if not isinstance(call, dict) or not isinstance(call.get("name"), str):
-        raise ValueError('tool call: expected an object {"name": …, "arguments": …}')
-    arguments = call.get("arguments", {})
-    if isinstance(arguments, str):
-        json.loads(arguments)
-        return call["name"], arguments
-    return call["name"], json.dumps(arguments, ensure_ascii=False)
 
 
 def parse_content_blocks(
@@ -142,19 +140,21 @@ def parse_content_blocks(
     return [part for part in parts if part.get("text") or part.get("thinking")], calls
 
 
+def json_tools(tools: Sequence[ToolSpec]) -> str:
+    """Returns the declarations of tools as JSON, one a line."""
+    return "\n".join(json.dumps(as_openai_tool(tool), ensure_ascii=False) for tool in tools)
+
+
 def declare_tools(tools: Sequence[ToolSpec], system_prompt: str) -> str:
     """Returns the system text that declares tools in the Hermes form which Qwen's templates use."""
     if not tools:
         return system_prompt
-    declared = "".join(
-        "\n" + json.dumps(as_openai_tool(tool), ensure_ascii=False) for tool in tools
-    )
     before = f"{system_prompt}\n\n" if system_prompt else ""
     return (
         f"{before}# Tools\n\nYou may call one or more functions to assist with the user query.\n\n"
-        "You are provided with function signatures within <tools></tools> XML tags:\n<tools>"
-        f"{declared}\n</tools>\n\nFor each function call, return a json object with function name "
-        "and arguments within <tool_call></tool_call> XML tags:\n<tool_call>\n"
+        "You are provided with function signatures within <tools></tools> XML tags:\n<tools>\n"
+        f"{json_tools(tools)}\n</tools>\n\nFor each function call, return a json object with "
+        "function name and arguments within <tool_call></tool_call> XML tags:\n<tool_call>\n"
         '{"name": <function-name>, "arguments": <args-json-object>}\n</tool_call>'
     )
 
@@ -166,14 +166,7 @@ _PARAMETER = re.compile(
     r"\s*<parameter=(?P<name>[^>\n]+)>\n?(?P<value>.*?)\n?</parameter>(?=\s*(?:<parameter=|\Z))",
     re.DOTALL,
 )
-_CONSTANTS = {
-    "true": True,
-    "false": False,
-    "null": None,
-    "True": True,
-    "False": False,
-    "None": None,
-}
+_WORDS = {"true": True, "false": False, "null": None, "True": True, "False": False, "None": None}
 
 XML_CALL_INSTRUCTIONS = (
     "If you choose to call a function ONLY reply in the following format with NO suffix:\n\n"
@@ -199,42 +192,34 @@ def format_xml_calls(message: Message, idx: int, *, json_scalars: bool = False) 
     ``json_scalars`` as JSON (``true``, ``null``). Unparsed calls are written verbatim. Raises
     RendererError for arguments that are no JSON object.
     """
-    blocks = [
-        _format_call(call, f"messages[{idx}].tool_calls[{i}].function.arguments", json_scalars)
-        for i, call in enumerate(message.get("tool_calls", []))
-    ]
+    blocks: list[str] = []
+    for call, arguments in calls_with_arguments(message, idx):
+        parameters = ""
+        for name, value in arguments.items():
+            if not isinstance(value, str):
+                as_json = json_scalars or isinstance(value, (dict, list))
+                value = json.dumps(value, ensure_ascii=False) if as_json else str(value)
+            parameters += f"<parameter={name}>\n{value}\n</parameter>\n"
+        name = call.function.name
+        blocks.append(f"{_OPEN}\n<function={name}>\n{parameters}</function>\n{_CLOSE}")
     return blocks + [call.raw_text for call in message.get("unparsed_tool_calls", [])]
 
 
-def arguments_of(call: ToolCall, where: str) -> dict[str, Any]:
-    """Returns the arguments of a call; raises RendererError unless they are a JSON object."""
-    written = call.function.arguments
-    try:
-        arguments = json.loads(written)
-    except (ValueError, RecursionError):  # the latter: brackets without end
-        arguments = None
-    if not isinstance(arguments, dict):
-        raise RendererError(
-            f"{where}: got {written!r}, expected a JSON object in a string: this chat format "
-            'writes arguments one by one; use "{}" for none'
-        )
-    return arguments
-
-
-def _format_call(call: ToolCall, where: str, json_scalars: bool) -> str:
-    parameters = "".join(
-        f"<parameter={name}>\n{_spell(value, json_scalars)}\n</parameter>\n"
-        for name, value in arguments_of(call, where).items()
-    )
-    return f"{_OPEN}\n<function={call.function.name}>\n{parameters}</function>\n{_CLOSE}"
-
-
-def _spell(value: Any, json_scalars: bool) -> str:
-    if isinstance(value, str):
-        return value
-    if json_scalars or isinstance(value, (dict, list)):
-        return json.dumps(value, ensure_ascii=False)
-    return str(value)
+def calls_with_arguments(message: Message, idx: int) -> Iterator[tuple[ToolCall, dict[str, Any]]]:
+    """Yields each call with its arguments; raises RendererError unless they are a JSON object."""
+    for i, call in enumerate(message.get("tool_calls", [])):
+        written = call.function.arguments
+        try:
+            arguments = json.loads(written)
+        except (ValueError, RecursionError):  # the latter: brackets without end
+            arguments = None
+        if not isinstance(arguments, dict):
+            raise RendererError(
+                f"messages[{idx}].tool_calls[{i}].function.arguments: got {written!r}, expected a "
+                "JSON object in a string: this chat format writes arguments one by one; use "
+                '"{}" for none'
+            )
+        yield call, arguments
 
 
 def read_xml_call(body: str) -> list[ToolCall]:
@@ -244,7 +229,7 @@ def read_xml_call(body: str) -> list[ToolCall]:
         raise ValueError("tool call: expected <function=name>, parameters and </function>")
     expected = "<parameter=name>, its value and </parameter>"
     arguments = read_bare_arguments(function["inside"], _PARAMETER, expected)
-    return [ToolCall(function=ToolCall.FunctionBody(name=function["name"], arguments=arguments))]
+    return [tool_call(function["name"], arguments)]
 
 
 def read_bare_arguments(text: str, pattern: re.Pattern[str], expected: str) -> str:
@@ -277,19 +262,16 @@ def _read_bare_value(text: str) -> Any:
     The XML form has no types: ``12`` may be a number or a string, and is read as the number. A
     number counts only in its canonical spelling, because ``1.10`` may be a version.
     """
-    if text in _CONSTANTS:
-        return _CONSTANTS[text]
+    if text in _WORDS:
+        return _WORDS[text]
     try:
-        value = json.loads(text, parse_constant=_no_constant)
-        # Compare with the canonical spelling below.
-        spelled = json.dumps(value, ensure_ascii=False)
-        spelled.encode()  # raises for a lone surrogate, which cannot be written again
+        value = json.loads(text)
+        # Compare with the canonical spelling below; raises for NaN and Infinity, which are no JSON,
+        # and for a lone surrogate, which cannot be written again.
+        spelled = json.dumps(value, ensure_ascii=False, allow_nan=False)
+        spelled.encode()
     except (ValueError, RecursionError):
         return text
     if isinstance(value, str):
         return text
     return value if isinstance(value, (dict, list)) or spelled == text else text
-
-
-def _no_constant(name: str) -> NoReturn:
-    raise ValueError(f"{name} is no JSON")

@@ -19,6 +19,7 @@ import chz
 from tinker_cookbook.demo.model import DEMO_MODEL
 from tinker_cookbook.exceptions import ConfigurationError, DataFormatError, RendererError
 from tinker_cookbook.model_info import resolve_renderer_name
+from tinker_cookbook.renderers import check_renderer_name, get_renderer
 from tinker_cookbook.renderers.base import Renderer
 from tinker_cookbook.renderers.core.messages import (
     Message,
@@ -28,7 +29,6 @@ from tinker_cookbook.renderers.core.messages import (
     system_message,
 )
 from tinker_cookbook.renderers.core.rendered import TrainOnWhat
-from tinker_cookbook.renderers.registry import check_renderer_name, get_renderer
 from tinker_cookbook.renderers.show.output import page, print_view
 from tinker_cookbook.renderers.show.view import Conversation, Fact, View, Viewer
 from tinker_cookbook.supervised.conversation_file import read_conversation, with_tools

@@ -7,16 +7,14 @@ two tokens. Thinking and tools are in the modules of the families.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from dataclasses import dataclass
 
 from tinker_cookbook.exceptions import RendererError
-from tinker_cookbook.renderers.base import Renderer
 from tinker_cookbook.renderers.core.checks import text_of
 from tinker_cookbook.renderers.core.images import Segment, encode_segments
 from tinker_cookbook.renderers.core.messages import Message, Role
-from tinker_cookbook.renderers.core.parsing import special_token_id
 from tinker_cookbook.renderers.core.rendered import RenderContext, RenderedMessage, token_list
-from tinker_cookbook.tokenizer_utils import Tokenizer
+from tinker_cookbook.renderers.core.renderer import Renderer
 
 START, END = "<|im_start|>", "<|im_end|>"
 SMOLLM2_SYSTEM_PROMPT = "You are a helpful AI assistant named SmolLM, trained by Hugging Face"
@@ -27,22 +25,26 @@ class ChatMLBase(Renderer):
 
     _encodes_with_codec = True
     stop_token = END
+    _special_tokens = (START,)
+    _inserted_system: str | None = None
+    """System prompt of a conversation that does not begin with a system message; None: no system
+    message."""
 
-    def __init__(self, tokenizer: Tokenizer, image_processor: Any = None) -> None:
-        super().__init__(tokenizer, image_processor)
-        # Raises for a vocabulary without ChatML tokens, which would spell them as text.
-        special_token_id(tokenizer, START, type(self).__name__)
+    def _header(self, role: Role) -> str:
+        return f"{START}{role}\n"
 
-    def _generation_suffix(self, role: Role) -> list[int]:
-        return self.codec.constant(f"{START}{role}\n")
+    def _conversation_prefix(self, messages: Sequence[Message]) -> list[int]:
+        inserted = self._inserted_system
+        if inserted is None or (messages and messages[0]["role"] == "system"):
+            return []
+        return self.codec.constant(f"{START}system\n{inserted}{END}\n")
 
     def _context(self, header: str, *content: Segment) -> RenderedMessage:
-        """Returns a message that the model only reads, encoded in one piece as by the template."""
-        # White space at the beginning of the text may merge with the header's line break: the
-        # merged token counts as header.
-        segments = [header, *content, END]
-        # The template encodes header, text and <|im_end|> as one text, except around images.
-        first, *rest = encode_segments(segments, self.codec.encode)
+        """Returns a message that the model only reads."""
+        # The template encodes header, text and <|im_end|> as one text, except around images. White
+        # space at the beginning of the text may merge with the header's line break: the merged
+        # token counts as header.
+        first, *rest = encode_segments([header, *content, END], self.codec.encode)
         tokens, border = token_list(first), len(self.codec.constant(header))
         return RenderedMessage(
             header=tokens[:border],
@@ -59,6 +61,7 @@ class ChatMLBase(Renderer):
         )
 
 
+@dataclass(eq=False, repr=False, kw_only=True)
 class ChatMLRenderer(ChatMLBase):
     """Plain ChatML dialogue with any roles; tools, thinking and media raise RendererError.
 
@@ -66,34 +69,24 @@ class ChatMLRenderer(ChatMLBase):
     ``None`` means the system prompt of the tokenizer's own chat template, ``""`` means none.
     """
 
+    default_system: str | None = None
+
     _history_as_sampled = True
 
-    def __init__(
-        self,
-        tokenizer: Tokenizer,
-        image_processor: Any = None,
-        *,
-        default_system: str | None = None,
-    ) -> None:
-        super().__init__(tokenizer, image_processor)
-        self._default_system = (
-            self._inserted_system_prompt() if default_system is None else default_system
-        )
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        system = self.default_system
+        self._inserted_system = (self._template_system() if system is None else system) or None
 
     def render_message(self, message: Message, ctx: RenderContext) -> RenderedMessage:
         """Returns header, text and ``<|im_end|>``; the line break after it is the footer."""
         text = text_of(message, ctx.idx, self._name)
-        header = f"{START}{message['role']}\n"
+        header = self._header(message["role"])
         if message["role"] == "assistant":
             return self._answer(header, text)
         return self._context(header, text)
 
-    def _conversation_prefix(self, messages: Sequence[Message]) -> list[int]:
-        if not self._default_system or not messages or messages[0]["role"] == "system":
-            return []
-        return self.codec.constant(f"{START}system\n{self._default_system}{END}\n")
-
-    def _inserted_system_prompt(self) -> str:
+    def _template_system(self) -> str:
         """Returns the system prompt that the tokenizer's chat template inserts by default."""
         if not getattr(self.tokenizer, "chat_template", None):
             return ""
@@ -111,13 +104,3 @@ class ChatMLRenderer(ChatMLBase):
         # Only a system message at the very beginning is one that the template inserted.
         before, opened, prompt = text.partition(f"{START}system\n")
         return prompt.partition(END)[0] if opened and not before else ""
-
-
-def smollm2(
-    tokenizer: Tokenizer,
-    image_processor: Any = None,
-    *,
-    default_system: str = SMOLLM2_SYSTEM_PROMPT,
-) -> ChatMLRenderer:
-    """Returns ChatML with the default system prompt of SmolLM2's template."""
-    return ChatMLRenderer(tokenizer, image_processor, default_system=default_system)
