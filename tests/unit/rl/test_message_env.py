@@ -12,8 +12,12 @@ from rollout_samples import Group
 from tinker_cookbook.completers import TokenCompleter, TokensWithLogprobs
 from tinker_cookbook.exceptions import ConfigurationError
 from tinker_cookbook.renderers import ToolCall, UnparsedToolCall, get_renderer, get_text_content
-from tinker_cookbook.rl.envs.message_env import EnvFromMessageEnv, MessageEnv, MessageStepResult
-from tinker_cookbook.rl.envs.message_history import History
+from tinker_cookbook.rl.envs.message_env import (
+    EnvFromMessageEnv,
+    History,
+    MessageEnv,
+    MessageStepResult,
+)
 from tinker_cookbook.rl.rollouts.episode import run_rollout
 from tinker_cookbook.rl.rollouts.group import do_group_rollout
 from tinker_cookbook.rl.rollouts.hooks import RolloutHooks

@@ -1,10 +1,10 @@
-"""Is this answer right? Mathematical answers are compared in a process that a timeout can kill.
+"""Grading of answers; mathematical answers are compared in a process that a timeout can kill.
 
-``math_verify`` reads LaTeX and asks sympy whether two expressions are equal, which for an answer
-such as ``9^{9^{9^9}}`` may take for ever or all memory. A thread that computes it cannot be
-stopped, a signal works in the main thread only and there blocks the event loop. So it runs in
-worker processes: the event loop goes on meanwhile, a worker that takes too long is killed, and the
-next answer gets a new one. Answers that are plain numbers are compared here and now.
+``math_verify`` reads LaTeX and checks with sympy whether two expressions are equal. For an answer
+such as ``9^{9^{9^9}}`` this may take forever or all memory. A thread cannot be stopped, and a
+signal works in the main thread only, where it blocks the event loop. So the comparison runs in
+worker processes; a worker that takes too long is killed and replaced. Plain numbers are compared
+without a worker.
 """
 
 from __future__ import annotations
@@ -35,11 +35,11 @@ logger = logging.getLogger(__name__)
 
 DEFAULT_TIMEOUT_SECONDS = 5.0
 _WORKER_MEMORY_BYTES = 2 << 30
-_MOST_WORKERS = 4
-_ORPHAN_SECONDS = 2.0
+_MAX_WORKERS = 4
+_ORPHAN_SECONDS = 2.0  # time after its timeout when a worker without a parent ends itself
 _NUMBER = r"\d{1,3}(?:,\d{3})+(?:\.\d+)?|\d+(?:\.\d+)?|\.\d+"
 _PLAIN = re.compile(rf"[+-]?(?:{_NUMBER})")
-# A minus is a sign where no number or letter stands before it: "5-3" ends in 3, "= -3" in -3.
+# A minus is a sign unless a number or letter precedes it: "5-3" ends in 3, "= -3" in -3.
 _IN_TEXT = re.compile(rf"(?:(?<![\w.)])-)?(?:{_NUMBER})")
 _BOXED = re.compile(r"\\(?:boxed|fbox)\s*(?=\{)")
 
@@ -47,11 +47,10 @@ T = TypeVar("T")
 
 
 class TimedPool:
-    """Worker processes for calls that may never end.
+    """Worker processes for calls that may never return.
 
-    Nothing starts before the first call. Workers are spawned, not forked, since the engine's
-    threads do not survive a fork; so functions and arguments must pickle. They end with the
-    program.
+    The workers start at the first call and end with the program. They are spawned, not forked,
+    because the engine's threads do not survive a fork; so functions and arguments must pickle.
     """
 
     def __init__(
@@ -60,12 +59,12 @@ class TimedPool:
         timeout_seconds: float = DEFAULT_TIMEOUT_SECONDS,
         preload: Sequence[str] = (),
     ) -> None:
-        """``max_workers`` of None is a worker a core, at most four.
+        """``max_workers=None`` is one worker per core, at most four.
 
-        ``preload`` names modules that a worker imports, where they are installed, before it takes
-        a call, so that a slow import on a busy machine is not taken for a slow answer.
+        A worker imports the modules of ``preload`` that are installed before its first call, so
+        that a slow import on a busy machine does not count as a slow answer.
         """
-        workers = min(_MOST_WORKERS, os.cpu_count() or 1) if max_workers is None else max_workers
+        workers = min(_MAX_WORKERS, os.cpu_count() or 1) if max_workers is None else max_workers
         if workers < 1:
             raise ConfigurationError(f"max_workers: got {max_workers}, expected at least 1")
         _check_timeout(timeout_seconds)
@@ -78,15 +77,14 @@ class TimedPool:
     async def call(
         self, function: Callable[..., T], *args: Any, timeout_seconds: float | None = None
     ) -> T:
-        """Returns ``function(*args)``, computed in a worker.
+        """Returns ``function(*args)``, computed in a worker. Cancelling the caller ends the call.
 
-        Time counts from when a worker takes the call up, so that waiting for a free one costs a
-        call nothing. Cancelling the caller ends the call too.
+        The timeout, by default that of the pool, starts when a worker begins the call; time in the
+        queue does not count.
 
         Raises:
-            TimeoutError: It took longer than ``timeout_seconds``, by default the pool's; its worker
-                has been killed.
-            pebble.ProcessExpired: Its worker died, of memory, say.
+            TimeoutError: The call exceeded the timeout; its worker was killed.
+            pebble.ProcessExpired: Its worker died, for example for lack of memory.
         """
         if self._pool is None:  # starting processes takes a while, scheduling does not
             await asyncio.to_thread(self._start)
@@ -98,13 +96,6 @@ class TimedPool:
         """As :meth:`call`, for code without an event loop."""
         return self._schedule(function, args, timeout_seconds).result()
 
-    def _schedule(
-        self, function: Callable[..., T], args: tuple[Any, ...], timeout_seconds: float | None
-    ) -> pebble.ProcessFuture:
-        limit = self._timeout_seconds if timeout_seconds is None else timeout_seconds
-        _check_timeout(limit)
-        return self._start().schedule(_run, args=(function, args, limit), timeout=limit)
-
     def close(self) -> None:
         """Ends the workers; a later call starts new ones."""
         with self._lock:
@@ -113,6 +104,13 @@ class TimedPool:
             atexit.unregister(self.close)
             pool.stop()
             pool.join()
+
+    def _schedule(
+        self, function: Callable[..., T], args: tuple[Any, ...], timeout_seconds: float | None
+    ) -> pebble.ProcessFuture:
+        limit = self._timeout_seconds if timeout_seconds is None else timeout_seconds
+        _check_timeout(limit)
+        return self._start().schedule(_run, args=(function, args, limit), timeout=limit)
 
     def _start(self) -> pebble.ProcessPool:
         with self._lock:
@@ -123,7 +121,7 @@ class TimedPool:
                     initargs=(self._preload,),
                     context=multiprocessing.get_context("spawn"),  # pyright: ignore[reportArgumentType]
                 )
-                self._pool.schedule(int)  # the first call is what makes pebble start processes
+                self._pool.schedule(int)  # pebble starts its processes at the first call
                 atexit.register(self.close)
             return self._pool
 
@@ -132,12 +130,12 @@ def _check_timeout(seconds: float) -> None:
     if not 0 < seconds < float("inf"):
         raise ConfigurationError(
             f"timeout_seconds: got {seconds}, expected a finite number above 0, since a call that "
-            "never ends would hold its worker for ever"
+            "never returns would block its worker forever"
         )
 
 
 def _prepare_worker(preload: Sequence[str]) -> None:
-    # Ctrl-C is the main process's affair, which then ends its workers.
+    # The main process handles Ctrl-C and ends its workers.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     for module in preload:
         if find_spec(module) is not None:
@@ -151,7 +149,7 @@ def _prepare_worker(preload: Sequence[str]) -> None:
 
 
 def _run(function: Callable[..., T], args: tuple[Any, ...], limit: float) -> T:
-    # If the main process is killed, nobody is left to end a call that hangs: the kernel then does.
+    # If the main process was killed, no process ends a call that hangs; then this timer does.
     if not hasattr(signal, "setitimer"):
         return function(*args)
     signal.signal(signal.SIGALRM, signal.SIG_DFL)
@@ -166,7 +164,7 @@ _default_pool = TimedPool(preload=["math_verify"])
 
 
 def default_pool() -> TimedPool:
-    """Returns the pool that all environments of this process share."""
+    """Returns the pool that the environments of this process share."""
     return _default_pool
 
 
@@ -179,10 +177,10 @@ async def grade_math(
 ) -> bool:
     """Returns whether ``answer`` is mathematically equal to ``reference``.
 
-    Both are bare answers, LaTeX or plain (``\\frac{1}{2}``, ``1/2``, ``0.5``), not the texts that
-    lead to them. Numbers in decimal notation are equal when their values are, exactly; the rest
-    is compared by ``math_verify``, to six digits. An answer that cannot be compared in time is
-    wrong, and a warning says so.
+    Both are final answers without explanation, in LaTeX or plain text (``\\frac{1}{2}``, ``1/2``,
+    ``0.5``). Numbers in decimal notation are compared exactly; everything else is compared by
+    ``math_verify``, to six digits. An answer that exceeds the timeout counts as wrong, with a
+    warning.
     """
     answer, reference = answer.strip(), reference.strip()
     if not answer or not reference:
@@ -198,55 +196,43 @@ async def grade_math(
             verify_expressions, answer, reference, timeout_seconds=timeout_seconds
         )
     except TimeoutError:
-        logger.warning(
-            "grading took more than %g s and was stopped; counted as wrong: %.80r (reference "
-            "%.80r)",
-            timeout_seconds,
-            answer,
-            reference,
-        )
+        reason = f"grading took more than {timeout_seconds:g} s and was stopped"
     except pebble.ProcessExpired as error:
-        logger.warning(
-            "the grading process died (%s); counted as wrong: %.80r (reference %.80r)",
-            error,
-            answer,
-            reference,
-        )
+        reason = f"the grading process died ({error})"
+    logger.warning("%s; counted as wrong: %.80r (reference %.80r)", reason, answer, reference)
     return False
 
 
 def equal_plain_numbers(answer: str, reference: str) -> bool | None:
-    """Returns whether two numbers in decimal notation are equal, or None where one is none.
+    """Returns whether two numbers in decimal notation are equal; None if one is not a number.
 
     A leading ``$`` (or ``\\$``), commas between thousands and a final full stop are allowed.
     """
-    left, right = _plain_number(answer), _plain_number(reference)
-    return None if left is None or right is None else left == right
-
-
-def _plain_number(text: str) -> Decimal | None:
-    text = text.strip().removesuffix(".").removeprefix("\\").removeprefix("$").strip()
-    return Decimal(text.replace(",", "")) if _PLAIN.fullmatch(text) else None
+    numbers: list[Decimal] = []
+    for text in (answer, reference):
+        text = text.strip().removesuffix(".").removeprefix("\\").removeprefix("$").strip()
+        if not _PLAIN.fullmatch(text):
+            return None
+        numbers.append(Decimal(text.replace(",", "")))
+    return numbers[0] == numbers[1]
 
 
 def last_number(text: str) -> str | None:
-    """Returns the last number in decimal notation that ``text`` contains, without commas; None
-    for none."""
+    """Returns the last number in decimal notation in ``text``, without commas, or None."""
     found = _IN_TEXT.findall(text)
     return found[-1].replace(",", "") if found else None
 
 
 def extract_boxed(text: str) -> str | None:
-    r"""Returns what the last ``\boxed{…}`` holds, braces within counted; None without a
-    complete one."""
+    r"""Returns the content of the last complete ``\boxed{…}``, with nested braces, or None."""
     for match in reversed(list(_BOXED.finditer(text))):
         depth = 0
-        for place in range(match.end(), len(text)):
+        for i in range(match.end(), len(text)):
             # An escaped brace (a set, \{1, 2\}) does not nest.
-            if text[place] in "{}" and text[place - 1] != "\\":
-                depth += 1 if text[place] == "{" else -1
+            if text[i] in "{}" and text[i - 1] != "\\":
+                depth += 1 if text[i] == "{" else -1
                 if depth == 0:
-                    return text[match.end() + 1 : place].strip()
+                    return text[match.end() + 1 : i].strip()
     return None
 
 
@@ -260,7 +246,7 @@ def extract_gsm8k_answer(text: str) -> str | None:
 
 
 def require_math_verify() -> None:
-    """Raises ``ConfigurationError`` where the packages that compare expressions are missing."""
+    """Raises ``ConfigurationError`` if the packages that compare expressions are missing."""
     missing = [name for name in ("math_verify", "pebble") if find_spec(name) is None]
     if missing:
         raise ConfigurationError(
@@ -270,10 +256,9 @@ def require_math_verify() -> None:
 
 
 def verify_expressions(answer: str, reference: str) -> bool:
-    """Returns what ``math_verify`` says of two expressions, however long that takes.
+    """Returns whether ``math_verify`` finds two expressions equal, without a timeout.
 
-    ``grade_math`` runs it in a worker, whose end is the timeout; the library's own timeouts work by
-    signals.
+    The timeouts of the library use signals; ``grade_math`` calls this in a worker instead.
     """
     logging.getLogger("math_verify").setLevel(logging.ERROR)  # it warns of the missing timeout
     from math_verify import parse, verify

@@ -1,18 +1,20 @@
-"""Reinforcement learning where a judge compares answers: the answers of a group meet each other.
+"""Environments with a judge that compares the answers of a group in pairs.
 
-The reward of an answer is ``(wins - losses) / matchups + (format - 1)``. ``wins`` and ``losses``
-are what a preference model says, in parts of a win where it gives probabilities; ``format`` is 1
-for an answer that ended with the stop sequence and has text, else 0.
+The reward of an answer is ``(wins - losses) / matchups + (format - 1)``. Wins and losses are the
+preferences of a judge model, as fractions if it gives probabilities; ``format`` is 1 if the answer
+ended with the stop sequence and has text, else 0.
 
-Among the answers of a group, wins and losses cancel: the mean reward of training is
-``mean(format) - 1`` however good the answers become. Whether they improve is told by the held-out
-part, whose answers meet a fixed one (``win_rate``).
+Within a group, wins and losses cancel: the mean reward of training is ``mean(format) - 1`` even if
+the answers improve. Whether they improve is shown by the held-out prompts, where the policy's
+answers are compared with a fixed answer (``win_rate``).
 """
 
 from __future__ import annotations
 
 import asyncio
+import threading
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
@@ -21,17 +23,31 @@ import chz
 from tinker_cookbook.exceptions import ConfigurationError, DataValidationError
 from tinker_cookbook.preference.comparison import comparisons_that_fit
 from tinker_cookbook.preference.preference_datasets import ComparisonDatasetBuilder
-from tinker_cookbook.preference.types import LabeledComparison, PreferenceModel
-from tinker_cookbook.renderers import Renderer, get_renderer
-from tinker_cookbook.rl.envs.preference_group import (
-    LazyPreferenceModel,
-    PairwisePreferenceGroupBuilder,
-    PreferenceEnv,
-)
+from tinker_cookbook.preference.types import Comparison, LabeledComparison, PreferenceModel
+from tinker_cookbook.renderers import Message, Renderer, get_renderer, get_text_content
 from tinker_cookbook.rl.envs.problem_dataset import ProblemDataset
-from tinker_cookbook.rl.envs.tournament import TournamentPattern, get_pairs, get_pairs_chunked
-from tinker_cookbook.rl.types import EnvGroupBuilder, RLDataset, RLDatasetBuilder
+from tinker_cookbook.rl.envs.tournament import (
+    TournamentPattern,
+    get_pairs,
+    get_pairs_chunked,
+    mean_wins_minus_losses,
+)
+from tinker_cookbook.rl.rollouts.async_utils import gather_or_cancel
+from tinker_cookbook.rl.types import (
+    Action,
+    ActionExtra,
+    Env,
+    EnvGroupBuilder,
+    Metrics,
+    Observation,
+    RLDataset,
+    RLDatasetBuilder,
+    StepResult,
+    StopCondition,
+    Trajectory,
+)
 from tinker_cookbook.tokenizer_utils import get_tokenizer
+from tinker_cookbook.utils import logtree
 
 __all__ = [
     "LazyPreferenceModel",
@@ -45,19 +61,227 @@ __all__ = [
 ]
 
 
-class PairwisePreferenceDataset(ProblemDataset[LabeledComparison]):
-    """Groups over the prompts of a comparison dataset, whose answers and labels are not used.
+class PreferenceEnv(Env):
+    """Environment with one answer, which is judged in its group: the reward of the step is 0.
 
     Args:
-        comparison_builder: Where the prompts come from.
-        renderer: Of the policy.
-        batch_size: Groups in a batch.
+        convo_prefix: The conversation before the answer.
+        policy_renderer: Renders the prompt and parses the answer.
+    """
+
+    def __init__(self, convo_prefix: Sequence[Message], policy_renderer: Renderer) -> None:
+        self.convo_prefix: list[Message] = list(convo_prefix)
+        self.policy_renderer = policy_renderer
+
+    @property
+    def stop_condition(self) -> StopCondition:
+        """The renderer's stop sequences."""
+        return self.policy_renderer.get_stop_sequences()
+
+    async def initial_observation(self) -> tuple[Observation, StopCondition]:
+        """Returns the rendered conversation and the stop sequences."""
+        prompt = await asyncio.to_thread(
+            self.policy_renderer.build_generation_prompt, self.convo_prefix
+        )
+        return prompt, self.stop_condition
+
+    async def step(self, action: Action, *, extra: ActionExtra | None = None) -> StepResult:
+        """Ends the episode."""
+        return StepResult.final(0.0, self.stop_condition)
+
+
+_build_lock = threading.Lock()
+
+
+class LazyPreferenceModel(PreferenceModel):
+    """A preference model that is built at the first comparison.
+
+    It pickles as its builder, so a group can run in a process to which the model itself cannot be
+    sent, such as a model with a sampling client, which has a connection. A builder that caches its
+    model (``PreferenceModelBuilderFromChatRenderer``) builds one for all copies in a process.
+    """
+
+    def __init__(self, builder: Callable[[], PreferenceModel]) -> None:
+        self.builder = builder
+        self._model: PreferenceModel | None = None
+
+    async def __call__(self, comparison: Comparison) -> float:
+        """Returns the model's preference; the first call may load weights, in a thread."""
+        if self._model is None:
+            await asyncio.to_thread(self._build)
+        assert self._model is not None
+        return await self._model(comparison)
+
+    def _build(self) -> None:
+        with _build_lock:  # the first comparisons of a group are concurrent
+            if self._model is None:
+                self._model = self.builder()
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return type(self), (self.builder,)
+
+
+@dataclass(frozen=True)
+class PairwisePreferenceGroupBuilder(EnvGroupBuilder):
+    """A group of answers to one prompt that are judged in pairs.
+
+    Attributes:
+        convo_prefix: The conversation before the answer.
+        policy_renderer: Renderer of the policy.
+        tournament_pattern: Which pairs are compared.
+        preference_model: The judge; it must pickle (``LazyPreferenceModel``) if groups run in other
+            processes.
+        num_envs: Group size.
+        content_preprocessor: Maps the text of an answer to the text that the judge reads (for
+            example, without the reasoning).
+        matchup_group_size: Answers are compared in chunks of at most this size.
+        eval_target_completion_A: For evaluation, an answer with which all others are compared
+            instead: in both orders or, if pairs are compared one way, as the second one.
+    """
+
+    convo_prefix: list[Message]
+    policy_renderer: Renderer
+    tournament_pattern: TournamentPattern
+    preference_model: PreferenceModel
+    num_envs: int
+    content_preprocessor: Callable[[str], str] | None = None
+    matchup_group_size: int = 4
+    eval_target_completion_A: list[Message] | None = None
+
+    def __post_init__(self) -> None:
+        if self.num_envs < 1:
+            raise ConfigurationError(f"num_envs: got {self.num_envs}, expected at least 1")
+        get_pairs_chunked(1, self.tournament_pattern, self.matchup_group_size)  # checks both
+
+    async def make_envs(self) -> Sequence[Env]:
+        """Makes ``num_envs`` equal environments."""
+        return [await self.make_env(i) for i in range(self.num_envs)]
+
+    async def make_env(self, index: int) -> Env:
+        """Makes one environment; all members of the group are equal."""
+        return PreferenceEnv(self.convo_prefix, self.policy_renderer)
+
+    def logging_tags(self) -> list[str]:
+        """Returns the kind of task."""
+        return ["pair_pref"]
+
+    def get_response_message(self, trajectory: Trajectory) -> tuple[list[Message], bool]:
+        """Returns the answer, and whether it ended with the stop sequence and has text."""
+        if not trajectory.transitions:  # a limit of the rollout left no room for an answer
+            return [Message(role="assistant", content="")], False
+        message, ending = self.policy_renderer.parse_response(trajectory.transitions[0].ac.tokens)
+        has_text = bool(get_text_content(message).strip())
+        return [message], ending.is_stop_sequence and has_text
+
+    def comparison_reward_for_second_messages(
+        self, message_i: list[Message], message_j: list[Message]
+    ) -> Comparison:
+        """Returns the comparison whose preference is the reward of the second answer."""
+
+        def judged(message: Message) -> Message:
+            if self.content_preprocessor is None:
+                return message
+            return {**message, "content": self.content_preprocessor(get_text_content(message))}
+
+        return Comparison(
+            prompt_conversation=self.convo_prefix,
+            completion_A=[judged(message) for message in message_i],
+            completion_B=[judged(message) for message in message_j],
+        )
+
+    async def compute_group_rewards(
+        self, trajectory_group: list[Trajectory], env_group: Sequence[Env]
+    ) -> list[tuple[float, Metrics]]:
+        """Returns reward and metrics of each answer.
+
+        ``win_minus_loss``
+            ``(wins - losses) / matchups``, from -1 to 1. In training its mean is always 0.
+        ``win_rate``
+            In evaluation, ``(1 + win_minus_loss) / 2``: how often the answer beats the fixed one.
+            0.5 means equally good. Starts at the untrained policy's value and should rise.
+        ``format``
+            1 for an answer that ended with the stop sequence and has text. Should rise to 1.
+        ``judge_confidence``
+            Mean absolute preference: 1 for a judge that is always certain, near 0 for one that
+            cannot distinguish the answers, which gives no training signal.
+        ``judge_position_bias``
+            Mean preference for the second answer, 0 for a fair judge. Near 1 or -1 the position
+            decides instead of the text. Like ``judge_confidence``, absent if all answers are equal.
+        """
+        responses = [self.get_response_message(trajectory) for trajectory in trajectory_group]
+        n, target = len(responses), self.eval_target_completion_A
+        compared = [messages for messages, _ in responses]
+        if target is None:
+            pairs = get_pairs_chunked(n, self.tournament_pattern, self.matchup_group_size)
+        else:
+            compared.append(target)
+            orders = get_pairs(2, self.tournament_pattern)
+            pairs = [((i, n)[first], (i, n)[second]) for i in range(n) for first, second in orders]
+        comparisons = [
+            self.comparison_reward_for_second_messages(compared[i], compared[j]) for i, j in pairs
+        ]
+        # Equal answers tie without the judge, which could distinguish them only by position.
+        judged = [k for k, c in enumerate(comparisons) if c.completion_A != c.completion_B]
+        verdicts = await gather_or_cancel(self.preference_model(comparisons[k]) for k in judged)
+        preferences = [0.0] * len(pairs)
+        for k, verdict in zip(judged, verdicts, strict=True):
+            preferences[k] = verdict
+        balance = mean_wins_minus_losses(len(compared), pairs, preferences)
+        self._log(n, pairs, preferences)
+        shared: Metrics = {}
+        if verdicts:
+            shared["judge_confidence"] = sum(map(abs, verdicts)) / len(verdicts)
+            shared["judge_position_bias"] = sum(verdicts) / len(verdicts)
+        rewards: list[tuple[float, Metrics]] = []
+        for (_, valid), win in zip(responses, balance, strict=False):
+            metrics: Metrics = {"win_minus_loss": win, "format": float(valid)}
+            if target is not None:
+                metrics["win_rate"] = (1 + win) / 2
+            rewards.append((win + (valid - 1), {**metrics, **shared}))
+        return rewards
+
+    def _log(
+        self, num_answers: int, pairs: list[tuple[int, int]], preferences: list[float]
+    ) -> None:
+        """Logs the matchups for the transcript, which has the answers already."""
+        with logtree.scope_header("Matchups"):
+            if self.eval_target_completion_A is not None:
+                logtree.log_text(f"Answer {num_answers} is the fixed one:")
+                logtree.log_formatter(
+                    logtree.ConversationFormatter(messages=self.eval_target_completion_A)
+                )
+            rows = [
+                {"first": i, "second": j, "preference": preference}
+                for (i, j), preference in zip(pairs, preferences, strict=True)
+            ]
+            logtree.table(rows, caption="-1: the first is better, 1: the second is")
+
+
+def _group(
+    labeled: LabeledComparison, held_out: bool = False, **settings: Any
+) -> PairwisePreferenceGroupBuilder:
+    """Returns the group of a prompt; if ``held_out``, it meets the answer that the data prefers."""
+    comparison, target = labeled.comparison, None
+    if held_out:
+        target = comparison.completion_B if labeled.label == "B" else comparison.completion_A
+    return PairwisePreferenceGroupBuilder(
+        comparison.prompt_conversation, eval_target_completion_A=target, **settings
+    )
+
+
+class PairwisePreferenceDataset(ProblemDataset[LabeledComparison]):
+    """Groups over the prompts of a comparison dataset; its answers and labels are not used.
+
+    Args:
+        comparison_builder: Source of the prompts.
+        renderer: Renderer of the policy.
+        batch_size: Groups per batch.
         preference_model: The judge.
         tournament_pattern: Which pairs of a group are compared.
-        group_size: Answers to a prompt.
+        group_size: Answers per prompt.
         content_preprocessor: As in ``PairwisePreferenceGroupBuilder``.
-        matchup_group_size: As there.
-        comparisons: Instead of the training part of ``comparison_builder``.
+        matchup_group_size: As in ``PairwisePreferenceGroupBuilder``.
+        comparisons: Replaces the training part of ``comparison_builder``.
     """
 
     def __init__(
@@ -87,45 +311,34 @@ class PairwisePreferenceDataset(ProblemDataset[LabeledComparison]):
         super().__init__(comparisons, make_group, batch_size)
 
 
-def _group(labeled: LabeledComparison, **settings: Any) -> EnvGroupBuilder:
-    return PairwisePreferenceGroupBuilder(labeled.comparison.prompt_conversation, **settings)
-
-
-def _held_out_group(labeled: LabeledComparison, **settings: Any) -> EnvGroupBuilder:
-    """Returns a group that meets the answer which the data prefers."""
-    comparison = labeled.comparison
-    preferred = comparison.completion_B if labeled.label == "B" else comparison.completion_A
-    return _group(labeled, eval_target_completion_A=preferred, **settings)
-
-
 @chz.chz
 class PairwisePreferenceRLDatasetBuilder(RLDatasetBuilder):
-    """Prompts of a comparison dataset, answered by the policy and judged by a preference model.
+    """Prompts of a comparison dataset; the policy's answers are judged by a preference model.
 
-    On the prompts of its held-out part, the policy's answers meet the answer that the data prefers.
-    Comparisons labelled as ties have none, and are left out there.
+    On the held-out prompts, they are compared with the answer that the data prefers. Held-out
+    comparisons labelled as ties have no such answer and are left out.
     """
 
-    comparison_builder: ComparisonDatasetBuilder = chz.field(doc="Where the prompts come from")
-    batch_size: int = chz.field(doc="Prompts a step")
+    comparison_builder: ComparisonDatasetBuilder = chz.field(doc="Source of the prompts")
+    batch_size: int = chz.field(doc="Prompts per step")
     policy_renderer_name: str = chz.field(doc="Chat format of the policy")
-    policy_model_name: str = chz.field(doc="Whose tokenizer turns text into tokens")
+    policy_model_name: str = chz.field(doc="Model whose tokenizer is used")
     tournament_pattern: TournamentPattern = chz.field(
         default=TournamentPattern.ALL_PAIRS_BOTH_WAYS, doc="Which pairs of a group are compared"
     )
-    group_size: int = chz.field(doc="Answers to a prompt")
+    group_size: int = chz.field(doc="Answers per prompt")
     content_preprocessor: Callable[[str], str] | None = chz.field(
-        default=None, doc="Text of an answer to what the judge gets to read of it"
+        default=None, doc="Maps the text of an answer to the text that the judge reads"
     )
-    preference_model_builder: Callable[[], PreferenceModel] = chz.field(doc="Makes the judge")
-    matchup_group_size: int = chz.field(default=4, doc="Matchup group size: answers compared")
-    num_test: int = chz.field(default=32, doc="Held-out prompts to evaluate on; 0: no evaluation")
-    test_group_size: int = chz.field(default=1, doc="Answers to a prompt in evaluation")
+    preference_model_builder: Callable[[], PreferenceModel] = chz.field(doc="Builds the judge")
+    matchup_group_size: int = chz.field(default=4, doc="Answers compared with each other")
+    num_test: int = chz.field(default=32, doc="Held-out prompts for evaluation; 0: no evaluation")
+    test_group_size: int = chz.field(default=1, doc="Answers per prompt in evaluation")
     max_judge_length: int | None = chz.field(
-        default=None, doc="Leave out prompts whose judgement may be longer, in tokens"
+        default=None, doc="Leave out prompts whose comparison may be longer, in tokens"
     )
     max_answer_tokens: int = chz.field(
-        default=0, doc="Most tokens of an answer, for max_judge_length"
+        default=0, doc="Maximum tokens of an answer, for max_judge_length"
     )
 
     def check(self) -> None:
@@ -137,13 +350,12 @@ class PairwisePreferenceRLDatasetBuilder(RLDatasetBuilder):
             ("num_test", 0),
             ("test_group_size", 1),
         ):
-            if getattr(self, name) < low:
-                raise ConfigurationError(
-                    f"{name}: got {getattr(self, name)}, expected at least {low}"
-                )
+            value = getattr(self, name)
+            if value < low:
+                raise ConfigurationError(f"{name}: got {value}, expected at least {low}")
 
     async def __call__(self) -> tuple[RLDataset, RLDataset | None]:
-        """Reads the comparisons; the judge is made when it is first asked."""
+        """Loads the comparisons; the judge is built at its first comparison."""
         self.check()
         train, test = await asyncio.to_thread(self.comparison_builder.get_labeled_comparisons)
         if not train:
@@ -153,7 +365,12 @@ class PairwisePreferenceRLDatasetBuilder(RLDatasetBuilder):
             )
         renderer = get_renderer(self.policy_renderer_name, get_tokenizer(self.policy_model_name))
         judge = LazyPreferenceModel(self.preference_model_builder)
-        train = self._judgeable(train, renderer, 2)
+        that_fit = partial(
+            comparisons_that_fit,
+            renderer=renderer,
+            max_length=self.max_judge_length,
+            answer_tokens=self.max_answer_tokens,
+        )
         train_set = PairwisePreferenceDataset(
             self.comparison_builder,
             renderer,
@@ -163,14 +380,15 @@ class PairwisePreferenceRLDatasetBuilder(RLDatasetBuilder):
             self.group_size,
             self.content_preprocessor,
             matchup_group_size=self.matchup_group_size,
-            comparisons=train,
+            comparisons=that_fit(train, new_answers=2),
         )
         held_out = [labeled for labeled in test or [] if labeled.label != "Tie"][: self.num_test]
-        held_out = self._judgeable(held_out, renderer, 1)
+        held_out = that_fit(held_out, new_answers=1)
         if not held_out:
             return train_set, None
         make_group = partial(
-            _held_out_group,
+            _group,
+            held_out=True,
             policy_renderer=renderer,
             tournament_pattern=self.tournament_pattern,
             preference_model=judge,
@@ -178,14 +396,3 @@ class PairwisePreferenceRLDatasetBuilder(RLDatasetBuilder):
             content_preprocessor=self.content_preprocessor,
         )
         return train_set, ProblemDataset(held_out, make_group, len(held_out), shuffle=False)
-
-    def _judgeable(
-        self, comparisons: list[LabeledComparison], renderer: Renderer, new_answers: int
-    ) -> list[LabeledComparison]:
-        return comparisons_that_fit(
-            comparisons,
-            renderer,
-            self.max_judge_length,
-            new_answers=new_answers,
-            answer_tokens=self.max_answer_tokens,
-        )

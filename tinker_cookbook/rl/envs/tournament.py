@@ -1,7 +1,7 @@
-"""Who meets whom among the answers of a group, and how they did.
+"""Pairs of answers of a group that a judge compares, and the score of each answer.
 
-A preference is a number from -1 (the first is better) over 0 (a tie) to 1 (the second is better);
-of a judge with probabilities it is ``P(second) - P(first)``, so that it counts as a part of a win.
+A preference is a number from -1 (the first is better) to 1 (the second is better); 0 is a tie. A
+judge with probabilities gives ``P(second) - P(first)``, which counts as a fraction of a win.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ class TournamentPattern(StrEnum):
     """Which pairs of a group are compared."""
 
     ALL_PAIRS_BOTH_WAYS = "all_pairs_both_ways"
-    """Each pair twice, with either one first: what a judge has for a place cancels."""
+    """Each pair twice, in both orders, so that the position bias of a judge cancels."""
     ALL_PAIRS_ONE_WAY = "all_pairs_one_way"
     """Each pair once, the earlier member first: half the cost."""
 
@@ -29,7 +29,7 @@ def get_pairs(n: int, pattern: TournamentPattern) -> list[tuple[int, int]]:
     """Returns the pairs (first, second) among ``n`` members.
 
     Raises:
-        ConfigurationError: There is no such pattern.
+        ConfigurationError: The pattern is unknown.
     """
     if pattern not in tuple(TournamentPattern):
         names = [str(known) for known in TournamentPattern]
@@ -42,15 +42,14 @@ def get_pairs(n: int, pattern: TournamentPattern) -> list[tuple[int, int]]:
 
 
 def get_pairs_chunked(n: int, pattern: TournamentPattern, chunk_size: int) -> list[tuple[int, int]]:
-    """Returns the pairs within neighbourhoods of at most ``chunk_size`` of ``n`` members.
+    """Returns the pairs within chunks of at most ``chunk_size`` of ``n`` members.
 
-    The number of comparisons then grows with ``n`` and not with its square. Neighbourhoods differ
-    in size by one at most, so that nobody is left without an opponent: five members in
-    neighbourhoods of four are two and three. (In pairs, an odd number has one neighbourhood of
-    three.)
+    The number of comparisons grows with ``n`` instead of its square. The sizes of chunks differ by
+    at most one, so that each member has an opponent: five members in chunks of four are two and
+    three. (With a chunk size of 2, an odd ``n`` has one chunk of three.)
 
     Raises:
-        ConfigurationError: ``chunk_size`` is less than 2, or there is no such pattern.
+        ConfigurationError: ``chunk_size`` is less than 2, or the pattern is unknown.
     """
     if chunk_size < 2:
         raise ConfigurationError(
@@ -70,12 +69,11 @@ def mean_wins_minus_losses(
 ) -> list[float]:
     """Returns ``(wins - losses) / matchups`` of each of ``n`` members, from -1 to 1.
 
-    ``preferences[k]`` is that between the members of ``pairs[k]``. A member without a matchup gets
-    0. Where all have equally many matchups, the values add up to 0.
+    ``preferences[k]`` belongs to ``pairs[k]``. A member without a matchup gets 0. If all members
+    have the same number of matchups, the values add up to 0.
 
     Raises:
-        DataValidationError: A preference is no number from -1 to 1, or there is not one for each
-            pair.
+        DataValidationError: The lengths differ, or a preference is not a number from -1 to 1.
     """
     if len(pairs) != len(preferences):
         raise DataValidationError(
