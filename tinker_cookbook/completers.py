@@ -1,7 +1,7 @@
 """Completers: policies that continue tokens, or that reply to messages.
 
-Rollouts, evaluators and environments take a ``TokenCompleter`` or a ``MessageCompleter``, so a
-test, a person or another model can replace the sampling client.
+Rollouts and evaluators take a completer, so a test, a person or another model can replace the
+sampling client.
 """
 
 from __future__ import annotations
@@ -48,11 +48,7 @@ class TokensWithLogprobs:
 
     @property
     def logprobs(self) -> list[float]:
-        """Log-probabilities of the tokens.
-
-        Raises:
-            DataValidationError: The response has none.
-        """
+        """Log-probabilities of the tokens; raises ``DataValidationError`` if there are none."""
         if self.maybe_logprobs is None:
             raise DataValidationError(
                 "this completion has no log-probabilities, which training on it needs; sample with "
@@ -65,19 +61,11 @@ class TokenCompleter:
     """Policy over tokens. A subclass defines ``__call__``."""
 
     async def __call__(
-        self,
-        model_input: tinker.ModelInput,
-        stop: StopCondition,
-        *,
-        max_tokens: int | None = None,
+        self, model_input: tinker.ModelInput, stop: StopCondition, *, max_tokens: int | None = None
     ) -> TokensWithLogprobs:
-        """Returns one response to ``model_input``.
+        """Returns one response of at most ``max_tokens``, if given.
 
-        Args:
-            model_input: Prompt.
-            stop: Stop strings or stop token ids.
-            max_tokens: Maximum tokens, in addition to the completer's own limit. A subclass may
-                omit it from its signature; rollouts then truncate longer responses.
+        A subclass may omit ``max_tokens`` from its signature; rollouts then truncate responses.
         """
         raise NotImplementedError(f"{type(self).__name__} must define __call__")
 
@@ -91,17 +79,11 @@ class TokenCompleter:
     ) -> list[TokensWithLogprobs]:
         """Returns several responses; override it if one request can return all of them."""
         limit = {} if max_tokens is None else {"max_tokens": max_tokens}
-        return list(
-            await asyncio.gather(
-                *(self.derived(i)(model_input, stop, **limit) for i in range(num_samples))
-            )
-        )
+        calls = (self.derived(i)(model_input, stop, **limit) for i in range(num_samples))
+        return list(await asyncio.gather(*calls))
 
     def derived(self, *path: int) -> TokenCompleter:
-        """Returns this completer with random numbers that depend only on its seed and ``path``.
-
-        A completer without a seed returns itself.
-        """
+        """Returns this completer with a seed derived from its own and ``path``, if it has one."""
         return self
 
 
@@ -127,11 +109,7 @@ class _Limited(TokenCompleter):
     max_tokens: int
 
     async def __call__(
-        self,
-        model_input: tinker.ModelInput,
-        stop: StopCondition,
-        *,
-        max_tokens: int | None = None,
+        self, model_input: tinker.ModelInput, stop: StopCondition, *, max_tokens: int | None = None
     ) -> TokensWithLogprobs:
         return self._truncate(await self.inner(model_input, stop, **self._limit("__call__")))
 
@@ -185,7 +163,7 @@ class TinkerTokenCompleter(TokenCompleter):
         context_window: Maximum tokens of prompt and response together; limits ``max_tokens``.
         top_p: Nucleus sampling: total probability of the tokens sampled from; 1 is off.
         top_k: Number of most probable tokens sampled from; -1 is off.
-        seed: Seed; samples depend only on it and on the path passed to ``derived``.
+        seed: Samples depend only on it and on the path passed to ``derived``.
     """
 
     sampling_client: SamplingClient
@@ -200,17 +178,9 @@ class TinkerTokenCompleter(TokenCompleter):
         _check_sampling(self.max_tokens, self.temperature)
 
     async def __call__(
-        self,
-        model_input: tinker.ModelInput,
-        stop: StopCondition,
-        *,
-        max_tokens: int | None = None,
+        self, model_input: tinker.ModelInput, stop: StopCondition, *, max_tokens: int | None = None
     ) -> TokensWithLogprobs:
-        """Returns one response of at most ``max_tokens`` or the completer's own lower limit.
-
-        Raises:
-            DataValidationError: The prompt leaves no room in ``context_window``.
-        """
+        """Returns one response."""
         # A subclass may override sample_many without max_tokens, which is then only passed if set.
         limit = {} if max_tokens is None else {"max_tokens": max_tokens}
         return (await self.sample_many(model_input, stop, 1, **limit))[0]
@@ -223,11 +193,23 @@ class TinkerTokenCompleter(TokenCompleter):
         *,
         max_tokens: int | None = None,
     ) -> list[TokensWithLogprobs]:
-        """Returns ``num_samples`` responses of one request, whose prompt is prefilled once."""
+        """Returns ``num_samples`` responses of one request, whose prompt is prefilled once.
+
+        Raises ``DataValidationError`` if the prompt leaves no room in ``context_window``.
+        """
         limit = self.max_tokens if max_tokens is None else min(self.max_tokens, max_tokens)
+        if self.context_window is not None:
+            room = self.context_window - model_input.length
+            if room < 1:
+                raise DataValidationError(
+                    f"the prompt has {model_input.length} tokens, which fills or exceeds context "
+                    f"window {self.context_window} and leaves no room to sample; shorten the "
+                    "prompt or raise context_window"
+                )
+            limit = min(limit, room)
         params = tinker.SamplingParams(
             stop=stop,
-            max_tokens=self._room(model_input.length, limit),
+            max_tokens=limit,
             temperature=self.temperature,
             top_p=self.top_p,
             top_k=self.top_k,
@@ -257,29 +239,12 @@ class TinkerTokenCompleter(TokenCompleter):
         words = np.random.SeedSequence([self.seed, *path]).generate_state(1)
         return replace(self, seed=int(words[0]) >> 1)  # fits a signed 32-bit integer
 
-    def _room(self, prompt_length: int, limit: int) -> int:
-        if self.context_window is None:
-            return limit
-        room = self.context_window - prompt_length
-        if room < 1:
-            raise DataValidationError(
-                f"the prompt has {prompt_length} tokens, which fills or exceeds context window "
-                f"{self.context_window} and leaves no room to sample; shorten the prompt or raise "
-                "context_window"
-            )
-        return min(limit, room)
-
 
 @dataclass
 class TinkerMessageCompleter(MessageCompleter):
     """Policy over messages that uses a sampling client and a renderer.
 
-    Attributes:
-        sampling_client: Client of any backend.
-        renderer: Renderer that the model was trained with.
-        max_tokens: Maximum tokens of a response.
-        stop_condition: Replaces the renderer's stop sequences.
-        temperature: Sampling temperature; 0 is greedy.
+    ``stop_condition`` replaces the renderer's stop sequences.
     """
 
     sampling_client: SamplingClient

@@ -44,13 +44,9 @@ def colorize_example(
 ) -> str:
     """Returns a training example in terminal colours: context yellow, trained tokens green.
 
-    If standard output is not a terminal, the text has no colours.
-
-    Args:
-        datum: The example; position i of its input predicts target i.
-        tokenizer: Tokenizer of the trained model.
-        key: Entry of ``loss_fn_inputs`` with the weight of each target: ``weights``, or for RL
-            ``advantages`` or ``mask``. A zero weight is context; a negative one is red.
+    If standard output is not a terminal, the text has no colours. ``key`` is the entry of
+    ``loss_fn_inputs`` with the weight of each target: ``weights``, or for RL ``advantages`` or
+    ``mask``. A zero weight is context; a negative one is red.
 
     Raises:
         DataValidationError: ``key`` or the targets are missing or have the wrong length.
@@ -100,13 +96,8 @@ def print_example(
 ) -> None:
     """Prints a training example in a panel, with the meaning and token count of each colour.
 
-    Args:
-        datum: As for :func:`colorize_example`.
-        tokenizer: As for :func:`colorize_example`.
-        key: As for :func:`colorize_example`.
-        title: Title of the panel.
-        max_chars: The middle of a longer example is replaced by the number of its characters.
-        console: By default the shared one on standard output.
+    The middle of an example with more than ``max_chars`` is left out. ``key`` is that of
+    :func:`colorize_example`.
     """
     _, weights = _sequence(datum, key)
     legend = Text()
@@ -138,13 +129,7 @@ def to_ints(chunk: tinker.ModelInputChunk, tokenizer: PreTrainedTokenizerBase) -
 def format_trajectory(
     trajectory: Trajectory, tokenizer: PreTrainedTokenizerBase, only_last_transition: bool = False
 ) -> str:
-    """Returns an episode as text: observation, action, reward and metrics of each turn.
-
-    Args:
-        trajectory: The episode.
-        tokenizer: Tokenizer of the policy.
-        only_last_transition: Whether to show the last turn only.
-    """
+    """Returns an episode as text: observation, action, reward and metrics of each turn."""
     rule = "=" * 60
     turns = list(enumerate(trajectory.transitions))[-1 if only_last_transition else 0 :]
     lines = [rule]
@@ -163,10 +148,7 @@ def format_trajectory(
 
 
 def special_ids(tokenizer: PreTrainedTokenizerBase) -> set[int]:
-    """Returns the ids of tokens marked special, and of tags such as ``<think>``.
-
-    A user-defined tokenizer may have neither attribute.
-    """
+    """Returns the ids of tokens marked special, and of tags such as ``<think>``."""
     added = {
         index
         for index, token in getattr(tokenizer, "added_tokens_decoder", {}).items()

@@ -6,7 +6,6 @@ import asyncio
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
 
 from tinker_cookbook.exceptions import ConfigurationError
 from tinker_cookbook.renderers import Message, Renderer
@@ -29,13 +28,6 @@ from tinker_cookbook.rl.types import (
     StopCondition,
     StopReason,
 )
-from tinker_cookbook.utils.imports import lazy_module
-
-if TYPE_CHECKING:
-    import tinker
-else:
-    tinker = lazy_module("tinker")
-
 
 _MAX_TOKENS_REACHED: Metrics = {"max_tokens_reached": 1.0}
 
@@ -317,11 +309,7 @@ class EnvFromMessageEnv(Env):
         return StepResult(reward, False, ob, self._stop_condition, metrics=metrics, logs=logs)
 
     def _final(
-        self,
-        reward: float,
-        reason: StopReason | None,
-        metrics: Metrics,
-        logs: Logs | None = None,
+        self, reward: float, reason: StopReason | None, metrics: Metrics, logs: Logs | None = None
     ) -> StepResult:
         if reason is not None:
             metrics = {**metrics, f"{STOP_METRIC_PREFIX}{reason}": 1.0}

@@ -1,4 +1,4 @@
-"""A person plays an environment in the terminal, to see what the model will see.
+"""Lets a person answer an environment in the terminal, to see what the model will see.
 
     python -m tinker_cookbook.rl.envs.play_w_env model_name=MODEL \\
         dataset_builder=recipes.math_rl.arithmetic_env:ArithmeticDatasetBuilder \\
@@ -34,16 +34,15 @@ from tinker_cookbook.utils.command_line.entrypoint import also_named, run_entryp
 if TYPE_CHECKING:
     import tinker
 
-_HELP = "Type an answer; \\ at the end of a line goes on in the next. Ctrl-D stops."
+_HELP = "Type an answer; \\ at the end of a line continues it in the next. Ctrl-D stops."
 _HELP_MULTILINE = "Type an answer of any number of lines; two empty lines end it. Ctrl-D stops."
 
 
 async def get_async_input(prompt: str, multiline: bool = False) -> str:
     """Returns what a person types after ``prompt``, without blocking the event loop.
 
-    ``multiline=True`` reads lines until two in a row are empty; these two are left out. Otherwise
-    one line is read, which a backslash at its end continues in the next. Raises ``EOFError`` at the
-    end of the input.
+    ``multiline=True`` reads until two empty lines, which are left out. Otherwise one line is read;
+    a backslash at its end continues it in the next. Raises ``EOFError`` at the end of the input.
     """
     return await run_in_daemon_thread(lambda: _read_answer(input, prompt, multiline))
 
@@ -62,17 +61,17 @@ def _read_answer(read: Callable[[str], str], prompt: str, multiline: bool) -> st
 
 @dataclass
 class ManualPolicy(TokenCompleter):
-    """Asks a person for each answer.
+    """Policy whose answers are typed by a person.
 
-    What was typed is ended as the model would end it, with the first stop string or stop token.
-    Its answers have no log-probabilities.
+    The first stop string or stop token is added to an answer, as the model would end it. Answers
+    have no log-probabilities.
 
     Attributes:
-        tokenizer: Shows the prompt and encodes the answer.
-        read: Returns a line typed after a prompt; as ``input`` does.
-        show: Shows text.
-        multiline: An answer ends with two empty lines rather than with its first line.
-        show_observation: Show what is new in the prompt.
+        tokenizer: Decodes the prompt and encodes the answer.
+        read: Returns a line typed after a prompt, like ``input``.
+        show: Prints text.
+        multiline: Whether an answer ends with two empty lines instead of its first line.
+        show_observation: Whether to print the new part of the prompt.
     """
 
     tokenizer: Tokenizer
@@ -83,19 +82,14 @@ class ManualPolicy(TokenCompleter):
     _seen: list[int] = field(default_factory=list, init=False, repr=False)
 
     async def __call__(
-        self,
-        model_input: tinker.ModelInput,
-        stop: StopCondition,
-        *,
-        max_tokens: int | None = None,
+        self, model_input: tinker.ModelInput, stop: StopCondition, *, max_tokens: int | None = None
     ) -> TokensWithLogprobs:
-        """Shows what is new in the prompt and returns what is typed, however long it is.
+        """Prints the new part of the prompt and returns what is typed, of any length.
 
-        Raises:
-            EOFError: The person does not want to go on.
+        Raises ``EOFError`` if the person stops.
         """
         prompt = model_input.to_ints()
-        # After the first turn only what was added is of interest, where the prompt was added to.
+        # A prompt that extends the last turn is not printed again.
         known = len(self._seen) if prompt[: len(self._seen)] == self._seen else 0
         if self.show_observation:
             self.show(decode_exactly(self.tokenizer, prompt[known:]))
@@ -111,22 +105,26 @@ class ManualPolicy(TokenCompleter):
 
 
 @dataclass
-class _Narrator(RolloutHooks):
-    """Says what each answer earned."""
-
+class _PrintRewards(RolloutHooks):
     show: Callable[[str], None]
 
     async def on_turn_begin(self, state: RolloutState) -> None:
         if state.transitions:
-            self.show(_describe(state.transitions[-1], state.turn_index))
+            self._show_turn(state.transitions[-1], state.turn_index)
 
     async def on_artifacts(self, state: RolloutState) -> None:
         trajectory = state.trajectory
         assert trajectory is not None
         if trajectory.transitions:
-            self.show(_describe(trajectory.transitions[-1], len(trajectory.transitions)))
-        metrics = _pairs(trajectory.metrics)
+            self._show_turn(trajectory.transitions[-1], len(trajectory.transitions))
+        metrics = "".join(f", {name} {value:g}" for name, value in trajectory.metrics.items())
         self.show(f"over: {trajectory.stop_reason}, reward {trajectory.reward:g}{metrics}")
+
+    def _show_turn(self, turn: Transition, number: int) -> None:
+        metrics = "".join(f", {name} {value:g}" for name, value in turn.metrics.items())
+        lines = [f"turn {number}: reward {turn.reward:g}{metrics}"]
+        lines += [f"  {name}: {value}" for name, value in turn.logs.items()]
+        self.show("\n".join(lines))
 
 
 async def play_env(
@@ -138,15 +136,15 @@ async def play_env(
     read: Callable[[str], str] = input,
     show: Callable[[str], None] = print,
 ) -> Trajectory | None:
-    """Lets a person play one episode; ``None`` where they stopped before its end.
+    """Runs one episode with a person as policy; returns ``None`` if they stop before its end.
 
-    Rewards of a whole group (``compute_group_rewards``) are not in it. The arguments are those of
-    :class:`ManualPolicy`.
+    Rewards of the whole group (``compute_group_rewards``) are not included. The arguments are those
+    of :class:`ManualPolicy`.
     """
     show(_HELP_MULTILINE if multiline else _HELP)
     policy = ManualPolicy(tokenizer, read, show, multiline, show_observation)
     try:
-        return await run_rollout(policy, env, hooks=_Narrator(show))
+        return await run_rollout(policy, env, hooks=_PrintRewards(show))
     except Exception as error:
         if not isinstance(original(error), EOFError):
             raise
@@ -155,7 +153,7 @@ async def play_env(
 
 
 def print_trajectory_summary(trajectory: Trajectory) -> None:
-    """Prints how many turns an episode had and what it and each of them earned."""
+    """Prints the number of turns, the reward and the stop reason of an episode."""
     turns = trajectory.transitions
     print(f"turns: {len(turns)}, reward: {trajectory.reward:g}, ended: {trajectory.stop_reason}")
     for number, turn in enumerate(turns):
@@ -163,45 +161,37 @@ def print_trajectory_summary(trajectory: Trajectory) -> None:
             print(f"  turn {number}: reward {turn.reward:g}")
 
 
-def _describe(turn: Transition, number: int) -> str:
-    lines = [f"turn {number}: reward {turn.reward:g}{_pairs(turn.metrics)}"]
-    lines += [f"  {name}: {value}" for name, value in turn.logs.items()]
-    return "\n".join(lines)
-
-
-def _pairs(metrics: dict[str, float | int]) -> str:
-    return "".join(f", {name} {value:g}" for name, value in metrics.items())
-
-
 @also_named(renderer_name="dataset_builder.renderer_name")
 @chz.chz
 class Config:
-    """Which environment to play: dataset_builder=module:Class dataset_builder.SETTING=VALUE …"""
+    """Environment to run: dataset_builder=module:Class dataset_builder.SETTING=VALUE …"""
 
     dataset_builder: RLDatasetBuilder = chz.field(doc="module:Class of a dataset builder")
-    model_name: str = chz.field(doc="Whose tokenizer to use: a Hub name or a local folder")
+    model_name: str = chz.field(doc="Model whose tokenizer is used: a Hub name or a local folder")
     batch: int = chz.field(default=0, doc="Batch of the training data")
     group: int = chz.field(default=0, doc="Group of the batch")
     member: int = chz.field(default=0, doc="Environment of the group")
 
 
 async def main(config: Config) -> None:
-    """Plays one environment of a dataset."""
+    """Runs one environment of a dataset."""
     config.dataset_builder.check()
     train, _ = await config.dataset_builder()
-    if not 0 <= config.batch < len(train):
-        raise ConfigurationError(f"batch: got {config.batch}, expected 0 to {len(train) - 1}")
+    _check_index("batch", config.batch, len(train))
     groups = await asyncio.to_thread(train.get_batch, config.batch)
-    if not 0 <= config.group < len(groups):
-        raise ConfigurationError(f"group: got {config.group}, expected 0 to {len(groups) - 1}")
+    _check_index("group", config.group, len(groups))
     builder = groups[config.group]
     try:
         envs = await builder.make_envs()
-        if not 0 <= config.member < len(envs):
-            raise ConfigurationError(f"member: got {config.member}, expected 0 to {len(envs) - 1}")
+        _check_index("member", config.member, len(envs))
         await play_env(envs[config.member], get_tokenizer(config.model_name))
     finally:
         await builder.cleanup()
+
+
+def _check_index(name: str, index: int, length: int) -> None:
+    if not 0 <= index < length:
+        raise ConfigurationError(f"{name}: got {index}, expected 0 to {length - 1}")
 
 
 if __name__ == "__main__":

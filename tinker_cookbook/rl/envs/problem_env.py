@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import inspect
-import logging
 from abc import abstractmethod
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
@@ -24,16 +23,9 @@ from tinker_cookbook.rl.types import (
     StepResult,
     StopCondition,
 )
-from tinker_cookbook.utils.imports import lazy_module
 
 if TYPE_CHECKING:
-    import tinker
-
     from tinker_cookbook.rl.rollouts.limits import RolloutConfig
-else:
-    tinker = lazy_module("tinker")
-
-logger = logging.getLogger(__name__)
 
 
 class ProblemEnv(Env):
@@ -104,7 +96,11 @@ class ProblemEnv(Env):
 
     async def initial_observation(self) -> tuple[Observation, StopCondition]:
         """Returns the rendered prompt and the stop sequences."""
-        return await asyncio.to_thread(self._prompt), self.stop_condition
+        # ``get_question`` may be slow too, so all of it runs in the thread.
+        prompt = await asyncio.to_thread(
+            lambda: self.renderer.build_generation_prompt(self.messages)
+        )
+        return prompt, self.stop_condition
 
     async def step(self, action: Action, *, extra: ActionExtra | None = None) -> StepResult:
         """Grades the answer and ends the episode."""
@@ -122,9 +118,6 @@ class ProblemEnv(Env):
                 correct, metrics["grader_timeout"] = 0.0, 1.0
         metrics["correct"] = correct
         return StepResult.final(reward + correct, self.stop_condition, metrics=metrics, logs=logs)
-
-    def _prompt(self) -> Observation:
-        return self.renderer.build_generation_prompt(self.messages)
 
     def _parse(self, action: Action) -> tuple[str, Metrics, Logs]:
         """Returns the answer's text, its ``format`` metric if the task checks it, and the logs."""

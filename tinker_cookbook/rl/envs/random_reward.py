@@ -1,7 +1,7 @@
-"""A control for learning curves: the same task, paid by the toss of a coin.
+"""Control for learning curves: the same task with random rewards.
 
-If the true score still rises, something other than the reward teaches it: a leak from the answer
-into the prompt, a length that pays, a bug. It should stay where it began.
+If the true score still rises, something other than the reward causes it, such as a leak of the
+answer into the prompt or a bug. It should stay at its first value.
 """
 
 from __future__ import annotations
@@ -27,13 +27,10 @@ from tinker_cookbook.rl.types import (
     StepResult,
     StopCondition,
     StopReason,
-    Trajectory,
 )
 
 
-class _CoinEnv(Env):
-    """Plays ``env``; its own reward becomes the metric ``true_reward``."""
-
+class _RandomRewardEnv(Env):
     def __init__(self, env: Env, seed: Sequence[int]) -> None:
         self._env = env
         self._rng = np.random.default_rng(seed)
@@ -41,24 +38,20 @@ class _CoinEnv(Env):
     async def initial_observation(
         self,
     ) -> tuple[Observation, StopCondition] | InitialObservationOverflow:
-        """That of the environment."""
         return await self._env.initial_observation()
 
     async def step(self, action: Action, *, extra: ActionExtra | None = None) -> StepResult:
-        """Pays 0 or 1 at the end of the episode, and nothing before."""
         result = await call_step(self._env, action, extra)
         metrics = {**result.metrics, "true_reward": result.reward}
         reward = float(self._rng.integers(2)) if result.episode_done else 0.0
         return replace(result, reward=reward, metrics=metrics)
 
     def begin_rollout(self, config: RolloutConfig) -> None:
-        """That of the environment, where it has one."""
         begin = getattr(self._env, "begin_rollout", None)
         if begin is not None:
             begin(config)
 
     async def grade(self, stop_reason: StopReason | str) -> tuple[float, Metrics]:
-        """Returns the environment's metrics; its reward is withheld."""
         grade = getattr(self._env, "grade", None)
         if grade is None:
             return 0.0, {}
@@ -66,18 +59,14 @@ class _CoinEnv(Env):
         return 0.0, {**metrics, "true_final_reward": reward}
 
 
-class _CoinGroup(EnvGroupBuilder):
+class _RandomRewardGroup(EnvGroupBuilder):
+    # The inherited compute_group_rewards withholds the reward of the group as a whole.
     def __init__(self, group: EnvGroupBuilder, seed: Sequence[int]) -> None:
         self._group, self._seed = group, seed
 
     async def make_envs(self) -> Sequence[Env]:
         envs = await self._group.make_envs()
-        return [_CoinEnv(env, [*self._seed, i]) for i, env in enumerate(envs)]
-
-    async def compute_group_rewards(
-        self, trajectory_group: list[Trajectory], env_group: Sequence[Env]
-    ) -> list[tuple[float, Metrics]]:
-        return [(0.0, {}) for _ in trajectory_group]
+        return [_RandomRewardEnv(env, [*self._seed, i]) for i, env in enumerate(envs)]
 
     async def cleanup(self) -> None:
         await self._group.cleanup()
@@ -86,36 +75,34 @@ class _CoinGroup(EnvGroupBuilder):
         return self._group.logging_tags()
 
 
-class _CoinDataset(RLDataset):
+class _RandomRewardDataset(RLDataset):
     def __init__(self, dataset: RLDataset, seed: int) -> None:
         self._dataset, self._seed = dataset, seed
+        self.set_epoch = dataset.set_epoch
 
     def get_batch(self, index: int) -> Sequence[EnvGroupBuilder]:
         groups = self._dataset.get_batch(index)
-        return [_CoinGroup(group, [self._seed, index, i]) for i, group in enumerate(groups)]
+        return [_RandomRewardGroup(group, [self._seed, index, i]) for i, group in enumerate(groups)]
 
     def __len__(self) -> int:
         return len(self._dataset)
 
-    def set_epoch(self, seed: int) -> None:
-        self._dataset.set_epoch(seed)
-
 
 @chz.chz
 class RandomRewardDatasetBuilder(RLDatasetBuilder):
-    """The data of ``inner``, of which the training part is paid by chance.
+    """The data of ``inner`` with rewards of 0 or 1 at random at the end of training episodes.
 
     The test set keeps its rewards, and ``env/all/true_reward`` shows those that were withheld.
     """
 
     inner: RLDatasetBuilder = chz.field(doc="The task")
-    seed: int = chz.field(default=0, doc="Of the coin")
+    seed: int = chz.field(default=0, doc="Seed of the random rewards")
 
     async def __call__(self) -> tuple[RLDataset, RLDataset | None]:
-        """Training data with a coin in the place of the reward, and the test data as they are."""
+        """Returns the training data with random rewards, and the test data unchanged."""
         train, test = await self.inner()
-        return _CoinDataset(train, self.seed), test
+        return _RandomRewardDataset(train, self.seed), test
 
     def check(self) -> None:
-        """That of the task."""
+        """Checks the task."""
         self.inner.check()

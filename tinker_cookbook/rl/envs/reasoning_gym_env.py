@@ -1,8 +1,8 @@
-"""Tasks of the package reasoning-gym: puzzles, algebra, logic, made without end from a seed.
+"""Tasks of the package reasoning-gym: puzzles, algebra, logic, generated from a seed.
 
-Any of its generators by name (``chain_sum``, ``countdown``, ``letter_counting``, …), scored by the
-generator's own ``score_answer``. Scores lie between 0 and 1; some generators pay a little for a
-wrong answer. Scoring runs in a worker process with a timeout, as some of it is symbolic algebra.
+Every generator can be used by name (``chain_sum``, ``countdown``, ``letter_counting``, …). Answers
+are scored from 0 to 1 by its ``score_answer``; some generators give a small score to a wrong
+answer. Scoring may use symbolic algebra, so it runs in a worker process with a timeout.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ logger = logging.getLogger(__name__)
 DEFAULT_TIMEOUT_SECONDS = 10.0
 
 Entry = dict[str, Any]
-"""A problem as the generators make it: question, answer, metadata."""
+"""A problem of a generator: question, answer, metadata."""
 
 _pool = TimedPool(timeout_seconds=DEFAULT_TIMEOUT_SECONDS, preload=["reasoning_gym"])
 
@@ -50,8 +50,8 @@ _pool = TimedPool(timeout_seconds=DEFAULT_TIMEOUT_SECONDS, preload=["reasoning_g
 class ReasoningGymEnv(ProblemEnv):
     """One problem of a generator.
 
-    With an ``answer_tag`` the answer is what stands in the last ``<TAG>…</TAG>``, which the
-    question asks for and the format reward teaches; without one it is the whole reply.
+    With an ``answer_tag`` the answer is the content of the last ``<TAG>…</TAG>``, which the
+    question requests and the format reward checks; without one it is the whole reply.
     """
 
     def __init__(
@@ -71,7 +71,7 @@ class ReasoningGymEnv(ProblemEnv):
         self.scoring_timeout_seconds = scoring_timeout_seconds
 
     def get_question(self) -> str:
-        """Returns the generator's question, and where to put the answer."""
+        """Returns the generator's question, with the expected tag of the answer."""
         question = str(self.entry["question"])
         tag = self.answer_tag
         if tag is None:
@@ -102,11 +102,11 @@ class ReasoningGymEnv(ProblemEnv):
             return 0.0
 
     def check_format(self, sample_str: str) -> bool:
-        """Returns whether there is an answer where one is expected."""
+        """Returns whether the reply has an answer in the expected tag."""
         return bool(self._answer(sample_str))
 
     def get_reference_answer(self) -> str:
-        """Returns an answer that counts as right; empty where the generator knows none."""
+        """Returns a right answer; empty if the generator has none."""
         answer = self.entry.get("answer")
         return "" if answer is None else str(answer)
 
@@ -119,11 +119,11 @@ class ReasoningGymEnv(ProblemEnv):
 
 
 def _score(generator: str, config: str, answer: str, entry: Entry) -> float:
-    """Runs in a worker."""
+    # Runs in a worker process.
     try:
         return float(_scorer(generator, config).score_answer(answer, entry))
     except Exception as error:
-        # Some scorers convert before they look: int("seven") is a wrong answer, not an accident.
+        # Some scorers convert without a check: int("seven") is a wrong answer, not a failure.
         logger.debug("%s: score_answer raised %r for %.80r", generator, error, answer)
         return 0.0
 
@@ -137,7 +137,7 @@ def make_generator(generator: str, config: Mapping[str, Any], *, size: int, seed
     """Returns a ``reasoning_gym`` dataset of ``size`` problems.
 
     Raises:
-        ConfigurationError: The package is missing, or knows no such generator or setting.
+        ConfigurationError: The package is missing, or has no such generator or setting.
     """
     if find_spec("reasoning_gym") is None:
         raise ConfigurationError(
@@ -168,75 +168,73 @@ def make_generator(generator: str, config: Mapping[str, Any], *, size: int, seed
 
 
 class _Entries(Sequence[Entry]):
-    """Some of a generator's problems, each made when it is asked for."""
+    """Some of a generator's problems, which are generated on access."""
 
-    def __init__(self, dataset: Any, places: range) -> None:
-        self._dataset, self._places = dataset, places
+    def __init__(self, dataset: Any, indices: range) -> None:
+        self._dataset, self._indices = dataset, indices
 
     def __len__(self) -> int:
-        return len(self._places)
+        return len(self._indices)
 
     def __getitem__(self, index: Any) -> Any:
-        return self._dataset[self._places[index]]
+        return self._dataset[self._indices[index]]
 
 
 @chz.chz
 class ReasoningGymDatasetBuilder(RLDatasetBuilder):
-    """Problems of one generator; those to evaluate on are none of those trained on.
+    """Problems of one generator, disjoint for training and evaluation.
 
-    Problem i of a generator depends on its seed and i alone. Evaluation takes the places behind
-    those of training, so a generator with few different problems may ask one in both.
+    Problem i of a generator depends only on its seed and i. Evaluation uses the indices after those
+    of training; a generator with few different problems may still repeat one.
     """
 
     generator: str = chz.field(doc="Name of the generator")
-    model_name_for_tokenizer: str = chz.field(doc="Whose tokenizer turns text into tokens")
+    model_name_for_tokenizer: str = chz.field(doc="Model whose tokenizer is used")
     renderer_name: str = chz.field(doc="Chat format")
-    groups_per_batch: int = chz.field(doc="Problems a step")
-    group_size: int = chz.field(doc="Episodes of a problem")
+    groups_per_batch: int = chz.field(doc="Problems per step")
+    group_size: int = chz.field(doc="Episodes per problem")
     size: int = chz.field(default=1000, doc="Problems to train on")
     num_test: int = chz.field(default=50, doc="Problems to evaluate on; 0: no evaluation")
     seed: int = chz.field(default=0, doc="Seed of the problems")
-    config: dict[str, Any] = chz.field(default_factory=dict, doc="The generator's own settings")
+    config: dict[str, Any] = chz.field(default_factory=dict, doc="Settings of the generator")
     answer_tag: str | None = chz.field(
         default="answer", doc="Tag around the answer; None: the whole reply is the answer"
     )
-    format_coef: float = chz.field(default=0.1, doc="Taken off the reward of a badly formed answer")
+    format_coef: float = chz.field(default=0.1, doc="Penalty for a wrong format")
     scoring_timeout_seconds: float = chz.field(
-        default=DEFAULT_TIMEOUT_SECONDS, doc="After which an answer scores 0"
+        default=DEFAULT_TIMEOUT_SECONDS, doc="Time limit; then an answer scores 0"
     )
 
     def check(self) -> None:
         """Raises ``ConfigurationError`` for a generator or a setting that does not exist."""
         for name, low in (("size", 1), ("num_test", 0), ("group_size", 1), ("groups_per_batch", 1)):
-            if getattr(self, name) < low:
-                raise ConfigurationError(
-                    f"{name}: got {getattr(self, name)}, expected at least {low}"
-                )
+            value = getattr(self, name)
+            if value < low:
+                raise ConfigurationError(f"{name}: got {value}, expected at least {low}")
         self._generator()
 
     async def __call__(self) -> tuple[RLDataset, RLDataset | None]:
-        """Sets both parts up; problems are made batch by batch."""
-        return await asyncio.to_thread(self._build)
+        """Returns both parts; problems are generated batch by batch."""
 
-    def _build(self) -> tuple[RLDataset, RLDataset | None]:
-        self.check()
-        renderer = get_renderer(self.renderer_name, get_tokenizer(self.model_name_for_tokenizer))
-        dataset = self._generator()
-        training = _Entries(dataset, range(self.size))
-        test = _Entries(dataset, range(self.size, self.size + self.num_test))
-        return (
-            ProblemDataset(
-                training, partial(self._group, renderer, self.group_size), self.groups_per_batch
-            ),
-            ProblemDataset(test, partial(self._group, renderer, 1), self.groups_per_batch)
-            if len(test)
-            else None,
-        )
+        def build() -> tuple[RLDataset, RLDataset | None]:
+            self.check()
+            tokenizer = get_tokenizer(self.model_name_for_tokenizer)
+            make_group = partial(self._group, get_renderer(self.renderer_name, tokenizer))
+            problems, end = self._generator(), self.size + self.num_test
+            train, test = _Entries(problems, range(self.size)), range(self.size, end)
+            train_set = ProblemDataset(
+                train, partial(make_group, self.group_size), self.groups_per_batch
+            )
+            if not test:
+                return train_set, None
+            entries = _Entries(problems, test)
+            return train_set, ProblemDataset(entries, partial(make_group, 1), self.groups_per_batch)
+
+        return await asyncio.to_thread(build)
 
     def _generator(self) -> Any:
-        return make_generator(
-            self.generator, self.config, size=self.size + self.num_test, seed=self.seed
-        )
+        size = self.size + self.num_test
+        return make_generator(self.generator, self.config, size=size, seed=self.seed)
 
     def _group(self, renderer: Renderer, size: int, entry: Entry) -> EnvGroupBuilder:
         env = partial(
@@ -244,10 +242,9 @@ class ReasoningGymDatasetBuilder(RLDatasetBuilder):
             self.generator,
             entry,
             renderer,
-            None,
-            self.config,
-            self.answer_tag,
-            self.format_coef,
-            self.scoring_timeout_seconds,
+            config=self.config,
+            answer_tag=self.answer_tag,
+            format_coef=self.format_coef,
+            scoring_timeout_seconds=self.scoring_timeout_seconds,
         )
         return ProblemGroupBuilder(env, size, self.generator)

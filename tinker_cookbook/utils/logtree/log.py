@@ -44,12 +44,7 @@ class Scope:
             OUTPUT.reset(token)
 
     def __call__(self, function: Callable[P, R]) -> Callable[P, R]:
-        """Wraps ``function`` so that each call opens a new scope.
-
-        Raises:
-            ConfigurationError: It is a generator, which runs in the context of the code that
-                requests its next value.
-        """
+        """Wraps ``function`` so that each call opens a new scope; a generator cannot be wrapped."""
         if inspect.isgeneratorfunction(function) or inspect.isasyncgenfunction(function):
             raise ConfigurationError(
                 f"{function.__name__} is a generator and cannot be wrapped in a scope; open the "
@@ -75,9 +70,7 @@ class Scope:
 def scope_header(title: str, **attrs: Any) -> Scope:
     """Returns a section with a heading, one level below the heading of the outer scope.
 
-    Args:
-        title: The heading.
-        **attrs: Attributes of the section: ``class_="x"``, ``data__id="3"``.
+    ``attrs`` are HTML attributes of the section: ``class_="x"``, ``data__id="3"``.
     """
     given = attributes(attrs)
 
@@ -119,12 +112,7 @@ def scope_div(**attrs: Any) -> Scope:
 
 
 def scope_details(summary: str, *, open: bool = False) -> Scope:
-    """Returns a block that unfolds on a click.
-
-    Args:
-        summary: Text that is visible when the block is folded.
-        open: Whether it is unfolded at first.
-    """
+    """Returns a block that shows only ``summary`` until a click, unless it is ``open``."""
 
     def enter(output: Output) -> Output:
         body = Node("div", {"class": "lt-body"})
@@ -146,22 +134,12 @@ def optional_enable_logging(enable: bool) -> Scope:
 
 
 def log_text(text: str, *, div_class: str | None = None) -> None:
-    """Logs a paragraph; line breaks and spaces are kept.
-
-    Args:
-        text: Plain text.
-        div_class: CSS class of the element.
-    """
+    """Logs a paragraph of plain text; line breaks and spaces are kept."""
     append(Node("p", {"class": f"lt-text {div_class or ''}".strip()}, [str(text)]))
 
 
 def log_html(html: str, *, div_class: str | None = None) -> None:
-    """Logs HTML without escaping it; it must not come from an untrusted source.
-
-    Args:
-        html: Well-formed HTML.
-        div_class: CSS class of the ``<div>`` around it.
-    """
+    """Logs HTML in a ``<div>`` without escaping it; it must not come from an untrusted source."""
     append(Node("div", {"class": div_class} if div_class else {}, [Raw(html)]))
 
 
@@ -174,24 +152,13 @@ def log_formatter(formatter: Formatter) -> None:
 
 
 def details(text: str, *, summary: str = "Details", pre: bool = True) -> None:
-    """Logs text that unfolds on a click.
-
-    Args:
-        text: Plain text.
-        summary: Text that is visible when the block is folded.
-        pre: Whether to use a monospaced font.
-    """
+    """Logs plain text that is hidden until a click; ``pre`` uses a monospaced font."""
     body = Node("pre" if pre else "div", {"class": "lt-body lt-text"}, [str(text)])
     append(Node("details", {"class": "lt-details"}, [Node("summary", {}, [summary]), body]))
 
 
 def header(text: str, *, level: int | None = None) -> None:
-    """Logs a heading, by default one level below the heading of the scope.
-
-    Args:
-        text: Plain text.
-        level: Clipped to 1 to 6.
-    """
+    """Logs a heading of a ``level`` from 1 to 6, by default one below the heading of the scope."""
     output = current_output()
     if output is not None:
         number = max(1, min(6, output.level + 1 if level is None else level))
@@ -199,15 +166,10 @@ def header(text: str, *, level: int | None = None) -> None:
 
 
 def table(obj: Any, *, caption: str | None = None) -> None:
-    """Logs a table.
+    """Logs a pandas ``DataFrame``, a list of dicts, or a list of rows as a table.
 
-    Args:
-        obj: A pandas ``DataFrame``, a list of dicts (the columns are all keys in the order of
-            their first occurrence), or a list of rows.
-        caption: Text above the table.
-
-    Raises:
-        DataFormatError: ``obj`` is something else.
+    The columns of dicts are all their keys, in the order of first occurrence. Raises
+    ``DataFormatError`` for other objects.
     """
     if current_output() is None:
         return
@@ -242,15 +204,7 @@ def table_from_dict(
 ) -> None:
     """Logs a table with a column of keys and a column of values.
 
-    Args:
-        data: One row per entry.
-        caption: Text above the table.
-        key_header: Heading of the first column.
-        value_header: Heading of the second column.
-        sort_by: ``"key"``, ``"value"``, or ``None`` for the order of ``data``.
-
-    Raises:
-        DataFormatError: ``sort_by`` is something else.
+    ``sort_by`` is ``"key"``, ``"value"``, or ``None`` for the order of ``data``.
     """
     if sort_by not in ("key", "value", None):
         raise DataFormatError(f"sort_by={sort_by!r}; expected 'key', 'value' or None")
@@ -268,15 +222,9 @@ def table_from_dict_of_lists(
     caption: str | None = None,
     order: Sequence[str] | None = None,
 ) -> None:
-    """Logs a table that is given by its columns.
+    """Logs a table of columns of equal length; ``order`` selects and orders the columns.
 
-    Args:
-        columns: Columns of equal length.
-        caption: Text above the table.
-        order: Names of the columns to show; by default all.
-
-    Raises:
-        DataFormatError: The lengths differ, or ``order`` names an unknown column.
+    Raises ``DataFormatError`` if the lengths differ or a name in ``order`` is unknown.
     """
     if current_output() is None:
         return

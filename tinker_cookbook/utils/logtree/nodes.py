@@ -93,11 +93,8 @@ def escape(value: Any) -> Raw:
 
 
 def attributes(values: Mapping[str, Any]) -> dict[str, str]:
-    """Returns keyword arguments as attributes: ``class_`` is ``class``, ``data__id`` ``data-id``.
-
-    Raises:
-        ConfigurationError: A name is not valid in HTML.
-    """
+    """Returns keyword arguments as HTML attributes: ``class_`` is ``class``, ``data__id``
+    ``data-id``."""
     out: dict[str, str] = {}
     for key, value in values.items():
         name = re.sub("_+", "-", key.rstrip("_"))

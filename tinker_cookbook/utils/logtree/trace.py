@@ -34,15 +34,11 @@ class Trace:
         title: Title of the page.
         path: File of the HTML; ``None`` keeps it in memory.
         write_on_error: Whether :func:`init_trace` writes the report if its block raises.
-        started_at: Time when it was opened.
         root: Body of the page.
     """
 
     def __init__(
-        self,
-        title: str,
-        path: str | os.PathLike[str] | None = None,
-        write_on_error: bool = True,
+        self, title: str, path: str | os.PathLike[str] | None = None, write_on_error: bool = True
     ) -> None:
         self.title = title
         self.write_on_error = write_on_error
@@ -87,11 +83,7 @@ class Trace:
         }
 
     def write(self) -> bool:
-        """Writes the HTML, whole or not at all; returns False if there is no ``path``.
-
-        Raises:
-            TrainingError: The file cannot be written.
-        """
+        """Writes the HTML, whole or not at all; returns False if there is no ``path``."""
         if self.path is None:
             return False
         _write_file(self.path, self.html().encode("utf-8", "replace"))
@@ -128,16 +120,10 @@ def append(*children: Child) -> None:
 def init_trace(
     title: str, path: str | os.PathLike[str] | None = None, *, write_on_error: bool = True
 ) -> Iterator[Trace]:
-    """Opens a report, and writes it at the end of the block.
+    """Opens a report, and writes it to ``path``, if given, at the end of the block.
 
-    Args:
-        title: Title of the page and its first heading.
-        path: File of the HTML; its folder is created. ``None`` writes nothing.
-        write_on_error: Also write it if an exception (Ctrl-C too) ends the block, with the
-            traceback.
-
-    Raises:
-        TrainingError: The file cannot be written.
+    An exception in the block (Ctrl-C too) is added with its traceback; ``write_on_error`` writes
+    the report in this case too. Raises ``TrainingError`` if the file cannot be written.
     """
     trace = Trace(title, path, write_on_error)
     started = trace.started_at.isoformat(sep=" ", timespec="seconds")
@@ -164,11 +150,7 @@ def init_trace(
 
 
 def flush_trace() -> bool:
-    """Writes the open report in its current state; returns False if there is no file to write.
-
-    Raises:
-        TrainingError: The file cannot be written.
-    """
+    """Writes the open report in its current state; returns False if there is no file to write."""
     output = OUTPUT.get()
     return output is not None and output.trace.write()
 
@@ -176,9 +158,7 @@ def flush_trace() -> bool:
 def write_trace_json(trace: Trace, path: str | os.PathLike[str]) -> None:
     """Writes the report as JSON, whole or not at all. NaN becomes null, as in ``metrics.jsonl``.
 
-    Raises:
-        TrainingError: The file cannot be written.
-        DataFormatError: The ``data`` of a node has no JSON form.
+    Raises ``DataFormatError`` if the ``data`` of a node has no JSON form.
     """
     _write_file(Path(path), encode_row(trace.to_json()))
 
@@ -207,18 +187,9 @@ def write_html_with_default_style(
     lang: str = "en",
     extra_head: str | None = None,
 ) -> None:
-    """Writes a page with a given body.
+    """Writes a page around ``body_html``, which may have its ``<body>`` tag; nothing is escaped.
 
-    Args:
-        body_html: HTML of the body, with or without its ``<body>`` tag; it is not escaped.
-        path: The file; its folder is created.
-        title: Title of the page.
-        theme: Style of the page; by default that of all reports.
-        lang: Language of the page.
-        extra_head: HTML at the end of the head; it is not escaped.
-
-    Raises:
-        TrainingError: The file cannot be written.
+    ``theme`` replaces the style of reports; ``extra_head`` is HTML at the end of the head.
     """
     theme = theme or Theme()
     properties = "".join(f"{name}: {value};" for name, value in theme.css_vars.items())
@@ -248,11 +219,7 @@ def render_with_jinja(
     context: Mapping[str, Any],
     write_to: str | os.PathLike[str] | None = None,
 ) -> str:
-    """Renders a template of a ``jinja2.Environment``, and writes it to ``write_to`` if given.
-
-    Raises:
-        TrainingError: The file cannot be written.
-    """
+    """Renders a template of a ``jinja2.Environment``, and writes it to ``write_to`` if given."""
     page: str = env.get_template(template_name).render(**context)
     if write_to is not None:
         _write_file(Path(write_to), page.encode("utf-8", "replace"))
