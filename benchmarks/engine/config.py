@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import chz
 
-from benchmarks.engine.checks import check_choices, check_least, check_output
+from benchmarks.harness import check_choices, check_least, check_output
 from tinker_cookbook.exceptions import ConfigurationError
 
 REFERENCES = ("plain", "stock")

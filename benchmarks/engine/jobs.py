@@ -1,34 +1,25 @@
-"""Parts of a benchmark: each runs in a process of its own and comes back as a dictionary."""
+"""Jobs of the engine's benchmarks, and the model that they load."""
 
 from __future__ import annotations
 
-import json
-import os
-import signal
-import subprocess
-import sys
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import chz
+
 from benchmarks.engine import shapes
 from benchmarks.engine.config import Settings
 from benchmarks.engine.flops import ModelSize, model_size
+from benchmarks.harness import Outcome, dtype_name, run_module
 from tinker_cookbook.engine.devices import DeviceChoice
 from tinker_cookbook.engine.model.resolve import resolve_model
 from tinker_cookbook.exceptions import TrainingError
 
-_WORKER = "benchmarks.engine.worker"
-_STDERR_LINES = 15
-
-Outcome = dict[str, Any]
-"""What became of a process: ``status`` ("ok", "failed", "killed" or "out of memory"), ``error``
-where it is not ok, and the figures where it is."""
-
 
 @dataclass(frozen=True)
 class ModelFiles:
-    """Where the workers find the model, and its size."""
+    """Folder and size of the model."""
 
     folder: Path
     size: ModelSize
@@ -44,8 +35,8 @@ def read_model(config: Settings, work: Path) -> ModelFiles:
     return ModelFiles(folder, model_size(folder))
 
 
-def draw_weights(config: Settings, choice: DeviceChoice, model: ModelFiles, work: Path) -> None:
-    """Makes the weights of a random model; nothing to do for a real one."""
+def create_weights(config: Settings, choice: DeviceChoice, model: ModelFiles, work: Path) -> None:
+    """Creates the weights of a random model; does nothing for a real one."""
     if not shapes.is_shape(config.model):
         return
     job = {"folder": str(model.folder), "seed": config.seed}
@@ -64,45 +55,20 @@ def run_job(
     work: Path,
     environment: dict[str, str] | None = None,
 ) -> Outcome:
-    """Runs a job of the worker (see ``worker``) and waits for it."""
+    """Runs a job of ``benchmarks.engine.worker`` in a process of its own."""
     job = job | {"kind": kind, "device": str(choice.device), "dtype": dtype_name(choice)}
-    job_file, result_file = work / "job.json", work / "result.json"
-    job_file.write_text(json.dumps(job), encoding="utf-8")
-    command = [sys.executable, "-m", _WORKER, str(job_file), str(result_file)]
-    return run_process(command, result_file, work / "log", environment)
+    return run_module("benchmarks.engine.worker", job, work, environment)
 
 
-def run_process(
-    command: list[str], result_file: Path, log_file: Path, environment: dict[str, str] | None = None
-) -> Outcome:
-    """Runs a command that writes its result as JSON; a failure's last lines go to stderr."""
-    result_file.unlink(missing_ok=True)
-    with log_file.open("wb") as log:
-        done = subprocess.run(
-            command, stdout=log, stderr=log, env={**os.environ, **(environment or {})}, check=False
-        )
-    if result_file.is_file():
-        outcome = json.loads(result_file.read_text(encoding="utf-8"))
-    elif done.returncode == -signal.SIGKILL:
-        outcome = {"status": "killed", "error": "killed by the system, most likely out of memory"}
-    elif done.returncode < 0:
-        name = signal.Signals(-done.returncode).name
-        outcome = {"status": "killed", "error": f"ended by signal {name}"}
-    else:
-        outcome = {"status": "failed", "error": f"exit status {done.returncode}"}
-    if outcome["status"] == "failed":
-        last = log_file.read_text(encoding="utf-8", errors="replace").splitlines()
-        print("\n".join(last[-_STDERR_LINES:]), file=sys.stderr)
-    return outcome
-
-
-def dtype_name(choice: DeviceChoice) -> str:
-    """torch's name of the type, without its prefix."""
-    return str(choice.dtype).removeprefix("torch.")
+def settings_of(config: Settings, choice: DeviceChoice, *excluded: str) -> dict[str, Any]:
+    """Returns the settings for the JSON object, with the dtype as resolved."""
+    excluded = ("work", "device", "output", *excluded)
+    settings = {name: value for name, value in chz.asdict(config).items() if name not in excluded}
+    return settings | {"dtype": dtype_name(choice)}
 
 
 def describe_choice(config: Settings, choice: DeviceChoice) -> str:
-    """One line on where the benchmark runs and why."""
+    """Returns a line on where the benchmark runs and why."""
     return (
         f"{config.model} on {choice.device} ({choice.device_reason}) in "
         f"{dtype_name(choice)} ({choice.dtype_reason})"

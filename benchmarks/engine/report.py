@@ -1,4 +1,4 @@
-"""From measurements to ratios, a table for people and an object for machines."""
+"""Builds the report of the training benchmark: ratios, table and JSON object."""
 
 from __future__ import annotations
 
@@ -8,14 +8,16 @@ from typing import Any
 
 import numpy as np
 from rich.console import Console
-from rich.table import Table
 
+from benchmarks import report
 from benchmarks.engine.config import REFERENCES
 from benchmarks.engine.conversations import Conversation
 from benchmarks.engine.flops import ModelSize
-from benchmarks.engine.summary import GIB, Run, good, now, pairs, ratio, ratio_text
+from benchmarks.harness import Outcome
+from benchmarks.report import GIB, good
 
 LOSS_TOLERANCE = 0.01
+_COLUMNS = ("variant", "tok/s", "trained tok/s", "step", "peak", "loaded", "of ceiling")
 
 
 def build(
@@ -24,18 +26,18 @@ def build(
     machine: dict[str, Any],
     size: ModelSize,
     timed: Sequence[Conversation],
-    runs: dict[str, list[Run]],
-    ceilings: Sequence[Run],
+    runs: dict[str, list[Outcome]],
+    ceilings: Sequence[Outcome],
     notes: Sequence[str],
 ) -> dict[str, Any]:
-    """The JSON object. ``timed`` are the conversations of the timed steps, in order."""
+    """Returns the JSON object; ``timed`` are the conversations of the timed steps, in order."""
     work = _workload(settings, size, timed)
     ceiling = _ceiling(ceilings, work)
     agreement = _agreement(runs)
     withheld = _why_withheld(agreement, runs)
     return {
         "benchmark": "training",
-        "date": now(),
+        "date": report.now(),
         **machine,
         **settings,
         "model_parameters": size.total,
@@ -43,64 +45,63 @@ def build(
         "ceilings": ceiling,
         "variants": {name: _variant(found, work, ceiling) for name, found in runs.items()},
         "agreement": agreement,
-        "ratios": None if withheld else _ratios(runs),
+        "ratios": None
+        if withheld
+        else {
+            reference: report.speed_ratios(found, lambda run: sum(run["seconds"]))
+            for reference in REFERENCES
+            if (found := _pairs(runs, reference))
+        },
         "ratios_withheld": withheld,
         "notes": list(notes),
     }
 
 
 def exit_status(result: dict[str, Any]) -> int:
-    """1 if a variant broke, none has a number, or the losses differ; want of memory is a result."""
-    variants = result["variants"].values()
-    broke = any(variant["status"] == "failed" for variant in variants)
-    numbers = any(variant["tokens_per_second"] for variant in variants)
-    return int(broke or not numbers or not result["agreement"]["agree"])
+    """Returns 1 if a variant failed, none has a figure, or the losses differ."""
+    agree = result["agreement"]["agree"]
+    return report.exit_status(result["variants"].values(), "tokens_per_second", agree)
 
 
-def one_line(run: Run, tokens: int) -> str:
-    """A word on a finished run."""
-    if run["status"] != "ok":
-        return f"{run['status']} ({run['error']})"
-    speed = tokens / sum(run["seconds"])
-    return f"{speed:,.0f} tok/s, peak {run['peak_bytes'] / GIB:.2f} GiB"
+def one_line(run: Outcome, tokens: int) -> str:
+    """Returns a line on a run."""
+    return report.outcome_line(run, lambda run: f"{tokens / sum(run['seconds']):,.0f} tok/s")
 
 
 def print_table(result: dict[str, Any], console: Console) -> None:
-    """Prints variants, ratios and ceilings for people."""
-    work, ceilings = result["workload"], result["ceilings"]
-    table = Table(title=f"LoRA training, {result['model']}, {result['dtype']}")
-    table.add_column("variant")
-    for title in ("tok/s", "trained tok/s", "step", "peak", "loaded", "of ceiling"):
-        table.add_column(title, justify="right")
-    for name, variant in result["variants"].items():
-        table.add_row(name, *_cells(variant))
-    if ceilings is not None:
-        table.add_row("ceiling", f"{ceilings['tokens_per_second']:,.0f}", *[""] * 4, "100%")
-    console.print(table)
-    lengths = work["lengths"]
+    """Prints variants, ratios and ceilings."""
+    work, ceilings, lengths = result["workload"], result["ceilings"], result["workload"]["lengths"]
+    rows = [[name, *_cells(variant)] for name, variant in result["variants"].items()]
     lines = [
         f"{result['batch_size']} conversations a step of {lengths['min']} to {lengths['max']} "
         f"tokens (median {lengths['median']:g}), {work['trained_tokens'] / work['tokens']:.0%} of "
         f"them trained; {work['padding_share']:.0%} of a padded batch is padding"
     ]
     if ceilings is not None:
+        rows.append(["ceiling", f"{ceilings['tokens_per_second']:,.0f}", *[""] * 4, "100%"])
         lines.append(
             f"the machine: {ceilings['matmul_flops'] / 1e9:,.0f} GFLOP/s in a product like the "
             f"model's, {ceilings['matmul_square_flops'] / 1e9:,.0f} in a square one, "
             f"{ceilings['bandwidth'] / 1e9:,.1f} GB/s; {result['threads']} threads"
         )
-    lines += _ratio_lines(result) + result["notes"]
-    for variant, entry in result["variants"].items():
-        lines += [f"{variant}: {note}" for note in entry["notes"]]
-        if entry["error"]:
-            lines.append(f"{variant}: {entry['status']}: {entry['error']}")
-    for line in lines:
-        console.print(line, markup=False)
+    if result["ratios"] is None:
+        lines.append(f"no ratio: {result['ratios_withheld']}")
+    else:
+        agreement = result["agreement"]
+        for reference, found in result["ratios"].items():
+            lines.append(report.speed_ratio_line("engine", reference, found))
+        lines.append(
+            f"losses: first batch differs by {agreement['first_batch']:.1e}, all steps by at most "
+            f"{agreement['all_steps']:.1e} (relative)"
+        )
+    lines += [*result["notes"], *report.error_lines(result["variants"])]
+    title = f"LoRA training, {result['model']}, {result['dtype']}"
+    report.print_report(title, _COLUMNS, rows, lines, console)
 
 
 def _cells(variant: dict[str, Any]) -> list[str]:
     if variant["tokens_per_second"] is None:
-        return [variant["status"], *[""] * 5]
+        return [variant["status"]]
     share = variant["ceiling_share"]
     return [
         f"{variant['tokens_per_second']:,.0f}",
@@ -109,23 +110,6 @@ def _cells(variant: dict[str, Any]) -> list[str]:
         f"{variant['peak_bytes'] / GIB:.2f} GiB",
         f"{variant['loaded_bytes'] / GIB:.2f} GiB",
         "" if share is None else f"{share:.0%}",
-    ]
-
-
-def _ratio_lines(result: dict[str, Any]) -> list[str]:
-    ratios, agreement = result["ratios"], result["agreement"]
-    if ratios is None:
-        return [f"no ratio: {result['ratios_withheld']}"]
-    lines = []
-    for reference, found in ratios.items():
-        lines.append(
-            f"engine / {reference}: {ratio_text(found['tokens_per_second'])} x tokens/s, "
-            f"{found['peak_bytes']['median']:.2f} x peak memory"
-        )
-    return [
-        *lines,
-        f"losses: first batch differs by {agreement['first_batch']:.1e}, all steps by at most "
-        f"{agreement['all_steps']:.1e} (relative)",
     ]
 
 
@@ -152,8 +136,8 @@ def _workload(
     }
 
 
-def _ceiling(measured: Sequence[Run], work: dict[str, Any]) -> dict[str, Any] | None:
-    """The best of all measurements; ``tokens_per_second`` is this work at the full matmul rate."""
+def _ceiling(measured: Sequence[Outcome], work: dict[str, Any]) -> dict[str, Any] | None:
+    """Returns the best measurements; ``tokens_per_second`` is this work at the matmul rate."""
     finished = good(measured)
     if not finished:
         return None
@@ -165,17 +149,9 @@ def _ceiling(measured: Sequence[Run], work: dict[str, Any]) -> dict[str, Any] | 
 
 
 def _variant(
-    found: Sequence[Run], work: dict[str, Any], ceiling: dict[str, Any] | None
+    found: Sequence[Outcome], work: dict[str, Any], ceiling: dict[str, Any] | None
 ) -> dict[str, Any]:
-    finished = good(found)
-    last = found[-1]
-    entry: dict[str, Any] = {
-        "status": last["status"],
-        "error": last.get("error"),
-        "tokens_per_second": None,
-        "notes": finished[0]["notes"] if finished else [],
-        "runs": list(found),
-    }
+    entry, finished = report.variant_entry(found, "tokens_per_second"), good(found)
     if not finished:
         return entry
     seconds = median(sum(run["seconds"]) for run in finished)
@@ -184,20 +160,19 @@ def _variant(
         "tokens_per_second": speed,
         "trained_tokens_per_second": work["trained_tokens"] / seconds,
         "step_seconds": seconds / work["steps"],
-        "peak_bytes": max(run["peak_bytes"] for run in finished),
         "loaded_bytes": max(run["loaded_bytes"] for run in finished),
         "adapter_parameters": finished[0]["adapter_parameters"],
         "ceiling_share": None if ceiling is None else speed / ceiling["tokens_per_second"],
     }
 
 
-def _pairs(runs: dict[str, list[Run]], reference: str) -> list[tuple[Run, Run]]:
-    """(engine, reference) of each repeat in which both have a result."""
-    return pairs(runs.get("engine", []), runs.get(reference, []))
+def _pairs(runs: dict[str, list[Outcome]], reference: str) -> list[tuple[Outcome, Outcome]]:
+    """Returns (engine, reference) of each repeat in which both finished."""
+    return report.pairs(runs.get("engine", []), runs.get(reference, []))
 
 
-def _agreement(runs: dict[str, list[Run]]) -> dict[str, Any]:
-    """Largest relative differences of losses, and whether both variants did the same work."""
+def _agreement(runs: dict[str, list[Outcome]]) -> dict[str, Any]:
+    """Returns the largest relative differences of losses, and whether the variants agree."""
     first, every, same_size = [0.0], [0.0], True
     for engine, plain in (pair for name in REFERENCES for pair in _pairs(runs, name)):
         first.append(_relative(engine["first_loss"], plain["first_loss"]))
@@ -217,7 +192,7 @@ def _relative(value: float, reference: float) -> float:
     return difference if np.isfinite(difference) else float("inf")
 
 
-def _why_withheld(agreement: dict[str, Any], runs: dict[str, list[Run]]) -> str | None:
+def _why_withheld(agreement: dict[str, Any], runs: dict[str, list[Outcome]]) -> str | None:
     if not agreement["same_adapter_size"]:
         return "the variants trained adapters of different sizes"
     if not agreement["agree"]:
@@ -226,23 +201,7 @@ def _why_withheld(agreement: dict[str, Any], runs: dict[str, list[Run]]) -> str 
             f"{LOSS_TOLERANCE:.0%}, so the variants do not compute the same"
         )
     if "engine" not in runs or len(runs) < 2:
-        return "it takes the engine and a reference, which were not both asked for"
+        return "a ratio needs the engine and a reference in variants="
     if any(_pairs(runs, name) for name in REFERENCES):
         return None
     return "no repeat has a result of both the engine and a reference"
-
-
-def _ratios(runs: dict[str, list[Run]]) -> dict[str, Any]:
-    """engine / reference, pair by pair: neighbours in time saw the same machine."""
-    return {
-        reference: {
-            "tokens_per_second": ratio(
-                [sum(other["seconds"]) / sum(engine["seconds"]) for engine, other in found]
-            ),
-            "peak_bytes": ratio(
-                [engine["peak_bytes"] / other["peak_bytes"] for engine, other in found]
-            ),
-        }
-        for reference in REFERENCES
-        if (found := _pairs(runs, reference))
-    }

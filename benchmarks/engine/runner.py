@@ -1,4 +1,4 @@
-"""Runs the parts of the benchmark in turn, each in a process of its own, and prints the report."""
+"""Runs the training benchmark: the engine and the references in turn."""
 
 from __future__ import annotations
 
@@ -6,29 +6,28 @@ import os
 import tempfile
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from rich.console import Console
 
-from benchmarks.engine import conversations, report, shapes, summary
+from benchmarks.engine import conversations, report, shapes
 from benchmarks.engine.config import Config, check_config
 from benchmarks.engine.flops import ModelSize
 from benchmarks.engine.jobs import (
-    Outcome,
+    create_weights,
     describe_choice,
-    draw_weights,
-    dtype_name,
     read_model,
     run_job,
+    settings_of,
 )
-from benchmarks.engine.machine import describe_machine
+from benchmarks.harness import Outcome, describe_machine, interleave
+from benchmarks.report import deliver
 from tinker_cookbook.engine.devices import DeviceChoice, choose_device
 from tinker_cookbook.exceptions import ConfigurationError
 
 
 @dataclass(frozen=True)
 class Workload:
-    """Model and batches of one benchmark, and where the workers find them."""
+    """Model and batches of one benchmark, and their files."""
 
     folder: Path
     data_file: Path
@@ -38,8 +37,10 @@ class Workload:
 
 
 def run_benchmark(config: Config) -> int:
-    """Measures and prints; returns the exit status: 0 if every variant asked for has its number,
-    or lacks it for want of memory, and the variants agree on the loss."""
+    """Measures and prints; returns the exit status.
+
+    It is 0 if every variant has a figure, or ran out of memory, and the variants agree on the loss.
+    """
     check_config(config)
     choice = choose_device(config.device, config.dtype)
     console = Console(highlight=False)
@@ -51,7 +52,7 @@ def run_benchmark(config: Config) -> int:
         runs = _interleaved(config, choice, load, work, console)
         ceilings.append(_ceilings(choice, load, work))
     result = report.build(
-        settings=_settings(config, choice),
+        settings=settings_of(config, choice, "variants"),
         machine=describe_machine(choice.device),
         size=load.size,
         timed=load.rows[config.batch_size * config.warmup :],
@@ -60,19 +61,12 @@ def run_benchmark(config: Config) -> int:
         notes=load.notes,
     )
     report.print_table(result, console)
-    summary.deliver(result, config.output, console)
+    deliver(result, config.output, console)
     return report.exit_status(result)
 
 
-def _settings(config: Config, choice: DeviceChoice) -> dict[str, Any]:
-    """The settings as JSON, with the dtype as resolved."""
-    names = ("model", "data", "batch_size", "steps", "warmup", "repeats", "rank", "max_length")
-    settings = {name: getattr(config, name) for name in names}
-    return settings | {"seed": config.seed, "dtype": dtype_name(choice)}
-
-
 def _prepare(config: Config, choice: DeviceChoice, work: Path) -> Workload:
-    """Checks everything that can be checked, then makes what the workers load."""
+    """Checks the settings, then creates the files that the workers load."""
     random_data = conversations.is_random(config.data)
     model = read_model(config, work)
     size = model.size
@@ -86,7 +80,7 @@ def _prepare(config: Config, choice: DeviceChoice, work: Path) -> Workload:
         found = _from_file(config, model.folder, max_length)
     data_file = work / "data.npz"
     conversations.save(data_file, found.rows)
-    draw_weights(config, choice, model, work)
+    create_weights(config, choice, model, work)
     return Workload(model.folder, data_file, size, found.rows, found.notes)
 
 
@@ -108,26 +102,22 @@ def _from_file(config: Config, folder: Path, max_length: int) -> conversations.C
 def _interleaved(
     config: Config, choice: DeviceChoice, load: Workload, work: Path, console: Console
 ) -> dict[str, list[Outcome]]:
-    """A B A B; a variant that failed is not tried again."""
+    names = ("batch_size", "rank", "seed", "warmup")
+    job = {name: getattr(config, name) for name in names}
+    job |= {"folder": str(load.folder), "data": str(load.data_file)}
+    timed = load.rows[config.batch_size * config.warmup :]
+    tokens = sum(len(row.tokens) for row in timed)
     runs: dict[str, list[Outcome]] = {variant: [] for variant in config.variants}
-    for repeat in range(1, config.repeats + 1):
-        for variant in config.variants:
-            if runs[variant] and runs[variant][-1]["status"] != "ok":
-                continue
-            job = {
-                "variant": variant,
-                "folder": str(load.folder),
-                "data": str(load.data_file),
-                "batch_size": config.batch_size,
-                "rank": config.rank,
-                "seed": config.seed,
-                "warmup": config.warmup,
-            }
-            outcome = run_job("variant", job, choice, work, _environment(variant))
-            runs[variant].append(outcome)
-            timed = load.rows[config.batch_size * config.warmup :]
-            word = report.one_line(outcome, sum(len(row.tokens) for row in timed))
-            console.print(f"repeat {repeat}/{config.repeats} {variant}: {word}", markup=False)
+    interleave(
+        runs,
+        config.repeats,
+        lambda variant: run_job(
+            "variant", job | {"variant": variant}, choice, work, _environment(variant)
+        ),
+        lambda outcome: report.one_line(outcome, tokens),
+        "repeat",
+        console,
+    )
     return runs
 
 
@@ -138,11 +128,10 @@ def _ceilings(choice: DeviceChoice, load: Workload, work: Path) -> Outcome:
 
 
 def _environment(variant: str) -> dict[str, str]:
-    """Variables beside the inherited ones; a variable that is set keeps the package's hands off.
+    """Returns additional variables; the package does not change a variable that is set.
 
-    For "stock" they are what a C runtime without settings comes to: glibc raises its thresholds
-    to 32 and 64 MiB by itself as a program frees large buffers, libgomp spins 300,000 times, and
-    oneDNN keeps 1024 kernels.
+    For "stock" they are the defaults of the C runtime: glibc raises its thresholds to 32 and 64 MiB
+    as a program frees large buffers, libgomp spins 300,000 times, and oneDNN keeps 1024 kernels.
     """
     if variant != "stock":
         return {}

@@ -10,7 +10,7 @@ from tinker_cookbook.utils.command_line.entrypoint import run_entrypoint
 
 def main(config: Config) -> None:
     """Measures seconds a step, peak memory and loss; the last line printed is one JSON object."""
-    from benchmarks.preference.runner import run_benchmark  # --help needs no torch
+    from benchmarks.preference.comparison import run_benchmark  # --help needs no torch
 
     sys.exit(run_benchmark(config))
 

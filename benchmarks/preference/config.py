@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Any
 
 import chz
 
-from benchmarks.engine.beside_trl import SidesConfig
-from benchmarks.engine.checks import check_least
+from benchmarks.harness import check_least
+from benchmarks.trl_comparison import SidesConfig
 
 if TYPE_CHECKING:
     from tinker_cookbook.recipes.preference.dpo.train import CLIConfig

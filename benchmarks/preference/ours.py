@@ -8,7 +8,7 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
-from benchmarks.engine.side import run_worker
+from benchmarks.harness import run_worker
 from benchmarks.preference.config import recipe_settings
 
 

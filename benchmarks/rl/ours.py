@@ -9,8 +9,8 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
-from benchmarks.engine.side import run_worker
-from benchmarks.rl.task import recipe_settings
+from benchmarks.harness import run_worker
+from benchmarks.rl.config import recipe_settings
 
 _REWARD = "env/all/reward/total"
 _PARTS = {"sampling": "time/sampling", "training": "time/train"}

@@ -15,9 +15,9 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
-from benchmarks.engine.side import run_worker
-from benchmarks.engine.trl_tools import lora_config, make_clock, training_arguments
-from benchmarks.rl.task import recipe_settings
+from benchmarks.harness import run_worker
+from benchmarks.rl.config import recipe_settings
+from benchmarks.trl_comparison import lora_config, make_clock, training_arguments
 from tinker_cookbook.exceptions import DataValidationError
 from tinker_cookbook.rl.types import Env, EnvGroupBuilder, InitialObservationOverflow
 from tinker_cookbook.utils.imports import lazy_module

@@ -15,10 +15,9 @@ from typing import Any
 import chz
 import tinker
 from rich.console import Console
-from rich.table import Table
 
-from benchmarks.engine import summary
-from benchmarks.engine.machine import describe_machine
+from benchmarks.harness import describe_machine
+from benchmarks.report import deliver, now, print_report
 from benchmarks.server import empty
 from benchmarks.server.config import Config
 from benchmarks.server.sides import (
@@ -58,9 +57,9 @@ def run_benchmark(config: Config) -> int:
         load = os.getloadavg()[0]
         in_turns(sides, range(config.warmup, len(work.prompts)))
         result = _result(config, sides, held) | describe_machine(choice.device)
-    result |= {"load_before": load, "sdk": version("tinker"), "date": summary.now()}
+    result |= {"load_before": load, "sdk": version("tinker"), "date": now()}
     _print_table(result, console)
-    summary.deliver(result, config.output, console)
+    deliver(result, config.output, console)
     return 0
 
 
@@ -129,14 +128,12 @@ def _quartiles(values: list[float]) -> list[float]:
 
 
 def _print_table(result: dict[str, Any], console: Console) -> None:
-    table = Table(title="milliseconds a call, medians")
-    table.add_column("call")
-    for name in (LOCAL, SERVER, "above", "SDK alone", "SDK alone, held"):
-        table.add_column(name, justify="right")
+    columns = ("call", LOCAL, SERVER, "above", "SDK alone", "SDK alone, held")
+    rows = []
     for kind, found in result["calls"].items():
         middle = found["milliseconds"]
         shown = [middle[LOCAL], middle[SERVER]]
         shown += [found[name] for name in ("above", "above_by_sdk", "above_by_sdk_held")]
-        table.add_row(kind, *(f"{value:.1f}" for value in shown))
-    console.print(table)
-    console.print("SDK alone: the same calls against a server that does nothing", markup=False)
+        rows.append([kind, *(f"{value:.1f}" for value in shown)])
+    lines = ["SDK alone: the same calls against a server that does nothing"]
+    print_report("milliseconds a call, medians", columns, rows, lines, console)

@@ -98,7 +98,7 @@ def train_trl(
     from datasets import Dataset
     from trl import GRPOConfig, GRPOTrainer  # pyright: ignore[reportMissingImports]
 
-    from benchmarks.engine.trl_tools import lora_config
+    from benchmarks.trl_comparison import lora_config
 
     tokenizer = transformers.AutoTokenizer.from_pretrained(model)
     tokenizer.pad_token = tokenizer.pad_token or tokenizer.eos_token

@@ -1,4 +1,4 @@
-"""From sampling runs to ratios, a table for people and an object for machines."""
+"""Builds the report of the sampling benchmark."""
 
 from __future__ import annotations
 
@@ -7,21 +7,26 @@ from dataclasses import dataclass, field
 from statistics import median
 from typing import Any
 
-from rich import box
 from rich.console import Console
-from rich.table import Table
 
+from benchmarks import report
 from benchmarks.engine.sampling.requests import Request
-from benchmarks.engine.summary import GIB, Run, good, now, pairs, ratio, ratio_text
+from benchmarks.harness import Outcome
+from benchmarks.report import GIB, good
+
+_COLUMNS = (
+    *("case", "variant", "batch"),
+    *("tok/s", "time", "first token", "peak", "ceiling", "ratio"),
+)
 
 
 @dataclass
 class Measured:
-    """Runs of one variant on one case; ``trials`` are those that found the best ``batches``."""
+    """Runs of one variant on one case; ``trials`` selected the best ``batches``."""
 
-    runs: list[Run] = field(default_factory=list)
+    runs: list[Outcome] = field(default_factory=list)
     batches: dict[str, Any] | None = None
-    trials: list[Run] = field(default_factory=list)
+    trials: list[Outcome] = field(default_factory=list)
 
 
 Cases = Mapping[str, Sequence[Request]]
@@ -34,15 +39,15 @@ def build(
     model_parameters: int,
     cases: Cases,
     measured: Mapping[str, Mapping[str, Measured]],
-    greedy: Mapping[str, Run],
+    greedy: Mapping[str, Outcome],
 ) -> dict[str, Any]:
-    """The JSON object."""
+    """Returns the JSON object."""
     agreement = _agreement(greedy)
     products = _best_products(measured)
     withheld = None if agreement is None or agreement["agree"] else _disagreement(agreement)
     return {
         "benchmark": "sampling",
-        "date": now(),
+        "date": report.now(),
         **machine,
         **settings,
         "model_parameters": model_parameters,
@@ -57,20 +62,18 @@ def build(
 
 
 def exit_status(result: dict[str, Any]) -> int:
-    """1 if a variant broke, none has a number, or greedy tokens differ; want of memory is a
-    result."""
+    """Returns 1 if a variant failed, none has a figure, or greedy tokens differ."""
     variants = [v for case in result["cases"].values() for v in case["variants"].values()]
-    broke = any(variant["status"] == "failed" for variant in variants)
-    numbers = any(variant["tokens_per_second"] for variant in variants)
-    return int(broke or not numbers or result["ratios_withheld"] is not None)
+    agree = result["ratios_withheld"] is None
+    return report.exit_status(variants, "tokens_per_second", agree)
 
 
-def one_line(run: Run, requests: Sequence[Request]) -> str:
-    """A word on a finished run."""
-    if run["status"] != "ok":
-        return f"{run['status']} ({run['error']})"
-    speed = sum(request.useful for request in requests) / run["seconds"]
-    return f"{speed:,.1f} tok/s, {run['seconds']:.1f} s, peak {run['peak_bytes'] / GIB:.2f} GiB"
+def one_line(run: Outcome, requests: Sequence[Request]) -> str:
+    """Returns a line on a run."""
+    useful = sum(request.useful for request in requests)
+    return report.outcome_line(
+        run, lambda run: f"{useful / run['seconds']:,.1f} tok/s, {run['seconds']:.1f} s"
+    )
 
 
 def batches_text(batches: dict[str, Any] | None) -> str:
@@ -81,26 +84,22 @@ def batches_text(batches: dict[str, Any] | None) -> str:
 
 
 def print_table(result: dict[str, Any], console: Console) -> None:
-    """Prints cases, variants, ratios and ceilings for people."""
-    title = f"Sampling, {result['model']}, {result['dtype']}, rank {result['rank']}"
-    table = Table(title=title, box=box.SIMPLE_HEAD, collapse_padding=True, pad_edge=False)
-    for name in ("case", "variant", "batch"):
-        table.add_column(name, no_wrap=True)
-    for name in ("tok/s", "time", "first token", "peak", "ceiling", "ratio"):
-        table.add_column(name, justify="right")
+    """Prints cases, variants, ratios and ceilings."""
+    rows = []
     for name, case in result["cases"].items():
         for variant, entry in case["variants"].items():
-            found = case["ratio"] if variant == "engine" else None
-            quotient = "" if found is None else f"{found['tokens_per_second']['median']:.2f} x"
-            table.add_row(name, variant, entry["batches_text"], *_cells(entry), quotient)
-    console.print(table)
-    for line in _lines(result):
-        console.print(line, markup=False, soft_wrap=True)
+            row = [name, variant, entry["batches_text"], *_cells(entry)]
+            if variant == "engine" and case["ratio"] is not None:
+                row += [""] * (len(_COLUMNS) - 1 - len(row))
+                row.append(f"{case['ratio']['tokens_per_second']['median']:.2f} x")
+            rows.append(row)
+    title = f"Sampling, {result['model']}, {result['dtype']}, rank {result['rank']}"
+    report.print_report(title, _COLUMNS, rows, _lines(result), console, left=3)
 
 
 def _cells(entry: dict[str, Any]) -> list[str]:
     if entry["tokens_per_second"] is None:
-        return [entry["status"], *[""] * 4]
+        return [entry["status"]]
     share = entry["ceiling_share"]
     return [
         f"{entry['tokens_per_second']:,.1f}",
@@ -117,7 +116,7 @@ def _lines(result: dict[str, Any]) -> list[str]:
         work, ceiling, found = case["workload"], case["ceiling"], case["ratio"]
         lines.append(
             f"{name}: {work['samples']} samples of {work['requests']} prompts, "
-            f"{work['useful_tokens']:,} tokens asked for, {work['prompt_tokens']:,} of prompts"
+            f"{work['useful_tokens']:,} tokens requested, {work['prompt_tokens']:,} of prompts"
         )
         if ceiling is not None:
             lines.append(
@@ -126,16 +125,12 @@ def _lines(result: dict[str, Any]) -> list[str]:
                 f"products alone at {ceiling['rows']} rows"
             )
         if found is not None:
-            lines.append(
-                f"  engine / generate: {ratio_text(found['tokens_per_second'])} x tokens/s, "
-                f"{found['peak_bytes']['median']:.2f} x peak memory"
-            )
+            lines.append("  " + report.speed_ratio_line("engine", "generate", found))
         for variant, entry in case["variants"].items():
             if entry["first_step_seconds"] is not None:
                 milliseconds = entry["first_step_seconds"] * 1e3
                 lines.append(f"  {variant}: {milliseconds:.1f} ms from call to first forward pass")
-            if entry["error"]:
-                lines.append(f"  {variant}: {entry['status']}: {entry['error']}")
+        lines += [f"  {line}" for line in report.error_lines(case["variants"])]
     if result["products"]:
         speeds = ", ".join(f"{p['rows']}: {p['rows_per_second']:,.0f}" for p in result["products"])
         lines.append(f"products alone, rows/s at rows: {speeds}; {result['threads']} threads")
@@ -154,13 +149,13 @@ def _agreement_lines(result: dict[str, Any]) -> list[str]:
     ]
 
 
-def _agreement(greedy: Mapping[str, Run]) -> dict[str, Any] | None:
-    """How far greedy tokens agree; ``None`` where they were not compared."""
+def _agreement(greedy: Mapping[str, Outcome]) -> dict[str, Any] | None:
+    """Returns how far greedy tokens agree; None if they were not compared."""
     if not greedy:
         return None
-    lost = {name: run for name, run in greedy.items() if run["status"] != "ok"}
-    if lost:
-        name, run = next(iter(lost.items()))
+    failed = {name: run for name, run in greedy.items() if run["status"] != "ok"}
+    if failed:
+        name, run = next(iter(failed.items()))
         return {"agree": False, "error": f"{name}: {run['status']}: {run['error']}"}
     engine, reference = greedy["engine"]["tokens"], greedy["generate"]["tokens"]
     alike = [_common(a, b) for a, b in zip(engine, reference, strict=True)]
@@ -185,7 +180,7 @@ def _disagreement(agreement: dict[str, Any]) -> str:
         return f"the comparison of greedy tokens did not come to an end: {agreement['error']}"
     return (
         f"greedy tokens in float32 are identical for {agreement['same_prompts']} of "
-        f"{agreement['prompts']} prompts only, so the variants do not compute the same"
+        f"{agreement['prompts']} prompts only, so the variants differ"
     )
 
 
@@ -252,15 +247,10 @@ def _variant(
     found: Measured, work: dict[str, Any], ceiling: dict[str, Any] | None
 ) -> dict[str, Any]:
     finished = good(found.runs)
-    last = found.runs[-1]
-    entry: dict[str, Any] = {
-        "status": last["status"],
-        "error": last.get("error"),
+    entry = report.variant_entry(found.runs, "tokens_per_second") | {
         "batches": found.batches,
         "batches_text": batches_text(found.batches),
-        "tokens_per_second": None,
         "first_step_seconds": None,
-        "runs": found.runs,
         "trials": found.trials,
     }
     if not finished:
@@ -273,7 +263,6 @@ def _variant(
         "seconds": seconds,
         "first_token_seconds": median(run["first_token_seconds"] for run in finished),
         "first_step_seconds": None if None in steps else median(steps),
-        "peak_bytes": max(run["peak_bytes"] for run in finished),
         "loaded_bytes": max(run["loaded_bytes"] for run in finished),
         "ceiling_share": None if ceiling is None else speed / ceiling["tokens_per_second"],
         "decode_ceiling_share": None
@@ -283,13 +272,8 @@ def _variant(
 
 
 def _ratio(measured: Mapping[str, Measured]) -> dict[str, Any] | None:
-    """engine / generate, pair by pair; ``None`` where no repeat has both."""
+    """Returns the ratios engine / generate; None if no repeat has both."""
     if not {"engine", "generate"} <= set(measured):
         return None
-    found = pairs(measured["engine"].runs, measured["generate"].runs)
-    if not found:
-        return None
-    return {
-        "tokens_per_second": ratio([other["seconds"] / own["seconds"] for own, other in found]),
-        "peak_bytes": ratio([own["peak_bytes"] / other["peak_bytes"] for own, other in found]),
-    }
+    found = report.pairs(measured["engine"].runs, measured["generate"].runs)
+    return report.speed_ratios(found, lambda run: run["seconds"])

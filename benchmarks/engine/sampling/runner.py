@@ -1,4 +1,4 @@
-"""Runs the sampling benchmark: each run in a process of its own, the two samplers in turn."""
+"""Runs the sampling benchmark: the two samplers in turn."""
 
 from __future__ import annotations
 
@@ -9,22 +9,18 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import chz
 import torch
 from rich.console import Console
 
-from benchmarks.engine import summary
 from benchmarks.engine.config import SamplingConfig, check_sampling_config
 from benchmarks.engine.jobs import (
     ModelFiles,
-    Outcome,
+    create_weights,
     describe_choice,
-    draw_weights,
-    dtype_name,
     read_model,
     run_job,
+    settings_of,
 )
-from benchmarks.engine.machine import describe_machine
 from benchmarks.engine.sampling import report
 from benchmarks.engine.sampling.requests import (
     Request,
@@ -33,6 +29,8 @@ from benchmarks.engine.sampling.requests import (
     draw_greedy,
     to_json,
 )
+from benchmarks.harness import Outcome, describe_machine, interleave
+from benchmarks.report import deliver, good
 from tinker_cookbook.engine.devices import DeviceChoice, choose_device
 from tinker_cookbook.exceptions import TrainingError
 
@@ -42,7 +40,7 @@ Batches = dict[str, Any]
 
 @dataclass(frozen=True)
 class _Bench:
-    """What all runs of one benchmark have in common."""
+    """Settings and files of all runs of one benchmark."""
 
     config: SamplingConfig
     choice: DeviceChoice
@@ -65,8 +63,10 @@ class _Bench:
 
 
 def run_benchmark(config: SamplingConfig) -> int:
-    """Measures and prints; returns the exit status: 0 if every variant asked for has its numbers,
-    or lacks them for want of memory, and both gave the same greedy tokens."""
+    """Measures and prints; returns the exit status.
+
+    It is 0 if every variant has figures, or ran out of memory, and greedy tokens are equal.
+    """
     check_sampling_config(config)
     choice = choose_device(config.device, config.dtype)
     console = Console(highlight=False)
@@ -78,13 +78,13 @@ def run_benchmark(config: SamplingConfig) -> int:
         for requests in (*cases.values(), greedy_requests):
             check_context(requests, model.size.context)
         console.print(describe_choice(config, choice))
-        draw_weights(config, choice, model, work)
+        create_weights(config, choice, model, work)
         bench = _Bench(config, choice, model, work, console)
         _write_adapter(bench)
         greedy = _compare_greedy(bench, greedy_requests)
         measured = {case: _measure_case(bench, case, cases[case]) for case in cases}
     result = report.build(
-        settings=_settings(config, choice),
+        settings=settings_of(config, choice, "cases", "variants"),
         machine=describe_machine(choice.device),
         model_parameters=model.size.total,
         cases=cases,
@@ -92,15 +92,8 @@ def run_benchmark(config: SamplingConfig) -> int:
         greedy=greedy,
     )
     report.print_table(result, console)
-    summary.deliver(result, config.output, console)
+    deliver(result, config.output, console)
     return report.exit_status(result)
-
-
-def _settings(config: SamplingConfig, choice: DeviceChoice) -> dict[str, Any]:
-    """The settings as JSON, with the dtype as resolved."""
-    left_out = ("work", "device", "output", "cases", "variants")
-    settings = {name: value for name, value in chz.asdict(config).items() if name not in left_out}
-    return settings | {"dtype": dtype_name(choice)}
 
 
 def _write_adapter(bench: _Bench) -> None:
@@ -114,7 +107,7 @@ def _write_adapter(bench: _Bench) -> None:
 
 
 def _compare_greedy(bench: _Bench, requests: Sequence[Request]) -> dict[str, Outcome]:
-    """Both sides' greedy tokens in float32; nothing where only one side is asked for."""
+    """Returns the greedy tokens of both sides in float32; nothing if only one side runs."""
     if not requests or len(bench.config.variants) < 2:
         return {}
     choice = dataclasses.replace(bench.choice, dtype=torch.float32)
@@ -127,25 +120,23 @@ def _compare_greedy(bench: _Bench, requests: Sequence[Request]) -> dict[str, Out
 def _measure_case(
     bench: _Bench, case: str, requests: Sequence[Request]
 ) -> dict[str, report.Measured]:
-    """A B A B, after a trial of each way to batch for ``generate``; a variant that failed is not
-    tried again."""
+    """Samples in turn, after a trial of each kind of batch for ``generate``."""
     measured = {variant: report.Measured() for variant in bench.config.variants}
     if "generate" in measured:
         measured["generate"] = _best_batches(bench, case, requests)
-    for repeat in range(1, bench.config.repeats + 1):
-        for variant, found in measured.items():
-            if found.runs and found.runs[-1]["status"] != "ok":
-                continue
-            outcome = _sample(bench, variant, requests, found.batches)
-            found.runs.append(outcome)
-            where = f"{case} {repeat}/{bench.config.repeats} {variant}"
-            word = report.one_line(outcome, requests)
-            bench.console.print(f"{where}: {word}", markup=False)
+    interleave(
+        {variant: found.runs for variant, found in measured.items()},
+        bench.config.repeats,
+        lambda variant: _sample(bench, variant, requests, measured[variant].batches),
+        lambda outcome: report.one_line(outcome, requests),
+        case,
+        bench.console,
+    )
     return measured
 
 
 def _best_batches(bench: _Bench, case: str, requests: Sequence[Request]) -> report.Measured:
-    """The quickest way to batch; where there is but one, it is not tried."""
+    """Returns the fastest kind of batch; if there is only one, it is not tried."""
     ways = static_batches(bench.config, requests)
     if len(ways) == 1:
         return report.Measured(batches=ways[0])
@@ -154,9 +145,9 @@ def _best_batches(bench: _Bench, case: str, requests: Sequence[Request]) -> repo
         outcome = _sample(bench, "generate", requests, batches)
         trials.append(outcome | {"batches": batches})
         name = report.batches_text(batches)
-        word = report.one_line(outcome, requests)
-        bench.console.print(f"{case} trial generate {name}: {word}", markup=False)
-    finished = summary.good(trials)
+        line = report.one_line(outcome, requests)
+        bench.console.print(f"{case} trial generate {name}: {line}", markup=False)
+    finished = good(trials)
     if not finished:
         return report.Measured(batches=ways[0], runs=trials[-1:], trials=trials)
     best = min(finished, key=lambda trial: trial["seconds"])
@@ -164,7 +155,7 @@ def _best_batches(bench: _Bench, case: str, requests: Sequence[Request]) -> repo
 
 
 def static_batches(config: SamplingConfig, requests: Sequence[Request]) -> list[Batches]:
-    """Every batch size up to the number of samples; sorting is tried where lengths differ."""
+    """Returns all batch sizes up to the number of samples, sorted too if lengths differ."""
     samples = sum(request.samples for request in requests)
     sizes = sorted({min(size, samples) for size in config.batch_sizes})
     lengths = {(len(request.prompt), request.tokens) for request in requests}

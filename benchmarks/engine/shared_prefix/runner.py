@@ -1,4 +1,4 @@
-"""Runs the benchmark of shared prefixes: shared and unshared in turn, each a process of its own."""
+"""Runs the benchmark of shared prefixes: shared and unshared in turn."""
 
 from __future__ import annotations
 
@@ -6,29 +6,30 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
-import chz
 import numpy as np
 from rich.console import Console
 
-from benchmarks.engine import summary
 from benchmarks.engine.config import SharedPrefixConfig, check_shared_prefix_config
 from benchmarks.engine.jobs import (
-    Outcome,
+    create_weights,
     describe_choice,
-    draw_weights,
-    dtype_name,
     read_model,
     run_job,
+    settings_of,
 )
-from benchmarks.engine.machine import describe_machine
 from benchmarks.engine.shared_prefix import report
+from benchmarks.harness import Outcome, describe_machine, interleave
+from benchmarks.report import deliver, pairs
 from tinker_cookbook.engine.devices import DeviceChoice, choose_device
 from tinker_cookbook.exceptions import ConfigurationError
 
 
 def run_benchmark(config: SharedPrefixConfig) -> int:
-    """Measures and prints; returns the exit status: 0 if both variants have their numbers, or lack
-    them for want of memory, and agree on log-probabilities and losses."""
+    """Measures and prints; returns the exit status.
+
+    It is 0 if both variants have figures, or ran out of memory, and agree on log-probabilities and
+    losses.
+    """
     check_shared_prefix_config(config)
     choice = choose_device(config.device, config.dtype)
     console = Console(highlight=False)
@@ -42,50 +43,40 @@ def run_benchmark(config: SharedPrefixConfig) -> int:
                 f"{model.size.context}; lower them or choose another model"
             )
         console.print(describe_choice(config, choice))
-        draw_weights(config, choice, model, work)
+        create_weights(config, choice, model, work)
         cases = {}
         for case in config.cases:
-            job = _settings(config, choice) | {"folder": str(model.folder), "case": case}
+            job = settings_of(config, choice, "cases") | {"folder": str(model.folder), "case": case}
             runs = _interleaved(job, choice, work, console)
             sequences = config.groups * config.group_size if case == "shared" else config.distinct
             cases[case] = report.case(runs, sequences * (length - 1), _agreement(runs, work, case))
     result = report.build(
-        settings=_settings(config, choice), machine=describe_machine(choice.device), cases=cases
+        settings=settings_of(config, choice, "cases"),
+        machine=describe_machine(choice.device),
+        cases=cases,
     ) | {"model_parameters": model.size.total}
     report.print_table(result, console)
-    summary.deliver(result, config.output, console)
+    deliver(result, config.output, console)
     return report.exit_status(result)
-
-
-def _settings(config: SharedPrefixConfig, choice: DeviceChoice) -> dict[str, Any]:
-    """The settings as JSON, with the dtype as resolved."""
-    left_out = ("work", "device", "output", "cases")
-    settings = {name: value for name, value in chz.asdict(config).items() if name not in left_out}
-    return settings | {"dtype": dtype_name(choice)}
 
 
 def _interleaved(
     job: dict[str, Any], choice: DeviceChoice, work: Path, console: Console
 ) -> dict[str, list[Outcome]]:
-    """A B A B; a variant that failed is not tried again."""
+    def run(variant: str) -> Outcome:
+        file = _logprobs_file(work, job["case"], variant)
+        own = {"share": variant == "shared", "logprobs": str(file)}
+        return run_job("shared_prefix", job | own, choice, work)
+
     runs: dict[str, list[Outcome]] = {variant: [] for variant in report.VARIANTS}
-    for repeat in range(1, job["repeats"] + 1):
-        for variant in report.VARIANTS:
-            if runs[variant] and runs[variant][-1]["status"] != "ok":
-                continue
-            file = _logprobs_file(work, job["case"], variant)
-            own = {"share": variant == "shared", "logprobs": str(file)}
-            outcome = run_job("shared_prefix", job | own, choice, work)
-            runs[variant].append(outcome)
-            where = f"{job['case']} {repeat}/{job['repeats']} {variant}"
-            console.print(f"{where}: {report.one_line(outcome)}", markup=False)
+    interleave(runs, job["repeats"], run, report.one_line, job["case"], console)
     return runs
 
 
 def _agreement(runs: dict[str, list[Outcome]], work: Path, case: str) -> dict[str, Any] | None:
-    """Largest differences: of log-probabilities before training, of the steps' losses and gradient
-    norms (relative)."""
-    found = summary.pairs(runs["shared"], runs["unshared"])
+    """Returns the largest differences of log-probabilities before training, and the largest
+    relative differences of the steps' losses and gradient norms."""
+    found = pairs(runs["shared"], runs["unshared"])
     if not found:
         return None
     values = [np.load(_logprobs_file(work, case, variant)) for variant in report.VARIANTS]

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 import torch
 
+from benchmarks import harness
 from benchmarks.engine import jobs, worker
 
 IN_PROCESS = {
@@ -28,7 +29,7 @@ def run_job(
     kind: str, job: dict[str, Any], choice: Any, work: Any, environment: Any = None
 ) -> dict[str, Any]:
     """Stands in for ``jobs.run_job``; jobs and results go through JSON here as well."""
-    job = job | {"device": str(choice.device), "dtype": jobs.dtype_name(choice)}
+    job = job | {"device": str(choice.device), "dtype": harness.dtype_name(choice)}
     result = worker._KINDS[kind](json.loads(json.dumps(job)))
     return json.loads(json.dumps({"status": "ok", **result}))
 

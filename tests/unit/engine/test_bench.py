@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 import torch
 
+from benchmarks import harness
 from benchmarks.engine import conversations, jobs, report, runner, shapes, variants
 from benchmarks.engine.config import Config, check_config
 from benchmarks.engine.flops import model_size
@@ -272,7 +273,7 @@ def _python(folder: Path, script: str) -> str:
 def test_a_lost_worker_is_reported(
     script: str, status: str, words: str, tmp_path: Path, monkeypatch
 ) -> None:
-    monkeypatch.setattr(jobs.sys, "executable", _python(tmp_path, script))
+    monkeypatch.setattr(harness.sys, "executable", _python(tmp_path, script))
     outcome = jobs.run_job("ceilings", {}, choose_device("cpu", "float32"), tmp_path)
     assert outcome["status"] == status
     assert words in outcome["error"]
@@ -280,7 +281,7 @@ def test_a_lost_worker_is_reported(
 
 def test_stock_runs_without_the_settings_of_the_package(tmp_path: Path, monkeypatch) -> None:
     script = f"env > {tmp_path}/seen; exit 1"
-    monkeypatch.setattr(jobs.sys, "executable", _python(tmp_path, script))
+    monkeypatch.setattr(harness.sys, "executable", _python(tmp_path, script))
     seen = {}
     for variant in ("plain", "stock"):
         environment = runner._environment(variant)
@@ -303,7 +304,7 @@ def test_stock_runs_without_the_settings_of_the_package(tmp_path: Path, monkeypa
 @pytest.mark.skipif(sys.platform != "linux", reason="ulimit -v is Linux's")
 def test_running_out_of_memory_is_a_result(tmp_path: Path, monkeypatch) -> None:
     limited = _python(tmp_path, f'ulimit -v 8000000; exec {sys.executable} "$@"')
-    monkeypatch.setattr(jobs.sys, "executable", limited)
+    monkeypatch.setattr(harness.sys, "executable", limited)
     job = {"shape": (300_000, 300_000, 300_000)}
     outcome = jobs.run_job("ceilings", job, choose_device("cpu", "float32"), tmp_path)
     assert outcome["status"] == "out of memory", outcome

@@ -8,11 +8,11 @@ import json
 import pytest
 from rich.console import Console
 
-from benchmarks.engine import beside_trl
-from benchmarks.engine.side import run_worker
-from benchmarks.preference import ours, report, trl_side
+from benchmarks import trl_comparison
+from benchmarks.harness import run_worker
+from benchmarks.preference import ours, trl_side
+from benchmarks.preference.comparison import COMPARISON, run_benchmark
 from benchmarks.preference.config import Config
-from benchmarks.preference.runner import run_benchmark
 from tinker_cookbook.exceptions import ConfigurationError, DataValidationError
 
 
@@ -66,8 +66,8 @@ def test_a_batch_that_is_not_full_is_refused(job):
 
 
 def test_a_job_that_trl_could_not_do_ends_before_ours_runs(stories_model, monkeypatch):
-    monkeypatch.setattr(beside_trl, "has_trl", lambda python: True)
-    monkeypatch.setattr(beside_trl, "run_side", lambda *_: pytest.fail("a side was run"))
+    monkeypatch.setattr(trl_comparison, "has_trl", lambda python: True)
+    monkeypatch.setattr(trl_comparison, "run_side", lambda *_: pytest.fail("a side was run"))
     settings = {"model_name": stories_model, "renderer_name": "role_colon", "device": "cpu"}
     with pytest.raises(DataValidationError, match="raise max_length"):
         run_benchmark(Config(**settings, max_length=64))
@@ -89,11 +89,11 @@ def test_report():
         "ours": [run([9.0, 1.0, 1.0], [0.7, 0.6, 0.51])],
         "trl": [run([2.0] * 3, [0.7, 0.6, 0.5])],
     }
-    result = report.build(settings, {}, runs, [])
+    result = trl_comparison.build(COMPARISON, settings, {}, runs, [])
     assert result["ratio"]["step_seconds"]["median"] == 0.5
     assert result["loss_difference"] == pytest.approx(0.02)
     out = io.StringIO()
-    report.print_table(result, Console(file=out, width=120))
+    trl_comparison.print_table(COMPARISON, result, Console(file=out, width=120))
     assert "losses differ by at most 2.00% at any step" in out.getvalue()
 
 

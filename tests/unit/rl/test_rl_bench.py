@@ -11,9 +11,9 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from benchmarks.engine import beside_trl, summary
-from benchmarks.engine.side import run_worker
-from benchmarks.rl import ours, report, runner, trl_side
+from benchmarks import trl_comparison
+from benchmarks.harness import run_worker
+from benchmarks.rl import comparison, ours, trl_side
 from benchmarks.rl.config import Config
 from tinker_cookbook.exceptions import ConfigurationError
 
@@ -110,10 +110,10 @@ def test_without_trl_there_is_a_line(tmp_path: Path, monkeypatch, capsys) -> Non
     python = tmp_path / "python"
     python.write_text("#!/bin/sh\nexit 1\n")
     python.chmod(0o755)
-    assert not beside_trl.has_trl(str(python))
-    monkeypatch.setattr(beside_trl, "run_side", lambda *_: _run([9.0, 1.0, 2.0, 3.0]))
+    assert not trl_comparison.has_trl(str(python))
+    monkeypatch.setattr(trl_comparison, "run_side", lambda *_: _run([9.0, 1.0, 2.0, 3.0]))
     config = Config(device="cpu", trl_python=str(python), learning_rate=1e-4)
-    assert runner.run_benchmark(config) == 0
+    assert comparison.run_benchmark(config) == 0
     printed = capsys.readouterr().out
     result = json.loads(printed.splitlines()[-1])
     assert result["ratio"] is None
@@ -155,7 +155,9 @@ def _run(seconds: list[float], **changes: object) -> dict:
 def _build(our_runs: list[dict], trl: list[dict]) -> dict:
     names = ("groups_per_batch", "group_size", "max_tokens")
     settings = {"model_name": "m", "dtype": "float32", "steps": 4} | dict.fromkeys(names, 8)
-    return report.build(settings, {}, {"ours": our_runs, "trl": trl}, [])
+    return trl_comparison.build(
+        comparison.COMPARISON, settings, {}, {"ours": our_runs, "trl": trl}, []
+    )
 
 
 def test_the_first_step_is_not_counted() -> None:
@@ -167,9 +169,9 @@ def test_the_first_step_is_not_counted() -> None:
     assert result["variants"]["ours"]["last_rewards"] == pytest.approx(0.25)
     assert result["ratio"]["step_seconds"]["median"] == 0.25
     assert result["ratio"]["peak_bytes"]["median"] == 0.25
-    assert summary.exit_status(result) == 0
+    assert trl_comparison.exit_status(result) == 0
     out = io.StringIO()
-    report.print_table(result, Console(file=out, width=120))
+    trl_comparison.print_table(comparison.COMPARISON, result, Console(file=out, width=120))
     assert "ours / TRL: 0.25 (0.25) x the time of a step" in out.getvalue()
 
 
@@ -177,7 +179,7 @@ def test_one_side_lost() -> None:
     killed = {"status": "killed", "error": "most likely out of memory"}
     result = _build([_run([1.0, 1.0])], [killed])
     assert result["ratio"] is None
-    assert summary.exit_status(result) == 0
+    assert trl_comparison.exit_status(result) == 0
     broken = {"status": "failed", "error": "KeyError: 'x'"}
-    assert summary.exit_status(_build([_run([1.0, 1.0])], [broken])) == 1
-    assert summary.exit_status(_build([killed], [killed])) == 1
+    assert trl_comparison.exit_status(_build([_run([1.0, 1.0])], [broken])) == 1
+    assert trl_comparison.exit_status(_build([killed], [killed])) == 1

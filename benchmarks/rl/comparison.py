@@ -1,0 +1,61 @@
+"""One step of reinforcement learning, compared with TRL's GRPOTrainer."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from statistics import mean, median
+from typing import Any
+
+from benchmarks.harness import Outcome
+from benchmarks.rl.config import Config
+from benchmarks.trl_comparison import Comparison, after_first, run_comparison
+from tinker_cookbook.rl.settings import rl_learning_rate
+
+_LAST = 5
+
+
+def figures(finished: Sequence[Outcome]) -> dict[str, Any]:
+    """Returns the times of a step's parts, and the first and the last rewards."""
+    return {
+        "part_seconds": {
+            name: median(after_first(run["parts"][name]) for run in finished)
+            for name in finished[0]["parts"]
+        },
+        "first_reward": mean(run["rewards"][0] for run in finished),
+        "last_rewards": mean(mean(run["rewards"][-_LAST:]) for run in finished),
+    }
+
+
+def _part(entry: dict[str, Any], name: str) -> str:
+    seconds = entry["part_seconds"].get(name)
+    return "" if seconds is None else f"{seconds:.2f} s"
+
+
+def _lines(result: dict[str, Any]) -> list[str]:
+    return [
+        f"{result['groups_per_batch']} problems x {result['group_size']} samples x "
+        f"{result['max_tokens']} tokens, {result['steps']} steps; seconds are the median without "
+        f"the first step, last rewards the mean of {min(_LAST, result['steps'])} steps"
+    ]
+
+
+COMPARISON = Comparison(
+    name="rl",
+    title="RL",
+    modules={"ours": "benchmarks.rl.ours", "trl": "benchmarks.rl.trl_side"},
+    columns={
+        "sampling": lambda entry: _part(entry, "sampling"),
+        "training": lambda entry: _part(entry, "training"),
+        "first reward": lambda entry: f"{entry['first_reward']:.3f}",
+        "last rewards": lambda entry: f"{entry['last_rewards']:.3f}",
+    },
+    figures=figures,
+    describe=lambda run: f"reward {run['rewards'][0]:.3f} to {run['rewards'][-1]:.3f}",
+    lines=_lines,
+    learning_rate=rl_learning_rate,
+)
+
+
+def run_benchmark(config: Config) -> int:
+    """Measures and prints; returns the exit status."""
+    return run_comparison(config, COMPARISON)
