@@ -1,1 +1,1 @@
-"""Measuring tools: ``python -m benchmarks.engine``, ``.rl``, ``.preference``, ``.server``."""
+"""Benchmarks: ``python -m benchmarks.engine``, ``.rl``, ``.preference``, ``.server``, ``.renderers``."""

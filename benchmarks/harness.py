@@ -1,4 +1,4 @@
-"""The harness of all benchmarks: each part runs in a process of its own, and variants take turns.
+"""The harness of all benchmarks: each part runs in a separate process, and variants take turns.
 
 A separate process gives each variant its own peak memory, and if the system kills it for its
 memory, the benchmark continues.

@@ -1,4 +1,4 @@
-"""How fast conversations become tokens and weights, beside spans found with the chat template.
+"""Speed of turning conversations into tokens and weights, compared with chat-template spans.
 
     python -m benchmarks.renderers model_name=… renderer_name=…
 
@@ -76,12 +76,12 @@ class _Side:
 
 def make_conversations(config: Config) -> Iterator[list[dict[str, Any]]]:
     """Yields dialogues of random words, the same for the same settings."""
-    draw, words = random.Random(config.seed), _WORDS.split()
+    generator, words = random.Random(config.seed), _WORDS.split()
     for _ in range(config.conversations):
         messages: list[dict[str, Any]] = []
         for _, role in itertools.product(range(config.turns), ("user", "assistant")):
-            length = draw.randint(max(1, config.words // 2), config.words * 3 // 2)
-            text = " ".join(draw.choices(words, k=length)).capitalize() + "."
+            length = generator.randint(max(1, config.words // 2), config.words * 3 // 2)
+            text = " ".join(generator.choices(words, k=length)).capitalize() + "."
             messages.append({"role": role, "content": text})
         yield messages
 

@@ -36,9 +36,9 @@ _WORKS = {"training": training, "sampling": sampling, "shared_prefix": shared_pr
 
 
 def main() -> None:
-    """Hands over to the benchmark that ``work=`` names, whose settings the others are."""
-    asked = [word.removeprefix("work=") for word in sys.argv[1:] if word.startswith("work=")]
-    work = asked[-1] if asked else "training"
+    """Runs the benchmark that ``work=`` names; the other words are its settings."""
+    works = [word.removeprefix("work=") for word in sys.argv[1:] if word.startswith("work=")]
+    work = works[-1] if works else "training"
     if work not in _WORKS:
         raise ConfigurationError(
             f"work: got {work!r}, expected one of {', '.join(_WORKS)}{nearest(work, _WORKS)}"

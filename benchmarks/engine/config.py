@@ -107,7 +107,7 @@ class SharedPrefixConfig(Settings):
 
 
 def check_config(config: Config) -> None:
-    """Raises ``ConfigurationError`` for what can be told without loading anything."""
+    """Raises ``ConfigurationError`` for settings that are wrong whatever the model is."""
     _check_common(config)
     check_least(config, {"batch_size": 1, "steps": 1, "warmup": 1})
     if config.max_length is not None:
@@ -116,7 +116,7 @@ def check_config(config: Config) -> None:
 
 
 def check_sampling_config(config: SamplingConfig) -> None:
-    """Raises ``ConfigurationError`` for what can be told without loading anything."""
+    """Raises ``ConfigurationError`` for settings that are wrong whatever the model is."""
     _check_common(config)
     sizes = [name for name in chz.chz_fields(SamplingConfig) if name.startswith(_SIZES)]
     check_least(config, dict.fromkeys(sizes, 1) | {"greedy_prompts": 0})
@@ -137,7 +137,7 @@ _SIZES = ("mixed_", "group_", "single_", "greedy_")
 
 
 def check_shared_prefix_config(config: SharedPrefixConfig) -> None:
-    """Raises ``ConfigurationError`` for what can be told without loading anything."""
+    """Raises ``ConfigurationError`` for settings that are wrong whatever the model is."""
     _check_common(config)
     names = ("groups", "group_size", "distinct", "prompt_tokens", "answer_tokens", "steps")
     check_least(config, dict.fromkeys(names, 1))

@@ -34,7 +34,7 @@ class Conversations:
 
 
 def is_random(data: str) -> bool:
-    """Whether a data setting asks for random tokens; checks the spelling of it."""
+    """Returns whether a data setting means random tokens; checks its spelling."""
     if not data.startswith("random"):
         return False
     match = _RANDOM.fullmatch(data)
@@ -53,7 +53,7 @@ def random_conversations(data: str, count: int, vocab: int, seed: int) -> list[C
     row are trained.
     """
     match = _RANDOM.fullmatch(data)
-    assert match is not None, "is_random was not asked"
+    assert match is not None, "is_random was not called"
     low, high = math.log(int(match[1])), math.log(int(match[2]))
     rng = np.random.default_rng(seed)
     logs = rng.normal((low + high) / 2, (high - low) / 4, size=count).clip(low, high)
@@ -170,7 +170,7 @@ def _tokenize(
                 trained[start : len(end)] = True
             else:
                 prefixed = False
-    except Exception as error:  # a template raises errors of its own making
+    except Exception as error:  # a template may raise anything
         raise DataFormatError(f"{where}: the chat template refuses it: {error}") from error
     trained[:1] = False
     return Conversation(np.asarray(full, dtype=np.int64), trained), prefixed

@@ -72,10 +72,10 @@ def _prepare(config: Config, choice: DeviceChoice, work: Path) -> Workload:
     size = model.size
     max_length = min(config.max_length or size.context, size.context)
     if random_data:
-        drawn = conversations.random_conversations(
+        generated = conversations.random_conversations(
             config.data, config.conversations_needed, size.vocab, config.seed
         )
-        found = conversations.cut(drawn, max_length)
+        found = conversations.cut(generated, max_length)
     else:
         found = _from_file(config, model.folder, max_length)
     data_file = work / "data.npz"

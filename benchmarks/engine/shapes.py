@@ -44,7 +44,7 @@ SHAPES: dict[str, dict[str, Any]] = {
 
 
 def is_shape(model: str) -> bool:
-    """Whether a model setting asks for random weights."""
+    """Returns whether a model setting means random weights."""
     return model.startswith(PREFIX)
 
 
@@ -63,7 +63,7 @@ def shape_config(model: str) -> Any:
 
 
 def write_random_model(folder: Path, device: torch.device, dtype: torch.dtype, seed: int) -> None:
-    """Draws weights for the ``config.json`` in ``folder`` on ``device`` and saves them beside it.
+    """Creates random weights for the ``config.json`` in ``folder`` and saves them there.
 
     Both variants then load the very same weights in the same way.
     """

@@ -2,7 +2,7 @@
 
 Loss is the mean negative log-likelihood of a batch's trained tokens, the optimizer
 ``torch.optim.AdamW`` (fused) with the settings below, the adapter starts from the same numbers.
-So the losses of all steps agree but for rounding, and what differs is how they are computed.
+So the losses of all steps agree up to rounding, and only their computation differs.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ class Setup:
 class Measurement:
     """What a variant reports of one run. Times and losses are of the steps after the warm-up.
 
-    ``first_loss`` is that of the very first batch, before any update; peaks are bytes.
+    ``first_loss`` is the loss of the first batch, before any update; peaks are bytes.
     """
 
     first_loss: float
@@ -110,9 +110,9 @@ def run_engine(setup: Setup, batches: Batches) -> Measurement:
 
 
 def run_plain(setup: Setup, batches: Batches) -> Measurement:
-    """The loop as a person writes it with transformers and peft.
+    """Trains in a plain loop with transformers and peft.
 
-    One padded batch with an attention mask, labels of -100 where nothing is trained, full logits.
+    One padded batch with an attention mask, labels of -100 for untrained tokens, full logits.
     Adapter weights are fp32; below fp32 the forward runs under autocast, as Trainer's does.
     """
     device, dtype = torch.device(setup.device), getattr(torch, setup.dtype)
@@ -141,7 +141,7 @@ def run_plain(setup: Setup, batches: Batches) -> Measurement:
 RUNNERS: dict[str, Callable[[Setup, Batches], Measurement]] = {
     "engine": run_engine,
     "plain": run_plain,
-    "stock": run_plain,  # the runner gives it another environment
+    "stock": run_plain,  # the runner sets other environment variables
 }
 
 
@@ -167,13 +167,13 @@ def _peft_model(setup: Setup, device: torch.device, dtype: torch.dtype) -> Any:
 
 @torch.no_grad()
 def _start_adapter(model: torch.nn.Module, seed: int) -> None:
-    """Draws the ``A`` matrices in layer order, as the engine does, so that both start alike."""
+    """Samples the ``A`` matrices in layer order, as the engine does, so that both start equal."""
     generator = torch.Generator().manual_seed(seed)
     for name, weight in model.named_parameters():
         if "lora_A" in name:
             bound = 1 / math.sqrt(weight.shape[1])
-            drawn = torch.empty(weight.shape).uniform_(-bound, bound, generator=generator)
-            weight.copy_(drawn)
+            values = torch.empty(weight.shape).uniform_(-bound, bound, generator=generator)
+            weight.copy_(values)
 
 
 def _padded(batch: Sequence[Conversation], device: torch.device) -> dict[str, torch.Tensor]:

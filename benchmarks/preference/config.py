@@ -24,13 +24,13 @@ class Config(SidesConfig):
     dpo_beta: float = chz.field(default=0.1, doc="Scale of the rewards")
 
     def check(self) -> None:
-        """Raises ``ConfigurationError`` for what can be told without loading anything."""
+        """Raises ``ConfigurationError`` for settings that are wrong whatever the model is."""
         super().check()
         check_least(self, {"batch_size": 1, "max_length": 2})
 
 
 def recipe_settings(job: dict[str, Any], log_path: Path) -> CLIConfig:
-    """The recipe's settings: no evaluation and no checkpoint on the way, the rest as asked."""
+    """Returns the recipe's settings without evaluations and checkpoints."""
     from tinker_cookbook.recipes.preference.dpo.train import CLIConfig
 
     given = ("model_name", "renderer_name", "device", "dtype", "lora_rank", "train_unembed", "seed")

@@ -1,4 +1,4 @@
-"""Our side, a process of its own: runs the recipe and reads what it left in its folder."""
+"""The process of our side: runs the recipe and reads its metrics."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from benchmarks.preference.config import recipe_settings
 
 
 def run(job: dict[str, Any]) -> dict[str, Any]:
-    """Seconds and loss of every step, those of held-out pairs left out."""
+    """Returns seconds and loss of every training step."""
     from tinker_cookbook.preference import train_dpo
     from tinker_cookbook.recipes.preference.dpo.train import build_config
 

@@ -1,7 +1,7 @@
-"""TRL's side, a process of its own: DPOTrainer on the very tokens of our recipe's batches.
+"""The process of TRL's side: DPOTrainer on the same tokens as our recipe.
 
-The adapter begins with the numbers that ours begins with, data come in our order, and Adam's
-settings are ours; gradients are not clipped.
+The initial adapter, the order of the data and the Adam settings are ours; gradients are not
+clipped.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from tinker_cookbook.exceptions import DataValidationError
 
 
 def run(job: dict[str, Any]) -> dict[str, Any]:
-    """Seconds and loss of every step."""
+    """Returns seconds and loss of every step."""
     import torch
     from datasets import Dataset
     from transformers import AutoModelForCausalLM, AutoTokenizer
@@ -54,7 +54,7 @@ def run(job: dict[str, Any]) -> dict[str, Any]:
 
 
 def read_pairs(job: dict[str, Any]) -> tuple[list[dict[str, list[int]]], Any]:
-    """The pairs of all steps as token ids, in our order, and the recipe's config."""
+    """Returns the pairs of all steps as token ids, in our order, and the recipe's config."""
     from tinker_cookbook.recipes.preference.dpo.train import build_config
     from tinker_cookbook.supervised.batch_loop import Schedule, batches
     from tinker_cookbook.utils.model_inputs import whole_sequence
@@ -67,7 +67,7 @@ def read_pairs(job: dict[str, Any]) -> tuple[list[dict[str, list[int]]], Any]:
         if len(data) != 2 * job["batch_size"]:
             raise DataValidationError(
                 f"dataset: a batch has {len(data) // 2} pairs that can be trained, expected "
-                f"{job['batch_size']}, as TRL makes batches of its own; raise max_length, or take "
+                f"{job['batch_size']}, since TRL makes its own batches; raise max_length, or use "
                 "another dataset"
             )
         for chosen, rejected in zip(data[::2], data[1::2], strict=True):
@@ -96,7 +96,7 @@ def dpo_config(job: dict[str, Any], config: Any, folder: str, choice: Any) -> An
 
 
 def _trainer_class() -> Any:
-    """DPOTrainer that takes rows of token ids as they are, in their order."""
+    """Returns a DPOTrainer that uses rows of token ids unchanged, in their order."""
     from torch.utils.data import SequentialSampler
     from trl import DPOTrainer  # pyright: ignore[reportMissingImports]
 
@@ -111,7 +111,7 @@ def _trainer_class() -> Any:
 
 
 def _begin_like_ours(model: Any, job: dict[str, Any]) -> list[str]:
-    """Gives the adapter our first numbers; returns what is not the same on both sides."""
+    """Sets the initial values of our adapter; returns what differs between the sides."""
     import torch
 
     from tinker_cookbook.engine.model.lora import Adapter, AdapterSpec, Target

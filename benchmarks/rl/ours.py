@@ -1,4 +1,4 @@
-"""Our side, a process of its own: runs the recipe and reads what it left in its folder."""
+"""The process of our side: runs the recipe and reads its metrics."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _PARTS = {"sampling": "time/sampling", "training": "time/train"}
 
 
 def run(job: dict[str, Any]) -> dict[str, Any]:
-    """Seconds and mean reward of every step."""
+    """Returns seconds and mean reward of every step."""
     from tinker_cookbook.recipes.rl_basic import main
 
     with tempfile.TemporaryDirectory() as folder:
@@ -27,7 +27,7 @@ def run(job: dict[str, Any]) -> dict[str, Any]:
 
 
 def read_metrics(path: Path) -> dict[str, Any]:
-    """The steps' figures; rows of evaluations alone are left out."""
+    """Returns the figures of the steps, without rows of evaluations only."""
     rows = [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
     steps = [row for row in rows if _REWARD in row and "time/total" in row]
     return {

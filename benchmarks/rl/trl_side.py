@@ -1,4 +1,4 @@
-"""TRL's side, a process of its own: GRPOTrainer on the problems of our recipe, with its rewards.
+"""The process of TRL's side: GRPOTrainer on the problems of our recipe, with its rewards.
 
 A prompt is the text of our environment's first observation, and the reward what our environment
 gives for the tokens that TRL sampled. Advantages are centred and not scaled, there is no KL
@@ -26,7 +26,7 @@ transformers = lazy_module("transformers")
 
 
 class Problems:
-    """All problems of the run, in order: their prompts, and the reward of an answer."""
+    """All problems of the run, in order: their prompts, and rewards of answers."""
 
     def __init__(self, builders: Sequence[EnvGroupBuilder]) -> None:
         self._builders = builders
@@ -34,13 +34,13 @@ class Problems:
         """Token ids."""
 
     def rewards(self, problems: Sequence[int], answers: Sequence[list[int]]) -> list[float]:
-        """What new environments of the problems give for the sampled tokens."""
+        """Returns the rewards of new environments for the sampled tokens."""
 
-        async def play() -> list[float]:
+        async def run_all() -> list[float]:
             together = zip(problems, answers, strict=True)
             return list(await asyncio.gather(*(self._reward(*pair) for pair in together)))
 
-        return asyncio.run(play())
+        return asyncio.run(run_all())
 
     async def _prompts(self) -> list[list[int]]:
         return [(await self._open(index))[1] for index in range(len(self._builders))]
@@ -50,7 +50,7 @@ class Problems:
         return (await env.step(answer)).reward
 
     async def _open(self, problem: int) -> tuple[Env, list[int]]:
-        """A new environment and its prompt."""
+        """Returns a new environment and its prompt."""
         env = (await self._builders[problem].make_envs())[0]
         opening = await env.initial_observation()
         if isinstance(opening, InitialObservationOverflow):
@@ -69,7 +69,7 @@ def read_problems(job: dict[str, Any]) -> tuple[Problems, Any]:
 
 
 def run(job: dict[str, Any]) -> dict[str, Any]:
-    """Seconds and mean reward of every step."""
+    """Returns seconds and mean reward of every step."""
     import torch
     from datasets import Dataset
     from trl import GRPOTrainer  # pyright: ignore[reportMissingImports]
@@ -112,7 +112,7 @@ def run(job: dict[str, Any]) -> dict[str, Any]:
 
 
 def prompt_text(tokenizer: Any, prompt: list[int]) -> str:
-    """The text that the tokenizer turns into ``prompt``, with what it adds to any text itself."""
+    """Returns the text whose tokens, with those that the tokenizer adds, are ``prompt``."""
     added = tokenizer("")["input_ids"]
     own = prompt[len(added) :] if prompt[: len(added)] == added else prompt
     return tokenizer.decode(own)
@@ -140,7 +140,7 @@ def grpo_config(job: dict[str, Any], config: Any, folder: str, choice: Any) -> A
 
 
 def _notes(tokenizer: Any, texts: Sequence[str], problems: Problems, trainer: Any) -> list[str]:
-    """What is not the same on both sides."""
+    """Returns what differs between the sides."""
     notes = []
     if tokenizer(list(texts))["input_ids"] != problems.prompts:
         notes.append("TRL's tokenizer reads the prompts as other tokens than ours")

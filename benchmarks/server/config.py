@@ -29,7 +29,7 @@ class Config:
     output: str | None = chz.field(default=None, doc="File for the JSON object")
 
     def check(self) -> None:
-        """Raises ``ConfigurationError`` for what can be told without loading anything."""
+        """Raises ``ConfigurationError`` for settings that are wrong whatever the model is."""
         check_device_name(self.device)
         check_dtype_name(self.dtype)
         least = {"warmup": 0, "length": 2}

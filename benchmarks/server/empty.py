@@ -50,13 +50,13 @@ class Answers:
     @classmethod
     def read(cls, file: Path) -> Answers:
         """From what ``write`` left."""
-        told = json.loads(file.read_bytes())
-        results = {k: (kind, base64.b64decode(b)) for k, (kind, b) in told["results"].items()}
-        return cls(results, told["seconds"])
+        content = json.loads(file.read_bytes())
+        results = {k: (kind, base64.b64decode(b)) for k, (kind, b) in content["results"].items()}
+        return cls(results, content["seconds"])
 
 
 def write(file: Path, results: dict[str, bytes], seconds: dict[str, float]) -> None:
-    """Leaves for the server what it shall answer: messages, the rest is known."""
+    """Writes the messages with which the server responds, and how long it holds them."""
     plain: dict[str, tuple[str, bytes]] = {
         "create_model": (_JSON, json.dumps({"type": "create_model", "model_id": _MODEL}).encode()),
         "optim_step": (_JSON, json.dumps({"type": "optim_step", "metrics": {"g": 1.0}}).encode()),
@@ -109,8 +109,8 @@ class Connection(asyncio.Protocol):
         elif name in QUEUED:
             request_id = f"{name}:{next(self._numbers)}"
             self._begun[request_id] = loop.time()
-            told = {"request_id": request_id, "model_id": _MODEL, "sample_sequence_ids": ["0"]}
-            self._transport.write(_response(_JSON, json.dumps(told).encode()))
+            body = {"request_id": request_id, "model_id": _MODEL, "sample_sequence_ids": ["0"]}
+            self._transport.write(_response(_JSON, json.dumps(body).encode()))
         else:
             known = self._answers.fixed.get(name)
             self._transport.write(known or _response(_JSON, b"{}"))

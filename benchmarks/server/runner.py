@@ -47,7 +47,7 @@ def run_benchmark(config: Config) -> int:
     console = Console(highlight=False)
     choice = choose_device(config.device, config.dtype)
     vocabulary = int(model_config(resolve_model(config.model_name).folder)["vocab_size"])
-    work = Work.draw(config, vocabulary)
+    work = Work.random(config, vocabulary)
     with contextlib.ExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
         sides, held = _sides(config, work, folder, stack)
@@ -66,9 +66,9 @@ def run_benchmark(config: Config) -> int:
 def _sides(
     config: Config, work: Work, folder: Path, stack: contextlib.ExitStack
 ) -> tuple[dict[str, Side], dict[str, float]]:
-    """All sides, ready, and how long the empty server holds results of a kind.
+    """Returns all sides, and the seconds that the empty server holds results of a kind.
 
-    It answers with what the engine gave in process, and holds that for as long as it took there.
+    It responds with the engine's results in process, and holds them as long as the engine took.
     """
     server = _start_server(config, folder, stack)
     local = connect("local", device=config.device, dtype=config.dtype, root=folder / "local")
@@ -104,12 +104,12 @@ def _start_server(config: Config, folder: Path, stack: contextlib.ExitStack) -> 
 
 
 def _result(config: Config, sides: dict[str, Side], held: dict[str, float]) -> dict[str, Any]:
-    """Milliseconds of each kind of call: medians, quartiles, and what they are above the engine."""
+    """Returns milliseconds of each kind of call: medians, quartiles, and the excess over the engine."""
     kinds: dict[str, dict[str, Any]] = {}
     for kind in KINDS:
         found = {name: [1e3 * s for s in side.seconds[kind]] for name, side in sides.items()}
         middle = {name: median(values) for name, values in found.items()}
-        # Of neighbours in time: the machine is not equally quick all along.
+        # Of neighbouring calls, since the speed of the machine varies.
         above = [a - b for a, b in zip(found[SERVER], found[LOCAL], strict=True)]
         kinds[kind] = {
             "milliseconds": middle,

@@ -23,19 +23,19 @@ KINDS = ("forward_backward", "optim_step", "sample")
 
 @dataclass(frozen=True)
 class Work:
-    """What is sent: one batch for all passes, and a prompt for each call of ``sample``."""
+    """The requests: one batch for all passes, and a prompt for each call of ``sample``."""
 
     batch: Sequence[tinker.Datum]
     prompts: Sequence[types.ModelInput]
     sampling: types.SamplingParams
 
     @classmethod
-    def draw(cls, config: Config, vocabulary: int) -> Work:
-        """Random tokens, the same for the same settings."""
-        draw = np.random.default_rng(config.seed)
+    def random(cls, config: Config, vocabulary: int) -> Work:
+        """Returns random tokens, the same for the same settings."""
+        generator = np.random.default_rng(config.seed)
 
         def tokens(count: int) -> list[int]:
-            return draw.integers(vocabulary, size=count).tolist()
+            return generator.integers(vocabulary, size=count).tolist()
 
         batch = []
         for _ in range(config.batch_size):
@@ -49,7 +49,7 @@ class Work:
 
 
 class Side:
-    """Clients of one service, and how long each of their calls took."""
+    """Clients of one service, and the seconds of each of their calls."""
 
     def __init__(self, service: Any, config: Config, work: Work) -> None:
         self._work = work
@@ -59,17 +59,17 @@ class Side:
         self.seconds: dict[str, list[float]] = {kind: [] for kind in KINDS}
 
     def call(self, kind: str, number: int) -> Any:
-        """One call, from asking to the result; the time is noted."""
+        """Makes a call, waits for its result and records the time."""
         start = time.perf_counter()
-        result = self._ask(kind, number).result()
+        result = self._submit(kind, number).result()
         self.seconds[kind].append(time.perf_counter() - start)
         return result
 
     def forget(self) -> None:
-        """Forgets how long calls took so far."""
+        """Clears the recorded times."""
         self.seconds = {kind: [] for kind in KINDS}
 
-    def _ask(self, kind: str, number: int) -> Any:
+    def _submit(self, kind: str, number: int) -> Any:
         if kind == "forward_backward":
             return self._training.forward_backward(list(self._work.batch), "cross_entropy")
         if kind == "optim_step":
@@ -79,7 +79,7 @@ class Side:
 
 
 def messages_of(results: dict[str, Any]) -> dict[str, bytes]:
-    """What the server would send for these results."""
+    """Returns the messages that the server would send for these results."""
     return {
         "forward_backward": PassEncoder().proto(results["forward_backward"]),
         "asample": SampleEncoder().proto(results["sample"]),
@@ -97,7 +97,7 @@ def start_empty(file: Path) -> tuple[subprocess.Popen[str], str]:
 
 
 def in_turns(sides: dict[str, Side], calls: range) -> None:
-    """All kinds of calls on all sides; who begins changes from call to call."""
+    """Makes all kinds of calls on all sides; the first side changes from call to call."""
     names = list(sides)
     for number in calls:
         turn = number % len(names)

@@ -1,8 +1,8 @@
 """Samples of several adapters at once: `adapters_together.py MODEL [ADAPTERS] [TOKENS]`.
 
-So many runs of one engine each ask for one answer of so many tokens: one after the other, all at
+Several runs of one engine each request one answer: one after the other, all at
 once, and as many answers of a single run at once, in turn. Prints tokens a second of each, medians
-of five rounds, and whether every run's answer alone is its answer in company, token by token.
+of five rounds, and whether every run's answer alone equals its answer in the batch, token by token.
 """
 
 from __future__ import annotations
@@ -30,25 +30,25 @@ def main(model: str, adapters: int = 8, tokens: int = 64) -> None:
         connection = connect("local", device="cpu", dtype="float32", root=Path(folder))
         clients = [sampler(connection.service, model, seed) for seed in range(adapters)]
         size = len(clients[0].get_tokenizer())
-        draw = np.random.default_rng(0)
+        generator = np.random.default_rng(0)
         seconds: dict[str, list[float]] = {"in turn": [], "at once": [], "one run": []}
         for _ in range(ROUNDS):  # never the same prompt twice: what was read is kept
-            prompts = draw.integers(0, size, (3, adapters, PROMPT))
+            prompts = generator.integers(0, size, (3, adapters, PROMPT))
             for name, batch in zip(seconds, prompts, strict=True):
-                asked = [clients[0]] * adapters if name == "one run" else clients
-                took = timed(asked, batch, tokens, together=name != "in turn")[1]
+                requested = [clients[0]] * adapters if name == "one run" else clients
+                took = timed(requested, batch, tokens, together=name != "in turn")[1]
                 seconds[name].append(took)
-        batch = draw.integers(0, size, (adapters, PROMPT))
-        company = timed(clients, batch, tokens, together=True)[0]
-        same = company == timed(clients, batch, tokens, together=False)[0]
+        batch = generator.integers(0, size, (adapters, PROMPT))
+        together = timed(clients, batch, tokens, together=True)[0]
+        same = together == timed(clients, batch, tokens, together=False)[0]
         connection.close()
     for name, values in seconds.items():
         print(f"{name}: {adapters * tokens / median(values):.1f} tok/s")
-    print(f"answers in company as alone: {same}")
+    print(f"answers in the batch as alone: {same}")
 
 
 def sampler(service: Any, model: str, seed: int) -> Any:
-    """The sampling client of a run that has taken one step, so that its adapter says something."""
+    """The sampling client of a run that has taken one step, so that its adapter is not zero."""
     run = service.create_lora_training_client(model, rank=32, seed=seed).result()
     tokens = np.random.default_rng(seed).integers(0, 100, 17).tolist()
     datum = tinker.Datum(

@@ -1,10 +1,10 @@
 """16 runs on one server, and each by itself: `concurrent_runs.py FOLDER KEY=VALUE…`.
 
 A grid of learning rates and LoRA ranks of `recipes.sl_loop`, all at once: as a sweep, whose runs
-share a server, and as a process each with an engine of its own. FOLDER/figures.json gets for both
+share a server, and as processes with one engine each. FOLDER/figures.json gets for both
 ways the wall time and the highest sum of the processes' memory (PSS, so that pages which they share
-count once), and whether the numbers of each run are the same, to the bit, as those of the run
-beside it; the first run is repeated with nothing else on the machine. KEY=VALUE goes to the recipe.
+count once), and whether the numbers of each run are the same, to the bit, as those of the same run
+the other way; the first run is repeated with nothing else on the machine. KEY=VALUE goes to the recipe.
 """
 
 from __future__ import annotations
@@ -43,8 +43,8 @@ def main(folder: Path, given: dict[str, str]) -> None:
     for way, begin in ways.items():
         figures[way] = watch(begin)
         print(way, figures[way], flush=True)
-    beside = [("server", one) for one in grid] + [("alone", grid[0])]
-    equal = [rows(folder, way, one) == rows(folder, "separate", one) for way, one in beside]
+    compared = [("server", one) for one in grid] + [("alone", grid[0])]
+    equal = [rows(folder, way, one) == rows(folder, "separate", one) for way, one in compared]
     figures["equal"] = f"{sum(equal[:-1])} of {len(grid)}"
     figures["alone_equal"] = equal[-1]
     for name in ("seconds", "peak_bytes"):
@@ -64,14 +64,14 @@ def name_of(one: dict[str, str]) -> str:
 
 
 def alone(folder: Path, way: str, settings: dict[str, str]) -> subprocess.Popen[bytes]:
-    """A run with an engine of its own."""
+    """Starts a run with its own engine."""
     name = name_of(settings)
     more = {"backend": "local", "log_path": str(folder / way / name)}
     return start([RECIPE, *words(settings | more)], folder, f"{way}-{name}.log")
 
 
 def start(command: Sequence[str], folder: Path, log: str) -> subprocess.Popen[bytes]:
-    """A module in a process, which says what it says to a file."""
+    """Starts a module in a process, whose output goes to a file."""
     surroundings = {**os.environ, "TINKER_COOKBOOK_HOME": str(folder / "home")}
     with (folder / log).open("wb") as out:
         return subprocess.Popen(
@@ -108,7 +108,7 @@ def descendants(pids: set[int]) -> set[int]:
 
 
 def memory(pid: int) -> int:
-    """Bytes of a process, its share of what it shares."""
+    """Returns the bytes of a process, shared memory in proportion (PSS)."""
     try:
         lines = Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines()
     except OSError:

@@ -19,7 +19,7 @@ COLOURS = {
 
 @dataclass(frozen=True)
 class Chart:
-    """``NAME.jsonl``, the titles of both panels, and how learning rates are drawn."""
+    """``NAME.jsonl``, the titles of both panels, and the line styles of learning rates."""
 
     name: str
     kl: str
@@ -43,7 +43,7 @@ CHARTS = (
 )
 
 
-def draw(folder: Path, chart: Chart) -> None:
+def plot(folder: Path, chart: Chart) -> None:
     """One panel a figure, one line a way and learning rate: the mean over the seeds."""
     points = pd.read_json(folder / f"{chart.name}.jsonl", lines=True)
     figure = Figure(figsize=(11, 3.8), layout="constrained")
@@ -68,4 +68,4 @@ def draw(folder: Path, chart: Chart) -> None:
 
 if __name__ == "__main__":
     for each in CHARTS:
-        draw(Path(__file__).parents[2] / "docs" / "benchmarks", each)
+        plot(Path(__file__).parents[2] / "docs" / "benchmarks", each)

@@ -36,7 +36,7 @@ def main(folder: Path, seeds: list[int]) -> None:
     run("recipes.rl_basic", folder / "teacher", max_steps=STEPS, seed=100)
     teacher = get_last_checkpoint(str(folder / "teacher"))
     assert teacher is not None
-    told = {"teacher_checkpoint": teacher.sampler_path}
+    teacher_settings = {"teacher_checkpoint": teacher.sampler_path}
     points = []
     for seed in seeds:
         place = folder / f"seed{seed}"
@@ -46,7 +46,7 @@ def main(folder: Path, seeds: list[int]) -> None:
         own = {("on-policy", SAMPLED): {}, ("on-policy", SUPERVISED): {}, ("rl", SAMPLED): rewarded}
         for (way, rate), more in own.items():
             log_path = place / f"{way}-{rate}"
-            run(OWN_ANSWERS, log_path, **told, **length, **more, learning_rate=rate)
+            run(OWN_ANSWERS, log_path, **teacher_settings, **length, **more, learning_rate=rate)
             points += [dict(way=way, rate=rate, seed=seed, **p) for p in own_points(log_path)]
         data = place / "answers.jsonl"
         if not data.exists():
@@ -55,7 +55,7 @@ def main(folder: Path, seeds: list[int]) -> None:
         for rate in (SAMPLED, SUPERVISED):
             log_path = place / f"off-policy-{rate}"
             run(FROM_TEXTS, log_path, **length, **texts, learning_rate=rate)
-            found = measured(log_path, told, seed)
+            found = measured(log_path, teacher_settings, seed)
             points += [dict(way="off-policy", rate=rate, seed=seed, **p) for p in found]
         lines = "".join(json.dumps(point) + "\n" for point in points)
         (folder / "points.jsonl").write_text(lines, encoding="utf-8")
@@ -86,15 +86,18 @@ async def sample(teacher: str, seed: int, file: Path) -> None:
     client = await connection.service.create_sampling_client(model_path=teacher)
     complete = TinkerTokenCompleter(client, 12, 1.0, seed=seed)
 
-    async def ask(number: int, x: int, y: int) -> list[dict[str, Any]]:
-        asked = {"role": "user", "content": f"What is {x} + {y}?"}
-        prompt = renderer.build_generation_prompt([asked])
+    async def sample(number: int, x: int, y: int) -> list[dict[str, Any]]:
+        question = {"role": "user", "content": f"What is {x} + {y}?"}
+        prompt = renderer.build_generation_prompt([question])
         stop = renderer.get_stop_sequences()
         answers = await complete.derived(number).sample_many(prompt, stop, SIZE)
-        said = (renderer.parse_response(answer.tokens)[0] for answer in answers)
-        return [{"messages": [asked, {"role": "assistant", "content": m["content"]}]} for m in said]
+        messages = (renderer.parse_response(answer.tokens)[0] for answer in answers)
+        return [
+            {"messages": [question, {"role": "assistant", "content": m["content"]}]}
+            for m in messages
+        ]
 
-    found = await asyncio.gather(*(ask(i, x, y) for i, (x, y) in enumerate(sums.training())))
+    found = await asyncio.gather(*(sample(i, x, y) for i, (x, y) in enumerate(sums.training())))
     connection.close()
     rows = [json.dumps(row) for group in found for row in group if row["messages"][1]["content"]]
     file.write_text("\n".join(rows) + "\n", encoding="utf-8")
@@ -119,13 +122,13 @@ def own_points(log_path: Path) -> list[dict[str, Any]]:
     return [points[step] for step in sorted(points)]
 
 
-def measured(trained: Path, told: dict[str, Any], seed: int) -> list[dict[str, Any]]:
+def measured(trained: Path, teacher_settings: dict[str, Any], seed: int) -> list[dict[str, Any]]:
     """The same two figures of each checkpoint of the off-policy run: what one step without any
     learning, of the other recipe, says of it."""
     found = [own_points(trained.parent / f"on-policy-{SAMPLED}")[0]]
     for record in load_checkpoints_file(str(trained)):
         log_path = trained.with_name(f"{trained.name}-{record.batch}")
-        settings = {**told, "load_checkpoint_path": record.state_path, "seed": seed}
+        settings = {**teacher_settings, "load_checkpoint_path": record.state_path, "seed": seed}
         run(OWN_ANSWERS, log_path, **settings, max_steps=1, learning_rate=1e-12)
         found.append({**own_points(log_path)[0], "step": record.batch})
     return found

@@ -2,7 +2,7 @@
 
 Needs `pip install schemathesis`. A server on MODEL gets requests made from its OpenAPI document,
 right and wrong ones, half of them with the names of a session, a model and checkpoints that exist.
-Another client trains all the while; its losses must be those of a run without any disturbance.
+Another client trains meanwhile; its losses must equal those of an undisturbed run.
 Prints what came back; ends with 1 for an answer of 500 and above, a dead server, or another loss.
 """
 
@@ -33,8 +33,8 @@ def main(model: str, folder: Path, seconds: int) -> int:
     known = make_known(serving, model)
     alone = losses(serving, model, threading.Event(), 1)
     over, found = threading.Event(), []
-    beside = threading.Thread(target=lambda: found.extend(losses(serving, model, over, 1 << 30)))
-    beside.start()
+    trainer = threading.Thread(target=lambda: found.extend(losses(serving, model, over, 1 << 30)))
+    trainer.start()
     env = {
         **os.environ,
         "FUZZ_KNOWN": json.dumps(known),
@@ -49,7 +49,7 @@ def main(model: str, folder: Path, seconds: int) -> int:
     ]  # fmt: skip
     status = subprocess.run(command, env=env, check=False).returncode
     over.set()
-    beside.join()
+    trainer.join()
     assert serving.process is not None
     alive = serving.process.poll() is None and httpx.get(f"{serving.url}/healthz").is_success
     same = all(part == alone for part in chunks(found, 5))

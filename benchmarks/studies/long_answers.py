@@ -1,11 +1,11 @@
 """Learning from one teacher whose answers are long: `long_answers.py MODEL
 FOLDER SEED…`.
 
-MODEL is the folder of a small model of stories. The teacher is what RL makes of it, which pays for
+MODEL is the folder of a small model of stories. The teacher is this model after RL that rewards
 a dog or a cat in 48 tokens. For each seed students learn the same by RL, on-policy from the teacher
 (its judgement of the sampled token, or its distribution), and off-policy from texts that are new
 at each step; 64 answers a step, a linear learning rate, 20 steps. After each update 256 answers of
-the student's are sampled for all of them alike: their KL from the teacher in nats an answer, and
+the student's are sampled in the same way for all of them: their KL from the teacher in nats an answer, and
 the share with a dog or a cat. FOLDER/points.jsonl gets a line for each.
 """
 
@@ -155,7 +155,7 @@ def rows(log_path: Path) -> list[dict[str, Any]]:
 async def answers(
     client: SamplingClient, model: str, count: int, seed: int
 ) -> list[tuple[list[int], list[int], list[float]]]:
-    """``count`` of each opening: its tokens, those of the answer, their log-probabilities."""
+    """Returns ``count`` answers for each opening: both tokens, and log-probabilities."""
     complete = TinkerTokenCompleter(client, TOKENS, 1.0, seed=seed)
     prompts = [get_tokenizer(model).encode(opening) for opening in OPENINGS]
     found = await asyncio.gather(
@@ -201,7 +201,7 @@ class Texts(SupervisedDatasetBuilder):
 
 @chz.chz
 class Distance:
-    """Builds the evaluator of all ways alike."""
+    """Builds the evaluator of all methods."""
 
     model: str
     teacher: str

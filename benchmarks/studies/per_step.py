@@ -47,8 +47,8 @@ def record(service: Any, model: str, prompts: list[list[int]]) -> list[list[list
     groups = []
     for index, future in enumerate(futures):
         most = 1.2 - 0.18 * (index // GROUPS)
-        drawn = [list(sequence.tokens) for sequence in future.result().sequences]
-        groups.append([d[: max(2, int(len(d) * rng.random() * most))] for d in drawn])
+        sampled = [list(sequence.tokens) for sequence in future.result().sequences]
+        groups.append([d[: max(2, int(len(d) * rng.random() * most))] for d in sampled])
     return groups
 
 

@@ -3,7 +3,7 @@
 Trains the 260k-parameter story model to use the letter "o" with samples of weights that are exactly
 ``staleness`` updates old: the loop keeps the sampling clients of the last updates and samples with
 the oldest of them. Each run appends its rewards to ``stale-data.jsonl``; runs that are in the file
-are not repeated. ``python benchmarks/studies/stale_data.py`` alone prints the table and draws
+are not repeated. ``python benchmarks/studies/stale_data.py`` alone prints the table and plots
 ``stale-data.png``.
 """
 
@@ -46,8 +46,8 @@ def make_datum(prompt: list[int], sequence: Any, advantage: float) -> Any:
     import numpy as np
     import tinker
 
-    drawn, before = list(sequence.tokens), len(prompt) - 1
-    whole = prompt + drawn
+    sampled, before = list(sequence.tokens), len(prompt) - 1
+    whole = prompt + sampled
     zeros = [0.0] * before
     return tinker.Datum(
         model_input=tinker.ModelInput.from_ints(whole[:-1]),
@@ -57,7 +57,7 @@ def make_datum(prompt: list[int], sequence: Any, advantage: float) -> Any:
                 np.array([*zeros, *sequence.logprobs], dtype=np.float32)
             ),
             "advantages": tinker.TensorData.from_numpy(
-                np.array([*zeros, *[advantage] * len(drawn)], dtype=np.float32)
+                np.array([*zeros, *[advantage] * len(sampled)], dtype=np.float32)
             ),
         },
     )
@@ -142,7 +142,7 @@ def read() -> list[dict[str, Any]]:
 
 
 def report() -> None:
-    """Prints the table and draws the figure: a panel a staleness, a line a loss."""
+    """Prints the table and plots the figure: a panel for each staleness, a line for each loss."""
     from matplotlib.figure import Figure
 
     rows = read()

@@ -1,4 +1,4 @@
-"""The adapter that both samplers load: random, so that it changes what the model says."""
+"""The adapter that both samplers load: random, so that it changes the model's output."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import torch
 from tinker_cookbook.engine.model.lora import Adapter, AdapterSpec, Target
 
 SCALE = 0.02
-"""Standard deviation of ``B``. The adapter then adds some 5% to what a layer gives."""
+"""Standard deviation of ``B``. The adapter then adds about 5% to the output of a layer."""
 
 
 def write_adapter(model: Path, target: Path, rank: int, seed: int) -> None:
@@ -29,7 +29,7 @@ def write_adapter(model: Path, target: Path, rank: int, seed: int) -> None:
 
 
 def _linear_layers(folder: Path) -> list[Target]:
-    """Names and sizes off the model built without memory (torch's meta device)."""
+    """Returns names and sizes of the layers, from a model on torch's meta device."""
     from transformers import AutoConfig, AutoModelForCausalLM
 
     with torch.device("meta"):

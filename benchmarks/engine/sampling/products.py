@@ -1,8 +1,9 @@
 """The ceiling of sampling: the model's matrix products alone, at several numbers of rows.
 
-All linear layers of the body and the unembedding, each with weights of its own and in the layout
+All linear layers of the body and the unembedding, each with its own weights in the layout
 that the engine gives them, one after another as in a forward pass; no attention, no norms, no
-adapter, no drawing. A decode step of R samples cannot be quicker than R rows through them.
+adapter, no sampling of tokens. A decode step of R samples cannot be faster than R rows through
+them.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ _SECONDS = 0.2
 
 @dataclass(frozen=True)
 class Products:
-    """Least seconds of one pass of ``rows`` rows."""
+    """Shortest time of one pass of ``rows`` rows, in seconds."""
 
     rows: int
     body_seconds: float
@@ -34,7 +35,7 @@ class Products:
 def measure_products(
     folder: Path, device: torch.device, dtype: torch.dtype, rows: tuple[int, ...] = ROWS
 ) -> list[Products]:
-    """Draws weights of the shapes of the model in ``folder`` and times them for some seconds."""
+    """Times random weights with the shapes of the model in ``folder``."""
     body, head = _draw(folder, device, dtype)
     widths = {weight.shape[1] for weight in (*body, head)}
     found = []
@@ -65,7 +66,7 @@ def _draw(
     last = model.get_output_embeddings()
     layers = [m for m in model.modules() if isinstance(m, torch.nn.Linear) and m is not last]
 
-    def draw(layer: torch.nn.Linear) -> FrozenWeight:
+    def random_weight(layer: torch.nn.Linear) -> FrozenWeight:
         return FrozenWeight(torch.randn(tuple(layer.weight.shape), device=device, dtype=dtype))
 
-    return [draw(layer) for layer in layers], draw(last)
+    return [random_weight(layer) for layer in layers], random_weight(last)

@@ -158,7 +158,7 @@ def _agreement(greedy: Mapping[str, Outcome]) -> dict[str, Any] | None:
         name, run = next(iter(failed.items()))
         return {"agree": False, "error": f"{name}: {run['status']}: {run['error']}"}
     engine, reference = greedy["engine"]["tokens"], greedy["generate"]["tokens"]
-    alike = [_common(a, b) for a, b in zip(engine, reference, strict=True)]
+    common = [_common(a, b) for a, b in zip(engine, reference, strict=True)]
     same = sum(a == b for a, b in zip(engine, reference, strict=True))
     return {
         "agree": same == len(reference),
@@ -166,7 +166,7 @@ def _agreement(greedy: Mapping[str, Outcome]) -> dict[str, Any] | None:
         "prompts": len(reference),
         "same_prompts": same,
         "tokens": sum(map(len, reference)),
-        "tokens_before_first_difference": sum(alike),
+        "tokens_before_first_difference": sum(common),
     }
 
 

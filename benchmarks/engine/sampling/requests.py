@@ -1,4 +1,4 @@
-"""What the samplers are asked for: random prompts, each with a number of samples of given length.
+"""Requests to the samplers: random prompts, each with a number of samples of given length.
 
 Speed does not depend on what the tokens mean, and no answer ends before its length is reached.
 """
@@ -28,7 +28,7 @@ class Request:
 
     @property
     def useful(self) -> int:
-        """Tokens that were asked for."""
+        """Requested tokens."""
         return self.samples * self.tokens
 
 
@@ -43,11 +43,11 @@ def draw_cases(config: SamplingConfig, vocab: int) -> dict[str, list[Request]]:
         * config.group_prompts,
         "single": [(config.single_prompt_tokens, 1, config.single_answer_tokens)],
     }
-    drawn = {
+    requests = {
         case: [Request(_prompt(rng, vocab, length), count, tokens) for length, count, tokens in of]
         for case, of in shapes.items()
     }
-    return {case: drawn[case] for case in config.cases}
+    return {case: requests[case] for case in config.cases}
 
 
 def draw_greedy(config: SamplingConfig, vocab: int) -> list[Request]:
@@ -63,7 +63,7 @@ def check_context(requests: Sequence[Request], context: int) -> None:
     longest = max((len(request.prompt) + request.tokens for request in requests), default=0)
     if longest > context:
         raise ConfigurationError(
-            f"model: its context is {context} tokens, but prompt and answer come to {longest}; "
+            f"model: its context is {context} tokens, but prompt and answer have {longest}; "
             "lower mixed_longest, group_prompt_tokens or single_prompt_tokens, or choose another "
             "model"
         )

@@ -1,7 +1,7 @@
-"""The two samplers that are compared. Both draw at temperature 1 over the whole vocabulary.
+"""The two samplers that are compared. Both sample at temperature 1 over the whole vocabulary.
 
-Both hold the base model in ``dtype``, apply the same adapter unmerged in ``dtype``, and give
-answers of exactly the lengths asked for. The engine also gives the log-probability of each token.
+Both hold the base model in ``dtype``, apply the same adapter unmerged in ``dtype``, and return
+answers of exactly the requested lengths. The engine also returns the log-probability of each token.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ Answers = list[list[int]]
 
 @dataclass(frozen=True)
 class Setup:
-    """What a side needs to know. ``device`` and ``dtype`` are resolved names."""
+    """Settings of a side. ``device`` and ``dtype`` are resolved names."""
 
     folder: Path
     adapter: Path
@@ -40,7 +40,7 @@ class Setup:
 
 @dataclass(frozen=True)
 class StaticBatches:
-    """How ``generate`` is fed: samples at a time, and whether they are sorted by length first."""
+    """Batches of ``generate``: samples at a time, and whether they are sorted by length."""
 
     batch_size: int
     by_length: bool
@@ -48,7 +48,7 @@ class StaticBatches:
 
 @dataclass
 class Measurement:
-    """What a side reports of one run; times in seconds, memory in bytes.
+    """Result of one run of a side; times in seconds, memory in bytes.
 
     ``first_token_seconds`` is the median time from a call on an idle sampler to an answer of one
     token, ``first_step_seconds`` that to the first forward pass (``None`` if it was not seen).
@@ -132,7 +132,7 @@ class GenerateSide:
         model: Any = AutoModelForCausalLM.from_pretrained(
             setup.folder, dtype=getattr(torch, setup.dtype), local_files_only=True
         )
-        # What a model's own configuration says of sampling and of its end would win over ours.
+        # The model's own settings of sampling and of its end would override ours.
         model.generation_config = GenerationConfig(pad_token_id=0)
         model.to(self.device)
         self.vocab: int = model.get_output_embeddings().weight.shape[0]
@@ -150,8 +150,8 @@ class GenerateSide:
         size = self._batches.batch_size
         for start in range(0, len(order), size):
             chosen = order[start : start + size]
-            drawn = self._generate([rows[i] for i in chosen], temperature)
-            for i, tokens in zip(chosen, drawn, strict=True):
+            sampled = self._generate([rows[i] for i in chosen], temperature)
+            for i, tokens in zip(chosen, sampled, strict=True):
                 answers[i] = tokens[: rows[i].tokens]
         return answers
 
@@ -206,7 +206,7 @@ def measure(
     """Warms up, probes the time to the first token, then samples all requests once.
 
     Raises:
-        TrainingError: an answer has another length than was asked for.
+        TrainingError: An answer does not have the requested length.
     """
     with open_side(setup, batches) as side:
         loaded = peak_memory_bytes(side.device)
@@ -229,17 +229,17 @@ def measure(
 
 
 def check_lengths(requests: Sequence[Request], answers: Answers) -> None:
-    """Raises ``TrainingError`` where a sampler did not give what was asked for."""
-    asked = [request.tokens for request in requests for _ in range(request.samples)]
+    """Raises ``TrainingError`` if an answer does not have the requested length."""
+    expected = [request.tokens for request in requests for _ in range(request.samples)]
     given = [len(answer) for answer in answers]
-    if given != asked:
+    if given != expected:
         differing = (
-            i for i, pair in enumerate(zip(given, asked, strict=False)) if len({*pair}) > 1
+            i for i, pair in enumerate(zip(given, expected, strict=False)) if len({*pair}) > 1
         )
         wrong = next(differing, 0)
         raise TrainingError(
-            f"the sampler gave {len(given)} answers for {len(asked)}; sample {wrong} has "
-            f"{given[wrong] if given else 0} tokens, expected {asked[wrong]}"
+            f"the sampler gave {len(given)} answers for {len(expected)}; sample {wrong} has "
+            f"{given[wrong] if given else 0} tokens, expected {expected[wrong]}"
         )
 
 

@@ -1,4 +1,4 @@
-"""What training saves where datums begin alike: the engine with and without sharing prefixes.
+"""Training on datums with a common beginning: the engine with and without sharing prefixes.
 
-``measure`` is one run in a process of its own, ``runner`` says what runs when and reports.
+``measure`` is the process of one run, ``runner`` runs both variants in turn.
 """

@@ -42,7 +42,7 @@ class Measurement:
 
 
 def sample_tokens(job: dict[str, Any], vocab: int) -> list[np.ndarray]:
-    """Random sequences [prompt + answer] of the job's case; those of a group share the prompt."""
+    """Returns random sequences [prompt + answer] of the case; a group shares its prompt."""
     rng = np.random.default_rng(job["seed"])
     shared = job["case"] == "shared"
     groups, size = (job["groups"], job["group_size"]) if shared else (job["distinct"], 1)
@@ -69,8 +69,8 @@ def _measure(engine: Engine, job: dict[str, Any]) -> tuple[Measurement, np.ndarr
     """On the worker: what is timed are passes and updates, not the way to the worker."""
     device = engine.choice.device
     base = BaseModel("bench", Path(job["folder"]), device, engine.choice.dtype)
-    shares = base.shares_prefixes  # asked for both, so that both have made its trial
-    # There is no public switch, as nobody needs one: the property's cached value is set.
+    shares = base.shares_prefixes  # read in both variants, so that both have run its check
+    # There is no public switch, so the cached value of the property is set.
     base.__dict__["shares_prefixes"] = shares and job["share"]
     adapter = Adapter.create(AdapterSpec(job["rank"]), base.targets, job["seed"], device)
     training = TrainingRun("bench", base, adapter, engine.token_budget(base))

@@ -39,7 +39,7 @@ def run_benchmark(config: SharedPrefixConfig) -> int:
         length = config.prompt_tokens + config.answer_tokens
         if length - 1 > model.size.context:
             raise ConfigurationError(
-                f"prompt_tokens, answer_tokens: come to {length}, but the model's context is "
+                f"prompt_tokens, answer_tokens: add up to {length}, but the model's context is "
                 f"{model.size.context}; lower them or choose another model"
             )
         console.print(describe_choice(config, choice))
