@@ -1,1 +1,1 @@
-"""Benchmarks: ``python -m benchmarks.engine``, ``.rl``, ``.preference``, ``.server``, ``.renderers``."""
+"""Benchmarks: ``python -m benchmarks.NAME`` (engine, rl, preference, server, renderers)."""

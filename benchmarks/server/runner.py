@@ -104,7 +104,7 @@ def _start_server(config: Config, folder: Path, stack: contextlib.ExitStack) -> 
 
 
 def _result(config: Config, sides: dict[str, Side], held: dict[str, float]) -> dict[str, Any]:
-    """Returns milliseconds of each kind of call: medians, quartiles, and the excess over the engine."""
+    """Returns milliseconds of each kind of call: medians, quartiles, excess over the engine."""
     kinds: dict[str, dict[str, Any]] = {}
     for kind in KINDS:
         found = {name: [1e3 * s for s in side.seconds[kind]] for name, side in sides.items()}

@@ -4,7 +4,7 @@ A grid of learning rates and LoRA ranks of `recipes.sl_loop`, all at once: as a 
 share a server, and as processes with one engine each. FOLDER/figures.json gets for both
 ways the wall time and the highest sum of the processes' memory (PSS, so that pages which they share
 count once), and whether the numbers of each run are the same, to the bit, as those of the same run
-the other way; the first run is repeated with nothing else on the machine. KEY=VALUE goes to the recipe.
+the other way; the first run is repeated alone. KEY=VALUE goes to the recipe.
 """
 
 from __future__ import annotations

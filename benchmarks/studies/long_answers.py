@@ -5,8 +5,8 @@ MODEL is the folder of a small model of stories. The teacher is this model after
 a dog or a cat in 48 tokens. For each seed students learn the same by RL, on-policy from the teacher
 (its judgement of the sampled token, or its distribution), and off-policy from texts that are new
 at each step; 64 answers a step, a linear learning rate, 20 steps. After each update 256 answers of
-the student's are sampled in the same way for all of them: their KL from the teacher in nats an answer, and
-the share with a dog or a cat. FOLDER/points.jsonl gets a line for each.
+the student's are sampled in the same way for all methods: their KL from the teacher in nats an
+answer, and the share with a dog or a cat. FOLDER/points.jsonl gets a line for each.
 """
 
 from __future__ import annotations
