@@ -39,11 +39,8 @@ BROWSER_PATHS = frozenset({"/docs", "/openapi.json"})
 class AccessMiddleware:
     """ASGI middleware that answers 401 before a body is read and bounds the body.
 
-    Args:
-        app: The application; routes find the owner in ``request.state.owner``.
-        keys: The API keys.
-        max_bytes: Largest body of any request.
-        refuse: Makes the response from an error and the request's path.
+    Routes find the owner in ``request.state.owner``. ``refuse`` makes the response from an error
+    and the request's path.
     """
 
     def __init__(
@@ -218,8 +215,7 @@ class IdleConnections:
     uvicorn has a time limit between requests, but none before the first: a client that sends
     nothing, or half of a head, would occupy a file descriptor forever.
 
-    Args:
-        server: The server; each of its connections has ``cycle``, its latest request.
+    Each connection of uvicorn has ``cycle``, its latest request.
     """
 
     def __init__(self, server: uvicorn.Server) -> None:

@@ -33,12 +33,7 @@ logger = logging.getLogger(__name__)
 
 
 def make_app(state: ServerState, max_request_bytes: int) -> FastAPI:
-    """Builds the ASGI application.
-
-    Args:
-        state: The server's state; closed with the application.
-        max_request_bytes: Largest body of a request.
-    """
+    """Builds the ASGI application, which closes ``state`` at its end."""
 
     @contextlib.asynccontextmanager
     async def lifespan(_: FastAPI) -> AsyncIterator[None]:

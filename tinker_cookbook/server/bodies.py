@@ -276,10 +276,6 @@ def check_containers(body: bytes, most: int, max_depth: int | None = None) -> No
 async def read_body(request: Request, limit: int) -> bytes:
     """Reads the body of a request in pieces.
 
-    Args:
-        request: The request.
-        limit: Largest size in bytes.
-
     Raises:
         BodyTooLargeError: The body is larger than ``limit``; the rest is not read.
         BodyMemoryError: The body does not fit into memory. It is read to its end nevertheless:

@@ -6,7 +6,6 @@ subfolder, and no request reads or writes another owner's folder.
 
 from __future__ import annotations
 
-import contextlib
 import hmac
 import json
 import os
@@ -87,9 +86,7 @@ class Owner:
 class KeyFile:
     """API keys in a JSON file of mode 600: ``{"OWNER": "tml-KEY", …}``.
 
-    Args:
-        path: Path of the file; created with the first key.
-        root: Checkpoint folder of the first owner.
+    The file is created with the first key. ``root`` is the checkpoint folder of the first owner.
     """
 
     def __init__(self, path: Path, root: Path) -> None:
@@ -115,8 +112,6 @@ class KeyFile:
                     file.flush()
                     os.fsync(file.fileno())
                 part.replace(self.path)
-        with contextlib.suppress(FileNotFoundError):
-            (self._root / "owners").chmod(0o700)  # older servers left it open to others
         return new
 
     def _set_keys(self, keys: dict[str, str]) -> None:

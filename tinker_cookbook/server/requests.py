@@ -101,11 +101,7 @@ def _is_user_error(error: BaseException) -> bool:
 
 
 class SampleQuota:
-    """Thread-safe count of requested samples that have not ended, over both APIs.
-
-    Args:
-        limit: Largest number of queued samples. A single request may exceed it on an idle server.
-    """
+    """Thread-safe count of requested samples that have not ended, over both APIs."""
 
     def __init__(self, limit: int) -> None:
         self._limit = limit

@@ -8,7 +8,6 @@ import hmac
 import time
 from collections.abc import Awaitable, Callable, Iterator
 from datetime import UTC, datetime
-from functools import partial
 from typing import Annotated, Literal
 
 from fastapi import APIRouter, Depends, Request, Response
@@ -154,9 +153,6 @@ def file_of(
     return Response(store.peft_files(path)[file], media_type="application/octet-stream")
 
 
-# Sessions, accounts and metrics
-
-
 @router.get("/healthz")
 async def healthz() -> dict[str, str]:
     """Returns that the server responds. Needs no key."""
@@ -269,21 +265,18 @@ async def search_sessions(body: SessionSearch, owner: OwnerDep, state: StateDep)
     found = state.sessions(owner)
     if users is not None and user_urn(owner.name) not in users:
         found = []
-    found = sorted(filter(partial(_matches, body), found), key=_sort_key, reverse=True)
+    keys = {(one.created_at, one.session_id): one for one in found if _matches(body, one)}
     if body.cursor is not None:
         last = (body.cursor.last_created_at, body.cursor.last_session_id)
-        found = [one for one in found if _sort_key(one) < last]
-    page = found[: body.limit]
+        keys = {key: one for key, one in keys.items() if key < last}
+    ordered = sorted(keys, reverse=True)
+    page = [keys[key] for key in ordered[: body.limit]]
     following = None
-    if len(found) > len(page):
-        created, session_id = _sort_key(page[-1])
+    if len(ordered) > len(page):
+        created, session_id = ordered[len(page) - 1]
         following = {"last_created_at": created.isoformat(), "last_session_id": session_id}
     summaries = await asyncio.to_thread(lambda: [_summary(one) for one in page])
     return {"sessions": summaries, "next_cursor": following}
-
-
-def _sort_key(session: Session) -> tuple[datetime, str]:
-    return datetime.fromtimestamp(session.created_at, UTC), session.session_id
 
 
 def _matches(body: SessionSearch, session: Session) -> bool:
@@ -308,7 +301,7 @@ def _summary(session: Session) -> Json:
     checkpoints = [info for run in runs for info in store.list_checkpoints(run)]
     return {
         "session_id": session.session_id,
-        "created_at": _sort_key(session)[0].isoformat(),
+        "created_at": session.created_at.isoformat(),
         "owner": user_urn(session.owner.name),
         "project_id": "",
         "status": {"type": "active"},
@@ -348,7 +341,7 @@ async def own_key(owner: OwnerDep) -> Json:
     return {
         "key_id": number,
         "name": owner.name,
-        "note": "of a server of your own",
+        "note": "a key of your own server",
         "details": {
             "org_details": {"name": "tinker_cookbook"},
             "user_details": {"email": owner.name},

@@ -12,6 +12,7 @@ import threading
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -67,7 +68,7 @@ class Session:
     service: LocalServiceClient
     user_metadata: dict[str, Any] | None = None
     display_name: str | None = None
-    created_at: float = field(default_factory=time.time)
+    created_at: datetime = field(default_factory=lambda: datetime.now(UTC))
     seen_at: float = field(default_factory=time.monotonic)
     models: dict[str, Model] = field(default_factory=dict)
     samplers: dict[str, OpenSampler] = field(default_factory=dict)
@@ -96,13 +97,8 @@ class Session:
 class ServerState:
     """State that all requests share. Its methods run on the event loop only.
 
-    Args:
-        engine: Engine of all sessions.
-        models: Base models that requests may name.
-        keys: API keys.
-        session_seconds: A session without a heartbeat for this long ends.
-        folder: Folder of the list of open runs, which is read after a crash.
-        max_queued_samples: Queued samples above which requests get 429.
+    Requests may name the base ``models``. A session ends after ``session_seconds`` without a
+    heartbeat. ``folder`` keeps the list of open runs, which is read after a crash.
     """
 
     def __init__(

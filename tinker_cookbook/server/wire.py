@@ -55,17 +55,10 @@ class PassRequest:
 def read_pass(
     body: bytes, content_type: str, encoding: str, limit: int, *, forward: bool
 ) -> PassRequest:
-    """Decodes the request of a forward pass.
+    """Decodes the request of a forward pass: JSON or else protobuf, of ``limit`` bytes at most.
 
-    Args:
-        body: The body as received.
-        content_type: JSON, or else protobuf.
-        encoding: ``zstd`` or empty.
-        limit: Largest size of the decompressed body in bytes.
-        forward: Whether it arrived at the older address for passes without backward.
-
-    Raises:
-        DataValidationError: The body is not a request of a forward pass.
+    ``forward`` is True at the older address for passes without backward. Raises
+    ``DataValidationError`` if the body is not such a request.
     """
     if encoding == "zstd":
         # In a stream up to the limit: the size that a frame declares may be wrong.

@@ -15,14 +15,15 @@ from fastapi import APIRouter, Depends, Request
 
 from tinker_cookbook.backends.local_sampling import LocalSamplingClient
 from tinker_cookbook.engine.checkpoints.format import SCHEME
-from tinker_cookbook.exceptions import CheckpointError, ConfigurationError, ModelNotFoundError
+from tinker_cookbook.engine.checkpoints.store import CheckpointInfo, RunInfo
+from tinker_cookbook.exceptions import CheckpointError, ConfigurationError
 from tinker_cookbook.model_info import resolve_renderer_name
 from tinker_cookbook.renderers import Renderer, get_renderer
 from tinker_cookbook.renderers.core.codec import TextCodec
 from tinker_cookbook.server.access import OwnerDep, StateDep
 from tinker_cookbook.server.bodies import Json
 from tinker_cookbook.server.keys import Owner
-from tinker_cookbook.server.openai.protocol import model_not_found
+from tinker_cookbook.server.openai.protocol import ApiError, model_not_found
 from tinker_cookbook.server.state import ServerState
 from tinker_cookbook.tokenizer_utils import get_tokenizer
 
@@ -57,13 +58,19 @@ def get_model(name: str, owner: OwnerDep, state: StateDep) -> Json:
     """Returns one model; also a checkpoint for training, which can be sampled too."""
     if not name.startswith(SCHEME):
         return _entry(state.require_model(name, "model"), state.started_at)
+    info, run = _checkpoint(state, owner, name)
+    return _entry(name, info.created_at, owner.name, run.base_model)
+
+
+def _checkpoint(state: ServerState, owner: Owner, path: str) -> tuple[CheckpointInfo, RunInfo]:
+    """Returns a checkpoint and its run, whose base model is served; raises ``ApiError``."""
     try:
-        info = owner.store.get_checkpoint(name)
-        base_model = owner.store.get_run(info.path.run_id).info.base_model
+        info = owner.store.get_checkpoint(path)
+        run = owner.store.get_run(info.path.run_id).info
     except CheckpointError as error:
         raise model_not_found(f"model: {error}") from error
-    state.require_model(base_model, "model")
-    return _entry(name, info.created_at, owner.name, base_model)
+    state.require_model(run.base_model, "model")
+    return info, run
 
 
 def _entry(
@@ -143,16 +150,10 @@ class ModelLoader:
             # Checked in the store at every request: a checkpoint may be deleted, expire, or be
             # replaced by another one of the same name.
             try:
-                info = owner.store.get_checkpoint(model)
-                run = owner.store.get_run(info.path.run_id).info
-            except CheckpointError as error:
+                info, run = _checkpoint(self.state, owner, model)
+            except ApiError:
                 self._models.drop(lambda key: key[:2] == (owner.name, model))
-                raise model_not_found(f"model: {error}") from error
-            if run.base_model not in self.state.models:
-                raise ModelNotFoundError(
-                    f"model: {model} is of {run.base_model!r}, which this server does not serve. "
-                    f"It serves {', '.join(self.state.models)}"
-                )
+                raise
             path, base_model, created = model, run.base_model, info.created_at
             # The checkpoint's metadata override the run's.
             renderer_name = {**run.user_metadata, **info.user_metadata}.get("renderer_name")
