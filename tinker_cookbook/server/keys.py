@@ -6,6 +6,7 @@ subfolder, and no request reads or writes another owner's folder.
 
 from __future__ import annotations
 
+import contextlib
 import hmac
 import json
 import os
@@ -112,6 +113,8 @@ class KeyFile:
                     file.flush()
                     os.fsync(file.fileno())
                 part.replace(self.path)
+        with contextlib.suppress(FileNotFoundError):
+            (self._root / "owners").chmod(0o700)  # older servers left it open to others
         return new
 
     def _set_keys(self, keys: dict[str, str]) -> None:

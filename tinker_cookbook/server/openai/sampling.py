@@ -9,7 +9,7 @@ import logging
 import secrets
 import time
 from abc import ABC, abstractmethod
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
+from collections.abc import AsyncIterator, Awaitable, Iterator, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field
 from functools import partial
@@ -101,12 +101,23 @@ class SampleStream:
         size = num_samples * len(self.prompts)
         self.quota.acquire(size)
         self._num_queued = size
+        loop, queue = asyncio.get_running_loop(), self._queue
+
+        # These functions run on the engine's threads. They refer to the queue only: a reference to
+        # the stream would be a cycle with its requests.
+        def put(item: tuple[int, SampledToken] | None) -> None:
+            with contextlib.suppress(RuntimeError):  # the event loop is closed
+                loop.call_soon_threadsafe(queue.put_nowait, item)
+
+        def put_token(first: int, index: int, sample: Sample) -> None:
+            top = sample.topk[-1] if sample.topk else None
+            put((first + index, SampledToken(sample.tokens[-1], sample.logprobs[-1], top)))
+
         top = options.top_logprobs or 0
         # A stream sends the scored prompt before the first token, so a separate request scores it.
         scores_apart = streamed and self.score_prompts
         score = self.score_prompts and not scores_apart
         sample = options.model.client.sample
-        put = partial(_put, asyncio.get_running_loop(), self._queue)
         for index, prompt in enumerate(self.prompts):
             tokens = types.ModelInput.from_ints(list(prompt))
             if scores_apart:
@@ -120,7 +131,7 @@ class SampleStream:
                 include_prompt_logprobs=score,
                 topk_prompt_logprobs=top if score else 0,
                 topk_sample_logprobs=top,
-                on_token=_token_hook(put, index * num_samples) if streamed else None,
+                on_token=partial(put_token, index * num_samples) if streamed else None,
             ).future()
             future.add_done_callback(lambda _: put(None))
             self._futures.append(future)
@@ -162,20 +173,6 @@ class SampleStream:
             future.cancel()
         self.quota.release(self._num_queued)
         self._num_queued = 0
-
-
-def _put(loop: asyncio.AbstractEventLoop, queue: asyncio.Queue[Any], item: Any) -> None:
-    with contextlib.suppress(RuntimeError):  # the event loop is closed
-        loop.call_soon_threadsafe(queue.put_nowait, item)
-
-
-def _token_hook(put: Callable[[Any], None], first: int) -> Callable[[int, Sample], None]:
-    # Refers to the queue only: a reference to the stream would be a cycle with its requests.
-    def on_token(index: int, sample: Sample) -> None:
-        top = sample.topk[-1] if sample.topk else None
-        put((first + index, SampledToken(sample.tokens[-1], sample.logprobs[-1], top)))
-
-    return on_token
 
 
 def json_safe_logprob(logprob: float) -> float:
@@ -318,26 +315,29 @@ class ResponseWriter:
     ) -> AsyncIterator[str]:
         """Yields server-sent events: ``chunks``, those of all further tokens, and the usage."""
 
-        def event(choices: list[Json], usage: Json | None = None) -> str:
+        def event(body: Json) -> str:
+            return f"data: {json.dumps(body, ensure_ascii=False)}\n\n"
+
+        def chunk_event(choices: list[Json], usage: Json | None = None) -> str:
             body = {**self._envelope, "choices": choices}
-            return _event({**body, "usage": usage} if self._include_usage else body)
+            return event({**body, "usage": usage} if self._include_usage else body)
 
         try:
             for chunk in chunks:
-                yield event([chunk])
+                yield chunk_event([chunk])
             async for batch in batches:
                 for chunk in self._add(batch):
-                    yield event([chunk])
+                    yield chunk_event([chunk])
             responses = await self.samples.responses()
             for choice, sequence in self._sequences(responses):
                 for chunk in choice.end(sequence.stop_reason):
-                    yield event([chunk])
+                    yield chunk_event([chunk])
             if self._include_usage:
-                yield event([], self._usage(responses))
+                yield chunk_event([], self._usage(responses))
         except Exception as error:
             # The status has been sent: clients look for an error in the stream.
             logger.exception("a stream ends with an error")
-            yield _event(as_api_error(error).body())
+            yield event(as_api_error(error).body())
         yield "data: [DONE]\n\n"
 
     def _usage(self, responses: Sequence[types.SampleResponse]) -> Json:
@@ -369,7 +369,3 @@ class _EventStream(StreamingResponse):
             await super().__call__(scope, receive, send)
         finally:
             self._samples.close()
-
-
-def _event(body: Json) -> str:
-    return f"data: {json.dumps(body, ensure_ascii=False)}\n\n"
