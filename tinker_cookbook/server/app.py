@@ -25,7 +25,7 @@ from tinker_cookbook.server import (
     training_routes,
 )
 from tinker_cookbook.server.access import HTTP_PROTOCOL, AccessMiddleware, IdleConnections
-from tinker_cookbook.server.errors import memory_full_message, status_of
+from tinker_cookbook.server.errors import NotFoundError, memory_full_message, status_of
 from tinker_cookbook.server.openai.protocol import ApiError, ChatBody, CompletionBody, as_api_error
 from tinker_cookbook.server.state import ServerState
 
@@ -42,7 +42,9 @@ def make_app(state: ServerState, max_request_bytes: int) -> FastAPI:
         sweeping.cancel()
         state.close()
 
-    app = FastAPI(title="tinker_cookbook server", lifespan=lifespan, redoc_url=None)
+    app = FastAPI(
+        title="tinker_cookbook server", lifespan=lifespan, redoc_url=None, redirect_slashes=False
+    )
     app.state.server = state
     app.state.max_request_bytes = max_request_bytes
     app.add_middleware(
@@ -52,19 +54,13 @@ def make_app(state: ServerState, max_request_bytes: int) -> FastAPI:
     for kind in (TinkerCookbookError, ValueError, MemoryError, ApiError, HTTPException, Exception):
         app.add_exception_handler(kind, _handle_error)
     app.add_exception_handler(RequestValidationError, training_routes.skip_refused)
-    for router in (
-        sampling_routes.router,  # routes are matched in this order, so the busiest come first
-        training_routes.router,
-        rest_routes.router,
-        rest_routes.metrics_router,
-        openai.router,
-        rest_routes.fallback_router,  # last, because it matches every other address
-    ):
-        app.include_router(router)
-
+    # Routes are matched in this order, so the busiest come first.
+    for part in (sampling_routes, training_routes, rest_routes, openai):
+        app.include_router(part.router)
     bodies.add_schemas(app, (bodies.JsonPass, bodies.SampleBody, ChatBody, CompletionBody))
 
     app.add_api_route("/healthz", rest_routes.healthz)
+    app.add_api_route("/metrics", rest_routes.metrics, response_model=None)
     return app
 
 
@@ -113,4 +109,12 @@ def error_response(error: Exception, path: str) -> JSONResponse:
 
 
 async def _handle_error(request: Request, error: Exception) -> JSONResponse:
-    return error_response(error, request.url.path)
+    path = request.url.path
+    # The router raises these for an unknown address or method; clients do not retry a 404.
+    if isinstance(error, HTTPException) and error.status_code in (404, 405):
+        where = f"{request.method} {path}: this server has"
+        error = NotFoundError(f"{where} no such address; /docs lists them")
+        if path.startswith(openai.PREFIX):
+            known = "GET models, POST completions and POST chat/completions under this prefix"
+            error = ApiError(f"{where} {known}", status=404, code="unknown_url")
+    return error_response(error, path)

@@ -28,8 +28,6 @@ from tinker_cookbook.server.keys import TOKEN_PREFIX, user_urn
 from tinker_cookbook.server.state import ServerState, Session
 
 router = APIRouter(prefix="/api/v1", tags=["rest"], route_class=JsonRoute)
-metrics_router = APIRouter(tags=["metrics"])
-fallback_router = APIRouter(prefix="/api/v1")
 
 URL_SECONDS = 3600
 
@@ -349,7 +347,6 @@ async def own_key(owner: OwnerDep) -> Json:
     }
 
 
-@metrics_router.get("/metrics", response_model=None)
 async def metrics(owner: OwnerDep, state: StateDep) -> Response:
     """Returns Prometheus metrics of the whole server; a scraper sends its key as bearer token."""
     registry = CollectorRegistry()
@@ -441,16 +438,4 @@ def _refuse(reason: str) -> Callable[..., Awaitable[None]]:
 
 for _address, _reason in REFUSED.items():
     _method, _path = _address.split()
-    fallback_router.add_api_route(
-        f"/{_path}", _refuse(_reason), methods=[_method], include_in_schema=False
-    )
-
-
-@fallback_router.api_route(
-    "/{rest:path}", methods=["GET", "POST", "PUT", "DELETE"], include_in_schema=False
-)
-async def unknown(rest: str, request: Request, owner: OwnerDep) -> None:
-    """Refuses any other address."""
-    raise NotFoundError(
-        f"{request.method} {request.url.path}: this server has no such address; /docs lists them"
-    )
+    router.add_api_route(f"/{_path}", _refuse(_reason), methods=[_method], include_in_schema=False)
