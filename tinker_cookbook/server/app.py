@@ -25,7 +25,13 @@ from tinker_cookbook.server import (
     training_routes,
 )
 from tinker_cookbook.server.access import HTTP_PROTOCOL, AccessMiddleware, IdleConnections
-from tinker_cookbook.server.errors import NotFoundError, memory_full_message, status_of
+from tinker_cookbook.server.bodies import Json
+from tinker_cookbook.server.errors import (
+    SERVER_FAILED,
+    NotFoundError,
+    memory_full_message,
+    status_of,
+)
 from tinker_cookbook.server.openai.protocol import ApiError, ChatBody, CompletionBody, as_api_error
 from tinker_cookbook.server.state import ServerState
 
@@ -93,18 +99,19 @@ async def serve(app: FastAPI, state: ServerState, listener: socket.socket) -> No
 
 def error_response(error: Exception, path: str) -> JSONResponse:
     """Returns the response for an error, in the form of the API to which the path belongs."""
-    headers = error.headers if isinstance(error, HTTPException) else None
+    known = isinstance(error, HTTPException)
+    status = error.status_code if known else status_of(error)
+    detail = error.detail if known else str(error)
+    if isinstance(error, MemoryError):
+        detail = memory_full_message(error)
+    if status >= 500:  # its text may name files of this machine
+        detail = SERVER_FAILED
+        logger.error("%s", path, exc_info=error)
+    body: Json = {"detail": detail}
     if path.startswith(openai.PREFIX):
         api_error = as_api_error(error)
         status, body = api_error.status, api_error.body()
-    else:
-        status = error.status_code if isinstance(error, HTTPException) else status_of(error)
-        detail = error.detail if isinstance(error, HTTPException) else str(error)
-        body = {"detail": memory_full_message(error) if isinstance(error, MemoryError) else detail}
-    if status >= 500:
-        logger.error("%s", path, exc_info=error)
-    if status == 429:
-        headers = {"Retry-After": "1"}
+    headers = error.headers if known else {"Retry-After": "1"} if status == 429 else None
     return JSONResponse(body, status, headers)
 
 

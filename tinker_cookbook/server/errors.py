@@ -12,6 +12,8 @@ from tinker_cookbook.exceptions import BackendError, CheckpointError, TinkerCook
 
 E = TypeVar("E", bound=BaseException)
 
+SERVER_FAILED = "the server failed; its log has the reason"
+
 
 class NotFoundError(BackendError):
     """An id that does not exist or belongs to another owner: 404.

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from tinker_cookbook.server.app import error_response
 from tinker_cookbook.server.rest_routes import REFUSED
 
 NAMES = {"run_id": "r", "kind": "weights", "name": "n", "session_id": "s"}
@@ -54,3 +55,11 @@ def test_samples_that_record_stability_information_name_their_sequences(caller, 
     accepted = mine.post("asample", **asked, record_stability_info=True)
     assert len(mine.result(accepted)["sequences"]) == 1
     assert accepted[1]["sample_sequence_ids"] == [f"{sampler}:0:0"]
+
+
+@pytest.mark.parametrize("path", ["/api/v1/create_model", "/oai/api/v1/completions"])
+def test_an_error_of_the_server_itself_is_not_described(path):
+    response = error_response(RuntimeError("/home/ann/file"), path)
+    assert response.status_code == 500
+    assert b"its log has the reason" in response.body
+    assert b"/home/ann" not in response.body

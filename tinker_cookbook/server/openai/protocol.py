@@ -15,7 +15,7 @@ from starlette.exceptions import HTTPException
 
 from tinker_cookbook.exceptions import ModelNotFoundError, nearest
 from tinker_cookbook.server.bodies import Int64, Json
-from tinker_cookbook.server.errors import status_of
+from tinker_cookbook.server.errors import SERVER_FAILED, status_of
 
 MAX_CHOICES = 128
 MAX_TOP_LOGPROBS = 20
@@ -110,7 +110,7 @@ def as_api_error(error: Exception) -> ApiError:
         return model_not_found(str(error))
     status = status_of(error)
     if status >= 500:
-        return ApiError("the server failed; its log has the reason", status=500)
+        return ApiError(SERVER_FAILED, status=500)
     field = _FIELD.match(str(error))
     return ApiError(str(error), status=status, param=field[0] if field else None)
 
