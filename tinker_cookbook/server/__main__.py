@@ -25,8 +25,6 @@ from tinker_cookbook.utils.command_line.entrypoint import run_entrypoint
 if TYPE_CHECKING:
     from tinker_cookbook.server.state import ServerState
 
-LOOPBACK = ("127.0.0.1", "::1", "localhost")
-
 
 @chz.chz
 class Config:
@@ -171,7 +169,7 @@ def _print_start(
         lines += [f"cut          {len(interrupted)} runs were open when the server last ended:"]
         lines += [f"    {run}" for run in interrupted[:20]]
         lines += ["    their checkpoints are kept; start them again to go on from the last"]
-    if config.host not in LOOPBACK:
+    if config.host not in ("127.0.0.1", "::1", "localhost"):
         lines += ["open         to other machines, unencrypted: put a TLS proxy in front"]
     print("\n".join(lines), flush=True)
 

@@ -15,7 +15,7 @@ from ipaddress import ip_address
 from typing import Annotated, Any
 
 import uvicorn
-from fastapi import Depends, HTTPException, Query, Request, Response
+from fastapi import Depends, HTTPException, Request, Response
 from starlette.datastructures import MutableHeaders
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
@@ -25,7 +25,6 @@ from tinker_cookbook.server.state import ServerState
 
 # A client that sends nothing for this long, within a body or a head, is disconnected.
 IDLE_SECONDS = 20.0
-IDLE_CHECK_SECONDS = 2.0
 # Largest request line and headers. More than uvloop reads at once, since a body may follow.
 MAX_HEAD_BYTES = 512 << 10
 
@@ -161,9 +160,6 @@ async def owner_of(request: Request) -> Owner:
 StateDep = Annotated[ServerState, Depends(state_of)]
 OwnerDep = Annotated[Owner, Depends(owner_of)]
 
-Limit = Annotated[int, Query(ge=1, le=1000)]
-Offset = Annotated[int, Query(ge=0)]
-
 
 def is_same_machine(request: Request) -> bool:
     """Returns whether the client runs on this machine; False for requests through a proxy."""
@@ -225,7 +221,7 @@ class IdleConnections:
     async def check_forever(self) -> None:
         """Checks the connections at intervals until it is cancelled."""
         while True:
-            await asyncio.sleep(IDLE_CHECK_SECONDS)
+            await asyncio.sleep(IDLE_SECONDS / 10)
             self.check(asyncio.get_running_loop().time())
 
     def check(self, now: float) -> None:

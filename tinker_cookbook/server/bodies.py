@@ -37,8 +37,6 @@ MAX_DATA_CONTAINERS = 200_000
 MAX_DEPTH = 100
 # Peak memory of a request by its body's size: the pieces, the body, a message, arrays.
 _MEMORY_FACTOR = 6
-# Bytes that are kept of a body that does not fit into memory.
-_HEAD_BYTES = 1024
 
 _STRING = re.compile(rb'"(?:[^"\\]|\\.)*"', re.DOTALL)
 _REF = "#/components/schemas/{model}"
@@ -296,7 +294,7 @@ async def read_body(request: Request, limit: int) -> bytes:
             pieces.append(piece)
     # The first bytes of a pass name its model and sequence id.
     if shortage:
-        raise BodyMemoryError(shortage, bytes(pieces[0][:_HEAD_BYTES]))
+        raise BodyMemoryError(shortage, bytes(pieces[0][:1024]))
     return b"".join(pieces)
 
 

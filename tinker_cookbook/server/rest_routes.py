@@ -10,7 +10,7 @@ from collections.abc import Awaitable, Callable, Iterator
 from datetime import UTC, datetime
 from typing import Annotated, Literal
 
-from fastapi import APIRouter, Depends, Request, Response
+from fastapi import APIRouter, Depends, Query, Request, Response
 from fastapi import Body as BodyField
 from fastapi.responses import FileResponse, RedirectResponse
 from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, generate_latest
@@ -21,7 +21,7 @@ from tinker_cookbook.backends.local_rest import LocalRestClient
 from tinker_cookbook.engine.devices import free_memory_bytes
 from tinker_cookbook.exceptions import BackendError
 from tinker_cookbook.server import bodies
-from tinker_cookbook.server.access import Limit, Offset, OwnerDep, StateDep
+from tinker_cookbook.server.access import OwnerDep, StateDep
 from tinker_cookbook.server.bodies import Json, JsonRoute
 from tinker_cookbook.server.errors import NotFoundError
 from tinker_cookbook.server.keys import TOKEN_PREFIX, user_urn
@@ -47,6 +47,8 @@ async def _checkpoint_path(
 
 ClientDep = Annotated[LocalRestClient, Depends(_client)]
 PathDep = Annotated[str, Depends(_checkpoint_path)]
+Limit = Annotated[int, Query(ge=1, le=1000)]
+Offset = Annotated[int, Query(ge=0)]
 
 
 @router.get("/training_runs")

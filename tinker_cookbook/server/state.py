@@ -27,7 +27,6 @@ from tinker_cookbook.server.requests import OrderedDispatcher, PendingRequest, S
 
 logger = logging.getLogger(__name__)
 
-SWEEP_SECONDS = 5.0
 MAX_IDLE_SAMPLERS = 8
 IDLE_SECONDS = 900.0
 # How long a fetched result is retained: the client may not have received the response.
@@ -236,7 +235,7 @@ class ServerState:
 
     async def sweep_forever(self) -> None:
         """Ends sessions without a heartbeat, evicts idle samplers and drops fetched results."""
-        pause = min(SWEEP_SECONDS, self._session_seconds / 4)
+        pause = min(5.0, self._session_seconds / 4)
         while True:
             due = time.monotonic() + pause
             await asyncio.sleep(pause)

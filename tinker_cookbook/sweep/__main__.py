@@ -31,8 +31,6 @@ from tinker_cookbook.utils.run_folder.lock import RunLock, lock_holder
 from tinker_cookbook.utils.run_folder.paths import ensure_writable_dir
 from tinker_cookbook.utils.terminal import get_console
 
-_JOBS_ON_CPU = 4
-
 
 def main(argv: Sequence[str]) -> int:
     """Runs a sweep; returns 0 if all runs are done."""
@@ -79,7 +77,7 @@ def _run_sweep(sweep: Sweep) -> int:
             _print(f"{len(runs)} runs of {sweep.recipe}{done}: {sweep.log_dir}")
             display = Display(runs, METRICS if sweep.metric is None else (sweep.metric,))
             with serving(sweep) as server:
-                jobs = sweep.jobs or (min(waiting, _JOBS_ON_CPU) if server.on_cpu else waiting)
+                jobs = sweep.jobs or (min(waiting, 4) if server.on_cpu else waiting)
                 _print(f"server {server.url}, {jobs} runs at a time")
                 live = Live(display, console=get_console(), refresh_per_second=4)
                 # The server and the runs end here in any case.

@@ -8,8 +8,7 @@ from collections import OrderedDict
 from collections.abc import Callable, Hashable
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
-from functools import partial
-from typing import Annotated, Any, Generic, ParamSpec, TypeVar
+from typing import Annotated, Any, Generic, TypeVar
 
 from fastapi import APIRouter, Depends, Request
 
@@ -27,11 +26,6 @@ from tinker_cookbook.server.openai.protocol import ApiError, model_not_found
 from tinker_cookbook.server.state import ServerState
 from tinker_cookbook.tokenizer_utils import get_tokenizer
 
-MAX_MODELS = 16
-MAX_RENDERERS = 32
-MAX_THREADS = 8
-
-P = ParamSpec("P")
 T = TypeVar("T")
 
 router = APIRouter()
@@ -132,14 +126,13 @@ class ModelLoader:
     def __init__(self, state: ServerState) -> None:
         self.state = state
         # A thread pool of its own: requests of other models continue while weights are read.
-        self._threads = ThreadPoolExecutor(MAX_THREADS, thread_name_prefix="openai")
-        self._models: SingleFlightCache[LoadedModel] = SingleFlightCache(MAX_MODELS)
-        self._renderers: SingleFlightCache[Renderer] = SingleFlightCache(MAX_RENDERERS)
+        self._threads = ThreadPoolExecutor(8, thread_name_prefix="openai")
+        self._models: SingleFlightCache[LoadedModel] = SingleFlightCache(16)
+        self._renderers: SingleFlightCache[Renderer] = SingleFlightCache(32)
 
-    async def run(self, work: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
+    async def run(self, work: Callable[..., T], *args: Any) -> T:
         """Runs ``work`` in a thread."""
-        loop = asyncio.get_running_loop()
-        return await loop.run_in_executor(self._threads, partial(work, *args, **kwargs))
+        return await asyncio.get_running_loop().run_in_executor(self._threads, work, *args)
 
     def load(self, owner: Owner, model: str) -> LoadedModel:
         """Returns a served base model, or a checkpoint of this owner."""

@@ -19,7 +19,6 @@ from tinker_cookbook.server.errors import SERVER_FAILED, status_of
 
 MAX_CHOICES = 128
 MAX_TOP_LOGPROBS = 20
-CLIENT_CLOSED_REQUEST = 499
 
 # Field name at the start of the package's error messages.
 _FIELD = re.compile(

@@ -25,7 +25,6 @@ from tinker_cookbook.engine.sampling.requests import Sample
 from tinker_cookbook.server.bodies import Json
 from tinker_cookbook.server.openai.models import LoadedModel
 from tinker_cookbook.server.openai.protocol import (
-    CLIENT_CLOSED_REQUEST,
     ApiError,
     SamplingBody,
     as_api_error,
@@ -192,7 +191,7 @@ async def until_disconnect(request: Request, work: Awaitable[T]) -> T:
     try:
         await asyncio.wait({task, disconnect}, return_when=asyncio.FIRST_COMPLETED)
         if not task.done():
-            raise ApiError("the client has disconnected", status=CLIENT_CLOSED_REQUEST)
+            raise ApiError("the client has disconnected", status=499)  # as in nginx
         return task.result()
     finally:
         task.cancel()
