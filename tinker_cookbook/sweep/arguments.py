@@ -102,6 +102,7 @@ def parse_sweep(argv: Sequence[str]) -> Sweep:
     config_class = _config_class(recipe)
     _check_keys(recipe, config_class, settings)
     points = make_points(settings)
+    # The recipe's own parser checks the settings of each run, before anything starts.
     models: dict[str, None] = {}
     for point in points:
         words = [f"{key}={value}" for key, value in point.settings.items()]

@@ -88,6 +88,7 @@ def collect(runs: Sequence[Run], metric: str | None) -> list[dict[str, Any]]:
         run.read_metrics(whole=True)
     if metric is None:
         metric = next((m for m in METRICS if any(m in run.metrics for run in runs)), None)
+    # A failed or running run may still log the metric, so only a whole sweep can lack it.
     finished = [run for run in runs if run.state == "done"]
     if len(finished) == len(runs) and not any(metric in run.metrics for run in finished):
         known = sorted({name for run in finished for name in run.metrics})
@@ -182,11 +183,13 @@ def plot(rows: Sequence[dict[str, Any]], swept: Sequence[str], path: Path) -> st
     matplotlib.use("Agg")  # no window
     from matplotlib import pyplot
 
+    # One column for each combination of the other settings, one row for each x.
     others = [key for key in swept if key != x]
     for row in done:
         row["label"] = ", ".join(f"{key}={row[key]}" for key in others)
     curves = pandas.DataFrame(done).pivot(index=x, columns="label", values="value")
     xs = [row[x] for row in done]
+    # Values over more than a decade are chosen in factors.
     logx = min(xs) > 0 and max(xs) / min(xs) > 10
     axes = curves.plot(
         marker="o", logx=logx, grid=True, legend=bool(others), ylabel=done[0]["metric"]

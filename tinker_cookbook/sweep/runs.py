@@ -110,6 +110,7 @@ class Run:
         words = [f"{key}={value}" for key, value in self.point.settings.items()]
         words += [f"log_path={self.log_path}", f"backend={server.url}"]
         words += ["behavior_if_log_dir_exists=resume"]
+        # Saved before the start: a sweep that is killed now knows that an attempt was under way.
         self.state = "resumed" if self._rows.exists() else "running"
         self.started = time.time()
         self._save()
@@ -167,6 +168,7 @@ def run_all(
     """
     begun = time.monotonic()
     while True:
+        # Processes that have ended make room for waiting runs.
         for run in runs:
             if run.process is not None:
                 status = run.process.poll()
@@ -176,6 +178,7 @@ def run_all(
                     on_change(run)
         active = sum(run.process is not None for run in runs)
         for run in (run for run in runs if run.state == "waiting"):
+            # A run of a killed sweep may hold its folder for a moment longer.
             locked = lock_holder(run.log_path) is not None
             if active < jobs and not (locked and time.monotonic() - begun < _LOCK_SECONDS):
                 run.start(server)
