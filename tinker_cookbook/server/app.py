@@ -20,9 +20,8 @@ from tinker_cookbook.exceptions import TinkerCookbookError
 from tinker_cookbook.server import (
     bodies,
     openai,
+    operation_routes,
     rest_routes,
-    sampling_routes,
-    training_routes,
 )
 from tinker_cookbook.server.access import HTTP_PROTOCOL, AccessMiddleware, IdleConnections
 from tinker_cookbook.server.bodies import Json
@@ -59,9 +58,9 @@ def make_app(state: ServerState, max_request_bytes: int) -> FastAPI:
     # Each by its own class: only a handler of Exception re-raises the error after the response.
     for kind in (TinkerCookbookError, ValueError, MemoryError, ApiError, HTTPException, Exception):
         app.add_exception_handler(kind, _handle_error)
-    app.add_exception_handler(RequestValidationError, training_routes.skip_refused)
+    app.add_exception_handler(RequestValidationError, operation_routes.skip_refused)
     # Routes are matched in this order, so the busiest come first.
-    for part in (sampling_routes, training_routes, rest_routes, openai):
+    for part in (operation_routes, rest_routes, openai):
         app.include_router(part.router)
     bodies.add_schemas(app, (bodies.JsonPass, bodies.SampleBody, ChatBody, CompletionBody))
 
@@ -78,7 +77,7 @@ async def serve(app: FastAPI, state: ServerState, listener: socket.socket) -> No
         ws="none",
         log_level="warning",
         access_log=False,
-        timeout_graceful_shutdown=round(sampling_routes.LONG_POLL_SECONDS) + 5,
+        timeout_graceful_shutdown=round(operation_routes.LONG_POLL_SECONDS) + 5,
     )
     server = uvicorn.Server(settings)
     handle_exit = server.handle_exit
