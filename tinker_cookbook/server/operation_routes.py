@@ -50,7 +50,7 @@ async def retrieve_future(
     request_id: bodies.IdField, request: Request, owner: OwnerDep, state: StateDep
 ) -> Response:
     """Returns the result or the error of a request; 408 if it is not done."""
-    pending = _pending(state, owner, request_id)
+    pending = state.request(owner, request_id)
     if pending is None:
         raise NotFoundError(
             f"request {request_id!r}: not known here; its session ended, its result was "
@@ -82,16 +82,9 @@ async def cancel_future(body: Json, owner: OwnerDep, state: StateDep) -> Json:
     """Cancels requests."""
     ids = body.get("request_ids") or [body.get("request_id")]
     for request_id in ids if isinstance(ids, list) else []:
-        if (pending := _pending(state, owner, str(request_id))) is not None:
+        if (pending := state.request(owner, str(request_id))) is not None:
             pending.cancel()
     return {}
-
-
-def _pending(state: ServerState, owner: Owner, request_id: str) -> PendingRequest | None:
-    """Returns a request of this owner."""
-    pending = state.requests.get(request_id)
-    sessions = {one.session_id for one in state.sessions(owner)}
-    return pending if pending is not None and pending.session_id in sessions else None
 
 
 async def _wait(pending: PendingRequest, state: ServerState) -> None:

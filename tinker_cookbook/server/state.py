@@ -168,6 +168,12 @@ class ServerState:
         session.seen_at = time.monotonic()
         return session
 
+    def request(self, owner: Owner, request_id: str) -> PendingRequest | None:
+        """Returns a request of this owner, or None."""
+        pending = self.requests.get(request_id)
+        session = self._sessions.get(pending.session_id) if pending is not None else None
+        return pending if session is not None and session.owner is owner else None
+
     def sessions(self, owner: Owner | None = None) -> list[Session]:
         """Returns the open sessions, of one owner or of all."""
         return [one for one in self._sessions.values() if owner in (None, one.owner)]
