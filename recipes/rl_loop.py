@@ -30,7 +30,13 @@ from tinker_cookbook.rl.config import loss_hint
 from tinker_cookbook.rl.envs.grading import equal_plain_numbers, extract_gsm8k_answer
 from tinker_cookbook.tokenizer_utils import get_tokenizer
 from tinker_cookbook.training.changes import check_same_settings
-from tinker_cookbook.training.config import DEFAULT_TTL_SECONDS, check_model, check_settings
+from tinker_cookbook.training.config import (
+    DEFAULT_TTL_SECONDS,
+    at_least,
+    check_model,
+    check_settings,
+    learning_rate_bounds,
+)
 from tinker_cookbook.training.weights import check_weights
 from tinker_cookbook.utils import ml_log
 from tinker_cookbook.utils.command_line.entrypoint import also_named, run_entrypoint
@@ -64,17 +70,23 @@ class Config:
     max_tokens: int = chz.field(default=12, doc="Most tokens of an answer")
     loss_fn: str = chz.field(default="importance_sampling", doc=f"One of {', '.join(LOSSES)}")
     learning_rate: float | None = chz.field(
-        default=None, doc="Default: a quarter of what is recommended for supervised fine-tuning"
+        default=None,
+        validator=learning_rate_bounds,
+        doc="Default: a quarter of what is recommended for supervised fine-tuning",
     )
     num_steps: int = chz.field(default=40, doc="Steps; a file is gone through as often as it takes")
-    lora_rank: int = chz.field(default=32, doc="Rank of the LoRA adapter")
+    lora_rank: int = chz.field(default=32, validator=at_least(1), doc="Rank of the LoRA adapter")
     seed: int = chz.field(default=0, doc="Seed of the adapter's start, the questions, the samples")
-    save_every: int = chz.field(default=20, doc="Steps between checkpoints; 0 is never")
+    save_every: int = chz.field(
+        default=20, validator=at_least(0), doc="Steps between checkpoints; 0 is never"
+    )
     allow_config_change: bool = chz.field(
         default=False, doc="Continue a run although settings changed that decide what a step means"
     )
     ttl_seconds: int | None = chz.field(
-        default=DEFAULT_TTL_SECONDS, doc="Lifetime of periodic checkpoints; the final one stays"
+        default=DEFAULT_TTL_SECONDS,
+        validator=at_least(1),
+        doc="Lifetime of periodic checkpoints; the final one stays",
     )
     backend: str = chz.field(default="auto", doc="auto, local, tinker, or the URL of a server")
     base_url: str | None = chz.field(default=None, doc="URL of a Tinker server")

@@ -114,7 +114,7 @@ async def main(cli: CLIConfig) -> None:
         max_tokens=8,
         num_substeps=cli.num_substeps,
         compute_post_kl=True,
-        **cli.shared(),
+        **{name: getattr(cli, name) for name in chz.chz_fields(RunSettings)},
     )
     cli_utils.check_log_dir(cli.log_path, cli.behavior_if_log_dir_exists)
     await train_on_policy.main(config)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import logging
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
@@ -43,6 +43,7 @@ from tinker_cookbook.rl.types import (
 from tinker_cookbook.supervised.hf_datasets import load_hf_dataset
 from tinker_cookbook.supervised.json_files import json_lines
 from tinker_cookbook.tokenizer_utils import Tokenizer, get_tokenizer
+from tinker_cookbook.training.config import at_least
 from tinker_cookbook.training.weights import check_weights
 from tinker_cookbook.utils.run_folder.paths import check_tinker_path
 
@@ -73,17 +74,6 @@ HUB_PROMPTS: Mapping[str, str] = {
 """Names of prompt sets, with the Hub dataset that each is the ``train`` split of."""
 
 _EXPECTED = '{"prompt": "…"}, or {"messages": [{"role": "user", "content": "…"}, …]}'
-
-
-def at_least(low: int) -> Callable[[Any, str], None]:
-    """Returns a validator of a chz field: ``ConfigurationError`` below ``low``; None passes."""
-
-    def check(settings: Any, name: str) -> None:
-        value = getattr(settings, name)
-        if value is not None and value < low:
-            raise ConfigurationError(f"{name}: got {value}, expected at least {low}")
-
-    return check
 
 
 @chz.chz

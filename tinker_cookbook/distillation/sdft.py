@@ -24,7 +24,6 @@ import chz
 from tinker_cookbook import model_info
 from tinker_cookbook.checkpoint_utils import load_checkpoints_file
 from tinker_cookbook.completers import TinkerTokenCompleter, TokenCompleter
-from tinker_cookbook.distillation.datasets import at_least
 from tinker_cookbook.distillation.demonstrations import (
     DEFAULT_DEMO_TEMPLATE,
     DemonstrationBuilder,
@@ -59,6 +58,7 @@ from tinker_cookbook.supervised.batch_loop import Batch, BatchConfig, Objective,
 from tinker_cookbook.supervised.nll_evaluator import NLLEvaluator
 from tinker_cookbook.supervised.types import SupervisedDataset, SupervisedDatasetBuilder
 from tinker_cookbook.tokenizer_utils import get_tokenizer
+from tinker_cookbook.training.config import at_least
 from tinker_cookbook.training.session import Metrics, TrainingSession
 from tinker_cookbook.utils.command_line.entrypoint import run_entrypoint
 

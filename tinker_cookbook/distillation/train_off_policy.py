@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING
 import chz
 
 from tinker_cookbook import model_info
-from tinker_cookbook.distillation.datasets import TeacherConfig, at_least, open_teacher
+from tinker_cookbook.distillation.datasets import TeacherConfig, open_teacher
 from tinker_cookbook.distillation.topk_distributions import (
     SoftDatum,
     check_top_k,
@@ -48,6 +48,7 @@ from tinker_cookbook.supervised.types import (
     SupervisedDatasetBuilder,
 )
 from tinker_cookbook.tokenizer_utils import get_tokenizer
+from tinker_cookbook.training.config import at_least
 from tinker_cookbook.training.session import Metrics, TrainingSession
 from tinker_cookbook.utils.command_line.entrypoint import run_entrypoint
 from tinker_cookbook.vocabulary import check_same_vocabulary

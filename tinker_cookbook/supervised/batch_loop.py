@@ -17,15 +17,15 @@ import asyncio
 import time
 from abc import ABC, abstractmethod
 from collections import deque
-from collections.abc import Awaitable, Callable, Iterator
-from dataclasses import dataclass, field
+from collections.abc import Awaitable, Callable, Iterator, Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import chz
 
 from tinker_cookbook.display import TrainingProgress, print_example
 from tinker_cookbook.eval.evaluators import Evaluator, EvaluatorBuilder
-from tinker_cookbook.exceptions import ConfigurationError, DataValidationError
+from tinker_cookbook.exceptions import DataValidationError
 from tinker_cookbook.supervised.prefetch import Prefetcher
 from tinker_cookbook.supervised.row_datasets import trained_batch
 from tinker_cookbook.supervised.types import (
@@ -33,7 +33,7 @@ from tinker_cookbook.supervised.types import (
     SupervisedDataset,
     SupervisedDatasetBuilder,
 )
-from tinker_cookbook.training.config import TrainingConfig
+from tinker_cookbook.training.config import TrainingConfig, at_least
 from tinker_cookbook.training.session import (
     Metrics,
     TrainingSession,
@@ -49,8 +49,8 @@ if TYPE_CHECKING:
     import tinker
     from tinker import types
 
-    from tinker_cookbook.backends import Future, SamplingClient, TrainingClient
-    from tinker_cookbook.renderers import Message, Renderer
+    from tinker_cookbook.backends import Future, TrainingClient
+    from tinker_cookbook.renderers import Message
     from tinker_cookbook.tokenizer_utils import Tokenizer
 else:
     tinker = lazy_module("tinker")
@@ -69,20 +69,23 @@ class BatchConfig(TrainingConfig):
     infrequent_evaluator_builders: list[EvaluatorBuilder] = chz.field(
         default_factory=list, doc="Evaluations every infrequent_eval_every steps"
     )
-    submit_ahead: int = chz.field(default=1, doc="Steps in flight beyond the one awaited")
-    show_samples: int = chz.field(
-        default=1, doc="Held-out prompts that the model answers before and after training"
+    submit_ahead: int = chz.field(
+        default=1, validator=at_least(0), doc="Steps in flight beyond the one awaited"
     )
-    sample_max_tokens: int = chz.field(default=96, doc="Maximum tokens of these answers")
+    show_samples: int = chz.field(
+        default=1,
+        validator=at_least(0),
+        doc="Held-out prompts that the model answers before and after training",
+    )
+    sample_max_tokens: int = chz.field(
+        default=96, validator=at_least(1), doc="Maximum tokens of these answers"
+    )
 
     def check(self) -> None:
         """Raises ``ConfigurationError`` for the first setting that cannot work."""
         super().check()
         if isinstance(self.dataset_builder, ChatDatasetBuilder):
             self.dataset_builder.common_config.check()
-        for name, low in (("submit_ahead", 0), ("show_samples", 0), ("sample_max_tokens", 1)):
-            if getattr(self, name) < low:
-                raise ConfigurationError(f"{name}: got {getattr(self, name)}, expected >= {low}")
 
 
 @dataclass(frozen=True)
@@ -127,53 +130,6 @@ class Objective(ABC):
         return []
 
 
-@dataclass
-class SampleDisplay:
-    """Held-out prompts and greedy answers to them, shown before and after training.
-
-    Greedy sampling, so that answers differ only through training.
-    """
-
-    prompts: list[list[Message]] = field(default_factory=list)
-    renderer: Renderer | None = None
-    max_tokens: int = 96
-
-    @classmethod
-    def of(cls, builder: SupervisedDatasetBuilder, count: int, max_tokens: int) -> SampleDisplay:
-        """Returns up to ``count`` prompts of the builder's held-out part."""
-        if count == 0 or not isinstance(builder, ChatDatasetBuilder):
-            return cls()
-        prompts = builder.held_out_prompts(count)
-        return cls(prompts, builder.renderer if prompts else None, max_tokens)
-
-    async def answers(self, client: SamplingClient) -> list[str]:
-        """Returns the model's answer to each prompt."""
-        if self.renderer is None:
-            return []
-        params = tinker.SamplingParams(
-            max_tokens=self.max_tokens, temperature=0.0, stop=self.renderer.get_stop_sequences()
-        )
-        futures = [
-            client.sample(self.renderer.build_generation_prompt(prompt), 1, params)
-            for prompt in self.prompts
-        ]
-        tokens = [(await future).sequences[0].tokens for future in futures]
-        return [str(self.renderer.parse_response(ids)[0]["content"]) for ids in tokens]
-
-    async def show(self, client: SamplingClient, when: str) -> None:
-        """Prints the last message of each prompt and the model's answer."""
-        from rich.panel import Panel
-        from rich.text import Text
-
-        for prompt, answer in zip(self.prompts, await self.answers(client), strict=True):
-            question = prompt[-1]["content"]
-            body = Text.assemble((f"{question}\n", "bold"), answer.strip() or "(nothing)")
-            get_console().print(Panel(body, title=f"held-out prompt, {when}", title_align="left"))
-
-
-MakeObjective = Callable[[TrainingSession], Awaitable[Objective]]
-
-
 @dataclass(frozen=True)
 class Schedule:
     """Which batch each step takes: epochs over ``num_batches`` batches, ``total_steps`` in all."""
@@ -197,7 +153,7 @@ class Schedule:
 
 async def train_batches(
     config: BatchConfig,
-    make_objective: MakeObjective,
+    make_objective: Callable[[TrainingSession], Awaitable[Objective]],
     data: tuple[SupervisedDataset, SupervisedDataset | None] | None = None,
 ) -> None:
     """Trains, or resumes the run in ``config.log_path``.
@@ -224,15 +180,42 @@ async def train_batches(
         if test_set is not None:
             # The held-out loss comes first in the logs.
             session.evaluators[:0] = objective.evaluators(test_set)
-        samples = SampleDisplay.of(
-            config.dataset_builder, config.show_samples, config.sample_max_tokens
-        )
-        await samples.show(await session.sampling_client(), "before training")
+        count = config.show_samples
+        prompts = config.dataset_builder.held_out_prompts(count) if count else []
+        await show_answers(session, config, prompts, "before training")
         loop = _Loop(config, session, schedule, objective)
         await loop.run(client, train_set)
         if schedule.total_steps:
-            await samples.show(await session.sampling_client(), "after training")
+            await show_answers(session, config, prompts, "after training")
         session.say(*train_set.report(), *loop.report(), *session.summary())
+
+
+async def show_answers(
+    session: TrainingSession, config: BatchConfig, prompts: Sequence[list[Message]], when: str
+) -> None:
+    """Prints the last message of each prompt and the answer of the current weights.
+
+    Sampling is greedy, so that answers differ only through training.
+    """
+    from rich.panel import Panel
+    from rich.text import Text
+
+    if not prompts or not isinstance(config.dataset_builder, ChatDatasetBuilder):
+        return
+    renderer = config.dataset_builder.renderer
+    client = await session.sampling_client()
+    params = tinker.SamplingParams(
+        max_tokens=config.sample_max_tokens, temperature=0.0, stop=renderer.get_stop_sequences()
+    )
+    futures = [
+        client.sample(renderer.build_generation_prompt(prompt), 1, params) for prompt in prompts
+    ]
+    for prompt, future in zip(prompts, futures, strict=True):
+        answer, _ = renderer.parse_response((await future).sequences[0].tokens)
+        body = Text.assemble(
+            (f"{prompt[-1]['content']}\n", "bold"), str(answer["content"]).strip() or "(nothing)"
+        )
+        get_console().print(Panel(body, title=f"held-out prompt, {when}", title_align="left"))
 
 
 def tokenizer_of(builder: SupervisedDatasetBuilder) -> Tokenizer | None:
@@ -328,13 +311,16 @@ class _Loop:
         self._finished_at = time.monotonic()
 
     async def run(self, client: TrainingClient, dataset: SupervisedDataset) -> None:
-        """Runs all steps from the first step of the session."""
-        config, schedule, start = self._config, self._schedule, self._session.start_step
-        if start == 0:
-            await self._record_start()
-        rows = batches(dataset, schedule, config.seed, start)
+        """Trains from the first step of the session."""
+        config, schedule, session = self._config, self._schedule, self._session
+        if session.start_step == 0:
+            # Row 0 has the evaluations before training.
+            if metrics := await session.evaluate(0):
+                session.write_row({"progress": 0.0, "epoch": 0, **metrics}, step=0)
+            self._finished_at = time.monotonic()
+        rows = batches(dataset, schedule, config.seed, session.start_step)
         with self._progress, Prefetcher(rows) as ahead:
-            for step in range(start, schedule.total_steps):
+            for step in range(session.start_step, schedule.total_steps):
                 if data := await ahead.next():
                     async with scope_span("prepare_batch"):
                         batch = await self._objective.prepare(step, data)
@@ -342,8 +328,8 @@ class _Loop:
                 else:
                     self._skip(step)
                 # Before an evaluation or a checkpoint, wait for all submitted steps.
-                keep = 0 if self._at_boundary() else config.submit_ahead
-                while len(self._in_flight) > keep:
+                at_boundary = session.boundary(step + 1, self._tokens)
+                while len(self._in_flight) > (0 if at_boundary else config.submit_ahead):
                     await self._finish_oldest()
             while self._in_flight:
                 await self._finish_oldest()
@@ -356,13 +342,6 @@ class _Loop:
             f"{self._skipped} of {self._schedule.total_steps} batches were skipped: none of their "
             "examples had a token to train on (max_length cuts before the answer begins)"
         ]
-
-    async def _record_start(self) -> None:
-        """Writes row 0: the evaluations before training."""
-        metrics = await self._session.evaluate(0)
-        if metrics:
-            self._session.write_row({"progress": 0.0, "epoch": 0, **metrics}, step=0)
-        self._finished_at = time.monotonic()
 
     def _submit(self, client: TrainingClient, step: int, batch: Batch) -> None:
         """Queues one update."""
@@ -395,49 +374,37 @@ class _Loop:
             )
         self._in_flight.append(_InFlight(step, Batch([]), self._tokens, self._skipped, None))
 
-    def _at_boundary(self) -> bool:
-        """Returns whether an evaluation or checkpoint is due after the newest submitted update."""
-        return self._session.boundary(self._in_flight[-1].step + 1, self._tokens)
-
     async def _finish_oldest(self) -> None:
         """Waits for the oldest update and writes its row."""
-        oldest = self._in_flight.popleft()
-        metrics = await self._metrics(oldest)
-        shown = None if oldest.update is None else float(metrics[self._objective.shown])
-        self._progress.update(oldest.step + 1, shown, oldest.batch.num_tokens)
-        # Counters are saved with the checkpoint and restored on resume.
-        counters = {"cumulative_tokens": oldest.tokens}
-        if oldest.skipped:
-            counters["skipped_batches"] = oldest.skipped
-        await self._session.finish_step(
-            oldest.step + 1,
-            metrics,
-            epoch=self._schedule.place(oldest.step)[0],
-            counters=counters,
-        )
-        self._finished_at = time.monotonic()
-
-    async def _metrics(self, done: _InFlight) -> Metrics:
-        """Waits for the results of a step and returns its metrics."""
+        done = self._in_flight.popleft()
+        epoch, _ = self._schedule.place(done.step)
         metrics: Metrics = {
-            "epoch": self._schedule.place(done.step)[0],
+            "epoch": epoch,
             "progress": (done.step + 1) / self._schedule.total_steps,
             "num_sequences": len(done.batch.data),
             "num_tokens": done.batch.num_tokens,
             "tokens/cumulative/trained": done.tokens,
         }
+        shown = None
         if done.update is None:
-            return {**metrics, "num_skipped_batches": 1}
-        async with scope_span("train_step"):
-            output = await done.update.fwd_bwd_future
-            optim = await done.update.optim_step_future
-        seconds = time.monotonic() - self._finished_at
-        metrics |= {
-            **done.update.metrics,
-            **self._objective.metrics(done.batch, output),
-            "time/step": seconds,
-            "time/tokens_per_second": done.batch.num_tokens / max(seconds, 1e-9),
-        }
-        for name, value in (optim.metrics or {}).items():
-            metrics[f"optim/{name}"] = value
-        return metrics
+            metrics["num_skipped_batches"] = 1
+        else:
+            async with scope_span("train_step"):
+                output = await done.update.fwd_bwd_future
+                optim = await done.update.optim_step_future
+            seconds = time.monotonic() - self._finished_at
+            metrics |= {
+                **done.update.metrics,
+                **self._objective.metrics(done.batch, output),
+                "time/step": seconds,
+                "time/tokens_per_second": done.batch.num_tokens / max(seconds, 1e-9),
+                **{f"optim/{name}": value for name, value in (optim.metrics or {}).items()},
+            }
+            shown = float(metrics[self._objective.shown])
+        self._progress.update(done.step + 1, shown, done.batch.num_tokens)
+        # Counters are saved with the checkpoint and restored on resume.
+        counters = {"cumulative_tokens": done.tokens}
+        if done.skipped:
+            counters["skipped_batches"] = done.skipped
+        await self._session.finish_step(done.step + 1, metrics, epoch=epoch, counters=counters)
+        self._finished_at = time.monotonic()

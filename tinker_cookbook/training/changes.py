@@ -1,7 +1,8 @@
-"""Settings that changed between the run in a log folder and the command that continues it."""
+"""Comparison of the settings of a run with those of the command that continues it."""
 
 from __future__ import annotations
 
+import contextlib
 import json
 from collections.abc import Iterator
 from pathlib import Path
@@ -16,10 +17,10 @@ from tinker_cookbook.utils.run_folder.config_io import (
     dump_config,
 )
 
-# Where and how often things are written, evaluated or shown, and where is computed: a step means
-# the same whatever these are.
+# Settings of where and how often something is written, evaluated or shown, and of the machine: a
+# step is the same with any value of these.
 _FREE = frozenset(
-    {
+    [
         "log_path",
         "recipe_name",
         "behavior_if_log_dir_exists",
@@ -59,22 +60,18 @@ _FREE = frozenset(
         "rollout_timeout_seconds",
         "grader_timeout_seconds",
         "teacher_concurrency",
-    }
+    ]
 )
 # How long the run is: its learning rates change, but the data and the loss do not.
 _LENGTH = frozenset({"num_epochs", "max_steps", "num_steps", "num_batches", "n_batches"})
-
-_Change = tuple[str, Any, Any]
 
 
 def changed_settings(log_path: str, config: Any) -> dict[str, str]:
     """Returns the settings in which ``config`` differs from the ``config.json`` in ``log_path``.
 
-    Those that only say where and how often something is written, shown or evaluated are left out,
-    and so are settings that one of the two does not have: another version of the code wrote them.
-
-    Returns:
-        ``name: old → new`` by the dotted name of the setting.
+    The result has ``name: old → new`` by the dotted name of the setting. Settings that do not
+    change what a step is are left out, and so are settings that only one of the two has, which
+    another version of the code wrote.
     """
     file = Path(log_path) / CONFIG_FILE
     try:
@@ -89,22 +86,13 @@ def changed_settings(log_path: str, config: Any) -> dict[str, str]:
 def check_same_settings(log_path: str, config: Any, allowed: bool) -> list[str]:
     """Compares ``config`` with the run in ``log_path`` that it is to continue.
 
-    Args:
-        log_path: The run's folder.
-        config: The settings of the command that continues it.
-        allowed: Whether a change of what a step means was asked for.
-
-    Returns:
-        A line on each setting that changed and may: the length of the run, and with ``allowed``
-        all others.
-
-    Raises:
-        ConfigurationError: A setting changed that decides what a step means.
+    Returns a line for each changed setting: the length of the run may change, and with ``allowed``
+    all others too. Raises ConfigurationError for another change of what a step is.
     """
     changes = changed_settings(log_path, config)
     refused = {name: line for name, line in changes.items() if _leaf(name) not in _LENGTH}
     if refused and not allowed:
-        # A setting often stands in several places (the renderer's name, say).
+        # Several settings often have the same name and value (the renderer's name, say).
         lines = {_leaf(name) + line.removeprefix(name): None for name, line in refused.items()}
         raise ConfigurationError(
             f"log_path={log_path} holds a run with other settings ({'; '.join(lines)}); its steps "
@@ -115,11 +103,11 @@ def check_same_settings(log_path: str, config: Any, allowed: bool) -> list[str]:
     return [f"changed since the run began: {line}" for line in changes.values()]
 
 
-def _changes(before: Any, now: Any, name: str) -> Iterator[_Change]:
-    """The values below ``name`` that differ."""
+def _changes(before: Any, now: Any, name: str) -> Iterator[tuple[str, Any, Any]]:
+    """Yields name, old and new value of the settings below ``name`` that differ."""
     if isinstance(before, dict) and isinstance(now, dict):
         if LOST_KEY in before or LOST_KEY in now:
-            return  # a function without a name: what it does cannot be compared
+            return  # functions without a name cannot be compared
         if before.get(TYPE_KEY) == now.get(TYPE_KEY):
             for key in before.keys() & now.keys() - {TYPE_KEY, KINDS_KEY}:
                 yield from _changes(before[key], now[key], f"{name}.{key}" if name else key)
@@ -131,24 +119,19 @@ def _changes(before: Any, now: Any, name: str) -> Iterator[_Change]:
         for index, (old, new) in enumerate(zip(before, now, strict=True)):
             yield from _changes(old, new, f"{name}.{index}")
         return
-    if before != now and not _same_file(before, now):
-        yield name, before, now
-
-
-def _same_file(before: Any, now: Any) -> bool:
-    """Returns whether two texts are two spellings of one file or folder."""
-    if not (isinstance(before, str) and isinstance(now, str)):
-        return False
-    try:
-        return Path(before).expanduser().samefile(Path(now).expanduser())
-    except (OSError, ValueError):
-        return False
+    if before == now:
+        return
+    # Two texts may be two spellings of one file or folder.
+    if isinstance(before, str) and isinstance(now, str):
+        with contextlib.suppress(OSError, ValueError):
+            if Path(before).expanduser().samefile(Path(now).expanduser()):
+                return
+    yield name, before, now
 
 
 def _leaf(name: str) -> str:
-    """Returns the setting's own name; that of the list for an item of one."""
-    parts = [part for part in name.split(".") if not part.isdigit()]
-    return parts[-1] if parts else name
+    """Returns the last part of a dotted name that is no index of a list."""
+    return next((part for part in reversed(name.split(".")) if not part.isdigit()), name)
 
 
 def _shown(value: Any) -> str:

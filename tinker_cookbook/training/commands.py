@@ -1,4 +1,4 @@
-"""The commands a person types next: to continue a run, to plot it, and to use what it made."""
+"""Command lines to continue a run, to plot it, and to use its weights."""
 
 from __future__ import annotations
 
@@ -12,29 +12,27 @@ from tinker_cookbook.backends.connect import check_backend
 from tinker_cookbook.exceptions import TinkerCookbookError
 from tinker_cookbook.utils.command_line.entrypoint import program_takes
 
-_OPENAI_PATH = "/oai/api/v1"
 _BEHAVIOR = "behavior_if_log_dir_exists="
 
 
 def continue_command(log_path: str) -> str | None:
-    """Returns the command line that continues this run, or ``None`` where no recipe was started."""
+    """Returns the command line that continues this run, None if no program was started with -m."""
     program = list(getattr(sys, "orig_argv", sys.argv))
     if "-m" not in program:
         return None
-    at = program.index("-m")
     # The interpreter as it was called: another "python" may not have the package.
-    words = program[: at + 2]
-    given = program[at + 2 :]
+    at = program.index("-m") + 2
+    words, given = program[:at], program[at:]
     words += [w for w in given if not w.removeprefix("--").startswith((_BEHAVIOR, "log_path="))]
     words.append(f"log_path={log_path}")
-    # The loops of the library continue the run in log_path without being asked.
+    # The loops of the library have no such key: they continue the run in log_path.
     if program_takes(_BEHAVIOR.rstrip("=")):
         words.append(f"{_BEHAVIOR}resume")
     return shlex.join(words)
 
 
 def plot_command(log_path: str) -> str:
-    """Returns the command line that draws the curves of a run."""
+    """Returns the command line that plots the curves of a run."""
     python = getattr(sys, "orig_argv", ["python"])[0]
     return shlex.join([python, "-m", "tinker_cookbook.plot", f"log_path={Path(log_path)}"])
 
@@ -42,10 +40,8 @@ def plot_command(log_path: str) -> str:
 def use_lines(settings: Any, sampler_path: str) -> list[str]:
     """Returns the commands that use, evaluate and export the weights of a finished run.
 
-    Args:
-        settings: Has ``model_name``, ``backend``, ``base_url``, ``device``, ``dtype`` and
-            ``train_unembed``.
-        sampler_path: ``tinker://RUN/sampler_weights/NAME``.
+    ``settings`` has ``model_name``, ``backend``, ``base_url``, ``device``, ``dtype`` and
+    ``train_unembed``; ``sampler_path`` is ``tinker://RUN/sampler_weights/NAME``.
     """
     try:
         kind, url, _ = check_backend(
@@ -57,41 +53,33 @@ def use_lines(settings: Any, sampler_path: str) -> list[str]:
     python = getattr(sys, "orig_argv", ["python"])[0]
     lines: list[str] = []
     if local:
+        url = "http://127.0.0.1:8000"
         serve = [python, "-m", "tinker_cookbook.server", f"model_name={settings.model_name}"]
         lines.append(f"serve        {shlex.join(serve)}")
-    address = "http://127.0.0.1:8000" if local else url
-    if address is not None:
-        address = address.rstrip("/") + _OPENAI_PATH
+    if url is not None:
+        address = url.rstrip("/") + "/oai/api/v1"
+        body = {"model": sampler_path, "messages": [{"role": "user", "content": "Hi"}]}
+        # The key stays a variable, so that neither the terminal nor a log shows it.
+        curl = (
+            f'curl {address}/chat/completions -H "Authorization: Bearer $TINKER_API_KEY" '
+            f"-H 'Content-Type: application/json' -d {shlex.quote(json.dumps(body))}"
+        )
         lines += [
-            f"talk to it   {_curl(address, sampler_path)}",
+            f"talk to it   {curl}",
             f"evaluate     any program for OpenAI's API: base_url={address} model={sampler_path}",
         ]
-    lines.append(f"export       {_export(python, sampler_path, local)}")
-    if local:
-        # Not at the top: it would load the engine for runs on a server.
-        from tinker_cookbook.engine.model.merging import merge_note
-
-        if note := merge_note(settings.model_name, settings.train_unembed):
-            lines.append(f"             {note}")
-    return lines
-
-
-def _curl(address: str, sampler_path: str) -> str:
-    body = {"model": sampler_path, "messages": [{"role": "user", "content": "Hi"}]}
-    # The key stays a variable, so that neither the terminal nor a log shows it.
-    return (
-        f'curl {address}/chat/completions -H "Authorization: Bearer $TINKER_API_KEY" '
-        f"-H 'Content-Type: application/json' -d {shlex.quote(json.dumps(body))}"
-    )
-
-
-def _export(python: str, sampler_path: str, local: bool) -> str:
-    """Returns the command that writes the adapter in PEFT's format into a folder."""
     if not local:
-        return shlex.join(["tinker", "checkpoint", "download", sampler_path, "-o", "my-adapter"])
+        export = ["tinker", "checkpoint", "download", sampler_path, "-o", "my-adapter"]
+        return [*lines, f"export       {shlex.join(export)}"]
+    # Not at the top: it would load the engine for runs on a server.
+    from tinker_cookbook.engine.model.merging import merge_note
+
     program = (
         "from tinker_cookbook.backends import connect; "
         'connect("local").service.create_rest_client()'
         f'.copy_out("{sampler_path}", "my-adapter").result()'
     )
-    return f"{python} -c {shlex.quote(program)}"
+    lines.append(f"export       {python} -c {shlex.quote(program)}")
+    if note := merge_note(settings.model_name, settings.train_unembed):
+        lines.append(f"             {note}")
+    return lines

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import math
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 import chz
@@ -25,28 +26,62 @@ if TYPE_CHECKING:
 DEFAULT_TTL_SECONDS = 604800
 
 
+def at_least(low: float, below: float = math.inf, hint: str = "") -> Callable[[Any, str], None]:
+    """Returns a validator of a numeric field: ``low <= value < below``; None passes, NaN fails."""
+
+    def check(settings: Any, name: str) -> None:
+        value = getattr(settings, name)
+        if value is not None and not low <= value < below:
+            upper = "" if below == math.inf else f" and less than {below:g}"
+            raise ConfigurationError(f"{name}: got {value}, expected at least {low:g}{upper}{hint}")
+
+    return check
+
+
+# One step of AdamW moves a weight by about the learning rate, so 10 ends every model.
+learning_rate_bounds = at_least(
+    0, below=10, hint="; 1e-5 to 1e-3 is usual, get_lr(model_name) recommends"
+)
+
+
 @chz.chz
 class RunSettings:
-    """Settings that mean the same in every recipe, which takes them over with their defaults."""
+    """Settings with the same meaning and the same default in every recipe and every loop."""
 
     load_checkpoint_path: str | None = chz.field(
         default=None, doc="tinker:// path of weights to start from, with a fresh optimizer"
     )
 
     lr_schedule: LRSchedule = chz.field(default="linear", doc="linear, cosine or constant")
-    warmup_steps: int = chz.field(default=0, doc="Steps over which the learning rate rises")
-    num_epochs: int = chz.field(default=1, doc="Passes over the training data")
-    max_steps: int | None = chz.field(
-        default=None, doc="Steps of the run, instead of num_epochs; 0: only evaluate"
+    warmup_steps: int = chz.field(
+        default=0, validator=at_least(0), doc="Steps over which the learning rate rises"
     )
-    adam_beta1: float = chz.field(default=0.9, doc="Decay of the first moment")
-    adam_beta2: float = chz.field(default=0.95, doc="Decay of the second moment")
-    adam_eps: float = chz.field(default=1e-8, doc="Added to the denominator of the update")
-    weight_decay: float = chz.field(default=0.0, doc="Decoupled weight decay")
-    grad_clip_norm: float = chz.field(default=0.0, doc="Largest gradient norm; 0 is no clipping")
+    num_epochs: int = chz.field(
+        default=1, validator=at_least(1), doc="Passes over the training data"
+    )
+    max_steps: int | None = chz.field(
+        default=None,
+        validator=at_least(0),
+        doc="Steps of the run, instead of num_epochs; 0: only evaluate",
+    )
+    adam_beta1: float = chz.field(
+        default=0.9, validator=at_least(0, below=1), doc="Decay of the first moment"
+    )
+    adam_beta2: float = chz.field(
+        default=0.95, validator=at_least(0, below=1), doc="Decay of the second moment"
+    )
+    adam_eps: float = chz.field(
+        default=1e-8, validator=at_least(0), doc="Added to the denominator of the update"
+    )
+    weight_decay: float = chz.field(
+        default=0.0, validator=at_least(0), doc="Decoupled weight decay"
+    )
+    grad_clip_norm: float = chz.field(
+        default=0.0, validator=at_least(0), doc="Largest gradient norm; 0 is no clipping"
+    )
     seed: int = chz.field(default=0, doc="Seed of the adapter's start and of the data order")
 
-    lora_rank: int = chz.field(default=32, doc="Rank of the LoRA adapter")
+    lora_rank: int = chz.field(default=32, validator=at_least(1), doc="Rank of the LoRA adapter")
     train_attn: bool = chz.field(default=True, doc="Adapters on the attention layers")
     train_mlp: bool = chz.field(default=True, doc="Adapters on the MLP layers")
     train_unembed: bool = chz.field(default=True, doc="An adapter on the unembedding layer")
@@ -60,18 +95,34 @@ class RunSettings:
     device: str = chz.field(default="auto", doc="auto, cuda, mps or cpu (local engine)")
     dtype: str = chz.field(default="auto", doc="auto, float32 or bfloat16 (local engine)")
 
-    save_every: int = chz.field(default=20, doc="Steps between checkpoints; 0 is never")
-    save_every_tokens: int = chz.field(default=0, doc="Trained tokens between checkpoints")
-    save_every_seconds: float = chz.field(default=0, doc="Seconds between checkpoints")
+    save_every: int = chz.field(
+        default=20, validator=at_least(0), doc="Steps between checkpoints; 0 is never"
+    )
+    save_every_tokens: int = chz.field(
+        default=0, validator=at_least(0), doc="Trained tokens between checkpoints"
+    )
+    save_every_seconds: float = chz.field(
+        default=0, validator=at_least(0), doc="Seconds between checkpoints"
+    )
     rolling_save_every: int = chz.field(
-        default=0, doc="Steps between rolling checkpoints, of which only the newest is kept"
+        default=0,
+        validator=at_least(0),
+        doc="Steps between rolling checkpoints, of which only the newest is kept",
     )
-    rolling_ttl_seconds: int | None = chz.field(default=7200, doc="Lifetime of rolling ones")
+    rolling_ttl_seconds: int | None = chz.field(
+        default=7200, validator=at_least(1), doc="Lifetime of rolling ones"
+    )
     ttl_seconds: int | None = chz.field(
-        default=DEFAULT_TTL_SECONDS, doc="Lifetime of periodic checkpoints; the final one stays"
+        default=DEFAULT_TTL_SECONDS,
+        validator=at_least(1),
+        doc="Lifetime of periodic checkpoints; the final one stays",
     )
-    eval_every: int = chz.field(default=10, doc="Steps between evaluations; 0 is never")
-    infrequent_eval_every: int = chz.field(default=100, doc="Steps between costly evaluations")
+    eval_every: int = chz.field(
+        default=10, validator=at_least(0), doc="Steps between evaluations; 0 is never"
+    )
+    infrequent_eval_every: int = chz.field(
+        default=100, validator=at_least(0), doc="Steps between costly evaluations"
+    )
 
     wandb_project: str | None = chz.field(default=None, doc="Also log to Weights & Biases")
     wandb_name: str | None = chz.field(default=None, doc="Name of the run there")
@@ -80,22 +131,18 @@ class RunSettings:
         default=False, doc="Write what the run spends its time on to log_path/trace_events.jsonl"
     )
     span_chart_every: int = chz.field(
-        default=0, doc="Steps between charts of that (iteration_NNNNNN/timing_gantt.html); 0: none"
+        default=0,
+        validator=at_least(0),
+        doc="Steps between charts of that (iteration_NNNNNN/timing_gantt.html); 0: none",
     )
-
-    def shared(self) -> dict[str, Any]:
-        """These settings by name, to hand on to another config that has them."""
-        return {name: getattr(self, name) for name in chz.chz_fields(RunSettings)}
 
 
 def check_model(settings: Any) -> None:
     """Finds the model before settings are derived from it; a small part of it is fetched.
 
-    ``settings`` has ``model_name``, ``backend``, ``base_url``, ``device`` and ``dtype``.
-
-    Raises:
-        ModelNotFoundError: The local engine would not find it; says where was looked. A remote
-            backend knows its models itself.
+    ``settings`` has ``model_name``, ``backend``, ``base_url``, ``device`` and ``dtype``. Raises
+    ModelNotFoundError, with the places that were searched, if the local engine would not find it.
+    A remote backend knows its models itself.
     """
     kind, _, _ = check_backend(settings.backend, settings.base_url, settings.device, settings.dtype)
     if kind == "local":
@@ -106,33 +153,29 @@ def check_model(settings: Any) -> None:
 
 
 def check_settings(settings: Any) -> None:
-    """Raises ``ConfigurationError`` for the first setting that cannot work.
+    """Raises ``ConfigurationError`` for a backend or chat format that does not exist.
 
-    ``settings`` has ``backend``, ``base_url``, ``device``, ``dtype`` and ``renderer_name``; of the
-    numeric ones those are checked that it has, so a loop with few knobs can use this too.
+    ``settings`` has ``backend``, ``base_url``, ``device``, ``dtype`` and ``renderer_name``.
     """
     check_backend(settings.backend, settings.base_url, settings.device, settings.dtype)
-    for bound in _BOUNDS:
-        if hasattr(settings, bound.name):
-            bound.check(getattr(settings, bound.name))
     if settings.renderer_name is not None:
         check_renderer_name(settings.renderer_name)
 
 
 @chz.chz
 class TrainingConfig(RunSettings):
-    """Common settings of a training run; each loop adds its own."""
+    """Settings of a run in every training loop; each loop adds its own."""
 
     log_path: str = chz.field(doc="Folder of this run: metrics, config, checkpoint list")
     model_name: str = chz.field(doc="Hub name or local folder of the base model")
     recipe_name: str = chz.field(default="", doc="Name of the recipe, kept with the run")
-    renderer_name: str | None = chz.field(
-        default=None, doc="SavedSoftmax with the run's checkpoints"
+    renderer_name: str | None = chz.field(default=None, doc="Saved with the run's checkpoints")
+    learning_rate: float = chz.field(
+        default=1e-4, validator=learning_rate_bounds, doc="Peak learning rate of AdamW"
     )
-    learning_rate: float = chz.field(default=1e-4, doc="Peak learning rate of AdamW")
 
     def check(self) -> None:
-        """Raises ``ConfigurationError`` for the first setting that cannot work."""
+        """Raises ``ConfigurationError`` for settings that cannot work together or do not exist."""
         check_settings(self)
         if self.max_steps == 0 and not (self.eval_every or self.infrequent_eval_every):
             raise ConfigurationError(
@@ -149,7 +192,7 @@ class TrainingConfig(RunSettings):
         compute_schedule_lr_multiplier(self.lr_schedule, 0, 1, 0)
 
     def adam_params(self, step: int, total_steps: int) -> types.AdamParams:
-        """Optimizer settings of the update that follows ``step`` finished ones."""
+        """Returns the optimizer settings of the update that follows ``step`` finished ones."""
         from tinker import types
 
         multiplier = compute_schedule_lr_multiplier(
@@ -163,50 +206,3 @@ class TrainingConfig(RunSettings):
             weight_decay=self.weight_decay,
             grad_clip_norm=self.grad_clip_norm,
         )
-
-
-@dataclass(frozen=True)
-class _Bound:
-    """Smallest value of a numeric setting, and for some the one it must stay below."""
-
-    name: str
-    low: float
-    below: float = float("inf")
-    none_allowed: bool = False
-    hint: str = ""
-
-    def check(self, value: Any) -> None:
-        if value is None:
-            fits = self.none_allowed
-        else:
-            fits = self.low <= value < self.below  # false for NaN as well
-        if not fits:
-            expected = f"at least {self.low:g}"
-            if self.below != float("inf"):
-                expected += f" and less than {self.below:g}"
-            raise ConfigurationError(f"{self.name}: got {value}, expected {expected}{self.hint}")
-
-
-_BOUNDS = (
-    # One step of AdamW moves a weight by about the learning rate, so 10 ends every model.
-    _Bound("learning_rate", 0, 10, hint="; 1e-5 to 1e-3 is usual, get_lr(model_name) recommends"),
-    _Bound("batch_size", 1),
-    _Bound("warmup_steps", 0),
-    _Bound("num_epochs", 1),
-    _Bound("max_steps", 0, none_allowed=True),
-    _Bound("adam_beta1", 0, 1),
-    _Bound("adam_beta2", 0, 1),
-    _Bound("adam_eps", 0),
-    _Bound("weight_decay", 0),
-    _Bound("grad_clip_norm", 0),
-    _Bound("lora_rank", 1),
-    _Bound("save_every", 0),
-    _Bound("save_every_tokens", 0),
-    _Bound("save_every_seconds", 0),
-    _Bound("rolling_save_every", 0),
-    _Bound("rolling_ttl_seconds", 1, none_allowed=True),
-    _Bound("ttl_seconds", 1, none_allowed=True),
-    _Bound("eval_every", 0),
-    _Bound("infrequent_eval_every", 0),
-    _Bound("span_chart_every", 0),
-)

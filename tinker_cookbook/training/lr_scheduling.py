@@ -10,20 +10,10 @@ from tinker_cookbook.exceptions import ConfigurationError, nearest
 LRSchedule = Literal["linear", "cosine", "constant"]
 
 
-def check_lr_schedule(lr_schedule: str) -> None:
-    """Raises ``ConfigurationError`` for a name that is no schedule, with the nearest that is."""
-    names = get_args(LRSchedule)
-    if lr_schedule not in names:
-        raise ConfigurationError(
-            f"lr_schedule={lr_schedule!r} is unknown; expected one of {', '.join(names)}"
-            f"{nearest(lr_schedule, names)}"
-        )
-
-
 def compute_schedule_lr_multiplier(
     lr_schedule: LRSchedule, step: int, total_steps: int, warmup_steps: int = 0
 ) -> float:
-    """Returns the factor on the peak learning rate for the update number ``step``.
+    """Returns the factor on the peak learning rate for the 0-based update ``step``.
 
     With s = ``step``, S = ``total_steps``, w = ``warmup_steps``::
 
@@ -31,18 +21,15 @@ def compute_schedule_lr_multiplier(
         s >= w:     p = (s - w) / (S - w)
                     linear 1 - p, cosine (1 + cos(pi p)) / 2, constant 1
 
-    Without warm-up, linear is 1 - s/S.
-
-    Args:
-        lr_schedule: Shape of the decay.
-        step: Updates done before this one, from 0.
-        total_steps: Updates of the whole run. Steps past the end get the value at the end.
-        warmup_steps: Updates during which the rate rises linearly.
-
-    Raises:
-        ConfigurationError: Unknown schedule, or numbers that make no schedule.
+    Steps past the end get the value at the end. Raises ConfigurationError for an unknown schedule
+    or impossible numbers.
     """
-    check_lr_schedule(lr_schedule)
+    names = get_args(LRSchedule)
+    if lr_schedule not in names:
+        raise ConfigurationError(
+            f"lr_schedule={lr_schedule!r} is unknown; expected one of {', '.join(names)}"
+            f"{nearest(lr_schedule, names)}"
+        )
     if total_steps < 1 or step < 0:
         raise ConfigurationError(
             f"step={step}, total_steps={total_steps}: expected step >= 0 and total_steps >= 1"

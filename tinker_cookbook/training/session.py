@@ -1,4 +1,4 @@
-"""A training run's session: its folder, log, backend, client, checkpoints and evaluations.
+"""Session of a training run: its folder, log, backend, client, checkpoints and evaluations.
 
 Every loop opens one::
 
@@ -7,9 +7,9 @@ Every loop opens one::
         ...
             await session.finish_step(step, metrics, epoch=...)
 
-The order at a step's end is fixed here, because resuming depends on it: evaluate, write the row,
-save, append the checkpoint's line. A run killed between any two of these resumes from the last
-line and writes the same rows again.
+The order at the end of a step is fixed here, because resuming depends on it: evaluate, write the
+row, save, append the checkpoint's line. A run that is killed between any two of these resumes from
+the last line and writes the same rows again.
 """
 
 from __future__ import annotations
@@ -29,6 +29,7 @@ from tinker_cookbook.checkpoint_utils import (
     get_last_checkpoint,
     load_checkpoints_file,
 )
+from tinker_cookbook.engine.model.resolve import resolve_model
 from tinker_cookbook.eval.evaluators import Evaluator, TrainingClientEvaluator
 from tinker_cookbook.exceptions import CheckpointError, ConfigurationError, DataError
 from tinker_cookbook.training.changes import check_same_settings
@@ -50,13 +51,10 @@ logger = logging.getLogger(__name__)
 
 Metrics = dict[str, float | int | str]
 
-# Errors that settings or data cause when they come before the first step.
-_OF_THE_SETTINGS = (ConfigurationError, CheckpointError, DataError)
-
 
 @asynccontextmanager
 async def training_session(config: TrainingConfig) -> AsyncIterator[TrainingSession]:
-    """Checks the settings, takes the folder, opens the log; closes the backend at the end."""
+    """Checks the settings, locks the folder, opens the log; closes the backend at the end."""
     config.check()
     replaced_run.recover(config.log_path)
     with RunLock(config.log_path):
@@ -78,7 +76,7 @@ async def training_session(config: TrainingConfig) -> AsyncIterator[TrainingSess
         try:
             yield session
         except BaseException as error:
-            session.tell_how_to_continue(error)
+            session.say(*session.continue_lines(error))
             session.close(error)
             raise
         session.close()
@@ -87,8 +85,7 @@ async def training_session(config: TrainingConfig) -> AsyncIterator[TrainingSess
 class TrainingSession:
     """One run from its first or latest checkpoint to its end.
 
-    ``last`` is the checkpoint that the run continues from, ``start_step`` the updates in it;
-    ``shows`` says which metrics of an evaluation a person gets to see at once.
+    ``last`` is the checkpoint that the run continues from, ``start_step`` the updates in it.
     """
 
     def __init__(self, config: TrainingConfig, log: Logger, last: CheckpointRecord | None) -> None:
@@ -99,7 +96,8 @@ class TrainingSession:
         self.infrequent_evaluators: list[Evaluator] = []
         self.extra_evaluators: list[Evaluator] = []
         """Evaluations that an objective adds to those of the config."""
-        self.shows: Callable[[str], bool] = _is_no_count
+        self.shows: Callable[[str], bool] = lambda name: not name.split("/")[-1].startswith("num_")
+        """Selects the metrics of an evaluation that are printed."""
         self._log = log
         self._console: Console = get_console()
         self._saved_any = last is not None
@@ -107,10 +105,10 @@ class TrainingSession:
         self._trace = RunTrace(config.log_path, config.enable_trace, config.span_chart_every)
 
     async def start(self, total_steps: int) -> TrainingClient:
-        """Connects, and creates or restores the training client."""
+        """Prints the settings, connects, and creates or restores the training client."""
         config = self.config
         self.total_steps = total_steps
-        self._print_settings()
+        self.say("settings:", *_setting_lines(dump_config(config), "  "))
         metadata = {"recipe": config.recipe_name, "log_path": config.log_path}
         if config.renderer_name is not None:
             metadata["renderer_name"] = config.renderer_name
@@ -123,27 +121,36 @@ class TrainingSession:
             dtype=config.dtype,
             user_metadata=metadata,
         )
-        for reason in self.connection.reasons:
-            self.say(reason)
-        self.say(self._model_line())
-        self.client = await create_training_client(
-            self.connection.service, config, self.last, metadata
-        )
+        # A remote backend knows its models itself.
+        source = ""
+        if self.connection.kind == "local":
+            resolved = resolve_model(config.model_name)
+            source = f" ({resolved.source}{f'; {resolved.note}' if resolved.note else ''})"
+        self.say(*self.connection.reasons, f"model: {config.model_name}{source}")
+        service = self.connection.service
+        self.client = await create_training_client(service, config, self.last, metadata)
         if self.last is not None and self.last.state_path is not None:
             self.say(f"continuing after step {self.start_step} from {self.last.state_path}")
         self.checkpoints = RunCheckpoints(
             self.client,
             config.log_path,
-            self._save_policy(),
+            SavePolicy(
+                save_every=config.save_every,
+                save_every_tokens=config.save_every_tokens,
+                save_every_seconds=config.save_every_seconds,
+                rolling_save_every=config.rolling_save_every,
+                ttl_seconds=config.ttl_seconds,
+                rolling_ttl_seconds=config.rolling_ttl_seconds,
+            ),
             total_steps,
             tokens_done=self.restored("cumulative_tokens", 0),
-            rest_client=self.connection.service.create_rest_client(),
+            rest_client=service.create_rest_client(),
         )
         self._trace.start(self.start_step + 1)
         return self.client
 
     def restored(self, key: str, default: int) -> int:
-        """Returns a counter as it stood in the checkpoint that the run continues from."""
+        """Returns the value of a counter in the checkpoint that the run continues from."""
         return default if self.last is None else int(self.last.extra.get(key, default))
 
     def boundary(self, step: int, tokens: int) -> bool:
@@ -168,8 +175,8 @@ class TrainingSession:
     ) -> None:
         """Evaluates and saves what is due after update ``step``; writes the step's row.
 
-        ``before_save`` writes what else belongs to a checkpoint, if one is due; its line comes last
-        and so vouches for that too.
+        ``before_save`` writes what else belongs to a checkpoint, if one is due. The checkpoint's
+        line is written last, so it proves that the rest is complete.
         """
         self.write_row({**metrics, **await self.evaluate(step)}, step)
         self._finished_any = True
@@ -185,16 +192,16 @@ class TrainingSession:
         self._trace.next(step)
 
     def write_row(self, row: Metrics, step: int) -> None:
-        """Appends the row of a step to the log, once and whole."""
+        """Appends the row of a step to the log, in one piece."""
         self._log.log_metrics(row, step=step)
 
     def say(self, *lines: str) -> None:
-        """Prints lines for the person at the terminal."""
+        """Prints lines on the terminal."""
         for line in lines:
             self._console.print(line, markup=False, highlight=False, soft_wrap=True)
 
     async def evaluate(self, step: int) -> Metrics:
-        """Metrics of the evaluations that are due after update ``step``."""
+        """Returns the metrics of the evaluations that are due after update ``step``."""
         due: list[Evaluator] = []
         if self._due(step, self.config.eval_every):
             due += self.evaluators
@@ -216,98 +223,67 @@ class TrainingSession:
         self.say(f"step {step}/{self.total_steps}  {shown}")
         return {**metrics, "time/eval": time.monotonic() - started}
 
+    def _due(self, step: int, every: int) -> bool:
+        """Before training, every so many steps, and after the last one; with 0 never."""
+        return every > 0 and (step % every == 0 or step == self.total_steps)
+
     async def sampling_client(self, *, record_stability_info: bool = False) -> SamplingClient:
-        """Returns a client for the present weights.
+        """Returns a client for the current weights.
 
         ``record_stability_info`` is needed to train on its samples with ``stable_reinforce``.
         """
         # Left out where it is not needed, because older SDKs do not know the argument.
-        asked = {"record_stability_info": True} if record_stability_info else {}
+        options = {"record_stability_info": True} if record_stability_info else {}
         async with scope_span("save_weights_and_get_sampling_client"):
-            return await self.client.save_weights_and_get_sampling_client(**asked)
+            return await self.client.save_weights_and_get_sampling_client(**options)
 
-    def tell_how_to_continue(self, error: BaseException) -> None:
-        """After an error or Ctrl-C: what is safe and how to go on."""
+    def continue_lines(self, error: BaseException) -> list[str]:
+        """Returns how to continue after an error or Ctrl-C, nothing if that cannot help."""
         command = continue_command(self.config.log_path)
         interrupted = is_interruption(error)
         if command is None or not (self._saved_any or interrupted):
-            return
-        if isinstance(error, _OF_THE_SETTINGS) and not self._finished_any:
-            return  # the same command would fail again in the same way
+            return []
+        # Before the first step settings or data cause these, so the command would fail again.
+        if isinstance(error, (ConfigurationError, CheckpointError, DataError)) and (
+            not self._finished_any
+        ):
+            return []
         by = "Ctrl-C" if interrupted else type(error).__name__
         saved = "" if self._saved_any else " before the first checkpoint"
-        self.say(f"stopped by {by}{saved}; continue with:", f"  {command}")
+        return [f"stopped by {by}{saved}; continue with:", f"  {command}"]
 
     def summary(self) -> list[str]:
-        """Returns where things are, and the commands to use, continue and plot them, one a line."""
-        final = get_last_checkpoint(self.config.log_path)
-        lines = [f"logs         {self.config.log_path}"]
+        """Returns the run's paths, and the commands to use, continue and plot it, one a line."""
+        log_path, seconds = self.config.log_path, self.config.ttl_seconds
+        final = get_last_checkpoint(log_path)
+        lines = [f"logs         {log_path}"]
         if final is not None:
             lines.append(f"weights      {final.state_path}")
             if final.sampler_path:
                 lines.append(f"for sampling {final.sampler_path}")
                 lines += use_lines(self.config, final.sampler_path)
-        lines += self._lifetimes()
-        command = continue_command(self.config.log_path)
+        periodic = [c for c in load_checkpoints_file(log_path) if not c.final]
+        if seconds is not None and periodic:
+            lines.append(
+                f"checkpoints  {len(periodic)} more in checkpoints.jsonl, each deleted "
+                f"{seconds / 86400:.3g} days after it was saved (ttl_seconds); the final one stays"
+            )
+        command = continue_command(log_path)
         if command is not None:
             lines.append(f"continue     {command}")
-        lines.append(f"plot         {plot_command(self.config.log_path)}")
-        return lines
-
-    def _lifetimes(self) -> list[str]:
-        """Returns how long the checkpoints before the final one are kept, where there are some."""
-        seconds = self.config.ttl_seconds
-        periodic = [c for c in load_checkpoints_file(self.config.log_path) if not c.final]
-        if seconds is None or not periodic:
-            return []
-        return [
-            f"checkpoints  {len(periodic)} more in checkpoints.jsonl, each deleted "
-            f"{seconds / 86400:.3g} days after it was saved (ttl_seconds); the final one stays"
-        ]
+        return [*lines, f"plot         {plot_command(log_path)}"]
 
     def close(self, error: BaseException | None = None) -> None:
-        """Stops the backend, which is told how the run ended (by ``error``), and closes the log."""
+        """Closes the log and the backend, which receives the ``error`` that ended the run."""
         self._trace.close()
-        connection: Connection | None = getattr(self, "connection", None)
+        connection: Connection | None = getattr(self, "connection", None)  # none before ``start``
         if connection is not None:
             connection.close_after(error)
         self._log.close()
 
-    def _model_line(self) -> str:
-        """Returns which model is used, and from where if it is this machine's business."""
-        config = self.config
-        if self.connection.kind != "local":
-            return f"model: {config.model_name}"
-        from tinker_cookbook.engine.model.resolve import resolve_model
-
-        resolved = resolve_model(config.model_name)
-        note = f"; {resolved.note}" if resolved.note else ""
-        return f"model: {config.model_name} ({resolved.source}{note})"
-
-    def _print_settings(self) -> None:
-        """The resolved settings, as ``config.json`` has them."""
-        self.say("settings:")
-        for key, value in flatten(dump_config(self.config)):
-            self.say(f"  {key} = {value}")
-
-    def _save_policy(self) -> SavePolicy:
-        config = self.config
-        return SavePolicy(
-            save_every=config.save_every,
-            save_every_tokens=config.save_every_tokens,
-            save_every_seconds=config.save_every_seconds,
-            rolling_save_every=config.rolling_save_every,
-            ttl_seconds=config.ttl_seconds,
-            rolling_ttl_seconds=config.rolling_ttl_seconds,
-        )
-
-    def _due(self, step: int, every: int) -> bool:
-        """Before training, every so many steps, and after the last one; with 0 never."""
-        return every > 0 and (step % every == 0 or step == self.total_steps)
-
 
 async def run_evaluators(evaluators: Sequence[Evaluator], client: TrainingClient) -> Metrics:
-    """Runs evaluators on the client's present weights; sampling ones share one snapshot."""
+    """Runs evaluators on the client's current weights; sampling ones share one snapshot."""
     metrics: Metrics = {}
     snapshot: SamplingClient | None = None
     for evaluator in evaluators:
@@ -321,8 +297,7 @@ async def run_evaluators(evaluators: Sequence[Evaluator], client: TrainingClient
 
 
 def is_complete(session: TrainingSession, total_steps: int) -> bool:
-    """Returns whether nothing is left to do; says so. A run of 0 steps has its evaluations to
-    do."""
+    """Returns whether no step is left, and prints it. A run of 0 steps still has evaluations."""
     if session.start_step < total_steps or total_steps == 0 == session.start_step:
         return False
     session.say(
@@ -334,7 +309,7 @@ def is_complete(session: TrainingSession, total_steps: int) -> bool:
 
 
 def length_notes(total_steps: int, num_batches: int, config: TrainingConfig) -> list[str]:
-    """Returns a line where ``max_steps`` takes the run beyond the epochs that the settings name."""
+    """Returns a line if ``max_steps`` takes the run beyond the epochs of the settings."""
     epochs = num_batches * config.num_epochs
     if config.max_steps is None or total_steps <= epochs:
         return []
@@ -344,16 +319,12 @@ def length_notes(total_steps: int, num_batches: int, config: TrainingConfig) -> 
     ]
 
 
-def _is_no_count(name: str) -> bool:
-    return not name.rpartition("/")[2].startswith("num_")
-
-
-def flatten(settings: Any, prefix: str = "") -> Iterator[tuple[str, Any]]:
-    """Nested settings as ``outer.inner`` keys; type marks are left out."""
+def _setting_lines(settings: dict[str, Any], prefix: str) -> Iterator[str]:
+    """Yields ``outer.inner = value`` for nested settings; type marks are left out."""
     for key, value in settings.items():
         if key.startswith("_"):
             continue
         if isinstance(value, dict):
-            yield from flatten(value, f"{prefix}{key}.")
+            yield from _setting_lines(value, f"{prefix}{key}.")
         else:
-            yield f"{prefix}{key}", value
+            yield f"{prefix}{key} = {value}"

@@ -1,4 +1,4 @@
-"""The spans of a run, written as its settings ask; see ``utils.trace``."""
+"""Spans of a run, written according to its settings; see ``utils.trace``."""
 
 from __future__ import annotations
 
@@ -21,13 +21,8 @@ class RunTrace:
     """Collects the spans of each iteration between two calls of :meth:`next`.
 
     With ``enable_trace`` every span goes to ``trace_events.jsonl``. With either setting the spans
-    of an iteration become a line of ``timing_spans.jsonl``, and ``span_chart_every`` draws those of
-    every so many steps as ``iteration_NNNNNN/timing_gantt.html``. With neither nothing is recorded.
-
-    Args:
-        log_path: The run's folder.
-        enable_trace: Write the trace file.
-        span_chart_every: Steps between charts; 0 is none.
+    of an iteration become a line of ``timing_spans.jsonl``, and every ``span_chart_every`` steps
+    they are plotted to ``iteration_NNNNNN/timing_gantt.html``. With neither nothing is recorded.
     """
 
     def __init__(self, log_path: str, enable_trace: bool, span_chart_every: int) -> None:
@@ -36,21 +31,15 @@ class RunTrace:
         self._stack = ExitStack()
         self._window: IterationWindow | None = None
 
-    @property
-    def active(self) -> bool:
-        """Whether anything is recorded."""
-        return self._enabled or self._chart_every > 0
-
     def start(self, step: int) -> None:
-        """The iteration that begins after ``step`` finished ones; the folder is there by now."""
-        if not self.active:
-            return
+        """Begins iteration number ``step``; the run's folder exists."""
         if self._enabled:
             trace_init(output_file=str(self._folder / EVENTS_FILE))
-        self._open(step)
+        if self._enabled or self._chart_every > 0:
+            self._window = self._stack.enter_context(trace_iteration(step))
 
     def next(self, step: int) -> None:
-        """Iteration number ``step`` is done: writes its spans, and begins the next one."""
+        """Ends iteration number ``step``, writes its spans, and begins the next one."""
         if self._window is None:
             return
         window = self._window
@@ -60,15 +49,11 @@ class RunTrace:
             folder = self._folder / f"iteration_{step:06d}"
             folder.mkdir(exist_ok=True)
             save_gantt_chart_html(window, step, folder / f"{CHART_FILE}.html")
-        self._open(step + 1)
+        self._window = self._stack.enter_context(trace_iteration(step + 1))
 
     def close(self) -> None:
-        """Ends the recording; the spans of an unfinished iteration are in the trace file alone."""
-        if self._window is not None:
-            self._window = None
-            self._stack.close()
+        """Ends the recording; spans of an unfinished iteration are only in the trace file."""
+        self._window = None
+        self._stack.close()
         if self._enabled:
             trace_shutdown()
-
-    def _open(self, step: int) -> None:
-        self._window = self._stack.enter_context(trace_iteration(step))

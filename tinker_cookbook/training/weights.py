@@ -13,8 +13,6 @@ if TYPE_CHECKING:
     from tinker_cookbook.checkpoint_utils import CheckpointRecord
     from tinker_cookbook.training.config import TrainingConfig
 
-_SHAPE = ("lora_rank", "train_attn", "train_mlp", "train_unembed")
-
 
 async def create_training_client(
     service: ServiceClient,
@@ -24,15 +22,9 @@ async def create_training_client(
 ) -> TrainingClient:
     """Returns the client that a run trains with.
 
-    Args:
-        service: Creates the client.
-        config: Names the model and the adapter, and with ``load_checkpoint_path`` the weights to
-            start from, with a new optimizer.
-        last: The checkpoint that the run continues from, with its optimizer's state.
-        metadata: Stored with the training run.
-
-    Raises:
-        CheckpointError: The weights are of another model or adapter shape.
+    It has the weights and the optimizer state of ``last``, else the weights of
+    ``load_checkpoint_path`` with a new optimizer, else a new adapter. ``metadata`` is stored with
+    the training run. Raises CheckpointError for weights of another model or adapter shape.
     """
     if last is not None and last.state_path is not None:
         await check_weights(service, last.state_path, config)
@@ -56,34 +48,26 @@ async def create_training_client(
 
 
 async def check_weights(service: ServiceClient, path: str, settings: Any) -> None:
-    """Refuses weights of another model or adapter shape than the settings say.
+    """Raises CheckpointError for weights of another model or adapter shape than the settings have.
 
-    The backend would load them with the shape they have, and the settings would be ignored in
-    silence; another model's tokens would even be trained on.
-
-    ``settings`` has ``model_name`` and may have ``lora_rank``, ``train_attn`` and so on.
-
-    Raises:
-        CheckpointError: names the setting, what the weights have, and the next step.
+    The backend would load them with their own shape and ignore the settings without a message;
+    another model's tokens would even be trained on. ``settings`` has ``model_name`` and may have
+    ``lora_rank``, ``train_attn`` and so on.
     """
     info = await service.create_rest_client().get_weights_info_by_tinker_path(path)
-    if not _same_model(info.base_model, settings.model_name):
+    saved, wanted = base_name(info.base_model), base_name(settings.model_name)
+    folders = [Path(name).expanduser() for name in (saved, wanted)]
+    same_folder = all(map(Path.is_dir, folders)) and folders[0].samefile(folders[1])
+    if saved != wanted and not same_folder:
         raise CheckpointError(
             f"model_name: got {settings.model_name}, but {path} was trained on {info.base_model}; "
             f"set model_name={info.base_model}, or start from other weights"
         )
-    for name in _SHAPE:
-        saved, asked = getattr(info, name), getattr(settings, name, None)
-        if None not in (saved, asked) and saved != asked:  # None: it is not said
+    for name in ("lora_rank", "train_attn", "train_mlp", "train_unembed"):
+        found, expected = getattr(info, name), getattr(settings, name, None)
+        # None is unknown.
+        if None not in (found, expected) and found != expected:
             raise CheckpointError(
-                f"{name}: got {asked}, but the adapter in {path} has {saved}; set {name}={saved}, "
-                "or start from other weights"
+                f"{name}: got {expected}, but the adapter in {path} has {found}; set "
+                f"{name}={found}, or start from other weights"
             )
-
-
-def _same_model(saved: str, asked: str) -> bool:
-    saved, asked = base_name(saved), base_name(asked)
-    if saved == asked:
-        return True
-    folders = [Path(name).expanduser() for name in (saved, asked)]
-    return all(map(Path.is_dir, folders)) and folders[0].samefile(folders[1])

@@ -197,7 +197,7 @@ async def main(cli: CLIConfig) -> None:
         num_substeps=cli.num_substeps,
         learning_rate=0.002,
         **modes[cli.mode],
-        **cli.shared(),
+        **{name: getattr(cli, name) for name in chz.chz_fields(RunSettings)},
     )
     config.check()
     cli_utils.check_log_dir(cli.log_path, cli.behavior_if_log_dir_exists)
