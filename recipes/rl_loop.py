@@ -32,10 +32,10 @@ from tinker_cookbook.tokenizer_utils import get_tokenizer
 from tinker_cookbook.training.changes import check_same_settings
 from tinker_cookbook.training.config import (
     DEFAULT_TTL_SECONDS,
-    at_least,
     check_model,
     check_settings,
     learning_rate_bounds,
+    number,
 )
 from tinker_cookbook.training.weights import check_weights
 from tinker_cookbook.utils import ml_log
@@ -75,18 +75,14 @@ class Config:
         doc="Default: a quarter of what is recommended for supervised fine-tuning",
     )
     num_steps: int = chz.field(default=40, doc="Steps; a file is gone through as often as it takes")
-    lora_rank: int = chz.field(default=32, validator=at_least(1), doc="Rank of the LoRA adapter")
+    lora_rank: int = number(32, "Rank of the LoRA adapter", low=1)
     seed: int = chz.field(default=0, doc="Seed of the adapter's start, the questions, the samples")
-    save_every: int = chz.field(
-        default=20, validator=at_least(0), doc="Steps between checkpoints; 0 is never"
-    )
+    save_every: int = number(20, "Steps between checkpoints; 0 is never")
     allow_config_change: bool = chz.field(
         default=False, doc="Continue a run although settings changed that decide what a step means"
     )
-    ttl_seconds: int | None = chz.field(
-        default=DEFAULT_TTL_SECONDS,
-        validator=at_least(1),
-        doc="Lifetime of periodic checkpoints; the final one stays",
+    ttl_seconds: int | None = number(
+        DEFAULT_TTL_SECONDS, "Lifetime of periodic checkpoints; the final one stays", low=1
     )
     backend: str = chz.field(default="auto", doc="auto, local, tinker, or the URL of a server")
     base_url: str | None = chz.field(default=None, doc="URL of a Tinker server")

@@ -272,7 +272,7 @@ class SelfDistillation(Objective):
         truncated = int(metrics["sdft/teacher_truncated_count"])
         if truncated and not self._warned:
             self._warned = True
-            self._session.say(
+            self._session.print(
                 f"{truncated} answers of a batch are too long for the teacher with its prompt: "
                 f"tokens beyond {config.context} get no targets; further ones are only counted "
                 "(sdft/teacher_truncated_count)"

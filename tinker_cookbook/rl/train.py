@@ -152,14 +152,14 @@ async def run(
             return
         client = await session.start(total_steps)
         epoch = epoch_steps(config, len(train_set), batch_size)
-        session.say(*length_notes(total_steps, epoch, config))
+        session.print(*length_notes(total_steps, epoch, config))
         tokenizer = await asyncio.to_thread(client.get_tokenizer)
         adjuster = await make_adjuster(session)
         loss = config.training_loss_fn()
         if loss == "stable_reinforce" and session.connection.kind == "local":
             from tinker_cookbook.engine.training.losses import STAND_IN_NOTE  # loads torch
 
-            session.say(STAND_IN_NOTE)
+            session.print(STAND_IN_NOTE)
         stale = config.async_config is not None and config.async_config.max_steps_off_policy > 0
         if stale and loss in ("importance_sampling", "cispo"):
             logger.warning(
@@ -185,7 +185,7 @@ async def run(
             loop = Loop(config, session, source, reporter, adjuster)
             async with source:
                 await loop.run(total_steps)
-        session.say(*session.summary())
+        session.print(*session.summary())
 
 
 def check_first_batch(config: PolicyTrainingConfig, dataset: RLDataset) -> int:

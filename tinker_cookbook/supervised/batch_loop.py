@@ -33,7 +33,7 @@ from tinker_cookbook.supervised.types import (
     SupervisedDataset,
     SupervisedDatasetBuilder,
 )
-from tinker_cookbook.training.config import TrainingConfig, at_least
+from tinker_cookbook.training.config import TrainingConfig, number
 from tinker_cookbook.training.session import (
     Metrics,
     TrainingSession,
@@ -69,17 +69,11 @@ class BatchConfig(TrainingConfig):
     infrequent_evaluator_builders: list[EvaluatorBuilder] = chz.field(
         default_factory=list, doc="Evaluations every infrequent_eval_every steps"
     )
-    submit_ahead: int = chz.field(
-        default=1, validator=at_least(0), doc="Steps in flight beyond the one awaited"
+    submit_ahead: int = number(1, "Steps in flight beyond the one awaited")
+    show_samples: int = number(
+        1, "Held-out prompts that the model answers before and after training"
     )
-    show_samples: int = chz.field(
-        default=1,
-        validator=at_least(0),
-        doc="Held-out prompts that the model answers before and after training",
-    )
-    sample_max_tokens: int = chz.field(
-        default=96, validator=at_least(1), doc="Maximum tokens of these answers"
-    )
+    sample_max_tokens: int = number(96, "Maximum tokens of these answers", low=1)
 
     def check(self) -> None:
         """Raises ``ConfigurationError`` for the first setting that cannot work."""
@@ -123,7 +117,7 @@ class Objective(ABC):
 
     @abstractmethod
     def metrics(self, batch: Batch, output: types.ForwardBackwardOutput) -> Metrics:
-        """Returns the objective's own metrics of the batch."""
+        """Returns the metrics of the batch that the objective computes."""
 
     def evaluators(self, test_set: SupervisedDataset) -> list[Evaluator]:
         """Returns the evaluations on held-out data."""
@@ -132,7 +126,7 @@ class Objective(ABC):
 
 @dataclass(frozen=True)
 class Schedule:
-    """Which batch each step takes: epochs over ``num_batches`` batches, ``total_steps`` in all."""
+    """Batch of each step: epochs over ``num_batches`` batches, ``total_steps`` in all."""
 
     num_batches: int
     total_steps: int
@@ -146,7 +140,7 @@ class Schedule:
         total = len(dataset) * config.num_epochs if config.max_steps is None else config.max_steps
         return cls(len(dataset), total)
 
-    def place(self, step: int) -> tuple[int, int]:
+    def position(self, step: int) -> tuple[int, int]:
         """Returns epoch and batch index of the 0-based ``step``."""
         return divmod(step, self.num_batches)
 
@@ -171,7 +165,7 @@ async def train_batches(
             return
         client = await session.start(schedule.total_steps)
         objective = await make_objective(session)
-        session.say(*length_notes(schedule.total_steps, schedule.num_batches, config))
+        session.print(*length_notes(schedule.total_steps, schedule.num_batches, config))
         if (tokenizer := tokenizer_of(config.dataset_builder)) is not None:
             print_example(first, tokenizer)
         session.evaluators = [build() for build in config.evaluator_builders]
@@ -187,7 +181,7 @@ async def train_batches(
         await loop.run(client, train_set)
         if schedule.total_steps:
             await show_answers(session, config, prompts, "after training")
-        session.say(*train_set.report(), *loop.report(), *session.summary())
+        session.print(*train_set.report(), *loop.report(), *session.summary())
 
 
 async def show_answers(
@@ -232,7 +226,7 @@ def batches(
     """
     current = None
     for step in range(start, schedule.total_steps):
-        epoch, index = schedule.place(step)
+        epoch, index = schedule.position(step)
         # The order of an epoch depends on the seed and the epoch alone, also after a resume.
         if epoch != current:
             dataset.set_epoch(seed + epoch)
@@ -349,7 +343,7 @@ class _Loop:
         self._tokens += batch.num_tokens
         # Both requests are queued before either is awaited, so the backend is never idle.
         forward_backward = self._objective.submit(client, batch)
-        epoch, index = self._schedule.place(step)
+        epoch, index = self._schedule.position(step)
         update = SubmittedBatch(
             forward_backward,
             client.optim_step(params),
@@ -366,9 +360,9 @@ class _Loop:
         """Records a step without an update."""
         self._skipped += 1
         if self._skipped <= _SKIPS_LOGGED:
-            epoch, index = self._schedule.place(step)
+            epoch, index = self._schedule.position(step)
             last = "; further ones are only counted" if self._skipped == _SKIPS_LOGGED else ""
-            self._session.say(
+            self._session.print(
                 f"step {step + 1}: batch {index} of epoch {epoch} is skipped, since none of its "
                 f"examples has a token to train on{last}"
             )
@@ -377,7 +371,7 @@ class _Loop:
     async def _finish_oldest(self) -> None:
         """Waits for the oldest update and writes its row."""
         done = self._in_flight.popleft()
-        epoch, _ = self._schedule.place(done.step)
+        epoch, _ = self._schedule.position(done.step)
         metrics: Metrics = {
             "epoch": epoch,
             "progress": (done.step + 1) / self._schedule.total_steps,

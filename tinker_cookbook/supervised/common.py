@@ -54,10 +54,9 @@ def datum_from_model_input_weights(
     """Returns a datum that trains token i with weight i; ``model_input`` and ``weights`` are [T].
 
     Position i predicts token i + 1, so inputs, ``target_tokens`` and ``weights`` of the datum are
-    [T - 1], and the first weight is unused. An image of n tokens has n positions, with targets and
-    weights 0. ``max_length`` truncates the T tokens; an image that is cut, or that no text follows,
-    is dropped. Raises DataValidationError for different lengths, weights that are not finite, and
-    fewer than two tokens.
+    [T - 1], and the first weight is unused. An image has targets and weights 0. ``max_length``
+    truncates the T tokens; an image that is cut, or that no text follows, is dropped. Raises
+    DataValidationError for different lengths, weights that are not finite, and fewer than 2 tokens.
     """
     return data_from_examples([(model_input, weights)], max_length, reduction)[0]
 
@@ -193,14 +192,9 @@ def create_rightshifted_model_input_and_leftshifted_targets(
     return known.model_input(keys[:-1]), np.maximum(keys[1:], 0).tolist()
 
 
-def loss_mask(datum: tinker.Datum) -> npt.NDArray[np.bool_]:
-    """Returns which positions are trained on, bool [T]."""
-    return datum.loss_fn_inputs["weights"].to_numpy() != 0
-
-
 def count_loss_tokens(datum: tinker.Datum) -> int:
     """Counts the positions whose weight is not 0."""
-    return int(np.count_nonzero(loss_mask(datum)))
+    return int(np.count_nonzero(datum.loss_fn_inputs["weights"].to_numpy()))
 
 
 def compute_mean_nll(logprobs_list: Sequence[Any], weights_list: Sequence[Any]) -> float:
@@ -219,7 +213,7 @@ def compute_mean_nll(logprobs_list: Sequence[Any], weights_list: Sequence[Any]) 
         lp, w = _as_array(logprobs), _as_array(weights)
         if lp.shape != w.shape:
             raise DataValidationError(
-                f"weights_list[{i}]: got shape {w.shape}, expected {lp.shape}, that of its logprobs"
+                f"weights_list[{i}]: got shape {w.shape}, expected {lp.shape} as its logprobs"
             )
         # A position of weight 0 may have a log-probability of -inf, and 0 * inf is NaN.
         used = w != 0
@@ -230,7 +224,8 @@ def compute_mean_nll(logprobs_list: Sequence[Any], weights_list: Sequence[Any]) 
 
 def compute_token_nll(logprobs_list: Sequence[Any], data: Sequence[tinker.Datum]) -> float:
     """Returns the mean negative log-likelihood in nats over trained tokens, each counted once."""
-    return compute_mean_nll(logprobs_list, [loss_mask(datum) for datum in data])
+    masks = [datum.loss_fn_inputs["weights"].to_numpy() != 0 for datum in data]
+    return compute_mean_nll(logprobs_list, masks)
 
 
 def compute_bpb(
@@ -241,14 +236,8 @@ def compute_bpb(
 ) -> float:
     """Returns bits per byte of the trained text, ``sum(-lp) / (ln 2 * bytes)``; NaN without text.
 
-    The value is comparable between tokenizers. Special tokens are not counted: they are no text,
-    and their number depends on the chat format. Runs of tokens are decoded as a whole, to UTF-8.
-
-    Args:
-        logprobs_list: Log-probabilities [T] of the targets, an entry for each datum.
-        weights_list: Weights [T]; targets with a weight above 0 are counted.
-        target_tokens_list: Target ids [T].
-        tokenizer: Tokenizer of the target ids.
+    The lists have one entry [T] for each datum; targets with a weight above 0 are counted. The
+    value is comparable between tokenizers: special tokens are no text and are not counted.
     """
     # Some tokenizers have a list of special ids, others only a method.
     special_ids = np.array(sorted(getattr(tokenizer, "all_special_ids", None) or []), np.int64)
@@ -275,13 +264,9 @@ def compute_data_bpb(
     logprobs_list: Sequence[Any], data: Sequence[tinker.Datum], tokenizer: Tokenizer
 ) -> float:
     """Returns ``compute_bpb`` with the weights and targets of datums."""
-    inputs = [datum.loss_fn_inputs for datum in data]
-    return compute_bpb(
-        logprobs_list,
-        [each["weights"] for each in inputs],
-        [each["target_tokens"] for each in inputs],
-        tokenizer,
-    )
+    weights = [datum.loss_fn_inputs["weights"] for datum in data]
+    targets = [datum.loss_fn_inputs["target_tokens"] for datum in data]
+    return compute_bpb(logprobs_list, weights, targets, tokenizer)
 
 
 def _as_array(values: Any) -> npt.NDArray[np.float64]:

@@ -12,6 +12,7 @@ import logging
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import cached_property
+from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -203,16 +204,15 @@ def read_conversation(path: str | Path, index: int) -> tuple[list[Message], list
     Later lines are not read, and the conversation need not have anything to train on. Raises as
     ``read_conversations`` does, and DataValidationError for an index outside the file.
     """
-    count = 0
-    for where, row in _rows(path):
-        if count == index:
-            return *_messages_and_tools(row, where, set()), where
-        count += 1
-    expected = f"0 to {count - 1}" if count else f"lines like {EXPECTED}"
-    raise DataValidationError(
-        f"index: got {index}, but {Path(path).expanduser()} has {count} conversations; expected "
-        f"{expected}"
-    )
+    rows = list(islice(_rows(path), index + 1))
+    if len(rows) <= index:
+        expected = f"0 to {len(rows) - 1}" if rows else f"lines like {EXPECTED}"
+        raise DataValidationError(
+            f"index: got {index}, but {Path(path).expanduser()} has {len(rows)} conversations; "
+            f"expected {expected}"
+        )
+    where, row = rows[index]
+    return *_messages_and_tools(row, where, set()), where
 
 
 def _rows(path: str | Path) -> Iterator[tuple[str, Any]]:
@@ -272,7 +272,7 @@ def prompts_of(conversations: Iterable[Sequence[Message]], n: int) -> list[list[
 class FromConversationFileBuilder(ChatDatasetBuilder):
     """Training and test data from JSONL files.
 
-    The test data are those of ``test_file_path``, or ``test_size`` conversations held out of
+    The test data are in ``test_file_path``, or are ``test_size`` conversations held out of
     ``file_path`` by ``shuffle_seed``; without either there are none.
     """
 

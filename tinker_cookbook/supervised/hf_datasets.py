@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import threading
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
@@ -56,7 +56,23 @@ def load_hf_dataset(
             f"dataset: there is no file or folder {local}; expected one, or a Hub name such as "
             "HuggingFaceH4/no_robots"
         )
-    return _from_hub(path, split, name, instead)
+    import datasets
+
+    unreachable = _why_hub_is_unreachable()
+    try:
+        with nullcontext() if unreachable is None else _offline():
+            return datasets.load_dataset(path, name=name, split=split)
+    except Exception as error:  # datasets raises a dozen types for "not found" and "offline"
+        if unreachable is None:
+            raise DataError(
+                f"dataset: {path!r} (split {split!r}) cannot be loaded: "
+                f"{str(error).splitlines()[0]}"
+            ) from error
+        raise DataError(
+            f"dataset: {path!r} is not in the local cache, and the Hub cannot be reached "
+            f"({unreachable}). {instead}, put a copy of the dataset into a folder and name the "
+            "folder, or connect to the Hub once"
+        ) from error
 
 
 def stream_hf_dataset(path: str, split: str) -> datasets.IterableDataset:
@@ -77,28 +93,6 @@ def stream_hf_dataset(path: str, split: str) -> datasets.IterableDataset:
     except Exception as error:  # datasets raises a dozen types for "not found"
         raise DataError(
             f"dataset: {path!r} (split {split!r}) cannot be streamed: {str(error).splitlines()[0]}"
-        ) from error
-
-
-def _from_hub(path: str, split: str, name: str | None, instead: str) -> Rows:
-    import datasets
-
-    unreachable = _why_hub_is_unreachable()
-    try:
-        if unreachable is None:
-            return datasets.load_dataset(path, name=name, split=split)
-        with _offline():
-            return datasets.load_dataset(path, name=name, split=split)
-    except Exception as error:  # datasets raises a dozen types for "not found" and "offline"
-        if unreachable is None:
-            raise DataError(
-                f"dataset: {path!r} (split {split!r}) cannot be loaded: "
-                f"{str(error).splitlines()[0]}"
-            ) from error
-        raise DataError(
-            f"dataset: {path!r} is not in the local cache, and the Hub cannot be reached "
-            f"({unreachable}). {instead}, put a copy of the dataset into a folder and name the "
-            "folder, or connect to the Hub once"
         ) from error
 
 
@@ -172,8 +166,12 @@ class HFDatasetSource:
     message_field: str = chz.field(default=_MESSAGES, doc="Field with the conversation")
 
 
-class _IndexedRows:
-    """Conversations of several sources, in the order of a dataset of source and row indices."""
+class _MixedRows:
+    """Conversations of several sources, in the order of a dataset of source and row numbers.
+
+    Rows of JSON files may differ in their columns, which Arrow cannot hold, so their numbers are
+    mixed instead.
+    """
 
     def __init__(self, rows_K: list[Rows], fields_K: list[str], numbers: Dataset) -> None:
         self._rows_K, self._fields_K, self._numbers = rows_K, fields_K, numbers
@@ -184,8 +182,13 @@ class _IndexedRows:
     def __getitem__(self, index: int) -> Any:
         number = self._numbers[index]
         source = number["source"]
-        row = self._rows_K[source][number["row"]]
-        return {_MESSAGES: row[_check_field(source, self._fields_K[source], list(row))]}
+        row, field = self._rows_K[source][number["row"]], self._fields_K[source]
+        if field not in row:
+            raise DataFormatError(
+                f"sources[{source}].message_field: got {field!r}, expected one of the row's "
+                f"fields: {', '.join(row)}"
+            )
+        return {_MESSAGES: row[field]}
 
 
 @chz.chz
@@ -212,9 +215,8 @@ class InterleavedChatDatasetBuilder(ChatDatasetBuilder):
         self.common_config.check()
         train, test = self._mixtures
         train_set = chat_dataset(self, train, self.common_config.batch_size, _MESSAGES)
-        if test is None:
-            return train_set, None
-        return train_set, chat_dataset(self, test, len(test), _MESSAGES)
+        test_set = None if test is None else chat_dataset(self, test, len(test), _MESSAGES)
+        return train_set, test_set
 
     def held_out_prompts(self, n: int) -> list[list[Message]]:
         """Returns the prompts of the first ``n`` held-out conversations."""
@@ -229,32 +231,26 @@ class InterleavedChatDatasetBuilder(ChatDatasetBuilder):
         weights_K = self._given_weights()
         rows_K = [load_hf_dataset(s.path, s.split, s.name) for s in self.sources]
         fields_K = [source.message_field for source in self.sources]
-        tables_K = [rows for rows in rows_K if isinstance(rows, datasets.Dataset)]
-        by_number = len(tables_K) < len(rows_K)
-        if by_number:
-            # Rows of JSON files may differ in their columns, which Arrow cannot hold: row indices
-            # are mixed instead.
-            sources_K = [_numbers_of(k, len(rows)) for k, rows in enumerate(rows_K)]
-        else:
-            sources_K = [
-                _messages_of(k, table, field)
-                for k, (table, field) in enumerate(zip(tables_K, fields_K, strict=True))
-            ]
+        # The other columns of a table are not read.
+        rows_K = [
+            rows.select_columns([field])
+            if isinstance(rows, datasets.Dataset) and field in rows.column_names
+            else rows
+            for rows, field in zip(rows_K, fields_K, strict=True)
+        ]
+        numbers_K = [
+            datasets.Dataset.from_dict(
+                {"source": np.full(len(rows), k), "row": np.arange(len(rows))}
+            )
+            for k, rows in enumerate(rows_K)
+        ]
         test = None
         if self.test_size > 0:
-            sources_K, weights_K, test = hold_out(
-                sources_K, weights_K, self.test_size, self.shuffle_seed
+            numbers_K, weights_K, held_out = hold_out(
+                numbers_K, weights_K, self.test_size, self.shuffle_seed
             )
-        train = self._interleaved(sources_K, weights_K)
-        if not by_number:
-            return train, test
-        looked_up = _IndexedRows(rows_K, fields_K, train)
-        return looked_up, None if test is None else _IndexedRows(rows_K, fields_K, test)
-
-    def _interleaved(self, sources_K: list[Dataset], weights_K: list[float] | None) -> Dataset:
-        import datasets
-
-        effective_K = _weights_or_sizes(sources_K, weights_K)
+            test = _MixedRows(rows_K, fields_K, held_out)
+        effective_K = _weights_or_sizes(numbers_K, weights_K)
         total = math.fsum(effective_K)
         # Also true for NaN.
         if not total > 0:
@@ -262,12 +258,13 @@ class InterleavedChatDatasetBuilder(ChatDatasetBuilder):
                 "sources: the total weight must be positive; got "
                 f"{', '.join(map(str, effective_K))}. Give a source with rows a positive weight"
             )
-        return datasets.interleave_datasets(
-            sources_K,
+        train = datasets.interleave_datasets(
+            numbers_K,
             probabilities=[weight / total for weight in effective_K],
             seed=self.shuffle_seed,
             stopping_strategy=self.stopping_strategy,
         )
+        return _MixedRows(rows_K, fields_K, train), test
 
     def _given_weights(self) -> list[float] | None:
         """Returns the weights of all sources; None where they are mixed by size."""
@@ -297,11 +294,9 @@ def hold_out(
     """Holds out ``test_size`` rows of the sources, without replacement.
 
     A row comes from source k with a probability proportional to ``weights_K[k]``, or, without
-    weights, to the rows that source k still has. A source keeps at least one row,
-    so that training sees each source. Sources of weight 0 are in neither part.
-
-    Returns:
-        The sources without these rows (shuffled), their weights, and the rows held out.
+    weights, to the rows that source k still has. A source keeps at least one row, so that training
+    sees each source. Sources of weight 0 are in neither part. Returns the sources without these
+    rows (shuffled), their weights, and the rows held out.
     """
     import datasets
 
@@ -348,26 +343,3 @@ def _weights_or_sizes(
     if weights_K is None:
         return [float(len(source)) for source in sources_K]
     return list(weights_K)
-
-
-def _numbers_of(source: int, size: int) -> Dataset:
-    """Returns source and row indices in place of the rows of a source."""
-    import datasets
-
-    return datasets.Dataset.from_dict({"source": [source] * size, "row": list(range(size))})
-
-
-def _messages_of(source: int, table: Dataset, field: str) -> Dataset:
-    """Returns the conversations of a source as a dataset with a single column."""
-    _check_field(source, field, table.column_names)
-    table = table.select_columns([field])
-    return table if field == _MESSAGES else table.rename_column(field, _MESSAGES)
-
-
-def _check_field(source: int, field: str, fields: list[str]) -> str:
-    if field not in fields:
-        raise DataFormatError(
-            f"sources[{source}].message_field: got {field!r}, expected one of the row's fields: "
-            f"{', '.join(fields)}"
-        )
-    return field

@@ -29,17 +29,17 @@ if TYPE_CHECKING:
 
 def all_data(dataset: SupervisedDataset) -> list[tinker.Datum]:
     """Returns all trained datums of a dataset, in the current order."""
-    data: list[tinker.Datum] = []
-    for index in range(len(dataset)):
-        data += trained_batch(dataset, index)
-    return data
+    return [datum for index in range(len(dataset)) for datum in trained_batch(dataset, index)]
 
 
 class _HeldOutLoss:
     """Data of an evaluator, and the metrics of their log-probabilities."""
 
     def __init__(
-        self, data: Sequence[tinker.Datum], name: str, tokenizer: Tokenizer | None
+        self,
+        data: Sequence[tinker.Datum],
+        name: str = "test",
+        tokenizer: Tokenizer | None = None,
     ) -> None:
         self._data, self._name, self._tokenizer = list(data), name, tokenizer
         self._num_loss_tokens = sum(map(count_loss_tokens, self._data))
@@ -110,14 +110,6 @@ class NLLEvaluator(_HeldOutLoss, TrainingClientEvaluator):
 
 class SamplerNLLEvaluator(_HeldOutLoss, SamplingClientEvaluator):
     """Metrics of ``NLLEvaluator`` by ``SamplingClient.compute_logprobs``."""
-
-    def __init__(
-        self,
-        data: Sequence[tinker.Datum],
-        name: str = "test",
-        tokenizer: Tokenizer | None = None,
-    ) -> None:
-        super().__init__(data, name, tokenizer)
 
     async def __call__(self, sampling_client: SamplingClient) -> dict[str, float]:
         """Scores whole sequences; the first token of each has no prediction."""

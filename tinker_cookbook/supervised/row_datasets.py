@@ -68,9 +68,9 @@ def conversation_to_data(
     """Returns one datum for each distinct prompt of the conversation.
 
     A renderer whose history differs from what was sampled (it strips earlier thinking, say) needs
-    several, so that every answer is trained after the prompt that inference would give it; others
-    need one. ``reduction="mean"`` weighs the conversation, not each of its datums, with 1.
-    ``max_length`` cuts each of them: one may be left without a token to train on.
+    several, so that every answer is trained after the prompt of inference; others need one.
+    ``reduction="mean"`` gives the conversation a weight of 1, not each datum. ``max_length`` cuts
+    each datum: one may be left without a token to train on.
     """
     examples = renderer.build_merged_examples(conversation, train_on_what)
     return data_from_examples(examples, max_length, reduction)

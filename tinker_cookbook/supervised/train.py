@@ -50,18 +50,14 @@ class Config(BatchConfig):
         default=False, doc="Has no effect: saves never block submitted steps"
     )
 
-    def check(self) -> None:
-        """Raises ``ConfigurationError`` for the first setting that cannot work."""
-        super().check()
-        if self.async_periodic_saves:
-            logger.warning(
-                "async_periodic_saves has no effect: a save is queued after its step, and only the "
-                "checkpoint record waits for it"
-            )
-
 
 async def main(config: Config) -> None:
     """Trains, or resumes the run in ``config.log_path``."""
+    if config.async_periodic_saves:
+        logger.warning(
+            "async_periodic_saves has no effect: a save is queued after its step, and only the "
+            "checkpoint record waits for it"
+        )
 
     async def objective(session: TrainingSession) -> Objective:
         return CrossEntropy(tokenizer_of(config.dataset_builder))

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import chz
 
-from tinker_cookbook.exceptions import ConfigurationError, DataValidationError
+from tinker_cookbook.exceptions import DataValidationError
 from tinker_cookbook.renderers import (
     Message,
     Renderer,
@@ -17,13 +17,14 @@ from tinker_cookbook.renderers import (
     get_renderer,
 )
 from tinker_cookbook.tokenizer_utils import Tokenizer, get_tokenizer
+from tinker_cookbook.training.config import at_least
 
 if TYPE_CHECKING:
     import tinker
 
 
 class EmptyBatchError(DataValidationError):
-    """Batch without any datum, because all of its examples were dropped."""
+    """Batch without any datum."""
 
 
 class SupervisedDataset(ABC):
@@ -76,24 +77,18 @@ class ChatDatasetBuilderCommonConfig:
     model_name_for_tokenizer: str = chz.field(doc="Hub name or folder of the tokenizer")
     renderer_name: str = chz.field(doc="Chat format")
     max_length: int | None = chz.field(
-        default=None, doc="Maximum tokens of an example; None: no limit"
+        default=None,
+        validator=at_least(2, hint=" tokens (one to read and one to predict), or None: no limit"),
+        doc="Maximum tokens of an example; None: no limit",
     )
-    batch_size: int = chz.field(doc="Conversations in a batch")
+    batch_size: int = chz.field(validator=at_least(1), doc="Conversations in a batch")
     train_on_what: TrainOnWhat | None = chz.field(
         default=None, doc="Which messages are trained on; None: all assistant messages"
     )
 
     def check(self) -> None:
-        """Raises ConfigurationError for an invalid value, without loading anything."""
-        # Needs no tokenizer, so errors appear before a download.
+        """Raises ConfigurationError for an unknown renderer; needs no tokenizer."""
         check_renderer_name(self.renderer_name)
-        if self.batch_size < 1:
-            raise ConfigurationError(f"batch_size: got {self.batch_size}, expected at least 1")
-        if self.max_length is not None and self.max_length < 2:
-            raise ConfigurationError(
-                f"max_length: got {self.max_length}, expected at least 2 tokens (one to read and "
-                "one to predict), or None for no limit"
-            )
 
 
 @chz.chz

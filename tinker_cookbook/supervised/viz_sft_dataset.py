@@ -20,10 +20,8 @@ from tinker_cookbook.display import print_example
 from tinker_cookbook.exceptions import ConfigurationError, DataValidationError
 from tinker_cookbook.renderers import TrainOnWhat
 from tinker_cookbook.supervised.row_datasets import trained_batch
-from tinker_cookbook.supervised.types import (
-    ChatDatasetBuilder,
-    ChatDatasetBuilderCommonConfig,
-)
+from tinker_cookbook.supervised.types import ChatDatasetBuilder, ChatDatasetBuilderCommonConfig
+from tinker_cookbook.training.config import number
 from tinker_cookbook.utils.command_line.entrypoint import run_entrypoint
 from tinker_cookbook.utils.misc_utils import lookup_func
 
@@ -39,12 +37,9 @@ class Config:
     )
     dataset_path: str = chz.field(
         default="NoRobotsBuilder",
-        doc=f"module:Class of a builder that needs no setting of its own; without a module one of "
-        f"{_BUILDERS}",
+        doc=f"module:Class of a builder without further settings; default module: {_BUILDERS}",
     )
-    renderer_name: str | None = chz.field(
-        default=None, doc="Chat format; default: that of the model"
-    )
+    renderer_name: str | None = chz.field(default=None, doc="Chat format; default: the model's")
     max_length: int | None = chz.field(default=None, doc="Maximum tokens of an example")
     train_on_what: TrainOnWhat | None = chz.field(
         default=None, doc="Which messages are trained on; None: all assistant messages"
@@ -52,18 +47,15 @@ class Config:
     dataset_builder: ChatDatasetBuilder | None = chz.field(
         default=None, doc="A builder with all of its settings, instead of the keys above"
     )
-    num_examples: int = chz.field(default=100, doc="Maximum number of examples")
+    num_examples: int = number(100, "Maximum number of examples", low=1)
 
 
 def run(cfg: Config) -> None:
     """Prints the first examples of the training data, each in a panel.
 
-    Raises:
-        ConfigurationError: A setting is missing, or ``dataset_path`` names no builder.
-        DataValidationError: No example of the training data has a token to train on.
+    Raises ConfigurationError for a missing setting or builder, and DataValidationError if no
+    example has a token to train on.
     """
-    if cfg.num_examples < 1:
-        raise ConfigurationError(f"num_examples: got {cfg.num_examples}, expected at least 1")
     builder = cfg.dataset_builder or _builder_of(cfg)
     train_set, _ = builder()
     train_set.set_epoch(0)

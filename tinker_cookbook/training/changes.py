@@ -19,49 +19,17 @@ from tinker_cookbook.utils.run_folder.config_io import (
 
 # Settings of where and how often something is written, evaluated or shown, and of the machine: a
 # step is the same with any value of these.
-_FREE = frozenset(
-    [
-        "log_path",
-        "recipe_name",
-        "behavior_if_log_dir_exists",
-        "allow_config_change",
-        "wandb_project",
-        "wandb_name",
-        "session_name",
-        "enable_trace",
-        "span_chart_every",
-        "backend",
-        "base_url",
-        "device",
-        "dtype",
-        "submit_ahead",
-        "store",
-        "num_replicas",
-        "async_periodic_saves",
-        "save_every",
-        "save_every_tokens",
-        "save_every_seconds",
-        "rolling_save_every",
-        "rolling_ttl_seconds",
-        "ttl_seconds",
-        "eval_every",
-        "infrequent_eval_every",
-        "eval_temperature",
-        "evaluator_builders",
-        "infrequent_evaluator_builders",
-        "test_file_path",
-        "test_path",
-        "show_samples",
-        "sample_max_tokens",
-        "num_groups_to_log",
-        "rollout_json_export",
-        "compute_post_kl",
-        "rollout_error_tolerance",
-        "rollout_timeout_seconds",
-        "grader_timeout_seconds",
-        "teacher_concurrency",
-    ]
-)
+_FREE = """
+    log_path recipe_name behavior_if_log_dir_exists allow_config_change
+    wandb_project wandb_name session_name enable_trace span_chart_every
+    backend base_url device dtype submit_ahead store num_replicas async_periodic_saves
+    save_every save_every_tokens save_every_seconds
+    rolling_save_every rolling_ttl_seconds ttl_seconds
+    eval_every infrequent_eval_every evaluator_builders infrequent_evaluator_builders
+    eval_temperature test_file_path test_path show_samples sample_max_tokens
+    num_groups_to_log rollout_json_export compute_post_kl
+    rollout_error_tolerance rollout_timeout_seconds grader_timeout_seconds teacher_concurrency
+""".split()  # noqa: SIM905 - one word for each setting, by subject
 # How long the run is: its learning rates change, but the data and the loss do not.
 _LENGTH = frozenset({"num_epochs", "max_steps", "num_steps", "num_batches", "n_batches"})
 

@@ -38,6 +38,11 @@ def at_least(low: float, below: float = math.inf, hint: str = "") -> Callable[[A
     return check
 
 
+def number(default: Any, doc: str, low: float = 0, below: float = math.inf) -> Any:
+    """Returns a numeric field of a config with the bounds of ``at_least``."""
+    return chz.field(default=default, validator=at_least(low, below), doc=doc)
+
+
 # One step of AdamW moves a weight by about the learning rate, so 10 ends every model.
 learning_rate_bounds = at_least(
     0, below=10, hint="; 1e-5 to 1e-3 is usual, get_lr(model_name) recommends"
@@ -53,35 +58,19 @@ class RunSettings:
     )
 
     lr_schedule: LRSchedule = chz.field(default="linear", doc="linear, cosine or constant")
-    warmup_steps: int = chz.field(
-        default=0, validator=at_least(0), doc="Steps over which the learning rate rises"
+    warmup_steps: int = number(0, "Steps over which the learning rate rises")
+    num_epochs: int = number(1, "Passes over the training data", low=1)
+    max_steps: int | None = number(
+        None, "Steps of the run, instead of num_epochs; 0: only evaluate"
     )
-    num_epochs: int = chz.field(
-        default=1, validator=at_least(1), doc="Passes over the training data"
-    )
-    max_steps: int | None = chz.field(
-        default=None,
-        validator=at_least(0),
-        doc="Steps of the run, instead of num_epochs; 0: only evaluate",
-    )
-    adam_beta1: float = chz.field(
-        default=0.9, validator=at_least(0, below=1), doc="Decay of the first moment"
-    )
-    adam_beta2: float = chz.field(
-        default=0.95, validator=at_least(0, below=1), doc="Decay of the second moment"
-    )
-    adam_eps: float = chz.field(
-        default=1e-8, validator=at_least(0), doc="Added to the denominator of the update"
-    )
-    weight_decay: float = chz.field(
-        default=0.0, validator=at_least(0), doc="Decoupled weight decay"
-    )
-    grad_clip_norm: float = chz.field(
-        default=0.0, validator=at_least(0), doc="Largest gradient norm; 0 is no clipping"
-    )
+    adam_beta1: float = number(0.9, "Decay of the first moment", below=1)
+    adam_beta2: float = number(0.95, "Decay of the second moment", below=1)
+    adam_eps: float = number(1e-8, "Added to the denominator of the update")
+    weight_decay: float = number(0.0, "Decoupled weight decay")
+    grad_clip_norm: float = number(0.0, "Largest gradient norm; 0 is no clipping")
     seed: int = chz.field(default=0, doc="Seed of the adapter's start and of the data order")
 
-    lora_rank: int = chz.field(default=32, validator=at_least(1), doc="Rank of the LoRA adapter")
+    lora_rank: int = number(32, "Rank of the LoRA adapter", low=1)
     train_attn: bool = chz.field(default=True, doc="Adapters on the attention layers")
     train_mlp: bool = chz.field(default=True, doc="Adapters on the MLP layers")
     train_unembed: bool = chz.field(default=True, doc="An adapter on the unembedding layer")
@@ -95,34 +84,18 @@ class RunSettings:
     device: str = chz.field(default="auto", doc="auto, cuda, mps or cpu (local engine)")
     dtype: str = chz.field(default="auto", doc="auto, float32 or bfloat16 (local engine)")
 
-    save_every: int = chz.field(
-        default=20, validator=at_least(0), doc="Steps between checkpoints; 0 is never"
+    save_every: int = number(20, "Steps between checkpoints; 0 is never")
+    save_every_tokens: int = number(0, "Trained tokens between checkpoints")
+    save_every_seconds: float = number(0, "Seconds between checkpoints")
+    rolling_save_every: int = number(
+        0, "Steps between rolling checkpoints, of which only the newest is kept"
     )
-    save_every_tokens: int = chz.field(
-        default=0, validator=at_least(0), doc="Trained tokens between checkpoints"
+    rolling_ttl_seconds: int | None = number(7200, "Lifetime of rolling ones", low=1)
+    ttl_seconds: int | None = number(
+        DEFAULT_TTL_SECONDS, "Lifetime of periodic checkpoints; the final one stays", low=1
     )
-    save_every_seconds: float = chz.field(
-        default=0, validator=at_least(0), doc="Seconds between checkpoints"
-    )
-    rolling_save_every: int = chz.field(
-        default=0,
-        validator=at_least(0),
-        doc="Steps between rolling checkpoints, of which only the newest is kept",
-    )
-    rolling_ttl_seconds: int | None = chz.field(
-        default=7200, validator=at_least(1), doc="Lifetime of rolling ones"
-    )
-    ttl_seconds: int | None = chz.field(
-        default=DEFAULT_TTL_SECONDS,
-        validator=at_least(1),
-        doc="Lifetime of periodic checkpoints; the final one stays",
-    )
-    eval_every: int = chz.field(
-        default=10, validator=at_least(0), doc="Steps between evaluations; 0 is never"
-    )
-    infrequent_eval_every: int = chz.field(
-        default=100, validator=at_least(0), doc="Steps between costly evaluations"
-    )
+    eval_every: int = number(10, "Steps between evaluations; 0 is never")
+    infrequent_eval_every: int = number(100, "Steps between costly evaluations")
 
     wandb_project: str | None = chz.field(default=None, doc="Also log to Weights & Biases")
     wandb_name: str | None = chz.field(default=None, doc="Name of the run there")
@@ -130,10 +103,8 @@ class RunSettings:
     enable_trace: bool = chz.field(
         default=False, doc="Write what the run spends its time on to log_path/trace_events.jsonl"
     )
-    span_chart_every: int = chz.field(
-        default=0,
-        validator=at_least(0),
-        doc="Steps between charts of that (iteration_NNNNNN/timing_gantt.html); 0: none",
+    span_chart_every: int = number(
+        0, "Steps between charts of that (iteration_NNNNNN/timing_gantt.html); 0: none"
     )
 
 

@@ -72,11 +72,11 @@ async def training_session(config: TrainingConfig) -> AsyncIterator[TrainingSess
             print_metrics=False,
         )
         session = TrainingSession(config, log, last)
-        session.say(*changes)
+        session.print(*changes)
         try:
             yield session
         except BaseException as error:
-            session.say(*session.continue_lines(error))
+            session.print(*session.continue_lines(error))
             session.close(error)
             raise
         session.close()
@@ -95,7 +95,7 @@ class TrainingSession:
         self.evaluators: list[Evaluator] = []
         self.infrequent_evaluators: list[Evaluator] = []
         self.extra_evaluators: list[Evaluator] = []
-        """Evaluations that an objective adds to those of the config."""
+        """Evaluations that an objective adds."""
         self.shows: Callable[[str], bool] = lambda name: not name.split("/")[-1].startswith("num_")
         """Selects the metrics of an evaluation that are printed."""
         self._log = log
@@ -108,7 +108,7 @@ class TrainingSession:
         """Prints the settings, connects, and creates or restores the training client."""
         config = self.config
         self.total_steps = total_steps
-        self.say("settings:", *_setting_lines(dump_config(config), "  "))
+        self.print("settings:", *_setting_lines(dump_config(config), "  "))
         metadata = {"recipe": config.recipe_name, "log_path": config.log_path}
         if config.renderer_name is not None:
             metadata["renderer_name"] = config.renderer_name
@@ -126,11 +126,11 @@ class TrainingSession:
         if self.connection.kind == "local":
             resolved = resolve_model(config.model_name)
             source = f" ({resolved.source}{f'; {resolved.note}' if resolved.note else ''})"
-        self.say(*self.connection.reasons, f"model: {config.model_name}{source}")
+        self.print(*self.connection.reasons, f"model: {config.model_name}{source}")
         service = self.connection.service
         self.client = await create_training_client(service, config, self.last, metadata)
         if self.last is not None and self.last.state_path is not None:
-            self.say(f"continuing after step {self.start_step} from {self.last.state_path}")
+            self.print(f"continuing after step {self.start_step} from {self.last.state_path}")
         self.checkpoints = RunCheckpoints(
             self.client,
             config.log_path,
@@ -195,7 +195,7 @@ class TrainingSession:
         """Appends the row of a step to the log, in one piece."""
         self._log.log_metrics(row, step=step)
 
-    def say(self, *lines: str) -> None:
+    def print(self, *lines: str) -> None:
         """Prints lines on the terminal."""
         for line in lines:
             self._console.print(line, markup=False, highlight=False, soft_wrap=True)
@@ -220,7 +220,7 @@ class TrainingSession:
         shown = "  ".join(
             f"{name} {format_value(value)}" for name, value in metrics.items() if self.shows(name)
         )
-        self.say(f"step {step}/{self.total_steps}  {shown}")
+        self.print(f"step {step}/{self.total_steps}  {shown}")
         return {**metrics, "time/eval": time.monotonic() - started}
 
     def _due(self, step: int, every: int) -> bool:
@@ -300,7 +300,7 @@ def is_complete(session: TrainingSession, total_steps: int) -> bool:
     """Returns whether no step is left, and prints it. A run of 0 steps still has evaluations."""
     if session.start_step < total_steps or total_steps == 0 == session.start_step:
         return False
-    session.say(
+    session.print(
         f"This run is complete ({session.start_step} steps); num_epochs or max_steps can make it "
         "longer.",
         *session.summary(),

@@ -271,11 +271,12 @@ def test_impossible_settings_are_refused(tokenizer_folder, write_jsonl, settings
 
 
 def test_settings_are_checked_before_the_tokenizer_is_looked_for(write_jsonl):
-    common = ChatDatasetBuilderCommonConfig(
-        model_name_for_tokenizer="nowhere/nothing", renderer_name="chatml", batch_size=0
-    )
     path = write_jsonl({"messages": dialogue()})
+    settings = {"model_name_for_tokenizer": "nowhere/nothing", "renderer_name": "nope"}
     with pytest.raises(ConfigurationError, match="batch_size"):
+        ChatDatasetBuilderCommonConfig(**settings, batch_size=0)
+    common = ChatDatasetBuilderCommonConfig(**settings, batch_size=1)
+    with pytest.raises(ConfigurationError, match="renderer_name: got 'nope'"):
         FromConversationFileBuilder(common_config=common, file_path=str(path))()
 
 

@@ -33,6 +33,7 @@ from tinker_cookbook.renderers.show.output import page, print_view
 from tinker_cookbook.renderers.show.view import Conversation, Fact, View, Viewer
 from tinker_cookbook.supervised.conversation_file import read_conversation, with_tools
 from tinker_cookbook.tokenizer_utils import get_tokenizer
+from tinker_cookbook.training.config import number
 from tinker_cookbook.utils.run_folder.paths import local_path, write_atomically
 from tinker_cookbook.utils.terminal import get_console
 
@@ -46,14 +47,14 @@ class ShowConfig:
     file: str | None = chz.field(
         default=None, doc="JSONL file of conversations, also without 'file='; default: an example"
     )
-    index: int = chz.field(default=0, doc="Which conversation of the file, counted from 0")
+    index: int = number(0, "Number of the conversation in the file, from 0")
     train_on_what: TrainOnWhat = chz.field(
         default=TrainOnWhat.ALL_ASSISTANT_MESSAGES, doc="Which messages are trained on"
     )
     template_options: str = chz.field(
         default="", doc="Arguments of the model's chat template to compare with, a JSON object"
     )
-    max_tokens: int = chz.field(default=600, doc="Tokens of an example shown in the terminal")
+    max_tokens: int = number(600, "Tokens of an example shown in the terminal", low=2)
     html: str | None = chz.field(default=None, doc="HTML page to write as well")
 
 
@@ -120,15 +121,11 @@ def with_file_key(arguments: Sequence[str]) -> list[str]:
 
 def _check(config: ShowConfig) -> dict[str, Any]:
     """Raises ConfigurationError for a setting that cannot work; returns the template's options."""
-    if config.index < 0:
-        raise ConfigurationError(f"index: got {config.index}, expected 0 or more")
     if config.index and config.file is None:
         raise ConfigurationError(
             f"index: got {config.index} without a file; expected it only together with a JSONL "
             "file, since there is one built-in conversation"
         )
-    if config.max_tokens < 2:
-        raise ConfigurationError(f"max_tokens: got {config.max_tokens}, expected 2 or more")
     if config.html is not None and not local_path(config.html, "html").parent.is_dir():
         raise ConfigurationError(
             f"html: got {config.html!r}, whose folder does not exist; make it, or give another path"

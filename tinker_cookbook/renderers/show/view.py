@@ -237,12 +237,32 @@ class Viewer:
 
     def view(self) -> View:
         """Returns the findings about the conversation, and its examples with theirs."""
-        facts = [self._stops(), self._extension(), self._template(), self._prompt()]
+        codec, stops = self._renderer.codec, list[str]()
+        for stop in self._renderer.get_stop_sequences():
+            if isinstance(stop, int):
+                stops.append(f"{codec.decode([stop])} (id {stop})")
+            else:
+                ids = ", ".join(map(str, codec.encode(stop)))
+                stops.append(f"the text {json.dumps(stop, ensure_ascii=False)} (as ids {ids})")
+        extension = (
+            "does not hold: history is written otherwise than it was sampled, so that answers may "
+            "need examples of their own"
+        )
+        if self._renderer.has_extension_property:
+            extension = "holds: each prompt begins with all tokens before it"
         tokens = [token for example in self._examples for token in example.tokens]
         trained = sum(token.trained for token in tokens)
         number = count(len(self._examples), "example")
-        text = f"{count(len(tokens), 'token')}, {trained:,} of them trained, in {number}"
-        facts += [Fact("tokens", text), self._why()]
+        facts = [
+            Fact("stops at", ", ".join(stops) or "nothing"),
+            Fact("extension", extension),
+            self._template(),
+            self._prompt(),
+            Fact(
+                "tokens", f"{count(len(tokens), 'token')}, {trained:,} of them trained, in {number}"
+            ),
+            self._why(),
+        ]
         return View(facts, [self._example_view(i) for i in range(len(self._examples))])
 
     def _sampled(self, messages: Sequence[Message]) -> list[Any]:
@@ -264,25 +284,6 @@ class Viewer:
             tokens = read_tokens(self._renderer, as_pieces(items[: stop + _BEFORE]))
             rows.append(TokenRow(label, tokens[start:stop], start > 0, len(items) > stop))
         return rows
-
-    def _stops(self) -> Fact:
-        codec, words = self._renderer.codec, []
-        for stop in self._renderer.get_stop_sequences():
-            if isinstance(stop, int):
-                words.append(f"{codec.decode([stop])} (id {stop})")
-            else:
-                ids = ", ".join(map(str, codec.encode(stop)))
-                words.append(f"the text {json.dumps(stop, ensure_ascii=False)} (as ids {ids})")
-        return Fact("stops at", ", ".join(words) or "nothing")
-
-    def _extension(self) -> Fact:
-        if self._renderer.has_extension_property:
-            return Fact("extension", "holds: each prompt begins with all tokens before it")
-        return Fact(
-            "extension",
-            "does not hold: history is written otherwise than it was sampled, so that answers may "
-            "need examples of their own",
-        )
 
     def _template(self) -> Fact:
         """Compares the conversation and the last prompt with the model's own chat template."""
@@ -378,7 +379,7 @@ class Viewer:
         prompts_too = self._train_on_what is TrainOnWhat.ALL_TOKENS
         if example.tokens[len(prompt) - 1].trained and not prompts_too:
             return Fact("", f"{where} begins with it, but its last token is trained on", False)
-        return Fact("", f"{where} begins with it, and training begins right behind it", True)
+        return Fact("", f"{where} begins with it, and training begins right after it", True)
 
     def _why(self) -> Fact:
         """Explains the number of examples."""

@@ -76,8 +76,8 @@ class TemplateRenderer(Renderer):
 
     Options: ``template`` is the name of one of several templates; ``stop`` is the token that ends
     an answer (several joined by commas), by default the probed one; ``today`` is the date
-    (2026-01-31) in templates with one, by default that of the construction. Every other option is
-    an argument of the template: ``template?enable_thinking=false&reasoning_effort=low``.
+    (2026-01-31) in templates with one, by default the current one. Every other option is an
+    argument of the template: ``template?enable_thinking=false&reasoning_effort=low``.
 
     Tokens are the template's, except at the border of prompt and answer (see
     :mod:`tinker_cookbook.renderers.base`). If a template writes no stop token after an answer
@@ -163,22 +163,22 @@ class TemplateRenderer(Renderer):
         for messages in probe_conversations(self._facts):
             try:
                 chat = self._transcript(messages)
-                pairs = pairwise(sorted(chat.answers))
-                if chat.lost or not all(self._follows(chat, *pair) for pair in pairs):
+                if chat.lost:
                     return False
+                for before, after in pairwise(chat.answers):
+                    sampled, first = chat.answers[before], chat.prompt_before(before)
+                    if sampled.start != len(first) or not sampled.text.startswith(first):
+                        return False
+                    # The later prompt must begin with the earlier answer as it was sampled. Compare
+                    # tokens, since equal text may be encoded differently.
+                    done = flat(self._text_pieces(chat, sampled.text + sampled.missing_stop))
+                    prompt = flat(self._text_pieces(chat, chat.prompt_before(after)))
+                    if prompt[: len(done)] != done:
+                        return False
                 held += 1
             except RendererError:  # the template rejects calls or thinking
                 continue
         return held > 0
-
-    def _follows(self, chat: Transcript, before: int, after: int) -> bool:
-        """Returns whether the later prompt begins with the earlier answer as it was sampled."""
-        sampled, first = chat.answers[before], chat.prompt_before(before)
-        if sampled.start != len(first) or not sampled.text.startswith(first):
-            return False
-        # Compare tokens, since equal text may be encoded differently.
-        done = flat(self._text_pieces(chat, sampled.text + sampled.missing_stop))
-        return flat(self._text_pieces(chat, chat.prompt_before(after)))[: len(done)] == done
 
     def _transcript(self, messages: Sequence[Message]) -> Transcript:
         return Transcript(self._template, self._facts, messages, self.tokenizer, self._warn_once)

@@ -106,7 +106,7 @@ class Transcript:
         at = head.rfind(suffix)
         if not found or at < 0:
             raise refusal or RendererError(
-                f"messages: the chat template opens no message of role {role!r} behind "
+                f"messages: the chat template opens no message of role {role!r} after "
                 f"{end} messages"
             )
         return head[: at + len(suffix)] if suffix else head
