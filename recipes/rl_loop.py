@@ -34,8 +34,8 @@ from tinker_cookbook.training.config import (
     DEFAULT_TTL_SECONDS,
     check_model,
     check_settings,
-    learning_rate_bounds,
     number,
+    peak_rate,
 )
 from tinker_cookbook.training.weights import check_weights
 from tinker_cookbook.utils import ml_log
@@ -69,10 +69,8 @@ class Config:
     group_size: int = chz.field(default=8, doc="Answers to a question")
     max_tokens: int = chz.field(default=12, doc="Most tokens of an answer")
     loss_fn: str = chz.field(default="importance_sampling", doc=f"One of {', '.join(LOSSES)}")
-    learning_rate: float | None = chz.field(
-        default=None,
-        validator=learning_rate_bounds,
-        doc="Default: a quarter of what is recommended for supervised fine-tuning",
+    learning_rate: float | None = peak_rate(
+        None, "Default: a quarter of what is recommended for supervised fine-tuning"
     )
     num_steps: int = chz.field(default=40, doc="Steps; a file is gone through as often as it takes")
     lora_rank: int = number(32, "Rank of the LoRA adapter", low=1)

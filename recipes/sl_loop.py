@@ -33,8 +33,8 @@ from tinker_cookbook.training.config import (
     DEFAULT_TTL_SECONDS,
     check_model,
     check_settings,
-    learning_rate_bounds,
     number,
+    peak_rate,
 )
 from tinker_cookbook.training.weights import check_weights
 from tinker_cookbook.utils import ml_log
@@ -66,9 +66,7 @@ class Config:
         default=None, doc="Tokens after which examples are cut; default: the model's context"
     )
     batch_size: int = number(8, "Conversations a step", low=1)
-    learning_rate: float | None = chz.field(
-        default=None, validator=learning_rate_bounds, doc="Default: the model's recommended"
-    )
+    learning_rate: float | None = peak_rate(None, "Default: the model's recommended")
     num_epochs: int = number(1, "Passes over the training data", low=1)
     max_steps: int | None = number(None, "Steps of the run, instead of num_epochs")
     lora_rank: int = number(32, "Rank of the LoRA adapter", low=1)

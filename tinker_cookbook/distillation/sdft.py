@@ -58,7 +58,7 @@ from tinker_cookbook.supervised.batch_loop import Batch, BatchConfig, Objective,
 from tinker_cookbook.supervised.nll_evaluator import NLLEvaluator
 from tinker_cookbook.supervised.types import SupervisedDataset, SupervisedDatasetBuilder
 from tinker_cookbook.tokenizer_utils import get_tokenizer
-from tinker_cookbook.training.config import at_least
+from tinker_cookbook.training.config import at_least, number, peak_rate
 from tinker_cookbook.training.session import Metrics, TrainingSession
 from tinker_cookbook.utils.command_line.entrypoint import run_entrypoint
 
@@ -94,8 +94,8 @@ class Config(BatchConfig):
         default=None, doc="Demonstrations; leave it out where main is given a provider"
     )
 
-    learning_rate: float = chz.field(default=2e-5, doc="Peak learning rate of AdamW")
-    lora_rank: int = chz.field(default=128, doc="Rank of the LoRA adapter")
+    learning_rate: float = peak_rate(2e-5)
+    lora_rank: int = number(128, "Rank of the LoRA adapter", low=1)
     on_policy: bool = chz.field(
         default=True, doc="The student writes the answers; else the demonstrations are the texts"
     )
@@ -136,7 +136,7 @@ class Config(BatchConfig):
     loss_fn: str = chz.field(
         default="importance_sampling", doc="Has no effect: topk=0, which it was for, is not offered"
     )
-    eval_every: int = chz.field(default=20, doc="Steps between evaluations; 0 is never")
+    eval_every: int = number(20, "Steps between evaluations; 0 is never")
 
     def check(self) -> None:
         """Raises ``ConfigurationError`` for the first setting that cannot work; loads no model."""

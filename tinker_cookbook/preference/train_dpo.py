@@ -41,6 +41,7 @@ from tinker_cookbook.supervised.common import compute_token_nll
 from tinker_cookbook.supervised.nll_evaluator import all_data
 from tinker_cookbook.supervised.train import run_evals
 from tinker_cookbook.supervised.types import SupervisedDataset
+from tinker_cookbook.training.config import peak_rate
 from tinker_cookbook.training.session import Metrics, TrainingSession
 from tinker_cookbook.training.weights import create_training_client
 from tinker_cookbook.utils.command_line.entrypoint import run_entrypoint
@@ -70,7 +71,7 @@ class Config(BatchConfig):
     ``dataset_builder`` gives pairs, as ``DPODatasetBuilderFromComparisons`` does.
     """
 
-    learning_rate: float = chz.field(default=1e-5, doc="Peak learning rate of AdamW")
+    learning_rate: float = peak_rate(1e-5)
     dpo_beta: float = chz.field(
         default=0.1, doc="Scale of the rewards; larger stays closer to the reference"
     )

@@ -23,7 +23,7 @@ from tinker_cookbook.rl.rollouts.presets import (
 )
 from tinker_cookbook.rl.rollouts.strategy import RolloutStrategy, rollout_strategy_from_config
 from tinker_cookbook.rl.types import RLDatasetBuilder
-from tinker_cookbook.training.config import TrainingConfig
+from tinker_cookbook.training.config import TrainingConfig, number
 from tinker_cookbook.training.lr_scheduling import LRSchedule
 from tinker_cookbook.utils.run_folder.paths import check_tinker_path
 
@@ -155,7 +155,7 @@ class PolicyTrainingConfig(TrainingConfig):
     )
 
     # Evaluation and transcripts.
-    eval_every: int = chz.field(default=20, doc="Steps between evaluations; 0 is never")
+    eval_every: int = number(20, "Steps between evaluations; 0 is never")
     evaluator_builders: list[EvaluatorBuilder] = chz.field(
         default_factory=list, doc="Evaluations every eval_every steps, besides the test set"
     )

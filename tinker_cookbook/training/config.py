@@ -29,9 +29,10 @@ DEFAULT_TTL_SECONDS = 604800
 def at_least(low: float, below: float = math.inf, hint: str = "") -> Callable[[Any, str], None]:
     """Returns a validator of a numeric field: ``low <= value < below``; None passes, NaN fails."""
 
-    def check(settings: Any, name: str) -> None:
-        value = getattr(settings, name)
+    def check(settings: Any, attribute: str) -> None:
+        value = getattr(settings, attribute)
         if value is not None and not low <= value < below:
+            name = attribute.removeprefix("X_")  # chz validates the raw attribute
             upper = "" if below == math.inf else f" and less than {below:g}"
             raise ConfigurationError(f"{name}: got {value}, expected at least {low:g}{upper}{hint}")
 
@@ -43,15 +44,19 @@ def number(default: Any, doc: str, low: float = 0, below: float = math.inf) -> A
     return chz.field(default=default, validator=at_least(low, below), doc=doc)
 
 
-# One step of AdamW moves a weight by about the learning rate, so 10 ends every model.
-learning_rate_bounds = at_least(
-    0, below=10, hint="; 1e-5 to 1e-3 is usual, get_lr(model_name) recommends"
-)
+def peak_rate(default: float | None, doc: str = "Peak learning rate of AdamW") -> Any:
+    """Returns the field of a learning rate, with its bounds."""
+    # One step of AdamW moves a weight by about the learning rate, so 10 ends every model.
+    hint = "; 1e-5 to 1e-3 is usual, get_lr(model_name) recommends"
+    return chz.field(default=default, validator=at_least(0, 10, hint), doc=doc)
 
 
 @chz.chz
 class RunSettings:
-    """Settings with the same meaning and the same default in every recipe and every loop."""
+    """Settings with the same meaning and the same default in every recipe and every loop.
+
+    A subclass that defines a number again must give its bounds again, by ``number``.
+    """
 
     load_checkpoint_path: str | None = chz.field(
         default=None, doc="tinker:// path of weights to start from, with a fresh optimizer"
@@ -141,9 +146,7 @@ class TrainingConfig(RunSettings):
     model_name: str = chz.field(doc="Hub name or local folder of the base model")
     recipe_name: str = chz.field(default="", doc="Name of the recipe, kept with the run")
     renderer_name: str | None = chz.field(default=None, doc="Saved with the run's checkpoints")
-    learning_rate: float = chz.field(
-        default=1e-4, validator=learning_rate_bounds, doc="Peak learning rate of AdamW"
-    )
+    learning_rate: float = peak_rate(1e-4)
 
     def check(self) -> None:
         """Raises ``ConfigurationError`` for settings that cannot work together or do not exist."""

@@ -5,10 +5,12 @@ from __future__ import annotations
 import chz
 import pytest
 
-from tinker_cookbook.distillation import train_off_policy
+from tinker_cookbook.distillation import sdft, train_off_policy, train_on_policy
 from tinker_cookbook.exceptions import ConfigurationError
+from tinker_cookbook.preference import train_dpo
 from tinker_cookbook.rl import train as rl_train
 from tinker_cookbook.supervised import train
+from tinker_cookbook.training.config import TrainingConfig
 from tinker_cookbook.utils.command_line.arguments import hint_for
 from tinker_cookbook.utils.command_line.entrypoint import parse_arguments
 from tinker_cookbook.utils.command_line.help import help_text
@@ -30,6 +32,16 @@ def refusal(config_class, *arguments):
     with pytest.raises(ConfigurationError) as caught:
         parse_arguments(config_class, list(arguments))
     return str(caught.value)
+
+
+@pytest.mark.parametrize(
+    "loop", [train, rl_train, train_off_policy, train_on_policy, train_dpo, sdft]
+)
+def test_no_loop_loses_the_bounds_of_a_common_setting(loop):
+    fields = chz.chz_fields(loop.Config)
+    common = chz.chz_fields(TrainingConfig)
+    assert sum(bool(field._validator) for field in common.values()) == 19
+    assert not [n for n, f in common.items() if f._validator and not fields[n]._validator]
 
 
 # --- nested objects ----------------------------------------------------------------------------
