@@ -22,13 +22,13 @@ from tinker_cookbook.sweep.results import (
     metric_note,
     plot,
     results_table,
-    write_results,
 )
 from tinker_cookbook.sweep.runs import RECORDS, Run, last_lines, run_all, serving, stop_runs
 from tinker_cookbook.utils.command_line.arguments import VERSION
 from tinker_cookbook.utils.command_line.programs import version_line
+from tinker_cookbook.utils.run_folder.jsonl import encode_row
 from tinker_cookbook.utils.run_folder.lock import RunLock, lock_holder
-from tinker_cookbook.utils.run_folder.paths import ensure_writable_dir
+from tinker_cookbook.utils.run_folder.paths import ensure_writable_dir, write_atomically
 from tinker_cookbook.utils.terminal import get_console
 
 
@@ -93,7 +93,7 @@ def _report(sweep: Sweep, runs: list[Run]) -> int:
     """Writes and prints the results; returns the exit status."""
     rows = collect(runs, sweep.metric)
     swept = list(runs[0].point.swept)
-    write_results(rows, sweep.log_dir / "results.jsonl")
+    write_atomically(sweep.log_dir / "results.jsonl", b"".join(map(encode_row, rows)))
     get_console().print(results_table(rows, swept))
     failed = [run for run in runs if run.state == "failed"]
     for run in failed:

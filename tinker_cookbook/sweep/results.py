@@ -12,8 +12,6 @@ from rich.text import Text
 
 from tinker_cookbook.exceptions import ConfigurationError, nearest_sentence
 from tinker_cookbook.sweep.runs import Run, State
-from tinker_cookbook.utils.run_folder.jsonl import encode_row
-from tinker_cookbook.utils.run_folder.paths import write_atomically
 from tinker_cookbook.utils.terminal import format_seconds, get_console
 
 METRICS = (
@@ -119,11 +117,6 @@ def typed(text: str) -> float | int | bool | str | None:
     except (ValueError, SyntaxError):
         return text
     return value if isinstance(value, (int, float, bool, type(None))) else text
-
-
-def write_results(rows: Sequence[dict[str, Any]], path: Path) -> None:
-    """Writes ``results.jsonl``."""
-    write_atomically(path, b"".join(encode_row(row) for row in rows))
 
 
 def lower_is_better(metric: str) -> bool:

@@ -18,8 +18,8 @@ from tinker_cookbook.sweep.results import (
     lower_is_better,
     plot,
     results_table,
-    write_results,
 )
+from tinker_cookbook.utils.run_folder.jsonl import encode_row
 
 GRID = {"learning_rate": ["1e-4", "1e-3", "1e-2"], "schedule": ["linear", "cosine"]}
 SWEPT = list(GRID)
@@ -69,8 +69,7 @@ def plotted(monkeypatch):
 
 def test_results_hold_the_last_value_of_the_first_usual_metric(runs, tmp_path):
     results = collect(runs, None)
-    write_results(results, tmp_path / "results.jsonl")
-    rows = [json.loads(line) for line in (tmp_path / "results.jsonl").read_text().splitlines()]
+    rows = [json.loads(encode_row(row)) for row in results]
     assert len(rows) == 6
     assert rows[1] == {
         "run": "learning_rate=1e-4,schedule=cosine",
