@@ -21,7 +21,7 @@ from tinker_cookbook.renderers.core.parsing import ContentDelta, MessageReader
 from tinker_cookbook.server.access import OwnerDep
 from tinker_cookbook.server.bodies import Json, json_body_schema, read_json
 from tinker_cookbook.server.keys import Owner
-from tinker_cookbook.server.openai.models import LoaderDep, ModelLoader
+from tinker_cookbook.server.openai.models import LoaderDep, ModelLoader, renderer_of
 from tinker_cookbook.server.openai.protocol import ApiError, ChatBody, CompletionBody, Tool
 from tinker_cookbook.server.openai.sampling import (
     Choice,
@@ -171,7 +171,7 @@ async def chat_completions(request: Request, owner: OwnerDep, loader: LoaderDep)
 
 def _prepare_chat(loader: ModelLoader, owner: Owner, body: ChatBody) -> ResponseWriter:
     model = loader.load(owner, body.model)
-    renderer = loader.renderer(model, body.renderer_name)
+    renderer = renderer_of(model, body.renderer_name)
     prompt = prompt_tokens(renderer, body.messages, body.tools or [])
     # Without a limit as many as the context has space for.
     newer = body.max_completion_tokens

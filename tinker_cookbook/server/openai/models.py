@@ -5,10 +5,11 @@ from __future__ import annotations
 import asyncio
 import threading
 from collections import OrderedDict
-from collections.abc import Callable, Hashable
+from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
-from typing import Annotated, Any, Generic, TypeVar
+from functools import lru_cache
+from typing import Annotated, Any, TypeAlias, TypeVar
 
 from fastapi import APIRouter, Depends, Request
 
@@ -27,6 +28,10 @@ from tinker_cookbook.server.state import ServerState
 from tinker_cookbook.tokenizer_utils import get_tokenizer
 
 T = TypeVar("T")
+# Owner, model, and the time at which a checkpoint was created.
+_Key: TypeAlias = tuple[str, str, float | None]
+
+MAX_MODELS = 16
 
 router = APIRouter()
 
@@ -74,38 +79,6 @@ def _entry(
     return entry if parent is None else {**entry, "parent": parent}
 
 
-class SingleFlightCache(Generic[T]):
-    """Thread-safe cache of the ``size`` values used last; concurrent callers share one creation."""
-
-    def __init__(self, size: int) -> None:
-        self._size = size
-        self._lock = threading.Lock()
-        self._futures: OrderedDict[Hashable, Future[T]] = OrderedDict()
-
-    def get(self, key: Hashable, make: Callable[[], T]) -> T:
-        """Returns the value of ``key``, created by ``make`` if needed. Errors are not cached."""
-        with self._lock:
-            is_new = key not in self._futures
-            future = self._futures.setdefault(key, Future())
-            self._futures.move_to_end(key)
-            while len(self._futures) > self._size:
-                self._futures.popitem(last=False)
-        # Outside the lock: other keys are served while this value is created.
-        if is_new:
-            try:
-                future.set_result(make())
-            except BaseException as error:
-                self.drop(lambda other: other == key)
-                future.set_exception(error)
-        return future.result()
-
-    def drop(self, condition: Callable[[Any], bool]) -> None:
-        """Drops the keys that fulfil the condition."""
-        with self._lock:
-            for key in list(filter(condition, self._futures)):
-                del self._futures[key]
-
-
 @dataclass(frozen=True)
 class LoadedModel:
     """Weights and tokenizer of a model."""
@@ -121,14 +94,14 @@ class LoadedModel:
 
 
 class ModelLoader:
-    """Cache of models and renderers. ``load`` and ``renderer`` block, so they need ``run``."""
+    """Cache of the models used last. ``load`` blocks, so it needs ``run``."""
 
     def __init__(self, state: ServerState) -> None:
         self.state = state
         # A thread pool of its own: requests of other models continue while weights are read.
         self._threads = ThreadPoolExecutor(8, thread_name_prefix="openai")
-        self._models: SingleFlightCache[LoadedModel] = SingleFlightCache(16)
-        self._renderers: SingleFlightCache[Renderer] = SingleFlightCache(32)
+        self._lock = threading.Lock()
+        self._models: OrderedDict[_Key, Future[LoadedModel]] = OrderedDict()
 
     async def run(self, work: Callable[..., T], *args: Any) -> T:
         """Runs ``work`` in a thread."""
@@ -145,37 +118,55 @@ class ModelLoader:
             try:
                 info, run = _checkpoint(self.state, owner, model)
             except ApiError:
-                self._models.drop(lambda key: key[:2] == (owner.name, model))
+                self._drop(owner, model)
                 raise
             path, base_model, created = model, run.base_model, info.created_at
             # The checkpoint's metadata override the run's.
             renderer_name = {**run.user_metadata, **info.user_metadata}.get("renderer_name")
+        key = (owner.name, model, created)
+        with self._lock:
+            is_new = key not in self._models
+            future = self._models.setdefault(key, Future())
+            self._models.move_to_end(key)
+            while len(self._models) > MAX_MODELS:
+                self._models.popitem(last=False)
+        # Concurrent requests share one load. It is outside the lock: other models are served.
+        if is_new:
+            try:
+                client = LocalSamplingClient.open(self.state.engine, owner.store, path, base_model)
+                base, codec = client.sampler().base, TextCodec(get_tokenizer(base_model))
+                sizes = tuple(base.eos_ids), base.vocab_size
+                loaded = LoadedModel(model, base_model, client, codec, *sizes, renderer_name)
+                future.set_result(loaded)
+            except BaseException as error:
+                self._drop(owner, model)
+                future.set_exception(error)
+        return future.result()
 
-        def make() -> LoadedModel:
-            client = LocalSamplingClient.open(self.state.engine, owner.store, path, base_model)
-            base, codec = client.sampler().base, TextCodec(get_tokenizer(base_model))
-            sizes = tuple(base.eos_ids), base.vocab_size
-            return LoadedModel(model, base_model, client, codec, *sizes, renderer_name)
+    def _drop(self, owner: Owner, model: str) -> None:
+        with self._lock:
+            for key in [key for key in self._models if key[:2] == (owner.name, model)]:
+                del self._models[key]
 
-        return self._models.get((owner.name, model, created), make)
 
-    def renderer(self, model: LoadedModel, requested: str | None) -> Renderer:
-        """Returns the requested renderer, else the checkpoint's, else the base model's."""
-        base_model, name = model.base_model, requested or model.renderer_name
+def renderer_of(model: LoadedModel, requested: str | None) -> Renderer:
+    """Returns the requested renderer, else the checkpoint's, else the base model's."""
+    name = requested or model.renderer_name
+    try:
+        return _renderer(model.base_model, name)
+    except ConfigurationError as error:
+        if requested:
+            raise
+        raise ConfigurationError(
+            f"{error}. {model.name} was trained with {name!r}; name one that this server has "
+            "in the request, by renderer_name"
+        ) from error
 
-        def make() -> Renderer:
-            renderer_name, _ = resolve_renderer_name(base_model, name)
-            return get_renderer(renderer_name, get_tokenizer(base_model))
 
-        try:
-            return self._renderers.get((base_model, name), make)
-        except ConfigurationError as error:
-            if requested:
-                raise
-            raise ConfigurationError(
-                f"{error}. {model.name} was trained with {name!r}; name one that this server has "
-                "in the request, by renderer_name"
-            ) from error
+@lru_cache(maxsize=32)
+def _renderer(base_model: str, name: str | None) -> Renderer:
+    renderer_name, _ = resolve_renderer_name(base_model, name)
+    return get_renderer(renderer_name, get_tokenizer(base_model))
 
 
 async def _loader(request: Request) -> ModelLoader:
