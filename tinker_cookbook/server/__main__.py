@@ -136,7 +136,7 @@ def _listen(host: str, port: int) -> socket.socket:
     except OSError as error:
         raise BackendError(
             f"{host}:{port}: cannot listen there ({error.strerror or error}); choose another port= "
-            "or stop what holds it"
+            "or stop the program that uses it"
         ) from error
     return listener
 
@@ -168,7 +168,7 @@ def _print_start(
     if interrupted := state.interrupted:
         lines += [f"cut          {len(interrupted)} runs were open when the server last ended:"]
         lines += [f"    {run}" for run in interrupted[:20]]
-        lines += ["    their checkpoints are kept; start them again to go on from the last"]
+        lines += ["    their checkpoints are kept; start them again to continue from the last"]
     if config.host not in ("127.0.0.1", "::1", "localhost"):
         lines += ["open         to other machines, unencrypted: put a TLS proxy in front"]
     print("\n".join(lines), flush=True)

@@ -85,7 +85,7 @@ class AccessMiddleware:
                 timed_out = True
                 raise HTTPException(
                     408,
-                    f"body: nothing came for {IDLE_SECONDS:g} s before its end; send it again",
+                    f"body: no data for {IDLE_SECONDS:g} s before its end; send it again",
                 ) from None
             # A body may be larger than its declared size, or declare none.
             ended = not message.get("more_body", False)
@@ -173,7 +173,7 @@ def is_same_machine(request: Request) -> bool:
 
 try:
     from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
-except ImportError:  # uvicorn then uses h11, which has a bound of its own
+except ImportError:  # uvicorn then uses h11, which bounds heads itself
     HTTP_PROTOCOL: type[asyncio.Protocol] | str = "auto"
 else:
 

@@ -187,7 +187,7 @@ class OrderedDispatcher:
     def _pass_gap(self) -> None:
         missing, first = self._gap and self._gap[0], min(self._waiting, default=self._next)
         self._gap = None
-        if missing == self._next < first:  # else it has come meanwhile
+        if missing == self._next < first:  # else it has arrived meanwhile
             message = "%s: request %d never came; going on with %d"
             logger.warning(message, self._name, missing, first)
             self._next = first

@@ -163,7 +163,7 @@ class ServerState:
                 f"session {session_id!r}: not open here. It ended, sent no heartbeat for "
                 f"{self._session_seconds:g} s, or the server restarted since "
                 f"({time.strftime('%H:%M:%S', time.localtime(self.started_at))}). Checkpoints are "
-                "kept: connect again and go on with create_training_client_from_state"
+                "kept: connect again and continue with create_training_client_from_state"
             )
         session.seen_at = time.monotonic()
         return session

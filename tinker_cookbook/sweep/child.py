@@ -24,7 +24,7 @@ def start_child(
     """Starts ``python -m module words`` as a child that sends itself ``at_death`` when this process
     ends; ``popen`` are further arguments of ``subprocess.Popen``."""
     own = [sys.executable, "-m", "tinker_cookbook.sweep.child", str(int(at_death)), module]
-    # In a session of its own: Ctrl-C on the terminal reaches the sweep only.
+    # In a new session: Ctrl-C on the terminal reaches the sweep only.
     outputs = {"stderr": subprocess.STDOUT, "start_new_session": True, **popen}
     return subprocess.Popen[bytes]([*own, *words], stdin=subprocess.PIPE, **outputs)
 

@@ -110,7 +110,7 @@ class Run:
         words = [f"{key}={value}" for key, value in self.point.settings.items()]
         words += [f"log_path={self.log_path}", f"backend={server.url}"]
         words += ["behavior_if_log_dir_exists=resume"]
-        # Saved before the start: a sweep that is killed now knows that an attempt was under way.
+        # Saved before the start, so that the record of a killed sweep shows the attempt.
         self.state = "resumed" if self._rows.exists() else "running"
         self.started = time.time()
         self._save()
@@ -242,10 +242,10 @@ class Server:
         try:  # a proxy cannot reach a server that the sweep started
             answer = httpx.get(url, headers=key, timeout=10.0, trust_env=self.process is None)
         except (httpx.HTTPError, httpx.InvalidURL) as error:
-            return f"no answer: {error}"
+            return f"no response: {error}"
         if answer.is_success:
             return None
-        return f"it answers {answer.status_code} {answer.reason_phrase}"
+        return f"it responds with {answer.status_code} {answer.reason_phrase}"
 
     def stop(self) -> None:
         """Ends the started process, which completes its running operation first."""
@@ -263,7 +263,7 @@ def serving(sweep: Sweep) -> Iterator[Server]:
     """Yields the server of a sweep: the one at its URL, or a new one that ends with the block.
 
     Raises:
-        BackendError: The server does not answer, refuses the key, or ended at its start.
+        BackendError: The server does not respond, refuses the key, or ended at its start.
     """
     if sweep.server is not None:
         server = Server(sweep.server.rstrip("/"), os.environ["TINKER_API_KEY"])
@@ -302,10 +302,10 @@ def start_server(
 
 
 def wait_until_ready(server: Server, root: Path) -> None:
-    """Waits until a started server answers, and sets its URL and key.
+    """Waits until a started server responds, and sets its URL and key.
 
     Raises:
-        BackendError: The server ended, or does not answer.
+        BackendError: The server ended, or does not respond.
     """
     assert server.log is not None
     until = None

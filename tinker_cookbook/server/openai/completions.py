@@ -268,7 +268,7 @@ class ChatChoice(Choice):
         return [self._chunk({"role": "assistant", "content": ""}, [])]
 
     def add(self, tokens: Sequence[SampledToken]) -> Json | None:
-        """Returns a chunk with the new text and thinking, or None. Tool calls come at the end."""
+        """Returns a chunk with the new text and thinking, or None. Tool calls follow at the end."""
         text = self._detokenizer.add(tokens)
         delta = _delta(self._reader.feed(text)) if text else {}
         ready = self._take_tokens()

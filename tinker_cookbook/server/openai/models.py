@@ -98,7 +98,7 @@ class ModelLoader:
 
     def __init__(self, state: ServerState) -> None:
         self.state = state
-        # A thread pool of its own: requests of other models continue while weights are read.
+        # A separate thread pool: requests of other models continue while weights are read.
         self._threads = ThreadPoolExecutor(8, thread_name_prefix="openai")
         self._lock = threading.Lock()
         self._models: OrderedDict[_Key, Future[LoadedModel]] = OrderedDict()
