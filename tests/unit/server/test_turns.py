@@ -85,3 +85,11 @@ def test_one_that_comes_just_in_time_leaves_nothing_to_pass_over(monkeypatch, ca
     monkeypatch.setattr(requests, "GAP_SECONDS", 0.2)
     assert began([1, 3, 2], wait=0.6, gap=0.1) == [1, 2, 3]
     assert "never came" not in caplog.text
+
+
+def test_a_timer_that_ends_while_the_missing_one_begins_passes_nothing_over(monkeypatch, caplog):
+    monkeypatch.setattr(requests, "GAP_SECONDS", 0.2)
+    # 2 arrives 20 ms before its time is over and takes 50 ms to begin; then 3 is missing.
+    assert began([1, 5, 2], wait=0.8, blocking=(2,), gap=0.18) == [1, 2, 5]
+    assert "request 3 never came; going on with 5" in caplog.text
+    assert "request 2 never came" not in caplog.text
