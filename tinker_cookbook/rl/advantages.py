@@ -13,19 +13,17 @@ from tinker_cookbook.rl.types import TrajectoryGroup
 
 AdvantageNormalization: TypeAlias = Literal["center", "std", "leave_one_out"]
 
-_EQUAL = 1e-9  # rewards with a smaller relative difference differ only by rounding
-
 
 def compute_advantages(
     trajectory_groups_P: Sequence[TrajectoryGroup],
     normalization: AdvantageNormalization = "center",
 ) -> list[npt.NDArray[np.float64]]:
-    """One advantage for each trajectory, [G] for each group, from the total rewards ``r``.
+    """Returns the advantage of each trajectory, [G] for each group, from the total rewards ``r``.
 
     =================  ====================================================================
     ``center``         ``r_i - mean(r)``
     ``std``            ``(r_i - mean(r)) / std(r)``, the standard deviation with divisor
-                       ``G - 1`` as GRPO's public implementations take it (arXiv 2402.03300)
+                       ``G - 1`` as in GRPO's public implementations (arXiv 2402.03300)
     ``leave_one_out``  ``r_i - mean of the others' r``, which is ``center`` times
                        ``G / (G - 1)`` (RLOO, arXiv 2402.14740)
     =================  ====================================================================
@@ -42,10 +40,19 @@ def compute_advantages(
             f"{', '.join(get_args(AdvantageNormalization))}"
             f"{nearest(str(normalization), get_args(AdvantageNormalization))}"
         )
-    return [
-        _advantages(_rewards(group, index), normalization)
-        for index, group in enumerate(trajectory_groups_P)
-    ]
+    advantages_P = []
+    for index, group in enumerate(trajectory_groups_P):
+        rewards_G = _rewards(group, index)
+        advantages_G = np.zeros_like(rewards_G)
+        # Dividing by the tiny standard deviation of equal rewards would scale rounding errors up.
+        if not is_constant(rewards_G):
+            advantages_G = rewards_G - rewards_G.mean()
+            if normalization == "std":
+                advantages_G /= rewards_G.std(ddof=1)
+            elif normalization == "leave_one_out":
+                advantages_G *= len(rewards_G) / (len(rewards_G) - 1)
+        advantages_P.append(advantages_G)
+    return advantages_P
 
 
 def is_constant(rewards_G: Sequence[float] | npt.NDArray[np.float64]) -> bool:
@@ -53,7 +60,8 @@ def is_constant(rewards_G: Sequence[float] | npt.NDArray[np.float64]) -> bool:
     rewards = np.asarray(rewards_G, dtype=np.float64)
     if rewards.size == 0:
         return True
-    return bool(np.ptp(rewards) <= _EQUAL * np.abs(rewards).max())
+    # Rewards with a smaller relative difference differ only by rounding.
+    return bool(np.ptp(rewards) <= 1e-9 * np.abs(rewards).max())
 
 
 def indices_of_varying_groups(trajectory_groups_P: Sequence[TrajectoryGroup]) -> list[int]:
@@ -70,20 +78,6 @@ def remove_constant_reward_groups(
 ) -> list[TrajectoryGroup]:
     """Returns the groups whose rewards differ, in order."""
     return [trajectory_groups_P[i] for i in indices_of_varying_groups(trajectory_groups_P)]
-
-
-def _advantages(
-    rewards_G: npt.NDArray[np.float64], normalization: AdvantageNormalization
-) -> npt.NDArray[np.float64]:
-    # Otherwise the tiny standard deviation of equal rewards would scale their rounding errors up.
-    if is_constant(rewards_G):
-        return np.zeros_like(rewards_G)
-    centred = rewards_G - rewards_G.mean()
-    if normalization == "std":
-        return centred / rewards_G.std(ddof=1)
-    if normalization == "leave_one_out":
-        return centred * (len(rewards_G) / (len(rewards_G) - 1))
-    return centred
 
 
 def _rewards(group: TrajectoryGroup, index: int) -> npt.NDArray[np.float64]:

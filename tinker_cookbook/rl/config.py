@@ -99,7 +99,7 @@ class StreamMinibatchConfig:
 
 @chz.chz
 class PolicyTrainingConfig(TrainingConfig):
-    """Settings of a run that trains on what its policy samples, whatever it learns from."""
+    """Settings of a run that trains on samples of its policy (RL, on-policy distillation)."""
 
     # Sampling.
     max_tokens: int = chz.field(doc="Maximum tokens of a response")

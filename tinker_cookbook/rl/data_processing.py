@@ -230,9 +230,8 @@ def _sampled_logprobs(transition: Transition, number: int) -> npt.NDArray[np.flo
 def divide_by_action_tokens(data_D: Sequence[tinker.Datum]) -> list[tinker.Datum]:
     """Returns the data with advantages divided by the total number of action tokens.
 
-    A loss that is a sum over tokens then is their mean, so the size of the gradient does not depend
-    on the length of the responses. Adam normalizes by earlier gradients, so with a plain sum a step
-    counts less once responses have become shorter.
+    A loss that is a sum over tokens then is their mean. With a plain sum a step counts less once
+    responses have become shorter, because Adam normalizes by earlier gradients.
     """
     num_tokens = sum(float(datum.loss_fn_inputs["mask"].to_numpy().sum()) for datum in data_D)
     scale = np.float32(1 / max(num_tokens, 1.0))

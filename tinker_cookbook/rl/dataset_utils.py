@@ -13,15 +13,11 @@ from tinker_cookbook.rl.types import EnvGroupBuilder, RLDataset
 
 
 @lru_cache(maxsize=64)
-def _permutation(size: int, seed: str, cycle: int) -> tuple[int, ...]:
-    # The seed may be any text, so its bytes are the entropy.
-    rng = np.random.default_rng([*seed.encode(), 256, cycle])
-    return tuple(rng.permutation(size).tolist())
-
-
 def cycle_permutation(size: int, seed: int | str, cycle: int) -> Sequence[int]:
     """Returns the order of pass ``cycle`` over ``size`` items, which only the arguments decide."""
-    return _permutation(size, str(seed), cycle)
+    # The seed may be any text, so its bytes are the entropy.
+    rng = np.random.default_rng([*str(seed).encode(), 256, cycle])
+    return tuple(rng.permutation(size).tolist())
 
 
 def epoch_batch_index(index: int, num_batches: int, shuffle_seed: int | None = None) -> int:
@@ -38,11 +34,8 @@ def epoch_batch_index(index: int, num_batches: int, shuffle_seed: int | None = N
 class EpochCycledRLDataset(RLDataset):
     """Several passes over a dataset; any batch can be requested at any time.
 
-    Args:
-        inner: Dataset to repeat.
-        num_epochs: Number of passes.
-        shuffle_seed: Gives each pass another order of batches, and of problems if the dataset
-            supports it (``set_epoch``); ``None``: every pass is the same.
+    ``shuffle_seed`` gives each pass another order of batches, and of problems if the dataset
+    supports it (``set_epoch``). Without one every pass is the same.
     """
 
     def __init__(self, inner: RLDataset, num_epochs: int, shuffle_seed: int | None = None) -> None:

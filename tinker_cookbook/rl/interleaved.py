@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import math
-from collections import OrderedDict
 from collections.abc import Sequence
+from functools import lru_cache
 
 import chz
 import numpy as np
@@ -73,11 +73,7 @@ class InterleavedRLDatasetBuilder(RLDatasetBuilder):
 
 
 class _InterleavedRLDataset(RLDataset):
-    """Groups of several datasets, sampled by weight; any batch can be requested at any time.
-
-    Settings are those of the builder. All batches of a source but its last have the same number of
-    groups. ``seed`` decides the sampling and the order of each pass over a source.
-    """
+    """Groups of several datasets, sampled by weight; any batch can be requested at any time."""
 
     def __init__(
         self,
@@ -101,12 +97,12 @@ class _InterleavedRLDataset(RLDataset):
         # The number of earlier samples of a source is the number of its next group.
         numbers_N = np.empty(len(chosen_N), dtype=np.int64)
         for k in range(len(sources)):
-            draws = np.flatnonzero(chosen_N == k)
-            numbers_N[draws] = np.arange(len(draws))
-        self._draws_N = list(zip(chosen_N.tolist(), numbers_N.tolist(), strict=True))
+            of_source = np.flatnonzero(chosen_N == k)
+            numbers_N[of_source] = np.arange(len(of_source))
+        self._samples_N = list(zip(chosen_N.tolist(), numbers_N.tolist(), strict=True))
 
     def __len__(self) -> int:
-        return len(self._draws_N) // self._groups_per_batch
+        return len(self._samples_N) // self._groups_per_batch
 
     def get_batch(self, index: int) -> Sequence[EnvGroupBuilder]:
         """Returns batch ``index``."""
@@ -114,7 +110,7 @@ class _InterleavedRLDataset(RLDataset):
             raise IndexError(f"batch {index} of {len(self)}")
         start = index * self._groups_per_batch
         batch = []
-        for source, number in self._draws_N[start : start + self._groups_per_batch]:
+        for source, number in self._samples_N[start : start + self._groups_per_batch]:
             groups = self._sources[source]
             cycle, within = divmod(number, groups.total)
             order = cycle_permutation(groups.total, f"{self._seed}:{source}", cycle)
@@ -126,11 +122,12 @@ class _Groups:
     """Groups of a dataset by number; only its first and last batch are built beforehand."""
 
     def __init__(self, dataset: RLDataset, source: int) -> None:
-        self._dataset, self._source = dataset, source
-        self._kept: OrderedDict[int, Sequence[EnvGroupBuilder]] = OrderedDict()
+        self._num_batches, self._source = len(dataset), source
+        # Batches may be large, so only two are kept.
+        self._batch = lru_cache(maxsize=2)(dataset.get_batch)
         if not len(dataset):
             raise DataError(f"sources[{source}]: has 0 batches, expected one at least")
-        last = len(dataset) - 1
+        last = self._num_batches - 1
         self._size, rest = len(self._batch(0)), len(self._batch(last))
         if not self._size or not rest:
             raise DataError(f"sources[{source}]: has a batch of 0 groups, expected one at least")
@@ -139,7 +136,7 @@ class _Groups:
     def get(self, number: int) -> EnvGroupBuilder:
         batch, offset = divmod(number, self._size)
         groups = self._batch(batch)
-        expected = self._size if batch < len(self._dataset) - 1 else self.total - batch * self._size
+        expected = self._size if batch < self._num_batches - 1 else self.total - batch * self._size
         if len(groups) != expected:
             raise BatchSizeError(
                 f"sources[{self._source}]: batch {batch} has {len(groups)} groups, expected "
@@ -147,10 +144,3 @@ class _Groups:
                 "as batch 0"
             )
         return groups[offset]
-
-    def _batch(self, index: int) -> Sequence[EnvGroupBuilder]:
-        if index not in self._kept:
-            self._kept[index] = self._dataset.get_batch(index)
-            if len(self._kept) > 2:  # enough for sources whose batches are read in order
-                self._kept.popitem(last=False)
-        return self._kept[index]

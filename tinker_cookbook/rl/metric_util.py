@@ -1,4 +1,4 @@
-"""Metrics of trajectories, and the evaluator that plays a test set for them."""
+"""Metrics of trajectories, and the evaluator that runs rollouts on a test set."""
 
 from __future__ import annotations
 

@@ -6,6 +6,8 @@ policy to the other one at each token (Schulman 2020, http://joschu.net/blog/kl-
 
 - v1 is ``mean(d)``: unbiased for KL(sampler || other), of high variance, may be below 0
 - v2 is ``mean(d**2) / 2``: biased, of low variance, never below 0
+
+``docs/04-rl-metrics.md`` has the usual and the worrying values of the metrics.
 """
 
 from __future__ import annotations
@@ -45,22 +47,10 @@ def compute_kl_sample_train(
 ) -> dict[str, float]:
     """Returns KL metrics of the sampler against the learner, from the update's log-probabilities.
 
-    ``optim/kl_sample_train_v1``
-        KL(sampler || learner), v1. Starts at 0 up to rounding (1e-6 in float32, some 1e-3 in
-        bfloat16), with either sign. On-policy it stays there; off-policy it grows with the age of
-        the data. Above 0.01 training tends to become unstable. Clearly above 0 at the first step
-        means that sampler and learner disagree about the model.
-    ``optim/kl_sample_train_v2``
-        The same, v2: positive and negative differences do not cancel. Far above v1 it means that a
-        few tokens moved a lot.
-    ``optim/entropy``
-        Mean of ``-logprob`` of the sampled tokens: the sampler's entropy in nats per token if it
-        samples at temperature 1 from the whole vocabulary. Starts at 0.2 to 2 for most models and
-        falls as the model becomes certain. Near 0 all samples of a group are the same, so nothing
-        is learned any more; a steep rise means that the text degenerates.
-
-    ``training_logprobs_D`` has the learner's log-probabilities of the targets, [T] for each datum:
-    arrays, tensors or ``TensorData``. The metrics are empty if no token is trained.
+    ``optim/kl_sample_train_v1`` and ``_v2`` are KL(sampler || learner), ``optim/entropy`` is the
+    mean of ``-logprob`` of the sampled tokens, in nats. ``training_logprobs_D`` has the learner's
+    log-probabilities [T] of each datum's targets: arrays, tensors or ``TensorData``. The metrics
+    are empty if no token is trained.
     """
     learner_D = [_as_array(logprobs) for logprobs in training_logprobs_D]
     sampled = sampled_logprobs(data_D)
@@ -70,10 +60,8 @@ def compute_kl_sample_train(
 
 
 def post_kl_metrics(data_D: Sequence[tinker.Datum], after_D: Sequence[_Array]) -> dict[str, float]:
-    """Returns KL metrics of the policy before an update against the one after it.
+    """Returns KL(before || after) an update, as ``kl_pre_post_v1`` and ``_v2``.
 
-    ``kl_pre_post_v1`` is KL(before || after), v1: how far one step moved the policy. Usually
-    between 1e-5 and 1e-2; above 0.1 the step is too large. ``kl_pre_post_v2`` is the same, v2.
     ``after_D`` has the log-probabilities [T] of each datum's targets after the update.
     """
     after = trained_values(data_D, after_D, "post_sampling_client")
@@ -137,15 +125,10 @@ def add_penalty(
 
         advantages += coef * mask * (mean(d) - d)
 
-    The mean is a baseline: the penalty moves weight between tokens and adds up to 0. With a
-    discount above 0 a token's penalty also includes those of later tokens of its datum, see
-    :func:`add_to_advantages`.
-
-    Returns KL(sampler || reference), v1, which is logged as ``kl_policy_base``, and the values
-    added to the advantages of the trained tokens. The KL starts at 0 up to rounding if the
-    reference is the initial model, and rises as the policy moves. Above some 0.1 to 1 the text may
-    differ in kind: raise the coefficient. Clearly below 0 is an error: the reference is another
-    model, or the sampling temperature is not 1.
+    The mean is a baseline: the penalty moves weight between tokens and adds up to 0. ``discount``
+    includes later tokens, see :func:`add_to_advantages`. Returns KL(sampler || reference), v1,
+    which is logged as ``kl_policy_base``, and the values added to the advantages of the trained
+    tokens.
     """
     difference = sampled_logprobs(data_D) - trained_values(
         data_D, reference_D, "base_sampling_client"
@@ -167,6 +150,7 @@ def add_to_advantages(
     added values [N].
     """
     masks_D = [_field(datum, "mask") for datum in data_D]
+    # Split the values of all trained tokens into those of each datum.
     ends = np.cumsum([np.count_nonzero(mask) for mask in masks_D])
     added = [np.empty(0)]
     for datum, mask, part in zip(data_D, masks_D, np.split(values, ends[:-1]), strict=True):
@@ -219,8 +203,7 @@ def trained_values(
     """Returns the values at the trained tokens of all data, in order [N], from [T] for each datum.
 
     Raises:
-        DataValidationError: Shapes do not fit the data, or a value is not finite; the message
-            begins with ``name``.
+        DataValidationError: Shapes do not fit the data, or a value is not finite.
     """
     if len(values_D) != len(data_D):
         raise DataValidationError(

@@ -1,9 +1,8 @@
 """Settings that recipes and ``rl.run`` take, and how they become the config of a training loop.
 
-They are the fields of the config, with three differences: values that follow from the model
-(renderer, learning rate) may be None, ``loss_fn`` and ``loss_normalization`` may be "auto", and
-nested settings have short keys (``max_steps_off_policy``, ``num_minibatches``,
-``kl_reference_model`` …). :func:`sampled_config` is the one place where they are resolved.
+They are the fields of the config, with three differences: values that follow from the model may be
+None, ``loss_fn`` and ``loss_normalization`` may be "auto", and nested settings have short keys
+(``max_steps_off_policy``, ``num_minibatches``, ``kl_reference_model`` …).
 """
 
 from __future__ import annotations

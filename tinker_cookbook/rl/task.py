@@ -150,6 +150,7 @@ async def run_async(
         resolved = chz.Blueprint(RLSettings).apply(named).make()
     except TypeError as error:  # chz names the setting, the type it expected and the one it got
         raise ConfigurationError(f"rl.run: {error}") from error
+    # Settings are derived from the model, so it must exist; finding it may read the hub.
     await asyncio.to_thread(check_model, resolved)
     dataset = TaskDatasetBuilder(
         env=env,

@@ -20,7 +20,6 @@ import asyncio
 import logging
 from collections.abc import Awaitable, Callable
 from concurrent.futures import Executor
-from typing import TypeAlias
 
 from tinker_cookbook.exceptions import ConfigurationError, DataValidationError
 from tinker_cookbook.rl.config import (
@@ -106,9 +105,6 @@ __all__ = [
 
 logger = logging.getLogger(__name__)
 
-MakeAdjuster: TypeAlias = Callable[[TrainingSession], Awaitable[AdvantageAdjuster | None]]
-"""Creates an adjustment of the advantages; ``None``: they depend only on the rewards."""
-
 
 async def main(config: Config, rollout_executor: Executor | None = None) -> None:
     """Trains, or continues the run in ``config.log_path``.
@@ -136,17 +132,20 @@ async def main(config: Config, rollout_executor: Executor | None = None) -> None
 async def run(
     config: PolicyTrainingConfig,
     dataset_builder: RLDatasetBuilder,
-    make_adjuster: MakeAdjuster,
+    make_adjuster: Callable[[TrainingSession], Awaitable[AdvantageAdjuster | None]],
     rollout_executor: Executor | None = None,
 ) -> None:
-    """Runs the loop with any adjustment of the advantages.
+    """Runs the loop with any adjustment of the advantages, as :func:`main` does for a KL penalty.
 
-    ``config`` has been checked. ``make_adjuster`` is called once, before anything is sampled.
+    ``config`` has been checked. ``make_adjuster`` is called once, before anything is sampled; it
+    returns ``None`` if the advantages depend only on the rewards.
     """
+    # 1. Build the dataset and check that it fits the settings, before a model is loaded.
     train_set, test_set = await dataset_builder()
     batch_size = await asyncio.to_thread(check_first_batch, config, train_set)
     total_steps = count_steps(config, len(train_set), batch_size)
     set_rollout_executor(rollout_executor)
+    # 2. Open the run folder, connect, and create or restore the training client.
     async with training_session(config) as session:
         if is_complete(session, total_steps):
             return
@@ -167,6 +166,7 @@ async def run(
                 "none are discarded; stable_reinforce or ppo are safer",
                 loss,
             )
+        # 3. Run the iterations.
         progress = RLProgress(total_steps, session.start_step)
         with Reporter(config, session, progress, tokenizer) as reporter:
             reporter.add_evaluators(session, test_set)

@@ -1,8 +1,8 @@
 """Environments, trajectories and datasets of reinforcement learning.
 
 An ``RLDataset`` returns batches of ``EnvGroupBuilder``s. Each builds a group of ``Env``s, usually
-copies of one problem; advantages are centered within the group. An ``Env`` is used for one episode,
-and its observations and actions are tokens, because training needs exactly the sampled tokens.
+copies of one problem. An ``Env`` is used for one episode; its observations and actions are tokens,
+because training needs exactly the sampled tokens.
 """
 
 from __future__ import annotations
@@ -132,8 +132,7 @@ class Env(ABC):
     async def step(self, action: Action, *, extra: ActionExtra | None = None) -> StepResult:
         """Processes the policy's response, including the stop token.
 
-        An environment that does not need ``extra`` may omit it from its signature:
-        ``async def step(self, action)``.
+        An environment that does not need ``extra`` may omit it from its signature.
         """
 
 
@@ -196,9 +195,9 @@ class RolloutError:
 class TrajectoryGroup:
     """Finished episodes of one group, in the order of its environments.
 
-    ``final_rewards_G`` and ``metrics_G`` are those of ``compute_group_rewards``;
-    ``rollout_errors`` has all errors, including those of attempts that were retried;
-    ``sampling_client_step`` is the number of updates in the weights that sampled the group.
+    ``final_rewards_G`` and ``metrics_G`` are those of ``compute_group_rewards``. ``rollout_errors``
+    includes errors of attempts that were retried. ``sampling_client_step`` is the number of updates
+    in the weights that sampled the group.
     """
 
     trajectories_G: list[Trajectory]
@@ -234,10 +233,7 @@ class EnvGroupBuilder(ABC):
         """Returns new environments, one for each member of the group."""
 
     async def make_env(self, index: int) -> Env:
-        """Returns a new environment of member ``index``, for a retry.
-
-        Override it if building the whole group is expensive.
-        """
+        """Returns a new environment of member ``index``, for a retry; override expensive groups."""
         envs = await self.make_envs()
         # A builder may return fewer environments the second time; its members are alike then.
         return envs[min(index, len(envs) - 1)]

@@ -24,7 +24,7 @@ from tinker_cookbook.renderers import get_renderer
 from tinker_cookbook.rl.config import AsyncConfig, StreamMinibatchConfig
 from tinker_cookbook.rl.envs.problem_dataset import ProblemDataset
 from tinker_cookbook.rl.envs.problem_env import ProblemEnv, ProblemGroupBuilder
-from tinker_cookbook.rl.loop.async_state import group_from_row, group_to_row
+from tinker_cookbook.rl.loop.async_source import group_from_row, group_to_row
 from tinker_cookbook.rl.loop.sources import RolloutGroup
 from tinker_cookbook.rl.rollouts.group import do_group_rollout_and_filter_constant_reward
 from tinker_cookbook.rl.types import RLDatasetBuilder, TrajectoryGroup, Transition

@@ -12,8 +12,13 @@ from animal_stories import StoryDataset, story_config
 
 from tinker_cookbook.exceptions import AllTrajectoriesFailedError
 from tinker_cookbook.rl import train
-from tinker_cookbook.rl.loop.async_source import AsyncSource, ProblemQueue
-from tinker_cookbook.rl.loop.async_state import QueueState, read_queue, write_queue
+from tinker_cookbook.rl.loop.async_source import (
+    AsyncSource,
+    ProblemQueue,
+    QueueState,
+    read_queue,
+    write_queue,
+)
 from tinker_cookbook.rl.loop.sources import PolicySnapshot, RolloutGroup, RolloutWorker
 from tinker_cookbook.rl.train import AsyncConfig
 from tinker_cookbook.rl.types import TrajectoryGroup

@@ -10,7 +10,7 @@ import tinker
 
 from tinker_cookbook.completers import TokensWithLogprobs
 from tinker_cookbook.exceptions import CheckpointError, TrainingError
-from tinker_cookbook.rl.loop.async_state import QueueState, read_queue, write_queue
+from tinker_cookbook.rl.loop.async_source import QueueState, read_queue, write_queue
 from tinker_cookbook.rl.loop.sources import RolloutGroup
 from tinker_cookbook.rl.types import (
     RolloutError,

@@ -5,19 +5,27 @@ while the policy trains, but is at most K updates ahead of training. Training ta
 the oldest weights first; with ``stream_minibatch_config`` it takes parts of a batch in the order in
 which groups finish. No finished group is discarded for its staleness: discarding slow groups would
 bias training towards fast problems.
+
+Groups that are not trained yet are saved with each checkpoint: ``async_queue_NNNNNN.jsonl`` in the
+run's folder belongs to the checkpoint after step N. Its first line has the position in the data,
+each further line one finished group. It is complete before the checkpoint is listed.
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
+import math
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, fields, is_dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
-from tinker_cookbook.exceptions import TrainingError
+from tinker_cookbook.checkpoint_utils import load_checkpoints_file
+from tinker_cookbook.completers import TokensWithLogprobs
+from tinker_cookbook.exceptions import CheckpointError, TrainingError
 from tinker_cookbook.rl.config import AsyncConfig, PolicyTrainingConfig
-from tinker_cookbook.rl.loop.async_state import QueueState, read_queue, write_queue
 from tinker_cookbook.rl.loop.sources import (
     Consume,
     GroupSource,
@@ -30,10 +38,27 @@ from tinker_cookbook.rl.loop.sources import (
     problem_batches,
 )
 from tinker_cookbook.rl.rollouts.async_utils import cancel_and_wait
-from tinker_cookbook.rl.types import RLDataset
+from tinker_cookbook.rl.types import (
+    RLDataset,
+    RolloutError,
+    Trajectory,
+    TrajectoryGroup,
+    Transition,
+    as_stop_reason,
+)
 from tinker_cookbook.supervised.prefetch import Prefetcher
+from tinker_cookbook.utils.imports import lazy_module
+from tinker_cookbook.utils.run_folder.jsonl import NONFINITE_KEY, encode_row, read_rows
+from tinker_cookbook.utils.run_folder.paths import write_atomically
+
+if TYPE_CHECKING:
+    import tinker
+else:
+    tinker = lazy_module("tinker")
 
 logger = logging.getLogger(__name__)
+
+_VERSION = 1
 
 
 class ProblemQueue:
@@ -86,11 +111,10 @@ class ProblemQueue:
 class AsyncSource(GroupSource):
     """Source that samples at most ``max_steps_off_policy`` updates ahead of training.
 
-    The dataset is repeated until the run has ``total_steps`` updates; groups of a further epoch
-    replace groups that fail. A run continued after ``start_step`` updates reads its queue from
-    ``log_path``. With ``stop_batch`` the dataset is read once, from batch ``start_step`` up to this
-    one, and the last update trains the remaining groups. ``drop`` returns whether a finished group
-    is not trained; it is called once with each.
+    The dataset is repeated until the run has ``total_steps`` updates. A run continued after
+    ``start_step`` updates reads its queue from ``log_path``. With ``stop_batch`` the dataset is
+    read once, from batch ``start_step`` up to this one, and the last update trains the remaining
+    groups. ``drop`` returns whether a finished group is not trained; it is called once with each.
     """
 
     def __init__(
@@ -109,12 +133,14 @@ class AsyncSource(GroupSource):
         self._config: AsyncConfig = config.async_config
         stream = config.stream_minibatch_config
         self._streams = stream is not None
+        # Groups of an update.
         self._size = (stream or self._config).groups_per_batch
         self._num_substeps = config.num_substeps
         self._num_parts = 1 if stream is None else self._num_substeps * stream.num_minibatches
         self._worker, self._drop = worker, drop
         self._last_step = total_steps - 1
         self._once = stop_batch is not None
+        # A continued run trains the saved groups first, and runs the unfinished ones again.
         state = None if self._once else read_queue(log_path, start_step)
         if state is None:
             state = QueueState((start_step, 0), [], [])
@@ -133,10 +159,12 @@ class AsyncSource(GroupSource):
         # Counts of groups: trained so far, and needed for the whole run.
         self._taken = start_step * self._size
         self._wanted = total_steps * self._size
-        # Groups of the current update, which count as untrained until its weights arrive.
+        # Groups of the current update, which count as untrained until its weights arrive: otherwise
+        # sampling would be one update further ahead while the update runs.
         self._in_training = 0
         self._failed = self._failed_in_a_row = 0
         self._current: list[RolloutGroup] = []
+        # Set by background tasks, which wake ``collect`` by ``_changed``.
         self._used_up = False
         self._error: BaseException | None = None
         self._changed = asyncio.Event()
@@ -170,6 +198,7 @@ class AsyncSource(GroupSource):
             if self._once and step == self._last_step and len(self._current) == self._size:
                 for task in filter(None, [self._feeder, *self._running]):
                     task.cancel()
+            # Sampling continues while ``consume`` submits the training.
             seconds = self._worker.seconds
             await consume(groups)
         if not self._current:
@@ -196,13 +225,13 @@ class AsyncSource(GroupSource):
 
     def update_weights(self, snapshot: PolicySnapshot) -> None:
         """Starts further groups with these weights."""
-        # ``collect`` repeats the snapshot that the loop has passed before.
+        # The loop passes new weights before it reports the step, so that sampling does not wait;
+        # ``collect`` then gets the same snapshot again.
         if self._newest is None or snapshot.step > self._newest.step:
             self._newest = snapshot
             self._in_training, self._current = 0, []
         if self._feeder is None:
             self._feeder = asyncio.create_task(self._feed())
-            self._feeder.add_done_callback(self._feeder_done)
         self._changed.set()
 
     def finished(self) -> list[RolloutGroup]:
@@ -217,28 +246,34 @@ class AsyncSource(GroupSource):
 
     async def close(self) -> None:
         """Cancels running groups and waits for their cleanup."""
-        feeder = [self._feeder] if self._feeder is not None else []
-        await cancel_and_wait([*feeder, *self._running])
+        await cancel_and_wait(filter(None, [self._feeder, *self._running]))
         await asyncio.to_thread(self._problems.close)
 
     async def _feed(self) -> None:
         """Starts groups while the limit on untrained groups allows it."""
         # Sampling may be K updates ahead of the batch of the next update.
         most = self._size * (self._config.max_steps_off_policy + 1)
-        while True:
-            outstanding = len(self._running) + len(self._queue)
-            # Start no more groups than the remaining updates need. With a dataset that is read
-            # once, groups that are dropped or never end must not prevent others from starting.
-            enough = not self._once and self._taken + outstanding >= self._wanted
-            if enough or outstanding + self._in_training >= most:
-                self._changed.clear()
-                await self._changed.wait()
-                continue
-            group = await self._problems.next()
-            assert self._newest is not None
-            task = asyncio.create_task(self._worker.run_group(group, self._newest))
-            self._running[task] = group
-            task.add_done_callback(self._group_done)
+        try:
+            while True:
+                outstanding = len(self._running) + len(self._queue)
+                # Start no more groups than the remaining updates need. With a dataset that is read
+                # once, groups that are dropped or never end must not prevent others from starting.
+                enough = not self._once and self._taken + outstanding >= self._wanted
+                if enough or outstanding + self._in_training >= most:
+                    self._changed.clear()
+                    await self._changed.wait()
+                    continue
+                group = await self._problems.next()
+                assert self._newest is not None
+                # A group keeps its weights, even if newer ones arrive while it runs.
+                task = asyncio.create_task(self._worker.run_group(group, self._newest))
+                self._running[task] = group
+                task.add_done_callback(self._group_done)
+        except StopAsyncIteration:  # after the last group of a dataset that is read once
+            self._used_up = True
+        except Exception as error:
+            self._error = error
+        self._changed.set()
 
     def _group_done(self, task: asyncio.Task[RolloutGroup | None]) -> None:
         del self._running[task]
@@ -250,17 +285,159 @@ class AsyncSource(GroupSource):
                 self._failed_in_a_row += 1
             else:
                 self._failed_in_a_row = 0
+                # A dropped group makes room for another one.
                 if self._drop is None or not self._drop(group):
                     self._queue.append(group)
                 self._worker.count(group)
         self._changed.set()
 
-    def _feeder_done(self, task: asyncio.Task[None]) -> None:
-        if task.cancelled():
-            return
-        error = task.exception()
-        if self._once and isinstance(error, StopAsyncIteration):
-            self._used_up = True
-        else:
-            self._error = error or TrainingError("the dataset has no problems left")
-        self._changed.set()
+
+@dataclass
+class QueueState:
+    """State from which an asynchronous run continues."""
+
+    position: tuple[int, int]
+    """(batch, index) of the first group that was not started; batches count over epochs."""
+    in_flight: Sequence[tuple[int, int]]
+    """Earlier groups that were started but not finished; they run again."""
+    queue: Sequence[RolloutGroup]
+    """Finished groups that were not trained yet."""
+
+
+def write_queue(log_path: Path, step: int, state: QueueState) -> None:
+    """Writes the state after ``step`` updates, and removes files of deleted checkpoints."""
+    head = {
+        "version": _VERSION,
+        "step": step,
+        "position": list(state.position),
+        "in_flight": sorted(map(list, state.in_flight)),
+        "num_groups": len(state.queue),
+    }
+    content = b"".join(encode_row(row) for row in [head, *map(group_to_row, state.queue)])
+    path = _path(log_path, step)
+    try:
+        write_atomically(path, content)
+    except OSError as error:
+        raise TrainingError(
+            f"{path} cannot be written: {error.strerror or error}; free some space there, then "
+            "continue the run from its last checkpoint"
+        ) from error
+    listed = {_path(log_path, record.batch or 0) for record in load_checkpoints_file(log_path)}
+    for old in log_path.glob("async_queue_*.jsonl"):
+        if old != path and old not in listed:
+            old.unlink(missing_ok=True)
+
+
+def read_queue(log_path: Path, step: int) -> QueueState | None:
+    """Returns the state after ``step`` updates, or ``None`` if none was written.
+
+    Raises:
+        CheckpointError: The file is damaged.
+    """
+    path = _path(log_path, step)
+    if not path.exists():
+        return None
+    try:
+        head, *rest = read_rows(path)
+        if head["version"] != _VERSION or head["step"] != step or head["num_groups"] != len(rest):
+            raise ValueError(f"its first line is {head} and {len(rest)} groups follow")
+        batch, index = head["position"]
+        begun = [(int(place[0]), int(place[1])) for place in head["in_flight"]]
+        return QueueState((batch, index), begun, [group_from_row(row) for row in rest])
+    except (KeyError, TypeError, ValueError, IndexError) as error:
+        raise CheckpointError(
+            f"{path}: it is damaged or of another version ({type(error).__name__}: {error}), "
+            "expected the queue of groups saved with the checkpoint after step "
+            f"{step}; remove the file to go on without them, with the data of batch {step}"
+        ) from error
+
+
+def _path(log_path: Path, step: int) -> Path:
+    return log_path / f"async_queue_{step:06d}.jsonl"
+
+
+def group_to_row(rollouts: RolloutGroup) -> dict[str, Any]:
+    """Returns a finished group as JSON, without the log of its environments."""
+    group = rollouts.group
+    return {
+        "batch": rollouts.batch,
+        "index": rollouts.index,
+        "tags": list(rollouts.tags),
+        "seconds": rollouts.seconds,
+        "sampling_client_step": group.sampling_client_step,
+        "final_rewards": list(group.final_rewards_G),
+        "metrics": [_plain(metrics) for metrics in group.metrics_G],
+        "rollout_errors": [str(error) for error in group.rollout_errors],
+        "trajectories": [_plain(trajectory) for trajectory in group.trajectories_G],
+    }
+
+
+def group_from_row(row: Mapping[str, Any]) -> RolloutGroup:
+    """Returns the group that :func:`group_to_row` wrote."""
+    group = TrajectoryGroup(
+        trajectories_G=[_trajectory(trajectory) for trajectory in row["trajectories"]],
+        final_rewards_G=list(row["final_rewards"]),
+        metrics_G=[_numbers(metrics) for metrics in row["metrics"]],
+        rollout_errors=[RolloutError.parse(line) for line in row["rollout_errors"]],
+        sampling_client_step=row["sampling_client_step"],
+    )
+    return RolloutGroup(
+        row["batch"], row["index"], result=group, tags=list(row["tags"]), seconds=row["seconds"]
+    )
+
+
+def _plain(value: Any) -> Any:
+    """Returns a trajectory, or a part of one, as JSON; NaN as ``{"nonfinite": "nan"}``."""
+    if hasattr(value, "chunks"):  # a ModelInput
+        # Text without images, the usual case, is one list of token ids.
+        if all(hasattr(chunk, "tokens") for chunk in value.chunks):
+            return [token for chunk in value.chunks for token in chunk.tokens]
+        return value.model_dump(mode="json")
+    if is_dataclass(value):
+        return {field.name: _plain(getattr(value, field.name)) for field in fields(value)}
+    if isinstance(value, Mapping):
+        return {str(key): _plain(item) for key, item in value.items()}
+    if isinstance(value, list):  # of turns, tokens or log-probabilities
+        return [_plain(item) for item in value] if value and is_dataclass(value[0]) else value
+    if hasattr(value, "item"):
+        value = value.item()
+    if isinstance(value, float) and not math.isfinite(value):
+        return {NONFINITE_KEY: str(value)}
+    return value if isinstance(value, str | int | float) or value is None else str(value)
+
+
+def _trajectory(row: Mapping[str, Any]) -> Trajectory:
+    turns = [
+        Transition(
+            **_fields(turn)
+            | {
+                "ob": _model_input(turn["ob"]),
+                "ac": TokensWithLogprobs(**turn["ac"]),
+                # Files of earlier versions lack it.
+                "teacher_ob": _model_input(turn["teacher_ob"]) if turn.get("teacher_ob") else None,
+            }
+        )
+        for turn in row["transitions"]
+    ]
+    reason = None if row["stop_reason"] is None else as_stop_reason(row["stop_reason"])
+    ob = _model_input(row["final_ob"])
+    return Trajectory(
+        **_fields(row) | {"transitions": turns, "final_ob": ob, "stop_reason": reason}
+    )
+
+
+def _fields(row: Mapping[str, Any]) -> dict[str, Any]:
+    return {**row, "metrics": _numbers(row["metrics"]), "logs": _numbers(row["logs"])}
+
+
+def _model_input(data: Any) -> tinker.ModelInput:
+    if isinstance(data, list):
+        return tinker.ModelInput.from_ints(data) if data else tinker.ModelInput.empty()
+    return tinker.ModelInput.model_validate(data)
+
+
+def _numbers(values: Mapping[str, Any]) -> dict[str, Any]:
+    return {
+        key: float(value[NONFINITE_KEY]) if isinstance(value, dict) else value
+        for key, value in values.items()
+    }

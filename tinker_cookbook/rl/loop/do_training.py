@@ -77,7 +77,7 @@ async def do_sync_training(
     Args:
         start_batch: First batch, which equals the number of earlier updates.
         end_batch: Batch to stop before.
-        num_batches: Batches of the whole run, for the learning rate schedule.
+        num_batches: Batches of the whole run, for ``progress/done_frac``.
         config: Settings of sampling, training and evaluation.
         training_client: Client of any backend.
         kl_reference_client: Reference policy of the KL penalty; ``None``: no penalty.
@@ -154,10 +154,10 @@ async def do_async_training(
 ) -> None:
     """Trains while sampling continues; the arguments are those of :func:`do_sync_training`.
 
-    Makes at most ``end_batch - start_batch`` updates of ``groups_per_batch`` groups each. Groups
-    with a constant reward that ``config.remove_constant_reward_groups`` drops do not count. At the
-    end of the dataset the remaining groups make a last, smaller update. Rollouts that still run
-    after the last update are cancelled.
+    Makes at most ``end_batch - start_batch`` updates of ``groups_per_batch`` groups each, not
+    counting groups that ``config.remove_constant_reward_groups`` drops. At the end of the dataset
+    the remaining groups make a last, smaller update. Rollouts that still run after it are
+    cancelled.
     """
     session = CallerSession(
         config,
@@ -269,7 +269,8 @@ class CallerSession:
             record_stability_info,
             self.cost,
         )
-        # The first client also serves the evaluation before the first batch.
+        # The first client also serves the evaluation before the first batch, whose metrics are in
+        # the first row.
         if self._step == self.start_step:
             self._evaluated = await self.evaluate(self._step)
         return self._newest
@@ -305,6 +306,7 @@ class CallerSession:
 
     async def finish(self) -> None:
         """Evaluates the last weights in a separate row, if they were not evaluated yet."""
+        # An asynchronous run may end early, after an evaluation that no row has.
         if self._step > self.start_step and not self._evaluated:
             self._evaluated = await self.evaluate(self._step, last=True)
         if self._evaluated:
@@ -345,10 +347,9 @@ def drop_constant_reward_group(
 
 
 class DiscardedWorkLog:
-    """Log of discarded work for times without a training step.
+    """Log of discarded work for times without a training step, because all groups are dropped.
 
-    Each step logs the totals with its dropped groups. If all groups are dropped there are no steps,
-    so the totals are logged as a summary without a step, at most every ``interval_seconds``
+    The totals, which a step would log, are logged as a summary at most every ``interval_seconds``
     (default: ``rl.train.DISCARDED_WORK_LOG_INTERVAL_SECONDS``).
     """
 

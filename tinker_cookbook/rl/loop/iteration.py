@@ -11,7 +11,7 @@ import asyncio
 import time
 from collections.abc import Callable, Sequence
 from itertools import groupby
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING
 
 from tinker_cookbook.rl.advantages import compute_advantages, indices_of_varying_groups
 from tinker_cookbook.rl.config import PolicyTrainingConfig
@@ -32,7 +32,7 @@ from tinker_cookbook.rl.loop.sources import (
     RolloutGroup,
 )
 from tinker_cookbook.rl.metrics import compute_kl_sample_train, post_kl_metrics
-from tinker_cookbook.rl.report.train_report import IterationReport, ReportedSession, Reporter
+from tinker_cookbook.rl.report.train_report import IterationReport, Reporter
 from tinker_cookbook.utils.model_inputs import score_datums
 from tinker_cookbook.utils.run_folder.paths import local_path
 from tinker_cookbook.utils.trace import scope_span
@@ -41,29 +41,9 @@ if TYPE_CHECKING:
     import tinker
     from tinker import types
 
-    from tinker_cookbook.backends import Future, SamplingClient, TrainingClient
-
-
-class LoopSession(ReportedSession, Protocol):
-    """Session of a run as the loop uses it (``training.session.TrainingSession``)."""
-
-    client: TrainingClient
-
-    async def sampling_client(self, *, record_stability_info: bool = False) -> SamplingClient:
-        """Returns a client of the current weights."""
-        ...
-
-    async def finish_step(
-        self,
-        step: int,
-        metrics: Metrics,
-        *,
-        epoch: int,
-        counters: dict[str, int],
-        before_save: Callable[[], None] | None = None,
-    ) -> None:
-        """Evaluates, writes the row and saves what is due after update ``step``."""
-        ...
+    from tinker_cookbook.backends import Future, TrainingClient
+    from tinker_cookbook.rl.loop.do_training import CallerSession
+    from tinker_cookbook.training.session import TrainingSession
 
 
 class Loop:
@@ -76,7 +56,7 @@ class Loop:
     def __init__(
         self,
         config: PolicyTrainingConfig,
-        session: LoopSession,
+        session: TrainingSession | CallerSession,
         source: GroupSource,
         reporter: Reporter,
         adjuster: AdvantageAdjuster | None,

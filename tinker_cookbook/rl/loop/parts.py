@@ -78,6 +78,7 @@ def print_group(traj_group: TrajectoryGroup, tokenizer: Tokenizer) -> None:
     """Prints up to four trajectories of a group, from the lowest to the highest reward."""
     rewards = np.asarray(traj_group.get_total_rewards())
     order = np.argsort(rewards, kind="stable")
+    # Evenly spaced ranks, the lowest and the highest included.
     chosen = order[np.linspace(0, len(order) - 1, min(4, len(order))).astype(int)]
     for member in chosen:
         text = format_trajectory(traj_group.trajectories_G[member], tokenizer)
@@ -131,10 +132,8 @@ async def train_step(
     """Trains on data in ``num_substeps`` optimizer steps of about the same number of datums.
 
     The optimizer is AdamW with beta1 0.9, beta2 0.95 and eps 1e-8. ``metrics`` receives the metrics
-    of the last optimizer step as ``optim/NAME``.
-
-    Returns:
-        The learner's log-probabilities of the targets [T], for each datum.
+    of the last optimizer step as ``optim/NAME``. Returns the learner's log-probabilities [T] of
+    each datum's targets.
 
     Raises:
         ConfigurationError: ``num_substeps`` is below 1.
@@ -398,26 +397,19 @@ async def do_train_step_streaming_and_get_sampling_client(
 ) -> tuple[SamplingClient | None, dict[str, Any], list[WrappedTrajectoryGroup]] | None:
     """Trains on groups from a queue: a pass for each minibatch, an optimizer step for each substep.
 
-    ``config.stream_minibatch_config`` sets the number of groups of a step and of a minibatch.
-    Groups that failed (``None``) or that the filter rejects count, too.
-
-    Returns:
-        The client, the step's metrics and its groups; ``None`` if no group could be trained.
+    Groups that failed (``None``) or that the filter rejects count towards the size of a minibatch.
+    Returns the client, the metrics and the groups; ``None`` if no group could be trained.
     """
     stream = config.stream_minibatch_config
     assert stream is not None
     size = stream.groups_per_batch // (config.num_substeps * stream.num_minibatches)
     adam = tinker.AdamParams(learning_rate=config.learning_rate, **_ADAM)
-    metrics: dict[str, Any] = {}
-    data_D: list[tinker.Datum] = []
-    groups: list[WrappedTrajectoryGroup] = []
-    usage = TokenUsage()
-    passes: list[Any] = []
-    optim_steps: list[Any] = []
+    metrics, usage = {}, TokenUsage()
+    data_D, groups, passes, optim_steps = [], [], [], []
     for _ in range(config.num_substeps):
         submitted = len(passes)
         for _ in range(stream.num_minibatches):
-            # Each minibatch waits only for its own groups, so training overlaps with sampling.
+            # Each minibatch waits only for its groups, so training overlaps with sampling.
             arrived = [await trajectory_groups_queue.get() for _ in range(size)]
             kept = [one for one in arrived if one is not None and trajectory_group_filter(one)]
             if not kept:
@@ -453,7 +445,7 @@ async def do_train_step_streaming_and_get_sampling_client(
         usage,
         cost_tracker,
     )
-    # The metrics of each minibatch cover only its own groups.
+    # The metrics of a minibatch cover only its groups.
     tags_G = [one.env_group_builder.logging_tags() for one in groups]
     metrics.update(compute_trajectory_metrics([one.trajectory_group for one in groups], tags_G))
     return client, metrics | after, groups

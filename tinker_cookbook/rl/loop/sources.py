@@ -88,11 +88,7 @@ class RolloutGroup:
 def problem_batches(
     dataset: RLDataset, seed: int, start: int, stop: int | None = None
 ) -> Iterator[list[RolloutGroup]]:
-    """Yields the batches from ``start`` to ``stop``, counted over epochs, each epoch shuffled.
-
-    Raises:
-        DataValidationError: A batch is empty.
-    """
+    """Yields the batches from ``start`` to ``stop``, counted over epochs, each epoch shuffled."""
     epoch = -1
     for number in itertools.count(start) if stop is None else range(start, stop):
         if number // len(dataset) != epoch:
@@ -261,10 +257,8 @@ class GroupSource(AbstractAsyncContextManager["GroupSource"], ABC):
         """Runs the groups that update number ``step`` (from 0) trains; ``None``: none are left.
 
         ``snapshot`` has the weights after ``step`` updates. ``consume`` is called with groups that
-        can be trained, one part after the other.
-
-        Raises:
-            AllTrajectoriesFailedError: Every group failed.
+        can be trained, one part after the other. Raises ``AllTrajectoriesFailedError`` if every
+        group failed.
         """
 
     def update_weights(self, snapshot: PolicySnapshot) -> None:

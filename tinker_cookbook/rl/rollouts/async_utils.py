@@ -8,7 +8,7 @@ import logging
 import os
 import threading
 from collections.abc import Awaitable, Callable, Iterable
-from contextlib import suppress
+from concurrent.futures import Future
 from typing import Any, ParamSpec, TypeVar
 from weakref import WeakKeyDictionary
 
@@ -29,8 +29,7 @@ def bounded(
 ) -> Awaitable[T]:
     """Returns an awaitable that cancels ``work`` after ``seconds`` and raises ``error()``.
 
-    Work that ignores the cancellation is abandoned with a warning, so the timeout holds against
-    everything but code that blocks the event loop itself.
+    Work that ignores the cancellation is abandoned with a warning.
     """
     # Without a timeout there is nothing to add, not even a frame in the traceback.
     return work if seconds is None else _bounded(work, seconds, error)
@@ -60,10 +59,7 @@ async def gather_or_cancel(work: Iterable[Awaitable[T]]) -> list[T]:
 
 
 async def finished(work: Awaitable[T]) -> T:
-    """Awaits ``work`` to its end, even if the caller is cancelled meanwhile, also repeatedly.
-
-    The cancellation is raised once the work is done.
-    """
+    """Awaits ``work`` to its end; a cancellation of the caller is raised after that."""
     # The task is not cancelled with its caller, who waits for it again after each cancellation.
     task = asyncio.ensure_future(work)
     cancelled = False
@@ -81,10 +77,7 @@ async def finished(work: Awaitable[T]) -> T:
 
 
 async def stop_tasks(tasks: Iterable[asyncio.Future[Any]]) -> None:
-    """Cancels unfinished tasks and retrieves the errors of finished ones.
-
-    asyncio logs an error that nobody retrieved.
-    """
+    """Cancels unfinished tasks, and retrieves errors of finished ones, which asyncio would log."""
     pending = []
     for task in tasks:
         if not task.done():
@@ -123,34 +116,26 @@ async def run_in_daemon_thread(function: Callable[P, T], *args: P.args, **kwargs
     """Runs code that may never return, such as a grader or an input prompt, in a daemon thread.
 
     ``asyncio.to_thread`` would keep the event loop and the program from ending until the code
-    returns. The number of concurrent threads is that of asyncio's own pool; a call that was
-    cancelled no longer counts.
+    returns. As many threads run at once as in asyncio's pool; a cancelled call no longer counts.
     """
     loop = asyncio.get_running_loop()
     slots = _slots.setdefault(loop, asyncio.Semaphore(min(32, (os.cpu_count() or 1) + 4)))
     # The thread sees the context variables of the caller.
     context = contextvars.copy_context()
+    done: Future[T] = Future()
+
+    def work() -> None:
+        if not done.set_running_or_notify_cancel():
+            return
+        try:
+            result = context.run(function, *args, **kwargs)
+        except StopIteration as stop:  # asyncio cannot deliver a StopIteration
+            done.set_exception(RuntimeError(f"StopIteration: {stop}"))
+        except BaseException as error:
+            done.set_exception(error)
+        else:
+            done.set_result(result)
+
     async with slots:
-        done: asyncio.Future[T] = loop.create_future()
-
-        def deliver(result: T | None, error: BaseException | None) -> None:
-            if done.cancelled():  # nobody waits for the result any more
-                return
-            if error is not None:
-                done.set_exception(error)
-            else:
-                done.set_result(result)  # type: ignore[arg-type]
-
-        def work() -> None:
-            result, error = None, None
-            try:
-                result = context.run(function, *args, **kwargs)
-            except StopIteration as stop:  # a future cannot hold a StopIteration
-                error = RuntimeError(f"StopIteration: {stop}")
-            except BaseException as caught:
-                error = caught
-            with suppress(RuntimeError):  # the loop was closed meanwhile
-                loop.call_soon_threadsafe(deliver, result, error)
-
         threading.Thread(target=work, name="rollout-work", daemon=True).start()
-        return await done
+        return await asyncio.wrap_future(done)

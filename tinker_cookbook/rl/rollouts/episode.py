@@ -129,6 +129,7 @@ class Episode:
         member: int = 0,
         attempt: int = 0,
     ) -> None:
+        self._given_config = config
         # An environment may define limits, which apply if the settings have none.
         limits = getattr(env, "rollout_limits", None)
         if limits is not None and config.limits == RolloutLimits():
@@ -150,6 +151,10 @@ class Episode:
         self._overtime = False
         """Whether a hook continued the rollout after its timeout."""
         self._first_turn_begun = False
+
+    def again(self, env: Env, attempt: int) -> Episode:
+        """Returns another attempt of the same member, in a new environment."""
+        return Episode(self.policy, env, self._given_config, self._hooks, self.member, attempt)
 
     @property
     def place(self) -> str:
@@ -326,6 +331,7 @@ class Episode:
         else:
             if budget.exhausted:  # a hook continued the rollout
                 budget = self.token_budget(ob, skip_exhausted=True)
+            # A retry has other random numbers, or it would repeat the failure.
             retry = (self._attempt,) if self._attempt else ()
             policy = self.policy.derived(self.member, len(self._turns), *retry)
             work = limit_tokens(policy, budget.tokens)(ob, stop)

@@ -1,9 +1,7 @@
 """Runs a group and computes its rewards, on the event loop or in a pool of threads or processes.
 
 The result depends only on the policy's seed and on each member's index in the group, never on the
-order in which rollouts finish. An event loop runs thousands of episodes that wait for responses; a
-pool helps if environments compute much themselves. Threads can share a local sampling client,
-processes cannot.
+order in which rollouts finish. A pool helps if environments compute much themselves.
 """
 
 from __future__ import annotations
@@ -44,7 +42,7 @@ from tinker_cookbook.rl.rollouts.strategy import (
     RolloutResult,
     RolloutStrategy,
 )
-from tinker_cookbook.rl.types import EnvGroupBuilder, Metrics, RolloutError, TrajectoryGroup
+from tinker_cookbook.rl.types import EnvGroupBuilder, Metrics, TrajectoryGroup
 from tinker_cookbook.utils import logtree
 
 if TYPE_CHECKING:
@@ -69,14 +67,8 @@ async def do_group_rollout(
     stop, n)``. A strategy of user code with another ``execute`` runs the rollouts itself, without
     ``config.limits`` and ``hooks``.
 
-    Args:
-        env_group_builder: Builds the environments. Its ``cleanup`` is called once, also if the
-            group fails or is cancelled; a cancellation waits for its end.
-        policy: Samples the responses.
-        strategy: Handles failed rollouts; default: :class:`FailFast`.
-        termination: Replaces ``config.termination``.
-        config: Settings of the rollouts; the default has no limits.
-        hooks: Callbacks of every rollout.
+    ``cleanup`` of the builder is called once, also if the group fails or is cancelled; a
+    cancellation waits for its end. ``termination`` replaces ``config.termination``.
 
     Raises:
         AllTrajectoriesFailedError: Too few rollouts succeeded for the strategy.
@@ -85,10 +77,11 @@ async def do_group_rollout(
     strategy, config = strategy or FailFast(), config or RolloutConfig()
     if termination is not None:
         config = chz.replace(config, termination=termination)
+    name, cleanup_errors = type(env_group_builder).__name__, []
     try:
-        # 1. Run the rollouts. A strategy of user code may have an execute without config and hooks.
-        if getattr(type(strategy), "execute", None) is MemberStrategy.execute:
-            assert isinstance(strategy, MemberStrategy)
+        # 1. Run the rollouts. Another execute of user code takes neither config nor hooks.
+        is_default = type(strategy).execute is MemberStrategy.execute
+        if isinstance(strategy, MemberStrategy) and is_default:
             result = await strategy.execute(env_group_builder, policy, config, hooks)
         else:
             result = await strategy.execute(env_group_builder, policy)
@@ -96,25 +89,19 @@ async def do_group_rollout(
         try:
             rewards_G, metrics_G = await _group_rewards(env_group_builder, result, config)
         except Exception as error:
-            place = f"compute_group_rewards of {type(env_group_builder).__name__}"
+            place = f"compute_group_rewards of {name}"
             raise strategy.group_failed(located(error, place)) from error
-    # 3. Release the resources of the builder, also after an error or a cancellation.
-    except BaseException:
-        await _clean_up(env_group_builder)
-        raise
-    errors = result.errors + await _clean_up(env_group_builder)
-    return TrajectoryGroup(result.trajectories, rewards_G, metrics_G, errors)
-
-
-async def _clean_up(builder: EnvGroupBuilder) -> list[RolloutError]:
-    """Returns the error of ``cleanup``, which must neither hide other errors nor fail the group."""
-    try:
-        await finished(builder.cleanup())
-    except Exception as error:
-        name = type(builder).__name__
-        logger.exception("cleanup of %s failed", name)
-        return [error_record(located(error, f"cleanup of {name}"))]
-    return []
+    finally:
+        # 3. Release the builder's resources. An error here must neither hide another one nor fail
+        # the group.
+        try:
+            await finished(env_group_builder.cleanup())
+        except Exception as error:
+            logger.exception("cleanup of %s failed", name)
+            cleanup_errors.append(error_record(located(error, f"cleanup of {name}")))
+    return TrajectoryGroup(
+        result.trajectories, rewards_G, metrics_G, result.errors + cleanup_errors
+    )
 
 
 async def _group_rewards(
@@ -191,10 +178,8 @@ def run_group(
 ) -> Awaitable[TrajectoryGroup]:
     """Returns an awaitable of ``do_group_rollout`` in the context's executor.
 
-    Cancelling it cancels the rollout, unless another process has begun it.
-
-    Raises:
-        ConfigurationError: Builder, policy or settings cannot be pickled for another process.
+    Cancelling it cancels the rollout, unless another process has begun it. Raises
+    ``ConfigurationError`` if the arguments cannot be pickled for another process.
     """
     settings: dict[str, Any] = {"strategy": strategy, "config": config, "hooks": hooks}
     executor = get_rollout_executor()

@@ -1,9 +1,8 @@
 """Hooks of a rollout, and optional protocols of environments.
 
-An environment that implements one of the protocols receives settings of the rollout or grades the
-whole episode, as ``ProblemEnv`` and ``EnvFromMessageEnv`` do. The rollout reads two metrics of a
-``StepResult``: ``parse_error`` (not 0: the response could not be parsed) and ``tool_calls``, which
-``RolloutLimits.max_tool_calls`` limits.
+An environment that implements a protocol receives settings of the rollout or grades the whole
+episode. The rollout reads two metrics of a ``StepResult``: ``parse_error`` (not 0: the response
+could not be parsed) and ``tool_calls``, which ``RolloutLimits.max_tool_calls`` limits.
 """
 
 from __future__ import annotations
@@ -38,12 +37,11 @@ class UnsupportedMessagesError(ConfigurationError, TypeError):
 
 @dataclass
 class RolloutState:
-    """State of a rollout at the time a hook is called.
+    """State of a rollout at the time a hook is called; ``trajectory`` only in ``on_artifacts``.
 
     ``turn_index`` is the number of finished turns, ``observation_tokens`` the length of the next
     prompt, ``num_length_truncations`` the number of responses truncated at ``max_turn_tokens``.
-    ``transitions`` has the finished turns and is read-only; ``trajectory`` is only set in
-    ``on_artifacts``.
+    ``transitions`` has the finished turns and is read-only.
     """
 
     turn_index: int

@@ -16,7 +16,7 @@ from tinker_cookbook.exceptions import (
     ConfigurationError,
     DataValidationError,
 )
-from tinker_cookbook.rl.rollouts.async_utils import bounded, gather_or_cancel, stop_tasks
+from tinker_cookbook.rl.rollouts.async_utils import bounded, stop_tasks
 from tinker_cookbook.rl.rollouts.episode import Episode
 from tinker_cookbook.rl.rollouts.errors import (
     RolloutTimeoutError,
@@ -25,7 +25,7 @@ from tinker_cookbook.rl.rollouts.errors import (
     located_at,
 )
 from tinker_cookbook.rl.rollouts.hooks import RolloutHooks
-from tinker_cookbook.rl.rollouts.limits import RolloutConfig
+from tinker_cookbook.rl.rollouts.limits import RolloutConfig, check_range
 from tinker_cookbook.rl.types import (
     Env,
     EnvGroupBuilder,
@@ -82,9 +82,7 @@ class MemberStrategy(RolloutStrategy):
 
     def __post_init__(self) -> None:
         for name in ("max_retries", "per_rollout_timeout"):
-            value = getattr(self, name) or 0
-            if not 0 <= value < math.inf:
-                raise ConfigurationError(f"{name}: got {value}, expected at least 0")
+            check_range(name, getattr(self, name), 0)
 
     async def execute(
         self,
@@ -102,25 +100,21 @@ class MemberStrategy(RolloutStrategy):
         except Exception as error:
             place = f"make_envs of {type(env_group_builder).__name__}"
             raise self.group_failed(located(error, place)) from error
-        # 2. Get all first prompts in one task, while each member waits in a task of its own.
+        # 2. Run the members. The first error that a member raises cancels the others.
         config, hooks = config or RolloutConfig(), hooks or RolloutHooks()
-        loop = asyncio.get_running_loop()
+        prompts = _FirstPrompts(len(envs_G))
         episodes_G = [Episode(policy, env, config, hooks, i) for i, env in enumerate(envs_G)]
-        opened_G: list[asyncio.Future[None]] = [loop.create_future() for _ in envs_G]
-        requests: list[asyncio.Task[list[TokensWithLogprobs]]] = []
-        opening = asyncio.create_task(self._open_all(episodes_G, opened_G, requests))
         members_G = [
-            asyncio.create_task(self._run_member(env_group_builder, episode, opened, config, hooks))
-            for episode, opened in zip(episodes_G, opened_G, strict=True)
+            asyncio.create_task(self._run_member(env_group_builder, episode, prompts))
+            for episode in episodes_G
         ]
-        # 3. Run the members. The first error that a member raises cancels the others.
         try:
             outcomes_G = await asyncio.gather(*members_G)
         finally:
-            await stop_tasks([*members_G, opening, *opened_G])
+            await stop_tasks(members_G)
             # Requests last, because members wait for them.
-            await stop_tasks(requests)
-        # 4. Keep the successful members, in the order of the group.
+            await stop_tasks(prompts.requests)
+        # 3. Keep the successful members, in the order of the group.
         errors = [error for _, _, errors in outcomes_G for error in errors]
         succeeded = [
             (trajectory, env) for trajectory, env, _ in outcomes_G if trajectory is not None
@@ -136,12 +130,7 @@ class MemberStrategy(RolloutStrategy):
         """Raises an error if too few of ``size`` members succeeded."""
 
     async def _run_member(
-        self,
-        builder: EnvGroupBuilder,
-        episode: Episode,
-        opened: asyncio.Future[None],
-        config: RolloutConfig,
-        hooks: RolloutHooks,
+        self, builder: EnvGroupBuilder, episode: Episode, prompts: _FirstPrompts
     ) -> tuple[Trajectory | None, Env, list[Exception]]:
         """Returns the first successful trajectory, its environment, and the errors before it."""
         member, errors = episode.member, []
@@ -157,11 +146,11 @@ class MemberStrategy(RolloutStrategy):
                 # Log lines of the environment belong to this member.
                 with logtree.scope_div(data__member=member):
                     if attempt == 0:
-                        await opened  # has its own timeout
+                        await prompts.open(episode, timeout)
                     else:
                         with located_at(lambda: make_env):
                             env = await builder.make_env(member)
-                        episode = Episode(episode.policy, env, config, hooks, member, attempt)
+                        episode = episode.again(env, attempt)
                     return await bounded(episode.run(), timeout, timeout_error), episode.env, errors
             except Exception as error:
                 # A cancellation is no Exception, so it is never retried.
@@ -172,39 +161,6 @@ class MemberStrategy(RolloutStrategy):
         if not self.drops_failed_members:
             raise errors[-1]
         return None, episode.env, errors
-
-    async def _open_all(
-        self,
-        episodes_G: Sequence[Episode],
-        opened_G: Sequence[asyncio.Future[None]],
-        requests: list[asyncio.Task[list[TokensWithLogprobs]]],
-    ) -> None:
-        """Opens all environments, then shares requests among equal first prompts.
-
-        A member whose environment fails does not wait for the others, so it is retried at once.
-        """
-
-        async def open_one(episode: Episode, opened: asyncio.Future[None]) -> None:
-            try:
-                with logtree.scope_div(data__member=episode.member):
-                    await episode.open(self.per_rollout_timeout or None)
-            except BaseException as error:
-                if not opened.done():
-                    opened.set_exception(error)
-                if not isinstance(error, Exception):
-                    raise
-
-        await gather_or_cancel(map(open_one, episodes_G, opened_G))
-        # Members whose environment failed already have the error.
-        waiting = [pair for pair in zip(episodes_G, opened_G, strict=True) if not pair[1].done()]
-        try:
-            requests += _share_first_requests([episode for episode, _ in waiting])
-        except Exception as error:
-            for _, opened in waiting:
-                opened.set_exception(error)
-            return
-        for _, opened in waiting:
-            opened.set_result(None)
 
 
 @dataclass(frozen=True)
@@ -239,10 +195,7 @@ class MinViableGroup(MemberStrategy):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if self.min_successful is not None and self.min_successful < 1:
-            raise ConfigurationError(
-                f"min_successful: got {self.min_successful}, expected at least 1"
-            )
+        check_range("min_successful", self.min_successful, 1)
 
     @property
     def catches_group_errors(self) -> bool:
@@ -278,36 +231,65 @@ def rollout_strategy_from_config(
     )
 
 
-def _share_first_requests(
-    episodes: Sequence[Episode],
-) -> list[asyncio.Task[list[TokensWithLogprobs]]]:
-    """Starts one sampling request for all members with the same first prompt."""
-    if not episodes or type(episodes[0].policy).sample_many is TokenCompleter.sample_many:
-        return []  # each response is a separate request, which should fail alone
-    equal: dict[Hashable, list[Episode]] = {}
-    for episode in episodes:
-        if episode.prompt is not None:  # else the prompt leaves no room for a response
-            # Prompts are equal if their tokens, images and stop conditions are equal.
-            ob, stop = episode.prompt
-            tokens = [
-                getattr(chunk, "tokens", None) or [chunk.model_dump_json()] for chunk in ob.chunks
-            ]
-            key = (tuple(token for chunk in tokens for token in chunk), tuple(stop))
-            equal.setdefault(key, []).append(episode)
-    requests = []
-    for members in equal.values():
-        first = members[0]
-        assert first.prompt is not None
-        budget = first.token_budget(first.prompt[0])
-        if len(members) == 1 or budget.exhausted:
-            continue
-        # The random numbers are those of the first member, whichever request finishes first.
-        policy = limit_tokens(first.policy.derived(first.member, 0), budget.tokens)
-        request = asyncio.create_task(_sample_many(policy, first.prompt, len(members)))
-        requests.append(request)
-        for i, episode in enumerate(members):
-            episode.first_response = partial(_ith_sample, request, i)
-    return requests
+class _FirstPrompts:
+    """First prompts of a group, which share a sampling request where they are equal."""
+
+    def __init__(self, num_members: int) -> None:
+        self.requests: list[asyncio.Task[list[TokensWithLogprobs]]] = []
+        self._missing = num_members
+        self._opened: list[Episode] = []
+        self._complete = asyncio.Event()
+        self._error: Exception | None = None
+
+    async def open(self, episode: Episode, timeout: float | None) -> None:
+        """Gets the first prompt of a member, and waits for those of the others.
+
+        A member whose environment fails does not wait, so it is retried at once.
+        """
+        try:
+            await episode.open(timeout)
+            self._opened.append(episode)
+        finally:
+            self._missing -= 1
+            # Only now is it known which first prompts are equal.
+            if not self._missing:
+                try:
+                    self._start_requests()
+                except Exception as error:
+                    self._error = error
+                self._complete.set()
+        await self._complete.wait()
+        if self._error is not None:
+            raise self._error
+
+    def _start_requests(self) -> None:
+        """Starts one sampling request for all members with the same first prompt."""
+        episodes = sorted(self._opened, key=lambda episode: episode.member)
+        if not episodes or type(episodes[0].policy).sample_many is TokenCompleter.sample_many:
+            return  # each response is a separate request, which should fail alone
+        equal: dict[Hashable, list[Episode]] = {}
+        for episode in episodes:
+            if episode.prompt is not None:  # else the prompt leaves no room for a response
+                # Prompts are equal if their tokens, images and stop conditions are equal.
+                ob, stop = episode.prompt
+                parts = [
+                    getattr(chunk, "tokens", None) or [chunk.model_dump_json()]
+                    for chunk in ob.chunks
+                ]
+                key = (tuple(token for part in parts for token in part), tuple(stop))
+                equal.setdefault(key, []).append(episode)
+        for members in equal.values():
+            first = members[0]
+            assert first.prompt is not None
+            budget = first.token_budget(first.prompt[0])
+            if len(members) == 1 or budget.exhausted:
+                continue
+            # The random numbers are those of the first member, whichever request finishes first.
+            policy = limit_tokens(first.policy.derived(first.member, 0), budget.tokens)
+            request = asyncio.create_task(_sample_many(policy, first.prompt, len(members)))
+            self.requests.append(request)
+            for i, episode in enumerate(members):
+                episode.first_response = partial(_ith_sample, request, i)
 
 
 async def _sample_many(
