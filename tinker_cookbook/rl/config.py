@@ -221,6 +221,7 @@ class PolicyTrainingConfig(TrainingConfig):
     def check(self) -> None:
         """Raises ``ConfigurationError`` for the first setting that cannot work."""
         super().check()
+        # The prompt needs room too, so a response cannot fill the context window.
         context = resolve_max_length(self.model_name, None)
         if context is not None and self.max_tokens >= context:
             raise ConfigurationError(
@@ -275,6 +276,7 @@ class PolicyTrainingConfig(TrainingConfig):
                 "loss_normalization: got 'tokens' with stream_minibatch_config, but the number of "
                 "tokens is not known when the first minibatch trains; expected 'sum'"
             )
+        # A remote backend checks the loss settings itself.
         kind, _, _ = check_backend(self.backend, self.base_url, self.device, self.dtype)
         if kind == "local":
             # Loads torch, which the local engine needs anyway.

@@ -196,6 +196,7 @@ def _runs(traj: Trajectory, chunks: ChunkKeys) -> Iterator[list[_Turn]]:
         action = np.asarray(transition.ac.tokens, dtype=np.int64)
         masked = transition.masked or bool(transition.metrics.get(PARSE_ERROR_MASKED_METRIC_KEY))
         sampled = _sampled_logprobs(transition, number)
+        # Of the observation, add only the part that the run does not have yet.
         offset = len(before)
         turns.append(
             _Turn(seen[offset:], action, sampled, masked, transition.ac.sequence_id, offset)
@@ -234,6 +235,7 @@ def divide_by_action_tokens(data_D: Sequence[tinker.Datum]) -> list[tinker.Datum
     responses have become shorter, because Adam normalizes by earlier gradients.
     """
     num_tokens = sum(float(datum.loss_fn_inputs["mask"].to_numpy().sum()) for datum in data_D)
+    # Masked turns alone have no action token; their advantages are 0.
     scale = np.float32(1 / max(num_tokens, 1.0))
     out = []
     for datum in data_D:

@@ -53,6 +53,7 @@ class EpochCycledRLDataset(RLDataset):
         if not 0 <= index < len(self):
             raise IndexError(f"batch {index} of {len(self)}")
         epoch, within = divmod(index, len(self.inner))
+        # Without a seed every pass is the same, so the inner dataset has no state to change.
         if self.shuffle_seed is None:
             return self.inner.get_batch(within)
         with self._lock:  # the epoch is a state of the inner dataset

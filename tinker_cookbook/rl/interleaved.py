@@ -92,6 +92,8 @@ class _InterleavedRLDataset(RLDataset):
             # The rounding keeps 10 / 0.5 at 20 where the division gives 19.999….
             lasts_K = np.round(np.asarray(self._source_total_groups) / per_batch_K, 9)
             total_batches = max(1, int(lasts_K.min()))
+        # Choose the source of every group of the run now, so that any batch can be built at any
+        # time, as a resumed run does.
         rng = np.random.default_rng(seed)
         chosen_N = rng.choice(len(sources), size=groups_per_batch * total_batches, p=shares_K)
         # The number of earlier samples of a source is the number of its next group.

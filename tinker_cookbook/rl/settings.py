@@ -113,6 +113,7 @@ def rl_learning_rate(model_name: str) -> float:
 
 def rl_config(cli: RLSettings, recipe_name: str, dataset: RLDatasetBuilder) -> train.Config:
     """Builds the config of an RL run; settings that follow from the model are filled in."""
+    # With a KL penalty a group of one can still learn, from the reference.
     if cli.group_size == 1 and cli.kl_penalty_coef == 0:
         raise ConfigurationError(
             "group_size: got 1, expected at least 2; an episode's advantage is its reward less the "
@@ -174,6 +175,7 @@ def sampled_config(kind: type[C], cli: SampledSettings, recipe_name: str, **deri
     tolerance: bool | RetryOnFailure | None = cli.rollout_error_tolerance or None
     if cli.rollout_max_retries is not None:
         tolerance = RetryOnFailure(max_retries=cli.rollout_max_retries)
+    # Fields that both classes have keep their value.
     shared = chz.chz_fields(kind).keys() & chz.chz_fields(type(cli)).keys()
     settings = {name: getattr(cli, name) for name in shared} | {
         "recipe_name": cli.recipe_name or recipe_name,

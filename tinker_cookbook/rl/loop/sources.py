@@ -91,6 +91,7 @@ def problem_batches(
     """Yields the batches from ``start`` to ``stop``, counted over epochs, each epoch shuffled."""
     epoch = -1
     for number in itertools.count(start) if stop is None else range(start, stop):
+        # The order of an epoch depends only on the seed and its number.
         if number // len(dataset) != epoch:
             epoch = number // len(dataset)
             dataset.set_epoch(seed + epoch)
@@ -141,6 +142,7 @@ class SnapshotPolicy(TinkerTokenCompleter):
             raise
         except asyncio.CancelledError:
             task = asyncio.current_task()
+            # A cancellation of this task goes on as one.
             if task is not None and task.cancelling():
                 raise
             # This task was not cancelled, so the backend has dropped the request.

@@ -34,6 +34,7 @@ def located(error: Exception, place: str) -> Exception:
     An error of this package keeps its type. Any other error, such as a bug in an environment,
     becomes a ``RolloutFailedError`` that also names the line that raised it.
     """
+    # Only the innermost place is added: it names the turn.
     if getattr(error, "_located", False):
         return error
     message = f": {error}" if str(error) else ""
@@ -45,6 +46,7 @@ def located(error: Exception, place: str) -> Exception:
         except TypeError:  # a subclass whose constructor takes other arguments than a message
             result = RolloutFailedError(description)
     else:
+        # The message may be all that a log shows, so it has the line of the user's code.
         frames = traceback.extract_tb(error.__traceback__)
         line = f" (raised at {frames[-1].filename}:{frames[-1].lineno})" if frames else ""
         result = RolloutFailedError(f"{description}{line}")
