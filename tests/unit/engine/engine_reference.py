@@ -197,7 +197,7 @@ def count_computed(base: BaseModel, monkeypatch: Any) -> list[int]:
     forward = base.hidden_of_batch
 
     def counting(tokens: Any, positions: Any, layout: Any, segments: Any) -> torch.Tensor:
-        computed.append(sum(part.count for part in layout.parts))
+        computed.append(sum(run.count for run in layout.runs))
         return forward(tokens, positions, layout, segments)
 
     monkeypatch.setattr(base, "hidden_of_batch", counting)

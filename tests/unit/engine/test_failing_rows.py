@@ -150,10 +150,10 @@ def test_an_error_while_a_sample_is_put_away_fails_alone(base, monkeypatch):
     bad = sample_request(world.samplers[0], np.arange(3, 40), 2, settings)
     retire = world.scheduler._finish
 
-    def breaks(slot):
-        if world.scheduler._rows[slot].request is bad:
+    def breaks(table):
+        if world.scheduler._rows[table].request is bad:
             raise OSError("an injected error")
-        retire(slot)
+        retire(table)
 
     monkeypatch.setattr(world.scheduler, "_finish", breaks)
     world.run(bad)

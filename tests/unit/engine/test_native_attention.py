@@ -9,9 +9,8 @@ import pytest
 import torch
 
 from tinker_cookbook.engine.kernels.cpu import build
-from tinker_cookbook.engine.kernels.cpu.attention import PagedAttention, PagedRun
-from tinker_cookbook.engine.sampling.kv_cache import LayerShape
-from tinker_cookbook.engine.sampling.paged_cache import PagedCache, PagedSlot
+from tinker_cookbook.engine.kernels.cpu.attention import PagedAttention
+from tinker_cookbook.engine.sampling.paged_cache import BlockTable, LayerShape, PagedCache, Run
 
 CPU = torch.device("cpu")
 LENGTHS, COUNTS = (5, 130, 400, 64, 0, 300), (1, 1, 37, 1, 30, 1)
@@ -32,42 +31,38 @@ class Batch:
     def __init__(self, heads: int, shape: LayerShape, dtype: torch.dtype) -> None:
         generator = torch.Generator().manual_seed(0)
         self.shape, cache = shape, PagedCache([shape, shape], dtype, CPU)
-        self.slots = [cache.new(length + 40) for length in LENGTHS]
-        for slot in self.slots:
-            for page in slot.pages:
-                page.memory.normal_(generator=generator)
+        self.tables = [cache.new(length + 40) for length in LENGTHS]
+        for pool in (*cache.keys, *cache.values):
+            pool.normal_(generator=generator)
         rows = sum(COUNTS) + 3
         self.query = torch.randn(heads, rows, shape.key, generator=generator).to(dtype)
         self.key = torch.randn(rows, shape.heads, shape.key, generator=generator).to(dtype)
         self.value = torch.randn(rows, shape.heads, shape.value, generator=generator).to(dtype)
         self.scale = shape.key**-0.5
 
-    def runs(self) -> list[PagedRun]:
+    def runs(self) -> list[Run]:
         firsts = [sum(COUNTS[:i]) for i in range(len(COUNTS))]
         return [
-            PagedRun(slot, length, first, count)
-            for slot, length, first, count in zip(self.slots, LENGTHS, firsts, COUNTS, strict=True)
+            Run(table, length, first, count)
+            for table, length, first, count in zip(
+                self.tables, LENGTHS, firsts, COUNTS, strict=True
+            )
         ]
 
-    def attend(self, runs: list[PagedRun], window: int | None) -> torch.Tensor:
+    def attend(self, runs: list[Run], window: int | None) -> torch.Tensor:
         query = self.query.transpose(0, 1)  # as the layers give it: heads are not next to tokens
         return PagedAttention(runs)(1, query, self.key, self.value, self.scale, window)
 
-    def held(self, slot: PagedSlot) -> tuple[torch.Tensor, torch.Tensor]:
+    def held(self, table: BlockTable) -> tuple[torch.Tensor, torch.Tensor]:
         """Keys and values [kv heads, T, D] of the second layer."""
-        cache, heads, tokens = slot.cache, self.shape.heads, slot.cache.page
-        keys, values = [], []
-        for page in slot.pages:
-            part = page.memory[cache.keys_at[1] :][: heads * self.shape.key * tokens]
-            keys.append(part.view(heads, self.shape.key, tokens).transpose(1, 2))
-            part = page.memory[cache.values_at[1] :][: heads * self.shape.value * tokens]
-            values.append(part.view(heads, tokens, self.shape.value))
-        return torch.cat(keys, 1), torch.cat(values, 1)
+        index = [block.index for block in table.blocks]
+        keys, values = table.cache.keys[1][index].transpose(2, 3), table.cache.values[1][index]
+        return keys.transpose(0, 1).flatten(1, 2), values.transpose(0, 1).flatten(1, 2)
 
-    def expected(self, slot: PagedSlot, run: PagedRun, window: int | None) -> torch.Tensor:
-        """Attention [tokens, heads, D] in float64, from what the slot holds by now."""
+    def expected(self, table: BlockTable, run: Run, window: int | None) -> torch.Tensor:
+        """Attention [tokens, heads, D] in float64, from what the cache holds by now."""
         length = run.position + run.count
-        keys, values = (held[:, :length].double() for held in self.held(slot))
+        keys, values = (held[:, :length].double() for held in self.held(table))
         group = len(self.query) // len(keys)
         query = self.query[:, run.first : run.first + run.count].double()
         scores = query @ keys.repeat_interleave(group, 0).transpose(1, 2) * self.scale
@@ -87,13 +82,13 @@ def test_equals_attention_in_float64(case: str, dtype: torch.dtype) -> None:
     batch = Batch(heads, shape, dtype)
     runs = batch.runs()
     out = batch.attend(runs, window)
-    for slot, run in zip(batch.slots, runs, strict=True):
+    for table, run in zip(batch.tables, runs, strict=True):
         new = slice(run.position, run.position + run.count)
         here = slice(run.first, run.first + run.count)
-        keys, values = batch.held(slot)
+        keys, values = batch.held(table)
         assert torch.equal(keys[:, new], batch.key[here].transpose(0, 1))
         assert torch.equal(values[:, new], batch.value[here].transpose(0, 1))
-        expected = batch.expected(slot, run, window)
+        expected = batch.expected(table, run, window)
         unit = 2e-6 if dtype == torch.float32 else 2**-8  # of a number around one
         bound = unit * (1 + expected.abs())
         assert ((out[here].double() - expected).abs() <= bound).all(), run
@@ -109,7 +104,7 @@ def test_a_token_is_the_same_to_the_bit_in_any_company(case: str, dtype: torch.d
     out = together.attend(together.runs(), window)
     for run in alone.runs():
         for i in range(run.count):  # read as part of a prompt, or drawn one by one
-            single = PagedRun(run.slot, run.position + i, run.first + i, 1)
+            single = Run(run.table, run.position + i, run.first + i, 1)
             at = run.first + i
             assert torch.equal(alone.attend([single], window)[at], out[at])
 
@@ -118,8 +113,7 @@ def test_a_token_is_the_same_to_the_bit_in_any_company(case: str, dtype: torch.d
 def test_not_a_number_stays_visible() -> None:
     batch = Batch(9, LayerShape(3, 64, 64), torch.float32)
     run = batch.runs()[1]
-    keys = run.slot.cache.keys_at[1]
-    run.slot.pages[1].memory[keys + (1 * 64 + 3) * run.slot.cache.page + 6] = torch.nan
+    run.table.cache.keys[1][run.table.blocks[1].index, 1, 3, 6] = torch.nan
     out = batch.attend([run], None)[run.first]
     assert out[3:6].isnan().all()
     assert not out[:3].isnan().any()

@@ -1,4 +1,4 @@
-"""Pages are shared by sequences that begin alike, written by nobody else, and never lost."""
+"""Blocks are shared by sequences with a common prefix, written by one only, and never lost."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ import pytest
 import torch
 from engine_reference import draw, run_batch
 
-from tinker_cookbook.engine.sampling.kv_cache import ArenaCache, LayerShape
-from tinker_cookbook.engine.sampling.paged_cache import PagedCache, cache_for
+from tinker_cookbook.engine.sampling import paged_cache
+from tinker_cookbook.engine.sampling.paged_cache import BLOCK, LayerShape, PagedCache
 from tinker_cookbook.engine.sampling.requests import SamplingSettings, sample_request
 from tinker_cookbook.engine.sampling.sampler import Sampler
 from tinker_cookbook.engine.sampling.scheduler import Scheduler
@@ -18,97 +18,154 @@ from tinker_cookbook.engine.sampling.scheduler import Scheduler
 CPU = torch.device("cpu")
 SHAPES = [LayerShape(2, 8, 4), LayerShape(1, 16, 16)]
 
-pytestmark = pytest.mark.skipif(shutil.which("gcc") is None, reason="needs gcc")
+needs_compiler = pytest.mark.skipif(shutil.which("gcc") is None, reason="needs gcc")
 
 
-@pytest.fixture
-def cache() -> PagedCache:
+@pytest.fixture(params=["native", "gathered"])
+def cache(request, monkeypatch) -> PagedCache:
+    """With the layout of the C kernel, and with that of torch's operators."""
+    monkeypatch.setattr(paged_cache, "page_tokens", lambda *_: BLOCK * (request.param == "native"))
     return PagedCache(SHAPES, torch.float32, CPU)
 
 
-def test_layers_lie_one_after_another(cache):
+def pools(cache) -> list[torch.Tensor]:
+    return [*cache.keys, *cache.values]
+
+
+def test_layout_of_a_layer(cache):
     token = 2 * (8 + 4) + 16 + 16
     assert cache.bytes_per_token == token * 4
-    assert cache.keys_at == [0, cache.page * 24]
-    assert cache.values_at == [cache.page * 16, cache.page * 40]
-    assert cache.new(1).pages[0].memory.numel() == token * cache.page
+    cache.new(1)
+    shapes = [list(pool.shape[1:]) for pool in pools(cache)]
+    keys = [[2, 8, BLOCK], [1, 16, BLOCK]] if cache.native else [[2, BLOCK, 8], [1, BLOCK, 16]]
+    assert shapes == [*keys, [2, BLOCK, 4], [1, BLOCK, 16]]
 
 
-def test_a_copy_shares_full_pages_and_owns_the_rest(cache):
-    slot = cache.new(2 * cache.page + 10)
-    for number, page in enumerate(slot.pages):
-        page.memory.fill_(number)
-    other = cache.copy(slot, 2 * cache.page + 5, 3 * cache.page + 1)
-    assert other.pages[:2] == slot.pages[:2]
-    assert other.pages[2] is not slot.pages[2]
-    assert torch.equal(other.pages[2].memory, slot.pages[2].memory)
-    assert len(other.pages) == 4
-    assert other.length == 2 * cache.page + 5
-    at_an_end = cache.copy(slot, cache.page, cache.page + 1)
-    assert at_an_end.pages[0] is slot.pages[0]
-    assert at_an_end.pages[1] not in (*slot.pages, *other.pages)
+def test_a_fork_shares_full_blocks_and_owns_the_rest(cache):
+    table = cache.new(2 * BLOCK + 10)
+    for number, block in enumerate(table.blocks):
+        for pool in pools(cache):
+            pool[block.index] = number + 1
+    forks = cache.fork(table, 2 * BLOCK + 5, 2)
+    for other in forks:
+        assert other.blocks[:2] == table.blocks[:2]
+        assert other.length == 2 * BLOCK + 5
+        assert len(other.blocks) == 3
+        for pool in pools(cache):
+            assert (pool[other.blocks[2].index] == 3).all()
+    last = [one.blocks[2] for one in (table, *forks)]
+    assert len(set(last)) == 3
+    (at_an_end,) = cache.fork(table, BLOCK)
+    assert at_an_end.blocks == table.blocks[:1]
+    cache.grow(at_an_end, BLOCK + 1)
+    assert at_an_end.blocks[1] not in (*table.blocks, *last)
+    assert cache.active_tokens == 6 * BLOCK
 
 
-def test_a_page_is_free_when_its_last_user_is(cache):
-    slot = cache.new(cache.page)
-    other = cache.copy(slot, cache.page, cache.page)
-    (page,) = slot.pages
-    cache.free(slot)
-    assert not cache._free
-    assert cache.new(1).pages[0] is not page
+def test_a_block_is_free_when_its_last_user_is(cache):
+    table = cache.new(BLOCK)
+    (other,) = cache.fork(table, BLOCK)
+    (block,) = table.blocks
+    cache.free(table)
+    assert block not in cache._free
+    assert cache.active_tokens == BLOCK
     cache.free(other)
-    assert cache._free == [page]
-    assert cache.new(1).pages[0] is page
+    assert block in cache._free
+    assert cache.active_tokens == 0
+    assert cache.new(1).blocks == [block]
 
 
-def test_growing_takes_a_page_and_moves_nothing(cache):
-    slot = cache.new(1)
-    first = slot.pages[0]
-    assert cache.grow(slot, cache.page) is slot
-    assert slot.capacity == cache.page
-    assert cache.grow(slot, cache.page + 1) is slot
-    assert slot.capacity == 2 * cache.page
-    assert slot.pages[0] is first
+def test_growing_takes_a_block_and_moves_nothing(cache):
+    table = cache.new(1)
+    first = table.blocks[0]
+    cache.grow(table, BLOCK)
+    assert table.capacity == BLOCK
+    cache.grow(table, BLOCK + 1)
+    assert table.capacity == 2 * BLOCK
+    assert table.blocks[0] is first
 
 
-def test_what_ends_keeps_no_page_that_it_did_not_need(cache):
-    slot = cache.new(5 * cache.page)
-    slot.length = cache.page + 1
-    assert cache.adopt(slot).capacity == 2 * cache.page
-    assert len(cache._free) == 3
+def test_a_kept_prefix_has_no_block_that_it_does_not_need(cache):
+    table = cache.new(5 * BLOCK)
+    table.length = BLOCK + 1
+    (other,) = cache.fork(table, BLOCK)
+    cache.keep(table)
+    assert table.capacity == 2 * BLOCK
+    assert (cache.active_tokens, cache.kept_tokens) == (BLOCK, BLOCK)  # the first is in use
+    cache.free(other)
+    assert (cache.active_tokens, cache.kept_tokens) == (0, 2 * BLOCK)
     cache.shrink()
     assert not cache._free
+    assert len(cache.keys[0]) == 2
 
 
-def test_the_choice(cache):
-    assert isinstance(cache_for(SHAPES, torch.float32, CPU, 100), PagedCache)
+def test_memory_shrinks_and_grows_without_changing_a_block(cache):
+    tables = [cache.new(BLOCK) for _ in range(40)]
+    for number, table in enumerate(tables):
+        for pool in pools(cache):
+            pool[table.blocks[0].index] = number
+    kept = tables[30:]
+    for table in tables[:30]:
+        cache.free(table)
+    cache.shrink()
+    assert [len(pool) for pool in pools(cache)] == [10] * 4
+    cache.new(20 * BLOCK)
+    for number, table in enumerate(kept, 30):
+        for pool in pools(cache):
+            assert (pool[table.blocks[0].index] == number).all()
+    for table in kept:
+        cache.free(table)
+
+
+def test_what_is_not_a_number_does_not_stay_in_freed_memory(monkeypatch):
+    """torch's products multiply what is past the end of a sequence by 0."""
+    monkeypatch.setattr(paged_cache, "page_tokens", lambda *_: None)
+    cache = PagedCache(SHAPES, torch.float32, CPU)
+    table = cache.new(3 * BLOCK)
+    for pool in pools(cache):
+        pool[table.blocks[1].index] = torch.nan
+    cache.free(table)
+    assert not any(pool.any() for pool in pools(cache))
+
+
+@needs_compiler
+def test_the_choice():
+    assert PagedCache(SHAPES, torch.float32, CPU).native
     capped = [*SHAPES, LayerShape(1, 8, 8, plain=False)]
-    assert isinstance(cache_for(capped, torch.float32, CPU, 100), ArenaCache)
-    assert isinstance(cache_for(SHAPES, torch.float64, CPU, 100), ArenaCache)
+    assert not PagedCache(capped, torch.float32, CPU).native
+    assert not PagedCache(SHAPES, torch.float64, CPU).native
 
 
-def test_samples_of_a_prompt_share_its_pages(stories_base):
-    sampler = Sampler(stories_base, None)
-    scheduler = Scheduler(stories_base, stories_base.kv_shapes)
-    page = scheduler._active.page
-    prompt = np.arange(3, 3 + 2 * page + 9)
+@pytest.fixture(params=["native", "gathered"])
+def base(request, stories_base, monkeypatch):
+    if request.param == "gathered":
+        monkeypatch.setattr(paged_cache, "page_tokens", lambda *_: None)
+    return stories_base
+
+
+def test_samples_of_a_prompt_share_its_blocks(base):
+    sampler = Sampler(base, None)
+    scheduler = Scheduler(base, base.kv_shapes)
+    prompt = np.arange(3, 3 + 2 * BLOCK + 9)
     settings = SamplingSettings(max_tokens=20, seed=0)
     scheduler.add(sample_request(sampler, prompt, 6, settings))
     for _ in range(4):
         scheduler.step()
-    held = [slot.pages for slot in scheduler._rows]
+    held = [table.blocks for table in scheduler._rows]
     assert len(held) == 6
-    assert len({id(p) for pages in held for p in pages}) == 2 + 6
-    assert all(p.users == 7 for p in held[0][:2])  # those samples, and what is kept for others
+    assert len({id(b) for blocks in held for b in blocks}) == 2 + 6
+    # Those samples, and what is kept for others.
+    assert all((b.users, b.kept) == (6, 1) for b in held[0][:2])
+    assert scheduler._cache.active_tokens == (2 + 6) * BLOCK
 
 
-def test_no_page_is_lost(stories_base):
-    """Whatever ends, goes away or comes again, all pages are free in the end, or kept."""
-    sampler = Sampler(stories_base, None)
+def test_no_block_is_lost(base):
+    """Whatever ends, goes away or comes again, all blocks are free in the end, or kept."""
+    sampler = Sampler(base, None)
     settings = SamplingSettings(max_tokens=90, seed=0)
     prompts = [np.arange(3, 3 + n) for n in (5, 64, 130, 200)]
     requests = [sample_request(sampler, p, 5, settings) for p in prompts]
-    scheduler = Scheduler(stories_base, stories_base.kv_shapes)
+    scheduler = Scheduler(base, base.kv_shapes)
     for request in requests:
         scheduler.add(request)
     for _ in range(10):
@@ -120,16 +177,21 @@ def test_no_page_is_lost(stories_base):
     scheduler.add(again)
     while scheduler.busy:
         scheduler.step()
-    pages = {id(p): p for entry in scheduler._prefixes._entries for p in entry.slot.pages}
-    users = [sum(p in e.slot.pages for e in scheduler._prefixes._entries) for p in pages.values()]
-    assert [p.users for p in pages.values()] == users
+    tables = [entry.table for entry in scheduler._prefixes._entries]
+    blocks = {id(b): b for table in tables for b in table.blocks}
+    kept = [sum(b in table.blocks for table in tables) for b in blocks.values()]
+    assert [b.kept for b in blocks.values()] == kept
+    cache = scheduler._cache
+    assert (cache.active_tokens, cache.kept_tokens) == (0, len(blocks) * BLOCK)
     del sampler, request, requests, again
     scheduler._prefixes.trim(0)
-    assert not any(p.users for p in pages.values())
+    assert not any(b.users or b.kept for b in blocks.values())
+    assert cache.kept_tokens == 0
 
 
+@needs_compiler
 def test_a_next_turn_reads_what_the_last_one_left(stories_base):
-    """The pages of a finished sample serve longer and shorter prompts, to the same bits."""
+    """The blocks of a finished sample serve longer and shorter prompts, to the same bits."""
     sampler = Sampler(stories_base, None)
     settings = SamplingSettings(max_tokens=100, seed=1, temperature=1.0)
     first = sample_request(sampler, np.arange(3, 90), 1, settings)

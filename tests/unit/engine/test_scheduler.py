@@ -14,8 +14,6 @@ from tinker_cookbook.engine.kernels.cpu import linear
 from tinker_cookbook.engine.model.lora import AdapterSpec
 from tinker_cookbook.engine.sampling import paged_cache
 from tinker_cookbook.engine.sampling import sample_sequences as sample_sequences
-from tinker_cookbook.engine.sampling.batch_attention import DecodeRows
-from tinker_cookbook.engine.sampling.kv_cache import ArenaCache
 from tinker_cookbook.engine.sampling.requests import SamplingSettings, sample_request
 from tinker_cookbook.engine.sampling.sampler import Sampler
 from tinker_cookbook.engine.sampling.scheduler import Scheduler
@@ -188,13 +186,13 @@ def test_a_new_snapshot_never_sees_what_an_old_one_computed(stories_base):
 def test_a_dropped_sampler_leaves_nothing_behind(stories_base):
     sampler = Sampler(stories_base, ref.random_adapter(stories_base))
     scheduler = ref.run_batch(stories_base, [sample_request(sampler, range(3, 63), 4, settings())])
-    assert scheduler._prefixes.held > 0
+    assert scheduler._cache.kept_tokens > 0
     del sampler
     gc.collect()
     other = Sampler(stories_base, None)
     scheduler.add(sample_request(other, [1], 1, settings(max_tokens=1)))
     scheduler.step()
-    assert scheduler._prefixes.held == 0
+    assert scheduler._cache.kept_tokens == 0
 
 
 def test_a_finished_request_holds_nothing_even_before_the_garbage_collector(stories_base):
@@ -212,41 +210,12 @@ def test_a_finished_request_holds_nothing_even_before_the_garbage_collector(stor
         del sampler, request, failed
         assert gone() is None
         assert len(future.result(timeout=0)) == 3
-        assert scheduler._prefixes.held > 0
+        assert scheduler._cache.kept_tokens > 0
         with torch.inference_mode():
             scheduler._prefixes.purge()
-        assert scheduler._prefixes.held == 0
+        assert scheduler._cache.kept_tokens == 0
     finally:
         gc.enable()
-
-
-def test_arenas_give_memory_back_as_their_slots_empty(stories_base):
-    shapes = stories_base.kv_shapes
-    cache = ArenaCache(shapes, torch.float32, torch.device("cpu"), 512)
-    slots = [cache.new(60) for _ in range(40)]
-    arena = slots[0].arena
-    for number, slot in enumerate(slots):
-        slot.length = 8
-        for tensor in (*arena.keys, *arena.values):
-            tensor[slot.index, :, :8] = number
-    for slot in slots[3:]:
-        cache.free(slot)
-    assert len(arena.keys[0]) <= 12
-    for number, slot in enumerate(slots[:3]):
-        for tensor in (*arena.keys, *arena.values):
-            assert (tensor[slot.index, :, :8] == number).all()
-    for slot in slots[:3]:
-        cache.free(slot)
-    assert len(arena.keys[0]) == 0
-
-
-@pytest.mark.parametrize(
-    ("length", "capacity"),
-    [(1, 64), (64, 64), (65, 96), (97, 128), (129, 192), (193, 256), (257, 384), (900, 1000)],
-)
-def test_capacities_are_a_third_or_a_half_apart(stories_base, length, capacity):
-    cache = ArenaCache(stories_base.kv_shapes, torch.float32, torch.device("cpu"), 1000)
-    assert cache.capacity(length) == capacity
 
 
 def test_cancelling_frees_the_rows(stories_base):
@@ -304,8 +273,8 @@ def test_short_memory_sends_samples_back_and_changes_nothing(stories_base):
     for request in requests:
         scheduler.add(request)
     scheduler._budget = 700
-    sent_back, begin_again = [], scheduler._begin_again
-    scheduler._begin_again = lambda slot: (sent_back.append(slot), begin_again(slot))
+    sent_back, preempt = [], scheduler._preempt
+    scheduler._preempt = lambda table, keep: (sent_back.append(table), preempt(table, keep=keep))
     while scheduler.busy:
         scheduler.step()
     assert sent_back
@@ -321,8 +290,7 @@ def test_out_of_memory_goes_on_with_half_the_rows(stories_base, monkeypatch, cap
     forward = stories_base.hidden_of_batch
 
     def scarce(tokens, positions, layout, segments):
-        decoding = (p for p in layout.parts if p.count == 1 or isinstance(p, DecodeRows))
-        if sum(part.count for part in decoding) > 7:
+        if sum(run.count for run in layout.runs if run.count == 1) > 7:
             raise RuntimeError("DefaultCPUAllocator: can't allocate memory")
         return forward(tokens, positions, layout, segments)
 

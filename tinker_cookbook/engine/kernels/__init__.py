@@ -9,7 +9,7 @@ the same names use torch's operators. Kernels of another device would be chosen 
 * ``PagedAttention`` over a paged KV cache, whose page size is ``page_tokens``.
 """
 
-from tinker_cookbook.engine.kernels.cpu.attention import PagedAttention, PagedRun, page_tokens
+from tinker_cookbook.engine.kernels.cpu.attention import PagedAttention, page_tokens
 from tinker_cookbook.engine.kernels.cpu.elementwise import FusedRotary, fuse
 from tinker_cookbook.engine.kernels.cpu.linear import FrozenWeight, add_low_rank
 from tinker_cookbook.engine.kernels.cpu.training_attention import (
@@ -21,7 +21,6 @@ __all__ = [
     "FrozenWeight",
     "FusedRotary",
     "PagedAttention",
-    "PagedRun",
     "add_low_rank",
     "fuse",
     "grouped_attention",

@@ -9,21 +9,14 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Mapping
-from dataclasses import replace
 from typing import Any, Protocol
 
 import numpy as np
 import torch
 
 from tinker_cookbook.engine.model.low_rank import Segments
-from tinker_cookbook.engine.sampling.batch_attention import (
-    AttentionCall,
-    BatchLayout,
-    decoding,
-    reading,
-)
-from tinker_cookbook.engine.sampling.kv_cache import LayerShape
-from tinker_cookbook.engine.sampling.paged_cache import cache_for
+from tinker_cookbook.engine.sampling.batch_attention import BatchLayout
+from tinker_cookbook.engine.sampling.paged_cache import LayerShape, PagedCache, Run
 from tinker_cookbook.engine.training import tree_attention
 from tinker_cookbook.engine.training.prefix_tree import lay_out
 
@@ -60,22 +53,27 @@ class ProbedModel(Protocol):
         ...
 
 
-class _Probe:
-    """Fake sequence that records what each layer would store."""
+class _Probe(BatchLayout):
+    """Layout that records what each layer would store."""
 
-    first = 0
-
-    def __init__(self, count: int) -> None:
-        self.count = count
+    def __init__(self) -> None:
+        super().__init__([])
         self.shapes: dict[int, LayerShape] = {}
 
-    def write(self, layer: int, key: torch.Tensor, value: torch.Tensor) -> None:
-        self.shapes[layer] = LayerShape(key.shape[1], key.shape[2], value.shape[2])
-
-    def attend(self, layer: int, query: torch.Tensor, call: AttentionCall) -> torch.Tensor:
-        plain = call.softcap is None and call.sinks is None
-        self.shapes[layer] = replace(self.shapes[layer], plain=plain)
-        return query.new_zeros(*query.shape[:2], self.shapes[layer].value)
+    def attend(
+        self,
+        layer: int,
+        query: torch.Tensor,
+        key: torch.Tensor,
+        value: torch.Tensor,
+        scale: float,
+        window: int | None,
+        softcap: float | None,
+        sinks: torch.Tensor | None,
+    ) -> torch.Tensor:
+        plain = softcap is None and sinks is None
+        self.shapes[layer] = LayerShape(key.shape[1], key.shape[2], value.shape[2], plain)
+        return query.new_zeros(*query.shape[:2], value.shape[2])
 
 
 @torch.no_grad()
@@ -95,11 +93,10 @@ def check_batch_attention(base: ProbedModel) -> list[LayerShape] | None:
 def _shapes(base: ProbedModel) -> list[LayerShape] | None:
     """Returns the shapes of all layers in order; ``None`` if one is not attention or has its window
     only in a mask."""
-    probe = _Probe(2)
-    layout = BatchLayout([probe])  # type: ignore[list-item]
+    probe = _Probe()
     tokens = torch.arange(2, device=base.device)
-    base.hidden_of_batch(tokens, tokens, layout, Segments([]))
-    if not _every_layer_asked(base, layout.windows_seen):
+    base.hidden_of_batch(tokens, tokens, probe, Segments([]))
+    if not _every_layer_asked(base, probe.windows_seen):
         return None
     return [probe.shapes[layer] for layer in sorted(probe.shapes)]
 
@@ -119,23 +116,23 @@ def _every_layer_asked(base: ProbedModel, windows: Mapping[int, int | None]) -> 
 def _agrees(base: ProbedModel, shapes: list[LayerShape]) -> bool:
     """Compares batched prefill and decode with each sequence alone."""
     device = base.device
-    cache = cache_for(shapes, base.dtype, device, longest=16)
+    cache = PagedCache(shapes, base.dtype, device)
     sequences = [_row(base, probe_tokens(base.vocab_size, n)) for n in (5, 8, 12, 3)]
-    slots = [cache.new(16) for _ in sequences]
-    parts, first = [], 0
-    for slot, row in zip(slots, sequences, strict=True):
-        parts.append(reading(slot, first, row.shape[1] - 1))
-        first += row.shape[1] - 1
-    positions = [torch.arange(row.shape[1] - 1, device=device) for row in sequences]
-    read = torch.cat([row[0, :-1] for row in sequences])
-    base.hidden_of_batch(read, torch.cat(positions), BatchLayout(parts), Segments([]))
     lengths = [row.shape[1] - 1 for row in sequences]
-    for slot, length in zip(slots, lengths, strict=True):
-        slot.length = length
+    tables = [cache.new(length + 1) for length in lengths]
+    firsts = [sum(lengths[:i]) for i in range(len(lengths))]
+    prefill = [Run(*run) for run in zip(tables, [0] * 4, firsts, lengths, strict=True)]
+    positions = [torch.arange(length, device=device) for length in lengths]
+    read = torch.cat([row[0, :-1] for row in sequences])
+    base.hidden_of_batch(read, torch.cat(positions), BatchLayout(prefill), Segments([]))
+    decode = [
+        Run(table, length, i, 1, decodes=True)
+        for i, (table, length) in enumerate(zip(tables, lengths, strict=True))
+    ]
     found = base.hidden_of_batch(
         torch.stack([row[0, -1] for row in sequences]),
         torch.tensor(lengths, device=device),
-        BatchLayout(decoding(slots, 0)),
+        BatchLayout(decode),
         Segments([]),
     )
     return _close(found, torch.cat([base.hidden(row)[:, -1] for row in sequences]))

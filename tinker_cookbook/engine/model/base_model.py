@@ -26,7 +26,7 @@ from tinker_cookbook.engine.model.head import Head
 from tinker_cookbook.engine.model.lora import ActiveTerms, AdapterLinear, AdapterSpec, Target
 from tinker_cookbook.engine.model.low_rank import Segments, Terms
 from tinker_cookbook.engine.sampling.batch_attention import BatchLayout
-from tinker_cookbook.engine.sampling.kv_cache import LayerShape
+from tinker_cookbook.engine.sampling.paged_cache import LayerShape
 from tinker_cookbook.engine.training.tree_attention import TreeLayout
 from tinker_cookbook.exceptions import ConfigurationError, TrainingError
 

@@ -1,144 +1,203 @@
-"""Paged KV cache for the C kernel (``kernels/cpu/attention.c``).
+"""Paged KV cache: one pool of blocks per layer, and a block table for each sequence.
 
-The block table of a sequence is a list of pages. Sequences with a common prefix share its full
-pages: the samples of a prompt, the next turn of a conversation, and cached prefixes. Shared pages
-need no extra memory, are never copied, and are read once for neighbouring sequences of a step.
+Blocks are reference-counted. Sequences with a common prefix share its full blocks: the samples of a
+prompt, the next turn of a conversation, prompts with the same instruction, and scored texts.
+Attention reads a sequence through its block table, so sharing needs no copy and no extra memory.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 import torch
 
 from tinker_cookbook.engine.kernels import page_tokens
-from tinker_cookbook.engine.sampling.kv_cache import ArenaCache, KVCache, LayerShape
+
+BLOCK = 64
+"""Tokens of a block; ``PAGE`` in ``kernels/cpu/attention.c``."""
+
+
+@dataclass(frozen=True)
+class LayerShape:
+    """Shape of one layer's cache for one token: number of kv heads, widths of key and value.
+
+    ``plain``: softmax attention without soft cap and without sinks.
+    """
+
+    heads: int
+    key: int
+    value: int
+    plain: bool = True
 
 
 @dataclass(eq=False)
-class Page:
-    """Memory of one page in all layers, with its reference count."""
+class Block:
+    """Block of ``BLOCK`` tokens at ``index`` of every layer's pool.
 
-    memory: torch.Tensor
-    address: int
-    users: int = 1
+    ``users`` counts the running sequences that reference it, ``kept`` the cached prefixes.
+    """
+
+    index: int
+    users: int = 0
+    kept: int = 0
 
 
 @dataclass(eq=False)
-class PagedSlot:
-    """Block table of one sequence; ``length`` tokens of its pages are filled."""
+class BlockTable:
+    """Blocks of one sequence; the first ``length`` tokens are filled."""
 
     cache: PagedCache
-    pages: list[Page] = field(default_factory=list)
+    blocks: list[Block] = field(default_factory=list)
     length: int = 0
+    kept: bool = False
+    """Whether it is a cached prefix, not a running sequence."""
 
     @property
     def capacity(self) -> int:
         """Number of tokens that fit."""
-        return len(self.pages) * self.cache.page
+        return len(self.blocks) * BLOCK
 
 
 class PagedCache:
-    """Paged KV cache of one base model.
+    """Pools of the blocks of one base model.
 
-    In a page the keys of layer ``i``, [kv heads, width, page], begin at element ``keys_at[i]``, and
-    its values, [kv heads, page, width], at ``values_at[i]``.
+    ``keys[i]`` of layer i is [blocks, kv heads, BLOCK, width] and ``values[i]`` likewise. For the
+    C kernel (``native``) keys are stored as [blocks, kv heads, width, BLOCK].
     """
 
     def __init__(
         self, shapes: Sequence[LayerShape], dtype: torch.dtype, device: torch.device
     ) -> None:
-        page = page_tokens(dtype, device)
-        assert page is not None, "no kernel attends to pages here: see ``cache_for``"
-        self.page = page
-        self.dtype, self._device = dtype, device
-        self.keys_at, self.values_at, self._size = [], [], 0
+        self.native = page_tokens(dtype, device) == BLOCK and all(shape.plain for shape in shapes)
+        self.dtype, self.device = dtype, device
+        numbers = sum(shape.heads * (shape.key + shape.value) for shape in shapes)
+        self.bytes_per_token = numbers * dtype.itemsize
+        self.keys: list[torch.Tensor] = []
+        self.values: list[torch.Tensor] = []
         for shape in shapes:
-            self.keys_at.append(self._size)
-            self._size += self.page * shape.heads * shape.key
-            self.values_at.append(self._size)
-            self._size += self.page * shape.heads * shape.value
-        self._free: list[Page] = []
+            key = (shape.key, BLOCK) if self.native else (BLOCK, shape.key)
+            self.keys.append(torch.empty(0, shape.heads, *key, dtype=dtype, device=device))
+            value = (BLOCK, shape.value)
+            self.values.append(torch.empty(0, shape.heads, *value, dtype=dtype, device=device))
+        self._blocks: list[Block] = []
+        self._free: list[Block] = []
+        self._active = 0
 
     @property
-    def bytes_per_token(self) -> int:
-        """Returns the bytes that one token takes in all layers."""
-        return self._size // self.page * self.dtype.itemsize
+    def active_tokens(self) -> int:
+        """Number of tokens in blocks that running sequences reference."""
+        return self._active * BLOCK
 
-    def capacity(self, length: int) -> int:
-        """Returns the capacity of the pages of ``length`` tokens."""
-        return -(-length // self.page) * self.page
+    @property
+    def kept_tokens(self) -> int:
+        """Number of tokens in blocks that only cached prefixes reference."""
+        return (len(self._blocks) - len(self._free) - self._active) * BLOCK
 
-    def groups(self, slots: Iterable[PagedSlot]) -> Iterator[list[PagedSlot]]:
-        """Returns ``slots`` as one group."""
-        if together := list(slots):
-            yield together
+    def new(self, length: int) -> BlockTable:
+        """Returns the table of an empty sequence, with room for ``length`` tokens."""
+        table = BlockTable(self)
+        self.grow(table, length)
+        return table
 
-    def new(self, length: int) -> PagedSlot:
-        """Allocates an empty sequence for ``length`` tokens."""
-        return self.grow(PagedSlot(self), length)
+    def grow(self, table: BlockTable, length: int) -> None:
+        """Appends blocks to ``table`` until ``length`` tokens fit."""
+        table.blocks += self._take(-(-length // BLOCK) - len(table.blocks))
 
-    def reserve(self, length: int, count: int) -> None:
-        """Does nothing: pages are allocated on demand."""
+    def fork(self, table: BlockTable, length: int, count: int = 1) -> list[BlockTable]:
+        """Returns ``count`` tables that begin with the first ``length`` tokens of ``table``.
 
-    def grow(self, slot: PagedSlot, length: int) -> PagedSlot:
-        """Appends pages to ``slot`` up to ``length`` tokens; returns it."""
-        while slot.capacity < length:
-            slot.pages.append(self._take())
-        return slot
+        They share its full blocks. Each gets a copy of the last, partly filled block.
+        """
+        full = length // BLOCK
+        tails = self._take(count) if length % BLOCK and count else []
+        if tails:
+            targets = torch.tensor([tail.index for tail in tails], device=self.device)
+            for pool in (*self.keys, *self.values):
+                pool[targets] = pool[table.blocks[full].index].clone()
+        forks = []
+        for number in range(count):
+            for block in table.blocks[:full]:
+                self._active += not block.users
+                block.users += 1
+            blocks = table.blocks[:full] + tails[number : number + 1]
+            forks.append(BlockTable(self, blocks, length))
+        return forks
 
-    def to_grow(self, slot: PagedSlot) -> int:
-        """Returns the number of tokens that ``grow`` allocates."""
-        return self.page
+    def keep(self, table: BlockTable) -> None:
+        """Makes the table of a running sequence a cached prefix and frees its unused blocks."""
+        needed = -(-table.length // BLOCK)
+        for block in table.blocks[:needed]:
+            block.kept += 1
+        self._release(table.blocks, kept=False)
+        del table.blocks[needed:]
+        table.kept = True
 
-    def copy(self, slot: PagedSlot, length: int, room: int) -> PagedSlot:
-        """Returns a new sequence that shares the first ``length`` tokens of ``slot``."""
-        full = length // self.page
-        new = PagedSlot(self, slot.pages[:full], length)
-        for page in new.pages:
-            page.users += 1
-        if length % self.page:
-            page = self._take()
-            page.memory.copy_(slot.pages[full].memory)
-            new.pages.append(page)
-        return self.grow(new, room)
-
-    def adopt(self, slot: PagedSlot) -> PagedSlot:
-        """Takes over a finished sequence and frees its unused pages."""
-        needed = self.capacity(slot.length) // self.page
-        self._release(slot.pages[needed:])
-        del slot.pages[needed:]
-        return slot
-
-    def free(self, slot: PagedSlot) -> None:
-        """Frees the pages that no other sequence references."""
-        self._release(slot.pages)
-        slot.pages = []
+    def free(self, table: BlockTable) -> None:
+        """Frees the blocks that no other table references."""
+        self._release(table.blocks, table.kept)
+        table.blocks = []
 
     def shrink(self) -> None:
-        """Frees all unused memory."""
-        self._free.clear()
-
-    def _take(self) -> Page:
+        """Returns the memory of all unused blocks."""
         if self._free:
-            page = self._free.pop()
-            page.users = 1
-            return page
-        memory = torch.empty(self._size, dtype=self.dtype, device=self._device)
-        return Page(memory, memory.data_ptr())
+            self._resize(len(self._blocks) - len(self._free))
 
-    def _release(self, pages: Sequence[Page]) -> None:
-        for page in pages:
-            page.users -= 1
-            if not page.users:
-                self._free.append(page)
+    def _take(self, count: int) -> list[Block]:
+        """Takes ``count`` blocks for a running sequence."""
+        if count <= 0:
+            return []
+        if (missing := count - len(self._free)) > 0:
+            held = len(self._blocks)
+            self._resize(held + max(missing, 8, held // 4))
+        taken = [self._free.pop() for _ in range(count)]
+        for block in taken:
+            block.users = 1
+        self._active += count
+        return taken
+
+    def _release(self, blocks: Sequence[Block], kept: bool) -> None:
+        """Removes one reference to each block, of a cached prefix or of a running sequence."""
+        freed = []
+        for block in blocks:
+            if kept:
+                block.kept -= 1
+            else:
+                block.users -= 1
+                self._active -= not block.users
+            if not (block.users or block.kept):
+                freed.append(block)
+        self._free += freed
+        if freed and not self.native:
+            # torch's products multiply what is beyond a sequence's end by a weight of zero, which
+            # does not remove the NaN that a diverged run may have left.
+            index = torch.tensor([block.index for block in freed], device=self.device)
+            for pool in (*self.keys, *self.values):
+                pool[index] = 0
+
+    def _resize(self, count: int) -> None:
+        """Moves all blocks in use to the front of pools of ``count`` blocks."""
+        used = [block for block in self._blocks if block.users or block.kept]
+        index = torch.tensor([block.index for block in used], dtype=torch.long, device=self.device)
+        # One layer at a time, so that only one layer's old pool exists beside the new ones.
+        for pools in (self.keys, self.values):
+            for layer, old in enumerate(pools):
+                new = old.new_zeros(count, *old.shape[1:])
+                torch.index_select(old, 0, index, out=new[: len(used)])
+                pools[layer] = new
+        for number, block in enumerate(used):
+            block.index = number
+        self._free = [Block(number) for number in range(len(used), count)]
+        self._blocks = used + self._free
 
 
-def cache_for(
-    shapes: Sequence[LayerShape], dtype: torch.dtype, device: torch.device, longest: int
-) -> KVCache:
-    """Returns a paged cache if the C kernel supports all layers, else an arena cache."""
-    if page_tokens(dtype, device) and all(shape.plain for shape in shapes):
-        return PagedCache(shapes, dtype, device)
-    return ArenaCache(shapes, dtype, device, longest)
+@dataclass(frozen=True, slots=True)
+class Run:
+    """``count`` tokens of a sequence in one step, which begin at ``position`` in the sequence and
+    at ``first`` in the batch. ``decodes`` marks a decode token."""
+
+    table: BlockTable
+    position: int
+    first: int
+    count: int
+    decodes: bool = False

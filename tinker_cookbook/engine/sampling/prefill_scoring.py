@@ -2,7 +2,7 @@
 
 The result of a token does not depend, to the bit, on other sequences of the batch nor on how a
 sequence is split into steps. Scores are therefore the same for any batching of requests, and in a
-resumed run. Common prefixes are computed once (``prefix_tree``).
+resumed run. Common prefixes are computed once (``prefix_tree``) and shared as blocks.
 """
 
 from __future__ import annotations
@@ -15,9 +15,8 @@ import torch
 
 from tinker_cookbook.engine.model.base_model import BaseModel
 from tinker_cookbook.engine.model.low_rank import Segments, Terms, filling
-from tinker_cookbook.engine.sampling.batch_attention import BatchLayout, reading
-from tinker_cookbook.engine.sampling.kv_cache import KVCache, KVSlot, LayerShape
-from tinker_cookbook.engine.sampling.paged_cache import cache_for
+from tinker_cookbook.engine.sampling.batch_attention import BatchLayout
+from tinker_cookbook.engine.sampling.paged_cache import BlockTable, LayerShape, PagedCache, Run
 from tinker_cookbook.engine.training.prefix_tree import lay_out
 
 STEP_TOKENS = 512
@@ -26,18 +25,15 @@ STEP_TOKENS = 512
 
 
 @dataclass(eq=False)
-class _Stretch:
-    """Segment of the prefix tree: tokens at ``places`` of the row, which continue ``path``, in
-    ``slot``."""
+class _Segment:
+    """Segment of the prefix tree: tokens at ``places`` of the row, which continue ``path``.
+
+    It has no table until the segment before it is complete.
+    """
 
     path: np.ndarray
     places: np.ndarray
-    slot: KVSlot | None = None
-
-    @property
-    def read(self) -> int:
-        """Number of tokens computed so far."""
-        return 0 if self.slot is None else self.slot.length - len(self.path)
+    table: BlockTable | None = None
 
 
 @torch.no_grad()
@@ -54,70 +50,54 @@ def read_together(
     is called between forward passes.
     """
     row = lay_out(sequences)
-    cache = cache_for(shapes, base.dtype, base.device, base.context_length)
-    waiting = [
-        _Stretch(siblings.path, places) for siblings in row.siblings for places in siblings.places
-    ]
-    ends: dict[int, KVSlot] = {}  # by the place at which what a slot holds ends
+    cache = PagedCache(shapes, base.dtype, base.device)
+    waiting = [_Segment(some.path, places) for some in row.siblings for places in some.places]
+    complete: dict[int, BlockTable] = {}  # by the last place of the segment
     hidden: torch.Tensor | None = None
     while waiting:
-        step = _next_step(waiting, ends, cache)
-        places = np.concatenate([stretch.places[done : done + n] for stretch, done, n in step])
-        found = _forward(base, terms, step, row.tokens[places], row.positions[places])
+        # Segments whose prefix is complete, up to the token limit of a pass.
+        runs: list[Run] = []
+        parts: list[np.ndarray] = []
+        count = 0
+        for segment in waiting:
+            if count == STEP_TOKENS:
+                break
+            before, length = len(segment.path), len(segment.path) + len(segment.places)
+            if segment.table is None:
+                if not before:
+                    segment.table = cache.new(length)
+                elif (prefix := complete.get(int(segment.path[-1]))) is not None:
+                    (segment.table,) = cache.fork(prefix, before)
+                    cache.grow(segment.table, length)
+                else:
+                    continue
+            done = segment.table.length - before
+            part = segment.places[done : done + STEP_TOKENS - count]
+            runs.append(Run(segment.table, before + done, count, len(part)))
+            parts.append(part)
+            count += len(part)
+        places = np.concatenate(parts)
+        fill = (0, -count % 32 if base.ragged else filling(count))
+        found = base.hidden_of_batch(
+            torch.from_numpy(np.pad(row.tokens[places], fill)).to(base.device),
+            torch.from_numpy(np.pad(row.positions[places], fill)).to(base.device),
+            BatchLayout(runs),
+            Segments.of_one(terms),
+        )
         if hidden is None:
             hidden = found.new_empty(len(row.tokens), found.shape[-1])
-        hidden[torch.from_numpy(places).to(base.device)] = found[: len(places)]
-        for stretch, _, count in step:
-            assert stretch.slot is not None
-            stretch.slot.length += count
-            if stretch.read == len(stretch.places):
-                ends[int(stretch.places[-1])] = stretch.slot
-        waiting = [stretch for stretch in waiting if stretch.read < len(stretch.places)]
+        hidden[torch.from_numpy(places).to(base.device)] = found[:count]
+        for run in runs:
+            run.table.length += run.count
+        left = []
+        for segment in waiting:
+            table = segment.table
+            if table is not None and table.length == len(segment.path) + len(segment.places):
+                complete[int(segment.places[-1])] = table
+            else:
+                left.append(segment)
+        waiting = left
         if waiting:
             pause()
     assert hidden is not None
     return hidden, row.where
-
-
-_Step = list[tuple[_Stretch, int, int]]
-"""(segment, tokens computed before, tokens of this step)."""
-
-
-def _next_step(waiting: Sequence[_Stretch], ends: dict[int, KVSlot], cache: KVCache) -> _Step:
-    """Returns segments for one pass whose parents are complete, up to the token limit."""
-    out: _Step = []
-    room = STEP_TOKENS
-    for stretch in waiting:
-        if not room:
-            break
-        if stretch.slot is None:
-            before, length = len(stretch.path), len(stretch.path) + len(stretch.places)
-            if not before:
-                stretch.slot = cache.new(length)
-            elif (parent := ends.get(int(stretch.path[-1]))) is not None:
-                stretch.slot = cache.copy(parent, before, length)
-            else:
-                continue
-        count = min(room, len(stretch.places) - stretch.read)
-        out.append((stretch, stretch.read, count))
-        room -= count
-    return out
-
-
-def _forward(
-    base: BaseModel, terms: Terms, step: _Step, tokens: np.ndarray, positions: np.ndarray
-) -> torch.Tensor:
-    """Returns hidden states of a step's tokens and of the padding."""
-    parts, first = [], 0
-    for stretch, _, count in step:
-        assert stretch.slot is not None
-        parts.append(reading(stretch.slot, first, count))
-        first += count
-    fill = (0, -first % 32 if base.ragged else filling(first))
-    tokens, positions = np.pad(tokens, fill), np.pad(positions, fill)
-    return base.hidden_of_batch(
-        torch.from_numpy(tokens).to(base.device),
-        torch.from_numpy(positions).to(base.device),
-        BatchLayout(parts),
-        Segments.of_one(terms),
-    )

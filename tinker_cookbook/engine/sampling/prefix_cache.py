@@ -1,95 +1,129 @@
-"""Prefix cache: keys and values of prompts and finished samples, kept for later requests.
+"""Prefix cache: KV caches of prompts and finished samples, kept for later requests.
 
 The next turn of a conversation begins with the last turn's prompt and answer, so their KV cache is
-reused. An entry belongs to one version of the weights: other snapshots never use it, and it is
-freed with its sampler.
+reused. Requests with the same instruction that arrive at once share it while it is computed: all
+but one wait for the common prefix. A prefix belongs to one version of the weights: other snapshots
+never use it, and it is freed with its sampler.
 """
 
 from __future__ import annotations
 
 import weakref
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 import numpy as np
 
-from tinker_cookbook.engine.sampling.kv_cache import KVCache, KVSlot
+from tinker_cookbook.engine.sampling.paged_cache import BlockTable, PagedCache
+from tinker_cookbook.engine.sampling.requests import SampledSequence
+from tinker_cookbook.engine.sampling.sampler import Sampler
 from tinker_cookbook.engine.training.prefix_tree import common_prefix
 
 SHORTEST = 16
-"""Minimum length of an entry, and of a match, to be worth a copy."""
+"""Minimum length of an entry, and of a match."""
 
 
 @dataclass(eq=False)
-class _Entry:
-    owner: weakref.ref[object]
+class CachedPrefix:
+    """Tokens [T] of one sampler whose keys and values are in ``table``."""
+
+    owner: weakref.ref[Sampler]
     tokens: np.ndarray
-    slot: KVSlot
+    table: BlockTable
+
+
+@dataclass(eq=False)
+class Prefill:
+    """Prefill of one prompt; the samples of ``rows`` start when it is complete.
+
+    It has no table until ``source`` has computed the first ``shared`` tokens, which it then shares.
+    """
+
+    sampler: Sampler
+    tokens: np.ndarray
+    rows: list[SampledSequence]
+    table: BlockTable | None = None
+    source: CachedPrefix | Prefill | None = None
+    shared: int = 0
+
+    @property
+    def left(self) -> int:
+        """Number of tokens left to prefill."""
+        return len(self.tokens) - (0 if self.table is None else self.table.length)
+
+    @property
+    def ready(self) -> bool:
+        """Whether it has not begun, and the common prefix is computed."""
+        if self.table is not None or self.source is None:
+            return self.table is None
+        return self.source.table is not None and self.source.table.length >= self.shared
 
 
 class PrefixCache:
-    """Prefix cache of at most ``budget`` tokens in slots of ``cache``, with LRU eviction."""
+    """Cached prefixes of at most ``budget`` tokens beyond the running sequences; evicts the least
+    recently used."""
 
-    def __init__(self, cache: KVCache, budget: int) -> None:
+    def __init__(self, cache: PagedCache, budget: int) -> None:
         self._cache = cache
         self._budget = budget
-        self._entries: list[_Entry] = []  # the least recently used first
-        self._held = 0
-
-    def adopt(self, owner: object, tokens: np.ndarray, slot: KVSlot) -> None:
-        """Takes over ``slot``, which holds the KV cache of the first of ``tokens``."""
-        tokens = tokens[: slot.length]
-        if len(tokens) < SHORTEST:
-            self._cache.free(slot)
-            return
-        for entry in [e for e in self._entries if e.owner() is owner]:
-            shared = common_prefix(entry.tokens, tokens)
-            if shared == len(tokens):  # known already, and perhaps more of it
-                self._cache.free(slot)
-                return
-            if shared == len(entry.tokens):
-                self._remove(entry)
-        self._entries.append(_Entry(weakref.ref(owner), tokens, slot))
-        self._held += slot.capacity
-        self.trim(self._budget)
-
-    def find(self, owner: object, tokens: np.ndarray) -> tuple[KVSlot, int] | None:
-        """Returns the slot with the longest common prefix with ``tokens``, and the prefix length.
-
-        At least one token is left to compute, because its hidden state is needed.
-        """
-        best, most = None, SHORTEST - 1
-        for entry in self._entries:
-            if entry.owner() is owner:
-                shared = common_prefix(entry.tokens[: len(tokens) - 1], tokens)
-                if shared > most:
-                    best, most = entry, shared
-        if best is None:
-            return None
-        self._entries.remove(best)
-        self._entries.append(best)
-        return best.slot, most
-
-    def purge(self) -> None:
-        """Evicts entries whose samplers no longer exist."""
-        for entry in [e for e in self._entries if e.owner() is None]:
-            self._remove(entry)
-
-    @property
-    def held(self) -> int:
-        """Capacity in tokens of the slots of all entries."""
-        return self._held
+        self._entries: list[CachedPrefix] = []  # the least recently used first
 
     @property
     def spare(self) -> int:
         """Tokens that can be added before an entry is evicted."""
-        return max(0, self._budget - self._held)
+        return max(0, self._budget - self._cache.kept_tokens)
 
-    def trim(self, budget: int) -> None:
-        """Evicts entries until they hold at most ``budget`` tokens."""
-        while self._held > budget and self._entries:
+    def adopt(self, sampler: Sampler, tokens: np.ndarray, table: BlockTable) -> None:
+        """Takes over ``table``, which holds the KV cache of the first of ``tokens``."""
+        tokens = tokens[: table.length]
+        mine = [entry for entry in self._entries if entry.owner() is sampler]
+        shared = [common_prefix(entry.tokens, tokens) for entry in mine]
+        if len(tokens) < SHORTEST or len(tokens) in shared:  # short, or known already
+            self._cache.free(table)
+            return
+        self._cache.keep(table)
+        for entry, common in zip(mine, shared, strict=True):
+            if common == len(entry.tokens):  # a prefix of the new entry
+                self._remove(entry)
+        self._entries.append(CachedPrefix(weakref.ref(sampler), tokens, table))
+        self.trim(self._budget)
+
+    def find(
+        self, sampler: Sampler, tokens: np.ndarray, running: Iterable[Prefill], worth_waiting: int
+    ) -> tuple[CachedPrefix | Prefill | None, int]:
+        """Returns the source of the longest common prefix with ``tokens``, and its length.
+
+        A prefill in ``running`` is chosen only if it shares ``worth_waiting`` tokens more than any
+        entry. At least one token is left to compute, because its hidden state is needed.
+        """
+        source: CachedPrefix | Prefill | None = None
+        most = 0
+        for entry in self._entries:
+            if entry.owner() is sampler:
+                shared = common_prefix(entry.tokens, tokens[:-1])
+                if shared > max(most, SHORTEST - 1):
+                    source, most = entry, shared
+        if isinstance(source, CachedPrefix):
+            self._entries.remove(source)
+            self._entries.append(source)
+        enough = most + worth_waiting
+        for prefill in running:
+            if prefill.sampler is sampler:
+                shared = common_prefix(prefill.tokens, tokens[:-1])
+                if shared >= enough:
+                    source, most, enough = prefill, shared, shared + 1
+        return source, most
+
+    def purge(self) -> None:
+        """Evicts entries whose samplers no longer exist."""
+        for entry in [entry for entry in self._entries if entry.owner() is None]:
+            self._remove(entry)
+
+    def trim(self, limit: int) -> None:
+        """Evicts entries until they take at most ``limit`` tokens and the budget."""
+        while self._entries and self._cache.kept_tokens > min(limit, self._budget):
             self._remove(self._entries[0])
 
-    def _remove(self, entry: _Entry) -> None:
+    def _remove(self, entry: CachedPrefix) -> None:
         self._entries.remove(entry)
-        self._held -= entry.slot.capacity
-        self._cache.free(entry.slot)
+        self._cache.free(entry.table)

@@ -9,13 +9,16 @@ from __future__ import annotations
 
 import logging
 from collections import deque
-from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Any
 
 import torch
 
 from tinker_cookbook.engine.devices import free_memory_bytes
 from tinker_cookbook.engine.memory import out_of_memory, release_cached_memory
 from tinker_cookbook.engine.model.base_model import BaseModel
+from tinker_cookbook.engine.sampling.batch_attention import BatchLayout
 from tinker_cookbook.engine.sampling.batch_plan import BatchPlan
 from tinker_cookbook.engine.sampling.fair_queue import (
     FairQueue,
@@ -24,12 +27,11 @@ from tinker_cookbook.engine.sampling.fair_queue import (
     WaitingRequest,
     owner_of,
 )
-from tinker_cookbook.engine.sampling.kv_cache import KVCache, KVSlot, LayerShape
-from tinker_cookbook.engine.sampling.paged_cache import PagedCache, cache_for
-from tinker_cookbook.engine.sampling.prefill import PrefillRequest
-from tinker_cookbook.engine.sampling.prefix_cache import PrefixCache
+from tinker_cookbook.engine.sampling.paged_cache import BLOCK, BlockTable, LayerShape, PagedCache
+from tinker_cookbook.engine.sampling.prefix_cache import Prefill, PrefixCache
 from tinker_cookbook.engine.sampling.requests import SampledSequence, SampleRequest
 from tinker_cookbook.engine.sampling.sample_sequences import sample_sequences
+from tinker_cookbook.engine.sampling.sampler import segments_of
 from tinker_cookbook.exceptions import OutOfMemoryError
 
 logger = logging.getLogger(__name__)
@@ -41,7 +43,7 @@ _STEP_TOKENS_GPU = 8192
 _KEPT_BYTES_CPU = 512 << 20
 _WORTH_WAITING_CPU = 64  # common tokens for which a prompt waits: as long as a pass at least
 _WORTH_WAITING_GPU = 512
-_HEADROOM = 64  # tokens that a new sample is expected to need beside its prompt
+_ROOM_OF_SAMPLE = 2 * BLOCK  # tokens that a new sample is expected to need after its prompt
 
 
 class _Restart(Exception):  # noqa: N818
@@ -63,14 +65,9 @@ class Scheduler:
         self._clear()
 
     @property
-    def running(self) -> bool:
-        """Whether any sequence is running."""
-        return bool(self._prefills or self._rows)
-
-    @property
     def busy(self) -> bool:
         """Whether a step has work to do."""
-        return self.running or bool(self._waiting)
+        return bool(self._prefills or self._rows or self._waiting)
 
     def add(self, request: SampleRequest) -> None:
         """Queues a request."""
@@ -87,7 +84,13 @@ class Scheduler:
         """
         try:
             with torch.inference_mode():
-                self._step()
+                # Free memory first, so that it can be given to waiting and growing sequences.
+                self._drop_done()
+                self._admit()
+                # Every running sequence needs space for one more token before the forward pass.
+                self._grow_full_tables()
+                self._begin_ready_prefills()
+                self._advance(dict(self._rows), list(self._prefills))
         except _Restart:
             self._restart_all()
         except Exception as error:
@@ -95,9 +98,12 @@ class Scheduler:
             if out_of_memory(error):
                 failed = self._restart_with_half(error)
             if failed is not None:
-                self._fail_all(failed)
+                # It belongs to no single row, so the next step would fail too.
+                _fail(self._running_rows(), failed)
+                self._waiting.drop_done()
+                self._clear()
         if not self.busy:
-            self._active.shrink()  # training may need the memory
+            self._cache.shrink()  # training may need the memory
 
     def give_up(self, error: Exception) -> None:
         """Fails every request; a new scheduler has to take over."""
@@ -109,108 +115,94 @@ class Scheduler:
         for row in self._all_rows():
             row.request.future.cancel()
 
-    def _step(self) -> None:
-        # Free memory first, so that it can be given to waiting and growing sequences.
-        self._drop_done()
-        self._admit()
-        # Every running sequence needs space for one more token before the forward pass.
-        self._grow_full_slots()
-        self._admit_followers()
-        self._advance(list(self._rows), list(self._prefills))
-
-    def _advance(self, slots: Sequence[KVSlot], prefills: Sequence[PrefillRequest]) -> None:
-        """Decodes one token for ``slots`` and prefills part of ``prefills``.
+    def _advance(
+        self, rows: dict[BlockTable, SampledSequence], prefills: Sequence[Prefill]
+    ) -> None:
+        """Decodes one token for ``rows``, prefills part of ``prefills`` and samples.
 
         On an error each half is tried by itself, down to single requests, so that only the request
         at fault fails. This is safe because results do not depend on the batch.
         """
-        rows = {slot: self._rows[slot] for slot in slots}
-        plan = BatchPlan.of(self._active, rows, prefills, self._step_tokens)
+        plan = BatchPlan.of(rows, prefills, self._step_tokens)
         if plan is None:
             return
+        device = self._base.device
         try:
-            finished = self._compute(plan)
+            hidden = self._base.hidden_of_batch(
+                torch.tensor(plan.tokens, device=device),
+                torch.tensor(plan.positions, device=device),
+                BatchLayout(plan.runs),
+                segments_of(plan.owners, device),
+            )
+            finished = set(sample_sequences(hidden, plan.outputs))
         except Exception as error:
             if out_of_memory(error):
                 raise
             halves = _halves(rows, prefills)
             if not halves:
-                _fail([*rows.values(), *(row for r in prefills for row in r.rows)], error)
+                _fail([*rows.values(), *(row for p in prefills for row in p.rows)], error)
                 return
         else:
             self._update_after_step(plan, rows, finished)
             return
         # Outside of the handler: its traceback would keep the activations alive.
-        for part in halves:
-            self._advance(*part)
-
-    def _compute(self, plan: BatchPlan) -> set[SampledSequence]:
-        """Runs the forward pass and samples a token for each row that needs one; returns the
-        finished rows."""
-        device = self._base.device
-        hidden = self._base.hidden_of_batch(
-            torch.tensor(plan.tokens, device=device),
-            torch.tensor(plan.positions, device=device),
-            plan.layout,
-            plan.segments(device),
-        )
-        return set(sample_sequences(hidden, plan.outputs))
+        for some_rows, some_prefills in halves:
+            self._advance(some_rows, some_prefills)
 
     def _update_after_step(
-        self, plan: BatchPlan, rows: dict[KVSlot, SampledSequence], finished: set[SampledSequence]
+        self,
+        plan: BatchPlan,
+        rows: dict[BlockTable, SampledSequence],
+        finished: set[SampledSequence],
     ) -> None:
-        """Updates the counts of a step and releases finished sequences."""
-        for slot in rows:
-            slot.length += 1
-        for prefill in plan.advance():
-            _guard(prefill.rows, lambda at=prefill: self._finish_prefill(at, finished))
-        for slot, row in rows.items():
+        """Counts the computed tokens; finished sequences and complete prefills move on."""
+        for table in rows:
+            table.length += 1
+        for _, table, count in plan.chunks:
+            table.length += count
+        for prefill, table, _ in plan.chunks:
+            if not prefill.left:
+                with _blame(prefill.rows):
+                    self._start_decoding(prefill, table, finished)
+        for table, row in rows.items():
             if row in finished:
-                _guard([row], lambda at=slot: self._finish(at))
+                with _blame([row]):
+                    self._finish(table)
 
-    def _finish_prefill(self, prefill: PrefillRequest, finished: set[SampledSequence]) -> None:
-        """Starts decoding after a complete prefill; each sample gets a copy of the KV cache."""
-        assert prefill.slot is not None
-        # Followers copy the common prefix now, because the slot may be freed below.
-        self._admit_followers()
+    def _start_decoding(
+        self, prefill: Prefill, table: BlockTable, finished: set[SampledSequence]
+    ) -> None:
+        """Gives each sample of a complete prefill a block table of its own."""
+        # Prefills that wait for it begin now, because the table may be freed below.
+        self._begin_ready_prefills()
         # The cache of a failed prompt may hold NaN and must not enter the prefix cache.
         broken = all(row.failed for row in prefill.rows)
-        room = self._initial_capacity(prefill)
-        # Reserve memory once for all prefills that end with this capacity, not slot by slot.
-        alike = (row for r in self._prefills if self._initial_capacity(r) == room for row in r.rows)
-        self._active.reserve(room, sum(row.request.limit > 1 for row in alike))
+        running = [row for row in prefill.rows if row not in finished]
+        forks = self._cache.fork(table, table.length, len(running))
+        self._rows |= dict(zip(forks, running, strict=True))
         self._prefills.remove(prefill)
         for row in prefill.rows:
             if row in finished:
                 row.request.row_ended()
-            else:
-                slot = self._active.copy(prefill.slot, prefill.slot.length, room)
-                self._rows[slot] = row
         if broken:
-            self._idle.free(prefill.slot)
+            self._cache.free(table)
         else:
-            self._prefixes.adopt(prefill.sampler, prefill.tokens, prefill.slot)
+            self._prefixes.adopt(prefill.sampler, prefill.tokens, table)
 
-    def _initial_capacity(self, prefill: PrefillRequest) -> int:
-        """Returns the initial capacity of each sample's slot."""
-        length = len(prefill.tokens)
-        limits = (row.request.limit + len(row.request.prompt) for row in prefill.rows)
-        return self._active.capacity(max(length + 1, min(max(limits), length + _HEADROOM)))
-
-    def _finish(self, slot: KVSlot) -> None:
+    def _finish(self, table: BlockTable) -> None:
         """Moves the KV cache of a finished sequence to the prefix cache."""
-        row = self._rows.pop(slot)
+        row = self._rows.pop(table)
         if row.failed:
-            self._active.free(slot)
+            self._cache.free(table)
             return
-        self._prefixes.adopt(row.request.sampler, row.tokens, self._idle.adopt(slot))
+        self._prefixes.adopt(row.request.sampler, row.tokens, table)
         row.request.row_ended()
 
     def _drop_done(self) -> None:
-        """Frees the slots of requests that were cancelled or have failed."""
-        for slot in [s for s, row in self._rows.items() if row.failed]:
-            del self._rows[slot]
-            self._active.free(slot)
+        """Frees the memory of requests that were cancelled or have failed."""
+        for table in [table for table, row in self._rows.items() if row.failed]:
+            del self._rows[table]
+            self._cache.free(table)
         self._waiting.drop_done()
         for prefill in self._prefills:
             prefill.rows = [row for row in prefill.rows if not row.failed]
@@ -218,14 +210,15 @@ class Scheduler:
         self._prefixes.purge()
 
     def _drop_empty_prefills(self) -> None:
-        """Stops prefills that no sample waits for any more."""
+        """Stops prefills that no sample waits for; those that wait for them find another source."""
         for prefill in [prefill for prefill in self._prefills if not prefill.rows]:
             self._prefills.remove(prefill)
-            if prefill.slot is not None:
-                self._idle.free(prefill.slot)
+            if prefill.table is not None:
+                self._cache.free(prefill.table)
         for prefill in self._prefills:
-            if prefill.leader is not None and prefill.leader not in self._prefills:
-                self._schedule_prefill(prefill)
+            gone = isinstance(prefill.source, Prefill) and prefill.source not in self._prefills
+            if prefill.table is None and gone:
+                self._find_prefix(prefill)
 
     def _admit(self) -> None:
         """Admits waiting samples in fair order while rows and memory are free.
@@ -240,146 +233,155 @@ class Scheduler:
 
     def _admit_request(self, waiting: WaitingRequest, shares: Shares) -> bool:
         """Admits samples of a request; returns whether any fitted."""
-        size = self._active.capacity(len(waiting.tokens) + _HEADROOM)
-        if not self._make_room(waiting, size, shares):
+        prompt = -(-len(waiting.tokens) // BLOCK) * BLOCK
+        if not self._make_room(waiting, prompt + _ROOM_OF_SAMPLE, shares):
             return False
         free = self._most_rows - shares.total
-        fit = (self._budget - self._tokens_in_use()) // size - 1  # and the prompt itself
+        fit = (self._free_room() - prompt) // _ROOM_OF_SAMPLE
         # One at a time while several samplers wait, because each admission changes the fair order.
         most = 1 if self._waiting.contested else len(waiting.rows)
         count = max(1, min(free, fit, most))
         rows = self._waiting.take(waiting, count)
-        _guard(rows, lambda: self._start_prefill(waiting, rows))
-        self._prefixes.trim(max(0, self._budget - self._tokens_in_use() - count * size))
+        with _blame(rows):
+            self._start_prefill(waiting, rows)
+        self._prefixes.trim(self._free_room() - count * _ROOM_OF_SAMPLE)
         shares.add(waiting.request, count)
         return True
 
-    def _make_room(self, waiting: WaitingRequest, size: int, shares: Shares) -> bool:
-        """Returns whether a row and ``2 * size`` tokens are free, by preemption if necessary.
+    def _make_room(self, waiting: WaitingRequest, needed: int, shares: Shares) -> bool:
+        """Returns whether a row and ``needed`` tokens are free, by preemption if necessary.
 
         An owner without any sequence gets its first one at once. For further ones others are
         preempted only if their KV cache can be kept, so that no work is lost.
         """
         first = not shares.of_owner(owner_of(waiting.request))
         while True:
-            missing = 2 * size - (self._budget - self._tokens_in_use())
+            missing = needed - self._free_room()
             if shares.total < self._most_rows and (missing <= 0 or not shares.total):
                 return True
             place = shares.preemptible_for(waiting.request)
             if place is None or (missing > 0 and not (first and self._preemption_frees(missing))):
                 return False
-            # A sequence in prefill loses the least work, so it is preempted before a decoding one.
-            row = self._requeue_prefill(place)
+            row = self._preempt_of(place, only_if_kept=not first)
             if row is None:
-                slot = self._newest_slot(place)
-                if not first and self._prefixes.spare < slot.capacity:
-                    return False
-                row = self._preempt_sequence(slot)
+                return False
             shares.add(row.request, -1)
 
     def _preemption_frees(self, missing: int) -> bool:
-        """Returns whether preempting all rows but one of each owner would free this many tokens."""
-        held: dict[Hashable, list[int]] = {}
-        for slot, row in self._rows.items():
-            held.setdefault(owner_of(row.request), []).append(slot.capacity)
-        return sum(sum(sizes[1:]) for sizes in held.values()) >= missing
+        """Returns whether preempting all rows but one of each owner frees this many tokens."""
+        tables: dict[Hashable, BlockTable] = {}
+        for table, row in self._rows.items():
+            tables.setdefault(owner_of(row.request), table)
+        stay = [*tables.values(), *(p.table for p in self._prefills if p.table is not None)]
+        blocks = {block for table in stay for block in table.blocks}
+        return self._cache.active_tokens - len(blocks) * BLOCK >= missing
 
-    def _newest_slot(self, place: Place) -> KVSlot:
-        """Returns the slot of the newest sequence."""
-        return next(slot for slot, row in reversed(self._rows.items()) if _holds(place, row))
+    def _preempt_of(self, place: Place, *, only_if_kept: bool) -> SampledSequence | None:
+        """Preempts the newest sequence of an owner's sampler and returns it.
 
-    def _requeue_prefill(self, place: Place) -> SampledSequence | None:
-        """Returns a sequence that is still in prefill to the queue, if there is one."""
+        With ``only_if_kept`` it returns ``None`` if the prefix cache has no room for its work.
+        """
+
+        def holds(row: SampledSequence) -> bool:
+            return (owner_of(row.request), row.request.sampler) == place
+
+        # A sequence in prefill loses the least work, so it is preempted before a decoding one.
         for prefill in reversed(self._prefills):
             for row in reversed(prefill.rows):
-                if _holds(place, row):
+                if holds(row):
                     prefill.rows.remove(row)
                     self._drop_empty_prefills()
                     self._waiting.add(WaitingRequest.of(row), first=True)
                     return row
-        return None
-
-    def _preempt_sequence(self, slot: KVSlot) -> SampledSequence:
-        """Preempts a sequence; it resumes later with the same tokens."""
-        row = self._rows.pop(slot)
-        if self._prefixes.spare >= slot.capacity:
-            self._prefixes.adopt(row.request.sampler, row.tokens, self._idle.adopt(slot))
-        else:
-            self._active.free(slot)
-        self._waiting.add(WaitingRequest.of(row), first=True)
+        table = next(table for table, row in reversed(self._rows.items()) if holds(row))
+        row, fits = self._rows[table], self._prefixes.spare >= table.capacity
+        if only_if_kept and not fits:
+            return None
+        self._preempt(table, keep=fits)
         return row
+
+    def _preempt(self, table: BlockTable, *, keep: bool) -> None:
+        """Returns a decoding sequence to the queue; it resumes later after its sampled tokens."""
+        row = self._rows.pop(table)
+        if keep:
+            self._prefixes.adopt(row.request.sampler, row.tokens, table)
+        else:
+            self._cache.free(table)
+        self._waiting.add(WaitingRequest.of(row), first=True)
 
     def _start_prefill(self, waiting: WaitingRequest, rows: list[SampledSequence]) -> None:
         """Starts the prefill of a prompt, or joins one that is running for the same prompt."""
+        tokens = waiting.tokens.tobytes()
         for prefill in self._prefills:
-            if prefill.joins(waiting.sampler, waiting.tokens):
+            if prefill.sampler is waiting.sampler and prefill.tokens.tobytes() == tokens:
                 prefill.rows += rows
                 _count_cached(rows, len(waiting.tokens))
                 return
-        prefill = PrefillRequest(waiting.sampler, waiting.tokens, rows)
+        prefill = Prefill(waiting.sampler, waiting.tokens, rows)
         self._prefills.append(prefill)
-        self._schedule_prefill(prefill)
+        self._find_prefix(prefill)
 
-    def _schedule_prefill(self, prefill: PrefillRequest) -> None:
-        """Starts a prefill from the prefix cache, or makes it follow a running one with a common
-        prefix."""
-        known = self._prefixes.find(prefill.sampler, prefill.tokens)
+    def _find_prefix(self, prefill: Prefill) -> None:
+        """Chooses what a prefill shares its prefix with, and begins it if that is computed."""
         before = self._prefills[: self._prefills.index(prefill)]  # no circular waiting
-        prefill.follow(before, (known[1] if known else 0) + self._worth_waiting)
-        if prefill.leader is None:
-            self._allocate_prefill(prefill, *(known or (None, 0)))
+        prefill.source, prefill.shared = self._prefixes.find(
+            prefill.sampler, prefill.tokens, before, self._worth_waiting
+        )
+        self._begin_if_ready(prefill)
 
-    def _admit_followers(self) -> None:
-        """Starts the prefills whose leaders have computed the common prefix."""
+    def _begin_ready_prefills(self) -> None:
+        """Begins the prefills whose common prefix is computed by now."""
         for prefill in self._prefills:
-            if prefill.may_begin:
-                assert prefill.leader is not None
-                self._allocate_prefill(prefill, prefill.leader.slot, prefill.shared)
+            self._begin_if_ready(prefill)
 
-    def _allocate_prefill(self, prefill: PrefillRequest, known: KVSlot | None, shared: int) -> None:
-        """Allocates a slot for a prompt and copies its first ``shared`` tokens from ``known``."""
-        length = len(prefill.tokens)
-        new = self._idle.new(length) if known is None else self._idle.copy(known, shared, length)
-        prefill.slot, prefill.leader = new, None
-        _count_cached(prefill.rows[:1], shared)
-        _count_cached(prefill.rows[1:], length)
+    def _begin_if_ready(self, prefill: Prefill) -> None:
+        if not prefill.ready:
+            return
+        source = prefill.source
+        if source is None or source.table is None:
+            prefill.table = self._cache.new(len(prefill.tokens))
+        else:
+            (prefill.table,) = self._cache.fork(source.table, prefill.shared)
+            self._cache.grow(prefill.table, len(prefill.tokens))
+        prefill.source = None
+        _count_cached(prefill.rows[:1], prefill.shared)
+        _count_cached(prefill.rows[1:], len(prefill.tokens))
 
-    def _grow_full_slots(self) -> None:
-        """Grows the slots that are full.
+    def _grow_full_tables(self) -> None:
+        """Appends a block to the tables that are full.
 
         If memory runs short, the newest sequences of the owner with most are preempted.
         """
-        for slot, row in list(self._rows.items()):
-            if slot not in self._rows or slot.length < slot.capacity:
+        for table, row in list(self._rows.items()):
+            if table not in self._rows or table.length < table.capacity:
                 continue
-            needed = self._active.to_grow(slot)
-            while self._tokens_in_use() + needed > self._budget and len(self._rows) > 1:
-                newest = self._newest_slot(Shares(self._rows.values()).largest())
-                self._begin_again(newest)
-                if newest is slot:
+            while self._free_room() < BLOCK and len(self._rows) > 1:
+                largest = Shares(self._rows.values()).largest()
+                newest = next(
+                    table
+                    for table, row in reversed(self._rows.items())
+                    if (owner_of(row.request), row.request.sampler) == largest
+                )
+                self._preempt(newest, keep=False)
+                if newest is table:
                     break
             else:
-                _guard([row], lambda at=slot: self._grow(at))
+                with _blame([row]):
+                    self._cache.grow(table, table.length + 1)
+        self._prefixes.trim(self._free_room())
 
-    def _grow(self, slot: KVSlot) -> None:
-        grown = self._active.grow(slot, slot.length + 1)
-        if grown is not slot:
-            self._rows[grown] = self._rows.pop(slot)
+    def _free_room(self) -> int:
+        """Returns the tokens of the budget that no running sequence has or will have soon.
 
-    def _begin_again(self, slot: KVSlot) -> None:
-        row = self._rows.pop(slot)
-        self._active.free(slot)
-        self._waiting.add(WaitingRequest.of(row), first=True)
-
-    def _tokens_in_use(self) -> int:
-        """Number of tokens in use, without the prefix cache."""
-        running = sum(slot.capacity for slot in self._rows)
-        return running + sum(prefill.held for prefill in self._prefills)
+        Cached prefixes are evicted for running sequences, so they do not count.
+        """
+        waiting = sum(len(prefill.tokens) for prefill in self._prefills if prefill.table is None)
+        return self._budget - self._cache.active_tokens - waiting
 
     def _free_tokens(self) -> int:
         """Returns the number of tokens whose KV cache fits into half of the free memory."""
         free = free_memory_bytes(self._base.device) // 2
-        return max(self._base.context_length, free // self._idle.bytes_per_token)
+        return max(self._base.context_length, free // self._cache.bytes_per_token)
 
     def _restart_with_half(self, error: Exception) -> Exception | None:
         """Restarts with half of the rows; returns the error if only one row is left."""
@@ -406,15 +408,8 @@ class Scheduler:
                 self._waiting.add(WaitingRequest.of(row), first=True)
         self._clear()
 
-    def _fail_all(self, error: Exception) -> None:
-        """Fails all requests after an error that belongs to no single row, since the next step
-        would fail too."""
-        _fail(self._running_rows(), error)
-        self._waiting.drop_done()
-        self._clear()
-
     def _running_rows(self) -> list[SampledSequence]:
-        return [*self._rows.values(), *(row for r in self._prefills for row in r.rows)]
+        return [*self._rows.values(), *(row for p in self._prefills for row in p.rows)]
 
     def _all_rows(self) -> list[SampledSequence]:
         return [*self._running_rows(), *(row for w in self._waiting for row in w.rows)]
@@ -422,25 +417,15 @@ class Scheduler:
     def _clear(self) -> None:
         """Clears the KV cache and all running sequences."""
         base = self._base
-        layout = (self._shapes, base.dtype, base.device, base.context_length)
-        self._active: KVCache = cache_for(*layout)
-        self._idle = self._active
-        if not isinstance(self._active, PagedCache):
-            # Cached prefixes have arenas of their own, so that running slots stay contiguous.
-            self._idle = cache_for(*layout)
+        self._cache = PagedCache(self._shapes, base.dtype, base.device)
         kept = self._free_tokens() // 8
         if base.device.type == "cpu":
-            kept = min(kept, _KEPT_BYTES_CPU // self._idle.bytes_per_token)
-        self._prefixes = PrefixCache(self._idle, kept)
-        self._prefills: list[PrefillRequest] = []
-        self._rows: dict[KVSlot, SampledSequence] = {}
+            kept = min(kept, _KEPT_BYTES_CPU // self._cache.bytes_per_token)
+        self._prefixes = PrefixCache(self._cache, kept)
+        self._prefills: list[Prefill] = []
+        self._rows: dict[BlockTable, SampledSequence] = {}
         self._budget = self._free_tokens()
         release_cached_memory(base.device)
-
-
-def _holds(place: Place, row: SampledSequence) -> bool:
-    """Returns whether a sequence belongs to an owner and one of its samplers."""
-    return row.request.sampler is place[1] and owner_of(row.request) == place[0]
 
 
 def _fail(rows: Iterable[SampledSequence], error: Exception) -> None:
@@ -448,10 +433,11 @@ def _fail(rows: Iterable[SampledSequence], error: Exception) -> None:
         row.request.fail(error)
 
 
-def _guard(rows: Sequence[SampledSequence], work: Callable[[], None]) -> None:
-    """Runs a block for ``rows``; an error other than out-of-memory fails their requests."""
+@contextmanager
+def _blame(rows: Sequence[SampledSequence]) -> Iterator[None]:
+    """Fails the requests of ``rows`` on an error in the block other than out-of-memory."""
     try:
-        work()
+        yield
     except Exception as error:
         if out_of_memory(error):
             raise
@@ -459,30 +445,26 @@ def _guard(rows: Sequence[SampledSequence], work: Callable[[], None]) -> None:
         raise _Restart from error
 
 
-_Part = tuple[list[KVSlot], list[PrefillRequest]]
-
-
 def _halves(
-    rows: Mapping[KVSlot, SampledSequence], prefills: Sequence[PrefillRequest]
-) -> list[_Part]:
+    rows: Mapping[BlockTable, SampledSequence], prefills: Sequence[Prefill]
+) -> list[tuple[dict[BlockTable, SampledSequence], list[Prefill]]]:
     """Splits a step by samplers, or the only sampler by requests; empty for a single request."""
-    for kind in ("sampler", "request"):
-        parts: dict[object, _Part] = {}
-        for slot, row in rows.items():
-            key = row.request.sampler if kind == "sampler" else row.request
-            parts.setdefault(key, ([], []))[0].append(slot)
-        for prefill in prefills:
-            key = prefill.sampler if kind == "sampler" else prefill
-            parts.setdefault(key, ([], []))[1].append(prefill)
-        found = list(parts.values())
-        if len(found) > 1:
-            middle = len(found) // 2
-            return [_joined(found[:middle]), _joined(found[middle:])]
+    by_sampler: tuple[Callable[[SampledSequence], Any], Callable[[Prefill], Any]]
+    by_sampler = (lambda row: row.request.sampler), (lambda prefill: prefill.sampler)
+    by_request = (lambda row: row.request), (lambda prefill: prefill)
+    for of_row, of_prefill in (by_sampler, by_request):
+        keys = [*map(of_row, rows.values()), *map(of_prefill, prefills)]
+        kinds = list(dict.fromkeys(keys))
+        if len(kinds) > 1:
+            first = set(kinds[: len(kinds) // 2])
+            return [
+                (
+                    {table: row for table, row in rows.items() if (of_row(row) in first) is half},
+                    [prefill for prefill in prefills if (of_prefill(prefill) in first) is half],
+                )
+                for half in (True, False)
+            ]
     return []
-
-
-def _joined(parts: Sequence[_Part]) -> _Part:
-    return [slot for part in parts for slot in part[0]], [r for part in parts for r in part[1]]
 
 
 def _count_cached(rows: Iterable[SampledSequence], tokens: int) -> None:

@@ -5,9 +5,9 @@
    to the bit whatever else is in the call, and whether the token was read with a prompt or drawn.
    All sums are fp32.
 
-   A page holds PAGE tokens; of each layer the keys as [kv_heads, width, PAGE], so that one vector
-   is LANES tokens, and the values as [kv_heads, PAGE, value_width]. Sequences that begin alike
-   may have pages in common; nobody writes to those. */
+   A page holds PAGE tokens. The pool of a layer's keys is [pages, kv_heads, width, PAGE], so that
+   one vector is LANES tokens; that of its values is [pages, kv_heads, PAGE, value_width]. Sequences
+   with a common prefix share its full pages, which are only read. */
 
 #include <math.h>
 #include <stdlib.h>
@@ -25,8 +25,8 @@ typedef struct {
     void *out;                                               /* [tokens, heads, value_width] */
     const int64_t *run_first, *run_count;                    /* tokens in order, of a sequence */
     const int64_t *position;                                 /* of a run's first token */
-    const int64_t *first_page, *pages; /* addresses of a run's pages begin at first_page */
-    int64_t keys_at, values_at;        /* where those of the layer begin in a page, in bytes */
+    const int64_t *first_page, *pages; /* numbers of a run's pages begin at first_page */
+    void *keys, *values;               /* pools of the layer */
     float scale;
     int32_t half; /* 1: bfloat16, 0: float32 */
 } Call;
@@ -156,10 +156,10 @@ static void see(const Call *c, Heads of, const void *keys, const char *values, i
 #undef CASE
 }
 
-/* Where the keys or values of head `h`, `width` numbers a token, lie in a run's page. */
-static char *place(const Call *c, int64_t run, int64_t page, int64_t at, int64_t h, int64_t width) {
-    const int64_t address = c->pages[c->first_page[run] + page] + at;
-    return (char *)address + h * width * PAGE * (c->half ? 2 : 4);
+/* Address in `pool` of the keys or values of head `h` in a run's page; `width` numbers a token. */
+static char *place(const Call *c, int64_t run, int64_t page, void *pool, int64_t h, int64_t width) {
+    const int64_t number = c->pages[c->first_page[run] + page];
+    return (char *)pool + (number * c->kv_heads + h) * width * PAGE * (c->half ? 2 : 4);
 }
 
 /* Puts this step's keys and values of a run into its pages. */
@@ -169,8 +169,8 @@ static void store(const Call *c, int64_t run, int64_t h) {
         const int64_t page = (c->position[run] + i) / PAGE, at = (c->position[run] + i) % PAGE;
         const int64_t k = (first + i) * c->key_stride[0] + h * c->key_stride[1];
         const int64_t v = (first + i) * c->value_stride[0] + h * c->value_stride[1];
-        char *keys = place(c, run, page, c->keys_at, h, c->width);
-        char *values = place(c, run, page, c->values_at, h, c->value_width);
+        char *keys = place(c, run, page, c->keys, h, c->width);
+        char *values = place(c, run, page, c->values, h, c->value_width);
         if (c->half) {
             for (int64_t d = 0; d < c->width; d++)
                 ((uint16_t *)keys)[d * PAGE + at] = ((const uint16_t *)c->key)[k + d];
@@ -207,8 +207,8 @@ static void attend(const Call *c, int64_t run, int64_t i, int64_t h, float *scra
     memset(mine.sums, 0, (size_t)(group * value_width) * 4);
 
     for (int64_t page = begin / PAGE; page * PAGE < end; page++) {
-        const char *keys = place(c, run, page, c->keys_at, h, width);
-        const char *values = place(c, run, page, c->values_at, h, value_width);
+        const char *keys = place(c, run, page, c->keys, h, width);
+        const char *values = place(c, run, page, c->values, h, value_width);
         const int64_t seen = begin > page * PAGE ? begin - page * PAGE : 0;
         const int64_t from = seen / LANES * LANES; /* a window begins with a whole vector */
         const int64_t until = end - page * PAGE < PAGE ? end - page * PAGE : PAGE;

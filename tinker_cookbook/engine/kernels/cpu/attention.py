@@ -1,14 +1,13 @@
 """Paged attention for all running sequences in one call per layer (``attention.c``).
 
-The torch operators of ``batch_attention`` need a dozen calls for each arena and each query block,
-and read whole slots; the kernel reads only the filled part, once.
+torch's operators cannot follow a block table: ``batch_attention`` copies the blocks of every
+sequence in every layer. The kernel reads them in place, and only the filled part.
 """
 
 from __future__ import annotations
 
 import ctypes
 from collections.abc import Sequence
-from dataclasses import dataclass
 from itertools import chain
 from typing import TYPE_CHECKING
 
@@ -18,7 +17,7 @@ import torch
 from tinker_cookbook.engine.kernels.cpu.build import library
 
 if TYPE_CHECKING:
-    from tinker_cookbook.engine.sampling.paged_cache import PagedSlot
+    from tinker_cookbook.engine.sampling.paged_cache import Run
 
 _TILE = 16
 """Prefill tokens that one thread processes at a time."""
@@ -36,7 +35,7 @@ class _Call(ctypes.Structure):
         *((name, _pointer) for name in ("query", "key", "value", "out")),
         *((name, _pointer) for name in ("run_first", "run_count", "position")),
         *((name, _pointer) for name in ("first_page", "pages")),
-        *((name, _int64) for name in ("keys_at", "values_at")),
+        *((name, _pointer) for name in ("keys", "values")),
         ("scale", ctypes.c_float),
         ("half", ctypes.c_int32),
     )
@@ -49,25 +48,13 @@ def page_tokens(dtype: torch.dtype, device: torch.device) -> int | None:
     return None if routines is None else int(routines.tinker_page())
 
 
-@dataclass(frozen=True, slots=True)
-class PagedRun:
-    """``count`` tokens of the sequence in ``slot``, from ``position`` on; ``first`` is their index
-    in the batch.
-    """
-
-    slot: PagedSlot
-    position: int
-    first: int
-    count: int
-
-
 class PagedAttention:
-    """Attention call of one step, with the page addresses of its tokens.
+    """Attention call of one step, with the block tables of its sequences.
 
     The runs are consecutive in the batch.
     """
 
-    def __init__(self, runs: Sequence[PagedRun]) -> None:
+    def __init__(self, runs: Sequence[Run]) -> None:
         # Long runs are cut into tiles, so that threads share the prefill of one prompt.
         tiles = [
             (run.position + i, run.first + i, min(_TILE, run.count - i), number)
@@ -76,11 +63,11 @@ class PagedAttention:
         ]
         columns = np.array(tiles, dtype=np.int64).T.copy()
         self._position, self._first, self._count, number = columns
-        addresses = [[page.address for page in run.slot.pages] for run in runs]
-        ends = np.cumsum([0, *map(len, addresses)])
+        tables = [[block.index for block in run.table.blocks] for run in runs]
+        ends = np.cumsum([0, *map(len, tables)])
         self._first_page = ends[number]
-        self._pages = np.fromiter(chain.from_iterable(addresses), np.int64, ends[-1])
-        self._cache = runs[0].slot.cache
+        self._pages = np.fromiter(chain.from_iterable(tables), np.int64, ends[-1])
+        self._cache = runs[0].table.cache
         self._tokens = int(self._first[-1] + self._count[-1])
         # The call holds addresses only: the arrays are attributes, so that they stay alive.
         self._call = _Call(
@@ -128,8 +115,8 @@ class PagedAttention:
         call.query_stride[:] = query.stride()[:2]
         call.key_stride[:] = key.stride()[:2]
         call.value_stride[:] = value.stride()[:2]
-        call.keys_at = self._cache.keys_at[layer] * dtype.itemsize
-        call.values_at = self._cache.values_at[layer] * dtype.itemsize
+        call.keys = self._cache.keys[layer].data_ptr()
+        call.values = self._cache.values[layer].data_ptr()
         call.out = out.data_ptr()
         if self._routine(ctypes.byref(call)):
             raise RuntimeError("out of memory: the sums of attention did not fit")
