@@ -19,7 +19,7 @@ from tinker_cookbook.utils.run_folder.jsonl import read_rows
 
 @chz.chz
 class PlotConfig:
-    """What to draw."""
+    """Settings of the plot."""
 
     log_path: str = chz.field(doc="Folder of the run")
     metrics: str = chz.field(

@@ -2,7 +2,7 @@
 
 from tinker_cookbook.utils.imports import alias_modules
 
-# Module paths of the official cookbook whose content stands elsewhere here.
+# Module paths of the official cookbook for content that is in other modules here.
 alias_modules(
     {
         "tinker_cookbook.utils.code_state": "tinker_cookbook.utils.run_folder.code_state",

@@ -108,8 +108,8 @@ class RunCheckpoints:
         """Returns whether, and why, a checkpoint is due after update ``step`` (counted from 1).
 
         The first result for a step is kept. A loop calls this when it submits the step, and again
-        when the step is done; by then it has submitted later steps, and a save submitted now, since
-        the clock says so, would hold those updates too.
+        when the step is done. By then later steps are submitted, and a save that has become due by
+        the clock would include their updates.
 
         Args:
             step: Updates done, or submitted, this one included.

@@ -1,7 +1,7 @@
 """The keys that a configuration class takes on the command line.
 
-A field whose type is another chz class is a *nested* one: ``dataset_builder=module:Class`` says
-which class is built, and ``dataset_builder.KEY=…`` sets a field of it.
+A field whose type is another chz class is *nested*: ``dataset_builder=module:Class`` selects the
+class, and ``dataset_builder.KEY=…`` sets a field of it.
 """
 
 from __future__ import annotations
@@ -31,8 +31,8 @@ class Key:
         name: With dots for a field of a nested object.
         type: The annotation of the field.
         meaning: The ``doc`` of the field.
-        default: Of the field; without meaning where ``required`` is true.
-        required: Whether the command line has to give it.
+        default: Default of the field; not used if ``required`` is true.
+        required: Whether it must be on the command line.
         needed_with: Name of the optional object that needs this key once it is built, or ``""``.
         nested: Whether the value is a class to build, written as ``module:Class``.
     """
@@ -49,13 +49,10 @@ class Key:
 def keys_of(
     config_class: type[Any], chosen: Mapping[str, str] = _NO_CHOICE, prefix: str = ""
 ) -> Iterator[Key]:
-    """The keys of a chz class; those of nested ones as ``outer.inner``.
+    """Yields the keys of a chz class; keys of nested classes as ``outer.inner``.
 
-    Args:
-        config_class: The chz class.
-        chosen: What the command line gives for nested keys (``module:Class``): the keys of the
-            class that was chosen are listed in place of those of the declared one.
-        prefix: Comes before each name.
+    ``chosen`` has the classes that the command line selects for nested keys, whose keys replace
+    those of the declared class. ``prefix`` comes before each name.
     """
     for name, field in chz.chz_fields(config_class).items():
         full = f"{prefix}{name}"
@@ -72,7 +69,7 @@ def keys_of(
             continue
         built = find_class(chosen[full]) if full in chosen else None
         keys = list(keys_of(built or inner, chosen, f"{full}."))
-        # A class without fields is a base class: which one is built must be said.
+        # A class without fields is a base class, so a class must be selected.
         if not keys or built is not None:
             shown = None if default is MISSING else default
             yield Key(full, field.final_type, field._doc, shown, required, nested=True)
@@ -86,19 +83,19 @@ def keys_of(
 def _keys_of_list(
     full: str, field: Any, element: type[Any], chosen: Mapping[str, str]
 ) -> Iterator[Key]:
-    """The list itself, and the keys of each element that the command line has; at least one."""
+    """Yields the list, and the keys of its elements on the command line, at least of one."""
     required = field._default is MISSING and not callable(field._default_factory)
     starts = f"{full}."
-    places = {
+    indices = {
         key.removeprefix(starts).partition(".")[0] for key in chosen if key.startswith(starts)
     }
-    # The list is there as soon as it has an element.
-    yield Key(full, field.final_type, field._doc, [], required and not places)
-    for place in sorted(places) or ["0"]:
-        item = f"{full}.{place}"
+    # The list exists as soon as it has an element.
+    yield Key(full, field.final_type, field._doc, [], required and not indices)
+    for index in sorted(indices) or ["0"]:
+        item = f"{full}.{index}"
         built = find_class(chosen.get(item, "")) or element
         for key in keys_of(built, chosen, f"{item}."):
-            optional = not places and key.required
+            optional = not indices and key.required
             needed = full if optional else key.needed_with
             required = key.required and not optional
             yield Key(key.name, key.type, key.meaning, key.default, required, needed, key.nested)
@@ -112,8 +109,7 @@ def _element_class(kind: Any) -> type[Any] | None:
 
 
 def nested_class(kind: Any) -> type[Any] | None:
-    """Returns the chz class that a field of this type holds (``X`` or ``X | None``), if it
-    holds one."""
+    """Returns the chz class of a field of type ``X`` or ``X | None``, if ``X`` is one."""
     for part in get_args(kind) if get_origin(kind) in (Union, types.UnionType) else (kind,):
         if isinstance(part, type) and chz.is_chz(part):
             return part
@@ -133,7 +129,7 @@ def find_class(name: str) -> type[Any] | None:
 
 
 def choices_of(kind: Any) -> tuple[str, ...]:
-    """Returns the values a type admits where it names them (Literal, enum), else nothing."""
+    """Returns the values of a Literal or an enum, nothing for other types."""
     if get_origin(kind) is Literal:
         return tuple(str(value) for value in get_args(kind))
     if isinstance(kind, type) and issubclass(kind, enum.Enum):
@@ -162,8 +158,8 @@ def describe_type(kind: Any) -> str:
 def also_named(**aliases: str) -> Any:
     """Class decorator: ``@also_named(batch_size="groups_per_batch")`` gives a key a second name.
 
-    The command line accepts both names. The object itself has the field alone. A dot within an
-    alias is written as two underscores. Subclasses inherit the aliases.
+    The command line accepts both names; the object has only the field. A dot in an alias is written
+    as two underscores. Subclasses inherit the aliases.
     """
 
     def mark(config_class: C) -> C:
@@ -175,8 +171,8 @@ def also_named(**aliases: str) -> Any:
 
 
 def aliases_of(config_class: type[Any]) -> dict[str, str]:
-    """Second name to field name, of a class and its bases."""
+    """Returns alias -> field name of a class and its bases."""
     aliases: dict[str, str] = getattr(config_class, _ALIASES, {})
-    # A subclass may have a field of that very name.
+    # A subclass may have a field of the same name.
     own = chz.chz_fields(config_class)
     return {alias: key for alias, key in aliases.items() if alias not in own}

@@ -1,4 +1,4 @@
-"""The programs of this package and of the recipes, found without importing them."""
+"""Finds the programs of this package and of the recipes without importing them."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from tinker_cookbook.exceptions import ConfigurationError, nearest_sentence
 
 RECIPES = "recipes"
 LIBRARY = "tinker_cookbook"
-# What marks a file as a program for people. Other files with a main part are started by programs.
+# Marks a file as a program for users. Other files with a main part are started by programs.
 _STARTS = re.compile(r"^ +run_entrypoint\(main\)", re.MULTILINE)
 _MAIN = "__main__"
 _VERSIONS_OF = ("tinker", "torch", "transformers", "peft")
@@ -26,23 +26,14 @@ _VERSIONS_OF = ("tinker", "torch", "transformers", "peft")
 
 @dataclass(frozen=True)
 class Program:
-    """What ``python -m`` runs.
-
-    Attributes:
-        name: Of the module or package.
-        summary: First sentence of its docstring.
-    """
+    """Name of a module or package that ``python -m`` runs, and the first sentence of its docstring."""
 
     name: str
     summary: str
 
 
 def find_programs(package: str) -> list[Program]:
-    """Returns the programs of a package and its subpackages, by name.
-
-    Args:
-        package: Name of an importable package; one that is not installed has no programs.
-    """
+    """Returns the programs of a package and its subpackages; none if it is not installed."""
     spec = importlib.util.find_spec(package)
     folders = spec.submodule_search_locations if spec is not None else None
     found = [program for folder in folders or () for program in _programs_in(Path(folder), package)]
@@ -60,7 +51,7 @@ def _programs_in(folder: Path, package: str) -> Iterator[Program]:
             continue
         name = ".".join((package, *(parts[:-1] if is_main else parts)))
         summary = _first_sentence(text)
-        if is_main:  # `__main__` says how it is started, and the package what it is
+        if is_main:  # the docstring of the package describes the program
             package_file = file.with_name("__init__.py")
             about = package_file.read_text(encoding="utf-8") if package_file.exists() else ""
             summary = _first_sentence(about) or summary
@@ -68,16 +59,16 @@ def _programs_in(folder: Path, package: str) -> Iterator[Program]:
 
 
 def _first_sentence(source: str) -> str:
-    """Of a module's docstring: its first paragraph up to the first full stop."""
+    """Returns the first sentence of a module's docstring."""
     about = ast.get_docstring(ast.parse(source)) or ""
     paragraph = " ".join(about.partition("\n\n")[0].split())
-    # How it is started stands in the first column already.
+    # The command is in the first column already.
     sentence = re.sub(r": ``python -m [^`]*``", "", paragraph.partition(". ")[0])
     return sentence.rstrip(".:").replace("``", "")
 
 
 def listing(packages: Sequence[str]) -> str:
-    """One line for each program of the packages, and how to start one."""
+    """Returns a line for each program of the packages, and how to start one."""
     programs = [program for package in packages for program in find_programs(package)]
     width = max((len(program.name) for program in programs), default=0)
     lines = ["python -m PROGRAM [key=value ...]      (--help lists a program's keys)", ""]
@@ -89,7 +80,7 @@ def run_listing(packages: Sequence[str], arguments: Sequence[str]) -> None:
     """Prints the programs of the packages, or the version with ``--version``.
 
     Raises:
-        ConfigurationError: Another argument was given; names the program that was meant.
+        ConfigurationError: Another argument was given; names the nearest program.
     """
     others = [word for word in arguments if word not in ("--help", "-h", "--version")]
     if others:
@@ -112,15 +103,15 @@ def _say_other(arguments: Sequence[str], packages: Sequence[str]) -> str:
 
 
 def print_whole(text: str) -> None:
-    """Prints a text that may be longer than its reader wants (``… | head``)."""
+    """Prints a text that may be cut by its reader (``… | head``)."""
     try:
         print(text, flush=True)
-    except BrokenPipeError:  # else Python complains once more at exit
+    except BrokenPipeError:  # else Python reports the error again at exit
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def running_command() -> str:
-    """Returns how the program that runs was started, such as ``python -m recipes.sl_basic``."""
+    """Returns the command of the running program, such as ``python -m recipes.sl_basic``."""
     spec = getattr(sys.modules[_MAIN], "__spec__", None)
     if spec is None:
         return f"python {Path(sys.argv[0]).name}"
@@ -129,7 +120,7 @@ def running_command() -> str:
 
 
 def version_line() -> str:
-    """Version of this package, of Python, and of the libraries that results depend on."""
+    """Returns the versions of this package, Python, and the libraries that results depend on."""
     versions = [f"{name} {_version(name)}" for name in _VERSIONS_OF]
     python = f"Python {platform.python_version()}"
     return f"{LIBRARY} {tinker_cookbook.__version__} ({', '.join([python, *versions])})"
