@@ -26,7 +26,7 @@ _VERSIONS_OF = ("tinker", "torch", "transformers", "peft")
 
 @dataclass(frozen=True)
 class Program:
-    """Name of a module or package that ``python -m`` runs, and the first sentence of its docstring."""
+    """Name of a module that ``python -m`` runs, and the first sentence of its docstring."""
 
     name: str
     summary: str
