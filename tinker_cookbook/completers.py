@@ -175,7 +175,12 @@ class TinkerTokenCompleter(TokenCompleter):
     seed: int | None = None
 
     def __post_init__(self) -> None:
-        _check_sampling(self.max_tokens, self.temperature)
+        if self.max_tokens < 1:
+            raise ConfigurationError(f"max_tokens={self.max_tokens}; expected at least 1")
+        if not 0 <= self.temperature < float("inf"):
+            raise ConfigurationError(
+                f"temperature={self.temperature}; expected a finite number >= 0"
+            )
 
     async def __call__(
         self, model_input: tinker.ModelInput, stop: StopCondition, *, max_tokens: int | None = None
@@ -254,22 +259,17 @@ class TinkerMessageCompleter(MessageCompleter):
     temperature: float = 1.0
 
     def __post_init__(self) -> None:
-        _check_sampling(self.max_tokens, self.temperature)
+        self._policy()  # checks the settings
+
+    def _policy(self) -> TinkerTokenCompleter:
+        return TinkerTokenCompleter(self.sampling_client, self.max_tokens, self.temperature)
 
     async def __call__(self, messages: list[Message]) -> Message:
         """Returns the parsed response, even if it was truncated or has parse errors."""
         stop = self.stop_condition
-        complete = TinkerTokenCompleter(self.sampling_client, self.max_tokens, self.temperature)
-        completion = await complete(
+        completion = await self._policy()(
             self.renderer.build_generation_prompt(messages),
             self.renderer.get_stop_sequences() if stop is None else stop,
         )
         message, _ = self.renderer.parse_response(completion.tokens)
         return message
-
-
-def _check_sampling(max_tokens: int, temperature: float) -> None:
-    if max_tokens < 1:
-        raise ConfigurationError(f"max_tokens={max_tokens}; expected at least 1")
-    if not 0 <= temperature < float("inf"):
-        raise ConfigurationError(f"temperature={temperature}; expected a finite number >= 0")

@@ -1,9 +1,7 @@
-"""Draws the curves of a run.
+"""Plots metrics of a run, which are columns of ``metrics.jsonl``.
 
-    python -m tinker_cookbook.plot log_path=/tmp/tinker-examples/sl_basic
-    python -m tinker_cookbook.plot log_path=… metrics=train_mean_nll,test/nll output=curves.png
-
-The metrics are columns of ``metrics.jsonl``.
+python -m tinker_cookbook.plot log_path=/tmp/tinker-examples/sl_basic
+python -m tinker_cookbook.plot log_path=… metrics=train_mean_nll,test/nll output=curves.png
 """
 
 from __future__ import annotations
@@ -16,6 +14,8 @@ from tinker_cookbook.exceptions import ConfigurationError, DataError, nearest_se
 from tinker_cookbook.utils.command_line.entrypoint import run_entrypoint
 from tinker_cookbook.utils.run_folder.jsonl import read_rows
 
+_DEFAULT_METRICS = "train_mean_nll,test/nll,reward/total,test/env/all/reward/total"
+
 
 @chz.chz
 class PlotConfig:
@@ -23,25 +23,24 @@ class PlotConfig:
 
     log_path: str = chz.field(doc="Folder of the run")
     metrics: str = chz.field(
-        default="train_mean_nll,test/nll,reward/total,test/env/all/reward/total",
-        doc="Names in metrics.jsonl, separated by commas; of the default those that are there",
+        default=_DEFAULT_METRICS,
+        doc="Names in metrics.jsonl, separated by commas; missing default names are skipped",
     )
     output: str | None = chz.field(default=None, doc="PNG to write; default: LOG_PATH/curves.png")
 
 
 def main(config: PlotConfig) -> None:
-    """Writes a picture with one line a metric over the steps."""
+    """Writes a plot with one line per metric over the steps, and prints its path."""
     rows = read_rows(Path(config.log_path) / "metrics.jsonl")
     if not rows:
         raise DataError(f"{config.log_path}: metrics.jsonl has no rows yet; is log_path right?")
-    names = [name.strip() for name in config.metrics.split(",") if name.strip()]
     known = sorted({key for row in rows for key in row})
-    curves = {}
-    for name in names:
+    curves: dict[str, list[tuple[float, float]]] = {}
+    for name in filter(None, map(str.strip, config.metrics.split(","))):
         points = [(row["step"], row[name]) for row in rows if row.get(name) is not None]
         if points:
             curves[name] = points
-        elif config.metrics != PlotConfig(log_path="").metrics:
+        elif config.metrics != _DEFAULT_METRICS:
             raise ConfigurationError(
                 f"metrics: {name!r} is in no row of {config.log_path}/metrics.jsonl"
                 f"{nearest_sentence(name, known)} It has: {', '.join(known)}"
@@ -51,11 +50,6 @@ def main(config: PlotConfig) -> None:
             f"metrics: none of {config.metrics} is in {config.log_path}/metrics.jsonl; it has: "
             f"{', '.join(known)}"
         )
-    print(draw(curves, Path(config.output or Path(config.log_path) / "curves.png")))
-
-
-def draw(curves: dict[str, list[tuple[float, float]]], path: Path) -> Path:
-    """Draws ``curves`` (name to (step, value) points) into a PNG and returns its path."""
     try:
         import matplotlib
     except ImportError as error:
@@ -72,9 +66,10 @@ def draw(curves: dict[str, list[tuple[float, float]]], path: Path) -> Path:
     axes.set_xlabel("step")
     axes.grid(visible=True, alpha=0.3)
     axes.legend()
+    path = Path(config.output or Path(config.log_path) / "curves.png")
     figure.savefig(path, dpi=120)
     pyplot.close(figure)
-    return path
+    print(path)
 
 
 if __name__ == "__main__":

@@ -1,10 +1,8 @@
 """Grading of answers; mathematical answers are compared in a process that a timeout can kill.
 
 ``math_verify`` reads LaTeX and checks with sympy whether two expressions are equal. For an answer
-such as ``9^{9^{9^9}}`` this may take forever or all memory. A thread cannot be stopped, and a
-signal works in the main thread only, where it blocks the event loop. So the comparison runs in
-worker processes; a worker that takes too long is killed and replaced. Plain numbers are compared
-without a worker.
+such as ``9^{9^{9^9}}`` this may take forever or all memory, and a thread cannot be stopped. So the
+comparison runs in worker processes; one that takes too long is killed and replaced.
 """
 
 from __future__ import annotations
@@ -61,8 +59,8 @@ class TimedPool:
     ) -> None:
         """``max_workers=None`` is one worker per core, at most four.
 
-        A worker imports the modules of ``preload`` that are installed before its first call, so
-        that a slow import on a busy machine does not count as a slow answer.
+        A worker imports the installed modules of ``preload`` before its first call, so that a slow
+        import does not count as a slow answer.
         """
         workers = min(_MAX_WORKERS, os.cpu_count() or 1) if max_workers is None else max_workers
         if workers < 1:
@@ -79,12 +77,9 @@ class TimedPool:
     ) -> T:
         """Returns ``function(*args)``, computed in a worker. Cancelling the caller ends the call.
 
-        The timeout, by default that of the pool, starts when a worker begins the call; time in the
-        queue does not count.
-
-        Raises:
-            TimeoutError: The call exceeded the timeout; its worker was killed.
-            pebble.ProcessExpired: Its worker died, for example for lack of memory.
+        The timeout, by default that of the pool, starts when a worker begins the call. Raises
+        ``TimeoutError`` after it, and ``pebble.ProcessExpired`` if the worker died, for example for
+        lack of memory.
         """
         if self._pool is None:  # starting processes takes a while, scheduling does not
             await asyncio.to_thread(self._start)

@@ -68,19 +68,17 @@ class MessageEnv(ABC):
     ) -> MessageStepResult | list[Message] | None:
         """Handles an answer that was truncated; ``message`` is its parsed part.
 
-        Returns:
-            The result of the step, or the whole conversation with the answer (a step without a
-            reward that does not end the episode). ``None``, the default, ends the episode.
+        Returns the result of the step, or the whole conversation with the answer (a step without a
+        reward that does not end the episode). ``None``, the default, ends the episode.
         """
         return None
 
     async def add_messages(self, messages: Sequence[Message]) -> list[Message] | bool | None:
-        """Adds messages that the environment did not create: a malformed answer and the hint to
-        try again, or the messages of a hook.
+        """Adds messages that the environment did not create: a malformed answer and the hint to try
+        again, or the messages of a hook.
 
-        Returns:
-            The whole conversation, or True, if the environment stores the messages, so that
-            ``next_messages`` contains them. By default the wrapper stores them.
+        Returns the whole conversation, or True, if the environment stores the messages, so that
+        ``next_messages`` contains them. By default the wrapper stores them.
         """
         return None
 
@@ -89,10 +87,8 @@ class MessageEnv(ABC):
     ) -> tuple[float, Metrics]:
         """Returns a reward for the whole episode, for any stop reason; by default 0.
 
-        Args:
-            messages: The conversation. It has malformed answers and added messages only with
-                ``TerminationRewardPolicy.pass_all_messages_to_grader``.
-            stop_reason: Why the episode ended.
+        ``messages`` has malformed answers and added messages only with
+        ``TerminationRewardPolicy.pass_all_messages_to_grader``.
         """
         return 0.0, {}
 
@@ -143,8 +139,7 @@ class EnvFromMessageEnv(Env):
         max_trajectory_tokens: The episode ends when the next prompt and ``max_generation_tokens``
             exceed this.
         max_generation_tokens: Tokens reserved for an answer.
-        context_overflow_reward: Reward of the step if that happens or if an answer was truncated;
-            it replaces the reward of the environment.
+        context_overflow_reward: Reward of the step if that happens or if an answer was truncated.
         terminate_on_length: Whether a truncated answer ends the episode; else
             ``observe_truncated_response`` decides, and by default the answer is malformed.
         parse_error_policy: Used if the rollout has none.

@@ -61,17 +61,10 @@ def _read_answer(read: Callable[[str], str], prompt: str, multiline: bool) -> st
 
 @dataclass
 class ManualPolicy(TokenCompleter):
-    """Policy whose answers are typed by a person.
+    """Policy whose answers are typed by a person, without log-probabilities.
 
-    The first stop string or stop token is added to an answer, as the model would end it. Answers
-    have no log-probabilities.
-
-    Attributes:
-        tokenizer: Decodes the prompt and encodes the answer.
-        read: Returns a line typed after a prompt, like ``input``.
-        show: Prints text.
-        multiline: Whether an answer ends with two empty lines instead of its first line.
-        show_observation: Whether to print the new part of the prompt.
+    The first stop string or stop token is added to an answer, as the model would end it. ``read``
+    returns a line like ``input``; with ``multiline``, two empty lines end an answer.
     """
 
     tokenizer: Tokenizer
@@ -84,10 +77,7 @@ class ManualPolicy(TokenCompleter):
     async def __call__(
         self, model_input: tinker.ModelInput, stop: StopCondition, *, max_tokens: int | None = None
     ) -> TokensWithLogprobs:
-        """Prints the new part of the prompt and returns what is typed, of any length.
-
-        Raises ``EOFError`` if the person stops.
-        """
+        """Prints the new part of the prompt and returns what is typed."""
         prompt = model_input.to_ints()
         # A prompt that extends the last turn is not printed again.
         known = len(self._seen) if prompt[: len(self._seen)] == self._seen else 0
@@ -138,8 +128,7 @@ async def play_env(
 ) -> Trajectory | None:
     """Runs one episode with a person as policy; returns ``None`` if they stop before its end.
 
-    Rewards of the whole group (``compute_group_rewards``) are not included. The arguments are those
-    of :class:`ManualPolicy`.
+    Rewards of the whole group (``compute_group_rewards``) are not included.
     """
     show(_HELP_MULTILINE if multiline else _HELP)
     policy = ManualPolicy(tokenizer, read, show, multiline, show_observation)

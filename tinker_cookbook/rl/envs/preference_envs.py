@@ -62,12 +62,7 @@ __all__ = [
 
 
 class PreferenceEnv(Env):
-    """Environment with one answer, which is judged in its group: the reward of the step is 0.
-
-    Args:
-        convo_prefix: The conversation before the answer.
-        policy_renderer: Renders the prompt and parses the answer.
-    """
+    """Environment with one answer to a conversation, judged in its group: its own reward is 0."""
 
     def __init__(self, convo_prefix: Sequence[Message], policy_renderer: Renderer) -> None:
         self.convo_prefix: list[Message] = list(convo_prefix)
@@ -96,9 +91,9 @@ _build_lock = threading.Lock()
 class LazyPreferenceModel(PreferenceModel):
     """A preference model that is built at the first comparison.
 
-    It pickles as its builder, so a group can run in a process to which the model itself cannot be
-    sent, such as a model with a sampling client, which has a connection. A builder that caches its
-    model (``PreferenceModelBuilderFromChatRenderer``) builds one for all copies in a process.
+    It pickles as its builder, so a group can run in a process to which the model, with its
+    connection to a server, cannot be sent. A builder that caches its model builds one for all
+    copies in a process.
     """
 
     def __init__(self, builder: Callable[[], PreferenceModel]) -> None:
@@ -194,19 +189,15 @@ class PairwisePreferenceGroupBuilder(EnvGroupBuilder):
     ) -> list[tuple[float, Metrics]]:
         """Returns reward and metrics of each answer.
 
-        ``win_minus_loss``
-            ``(wins - losses) / matchups``, from -1 to 1. In training its mean is always 0.
-        ``win_rate``
-            In evaluation, ``(1 + win_minus_loss) / 2``: how often the answer beats the fixed one.
-            0.5 means equally good. Starts at the untrained policy's value and should rise.
-        ``format``
-            1 for an answer that ended with the stop sequence and has text. Should rise to 1.
-        ``judge_confidence``
-            Mean absolute preference: 1 for a judge that is always certain, near 0 for one that
-            cannot distinguish the answers, which gives no training signal.
-        ``judge_position_bias``
-            Mean preference for the second answer, 0 for a fair judge. Near 1 or -1 the position
-            decides instead of the text. Like ``judge_confidence``, absent if all answers are equal.
+        ``win_minus_loss`` is ``(wins - losses) / matchups``, from -1 to 1; in training its mean is
+        0. In evaluation ``win_rate`` is ``(1 + win_minus_loss) / 2``: how often the answer beats
+        the fixed one. ``format`` is 1 for an answer that ended with the stop sequence and has
+        text.
+
+        ``judge_confidence`` is the mean absolute preference, near 0 for a judge that cannot
+        distinguish the answers. ``judge_position_bias`` is the mean preference for the second
+        answer: near 1 or -1 the position decides instead of the text. Both are absent if all
+        answers are equal.
         """
         responses = [self.get_response_message(trajectory) for trajectory in trajectory_group]
         n, target = len(responses), self.eval_target_completion_A
@@ -272,16 +263,8 @@ def _group(
 class PairwisePreferenceDataset(ProblemDataset[LabeledComparison]):
     """Groups over the prompts of a comparison dataset; its answers and labels are not used.
 
-    Args:
-        comparison_builder: Source of the prompts.
-        renderer: Renderer of the policy.
-        batch_size: Groups per batch.
-        preference_model: The judge.
-        tournament_pattern: Which pairs of a group are compared.
-        group_size: Answers per prompt.
-        content_preprocessor: As in ``PairwisePreferenceGroupBuilder``.
-        matchup_group_size: As in ``PairwisePreferenceGroupBuilder``.
-        comparisons: Replaces the training part of ``comparison_builder``.
+    ``comparisons`` replaces the training part of ``comparison_builder``. The other arguments are
+    those of ``PairwisePreferenceGroupBuilder``.
     """
 
     def __init__(
@@ -315,8 +298,8 @@ class PairwisePreferenceDataset(ProblemDataset[LabeledComparison]):
 class PairwisePreferenceRLDatasetBuilder(RLDatasetBuilder):
     """Prompts of a comparison dataset; the policy's answers are judged by a preference model.
 
-    On the held-out prompts, they are compared with the answer that the data prefers. Held-out
-    comparisons labelled as ties have no such answer and are left out.
+    On the held-out prompts, they are compared with the answer that the data prefers; ties are left
+    out.
     """
 
     comparison_builder: ComparisonDatasetBuilder = chz.field(doc="Source of the prompts")

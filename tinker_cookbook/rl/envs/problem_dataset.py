@@ -15,8 +15,7 @@ P = TypeVar("P")
 class ProblemDataset(RLDataset, Generic[P]):
     """Every problem once, in batches of ``groups_per_batch``; the last one may be smaller.
 
-    ``set_epoch(seed)`` puts the problems into an order that depends on the seed alone, if
-    ``shuffle`` allows. Before that their order is the list's.
+    Until ``set_epoch`` shuffles them, the problems are in the order of the list.
     """
 
     def __init__(
@@ -26,7 +25,7 @@ class ProblemDataset(RLDataset, Generic[P]):
         groups_per_batch: int,
         shuffle: bool = True,
     ) -> None:
-        """``make_group`` turns a problem into the builder of its group, when its batch is due."""
+        """``make_group`` returns the builder of a problem's group, when its batch is requested."""
         if groups_per_batch < 1:
             raise ConfigurationError(
                 f"groups_per_batch: got {groups_per_batch}, expected at least 1"
@@ -49,7 +48,7 @@ class ProblemDataset(RLDataset, Generic[P]):
         return -(-len(self._problems) // self._groups_per_batch)
 
     def set_epoch(self, seed: int) -> None:
-        """Shuffles the problems, or leaves them as they are."""
+        """Puts the problems in an order that depends on ``seed`` only, if ``shuffle`` is set."""
         if self._shuffle:
             count = len(self._problems)
             self._order = random.Random(seed).sample(range(count), count)

@@ -66,14 +66,11 @@ class ProblemEnv(Env):
         """Returns whether the answer is right, or a score from 0 to 1.
 
         A plain method runs in a thread, where it may block; an ``async`` one runs on the event
-        loop, where it must not.
+        loop.
         """
 
     def check_format(self, sample_str: str) -> bool:
-        """Returns whether the text has the expected format; override it to penalize other formats.
-
-        Without an override the reward has no format term and ``format`` is not logged.
-        """
+        """Returns whether the text has the expected format, if overridden; see the class."""
         return True
 
     def get_reference_answer(self) -> str:
@@ -156,11 +153,8 @@ class _GraderTimeoutError(Exception):
 class ProblemGroupBuilder(EnvGroupBuilder):
     """Builder of a group of equal environments for one problem.
 
-    Attributes:
-        env_thunk: Makes one environment. It must be picklable if groups run in other processes
-            (a ``functools.partial`` is, a lambda is not).
-        num_envs: Group size.
-        dataset_name: Tag of the group's metrics.
+    ``env_thunk`` makes one environment; it must be picklable if groups run in other processes (a
+    ``functools.partial`` is, a lambda is not). ``dataset_name`` is the tag of the group's metrics.
     """
 
     env_thunk: Callable[[], Env]

@@ -136,8 +136,7 @@ def _scorer(generator: str, config: str) -> Any:
 def make_generator(generator: str, config: Mapping[str, Any], *, size: int, seed: int) -> Any:
     """Returns a ``reasoning_gym`` dataset of ``size`` problems.
 
-    Raises:
-        ConfigurationError: The package is missing, or has no such generator or setting.
+    Raises ``ConfigurationError`` if the package, the generator or a setting does not exist.
     """
     if find_spec("reasoning_gym") is None:
         raise ConfigurationError(

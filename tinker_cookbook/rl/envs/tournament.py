@@ -26,11 +26,7 @@ class TournamentPattern(StrEnum):
 
 
 def get_pairs(n: int, pattern: TournamentPattern) -> list[tuple[int, int]]:
-    """Returns the pairs (first, second) among ``n`` members.
-
-    Raises:
-        ConfigurationError: The pattern is unknown.
-    """
+    """Returns the pairs (first, second) among ``n`` members."""
     if pattern not in tuple(TournamentPattern):
         names = [str(known) for known in TournamentPattern]
         raise ConfigurationError(
@@ -47,9 +43,6 @@ def get_pairs_chunked(n: int, pattern: TournamentPattern, chunk_size: int) -> li
     The number of comparisons grows with ``n`` instead of its square. The sizes of chunks differ by
     at most one, so that each member has an opponent: five members in chunks of four are two and
     three. (With a chunk size of 2, an odd ``n`` has one chunk of three.)
-
-    Raises:
-        ConfigurationError: ``chunk_size`` is less than 2, or the pattern is unknown.
     """
     if chunk_size < 2:
         raise ConfigurationError(
@@ -71,9 +64,6 @@ def mean_wins_minus_losses(
 
     ``preferences[k]`` belongs to ``pairs[k]``. A member without a matchup gets 0. If all members
     have the same number of matchups, the values add up to 0.
-
-    Raises:
-        DataValidationError: The lengths differ, or a preference is not a number from -1 to 1.
     """
     if len(pairs) != len(preferences):
         raise DataValidationError(

@@ -47,10 +47,8 @@ def diagnose(
     gradient if the rewards are equal within each group, or if no token is trained on. With a
     teacher (``teacher_kl`` is in the metrics) the rewards may be equal.
 
-    Args:
-        groups: All groups of the batch, including those with constant rewards.
-        metrics: Metrics of the step: ``rollout_errors/total``, ``teacher_kl``, ``optim/num_steps``.
-        max_tokens: Limit of an answer; by default inferred from truncated answers.
+    ``groups`` must include those with constant rewards; ``max_tokens`` is by default inferred from
+    truncated answers.
     """
     turns = [t for g in groups for trajectory in g.trajectories_G for t in trajectory.transitions]
     rewards_P = [group.get_total_rewards() for group in groups]
@@ -103,12 +101,7 @@ def diagnose(
 def diagnose_kl(
     metrics: Mapping[str, float | int | str], max_steps_off_policy: int | None = None
 ) -> Diagnosis | None:
-    """Returns a warning if the KL between sampler and learner is high enough to risk instability.
-
-    Args:
-        metrics: Metrics of the step: ``optim/kl_sample_train_v1``, in nats per token.
-        max_steps_off_policy: Setting of an asynchronous run.
-    """
+    """Returns a warning if the KL of sampler and learner is high enough to risk instability."""
     kl = float(metrics.get(_KL, 0.0))
     if not kl > _UNSTABLE_KL:
         return None

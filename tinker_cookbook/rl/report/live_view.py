@@ -16,7 +16,6 @@ import math
 import time
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
-from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
 
 from rich.panel import Panel
@@ -49,14 +48,8 @@ Metrics = Mapping[str, float | int | str]
 class RLProgress:
     """Shows the progress of a run inside a ``with`` block.
 
-    Args:
-        total_steps: Number of updates of the whole run.
-        initial_step: Number of earlier updates (when a run is resumed).
-        console: By default the shared one on standard output.
-        min_interval_s: Without a terminal, seconds between two lines. The first and the last step
-            always get a line.
-        transcript_interval_s: Seconds between two transcripts.
-        clock: Monotonic clock in seconds.
+    Without a terminal, lines are at least ``min_interval_s`` apart, except for the first and the
+    last step. Transcripts are at least ``transcript_interval_s`` apart. ``clock`` is in seconds.
     """
 
     def __init__(
@@ -89,12 +82,7 @@ class RLProgress:
         self._display.start()
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, kind: object, error: BaseException | None, traceback: object) -> None:
         self._set_phase("done" if error is None else "stopped")
         self._phase_began = self._began  # the last line shows the time of the whole run
         self._display.stop()
@@ -114,12 +102,7 @@ class RLProgress:
         self._set_phase("evaluating")
 
     def update(self, step: int, metrics: Metrics) -> None:
-        """Reports that an update is finished.
-
-        Args:
-            step: Number of updates, including this one.
-            metrics: Metrics of the step, as they are logged; missing ones are not shown.
-        """
+        """Reports that ``step`` updates are finished, with the logged metrics of the last one."""
         self._step, self._metrics = step, metrics
         reward = _value(metrics, REWARD)
         if reward is not None:
@@ -142,13 +125,8 @@ class RLProgress:
     ) -> bool:
         """Prints the best episode of a group, and the worst if its reward is lower.
 
-        Args:
-            group: A group; of several, the first with different rewards is used.
-            tokenizer: Tokenizer of the policy.
-            force: Whether to print it even if the last transcript is recent.
-
-        Returns:
-            Whether it was printed.
+        Of several groups, the first with different rewards is used. Unless ``force`` is set,
+        nothing is printed soon after the last transcript. Returns whether something was printed.
         """
         now = self._clock()
         recent = self._shown_at is not None and now - self._shown_at < self._transcript_interval
@@ -235,7 +213,7 @@ class RLProgress:
 
 
 def _transcript(group: TrajectoryGroup, text: TokenText) -> tuple[str, Text]:
-    """Returns a heading, and the prompt with the best and, if its reward is lower, the worst
+    """Returns a title, and the prompt with the best and, if its reward is lower, the worst
     episode."""
     rewards = group.get_total_rewards()
     best = max(range(len(rewards)), key=rewards.__getitem__)

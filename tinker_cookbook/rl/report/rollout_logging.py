@@ -15,14 +15,7 @@ SCHEMA_VERSION = 1
 
 @dataclass(frozen=True)
 class RolloutSummaryExportConfig:
-    """Names of an export.
-
-    Attributes:
-        split: ``train``, or ``eval/NAME``.
-        iteration: Number of the step.
-        base_name: First part of the file name.
-        sampling_client_step: Number of updates of the sampling weights, if known.
-    """
+    """Names of an export: ``split`` is ``train`` or ``eval/NAME``."""
 
     split: str
     iteration: int
@@ -47,13 +40,7 @@ def rollout_summaries_jsonl_path(iteration_dir: Path, base_name: str) -> Path:
 def serialize_rollout_summaries_from_groups(
     *, split: str, iteration: int, groups_P: Sequence[RolloutSummaryGroup]
 ) -> list[dict[str, Any]]:
-    """Returns a row for each episode, with its rewards, its metrics and those of its steps.
-
-    Args:
-        split: As in ``RolloutSummaryExportConfig``.
-        iteration: As in ``RolloutSummaryExportConfig``.
-        groups_P: The groups, in the order of the batch.
-    """
+    """Returns a row for each episode, with its rewards, its metrics and those of its steps."""
     rows: list[dict[str, Any]] = []
     for index, entry in enumerate(groups_P):
         group = entry.trajectory_group
@@ -97,11 +84,7 @@ def serialize_rollout_summaries(
     taglist_P: Sequence[list[str]],
     sampling_client_steps_P: Sequence[int | None] | None = None,
 ) -> list[dict[str, Any]]:
-    """As :func:`serialize_rollout_summaries_from_groups`, from lists with an entry per group.
-
-    Raises:
-        ValueError: They differ in length.
-    """
+    """As :func:`serialize_rollout_summaries_from_groups`, from lists with an entry per group."""
     groups = _paired(trajectory_groups_P, taglist_P, sampling_client_steps_P)
     return serialize_rollout_summaries_from_groups(
         split=split, iteration=iteration, groups_P=groups

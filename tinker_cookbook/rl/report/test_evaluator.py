@@ -32,36 +32,29 @@ __all__ = ["RLTestSetEvaluator"]
 
 
 class RLTestSetEvaluator(SamplingClientEvaluator):
-    """Runs rollouts for every group of ``dataset`` once and returns ``NAME/env/all/…`` etc.
+    """Runs rollouts for every group of ``dataset`` once and returns their metrics.
 
     The metrics are those of ``compute_trajectory_metrics`` and ``compute_rollout_error_metrics``
     with the prefix ``NAME/``. ``NAME/env/all/reward/total`` is the main one: it starts at the
     untrained model's value and should rise with ``env/all/reward/total`` of training; if it falls
     while that rises, the policy overfits the training problems.
 
-    At most ``max_groups_in_flight`` groups are in memory. With a ``seed`` the metrics depend on
-    the weights only, not on timing: group i is sampled with ``policy.derived(i)``, and sums are
-    computed in the order of the dataset. Rollouts run in the executor of ``set_rollout_executor``.
+    With a ``seed`` the metrics depend on the weights only, not on timing: group i is sampled with
+    ``policy.derived(i)``, and sums are computed in the order of the dataset. Rollouts run in the
+    executor of ``set_rollout_executor``.
 
     Args:
         dataset: Its batches are requested one after the other, in a thread.
         max_tokens: Maximum tokens of an answer.
         name: Prefix of the metrics.
-        num_groups_to_log: Number of groups, from the start of the dataset, to keep for transcripts.
+        num_groups_to_log: Number of groups, from the start of the dataset, kept in ``last_groups``.
         strategy: How to handle rollouts that fail; ``None`` raises the first error. A strategy that
             tolerates failures counts groups that fail as a whole in
             ``NAME/rollout_errors/groups_skipped``.
         temperature: 1 measures the policy that is trained, 0 its most probable answers.
-        top_p: As in ``TinkerTokenCompleter``.
-        top_k: As in ``TinkerTokenCompleter``.
-        seed: Makes evaluations repeatable.
+        top_p: As in ``TinkerTokenCompleter``, like ``top_k``, ``seed`` and ``context_window``.
         config: Limits and policies of the rollouts.
-        context_window: As in ``TinkerTokenCompleter``.
         max_groups_in_flight: Maximum number of concurrent groups.
-
-    Attributes:
-        last_groups: The groups kept of the latest evaluation, in the order of the dataset.
-        last_tags: Their ``logging_tags``.
     """
 
     def __init__(

@@ -6,7 +6,6 @@ import asyncio
 import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from types import TracebackType
 from typing import TYPE_CHECKING, Any, Protocol, Self
 
 from tinker_cookbook.eval.evaluators import SamplingClientEvaluator
@@ -41,12 +40,8 @@ _COUNTERS = {"trained": "cumulative_tokens", "sampled": "cumulative_sampled_toke
 class IterationReport:
     """Results of the iteration that began after ``step`` updates.
 
-    Attributes:
-        step: Number of updates before it.
-        collected: Its groups.
-        trained: Metrics of its ``Update``.
-        training_seconds: Time from the last finished group to the end of training.
-        seconds: Time of the whole iteration.
+    ``trained`` has the metrics of its ``Update``; ``training_seconds`` is the time from the last
+    finished group to the end of training.
     """
 
     step: int
@@ -76,14 +71,7 @@ class ReportedSession(Protocol):
 
 
 class Reporter:
-    """Measures, shows and logs the iterations of a run inside a ``with`` block.
-
-    Args:
-        config: Config of the run.
-        session: Session of the run; has the counters of a resumed run.
-        progress: The live view.
-        tokenizer: Tokenizer of the policy.
-    """
+    """Measures, shows and logs the iterations of a run inside a ``with`` block."""
 
     def __init__(
         self,
@@ -105,12 +93,7 @@ class Reporter:
         self._progress.__enter__()
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
         self._progress.__exit__(kind, error, trace)
         self._writer.__exit__(kind, error, trace)
 

@@ -32,42 +32,12 @@ _EVENTS = frozenset((_TURN_EVENT, _EPISODE_EVENT, "num_truncations_max_turn_toke
 def compute_trajectory_metrics(
     trajectory_groups_P: Sequence[TrajectoryGroup], taglist_P: Sequence[Sequence[str]]
 ) -> dict[str, float]:
-    """Returns the metrics of a batch.
+    """Returns the metrics of a batch; ``docs/04-rl-metrics.md`` explains them.
 
     Pass all groups of the batch, including those with constant rewards, and for each the
     ``logging_tags`` of its builder. ``env/all/…`` covers all groups; ``env/TAG/…`` those with the
-    tag, for each tag that some groups have and others lack.
-
-    ``env/all/reward/total``
-        Mean total reward of an episode (steps and group). Starts at the untrained model's value and
-        should rise; if it is flat for some ten steps, nothing is learned (see ``by_group``).
-    ``env/all/by_group/frac_mixed``, ``…/frac_all_good``, ``…/frac_all_bad``
-        Shares of groups whose rewards differ, are all equal and at least 0.5, are all equal and
-        below 0.5; they add up to 1. Only mixed groups have a gradient. Near 0 mixed: the task is
-        too hard (all bad) or too easy (all good) for the model, or samples hardly differ.
-    ``env/all/ac_tokens_per_turn``, ``…/ob_tokens_per_turn``
-        Mean length of an action and of an observation (the whole prompt). Actions close to
-        ``max_tokens`` are truncated; a steady rise or fall of their length is the first sign of
-        reward hacking.
-    ``env/all/turns_per_episode``
-        Mean number of actions in an episode; 0 only if the first prompt is already too long.
-    ``env/all/total_episodes``, ``…/total_turns``, ``…/total_ac_tokens``, ``…/total_ob_tokens``
-        Totals of the batch. Fewer episodes than requested: rollouts failed (``rollout_errors/…``).
-    ``env/all/total_cached_ob_tokens``
-        Observation tokens that the sampler read from its prefix cache. 0 in a group's first turn
-        unless its members share a request; in later turns a low share of ``total_ob_tokens`` means
-        that observations do not extend each other.
-    ``env/all/NAME``
-        Each metric of the environment: its mean over the steps and episodes that report it.
-    ``stop/REASON``
-        Share of episodes that ended for this reason (``StopReason``), for reasons that occurred;
-        they add up to 1. Good is mostly ``completed``; the rest are limits and failures.
-    ``parse_error``
-        Share of turns that did not parse, if any turn reports it. Should fall to near 0.
-    ``zero_reward_on_limit``
-        Share of episodes whose reward was set to 0 because a limit ended them.
-    ``num_truncations_max_turn_tokens``
-        Number of turns that were truncated at ``max_turn_tokens``. Should be rare.
+    tag, for each tag that some groups have and others lack. ``env/all/NAME`` is the mean of a
+    metric of the environment over the steps and episodes that report it.
 
     Raises:
         DataValidationError: The lists differ in length, or a metric is not a number.
@@ -103,14 +73,9 @@ def compute_sampling_client_metrics(
 ) -> dict[str, float]:
     """Returns the age of the weights that sampled the groups, after ``now_step`` updates.
 
-    ``sampling_client/step_max``, ``…_min``, ``…_mean``
-        Updates of the sampling weights: ``now_step`` in synchronous training.
-    ``async/staleness_max``, ``…_min``, ``…_mean``
-        ``now_step`` minus these: 0 on-policy, at most ``max_steps_off_policy`` in asynchronous
-        training. A mean at that bound means that training is the bottleneck: samples wait for the
-        trainer.
-    ``training_client/step``
-        ``now_step``.
+    ``async/staleness_…`` is ``now_step`` minus the updates of the sampling weights: 0 on-policy,
+    at most ``max_steps_off_policy`` in asynchronous training. A mean at that bound means that
+    training is the bottleneck.
     """
     if not groups:
         return {}
@@ -126,15 +91,10 @@ def compute_sampling_client_metrics(
 def compute_rollout_error_metrics(
     groups: Iterable[TrajectoryGroup], groups_skipped: int = 0
 ) -> dict[str, float]:
-    """Returns how many rollouts failed, including those that were retried; ``{}`` if none did.
+    """Returns how many rollouts failed, by the class of their exception; ``{}`` if none did.
 
-    ``rollout_errors/TYPE``
-        Failures by the class name of their exception. ``rollout_errors/total``: all of them.
-    ``rollout_errors/groups_skipped``
-        Groups that the batch lacks because too few of their rollouts succeeded.
-
-    0 is normal. A few timeouts are harmless; a steady share costs time and biases the data
-    towards episodes that do not fail.
+    Retried rollouts count. ``groups_skipped`` is the number of groups that the batch lacks because
+    too few of their rollouts succeeded.
     """
     return error_metrics(
         (error for group in groups for error in group.rollout_errors), groups_skipped
@@ -156,13 +116,9 @@ def error_metrics(errors: Iterable[RolloutError], groups_skipped: int = 0) -> di
 class TrajectoryTotals:
     """Sums over trajectories, so that a test set can be measured without keeping its episodes.
 
-    Attributes:
-        counts: Episodes, turns, tokens, and groups by the kind of their rewards.
-        reward: Sum of the total rewards.
-        env_sums: Sum of each metric of the environment.
-        env_counts: Number of reports of each of these.
-        stops: Episodes by stop reason.
-        events: Sum of each of ``_EVENTS`` that was reported.
+    ``counts`` has episodes, turns, tokens, and groups by the kind of their rewards; ``env_counts``
+    has the number of reports of each metric of the environment; ``stops`` has episodes by stop
+    reason.
     """
 
     counts: Counter[str] = field(default_factory=Counter)

@@ -66,9 +66,9 @@ def _figures(entries: Sequence[LoggedGroup]) -> Node:
     figures = {
         "mean reward": number(_mean(rewards)),
         "groups × samples": f"{len(groups)} × {len(rewards) / len(groups):.4g}",
-        "groups of mixed reward": str(len(groups) - len(constant)),
+        "groups with mixed rewards": str(len(groups) - len(constant)),
         "groups all good / all bad": f"{good} / {len(constant) - good}",
-        "tokens an answer": f"{_mean([len(t.ac.tokens) for t in turns]):,.1f}",
+        "tokens per answer": f"{_mean([len(t.ac.tokens) for t in turns]):,.1f}",
         "answers cut off": f"{_mean([t.ac.stop_reason == 'length' for t in turns]):.0%}",
     }
     tiles = [
@@ -80,7 +80,7 @@ def _figures(entries: Sequence[LoggedGroup]) -> Node:
 
 def _group_table(entries: Sequence[LoggedGroup], num_shown: int) -> Node:
     columns = ["group", "tags", "mean reward", "lowest", "highest", "deviation", "samples",
-               "tokens an episode", "ended by"]  # fmt: skip
+               "tokens per episode", "ended by"]  # fmt: skip
     rows: list[list[Any]] = []
     for entry in entries:
         rewards = entry.group.get_total_rewards()
@@ -166,7 +166,7 @@ def _sample(entry: LoggedGroup, member: int, color: str, show_prompt: bool) -> N
     if not turns:
         body.add(_el("p", "rl-empty", "The first prompt left no room for an answer."))
     if text.final:
-        body.add(_el("p", "rl-label", "what followed"), _text(text.final))
+        body.add(_el("p", "rl-label", "after the last answer"), _text(text.final))
     if trajectory.logs:
         body.add(_values("logs of the episode", trajectory.logs))
     if entry.group.metrics_G[member]:
@@ -186,7 +186,7 @@ def _turn(entry: LoggedGroup, member: int, index: int, show_prompt: bool) -> Nod
     transition, turn = transitions[index], entry.texts[member].turns[index]
     node = _el("div", "rl-turn")
     if (index > 0 or show_prompt) and turn.prompt:
-        name = "prompt" if index == 0 else f"turn {index + 1}: what is new in the prompt"
+        name = "prompt" if index == 0 else f"turn {index + 1}: added to the prompt"
         label = f"{name}, {plural(turn.num_new_tokens, 'token')}"
         node.add(_el("p", "rl-label", label), _text(turn.prompt))
     facts: list[str] = []

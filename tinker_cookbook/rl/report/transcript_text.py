@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from functools import cached_property
 from itertools import groupby
 from typing import TYPE_CHECKING, TypeAlias
 
@@ -57,13 +56,8 @@ class EpisodeText:
 class LoggedGroup:
     """A finished group as a transcript shows it.
 
-    Attributes:
-        index: Position in the batch.
-        group: The group.
-        tags: ``logging_tags`` of its builder.
-        advantages: Advantage of each member; ``None`` in an evaluation.
-        log: What the environments logged with ``logtree``.
-        texts: Text of each member; added in the writer's thread.
+    ``index`` is its position in the batch, ``advantages`` are ``None`` in an evaluation, ``log`` is
+    what the environments logged, and ``texts`` are added in the writer's thread.
     """
 
     index: int
@@ -77,12 +71,12 @@ class LoggedGroup:
 class TokenText:
     """Decodes tokens for reading: special tokens are shown, whitespace is kept, images are named.
 
-    Args:
-        tokenizer: Tokenizer of the policy; without one, tokens are shown as numbers.
+    Without a tokenizer, tokens are shown as numbers.
     """
 
     def __init__(self, tokenizer: PreTrainedTokenizerBase | None) -> None:
         self._tokenizer = tokenizer
+        self._special = set() if tokenizer is None else special_ids(tokenizer)
         # The members of a group have the same prompt.
         self._cache: dict[tuple[tuple[Item, ...], tuple[Item, ...]], list[Piece]] = {}
 
@@ -118,9 +112,15 @@ class TokenText:
         key = (tuple(items), tuple(before[-LEAD:]))
         if key in self._cache:
             return self._cache[key]
+
+        def kind_of(item: Item) -> str:
+            if isinstance(item, Image):
+                return "image"
+            return "special" if item in self._special else "text"
+
         found: list[Piece] = []
         everything, position = [*key[1], *items], len(key[1])
-        for kind, run in groupby(items, self._kind):
+        for kind, run in groupby(items, kind_of):
             part = list(run)
             lead = _tokens(everything[max(0, position - LEAD) : position])
             position += len(part)
@@ -136,15 +136,6 @@ class TokenText:
         if keep:
             self._cache[key] = found
         return found
-
-    def _kind(self, item: Item) -> str:
-        if isinstance(item, Image):
-            return "image"
-        return "special" if item in self._special_ids else "text"
-
-    @cached_property
-    def _special_ids(self) -> frozenset[int]:
-        return frozenset() if self._tokenizer is None else frozenset(special_ids(self._tokenizer))
 
 
 def plain(pieces: Sequence[Piece]) -> str:

@@ -1,12 +1,9 @@
 """Transcripts of the sampled episodes, for people (HTML) and for programs (JSON lines).
 
-A step writes to ``log_path/iteration_NNNNNN/``:
-
-- ``train.html``: the first ``num_groups_to_log`` groups in full, and a table of all groups;
-- ``train_logtree.json``: the same page as a tree;
-- ``train_rollout_summaries.jsonl``: one line for each episode of every group.
-
-An evaluation writes ``eval_LABEL.…`` to the same folder. Each file is complete or absent.
+A step writes to ``log_path/iteration_NNNNNN/``: ``train.html`` with the first
+``num_groups_to_log`` groups in full and a table of all groups, ``train_logtree.json`` with the
+same page as a tree, and ``train_rollout_summaries.jsonl`` with a line for each episode. An
+evaluation writes ``eval_LABEL.…`` to the same folder. Each file is complete or absent.
 """
 
 from __future__ import annotations
@@ -17,7 +14,6 @@ from collections import deque
 from collections.abc import Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
-from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
 
 from tinker_cookbook.exceptions import DataValidationError, TinkerCookbookError, TrainingError
@@ -48,11 +44,7 @@ _MAX_PENDING = 2
 
 @contextmanager
 def group_log(enabled: bool = True) -> Iterator[Trace | None]:
-    """Collects what the environments of one group log with ``logtree`` inside the block.
-
-    Args:
-        enabled: Whether the transcript shows the group; if not, nothing is collected.
-    """
+    """Collects what the environments of one group log with ``logtree``, if ``enabled``."""
     if not enabled:
         with scope_disable():
             yield None
@@ -75,11 +67,8 @@ def iteration_dir(log_path: str | os.PathLike[str], iteration: int) -> str:
 class TranscriptWriter:
     """Writes the transcripts of a run in a thread, one step after the other.
 
-    Args:
-        log_path: Folder of the run.
-        num_groups_to_log: Number of groups that the HTML shows in full; 0 writes no HTML.
-        json_export: Whether to write the JSON files.
-        tokenizer: Tokenizer of the policy; without one, tokens are shown as numbers.
+    ``num_groups_to_log`` groups are shown in full by the HTML; 0 writes no HTML. Without a
+    tokenizer, tokens are shown as numbers.
     """
 
     def __init__(
@@ -110,14 +99,10 @@ class TranscriptWriter:
         Args:
             iteration: Number of updates before these groups are trained on.
             split: ``"train"`` or ``"eval_LABEL"``.
-            groups: The groups in the order of the batch; ``None`` for an unfinished one. A loop
-                that is stopped while it samples writes its finished groups and calls ``flush``.
+            groups: In the order of the batch; ``None`` for an unfinished one.
             tags: ``logging_tags`` of each group's builder.
             advantages: For each group one number per member, or ``None``.
             logs: What each group's ``group_log`` collected.
-
-        Returns:
-            Future that is done when the files are written.
 
         Raises:
             TrainingError: An earlier step's transcripts could not be written.
@@ -150,11 +135,7 @@ class TranscriptWriter:
         return future
 
     def flush(self) -> None:
-        """Waits until everything is written.
-
-        Raises:
-            TrainingError: Something could not be written.
-        """
+        """Waits until everything is written; raises ``TrainingError`` if something could not be."""
         while self._pending:
             self._pending.popleft().result()
 
@@ -168,12 +149,7 @@ class TranscriptWriter:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
         try:
             self.close()
         except TinkerCookbookError as second:

@@ -7,7 +7,6 @@ import inspect
 from collections.abc import Callable, Mapping, Sequence
 from contextvars import Token
 from dataclasses import replace
-from types import TracebackType
 from typing import Any, ParamSpec, TypeVar, overload
 
 from tinker_cookbook.exceptions import ConfigurationError, DataFormatError
@@ -33,12 +32,7 @@ class Scope:
         output = current_output()
         self._tokens.append(None if output is None else OUTPUT.set(self._enter(output)))
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         token = self._tokens.pop()
         if token is not None:
             OUTPUT.reset(token)

@@ -24,8 +24,6 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-_FOLDER = Path(__file__).parent
-
 
 class Trace:
     """A report.
@@ -230,27 +228,23 @@ def render_with_jinja(
 def _template() -> jinja2.Template:
     import jinja2  # not at the top: it would slow every start
 
-    loader = jinja2.FileSystemLoader(_FOLDER)
-    # ``finalize`` makes control characters visible before text is escaped.
     env = jinja2.Environment(
-        loader=loader, autoescape=True, finalize=escape, keep_trailing_newline=True
+        loader=jinja2.FileSystemLoader(Path(__file__).parent),
+        autoescape=True,
+        finalize=escape,  # makes control characters visible
+        keep_trailing_newline=True,
     )
+    # "</style" would end the element early, and the rest would be shown.
+    env.filters["css"] = lambda sheet: Raw(sheet.replace("</", "<\\/"))
     return env.get_template("page.html.j2")
-
-
-@cache
-def _default_css() -> str:
-    return "\n" + (_FOLDER / "style.css").read_text("utf-8")
 
 
 def _head_html(
     title: str, css: Sequence[str], base: str | None = None, links: Sequence[str] = ()
 ) -> str:
     """Returns the content of ``<head>``; ``base`` replaces the default style sheet."""
-    # "</style" would end the element early, and the rest would be shown.
-    style = "\n".join([_default_css() if base is None else base, *css]).replace("</", "<\\/")
     module: Any = _template().module
-    return str(module.head(title, Raw(style), links))
+    return str(module.head(title, css, base, links))
 
 
 def _page_html(head_html: str, body_html: str, lang: str = "en") -> str:
