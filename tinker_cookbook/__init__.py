@@ -9,7 +9,7 @@ prepare_process()
 
 __version__ = "0.1.0"
 
-from tinker_cookbook.engine.model.packaged import register_packaged_model  # noqa: E402
+from tinker_cookbook.engine.model.resolve import register_packaged_model  # noqa: E402
 from tinker_cookbook.exceptions import (  # noqa: E402  (the process is prepared first)
     AllTrajectoriesFailedError,
     BenchmarkNotFoundError,

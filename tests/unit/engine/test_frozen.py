@@ -10,7 +10,7 @@ import torch
 from tinker_cookbook.engine.devices import cpu_bfloat16
 from tinker_cookbook.engine.kernels.cpu import linear as frozen_module
 from tinker_cookbook.engine.kernels.cpu.build import library
-from tinker_cookbook.engine.kernels.cpu.linear import FrozenWeight, OneDnn, Panels, Plain
+from tinker_cookbook.engine.kernels.cpu.linear import FrozenWeight, _OneDnn, _Panels, _Plain
 from tinker_cookbook.engine.model.lora import _AdaptedProduct
 from tinker_cookbook.engine.model.low_rank import LowRank
 
@@ -19,13 +19,13 @@ DTYPES = [torch.float32, torch.bfloat16]
 
 def layouts(weight: torch.Tensor) -> list[FrozenWeight]:
     """Those that this processor can have."""
-    out: list[FrozenWeight] = [FrozenWeight(weight, Plain)]
+    out: list[FrozenWeight] = [FrozenWeight(weight, _Plain)]
     if library("product") is not None:
-        out.append(FrozenWeight(weight, Panels))
+        out.append(FrozenWeight(weight, _Panels))
     half = weight.dtype == torch.bfloat16
     mkldnn = torch.backends.mkldnn.is_available() and hasattr(torch.ops.mkldnn, "_linear_pointwise")
     if mkldnn and (not half or torch.ops.mkldnn._is_mkldnn_bf16_supported()):
-        out.append(FrozenWeight(weight, OneDnn))
+        out.append(FrozenWeight(weight, _OneDnn))
     return out
 
 
@@ -74,7 +74,7 @@ def test_a_row_does_not_depend_on_the_rows_beside_it(dtype):
     x = torch.randn(300, 1536).to(dtype)
     for layout in layouts(torch.randn(576, 1536).to(dtype))[1:]:
         few = (2, 8, 32, 170)
-        if isinstance(layout.forward, Panels):
+        if isinstance(layout.forward, _Panels):
             few = (1, 2, 3, 7, 8, 9, 31, 170)
         elif "AVX512" not in torch.backends.cpu.get_cpu_capability():
             continue  # shown for oneDNN on AVX-512 alone
@@ -94,7 +94,7 @@ def test_rows_that_are_not_next_to_each_other(dtype):
                 layout.forward.product(rows.contiguous()),
             )
             if isinstance(
-                layout.forward, Plain
+                layout.forward, _Plain
             ):  # torch may sum a row that is not in order otherwise
                 torch.testing.assert_close(found, expected)
             else:
@@ -163,7 +163,7 @@ def test_a_term_for_all_rows_gives_the_bits_of_one_for_some(dtype):
     if library("product") is None:
         pytest.skip("needs a C compiler")
     weight, x, own = torch.randn(130, 80).to(dtype), torch.randn(70, 80), low_rank(32, dtype)
-    layout, x = Panels(weight), x.to(dtype)
+    layout, x = _Panels(weight), x.to(dtype)
     alone = layout.adapted(x, None, [(own, 0, 70)])
     company = low_rank(8, dtype)
     together = layout.adapted(x, None, [(own, 3, 10), (company, 10, 40), (own, 69, 70)])
@@ -186,7 +186,7 @@ def test_without_memory_to_spare_no_second_copy_is_kept(dtype, monkeypatch):
 def test_any_number_of_threads_gives_the_same_bits(threads):
     if library("product") is None:
         pytest.skip("needs a C compiler")
-    layout, x = Panels(torch.randn(130, 2100)), torch.randn(300, 2100)
+    layout, x = _Panels(torch.randn(130, 2100)), torch.randn(300, 2100)
     expected, before = layout.product(x), torch.get_num_threads()
     torch.set_num_threads(threads)
     try:
@@ -201,14 +201,14 @@ def test_the_choice(monkeypatch):
 
     monkeypatch.setattr(frozen_module.platform, "machine", lambda: "x86_64")
     monkeypatch.setattr(frozen_module, "cpu_bfloat16", lambda: None)
-    assert chosen(torch.float32, frozen_module.SMALLEST // 2) is Plain
-    assert chosen(torch.float16) is Plain
+    assert chosen(torch.float32, frozen_module.SMALLEST // 2) is _Plain
+    assert chosen(torch.float16) is _Plain
     if library("product") is not None:
-        assert chosen(torch.float32) is Panels
-        assert chosen(torch.bfloat16) is Panels
+        assert chosen(torch.float32) is _Panels
+        assert chosen(torch.bfloat16) is _Panels
     monkeypatch.setattr(frozen_module, "cpu_bfloat16", lambda: "avx512_bf16")
-    assert chosen(torch.bfloat16) is not Panels
+    assert chosen(torch.bfloat16) is not _Panels
     monkeypatch.setattr(frozen_module, "library", lambda name: None)
-    assert chosen(torch.float32) in (OneDnn, Plain)
+    assert chosen(torch.float32) in (_OneDnn, _Plain)
     monkeypatch.setattr(frozen_module.platform, "machine", lambda: "aarch64")
-    assert chosen(torch.float32) is Plain
+    assert chosen(torch.float32) is _Plain

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from tinker_cookbook.engine.kernels.cpu.linear import FrozenWeight, Plain
+from tinker_cookbook.engine.kernels.cpu.linear import FrozenWeight, _Plain
 from tinker_cookbook.engine.model import head as head_module
 from tinker_cookbook.engine.model.head import Head, SavedSoftmax
 
@@ -20,7 +20,7 @@ def small_chunks(monkeypatch):
 @pytest.mark.parametrize("lora", [False, True])
 @pytest.mark.parametrize("wide", [False, True])
 @pytest.mark.parametrize("kind", ["plain", "bias", "scale", "softcap", "all"])
-@pytest.mark.parametrize("layout", [None, Plain])
+@pytest.mark.parametrize("layout", [None, _Plain])
 def test_forward_and_backward_equal_autograd(layout, lora, wide, kind):
     torch.manual_seed(0)
     bias = torch.randn(V) if kind in ("bias", "all") else None
@@ -124,7 +124,7 @@ def test_bf16_logits_are_not_rounded_to_bf16():
     exact = hidden.double() @ weight.double().t()
     plain = (hidden @ weight.t()).double()
     assert (plain - exact).abs().max() > 0.02
-    for head in (Head(FrozenWeight(weight)), Head(FrozenWeight(weight, Plain))):
+    for head in (Head(FrozenWeight(weight)), Head(FrozenWeight(weight, _Plain))):
         assert (head.logits(hidden, None).double() - exact).abs().max() < 1e-3
     low = (hidden @ pair[0].t()).double()
     exact += low @ pair[1].double().t()

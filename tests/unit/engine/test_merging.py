@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from tinker_cookbook.engine.model.lora import AdapterSpec
-from tinker_cookbook.engine.model.merging import merge_note
+from tinker_cookbook.engine.model.resolve import merge_note
 
 
 @pytest.mark.parametrize("kind", ["qwen3", "llama"])  # tied, and not

@@ -13,7 +13,7 @@ import torch
 
 from tinker_cookbook.engine import engine as engine_module
 from tinker_cookbook.engine.engine import Engine
-from tinker_cookbook.engine.model.memory_check import weights_bytes
+from tinker_cookbook.engine.model.loading import weights_bytes
 from tinker_cookbook.exceptions import OutOfMemoryError
 
 SECONDS = 60

@@ -162,11 +162,8 @@ def encode_checkpoint(
     user_metadata: Mapping[str, str],
     created_at: float,
 ) -> Iterator[tuple[str, bytes]]:
-    """Yields ``(name, content)`` of each file, ``state.json`` last.
-
-    Contents are generated one by one, so the bytes of a large optimizer state and of the adapter
-    are never in memory together.
-    """
+    """Yields ``(name, content)`` of each file, ``state.json`` last."""
+    # One by one: the bytes of the optimizer state and of the adapter are never in memory together.
     seals: dict[str, dict[str, Any]] = {}
     for name, make in contents.items():
         content = make()
@@ -240,10 +237,8 @@ def read_peft_files(folder: Path) -> dict[str, bytes]:
 
 
 def expiry_file(now: float, ttl_seconds: int | None) -> dict[str, bytes]:
-    """Returns ``expires_at`` for a time to live; nothing for ``None``, which means never.
-
-    It is a separate file: the TTL may change, but ``state.json`` may not.
-    """
+    """Returns ``expires_at`` for a time to live; nothing for ``None``, which means never."""
+    # A separate file: the TTL may change, but ``state.json`` may not.
     if ttl_seconds is None:
         return {}
     if isinstance(ttl_seconds, bool) or ttl_seconds <= 0:

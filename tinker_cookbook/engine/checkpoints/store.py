@@ -232,7 +232,7 @@ class CheckpointStore:
         )
         self.touch_run(run_id)
         folder = self._folder(path)
-        with files.explain_disk_errors(f"saving {path}", self.root), self._writing(path):
+        with self._writing(path, "saving"):
             if folder.exists() and not overwrite and not self._is_expired(folder):
                 raise CheckpointError(
                     f"{path}: there is a checkpoint of this name. Choose another name, pass "
@@ -243,12 +243,8 @@ class CheckpointStore:
         return str(path)
 
     def read_checkpoint(self, tinker_path: str, *, with_optimizer: bool) -> LoadedCheckpoint:
-        """Loads a checkpoint and verifies all checksums.
-
-        Raises:
-            CheckpointError: it is missing, expired, truncated or damaged (with file, size and
-                expected size), or lacks a requested optimizer state.
-        """
+        """Loads a checkpoint and verifies all checksums. Raises ``CheckpointError`` if it is
+        missing, expired or damaged (with file, size and expected size), or lacks its optimizer."""
         path = TinkerPath.parse(tinker_path)
         if with_optimizer and path.kind == "sampler_weights":
             raise CheckpointError(
@@ -292,7 +288,7 @@ class CheckpointStore:
     def delete_checkpoint(self, tinker_path: str) -> None:
         """Deletes a checkpoint permanently, damaged or not."""
         path = TinkerPath.parse(tinker_path)
-        with files.explain_disk_errors(f"deleting {path}", self.root), self._writing(path):
+        with self._writing(path, "deleting"):
             if not self._folder(path).exists():
                 raise self._missing(path)
             self._delete(path)
@@ -301,8 +297,7 @@ class CheckpointStore:
         """Sets the expiry to ``ttl_seconds`` from now; ``None``: never."""
         path = TinkerPath.parse(tinker_path)
         folder, expiry = self._folder(path), fmt.expiry_file(self.clock(), ttl_seconds)
-        doing = f"setting the TTL of {path}"
-        with files.explain_disk_errors(doing, self.root), self._writing(path):
+        with self._writing(path, "setting the TTL of"):
             if not folder.exists() or self._is_expired(folder):
                 raise self._missing(path)
             if not expiry:
@@ -312,15 +307,13 @@ class CheckpointStore:
                 files.replace_file(folder / name, content)
 
     def expire(self, now: float | None = None) -> list[str]:
-        """Deletes the checkpoints that expire at or before ``now`` and returns their paths.
-
-        Runs that another process is writing to are skipped until the next call.
-        """
+        """Deletes the checkpoints that expire at or before ``now``, except in runs that another
+        process is writing to; returns their paths."""
         expired = []
         for path in chain.from_iterable(map(self._paths, self.run_ids())):
             if not self._is_expired(self._folder(path), now):
                 continue
-            with suppress(CheckpointError, OSError), self._writing(path, timeout=0):
+            with suppress(CheckpointError), self._writing(path, "deleting", timeout=0):
                 if self._is_expired(self._folder(path), now):  # its TTL may have changed meanwhile
                     self._delete(path)
                     expired.append(str(path))
@@ -333,11 +326,7 @@ class CheckpointStore:
             return fmt.read_peft_files(source)
 
     def copy_out(self, tinker_path: str, folder: Path) -> Path:
-        """Copies ``peft_files`` into a new folder.
-
-        Raises:
-            CheckpointError: the checkpoint is missing or damaged, or ``folder`` is not empty.
-        """
+        """Copies ``peft_files`` into ``folder``, which must be new or empty."""
         path, folder = TinkerPath.parse(tinker_path), Path(folder).expanduser().absolute()
         if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
             raise CheckpointError(f"{folder}: expected a new or empty folder to copy {path} into")
@@ -347,11 +336,9 @@ class CheckpointStore:
         return folder
 
     def archive(self, tinker_path: str) -> Path:
-        """Writes a tar file with ``peft_files`` into the store and returns its path.
-
-        It is not compressed, because weights do not compress; equal content gives equal bytes. It
-        is deleted with the checkpoint.
-        """
+        """Writes a tar file with ``peft_files`` into the store and returns its path. It is deleted
+        with the checkpoint."""
+        # Not compressed, because weights do not compress; equal content gives equal bytes.
         path = TinkerPath.parse(tinker_path)
         target, packed = self._archive_file(path), io.BytesIO()
         with tarfile.open(fileobj=packed, mode="w") as archive:
@@ -359,7 +346,7 @@ class CheckpointStore:
                 entry = tarfile.TarInfo(name)
                 entry.size, entry.mode = len(data), 0o644
                 archive.addfile(entry, io.BytesIO(data))
-        with files.explain_disk_errors(f"archiving {path}", self.root), self._writing(path):
+        with self._writing(path, "archiving"):
             if not self._folder(path).exists():
                 raise self._missing(path)
             target.parent.mkdir(exist_ok=True)
@@ -389,13 +376,16 @@ class CheckpointStore:
         self._archive_file(path).unlink(missing_ok=True)
 
     @contextmanager
-    def _writing(self, path: TinkerPath, timeout: float = files.LOCK_TIMEOUT) -> Iterator[None]:
+    def _writing(
+        self, path: TinkerPath, doing: str, timeout: float = files.LOCK_TIMEOUT
+    ) -> Iterator[None]:
         """Holds the run's exclusive lock, after recovery from crashed writers."""
-        self.get_run(path.run_id)
-        run = self._run_folder(path.run_id)
-        with files.folder_lock(run, exclusive=True, timeout=timeout):
-            files.recover(self._folder(path).parent)
-            yield
+        with files.explain_disk_errors(f"{doing} {path}", self.root):
+            self.get_run(path.run_id)
+            run = self._run_folder(path.run_id)
+            with files.folder_lock(run, exclusive=True, timeout=timeout):
+                files.recover(self._folder(path).parent)
+                yield
 
     @contextmanager
     def _reading(self, path: TinkerPath) -> Iterator[Path]:
@@ -405,7 +395,7 @@ class CheckpointStore:
             raise self._missing(path)
         # Only the lock tells a crashed writer, which must be recovered from, from a living one.
         if not folder.exists() and files.leftovers(folder.parent):
-            with files.explain_disk_errors(f"recovering {path}", self.root), self._writing(path):
+            with self._writing(path, "recovering"):
                 pass
         with files.folder_lock(run, exclusive=False):
             if not folder.exists():

@@ -14,6 +14,7 @@ from contextvars import ContextVar
 from typing import Any, Protocol
 
 import torch
+from torch import Tensor
 
 _NAME = "tinker_cookbook_layout"
 
@@ -27,14 +28,14 @@ class Layout(Protocol):
     def attend(
         self,
         layer: int,
-        query: torch.Tensor,
-        key: torch.Tensor,
-        value: torch.Tensor,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
         scale: float,
         window: int | None,
         softcap: float | None,
-        sinks: torch.Tensor | None,
-    ) -> torch.Tensor:
+        sinks: Tensor | None,
+    ) -> Tensor:
         """Returns attention [T, heads, D] of q [T, heads, D] over k and v [T, kv heads, D]."""
         ...
 
@@ -67,17 +68,17 @@ def use_layout(config: Any, layout: Layout) -> Iterator[None]:
 
 def _forward(
     module: torch.nn.Module,
-    query: torch.Tensor,
-    key: torch.Tensor,
-    value: torch.Tensor,
-    attention_mask: torch.Tensor | None,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attention_mask: Tensor | None,
     dropout: float = 0.0,
     scaling: float | None = None,
     sliding_window: int | None = None,
     softcap: float | None = None,
-    s_aux: torch.Tensor | None = None,
+    s_aux: Tensor | None = None,
     **kwargs: Any,
-) -> tuple[torch.Tensor, None]:
+) -> tuple[Tensor, None]:
     """transformers' attention interface: q [1, heads, T, D], k and v [1, kv heads, T, D]."""
     layout, layer = _layout.get(), int(module.layer_idx)  # type: ignore[arg-type]
     layout.windows_seen[layer] = sliding_window
@@ -86,7 +87,7 @@ def _forward(
     return layout.attend(layer, q, k, v, scale, sliding_window, softcap, s_aux)[None], None
 
 
-def causal_bias(query: torch.Tensor, key: torch.Tensor, window: int | None) -> torch.Tensor:
+def causal_bias(query: Tensor, key: Tensor, window: int | None) -> Tensor:
     """Returns fp32 [Q, K]: 0 for visible keys, -inf for others, from positions [Q] and [K]."""
     seen = key <= query[:, None]
     if window is not None:

@@ -1,4 +1,4 @@
-"""Checks once, on a few tokens, whether a model supports the engine's own attention.
+"""Checks once, on a few tokens, whether a model supports the engine's attention.
 
 Continuous batching and shared prefixes replace attention, so every layer must be attention of a
 known kind. Models with recurrent layers, or with sliding windows given only as a mask, are sampled
@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Mapping
-from typing import Any, Protocol
+from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
@@ -17,40 +17,16 @@ import torch
 from tinker_cookbook.engine.model.low_rank import Segments
 from tinker_cookbook.engine.sampling.batch_attention import BatchLayout
 from tinker_cookbook.engine.sampling.paged_cache import LayerShape, PagedCache, Run
-from tinker_cookbook.engine.training import tree_attention
 from tinker_cookbook.engine.training.prefix_tree import lay_out
+from tinker_cookbook.engine.training.tree_attention import TreeLayout
+
+if TYPE_CHECKING:
+    from tinker_cookbook.engine.model.base_model import BaseModel
 
 logger = logging.getLogger(__name__)
 
-
-class ProbedModel(Protocol):
-    """Interface of the base model that the checks use (``base_model.BaseModel``)."""
-
-    name: str
-    config: Any
-    device: torch.device
-    dtype: torch.dtype
-    vocab_size: int
-
-    def hidden(self, tokens: torch.Tensor) -> torch.Tensor:
-        """Hidden states [B, L, H] of rows of tokens."""
-        ...
-
-    def hidden_of_batch(
-        self,
-        tokens: torch.Tensor,
-        positions: torch.Tensor,
-        layout: BatchLayout,
-        segments: Segments,
-    ) -> torch.Tensor:
-        """Hidden states [N, H] of the tokens of a step of the sampler."""
-        ...
-
-    def hidden_of_tree(
-        self, tokens: torch.Tensor, positions: torch.Tensor, layout: tree_attention.TreeLayout
-    ) -> torch.Tensor:
-        """Hidden states [1, L, H] of a row whose sequences share beginnings."""
-        ...
+_UNSUPPORTED = (AttributeError, LookupError, TypeError, ValueError, RuntimeError)
+"""Errors of an architecture that the engine's attention does not know."""
 
 
 class _Probe(BatchLayout):
@@ -77,31 +53,25 @@ class _Probe(BatchLayout):
 
 
 @torch.no_grad()
-def check_batch_attention(base: ProbedModel) -> list[LayerShape] | None:
+def check_batch_attention(base: BaseModel) -> list[LayerShape] | None:
     """Returns the cache shapes of all layers, or ``None`` if the check fails."""
     try:
-        shapes = _shapes(base)
-        if shapes is not None and _agrees(base, shapes):
+        # Which layers call the attention, and what would they store?
+        probe = _Probe()
+        tokens = torch.arange(2, device=base.device)
+        base.hidden_of_batch(tokens, tokens, probe, Segments([]))
+        shapes = [probe.shapes[layer] for layer in sorted(probe.shapes)]
+        # Is the result of a batch that of each sequence alone?
+        if _all_layers_known(base, probe.windows_seen) and _batch_agrees(base, shapes):
             return shapes
         reason = "its layers keep more than keys and values"
-    except (AttributeError, LookupError, TypeError, ValueError, RuntimeError) as error:
+    except _UNSUPPORTED as error:
         reason = str(error)
     logger.info("%s: requests are sampled one by one: %s", base.name, reason)
     return None
 
 
-def _shapes(base: ProbedModel) -> list[LayerShape] | None:
-    """Returns the shapes of all layers in order; ``None`` if one is not attention or has its window
-    only in a mask."""
-    probe = _Probe()
-    tokens = torch.arange(2, device=base.device)
-    base.hidden_of_batch(tokens, tokens, probe, Segments([]))
-    if not _every_layer_asked(base, probe.windows_seen):
-        return None
-    return [probe.shapes[layer] for layer in sorted(probe.shapes)]
-
-
-def _every_layer_asked(base: ProbedModel, windows: Mapping[int, int | None]) -> bool:
+def _all_layers_known(base: BaseModel, windows: Mapping[int, int | None]) -> bool:
     """Returns whether all layers called the attention, each of a known kind and with its window."""
     config = getattr(base.config, "text_config", base.config)
     count = int(config.num_hidden_layers)
@@ -113,18 +83,20 @@ def _every_layer_asked(base: ProbedModel, windows: Mapping[int, int | None]) -> 
     return all(windows[i] is not None for i, kind in enumerate(kinds) if kind[0] == "s")
 
 
-def _agrees(base: ProbedModel, shapes: list[LayerShape]) -> bool:
+def _batch_agrees(base: BaseModel, shapes: list[LayerShape]) -> bool:
     """Compares batched prefill and decode with each sequence alone."""
     device = base.device
     cache = PagedCache(shapes, base.dtype, device)
     sequences = [_row(base, probe_tokens(base.vocab_size, n)) for n in (5, 8, 12, 3)]
     lengths = [row.shape[1] - 1 for row in sequences]
     tables = [cache.new(length + 1) for length in lengths]
+    # Prefill all but the last token of each sequence, in one batch.
     firsts = [sum(lengths[:i]) for i in range(len(lengths))]
     prefill = [Run(*run) for run in zip(tables, [0] * 4, firsts, lengths, strict=True)]
-    positions = [torch.arange(length, device=device) for length in lengths]
-    read = torch.cat([row[0, :-1] for row in sequences])
-    base.hidden_of_batch(read, torch.cat(positions), BatchLayout(prefill), Segments([]))
+    positions = torch.cat([torch.arange(length, device=device) for length in lengths])
+    prompts = torch.cat([row[0, :-1] for row in sequences])
+    base.hidden_of_batch(prompts, positions, BatchLayout(prefill), Segments([]))
+    # Decode the last tokens.
     decode = [
         Run(table, length, i, 1, decodes=True)
         for i, (table, length) in enumerate(zip(tables, lengths, strict=True))
@@ -139,28 +111,22 @@ def _agrees(base: ProbedModel, shapes: list[LayerShape]) -> bool:
 
 
 @torch.no_grad()
-def check_tree_attention(base: ProbedModel) -> bool:
+def check_tree_attention(base: BaseModel) -> bool:
     """Returns whether sequences may share a row: compares two with a common prefix with each
     alone."""
     tokens = probe_tokens(base.vocab_size, 19)
     sequences = [tokens[:11], np.concatenate([tokens[:3], tokens[11:]])]
     row = lay_out(sequences, shortest=1)
-    layout = tree_attention.TreeLayout.of([row], base.device)
+    layout = TreeLayout.of([row], base.device)
     try:
-        found = base.hidden_of_tree(
-            torch.from_numpy(row.tokens).to(base.device)[None],
-            torch.from_numpy(row.positions).to(base.device)[None],
-            layout,
-        )[0]
-    except (AttributeError, LookupError, TypeError, ValueError, RuntimeError) as error:
+        with base.along_tree(layout):
+            found = base.hidden(_row(base, row.tokens), position_ids=_row(base, row.positions))[0]
+    except _UNSUPPORTED as error:
         logger.info("%s: prefixes are not shared: %s", base.name, error)
         return False
-    if not _every_layer_asked(base, layout.windows_seen):
-        return False
-    pairs = zip(sequences, row.where, strict=True)
-    return all(
+    return _all_layers_known(base, layout.windows_seen) and all(
         _close(found[torch.from_numpy(where)], base.hidden(_row(base, sequence))[0])
-        for sequence, where in pairs
+        for sequence, where in zip(sequences, row.where, strict=True)
     )
 
 
@@ -169,7 +135,7 @@ def probe_tokens(vocab_size: int, count: int) -> np.ndarray:
     return (vocab_size // 3 + 37 * np.arange(count)) % vocab_size
 
 
-def _row(base: ProbedModel, sequence: np.ndarray) -> torch.Tensor:
+def _row(base: BaseModel, sequence: np.ndarray) -> torch.Tensor:
     return torch.from_numpy(sequence).to(base.device)[None]
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import re
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -30,8 +29,6 @@ from tinker_cookbook.engine.sampling.paged_cache import LayerShape
 from tinker_cookbook.engine.training.tree_attention import TreeLayout
 from tinker_cookbook.exceptions import ConfigurationError, TrainingError
 
-logger = logging.getLogger(__name__)
-
 _ATTN = re.compile(r"\.(self_attn|attn|attention|self_attention|linear_attn)\.")
 _MLP = re.compile(r"\.(mlp|feed_forward|block_sparse_moe)\.")
 _LAYER = re.compile(r"\.\d+\.")
@@ -47,34 +44,40 @@ class BaseModel:
 
     def __init__(self, name: str, folder: Path, device: torch.device, dtype: torch.dtype) -> None:
         self.name, self.folder, self.device, self.dtype = name, folder, device, dtype
-        self._model = _load(folder, device, dtype)
-        self.config: Any = self._model.config
-        self._active = ActiveTerms()
+        model = self._model = _load(folder, device, dtype)
+        self.config: Any = model.config
         self.context_length = int(getattr(self.config, "max_position_embeddings", 0) or 1 << 30)
-        self.eos_ids = _eos_ids(self._model)
-        expected = _own_logprobs(self._model)
-        self.head = Head.of(self._model, self.config)
-        self.vocab_size = self.head.weight.shape[0]
-        self.targets = _hook(self._model, self._active)
-        self._stacked = _stacked_experts(self._model)
+        # Those of generation_config.json first, as ``generate`` reads them.
+        configs = (getattr(model, "generation_config", None), self.config)
+        found = (getattr(config, "eos_token_id", None) for config in configs)
+        eos = next((ids for ids in found if ids is not None), ())
+        self.eos_ids = tuple(eos) if isinstance(eos, (list, tuple)) else (int(eos),)
         self.limits = KnownLimits()
-        self.sampled_tokens = 0  # so far, those of requests that were cancelled too
+        self.sampled_tokens = 0  # so far, also of cancelled requests
+
+        # Log-probabilities [8] of transformers, before its layers are replaced.
+        embedding = model.get_input_embeddings().weight
+        tokens = torch.from_numpy(probe_tokens(embedding.shape[0], 8)).to(device)[None]
+        with torch.no_grad():
+            logprobs = model(input_ids=tokens, use_cache=False).logits[0].float().log_softmax(-1)
+        expected = logprobs.gather(1, tokens[0].roll(-1)[:, None])[:, 0]
+        self._active = ActiveTerms()
+        self.head = Head.of(model, self.config)
+        self.vocab_size = self.head.weight.shape[0]
+        self.targets = _hook(model, self._active)
         self.unembed_name = next((t.name for t in self.targets if t.group == "unembed"), "")
-        self._rotary = fuse(self._model, dtype)
-        self._decoder: Any = self._model.base_model
+        self._rotary = fuse(model, dtype)
+        self._decoder: Any = model.base_model
         if device.type == "cpu":
-            _leave_file(self._model)
-        self._check(expected)
+            _leave_file(model)
+        self._check(tokens, expected)
         release_cached_memory(device)  # loading passes through a second copy of the weights
 
     @torch.no_grad()
-    def _check(self, expected: torch.Tensor) -> None:
-        """Compares the engine's layers and head with transformers' own, once.
-
-        Architectures scale, cap or shift logits in their own ways; one that ``Head`` does not
-        know would train silently wrong.
-        """
-        tokens = _trial_row(self._model)
+    def _check(self, tokens: torch.Tensor, expected: torch.Tensor) -> None:
+        """Compares the engine's layers and head with transformers' own, once."""
+        # An architecture that changes logits in a way unknown to ``Head`` would train silently
+        # wrong.
         found = self.head.logprobs(self.hidden(tokens)[0], tokens[0].roll(-1), None)
         exact = self.dtype == torch.float32
         differences = (found - expected).abs()  # half precision rounds some position far off
@@ -100,11 +103,9 @@ class BaseModel:
             yield
 
     def hidden(self, tokens: torch.Tensor, **kwargs: Any) -> torch.Tensor:
-        """Last hidden states [B, L, H] of right-padded ``tokens`` [B, L].
-
-        Rows are causal without a mask, and tokens after a row's end cannot affect it, so right
-        padding needs no mask. ``kwargs`` go to the transformers model (cache, positions, mask).
-        """
+        """Last hidden states [B, L, H] of right-padded ``tokens`` [B, L]; ``kwargs`` go to the
+        transformers model (cache, positions, mask)."""
+        # No mask: rows are causal, so the padding after a row's end cannot affect it.
         kwargs.setdefault("use_cache", False)
         with self._rotary.active():
             return self._decoder(input_ids=tokens, **kwargs).last_hidden_state
@@ -123,13 +124,6 @@ class BaseModel:
         ):
             return self.hidden(tokens[None], position_ids=positions[None])[0]
 
-    def hidden_of_tree(
-        self, tokens: torch.Tensor, positions: torch.Tensor, layout: TreeLayout
-    ) -> torch.Tensor:
-        """Last hidden states [1, T, H] of a row of sequences that share prefixes."""
-        with self.along_tree(layout):
-            return self.hidden(tokens, position_ids=positions)
-
     @contextmanager
     def along_tree(self, layout: TreeLayout | None) -> Iterator[None]:
         """Activates ``layout`` inside the block, also when layers are recomputed."""
@@ -139,53 +133,17 @@ class BaseModel:
         with attention_hook.use_layout(self._decoder.config, layout):
             yield
 
-    def require_covered(self, spec: AdapterSpec) -> None:
-        """Raises ``ConfigurationError`` if an adapter cannot cover some of the requested layers.
-
-        The routed experts of a mixture-of-experts model are one parameter of three dimensions,
-        which no adapter of the engine covers.
-        """
-        if not (spec.train_mlp and self._stacked):
-            return
-        kinds = sorted({_LAYER.sub(".*.", name) for name in self._stacked})
-        raise ConfigurationError(
-            f"train_mlp=true, but {self.name} has routed experts in {len(self._stacked)} stacked "
-            f"parameters ({', '.join(kinds)}), which an adapter cannot cover here yet; set "
-            "train_mlp=false to train attention and unembedding alone"
-        )
-
-    @cached_property
-    def ragged(self) -> bool:
-        """Whether some layer's width is no multiple of 16.
-
-        Element-wise functions treat the end of their memory, and of each thread's part, in another
-        way than whole vectors; with such a width that end is in the middle of some token.
-        """
-        return any(target.out_features % 16 for target in self.targets if target.group != "unembed")
-
-    @cached_property
-    def kv_shapes(self) -> list[LayerShape] | None:
-        """Cache shape of each layer; none if sequences cannot be batched."""
-        return check_batch_attention(self)
-
-    def unembed_pair(self, terms: Terms) -> tuple[torch.Tensor, torch.Tensor] | None:
-        """Returns the adapter of the unembedding layer, if it has one."""
-        term = terms.get(self.unembed_name)
-        return None if term is None else (term.a, term.b)
-
     @contextmanager
     def checkpointed(self, on: bool) -> Iterator[None]:
         """Activation checkpointing: recomputes each layer in the backward pass, a third more work.
-
-        transformers' own switch works only in training mode, which would activate
-        dropout. This one keeps the mode; nothing in evaluation mode draws random numbers, so
-        none are kept. The recomputation needs the adapter to be active again.
-        """
+        The adapter must be active again during the backward pass."""
         if not on:
             yield
             return
         from transformers.modeling_layers import GradientCheckpointingLayer
 
+        # transformers' own switch works only in training mode, which would activate dropout. In
+        # evaluation mode nothing uses random numbers, so their state is not kept.
         layers = [m for m in self._decoder.modules() if isinstance(m, GradientCheckpointingLayer)]
         if not layers:
             raise TrainingError(
@@ -200,70 +158,85 @@ class BaseModel:
             yield
         finally:
             for layer in layers:
-                del layer.forward  # the class's own shows again
+                del layer.forward  # the class's own is visible again
+
+    def require_covered(self, spec: AdapterSpec) -> None:
+        """Raises ``ConfigurationError`` if an adapter cannot cover some of the requested layers."""
+        # Routed experts are one parameter of three dimensions, which no adapter here covers.
+        stacked = [
+            name
+            for name, parameter in self._model.named_parameters()
+            if parameter.dim() == 3 and _group_of(name) == "mlp"
+        ]
+        if not (spec.train_mlp and stacked):
+            return
+        kinds = sorted({_LAYER.sub(".*.", name) for name in stacked})
+        raise ConfigurationError(
+            f"train_mlp=true, but {self.name} has routed experts in {len(stacked)} stacked "
+            f"parameters ({', '.join(kinds)}), which an adapter cannot cover here yet; set "
+            "train_mlp=false to train attention and unembedding alone"
+        )
+
+    @cached_property
+    def ragged(self) -> bool:
+        """Whether some layer's width is no multiple of 16."""
+        # Element-wise functions compute the end of their memory, and of each thread's part, in
+        # another way than whole vectors; with such a width that end is in the middle of a token.
+        return any(target.out_features % 16 for target in self.targets if target.group != "unembed")
+
+    @cached_property
+    def kv_shapes(self) -> list[LayerShape] | None:
+        """Cache shape of each layer; ``None`` if sequences cannot be batched."""
+        return check_batch_attention(self)
 
     @cached_property
     def shares_prefixes(self) -> bool:
         """Whether sequences may share a row (see ``prefix_tree``)."""
         return check_tree_attention(self)
 
-    def activation_bytes_per_token(self) -> int:
-        """Memory that one trained token's activations take, from the model's shapes.
+    def unembed_pair(self, terms: Terms) -> tuple[torch.Tensor, torch.Tensor] | None:
+        """Returns the adapter of the unembedding layer, if it has one."""
+        term = terms.get(self.unembed_name)
+        return None if term is None else (term.a, term.b)
 
-        A layer keeps about ten tensors of the hidden width (norms, projections, attention) and
-        five of the MLP's inner width for the backward pass.
-        """
+    def activation_bytes_per_token(self) -> int:
+        """Memory that one trained token's activations take, from the model's shapes."""
+        # For the backward pass a layer keeps about ten tensors of the hidden width (norms,
+        # projections, attention) and five of the MLP's inner width.
         config = getattr(self.config, "text_config", self.config)
         hidden = int(config.hidden_size)
         inner = int(getattr(config, "intermediate_size", None) or 4 * hidden)
-        layers = int(config.num_hidden_layers)
-        return layers * (10 * hidden + 5 * inner) * self.dtype.itemsize
+        return int(config.num_hidden_layers) * (10 * hidden + 5 * inner) * self.dtype.itemsize
 
 
 def _load(folder: Path, device: torch.device, dtype: torch.dtype) -> Any:
     from transformers import AutoModelForCausalLM
+    from transformers.masking_utils import sdpa_mask
 
     model: Any = AutoModelForCausalLM.from_pretrained(folder, dtype=dtype, local_files_only=True)
     chosen = getattr(model.config, "_attn_implementation", None)  # eager where it must be (Gemma 2)
     kernel = training_attention(device, dtype)
     if chosen == "sdpa" and kernel is not None:
-        from transformers.masking_utils import sdpa_mask
-
         attention_hook.register(_TRAINING_ATTENTION, kernel, sdpa_mask)
         model.set_attn_implementation(_TRAINING_ATTENTION)
     return model.requires_grad_(False).eval().to(device)
 
 
-def _eos_ids(model: Any) -> tuple[int, ...]:
-    """End-of-sequence ids: those of generation_config.json first, as ``generate`` does."""
-    for config in (getattr(model, "generation_config", None), model.config):
-        eos = getattr(config, "eos_token_id", None)
-        if eos is not None:
-            return tuple(eos) if isinstance(eos, (list, tuple)) else (int(eos),)
-    return ()
-
-
 def _hook(model: Any, active: ActiveTerms) -> list[Target]:
-    """Replaces every linear layer of the decoder, and the head, by one that supports adapters."""
+    """Replaces every linear layer of the decoder by one that supports adapters; the head, which
+    ``Head`` applies in chunks, is only listed."""
     head = model.get_output_embeddings()
     targets = []
-    # By name, so that each plain matrix is freed as soon as its packed form stands.
+    # By name, so that each plain matrix is freed as soon as its packed form exists.
     for name in [n for n, m in model.named_modules() if isinstance(m, nn.Linear)]:
         module = model.get_submodule(name)
-        if module is head:
-            group = "unembed"
-        elif not _LAYER.search(name) or "vis" in name:
-            continue
-        elif _ATTN.search(name):
-            group = "attn"
-        elif _MLP.search(name):
-            group = "mlp"
-        else:
+        group = "unembed" if module is head else _group_of(name)
+        if group is None:
             continue
         targets.append(Target(name, group, module.in_features, module.out_features))
-        if group != "unembed":  # the head is applied by `Head`, in chunks
-            parent = model.get_submodule(name.rpartition(".")[0])
-            setattr(parent, name.rpartition(".")[2], AdapterLinear(module, name, active))
+        if module is not head:
+            parent, _, child = name.rpartition(".")
+            setattr(model.get_submodule(parent), child, AdapterLinear(module, name, active))
     if not targets:
         raise ConfigurationError(
             f"{type(model).__name__}: no linear layer was found that an adapter could cover"
@@ -271,36 +244,18 @@ def _hook(model: Any, active: ActiveTerms) -> list[Target]:
     return targets
 
 
-def _stacked_experts(model: Any) -> list[str]:
-    """Names of the MLP parameters that hold the matrices of several experts."""
-    return [
-        name
-        for name, parameter in model.named_parameters()
-        if parameter.dim() == 3 and _LAYER.search(name) and _MLP.search(name) and "vis" not in name
-    ]
+def _group_of(name: str) -> str | None:
+    """Returns attn or mlp for a part of the language model's layers; other parts have no group."""
+    if not _LAYER.search(name) or "vis" in name:
+        return None
+    return "attn" if _ATTN.search(name) else "mlp" if _MLP.search(name) else None
 
 
 def _leave_file(model: Any) -> None:
-    """Copies tensors that are still memory-mapped, so that the pages of the weight file are freed.
-
-    Most matrices and the head have been packed by now, so their plain form is dropped.
-    """
+    """Copies tensors that are still memory-mapped: the pages of the weight file are freed."""
+    # The head and most matrices have been packed by now, so their plain form is dropped.
     head, embedding = model.get_output_embeddings(), model.get_input_embeddings()
     if head.weight is not embedding.weight:
         head.weight = nn.Parameter(head.weight.new_empty(0), requires_grad=False)
     for parameter in model.parameters():
         parameter.data = parameter.data.clone()
-
-
-@torch.no_grad()
-def _own_logprobs(model: Any) -> torch.Tensor:
-    """Returns transformers' own fp32 log-probabilities [8] of a few tokens."""
-    tokens = _trial_row(model)
-    logprobs = model(input_ids=tokens, use_cache=False).logits[0].float().log_softmax(-1)
-    return logprobs.gather(1, tokens[0].roll(-1)[:, None])[:, 0]
-
-
-def _trial_row(model: Any) -> torch.Tensor:
-    """Token ids [1, 8]."""
-    embedding = model.get_input_embeddings().weight
-    return torch.from_numpy(probe_tokens(embedding.shape[0], 8)).to(embedding.device)[None]

@@ -2,8 +2,8 @@
 
 For logits ``z = cap(scale * (W h + B A h))`` and upstream gradient ``g`` of the target's
 log-probability, ``dz = g (onehot(target) - softmax(z))``. Logits and log-sum-exp are fp32. The
-backward pass runs only over positions with a non-zero gradient; the frozen ``W`` gets none. The
-backward pass reuses the part of the softmax that the forward pass saved (``SavedSoftmax``).
+backward pass runs only over positions with a non-zero gradient; the frozen ``W`` gets none. It
+reuses the part of the softmax that the forward pass saved (``SavedSoftmax``).
 """
 
 from __future__ import annotations
@@ -13,12 +13,13 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import torch
+from torch import Tensor
 from torch.nn import functional as F  # noqa: N812
 
 from tinker_cookbook.engine.kernels import FrozenWeight, add_low_rank
 from tinker_cookbook.engine.model.low_rank import Part
 
-LoraPair = tuple[torch.Tensor, torch.Tensor]
+LoraPair = tuple[Tensor, Tensor]
 """(A [r, H], B [V, r] scaled) of the unembedding layer, in the compute dtype or fp32."""
 
 _CHUNK_BYTES_CPU = 32 << 20  # larger chunks make better products but take several times their size
@@ -29,11 +30,11 @@ _KEPT_BYTES = 256 << 20
 
 @dataclass
 class HeadGradients:
-    """Gradients of the hidden states and of the head's own adapter."""
+    """Gradients of the hidden states and of the head's adapter."""
 
-    hidden: torch.Tensor
-    a: torch.Tensor | None = None
-    b: torch.Tensor | None = None
+    hidden: Tensor
+    a: Tensor | None = None
+    b: Tensor | None = None
 
 
 @dataclass(frozen=True)
@@ -41,21 +42,17 @@ class _Softmax:
     """Softmax of a few positions: ``exp(z - max z)`` [T, V], sums [T, 1], and the targets'
     values."""
 
-    exponents: torch.Tensor
-    total: torch.Tensor
-    logprobs: torch.Tensor
-    cap_slope: torch.Tensor | None = None
-
-    def at(self, rows: torch.Tensor) -> _Softmax:
-        """Returns the softmax of the positions in the mask ``rows`` [T]."""
-        return _Softmax(self.exponents[rows], self.total[rows], self.logprobs[rows])
+    exponents: Tensor
+    total: Tensor
+    logprobs: Tensor
+    cap_slope: Tensor | None = None
 
 
 @dataclass
 class SavedSoftmax:
     """Saved softmax of the first ``positions`` [N] of a pass, within a memory budget."""
 
-    positions: torch.Tensor
+    positions: Tensor
     _parts: list[tuple[slice, _Softmax]] = field(default_factory=list)
     _left: int = _KEPT_BYTES
 
@@ -65,7 +62,7 @@ class SavedSoftmax:
             self._left -= softmax.exponents.nbytes
             self._parts.append((rows, softmax))
 
-    def take(self) -> Iterator[tuple[torch.Tensor, _Softmax]]:
+    def take(self) -> Iterator[tuple[Tensor, _Softmax]]:
         """Removes and returns positions and their softmax; the caller may overwrite it."""
         while self._parts:
             rows, softmax = self._parts.pop()
@@ -77,7 +74,7 @@ class Head:
     """The unembedding layer of a model: ``weight`` [V, H], optional bias, scale and soft cap."""
 
     weight: FrozenWeight
-    bias: torch.Tensor | None = None
+    bias: Tensor | None = None
     scale: float = 1.0
     softcap: float | None = None
 
@@ -98,7 +95,7 @@ class Head:
         budget = _CHUNK_BYTES_CPU if self.weight.device.type == "cpu" else _CHUNK_BYTES_GPU
         return max(8, budget // (4 * self.weight.shape[0]))
 
-    def logits(self, hidden: torch.Tensor, lora: LoraPair | None) -> torch.Tensor:
+    def logits(self, hidden: Tensor, lora: LoraPair | None) -> Tensor:
         """fp32 logits [T, V] of a few positions ``hidden`` [T, H]."""
         z = self._product(hidden)
         if lora is not None:
@@ -106,18 +103,18 @@ class Head:
             z.addmm_(low.float(), lora[1].float().t())
         return self._scaled(z)
 
-    def logits_of_parts(self, hidden: torch.Tensor, parts: Sequence[Part]) -> torch.Tensor:
+    def logits_of_parts(self, hidden: Tensor, parts: Sequence[Part]) -> Tensor:
         """Returns logits of ``parts`` with an adapter each."""
         return self._scaled(add_low_rank(self._product(hidden), hidden, parts))
 
-    def _product(self, hidden: torch.Tensor) -> torch.Tensor:
-        # A logit of 20 in bfloat16 is off by up to 0.06, which sampler and trainer round apart.
+    def _product(self, hidden: Tensor) -> Tensor:
+        # In bfloat16 a logit of 20 is off by up to 0.06, differently in sampler and trainer.
         z = self.weight.forward.product_fp32(hidden)
         if self.bias is not None:
             z += self.bias
         return z
 
-    def _scaled(self, z: torch.Tensor) -> torch.Tensor:
+    def _scaled(self, z: Tensor) -> Tensor:
         if self.scale != 1.0:
             z = z * self.scale
         if self.softcap is not None:
@@ -127,11 +124,11 @@ class Head:
     @torch.no_grad()
     def logprobs(
         self,
-        hidden: torch.Tensor,
-        targets: torch.Tensor,
+        hidden: Tensor,
+        targets: Tensor,
         lora: LoraPair | None,
         kept: SavedSoftmax | None = None,
-    ) -> torch.Tensor:
+    ) -> Tensor:
         """fp32 log-probabilities, of the shape of ``targets`` ([T] or [T, K]).
 
         ``kept`` receives the softmax for a backward pass over the same positions.
@@ -145,9 +142,7 @@ class Head:
         return out
 
     @torch.no_grad()
-    def topk(
-        self, hidden: torch.Tensor, k: int, lora: LoraPair | None
-    ) -> tuple[torch.Tensor, torch.Tensor]:
+    def topk(self, hidden: Tensor, k: int, lora: LoraPair | None) -> tuple[Tensor, Tensor]:
         """Returns the ``k`` most probable tokens of each position: (logprobs [T, k], ids [T,
         k])."""
         values, ids = [], []
@@ -161,11 +156,11 @@ class Head:
     @torch.no_grad()
     def backward(
         self,
-        hidden: torch.Tensor,
-        targets: torch.Tensor,
-        upstream: torch.Tensor,
+        hidden: Tensor,
+        targets: Tensor,
+        upstream: Tensor,
         lora: LoraPair | None,
-        logprobs_out: torch.Tensor | None = None,
+        logprobs_out: Tensor | None = None,
         kept: SavedSoftmax | None = None,
     ) -> HeadGradients:
         """Gradients, given those of the log-probabilities (``upstream``, shaped like ``targets``).
@@ -184,8 +179,17 @@ class Head:
         for at, softmax in self._softmaxes(hidden, targets, needed, lora, kept):
             if logprobs_out is not None:
                 logprobs_out[at] = softmax.logprobs
-            dz = self._logit_gradient(softmax, targets[at], upstream[at]).to(hidden.dtype)
-            grads.hidden[at] = self._through_layer(dz, hidden[at], lora, grads)
+            # d loss / d raw logits [T, V], in the memory of the softmax.
+            target, g = targets[at], upstream[at]
+            if target.dim() == 1:
+                target, g = target[:, None], g[:, None]
+            dz = softmax.exponents.mul_(-g.sum(-1, keepdim=True) / softmax.total)
+            dz.scatter_add_(1, target, g)
+            if softmax.cap_slope is not None:
+                dz.mul_(softmax.cap_slope)
+            if self.scale != 1.0:
+                dz.mul_(self.scale)
+            grads.hidden[at] = self._through_layer(dz.to(hidden.dtype), hidden[at], lora, grads)
         if logprobs_out is not None:
             rest = (~needed).nonzero()[:, 0]
             logprobs_out[rest] = self.logprobs(hidden[rest], targets[rest], lora)
@@ -193,12 +197,12 @@ class Head:
 
     def _softmaxes(
         self,
-        hidden: torch.Tensor,
-        targets: torch.Tensor,
-        needed: torch.Tensor,
+        hidden: Tensor,
+        targets: Tensor,
+        needed: Tensor,
         lora: LoraPair | None,
         kept: SavedSoftmax | None,
-    ) -> Iterator[tuple[torch.Tensor, _Softmax]]:
+    ) -> Iterator[tuple[Tensor, _Softmax]]:
         """Yields chunks of the positions in the mask ``needed`` [T] with their softmax."""
         rest = needed.clone()
         for at, softmax in kept.take() if kept is not None else ():
@@ -207,43 +211,28 @@ class Head:
             if wanted.all():
                 yield at, softmax
             elif wanted.any():
-                yield at[wanted], softmax.at(wanted)
+                parts = (softmax.exponents, softmax.total, softmax.logprobs)
+                yield at[wanted], _Softmax(*(part[wanted] for part in parts))
         order = rest.nonzero()[:, 0]
         for rows in self._chunks(len(order)):
             at = order[rows]
             yield at, self._softmax(hidden[at], targets[at], lora, slope=True)
 
     def _softmax(
-        self,
-        hidden: torch.Tensor,
-        targets: torch.Tensor,
-        lora: LoraPair | None,
-        *,
-        slope: bool = False,
+        self, hidden: Tensor, targets: Tensor, lora: LoraPair | None, *, slope: bool = False
     ) -> _Softmax:
         z = self.logits(hidden, lora)
         at_target = z.gather(1, targets if targets.dim() == 2 else targets[:, None])
         cap_slope = 1 - (z / self.softcap) ** 2 if slope and self.softcap is not None else None
-        lse, total = _exponentiate(z)
-        logprobs = at_target - lse
+        # In place, because passes over [T, V] cost most of the head's time besides products.
+        highest = z.amax(-1, keepdim=True)
+        total = z.sub_(highest).exp_().sum(-1, keepdim=True)
+        logprobs = at_target - (highest + total.log())
         return _Softmax(z, total, logprobs if targets.dim() == 2 else logprobs[:, 0], cap_slope)
 
-    def _logit_gradient(
-        self, softmax: _Softmax, targets: torch.Tensor, g: torch.Tensor
-    ) -> torch.Tensor:
-        """Returns ``d loss / d raw logits`` [T, V] from ``d loss / d logprobs``; overwrites
-        ``softmax``."""
-        if targets.dim() == 1:
-            targets, g = targets[:, None], g[:, None]
-        dz = softmax.exponents.mul_(-g.sum(-1, keepdim=True) / softmax.total)
-        dz.scatter_add_(1, targets, g)
-        if softmax.cap_slope is not None:
-            dz.mul_(softmax.cap_slope)
-        return dz.mul_(self.scale) if self.scale != 1.0 else dz
-
     def _through_layer(
-        self, dz: torch.Tensor, hidden: torch.Tensor, lora: LoraPair | None, grads: HeadGradients
-    ) -> torch.Tensor:
+        self, dz: Tensor, hidden: Tensor, lora: LoraPair | None, grads: HeadGradients
+    ) -> Tensor:
         d_hidden = self.weight.backward.product(dz)
         if lora is None or grads.a is None or grads.b is None:
             return d_hidden
@@ -256,13 +245,3 @@ class Head:
     def _chunks(self, rows: int) -> Iterator[slice]:
         size = self.chunk_rows
         return (slice(start, min(start + size, rows)) for start in range(0, rows, size))
-
-
-def _exponentiate(z: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """Turns ``z`` [T, V] into ``exp(z - max)``; returns log-sum-exp and the sums, both [T, 1].
-
-    In place, because passes over [T, V] cost most of the head's time besides products.
-    """
-    highest = z.amax(-1, keepdim=True)
-    total = z.sub_(highest).exp_().sum(-1, keepdim=True)
-    return highest + total.log(), total

@@ -1,32 +1,42 @@
 """LoRA adapters, applied unmerged: ``y = W x + (alpha / r) * B (A x)``.
 
 Source: Hu et al. 2021, "LoRA: Low-Rank Adaptation of Large Language Models" (arXiv 2106.09685).
-The base weights are never touched, so any number of adapters share one base model, sampling sees
-exactly what training sees, and a snapshot for a sampler is a reference. Names and files are those
-of peft, so ``PeftModel.from_pretrained`` loads what is written here.
+The base weights never change, so any number of adapters share one base model, sampling computes
+what training computes, and a snapshot for a sampler is a reference. Names and files are those of
+peft, so ``PeftModel.from_pretrained`` loads what is written here.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from tinker_cookbook.engine.kernels import FrozenWeight
-from tinker_cookbook.engine.model.low_rank import LowRank, Part, Segments, Terms
+from tinker_cookbook.engine.model.low_rank import LowRank, Segments, Terms
 from tinker_cookbook.engine.model.resolve import check_rank
 from tinker_cookbook.exceptions import CheckpointError, ConfigurationError
 
 ALPHA = 32
-_PEFT_PREFIX = "base_model.model."
+_PEFT_NAME = "base_model.model.{}.lora_{}.weight"
 
-TermGradients = dict[str, tuple[torch.Tensor, torch.Tensor]]
+TermGradients = dict[str, tuple[Tensor, Tensor]]
 """Target name -> gradients of A [r, in] and of B [out, r]."""
+
+
+@dataclass(frozen=True)
+class Target:
+    """One linear layer that can carry an adapter; ``group`` is attn, mlp or unembed."""
+
+    name: str
+    group: str
+    in_features: int
+    out_features: int
 
 
 @dataclass(frozen=True)
@@ -52,31 +62,23 @@ class AdapterSpec:
         """alpha / r; alpha is 32 at every rank, so the learning rate does not depend on rank."""
         return ALPHA / self.rank
 
-    def covers(self, group: str) -> bool:
-        """Returns whether layers of ``group`` ("attn", "mlp" or "unembed") carry an adapter."""
-        return {
-            "attn": self.train_attn,
-            "mlp": self.train_mlp,
-            "unembed": self.train_unembed,
-        }[group]
-
-
-@dataclass(frozen=True)
-class Target:
-    """One linear layer that can carry an adapter."""
-
-    name: str
-    group: str
-    in_features: int
-    out_features: int
+    def covered(self, targets: list[Target]) -> list[Target]:
+        """Returns the targets that an adapter covers; a flag that matches no layer is an error."""
+        groups = [g for g in ("attn", "mlp", "unembed") if getattr(self, f"train_{g}")]
+        for group in groups:
+            if not any(target.group == group for target in targets):
+                raise ConfigurationError(
+                    f"train_{group}=true, but this model has no {group} layer of type nn.Linear "
+                    "that an adapter could cover (stacked mixture-of-experts weights are not); set "
+                    f"train_{group}=false"
+                )
+        return [target for target in targets if target.group in groups]
 
 
 @dataclass
 class ActiveTerms:
-    """The adapter that the next forward applies; shared by all hooked layers of a model.
-
-    While a batch of several clients is sampled, ``segments`` are set instead of ``terms``.
-    """
+    """The adapter that the next forward applies, shared by all hooked layers of a model: ``terms``,
+    or ``segments`` while a batch of several clients is sampled."""
 
     terms: Terms = field(default_factory=dict)
     segments: Segments | None = None
@@ -104,41 +106,38 @@ class AdapterLinear(nn.Module):
         self._active = active
 
     @property
-    def weight(self) -> torch.Tensor:
-        """The frozen matrix [out, in]; some architectures ask for its dtype."""
+    def weight(self) -> Tensor:
+        """The frozen matrix [out, in]; some architectures read its dtype."""
         return self._frozen.forward.dense()
 
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """Returns ``x`` [..., in] to [..., out]."""
+    def forward(self, x: Tensor) -> Tensor:
+        """Returns [..., out] of ``x`` [..., in]."""
         rows = x.reshape(-1, self.in_features)
-        if self._active.segments is not None:
-            out = self._active.segments.apply(self._name, rows, self._sampled)
-            return out.view(*x.shape[:-1], self.out_features)
-        term = self._active.terms.get(self._name)
-        a, b = (None, None) if term is None else (term.a, term.b)
-        out = _AdaptedProduct.apply(rows, self._frozen, self.bias, term, a, b)
+        segments = self._active.segments
+        if segments is not None:
+            layout = self._frozen.forward
+            out = segments.apply(self._name, rows, lambda x, p: layout.adapted(x, self.bias, p))
+        else:
+            term = self._active.terms.get(self._name)
+            a, b = (None, None) if term is None else (term.a, term.b)
+            out = _AdaptedProduct.apply(rows, self._frozen, self.bias, term, a, b)
         return out.view(*x.shape[:-1], self.out_features)
-
-    def _sampled(self, rows: torch.Tensor, parts: Sequence[Part]) -> torch.Tensor:
-        return self._frozen.forward.adapted(rows, self.bias, parts)
 
 
 class _AdaptedProduct(torch.autograd.Function):
-    """``x W^T + bias + (x A^T) B^T`` with gradients for ``x``, ``A`` and ``B``.
-
-    ``a`` and ``b`` are those of ``term``, for autograd to know.
-    """
+    """``x W^T + bias + (x A^T) B^T`` with gradients for ``x``, ``A`` and ``B``."""
 
     @staticmethod
     def forward(
         ctx: Any,
-        x: torch.Tensor,
+        x: Tensor,
         weight: FrozenWeight,
-        bias: torch.Tensor | None,
+        bias: Tensor | None,
         term: LowRank | None,
-        a: torch.Tensor | None,
-        b: torch.Tensor | None,
-    ) -> torch.Tensor:
+        a: Tensor | None,
+        b: Tensor | None,
+    ) -> Tensor:
+        # ``a`` and ``b`` are those of ``term``: autograd must see them as inputs.
         ctx.weight, ctx.term = weight, term
         if term is None:
             return weight.forward.product(x, bias)
@@ -147,55 +146,47 @@ class _AdaptedProduct(torch.autograd.Function):
         return out
 
     @staticmethod
-    def backward(ctx: Any, *upstream: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
+    def backward(ctx: Any, *upstream: Tensor) -> tuple[Tensor | None, ...]:
         gradient, term = upstream[0].contiguous(), ctx.term
         if term is None:
             d_x = ctx.weight.backward.product(gradient) if ctx.needs_input_grad[0] else None
             return d_x, None, None, None, None, None
-        x, low = ctx.saved_tensors  # to be read once, says activation checkpointing
+        x, low = ctx.saved_tensors  # read once: activation checkpointing allows no more
         if ctx.needs_input_grad[0]:
             d_x, d_low = ctx.weight.backward.trained(gradient, None, term.back)
-        else:  # the first layer's: nothing before it learns
+        else:  # the first layer: nothing before it is trained
             d_x, d_low = None, gradient @ term.b.detach()
         rank = term.a.shape[0]
         d_low, low = d_low[:, :rank], low[:, :rank]
         # The same product either way round; the faster one depends on the dtype.
-        wide = low.dtype != torch.float32
-        d_b = _outer(low, gradient).t() if wide else _outer(gradient, low)
+        half = low.dtype != torch.float32
+        d_b = _outer(low, gradient).t() if half else _outer(gradient, low)
         return d_x, None, None, None, _outer(d_low, x), d_b
 
 
-def _outer(left: torch.Tensor, right: torch.Tensor) -> torch.Tensor:
+def _outer(left: Tensor, right: Tensor) -> Tensor:
     """Returns ``left^T right`` [m, n] of [T, m] and [T, n]; in fp32 where one of them is."""
     dtype = torch.promote_types(left.dtype, right.dtype)
     return left.to(dtype).t() @ right.to(dtype)
 
 
+@dataclass(eq=False)
 class Adapter:
     """The fp32 tensors of one adapter: ``A`` [r, in] and ``B`` [out, r] for each target."""
 
-    def __init__(
-        self,
-        spec: AdapterSpec,
-        targets: list[Target],
-        tensors: dict[str, tuple[torch.Tensor, torch.Tensor]],
-    ) -> None:
-        self.spec = spec
-        self.targets = targets
-        self.tensors = tensors
+    spec: AdapterSpec
+    targets: list[Target]
+    tensors: dict[str, tuple[Tensor, Tensor]]
 
     @classmethod
     def create(
         cls, spec: AdapterSpec, targets: list[Target], seed: int, device: torch.device
     ) -> Adapter:
-        """Creates an adapter: ``A`` uniform as in ``nn.Linear``, ``B`` zero, so it has no effect at
-        first.
-
-        Random numbers come from the CPU, so a seed gives the same adapter on every device.
-        """
-        covered = list(_covered(spec, targets))
+        """Creates an adapter without effect: ``A`` uniform as in ``nn.Linear``, ``B`` zero."""
+        covered = spec.covered(targets)
         # Before anything is allocated: a rank of some thousands takes minutes and all memory.
         check_rank(spec.rank, max(min(t.in_features, t.out_features) for t in covered))
+        # Random numbers of the CPU: a seed gives the same adapter on every device.
         generator = torch.Generator().manual_seed(seed)
         tensors = {}
         for target in covered:
@@ -206,80 +197,22 @@ class Adapter:
             tensors[target.name] = (a.to(device), b.to(device))
         return cls(spec, targets, tensors)
 
-    def parameters(self) -> dict[str, torch.Tensor]:
-        """Returns all tensors by their peft name, in a fixed order."""
-        out = {}
-        for name, (a, b) in self.tensors.items():
-            out[f"{_PEFT_PREFIX}{name}.lora_A.weight"] = a
-            out[f"{_PEFT_PREFIX}{name}.lora_B.weight"] = b
-        return out
-
-    def terms(self, dtype: torch.dtype, *, requires_grad: bool = False) -> Terms:
-        """Returns what the layers apply, in the compute dtype, cast once for a whole batch.
-
-        ``B`` has alpha / r multiplied in. They are leaves of their own: ``parameter_gradients``
-        turns their gradients into those of the tensors.
-        """
-        scaling = self.spec.scaling
-        return {
-            name: LowRank(
-                a.detach().to(dtype).requires_grad_(requires_grad),
-                (b.detach() * scaling).to(dtype).requires_grad_(requires_grad),
-            )
-            for name, (a, b) in self.tensors.items()
-        }
-
-    def parameter_gradients(self, of_terms: TermGradients) -> dict[str, torch.Tensor]:
-        """Gradients by peft name, from those of ``terms`` (fp32, overwritten)."""
-        out = {}
-        for name, (a, b) in of_terms.items():
-            out[f"{_PEFT_PREFIX}{name}.lora_A.weight"] = a
-            out[f"{_PEFT_PREFIX}{name}.lora_B.weight"] = b.mul_(self.spec.scaling)
-        return out
-
-    def requires_grad_(self, on: bool = True) -> Adapter:
-        """Marks all tensors as leaves that need a gradient."""
-        for tensor in self.parameters().values():
-            tensor.requires_grad_(on)
-        return self
-
-    def peft_config(self, base_model: str) -> dict[str, Any]:
-        """Returns ``adapter_config.json`` as peft reads it."""
-        return {
-            "peft_type": "LORA",
-            "task_type": "CAUSAL_LM",
-            "base_model_name_or_path": base_model,
-            "r": self.spec.rank,
-            "lora_alpha": ALPHA,
-            "lora_dropout": 0.0,
-            "bias": "none",
-            "fan_in_fan_out": False,
-            "init_lora_weights": True,
-            "inference_mode": True,
-            "use_rslora": False,
-            "use_dora": False,
-            "target_modules": sorted({name.rsplit(".", 1)[-1] for name in self.tensors}),
-        }
-
     @classmethod
     def load(
         cls,
         spec: AdapterSpec,
         targets: list[Target],
-        saved: Mapping[str, torch.Tensor],
+        saved: Mapping[str, Tensor],
         device: torch.device,
         source: str,
     ) -> Adapter:
         """Builds the adapter from saved tensors; refuses any that do not fit the model."""
         tensors, expected = {}, set()
-        for target in _covered(spec, targets):
-            shapes = {
-                "A": (spec.rank, target.in_features),
-                "B": (target.out_features, spec.rank),
-            }
+        for target in spec.covered(targets):
             loaded = []
+            shapes = {"A": (spec.rank, target.in_features), "B": (target.out_features, spec.rank)}
             for side, shape in shapes.items():
-                key = f"{_PEFT_PREFIX}{target.name}.lora_{side}.weight"
+                key = _PEFT_NAME.format(target.name, side)
                 expected.add(key)
                 if key not in saved:
                     raise CheckpointError(
@@ -300,18 +233,55 @@ class Adapter:
             )
         return cls(spec, targets, tensors)
 
+    def parameters(self) -> dict[str, Tensor]:
+        """Returns all tensors by their peft name, in a fixed order."""
+        return _by_peft_name(self.tensors)
 
-def _covered(spec: AdapterSpec, targets: list[Target]) -> list[Target]:
-    """Returns the targets that an adapter covers; a flag that matches no layer is an error."""
-    for flag, group in (
-        ("train_attn", "attn"),
-        ("train_mlp", "mlp"),
-        ("train_unembed", "unembed"),
-    ):
-        if spec.covers(group) and not any(target.group == group for target in targets):
-            raise ConfigurationError(
-                f"{flag}=true, but this model has no {group} layer of type nn.Linear that an "
-                f"adapter could cover (stacked mixture-of-experts weights are not); set "
-                f"{flag}=false"
+    def requires_grad_(self, on: bool = True) -> Adapter:
+        """Marks all tensors as leaves that need a gradient."""
+        for tensor in self.parameters().values():
+            tensor.requires_grad_(on)
+        return self
+
+    def terms(self, dtype: torch.dtype, *, requires_grad: bool = False) -> Terms:
+        """Returns the terms that the layers apply, in the compute dtype, cast once for a batch."""
+        # They are leaves of autograd; ``parameter_gradients`` converts their gradients.
+        scaling = self.spec.scaling
+        return {
+            name: LowRank(
+                a.detach().to(dtype).requires_grad_(requires_grad),
+                (b.detach() * scaling).to(dtype).requires_grad_(requires_grad),
             )
-    return [target for target in targets if spec.covers(target.group)]
+            for name, (a, b) in self.tensors.items()
+        }
+
+    def parameter_gradients(self, of_terms: TermGradients) -> dict[str, Tensor]:
+        """Gradients by peft name, from those of ``terms`` (fp32, overwritten)."""
+        scaling = self.spec.scaling
+        return _by_peft_name({name: (a, b.mul_(scaling)) for name, (a, b) in of_terms.items()})
+
+    def peft_config(self, base_model: str) -> dict[str, Any]:
+        """Returns ``adapter_config.json`` as peft reads it."""
+        return {
+            "peft_type": "LORA",
+            "task_type": "CAUSAL_LM",
+            "base_model_name_or_path": base_model,
+            "r": self.spec.rank,
+            "lora_alpha": ALPHA,
+            "lora_dropout": 0.0,
+            "bias": "none",
+            "fan_in_fan_out": False,
+            "init_lora_weights": True,
+            "inference_mode": True,
+            "use_rslora": False,
+            "use_dora": False,
+            "target_modules": sorted({name.rsplit(".", 1)[-1] for name in self.tensors}),
+        }
+
+
+def _by_peft_name(pairs: TermGradients) -> dict[str, Tensor]:
+    return {
+        _PEFT_NAME.format(name, side): tensor
+        for name, pair in pairs.items()
+        for side, tensor in zip("AB", pair, strict=True)
+    }

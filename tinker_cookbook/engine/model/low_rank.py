@@ -9,33 +9,31 @@ from functools import cached_property
 from typing import Any
 
 import torch
+from torch import Tensor
 from torch.nn import functional as F  # noqa: N812
 
 
 class LowRank:
     """``(x A^T) B^T`` of one layer, for ``A`` [r, in] and ``B`` [out, r] with its scaling."""
 
-    def __init__(self, a: torch.Tensor, b: torch.Tensor) -> None:
+    def __init__(self, a: Tensor, b: Tensor) -> None:
         self.a, self.b = a, b
         self.packed: Any = None  # both in a kernel's layout, which the kernel makes once
 
     @cached_property
     def back(self) -> LowRank:
-        """The way back: ``(y B) A``."""
+        """The term of the backward pass: ``(y B) A``."""
         return LowRank(self.b.detach().t(), self.a.detach().t())
 
-    def add_keeping(self, out: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
+    def add_keeping(self, out: Tensor, x: Tensor) -> Tensor:
         """Adds the term for ``x`` [T, in] to ``out``; returns ``x A^T`` [T, r] for gradients."""
         low = F.linear(x, self.a)
         out.addmm_(low, self.b.t())  # in place: another [T, out] would cost memory
         return low
 
-    def add(self, out: torch.Tensor, x: torch.Tensor) -> None:
-        """Adds the term for ``x`` [T, in] to ``out``.
-
-        In fp32 whatever the dtype of the model, with values of that dtype: for the few rows of
-        decoding the small products are faster so.
-        """
+    def add(self, out: Tensor, x: Tensor) -> None:
+        """Adds the term for ``x`` [T, in] to ``out``, computed in fp32 with values of the model's
+        dtype: small products of few rows are faster so."""
         a, b = self.by_column
         count, x = len(x), x.float()
         if surplus := filling(count):
@@ -47,50 +45,41 @@ class LowRank:
             out.add_(F.linear(low, b)[:count])
 
     @cached_property
-    def by_column(self) -> tuple[torch.Tensor, torch.Tensor]:
-        """Both with one column after another in memory.
-
-        Layers multiply with their transposes, and for the few rows of decoding a product with a
-        matrix that lies row by row takes a third to a half of the time.
-        """
+    def by_column(self) -> tuple[Tensor, Tensor]:
+        """Both in fp32, contiguous by column."""
+        # Layers multiply with the transposes. For the few rows of decoding a product with a matrix
+        # that is contiguous by row takes a third to a half of the time.
         return self.a.float().t().contiguous().t(), self.b.float().t().contiguous().t()
 
 
 Part = tuple[LowRank, int, int]
-"""A term, and the rows that it is for: from the first to the one before the last number."""
-
-PartsProduct = Callable[[torch.Tensor, list[Part]], torch.Tensor]
-"""From inputs [T, in] and what is to be added to [T, out]."""
+"""A term, and its rows: from the first number to before the second."""
 
 Terms = Mapping[str, LowRank]
-"""Target name -> what an adapter adds there."""
+"""Target name -> the term of an adapter there."""
 
 
 @dataclass(frozen=True)
 class Segments:
     """Which tokens of a batch have which adapter.
 
-    ``stretches`` are (terms, first, end) of tokens side by side, once the batch is in ``order``
-    [T]; ``back`` [T] is the way back. Without an order they are as they lie.
+    ``stretches`` are (terms, first, end) of consecutive tokens, once the batch is in ``order``
+    [T]; ``back`` [T] is the inverse. Without an order the batch keeps its own.
     """
 
     stretches: Sequence[tuple[Terms, int, int]]
-    order: torch.Tensor | None = None
-    back: torch.Tensor | None = None
+    order: Tensor | None = None
+    back: Tensor | None = None
 
     @classmethod
     def of_one(cls, terms: Terms) -> Segments:
-        """All tokens have the same."""
+        """Returns segments in which all tokens have the same adapter."""
         return cls([(terms, 0, sys.maxsize)])
 
     def apply(
-        self,
-        name: str,
-        x: torch.Tensor,
-        product: Callable[[torch.Tensor, list[Part]], torch.Tensor],
-    ) -> torch.Tensor:
-        """Returns ``product`` of the inputs ``x`` [T, in] of layer ``name`` and of what is
-        added there."""
+        self, name: str, x: Tensor, product: Callable[[Tensor, list[Part]], Tensor]
+    ) -> Tensor:
+        """Returns ``product`` of the inputs ``x`` [T, in] of layer ``name`` and of its terms."""
         parts = [
             (terms[name], first, min(end, len(x)))
             for terms, first, end in self.stretches
@@ -100,11 +89,9 @@ class Segments:
 
 
 def filling(rows: int) -> int:
-    """Rows of nothing to add to a product, so that it has a multiple of 8.
-
-    torch's products of a few rows go through kernels of their own, which round otherwise, and what
-    a sample draws must not depend on its company. Measured with MKL and oneDNN on x86: for
-    multiples of 4 a row's result is the same to the bit. And of the kernels that oneDNN makes for
-    each number of rows that occurs, an eighth is needed.
-    """
+    """Rows of padding with which a product has a multiple of 8."""
+    # torch computes products of a few rows with other kernels, which round differently, and a
+    # sample must not depend on the rest of its batch. Measured with MKL and oneDNN on x86: for
+    # multiples of 4 a row's result is the same to the bit. And oneDNN makes a kernel for each
+    # number of rows that occurs: an eighth of them is enough.
     return -rows % 8

@@ -28,6 +28,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import torch
+from torch import Tensor
 
 from tinker_cookbook.exceptions import ConfigurationError, DataValidationError, nearest
 
@@ -43,15 +44,15 @@ class LossInputs:
     ``sequence`` [T] numbers the sequence of each token; ``config`` holds the resolved settings.
     """
 
-    fields: Mapping[str, torch.Tensor]
-    sequence: torch.Tensor
+    fields: Mapping[str, Tensor]
+    sequence: Tensor
     num_sequences: int
     config: Mapping[str, float]
 
-    def __getitem__(self, field: str) -> torch.Tensor:
+    def __getitem__(self, field: str) -> Tensor:
         return self.fields[field]
 
-    def clip(self, ratio: torch.Tensor) -> torch.Tensor:
+    def clip(self, ratio: Tensor) -> Tensor:
         """Clips ``ratio`` to the thresholds of each token where given, else of the config."""
         low, high = (
             self.fields[name] if name in self.fields else torch.full_like(ratio, self.config[name])
@@ -70,7 +71,7 @@ class Loss:
     """
 
     name: str
-    function: Callable[[torch.Tensor, LossInputs], torch.Tensor]
+    function: Callable[[Tensor, LossInputs], Tensor]
     required: tuple[str, ...]
     optional: tuple[str, ...] = ()
     config: Mapping[str, float | None] = field(default_factory=dict)
@@ -80,10 +81,8 @@ class Loss:
     def resolve_config(
         self, given: Mapping[str, float | str] | None, *, per_token: frozenset[str] = frozenset()
     ) -> dict[str, float]:
-        """Checks the given settings and fills in defaults.
-
-        ``per_token`` names settings that every datum gives token by token instead.
-        """
+        """Checks the given settings and fills in defaults; ``per_token`` names settings that every
+        datum gives token by token instead."""
         known = dict(self.config)
         for key, value in (given or {}).items():
             if key not in known:
@@ -112,40 +111,40 @@ class Loss:
         return {key: value for key, value in known.items() if value is not None}
 
 
-def _cross_entropy(lp: torch.Tensor, inputs: LossInputs) -> torch.Tensor:
+def _cross_entropy(lp: Tensor, inputs: LossInputs) -> Tensor:
     return -(lp * inputs["weights"]).sum()
 
 
-def _importance_sampling(lp: torch.Tensor, inputs: LossInputs) -> torch.Tensor:
+def _importance_sampling(lp: Tensor, inputs: LossInputs) -> Tensor:
     return -((lp - inputs["logprobs"]).exp() * inputs["advantages"]).sum()
 
 
-def _ppo(lp: torch.Tensor, inputs: LossInputs) -> torch.Tensor:
+def _ppo(lp: Tensor, inputs: LossInputs) -> Tensor:
     return _clipped_surrogate((lp - inputs["logprobs"]).exp(), inputs)
 
 
-def _clipped_surrogate(ratio: torch.Tensor, inputs: LossInputs) -> torch.Tensor:
+def _clipped_surrogate(ratio: Tensor, inputs: LossInputs) -> Tensor:
     advantages = inputs["advantages"]
     return -torch.minimum(ratio * advantages, inputs.clip(ratio) * advantages).sum()
 
 
-def _cispo(lp: torch.Tensor, inputs: LossInputs) -> torch.Tensor:
+def _cispo(lp: Tensor, inputs: LossInputs) -> Tensor:
     weight = inputs.clip((lp - inputs["logprobs"]).exp()).detach()
     return -(weight * lp * inputs["advantages"]).sum()
 
 
-def _dro(lp: torch.Tensor, inputs: LossInputs) -> torch.Tensor:
+def _dro(lp: Tensor, inputs: LossInputs) -> Tensor:
     return -(lp * inputs["advantages"] - _penalty(lp, inputs, "beta")).sum()
 
 
-def _penalty(lp: torch.Tensor, inputs: LossInputs, coefficient: str) -> torch.Tensor:
+def _penalty(lp: Tensor, inputs: LossInputs, coefficient: str) -> Tensor:
     # A q of exactly 0 marks a token that was not sampled (of a prompt): nothing to stay close to.
     q = inputs["logprobs"]
     deviation = (lp - q) * (q != 0)
     return 0.5 * inputs.config[coefficient] * deviation.square()
 
 
-def _gspo(lp: torch.Tensor, inputs: LossInputs) -> torch.Tensor:
+def _gspo(lp: Tensor, inputs: LossInputs) -> Tensor:
     # The sequence's ratio is the geometric mean over its masked tokens.
     mask = inputs["sequence_ratio_mask"]
     deviation = (lp.detach() - inputs["logprobs"]) * mask
@@ -156,7 +155,7 @@ def _gspo(lp: torch.Tensor, inputs: LossInputs) -> torch.Tensor:
     return _clipped_surrogate((log_ratio + lp - lp.detach()).exp(), inputs)
 
 
-def _stable_reinforce(lp: torch.Tensor, inputs: LossInputs) -> torch.Tensor:
+def _stable_reinforce(lp: Tensor, inputs: LossInputs) -> Tensor:
     """REINFORCE with truncated importance weights and a KL term towards the sampling policy.
 
     It replaces the hosted objective of the same name, which is not published. With
@@ -229,22 +228,16 @@ def get_loss(name: str) -> Loss:
     )
 
 
-CustomLossFn = Callable[
-    [Sequence[int], "list[torch.Tensor]"], "tuple[torch.Tensor, dict[str, float]]"
-]
+CustomLossFn = Callable[[Sequence[int], "list[Tensor]"], "tuple[Tensor, dict[str, float]]"]
 """``loss_fn(indices, logprobs)``: numbers of the datums, and a leaf [T] of autograd for each;
 returns the loss (one element) and metrics."""
 
 
 def evaluate_custom(
-    loss_fn: CustomLossFn, indices: Sequence[int], logprobs: Sequence[torch.Tensor]
-) -> tuple[float, dict[str, float], list[torch.Tensor]]:
+    loss_fn: CustomLossFn, indices: Sequence[int], logprobs: Sequence[Tensor]
+) -> tuple[float, dict[str, float], list[Tensor]]:
     """Calls ``loss_fn`` once; returns its value, its metrics, and the gradient for the
-    log-probabilities of each datum, which is zero where the loss does not use one.
-
-    Raises:
-        DataValidationError: the result cannot be a loss, or the gradient is not finite.
-    """
+    log-probabilities of each datum. Raises ``DataValidationError`` for a result that is no loss."""
     leaves = [values.detach().clone().requires_grad_() for values in logprobs]
     with torch.enable_grad():
         result = loss_fn(indices, leaves)
@@ -253,10 +246,10 @@ def evaluate_custom(
             f"loss_fn: returned {type(result).__name__}, expected a tuple (loss, metrics)"
         )
     value, metrics = result
-    if not isinstance(value, torch.Tensor) or value.numel() != 1:
+    if not isinstance(value, Tensor) or value.numel() != 1:
         raise DataValidationError(
             f"loss_fn: returned {type(value).__name__} "
-            f"{tuple(value.shape) if isinstance(value, torch.Tensor) else ''} as loss, expected a "
+            f"{tuple(value.shape) if isinstance(value, Tensor) else ''} as loss, expected a "
             "tensor of one element"
         )
     if not value.requires_grad:

@@ -15,6 +15,7 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from tinker_cookbook.engine.model.base_model import BaseModel
 from tinker_cookbook.engine.model.head import SavedSoftmax
@@ -58,7 +59,7 @@ class MicroBatchPass:
         targets = np.concatenate([example.targets for example in self._examples])
         # Sequences that share a prefix have most positions and targets in common: the head
         # computes each pair once, and `_expand` maps them back.
-        self._expand: torch.Tensor | None = None
+        self._expand: Tensor | None = None
         flat = self._batch.flat
         if self._batch.tree is not None and targets.ndim == 1:
             keys = flat.cpu().numpy() * base.vocab_size + targets
@@ -68,8 +69,8 @@ class MicroBatchPass:
             self._expand = torch.from_numpy(expand).to(base.device)
         self._flat = flat
         self._targets = torch.from_numpy(targets).to(device=base.device, dtype=torch.int64)
-        self._hidden: torch.Tensor | None = None
-        self._logprobs: torch.Tensor | None = None
+        self._hidden: Tensor | None = None
+        self._logprobs: Tensor | None = None
         self._kept: SavedSoftmax | None = None
         self.loss = 0.0
         self.metrics: dict[str, float] = {}
@@ -114,11 +115,8 @@ class MicroBatchPass:
         self.release(keep_result=True)
 
     def forward(self, *, grad: bool, checkpoint: bool, trained_only: bool = False) -> None:
-        """Computes hidden states (with a graph if ``grad``) and log-probabilities.
-
-        With ``trained_only`` the log-probabilities of positions without weight are 0, and no logits
-        are computed there.
-        """
+        """Computes hidden states (with a graph if ``grad``) and log-probabilities; with
+        ``trained_only`` those of positions without weight are 0, and save their logits."""
         hidden = self.body(grad=grad, checkpoint=checkpoint).detach()
         head, pair = self._base.head, self._base.unembed_pair(self._terms)
         # Positions with a weight come first: only their softmax is worth keeping for ``backward``.
@@ -131,7 +129,7 @@ class MicroBatchPass:
             at = (~trained).nonzero()[:, 0]
             self._logprobs[at] = head.logprobs(hidden[at], self._targets[at], pair)
 
-    def body(self, *, grad: bool, checkpoint: bool) -> torch.Tensor:
+    def body(self, *, grad: bool, checkpoint: bool) -> Tensor:
         """Hidden states [T, H] of the positions that the head needs."""
         hidden = hidden_states(
             self._base, self._terms, self._batch, grad=grad, checkpoint=checkpoint
@@ -141,11 +139,9 @@ class MicroBatchPass:
         self._hidden = hidden
         return hidden
 
-    def backward(self, upstream: torch.Tensor, *, fill_logprobs: bool = False) -> TermGradients:
-        """Gradients of the adapter's terms, for those of the log-probabilities.
-
-        With ``fill_logprobs`` the head computes the log-probabilities in the same pass.
-        """
+    def backward(self, upstream: Tensor, *, fill_logprobs: bool = False) -> TermGradients:
+        """Gradients of the adapter's terms, for those of the log-probabilities; with
+        ``fill_logprobs`` the head computes the log-probabilities in the same pass."""
         hidden, base = self._hidden, self._base
         assert hidden is not None, "backward before forward"
         if self._expand is not None:
@@ -185,7 +181,7 @@ class MicroBatchPass:
             out[base.unembed_name] = (head.a, head.b)
         return out
 
-    def logprobs_by_sequence(self) -> list[torch.Tensor]:
+    def logprobs_by_sequence(self) -> list[Tensor]:
         """Log-probabilities of each sequence, [T] or [T, K]."""
         return list(self._expanded_logprobs().split([len(e) for e in self._examples]))
 
@@ -199,7 +195,7 @@ class MicroBatchPass:
         if not keep_result:
             self._logprobs, self.gradients = None, {}
 
-    def _trained(self) -> torch.Tensor:
+    def _trained(self) -> Tensor:
         """Returns which of the head's positions [T] count: have a weight or, else, an advantage."""
         inputs = [example.inputs for example in self._examples]
         name = next((n for n in ("weights", "advantages") if n in inputs[0]), None)
@@ -214,14 +210,14 @@ class MicroBatchPass:
         out[self._expand[counts]] = True
         return out
 
-    def _expanded_logprobs(self) -> torch.Tensor:
+    def _expanded_logprobs(self) -> Tensor:
         assert self._logprobs is not None
         return self._logprobs if self._expand is None else self._logprobs[self._expand]
 
 
 def hidden_states(
     base: BaseModel, terms: Terms, batch: PaddedBatch, *, grad: bool, checkpoint: bool = False
-) -> torch.Tensor:
+) -> Tensor:
     """Last hidden states [B * L, H] of all positions of a padded micro-batch."""
     layout = {} if batch.positions is None else {"position_ids": batch.positions}
     with (

@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 import torch
+from torch import Tensor
 
 from tinker_cookbook.exceptions import CheckpointError, ConfigurationError, TrainingError
 
@@ -19,10 +20,8 @@ _LARGEST_GRADIENT = 1.9e19
 
 @dataclass(frozen=True)
 class AdamSettings:
-    """Hyper-parameters of one step, with the defaults of the Tinker API.
-
-    ``weight_decay`` is decoupled; ``grad_clip_norm`` 0 means no clipping.
-    """
+    """Hyper-parameters of one step, with the defaults of the Tinker API; ``weight_decay`` is
+    decoupled, and ``grad_clip_norm`` 0 means no clipping."""
 
     learning_rate: float = 1e-4
     beta1: float = 0.9
@@ -40,24 +39,19 @@ class AdamSettings:
                 )
 
 
-_Copies = tuple[list[torch.Tensor], dict[str, torch.Tensor]]
+_Copies = tuple[list[Tensor], dict[str, Tensor]]
 
 
 class AdamW:
     """Optimizer of one adapter. ``parameters`` are leaf tensors by name."""
 
-    def __init__(self, parameters: Mapping[str, torch.Tensor]) -> None:
+    def __init__(self, parameters: Mapping[str, Tensor]) -> None:
         self._parameters = dict(parameters)
         self._optimizer = torch.optim.AdamW(list(self._parameters.values()), lr=0.0, fused=True)
 
-    def step(
-        self, gradients: Mapping[str, torch.Tensor], settings: AdamSettings
-    ) -> dict[str, float]:
-        """One step; returns ``grad_norm`` (before clipping). Weights are untouched on an error.
-
-        Raises:
-            TrainingError: the gradient, or a weight after the step, is NaN or infinite.
-        """
+    def step(self, gradients: Mapping[str, Tensor], settings: AdamSettings) -> dict[str, float]:
+        """One step; returns ``grad_norm`` (before clipping). Raises ``TrainingError``, and leaves
+        the weights, if the gradient or a weight after the step is NaN or infinite."""
         grads = [gradients[name] for name in self._parameters]
         norm = torch.nn.utils.get_total_norm(grads).item()
         if not math.isfinite(norm):
@@ -113,7 +107,7 @@ class AdamW:
             "weights were left as they were. Lower learning_rate, or set eps to 1e-8"
         )
 
-    def state(self) -> dict[str, torch.Tensor]:
+    def state(self) -> dict[str, Tensor]:
         """Moments and step counts by name; empty before the first step."""
         return {
             f"{name}.{key}": value.detach()
@@ -121,7 +115,7 @@ class AdamW:
             for key, value in self._optimizer.state.get(parameter, {}).items()
         }
 
-    def load(self, saved: Mapping[str, torch.Tensor], source: str) -> None:
+    def load(self, saved: Mapping[str, Tensor], source: str) -> None:
         """Restores what ``state`` returned, bit for bit."""
         if not saved:
             return

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from tinker_cookbook.engine.training.prefix_tree import group_by_prefix, lay_out, row_length
 from tinker_cookbook.engine.training.tree_attention import TreeLayout
@@ -52,10 +53,7 @@ class MicroBatch:
 
     @property
     def padded_length(self) -> int:
-        """Length of the longest row, rounded up so that few shapes occur.
-
-        Kernels are made for a shape when it first occurs (half a millisecond and 0.6 MB each).
-        """
+        """Length of the longest row, rounded up so that few shapes occur."""
         return _padded_length(self.rows)
 
     @property
@@ -114,9 +112,9 @@ def plan(
     else:
         for start in range(0, len(sequences), group_size):
             members = tuple(range(start, start + group_size))
-            own = [sequences[i] for i in members]
-            if shared_budget and len(group_by_prefix(own, shared_budget)) < group_size:
-                row = Row(members, row_length(own))
+            tokens = [sequences[i] for i in members]
+            if shared_budget and len(group_by_prefix(tokens, shared_budget)) < group_size:
+                row = Row(members, row_length(tokens))
                 if row.length <= shared_budget:
                     shared.append(row)
                     continue
@@ -140,6 +138,7 @@ def plan(
 
 
 def _padded_length(rows: Sequence[Row]) -> int:
+    # Kernels are made for a shape when it first occurs (half a millisecond and 0.6 MB each).
     longest = max(row.length for row in rows)
     if longest < _SHORT:  # padding would cost more than the kernels
         return longest
@@ -155,21 +154,19 @@ class PaddedBatch:
     the sequence of each. ``positions`` [B, L] and ``tree`` are set if rows are shared; B is then 1.
     """
 
-    tokens: torch.Tensor
-    flat: torch.Tensor
-    sequence: torch.Tensor
-    positions: torch.Tensor | None = None
+    tokens: Tensor
+    flat: Tensor
+    sequence: Tensor
+    positions: Tensor | None = None
     tree: TreeLayout | None = None
 
 
 def pad(micro: MicroBatch, sequences: Sequence[np.ndarray], device: torch.device) -> PaddedBatch:
-    """Lays out a micro-batch of the batch ``sequences``.
-
-    Rows are right-padded with id 0, which no real position attends to.
-    """
+    """Lays out a micro-batch of the batch ``sequences``."""
     lengths = [len(sequences[i]) for i in micro.indices]
     number_of = torch.from_numpy(np.repeat(np.arange(len(lengths)), lengths)).to(device)
     if not micro.shared:
+        # Right-padded with id 0, which no real position attends to.
         tokens = np.zeros((len(lengths), micro.padded_length), dtype=np.int64)
         for row, index, length in zip(tokens, micro.indices, lengths, strict=True):
             row[:length] = sequences[index]
@@ -188,8 +185,6 @@ def pad(micro: MicroBatch, sequences: Sequence[np.ndarray], device: torch.device
     )
 
 
-def concatenate(
-    arrays: Sequence[np.ndarray], dtype: torch.dtype, device: torch.device
-) -> torch.Tensor:
+def concatenate(arrays: Sequence[np.ndarray], dtype: torch.dtype, device: torch.device) -> Tensor:
     """One tensor of several arrays along their first axis."""
     return torch.from_numpy(np.concatenate(arrays)).to(device=device, dtype=dtype)

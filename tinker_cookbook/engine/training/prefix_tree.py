@@ -97,14 +97,12 @@ def group_by_prefix(
 
 
 def lay_out(sequences: Sequence[np.ndarray], shortest: int = SHORTEST_SEGMENT) -> TreeRow:
-    """Returns the shared row of ``sequences``, each of at least one token.
-
-    The tree is built from the root on. ``shortest`` is the length of a segment from which it is
-    shared.
-    """
+    """Returns the shared row of ``sequences``, each of at least one token; common segments are
+    shared from ``shortest`` tokens on."""
     tokens, positions, all_siblings, length = [], [], [], 0
     where: list[np.ndarray] = [np.empty(0, dtype=np.int64)] * len(sequences)
-    # Sorted sequences that have ``path`` in common, and go on after its ``depth`` tokens.
+    # The tree grows from the root. An entry has sorted sequences that continue the same ``path``
+    # of ``depth`` tokens.
     stack = [(_sorted(sequences), 0, np.empty(0, dtype=np.int64))]
     while stack:
         members, depth, path = stack.pop()

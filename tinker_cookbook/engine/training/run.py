@@ -59,10 +59,8 @@ class _GradientSums:
 
 
 class TrainingRun:
-    """The verbs of one run. Gradients add up until ``optim_step``.
-
-    ``pause`` is called between micro-batches: sampling goes on meanwhile.
-    """
+    """The operations of one run. Gradients add up until ``optim_step``; ``pause`` is called between
+    micro-batches, for sampling."""
 
     def __init__(
         self,
@@ -146,12 +144,9 @@ class TrainingRun:
             return self._sum_over(data, self._plan(data, group_size), run, backward=True)
 
     def optim_step(self, settings: AdamSettings) -> dict[str, float]:
-        """One AdamW step on the gradients added up so far, which are then cleared.
-
-        Weights stay as they are, and gradients are cleared, if the gradient is not finite or if
-        a pass since the last step failed: a step submitted after that pass must not apply the
-        rest.
-        """
+        """One AdamW step on the gradients added up so far, which are cleared in any case. Weights
+        stay as they are if the gradient is not finite or a pass since the last step failed."""
+        # A step may have been submitted before that pass failed: it must not apply the rest.
         gradients, self._gradients = self._gradients, {}
         failure, self._failure = self._failure, None
         if failure is not None:

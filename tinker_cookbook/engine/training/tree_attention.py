@@ -2,7 +2,7 @@
 
 A short row is one batch of one, under a mask of which token sees which. Most scores of a long one
 would be masked; there siblings, the segments that continue one path, are a small batch: their
-queries attend to the keys of the path, which all of them share, and causally to their own.
+queries attend to the keys of the path, which they share, and causally to those of their segment.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 import torch
+from torch import Tensor
 from torch.nn import functional as F  # noqa: N812
 
 from tinker_cookbook.engine.kernels import grouped_attention
@@ -32,26 +33,24 @@ class _Part(ABC):
     """Whether every query sees just the keys before it, if there is no window."""
 
     def __init__(self) -> None:
-        self._biases: dict[int | None, torch.Tensor] = {}
+        self._biases: dict[int | None, Tensor] = {}
 
-    def bias(self, window: int | None) -> torch.Tensor:
+    def bias(self, window: int | None) -> Tensor:
         """fp32 [1, L, S]: 0 where a query sees a key, -inf elsewhere; one for all layers."""
         if window not in self._biases:
             self._biases[window] = self._bias(window)
         return self._biases[window]
 
     @abstractmethod
-    def _bias(self, window: int | None) -> torch.Tensor: ...
+    def _bias(self, window: int | None) -> Tensor: ...
 
     @abstractmethod
-    def attend(
-        self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, window: int | None, scale: float
-    ) -> torch.Tensor:
+    def attend(self, q: Tensor, k: Tensor, v: Tensor, window: int | None, scale: float) -> Tensor:
         """Attention [tokens, heads, D] of the part, given q, k and v [T, heads, D] of the row."""
 
     def attention(
-        self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, window: int | None, scale: float
-    ) -> torch.Tensor:
+        self, q: Tensor, k: Tensor, v: Tensor, window: int | None, scale: float
+    ) -> Tensor:
         """Attention [N, heads, L, D] of q over S keys and values [N, kv heads, S, D]."""
         if q.requires_grad and q.dtype == torch.bfloat16 and q.device.type == "cpu":
             return grouped_attention(q, k, v, self.bias(window), scale)
@@ -69,34 +68,32 @@ class _Part(ABC):
 
 
 class _Batch(_Part):
-    """Siblings as a batch: ``_path`` [P], and ``_places`` [N, L], padded with index 0."""
+    """Siblings as a batch: ``_path`` [P], and ``_indices`` [N, L], padded with index 0."""
 
     def __init__(self, siblings: Siblings, start: int, device: torch.device) -> None:
         super().__init__()
-        places = np.zeros((len(siblings.places), siblings.longest), dtype=np.int64)
-        for row, own in zip(places, siblings.places, strict=True):
-            row[: len(own)] = own + start
-        self._places = torch.from_numpy(places).to(device)
+        indices = np.zeros((len(siblings.places), siblings.longest), dtype=np.int64)
+        for row, segment in zip(indices, siblings.places, strict=True):
+            row[: len(segment)] = segment + start
+        self._indices = torch.from_numpy(indices).to(device)
         self._path = torch.from_numpy(siblings.path + start).to(device)
         self.causal = not len(siblings.path)
 
-    def _bias(self, window: int | None) -> torch.Tensor:
+    def _bias(self, window: int | None) -> Tensor:
         # One for all siblings: only padded queries, whose results are dropped, see padding.
-        before, own = len(self._path), self._places.shape[1]
-        key = torch.arange(before + own, device=self._path.device)
+        before, length = len(self._path), self._indices.shape[1]
+        key = torch.arange(before + length, device=self._path.device)
         return causal_bias(key[before:], key, window)[None]
 
-    def attend(
-        self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, window: int | None, scale: float
-    ) -> torch.Tensor:
-        count, length = self._places.shape
-        own = self._places.flatten()
+    def attend(self, q: Tensor, k: Tensor, v: Tensor, window: int | None, scale: float) -> Tensor:
+        count, length = self._indices.shape
+        flat = self._indices.flatten()
 
-        def of_siblings(tensor: torch.Tensor) -> torch.Tensor:
-            rows = tensor.index_select(0, own).view(count, length, *tensor.shape[1:])
+        def of_siblings(tensor: Tensor) -> Tensor:
+            rows = tensor.index_select(0, flat).view(count, length, *tensor.shape[1:])
             return rows.transpose(1, 2)
 
-        def with_path(tensor: torch.Tensor) -> torch.Tensor:
+        def with_path(tensor: Tensor) -> Tensor:
             if not len(self._path):
                 return of_siblings(tensor)
             path = tensor.index_select(0, self._path).transpose(0, 1)
@@ -114,23 +111,21 @@ class _Whole(_Part):
         self._length = sum(len(row.tokens) for row, _ in rows)
         self._device = device
         self._segments = [
-            (siblings.path + start, own + start)
+            (siblings.path + start, segment + start)
             for row, start in rows
             for siblings in row.siblings
-            for own in siblings.places
+            for segment in siblings.places
         ]
 
-    def _bias(self, window: int | None) -> torch.Tensor:
+    def _bias(self, window: int | None) -> Tensor:
         bias = np.full((self._length, self._length), -np.inf, dtype=np.float32)
-        for path, own in self._segments:
-            key = torch.arange(len(path) + len(own))
+        for path, segment in self._segments:
+            key = torch.arange(len(path) + len(segment))
             seen = causal_bias(key[len(path) :], key, window)
-            bias[np.ix_(own, np.concatenate([path, own]))] = seen.numpy()
+            bias[np.ix_(segment, np.concatenate([path, segment]))] = seen.numpy()
         return torch.from_numpy(bias)[None].to(self._device)
 
-    def attend(
-        self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, window: int | None, scale: float
-    ) -> torch.Tensor:
+    def attend(self, q: Tensor, k: Tensor, v: Tensor, window: int | None, scale: float) -> Tensor:
         q, k, v = (tensor.transpose(0, 1)[None] for tensor in (q, k, v))
         return self.attention(q, k, v, window, scale)[0].transpose(0, 1)
 
@@ -140,7 +135,7 @@ class TreeLayout:
     """A row [T] in parts; ``order`` [T] finds each token in their concatenation, if they differ."""
 
     parts: Sequence[_Part]
-    order: torch.Tensor | None = None
+    order: Tensor | None = None
     windows_seen: dict[int, int | None] = field(default_factory=dict)
     """Sliding window of each layer; the check at load reads it."""
 
@@ -156,22 +151,22 @@ class TreeLayout:
         batches, order, padded = [], np.empty(starts[-1], dtype=np.int64), 0
         for siblings, start in ((s, start) for row, start in placed for s in row.siblings):
             batches.append(_Batch(siblings, start, device))
-            for own in siblings.places:
-                order[own + start] = padded + np.arange(len(own))
+            for segment in siblings.places:
+                order[segment + start] = padded + np.arange(len(segment))
                 padded += siblings.longest
         return cls(batches, torch.from_numpy(order).to(device))
 
     def attend(
         self,
         layer: int,
-        query: torch.Tensor,
-        key: torch.Tensor,
-        value: torch.Tensor,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
         scale: float,
         window: int | None,
         softcap: float | None,
-        sinks: torch.Tensor | None,
-    ) -> torch.Tensor:
+        sinks: Tensor | None,
+    ) -> Tensor:
         """Returns attention [T, heads, D]; raises ``ValueError`` for a soft cap or sinks."""
         if softcap is not None or sinks is not None:
             raise ValueError("attention with a soft cap or sinks")

@@ -1,9 +1,8 @@
-/* Attention of tokens whose keys and values lie in pages, for processors.
+/* Attention over keys and values in pages.
 
    Every token attends to the first `position + 1` tokens of its sequence, or the last `window` of
-   them. They come page by page, under a running maximum and sum, so a token's result is the same
-   to the bit whatever else is in the call, and whether the token was read with a prompt or drawn.
-   All sums are fp32.
+   them. Pages are read one by one, under a running maximum and sum (online softmax), so a token's
+   result is the same to the bit in any batch, in prefill as in decoding. All sums are fp32.
 
    A page holds PAGE tokens. The pool of a layer's keys is [pages, kv_heads, width, PAGE], so that
    one vector is LANES tokens; that of its values is [pages, kv_heads, PAGE, value_width]. Sequences
@@ -14,8 +13,8 @@
 
 #include "vectors.h"
 
-/* TOGETHER heads share what is read, AT_ONCE vectors of it; keys are fetched AHEAD rows before
-   their turn. */
+/* TOGETHER query heads use each vector that is loaded, AT_ONCE vectors at a time; keys are
+   prefetched AHEAD rows before their use. */
 enum { PAGE = 64, TOGETHER = 4, AT_ONCE = REGISTERS / 8, AHEAD = 12 };
 
 typedef struct {
@@ -94,8 +93,8 @@ INLINE void add(float *sums, const float *weights, const char *values, int64_t f
                     weights[g * PAGE + j] * one(values, (from + j) * width + d, half);
 }
 
-/* From scores [PAGE] to weights relative to e^top, where `top` is the highest so far; those before
-   `skip` and from `count` on weigh nothing. Returns what older sums are to be multiplied with. */
+/* Turns scores [PAGE] into weights relative to e^top, with `top` the highest so far; those before
+   `skip` and from `count` on become 0. Returns the factor for older sums. */
 static float weigh(float *scores, int64_t skip, int64_t count, float *top, float *total) {
     Ints order;
     for (int i = 0; i < LANES; i++) order[i] = i;
@@ -122,7 +121,7 @@ static float weigh(float *scores, int64_t skip, int64_t count, float *top, float
     return shrink;
 }
 
-/* What a group of queries holds: q [group][width], sums [group][value_width], top, total. */
+/* State of a group of queries: q [group][width], sums [group][value_width], top, total. */
 typedef struct {
     float *q, *sums, *top, *total;
 } Heads;
@@ -139,20 +138,12 @@ INLINE void see_as(const Call *c, Heads of, const void *keys, const char *values
     add(of.sums, scores, values, from, count, c->value_width, group, half);
 }
 
-/* With the group's size and the type known, the compiler keeps all sums in registers. */
+/* With a constant group size and dtype the compiler keeps all sums in registers. */
 static void see(const Call *c, Heads of, const void *keys, const char *values, int64_t from,
                 int64_t skip, int64_t count, int group) {
-#define CASE(G)                                                                      \
-    case G:                                                                          \
-        if (c->half) see_as(c, of, keys, values, from, skip, count, G, 1); \
-        else see_as(c, of, keys, values, from, skip, count, G, 0);         \
-        break
-    switch (group) {
-        CASE(1);
-        CASE(2);
-        CASE(3);
-        CASE(4);
-    }
+#define CASE(G) \
+    case G: BY_DTYPE(c->half, see_as, c, of, keys, values, from, skip, count, G); break
+    switch (group) { CASE(1); CASE(2); CASE(3); CASE(4); }
 #undef CASE
 }
 
@@ -162,7 +153,7 @@ static char *place(const Call *c, int64_t run, int64_t page, void *pool, int64_t
     return (char *)pool + (number * c->kv_heads + h) * width * PAGE * (c->half ? 2 : 4);
 }
 
-/* Puts this step's keys and values of a run into its pages. */
+/* Writes this step's keys and values of a run to its pages. */
 static void store(const Call *c, int64_t run, int64_t h) {
     const int64_t size = c->half ? 2 : 4, first = c->run_first[run], count = c->run_count[run];
     for (int64_t i = 0; i < count; i++) {
@@ -183,11 +174,7 @@ static void store(const Call *c, int64_t run, int64_t h) {
     }
 }
 
-static int64_t scratch_floats(const Call *c) {
-    return c->heads / c->kv_heads * (c->width + c->value_width + 2);
-}
-
-/* The queries of one token that share key head `h`. */
+/* Attention of the queries of one token that share key head `h`. */
 static void attend(const Call *c, int64_t run, int64_t i, int64_t h, float *scratch) {
     const int64_t group = c->heads / c->kv_heads;
     const int64_t width = c->width, value_width = c->value_width;
@@ -210,7 +197,7 @@ static void attend(const Call *c, int64_t run, int64_t i, int64_t h, float *scra
         const char *keys = place(c, run, page, c->keys, h, width);
         const char *values = place(c, run, page, c->values, h, value_width);
         const int64_t seen = begin > page * PAGE ? begin - page * PAGE : 0;
-        const int64_t from = seen / LANES * LANES; /* a window begins with a whole vector */
+        const int64_t from = seen / LANES * LANES; /* rounded down to a whole vector */
         const int64_t until = end - page * PAGE < PAGE ? end - page * PAGE : PAGE;
         for (int64_t g = 0; g < group; g += TOGETHER) {
             const Heads some = {mine.q + g * width, mine.sums + g * value_width, mine.top + g,
@@ -222,21 +209,19 @@ static void attend(const Call *c, int64_t run, int64_t i, int64_t h, float *scra
 
     for (int64_t g = 0; g < group; g++) {
         const int64_t at = (t * c->heads + h * group + g) * value_width;
-        for (int64_t d = 0; d < value_width; d++) {
-            const float value = mine.sums[g * value_width + d] / mine.total[g];
-            if (c->half) ((uint16_t *)c->out)[at + d] = narrow(value);
-            else ((float *)c->out)[at + d] = value;
-        }
+        for (int64_t d = 0; d < value_width; d++)
+            put_one(c->out, at + d, mine.sums[g * value_width + d] / mine.total[g], c->half);
     }
 }
 
-/* Stores the keys and values of this step, then lets every token attend. Returns 0, or 1 where
-   there is no memory. */
+/* Stores the keys and values of this step, then computes the attention of every token. Returns 1 if
+   memory runs out, else 0. */
 int tinker_attend(const Call *c) {
     int failed = 0;
 #pragma omp parallel num_threads(c->threads)
     {
-        float *scratch = malloc((size_t)scratch_floats(c) * 4);
+        const int64_t floats = c->heads / c->kv_heads * (c->width + c->value_width + 2);
+        float *scratch = malloc((size_t)floats * 4);
         if (scratch == NULL) {
 #pragma omp atomic write
             failed = 1;

@@ -1,8 +1,7 @@
-/* What a decoder layer computes number by number: RMS norms, gates, rotary embeddings, each with its
-   gradient, in one pass over memory.
+/* Element-wise operations of a decoder layer: RMS norms, gates and rotary embeddings, each with its
+   gradient, in one pass over memory. All is computed in fp32.
 
-   A result does not depend on what else is in the call: a row that is no multiple of a vector ends
-   in one that is filled up. All is computed in fp32. */
+   A result does not depend on the rest of the call: the end of a row is padded to a vector. */
 
 #include <math.h>
 
@@ -17,24 +16,19 @@ INLINE Floats some(const void *from, int64_t at, int64_t count, int half) {
 }
 
 INLINE void put_some(void *to, int64_t at, Floats x, int64_t count, int half) {
-    if (count >= LANES) {
-        put(to, at, x, half);
-        return;
-    }
-    for (int64_t i = 0; i < count; i++) {
-        if (half) ((uint16_t *)to)[at + i] = narrow(x[i]);
-        else ((float *)to)[at + i] = x[i];
-    }
+    if (count >= LANES) put(to, at, x, half);
+    else
+        for (int64_t i = 0; i < count; i++) put_one(to, at + i, x[i], half);
 }
 
-/* In double, as is what comes of it for a whole row: its rounding would be in every number. */
+/* In double: its rounding would be in every number of the row. */
 INLINE double sum_of(Floats x) {
     double out = 0;
     for (int i = 0; i < LANES; i++) out += x[i];
     return out;
 }
 
-/* As bfloat16 keeps it, where that is what a model computes in. */
+/* Rounded to bfloat16 where the model computes in it. */
 INLINE Floats rounded(Floats x, int half) {
     uint16_t raw[LANES];
     if (!half) return x;
@@ -50,7 +44,7 @@ typedef struct {
     void *out;                /* y or the gradient of x */
     float *inverse;           /* [rows], r; may be NULL */
     float eps;
-    int32_t half, rounds; /* rounds: x * r is rounded to the dtype before w comes in */
+    int32_t half, rounds; /* rounds: x * r is rounded to the dtype before the product with w */
 } Norm;
 
 INLINE void norm_row(const Norm *n, int64_t row, int half) {
@@ -91,18 +85,12 @@ INLINE void norm_back_row(const Norm *n, int64_t row, int half) {
 
 void tinker_norm(const Norm *n) {
 #pragma omp parallel for num_threads(n->threads) if (n->threads > 1)
-    for (int64_t row = 0; row < n->rows; row++) {
-        if (n->half) norm_row(n, row, 1);
-        else norm_row(n, row, 0);
-    }
+    for (int64_t row = 0; row < n->rows; row++) BY_DTYPE(n->half, norm_row, n, row);
 }
 
 void tinker_norm_back(const Norm *n) {
 #pragma omp parallel for num_threads(n->threads) if (n->threads > 1)
-    for (int64_t row = 0; row < n->rows; row++) {
-        if (n->half) norm_back_row(n, row, 1);
-        else norm_back_row(n, row, 0);
-    }
+    for (int64_t row = 0; row < n->rows; row++) BY_DTYPE(n->half, norm_back_row, n, row);
 }
 
 /* y = silu(gate) * up, number by number. */
@@ -133,18 +121,14 @@ INLINE void gate_back(const Gate *c, int64_t at, int64_t count, int half) {
 
 void tinker_gate(const Gate *c) {
 #pragma omp parallel for num_threads(c->threads) if (c->threads > 1)
-    for (int64_t i = 0; i < c->count; i += LANES) {
-        if (c->half) gate(c, i, c->count - i, 1);
-        else gate(c, i, c->count - i, 0);
-    }
+    for (int64_t i = 0; i < c->count; i += LANES)
+        BY_DTYPE(c->half, gate, c, i, c->count - i);
 }
 
 void tinker_gate_back(const Gate *c) {
 #pragma omp parallel for num_threads(c->threads) if (c->threads > 1)
-    for (int64_t i = 0; i < c->count; i += LANES) {
-        if (c->half) gate_back(c, i, c->count - i, 1);
-        else gate_back(c, i, c->count - i, 0);
-    }
+    for (int64_t i = 0; i < c->count; i += LANES)
+        BY_DTYPE(c->half, gate_back, c, i, c->count - i);
 }
 
 /* Pairs (a, b) of a head, half its width apart, to (a cos - b sin, b cos + a sin); backward, their
@@ -180,10 +164,6 @@ INLINE void rotate(const Rotation *c, int64_t token, int64_t head, int half) {
 
 void tinker_rotate(const Rotation *c) {
 #pragma omp parallel for num_threads(c->threads) if (c->threads > 1)
-    for (int64_t token = 0; token < c->tokens; token++) {
-        for (int64_t head = 0; head < c->heads; head++) {
-            if (c->half) rotate(c, token, head, 1);
-            else rotate(c, token, head, 0);
-        }
-    }
+    for (int64_t token = 0; token < c->tokens; token++)
+        for (int64_t head = 0; head < c->heads; head++) BY_DTYPE(c->half, rotate, c, token, head);
 }

@@ -18,7 +18,7 @@ from types import ModuleType
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from tinker_cookbook.engine.kernels.cpu.build import library
 
@@ -62,7 +62,7 @@ class _RotationCall(ctypes.Structure):
     )
 
 
-def _launch(routine: str, call: Any, size: int, **tensors: torch.Tensor) -> None:
+def _launch(routine: str, call: Any, size: int, **tensors: Tensor) -> None:
     """Runs a routine over ``size`` numbers; ``call`` gets the addresses of contiguous tensors."""
     for name, tensor in tensors.items():
         setattr(call, name, tensor.data_ptr())
@@ -72,7 +72,7 @@ def _launch(routine: str, call: Any, size: int, **tensors: torch.Tensor) -> None
     getattr(routines, routine)(ctypes.byref(call))
 
 
-def _half(x: torch.Tensor) -> bool:
+def _half(x: Tensor) -> bool:
     if x.dtype not in _TOLERANCES:
         raise TypeError(f"x: got {x.dtype}, expected float32 or bfloat16")
     return x.dtype == torch.bfloat16
@@ -86,9 +86,7 @@ class _Norm(torch.autograd.Function):
     """
 
     @staticmethod
-    def forward(
-        ctx: Any, x: torch.Tensor, weight: torch.Tensor, eps: float, rounds: bool
-    ) -> torch.Tensor:
+    def forward(ctx: Any, x: Tensor, weight: Tensor, eps: float, rounds: bool) -> Tensor:
         x = x.contiguous()
         out, inverse = torch.empty_like(x), x.new_empty(x.shape[:-1], dtype=torch.float32)
         call = _NormCall(inverse.numel(), x.shape[-1], eps=eps, rounds=rounds, half=_half(x))
@@ -97,7 +95,7 @@ class _Norm(torch.autograd.Function):
         return out
 
     @staticmethod
-    def backward(ctx: Any, *upstream: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
+    def backward(ctx: Any, *upstream: Tensor) -> tuple[Tensor | None, ...]:
         x, weight, inverse = ctx.saved_tensors
         gradient, out = upstream[0].contiguous(), torch.empty_like(x)
         tensors = {"x": x, "upstream": gradient, "weight": weight, "out": out, "inverse": inverse}
@@ -110,7 +108,7 @@ class _Gated(torch.autograd.Function):
     """``silu(gate) * up`` with gradients for both; torch would also keep ``silu(gate)``."""
 
     @staticmethod
-    def forward(ctx: Any, gate: torch.Tensor, up: torch.Tensor) -> torch.Tensor:
+    def forward(ctx: Any, gate: Tensor, up: Tensor) -> Tensor:
         gate, up = gate.contiguous(), up.contiguous()
         ctx.save_for_backward(gate, up)
         out, count = torch.empty_like(gate), gate.numel()
@@ -119,7 +117,7 @@ class _Gated(torch.autograd.Function):
         return out
 
     @staticmethod
-    def backward(ctx: Any, *upstream: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    def backward(ctx: Any, *upstream: Tensor) -> tuple[Tensor, Tensor]:
         gate, up = ctx.saved_tensors
         gradient = upstream[0].contiguous()
         d_gate, d_up = torch.empty_like(gate), torch.empty_like(gate)
@@ -134,21 +132,19 @@ class _Rotated(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx: Any, q: torch.Tensor, k: torch.Tensor, cosine: torch.Tensor, sine: torch.Tensor
-    ) -> tuple[torch.Tensor, torch.Tensor]:
+        ctx: Any, q: Tensor, k: Tensor, cosine: Tensor, sine: Tensor
+    ) -> tuple[Tensor, Tensor]:
         ctx.save_for_backward(cosine, sine)
         return rotate(q, cosine, sine), rotate(k, cosine, sine)
 
     @staticmethod
-    def backward(ctx: Any, *upstream: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
+    def backward(ctx: Any, *upstream: Tensor) -> tuple[Tensor | None, ...]:
         angles = ctx.saved_tensors  # read once: activation checkpointing allows no more
         found = [rotate(g, *angles, backward=True) for g in upstream]
         return *found, None, None
 
 
-def rotate(
-    x: torch.Tensor, cosine: torch.Tensor, sine: torch.Tensor, *, backward: bool = False
-) -> torch.Tensor:
+def rotate(x: Tensor, cosine: Tensor, sine: Tensor, *, backward: bool = False) -> Tensor:
     """Applies rotary embeddings to ``x`` [B, heads, L, D]; with ``backward`` the inverse rotation.
 
     ``cosine`` and ``sine`` are [B or 1, L, D]. The result is stored as [B, L, heads, D].
@@ -169,20 +165,17 @@ def rotate(
 class FusedNorm(nn.Module):
     """An RMS norm with frozen ``weight`` (fp32, what ``x`` is multiplied with in the end)."""
 
-    def __init__(self, weight: torch.Tensor, eps: float, rounds: bool) -> None:
+    def __init__(self, weight: Tensor, eps: float, rounds: bool) -> None:
         super().__init__()
         self._weight, self._eps, self._rounds = weight, eps, rounds
 
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
+    def forward(self, x: Tensor) -> Tensor:
         """Returns ``x`` [..., width], normalized along the last axis."""
         return _Norm.apply(x, self._weight, self._eps, self._rounds)
 
 
 class FusedRotary:
-    """Swaps the model's rotary embeddings during its forward pass.
-
-    transformers implements them as a function in each architecture's module, which is replaced.
-    """
+    """Replaces the rotary function, which each architecture's module has, during a forward pass."""
 
     def __init__(self, modules: list[ModuleType]) -> None:
         self._fused = [(m, partial(_rotate, getattr(m, _ROTATES))) for m in modules]
@@ -202,17 +195,15 @@ class FusedRotary:
 
 def _rotate(
     usual: Callable[..., Any],
-    q: torch.Tensor,
-    k: torch.Tensor,
-    cos: torch.Tensor,
-    sin: torch.Tensor,
+    q: Tensor,
+    k: Tensor,
+    cos: Tensor,
+    sin: Tensor,
     *args: Any,
     **kwargs: Any,
-) -> tuple[torch.Tensor, torch.Tensor]:
-    """Implements transformers' signature: q and k [B, heads, L, D], cos and sin [B or 1, L, D].
-
-    ``usual`` handles other cases: partial rotary width, other axes.
-    """
+) -> tuple[Tensor, Tensor]:
+    """Implements transformers' signature: q and k [B, heads, L, D], cos and sin [B or 1, L, D]."""
+    # ``usual`` handles other cases: partial rotary width, other axes.
     batch, _, length, width = q.shape
     shapes = ((1, length, width), (batch, length, width))
     plain = not args and not kwargs and tuple(cos.shape) in shapes and k.shape[2:] == q.shape[2:]
@@ -248,7 +239,7 @@ def fuse(model: Any, dtype: torch.dtype) -> FusedRotary:
     return FusedRotary([m for m in sources if _rotates_alike(getattr(m, _ROTATES, None), dtype)])
 
 
-def _gated(module: Any, x: torch.Tensor) -> torch.Tensor:
+def _gated(module: Any, x: Tensor) -> Tensor:
     return module.down_proj(_Gated.apply(module.gate_proj(x), module.up_proj(x)))
 
 
@@ -256,7 +247,7 @@ def _fused_norm(module: Any, dtype: torch.dtype) -> FusedNorm | None:
     """Returns the fused version of an RMS norm; ``None`` if none agrees with it."""
     weight = getattr(module, "weight", None)
     eps = getattr(module, "variance_epsilon", getattr(module, "eps", None))
-    if not isinstance(weight, torch.Tensor) or weight.dim() != 1 or eps is None:
+    if not isinstance(weight, Tensor) or weight.dim() != 1 or eps is None:
         return None
     (x,) = _random(dtype, (3, len(weight)))
     expected = module(x)
@@ -280,12 +271,12 @@ def _rotates_alike(function: Callable[..., Any] | None, dtype: torch.dtype) -> b
     return all(map(_same, _Rotated.apply(*inputs), expected))
 
 
-def _random(dtype: torch.dtype, *shapes: tuple[int, ...]) -> list[torch.Tensor]:
+def _random(dtype: torch.dtype, *shapes: tuple[int, ...]) -> list[Tensor]:
     generator = torch.Generator().manual_seed(0)
     return [torch.randn(shape, generator=generator).to(dtype) for shape in shapes]
 
 
-def _same(found: torch.Tensor, expected: torch.Tensor) -> bool:
+def _same(found: Tensor, expected: Tensor) -> bool:
     if found.shape != expected.shape or found.dtype != expected.dtype:
         return False
     scale = expected.abs().max().item()

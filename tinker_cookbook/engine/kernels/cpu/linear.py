@@ -1,6 +1,6 @@
 """Products with frozen weight matrices, in the memory layout that is fastest on their device.
 
-A matrix that never changes is reordered once at load. ``Panels`` (``product.c``) are read once and
+A matrix that never changes is reordered once at load. Panels (``product.c``) are read once and
 in order for a few rows, and are as fast as oneDNN and MKL for many. Processors with bfloat16
 instructions, and machines without a compiler, use oneDNN's blocked layout. In both layouts a row's
 result does not depend on other rows (batch invariance); torch's plain products do not guarantee it.
@@ -17,6 +17,7 @@ from functools import cache
 from typing import Any, NamedTuple
 
 import torch
+from torch import Tensor
 from torch.nn import functional as F  # noqa: N812
 
 from tinker_cookbook.engine.devices import cpu_bfloat16, free_memory_bytes
@@ -40,43 +41,35 @@ class Layout(ABC):
     """A matrix ``W`` [out, in] prepared for ``x W^T`` with ``x`` [T, in]."""
 
     @abstractmethod
-    def __init__(self, weight: torch.Tensor) -> None: ...
+    def __init__(self, weight: Tensor) -> None: ...
 
     @abstractmethod
-    def product(self, x: torch.Tensor, bias: torch.Tensor | None = None) -> torch.Tensor:
+    def product(self, x: Tensor, bias: Tensor | None = None) -> Tensor:
         """Returns ``x W^T + bias`` as a new [T, out] of the matrix's dtype."""
 
     @abstractmethod
-    def product_fp32(self, x: torch.Tensor) -> torch.Tensor:
+    def product_fp32(self, x: Tensor) -> Tensor:
         """Returns ``x W^T`` [T, out] in fp32 and with its precision, also for half precision."""
 
     @abstractmethod
-    def dense(self) -> torch.Tensor:
+    def dense(self) -> Tensor:
         """Returns the plain matrix [out, in]."""
 
-    def adapted(
-        self, x: torch.Tensor, bias: torch.Tensor | None, parts: Sequence[Part]
-    ) -> torch.Tensor:
+    def adapted(self, x: Tensor, bias: Tensor | None, parts: Sequence[Part]) -> Tensor:
         """Returns ``product`` with low-rank terms, each for its rows. It has no gradient."""
         return add_low_rank(self.product(x, bias), x, parts)
 
-    def trained(
-        self, x: torch.Tensor, bias: torch.Tensor | None, term: LowRank
-    ) -> tuple[torch.Tensor, torch.Tensor]:
+    def trained(self, x: Tensor, bias: Tensor | None, term: LowRank) -> tuple[Tensor, Tensor]:
         """Returns ``product`` with one term for all rows, and its ``x A^T`` [T, r or more]."""
         out = self.product(x, bias)
         return out, term.add_keeping(out, x)
 
 
 class FrozenWeight:
-    """A matrix ``W`` [out, in] without a gradient, in one layout for each direction.
+    """A matrix ``W`` [out, in] without a gradient, in the fastest layout (or a given one) for each
+    direction."""
 
-    Args:
-        weight: ``W``.
-        layout: the fastest for the tensor's device and dtype, if ``None``.
-    """
-
-    def __init__(self, weight: torch.Tensor, layout: type[Layout] | None = None) -> None:
+    def __init__(self, weight: Tensor, layout: type[Layout] | None = None) -> None:
         weight = weight.detach()
         self.shape = (weight.shape[0], weight.shape[1])
         self.dtype, self.device = weight.dtype, weight.device
@@ -93,12 +86,12 @@ class FrozenWeight:
             packed = self._layout(self.forward.dense().t())
             # A plain transpose is a view. A copy that is not kept is made anew each time: slower,
             # and the same bits.
-            if self._layout is Plain or free_memory_bytes(self.device) > _SPARE_BYTES:
+            if self._layout is _Plain or free_memory_bytes(self.device) > _SPARE_BYTES:
                 self._backward = packed
         return packed
 
 
-def fastest_layout(weight: torch.Tensor) -> type[Layout]:
+def fastest_layout(weight: Tensor) -> type[Layout]:
     """Returns the layout for a matrix, from its size, dtype, device and this machine."""
     half = weight.dtype == torch.bfloat16
     if not (
@@ -107,26 +100,24 @@ def fastest_layout(weight: torch.Tensor) -> type[Layout]:
         and platform.machine().lower() in ("x86_64", "amd64")
         and (half or weight.dtype == torch.float32)
     ):
-        return Plain
+        return _Plain
     if not (half and cpu_bfloat16()) and library("product") is not None:
-        return Panels
+        return _Panels
     if not (torch.backends.mkldnn.is_available() and hasattr(_ONEDNN, "_linear_pointwise")):
-        return Plain
-    return OneDnn if not half or _ONEDNN._is_mkldnn_bf16_supported() else Plain
+        return _Plain
+    return _OneDnn if not half or _ONEDNN._is_mkldnn_bf16_supported() else _Plain
 
 
-class Plain(Layout):
+class _Plain(Layout):
     """torch's own layout."""
 
-    def __init__(self, weight: torch.Tensor) -> None:
+    def __init__(self, weight: Tensor) -> None:
         self._weight = weight
 
-    def product(self, x: torch.Tensor, bias: torch.Tensor | None = None) -> torch.Tensor:
-        """Returns ``x W^T + bias``."""
+    def product(self, x: Tensor, bias: Tensor | None = None) -> Tensor:
         return F.linear(x, self._weight, bias)
 
-    def product_fp32(self, x: torch.Tensor) -> torch.Tensor:
-        """Returns ``x W^T`` in fp32."""
+    def product_fp32(self, x: Tensor) -> Tensor:
         if x.dtype == torch.float32:
             return self.product(x)
         if x.is_cuda:
@@ -136,44 +127,37 @@ class Plain(Layout):
         lost = torch.addmm(rounded, x, self._weight.t(), beta=-1)
         return rounded.float().add_(lost)
 
-    def dense(self) -> torch.Tensor:
-        """Returns the matrix itself."""
+    def dense(self) -> Tensor:
         return self._weight
 
 
-class OneDnn(Layout):
+class _OneDnn(Layout):
     """oneDNN's blocked layout."""
 
     _ROWS = 256  # what oneDNN chooses the layout for; it works for any number
 
-    def __init__(self, weight: torch.Tensor) -> None:
+    def __init__(self, weight: Tensor) -> None:
         self._packed = _ONEDNN._reorder_linear_weight(weight.contiguous(), self._ROWS)
 
-    def product(self, x: torch.Tensor, bias: torch.Tensor | None = None) -> torch.Tensor:
-        """Returns ``x W^T + bias``."""
+    def product(self, x: Tensor, bias: Tensor | None = None) -> Tensor:
         return _ONEDNN._linear_pointwise(x, self._packed, bias, "none", [], "")
 
-    def product_fp32(self, x: torch.Tensor) -> torch.Tensor:
-        """Returns ``x W^T`` in fp32; see ``Plain``."""
+    def product_fp32(self, x: Tensor) -> Tensor:
         rounded = self.product(x)
         if x.dtype == torch.float32:
             return rounded
         lost = _ONEDNN._linear_pointwise.binary(x, rounded, self._packed, None, "sub")
         return rounded.float().add_(lost)
 
-    def dense(self) -> torch.Tensor:
-        """Returns a copy of the matrix."""
+    def dense(self) -> Tensor:
         return self._packed.to_dense()
 
 
-class Panels(Layout):
-    """Panels of a few outputs each (``product.c``), for float32 and bfloat16.
+class _Panels(Layout):
+    """Panels of a few outputs each (``product.c``), for float32 and bfloat16. All sums are fp32;
+    adapters' terms are added in the same call."""
 
-    All sums are fp32, and the result is rounded to the dtype at the end. Adapters' terms are added
-    in the same call.
-    """
-
-    def __init__(self, weight: torch.Tensor) -> None:
+    def __init__(self, weight: Tensor) -> None:
         self._outputs, self._inputs = weight.shape
         width = _routines().tinker_panel()
         if surplus := -self._outputs % width:
@@ -181,46 +165,35 @@ class Panels(Layout):
         panels = weight.reshape(-1, width, self._inputs)
         self.panels = panels.transpose(1, 2).contiguous()  # [out / width, in, width]
 
-    def product(self, x: torch.Tensor, bias: torch.Tensor | None = None) -> torch.Tensor:
-        """Returns ``x W^T + bias``."""
+    def product(self, x: Tensor, bias: Tensor | None = None) -> Tensor:
         return self.adapted(x, bias, ())
 
-    def product_fp32(self, x: torch.Tensor) -> torch.Tensor:
-        """Returns ``x W^T`` in fp32."""
+    def product_fp32(self, x: Tensor) -> Tensor:
         return self._compute(x, ())[0]
 
-    def adapted(
-        self, x: torch.Tensor, bias: torch.Tensor | None, parts: Sequence[Part]
-    ) -> torch.Tensor:
-        """Returns ``product`` with low-rank terms."""
+    def adapted(self, x: Tensor, bias: Tensor | None, parts: Sequence[Part]) -> Tensor:
         return self._rounded(self._compute(x, parts)[0], bias)
 
-    def trained(
-        self, x: torch.Tensor, bias: torch.Tensor | None, term: LowRank
-    ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Returns ``product`` with one term; its ``x A^T`` is fp32, filled up to whole panels."""
+    def trained(self, x: Tensor, bias: Tensor | None, term: LowRank) -> tuple[Tensor, Tensor]:
         out, low = self._compute(x, [(term, 0, len(x))])
         return self._rounded(out, bias), low.view(len(x), -1)
 
-    def dense(self) -> torch.Tensor:
-        """Returns a copy of the matrix."""
+    def dense(self) -> Tensor:
         return self.panels.transpose(1, 2).reshape(-1, self._inputs)[: self._outputs]
 
-    def _compute(self, x: torch.Tensor, parts: Sequence[Part]) -> tuple[torch.Tensor, torch.Tensor]:
+    def _compute(self, x: Tensor, parts: Sequence[Part]) -> tuple[Tensor, Tensor]:
         out = x.new_empty(x.shape[0], self._outputs, dtype=torch.float32)
         return out, _add(out, x, parts, self.panels)
 
-    def _rounded(self, out: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
+    def _rounded(self, out: Tensor, bias: Tensor | None) -> Tensor:
         if bias is not None:
             out += bias
         return out.to(self.panels.dtype)
 
 
-def add_low_rank(out: torch.Tensor, x: torch.Tensor, parts: Sequence[Part]) -> torch.Tensor:
-    """Returns ``out`` [T, out] plus low-rank terms of ``x`` [T, in], each for its rows.
-
-    ``out`` may be overwritten.
-    """
+def add_low_rank(out: Tensor, x: Tensor, parts: Sequence[Part]) -> Tensor:
+    """Returns ``out`` [T, out], which may be overwritten, plus low-rank terms of ``x`` [T, in],
+    each for its rows."""
     if not parts:
         return out
     if out.device.type == "cpu" and library("product") is not None:
@@ -240,12 +213,10 @@ class _PackedTerm(NamedTuple):
     """The rank, rounded up to whole panels."""
     a: int
     b: int
-    panels: tuple[torch.Tensor, torch.Tensor]
+    panels: tuple[Tensor, Tensor]
 
 
-def _add(
-    out: torch.Tensor, x: torch.Tensor, parts: Sequence[Part], panels: torch.Tensor | None = None
-) -> torch.Tensor:
+def _add(out: Tensor, x: Tensor, parts: Sequence[Part], panels: Tensor | None = None) -> Tensor:
     """Computes ``out`` (fp32) as ``x`` times the matrix, if given, plus the terms of ``parts``.
 
     Returns the terms' ``x A^T`` one after another, rows filled up to whole panels with zeros.
@@ -258,7 +229,7 @@ def _add(
     width = 0
     for low_rank, first, end in parts:
         if low_rank.packed is None:
-            a, b = (Panels(side.detach().float()).panels for side in (low_rank.a, low_rank.b))
+            a, b = (_Panels(side.detach().float()).panels for side in (low_rank.a, low_rank.b))
             filled = a.shape[0] * a.shape[2]
             low_rank.packed = _PackedTerm(b.shape[1], filled, a.data_ptr(), b.data_ptr(), (a, b))
         packed, count = low_rank.packed, end - first

@@ -1,16 +1,16 @@
-/* Products with a matrix that never changes, for processors.
+/* Products with a matrix that never changes.
 
-   The matrix W [out, in] lies in panels of PANEL outputs, each [in, PANEL], so that a product of
-   few rows reads it once and in order. Every output is one sum over the inputs from the first to
-   the last, so a row's result is the same to the bit whatever rows stand beside it, and for any
+   The matrix W [out, in] is stored in panels of PANEL outputs, each [in, PANEL], so that a product
+   of few rows reads it once and in order. Every output is one sum over the inputs from the first to
+   the last, so a row's result is the same to the bit with any other rows in the batch, and for any
    number of threads. All sums are fp32, also of a matrix in bfloat16. */
 
 #include "vectors.h"
 
-/* A block of ROWS x PANEL sums stays in registers, beside the weights of one input and one number
-   of x: of 16 registers 6 x 2 take 15, where 4 x 3 take all and run at 0.7 of the speed. WIDE
-   vectors make a panel; DEEP inputs of it, and of CHUNK rows (whole blocks), stay in the second
-   cache; a panel is fetched AHEAD inputs before their turn. */
+/* A block of ROWS x PANEL sums stays in registers, with the weights of one input and one number of
+   x: of 16 registers 6 x 2 take 15; 4 x 3 take all and run at 0.7 of the speed. A panel is WIDE
+   vectors; DEEP inputs of it, and of CHUNK rows (whole blocks), stay in the second cache; a panel
+   is prefetched AHEAD inputs before its use. */
 enum { FEW = REGISTERS == 16, WIDE = FEW ? 2 : 3, ROWS = FEW ? 6 : 8, PANEL = WIDE * LANES };
 enum { DEEP = 1024, CHUNK = 144, AHEAD = 24 };
 
@@ -35,51 +35,42 @@ INLINE void block_as(const float *x, int64_t x_stride, const void *panel, int64_
             memcpy(out + r * out_stride + v * LANES, &sums[r][v], sizeof(Floats));
 }
 
-/* With the number of rows known, the compiler keeps all sums in registers. */
+/* With a constant number of rows the compiler keeps all sums in registers. */
 static void block(const float *x, int64_t x_stride, const void *panel, int64_t depth, float *out,
                   int64_t out_stride, int goes_on, int rows, int half) {
-#define CASE(R)                                                                            \
-    case R:                                                                                \
-        if (half) block_as(x, x_stride, panel, depth, out, out_stride, goes_on, R, 1);     \
-        else block_as(x, x_stride, panel, depth, out, out_stride, goes_on, R, 0);          \
-        break
+#define CASE(R) \
+    case R: BY_DTYPE(half, block_as, x, x_stride, panel, depth, out, out_stride, goes_on, R); break
     switch (rows) {
-        CASE(1);
-        CASE(2);
-        CASE(3);
-        CASE(4);
-        CASE(5);
-        CASE(6);
+        CASE(1); CASE(2); CASE(3); CASE(4); CASE(5); CASE(6);
 #if defined __AVX512F__ || defined __aarch64__
-        CASE(7);
-        CASE(8);
+        CASE(7); CASE(8);
 #endif
     }
 #undef CASE
 }
 
-/* x W^T, where W [outputs, inputs] lies in panels. */
+/* x W^T for W [outputs, inputs] in panels. */
 typedef struct {
     int64_t inputs, x_stride, half; /* half: W is bfloat16, else float32 */
     const float *x;                 /* [rows, inputs] */
     const void *panels;
 } Term;
 
-/* The sum of `terms` terms, and of what the result holds where it `goes_on`. */
+/* The sum of `terms` terms, added to the result if it `goes_on`. */
 typedef struct {
     int64_t rows, terms, outputs, goes_on;
     float *result; /* [rows, outputs] */
     Term term[2];
 } Sum;
 
-/* (x A^T) B^T for `rows` rows from `first` on; A [rank, inputs] and B [outputs, rank] are float32. */
+/* (x A^T) B^T for `rows` rows from `first` on; A [rank, inputs], B [outputs, rank] in float32. */
 typedef struct {
     int64_t first, rows, rank;
     const void *a, *b;
 } Adapter;
 
-/* The product of x [rows, inputs] with a matrix, or else what `out` holds, and adapters' terms.
-   `low` takes what comes between A and B: a row of whole panels for each row of an adapter. */
+/* The product of x [rows, inputs] with a matrix, or else the content of `out`, plus adapter terms.
+   `low` receives x A^T: a row of whole panels for each row of an adapter. */
 typedef struct {
     int64_t rows, inputs, x_stride, half, outputs, adapters, threads;
     const float *x;
@@ -88,8 +79,8 @@ typedef struct {
     Adapter adapter[];
 } Call;
 
-/* A part of a panel, `depth` inputs from `k` on, for up to ROWS rows. Outputs `begin` to `begin +
-   width`: a panel that the matrix's end cuts short goes by way of a copy. */
+/* A part of a panel, `depth` inputs from `k` on, for up to ROWS rows and `width` outputs from `begin`
+   on. The last panel may be wider than the matrix: it is computed in a copy. */
 static void add_part(const Sum *s, const Term *t, const void *part, int64_t k, int64_t depth,
                      int64_t row, int rows, int64_t begin, int64_t width, int goes_on, int half) {
     const float *x = t->x + row * t->x_stride + k;
@@ -105,7 +96,7 @@ static void add_part(const Sum *s, const Term *t, const void *part, int64_t k, i
         memcpy(result + i * s->outputs, cut + i * PANEL, (size_t)width * 4);
 }
 
-/* Outputs of one panel of a term. For many rows bfloat16 is widened once, beforehand. */
+/* Outputs of one panel of a term. For many rows bfloat16 is widened once, before the products. */
 static void add_term(const Sum *s, const Term *t, int64_t panel, int64_t first, int64_t rows,
                      int goes_on) {
     const int64_t size = t->half ? 2 : 4, begin = panel * PANEL;
@@ -127,8 +118,8 @@ static void add_term(const Sum *s, const Term *t, int64_t panel, int64_t first, 
     }
 }
 
-/* Every thread takes its share of the panels, with CHUNK rows or as few as it takes for all, and
-   does not wait for the others. */
+/* Threads share the panels, with CHUNK rows or so few that every thread has work; a thread that is
+   done does not wait for the others. */
 static void add_terms(const Sum *s, int64_t threads) {
     const int64_t panels = (s->outputs + PANEL - 1) / PANEL;
     int64_t chunk = CHUNK;
@@ -151,23 +142,23 @@ static void add_a(const Call *c, const Adapter *a, float *low) {
     add_terms(&sum, c->threads);
 }
 
-/* With the matrix's own term in the same sum where its turn has not come before. */
-static void add_b(const Call *c, const Adapter *a, const float *low, const Term *own) {
+/* `matrix` is its term, if it is not in the result yet. */
+static void add_b(const Call *c, const Adapter *a, const float *low, const Term *matrix) {
     const Term term = {a->rank, width_of(a), 0, low, a->b};
     Sum sum = {a->rows, 1, c->outputs, 1, c->out + a->first * c->outputs, {term}};
-    if (own) sum = (Sum){a->rows, 2, c->outputs, 0, c->out, {*own, term}};
+    if (matrix) sum = (Sum){a->rows, 2, c->outputs, 0, c->out, {*matrix, term}};
     add_terms(&sum, c->threads);
 }
 
 /* One adapter for all rows shares a sum with the matrix, which saves a pass over the result; for
    several the matrix is read once, before. The order of all additions is the same. */
 void tinker_add(const Call *c) {
-    const Term own = {c->inputs, c->x_stride, c->half, c->x, c->panels};
+    const Term matrix = {c->inputs, c->x_stride, c->half, c->x, c->panels};
     const int shared = c->panels && c->adapters == 1 && c->adapter[0].rows == c->rows;
 #pragma omp parallel num_threads(c->threads) if (c->threads > 1)
     {
         if (c->panels && !shared) {
-            const Sum sum = {c->rows, 1, c->outputs, 0, c->out, {own}};
+            const Sum sum = {c->rows, 1, c->outputs, 0, c->out, {matrix}};
             add_terms(&sum, c->threads);
         }
         float *low = c->low;
@@ -176,6 +167,6 @@ void tinker_add(const Call *c) {
 #pragma omp barrier
         low = c->low;
         for (int64_t i = 0; i < c->adapters; low += c->adapter[i].rows * width_of(&c->adapter[i]), i++)
-            add_b(c, &c->adapter[i], low, shared ? &own : NULL);
+            add_b(c, &c->adapter[i], low, shared ? &matrix : NULL);
     }
 }

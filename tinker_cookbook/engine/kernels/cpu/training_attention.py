@@ -12,6 +12,7 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
+from torch import Tensor
 
 _LONGEST_ROW = 1024
 """Longer rows use the fused kernel: the probabilities would take too much memory."""
@@ -26,14 +27,7 @@ class _Attention(torch.autograd.Function):
     """``softmax(scale * q k^T + bias) v`` over a batch of heads."""
 
     @staticmethod
-    def forward(
-        ctx: Any,
-        q: torch.Tensor,
-        k: torch.Tensor,
-        v: torch.Tensor,
-        bias: torch.Tensor,
-        scale: float,
-    ) -> torch.Tensor:
+    def forward(ctx: Any, q: Tensor, k: Tensor, v: Tensor, bias: Tensor, scale: float) -> Tensor:
         scores = torch.baddbmm(bias, q.float(), k.float().transpose(1, 2), alpha=scale)
         p = scores.softmax(-1).to(q.dtype)
         ctx.save_for_backward(q, k, v, p)
@@ -41,7 +35,7 @@ class _Attention(torch.autograd.Function):
         return torch.bmm(p, v)
 
     @staticmethod
-    def backward(ctx: Any, *upstream: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
+    def backward(ctx: Any, *upstream: Tensor) -> tuple[Tensor | None, ...]:
         q, k, v, p = ctx.saved_tensors
         (d_out,) = upstream
         d_v = torch.bmm(p.transpose(1, 2), d_out)
@@ -54,14 +48,14 @@ class _Attention(torch.autograd.Function):
 
 def attention_forward(
     module: torch.nn.Module,
-    query: torch.Tensor,
-    key: torch.Tensor,
-    value: torch.Tensor,
-    attention_mask: torch.Tensor | None,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attention_mask: Tensor | None,
     dropout: float = 0.0,
     scaling: float | None = None,
     **kwargs: Any,
-) -> tuple[torch.Tensor, None]:
+) -> tuple[Tensor, None]:
     """Implements transformers' attention interface, with the mask of ``sdpa``: q [B, heads, L, D],
     k and v [B, kv heads, L, D]."""
     length = query.shape[2]
@@ -92,8 +86,8 @@ def attention_forward(
 
 
 def grouped_attention(
-    query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, bias: torch.Tensor, scale: float
-) -> torch.Tensor:
+    query: Tensor, key: Tensor, value: Tensor, bias: Tensor, scale: float
+) -> Tensor:
     """Returns attention [B, heads, L, D] of ``query`` [B, heads, L, D] over S keys and values.
 
     ``key`` and ``value`` are [B, kv heads, S, D], the fp32 ``bias`` [B or 1, L, S].

@@ -1,4 +1,4 @@
-/* Vectors of fp32 numbers as wide as the processor's registers, in memory fp32 or bfloat16. */
+/* Vectors of fp32 numbers as wide as the processor's registers; in memory fp32 or bfloat16. */
 
 #ifndef TINKER_VECTORS_H
 #define TINKER_VECTORS_H
@@ -8,7 +8,7 @@
 
 #define INLINE static inline __attribute__((always_inline))
 
-/* Wider vectors than the processor's are split by way of memory, which is ten times as slow. */
+/* The compiler splits wider vectors through memory, which is ten times as slow. */
 #if defined __AVX512F__
 enum { LANES = 16, REGISTERS = 32 };
 #elif defined __AVX__
@@ -23,6 +23,14 @@ typedef float Floats __attribute__((vector_size(LANES * 4)));
 typedef int32_t Ints __attribute__((vector_size(LANES * 4)));
 typedef uint32_t Words __attribute__((vector_size(LANES * 4)));
 typedef uint16_t Halves __attribute__((vector_size(LANES * 2)));
+
+/* Calls a function with the dtype as a constant last argument: the compiler makes one version of it
+   for each, without branches in its loops. */
+#define BY_DTYPE(half, function, ...)             \
+    do {                                          \
+        if (half) function(__VA_ARGS__, 1);       \
+        else function(__VA_ARGS__, 0);            \
+    } while (0)
 
 INLINE float widen(uint16_t x) {
     uint32_t bits = (uint32_t)x << 16;
@@ -39,6 +47,11 @@ INLINE uint16_t narrow(float x) { /* to nearest, ties to even */
 
 INLINE float one(const void *from, int64_t at, int half) {
     return half ? widen(((const uint16_t *)from)[at]) : ((const float *)from)[at];
+}
+
+INLINE void put_one(void *to, int64_t at, float x, int half) {
+    if (half) ((uint16_t *)to)[at] = narrow(x);
+    else ((float *)to)[at] = x;
 }
 
 INLINE Floats many(const void *from, int64_t at, int half) {
@@ -80,7 +93,7 @@ INLINE Floats choose(Ints where, Floats yes, Floats no) {
     return yes;
 }
 
-/* e^x for x <= 0 to 1 ulp; what is below -87 counts as -87. */
+/* e^x for x <= 0 to 1 ulp; values below -87 count as -87. */
 INLINE Floats exp_negative(Floats x) {
     x = choose(x < -87.0f, all(-87.0f), x);
     const float to_integer = 12582912.0f; /* 1.5 * 2^23: adding it rounds */
@@ -98,7 +111,7 @@ INLINE Floats exp_negative(Floats x) {
     return p * power;
 }
 
-/* Fetches the lines of `bytes` bytes. */
+/* Prefetches `bytes` bytes. */
 INLINE void fetch(const void *from, int64_t bytes) {
     for (int64_t b = 0; b < bytes; b += 64) __builtin_prefetch((const char *)from + b);
 }

@@ -1,0 +1,111 @@
+"""Before a base model is loaded: imports of its code, and whether it fits into memory."""
+
+from __future__ import annotations
+
+import json
+import logging
+import threading
+from collections.abc import Mapping
+from importlib import import_module
+from math import prod
+from pathlib import Path
+
+import torch
+
+from tinker_cookbook.exceptions import OutOfMemoryError
+
+logger = logging.getLogger(__name__)
+
+# transformers loads its modules at their first use, and some of them import each other. When the
+# engine's worker loads them while the user's thread imports from transformers too, Python breaks
+# the cycle by handing out a half-initialized module, and either thread fails with an
+# ``ImportError``. After the two functions below the worker imports nothing.
+_MODULES = (
+    "transformers.cache_utils",
+    "transformers.generation.utils",
+    "transformers.integrations.sdpa_attention",
+    "transformers.masking_utils",
+    "transformers.modeling_layers",
+    "transformers.models.auto.modeling_auto",
+    "transformers.models.auto.tokenization_auto",
+)
+_lock = threading.Lock()
+
+
+def import_library() -> None:
+    """Imports the parts of transformers that every model needs. Takes seconds the first time."""
+    with _lock:
+        for module in _MODULES:
+            import_module(module)
+
+
+def import_architecture(folder: Path) -> None:
+    """Imports the code of the model in ``folder``; an unknown one is left to ``BaseModel``."""
+    from transformers import AutoConfig, AutoModelForCausalLM
+
+    with _lock:
+        try:
+            config = AutoConfig.from_pretrained(folder, local_files_only=True)
+            _ = AutoModelForCausalLM._model_mapping[type(config)]  # the lookup imports the class
+        except Exception:  # whatever is wrong with the model, loading it reports it
+            return
+
+
+_ITEM_BYTES = {"F64": 8, "F32": 4, "F16": 2, "BF16": 2, "I64": 8, "I32": 4, "I8": 1, "U8": 1}
+_FLOATS = ("F64", "F32", "F16", "BF16", "F8_E4M3", "F8_E5M2")
+
+
+def weights_bytes(folder: Path, dtype: torch.dtype) -> int:
+    """Memory of a model's weights once they are held as ``dtype``; the files' size if they are
+    not safetensors."""
+    files = sorted(folder.glob("*.safetensors"))
+    if not files:
+        return sum(file.stat().st_size for file in folder.glob("pytorch_model*.bin"))
+    shapes: dict[str, dict] = {}
+    for file in files:
+        with open(file, "rb") as stream:
+            length = int.from_bytes(stream.read(8), "little")
+            shapes |= json.loads(stream.read(length))
+    shapes.pop("__metadata__", None)
+    total = 0
+    for entry in shapes.values():
+        kind = entry["dtype"]
+        item = dtype.itemsize if kind in _FLOATS else _ITEM_BYTES.get(kind, 1)
+        total += prod(entry["shape"]) * item
+    # A tied unembedding counts twice, because the head's copy is reordered for products.
+    if not any("lm_head" in name or "embed_out" in name for name in shapes):
+        tied = [e["shape"] for name, e in shapes.items() if "embed_tokens" in name or "wte" in name]
+        total += sum(prod(shape) for shape in tied) * dtype.itemsize
+    return total
+
+
+def check_room(
+    name: str,
+    needed: int,
+    loaded: Mapping[str, int],
+    *,
+    free: int,
+    spare: int,
+    where: str,
+    dtype: torch.dtype,
+) -> None:
+    """Raises ``OutOfMemoryError`` unless a model of ``needed`` bytes fits into the ``free`` bytes
+    of the device ``where`` with ``spare`` bytes for activations; ``loaded`` are other models."""
+    # On a CPU a model that is too large does not fail: the kernel ends the process and all runs.
+    others = ", ".join(f"{other!r} ({size_text(size)})" for other, size in loaded.items())
+    if needed + spare > free:
+        half = ", or hold them in half the memory with dtype=bfloat16" if dtype.itemsize > 2 else ""
+        raise OutOfMemoryError(
+            f"{name!r} needs {size_text(needed)} and {size_text(spare)} to compute with, but "
+            f"{size_text(free)} are free on {where}, where {others} is loaded already. Choose a "
+            f"smaller model{half}"
+        )
+    logger.info(
+        "Base models on %s: %s and %r (%s); that leaves %s.",
+        where, others, name, size_text(needed), size_text(free - needed),
+    )  # fmt: skip
+
+
+def size_text(count: int) -> str:
+    """Formats bytes as MiB or GiB."""
+    return f"{count / 2**30:.2f} GiB" if count >= 2**30 / 10 else f"{count / 2**20:.1f} MiB"
