@@ -404,6 +404,8 @@ async def do_train_step_streaming_and_get_sampling_client(
     assert stream is not None
     size = stream.groups_per_batch // (config.num_substeps * stream.num_minibatches)
     adam = tinker.AdamParams(learning_rate=config.learning_rate, **_ADAM)
+    loss_fn = config.training_loss_fn()
+    penalty = kl_reference_client, config.kl_penalty_coef, config.kl_discount_factor
     metrics, usage = {}, TokenUsage()
     data_D, groups, passes, optim_steps = [], [], [], []
     for _ in range(config.num_substeps):
@@ -414,15 +416,9 @@ async def do_train_step_streaming_and_get_sampling_client(
             kept = [one for one in arrived if one is not None and trajectory_group_filter(one)]
             if not kept:
                 continue
-            part_D, found, used = await prepare_minibatch(
-                [one.env_group_builder for one in kept],
-                [one.trajectory_group for one in kept],
-                tokenizer,
-                kl_reference_client,
-                config.kl_penalty_coef,
-                config.kl_discount_factor,
-            )
-            loss_fn = config.training_loss_fn()
+            builders = [one.env_group_builder for one in kept]
+            results = [one.trajectory_group for one in kept]
+            part_D, found, used = await prepare_minibatch(builders, results, tokenizer, *penalty)
             passes.append(submit_loss(training_client, part_D, loss_fn, config.loss_fn_config))
             metrics.update(found)
             data_D, groups, usage = data_D + part_D, groups + kept, usage + used

@@ -79,6 +79,12 @@ class MemberStrategy(RolloutStrategy):
     """Seconds after which an attempt fails; 0 or ``None``: no timeout."""
     drops_failed_members: bool = False
     """Whether a member without a successful attempt is left out instead of failing the group."""
+    skips_failed_groups: bool = False
+
+    @property
+    def catches_group_errors(self) -> bool:
+        """See :attr:`RolloutStrategy.catches_group_errors`."""
+        return self.skips_failed_groups
 
     def __post_init__(self) -> None:
         for name in ("max_retries", "per_rollout_timeout"):
@@ -175,10 +181,7 @@ class RetryOnFailure(MemberStrategy):
     max_retries: int = 3
     per_rollout_timeout: float | None = 0
 
-    @property
-    def catches_group_errors(self) -> bool:
-        """True."""
-        return True
+    skips_failed_groups = True
 
 
 @dataclass(frozen=True)
@@ -191,16 +194,11 @@ class MinViableGroup(MemberStrategy):
     max_retries: int = 3
     per_rollout_timeout: float | None = None
 
-    drops_failed_members = True
+    drops_failed_members = skips_failed_groups = True
 
     def __post_init__(self) -> None:
         super().__post_init__()
         check_range("min_successful", self.min_successful, 1)
-
-    @property
-    def catches_group_errors(self) -> bool:
-        """True."""
-        return True
 
     def check_successes(self, succeeded: int, size: int, errors: Sequence[Exception]) -> None:
         """Raises ``AllTrajectoriesFailedError`` if fewer than ``min_successful`` succeeded."""
