@@ -96,18 +96,16 @@ class Batch:
 
 
 class Objective(ABC):
-    """Training objective: loss, preparation and metrics of a step.
-
-    ``shown`` names the metric in the progress bar.
-    """
+    """Training objective: loss, preparation and metrics of a step."""
 
     shown: str = "loss"
+    """Name of the metric in the progress bar."""
 
     async def prepare(self, step: int, data: list[tinker.Datum]) -> Batch:
         """Computes what the loss needs from a reference or a teacher, for the 0-based ``step``.
 
-        Called in the order of steps, while up to ``submit_ahead`` earlier ones train. Any
-        randomness must follow from the seed and ``step``: a resumed run calls it again.
+        Called in the order of steps, while earlier ones train. Any randomness must follow from the
+        seed and ``step``: a resumed run calls it again.
         """
         return Batch(data)
 
@@ -133,10 +131,7 @@ class Schedule:
 
     @classmethod
     def of(cls, dataset: SupervisedDataset, config: BatchConfig) -> Schedule:
-        """Returns the schedule of ``max_steps``, else of ``num_epochs``.
-
-        ``max_steps`` beyond the epochs repeats the data, as in TRL.
-        """
+        """Returns the schedule of ``max_steps``, which may repeat the data, or ``num_epochs``."""
         total = len(dataset) * config.num_epochs if config.max_steps is None else config.max_steps
         return cls(len(dataset), total)
 
@@ -150,10 +145,9 @@ async def train_batches(
     make_objective: Callable[[TrainingSession], Awaitable[Objective]],
     data: tuple[SupervisedDataset, SupervisedDataset | None] | None = None,
 ) -> None:
-    """Trains, or resumes the run in ``config.log_path``.
+    """Trains, or resumes the run in ``config.log_path``; ``data`` replaces the builder's datasets.
 
-    ``make_objective`` is called once the backend is connected. ``data`` replaces the datasets of
-    ``config.dataset_builder``.
+    ``make_objective`` is called once the backend is connected.
     """
     config.check()
     train_set, test_set = config.dataset_builder() if data is None else data
@@ -187,10 +181,7 @@ async def train_batches(
 async def show_answers(
     session: TrainingSession, config: BatchConfig, prompts: Sequence[list[Message]], when: str
 ) -> None:
-    """Prints the last message of each prompt and the answer of the current weights.
-
-    Sampling is greedy, so that answers differ only through training.
-    """
+    """Prints the last message of each prompt and the greedy answer of the current weights."""
     from rich.panel import Panel
     from rich.text import Text
 
@@ -220,10 +211,7 @@ def tokenizer_of(builder: SupervisedDatasetBuilder) -> Tokenizer | None:
 def batches(
     dataset: SupervisedDataset, schedule: Schedule, seed: int, start: int
 ) -> Iterator[list[tinker.Datum]]:
-    """Yields the batches from step ``start``; the seed and the epoch decide their order.
-
-    A batch without a trained token is empty.
-    """
+    """Yields the batches from step ``start``; one without a trained token is empty."""
     current = None
     for step in range(start, schedule.total_steps):
         epoch, index = schedule.position(step)
@@ -235,10 +223,7 @@ def batches(
 
 
 def first_datum(dataset: SupervisedDataset, seed: int) -> tinker.Datum:
-    """Returns the first trained example of the first epoch.
-
-    Raises DataValidationError if no example of the dataset has a trained token.
-    """
+    """Returns the first trained example of the first epoch; raises DataValidationError if none."""
     dataset.set_epoch(seed)
     for index in range(len(dataset)):
         if data := trained_batch(dataset, index):
@@ -251,16 +236,14 @@ def first_datum(dataset: SupervisedDataset, seed: int) -> tinker.Datum:
 
 @dataclass(frozen=True)
 class _InFlight:
-    """Submitted step, with the running counts of tokens and skipped steps.
-
-    ``update`` is None for a step without an update.
-    """
+    """Submitted step, with the running counts of tokens and skipped steps."""
 
     step: int
     batch: Batch
     tokens: int
     skipped: int
     update: SubmittedBatch | None
+    """None for a skipped step."""
 
 
 @dataclass

@@ -78,10 +78,7 @@ def data_from_examples(
     max_length: int | None = None,
     reduction: Reduction = "none",
 ) -> list[tinker.Datum]:
-    """Returns a datum for each (model input, weights) pair of a single split conversation.
-
-    With ``reduction="mean"`` the weights of all pairs together sum to 1.
-    """
+    """Returns the datums of one split conversation; a mean is over the weights of all of them."""
     chunks = ChunkKeys()
     keys_N, values_N = list[Keys](), list[npt.NDArray[np.float32]]()
     for model_input, weights in examples:
@@ -198,10 +195,9 @@ def count_loss_tokens(datum: tinker.Datum) -> int:
 
 
 def compute_mean_nll(logprobs_list: Sequence[Any], weights_list: Sequence[Any]) -> float:
-    """Returns the weighted mean negative log-likelihood in nats: ``-sum(w * lp) / sum(w)``.
+    """Returns the weighted mean loss in nats, ``-sum(w * lp) / sum(w)``; NaN for a sum of 0.
 
-    Both lists have one entry [T] for each datum: ``TensorData``, tensors, arrays or lists. Returns
-    NaN where the weights sum to 0.
+    Both lists have one entry [T] for each datum: ``TensorData``, tensors, arrays or lists.
     """
     if len(logprobs_list) != len(weights_list):
         raise DataValidationError(

@@ -1,8 +1,7 @@
 """Conversations as training data: rows with messages and tools, and JSONL files of them.
 
-A line of a file is ``{"messages": [...]}``, with ``"tools"`` or not. Lines are read one by one as
-JSON, not unified into columns, so some may have tool calls, structured content or ``trainable``
-flags and others not.
+A line of a file is ``{"messages": [...]}``, with ``"tools"`` or not. Lines are not unified into
+columns, so they may differ in tool calls, structured content and ``trainable`` flags.
 """
 
 from __future__ import annotations
@@ -93,10 +92,7 @@ def checked_messages(messages: Any) -> list[Message]:
 
 
 def tools_of_row(row: Mapping[str, Any]) -> list[ToolSpec]:
-    """Returns the tools in a row's key ``tools``, a list or its JSON text.
-
-    Raises RendererError for any other declaration.
-    """
+    """Returns the tools in a row's key ``tools``, a list or its JSON text; else RendererError."""
     tools = row.get("tools")
     # The older OpenAI key would otherwise be ignored.
     if row.get("functions"):
@@ -158,13 +154,10 @@ def read_conversations(
 ) -> list[list[Message]]:
     """Returns a JSONL file's conversations (also ``.jsonl.gz``), checked, without blank lines.
 
-    ``renderer`` returns the renderer that declares the ``tools`` of rows; it is called for rows
-    that have some.
-
-    Raises:
-        DataFormatError: A line is not JSON or not a conversation, ``train_on_what`` selects
-            nothing in it, or it has tools that the chat format cannot declare. Names file and line.
-        DataValidationError: The file is missing, unreadable or empty.
+    ``renderer`` is called for rows with ``tools``, which its renderer declares. Raises
+    DataFormatError with file and line for a line that is no conversation, of which
+    ``train_on_what`` selects nothing, or whose tools the chat format cannot declare, and
+    DataValidationError for a file that is missing, unreadable or empty.
     """
     what, file = TrainOnWhat(train_on_what), Path(path).expanduser()
     unread_keys: set[str] = set()
@@ -198,11 +191,10 @@ def read_conversations(
 
 
 def read_conversation(path: str | Path, index: int) -> tuple[list[Message], list[ToolSpec], str]:
-    """Returns the messages, tools and FILE:LINE of conversation ``index`` (from 0, blank lines
-    skipped).
+    """Returns the messages, tools and FILE:LINE of the conversation at ``index``, from 0.
 
-    Later lines are not read, and the conversation need not have anything to train on. Raises as
-    ``read_conversations`` does, and DataValidationError for an index outside the file.
+    Later lines are not read, and it need not have anything to train on. Raises as
+    ``read_conversations``, and DataValidationError for an index outside the file.
     """
     rows = list(islice(_rows(path), index + 1))
     if len(rows) <= index:

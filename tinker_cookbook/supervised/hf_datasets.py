@@ -76,10 +76,7 @@ def load_hf_dataset(
 
 
 def stream_hf_dataset(path: str, split: str) -> datasets.IterableDataset:
-    """Returns a split of a Hub dataset as a stream, for datasets too large to download.
-
-    Raises DataError within seconds where the Hub cannot be reached.
-    """
+    """Returns a split of a Hub dataset as a stream, for datasets too large to download."""
     import datasets
 
     unreachable = _why_hub_is_unreachable()

@@ -17,11 +17,8 @@ _NO_FILE = f"no file that ends in {', '.join(SUFFIXES)}"
 def json_lines(file: Path, expected: str = "one JSON object a line") -> Iterator[tuple[str, Any]]:
     """Yields ``FILE:LINE`` and the value of each line that is not blank, also of gzipped files.
 
-    ``expected`` completes the error messages.
-
-    Raises:
-        DataFormatError: A line is not JSON or not UTF-8.
-        DataValidationError: The file is missing or cannot be read.
+    Raises DataFormatError for a line that is not JSON or not UTF-8, and DataValidationError for a
+    file that is missing or cannot be read; ``expected`` completes their messages.
     """
     number = 0
     try:
@@ -160,8 +157,7 @@ _ROWS: tuple[tuple[tuple[str, ...], str, str], ...] = (
 def check_is_json_lines(path: str | Path) -> None:
     """Raises DataFormatError for a file of another format, with a command that converts it.
 
-    A file that does not exist passes: reading it raises the error. A URL raises
-    DataValidationError.
+    A file that does not exist passes; a URL raises DataValidationError.
     """
     text = str(path)
     if "://" in text:
@@ -196,10 +192,7 @@ def check_is_json_lines(path: str | Path) -> None:
 
 
 def wrong_keys(row: Mapping[str, Any], expected: str, where: str) -> str:
-    """Returns the error text for a row without ``messages``; ``where`` is ``FILE:LINE``.
-
-    For a known format of rows it has a command that converts the file.
-    """
+    """Returns the error text for a row at FILE:LINE, for known formats with a conversion."""
     text = (
         f"got the keys {', '.join(map(repr, row)) or 'none'}, expected 'messages'"
         f"{nearest('messages', row)} as in {expected}"

@@ -50,10 +50,7 @@ def conversation_to_datum(
     train_on_what: TrainOnWhat = TrainOnWhat.ALL_ASSISTANT_MESSAGES,
     reduction: Reduction = "mean",
 ) -> tinker.Datum:
-    """Returns the whole conversation as one datum.
-
-    ``conversation_to_data`` explains when a conversation needs several.
-    """
+    """Returns the whole conversation as one datum; ``conversation_to_data`` may split it."""
     model_input, weights = renderer.build_supervised_example(conversation, train_on_what)
     return datum_from_model_input_weights(model_input, weights, max_length, reduction)
 
@@ -77,10 +74,7 @@ def conversation_to_data(
 
 
 def trained_batch(dataset: SupervisedDataset, index: int) -> list[tinker.Datum]:
-    """Returns the batch at ``index``; empty if none of its datums has a trained token.
-
-    Loops and evaluators take batches by this function, so that they pass over such a batch.
-    """
+    """Returns the batch at ``index``; empty, to be skipped, if no datum has a trained token."""
     try:
         data = dataset.get_batch(index)
     except EmptyBatchError:
@@ -172,10 +166,9 @@ class SupervisedDatasetFromHFDataset(_RowDataset):
     """Batches of rows, in the rows' order until ``set_epoch`` shuffles them.
 
     Give ``map_fn`` (row to datum) or ``flatmap_fn`` (row to datums). ``batch_size`` counts rows;
-    the last, smaller batch is kept. A datum without a single trained token (all cut off by
-    ``max_length``, say) has no gradient and would only dilute the batch: it is dropped and counted
-    in ``num_dropped``, once for all epochs. A batch in which no datum has a trained token keeps all
-    of them; loops skip it (``trained_batch``).
+    the last, smaller batch is kept. A datum without a trained token (all cut off by ``max_length``,
+    say) is dropped and counted in ``num_dropped``, once for all epochs. A batch in which no datum
+    has a trained token keeps all of them; loops skip it (``trained_batch``).
     """
 
     def __init__(
@@ -194,10 +187,7 @@ class SupervisedDatasetFromHFDataset(_RowDataset):
         self._order = np.random.default_rng(seed).permutation(self._num_rows)
 
     def get_batch(self, index: int) -> list[tinker.Datum]:
-        """Returns the trained datums of the batch, or all of them if none is trained.
-
-        Raises EmptyBatchError if the rows have no datum at all.
-        """
+        """Returns the trained datums of the batch, or all of them if none is trained."""
         self._check_index(index)
         numbers = self._order[index * self._batch_size : (index + 1) * self._batch_size].tolist()
         return self._to_batch(index, {number: self.hf_dataset[number] for number in numbers})

@@ -51,11 +51,7 @@ class Config:
 
 
 def run(cfg: Config) -> None:
-    """Prints the first examples of the training data, each in a panel.
-
-    Raises ConfigurationError for a missing setting or builder, and DataValidationError if no
-    example has a token to train on.
-    """
+    """Prints the first examples of the training data, each in a panel."""
     builder = cfg.dataset_builder or _builder_of(cfg)
     train_set, _ = builder()
     train_set.set_epoch(0)

@@ -114,11 +114,9 @@ class RunSettings:
 
 
 def check_model(settings: Any) -> None:
-    """Finds the model before settings are derived from it; a small part of it is fetched.
+    """Raises ModelNotFoundError if the local engine would not find the model.
 
-    ``settings`` has ``model_name``, ``backend``, ``base_url``, ``device`` and ``dtype``. Raises
-    ModelNotFoundError, with the places that were searched, if the local engine would not find it.
-    A remote backend knows its models itself.
+    Downloads a small part of it. A remote backend knows its models itself.
     """
     kind, _, _ = check_backend(settings.backend, settings.base_url, settings.device, settings.dtype)
     if kind == "local":
@@ -129,10 +127,7 @@ def check_model(settings: Any) -> None:
 
 
 def check_settings(settings: Any) -> None:
-    """Raises ``ConfigurationError`` for a backend or chat format that does not exist.
-
-    ``settings`` has ``backend``, ``base_url``, ``device``, ``dtype`` and ``renderer_name``.
-    """
+    """Raises ``ConfigurationError`` for a backend or chat format that does not exist."""
     check_backend(settings.backend, settings.base_url, settings.device, settings.dtype)
     if settings.renderer_name is not None:
         check_renderer_name(settings.renderer_name)

@@ -83,10 +83,7 @@ async def training_session(config: TrainingConfig) -> AsyncIterator[TrainingSess
 
 
 class TrainingSession:
-    """One run from its first or latest checkpoint to its end.
-
-    ``last`` is the checkpoint that the run continues from, ``start_step`` the updates in it.
-    """
+    """One run from the checkpoint ``last``, with ``start_step`` updates, to its end."""
 
     def __init__(self, config: TrainingConfig, log: Logger, last: CheckpointRecord | None) -> None:
         self.config = config
@@ -228,11 +225,8 @@ class TrainingSession:
         return every > 0 and (step % every == 0 or step == self.total_steps)
 
     async def sampling_client(self, *, record_stability_info: bool = False) -> SamplingClient:
-        """Returns a client for the current weights.
-
-        ``record_stability_info`` is needed to train on its samples with ``stable_reinforce``.
-        """
-        # Left out where it is not needed, because older SDKs do not know the argument.
+        """Returns a client for the current weights."""
+        # Needed by ``stable_reinforce``; left out elsewhere because older SDKs do not know it.
         options = {"record_stability_info": True} if record_stability_info else {}
         async with scope_span("save_weights_and_get_sampling_client"):
             return await self.client.save_weights_and_get_sampling_client(**options)

@@ -20,11 +20,10 @@ async def create_training_client(
     last: CheckpointRecord | None = None,
     metadata: dict[str, str] | None = None,
 ) -> TrainingClient:
-    """Returns the client that a run trains with.
+    """Returns the client that a run trains with; ``metadata`` is stored with the training run.
 
     It has the weights and the optimizer state of ``last``, else the weights of
-    ``load_checkpoint_path`` with a new optimizer, else a new adapter. ``metadata`` is stored with
-    the training run. Raises CheckpointError for weights of another model or adapter shape.
+    ``load_checkpoint_path`` with a new optimizer, else a new adapter.
     """
     if last is not None and last.state_path is not None:
         await check_weights(service, last.state_path, config)
