@@ -189,6 +189,7 @@ async def show_answers(
         return
     renderer = config.dataset_builder.renderer
     client = await session.sampling_client()
+    # Greedy, so that answers differ only through training.
     params = tinker.SamplingParams(
         max_tokens=config.sample_max_tokens, temperature=0.0, stop=renderer.get_stop_sequences()
     )

@@ -241,23 +241,22 @@ class InterleavedChatDatasetBuilder(ChatDatasetBuilder):
             )
             for k, rows in enumerate(rows_K)
         ]
+        effective_K = _weights_or_sizes(numbers_K, weights_K)
+        if not any(effective_K):
+            raise ConfigurationError(
+                "sources: the total weight must be positive; got "
+                f"{', '.join(map(str, effective_K))}. Give a source with rows a positive weight"
+            )
         test = None
         if self.test_size > 0:
             numbers_K, weights_K, held_out = hold_out(
                 numbers_K, weights_K, self.test_size, self.shuffle_seed
             )
             test = _MixedRows(rows_K, fields_K, held_out)
-        effective_K = _weights_or_sizes(numbers_K, weights_K)
-        total = math.fsum(effective_K)
-        # Also true for NaN.
-        if not total > 0:
-            raise ConfigurationError(
-                "sources: the total weight must be positive; got "
-                f"{', '.join(map(str, effective_K))}. Give a source with rows a positive weight"
-            )
+            effective_K = _weights_or_sizes(numbers_K, weights_K)
         train = datasets.interleave_datasets(
             numbers_K,
-            probabilities=[weight / total for weight in effective_K],
+            probabilities=[weight / math.fsum(effective_K) for weight in effective_K],
             seed=self.shuffle_seed,
             stopping_strategy=self.stopping_strategy,
         )
@@ -298,8 +297,6 @@ def hold_out(
     import datasets
 
     effective_K = _weights_or_sizes(sources_K, weights_K)
-    if not math.fsum(effective_K) > 0:
-        raise ConfigurationError("sources: the total weight must be finite and positive; got 0")
     sizes_K = np.array([len(source) for source in sources_K])
     for k, (size, weight) in enumerate(zip(sizes_K, effective_K, strict=True)):
         if weight > 0 and size == 0:
