@@ -14,7 +14,7 @@ from __future__ import annotations
 import chz
 
 from tinker_cookbook.recipes.math_rl.arithmetic_env import ArithmeticDatasetBuilder
-from tinker_cookbook.recipes.start import DEMO_MODEL, blueprint_of
+from tinker_cookbook.recipes.start import DEMO_MODEL, blueprint_of, fill
 from tinker_cookbook.rl import train
 from tinker_cookbook.rl.settings import RLSettings, rl_config, run
 from tinker_cookbook.training.config import check_model
@@ -44,7 +44,7 @@ class CLIConfig(RLSettings):
     )
     num_test: int = chz.field(default=10, doc="Sums held out for evaluation; 0: no evaluation")
     num_batches: int = chz.field(default=40, doc="Steps an epoch, as problems never run out")
-    max_tokens: int = chz.field(default=12, doc="Most tokens to sample in an answer")
+    max_tokens: int = chz.field(default=12, doc="Maximum tokens of an answer")
     eval_every: int = chz.field(default=10, doc="Steps between evaluations; 0 is never")
     save_every: int = chz.field(default=10, doc="Steps between checkpoints")
 
@@ -52,18 +52,7 @@ class CLIConfig(RLSettings):
 def build_config(cli: CLIConfig) -> train.Config:
     """Builds the dataset of sums and the config of the run."""
     check_model(cli)
-    dataset = ArithmeticDatasetBuilder(
-        model_name_for_tokenizer=cli.model_name,
-        renderer_name=cli.renderer,
-        groups_per_batch=cli.groups_per_batch,
-        group_size=cli.group_size,
-        max_operand=cli.max_operand,
-        num_batches=cli.num_batches,
-        num_test=cli.num_test,
-        include_fewshot=cli.include_fewshot,
-        seed=cli.seed,
-    )
-    return rl_config(cli, "rl_basic", dataset)
+    return rl_config(cli, "rl_basic", fill(ArithmeticDatasetBuilder, cli))
 
 
 def build_config_blueprint(model_name: str = DEFAULT_MODEL_NAME) -> chz.Blueprint[train.Config]:

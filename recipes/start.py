@@ -20,6 +20,7 @@ from tinker_cookbook.training.config import RunSettings, TrainingConfig
 
 C = TypeVar("C", bound=TrainingConfig)
 S = TypeVar("S")
+T = TypeVar("T")
 
 DEMO_MODEL = "HuggingFaceTB/SmolLM2-135M-Instruct"
 
@@ -65,19 +66,27 @@ def recommended_lr(model_name: str, learning_rate: float | None, fraction: float
     return fraction * hyperparam_utils.get_lr(model_name)
 
 
-def resolve(kind: type[C], cli: RecipeSettings, recipe_name: str, **derived: Any) -> C:
-    """Builds the config of a training loop from the settings of a recipe.
+def fill(kind: type[T], cli: Any, **derived: Any) -> T:
+    """Builds a config or a dataset builder from the settings of a recipe.
 
-    This is the one place where settings are handed on: a field of ``kind`` that ``cli`` has too
-    takes its value, and ``derived`` holds the fields that the recipe computes.
+    A field of ``kind`` that ``cli`` has too takes its value, a dataset builder gets the model and
+    its chat format, and ``derived`` holds the fields that the recipe computes.
     """
-    shared = chz.chz_fields(kind).keys() & chz.chz_fields(type(cli)).keys()
-    settings = {name: getattr(cli, name) for name in shared} | {
+    fields = chz.chz_fields(kind).keys()
+    settings = {name: getattr(cli, name) for name in fields & chz.chz_fields(type(cli)).keys()}
+    if "model_name_for_tokenizer" in fields:
+        settings |= {"model_name_for_tokenizer": cli.model_name, "renderer_name": cli.renderer}
+    return kind(**(settings | derived))
+
+
+def resolve(kind: type[C], cli: RecipeSettings, recipe_name: str, **derived: Any) -> C:
+    """Builds the config of a training loop from the settings of a recipe (see :func:`fill`)."""
+    settings = {
         "recipe_name": recipe_name,
         "log_path": cli.log_path or cli_utils.default_log_path(recipe_name),
         "renderer_name": cli.renderer,
     }
-    return kind(**(settings | derived))
+    return fill(kind, cli, **(settings | derived))
 
 
 async def start(

@@ -17,7 +17,7 @@ from tinker_cookbook.distillation.datasets import (
 )
 from tinker_cookbook.exceptions import ConfigurationError, nearest
 from tinker_cookbook.recipes.math_rl.arithmetic_env import ArithmeticDatasetBuilder
-from tinker_cookbook.recipes.start import example_data, start
+from tinker_cookbook.recipes.start import example_data, fill, start
 from tinker_cookbook.renderers import Message
 from tinker_cookbook.rl.settings import SampledSettings, sampled_config
 from tinker_cookbook.rl.types import RLDatasetBuilder
@@ -31,8 +31,6 @@ SUMS_HINT = f" Say {ANSWER}."
 # Without examples the demo model ignores the hint. Their operands do not occur in the problems.
 SUMS_EXAMPLES = ((120, 345), (17, 30), (61, 14))
 BRIEF = "Answer in one short sentence."
-_EXAMPLE_FILE = example_data("conversations.jsonl")
-_MAX_TOKENS, _MAX_TOKENS_OF_SUMS = 256, 12
 
 
 @chz.chz
@@ -104,7 +102,12 @@ def dataset_with_teacher(
     cli: OnPolicySettings, settings: TeacherSettings, where: str = ""
 ) -> DistillationDatasetConfig:
     """Builds a dataset with its teacher; errors put ``where`` before the names of settings."""
-    _check_dataset(settings, where)
+    name = settings.dataset
+    if name not in DATASETS and not Path(name).expanduser().is_file():
+        raise ConfigurationError(
+            f"{where}dataset: got {name!r}, which is no file (searched from {Path.cwd()}); "
+            f"expected {', '.join(DATASETS)}, or a JSONL file of prompts{nearest(name, DATASETS)}"
+        )
     # The teacher is by default the student before training, from its checkpoint if it has one.
     own_start = cli.load_checkpoint_path if settings.teacher_model is None else None
     teacher = TeacherConfig(
@@ -113,33 +116,13 @@ def dataset_with_teacher(
         renderer_name=settings.teacher_renderer_name,
         **_own_prompt(settings, where),
     )
+    if name == SUMS:
+        prompts: RLDatasetBuilder = fill(ArithmeticDatasetBuilder, cli)
+    else:
+        file = str(example_data("conversations.jsonl")) if name == EXAMPLE else name
+        prompts = fill(PromptOnlyDatasetBuilder, cli, dataset_name=file)
     return DistillationDatasetConfig(
-        dataset_builder=_prompts(cli, settings.dataset),
-        teacher_config=teacher,
-        groups_per_batch=cli.groups_per_batch,
-    )
-
-
-def _prompts(cli: OnPolicySettings, dataset: str) -> RLDatasetBuilder:
-    common: dict[str, Any] = {
-        "model_name_for_tokenizer": cli.model_name,
-        "renderer_name": cli.renderer,
-        "groups_per_batch": cli.groups_per_batch,
-        "group_size": cli.group_size,
-    }
-    if dataset != SUMS:
-        return PromptOnlyDatasetBuilder(
-            **common,
-            dataset_name=str(_EXAMPLE_FILE) if dataset == EXAMPLE else dataset,
-            max_prompt_tokens=cli.max_prompt_tokens,
-            max_prompts=cli.max_prompts,
-        )
-    return ArithmeticDatasetBuilder(
-        **common,
-        max_operand=cli.max_operand,
-        num_batches=cli.num_batches,
-        num_test=cli.num_test,
-        seed=cli.seed,
+        dataset_builder=prompts, teacher_config=teacher, groups_per_batch=cli.groups_per_batch
     )
 
 
@@ -152,7 +135,12 @@ def _own_prompt(settings: TeacherSettings, where: str) -> dict[str, Any]:
     if any([*own.values(), settings.teacher_model, settings.teacher_checkpoint]):
         return own
     if settings.dataset == SUMS:
-        return {"answer_hint": SUMS_HINT, "convo_prefix": _sums_examples()}
+        examples: list[Message] = []
+        for x, y in SUMS_EXAMPLES:
+            question = f"What is {x} + {y}?{SUMS_HINT.replace(ANSWER, str(x + y))}"
+            examples.append(Message(role="user", content=question))
+            examples.append(Message(role="assistant", content=str(x + y)))
+        return {"answer_hint": SUMS_HINT, "convo_prefix": examples}
     if settings.dataset == EXAMPLE:
         return {"system_prompt": BRIEF}
     raise ConfigurationError(
@@ -160,24 +148,6 @@ def _own_prompt(settings: TeacherSettings, where: str) -> dict[str, Any]:
         f"{where}dataset={settings.dataset}, so the teacher would be the student itself; expected "
         "one of them"
     )
-
-
-def _sums_examples() -> list[Message]:
-    messages: list[Message] = []
-    for x, y in SUMS_EXAMPLES:
-        question = f"What is {x} + {y}?{SUMS_HINT.replace(ANSWER, str(x + y))}"
-        messages.append(Message(role="user", content=question))
-        messages.append(Message(role="assistant", content=str(x + y)))
-    return messages
-
-
-def _check_dataset(settings: TeacherSettings, where: str) -> None:
-    name = settings.dataset
-    if name not in DATASETS and not Path(name).expanduser().is_file():
-        raise ConfigurationError(
-            f"{where}dataset: got {name!r}, which is no file (searched from {Path.cwd()}); "
-            f"expected {', '.join(DATASETS)}, or a JSONL file of prompts{nearest(name, DATASETS)}"
-        )
 
 
 def text_or_file(setting: str, value: str | None) -> str | None:
@@ -204,7 +174,7 @@ def on_policy_config(
     max_tokens, center = cli.max_tokens, cli.center_teacher_kl
     if max_tokens is None:
         sums = all(isinstance(d.dataset_builder, ArithmeticDatasetBuilder) for d in datasets)
-        max_tokens = _MAX_TOKENS_OF_SUMS if sums else _MAX_TOKENS
+        max_tokens = 12 if sums else 256
     if center is None:
         # The baseline is a mean over the whole batch, which streaming does not have at once.
         center = cli.num_minibatches is None

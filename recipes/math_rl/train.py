@@ -19,6 +19,7 @@ import chz
 from tinker_cookbook.exceptions import ConfigurationError, nearest
 from tinker_cookbook.recipes.math_rl.arithmetic_env import ArithmeticDatasetBuilder
 from tinker_cookbook.recipes.math_rl.datasets import HUB_NAMES, MathDatasetBuilder
+from tinker_cookbook.recipes.start import fill
 from tinker_cookbook.rl import train
 from tinker_cookbook.rl.envs.grading import DEFAULT_TIMEOUT_SECONDS
 from tinker_cookbook.rl.envs.reasoning_gym_env import ReasoningGymDatasetBuilder
@@ -42,7 +43,7 @@ class CLIConfig(RLSettings):
         default=None, doc="Problems to train on instead of the Hub's: a JSONL file or a folder"
     )
     test_path: str | None = chz.field(default=None, doc="Problems to evaluate on, likewise")
-    num_test: int = chz.field(default=50, doc="Most problems to evaluate on; 0: no evaluation")
+    num_test: int = chz.field(default=50, doc="Maximum problems to evaluate on; 0: no evaluation")
     include_fewshot: bool = chz.field(
         default=False, doc="Show a worked example before the question"
     )
@@ -65,39 +66,19 @@ class CLIConfig(RLSettings):
 def build_dataset(cli: CLIConfig) -> RLDatasetBuilder:
     """Builds the dataset that ``env`` names; raises for settings that it does not have."""
     _check_env(cli)
-    common: dict[str, Any] = {
-        "model_name_for_tokenizer": cli.model_name,
-        "renderer_name": cli.renderer,
-        "groups_per_batch": cli.groups_per_batch,
-        "group_size": cli.group_size,
-        "num_test": cli.num_test,
-        "format_coef": cli.format_coef,
-        "seed": cli.seed,
-    }
     if cli.env == "arithmetic":
-        return ArithmeticDatasetBuilder(
-            **common,
-            max_operand=cli.max_operand,
-            num_batches=max(1, cli.num_problems // cli.groups_per_batch),
-            include_fewshot=cli.include_fewshot,
-        )
+        batches = max(1, cli.num_problems // cli.groups_per_batch)
+        return fill(ArithmeticDatasetBuilder, cli, num_batches=batches)
     if cli.env.startswith(GENERATOR_PREFIX):
-        return ReasoningGymDatasetBuilder(
-            **common,
+        return fill(
+            ReasoningGymDatasetBuilder,
+            cli,
             generator=cli.env.removeprefix(GENERATOR_PREFIX),
             size=cli.num_problems,
             config=cli.reasoning_gym_config,
-            answer_tag=cli.answer_tag,
             scoring_timeout_seconds=cli.grading_timeout_seconds,
         )
-    return MathDatasetBuilder(
-        **common,
-        env=cli.env,
-        dataset_path=cli.dataset_path,
-        test_path=cli.test_path,
-        include_fewshot=cli.include_fewshot,
-        grading_timeout_seconds=cli.grading_timeout_seconds,
-    )
+    return fill(MathDatasetBuilder, cli)
 
 
 def _check_env(cli: CLIConfig) -> None:

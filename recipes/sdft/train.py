@@ -1,12 +1,7 @@
-"""Another name of ``recipes.distillation.sdft``.
+"""Another name of ``recipes.distillation.sdft``: both start the same program.
 
-    python -m recipes.sdft.train
-    python -m recipes.sdft.train dataset_path=my.jsonl max_tokens=… reverse=True …
-
-Both start the same program.
+python -m recipes.sdft.train
 """
-
-from __future__ import annotations
 
 from tinker_cookbook.recipes.distillation.sdft import CLIConfig, build_config, main
 from tinker_cookbook.utils.command_line.entrypoint import run_entrypoint

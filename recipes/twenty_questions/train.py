@@ -1,9 +1,6 @@
-"""Another name of ``recipes.multiplayer_rl.twenty_questions.train``.
+"""Another name of ``recipes.multiplayer_rl.twenty_questions.train``: both start the same program.
 
-    python -m recipes.twenty_questions.train
-    python -m recipes.twenty_questions.train answerer_model_name=… max_questions=10
-
-Both names start the same program.
+python -m recipes.twenty_questions.train
 """
 
 from tinker_cookbook.recipes.multiplayer_rl.twenty_questions.train import (

@@ -80,8 +80,8 @@ _EXPECTED = '{"prompt": "â€¦"}, or {"messages": [{"role": "user", "content": "â€
 class TeacherConfig:
     """Teacher: a base model, saved weights if any, and its prompt.
 
-    By default the teacher scores exactly the student's tokens. With any of the last four settings
-    it has its own prompt, followed by the student's answer (on-policy distillation only).
+    By default the teacher scores exactly the student's tokens. The last four settings give it its
+    own prompt (on-policy distillation only).
     """
 
     base_model: str = chz.field(doc="Hub name or local folder of the teacher's base model")
@@ -124,9 +124,7 @@ async def open_teacher(
 ) -> SamplingClient:
     """Returns a client of the teacher's weights; ``where`` names its settings in errors.
 
-    Raises:
-        CheckpointError: There are no such weights, or they are of another model than
-            ``teacher.base_model``.
+    Raises ``CheckpointError`` if the weights are missing or of another model than ``base_model``.
     """
     path = teacher.load_checkpoint_path
     if path is not None:
@@ -148,13 +146,9 @@ class DistillationDatasetConfig:
 
 
 class CompositeDataset(RLDataset):
-    """Batches of several datasets: batch i is batch i of each of them, one after the other.
+    """Batch i is batch i of each dataset, one after the other, up to the end of the shortest.
 
-    It is as long as the shortest of them. ``groups_per_batch_list`` has the number of groups in a
-    batch of each dataset; its last batch may be smaller.
-
-    Raises:
-        ConfigurationError: The numbers do not fit the datasets.
+    ``groups_per_batch_list`` has the groups in a batch of each dataset; the last may be smaller.
     """
 
     def __init__(self, datasets: Sequence[RLDataset], groups_per_batch_list: Sequence[int]) -> None:
@@ -226,21 +220,11 @@ class PromptOnlyEnv(ProblemEnv):
 
 
 class PromptOnlyDataset(ProblemDataset[list[Message]]):
-    """Batches of prompts without rewards.
+    """Batches of prompts without rewards: texts of the user, or conversations that end with one.
 
-    Args:
-        prompts: Texts of the user, or conversations that end with the user.
-        batch_size: Prompts of a batch; the last batch may be smaller.
-        group_size: Answers to each prompt.
-        renderer: Chat format.
-        tokenizer: Not used, since the renderer has one; for code of the official package.
-        max_prompt_tokens: Longer prompts, as rendered with ``convo_prefix``, are left out.
-        convo_prefix: Messages before each prompt, which the student sees too.
-        dataset_name: Tag of the metrics.
-
-    Raises:
-        ConfigurationError: ``batch_size`` is below 1.
-        DataValidationError: There is no prompt, or none of them fits.
+    ``convo_prefix`` comes before each prompt and is seen by the student too. Prompts of more than
+    ``max_prompt_tokens``, rendered with it, are left out. ``dataset_name`` tags the metrics.
+    ``tokenizer`` is not used, since the renderer has one.
     """
 
     def __init__(
@@ -323,11 +307,7 @@ class PromptOnlyDatasetBuilder(RLDatasetBuilder):
             )
 
     async def __call__(self) -> tuple[RLDataset, None]:
-        """Reads the prompts; skips those that are too long, with a warning.
-
-        Raises:
-            DataError: A line is no prompt, or none is left; names file and line.
-        """
+        """Reads the prompts; raises ``DataError``, with file and line, for a line that is none."""
         self.check()
         renderer = get_renderer(self.renderer_name, get_tokenizer(self.model_name_for_tokenizer))
         prompts = load_prompts(self.dataset_name, self.max_prompts)
@@ -341,16 +321,10 @@ class PromptOnlyDatasetBuilder(RLDatasetBuilder):
 
 
 def load_prompts(name: str, most: int | None = None, split: str = "train") -> list[list[Message]]:
-    """Loads prompts as conversations that end with the user.
+    """Loads up to ``most`` prompts as conversations that end with the user.
 
-    Args:
-        name: One of ``HUB_PROMPTS``, or a file (also ``.jsonl.gz``).
-        most: Stop after so many.
-        split: Of a Hub dataset; a file is read whole.
-
-    Raises:
-        DataFormatError: A line is no prompt; names file and line.
-        DataError: There is no prompt, or the dataset cannot be loaded.
+    ``name`` is one of ``HUB_PROMPTS``, with its ``split``, or a file (also ``.jsonl.gz``). Raises
+    ``DataError`` if the dataset cannot be loaded or, with file and line, for a line that is none.
     """
     rows: Iterable[tuple[str, Any]]
     if name in HUB_PROMPTS:
@@ -369,11 +343,7 @@ def load_prompts(name: str, most: int | None = None, split: str = "train") -> li
 
 
 def prompt_of(row: Any, where: str) -> list[Message]:
-    """Parses a row as a conversation that ends with the user; ``where`` names it in errors.
-
-    Raises:
-        DataFormatError: The row is neither a prompt nor a conversation of text.
-    """
+    """Parses a row as a conversation that ends with the user; ``where`` names it in errors."""
     if not isinstance(row, Mapping):
         raise DataFormatError(f"{where}: got {type(row).__name__}, expected {_EXPECTED}")
     if "messages" not in row:
@@ -414,14 +384,11 @@ def fitting(
     max_tokens: int | None,
     name: str,
 ) -> list[list[Message]]:
-    """Returns the prompts of at most ``max_tokens`` rendered tokens; ``None`` keeps all of them.
+    """Returns the prompts of at most ``max_tokens`` rendered tokens; logs the number of others.
 
-    Long prompts are skipped and counted in the log. They are not truncated, because a truncated
-    prompt has another meaning.
-
-    Raises:
-        DataValidationError: None of them fits.
+    Raises ``DataValidationError`` if none fits.
     """
+    # Long prompts are skipped, because a truncated one has another meaning.
     if max_tokens is None or not prompts:
         return list(prompts)
     # A token has at least one byte, so most prompts of a large dataset need not be rendered. The

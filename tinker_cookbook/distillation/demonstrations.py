@@ -87,10 +87,7 @@ def build_sdft_teacher_prompt(
     system_prompt: str | None = None,
     demo_template: str = DEFAULT_DEMO_TEMPLATE,
 ) -> tinker.ModelInput:
-    """Renders the teacher's prompt: ``question`` with ``golden_answer``.
-
-    The teacher scores the student's answer after this prompt.
-    """
+    """Renders the teacher's prompt, after which it scores the student's answer."""
     demonstration = Demonstration([Message(role="user", content=question)], golden_answer)
     return demonstration.teacher_prompt(renderer, system_prompt, demo_template)
 
@@ -259,10 +256,7 @@ class DemonstrationTexts:
 
 
 class ProvidedTexts:
-    """Samples of the student in a provider's environments.
-
-    ``teacher_prompt`` renders the teacher's prompt of a question and its golden answer.
-    """
+    """Samples of the student in a provider's environments."""
 
     def __init__(
         self,
@@ -272,11 +266,7 @@ class ProvidedTexts:
         self._provider, self._teacher_prompt = provider, teacher_prompt
 
     async def texts(self, step: int, data: Sequence[tinker.Datum], policy: GetPolicy) -> Texts:
-        """Runs the rollouts of a batch; returns answers, teacher prompts and metrics.
-
-        Raises:
-            DataValidationError: The provider's lists differ in length.
-        """
+        """Runs the rollouts of a batch; returns answers, teacher prompts and metrics."""
         builders_P, questions_P, golden_P = await asyncio.to_thread(
             self._provider.get_batch, number_of(data[0])
         )

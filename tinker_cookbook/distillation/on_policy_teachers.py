@@ -89,13 +89,9 @@ _IDS, _PROBABILITIES = "teacher_ids", "teacher_probabilities"
 class Teacher:
     """Teacher that scores samples of the student.
 
-    Attributes:
-        client: Samples from the teacher's weights.
-        endings: Translates to the teacher's chat format, where the teacher has another prompt than
-            the student; ``None``: it reads the student's tokens.
-        k: Above 0, :meth:`score` also attaches the teacher's ``k`` most probable tokens at each
-            position to the datum, for :class:`TopKSignal`.
-        vocab_size: The student's; a teacher may have more tokens.
+    ``endings`` is for a teacher with another prompt or chat format than the student. With ``k``
+    above 0, :meth:`score` also attaches the teacher's ``k`` most probable tokens at each position
+    to the datum, for :class:`TopKSignal`; ``vocab_size`` is the student's.
     """
 
     client: SamplingClient
@@ -104,11 +100,7 @@ class Teacher:
     vocab_size: int | None = None
 
     async def score(self, trajectories: Sequence[TrajectoryData]) -> list[_Array]:
-        """Returns the log-probabilities [N] of each trajectory's trained tokens.
-
-        Raises:
-            TrainingError: The teacher rejects an answer, for example because it is too long.
-        """
+        """Returns the log-probabilities [N] of each trajectory's trained tokens."""
         data_of = [data for _, data in trajectories]
         if self.endings is not None:
             # The teacher scores the same answer in its own chat format, after its own prompt.
@@ -152,14 +144,9 @@ class Teacher:
 
 
 class TeacherSignal(AdvantageAdjuster):
-    """Advantages from the teachers' scores.
+    """Advantages from the scores of ``teachers``, one for each of the run's datasets.
 
-    Args:
-        teachers: One for each of the run's datasets.
-        coef: Weight of the teachers.
-        discount: Above 0 the KL of later tokens counts too, each further one with one more factor.
-        reward_coef: Weight of the environments' rewards; 0: teachers only.
-        center: Take the mean of ``d`` over the data of the same dataset as baseline.
+    ``Config`` of ``train_on_policy`` documents the settings.
     """
 
     def __init__(
@@ -223,18 +210,10 @@ def add_reverse_kl(
     *,
     center: bool = False,
 ) -> tuple[dict[str, Mean], _Array]:
-    """Adds ``-coef * d``, or ``coef * (mean(d) - d)``, to the advantages; changes ``data_D``.
+    """Adds ``-coef * d``, or with ``center`` ``coef * (mean(d) - d)``, to the advantages.
 
-    Args:
-        data_D: What the student sampled.
-        teacher_logprobs: [N], for the trained tokens of all data in order.
-        dataset_indices_D: Which dataset each datum comes from.
-        coef: Weight.
-        discount: As in ``rl.metrics.add_to_advantages``.
-        center: Whether the mean of ``d`` over the data of the same dataset is the baseline.
-
-    Returns:
-        ``teacher_kl`` and ``teacher_kl/dataset_i``, and what was added [N].
+    ``teacher_logprobs`` [N] are for the trained tokens of all data in order. Changes ``data_D``;
+    returns ``teacher_kl`` and ``teacher_kl/dataset_i``, and what was added [N].
     """
     difference = sampled_logprobs(data_D) - teacher_logprobs
     counts = [np.count_nonzero(datum.loss_fn_inputs["mask"].to_numpy()) for datum in data_D]
@@ -260,8 +239,7 @@ def add_reverse_kl(
 class TopKSignal(TeacherSignal):
     """Trains on the top-K distributions that :meth:`Teacher.score` attached.
 
-    The metrics are those of the sampled tokens, as with any other teacher. The advantages only tell
-    whether there is a signal.
+    The metrics and advantages are those of the sampled tokens, as with any other teacher.
     """
 
     def submit(
@@ -289,10 +267,7 @@ class TopKSignal(TeacherSignal):
 
 
 class TopKReverseKL:
-    """The top-K loss above, for ``forward_backward_custom``.
-
-    ``weights`` [T, K] of the datums are ``q``; 0 marks an entry without a target.
-    """
+    """The top-K loss above, for ``forward_backward_custom``; ``weights`` [T, K] are ``q``."""
 
     group_size = 1
     trained_only = True

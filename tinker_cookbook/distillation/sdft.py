@@ -84,11 +84,7 @@ __all__ = [
 
 @chz.chz
 class Config(BatchConfig):
-    """Settings of a run of self-distillation.
-
-    ``dataset_builder`` is a ``DemonstrationBuilder``; it stays ``None`` where :func:`main` is given
-    a provider of batches.
-    """
+    """Settings of a run of self-distillation."""
 
     dataset_builder: SupervisedDatasetBuilder | None = chz.field(  # type: ignore[assignment]
         default=None, doc="Demonstrations; leave it out where main is given a provider"
@@ -183,15 +179,8 @@ async def main(
 ) -> None:
     """Trains, or continues the run in ``cfg.log_path``.
 
-    Args:
-        cfg: The run's settings.
-        sdft_dataset: Questions with golden answers, in place of ``cfg.dataset_builder``; batch k
-            is trained at step k.
-        test_dataset: Environments to evaluate on every ``cfg.eval_every`` steps, with a provider.
-
-    Raises:
-        ConfigurationError: A setting cannot work; nothing was loaded or sampled.
-        DataValidationError: A demonstration leaves no room for an answer.
+    ``sdft_dataset`` has questions with golden answers, in place of ``cfg.dataset_builder``; its
+    batch k is trained at step k. ``test_dataset`` has environments for evaluation.
     """
     cfg.check()
     if (sdft_dataset is None) == (cfg.dataset_builder is None):
@@ -229,8 +218,7 @@ class SelfDistillation(Objective):
     """Cross-entropy, or reverse KL, to the teacher's distributions on the answers.
 
     Metrics are those of ``distance_metrics``, ``demonstrated_targets`` and
-    ``reverse_kl_custom_loss``, all under ``sdft/``; and ``sdft/answer_tokens``, the mean length of
-    the answers.
+    ``reverse_kl_custom_loss``; and ``sdft/answer_tokens``, the mean length of the answers.
     """
 
     def __init__(

@@ -101,17 +101,10 @@ async def demonstrated_targets(
 ) -> tuple[list[SoftDatum], dict[str, float]]:
     """Returns the data with the teacher's top ``topk`` as targets, and metrics.
 
-    Args:
-        data_D: Of :func:`answer_datum`, or of rollouts (``rl.data_processing``):
-            ``target_tokens`` [T] and ``mask`` [T], which may have several segments of actions.
-        teacher_prompts_D: What the teacher reads before each answer.
-        teacher: Knows the student's tokens.
-        topk: Targets a position.
-        max_context_length: Maximum tokens of teacher prompt and answer together; the last tokens of
-            a longer answer get no targets.
-        vocab_size: The student's; targets beyond it are left out.
-        skip_first_n_tokens: So many of the first tokens with mask 1 get no targets.
-        concurrency: Answers that are scored at a time.
+    The data have ``target_tokens`` [T] and ``mask`` [T], which may have several segments of
+    actions. There are no targets on the first ``skip_first_n_tokens`` tokens with mask 1, on tokens
+    beyond ``max_context_length`` tokens of teacher prompt and answer, and of ids that the student
+    does not have (``vocab_size``).
 
     ``sdft/num_datums``
         Answers of the batch.
@@ -177,9 +170,8 @@ async def build_topk_distillation_datums(
 ) -> tuple[list[tinker.Datum], dict[str, float]]:
     """Returns datums for ``cross_entropy`` with the teacher's top K as targets, and metrics.
 
-    ``metadata_D[i]["group_idx"]`` is the index in ``teacher_prompts_P`` of the prompt of
-    ``data_D[i]``; the rest is as in :func:`demonstrated_targets`. A position without targets has
-    weights 0, so that ``weights > 0`` marks what is trained.
+    ``metadata_D[i]["group_idx"]`` is the index of the teacher prompt of ``data_D[i]``. A position
+    without targets has weights 0.
     """
     prompts_D = [teacher_prompts_P[metadata["group_idx"]] for metadata in metadata_D]
     soft_D, metrics = await demonstrated_targets(
@@ -198,11 +190,8 @@ async def build_reverse_kl_datums(
     vocab_size: int | None = None,
     skip_first_n_tokens: int = 3,
 ) -> tuple[list[tinker.Datum], dict[str, float]]:
-    """Returns the datums of :func:`build_topk_distillation_datums` for
-    :func:`reverse_kl_custom_loss`, which reads the teacher's distribution from the weights.
-
-    The metrics also have the number of trained positions as ``sdft/total_completion_positions``.
-    """
+    """Returns the same data for :func:`reverse_kl_custom_loss`, and one more metric:
+    ``sdft/total_completion_positions``, the number of trained positions."""
     data, metrics = await build_topk_distillation_datums(
         data_D,
         metadata_D,
@@ -321,8 +310,7 @@ def reverse_kl_custom_loss(
 
 
 class ReverseKL:
-    """:func:`reverse_kl_custom_loss` for the training client, which may call it datum by datum: its
-    values add up, but its means do not, and are left out."""
+    """The loss for the training client, datum by datum: without means, which do not add up."""
 
     group_size = 1
     trained_only = True

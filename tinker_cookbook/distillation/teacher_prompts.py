@@ -35,11 +35,7 @@ _LONGEST_TOKEN = 64  # characters; one may follow the stop text within its last 
 
 @dataclass(frozen=True)
 class TeacherView:
-    """Renderer of the teacher's prompt from the student's conversation.
-
-    The teacher's system prompt comes before the conversation's own, in one message with it; then
-    the teacher's messages, and the rest of the conversation.
-    """
+    """Renderer of the teacher's prompt from the student's conversation."""
 
     renderer: Renderer
     system_prompt: str | None = None
@@ -66,11 +62,7 @@ class TeacherView:
         return [*head, *self.convo_prefix, *rest]
 
     def attach_to(self, env: Env) -> Env:
-        """Makes an environment render its conversation for the teacher too.
-
-        Raises:
-            ConfigurationError: The hint needs an answer, and the environment knows none.
-        """
+        """Makes an environment render its conversation for the teacher too."""
         answer = ""
         if self.answer_hint is not None and ANSWER in self.answer_hint:
             get_answer = getattr(env, "get_reference_answer", None)
@@ -93,10 +85,7 @@ def _append_text(message: Message, text: str) -> Message:
 
 
 class AnswerEndings:
-    """Translation of end-of-answer tokens from the student's chat format to the teacher's.
-
-    The other tokens stay unchanged: both formats have the same vocabulary.
-    """
+    """Translation of end-of-answer tokens to the teacher's chat format; other tokens stay."""
 
     def __init__(self, student: Renderer, teacher: Renderer) -> None:
         self._student, self._teacher = student, teacher
@@ -104,10 +93,7 @@ class AnswerEndings:
         self._same = self._stops == teacher.get_stop_sequences()
 
     def translate(self, tokens: Sequence[int]) -> tuple[int, list[int]]:
-        """Returns the number of tokens that end an answer, and the teacher's tokens for them.
-
-        A truncated answer has no end: ``(0, [])``.
-        """
+        """Returns the number of tokens that end an answer, and the teacher's tokens for them."""
         if self._same or not tokens:
             return 0, []
         if tokens[-1] in self._stops:
@@ -173,10 +159,7 @@ class AnswerEndings:
 
 
 class TeacherGroupBuilder(EnvGroupBuilder):
-    """Group builder whose first tag is the index of its dataset, which selects the teacher.
-
-    ``view`` is the teacher's prompt; ``None`` if it is the student's.
-    """
+    """Group builder with ``view`` as the teacher's prompt; its first tag selects the teacher."""
 
     def __init__(
         self, group: EnvGroupBuilder, dataset_index: int, view: TeacherView | None

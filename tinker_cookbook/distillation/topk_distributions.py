@@ -103,24 +103,19 @@ async def score_with_topk(
     first: int = 1,
     complete: bool = True,
 ) -> tuple[TopK, npt.NDArray[np.float64]]:
-    """Requests the teacher's top ``k`` for the tokens of ``sequence`` [T] from index ``first`` on.
+    """Returns the teacher's top ``k`` for the tokens of ``sequence`` [T] from index ``first`` on.
 
-    Row i belongs to token ``first + i`` and is the teacher's prediction from the tokens before it.
-    One more token is sampled along with it, since the API scores prompts only in sampling; so the
-    teacher's context must hold ``T + 1`` tokens.
-
-    With ``complete=False`` the backend may send no distribution for some positions, or fewer rows
-    than there are tokens; such a row of the result has no token (see :attr:`TopK.present`).
-
-    Returns:
-        ``T - first`` rows, and the teacher's log-probabilities [T - first] of the sequence's
-        tokens, which are empty if the teacher sends distributions only.
+    Row i of ``T - first`` is the teacher's prediction of token ``first + i`` from the tokens before
+    it. With it come the log-probabilities [T - first] of the sequence's tokens, or none if the
+    teacher sends distributions only. With ``complete=False`` the backend may leave out
+    distributions or the last rows; such a row has no token (:attr:`TopK.present`).
 
     Raises:
         DataError: The teacher rejects the text, because it is too long, for example.
         BackendError: The backend sent no distributions.
     """
     try:
+        # The API scores prompts only in sampling, so the context must hold one more token.
         response = await teacher.sample(
             prompt=sequence,
             num_samples=1,
@@ -187,9 +182,6 @@ async def soft_targets(
 
     ``target_tokens`` and ``weights`` become [T, K]: at a trained position the weight that the datum
     has there, times the teacher's renormalised probabilities; elsewhere 0.
-
-    Raises:
-        DataValidationError: The datum has no token to train on, or has soft targets already.
     """
     targets = datum.loss_fn_inputs["target_tokens"].to_numpy()
     weights = datum.loss_fn_inputs["weights"].to_numpy()
@@ -285,10 +277,8 @@ def distance_metrics(
 
 
 def numbered(datum: tinker.Datum, number: int) -> tinker.Datum:
-    """Returns the datum with ``number`` attached: that of its dataset, or of its row.
-
-    A batch mixes datums of several datasets. The number tells which teacher or demonstration
-    belongs to a datum; it is removed before the loss.
+    """Returns the datum with the number of its dataset or row, which selects its teacher or
+    demonstration; the number is removed before the loss.
     """
     field = tinker.TensorData.from_numpy(np.array([number], dtype=np.int64))
     return tinker.Datum(

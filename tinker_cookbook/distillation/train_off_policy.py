@@ -99,10 +99,7 @@ def with_batch_size(
 
 
 class MixedDataset(SupervisedDataset):
-    """Batch i has batch i of every dataset, one after the other, numbered by dataset.
-
-    An epoch ends with the dataset that ends first, so that none repeats within it.
-    """
+    """Batch i has batch i of every dataset, one after the other, numbered by dataset."""
 
     def __init__(self, datasets: Sequence[SupervisedDataset]) -> None:
         self._datasets = list(datasets)
@@ -179,11 +176,7 @@ class DatasetWithTeacher:
         return builder.common_config.max_length if chat else None
 
     def check(self, model_name: str, where: str) -> None:
-        """Raises ``ConfigurationError`` for a dataset or teacher that the student cannot use.
-
-        The teacher must know the student's tokens and be able to read the longest example. Reads
-        tokenizers, but loads no model.
-        """
+        """Raises ``ConfigurationError`` for a teacher with other tokens or too short a context."""
         if isinstance(self.dataset_builder, ChatDatasetBuilder):
             self.dataset_builder.common_config.check()
         teacher = self.teacher_config
@@ -209,11 +202,7 @@ class DatasetWithTeacher:
 
 @chz.chz
 class MixtureBuilder(ChatDatasetBuilder):
-    """The datasets of several teachers in one batch, shared out by weight.
-
-    ``common_config.batch_size`` counts the whole batch; an epoch ends with the dataset that ends
-    first.
-    """
+    """The datasets of several teachers in one batch, whose size is ``common_config.batch_size``."""
 
     parts: list[DatasetWithTeacher] = chz.field(doc="Datasets and their teachers")
 
@@ -262,10 +251,7 @@ class Config(BatchConfig):
     )
 
     def check(self) -> None:
-        """Raises ``ConfigurationError`` for the first setting that cannot work.
-
-        Reads tokenizers to see that each teacher's tokens are the student's, but loads no model.
-        """
+        """Raises ``ConfigurationError`` for the first setting that cannot work; loads no model."""
         super().check()
         if not self.dataset_configs:
             raise ConfigurationError("dataset_configs: got none, expected at least one dataset")
@@ -277,13 +263,11 @@ class Config(BatchConfig):
 
 
 class OffPolicy(Objective):
-    """Cross-entropy to the teachers' distributions on given texts.
+    """Cross-entropy to the distributions of ``clients``, the teachers, on given texts.
 
-    Metrics are those of :func:`distance_metrics`; with several datasets
-    ``teacher/forward_kl/dataset_I`` for each; and ``num_cut``, the examples that fill their
-    dataset's ``max_length``, so that the end of their text may be missing.
-
-    ``clients`` has the teacher of each entry of ``config.dataset_configs``.
+    Metrics are those of :func:`distance_metrics`; with several datasets also
+    ``teacher/forward_kl/dataset_I``; and ``num_cut``, the examples that fill their dataset's
+    ``max_length``, so that the end of their text may be missing.
     """
 
     shown = "teacher/cross_entropy"
@@ -340,11 +324,7 @@ class OffPolicy(Objective):
 
 
 class TeacherDistanceEvaluator(TrainingClientEvaluator):
-    """The metrics of :func:`distance_metrics` on held-out texts, under ``test/``.
-
-    ``test/forward_kl`` and ``test/cross_entropy`` fall; ``test/topk_mass`` and ``test/entropy``
-    depend on the teacher only and stay.
-    """
+    """The metrics of :func:`distance_metrics` on held-out texts, under ``test/``."""
 
     def __init__(self, objective: OffPolicy, data: Sequence[tinker.Datum]) -> None:
         self._objective, self._data = objective, data

@@ -184,14 +184,9 @@ class Config(PolicyTrainingConfig):
 async def main(config: Config, rollout_executor: Executor | None = None) -> None:
     """Trains, or continues the run in ``config.log_path``.
 
-    Args:
-        config: The run's settings.
-        rollout_executor: Runs the groups (see ``set_rollout_executor``); default: the event loop.
-
-    Raises:
-        ConfigurationError: A setting cannot work, or a teacher's vocabulary is not the student's;
-            nothing was loaded or sampled.
-        CheckpointError: A teacher's weights are not there; nothing was sampled.
+    ``rollout_executor`` runs the groups (see ``set_rollout_executor``); default: the event loop.
+    Before anything is sampled it raises ``ConfigurationError`` for a setting that cannot work or a
+    teacher with another vocabulary, and ``CheckpointError`` for missing weights of a teacher.
     """
     config.check()
     await asyncio.to_thread(check_vocabularies, config)
@@ -221,18 +216,11 @@ async def incorporate_kl_penalty(
 ) -> dict[str, float]:
     """Adds ``-coef * mask * (logprob of the student - of its teacher)`` to the advantages.
 
-    For loops of user code, whose teachers see what the student does; changes ``data_D``.
+    For loops of user code, whose teachers see what the student does; changes ``data_D``, which have
+    a teacher and the index of a dataset each.
 
-    Args:
-        data_D: As ``trajectory_to_data`` makes them.
-        teacher_clients_D: The teacher of each datum.
-        dataset_indices_D: The dataset of each datum.
-        kl_penalty_coef: Weight.
-        kl_discount_factor: As in :class:`Config`.
-
-    Returns:
-        ``teacher_kl`` and ``teacher_kl/dataset_i`` (see ``on_policy_teachers``); nothing where no
-        token is trained.
+    Returns ``teacher_kl`` and ``teacher_kl/dataset_i`` (see ``on_policy_teachers``); nothing where
+    no token is trained.
     """
     check_penalty(kl_penalty_coef, kl_discount_factor)
     scores: dict[int, npt.NDArray[np.float64]] = {}
@@ -326,21 +314,10 @@ async def prepare_minibatch(
     kl_penalty_coef: float,
     kl_discount_factor: float,
 ) -> tuple[list[tinker.Datum], dict[str, Any]]:
-    """Returns training data of finished groups, with the teachers' scores in the advantages.
+    """Returns data of finished groups with the teachers' scores as advantages, and metrics.
 
-    For loops of user code.
-
-    Args:
-        env_group_builders_P: The builder of each group, for its tags.
-        trajectory_groups_P: The groups; the first group of each dataset is printed.
-        tokenizer: Decodes what is printed.
-        dataset_indices_P: The dataset of each group.
-        teacher_clients: The teacher of each dataset, which sees what the student does.
-        kl_penalty_coef: Weight of the teachers; 0 leaves them out.
-        kl_discount_factor: As in :class:`Config`.
-
-    Returns:
-        The data, and metrics of the groups and of the teachers.
+    For loops of user code, whose teachers, one for each dataset, see what the student does. The
+    first group of each dataset is printed. ``kl_penalty_coef=0`` leaves the teachers out.
     """
     tags_P = [builder.logging_tags() for builder in env_group_builders_P]
     metrics: dict[str, Any] = dict(compute_trajectory_metrics(trajectory_groups_P, tags_P))

@@ -41,10 +41,7 @@ _HEADERS = ("==== Completion A ====", "==== Completion B ====", "==== Preference
 
 @dataclass
 class Comparison:
-    """Two answers to the same conversation.
-
-    An answer is one assistant message, or several with the messages between them.
-    """
+    """Two answers to a conversation, each one assistant message or several with those between."""
 
     prompt_conversation: list[Message]
     completion_A: list[Message]
@@ -124,8 +121,8 @@ class ComparisonRenderer(ABC):
 class ComparisonRendererFromChatRenderer(ComparisonRenderer):
     """Renderer of comparisons in a chat format: conversation, then a header and each completion.
 
-    The headers are system messages. Chat formats without system messages inside a conversation get
-    the whole comparison as the text of one user message instead.
+    The headers are system messages; formats without system messages inside a conversation get all
+    of it as the text of one user message.
 
     The probability of a label is that of its first distinguishing token: the first token, or a
     later one if the format writes an empty thinking block or a space before every answer. Examples
@@ -145,21 +142,14 @@ class ComparisonRendererFromChatRenderer(ComparisonRenderer):
         return self.convo_renderer.build_generation_prompt(self.comparison_to_convo(comparison))
 
     def build_label_prompt(self, comparison: Comparison) -> tinker.ModelInput:
-        """Renders all tokens before the distinguishing token, as in training.
-
-        Equals ``build_generation_prompt`` unless the format writes something before every answer.
-        """
+        """Renders all tokens before the distinguishing token, as in training."""
         tokens, _ = self.to_tokens_weights(LabeledComparison(comparison, "A"))
         return tinker.ModelInput.from_ints(tokens[:-1])
 
     def to_model_input_weights(
         self, labeled_comparison: LabeledComparison
     ) -> tuple[tinker.ModelInput, torch.Tensor]:
-        """Renders prompt and label up to the distinguishing token.
-
-        Raises:
-            DataValidationError: The comparison has images: only text can be compared.
-        """
+        """Renders prompt and label up to the distinguishing token."""
         tokens, weights, first = self._with_label(
             self.comparison_to_convo(labeled_comparison.comparison), labeled_comparison.label
         )
@@ -252,17 +242,10 @@ def comparisons_that_fit(
     new_answers: int = 0,
     answer_tokens: int = 0,
 ) -> list[LabeledComparison]:
-    """Returns the comparisons that fit into the judge's context; logs how many do not.
+    """Returns the comparisons that fit into the judge's context of ``max_length`` tokens.
 
-    Args:
-        comparisons: The order is kept.
-        renderer: Chat format of the judge.
-        max_length: Maximum tokens that the judge can read; ``None`` keeps all.
-        new_answers: Of the two answers 0, 1 or 2 will be sampled, instead of those in the data.
-        answer_tokens: Maximum tokens of a sampled answer.
-
-    Raises:
-        DataValidationError: No comparison fits.
+    ``new_answers`` (0, 1 or 2) of the two answers will be sampled, with up to ``answer_tokens``
+    tokens, instead of those in the data. Logs how many comparisons do not fit.
     """
     if max_length is None or not comparisons:
         return list(comparisons)

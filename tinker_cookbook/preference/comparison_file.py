@@ -55,11 +55,7 @@ class PlacedRows:
 
 
 def read_comparison_rows(path: str | Path) -> PlacedRows:
-    """Reads the rows of a file, unparsed.
-
-    Raises DataFormatError, with the line, for one that is not JSON, and DataValidationError for a
-    file that is missing, unreadable or empty.
-    """
+    """Reads the rows of a file, unparsed; ``DataError`` if it is missing, empty or not JSON."""
     file = Path(path).expanduser()
     if file.suffix in (".json", ".parquet") and file.exists():
         rows = load_local_rows(file, "train")
@@ -75,8 +71,8 @@ def read_comparison_rows(path: str | Path) -> PlacedRows:
 def comparison_of_row(row: Any) -> LabeledComparison | None:
     """Parses a row in any of the formats above; chosen is A, rejected is B.
 
-    Returns None if two conversations without a prompt first differ elsewhere than at an answer:
-    then there is no common prompt. Raises DataFormatError for a row that cannot be parsed.
+    Returns None if two conversations without a prompt first differ elsewhere than at an answer.
+    Raises DataFormatError for a row that cannot be parsed.
     """
     if not isinstance(row, Mapping):
         raise DataFormatError(
@@ -145,11 +141,7 @@ def _without_prompt(chosen: list[Message], rejected: list[Message]) -> LabeledCo
 
 
 def parse_turns(text: str, place: str = "text") -> list[Message]:
-    """Parses the turns of a dialogue ``"\\n\\nHuman: …\\n\\nAssistant: …"``.
-
-    Consecutive turns of one speaker are joined. Raises DataFormatError where the text does not
-    begin with a turn.
-    """
+    """Parses a dialogue ``"\\n\\nHuman: …\\n\\nAssistant: …"``; joins turns of one speaker."""
     first, *rest = re.split(r"(?:^|\n\n)(Human|Assistant):", text)
     if first.strip() or not rest:
         raise DataFormatError(

@@ -97,10 +97,7 @@ class PairDataset(ComparisonDataset):
 
 
 def without_ties(comparisons: ComparisonSet, part: str) -> ComparisonSet:
-    """Returns the comparisons with a preference; counts ties as dropped.
-
-    Raises DataValidationError where there are only ties.
-    """
+    """Returns the comparisons with a preference; counts ties as dropped."""
     kept = ComparisonSet(dropped=Dropped(comparisons.dropped))
     for i, labeled in enumerate(comparisons.usable):
         if labeled.label == "Tie":
@@ -119,10 +116,8 @@ def without_ties(comparisons: ComparisonSet, part: str) -> ComparisonSet:
 class DPODatasetBuilderFromComparisons(ChatDatasetBuilder):
     """Pairs of chosen and rejected answers for direct preference optimization.
 
-    Answers that are the same or empty, ties, and prompts that fill ``max_length`` are left out and
-    counted by reason in ``dropped`` of the datasets. The order of a comparison's answers does not
-    matter here, so ``swap`` of the comparison builder has no effect. Held-out ties are always left
-    out.
+    What cannot be trained is left out and counted by reason in ``dropped`` of the datasets.
+    ``swap`` of the comparison builder has no effect. Held-out ties are always left out.
     """
 
     comparison_builder: ComparisonDatasetBuilder = chz.field(doc="Where comparisons come from")

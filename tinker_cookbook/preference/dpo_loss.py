@@ -89,9 +89,8 @@ class PairLoss:
 
 @dataclass(frozen=True)
 class PairBatch:
-    """Pairs of datums, chosen and rejected in turn: 2P datums.
-
-    ``reference`` [2P] holds the reference's log-probability of each answer, zeros without one.
+    """Pairs of datums, chosen and rejected in turn: 2P datums, and the reference's log-probability
+    of each answer [2P], zeros without a reference.
     """
 
     data: Sequence[tinker.Datum]
@@ -110,11 +109,7 @@ class PairBatch:
 
 
 class PairObjective:
-    """Pairwise loss of a batch for ``forward_backward_custom``.
-
-    The loss is a sum over pairs, so the client may pass some pairs at a time (``group_size``). It
-    does not use log-probabilities of prompt tokens (``trained_only``).
-    """
+    """Pairwise loss of a batch for ``forward_backward_custom``."""
 
     group_size = 2
     trained_only = True

@@ -102,10 +102,7 @@ class ComparisonSet:
 
 @chz.chz
 class ComparisonDatasetBuilder:
-    """Builder of comparisons, before any rendering.
-
-    A subclass reads rows and turns each into a comparison; or it overrides ``comparison_sets``.
-    """
+    """Builder of comparisons: a subclass reads and parses rows, or has ``comparison_sets``."""
 
     swap: bool = chz.field(
         default=False, doc="Give each training comparison in both orders (A, B) and (B, A)"
@@ -123,12 +120,7 @@ class ComparisonDatasetBuilder:
 
     @cached_property
     def comparison_sets(self) -> tuple[ComparisonSet, ComparisonSet | None]:
-        """Training and held-out comparisons, each in one order, read once.
-
-        Rows without a comparison, equal answers of which one is preferred, and empty answers are
-        skipped and counted. Raises DataFormatError, with the position, for a row that cannot be
-        parsed.
-        """
+        """Training and held-out comparisons, each in one order, read once."""
         train, test = self.get_train_and_test_datasets()
         return (
             self._comparison_set(train, "training"),
@@ -163,11 +155,7 @@ class ComparisonDatasetBuilder:
 
 @chz.chz
 class ComparisonBuilderFromJsonl(ComparisonDatasetBuilder):
-    """Comparisons from files, in any of the formats of ``comparison_file``.
-
-    The held-out ones are read from ``test_path``, or sampled from ``train_path`` by ``test_size``
-    and ``shuffle_seed``; without either there are none.
-    """
+    """Comparisons from files, in any of the formats of ``comparison_file``."""
 
     train_path: str = chz.field(doc="File of comparisons: jsonl, jsonl.gz, json or parquet")
     test_path: str | None = chz.field(default=None, doc="File of held-out ones")
@@ -199,10 +187,9 @@ ToData: TypeAlias = "Callable[[LabeledComparison], list[tinker.Datum] | str]"
 
 
 class ComparisonDataset(SupervisedDatasetFromHFDataset):
-    """Batches of comparisons as datums. ``batch_size`` counts comparisons.
+    """Batches of ``batch_size`` comparisons as datums.
 
-    ``dropped`` holds the comparisons skipped by the builder and, from their batch on, those that
-    ``to_data`` skips.
+    ``dropped`` holds the comparisons that the builder or, from their batch on, ``to_data`` skips.
     """
 
     def __init__(self, comparisons: ComparisonSet, batch_size: int, to_data: ToData) -> None:
@@ -231,8 +218,7 @@ class ComparisonDataset(SupervisedDatasetFromHFDataset):
 class ChatDatasetBuilderFromComparisons(ChatDatasetBuilder):
     """Builder of training data of a reward model: comparison as prompt, label as answer.
 
-    Ties are trained as the label Tie. A comparison of more than ``max_length`` tokens is left out
-    and counted: its label is at the end and would be cut off.
+    Ties are trained as the label Tie.
     """
 
     comparison_builder: ComparisonDatasetBuilder = chz.field(doc="Where comparisons come from")

@@ -151,11 +151,7 @@ def _normalised(logprobs: dict[Label, float]) -> dict[Label, float]:
 
 @chz.chz
 class PreferenceModelBuilderFromChatRenderer(PreferenceModelBuilder):
-    """Builder of a preference model from saved weights.
-
-    Equal configs share one model per process. It uses the open connection of the current run, if
-    there is one, so that a common base model is loaded once. ``build`` takes another service.
-    """
+    """Builder of a preference model from saved weights; equal configs share one per process."""
 
     renderer_name: str = chz.field(doc="Chat format that it was trained with")
     model_name: str = chz.field(doc="Hub name or local folder of its base model")

@@ -66,10 +66,7 @@ logger = logging.getLogger(__name__)
 
 @chz.chz
 class Config(BatchConfig):
-    """Settings of a DPO run.
-
-    ``dataset_builder`` gives pairs, as ``DPODatasetBuilderFromComparisons`` does.
-    """
+    """Settings of a DPO run; ``dataset_builder`` gives pairs."""
 
     learning_rate: float = peak_rate(1e-5)
     dpo_beta: float = chz.field(
@@ -110,11 +107,7 @@ class Config(BatchConfig):
 
 
 def main(config: Config) -> None:
-    """Trains, or continues the run in ``config.log_path``, and returns when that is done.
-
-    Raises:
-        ConfigurationError: An event loop runs in this thread, or a setting cannot work.
-    """
+    """Trains, or continues the run in ``config.log_path``; not inside of a running event loop."""
     try:
         asyncio.get_running_loop()
     except RuntimeError:
@@ -150,9 +143,6 @@ def create_dpo_clients(
     """Creates the policy to train and the frozen reference, for loops of user code.
 
     The reference is what training started from, also where ``resume_info`` continues a run.
-
-    Raises:
-        CheckpointError: Saved weights are of another model or adapter shape.
     """
 
     async def create() -> tuple[TrainingClient, SamplingClient]:
@@ -171,13 +161,9 @@ def compute_dpo_loss(
     rejected_ref_logprobs: Sequence[torch.Tensor],
     dpo_beta: float,
 ) -> tuple[torch.Tensor, dict[str, float]]:
-    """Computes the DPO loss and its metrics from log-probabilities of whole answers.
+    """Computes the mean DPO loss over P pairs, and the metrics of ``pair_metrics``.
 
-    The sequences hold P scalars each: of the policy and of the reference, for the chosen and the
-    rejected answer of every pair. ``dpo_beta`` is the scale of the rewards.
-
-    Returns:
-        The mean loss over pairs, which has a gradient, and the metrics of ``pair_metrics``.
+    The sequences hold the log-probability of each whole answer, P scalars.
     """
     loss = PairLoss(beta=dpo_beta)
     loss.check()
@@ -208,7 +194,7 @@ def do_update(
     """Runs one update on one batch and logs its row of metrics, for loops of user code.
 
     Checkpoints and evaluations that are due come before the update; ``main`` has them after it. In
-    the first step, the first pair is printed. ``log_path`` has no effect: the logger knows it.
+    the first step, the first pair is printed. ``log_path`` has no effect.
     """
     step = epoch_idx * n_batches + batch_idx
     metrics: Metrics = {"epoch": epoch_idx, "progress": step / total_steps}

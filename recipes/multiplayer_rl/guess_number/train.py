@@ -12,6 +12,7 @@ from __future__ import annotations
 import chz
 
 from tinker_cookbook.recipes.multiplayer_rl.guess_number.env import Game, GuessNumberDatasetBuilder
+from tinker_cookbook.recipes.start import fill
 from tinker_cookbook.rl import train
 from tinker_cookbook.rl.settings import RLSettings, rl_config, run
 from tinker_cookbook.training.config import check_model
@@ -31,7 +32,7 @@ class CLIConfig(RLSettings):
     )
     groups_per_batch: int = chz.field(default=7, doc="Numbers a step: each of the range once")
     group_size: int = chz.field(default=16, doc="Games about a number")
-    max_tokens: int = chz.field(default=8, doc="Most tokens of a guess")
+    max_tokens: int = chz.field(default=8, doc="Maximum tokens of a guess")
     num_batches: int = chz.field(default=60, doc="Steps an epoch")
     num_test: int = chz.field(default=7, doc="Numbers to evaluate on; 0: no evaluation")
 
@@ -39,21 +40,7 @@ class CLIConfig(RLSettings):
 def build_config(cli: CLIConfig) -> train.Config:
     """Builds the game and the config of the run."""
     check_model(cli)
-    dataset = GuessNumberDatasetBuilder(
-        game=Game(
-            low=cli.low,
-            high=cli.high,
-            max_turns=cli.max_turns,
-            malformed_reward=cli.malformed_reward,
-        ),
-        model_name_for_tokenizer=cli.model_name,
-        renderer_name=cli.renderer,
-        groups_per_batch=cli.groups_per_batch,
-        group_size=cli.group_size,
-        num_batches=cli.num_batches,
-        num_test=cli.num_test,
-        seed=cli.seed,
-    )
+    dataset = fill(GuessNumberDatasetBuilder, cli, game=fill(Game, cli))
     return rl_config(cli, "guess_number", dataset)
 
 

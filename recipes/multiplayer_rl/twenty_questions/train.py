@@ -19,6 +19,7 @@ from tinker_cookbook.recipes.multiplayer_rl.twenty_questions.env import (
     Rules,
     TwentyQuestionsDatasetBuilder,
 )
+from tinker_cookbook.recipes.start import fill
 from tinker_cookbook.rl import train
 from tinker_cookbook.rl.settings import RLSettings, rl_config, run
 from tinker_cookbook.training.config import check_model
@@ -55,27 +56,15 @@ def build_config(cli: CLIConfig) -> train.Config:
         )
     # The same model has the same chat format; another model has its own.
     other = cli.answerer_model_name is not None and cli.answerer_model_name != cli.model_name
-    answerer = AnswererConfig(
+    answerer = fill(
+        AnswererConfig,
+        cli,
         model_name=cli.answerer_model_name or cli.model_name,
         renderer_name=cli.answerer_renderer_name or (None if other else cli.renderer),
         model_path=cli.answerer_path,
         max_tokens=cli.answerer_max_tokens,
-        backend=cli.backend,
-        base_url=cli.base_url,
-        device=cli.device,
-        dtype=cli.dtype,
     )
-    dataset = TwentyQuestionsDatasetBuilder(
-        answerer=answerer,
-        rules=Rules(max_questions=cli.max_questions, malformed_reward=cli.malformed_reward),
-        model_name_for_tokenizer=cli.model_name,
-        renderer_name=cli.renderer,
-        groups_per_batch=cli.groups_per_batch,
-        group_size=cli.group_size,
-        words_path=cli.words_path,
-        num_test=cli.num_test,
-        seed=cli.seed,
-    )
+    dataset = fill(TwentyQuestionsDatasetBuilder, cli, answerer=answerer, rules=fill(Rules, cli))
     return rl_config(cli, "twenty_questions", dataset)
 
 

@@ -25,7 +25,7 @@ from tinker_cookbook.recipes.preference.shorter.env import (
     ShorterComparisonBuilder,
     ShorterPreferenceModelBuilder,
 )
-from tinker_cookbook.recipes.start import blocking
+from tinker_cookbook.recipes.start import blocking, fill
 from tinker_cookbook.rl import train
 from tinker_cookbook.rl.envs.preference_envs import (
     PairwisePreferenceRLDatasetBuilder,
@@ -59,16 +59,14 @@ class CLIConfig(RLSettings):
 def build_config(cli: CLIConfig) -> train.Config:
     """Builds the questions, the preference model and the config of the run."""
     check_model(cli)
-    dataset = PairwisePreferenceRLDatasetBuilder(
+    dataset = fill(
+        PairwisePreferenceRLDatasetBuilder,
+        cli,
         comparison_builder=ShorterComparisonBuilder(),
         batch_size=cli.groups_per_batch,
         policy_renderer_name=cli.renderer,
         policy_model_name=cli.model_name,
-        tournament_pattern=cli.tournament_pattern,
-        group_size=cli.group_size,
         preference_model_builder=ShorterPreferenceModelBuilder(),
-        matchup_group_size=cli.matchup_group_size,
-        test_group_size=cli.test_group_size,
     )
     return rl_config(cli, "preference_shorter", dataset)
 
