@@ -1,4 +1,4 @@
-"""Addition of numbers as large as one likes; problems are drawn, so they never run out."""
+"""Addition of two numbers; problems are sampled, so they never run out."""
 
 from __future__ import annotations
 
@@ -86,18 +86,14 @@ class ArithmeticDatasetBuilder(RLDatasetBuilder):
     def held_out(self) -> list[tuple[int, int]]:
         """Returns the operands of the held-out sums, the smaller one first."""
         rng = random.Random(f"{self.seed} held out")
-        drawn: dict[tuple[int, int], None] = {}
-        while len(drawn) < self.num_test:
-            x, y = self._draw(rng)
-            drawn[min(x, y), max(x, y)] = None
-        return list(drawn)
+        sampled: dict[tuple[int, int], None] = {}
+        while len(sampled) < self.num_test:
+            x, y = self._sample(rng)
+            sampled[min(x, y), max(x, y)] = None
+        return list(sampled)
 
     def training(self) -> list[tuple[int, int]]:
-        """Returns the operands of all batches, drawn anew for each; those of a batch are all
-        different.
-
-        Where there are fewer pairs than groups in a batch, each of them occurs as often as another.
-        """
+        """Returns the operands of all batches, which are sampled without repetition in a batch."""
         rng = random.Random(f"{self.seed} training")
         held_out = set(self.held_out())
         free = (self.max_operand + 1) ** 2 - sum(1 if x == y else 2 for x, y in held_out)
@@ -105,13 +101,14 @@ class ArithmeticDatasetBuilder(RLDatasetBuilder):
         for _ in range(self.num_batches):
             batch: dict[tuple[int, int], None] = {}
             while len(batch) < min(self.groups_per_batch, free):
-                x, y = self._draw(rng)
+                x, y = self._sample(rng)
                 if (min(x, y), max(x, y)) not in held_out:
                     batch[x, y] = None
+            # If there are fewer pairs than groups, all pairs occur equally often.
             pairs += itertools.islice(itertools.cycle(batch), self.groups_per_batch)
         return pairs
 
-    def _draw(self, rng: random.Random) -> tuple[int, int]:
+    def _sample(self, rng: random.Random) -> tuple[int, int]:
         return rng.randint(0, self.max_operand), rng.randint(0, self.max_operand)
 
     def _group(self, renderer: Renderer, size: int, pair: tuple[int, int]) -> EnvGroupBuilder:
@@ -120,7 +117,7 @@ class ArithmeticDatasetBuilder(RLDatasetBuilder):
         return ProblemGroupBuilder(env, size, "arithmetic")
 
     def check(self) -> None:
-        """Raises ``ConfigurationError`` for numbers that leave nothing to draw."""
+        """Raises ``ConfigurationError`` for numbers that leave nothing to sample."""
         for name, low in (("max_operand", 1), ("num_batches", 1), ("num_test", 0)):
             if getattr(self, name) < low:
                 raise ConfigurationError(
@@ -137,15 +134,14 @@ class ArithmeticDatasetBuilder(RLDatasetBuilder):
         """Problems to train on, and the held-out ones."""
         self.check()
         renderer = get_renderer(self.renderer_name, get_tokenizer(self.model_name_for_tokenizer))
-        test = self.held_out()
-        return (
-            ProblemDataset(
-                self.training(),
-                partial(self._group, renderer, self.group_size),
-                self.groups_per_batch,
-                shuffle=False,  # it would bring equal problems into one batch
-            ),
-            ProblemDataset(test, partial(self._group, renderer, self.test_group_size), len(test))
-            if test
-            else None,
+        group = partial(self._group, renderer)
+        train_set = ProblemDataset(
+            self.training(),
+            partial(group, self.group_size),
+            self.groups_per_batch,
+            shuffle=False,  # it would bring equal problems into one batch
         )
+        test = self.held_out()
+        if not test:
+            return train_set, None
+        return train_set, ProblemDataset(test, partial(group, self.test_group_size), len(test))

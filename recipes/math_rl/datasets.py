@@ -9,7 +9,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
 import chz
 
@@ -34,6 +34,8 @@ from tinker_cookbook.supervised.hf_datasets import load_hf_dataset
 from tinker_cookbook.supervised.json_files import json_lines, load_local_rows
 from tinker_cookbook.tokenizer_utils import get_tokenizer
 
+logger = logging.getLogger(__name__)
+
 _MATH_SUBJECTS = (
     "algebra",
     "counting_and_probability",
@@ -54,41 +56,33 @@ class Problem:
     answer: str
 
 
-@dataclass(frozen=True)
-class _Split:
-    """A split of a Hub dataset; ``names`` are its configurations, all of which are read."""
+# Hub dataset, split, and the configurations to read (None: the default one).
+_Split: TypeAlias = tuple[str, str, tuple[str | None, ...]]
 
-    path: str
-    split: str
-    names: tuple[str | None, ...] = (None,)
-
-
-_MATH_500 = (_Split("HuggingFaceH4/MATH-500", "test"),)
-# MATH-500 is a part of MATH's test split; the other 4,500 problems of that are trained on, as the
-# field does.
-_MATH = "EleutherAI/hendrycks_math"
+_MATH_500: tuple[_Split, ...] = (("HuggingFaceH4/MATH-500", "test", (None,)),)
 _SOURCES: Mapping[str, tuple[tuple[_Split, ...], tuple[_Split, ...]]] = {
     "gsm8k": (
-        (_Split("openai/gsm8k", "train", ("main",)),),
-        (_Split("openai/gsm8k", "test", ("main",)),),
+        (("openai/gsm8k", "train", ("main",)),),
+        (("openai/gsm8k", "test", ("main",)),),
     ),
+    # MATH-500 is a part of MATH's test split; its other 4,500 problems are trained on, as usual.
     "math": (
-        (_Split(_MATH, "train", _MATH_SUBJECTS), _Split(_MATH, "test", _MATH_SUBJECTS)),
+        (
+            ("EleutherAI/hendrycks_math", "train", _MATH_SUBJECTS),
+            ("EleutherAI/hendrycks_math", "test", _MATH_SUBJECTS),
+        ),
         _MATH_500,
     ),
-    "polaris": ((_Split("POLARIS-Project/Polaris-Dataset-53K", "train"),), _MATH_500),
-    "deepmath": ((_Split("zwhe99/DeepMath-103K", "train"),), _MATH_500),
+    "polaris": ((("POLARIS-Project/Polaris-Dataset-53K", "train", (None,)),), _MATH_500),
+    "deepmath": ((("zwhe99/DeepMath-103K", "train", (None,)),), _MATH_500),
 }
+"""Training and test splits of each dataset."""
 
 HUB_NAMES = tuple(_SOURCES)
 
 
 def problem_of(row: Any, where: str) -> Problem:
-    """Reads a row; ``where`` names it in errors.
-
-    Raises:
-        DataFormatError: A field is missing or no text.
-    """
+    """Parses a row; raises ``DataFormatError``, which ``where`` begins, for a missing field."""
     if not isinstance(row, Mapping):
         raise DataFormatError(f"{where}: got {type(row).__name__}, expected {_EXPECTED}")
     question = row.get("question", row.get("problem"))
@@ -110,11 +104,7 @@ def problem_of(row: Any, where: str) -> Problem:
 
 
 def read_problems(path: str, split: str = "train") -> list[Problem]:
-    """Returns the problems of a local file, or of a split of a local folder.
-
-    Raises:
-        DataError: There is no such file, or it holds something else; names the line.
-    """
+    """Returns the problems of a local file, or of a split of a local folder."""
     local = Path(path).expanduser()
     if not local.exists():
         raise DataValidationError(
@@ -136,17 +126,23 @@ def read_problems(path: str, split: str = "train") -> list[Problem]:
 def problems_from_hub(env: str, *, test: bool) -> list[Problem]:
     """Returns the problems to train on, or to evaluate on, of one of ``HUB_NAMES``.
 
-    Raises:
-        DataError: The Hub cannot be reached and holds no copy here; says what helps.
+    Raises ``DataError`` if the Hub cannot be reached and there is no local copy.
     """
     problems: list[Problem] = []
-    for source in _SOURCES[env][int(test)]:
-        for name in source.names:
+    for path, split, names in _SOURCES[env][int(test)]:
+        for name in names:
             try:
-                rows = load_hf_dataset(source.path, source.split, name)
+                rows = load_hf_dataset(path, split, name)
             except DataError as error:
-                raise DataError(_offline_advice(env, source, str(error))) from error
-            problems += _rows_of(rows, source.path)
+                # The rest of the loader's message is about conversations.
+                reason = str(error).partition(". Give conversations")[0]
+                raise DataError(
+                    f"env={env} needs {path} (split {split}): {reason}. Either be online once, or "
+                    "give a local copy: dataset_path=FILE.jsonl (and test_path=FILE.jsonl), each "
+                    f"line {_EXPECTED}; or a folder with train.jsonl and test.jsonl. "
+                    "env=arithmetic and env=reasoning_gym:chain_sum need no data"
+                ) from error
+            problems += _rows_of(rows, path)
     return problems
 
 
@@ -164,20 +160,6 @@ def _rows_of(rows: Any, path: str) -> Iterator[Problem]:
         logger.warning("%s: %d of %d rows have no answer; left out", path, skipped, len(rows))
 
 
-def _offline_advice(env: str, source: _Split, why: str) -> str:
-    # What the loader says after its reason is about conversations.
-    reason = why.partition(". Give conversations")[0]
-    return (
-        f"env={env} needs {source.path} (split {source.split}): {reason}. Either be online once, "
-        f"or give a local copy: dataset_path=FILE.jsonl (and test_path=FILE.jsonl), each line "
-        f"{_EXPECTED}; or a folder with train.jsonl and test.jsonl. env=arithmetic and "
-        "env=reasoning_gym:chain_sum need no data"
-    )
-
-
-logger = logging.getLogger(__name__)
-
-
 @chz.chz
 class MathDatasetBuilder(RLDatasetBuilder):
     """Problems of GSM8K, MATH, Polaris or DeepMath, or of files of yours in their place."""
@@ -189,7 +171,7 @@ class MathDatasetBuilder(RLDatasetBuilder):
     group_size: int = chz.field(doc="Episodes of a problem")
     dataset_path: str | None = chz.field(default=None, doc="Problems to train on: file or folder")
     test_path: str | None = chz.field(default=None, doc="Problems to evaluate on")
-    num_test: int = chz.field(default=100, doc="Most problems to evaluate on; 0: no evaluation")
+    num_test: int = chz.field(default=100, doc="Maximum problems to evaluate on; 0: no evaluation")
     include_fewshot: bool = chz.field(default=False, doc="Show a worked example first")
     format_coef: float = chz.field(default=0.1, doc="Taken off the reward of a badly formed answer")
     grading_timeout_seconds: float = chz.field(
@@ -229,7 +211,10 @@ class MathDatasetBuilder(RLDatasetBuilder):
         renderer = get_renderer(self.renderer_name, get_tokenizer(self.model_name_for_tokenizer))
         test = self._test_problems()
         known = {problem.question for problem in test}
-        everything = self._training_problems()
+        if self.dataset_path is not None:
+            everything = read_problems(self.dataset_path)
+        else:
+            everything = problems_from_hub(self.env, test=False)
         training = [problem for problem in everything if problem.question not in known]
         if len(training) < len(everything):
             logger.info(
@@ -243,25 +228,19 @@ class MathDatasetBuilder(RLDatasetBuilder):
                 "expected problems of its own to train on"
             )
         test = random.Random(self.seed).sample(test, min(self.num_test, len(test)))
-        return (
-            ProblemDataset(
-                training, partial(self._group, renderer, self.group_size), self.groups_per_batch
-            ),
-            ProblemDataset(test, partial(self._group, renderer, 1), self.groups_per_batch)
-            if test
-            else None,
-        )
 
-    def _training_problems(self) -> list[Problem]:
-        if self.dataset_path is not None:
-            return read_problems(self.dataset_path)
-        return problems_from_hub(self.env, test=False)
+        def dataset(problems: list[Problem], size: int) -> RLDataset:
+            group = partial(self._group, renderer, size)
+            return ProblemDataset(problems, group, self.groups_per_batch)
+
+        return dataset(training, self.group_size), dataset(test, 1) if test else None
 
     def _test_problems(self) -> list[Problem]:
         if self.num_test == 0:
             return []
         if self.test_path is not None:
-            return read_problems(self.test_path, "train" if _is_file(self.test_path) else "test")
+            is_file = Path(self.test_path).expanduser().is_file()
+            return read_problems(self.test_path, "train" if is_file else "test")
         if self.dataset_path is None:
             return problems_from_hub(self.env, test=True)
         folder = Path(self.dataset_path).expanduser()
@@ -270,11 +249,10 @@ class MathDatasetBuilder(RLDatasetBuilder):
         return []
 
     def _group(self, renderer: Renderer, size: int, problem: Problem) -> EnvGroupBuilder:
-        kind, fewshot = (
-            (Gsm8kEnv, GSM8K_FEWSHOT) if self.env == "gsm8k" else (MathEnv, MATH_FEWSHOT)
-        )
+        is_gsm8k = self.env == "gsm8k"
+        fewshot = GSM8K_FEWSHOT if is_gsm8k else MATH_FEWSHOT
         env = partial(
-            kind,
+            Gsm8kEnv if is_gsm8k else MathEnv,
             problem.question,
             problem.answer,
             renderer,
@@ -283,7 +261,3 @@ class MathDatasetBuilder(RLDatasetBuilder):
             self.grading_timeout_seconds,
         )
         return ProblemGroupBuilder(env, size, self.env)
-
-
-def _is_file(path: str) -> bool:
-    return Path(path).expanduser().is_file()

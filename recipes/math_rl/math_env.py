@@ -71,22 +71,6 @@ __all__ = [
     "safe_grade",
 ]
 
-_NAMED_DATASETS = (
-    "DATASET_BUILDER_MAP",
-    "DeepMathDataset",
-    "DeepMathDatasetBuilder",
-    "Gsm8kDataset",
-    "Gsm8kDatasetBuilder",
-    "MathDataset",
-    "MathDatasetBuilder",
-    "PolarisDataset",
-    "PolarisDatasetBuilder",
-    "get_math_dataset_builder",
-)
-__getattr__ = lazy_exports(
-    __name__, dict.fromkeys(_NAMED_DATASETS, "recipes.math_rl.named_datasets")
-)
-
 logger = logging.getLogger(__name__)
 
 _BOXED = r"Write your final answer in \boxed{}."
@@ -186,17 +170,9 @@ class Gsm8kEnv(MathEnv):
 def safe_grade(
     given_answer: str, ground_truth: str, grader: str = "sympy", timeout: float = 1.0
 ) -> bool:
-    """Returns whether two answers are equal; one that cannot be compared in time is wrong.
+    """Returns whether two answers are equal; one that cannot be compared in ``timeout`` s is wrong.
 
-    Args:
-        given_answer: The bare answer, without the text that leads to it.
-        ground_truth: The reference.
-        grader: ``sympy`` normalises and compares (``grade_answer``), ``math_verify`` leaves it all
-            to that library.
-        timeout: Seconds, for the comparison alone.
-
-    Raises:
-        ConfigurationError: ``grader`` is neither.
+    ``sympy`` normalises and compares (``grade_answer``), ``math_verify`` only calls that library.
     """
     graders = {"sympy": grade_answer, "math_verify": grade_answer_math_verify}
     if grader not in graders:
@@ -210,11 +186,9 @@ def safe_grade(
 
 
 def extract_gsm8k_final_answer(text: str) -> str:
-    """Returns what stands after the last ``####`` of a GSM8K solution, in its line; without
-    commas where the line begins with it.
+    """Returns the rest of the line after the last ``####``; raises ``ValueError`` without one.
 
-    Raises:
-        ValueError: There is none.
+    Commas are removed if the line begins with ``####``.
     """
     lines = [line.strip() for line in text.splitlines()]
     marked = [line for line in lines if line.startswith("####")]
@@ -226,3 +200,9 @@ def extract_gsm8k_final_answer(text: str) -> str:
             f"No GSM8K final answer: got {text[-80:]!r}, expected a text that ends in '#### NUMBER'"
         )
     return within[-1].strip()
+
+
+__getattr__ = lazy_exports(
+    __name__,
+    {name: "recipes.math_rl.named_datasets" for name in __all__ if name not in globals()},
+)

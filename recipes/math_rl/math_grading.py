@@ -30,11 +30,7 @@ _THOUSANDS = re.compile(r"(?<=\d),(?=\d{3}(?!\d))")
 
 
 def extract_boxed(text: str) -> str:
-    r"""Returns what the last ``\boxed{…}`` holds; without one, the word behind the last ``\boxed``.
-
-    Raises:
-        ValueError: There is none.
-    """
+    r"""Returns the content of the last ``\boxed{…}``, or else the word after ``\boxed``."""
     found = grading.extract_boxed(text)
     if found is not None:
         return found
@@ -109,11 +105,7 @@ def _parts(fraction: str) -> tuple[bool, list[str]]:
 
 
 def grade_answer_math_verify(given_answer: str, ground_truth: str) -> bool:
-    """Returns whether ``math_verify`` finds two answers equal; one that it cannot read is wrong.
-
-    Raises:
-        ConfigurationError: ``math_verify`` is not installed.
-    """
+    """Returns whether ``math_verify`` finds two answers equal; one that it cannot read is wrong."""
     require_math_verify()
     try:
         return grading.verify_expressions(given_answer, ground_truth)
@@ -130,8 +122,7 @@ def run_with_timeout_signal(
 ) -> T | None:
     """Returns ``func(*args, **kwargs)`` from a worker process, or ``None`` where it takes too long.
 
-    Works in any thread; the worker is killed, so nothing goes on in the background. Function and
-    arguments must pickle.
+    Works in any thread; the worker is killed. Function and arguments must pickle.
     """
     try:
         work = partial(func, *args, **(kwargs or {}))

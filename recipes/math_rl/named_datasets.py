@@ -25,15 +25,9 @@ from tinker_cookbook.tokenizer_utils import get_tokenizer
 
 
 class MathDataset(ProblemDataset[Problem]):
-    """Problems of MATH, in an order drawn by ``seed``; the test split is MATH-500, in its own.
+    """Problems of MATH, shuffled by ``seed``; the test split is MATH-500 in its own order.
 
-    Args:
-        batch_size: Groups in a batch.
-        group_size: Episodes of a problem; in the test split one.
-        renderer: The chat format.
-        convo_prefix: Messages before the question.
-        split: ``train`` or ``test``.
-        seed: Of the order.
+    The test split has one episode of each problem.
     """
 
     env: ClassVar[str] = "math"
@@ -89,15 +83,11 @@ class _NamedDatasetBuilder(RLDatasetBuilder):
     group_size: int = chz.field(doc="Episodes of a problem")
     seed: int = chz.field(default=0, doc="Seed of the order of problems")
 
-    def _renderer(self) -> Renderer:
-        return get_renderer(self.renderer_name, get_tokenizer(self.model_name_for_tokenizer))
-
     def _build(
         self, kind: type[MathDataset], split: Literal["train", "test"], prefix: list[Message] | None
     ) -> MathDataset:
-        return kind(
-            self.batch_size, self.group_size, self._renderer(), prefix, split=split, seed=self.seed
-        )
+        renderer = get_renderer(self.renderer_name, get_tokenizer(self.model_name_for_tokenizer))
+        return kind(self.batch_size, self.group_size, renderer, prefix, split, self.seed)
 
 
 @chz.chz
@@ -161,12 +151,7 @@ def get_math_dataset_builder(
     group_size: int,
     seed: int = 0,
 ) -> RLDatasetBuilder:
-    """Returns the builder of a dataset by its name: ``math``, ``polaris``, ``deepmath`` or
-    ``gsm8k``.
-
-    Raises:
-        ConfigurationError: There is none of that name.
-    """
+    """Returns the builder of ``math``, ``polaris``, ``deepmath`` or ``gsm8k``."""
     if dataset_name not in DATASET_BUILDER_MAP:
         raise ConfigurationError(
             f"dataset_name: got {dataset_name!r}, expected one of "

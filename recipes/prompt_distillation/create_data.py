@@ -17,13 +17,18 @@ that was stopped continues when it is started again; queries may be added to the
 
 from __future__ import annotations
 
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import chz
 
 from tinker_cookbook import model_info
 from tinker_cookbook.backends.connect import check_backend, connect
-from tinker_cookbook.exceptions import ConfigurationError
+from tinker_cookbook.completers import TinkerTokenCompleter
+from tinker_cookbook.distillation.datasets import at_least
+from tinker_cookbook.eval.proportion import describe_share
+from tinker_cookbook.exceptions import ConfigurationError, DataValidationError
 from tinker_cookbook.recipes.prompt_distillation.output import DistillationFile
 from tinker_cookbook.recipes.prompt_distillation.prompts import (
     LANGUAGE_CLASSIFICATION_PROMPT,
@@ -36,24 +41,21 @@ from tinker_cookbook.recipes.prompt_distillation.prompts import (
 from tinker_cookbook.recipes.prompt_distillation.queries import (
     AnswerReader,
     Query,
+    Reason,
     parse_labels,
     read_queries,
 )
-from tinker_cookbook.recipes.prompt_distillation.teacher import (
-    Sampling,
-    ask_teacher,
-    check_kept,
-    say_summary,
-)
 from tinker_cookbook.recipes.start import DEMO_MODEL, example_data
-from tinker_cookbook.renderers import get_renderer
+from tinker_cookbook.renderers import get_renderer, get_text_content
+from tinker_cookbook.rl.rollouts.async_utils import gather_or_cancel
 from tinker_cookbook.tokenizer_utils import get_tokenizer
 from tinker_cookbook.training.config import check_model, check_settings
 from tinker_cookbook.utils.command_line.entrypoint import run_entrypoint
-from tinker_cookbook.utils.terminal import get_console
+from tinker_cookbook.utils.run_folder.jsonl import Row
+from tinker_cookbook.utils.terminal import Pace, ProgressDisplay, get_console
 
 if TYPE_CHECKING:
-    from tinker_cookbook.backends import SamplingClient, ServiceClient
+    from tinker_cookbook.backends import SamplingClient
 
 __all__ = ["LANGUAGE_CLASSIFICATION_PROMPT", "Config", "main"]
 
@@ -69,7 +71,9 @@ class Config:
     input_file: str = chz.field(
         default=str(QUERIES), doc="Queries: text, one a line, or JSONL with query, label, group"
     )
-    max_queries: int | None = chz.field(default=None, doc="Ask only the first so many")
+    max_queries: int | None = chz.field(
+        default=None, validator=at_least(1), doc="Answer only the first so many"
+    )
 
     teacher_model: str = chz.field(default=DEMO_MODEL, doc="Hub name or local folder")
     teacher_path: str | None = chz.field(
@@ -92,12 +96,18 @@ class Config:
     )
 
     temperature: float = chz.field(default=0.0, doc="Of the teacher's softmax; 0 is greedy")
-    top_p: float = chz.field(default=1.0, doc="Draw among the tokens that hold this much")
+    top_p: float = chz.field(default=1.0, doc="Nucleus sampling: share of the probability")
     max_tokens: int | None = chz.field(
-        default=None, doc="Longest answer; default: 5 for language_by_examples, else 1000"
+        default=None,
+        validator=at_least(1),
+        doc="Maximum tokens of an answer; default: 5 for language_by_examples, else 1000",
     )
-    samples_per_query: int = chz.field(default=1, doc="Answers to each query")
-    concurrency: int = chz.field(default=32, doc="Queries that are sampled concurrently")
+    samples_per_query: int = chz.field(
+        default=1, validator=at_least(1), doc="Answers to each query"
+    )
+    concurrency: int = chz.field(
+        default=32, validator=at_least(1), doc="Queries that are sampled concurrently"
+    )
     seed: int = chz.field(default=0, doc="Seed of the samples")
 
     backend: str = chz.field(default="auto", doc="auto, local, tinker, or the URL of a server")
@@ -112,37 +122,7 @@ class Config:
 
 
 def resolve(config: Config) -> Config:
-    """Fills in what follows from the teacher and checks the settings; loads nothing."""
-    _check(config)
-    check_model(config)
-    task = config.task
-    if task is None and config.teacher_prompt_file is None:
-        task = "language_by_examples" if config.teacher_model == DEMO_MODEL else "language"
-    max_tokens = config.max_tokens
-    if max_tokens is None:
-        max_tokens = 5 if task == "language_by_examples" else 1000
-    config = chz.replace(
-        config,
-        task=task,
-        max_tokens=max_tokens,
-        renderer_name=model_info.resolve_renderer_name(config.teacher_model, config.renderer_name)[
-            0
-        ],
-    )
-    check_settings(config)
-    return config
-
-
-def _check(config: Config) -> None:
-    for name, low in (
-        ("max_queries", 1),
-        ("max_tokens", 1),
-        ("samples_per_query", 1),
-        ("concurrency", 1),
-    ):
-        value = getattr(config, name)
-        if value is not None and value < low:
-            raise ConfigurationError(f"{name}: got {value}, expected at least {low}")
+    """Checks the settings and fills in what follows from the teacher; loads nothing."""
     if not 0 <= config.temperature < float("inf"):
         raise ConfigurationError(
             f"temperature: got {config.temperature}, expected a finite number >= 0"
@@ -159,6 +139,16 @@ def _check(config: Config) -> None:
             f"task={config.task} and teacher_prompt_file={config.teacher_prompt_file} both name "
             "the prompt; leave one out"
         )
+    check_model(config)
+    task, max_tokens = config.task, config.max_tokens
+    if task is None and config.teacher_prompt_file is None:
+        task = "language_by_examples" if config.teacher_model == DEMO_MODEL else "language"
+    if max_tokens is None:
+        max_tokens = 5 if task == "language_by_examples" else 1000
+    name, _ = model_info.resolve_renderer_name(config.teacher_model, config.renderer_name)
+    config = chz.replace(config, task=task, max_tokens=max_tokens, renderer_name=name)
+    check_settings(config)
+    return config
 
 
 def task_of(config: Config) -> Task:
@@ -176,12 +166,18 @@ def task_of(config: Config) -> Task:
 
 def settings_of(config: Config, task: Task) -> dict[str, Any]:
     """Returns what the answers depend on."""
-    names = ("teacher_model", "teacher_path", "renderer_name", "temperature", "top_p")
+    names = (
+        "teacher_model",
+        "teacher_path",
+        "renderer_name",
+        "temperature",
+        "top_p",
+        "max_tokens",
+        "samples_per_query",
+        "seed",
+    )
     return {
         **{name: getattr(config, name) for name in names},
-        "max_tokens": config.max_tokens,
-        "samples_per_query": config.samples_per_query,
-        "seed": config.seed,
         "answer_regex": task.answer_regex,
         "labels": None if task.labels is None else dict(task.labels),
         "prompt": [dict(message) for message in task.prompt.messages],
@@ -209,18 +205,128 @@ def check_length(config: Config, task: Task, queries: list[Query]) -> None:
         )
 
 
-def queries_of(config: Config, task: Task) -> list[Query]:
-    """Returns the queries; their labels are to be such as the student may say."""
-    labels = None if task.labels is None else set(task.labels.values())
-    return read_queries(config.input_file, labels)[: config.max_queries]
+async def ask_teacher(
+    config: Config,
+    client: SamplingClient,
+    task: Task,
+    output: DistillationFile,
+    queries: Sequence[Query],
+) -> None:
+    """Writes the answers to ``queries`` into ``output``, each as soon as it is complete.
+
+    An answer depends on the seed and on the query's text, not on the order of the queries.
+    """
+    renderer = get_renderer(str(config.renderer_name), client.get_tokenizer())
+    complete = TinkerTokenCompleter(
+        client,
+        max_tokens=int(config.max_tokens or 1),
+        temperature=config.temperature,
+        top_p=config.top_p,
+        seed=config.seed,
+    )
+    reader = AnswerReader(task.answer_regex, task.labels)
+    display = ProgressDisplay(len(queries), 0, "teacher")
+    pace = Pace(display.clock(), 0)
+    waiting, done = iter(queries), 0
+
+    async def work() -> None:
+        nonlocal done
+        for query in waiting:
+            samples = await complete.derived(int(query.id, 16)).sample_many(
+                renderer.build_generation_prompt(task.prompt.ask(query.text)),
+                renderer.get_stop_sequences(),
+                config.samples_per_query,
+            )
+            answers: list[tuple[str, str | Reason]] = []
+            for sample in samples:
+                message, ended = renderer.parse_response(sample.tokens)
+                text = get_text_content(message)
+                answers.append((text, reader.read(text, bool(ended))))
+            output.add(query, answers)
+            done += 1
+            # The first few answers are shown, so that a wrong prompt is seen at once.
+            if done <= 5 and answers:
+                display.console.print(_shown(query, *answers[0]), markup=False, soft_wrap=True)
+            pace.update(display.clock(), done)
+            counts = f"kept {len(output.kept)}", f"dropped {len(output.dropped)}"
+            parts = [f"{done}/{len(queries)}", *counts, *pace.describe(len(queries))]
+            display.update(done, "  ".join(parts))
+
+    display.start()
+    try:
+        await gather_or_cancel(work() for _ in range(min(config.concurrency, len(queries))))
+    finally:
+        display.stop()
+
+
+def _shown(query: Query, words: str, target: str | Reason) -> str:
+    lines = [" ".join(text.split()) for text in (query.text, words)]
+    text, answer = (line if len(line) <= 70 else f"{line[:70]}…" for line in lines)
+    outcome = f"dropped, {target.value}" if isinstance(target, Reason) else f"learned: {target}"
+    known = "" if query.label is None else f" (right: {query.label})"
+    return f"  {text} -> {answer}  [{outcome}{known}]"
+
+
+def say_summary(output: DistillationFile, labels: Mapping[str, str] | None = None) -> None:
+    """Prints counts of answers and labels, and how often the teacher is right.
+
+    ``labels`` are the answers that may occur; one that never does is pointed out.
+    """
+    for line in _summary(output, labels):
+        get_console().print(line, markup=False, soft_wrap=True)
+
+
+def _summary(output: DistillationFile, labels: Mapping[str, str] | None) -> Iterator[str]:
+    kept, dropped = output.kept, output.dropped
+    reasons = ", ".join(f"{n} {why}" for why, n in Counter(r["reason"] for r in dropped).items())
+    suffix = f" ({reasons})" if reasons else ""
+    yield f"answers      {len(kept)} kept, {len(dropped)} dropped{suffix}"
+    counts = Counter(target_of(row) for row in kept)
+    if 0 < len(counts) <= 30:
+        yield "labels       " + "  ".join(f"{name} {n}" for name, n in sorted(counts.items()))
+    known = [row for row in kept if "label" in row]
+    if known:
+        right = sum(target_of(row) == row["label"] for row in known)
+        total = len(known) + sum("label" in row for row in dropped)
+        yield f"right        {describe_share(right, len(known))} of those kept"
+        yield f"             {describe_share(right, total)} of all, a dropped one counted as wrong"
+    if not kept:
+        return
+    unseen = sorted(set((labels or {}).values()) - counts.keys())
+    if unseen:
+        yield (
+            f"warning: labels: no answer kept says {', '.join(unseen)}, so a student cannot learn "
+            "to say it; the prompt may not ask for it, or all such answers were dropped"
+        )
+    yield f"written to   {output.path}"
+
+
+def check_kept(output: DistillationFile) -> None:
+    """Raises ``DataValidationError`` where no answer counts: there is nothing to train on."""
+    if output.kept:
+        return
+    reasons = Counter(row["reason"] for row in output.dropped)
+    counts = ", ".join(f"{count} {reason}" for reason, count in reasons.most_common())
+    raise DataValidationError(
+        f"output_file: none of the {len(output.dropped)} answers counts ({counts}), so "
+        f"{output.path} has no row to train on; the answers are in "
+        f"{output.folder / 'dropped.jsonl'}. Change labels, answer_regex, max_tokens or the "
+        "prompt, and give another output_file"
+    )
+
+
+def target_of(row: Row) -> str:
+    """Returns the student's target in a row that was kept."""
+    return row["messages"][-1]["content"]
 
 
 async def main(config: Config) -> None:
     """Has a teacher answer queries."""
     config = resolve(config)
     task = task_of(config)
-    AnswerReader(task.answer_regex, task.labels)  # a wrong pattern is refused before any work
-    queries = queries_of(config, task)
+    AnswerReader(task.answer_regex, task.labels)  # raises for a wrong pattern before any work
+    labels = None if task.labels is None else set(task.labels.values())
+    queries = read_queries(config.input_file, labels)[: config.max_queries]
     if (mistake := misspelt_mark(task.prompt)) is not None:
         _say(
             f"warning: the prompt has {mistake}, which stays as it is; did you mean {QUERY_MARK}, "
@@ -232,14 +338,16 @@ async def main(config: Config) -> None:
     ) as output:
         missing = output.missing()
         if missing:
-            await _ask(config, task, output, missing)
+            await _answer(config, task, output, missing)
         output.finish()
         say_summary(output, task.labels)
         check_kept(output)
 
 
-async def _ask(config: Config, task: Task, output: DistillationFile, missing: list[Query]) -> None:
-    """Connects and has the teacher answer what is missing."""
+async def _answer(
+    config: Config, task: Task, output: DistillationFile, missing: list[Query]
+) -> None:
+    """Connects and has the teacher answer the missing queries."""
     _say("settings:")
     for name in chz.chz_fields(Config):
         _say(f"  {name} = {getattr(config, name)}")
@@ -249,24 +357,11 @@ async def _ask(config: Config, task: Task, output: DistillationFile, missing: li
         config.backend, base_url=config.base_url, device=config.device, dtype=config.dtype
     ) as connection:
         _say(connection.describe())
-        sampling = Sampling(
-            client=await _teacher(connection.service, config),
-            renderer_name=str(config.renderer_name),
-            max_tokens=int(config.max_tokens or 1),
-            temperature=config.temperature,
-            top_p=config.top_p,
-            samples=config.samples_per_query,
-            concurrency=config.concurrency,
-            seed=config.seed,
-        )
-        reader = AnswerReader(task.answer_regex, task.labels)
-        await ask_teacher(sampling, task.prompt, reader, output, missing)
-
-
-async def _teacher(service: ServiceClient, config: Config) -> SamplingClient:
-    if config.teacher_path is not None:
-        return await service.create_sampling_client(model_path=config.teacher_path)
-    return await service.create_sampling_client(base_model=config.teacher_model)
+        if config.teacher_path is not None:
+            opened = connection.service.create_sampling_client(model_path=config.teacher_path)
+        else:
+            opened = connection.service.create_sampling_client(base_model=config.teacher_model)
+        await ask_teacher(config, await opened, task, output, missing)
 
 
 def _say(line: str) -> None:

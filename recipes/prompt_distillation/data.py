@@ -23,19 +23,13 @@ from tinker_cookbook.supervised.types import ChatDatasetBuilder, SupervisedDatas
 
 @dataclass
 class Asked:
-    """A query and what the teacher said to it.
-
-    Attributes:
-        question: The conversation up to the answer, without the teacher's prompt.
-        group: Queries of a group are held out together.
-        label: The right answer, where it is known.
-        conversations: One for each of the teacher's answers that counts.
-    """
+    """A query, without the teacher's prompt, and the teacher's answers to it."""
 
     question: list[Message]
     group: str
     label: str | None
     conversations: list[list[Message]] = field(default_factory=list)
+    """One for each answer that counts."""
 
     @property
     def teacher(self) -> str | None:
@@ -45,15 +39,10 @@ class Asked:
 
 
 def read_asked(path: str, labels: Collection[str] | None = None) -> list[Asked]:
-    """Returns the queries of a file that ``create_data`` made, those with dropped answers among
-    them.
+    """Returns the queries of a file that ``create_data`` made, also those with dropped answers.
 
     Any file of conversations that end in an answer will do; rows may have ``id``, ``group`` and
-    ``label``.
-
-    Raises:
-        DataError: As ``read_conversations``; or a row does not end in an answer, or in one that is
-            none of ``labels``. Names the line.
+    ``label``. Raises ``DataError``, with the line, for an answer that is none of ``labels``.
     """
     file = Path(path).expanduser()
     found: dict[str, Asked] = {}
@@ -121,10 +110,7 @@ class DistilledDatasetBuilder(ChatDatasetBuilder):
 
     @cached_property
     def split(self) -> tuple[list[Asked], list[Asked]]:
-        """Queries to train on and those held out, in the order of the file; read once.
-
-        Which groups are held out depends on the names of the groups and on the seed.
-        """
+        """Queries to train on and held-out queries, in the order of the file; read once."""
         if not 0 <= self.test_fraction < 1:
             raise ConfigurationError(
                 f"test_fraction: got {self.test_fraction}, expected 0 or more and less than 1"
@@ -144,11 +130,10 @@ class DistilledDatasetBuilder(ChatDatasetBuilder):
 class StudentAccuracyBuilder:
     """Builds the evaluation of the student, without the prompt, on the queries held out.
 
-    ``test/agreement``: share of answers equal to the teacher's. ``test/accuracy``: share equal to
-    the right one, where that is known. ``test/teacher_accuracy``: what the teacher gets with the
-    prompt on the same texts, an answer that was dropped counted as wrong; it is constant. The
-    first two start at what the model says of itself, near 0 for answers in a form of their own;
-    agreement should rise towards 1, accuracy towards the teacher's.
+    ``test/agreement``: share of answers equal to the teacher's; should rise towards 1.
+    ``test/accuracy``: share of right answers, where these are known; should rise towards the
+    teacher's. ``test/teacher_accuracy``: the teacher's with the prompt on the same texts, where a
+    dropped answer counts as wrong; constant.
     """
 
     dataset: DistilledDatasetBuilder = chz.field(doc="Where the queries come from")

@@ -1,10 +1,9 @@
-"""The file of distilled conversations: it grows row by row and is continued where it stopped.
+"""The file of distilled conversations, which a stopped run continues.
 
-``NAME.jsonl`` holds the answers that count, as conversations without the prompt. Beside it,
-``NAME.jsonl.run/`` holds ``config.json`` (the settings the answers depend on) and
-``dropped.jsonl`` (the answers that do not count, and why). A killed run leaves whole rows only;
-when all queries are answered the rows are put into the order of the queries, so that the file does
-not depend on which answer came first or on how often the run was stopped.
+``NAME.jsonl`` holds the answers that count, as conversations without the prompt. The folder
+``NAME.jsonl.run/`` has ``config.json`` (the settings the answers depend on) and ``dropped.jsonl``
+(the answers that do not count, and why). A killed run leaves whole rows only. At the end the rows
+are sorted by query, so that the file does not depend on the order of the answers.
 """
 
 from __future__ import annotations
@@ -22,19 +21,16 @@ from tinker_cookbook.utils.run_folder.jsonl import Row, append_row, encode_row, 
 from tinker_cookbook.utils.run_folder.lock import RunLock
 from tinker_cookbook.utils.run_folder.paths import ensure_writable_dir, local_path, write_atomically
 
-_SHOWN_CHARS = 60
-
 
 def run_folder(output_file: str | Path) -> Path:
-    """Returns the folder that stands beside a file of distilled conversations."""
+    """Returns the run folder of a file of distilled conversations."""
     path = Path(output_file).expanduser()
     return path.with_name(f"{path.name}.run")
 
 
 def read_dropped(output_file: str | Path) -> list[Row]:
     """Returns the answers that did not count: ``id``, ``sample``, ``query``, ``answer``,
-    ``reason``, and ``label`` and ``group`` where known. None where the folder beside the file
-    is gone."""
+    ``reason``, and ``label`` and ``group`` where known."""
     return read_rows(run_folder(output_file) / "dropped.jsonl")
 
 
@@ -47,15 +43,8 @@ def read_settings(output_file: str | Path) -> dict[str, Any]:
 class DistillationFile:
     """Writes a file of distilled conversations, or continues it; one process at a time.
 
-    Args:
-        output_file: Where the conversations go.
-        settings: What the answers depend on, as JSON data. A file made with others is not touched.
-        queries: All that are to be answered.
-        samples_per_query: Answers wanted of each.
-
-    Raises:
-        ConfigurationError: On entering: the folder cannot be written, another process writes this
-            file, it was made with other settings, for other queries, or by something else.
+    Entering raises ``ConfigurationError`` if another process writes this file, or if it was made
+    with other ``settings`` (what the answers depend on, as JSON data) or for other queries.
     """
 
     def __init__(
@@ -84,7 +73,7 @@ class DistillationFile:
         self._lock = RunLock(self.folder)
         self._lock.__enter__()
         try:
-            self._take_up()
+            self._continue()
         except BaseException:
             self._lock.release()
             raise
@@ -98,12 +87,23 @@ class DistillationFile:
     ) -> None:
         self._lock.release()
 
-    def _take_up(self) -> None:
+    def _continue(self) -> None:
         before = read_settings(self.path)
-        if before:
-            self._check_settings(before)
-        else:
+        if not before:
             write_atomically(self.folder / "config.json", encode_row(self._settings))
+        # Through JSON, because that is how the earlier settings were kept.
+        now = json.loads(encode_row(self._settings))
+        changed = [
+            f"{key} was {_shown(before.get(key))} and is {_shown(now.get(key))}"
+            for key in dict.fromkeys([*before, *now])
+            if before and before.get(key) != now.get(key)
+        ]
+        if changed:
+            raise ConfigurationError(
+                f"output_file: {self.path} was begun with other settings: {'; '.join(changed)}. "
+                f"Give another output_file=…, repeat the settings, or delete {self.path.name} and "
+                f"{self.folder.name} to start over"
+            )
         self.kept, self.dropped = read_rows(self.path), read_dropped(self.path)
         strangers = [row for row in self.kept + self.dropped if row.get("id") not in self._order]
         if strangers:
@@ -113,29 +113,14 @@ class DistillationFile:
                 "another output_file=…, or the input_file it was begun with"
             )
 
-    def _check_settings(self, before: Mapping[str, Any]) -> None:
-        # Through JSON, because that is how the settings of before were kept.
-        now = json.loads(encode_row(self._settings))
-        changed = [
-            f"{key} was {_shown(before.get(key))} and is {_shown(now.get(key))}"
-            for key in dict.fromkeys([*before, *now])
-            if before.get(key) != now.get(key)
-        ]
-        if changed:
-            raise ConfigurationError(
-                f"output_file: {self.path} was begun with other settings: {'; '.join(changed)}. "
-                f"Give another output_file=…, repeat the settings, or delete {self.path.name} and "
-                f"{self.folder.name} to start over"
-            )
-
     def missing(self) -> list[Query]:
         """Returns the queries of which answers are still wanted."""
         have = Counter(row["id"] for row in self.kept + self.dropped)
         return [query for query in self._queries if have[query.id] < self._samples]
 
     def add(self, query: Query, answers: Sequence[tuple[str, str | Reason]]) -> None:
-        """Writes a query's answers: for each the teacher's words, and what the student is to say
-        or why the answer is dropped. Those that a stopped run wrote already are left out."""
+        """Writes a query's answers: for each the teacher's words, and the student's target or why
+        the answer is dropped. Answers that a stopped run wrote already are skipped."""
         have = {row["sample"] for row in self.kept + self.dropped if row["id"] == query.id}
         for sample, (words, said) in enumerate(answers):
             if sample in have:
@@ -165,4 +150,4 @@ class DistillationFile:
 
 def _shown(value: Any) -> str:
     text = json.dumps(value, ensure_ascii=False)
-    return text if len(text) <= _SHOWN_CHARS else f"{text[:_SHOWN_CHARS]}…"
+    return text if len(text) <= 60 else f"{text[:60]}…"

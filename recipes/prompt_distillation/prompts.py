@@ -1,10 +1,10 @@
-"""What the teacher is told before each query, and which answers of its count.
+"""Prompts of the teacher, and which of its answers count.
 
 Two prompts for one task, the language of a text, come with the recipe. ``language`` is the long
 one: rules for code, numbers and mixed text, answers of two letters. It needs a model that can
 follow rules; SmolLM2-135M-Instruct got 0 of 48 texts right with it (answers of 24 tokens at most).
 ``language_by_examples`` shows texts with the names of their languages, which so small a model can
-go on with; names are then turned into the same two letters, so the student learns the same task.
+continue; the names become the same two letters, so the student learns the same task.
 """
 
 from __future__ import annotations
@@ -117,11 +117,7 @@ _EXAMPLES = (
 
 @dataclass(frozen=True)
 class TeacherPrompt:
-    """Messages to which a query is added.
-
-    Where one of them has ``{query}`` in it, the query is put there; else it follows as a message
-    of the user.
-    """
+    """Messages with the query in place of ``{query}``, or else after them as a user message."""
 
     messages: tuple[Message, ...]
 
@@ -153,25 +149,13 @@ def misspelt_mark(prompt: TeacherPrompt) -> str | None:
 
 @dataclass(frozen=True)
 class Task:
-    """A prompt and which answers to it count.
-
-    Attributes:
-        prompt: What the teacher is told.
-        answer_regex: What is to be taken of its answer; None: all of it.
-        labels: What may be taken, and what the student is to say for it; None: anything.
-    """
+    """A prompt and which answers to it count."""
 
     prompt: TeacherPrompt
     answer_regex: str | None
+    """Regex of the part of an answer that counts; None: all of it."""
     labels: Mapping[str, str] | None
-
-
-def _examples() -> tuple[Message, ...]:
-    turns: list[Message] = []
-    for text, code in _EXAMPLES:
-        turns.append(Message(role="user", content=text))
-        turns.append(Message(role="assistant", content=LANGUAGE_NAMES[code]))
-    return tuple(turns)
+    """Possible answers, each with the student's target for it; None: any answer."""
 
 
 TASKS: Mapping[str, Task] = {
@@ -181,7 +165,16 @@ TASKS: Mapping[str, Task] = {
         {code: code for code in LANGUAGE_NAMES},
     ),
     "language_by_examples": Task(
-        TeacherPrompt(_examples()),
+        TeacherPrompt(
+            tuple(
+                message
+                for text, code in _EXAMPLES
+                for message in (
+                    Message(role="user", content=text),
+                    Message(role="assistant", content=LANGUAGE_NAMES[code]),
+                )
+            )
+        ),
         r"^\s*([A-Za-z]+)\b",
         {name: code for code, name in LANGUAGE_NAMES.items()},
     ),
@@ -189,16 +182,11 @@ TASKS: Mapping[str, Task] = {
 
 
 def find_task(name: str) -> Task:
-    """Returns the task of that name.
-
-    Raises:
-        ConfigurationError: There is none.
-    """
+    """Returns the task of that name; ``ConfigurationError`` for another name."""
     if name not in TASKS:
         raise ConfigurationError(
             f"task: got {name!r}, expected one of {', '.join(TASKS)}"
-            f"{nearest_sentence(name, TASKS)} A "
-            "prompt of your own goes into teacher_prompt_file=…"
+            f"{nearest_sentence(name, TASKS)} A prompt of your own goes into teacher_prompt_file=…"
         )
     return TASKS[name]
 
@@ -207,10 +195,7 @@ def read_teacher_prompt(path: str) -> TeacherPrompt:
     """Returns the prompt in a file.
 
     A ``.json`` file holds a list of messages, such as worked examples. Any other file is text: a
-    message of the user if it has ``{query}`` in it, else a system message.
-
-    Raises:
-        DataError: There is no such file, it is empty, or its messages are none.
+    user message if it has ``{query}`` in it, else a system message.
     """
     file = Path(path).expanduser()
     try:
@@ -231,10 +216,6 @@ def read_teacher_prompt(path: str) -> TeacherPrompt:
     if file.suffix != ".json":
         role = "user" if QUERY_MARK in text else "system"
         return TeacherPrompt((Message(role=role, content=text),))
-    return TeacherPrompt(tuple(_messages(text, file)))
-
-
-def _messages(text: str, file: Path) -> list[Message]:
     expected = 'expected a list such as [{"role": "system", "content": "…"}, …]'
     try:
         raw: Any = json.loads(text)
@@ -249,4 +230,4 @@ def _messages(text: str, file: Path) -> list[Message]:
     for i, message in enumerate(messages):
         if not isinstance(message["content"], str):
             raise DataFormatError(f"{file}: messages[{i}].content is no plain text; {expected}")
-    return messages
+    return TeacherPrompt(tuple(messages))

@@ -6,7 +6,7 @@ import hashlib
 import logging
 import re
 from collections.abc import Collection, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
 from typing import Any
@@ -31,18 +31,12 @@ class Reason(StrEnum):
 
 @dataclass(frozen=True)
 class AnswerReader:
-    """Takes of an answer what the student learns.
-
-    Attributes:
-        pattern: What is searched in the answer; its first group, or without one the whole match,
-            is taken. None: the whole answer is.
-        labels: What may be taken (capitals aside), and what the student is to say for it; None:
-            anything, as it stands.
-    """
+    """Extracts the student's target from an answer."""
 
     pattern: str | None
+    """Regex of the target: its first group, or without one the match; None: the whole answer."""
     labels: Mapping[str, str] | None
-    _folded: Mapping[str, str] = field(init=False, repr=False, compare=False)
+    """Possible answers (case is ignored), each with its target; None: any answer is its target."""
 
     def __post_init__(self) -> None:
         if self.pattern is not None:
@@ -52,14 +46,12 @@ class AnswerReader:
                 raise ConfigurationError(
                     f"answer_regex: got {self.pattern!r}, which is no regular expression: {error}"
                 ) from error
-        labels = self.labels or {}
-        object.__setattr__(self, "_folded", {k.casefold(): v for k, v in labels.items()})
 
     def read(self, answer: str, ended: bool) -> str | Reason:
-        """Returns what the student is to say, or why the answer is dropped.
+        """Returns the student's target, or why the answer is dropped.
 
-        ``ended``: the model ended the answer itself. One that was cut off counts only where the
-        pattern finds what it looks for: then the rest does not matter.
+        ``ended``: the model ended the answer itself. A truncated answer counts only if the pattern
+        matches: then the rest does not matter.
         """
         text = answer.strip()
         if not text:
@@ -76,16 +68,12 @@ class AnswerReader:
                 return Reason.EMPTY
         if self.labels is None:
             return text
-        return self._folded.get(text.casefold(), Reason.UNKNOWN_LABEL)
+        folded = {label.casefold(): target for label, target in self.labels.items()}
+        return folded.get(text.casefold(), Reason.UNKNOWN_LABEL)
 
 
 def parse_labels(text: str) -> dict[str, str]:
-    """Returns ``positive,negative`` as labels; ``Good=positive`` says ``positive`` for the
-    answer Good.
-
-    Raises:
-        ConfigurationError: There is none, or an empty or doubled one.
-    """
+    """Parses ``positive,negative``, or ``Good=positive`` for the target positive of Good."""
     labels: dict[str, str] = {}
     for part in text.split(","):
         answer, equals, said = (piece.strip() for piece in part.partition("="))
@@ -106,12 +94,9 @@ _EXPECTED = '{"query": "…"}, with "label" where the right answer is known'
 
 @dataclass(frozen=True)
 class Query:
-    """A text to ask the teacher about.
+    """A text for the teacher, with its right answer if that is known.
 
-    Attributes:
-        text: As the student gets it.
-        label: The right answer, where it is known.
-        group: Queries of one group (translations of a sentence, say) are held out together.
+    Queries of one group, such as translations of a sentence, are held out together.
     """
 
     text: str
@@ -127,12 +112,22 @@ class Query:
 def read_queries(path: str, labels: Collection[str] | None = None) -> list[Query]:
     """Returns the queries of a ``.jsonl`` file, or of a text file with one a line; each text once.
 
-    Raises:
-        DataError: There is no such file or no query in it; a row has no text, or a label that is
-            none of ``labels``. Names the line.
+    Raises ``DataError``, with the line, for a row without text or with a label not in ``labels``.
     """
     file = Path(path).expanduser()
-    found = _from_rows(file, labels) if ".jsonl" in file.suffixes else _from_lines(file)
+    if ".jsonl" in file.suffixes:
+        found = [_query(row, where, labels) for where, row in json_lines(file, _EXPECTED)]
+    else:
+        try:
+            lines = file.read_text(encoding="utf-8-sig").split("\n")
+        except FileNotFoundError as error:
+            raise DataValidationError(
+                f"input_file: there is no file {file} (searched from {Path.cwd()}); expected one "
+                f"query a line, or a .jsonl file of rows {_EXPECTED}"
+            ) from error
+        except (OSError, UnicodeDecodeError) as error:
+            raise DataValidationError(f"input_file: {file} cannot be read: {error}") from error
+        found = [Query(line.strip()) for line in lines if line.strip()]
     unique = {query.id: query for query in reversed(found)}
     queries = [unique[id] for id in dict.fromkeys(query.id for query in found)]
     if not queries:
@@ -140,10 +135,6 @@ def read_queries(path: str, labels: Collection[str] | None = None) -> list[Query
     if len(queries) < len(found):
         logger.warning("%s: %d queries stand there twice", file, len(found) - len(queries))
     return queries
-
-
-def _from_rows(file: Path, labels: Collection[str] | None) -> list[Query]:
-    return [_query(row, where, labels) for where, row in json_lines(file, _EXPECTED)]
 
 
 def _query(row: Any, where: str, labels: Collection[str] | None) -> Query:
@@ -164,16 +155,3 @@ def _query(row: Any, where: str, labels: Collection[str] | None) -> Query:
             f"{nearest(label, labels)}"
         )
     return Query(text.strip(), label, group)
-
-
-def _from_lines(file: Path) -> list[Query]:
-    try:
-        lines = file.read_text(encoding="utf-8-sig").split("\n")
-    except FileNotFoundError as error:
-        raise DataValidationError(
-            f"input_file: there is no file {file} (searched from {Path.cwd()}); expected one query "
-            f"a line, or a .jsonl file of rows {_EXPECTED}"
-        ) from error
-    except (OSError, UnicodeDecodeError) as error:
-        raise DataValidationError(f"input_file: {file} cannot be read: {error}") from error
-    return [Query(line.strip()) for line in lines if line.strip()]

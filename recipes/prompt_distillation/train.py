@@ -18,8 +18,9 @@ from pathlib import Path
 import chz
 
 from tinker_cookbook import cli_utils
+from tinker_cookbook.distillation.datasets import at_least
 from tinker_cookbook.eval.proportion import describe_share
-from tinker_cookbook.exceptions import ConfigurationError, DataValidationError
+from tinker_cookbook.exceptions import DataValidationError
 from tinker_cookbook.recipes.prompt_distillation.create_data import DEFAULT_OUTPUT_FILE
 from tinker_cookbook.recipes.prompt_distillation.data import (
     DistilledDatasetBuilder,
@@ -48,7 +49,9 @@ class CLIConfig(RecipeSettings):
     split_seed: int = chz.field(
         default=0, doc="Split seed, separate from seed: runs share one held-out part"
     )
-    answer_max_tokens: int = chz.field(default=8, doc="Longest answer in the evaluation")
+    answer_max_tokens: int = chz.field(
+        default=8, validator=at_least(1), doc="Maximum tokens of an answer in the evaluation"
+    )
     max_length: int | None = chz.field(
         default=None, doc="Tokens after which examples are cut; default: the model's context"
     )
@@ -74,24 +77,16 @@ def build_dataset(cli: CLIConfig) -> DistilledDatasetBuilder:
             f"file_path: there is no file {cli.file_path}; make it first: python -m "
             f"recipes.prompt_distillation.create_data output_file={cli.file_path}"
         )
-    if cli.answer_max_tokens < 1:
-        raise ConfigurationError(
-            f"answer_max_tokens: got {cli.answer_max_tokens}, expected at least 1"
-        )
+    labels = read_settings(cli.file_path).get("labels")
+    if cli.labels is not None:
+        labels = parse_labels(cli.labels)
     return DistilledDatasetBuilder(
         common_config=cli.chat_data(cli.batch_size, cli.max_length, cli.train_on_what),
         file_path=cli.file_path,
         test_fraction=cli.test_fraction,
         split_seed=cli.split_seed,
-        labels=_labels(cli),
+        labels=None if labels is None else sorted(set(labels.values())),
     )
-
-
-def _labels(cli: CLIConfig) -> list[str] | None:
-    if cli.labels is not None:
-        return sorted(set(parse_labels(cli.labels).values()))
-    labels = read_settings(cli.file_path).get("labels")
-    return None if labels is None else sorted(set(labels.values()))
 
 
 def build_config(cli: CLIConfig) -> train.Config:

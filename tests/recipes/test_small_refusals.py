@@ -6,7 +6,7 @@ import chz
 import pytest
 
 from recipes import rl_basic, sl_basic
-from recipes.prompt_distillation import create_data, teacher
+from recipes.prompt_distillation import create_data
 from recipes.prompt_distillation.create_data import check_length, resolve, task_of
 from recipes.prompt_distillation.prompts import TeacherPrompt, misspelt_mark
 from recipes.prompt_distillation.queries import Query
@@ -33,21 +33,21 @@ class File:
 
 def test_a_file_without_a_row_is_an_error(tmp_path, capsys):
     none_kept = File(tmp_path, [], ["cut off", "cut off", "no match"])
-    teacher.say_summary(none_kept, {"yes": "yes"})
+    create_data.say_summary(none_kept, {"yes": "yes"})
     assert "written to" not in capsys.readouterr().out
     with pytest.raises(DataValidationError, match=r"none of the 3 answers counts \(2 cut off, 1"):
-        teacher.check_kept(none_kept)
+        create_data.check_kept(none_kept)
     some = File(tmp_path, ["yes"], [])
-    teacher.check_kept(some)
-    teacher.say_summary(some, None)
+    create_data.check_kept(some)
+    create_data.say_summary(some, None)
     assert "written to" in capsys.readouterr().out
 
 
 def test_labels_that_never_occur(tmp_path, capsys):
     file = File(tmp_path, ["no", "no"], [])
-    teacher.say_summary(file, {"Yes": "yes", "no": "no"})
+    create_data.say_summary(file, {"Yes": "yes", "no": "no"})
     assert "warning: labels: no answer kept says yes, so" in capsys.readouterr().out
-    teacher.say_summary(file, {"no": "no"})
+    create_data.say_summary(file, {"no": "no"})
     assert "warning" not in capsys.readouterr().out
 
 

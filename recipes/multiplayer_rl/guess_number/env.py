@@ -171,28 +171,27 @@ class GuessNumberDatasetBuilder(RLDatasetBuilder):
         rng = random.Random(self.seed)
         numbers = range(self.game.low, self.game.high + 1)
         needed = self.num_batches * self.groups_per_batch
-        drawn: list[int] = []
-        while len(drawn) < needed:
-            drawn += rng.sample(numbers, min(len(numbers), needed - len(drawn)))
-        return drawn
+        secrets: list[int] = []
+        while len(secrets) < needed:
+            secrets += rng.sample(numbers, min(len(numbers), needed - len(secrets)))
+        return secrets
 
     async def __call__(self) -> tuple[RLDataset, RLDataset | None]:
         """Games to train on and to evaluate on."""
         self.check()
         renderer = get_renderer(self.renderer_name, get_tokenizer(self.model_name_for_tokenizer))
         numbers = range(self.game.low, self.game.high + 1)
-        test = random.Random(self.seed).sample(numbers, min(self.num_test, len(numbers)))
-        return (
-            ProblemDataset(
-                self.secrets(),
-                partial(self._group, renderer, self.group_size),
-                self.groups_per_batch,
-                shuffle=False,  # it would bring a number into one batch twice
-            ),
-            ProblemDataset(test, partial(self._group, renderer, self.test_group_size), len(test))
-            if test
-            else None,
+        group = partial(self._group, renderer)
+        train_set = ProblemDataset(
+            self.secrets(),
+            partial(group, self.group_size),
+            self.groups_per_batch,
+            shuffle=False,  # it would bring a number into one batch twice
         )
+        test = random.Random(self.seed).sample(numbers, min(self.num_test, len(numbers)))
+        if not test:
+            return train_set, None
+        return train_set, ProblemDataset(test, partial(group, self.test_group_size), len(test))
 
     def _group(self, renderer: Renderer, size: int, secret: int) -> EnvGroupBuilder:
         return GuessNumberGroupBuilder(secret, self.game, renderer, size)

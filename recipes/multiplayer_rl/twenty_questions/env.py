@@ -1,7 +1,7 @@
-"""Twenty questions: the model asks about a hidden word, another one answers, till the word is said.
+"""Twenty questions: the model asks about a hidden word, another model answers yes or no.
 
 The answerer is any ``MessageCompleter``: another model, this one untrained, a person, a rule. It
-sees the word and one question at a time, and of what it says only Yes or No is passed on.
+sees the word and one question at a time, and only a Yes or No of its answer is passed on.
 """
 
 from __future__ import annotations
@@ -68,12 +68,7 @@ class AnswererConfig:
 
 
 def read_words(path: str | Path) -> list[str]:
-    """Returns the words of a file, one a line; lines that begin with ``#`` are comments.
-
-    Raises:
-        DataValidationError: There is no such file, or no word in it.
-        DataFormatError: A line is no word, or there twice; names it.
-    """
+    """Returns the words of a file, one a line; lines that begin with ``#`` are comments."""
     file = Path(path).expanduser()
     try:
         lines = file.read_text(encoding="utf-8").splitlines()
@@ -132,15 +127,12 @@ class TwentyQuestionsDatasetBuilder(RLDatasetBuilder):
         renderer = get_renderer(self.renderer_name, get_tokenizer(self.model_name_for_tokenizer))
         words = read_words(self.words_path)
         random.Random(self.seed).shuffle(words)
+
+        def dataset(part: list[str], size: int) -> RLDataset:
+            return ProblemDataset(part, partial(self._group, renderer, size), self.groups_per_batch)
+
         test, training = words[: self.num_test], words[self.num_test :]
-        return (
-            ProblemDataset(
-                training, partial(self._group, renderer, self.group_size), self.groups_per_batch
-            ),
-            ProblemDataset(test, partial(self._group, renderer, 1), self.groups_per_batch)
-            if test
-            else None,
-        )
+        return dataset(training, self.group_size), dataset(test, 1) if test else None
 
     def _group(self, renderer: Renderer, size: int, word: str) -> EnvGroupBuilder:
         return TwentyQuestionsGroupBuilder(word, self.answerer, self.rules, renderer, size)
@@ -220,7 +212,7 @@ class TwentyQuestionsEnv(MessageEnv):
     async def grade(
         self, messages: list[Message], stop_reason: StopReason | str
     ) -> tuple[float, Metrics]:
-        """Counts what the whole game came to; the steps have paid for it."""
+        """Returns metrics of the whole game, whose steps have the rewards."""
         return 0.0, {
             "correct": float(self.won),
             "questions": self.questions,
@@ -255,11 +247,7 @@ def plain(text: str) -> str:
 
 @dataclass(frozen=True)
 class TwentyQuestionsGroupBuilder(EnvGroupBuilder):
-    """Games about the same word.
-
-    ``make_answerer`` gives the answerer where the game is played; to play in another process it
-    must pickle, which a ``functools.partial`` or an ``AnswererConfig`` does.
-    """
+    """Games about the same word; ``make_answerer`` must pickle for rollouts in other processes."""
 
     word: str
     make_answerer: Callable[[], MessageCompleter]
