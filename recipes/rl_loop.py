@@ -12,8 +12,6 @@ environments, evaluations and more knobs.
 
 from __future__ import annotations
 
-import asyncio
-import logging
 import random
 import time
 from typing import TYPE_CHECKING, Any
@@ -22,14 +20,13 @@ import chz
 import numpy as np
 
 from tinker_cookbook import checkpoint_utils, cli_utils, hyperparam_utils, model_info
-from tinker_cookbook.backends import connect
 from tinker_cookbook.exceptions import ConfigurationError
 from tinker_cookbook.recipes.math_rl.datasets import Problem, read_problems
+from tinker_cookbook.recipes.own_loop import run_own_loop
 from tinker_cookbook.renderers import ensure_text, get_renderer
 from tinker_cookbook.rl.config import loss_hint
 from tinker_cookbook.rl.envs.grading import equal_plain_numbers, extract_gsm8k_answer
 from tinker_cookbook.tokenizer_utils import get_tokenizer
-from tinker_cookbook.training.changes import check_same_settings
 from tinker_cookbook.training.config import (
     DEFAULT_TTL_SECONDS,
     check_model,
@@ -37,18 +34,15 @@ from tinker_cookbook.training.config import (
     number,
     peak_rate,
 )
-from tinker_cookbook.training.weights import check_weights
 from tinker_cookbook.utils import ml_log
 from tinker_cookbook.utils.command_line.entrypoint import also_named, run_entrypoint
-from tinker_cookbook.utils.run_folder.lock import RunLock
 
 if TYPE_CHECKING:
     import tinker
 
-    from tinker_cookbook.backends import ServiceClient, TrainingClient
+    from tinker_cookbook.backends import TrainingClient
     from tinker_cookbook.renderers import Renderer
 
-logger = logging.getLogger(__name__)
 # Those that take a sample's log-probabilities and advantages, and nothing else.
 LOSSES = ("importance_sampling", "ppo", "cispo", "gspo")
 
@@ -67,12 +61,12 @@ class Config:
     renderer_name: str | None = chz.field(default=None, doc="Chat format; default: the model's")
     groups_per_batch: int = chz.field(default=8, doc="Questions a step")
     group_size: int = chz.field(default=8, doc="Answers to a question")
-    max_tokens: int = chz.field(default=12, doc="Most tokens of an answer")
+    max_tokens: int = chz.field(default=12, doc="Maximum tokens of an answer")
     loss_fn: str = chz.field(default="importance_sampling", doc=f"One of {', '.join(LOSSES)}")
     learning_rate: float | None = peak_rate(
         None, "Default: a quarter of what is recommended for supervised fine-tuning"
     )
-    num_steps: int = chz.field(default=40, doc="Steps; a file is gone through as often as it takes")
+    num_steps: int = chz.field(default=40, doc="Steps; a file is read again when it ends")
     lora_rank: int = number(32, "Rank of the LoRA adapter", low=1)
     seed: int = chz.field(default=0, doc="Seed of the adapter's start, the questions, the samples")
     save_every: int = number(20, "Steps between checkpoints; 0 is never")
@@ -119,8 +113,7 @@ def resolve(config: Config) -> Config:
 
 
 def questions_of_step(config: Config, rows: list[Problem], step: int) -> list[Problem]:
-    """Returns what is asked in a step: it follows from the seed and the step, so a resumed run
-    agrees."""
+    """Returns the questions of a step, a function of the seed and the step alone."""
     rng = random.Random(f"{config.seed} {step}")
     if rows:
         return rng.sample(rows, min(config.groups_per_batch, len(rows)))
@@ -129,7 +122,7 @@ def questions_of_step(config: Config, rows: list[Problem], step: int) -> list[Pr
 
 
 def reward_of(answer: str, reference: str) -> float:
-    """1 if the number after ``####``, or else the last one, is the reference."""
+    """Returns 1 if the number after ``####``, or else the last one, is the reference."""
     number = extract_gsm8k_answer(answer)
     return float(number is not None and equal_plain_numbers(number, reference) is True)
 
@@ -137,7 +130,7 @@ def reward_of(answer: str, reference: str) -> float:
 def make_datum(
     prompt: tinker.ModelInput, tokens: list[int], logprobs: list[float], advantage: float
 ) -> tinker.Datum:
-    """Returns a sample as training data: prompt tokens have advantage 0, so no say in the loss."""
+    """Returns a sample as training data: prompt tokens have advantage 0, so no loss."""
     import tinker
 
     masked = prompt.length - 1
@@ -150,63 +143,17 @@ def make_datum(
     return tinker.Datum(model_input=whole, loss_fn_inputs=fields)
 
 
-def metadata_of(config: Config) -> dict[str, str]:
-    """Returns what the backend keeps with the run."""
-    return {} if config.session_name is None else {"session_name": config.session_name}
-
-
-def make_client(config: Config, service: ServiceClient, state_path: str | None) -> TrainingClient:
-    """Returns a fresh adapter, or the one saved at ``state_path`` with its optimizer."""
-    if state_path is None:
-        model, rank, seed = config.model_name, config.lora_rank, config.seed
-        future = service.create_lora_training_client(model, rank=rank, seed=seed)
-    else:
-        asyncio.run(check_weights(service, state_path, config))
-        future = service.create_training_client_from_state_with_optimizer(state_path)
-    return future.result()
-
-
 def main(config: Config) -> None:
     """Trains a model by reinforcement, one step after the other."""
     config = resolve(config)
     rows = read_problems(config.dataset_path) if config.dataset_path is not None else []
-    behavior = config.behavior_if_log_dir_exists
-    with cli_utils.log_dir_of_run(config.log_path, behavior), RunLock(config.log_path):
-        last = checkpoint_utils.get_last_checkpoint(config.log_path)
-        start = last.batch if last is not None and last.batch is not None else 0
-        resume_step = start if last is not None else -1
-        if last is not None:
-            allowed = config.allow_config_change
-            for line in check_same_settings(config.log_path, config, allowed):
-                print(line)
-        ml_logger = ml_log.setup_logging(
-            config.log_path,
-            wandb_project=config.wandb_project,
-            wandb_name=config.wandb_name,
-            config=config,
-            resume_step=resume_step,
-        )
-        if last is not None and last.final:
-            logger.info("the run in %s is complete: nothing is left to do", config.log_path)
-        else:
-            with connect(
-                config.backend,
-                base_url=config.base_url,
-                device=config.device,
-                dtype=config.dtype,
-                user_metadata=metadata_of(config),
-            ) as connection:
-                logger.info(connection.describe())
-                state_path = last.state_path if last is not None else None
-                client = make_client(config, connection.service, state_path)
-                train(config, client, rows, ml_logger, start)
-        ml_logger.close()
+    run_own_loop(config, lambda _: rows, train)
 
 
 def train(
     config: Config, client: TrainingClient, rows: list[Problem], log: ml_log.Logger, start: int
 ) -> None:
-    """The loop over steps, from the first that the checkpoint does not hold."""
+    """Runs the loop over steps, from the first after the checkpoint."""
     import tinker
 
     renderer = get_renderer(str(config.renderer_name), get_tokenizer(config.model_name))
@@ -217,7 +164,7 @@ def train(
         data, metrics = sample_batch(config, client, renderer, rows, step)
         metrics["time/sampling"] = time.monotonic() - started
 
-        if data:  # else all answers of each group earned the same: there is nothing to learn
+        if data:  # else all answers of each group have the same reward: nothing to learn
             forward_backward = client.forward_backward(data, config.loss_fn)
             optim = client.optim_step(adam)
             output = forward_backward.result()
@@ -246,7 +193,7 @@ def sample_batch(
     """Samples the answers of a step and turns their rewards into training data."""
     import tinker
 
-    # A sampling client stands for the weights as they are now; the next step makes its own.
+    # A sampling client has the weights of this moment; the next step makes its own.
     sampler = client.save_weights_and_get_sampling_client().result()
     requests = []
     for place, problem in enumerate(questions_of_step(config, rows, step)):
@@ -257,7 +204,7 @@ def sample_batch(
             stop=renderer.get_stop_sequences(),
             seed=random.Random(f"{config.seed} {step} {place}").getrandbits(31),
         )
-        # Asked for all at once, so that the backend samples them side by side.
+        # All requests are submitted before the first result, so that the backend batches them.
         requests.append((problem, prompt, sampler.sample(prompt, config.group_size, params)))
 
     data: list[tinker.Datum] = []
@@ -270,7 +217,7 @@ def sample_batch(
         mean = sum(group) / len(group)
         mixed += len(set(group)) > 1
         rewards += group
-        # Where all answers earned the same there is nothing to prefer: every advantage is 0.
+        # Answers with the mean reward of their group have advantage 0: nothing to learn.
         data += [
             make_datum(prompt, list(sample.tokens), list(sample.logprobs or ()), reward - mean)
             for sample, reward in zip(samples, group, strict=True)
@@ -281,7 +228,7 @@ def sample_batch(
 
 
 def kl_sample_train(data: list[tinker.Datum], output: tinker.ForwardBackwardOutput) -> float:
-    """Mean of log q - log p over sampled tokens; near 0, as the sampler had the same weights."""
+    """Returns the mean of log q - log p over sampled tokens; near 0 with the same weights."""
     records = [
         {**datum.loss_fn_inputs, "trainer": scored["logprobs"]}
         for datum, scored in zip(data, output.loss_fn_outputs, strict=True)

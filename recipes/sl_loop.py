@@ -10,7 +10,6 @@ evaluations, samples and more knobs.
 
 from __future__ import annotations
 
-import asyncio
 import logging
 import random
 import time
@@ -19,16 +18,15 @@ from typing import TYPE_CHECKING
 import chz
 
 from tinker_cookbook import checkpoint_utils, cli_utils, hyperparam_utils, model_info
-from tinker_cookbook.backends import connect
 from tinker_cookbook.backends.light import leave_torch_out
 from tinker_cookbook.exceptions import ConfigurationError, DataValidationError
+from tinker_cookbook.recipes.own_loop import run_own_loop
 from tinker_cookbook.recipes.start import example_data
 from tinker_cookbook.renderers import TrainOnWhat, get_renderer
 from tinker_cookbook.supervised.common import compute_token_nll, count_loss_tokens
 from tinker_cookbook.supervised.conversation_file import naming, read_conversations
 from tinker_cookbook.supervised.data import conversation_to_datum
 from tinker_cookbook.tokenizer_utils import get_tokenizer
-from tinker_cookbook.training.changes import check_same_settings
 from tinker_cookbook.training.config import (
     DEFAULT_TTL_SECONDS,
     check_model,
@@ -36,15 +34,13 @@ from tinker_cookbook.training.config import (
     number,
     peak_rate,
 )
-from tinker_cookbook.training.weights import check_weights
 from tinker_cookbook.utils import ml_log
 from tinker_cookbook.utils.command_line.entrypoint import run_entrypoint
-from tinker_cookbook.utils.run_folder.lock import RunLock
 
 if TYPE_CHECKING:
     import tinker
 
-    from tinker_cookbook.backends import ServiceClient, TrainingClient
+    from tinker_cookbook.backends import TrainingClient
 
 logger = logging.getLogger(__name__)
 EXAMPLES = example_data("conversations.jsonl")
@@ -117,7 +113,7 @@ def resolve(config: Config) -> Config:
 
 
 def load_data(config: Config) -> list[tinker.Datum]:
-    """Conversations to tokens and weights; those with nothing left to train on are dropped."""
+    """Returns the conversations as datums; those without a trained token are dropped."""
     renderer = get_renderer(str(config.renderer_name), get_tokenizer(config.model_name))
     with naming("dataset_path"):
         found = read_conversations(config.dataset_path, config.train_on_what, lambda: renderer)
@@ -146,58 +142,13 @@ def load_data(config: Config) -> list[tinker.Datum]:
     return data
 
 
-def metadata_of(config: Config) -> dict[str, str]:
-    """Returns what the backend keeps with the run."""
-    return {} if config.session_name is None else {"session_name": config.session_name}
-
-
-def make_client(config: Config, service: ServiceClient, state_path: str | None) -> TrainingClient:
-    """Returns a fresh adapter, or the one saved at ``state_path`` with its optimizer."""
-    if state_path is not None:
-        asyncio.run(check_weights(service, state_path, config))
-        return service.create_training_client_from_state_with_optimizer(state_path).result()
-    return service.create_lora_training_client(
-        config.model_name, rank=config.lora_rank, seed=config.seed
-    ).result()
-
-
 def main(config: Config) -> None:
     """Fine-tunes a model, one step after the other."""
     config = resolve(config)
     # Where a server computes, a run without torch takes 90 MB instead of 300. If your own code
     # needs torch here, delete this line.
     leave_torch_out(config.backend, config.base_url)
-    behavior = config.behavior_if_log_dir_exists
-    with cli_utils.log_dir_of_run(config.log_path, behavior), RunLock(config.log_path):
-        last = checkpoint_utils.get_last_checkpoint(config.log_path)
-        start = last.batch if last is not None and last.batch is not None else 0
-        if last is not None:
-            allowed = config.allow_config_change
-            for line in check_same_settings(config.log_path, config, allowed):
-                print(line)
-        ml_logger = ml_log.setup_logging(
-            config.log_path,
-            wandb_project=config.wandb_project,
-            wandb_name=config.wandb_name,
-            config=config,
-            resume_step=start if last is not None else -1,
-        )
-        if last is not None and last.final:
-            logger.info("the run in %s is complete: nothing is left to do", config.log_path)
-        else:
-            data = load_data(config)
-            with connect(
-                config.backend,
-                base_url=config.base_url,
-                device=config.device,
-                dtype=config.dtype,
-                user_metadata=metadata_of(config),
-            ) as connection:
-                logger.info(connection.describe())
-                state_path = last.state_path if last is not None else None
-                client = make_client(config, connection.service, state_path)
-                train(config, client, data, ml_logger, start)
-        ml_logger.close()
+    run_own_loop(config, load_data, train)
 
 
 def train(
@@ -207,7 +158,7 @@ def train(
     ml_logger: ml_log.Logger,
     start: int,
 ) -> None:
-    """The loop over steps, from the first that the checkpoint does not hold."""
+    """Runs the loop over steps, from the first after the checkpoint."""
     import tinker
 
     batches_per_epoch = -(-len(data) // config.batch_size)

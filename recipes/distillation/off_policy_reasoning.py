@@ -23,7 +23,7 @@ from tinker_cookbook.distillation import train_off_policy
 from tinker_cookbook.distillation.datasets import TeacherConfig
 from tinker_cookbook.exceptions import ConfigurationError, DataFormatError
 from tinker_cookbook.recipes import sl_basic
-from tinker_cookbook.recipes.start import recommended_lr, resolve, start
+from tinker_cookbook.recipes.start import fill, recommended_lr, resolve, start
 from tinker_cookbook.renderers import Message
 from tinker_cookbook.supervised import train
 from tinker_cookbook.supervised.data import (
@@ -33,7 +33,6 @@ from tinker_cookbook.supervised.data import (
 from tinker_cookbook.supervised.hf_datasets import stream_hf_dataset
 from tinker_cookbook.supervised.types import (
     ChatDatasetBuilder,
-    ChatDatasetBuilderCommonConfig,
     SupervisedDataset,
 )
 from tinker_cookbook.training.config import check_model
@@ -111,11 +110,29 @@ def messages_of(row: Mapping[str, Any]) -> list[Message]:
 def build_config(cli: CLIConfig) -> train.Config | train_off_policy.Config:
     """Builds the dataset, the teacher if there is one, and the config of the run."""
     check_model(cli)
-    _check_teacher_settings(cli)
+    if cli.teacher_checkpoint is not None and cli.teacher_model is None:
+        raise ConfigurationError(
+            f"teacher_checkpoint: got {cli.teacher_checkpoint} without teacher_model, expected "
+            "the base model that these weights were trained on beside it"
+        )
+    length = model_info.resolve_max_length(cli.model_name, cli.max_length)
+    if cli.teacher_model is not None and cli.max_length is None:
+        # The longest example that fits both contexts. The teacher samples one token after it.
+        context = model_info.resolve_max_length(cli.teacher_model, None)
+        if context is not None:
+            length = context - 1 if length is None else min(length, context - 1)
+    common = cli.chat_data(cli.batch_size, length, cli.train_on_what)
+    if cli.dataset == "openthoughts3":
+        for name in ("dataset_path", "test_path"):
+            if getattr(cli, name) is not None:
+                raise ConfigurationError(
+                    f"{name}={getattr(cli, name)} and dataset={cli.dataset} contradict each other; "
+                    "leave one out"
+                )
+        dataset: ChatDatasetBuilder = fill(OpenThoughts3Builder, cli, common_config=common)
+    else:
+        dataset = sl_basic.build_dataset(cli, common)
     name, learning_rate = "off_policy_reasoning", recommended_lr(cli.model_name, cli.learning_rate)
-    dataset = _build_dataset(
-        cli, cli.chat_data(cli.batch_size, _max_length(cli), cli.train_on_what)
-    )
     if cli.teacher_model is None:
         return resolve(
             train.Config, cli, name, dataset_builder=dataset, learning_rate=learning_rate
@@ -126,40 +143,6 @@ def build_config(cli: CLIConfig) -> train.Config | train_off_policy.Config:
     part = train_off_policy.DatasetWithTeacher(dataset_builder=dataset, teacher_config=teacher)
     return resolve(
         train_off_policy.Config, cli, name, dataset_configs=[part], learning_rate=learning_rate
-    )
-
-
-def _check_teacher_settings(cli: CLIConfig) -> None:
-    if cli.teacher_checkpoint is not None and cli.teacher_model is None:
-        raise ConfigurationError(
-            f"teacher_checkpoint: got {cli.teacher_checkpoint} without teacher_model, expected "
-            "the base model that these weights were trained on beside it"
-        )
-
-
-def _max_length(cli: CLIConfig) -> int | None:
-    """Returns the setting, or the longest example that fits both contexts."""
-    length = model_info.resolve_max_length(cli.model_name, cli.max_length)
-    if cli.teacher_model is None or cli.max_length is not None:
-        return length
-    context = model_info.resolve_max_length(cli.teacher_model, None)
-    if context is None:
-        return length
-    # The teacher samples one token after the example, so the example is one token shorter.
-    return context - 1 if length is None else min(length, context - 1)
-
-
-def _build_dataset(cli: CLIConfig, common: ChatDatasetBuilderCommonConfig) -> ChatDatasetBuilder:
-    if cli.dataset != "openthoughts3":
-        return sl_basic.build_dataset(cli, common)
-    for name in ("dataset_path", "test_path"):
-        if getattr(cli, name) is not None:
-            raise ConfigurationError(
-                f"{name}={getattr(cli, name)} and dataset={cli.dataset} contradict each other; "
-                "leave one out"
-            )
-    return OpenThoughts3Builder(
-        common_config=common, buffer_size=cli.buffer_size, max_prompts=cli.max_prompts
     )
 
 

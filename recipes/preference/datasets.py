@@ -24,7 +24,6 @@ from tinker_cookbook.supervised.hf_datasets import load_hf_dataset
 from tinker_cookbook.supervised.json_files import SUFFIXES
 
 _INSTEAD = "Give pairs of your own with dataset=FILE.jsonl, use dataset=example"
-_FILE_TEST_SIZE = 100
 
 
 @dataclass(frozen=True)
@@ -45,12 +44,12 @@ class _Chosen:
 class HubComparisonBuilder(ComparisonDatasetBuilder):
     """Comparisons of a Hub dataset, or of a local copy of it.
 
-    ``test_size`` rows are held out: drawn by seed 0 from the dataset's own held-out split, or from
-    the training split where it has none, and then not trained on.
+    ``test_size`` rows are held out: sampled by seed 0 from the dataset's held-out split, or else
+    from the training split, and then not trained on.
     """
 
     path: str = chz.field(doc="Hub name, or folder of a copy")
-    test_size: int = chz.field(default=1024, doc="Most rows to hold out")
+    test_size: int = chz.field(default=1024, doc="Maximum rows to hold out")
     hub_config: str | None = chz.field(default=None, doc="Named configuration of the dataset")
     test_split: str | None = chz.field(default=None, doc="Held-out split, if there is one")
 
@@ -155,16 +154,9 @@ def get_comparison_builder(
 ) -> ComparisonDatasetBuilder:
     """Returns the comparisons that a recipe's ``dataset=`` names; loads nothing.
 
-    Args:
-        dataset: ``example`` (the project's own), ``hhh``, ``helpsteer3``, ``ultrafeedback``, or a
-            file in one of the formats of ``preference.comparison_file``.
-        test_path: File of held-out comparisons, beside a file.
-        test_size: Comparisons to hold out; None: 1024 of a Hub dataset, and 100 of a file without
-            ``test_path``.
-        seed: Of the draw of ``test_size`` from a file.
-
-    Raises:
-        ConfigurationError: No such dataset, or settings that it does not have.
+    ``dataset`` is ``example``, ``hhh``, ``helpsteer3``, ``ultrafeedback``, or a file in one of the
+    formats of ``preference.comparison_file``. Without ``test_size`` and ``test_path`` 1024
+    comparisons of a Hub dataset and 100 of a file, sampled by ``seed``, are held out.
     """
     if dataset == "example" or dataset in _BY_NAME:
         if test_path is not None:
@@ -191,7 +183,7 @@ def get_comparison_builder(
             f"{', '.join(SUFFIXES)}{nearest(dataset, known)}"
         )
     if test_size is None:
-        test_size = 0 if test_path is not None else _FILE_TEST_SIZE
+        test_size = 0 if test_path is not None else 100
     return ComparisonBuilderFromJsonl(
         train_path=dataset, test_path=test_path, test_size=test_size, shuffle_seed=seed
     )

@@ -24,7 +24,7 @@ from tinker_cookbook.utils.run_folder.config_io import load_config
 PIPELINE = "recipes.preference.rlhf.rlhf_pipeline"
 OPTIM_STEP = "tinker_cookbook.engine.training.run:TrainingRun.optim_step"
 CHECKPOINT_LINE = "tinker_cookbook.utils.checkpoints.saving:append_row"
-MEASURE = "recipes.preference.rlhf.win_rate:_measure"
+MEASURE = "recipes.preference.rlhf.win_rate:comparisons_that_fit"
 
 
 def write_comparisons(path: Path, animals: str) -> str:

@@ -12,7 +12,7 @@ The stages of Ouyang et al. 2022 (arXiv 2203.02155), each in its own folder of `
 
 and then ``win_rate.json``: how often the answers of stage 3 are preferred to those of stage 1.
 
-The same command goes on where it was: a finished stage is skipped, an interrupted one resumes.
+The same command continues: a finished stage is skipped, an interrupted one resumes.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ import shlex
 import sys
 from collections.abc import Awaitable, Callable
 from contextlib import ExitStack
-from typing import Any, TypeVar
+from typing import TypeVar
 
 from tinker_cookbook import cli_utils
 from tinker_cookbook.checkpoint_utils import CheckpointRecord, get_last_checkpoint
@@ -52,30 +52,34 @@ _UPSTREAM = ("load_checkpoint_path", "rm_weights_path")
 
 
 async def main(config: CLIConfig) -> None:
-    """Runs the stages that are asked for and not finished, and then measures."""
+    """Runs the selected stages that are not finished, and then measures."""
     check(config)
     behavior = config.behavior_if_log_dir_exists
     with ExitStack() as folders:
         # All at once, so that a refusal of the last folder comes before the first stage.
         for stage in to_run(config):
             folders.enter_context(cli_utils.log_dir_of_run(config.stage_folder(stage), behavior))
-        await run_stages(config)
-
-
-async def run_stages(config: CLIConfig) -> None:
-    """Runs the stages that are asked for, in their order, and then measures."""
-    if config.run_sft:
-        await run_stage("sft", sft_config(config), sft_train.main)
-    if config.run_rm:
-        await run_stage("rm", rm_config(config), sft_train.main)
-    if config.run_rl:
-        sft, rm = finished(config, "sft"), finished(config, "rm")
-        await run_stage("rl", rl_config(config, sft, rm), rl_train.main)
-        _tell(config, await measure_win_rate(config, sft, rm, finished(config, "rl")))
+        if config.run_sft:
+            await run_stage("sft", sft_config(config), sft_train.main)
+        if config.run_rm:
+            await run_stage("rm", rm_config(config), sft_train.main)
+        if config.run_rl:
+            sft, rm = finished(config, "sft"), finished(config, "rm")
+            await run_stage("rl", rl_config(config, sft, rm), rl_train.main)
+            result = await measure_win_rate(config, sft, rm, finished(config, "rl"))
+            _say(
+                f"win rate of stage 3 against stage 1: {result['win_rate']:.3f}, 95% interval "
+                f"{result['win_rate_low']:.3f} to {result['win_rate_high']:.3f}, over "
+                f"{result['num_comparisons']:.0f} held-out prompts\n"
+                f"stage 1 against itself (a control): {result['control_win_rate']:.3f}\n"
+                f"tokens of an answer: {result['baseline_answer_tokens']:.0f} before, "
+                f"{result['answer_tokens']:.0f} after\n"
+                f"written to {config.folder / FILE}"
+            )
 
 
 def to_run(cli: CLIConfig) -> list[str]:
-    """Returns the stages that are asked for."""
+    """Returns the selected stages."""
     return [stage for stage in STAGES if getattr(cli, f"run_{stage}")]
 
 
@@ -102,33 +106,26 @@ def check(cli: CLIConfig) -> None:
 
 
 def finished(cli: CLIConfig, stage: str) -> CheckpointRecord:
-    """Returns the final checkpoint of a stage.
-
-    Raises:
-        ConfigurationError: There is none; says which command makes it.
-    """
+    """Returns the final checkpoint of a stage; the error states the command that makes it."""
     folder = cli.stage_folder(stage)
     last = get_last_checkpoint(folder, "sampler_path")
     if last is not None and last.final:
         return last
     found = "no checkpoint" if last is None else f"only an unfinished run (step {last.batch})"
-    raise ConfigurationError(
-        f"run_{stage}=False: {folder}/checkpoints.jsonl has {found}, and stage 3 needs the final "
-        f"one of {_TITLES[stage]}; train it with\n  {_command(cli, stage)}"
-    )
-
-
-def _command(cli: CLIConfig, stage: str) -> str:
-    """Returns the command line that trains one stage, with the settings of the present one."""
+    # The command line of this run, with only that stage selected.
     flags = {f"run_{name}": name == stage for name in STAGES}
     fixed = (*flags, "log_path", "behavior_if_log_dir_exists")
     given = [word for word in sys.argv[1:] if not word.lstrip("-").startswith(fixed)]
     words = [*given, f"log_path={cli.folder}", *(f"{key}={on}" for key, on in flags.items())]
-    return shlex.join([sys.executable, "-m", "recipes.preference.rlhf.rlhf_pipeline", *words])
+    command = [sys.executable, "-m", "recipes.preference.rlhf.rlhf_pipeline", *words]
+    raise ConfigurationError(
+        f"run_{stage}=False: {folder}/checkpoints.jsonl has {found}, and stage 3 needs the final "
+        f"one of {_TITLES[stage]}; train it with\n  {shlex.join(command)}"
+    )
 
 
 async def run_stage(stage: str, config: T, train: Callable[[T], Awaitable[None]]) -> None:
-    """Trains a stage, or goes on with it; one that is finished as it is now asked for is left."""
+    """Trains or resumes a stage; skips one that is finished with the same settings."""
     last = get_last_checkpoint(config.log_path)
     changed = changed_settings(config.log_path, config)
     other = [line for name, line in changed.items() if name.endswith(_UPSTREAM)]
@@ -147,20 +144,6 @@ async def run_stage(stage: str, config: T, train: Callable[[T], Awaitable[None]]
 
 def _say(line: str) -> None:
     get_console().print(line, markup=False, highlight=False, soft_wrap=True)
-
-
-def _tell(cli: CLIConfig, result: dict[str, Any]) -> None:
-    _say(
-        f"win rate of stage 3 against stage 1: {result['win_rate']:.3f}, 95% interval "
-        f"{result['win_rate_low']:.3f} to {result['win_rate_high']:.3f}, over "
-        f"{result['num_comparisons']:.0f} held-out prompts"
-    )
-    _say(f"stage 1 against itself (a control): {result['control_win_rate']:.3f}")
-    _say(
-        f"tokens of an answer: {result['baseline_answer_tokens']:.0f} before, "
-        f"{result['answer_tokens']:.0f} after"
-    )
-    _say(f"written to {cli.folder / FILE}")
 
 
 cli_main = main

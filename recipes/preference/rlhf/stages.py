@@ -25,7 +25,7 @@ from tinker_cookbook.preference.preference_model import (
     PreferenceModelEvaluator,
 )
 from tinker_cookbook.recipes.preference.rlhf.settings import CLIConfig
-from tinker_cookbook.recipes.start import recommended_lr, resolve
+from tinker_cookbook.recipes.start import fill, recommended_lr, resolve
 from tinker_cookbook.renderers import Message, TrainOnWhat, get_renderer
 from tinker_cookbook.rl import train as rl_train
 from tinker_cookbook.rl.envs.preference_envs import PairwisePreferenceRLDatasetBuilder
@@ -124,14 +124,11 @@ def rl_config(cli: CLIConfig, sft: CheckpointRecord, rm: CheckpointRecord) -> rl
 def judge_builder(cli: CLIConfig, rm: CheckpointRecord) -> PreferenceModelBuilderFromChatRenderer:
     """Returns the reward model of a checkpoint."""
     assert rm.sampler_path is not None
-    return PreferenceModelBuilderFromChatRenderer(
+    return fill(
+        PreferenceModelBuilderFromChatRenderer,
+        cli,
         renderer_name=cli.renderer,
-        model_name=cli.model_name,
         rm_weights_path=rm.sampler_path,
-        base_url=cli.base_url,
-        backend=cli.backend,
-        device=cli.device,
-        dtype=cli.dtype,
         both_orders=cli.judge_both_orders,
     )
 
@@ -149,11 +146,7 @@ def judge_evaluator(
 
 
 def held_out(comparisons: ComparisonDatasetBuilder, num_test: int) -> list[LabeledComparison]:
-    """Returns the first ``num_test`` held-out comparisons.
-
-    Raises:
-        DataValidationError: There are none.
-    """
+    """Returns the first ``num_test`` held-out comparisons; raises if there are none."""
     _, test = comparisons.get_labeled_comparisons()
     if not test:
         raise DataValidationError(

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from pathlib import Path
 from typing import Any
 
 from tinker_cookbook import model_info
@@ -23,13 +22,11 @@ FILE = "win_rate.json"
 async def measure_win_rate(
     cli: CLIConfig, sft: CheckpointRecord, rm: CheckpointRecord, rl: CheckpointRecord
 ) -> dict[str, Any]:
-    """Returns the metrics of ``ComparisonEvaluator``, on held-out prompts; written to
-    ``win_rate.json``.
+    """Returns the metrics of ``ComparisonEvaluator`` on held-out prompts; writes win_rate.json.
 
-    ``win_rate`` is that of stage 3 against stage 1 in the eyes of the reward model that stage 3
-    was trained by, so it says that training did what it was told, not that people would agree.
-    ``control_win_rate`` is that of stage 1 against other samples of its own, 0.5 up to chance.
-    What was measured of the same weights before is read and not measured again.
+    ``win_rate`` compares stage 3 with stage 1 by the reward model that stage 3 was trained on: it
+    tells that training worked, not that people would agree. ``control_win_rate`` compares stage 1
+    with other samples of its own, 0.5 up to chance. The same weights are not measured twice.
     """
     file = cli.folder / FILE
     asked = {
@@ -40,22 +37,10 @@ async def measure_win_rate(
         "seed": cli.seed,
         "max_tokens": cli.rl_max_tokens,
     }
-    known = _known(file)
-    if known is not None and asked.items() <= known.items():
-        return known
-    metrics = await _measure(cli, sft, rm, rl)
-    result = {**asked, **metrics}
-    write_atomically(file, (json.dumps(result, indent=2) + "\n").encode())
-    return result
-
-
-def _known(file: Path) -> dict[str, Any] | None:
-    return json.loads(file.read_text(encoding="utf-8")) if file.exists() else None
-
-
-async def _measure(
-    cli: CLIConfig, sft: CheckpointRecord, rm: CheckpointRecord, rl: CheckpointRecord
-) -> dict[str, float]:
+    if file.exists():
+        known: dict[str, Any] = json.loads(file.read_text(encoding="utf-8"))
+        if asked.items() <= known.items():
+            return known
     judgeable = comparisons_that_fit(
         held_out(cli.comparisons, cli.num_test),
         get_renderer(cli.renderer, get_tokenizer(cli.model_name)),
@@ -81,8 +66,11 @@ async def _measure(
             seed=cli.seed,
         )
         control = await evaluator(baseline)
-        return {
+        result = {
+            **asked,
             **await evaluator(policy),
             "control_win_rate": control["win_rate"],
             "baseline_answer_tokens": control["answer_tokens"],
         }
+    write_atomically(file, (json.dumps(result, indent=2) + "\n").encode())
+    return result

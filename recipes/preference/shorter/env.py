@@ -1,8 +1,7 @@
 """Everyday questions, and a judge without a model: the shorter of two answers is the better one.
 
-Nothing to download and nothing to argue about, so it shows at a glance whether learning from
-comparisons works. It also shows what a preference does that says nothing of the content: the
-answers get shorter, not better.
+It needs no download and no judgement, so it shows quickly whether learning from comparisons works.
+It also shows the effect of a preference that ignores the content: answers get shorter, not better.
 """
 
 from __future__ import annotations
@@ -63,14 +62,13 @@ HELD_OUT = (
 
 
 class PreferenceModelShorter(PreferenceModel):
-    """Prefers the answer with fewer characters, for sure; equally long ones tie.
+    """Prefers the answer with fewer characters, without blanks around it; equal lengths tie.
 
-    Blanks around it do not count. An empty answer is none, and loses to any other: else saying
-    nothing would be the best one can do.
+    An empty answer loses to any other, or else it would be the best.
     """
 
     async def __call__(self, comparison: Comparison) -> float:
-        """-1 where the first is better, 1 where the second is."""
+        """Returns -1 if the first is better, 1 if the second is."""
         first, second = map(_length, (comparison.completion_A, comparison.completion_B))
         if not (first and second):
             return float(bool(second)) - float(bool(first))
@@ -83,10 +81,10 @@ def _length(completion: list[Message]) -> int:
 
 @chz.chz
 class ShorterPreferenceModelBuilder(PreferenceModelBuilder):
-    """Makes the judge."""
+    """Builder of the judge."""
 
     def __call__(self) -> PreferenceModel:
-        """It has no settings."""
+        """Returns the judge, which has no settings."""
         return PreferenceModelShorter()
 
 
