@@ -36,7 +36,7 @@ DEFAULT_MODEL_NAME = DEMO_MODEL
 )
 @chz.chz
 class CLIConfig(RLSettings):
-    """Settings of the recipe, beside those of every RL recipe."""
+    """Settings of the recipe, in addition to those of every RL recipe."""
 
     max_operand: int = chz.field(default=9, doc="Problems are a + b with a and b from 0 to this")
     include_fewshot: bool = chz.field(

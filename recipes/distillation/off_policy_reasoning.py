@@ -113,7 +113,7 @@ def build_config(cli: CLIConfig) -> train.Config | train_off_policy.Config:
     if cli.teacher_checkpoint is not None and cli.teacher_model is None:
         raise ConfigurationError(
             f"teacher_checkpoint: got {cli.teacher_checkpoint} without teacher_model, expected "
-            "the base model that these weights were trained on beside it"
+            "also the base model that these weights were trained on"
         )
     length = model_info.resolve_max_length(cli.model_name, cli.max_length)
     if cli.teacher_model is not None and cli.max_length is None:

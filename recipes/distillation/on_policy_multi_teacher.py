@@ -55,7 +55,7 @@ class CLIConfig(OnPolicySettings):
     )
     groups_per_batch: int = chz.field(default=8, doc="Prompts a step of each dataset")
     max_tokens: int | None = chz.field(  # type: ignore[assignment]
-        default=64, doc="Most tokens to sample in an answer"
+        default=64, doc="Maximum tokens to sample in an answer"
     )
     deepmath_teacher_model: str | None = chz.field(
         default=None, doc="Short for first.dataset=deepmath first.teacher_model=…"
@@ -90,7 +90,7 @@ class CLIConfig(OnPolicySettings):
             return part
         if part.dataset not in (type(part)().dataset, dataset):
             raise ConfigurationError(
-                f"{dataset}_{next(iter(given))}: it stands for {place}.dataset={dataset}, but "
+                f"{dataset}_{next(iter(given))}: it means {place}.dataset={dataset}, but "
                 f"{place}.dataset is {part.dataset}; leave one out"
             )
         return chz.replace(part, dataset=dataset, **given)

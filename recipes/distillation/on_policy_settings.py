@@ -52,11 +52,11 @@ class TeacherSettings:
     teacher_prompt: str | None = chz.field(
         default=None,
         doc="System prompt that the teacher alone sees: a text, or a .txt or .md file. Default: "
-        "one that asks for brevity, for the example, where nothing else sets the teacher apart",
+        "one that requests brevity, for the example, where nothing else sets the teacher apart",
     )
     teacher_hint: str | None = chz.field(
         default=None,
-        doc="Text behind the question that the teacher alone sees; {answer} in it is the answer. "
+        doc="Text after the question that only the teacher sees; {answer} in it is the answer. "
         "Default: one that names it, for sums, where nothing else sets the teacher apart",
     )
 
@@ -82,10 +82,11 @@ class OnPolicySettings(SampledSettings):
         "of the sampled token alone. The teacher must have the prompt of the student",
     )
     reward_coef: float = chz.field(
-        default=0.0, doc="Weight of the task's own rewards beside the teachers; 0: only shown"
+        default=0.0,
+        doc="Weight of the task's rewards, added to the teachers; 0: only in the metrics",
     )
     max_tokens: int | None = chz.field(  # type: ignore[assignment]
-        default=None, doc="Most tokens to sample in an answer; default: 12 for sums, else 256"
+        default=None, doc="Maximum tokens to sample in an answer; default: 12 for sums, else 256"
     )
     max_prompt_tokens: int | None = chz.field(
         default=1024, doc="Prompts of more tokens are left out"
@@ -190,7 +191,7 @@ def on_policy_config(
 
 async def run(cli: OnPolicySettings, config: train_on_policy.Config) -> None:
     """Checks config and vocabularies, then the log folder, then trains."""
-    # First, so that a wrong setting beside behavior_if_log_dir_exists=delete deletes nothing.
+    # First, so that a wrong setting with behavior_if_log_dir_exists=delete deletes nothing.
     config.check()
     train_on_policy.check_vocabularies(config)
     await start(config, cli.behavior_if_log_dir_exists, train_on_policy.main)

@@ -40,7 +40,7 @@ class CLIConfig(RecipeSettings):
     on_policy: bool = chz.field(
         default=True, doc="The student writes the answers; else the demonstrations are the texts"
     )
-    max_tokens: int = chz.field(default=256, doc="Most tokens of an answer")
+    max_tokens: int = chz.field(default=256, doc="Maximum tokens of an answer")
     temperature: float = chz.field(default=1.0, doc="Of the student's answers")
     topk: int = chz.field(default=20, doc="Targets a position: the teacher's most probable tokens")
     reverse: bool = chz.field(
@@ -58,7 +58,8 @@ class CLIConfig(RecipeSettings):
         default=None, doc="Steps after which the teacher takes the student's weights; None: never"
     )
     max_context_length: int = chz.field(
-        default=32768, doc="Most tokens of teacher prompt and answer; at most the model's context"
+        default=32768,
+        doc="Maximum tokens of teacher prompt and answer; at most the model's context",
     )
     learning_rate: float | None = chz.field(default=None, doc="Default: the model's recommended")
     log_path: str = chz.field(default=cli_utils.default_log_path("sdft"), doc="Folder of this run")
@@ -73,7 +74,7 @@ def build_dataset(cli: CLIConfig) -> sdft.DemonstrationBuilder:
     if path is None:
         if cli.test_size:
             raise ConfigurationError(
-                f"test_size: got {cli.test_size} without dataset_path; expected it only beside a "
+                f"test_size: got {cli.test_size} without dataset_path; expected it only with a "
                 "file of yours, since the example has a held-out part of its own"
             )
         path = str(example_data("conversations.jsonl"))

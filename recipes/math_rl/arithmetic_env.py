@@ -71,7 +71,7 @@ class ArithmeticDatasetBuilder(RLDatasetBuilder):
     ``num_test`` sums are held out with both orders of their operands: of 3 + 4, also 4 + 3.
     """
 
-    model_name_for_tokenizer: str = chz.field(doc="Whose tokenizer turns text into tokens")
+    model_name_for_tokenizer: str = chz.field(doc="Model of the tokenizer")
     renderer_name: str = chz.field(doc="Chat format")
     groups_per_batch: int = chz.field(doc="Problems a step")
     group_size: int = chz.field(doc="Episodes of a problem")

@@ -165,7 +165,7 @@ class MathDatasetBuilder(RLDatasetBuilder):
     """Problems of GSM8K, MATH, Polaris or DeepMath, or of files of yours in their place."""
 
     env: str = chz.field(doc=f"One of {', '.join(HUB_NAMES)}")
-    model_name_for_tokenizer: str = chz.field(doc="Whose tokenizer turns text into tokens")
+    model_name_for_tokenizer: str = chz.field(doc="Model of the tokenizer")
     renderer_name: str = chz.field(doc="Chat format")
     groups_per_batch: int = chz.field(doc="Problems a step")
     group_size: int = chz.field(doc="Episodes of a problem")

@@ -1,6 +1,6 @@
 r"""Word problems and competition problems, answered in words and graded by their result.
 
-Where the result stands in the answer, and how a model is asked to put it there:
+Position of the result in the answer:
 
 ======  ==============================================================  ==========================
 env     the result                                                      well formed
@@ -163,7 +163,7 @@ class Gsm8kEnv(MathEnv):
         )
 
     def check_format(self, sample_str: str) -> bool:
-        """Returns whether there is a number behind ``####``."""
+        """Returns whether there is a number after ``####``."""
         return "####" in sample_str and extract_gsm8k_answer(sample_str) is not None
 
 

@@ -1,6 +1,6 @@
 r"""GSM8K, MATH, Polaris and DeepMath as datasets of one class each, for code that builds on them.
 
-All of them ask for the answer in ``\boxed{}`` and grade it by mathematical equality. The recipe
+All of them request the answer in ``\boxed{}`` and grade it by mathematical equality. The recipe
 itself uses ``datasets.MathDatasetBuilder``, which reads local files as well.
 """
 
@@ -78,7 +78,7 @@ class DeepMathDataset(MathDataset):
 @chz.chz
 class _NamedDatasetBuilder(RLDatasetBuilder):
     batch_size: int = chz.field(doc="Problems a step")
-    model_name_for_tokenizer: str = chz.field(doc="Whose tokenizer turns text into tokens")
+    model_name_for_tokenizer: str = chz.field(doc="Model of the tokenizer")
     renderer_name: str = chz.field(doc="Chat format")
     group_size: int = chz.field(doc="Episodes of a problem")
     seed: int = chz.field(default=0, doc="Seed of the order of problems")

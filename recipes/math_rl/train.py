@@ -34,7 +34,7 @@ ENVS = ("arithmetic", *HUB_NAMES)
 
 @chz.chz
 class CLIConfig(RLSettings):
-    """Settings of the recipe, beside those of every RL recipe."""
+    """Settings of the recipe, in addition to those of every RL recipe."""
 
     env: str = chz.field(
         default="arithmetic", doc=f"{', '.join(ENVS)}, or {GENERATOR_PREFIX}GENERATOR"

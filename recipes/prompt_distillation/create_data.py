@@ -295,8 +295,8 @@ def _summary(output: DistillationFile, labels: Mapping[str, str] | None) -> Iter
     unseen = sorted(set((labels or {}).values()) - counts.keys())
     if unseen:
         yield (
-            f"warning: labels: no answer kept says {', '.join(unseen)}, so a student cannot learn "
-            "to say it; the prompt may not ask for it, or all such answers were dropped"
+            f"warning: labels: no answer kept is {', '.join(unseen)}, so a student cannot learn "
+            "it; the prompt may not request it, or all such answers were dropped"
         )
     yield f"written to   {output.path}"
 

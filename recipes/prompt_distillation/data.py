@@ -22,7 +22,7 @@ from tinker_cookbook.supervised.types import ChatDatasetBuilder, SupervisedDatas
 
 
 @dataclass
-class Asked:
+class AnsweredQuery:
     """A query, without the teacher's prompt, and the teacher's answers to it."""
 
     question: list[Message]
@@ -34,18 +34,18 @@ class Asked:
     @property
     def teacher(self) -> str | None:
         """The teacher's most frequent answer; ``None`` where none of its answers counts."""
-        said = Counter(get_text_content(messages[-1]).strip() for messages in self.conversations)
-        return said.most_common(1)[0][0] if said else None
+        answers = Counter(get_text_content(messages[-1]).strip() for messages in self.conversations)
+        return answers.most_common(1)[0][0] if answers else None
 
 
-def read_asked(path: str, labels: Collection[str] | None = None) -> list[Asked]:
+def read_answers(path: str, labels: Collection[str] | None = None) -> list[AnsweredQuery]:
     """Returns the queries of a file that ``create_data`` made, also those with dropped answers.
 
     Any file of conversations that end in an answer will do; rows may have ``id``, ``group`` and
     ``label``. Raises ``DataError``, with the line, for an answer that is none of ``labels``.
     """
     file = Path(path).expanduser()
-    found: dict[str, Asked] = {}
+    found: dict[str, AnsweredQuery] = {}
     with naming("file_path"):
         conversations = read_conversations(path)
     for (where, row), messages in zip(json_lines(file), conversations, strict=True):
@@ -60,12 +60,12 @@ def read_asked(path: str, labels: Collection[str] | None = None) -> list[Asked]:
         if label is not None:
             _check_label(label, where, "label", labels)
         key = row.get("id") or Query(repr(question)).id
-        asked = found.setdefault(key, Asked(question, row.get("group") or key, label))
-        asked.conversations.append(messages)
+        query = found.setdefault(key, AnsweredQuery(question, row.get("group") or key, label))
+        query.conversations.append(messages)
     for row in read_dropped(path):
         question = [Message(role="user", content=row["query"])]
         found.setdefault(
-            row["id"], Asked(question, row.get("group") or row["id"], row.get("label"))
+            row["id"], AnsweredQuery(question, row.get("group") or row["id"], row.get("label"))
         )
     return list(found.values())
 
@@ -92,8 +92,8 @@ class DistilledDatasetBuilder(ChatDatasetBuilder):
         self.common_config.check()
         train, test = self.split
         batch_size = self.common_config.batch_size
-        rows = [row for asked in train for row in asked.conversations]
-        held_out = [row for asked in test for row in asked.conversations]
+        rows = [row for query in train for row in query.conversations]
+        held_out = [row for query in test for row in query.conversations]
         if batch_size > len(rows):
             raise ConfigurationError(
                 f"batch_size: got {batch_size}, expected at most {len(rows)}, the number of "
@@ -106,24 +106,24 @@ class DistilledDatasetBuilder(ChatDatasetBuilder):
 
     def held_out_prompts(self, n: int) -> list[list[Message]]:
         """Returns the first ``n`` questions held out."""
-        return [asked.question for asked in self.split[1][:n]]
+        return [query.question for query in self.split[1][:n]]
 
     @cached_property
-    def split(self) -> tuple[list[Asked], list[Asked]]:
+    def split(self) -> tuple[list[AnsweredQuery], list[AnsweredQuery]]:
         """Queries to train on and held-out queries, in the order of the file; read once."""
         if not 0 <= self.test_fraction < 1:
             raise ConfigurationError(
                 f"test_fraction: got {self.test_fraction}, expected 0 or more and less than 1"
             )
-        groups: dict[str, list[Asked]] = defaultdict(list)
-        everything = read_asked(self.file_path, self.labels)
-        for asked in everything:
-            groups[asked.group].append(asked)
+        groups: dict[str, list[AnsweredQuery]] = defaultdict(list)
+        everything = read_answers(self.file_path, self.labels)
+        for query in everything:
+            groups[query.group].append(query)
         names = sorted(groups)
         random.Random(self.split_seed).shuffle(names)
         held_out = set(names[: round(self.test_fraction * len(names))])
-        train = [asked for asked in everything if asked.group not in held_out]
-        return train, [asked for asked in everything if asked.group in held_out]
+        train = [query for query in everything if query.group not in held_out]
+        return train, [query for query in everything if query.group in held_out]
 
 
 @chz.chz
@@ -142,14 +142,16 @@ class StudentAccuracyBuilder:
     def __call__(self) -> AnswerAccuracyEvaluator:
         """Returns the evaluator."""
         held_out = self.dataset.split[1]
-        right = [asked.label for asked in held_out]
-        teacher = [asked.teacher for asked in held_out]
+        right = [query.label for query in held_out]
+        teacher = [query.teacher for query in held_out]
         known = [pair for pair in zip(teacher, right, strict=True) if pair[1] is not None]
         beside: dict[str, float] = {}
         if known:
-            beside["teacher_accuracy"] = sum(said == label for said, label in known) / len(known)
+            beside["teacher_accuracy"] = sum(answer == label for answer, label in known) / len(
+                known
+            )
         return AnswerAccuracyEvaluator(
-            [asked.question for asked in held_out],
+            [query.question for query in held_out],
             {"agreement": teacher, "accuracy": right},
             self.dataset.renderer,
             self.max_tokens,

@@ -67,7 +67,7 @@ class DistillationFile:
         if self.path.exists() and not (self.folder / "config.json").exists():
             raise ConfigurationError(
                 f"output_file: {self.path} exists and was not made by this recipe (there is no "
-                f"{self.folder.name}/config.json beside it); give another output_file=…, or move "
+                f"{self.folder.name}/config.json); give another output_file=…, or move "
                 "it away"
             )
         self._lock = RunLock(self.folder)
@@ -122,18 +122,18 @@ class DistillationFile:
         """Writes a query's answers: for each the teacher's words, and the student's target or why
         the answer is dropped. Answers that a stopped run wrote already are skipped."""
         have = {row["sample"] for row in self.kept + self.dropped if row["id"] == query.id}
-        for sample, (words, said) in enumerate(answers):
+        for sample, (words, target) in enumerate(answers):
             if sample in have:
                 continue
             about: Row = {"id": query.id, "sample": sample}
             known = {"label": query.label, "group": query.group}
             about |= {key: value for key, value in known.items() if value is not None}
-            if isinstance(said, Reason):
-                row = {**about, "query": query.text, "answer": words, "reason": said.value}
+            if isinstance(target, Reason):
+                row = {**about, "query": query.text, "answer": words, "reason": target.value}
                 append_row(self.folder / "dropped.jsonl", row)
                 self.dropped.append(row)
             else:
-                turns = [("user", query.text), ("assistant", said)]
+                turns = [("user", query.text), ("assistant", target)]
                 messages = [{"role": role, "content": text} for role, text in turns]
                 row = {"messages": messages, **about, "answer": words}
                 append_row(self.path, row)

@@ -76,14 +76,14 @@ def parse_labels(text: str) -> dict[str, str]:
     """Parses ``positive,negative``, or ``Good=positive`` for the target positive of Good."""
     labels: dict[str, str] = {}
     for part in text.split(","):
-        answer, equals, said = (piece.strip() for piece in part.partition("="))
-        said = said if equals else answer
-        if not answer or not said or answer.casefold() in {label.casefold() for label in labels}:
+        answer, equals, target = (piece.strip() for piece in part.partition("="))
+        target = target if equals else answer
+        if not answer or not target or answer.casefold() in {label.casefold() for label in labels}:
             raise ConfigurationError(
                 f"labels: got {text!r}, expected different words such as positive,negative, or "
                 "Good=positive,Bad=negative for answers that the student is to put otherwise"
             )
-        labels[answer] = said
+        labels[answer] = target
     return labels
 
 
@@ -133,7 +133,7 @@ def read_queries(path: str, labels: Collection[str] | None = None) -> list[Query
     if not queries:
         raise DataValidationError(f"input_file: {file} has no query; expected one at least")
     if len(queries) < len(found):
-        logger.warning("%s: %d queries stand there twice", file, len(found) - len(queries))
+        logger.warning("%s: %d queries occur twice", file, len(found) - len(queries))
     return queries
 
 

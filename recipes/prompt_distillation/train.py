@@ -95,7 +95,7 @@ def build_config(cli: CLIConfig) -> train.Config:
     dataset = build_dataset(cli)
     dataset.split  # noqa: B018  (read now, so that a bad line is refused before anything is loaded)
     evaluators = []
-    # Without labels the answers are free text, of which equality says nothing: test/nll does.
+    # Without labels the answers are free text, of which equality measures nothing: test/nll does.
     if dataset.labels is not None and dataset.split[1]:
         evaluators.append(StudentAccuracyBuilder(dataset=dataset, max_tokens=cli.answer_max_tokens))
     return resolve(
@@ -136,7 +136,7 @@ def _share(row: Row, name: str, counted_as: str | None = None) -> str:
 
 
 async def main(config: CLIConfig) -> None:
-    """Trains the student, then prints its accuracy beside that of the teacher."""
+    """Trains the student, then compares its accuracy with the teacher's."""
     await start(build_config(config), config.behavior_if_log_dir_exists, train.main)
     for line in report(read_rows(Path(config.log_path).expanduser() / "metrics.jsonl")):
         get_console().print(line, markup=False, soft_wrap=True)

@@ -46,7 +46,7 @@ def test_a_file_without_a_row_is_an_error(tmp_path, capsys):
 def test_labels_that_never_occur(tmp_path, capsys):
     file = File(tmp_path, ["no", "no"], [])
     create_data.say_summary(file, {"Yes": "yes", "no": "no"})
-    assert "warning: labels: no answer kept says yes, so" in capsys.readouterr().out
+    assert "warning: labels: no answer kept is yes, so" in capsys.readouterr().out
     create_data.say_summary(file, {"no": "no"})
     assert "warning" not in capsys.readouterr().out
 

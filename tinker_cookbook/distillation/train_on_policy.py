@@ -13,6 +13,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Sequence
 from concurrent.futures import Executor
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import chz
@@ -38,7 +39,7 @@ from tinker_cookbook.distillation.teacher_prompts import (
 )
 from tinker_cookbook.distillation.topk_distributions import check_top_k
 from tinker_cookbook.exceptions import ConfigurationError
-from tinker_cookbook.renderers import Renderer, get_renderer
+from tinker_cookbook.renderers import get_renderer
 from tinker_cookbook.rl import train
 from tinker_cookbook.rl.config import PolicyTrainingConfig
 from tinker_cookbook.rl.data_processing import assemble_training_data, compute_advantages
@@ -88,9 +89,8 @@ class Config(PolicyTrainingConfig):
     )
     center_teacher_kl: bool = chz.field(
         default=False,
-        doc="Subtract the mean KL of the batch's tokens of the same dataset as baseline, so that "
-        "tokens nearer to the teacher than most gain; learns faster and at higher rates, most of "
-        "all if the teacher is far",
+        doc="Subtract the mean KL of the batch's tokens of the same dataset as baseline: learns "
+        "faster and at higher rates, most of all if the teacher is far",
     )
     n_teacher_targets: int = chz.field(
         default=0,
@@ -172,13 +172,19 @@ class Config(PolicyTrainingConfig):
         other = teacher.renderer_name not in (None, self.student_renderer_name(part))
         return other or teacher.has_own_prompt
 
-    def renderers(self, part: DistillationDatasetConfig) -> tuple[Renderer, Renderer]:
-        """Returns the chat formats of student and teacher on a dataset."""
-        teacher, student_name = part.teacher_config, self.student_renderer_name(part)
-        return (
-            get_renderer(student_name, get_tokenizer(self.model_name)),
-            get_renderer(teacher.renderer_name or student_name, get_tokenizer(teacher.base_model)),
-        )
+
+def _own_view(
+    config: Config, part: DistillationDatasetConfig
+) -> tuple[TeacherView | None, AnswerEndings | None]:
+    """Returns the prompt and the endings of a teacher that sees another prompt, else None."""
+    if not config.sees_other_prompt(part):
+        return None, None
+    teacher, name = part.teacher_config, config.student_renderer_name(part)
+    student = get_renderer(name, get_tokenizer(config.model_name))
+    renderer = get_renderer(teacher.renderer_name or name, get_tokenizer(teacher.base_model))
+    prefix = tuple(teacher.convo_prefix or ())
+    view = TeacherView(renderer, teacher.system_prompt, prefix, teacher.answer_hint)
+    return view, AnswerEndings(student, renderer)
 
 
 async def main(config: Config, rollout_executor: Executor | None = None) -> None:
@@ -191,9 +197,7 @@ async def main(config: Config, rollout_executor: Executor | None = None) -> None
     config.check()
     await asyncio.to_thread(check_vocabularies, config)
 
-    async def teachers(session: TrainingSession) -> TeacherSignal:
-        return await _open_teachers(config, session)
-
+    teachers = partial(_open_teachers, config)
     await train.run(config, _TeacherDatasetBuilder(config=config), teachers, rollout_executor)
 
 
@@ -246,8 +250,7 @@ async def _open_teachers(config: Config, session: TrainingSession) -> TeacherSig
     for i, part in enumerate(config.dataset_configs):
         where = f"dataset_configs[{i}].teacher_config"
         client = await open_teacher(session, config, part.teacher_config, where)
-        other = config.sees_other_prompt(part)
-        endings = AnswerEndings(*config.renderers(part)) if other else None
+        _, endings = _own_view(config, part)
         teachers.append(Teacher(client, endings, k, vocab_size))
     signal = TopKSignal if k else TeacherSignal
     return signal(
@@ -267,22 +270,12 @@ class _TeacherDatasetBuilder(RLDatasetBuilder):
 
     async def __call__(self) -> tuple[RLDataset, RLDataset | None]:
         """Returns the training data of all, and the test data of those that have some."""
-        config, parts = self.config, self.config.dataset_configs
+        parts = self.config.dataset_configs
         built = [await part.dataset_builder() for part in parts]
-        views: list[TeacherView | None] = []
-        for part in parts:
-            teacher, view = part.teacher_config, None
-            if config.sees_other_prompt(part):
-                view = TeacherView(
-                    config.renderers(part)[1],
-                    teacher.system_prompt,
-                    tuple(teacher.convo_prefix or ()),
-                    teacher.answer_hint,
-                )
-            views.append(view)
         composite = CompositeDataset(
             [dataset for dataset, _ in built], [part.groups_per_batch for part in parts]
         )
+        views = [_own_view(self.config, part)[0] for part in parts]
         tests = [test for _, test in built if test is not None]
         return _TeacherDataset(composite, views), ChainedRLDataset(tests) if tests else None
 

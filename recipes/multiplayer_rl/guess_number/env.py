@@ -100,7 +100,7 @@ class GuessNumberEnv(MessageEnv):
     async def grade(
         self, messages: list[Message], stop_reason: StopReason | str
     ) -> tuple[float, Metrics]:
-        """Counts games won, also those that an unreadable answer ended; the steps have paid."""
+        """Returns metrics of the whole game, whose steps have the rewards."""
         return 0.0, {"correct": float(self.won), "guesses": self.turns}
 
     def _guess(self, text: str) -> int | None:
@@ -144,12 +144,12 @@ class GuessNumberGroupBuilder(EnvGroupBuilder):
 class GuessNumberDatasetBuilder(RLDatasetBuilder):
     """Games about numbers of the range, each of which comes up equally often.
 
-    As the range is all there is, evaluation asks for every number of it once, or for ``num_test``
+    As the range is all there is, evaluation takes every number of it once, or for ``num_test``
     of them.
     """
 
     game: Game = chz.field(doc="The rules")
-    model_name_for_tokenizer: str = chz.field(doc="Whose tokenizer turns text into tokens")
+    model_name_for_tokenizer: str = chz.field(doc="Model of the tokenizer")
     renderer_name: str = chz.field(doc="Chat format")
     groups_per_batch: int = chz.field(doc="Numbers a step")
     group_size: int = chz.field(doc="Games about a number")

@@ -22,7 +22,7 @@ from tinker_cookbook.utils.command_line.entrypoint import also_named, run_entryp
 @also_named(n_batches="num_batches")
 @chz.chz
 class CLIConfig(RLSettings):
-    """Settings of the recipe, beside those of every RL recipe."""
+    """Settings of the recipe, in addition to those of every RL recipe."""
 
     low: int = chz.field(default=1, doc="Smallest number")
     high: int = chz.field(default=7, doc="Largest number")

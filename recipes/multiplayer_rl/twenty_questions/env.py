@@ -47,7 +47,7 @@ class AnswererConfig:
     model_path: str | None = chz.field(
         default=None, doc="tinker:// path of its adapter, where it has one"
     )
-    max_tokens: int = chz.field(default=5, doc="Most tokens of an answer; yes and no are short")
+    max_tokens: int = chz.field(default=5, doc="Maximum tokens of an answer; yes and no are short")
     backend: str = chz.field(default="auto", doc="auto, local, tinker, or the URL of a server")
     base_url: str | None = chz.field(default=None, doc="URL of a Tinker server")
     device: str = chz.field(default="auto", doc="auto, cuda, mps or cpu (local engine)")
@@ -101,7 +101,7 @@ class TwentyQuestionsDatasetBuilder(RLDatasetBuilder):
 
     answerer: AnswererConfig = chz.field(doc="Model that answers the questions")
     rules: Rules = chz.field(doc="The rules")
-    model_name_for_tokenizer: str = chz.field(doc="Whose tokenizer turns text into tokens")
+    model_name_for_tokenizer: str = chz.field(doc="Model of the tokenizer")
     renderer_name: str = chz.field(doc="Chat format")
     groups_per_batch: int = chz.field(doc="Words a step")
     group_size: int = chz.field(doc="Games about a word")
@@ -148,7 +148,7 @@ ANSWERER_PROMPT = (
     "{word} truthfully with Yes or No, and nothing else."
 )
 _VERDICT = re.compile(r"\W*(yes|no)\b", re.IGNORECASE)
-# "Guess: an apple", but also "Is it an apple?", which a model says of itself.
+# "Guess: an apple", but also "Is it an apple?", which models write without instruction.
 _GUESS = re.compile(
     r"(?:\bguess\s*:|\bis it|\bis the thing)\s+(?:(?:an?|the)\s+)?([^.?!\n]+)", re.IGNORECASE
 )

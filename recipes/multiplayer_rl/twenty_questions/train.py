@@ -28,7 +28,7 @@ from tinker_cookbook.utils.command_line.entrypoint import run_entrypoint
 
 @chz.chz
 class CLIConfig(RLSettings):
-    """Settings of the recipe, beside those of every RL recipe."""
+    """Settings of the recipe, in addition to those of every RL recipe."""
 
     answerer_model_name: str | None = chz.field(
         default=None, doc="Model that answers; default: model_name, untrained"
@@ -39,12 +39,12 @@ class CLIConfig(RLSettings):
     answerer_path: str | None = chz.field(
         default=None, doc="tinker:// path of its adapter, where it has one"
     )
-    answerer_max_tokens: int = chz.field(default=5, doc="Most tokens of one of its answers")
+    answerer_max_tokens: int = chz.field(default=5, doc="Maximum tokens of one of its answers")
     words_path: str = chz.field(default=str(WORDS), doc="The words to guess, one a line")
     max_questions: int = chz.field(default=20, doc="Questions and guesses in a game")
     malformed_reward: float = chz.field(default=-0.1, doc="Reward of a message that was cut off")
     num_test: int = chz.field(default=16, doc="Words held out for evaluation; 0: no evaluation")
-    max_tokens: int = chz.field(default=24, doc="Most tokens of a question")
+    max_tokens: int = chz.field(default=24, doc="Maximum tokens of a question")
 
 
 def build_config(cli: CLIConfig) -> train.Config:

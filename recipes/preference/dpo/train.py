@@ -36,7 +36,7 @@ class CLIConfig(RecipeSettings):
     dataset: str = chz.field(
         default="example", doc="example, hhh, helpsteer3, ultrafeedback, or a file of pairs"
     )
-    test_path: str | None = chz.field(default=None, doc="Held-out pairs, beside a file")
+    test_path: str | None = chz.field(default=None, doc="Held-out pairs, with a file")
     test_size: int | None = chz.field(default=None, doc="Else: pairs to hold out")
     max_length: int | None = chz.field(
         default=None, doc="Tokens after which answers are cut; default: the model's context"
@@ -49,7 +49,7 @@ class CLIConfig(RecipeSettings):
     dpo_beta: float = chz.field(default=0.1, doc="Scale of the rewards: how much to stay close")
     dpo_loss: PairLossName = chz.field(default="dpo", doc="dpo, ipo or simpo")
     label_smoothing: float = chz.field(default=0.0, doc="Share of labels held to be wrong")
-    simpo_gamma: float = chz.field(default=0.5, doc="Margin that simpo asks for")
+    simpo_gamma: float = chz.field(default=0.5, doc="Target margin of simpo")
     reference_model_name: str | None = chz.field(
         default=None,
         doc="Model or tinker:// path to measure from; default: what training starts from",

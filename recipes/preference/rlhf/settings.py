@@ -38,7 +38,7 @@ class CLIConfig(RecipeSettings):
     dataset: str = chz.field(
         default="example", doc="Comparisons: example, hhh, helpsteer3, ultrafeedback, or a file"
     )
-    test_path: str | None = chz.field(default=None, doc="Held-out comparisons, beside a file")
+    test_path: str | None = chz.field(default=None, doc="Held-out comparisons, with a file")
     test_size: int | None = chz.field(default=None, doc="Else: comparisons to hold out")
     sft_dataset: str = chz.field(
         default="comparisons",
@@ -66,14 +66,14 @@ class CLIConfig(RecipeSettings):
     rl_max_steps: int | None = chz.field(default=20, doc="Steps of stage 3, if max_steps allows")
     rl_batch_size: int = chz.field(default=4, doc="Prompts a step in stage 3")
     rl_group_size: int = chz.field(default=4, doc="Answers to a prompt, compared with each other")
-    rl_max_tokens: int = chz.field(default=128, doc="Most tokens to sample in an answer")
+    rl_max_tokens: int = chz.field(default=128, doc="Maximum tokens to sample in an answer")
     judge_both_orders: bool = chz.field(
-        default=True, doc="Ask the reward model with either answer first, and average its log-odds"
+        default=True, doc="Score both orders of the answers and average the log-odds"
     )
     tournament_pattern: TournamentPattern | None = chz.field(
         default=None,
         doc="Which pairs of a group are compared; default: all, each once, or in both orders where "
-        "the judge is not asked in both",
+        "the judge does not score both",
     )
     matchup_group_size: int = chz.field(default=4, doc="Matchup group size: answers compared")
     kl_penalty_coef: float = chz.field(
@@ -103,7 +103,7 @@ class CLIConfig(RecipeSettings):
 
     @property
     def tournament(self) -> TournamentPattern:
-        """Which pairs meet, so that each is judged in both orders, in one question or in two."""
+        """Pattern of pairs in which the judge scores each pair in both orders."""
         if self.tournament_pattern is not None:
             return self.tournament_pattern
         return (

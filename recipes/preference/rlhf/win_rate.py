@@ -29,7 +29,7 @@ async def measure_win_rate(
     with other samples of its own, 0.5 up to chance. The same weights are not measured twice.
     """
     file = cli.folder / FILE
-    asked = {
+    request = {
         "policy": rl.sampler_path,
         "baseline": sft.sampler_path,
         "reward_model": rm.sampler_path,
@@ -39,7 +39,7 @@ async def measure_win_rate(
     }
     if file.exists():
         known: dict[str, Any] = json.loads(file.read_text(encoding="utf-8"))
-        if asked.items() <= known.items():
+        if request.items() <= known.items():
             return known
     judgeable = comparisons_that_fit(
         held_out(cli.comparisons, cli.num_test),
@@ -67,7 +67,7 @@ async def measure_win_rate(
         )
         control = await evaluator(baseline)
         result = {
-            **asked,
+            **request,
             **await evaluator(policy),
             "control_win_rate": control["win_rate"],
             "baseline_answer_tokens": control["answer_tokens"],

@@ -38,13 +38,13 @@ from tinker_cookbook.utils.command_line.entrypoint import run_entrypoint
 
 @chz.chz
 class CLIConfig(RLSettings):
-    """Settings of the recipe, beside those of every RL recipe."""
+    """Settings of the recipe, in addition to those of every RL recipe."""
 
     groups_per_batch: int = chz.field(default=4, doc="Questions a step")
     learning_rate: float | None = chz.field(
         default=1e-4, doc="What the other RL recipes take (3e-4) ends in answers of one word"
     )
-    max_tokens: int = chz.field(default=64, doc="Most tokens to sample in an answer")
+    max_tokens: int = chz.field(default=64, doc="Maximum tokens to sample in an answer")
     tournament_pattern: TournamentPattern = chz.field(
         default=TournamentPattern.ALL_PAIRS_BOTH_WAYS, doc="Which pairs of a group are compared"
     )
