@@ -94,6 +94,7 @@ def build_sdft_teacher_prompt(
 
 def check_demo_template(template: str) -> None:
     """Raises ``ConfigurationError`` unless the template has exactly its two fields."""
+    # Filled with marks that no template has, to see which fields it uses.
     marks = {"question": "\x00Q\x00", "golden_answer": "\x00A\x00"}
     try:
         filled = template.format(**marks)
@@ -250,6 +251,7 @@ class DemonstrationTexts:
             )
             return [answer_datum(prompt, sample.tokens) for sample in samples]
 
+        # All questions are sampled at the same time, so that the backend forms large batches.
         groups = await asyncio.gather(*(one(i, row) for i, row in enumerate(rows)))
         prompts = [self.teacher_prompt(row) for row in rows for _ in range(size)]
         return [datum for group in groups for datum in group], prompts, {}
@@ -277,6 +279,7 @@ class ProvidedTexts:
                 f"{len(questions_P)} questions and {len(golden_P)} golden answers, expected one of "
                 "each for every problem"
             )
+        # Each group samples with its own seed, which follows from the step and its position.
         student = policy()
         groups_P = await asyncio.gather(
             *(

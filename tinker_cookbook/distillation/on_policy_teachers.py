@@ -118,6 +118,7 @@ class Teacher:
                 f"the teacher could not score the student's answers (the longest has {longest} "
                 f"tokens with its prompt): {error}"
             ) from error
+        # Back to one array for each trajectory.
         ends = np.cumsum([len(data) for data in data_of], dtype=np.int64).tolist()
         scores = [
             trained_values(data_D[start:end], scores_D[start:end], "teacher")
@@ -133,6 +134,7 @@ class Teacher:
     async def _attach_topk(self, datum: tinker.Datum) -> _Array:
         """Attaches the top ``k`` [T, k] to the datum; returns the log-probabilities [T]."""
         topk, logprobs = await score_with_topk(self.client, whole_sequence(datum), self.k)
+        # Only action tokens are trained, so the others get no targets.
         trained = datum.loss_fn_inputs["mask"].to_numpy() != 0
         rows = topk[trained].within(self.vocab_size)
         ids = np.zeros((len(trained), self.k), np.int64)
@@ -269,6 +271,7 @@ class TopKSignal(TeacherSignal):
 class TopKReverseKL:
     """The top-K loss above, for ``forward_backward_custom``; ``weights`` [T, K] are ``q``."""
 
+    # The loss is a sum over datums that reads trained positions only.
     group_size = 1
     trained_only = True
 
@@ -284,6 +287,7 @@ class TopKReverseKL:
             weights = datum.loss_fn_inputs["weights"].to_torch().to(log_p_all.device)
             at = (weights > 0).any(-1)
             q, present = weights[at], weights[at] > 0
+            # An entry without a target has the id of another token: it must not count.
             log_p = log_p_all[at].masked_fill(~present, 0.0)
             p = log_p.exp() * present
             inside = (p * (log_p - torch.where(present, q, 1.0).log())).sum()

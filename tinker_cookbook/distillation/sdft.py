@@ -156,6 +156,7 @@ class Config(BatchConfig):
             )
         check_top_k("topk", self.topk, len(get_tokenizer(self.model_name)))
         check_demo_template(self.demo_template)
+        # A resumed run opens the teacher from a checkpoint of the run, so there must be one.
         every = self.teacher_sync_every
         if every is not None and (every < 1 or self.save_every < 1 or every % self.save_every):
             raise ConfigurationError(

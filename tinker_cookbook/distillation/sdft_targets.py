@@ -80,6 +80,7 @@ class _TeacherText:
     @classmethod
     def of(cls, datum: tinker.Datum, prompt: tinker.ModelInput, most: int) -> _TeacherText:
         """Returns the text, with at most ``most`` tokens unless the prompt alone has more."""
+        # Tokens before the first action are the student's prompt, which the teacher does not read.
         masked = np.flatnonzero(datum.loss_fn_inputs["mask"].to_numpy() > 0)
         start = int(masked[0]) if masked.size else datum.model_input.length
         answer = datum.loss_fn_inputs["target_tokens"].to_numpy()[start:]
@@ -125,6 +126,7 @@ async def demonstrated_targets(
         text = _TeacherText.of(datum, prompt, max_context_length)
         # No targets on the first tokens: the teacher tends to mention the demonstration there.
         positions, at = text.positions[skip_first_n_tokens:], text.rows[skip_first_n_tokens:]
+        # Without room for the teacher's prompt the answer gets no targets at all.
         rows = TopK(np.zeros((0, topk), np.int64), np.zeros((0, topk), np.float32))
         missing = 0
         if prompt.length <= max_context_length:
@@ -132,6 +134,7 @@ async def demonstrated_targets(
                 every, _ = await score_with_topk(
                     teacher, text.tokens, topk, first=prompt.length, complete=False
                 )
+            # A token without a distribution in the response is left out and counted.
             present = every.present[at]
             positions, at, missing = positions[present], at[present], int((~present).sum())
             rows = every[at].within(vocab_size)
@@ -312,6 +315,7 @@ def reverse_kl_custom_loss(
 class ReverseKL:
     """The loss for the training client, datum by datum: without means, which do not add up."""
 
+    # The loss is a sum over datums that reads trained positions only.
     group_size = 1
     trained_only = True
 

@@ -48,6 +48,8 @@ class TeacherView:
 
     def messages(self, answer: str, messages: Sequence[Message]) -> list[Message]:
         """Returns the conversation with the teacher's own messages."""
+        # The teacher's system prompt comes before the conversation's own, in one message with it;
+        # then the teacher's messages, and the rest of the conversation.
         rest = list(messages)
         head: list[Message] = []
         if rest and rest[0]["role"] == "system" and (self.system_prompt or self.convo_prefix):
@@ -56,6 +58,7 @@ class TeacherView:
             own = Message(role="system", content=self.system_prompt)
             head = [_append_text(own, f"\n\n{get_text_content(head[0])}") if head else own]
         if self.answer_hint is not None:
+            # The hint is about the question that the student answers now.
             last = max((i for i, m in enumerate(rest) if m["role"] == "user"), default=None)
             if last is not None:
                 rest[last] = _append_text(rest[last], self.answer_hint.replace(ANSWER, answer))
@@ -96,6 +99,7 @@ class AnswerEndings:
         """Returns the number of tokens that end an answer, and the teacher's tokens for them."""
         if self._same or not tokens:
             return 0, []
+        # A stop token is exactly one token at the end.
         if tokens[-1] in self._stops:
             return 1, self._ending("")
         # If the stop is text, its first token may also hold the end of the answer; then the

@@ -68,6 +68,7 @@ class TopK:
 
     def renormalised(self) -> npt.NDArray[np.float32]:
         """Returns probabilities [T, K] that add up to 1 at each position."""
+        # Relative to the most probable token, so that small probabilities do not underflow.
         relative = np.exp(self.logprobs - self.logprobs.max(axis=-1, keepdims=True))
         return relative / relative.sum(axis=-1, keepdims=True)
 
@@ -211,6 +212,7 @@ def soft_datum(
 
     ``weights`` [N] multiply the rows' probabilities; by default each row counts 1.
     """
+    # Positions without targets stay 0: their weight 0 takes them out of the loss.
     shape = (model_input.length, topk.ids.shape[1])
     ids, soft = np.zeros(shape, np.int64), np.zeros(shape, np.float32)
     mass = np.zeros(len(ids), np.float32)

@@ -137,6 +137,7 @@ class MixedDataset(SupervisedDataset):
         return data
 
     def __len__(self) -> int:
+        # An epoch ends with the dataset that ends first, so that none repeats within it.
         return min(map(len, self._datasets))
 
 
@@ -305,6 +306,7 @@ class OffPolicy(Objective):
         soft, numbers = batch.prepared
         logprobs = [record["logprobs"] for record in output.loss_fn_outputs]
         metrics: Metrics = dict(distance_metrics(soft, logprobs))
+        # An example of max_length tokens has one input position less.
         metrics["num_cut"] = sum(
             datum.model_input.length + 1 == self._max_lengths[number]
             for datum, number in zip(batch.data, numbers, strict=True)

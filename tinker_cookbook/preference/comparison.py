@@ -199,6 +199,7 @@ class ComparisonRendererFromChatRenderer(ComparisonRenderer):
         for label in LABELS:
             tokens, _, first = self._with_label(convo, label)
             answers.append(tokens[first:])
+        # Labels may share leading tokens, such as a space; all must differ at the same token.
         for offset, at in enumerate(zip(*answers, strict=False)):
             if len(set(at)) == len(LABELS):
                 return offset, dict(zip(LABELS, at, strict=True))

@@ -83,6 +83,7 @@ class PairDataset(ComparisonDataset):
             cut = cut or (limit is not None and model_input.length > limit)
             data.append(datum)
         chosen, rejected = (d.loss_fn_inputs["target_tokens"].to_numpy() for d in data)
+        # Truncation may have removed the difference.
         if np.array_equal(chosen, rejected):
             return SkipReason.EQUAL_WHEN_CUT
         if cut:

@@ -111,6 +111,8 @@ class PairBatch:
 class PairObjective:
     """Pairwise loss of a batch for ``forward_backward_custom``."""
 
+    # The loss is a sum over pairs that does not read prompt tokens, so the client may call it with
+    # some pairs at a time and with the log-probabilities of trained tokens only.
     group_size = 2
     trained_only = True
 
@@ -129,6 +131,7 @@ class PairObjective:
         rewards, weights = [], []
         for datum, values in zip(data, logprobs, strict=True):
             weight = torch.as_tensor(_weights_of(datum), dtype=values.dtype, device=values.device)
+            # The weight selects the answer's tokens; how much the pair counts comes in at the end.
             mask = (weight != 0).to(values.dtype)
             score = (values * mask).sum()
             if self._loss.needs_reference:

@@ -261,6 +261,7 @@ class ChatDatasetBuilderFromComparisons(ChatDatasetBuilder):
             data: list[tinker.Datum] = []
             for one in [labeled, labeled.swap()] if both else [labeled]:
                 model_input, weights = self.comparison_renderer.to_model_input_weights(one)
+                # Not truncated: the label is at the end and would be cut off.
                 if limit is not None and model_input.length > limit:
                     return SkipReason.LONG_COMPARISON
                 data.append(datum_from_model_input_weights(model_input, weights))

@@ -178,6 +178,8 @@ class PreferenceModelBuilderFromChatRenderer(PreferenceModelBuilder):
     def __call__(self) -> PreferenceModel:
         """Returns the model of this connection; CheckpointError if the weights are missing."""
         self.check()
+        # On the open connection of the current run, if there is one, so that a common base model is
+        # loaded once.
         return make_once(self, self.build)
 
     def build(self, service: ServiceClient) -> PreferenceModelFromChatRenderer:
