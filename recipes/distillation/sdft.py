@@ -14,6 +14,7 @@ import chz
 
 from tinker_cookbook import cli_utils
 from tinker_cookbook.distillation import sdft
+from tinker_cookbook.distillation.datasets import at_least
 from tinker_cookbook.exceptions import ConfigurationError
 from tinker_cookbook.recipes.start import (
     RecipeSettings,
@@ -27,7 +28,7 @@ from tinker_cookbook.utils.command_line.entrypoint import run_entrypoint
 
 
 @chz.chz
-class CLIConfig(RecipeSettings):
+class CLIConfig(sdft.SDFTSettings, RecipeSettings):
     """Settings of the recipe; what is None is derived from the model and printed."""
 
     dataset_path: str | None = chz.field(
@@ -36,30 +37,8 @@ class CLIConfig(RecipeSettings):
     test_path: str | None = chz.field(default=None, doc="Held-out conversations, a JSONL file")
     test_size: int = chz.field(default=0, doc="Else: conversations to hold out of dataset_path")
     groups_per_batch: int = chz.field(default=8, doc="Questions a step")
-    group_size: int = chz.field(default=1, doc="Answers of the student to a question")
-    on_policy: bool = chz.field(
-        default=True, doc="The student writes the answers; else the demonstrations are the texts"
-    )
-    max_tokens: int = chz.field(default=256, doc="Maximum tokens of an answer")
-    temperature: float = chz.field(default=1.0, doc="Of the student's answers")
-    topk: int = chz.field(default=20, doc="Targets a position: the teacher's most probable tokens")
-    reverse: bool = chz.field(
-        default=False, doc="Reverse KL over the teacher's top K in place of cross-entropy"
-    )
-    demo_template: str = chz.field(
-        default=sdft.DEFAULT_DEMO_TEMPLATE,
-        doc="The teacher's question, of {question} and {golden_answer}",
-    )
-    system_prompt: str | None = chz.field(default=None, doc="The teacher's system message")
-    skip_first_n_tokens: int = chz.field(
-        default=3, doc="First tokens of an answer that are not trained on"
-    )
-    teacher_sync_every: int | None = chz.field(
-        default=None, doc="Steps after which the teacher takes the student's weights; None: never"
-    )
-    max_context_length: int = chz.field(
-        default=32768,
-        doc="Maximum tokens of teacher prompt and answer; at most the model's context",
+    max_tokens: int = chz.field(
+        default=256, validator=at_least(1), doc="Maximum tokens of an answer"
     )
     learning_rate: float | None = chz.field(default=None, doc="Default: the model's recommended")
     log_path: str = chz.field(default=cli_utils.default_log_path("sdft"), doc="Folder of this run")

@@ -164,20 +164,6 @@ class SDFTBatchProvider(Protocol):
         ...
 
 
-class ProvidedBatches(SupervisedDataset):
-    """Batch indices of a provider, for the loop over batches; see ``ProvidedTexts``."""
-
-    def __init__(self, provider: SDFTBatchProvider) -> None:
-        self._provider = provider
-
-    def __len__(self) -> int:
-        return len(self._provider)
-
-    def get_batch(self, index: int) -> list[tinker.Datum]:
-        """Returns one datum that holds only the index of the batch."""
-        return [numbered(datum_from_tokens_weights([0, 0], [0.0, 1.0]), index)]
-
-
 class ProvidedEnvironments(RLDataset):
     """Environments of a provider or dataset, for evaluation."""
 
@@ -257,8 +243,11 @@ class DemonstrationTexts:
         return [datum for group in groups for datum in group], prompts, {}
 
 
-class ProvidedTexts:
-    """Samples of the student in a provider's environments."""
+class ProvidedTexts(SupervisedDataset):
+    """Samples of the student in a provider's environments.
+
+    For the loop over batches it is a dataset whose batch i holds only the number i.
+    """
 
     def __init__(
         self,
@@ -266,6 +255,13 @@ class ProvidedTexts:
         teacher_prompt: Callable[[str, str], tinker.ModelInput],
     ) -> None:
         self._provider, self._teacher_prompt = provider, teacher_prompt
+
+    def __len__(self) -> int:
+        return len(self._provider)
+
+    def get_batch(self, index: int) -> list[tinker.Datum]:
+        """Returns one datum that has the index of the batch as its number."""
+        return [numbered(datum_from_tokens_weights([0, 0], [0.0, 1.0]), index)]
 
     async def texts(self, step: int, data: Sequence[tinker.Datum], policy: GetPolicy) -> Texts:
         """Runs the rollouts of a batch; returns answers, teacher prompts and metrics."""

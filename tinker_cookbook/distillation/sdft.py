@@ -28,7 +28,6 @@ from tinker_cookbook.distillation.demonstrations import (
     DEFAULT_DEMO_TEMPLATE,
     DemonstrationBuilder,
     DemonstrationTexts,
-    ProvidedBatches,
     ProvidedEnvironments,
     ProvidedTexts,
     SDFTBatchProvider,
@@ -83,15 +82,9 @@ __all__ = [
 
 
 @chz.chz
-class Config(BatchConfig):
-    """Settings of a run of self-distillation."""
+class SDFTSettings:
+    """Settings of self-distillation itself, which recipes take over."""
 
-    dataset_builder: SupervisedDatasetBuilder | None = chz.field(  # type: ignore[assignment]
-        default=None, doc="Demonstrations; leave it out where main is given a provider"
-    )
-
-    learning_rate: float = peak_rate(2e-5)
-    lora_rank: int = number(128, "Rank of the LoRA adapter", low=1)
     on_policy: bool = chz.field(
         default=True, doc="The student writes the answers; else the demonstrations are the texts"
     )
@@ -126,6 +119,18 @@ class Config(BatchConfig):
         validator=at_least(2),
         doc="Maximum tokens of teacher prompt and answer; at most the model's context",
     )
+
+
+@chz.chz
+class Config(SDFTSettings, BatchConfig):
+    """Settings of a run of self-distillation."""
+
+    dataset_builder: SupervisedDatasetBuilder | None = chz.field(  # type: ignore[assignment]
+        default=None, doc="Demonstrations; leave it out where main is given a provider"
+    )
+
+    learning_rate: float = peak_rate(2e-5)
+    lora_rank: int = number(128, "Rank of the LoRA adapter", low=1)
     num_substeps: int = chz.field(
         default=1, doc="Only 1 is possible: a batch is one optimizer step"
     )
@@ -204,7 +209,7 @@ async def main(
             demo_template=cfg.demo_template,
         )
         source = ProvidedTexts(sdft_dataset, teacher_prompt)
-        data = ProvidedBatches(sdft_dataset), None
+        data = source, None
 
     async def objective(session: TrainingSession) -> Objective:
         if test_dataset is not None:

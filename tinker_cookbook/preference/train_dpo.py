@@ -65,10 +65,9 @@ logger = logging.getLogger(__name__)
 
 
 @chz.chz
-class Config(BatchConfig):
-    """Settings of a DPO run; ``dataset_builder`` gives pairs."""
+class DPOSettings:
+    """Settings of the pairwise loss, which recipes take over."""
 
-    learning_rate: float = peak_rate(1e-5)
     dpo_beta: float = chz.field(
         default=0.1, doc="Scale of the rewards; larger stays closer to the reference"
     )
@@ -81,6 +80,13 @@ class Config(BatchConfig):
         default=None,
         doc="Reference: a model or tinker:// path; default: what training starts from",
     )
+
+
+@chz.chz
+class Config(DPOSettings, BatchConfig):
+    """Settings of a DPO run; ``dataset_builder`` gives pairs."""
+
+    learning_rate: float = peak_rate(1e-5)
     num_replicas: int | None = chz.field(
         default=None, doc="Has no effect: the backend decides how many machines it uses"
     )

@@ -19,7 +19,6 @@ import chz
 from tinker_cookbook import cli_utils, hyperparam_utils
 from tinker_cookbook.preference import train_dpo
 from tinker_cookbook.preference.dpo_datasets import DPODatasetBuilderFromComparisons, Ties
-from tinker_cookbook.preference.dpo_loss import PairLossName
 from tinker_cookbook.recipes.preference.datasets import get_comparison_builder
 from tinker_cookbook.recipes.start import RecipeSettings, blocking, resolve, start
 from tinker_cookbook.training.config import check_model
@@ -30,7 +29,7 @@ _FRACTION_OF_SFT_LR = 0.1
 
 
 @chz.chz
-class CLIConfig(RecipeSettings):
+class CLIConfig(train_dpo.DPOSettings, RecipeSettings):
     """Settings of the recipe; what is None is derived from the model and printed."""
 
     dataset: str = chz.field(
@@ -45,14 +44,6 @@ class CLIConfig(RecipeSettings):
     ties: Ties = chz.field(default="drop", doc="drop, or half: both ways at half weight")
     learning_rate: float | None = chz.field(
         default=None, doc="Default: a tenth of what is recommended for supervised fine-tuning"
-    )
-    dpo_beta: float = chz.field(default=0.1, doc="Scale of the rewards: how much to stay close")
-    dpo_loss: PairLossName = chz.field(default="dpo", doc="dpo, ipo or simpo")
-    label_smoothing: float = chz.field(default=0.0, doc="Share of labels held to be wrong")
-    simpo_gamma: float = chz.field(default=0.5, doc="Target margin of simpo")
-    reference_model_name: str | None = chz.field(
-        default=None,
-        doc="Model or tinker:// path to measure from; default: what training starts from",
     )
     log_path: str = chz.field(
         default=str(cli_utils.default_log_path("dpo")), doc="Folder of this run"

@@ -11,7 +11,6 @@ import tinker
 
 from tinker_cookbook.distillation import sdft
 from tinker_cookbook.distillation.demonstrations import (
-    ProvidedBatches,
     ProvidedEnvironments,
     ProvidedTexts,
     SDFTBatchProvider,
@@ -38,14 +37,14 @@ def prompt(question, golden):
 
 
 def texts(provider, number):
-    data = ProvidedBatches(provider).get_batch(number)
-    return asyncio.run(ProvidedTexts(provider, prompt).texts(0, data, Policy))
+    provided = ProvidedTexts(provider, prompt)
+    return asyncio.run(provided.texts(0, provided.get_batch(number), Policy))
 
 
 def test_answers_come_with_the_teachers_prompt_of_their_question():
     assert isinstance(Questions(), SDFTBatchProvider)
     answers, prompts, metrics = texts(Questions(), 1)
-    assert len(ProvidedBatches(Questions())) == 3
+    assert len(ProvidedTexts(Questions(), prompt)) == 3
     assert [p.to_ints() for p in prompts] == [[97, 120], [98, 120]]
     assert all(datum.loss_fn_inputs["mask"].to_numpy().any() for datum in answers)
     assert metrics["env/all/total_episodes"] == 2
