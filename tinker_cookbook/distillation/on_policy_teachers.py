@@ -21,17 +21,9 @@ distillation, arXiv 2306.13649, on samples of the student)::
 
     loss = coef * sum over positions t, outcomes k of  p_tk * (log p_tk - log q_tk)
 
-``teacher_kl``
-    Mean of ``d`` over the trained tokens of the batch, in nats: an estimate of KL(student ||
-    teacher) that is exact on average, and may be below 0 by chance. Starts between 0.1 and 3 for
-    most pairs of models and should fall towards 0. It rises if the learning rate is too high, or if
-    other rewards conflict with the teacher.
-``teacher_kl/dataset_i``
-    The same over the groups of ``dataset_configs[i]``, against the teacher of that dataset.
-``teacher_kl/per_episode``
-    ``d`` added up over an episode's tokens, and the mean of that over episodes: an estimate of the
-    KL between whole answers. If answers become shorter, the mean per token may rise while this
-    falls.
+The metric ``teacher_kl`` is the mean of ``d`` in nats, ``teacher_kl/dataset_i`` the same over the
+groups of one dataset, and ``teacher_kl/per_episode`` the mean over episodes of its sum
+(docs/04-rl-metrics.md).
 """
 
 from __future__ import annotations

@@ -107,18 +107,11 @@ async def demonstrated_targets(
     beyond ``max_context_length`` tokens of teacher prompt and answer, and of ids that the student
     does not have (``vocab_size``).
 
-    ``sdft/num_datums``
-        Answers of the batch.
-    ``sdft/num_without_targets``
-        Answers that train nothing: shorter than ``skip_first_n_tokens``, without room, or masked.
-    ``sdft/teacher_truncated_count``
-        Answers whose end is left out because of ``max_context_length``. Should be 0.
-    ``sdft/teacher_missing_count``
-        Tokens for which the teacher's response has no distribution. Should be 0.
-    ``sdft/total_completion_tokens``
-        Tokens of all answers that have targets.
-    ``sdft/mean_teacher_entropy``
-        Of the targets, in nats a token; 0 where the teacher is certain.
+    Metrics are the numbers of answers (``sdft/num_datums``), of those without any target
+    (``sdft/num_without_targets``) and of those that are too long
+    (``sdft/teacher_truncated_count``, should be 0); of tokens without a distribution in the
+    teacher's response (``sdft/teacher_missing_count``, should be 0) and of tokens with targets
+    (``sdft/total_completion_tokens``); and ``sdft/mean_teacher_entropy`` of the targets, in nats.
     """
     limit = asyncio.Semaphore(concurrency)
 
@@ -221,16 +214,10 @@ async def compute_sdft_advantages(
     With ``importance_sampling`` as loss this is the estimate of KL(student || teacher) from the
     sampled tokens alone. ``data_D`` is changed in place; it has ``target_tokens``, ``mask`` and
     ``logprobs`` [T], the student's in nats. Tokens beyond ``max_context_length`` get advantage 0.
-    The other arguments are those of :func:`build_topk_distillation_datums`.
 
-    Returns ``sdft/num_datums``, ``sdft/teacher_truncated_count`` (as in
-    :func:`demonstrated_targets`) and, in nats, the sums over scored tokens divided by all tokens
-    with mask 1 of the answers that have room:
-
-    ``sdft/mean_advantage``
-        About minus the KL; rises towards 0.
-    ``sdft/mean_teacher_lp``, ``sdft/mean_student_lp``
-        Of the two log-probabilities.
+    Returns ``sdft/num_datums``, ``sdft/teacher_truncated_count`` and, as sums over scored tokens
+    divided by all tokens with mask 1, ``sdft/mean_advantage`` (about minus the KL; rises to 0),
+    ``sdft/mean_teacher_lp`` and ``sdft/mean_student_lp``.
     """
     limit = asyncio.Semaphore(_CONCURRENCY)
 
@@ -280,15 +267,10 @@ def reverse_kl_custom_loss(
 
         loss = sum over positions t, tokens k of  p_tk * (log p_tk - log q_tk)
 
-    Where the forward KL makes the student cover all of the teacher's distribution, this one makes
-    it avoid what is improbable for the teacher.
-
-    ``sdft/reverse_kl_loss``
-        The loss.
-    ``sdft/reverse_kl_mean``
-        The loss a position, in nats. Not below 0; at step 0 the effect of the demonstration; falls.
-    ``sdft/student_entropy_mean``
-        Of ``p``, in nats. Near 0 all answers to a prompt are the same.
+    The forward KL makes the student cover all of the teacher's distribution; this one makes it
+    avoid what is improbable for the teacher. ``sdft/reverse_kl_mean`` is the loss a position, at
+    step 0 the effect of the demonstration; near 0 ``sdft/student_entropy_mean`` (of ``p``, in
+    nats) all answers to a prompt are the same.
     """
     total = torch.zeros(())
     entropy, count = 0.0, 0

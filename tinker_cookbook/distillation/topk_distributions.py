@@ -239,17 +239,15 @@ def distance_metrics(
     is empty if no position is trained.
 
     ``PREFIX/cross_entropy``
-        The loss: ``-sum_k q_k log p_k``. Its floor is ``PREFIX/entropy``. Falls.
+        The loss: ``-sum_k q_k log p_k``. Falls towards ``PREFIX/entropy``.
     ``PREFIX/forward_kl``
-        KL(teacher || student), with all tokens outside of the top K as one more outcome; so it is
-        0 where the two agree on the top K, and never above the KL over the whole vocabulary. At
-        step 0 it is 0 if both are the same model, 0.1 to 1 for models of a family. Falls towards 0.
+        KL(teacher || student), with all tokens outside of the top K as one more outcome; never
+        above the KL over the whole vocabulary. Falls towards 0. At step 0 it is 0 for the same
+        model, 0.1 to 1 for models of a family.
     ``PREFIX/topk_mass``
-        Probability that the teacher gives to its top K together. Does not depend on the student.
-        Below about 0.9 the targets miss much of the teacher's distribution: raise K.
+        Probability of the teacher's top K together. Below about 0.9 raise K.
     ``PREFIX/entropy``
-        Of the targets ``q``: 0 where the teacher is certain (then they are hard targets), at most
-        ``log K``. Does not depend on the student.
+        Of the targets ``q``: 0 where the teacher is certain, at most ``log K``.
     """
     parts: list[tuple[npt.NDArray[np.float64], ...]] = []
     for soft, logprobs in zip(data, logprobs_D, strict=True):

@@ -33,20 +33,11 @@ class ComparisonEvaluator(SamplingClientEvaluator):
     A, so that position bias cancels. The samples follow from ``seed`` and the index of the
     comparison, so every evaluation has the same noise.
 
-    Metrics:
-
-    ``win_rate``
-        Mean of the answers' scores, each from 0 (certainly worse) to 1 (certainly better). 0.5 for
-        a policy whose answers are as good; higher is better. Against the policy that training
-        starts from, it is 0.5 at step 0 up to chance.
-    ``stderr``
-        Standard error of that mean; NaN for a single comparison.
-    ``win_rate_low``, ``win_rate_high``
-        Its 95% interval (see ``wilson_interval``).
-    ``answer_tokens``
-        Mean length of the policy's answers: judges often prefer longer answers.
-    ``num_comparisons``
-        Number of comparisons.
+    ``win_rate``, ``win_rate_low``, ``win_rate_high``, ``stderr``
+        Mean of the answers' scores, from 0 (certainly worse) to 1 (certainly better), its 95%
+        interval and its standard error. 0.5 at step 0 against the policy that training starts from.
+    ``answer_tokens``, ``num_comparisons``
+        Mean length of the policy's answers (judges often prefer longer ones), and their number.
     """
 
     def __init__(

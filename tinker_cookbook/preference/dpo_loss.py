@@ -160,20 +160,12 @@ def answer_scores(
 def pair_metrics(
     loss: PairLoss, batch: PairBatch, logprobs: Sequence[Any], prefix: str = ""
 ) -> dict[str, float]:
-    """Computes the metrics of a batch: weighted means over its pairs.
+    """Computes the metrics of a batch: weighted means over its pairs (docs/07-preferences.md).
 
     With the implicit reward ``r = beta (lp - ref)`` of an answer (for simpo ``beta * mean lp``):
-
-    ``dpo_loss``
-        The loss. For dpo it starts at ln 2 = 0.693, for ipo at ``1 / (4 beta**2)``; it falls.
-    ``accuracy``
-        Share of pairs whose chosen answer has the higher reward; equal rewards count one half.
-        Starts at 0.5 (simpo: wherever the model is); rises.
-    ``margin``
-        Mean of ``r_chosen - r_rejected``, in units of reward. Starts at 0; rises.
-    ``chosen_reward``, ``rejected_reward``
-        Means of r. Both start at 0 and often both fall, the rejected one further: then both
-        answers become less likely. A lower learning rate or a larger beta limits the fall.
+    ``dpo_loss`` (starts at ln 2 for dpo, at ``1 / (4 beta**2)`` for ipo), ``accuracy`` (share of
+    pairs with ``r_chosen > r_rejected``), ``margin`` (mean of their difference), and the means
+    ``chosen_reward`` and ``rejected_reward``, which often both fall.
     """
     scores = answer_scores(batch.data, logprobs, mean=not loss.needs_reference)
     rewards = loss.beta * (scores - batch.reference)

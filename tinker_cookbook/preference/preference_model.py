@@ -200,19 +200,14 @@ class PreferenceModelEvaluator(SamplingClientEvaluator):
 
     ``accuracy``
         Share of judgements in which the preferred answer has the higher probability; equal
-        probabilities count half. Ties are excluded; NaN if there are only ties. About 0.5 at step
-        0; rises to 1.
+        probabilities count half, ties are excluded. About 0.5 at step 0; rises to 1.
     ``nll``
-        Mean of ``-log P(label)`` in nats over all judgements, with the probabilities of the three
-        labels adding up to 1. ln 3 = 1.10 for a uniform model and ln 2 = 0.69 for one that excludes
-        ties; falls to 0.
+        Mean of ``-log P(label)`` in nats. ln 3 = 1.10 for a uniform model; falls to 0.
     ``position_bias``
-        Mean of ``P(B) - P(A)``: with both orders, 0 for a model without position bias, 1 for one
-        that always prefers the second answer, -1 for the first. Should approach 0.
-    ``num_judgements``
-        Number of judgements.
-    ``num_too_long``
-        Comparisons left out because they are longer than ``max_length`` tokens; absent if all fit.
+        Mean of ``P(B) - P(A)``: with both orders 0 for a model without position bias, 1 for one
+        that always prefers the second answer.
+    ``num_judgements``, ``num_too_long``
+        Number of judgements, and of comparisons longer than ``max_length``, which are left out.
     """
 
     def __init__(
