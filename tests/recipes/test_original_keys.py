@@ -305,7 +305,7 @@ def test_short_names_of_two_teachers():
     cli = parse_arguments(
         on_policy_multi_teacher.CLIConfig, ["deepmath_teacher_model=a", "first.dataset=example"]
     )
-    with pytest.raises(ConfigurationError, match=r"stands for first\.dataset=deepmath"):
+    with pytest.raises(ConfigurationError, match=r"means first\.dataset=deepmath"):
         cli.part("first", "deepmath")
 
 

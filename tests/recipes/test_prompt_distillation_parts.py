@@ -114,7 +114,7 @@ def test_queries_from_lines_and_rows_each_once(tmp_path, caplog):
     lines = tmp_path / "q.txt"
     lines.write_text("one\n\n two \none\n")
     assert [query.text for query in read_queries(str(lines))] == ["one", "two"]
-    assert "1 queries stand there twice" in caplog.text
+    assert "1 queries occur twice" in caplog.text
     rows = tmp_path / "q.jsonl"
     rows.write_text('{"query": "one", "label": "x", "group": "g"}\n')
     assert read_queries(str(rows), ["x"]) == [Query("one", "x", "g")]
