@@ -14,7 +14,6 @@ import chz
 
 from tinker_cookbook import cli_utils
 from tinker_cookbook.distillation import sdft
-from tinker_cookbook.distillation.datasets import at_least
 from tinker_cookbook.exceptions import ConfigurationError
 from tinker_cookbook.recipes.start import (
     RecipeSettings,
@@ -23,7 +22,7 @@ from tinker_cookbook.recipes.start import (
     resolve,
     start,
 )
-from tinker_cookbook.training.config import check_model
+from tinker_cookbook.training.config import check_model, number
 from tinker_cookbook.utils.command_line.entrypoint import run_entrypoint
 
 
@@ -37,9 +36,7 @@ class CLIConfig(sdft.SDFTSettings, RecipeSettings):
     test_path: str | None = chz.field(default=None, doc="Held-out conversations, a JSONL file")
     test_size: int = chz.field(default=0, doc="Else: conversations to hold out of dataset_path")
     groups_per_batch: int = chz.field(default=8, doc="Questions a step")
-    max_tokens: int = chz.field(
-        default=256, validator=at_least(1), doc="Maximum tokens of an answer"
-    )
+    max_tokens: int = number(256, "Maximum tokens of an answer", low=1)
     learning_rate: float | None = chz.field(default=None, doc="Default: the model's recommended")
     log_path: str = chz.field(default=cli_utils.default_log_path("sdft"), doc="Folder of this run")
     eval_every: int = chz.field(default=15, doc="Steps between evaluations on the held-out part")

@@ -26,7 +26,6 @@ import chz
 from tinker_cookbook import model_info
 from tinker_cookbook.backends.connect import check_backend, connect
 from tinker_cookbook.completers import TinkerTokenCompleter
-from tinker_cookbook.distillation.datasets import at_least
 from tinker_cookbook.eval.proportion import describe_share
 from tinker_cookbook.exceptions import ConfigurationError, DataValidationError
 from tinker_cookbook.recipes.prompt_distillation.output import DistillationFile
@@ -49,7 +48,7 @@ from tinker_cookbook.recipes.start import DEMO_MODEL, example_data
 from tinker_cookbook.renderers import get_renderer, get_text_content
 from tinker_cookbook.rl.rollouts.async_utils import gather_or_cancel
 from tinker_cookbook.tokenizer_utils import get_tokenizer
-from tinker_cookbook.training.config import check_model, check_settings
+from tinker_cookbook.training.config import check_model, check_settings, number
 from tinker_cookbook.utils.command_line.entrypoint import run_entrypoint
 from tinker_cookbook.utils.run_folder.jsonl import Row
 from tinker_cookbook.utils.terminal import Pace, ProgressDisplay, get_console
@@ -71,9 +70,7 @@ class Config:
     input_file: str = chz.field(
         default=str(QUERIES), doc="Queries: text, one a line, or JSONL with query, label, group"
     )
-    max_queries: int | None = chz.field(
-        default=None, validator=at_least(1), doc="Answer only the first so many"
-    )
+    max_queries: int | None = number(None, "Answer only the first so many", low=1)
 
     teacher_model: str = chz.field(default=DEMO_MODEL, doc="Hub name or local folder")
     teacher_path: str | None = chz.field(
@@ -97,17 +94,11 @@ class Config:
 
     temperature: float = chz.field(default=0.0, doc="Of the teacher's softmax; 0 is greedy")
     top_p: float = chz.field(default=1.0, doc="Nucleus sampling: share of the probability")
-    max_tokens: int | None = chz.field(
-        default=None,
-        validator=at_least(1),
-        doc="Maximum tokens of an answer; default: 5 for language_by_examples, else 1000",
+    max_tokens: int | None = number(
+        None, "Maximum tokens of an answer; default: 5 for language_by_examples, else 1000", low=1
     )
-    samples_per_query: int = chz.field(
-        default=1, validator=at_least(1), doc="Answers to each query"
-    )
-    concurrency: int = chz.field(
-        default=32, validator=at_least(1), doc="Queries that are sampled concurrently"
-    )
+    samples_per_query: int = number(1, "Answers to each query", low=1)
+    concurrency: int = number(32, "Queries that are sampled concurrently", low=1)
     seed: int = chz.field(default=0, doc="Seed of the samples")
 
     backend: str = chz.field(default="auto", doc="auto, local, tinker, or the URL of a server")

@@ -18,7 +18,6 @@ from pathlib import Path
 import chz
 
 from tinker_cookbook import cli_utils
-from tinker_cookbook.distillation.datasets import at_least
 from tinker_cookbook.eval.proportion import describe_share
 from tinker_cookbook.exceptions import DataValidationError
 from tinker_cookbook.recipes.prompt_distillation.create_data import DEFAULT_OUTPUT_FILE
@@ -31,7 +30,7 @@ from tinker_cookbook.recipes.prompt_distillation.queries import parse_labels
 from tinker_cookbook.recipes.start import RecipeSettings, blocking, recommended_lr, resolve, start
 from tinker_cookbook.renderers import TrainOnWhat
 from tinker_cookbook.supervised import train
-from tinker_cookbook.training.config import check_model
+from tinker_cookbook.training.config import check_model, number
 from tinker_cookbook.utils.command_line.entrypoint import run_entrypoint
 from tinker_cookbook.utils.run_folder.jsonl import Row, read_rows
 from tinker_cookbook.utils.terminal import get_console
@@ -49,9 +48,7 @@ class CLIConfig(RecipeSettings):
     split_seed: int = chz.field(
         default=0, doc="Split seed, separate from seed: runs share one held-out part"
     )
-    answer_max_tokens: int = chz.field(
-        default=8, validator=at_least(1), doc="Maximum tokens of an answer in the evaluation"
-    )
+    answer_max_tokens: int = number(8, "Maximum tokens of an answer in the evaluation", low=1)
     max_length: int | None = chz.field(
         default=None, doc="Tokens after which examples are cut; default: the model's context"
     )

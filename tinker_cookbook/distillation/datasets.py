@@ -43,7 +43,7 @@ from tinker_cookbook.rl.types import (
 from tinker_cookbook.supervised.hf_datasets import load_hf_dataset
 from tinker_cookbook.supervised.json_files import json_lines
 from tinker_cookbook.tokenizer_utils import Tokenizer, get_tokenizer
-from tinker_cookbook.training.config import at_least
+from tinker_cookbook.training.config import at_least, number
 from tinker_cookbook.training.weights import check_weights
 from tinker_cookbook.utils.run_folder.paths import check_tinker_path
 
@@ -286,14 +286,10 @@ class PromptOnlyDatasetBuilder(RLDatasetBuilder):
     convo_prefix: list[Message] | None = chz.field(
         default=None, doc="Messages before each prompt, which the student sees too"
     )
-    max_prompt_tokens: int | None = chz.field(
-        default=1024,
-        validator=at_least(1),
-        doc="Prompts of more tokens are left out; None: all are kept",
+    max_prompt_tokens: int | None = number(
+        1024, "Prompts of more tokens are left out; None: all are kept", low=1
     )
-    max_prompts: int | None = chz.field(
-        default=None, validator=at_least(1), doc="Use the first so many prompts"
-    )
+    max_prompts: int | None = number(None, "Use the first so many prompts", low=1)
 
     def check(self) -> None:
         """Raises ``ConfigurationError`` for a chat format or dataset that does not exist."""

@@ -57,7 +57,7 @@ from tinker_cookbook.supervised.batch_loop import Batch, BatchConfig, Objective,
 from tinker_cookbook.supervised.nll_evaluator import NLLEvaluator
 from tinker_cookbook.supervised.types import SupervisedDataset, SupervisedDatasetBuilder
 from tinker_cookbook.tokenizer_utils import get_tokenizer
-from tinker_cookbook.training.config import at_least, number, peak_rate
+from tinker_cookbook.training.config import number, peak_rate
 from tinker_cookbook.training.session import Metrics, TrainingSession
 from tinker_cookbook.utils.command_line.entrypoint import run_entrypoint
 
@@ -88,12 +88,8 @@ class SDFTSettings:
     on_policy: bool = chz.field(
         default=True, doc="The student writes the answers; else the demonstrations are the texts"
     )
-    group_size: int = chz.field(
-        default=1, validator=at_least(1), doc="Answers of the student to a question"
-    )
-    max_tokens: int = chz.field(
-        default=2048, validator=at_least(1), doc="Maximum tokens of an answer"
-    )
+    group_size: int = number(1, "Answers of the student to a question", low=1)
+    max_tokens: int = number(2048, "Maximum tokens of an answer", low=1)
     temperature: float = chz.field(default=1.0, doc="Of the student's answers")
     topk: int = chz.field(default=20, doc="Targets a position: the teacher's most probable tokens")
     reverse: bool = chz.field(
@@ -105,19 +101,13 @@ class SDFTSettings:
     system_prompt: str | None = chz.field(
         default=None, doc="The teacher's system message, where the conversation has none"
     )
-    skip_first_n_tokens: int = chz.field(
-        default=3, validator=at_least(0), doc="First tokens of an answer that are not trained on"
-    )
+    skip_first_n_tokens: int = number(3, "First tokens of an answer that are not trained on")
     teacher_sync_every: int | None = chz.field(
         default=None, doc="Steps after which the teacher takes the student's weights; None: never"
     )
-    teacher_concurrency: int = chz.field(
-        default=64, validator=at_least(1), doc="Answers that the teacher scores at a time"
-    )
-    max_context_length: int = chz.field(
-        default=32768,
-        validator=at_least(2),
-        doc="Maximum tokens of teacher prompt and answer; at most the model's context",
+    teacher_concurrency: int = number(64, "Answers that the teacher scores at a time", low=1)
+    max_context_length: int = number(
+        32768, "Maximum tokens of teacher prompt and answer; at most the model's context", low=2
     )
 
 

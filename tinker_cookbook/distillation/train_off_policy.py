@@ -48,7 +48,7 @@ from tinker_cookbook.supervised.types import (
     SupervisedDatasetBuilder,
 )
 from tinker_cookbook.tokenizer_utils import get_tokenizer
-from tinker_cookbook.training.config import at_least
+from tinker_cookbook.training.config import number
 from tinker_cookbook.training.session import Metrics, TrainingSession
 from tinker_cookbook.utils.command_line.entrypoint import run_entrypoint
 from tinker_cookbook.vocabulary import check_same_vocabulary
@@ -241,9 +241,7 @@ class Config(BatchConfig):
     n_teacher_targets: int = chz.field(
         default=20, doc="Most probable tokens of the teacher at a position that are targets"
     )
-    teacher_concurrency: int = chz.field(
-        default=64, validator=at_least(1), doc="Examples that teachers score at a time"
-    )
+    teacher_concurrency: int = number(64, "Examples that teachers score at a time", low=1)
     batch_size: int = chz.field(default=64, doc="Examples a step, of all datasets together")
     dataset_builder: SupervisedDatasetBuilder = chz.field(
         default=None,  # type: ignore[arg-type]
@@ -311,10 +309,10 @@ class OffPolicy(Objective):
             datum.model_input.length + 1 == self._max_lengths[number]
             for datum, number in zip(batch.data, numbers, strict=True)
         )
-        for number in sorted(set(numbers)) if len(self._max_lengths) > 1 else ():
-            own = [i for i, other in enumerate(numbers) if other == number]
+        for dataset in sorted(set(numbers)) if len(self._max_lengths) > 1 else ():
+            own = [i for i, other in enumerate(numbers) if other == dataset]
             part = distance_metrics([soft[i] for i in own], [logprobs[i] for i in own])
-            metrics[f"teacher/forward_kl/dataset_{number}"] = part["teacher/forward_kl"]
+            metrics[f"teacher/forward_kl/dataset_{dataset}"] = part["teacher/forward_kl"]
         return metrics
 
     def evaluators(self, test_set: SupervisedDataset) -> list[Evaluator]:
