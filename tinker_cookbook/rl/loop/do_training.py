@@ -1,9 +1,8 @@
 """RL loops over a client, a dataset, a logger and a checkpoint manager of the caller.
 
-``rl.train.main`` creates all of these from a config. These functions have the names and arguments
-of the official cookbook and run the same iterations (``iteration.py``). As there, the row of batch
-``i`` is step ``i``, evaluations before a batch are in its row, and the last weights are evaluated
-in a separate row. The dataset is read once, from ``start_batch`` up to ``end_batch``.
+Names and arguments are those of the official cookbook; the iterations are those of ``rl.train``. As
+in the official loops the row of batch ``i`` is step ``i``, evaluations before a batch are in its
+row, and the last weights are evaluated in a separate row. The dataset is read once.
 """
 
 from __future__ import annotations
@@ -86,8 +85,8 @@ async def do_sync_training(
         ml_logger: Receives a row for each batch.
         tokenizer: Decodes transcripts.
         error_counter: Counts failed rollouts.
-        strategy: Handles failed rollouts; ``None``: the strategy of ``config``.
-        checkpoint_mgr: Saves periodic and rolling checkpoints; ``None`` saves none.
+        strategy: Handles failed rollouts; default: the strategy of ``config``.
+        checkpoint_mgr: Saves periodic and rolling checkpoints, if any.
         cost_tracker: Counts tokens and cost.
     """
     session = CallerSession(

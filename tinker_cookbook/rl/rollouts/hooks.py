@@ -90,7 +90,6 @@ class SupportsRolloutConfig(Protocol):
 
     def begin_rollout(self, config: RolloutConfig) -> None:
         """Called once, before ``initial_observation``."""
-        ...
 
 
 @runtime_checkable
@@ -99,7 +98,6 @@ class SupportsToolCallLimit(Protocol):
 
     def set_max_tool_calls(self, max_tool_calls: int) -> None:
         """Called once, before ``initial_observation``, if the limit is set."""
-        ...
 
 
 @runtime_checkable
@@ -108,7 +106,6 @@ class SupportsParseErrorPolicy(Protocol):
 
     def set_parse_error_policy(self, policy: ParseErrorPolicy) -> None:
         """Called once, before ``initial_observation``, if ``parse_errors`` is set."""
-        ...
 
 
 def configure(env: Env, config: RolloutConfig) -> None:
