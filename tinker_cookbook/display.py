@@ -79,6 +79,7 @@ def example_text(
             continue
         start = positions[0] - len(held)
         ids = [token for token in tokens[start : positions[-1] + 1] if token is not None]
+        # A character may be split between two colours: its bytes go to the run that completes it.
         last = index + 1 == len(runs) or runs[index + 1][0][1]
         held = [] if last else _unfinished_suffix(tokenizer, ids)
         lead = [t for t in tokens[max(0, start - LEAD) : start] if t is not None]

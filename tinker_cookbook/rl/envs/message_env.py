@@ -222,6 +222,7 @@ class EnvFromMessageEnv(Env):
                 problem = "the message is too long and was cut off"
             return await self._malformed(message, problem, cut)
         self._errors_in_a_row = 0
+        # The limit on tool calls counts them before they run.
         calls = len(message.get("tool_calls", ()))
         metrics: Metrics = {}
         limit = self._config.limits.max_tool_calls
@@ -235,6 +236,7 @@ class EnvFromMessageEnv(Env):
 
     async def add_messages(self, messages: Sequence[Message]) -> tuple[Observation, StopCondition]:
         """Adds messages at the end of the conversation."""
+        # Messages that the environment does not store stay in the history of the wrapper.
         kept = await self.message_env.add_messages(messages)
         if kept:
             whole = kept if isinstance(kept, list) else [*self._history.own, *messages]

@@ -205,7 +205,7 @@ class PairwisePreferenceGroupBuilder(EnvGroupBuilder):
         if target is None:
             pairs = get_pairs_chunked(n, self.tournament_pattern, self.matchup_group_size)
         else:
-            compared.append(target)
+            compared.append(target)  # has index n
             orders = get_pairs(2, self.tournament_pattern)
             pairs = [((i, n)[first], (i, n)[second]) for i in range(n) for first, second in orders]
         comparisons = [
@@ -219,6 +219,7 @@ class PairwisePreferenceGroupBuilder(EnvGroupBuilder):
             preferences[k] = verdict
         balance = mean_wins_minus_losses(len(compared), pairs, preferences)
         self._log(n, pairs, preferences)
+        # Metrics of the judge are equal for all members.
         shared: Metrics = {}
         if verdicts:
             shared["judge_confidence"] = sum(map(abs, verdicts)) / len(verdicts)

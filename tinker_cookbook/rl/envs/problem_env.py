@@ -103,16 +103,13 @@ class ProblemEnv(Env):
         """Grades the answer and ends the episode."""
         text, metrics, logs = await asyncio.to_thread(self._parse, action)
         reward = self.format_coef * (metrics["format"] - 1) if "format" in metrics else 0.0
-        if self._grader_timeout is None:
-            correct = await self._check_answer(text)
-        else:
+        limit = self._grader_timeout
+        if limit is not None:
             metrics["grader_timeout"] = 0.0
-            try:
-                correct = await bounded(
-                    self._check_answer(text), self._grader_timeout, _GraderTimeoutError
-                )
-            except _GraderTimeoutError:
-                correct, metrics["grader_timeout"] = 0.0, 1.0
+        try:
+            correct = await bounded(self._check_answer(text), limit, _GraderTimeoutError)
+        except _GraderTimeoutError:
+            correct, metrics["grader_timeout"] = 0.0, 1.0
         metrics["correct"] = correct
         return StepResult.final(reward + correct, self.stop_condition, metrics=metrics, logs=logs)
 
@@ -124,6 +121,7 @@ class ProblemEnv(Env):
         if reference := self.get_reference_answer():
             logs["reference"] = reference
         metrics: Metrics = {}
+        # Without an override the reward has no format term and the metric is not logged.
         if type(self).check_format is not ProblemEnv.check_format:
             strict = self.require_stop_sequence_for_format
             ended = ending.is_stop_sequence if strict else ending.is_clean

@@ -149,6 +149,7 @@ def make_generator(generator: str, config: Mapping[str, Any], *, size: int, seed
             f"reasoning-gym has{nearest(generator, factory.DATASETS)}; list(reasoning_gym.factory."
             "DATASETS) names them"
         )
+    # A wrong setting is named here; create_dataset would raise a TypeError of its config class.
     kind = factory.DATASETS[generator][1]
     known = [field.name for field in dataclasses.fields(kind) if field.name not in ("size", "seed")]
     for name in config:
@@ -224,7 +225,7 @@ class ReasoningGymDatasetBuilder(RLDatasetBuilder):
             train_set = ProblemDataset(
                 train, partial(make_group, self.group_size), self.groups_per_batch
             )
-            if not test:
+            if not test:  # num_test=0
                 return train_set, None
             entries = _Entries(problems, test)
             return train_set, ProblemDataset(entries, partial(make_group, 1), self.groups_per_batch)

@@ -107,6 +107,7 @@ class RLProgress:
         reward = _value(metrics, REWARD)
         if reward is not None:
             self._rewards.append(reward)
+        # The last test reward stays visible until the next evaluation.
         tests = [key for key in metrics if key.endswith(f"/{REWARD}")]
         self._test_reward = _value(metrics, tests[0]) if tests else self._test_reward
         self._pace.update(self._clock(), step)

@@ -136,6 +136,7 @@ class RLTestSetEvaluator(SamplingClientEvaluator):
                 totals = TrajectoryTotals.of(group)
                 measured[index] = totals, list(builder.logging_tags()), list(group.rollout_errors)
                 kept[index] = group
+                # Groups finish in any order, so those with the smallest indices are kept.
                 if len(kept) > self._num_groups_to_log:
                     del kept[max(kept)]
 

@@ -133,6 +133,7 @@ class Reporter:
         """Shows the iteration and queues its transcripts; returns its row and the counters."""
         metrics = await asyncio.to_thread(self._measure, done)
         groups = done.collected.groups
+        # The evaluation after this update writes its transcripts under the next step.
         for test_set in self._test_sets:
             test_set.step = done.step + 1
         await asyncio.to_thread(self._write_transcripts, done.step, groups)
@@ -177,6 +178,7 @@ class Reporter:
         if self._config.async_config is not None:
             metrics.update(compute_sampling_client_metrics(groups, done.step))
         metrics["reward/total"] = metrics["env/all/reward/total"]
+        # Tokens of this iteration, and of the run so far (resumed from the checkpoint).
         prompt_tokens = int(metrics["env/all/total_ob_tokens"])
         cached = int(metrics["env/all/total_cached_ob_tokens"])
         counts = {

@@ -146,6 +146,7 @@ class TrajectoryTotals:
                 total.counts["ac_tokens"] += len(turn.ac.tokens)
                 total.counts["ob_tokens"] += turn.ob.length
                 total.counts["cached_ob_tokens"] += turn.ac.prompt_cache_hit_tokens
+            # Metrics of the environment, and events that are 0 in each turn without a report.
             reports = [metrics, *(turn.metrics for turn in trajectory.transitions)]
             for report in reports:
                 for name, value in report.items():

@@ -87,7 +87,7 @@ def _group_table(entries: Sequence[LoggedGroup], num_shown: int) -> Node:
         trajectories = entry.group.trajectories_G
         stops = Counter(str(trajectory.stop_reason) for trajectory in trajectories)
         lengths = [sum(len(t.ac.tokens) for t in tr.transitions) for tr in trajectories]
-        dots = _el("div", "rl-dots")
+        dots = _el("div", "rl-dots")  # a coloured square per sample
         for i, (reward, color) in enumerate(zip(rewards, _colors(entry), strict=True)):
             title = f"sample {i}: reward {number(reward)}"
             dots.add(Node("span", {"class": f"rl-dot {color}".strip(), "title": title}))
@@ -105,7 +105,7 @@ def _group_table(entries: Sequence[LoggedGroup], num_shown: int) -> Node:
             f"{_mean(lengths):,.1f}",
             ", ".join(f"{reason} {count}" for reason, count in stops.most_common()),
         ])  # fmt: skip
-    if not any(entry.tags for entry in entries):
+    if not any(entry.tags for entry in entries):  # then the column would be empty
         columns, rows = [columns[0], *columns[2:]], [[row[0], *row[2:]] for row in rows]
     return table_node(rows, columns, "Groups")
 

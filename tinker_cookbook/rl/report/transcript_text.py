@@ -96,6 +96,7 @@ class TokenText:
                 )
             )
             seen = [*prompt, *answer]
+        # The final observation may be empty, or drop parts of earlier turns; then it is not shown.
         last = _items(trajectory.final_ob)
         extends = bool(seen) and _common_prefix(seen, last) == len(seen)
         final = self.pieces(last[len(seen) :], before=seen) if extends else []
@@ -120,6 +121,7 @@ class TokenText:
 
         found: list[Piece] = []
         everything, position = [*key[1], *items], len(key[1])
+        # Special tokens and images become separate pieces.
         for kind, run in groupby(items, kind_of):
             part = list(run)
             lead = _tokens(everything[max(0, position - LEAD) : position])

@@ -43,17 +43,12 @@ class Trace:
         self.path = None if path is None else Path(path)
         self.started_at = datetime.now().astimezone()
         self.root = Node("body")
-        self._css: dict[str, None] = {}
+        self.css: list[str] = []  # style sheets in addition to the default one
 
     def add_css(self, css: str) -> None:
         """Adds a style sheet, if the report does not have it yet."""
-        if css:
-            self._css[css] = None
-
-    @property
-    def css(self) -> list[str]:
-        """The style sheets that were added."""
-        return list(self._css)
+        if css and css not in self.css:
+            self.css.append(css)
 
     def head_html(self) -> str:
         """Returns the content of ``<head>``."""
