@@ -21,23 +21,11 @@ else:
 class AnswerAccuracyEvaluator(SamplingClientEvaluator):
     """Samples one greedy answer to each question and compares it with the expected answers.
 
-    For each reference R it gives ``NAME/R``, the share of answers that equal it, from 0 to 1, and
-    ``NAME/num_R``, the number of questions for which R has an answer; only these count. It should
-    rise with training. ``NAME/cut_off`` is the share of answers that did not end within
-    ``max_tokens``; it should fall to 0.
-
-    Args:
-        questions: Conversations up to the answer.
-        references: Name -> the expected answer to each question, ``None`` where there is none.
-        renderer: The chat format of the model.
-        max_tokens: Maximum tokens of an answer.
-        name: Prefix of the metrics.
-        read: Extracts the part of an answer that is compared.
-        beside: Constants to log with each evaluation, such as a teacher's accuracy on the same
-            questions.
-
-    Attributes:
-        last_answers: The compared text of each answer at the latest evaluation.
+    For each of ``references`` R (a list of answers, ``None`` where R has none) it gives ``NAME/R``,
+    the share of equal answers, and ``NAME/num_R``, the number of questions that count.
+    ``NAME/cut_off`` is the share of answers that did not end within ``max_tokens``; it should fall
+    to 0. ``read`` extracts the part of an answer that is compared; ``last_answers`` has these of
+    the latest evaluation. ``beside`` holds constants to log with each evaluation.
     """
 
     def __init__(
