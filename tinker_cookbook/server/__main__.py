@@ -154,6 +154,8 @@ def _print_start(
     url = f"http://{f'[{address}]' if ':' in address else address}:{port}"
     choice, path, home = state.engine.choice, state.keys.path, Path.home()
     shown = f"~/{path.relative_to(home)}" if path.is_relative_to(home) else str(path)
+    # The URL shows the port that was bound, since port=0 lets the system choose one. Sweeps parse
+    # the lines ``serving``, ``keys`` and ``device``.
     lines = [f"serving      {url}"]
     lines += [f"model        {name}, {size}" for name, size in sizes.items()]
     lines += [
@@ -162,9 +164,11 @@ def _print_start(
         f"keys         {shown} ({', '.join(state.keys.names)}), for your user alone "
         "(mode 600); a key is renewed by deleting it there and starting again",
     ]
+    # A key is printed only once, when it is created: later starts print the path of its file.
     for owner, key in new_keys.items():
         lines += [f"new key      of {owner}, now in that file:"]
         lines += [f"    export TINKER_BASE_URL={url} TINKER_API_KEY={key}"]
+    # Runs that the last process had in memory when it crashed; a normal stop empties the list.
     if interrupted := state.interrupted:
         lines += [f"cut          {len(interrupted)} runs were open when the server last ended:"]
         lines += [f"    {run}" for run in interrupted[:20]]

@@ -58,6 +58,7 @@ class AccessMiddleware:
             return
         request = Request(scope)
         path = request.url.path
+        # The key comes first, so that a caller without one cannot make the server read a body.
         if path not in OPEN_PATHS and not path.startswith(SIGNED_PREFIX):
             key = key_of(request)
             owner = self._keys.owner_of(key) if key else None
@@ -67,6 +68,7 @@ class AccessMiddleware:
             request.state.owner = owner
         # A body that is too large by its declared size is refused unread.
         declared = request.headers.get("content-length", "")
+        # Twenty digits are enough for any size; Python limits the digits of a longer number.
         if declared.isdecimal() and int(declared[:20]) > self._max_bytes:
             error = HTTPException(413, str(body_too_large(self._max_bytes)))
             await self._refuse(error, path)(scope, receive, send)

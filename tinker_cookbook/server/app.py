@@ -52,18 +52,22 @@ def make_app(state: ServerState, max_request_bytes: int) -> FastAPI:
     )
     app.state.server = state
     app.state.max_request_bytes = max_request_bytes
+    # The middleware runs before routing, so it also answers requests to unknown addresses.
     app.add_middleware(
         AccessMiddleware, keys=state.keys, max_bytes=max_request_bytes, refuse=error_response
     )
     # Each by its own class: only a handler of Exception re-raises the error after the response.
     for kind in (TinkerCookbookError, ValueError, MemoryError, ApiError, HTTPException, Exception):
         app.add_exception_handler(kind, _handle_error)
+    # A malformed body has a handler that also gives up its place in the order of operations.
     app.add_exception_handler(RequestValidationError, operation_routes.skip_refused)
     # Routes are matched in this order, so the busiest come first.
     for part in (operation_routes, rest_routes, openai):
         app.include_router(part.router)
+    # These routes read their bodies themselves, so FastAPI does not document them.
     bodies.add_schemas(app, (bodies.JsonPass, bodies.SampleBody, ChatBody, CompletionBody))
 
+    # Probes and scrapers expect these two without the prefix of an API.
     app.add_api_route("/healthz", rest_routes.healthz)
     app.add_api_route("/metrics", rest_routes.metrics, response_model=None)
     return app
@@ -77,11 +81,13 @@ async def serve(app: FastAPI, state: ServerState, listener: socket.socket) -> No
         ws="none",
         log_level="warning",
         access_log=False,
+        # A little longer than the longest poll, so that each poll can end with its result.
         timeout_graceful_shutdown=round(operation_routes.LONG_POLL_SECONDS) + 5,
     )
     server = uvicorn.Server(settings)
     handle_exit = server.handle_exit
 
+    # Sets ``stopping`` before uvicorn waits for open responses: long polls then end early.
     def stop(sig: int, frame: FrameType | None) -> None:
         if not state.stopping.is_set():
             logger.info("stopping after the running operation; a second Ctrl-C does not wait")
@@ -107,17 +113,23 @@ def error_response(error: Exception, path: str) -> JSONResponse:
         detail = SERVER_FAILED
         logger.error("%s", path, exc_info=error)
     body: Json = {"detail": detail}
+    # Clients of OpenAI parse another form of error than the SDK of Tinker.
     if path.startswith(openai.PREFIX):
         api_error = as_api_error(error)
         status, body = api_error.status, api_error.body()
+    # A client repeats a request that found the queue full after this many seconds.
     headers = error.headers if known else {"Retry-After": "1"} if status == 429 else None
     return JSONResponse(body, status, headers)
 
 
 async def _handle_error(request: Request, error: Exception) -> JSONResponse:
     path = request.url.path
-    # The router raises these for an unknown address or method; clients do not retry a 404.
-    if isinstance(error, HTTPException) and error.status_code in (404, 405):
+    # The router raises 405 and 404 without a reason. Clients retry neither.
+    if isinstance(error, HTTPException) and error.status_code == 405:
+        allowed = (error.headers or {}).get("Allow")
+        where = f"{request.method} {path}: this address exists"
+        error = HTTPException(405, f"{where} for {allowed} only", error.headers)
+    elif isinstance(error, HTTPException) and error.status_code == 404:
         where = f"{request.method} {path}: this server has"
         error = NotFoundError(f"{where} no such address; /docs lists them")
         if path.startswith(openai.PREFIX):

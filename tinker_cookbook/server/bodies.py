@@ -221,6 +221,7 @@ class JsonRoute(APIRoute):
             return handler
 
         async def handle(request: Request) -> Response:
+            # Ids, names and settings are small; only bodies with tokens need the larger limit.
             limit = min(MAX_CONTROL_BYTES, request.app.state.max_request_bytes)
             try:
                 body = await read_body(request, limit)
@@ -241,6 +242,7 @@ async def read_json(request: Request, parse: Callable[[bytes], T]) -> T:
     Raises ``DataValidationError`` if the body has too many lists and objects.
     """
     body = await read_body(request, request.app.state.max_request_bytes)
+    # No count of its lists and objects: a small body has fewer bytes than the limit.
     if len(body) <= SMALL_BYTES:
         return parse(body)
 
@@ -253,6 +255,7 @@ async def read_json(request: Request, parse: Callable[[bytes], T]) -> T:
 
 def check_containers(body: bytes, most: int, max_depth: int | None = None) -> None:
     """Raises ``DataValidationError`` for too many, or too deeply nested, lists and objects."""
+    # Brackets in strings are counted too, so this can only be too high. Depth is at most the count.
     if body.count(b"[") + body.count(b"{") <= (max_depth or most):
         return
     # Only now without the brackets in strings, which takes longer.
@@ -262,6 +265,7 @@ def check_containers(body: bytes, most: int, max_depth: int | None = None) -> No
         raise DataValidationError(
             f"body: got {count} lists and objects, expected at most {most} in one request"
         )
+    # The running sum of opening minus closing brackets is the depth at each byte.
     if max_depth is not None:
         codes = np.frombuffer(bare, dtype=np.uint8)
         steps = np.isin(codes, list(b"[{")).astype(int) - np.isin(codes, list(b"]}"))
@@ -279,6 +283,7 @@ async def read_body(request: Request, limit: int) -> bytes:
         BodyMemoryError: The body does not fit into memory. It is read to its end nevertheless:
             clients that get a response before would send it again and again.
     """
+    # A client with a declared size learns of the limit before it has sent the body.
     header = request.headers.get("content-length", "")
     declared = int(header) if header.isdecimal() else 0
     if declared > limit:
@@ -290,6 +295,7 @@ async def read_body(request: Request, limit: int) -> bytes:
         size += len(piece)
         if size > limit:
             raise body_too_large(limit)
+        # Without memory only the first piece is kept: it has the ids of the request.
         if not shortage or not pieces:
             pieces.append(piece)
     # The first bytes of a pass name its model and sequence id.

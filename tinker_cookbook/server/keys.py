@@ -96,22 +96,26 @@ class KeyFile:
 
     def ensure(self, names: list[str]) -> dict[str, str]:
         """Creates a key for each owner without one; returns the new keys by owner."""
+        # Names become folders of checkpoints, so they must be valid before a key is written.
         for name in names:
             check_name(name, "owner")
         self.path.parent.mkdir(parents=True, exist_ok=True)
         with FileLock(f"{self.path}.lock"):  # two servers may start at once
+            # Read again under the lock: another server may have written keys meanwhile.
             keys = self._read() if self.path.exists() else self._keys
             missing = [name for name in names if name not in keys]
             new = {name: _KEY_PREFIX + secrets.token_urlsafe(32) for name in missing}
             self._set_keys(keys | new)
             if new:
                 part = self.path.with_name(f"{self.path.name}.{os.getpid()}.part")
+                # A crashed process with this id may have left one, which mode "x" would refuse.
                 part.unlink(missing_ok=True)
                 # A new file with mode 600: at no time can others read it.
                 with open(part, "x", opener=partial(os.open, mode=0o600)) as file:
                     json.dump(self._keys, file, indent=2)
                     file.flush()
                     os.fsync(file.fileno())
+                # Renamed only when it is on the disk: a crash leaves the old keys or the new ones.
                 part.replace(self.path)
         with contextlib.suppress(FileNotFoundError):
             (self._root / "owners").chmod(0o700)  # older servers left it open to others
@@ -151,6 +155,7 @@ class KeyFile:
         return list(self._keys)
 
     def _read(self) -> dict[str, str]:
+        # Others may have read the keys of such a file already, so none of them is accepted.
         mode = stat.S_IMODE(self.path.stat().st_mode)
         if mode & 0o077:
             raise ConfigurationError(

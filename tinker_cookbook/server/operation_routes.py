@@ -60,11 +60,14 @@ async def retrieve_future(
     if not pending.future.done():
         await _wait(pending, state)
     if not pending.future.done():
+        # The SDK repeats the request at once after a 408 with this body.
         later = {"type": "try_again", "request_id": request_id, "queue_state": "active"}
         return JSONResponse(later, status_code=408)
+    # From now on the result is kept for a limited time: this response may be lost.
     pending.fetched_at = time.monotonic()
     try:
         result = pending.future.result()
+        # The client states whether it reads protobuf; older SDKs read JSON only.
         binary = PROTOBUF in request.headers.get("accept", "")
         message = pending.encoder.proto(result) if binary else None
         if message is not None:
@@ -74,6 +77,7 @@ async def retrieve_future(
         text = json.dumps(pending.encoder.json(result), ensure_ascii=False, separators=(",", ":"))
         return Response(text, media_type="application/json")
     except (Exception, CancelledError) as error:
+        # An operation's error is a result with status 200: the SDK would retry a status 5xx.
         return JSONResponse(error_body(error))
 
 
@@ -91,6 +95,7 @@ async def _wait(pending: PendingRequest, state: ServerState) -> None:
     """Waits up to ``LONG_POLL_SECONDS`` for a request to end, or for the server to stop."""
     done = asyncio.Event()
     loop = asyncio.get_running_loop()
+    # The engine's thread ends the future, and an asyncio.Event is not thread-safe.
     pending.future.add_done_callback(lambda _: loop.call_soon_threadsafe(done.set))
     deadline = loop.time() + LONG_POLL_SECONDS
     waits = [asyncio.ensure_future(event.wait()) for event in (done, state.stopping)]
@@ -98,6 +103,7 @@ async def _wait(pending: PendingRequest, state: ServerState) -> None:
     # The server is stopping and the engine works on this request: its client gets the result.
     if (work := pending.work) is not None and work.running():
         await asyncio.wait(waits[:1], timeout=deadline - loop.time())
+    # Tasks that still wait would otherwise remain for as long as the server runs.
     for wait in waits:
         wait.cancel()
 
@@ -109,7 +115,9 @@ async def create_sampling_session(
     """Creates a sampler of a base model or a checkpoint."""
     session = state.session(owner, body.session_id)
     sampler_id = session.sampler_id(body.sampling_session_seq_id)
+    # The id comes from the client's number, so a repeated request finds the same sampler.
     if sampler_id not in session.samplers:
+        # In a thread: reading weights from the disk must not block the event loop.
         client = await asyncio.to_thread(
             _load_client, state, owner, body.model_path, body.base_model
         )
@@ -126,6 +134,7 @@ async def asample(request: Request, owner: OwnerDep, state: StateDep) -> Json:
         # From the bytes: three times as fast as parsing first and validating then.
         body = await bodies.read_json(request, bodies.SampleBody.model_validate_json)
     except ValidationError as error:
+        # FastAPI prefixes locations in bodies that it parses itself by "body".
         problems = [{**one, "loc": ("body", *one["loc"])} for one in error.errors()]
         raise RequestValidationError(problems) from error
     if body.sampling_session_id is None or body.seq_id is None:
@@ -157,6 +166,7 @@ async def asample(request: Request, owner: OwnerDep, state: StateDep) -> Json:
     # Clients repeat a request whose acknowledgement was lost.
     if request_id not in state.requests:
         size = body.num_samples
+        # Acquired before the request is registered: a refused one is repeated and must run then.
         state.sample_quota.acquire(size)
         pending = PendingRequest(request_id, session.session_id, wire.SampleEncoder())
         # Also released if the request fails or is cancelled.
@@ -174,6 +184,7 @@ def _load_client(
 ) -> LocalSamplingClient:
     """Loads a checkpoint of this owner, or else a base model."""
     if model_path is not None:
+        # Before the engine loads it: a checkpoint's base model may be one that is not served.
         state.require_model_of(owner, model_path)
     elif base_model is not None:
         state.require_model(base_model)
@@ -191,6 +202,7 @@ async def skip_refused(request: Request, error: Exception) -> Response:
     # Without a valid key, model id and sequence id there is nothing to skip.
     with contextlib.suppress(ValidationError, NotFoundError, HTTPException):
         operation = bodies.Operation.model_validate(error.body)
+        # The model must belong to this owner, or one owner could skip the operations of another.
         if operation.seq_id is not None:
             state, owner = await state_of(request), await owner_of(request)
             _, model = state.model(owner, operation.model_id)
@@ -203,6 +215,7 @@ async def create_model(body: bodies.CreateModel, owner: OwnerDep, state: StateDe
     """Creates a LoRA adapter on a base model."""
     session = state.session(owner, body.session_id)
     _require_adam(body.optimizer_config)
+    # The model does not exist yet, so an error that is raised at once leaves no gap in its ids.
     state.require_model(body.base_model)
     lora = body.lora_config or bodies.Lora()
     spec = AdapterSpec(lora.rank, lora.train_attn, lora.train_mlp, lora.train_unembed)
@@ -220,6 +233,7 @@ async def create_model(body: bodies.CreateModel, owner: OwnerDep, state: StateDe
 async def load_weights(body: bodies.LoadWeights, owner: OwnerDep, state: StateDep) -> Json:
     """Loads a checkpoint into a model, or creates a model from it."""
 
+    # For an existing model this runs within the operation, so that an error leaves no gap.
     def check() -> None:
         _require_adam(body.optimizer_config)
         if body.weights_access_token is not None:
@@ -262,6 +276,7 @@ async def get_info(
 ) -> Json:
     """Returns a model's name, rank and tokenizer."""
     _, model = state.model(owner, model_id)
+    # The client sends this right after create_model, whose creation may still run.
     pending = state.requests.get(f"{model_id}:create")
     if pending is not None:
         # Shielded: a client that disconnects must not cancel the creation.
@@ -295,9 +310,11 @@ async def _submit_pass(
     try:
         body = await bodies.read_body(request, limit)
     except BodyMemoryError as error:
+        # Becomes the operation's result, so that the sequence ids have no gap.
         batch = wire.pass_without_memory(error)
     else:
         read = partial(wire.read_pass, body, content_type, encoding, limit, forward=forward)
+        # Compressed bodies are decoded in a thread: they may unpack to much more.
         small = len(body) <= bodies.SMALL_BYTES and not encoding
         batch = read() if small else await asyncio.to_thread(read)
     # Counted now: the callback must not keep the data in memory.
@@ -308,6 +325,7 @@ async def _submit_pass(
             state.count_trained(tokens)
 
     def run(client: LocalTrainingClient) -> Future[Any]:
+        # The engine records the failed pass, so that an optimizer step after it fails as well.
         if batch.error is not None:
             return client.fail_pass(batch.error, backward=batch.backward).future()
         submitted = client.run_pass(
@@ -329,6 +347,7 @@ async def optim_step(body: bodies.OptimStep, owner: OwnerDep, state: StateDep) -
             raise BackendError(
                 f"optim_step: got {kind!r}, expected adam_params: the engine has AdamW"
             )
+        # The error of pydantic would not list the names that exist.
         known = types.AdamParams.model_fields
         for name in sorted(set(body.adam_params) - set(known)):
             raise DataValidationError(
@@ -347,6 +366,7 @@ async def save(body: bodies.Save, request: Request, owner: OwnerDep, state: Stat
 
     Without a path, the last address creates a sampler of the current weights.
     """
+    # The three addresses take the same body and differ only in what the client method saves.
     kind = request.url.path.rpartition("/")[2]
     session, _ = state.model(owner, body.model_id)
     number = body.sampling_session_seq_id
@@ -395,6 +415,7 @@ def _create(
 ) -> Json:
     """Queues the creation of a model before its operations; a repeated request has no effect."""
     request_id = f"{model_id}:create"
+    # The client repeats a request whose acknowledgement was lost: the model exists then.
     if model_id not in session.models:
         model = session.models[model_id] = Model(model_id, OrderedDispatcher(model_id))
         pending = PendingRequest(request_id, session.session_id, encoder)
@@ -408,6 +429,7 @@ def _create(
 
         # Blocks: the creation reads a checkpoint.
         model.dispatcher.add(FIRST_SEQ_ID - 1, lambda: pending.start(begin), blocks=True)
+        # Written as soon as a run exists: a later crash must list it.
         state.write_open_runs()
     return {"request_id": request_id, "model_id": model_id}
 
@@ -442,6 +464,7 @@ def _submit(
 def _client(model: Model, state: ServerState) -> LocalTrainingClient:
     """Returns the client of a model; raises the error of its creation."""
     pending = state.requests.get(f"{model.model_id}:create")
+    # Raises the error of the creation, which explains more than a missing client.
     if model.client is None and pending is not None:
         pending.future.result()
     if model.client is None:

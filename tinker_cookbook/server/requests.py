@@ -57,17 +57,20 @@ class PendingRequest:
         try:
             self.work = begin()
         except Exception as error:
+            # The error becomes the result; raised here, it would stop the dispatcher.
             self.work = Future()
             self.work.set_exception(error)
         self.work.add_done_callback(self._finish)
 
     def cancel(self) -> None:
         """Cancels the request if it has not ended."""
+        # Both, since work that has begun may refuse the cancellation.
         self.future.cancel()
         if self.work is not None:
             self.work.cancel()
 
     def _finish(self, work: Future[Any]) -> None:
+        # The request is kept until its result is fetched, the engine's work is not.
         self.work = None
         if work.cancelled():
             self.future.cancel()
@@ -76,8 +79,10 @@ class PendingRequest:
         if isinstance(error, CancelledError):
             self.future.cancel()
             return
+        # The client shows user errors; only errors of the server need its log.
         if error is not None and not _is_user_error(error):
             logger.error("%s failed", self.request_id, exc_info=error)
+        # A cancellation from another thread may come first; a second result would raise.
         if not self.future.done() and self.future.set_running_or_notify_cancel():
             if error is None:
                 self.future.set_result(work.result())
@@ -160,6 +165,7 @@ class OrderedDispatcher:
 
     def _begin_ready(self) -> None:
         """Begins the operations whose turn it is; starts the timer of a gap before the next."""
+        # One operation at a time: while one begins in a thread, the others wait for its end.
         while self._waiting and self._beginning is None:
             first = min(self._waiting)
             if first > self._next:
@@ -177,6 +183,7 @@ class OrderedDispatcher:
                 self._beginning.add_done_callback(self._end_beginning)
             else:
                 begin()
+        # No operation waits for a missing id any more.
         if not self._waiting:
             self._end_gap()
 

@@ -107,6 +107,7 @@ async def set_ttl(
 @router.get(f"/{_CHECKPOINT}/archive", response_model=None)
 def archive(path: PathDep, request: Request, owner: OwnerDep, state: StateDep) -> Response:
     """Redirects to a signed URL of a tar file with the adapter in PEFT's format."""
+    # An unknown checkpoint is an error here, before a URL is signed.
     owner.store.get_checkpoint(path)
     until = int(time.time()) + URL_SECONDS
     url = _signed_url(request, state, owner.name, path, _ARCHIVE, until)
@@ -261,10 +262,12 @@ async def search_sessions(body: SessionSearch, owner: OwnerDep, state: StateDep)
     """Searches the caller's open sessions, newest first; ended ones are not stored."""
     if body.project_ids is not None:
         raise BackendError("project_ids: this server has no projects; leave it out")
+    # Sessions of other owners are never found, so this condition can only exclude the caller's.
     users = body.owner.get("owner_urns") if body.owner.get("type") == "user" else None
     found = state.sessions(owner)
     if users is not None and user_urn(owner.name) not in users:
         found = []
+    # The id breaks ties of the time, so that no session is lost between two pages.
     keys = {(one.created_at, one.session_id): one for one in found if _matches(body, one)}
     if body.cursor is not None:
         last = (body.cursor.last_created_at, body.cursor.last_session_id)
@@ -275,6 +278,7 @@ async def search_sessions(body: SessionSearch, owner: OwnerDep, state: StateDep)
     if len(ordered) > len(page):
         created, session_id = ordered[len(page) - 1]
         following = {"last_created_at": created.isoformat(), "last_session_id": session_id}
+    # In a thread, since each summary reads the checkpoints of its runs from the disk.
     summaries = await asyncio.to_thread(lambda: [_summary(one) for one in page])
     return {"sessions": summaries, "next_cursor": following}
 
@@ -283,6 +287,7 @@ def _matches(body: SessionSearch, session: Session) -> bool:
     metadata = {key: str(value) for key, value in (session.user_metadata or {}).items()}
     if not body.user_metadata.items() <= metadata.items():
         return False
+    # All stored sessions are active, so only a search that excludes active ones finds none.
     if body.statuses is not None and all(one.get("type") != "active" for one in body.statuses):
         return False
     if body.session_id is None and body.display_name is None:
@@ -329,6 +334,7 @@ async def telemetry(owner: OwnerDep) -> dict[str, str]:
 @router.post("/auth/token", tags=["account"])
 async def token(request: Request, owner: OwnerDep, state: StateDep) -> dict[str, str]:
     """Returns a token that replaces the key for some hours and names its owner."""
+    # Otherwise a token could be renewed forever and would never expire.
     if request.headers.get("x-api-key", "").startswith(TOKEN_PREFIX):
         raise BackendError("auth/token: got a token, expected a key: send the one it was made from")
     return {"jwt": state.keys.token_of(owner)}
@@ -337,6 +343,7 @@ async def token(request: Request, owner: OwnerDep, state: StateDep) -> dict[str,
 @router.get("/auth/apikey/me", tags=["account"])
 async def own_key(owner: OwnerDep) -> Json:
     """Returns the description of a key, which ``tinker auth login`` stores."""
+    # A number that is always the same for an owner, since keys have no stored number.
     number = int.from_bytes(hashlib.sha256(owner.name.encode()).digest()[:6])
     return {
         "key_id": number,
@@ -351,6 +358,7 @@ async def own_key(owner: OwnerDep) -> Json:
 
 async def metrics(owner: OwnerDep, state: StateDep) -> Response:
     """Returns Prometheus metrics of the whole server; a scraper sends its key as bearer token."""
+    # A new registry for each request: the collector reads the state when it is scraped.
     registry = CollectorRegistry()
     registry.register(_Collector(state))
     return Response(generate_latest(registry), media_type=CONTENT_TYPE_LATEST)

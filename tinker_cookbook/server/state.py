@@ -89,6 +89,8 @@ class Session:
             if now - sampler.used_at < IDLE_SECONDS:
                 continue
             sampler.client = None
+            # A snapshot is not on the disk, so it cannot be loaded again: its id ends with its
+            # weights.
             if sampler.is_snapshot:
                 del self.samplers[sampler.sampler_id]
 
@@ -122,6 +124,7 @@ class ServerState:
         self._url_secret = secrets.token_bytes(32)
         # Runs that are listed at the start were interrupted by a crash.
         self._open_runs = folder / "open_runs.json"
+        # A missing or damaged file must not keep the server from starting.
         try:
             self.interrupted = [str(run) for run in json.loads(self._open_runs.read_bytes())]
         except (OSError, ValueError, TypeError):
@@ -148,6 +151,7 @@ class ServerState:
     def start_session(self, owner: Owner, metadata: dict | None, name: str | None) -> Session:
         """Creates a session."""
         session_id = f"{time.strftime('%Y%m%d-%H%M%S')}-{secrets.token_hex(4)}"
+        # The metadata of runs are strings in the protocol.
         text = {key: str(value) for key, value in (metadata or {}).items()}
         service = LocalServiceClient(self.engine, owner.store, text, session_id)
         session = Session(session_id, owner, service, metadata, name)
@@ -158,6 +162,7 @@ class ServerState:
     def session(self, owner: Owner, session_id: str) -> Session:
         """Returns an open session of this owner; raises ``NotFoundError``."""
         session = self._sessions.get(session_id)
+        # An owner gets the same error for another owner's session as for one that does not exist.
         if session is None or session.owner is not owner:
             raise NotFoundError(
                 f"session {session_id!r}: not open here. It ended, sent no heartbeat for "
@@ -165,6 +170,7 @@ class ServerState:
                 f"({time.strftime('%H:%M:%S', time.localtime(self.started_at))}). Checkpoints are "
                 "kept: connect again and continue with create_training_client_from_state"
             )
+        # Every request counts as a heartbeat.
         session.seen_at = time.monotonic()
         return session
 
@@ -202,6 +208,7 @@ class ServerState:
 
     def require_model(self, name: str, field: str = "base_model") -> str:
         """Returns a base model that is served; raises ``ModelNotFoundError`` for others."""
+        # A client must not make the server load another folder.
         if name not in self.models:
             raise ModelNotFoundError(
                 f"{field}: got {name!r}, which this server does not serve"
@@ -241,6 +248,7 @@ class ServerState:
 
     async def sweep_forever(self) -> None:
         """Ends sessions without a heartbeat, evicts idle samplers and drops fetched results."""
+        # Often enough that a short ``session_seconds`` is exceeded by a quarter at most.
         pause = min(5.0, self._session_seconds / 4)
         while True:
             due = time.monotonic() + pause
@@ -257,6 +265,7 @@ class ServerState:
                         self.end_session(session, f"no heartbeat for {self._session_seconds:g} s")
                     else:
                         session.evict_idle_samplers(now)
+                # A result that was never fetched stays until its session ends.
                 for one in list(self.requests.values()):
                     if one.fetched_at is not None and now - one.fetched_at > RETENTION_SECONDS:
                         del self.requests[one.request_id]

@@ -63,6 +63,7 @@ def read_pass(
     if encoding == "zstd":
         # In a stream up to the limit: the size that a frame declares may be wrong.
         try:
+            # One byte above the limit shows that the body is too large.
             with zstandard.ZstdDecompressor().stream_reader(body) as reader:
                 body = reader.read(limit + 1)
         except zstandard.ZstdError as error:
@@ -82,9 +83,11 @@ def read_pass(
         raise DataValidationError(
             f"body: {len(body)} bytes that are no ForwardBackwardRequest ({error})"
         ) from error
+    # Newer SDKs send settings that are text or numbers in a second field.
     config: dict[str, float | str] = dict(message.loss_fn_config)
     for name, value in message.loss_fn_config_v2.items():
         config[name] = value.text if value.HasField("text") else value.number
+    # Newer SDKs send both kinds of pass to one address, with a flag.
     backward = not (message.forward_only or forward)
     ids = message.model_id, message.seq_id
     return PassRequest(*ids, message.loss_fn, config or None, backward).read_data(
@@ -142,6 +145,7 @@ def _pass_of_json(body: bytes, forward: bool) -> PassRequest:
 def _example(datum: pb.Datum, where: str) -> Example:
     # NumPy arrays, not lists of the SDK's types: those take ten times the memory, and their checks,
     # written in Rust, abort the process if memory runs out.
+    # Never an empty list, which np.concatenate would refuse.
     tokens = [np.empty(0, dtype=np.int64)]
     for chunk in datum.model_input:
         if not chunk.HasField("encoded_text"):
@@ -207,6 +211,7 @@ def tensor_of(body: bodies.Tensor) -> types.TensorData:
                     "sparse tensor: expected sparse_crow_indices, sparse_col_indices and a shape "
                     "of two dimensions, all three"
                 )
+            # The indices must be valid before a dense tensor is made from them.
             steps = np.diff(np.asarray(rows, dtype=np.int64))
             column = np.asarray(columns, dtype=np.int64)
             count = len(body.data)
@@ -249,6 +254,7 @@ class PassEncoder(Encoder):
             {name: value.to_numpy() for name, value in record.items()}
             for record in result.loss_fn_outputs
         ]
+        # A batch has one trailing shape, so that only the first dimension may differ.
         for _, group in groupby(records, lambda r: {name: a.shape[1:] for name, a in r.items()}):
             batch = list(group)
             out = message.loss_fn_outputs.add(type_tag=_RECORD, num_datums=len(batch))

@@ -29,6 +29,29 @@ def test_an_unknown_address_is_named(caller, method):
     assert caller(None).http.request(method, "no/such/thing").status_code == 401
 
 
+@pytest.mark.parametrize(
+    ("method", "path", "allowed"),
+    [
+        ("GET", "/api/v1/asample", "POST"),
+        ("PUT", "/api/v1/training_runs", "GET"),
+        ("POST", "/api/v1/training_runs/r/checkpoints/weights/n", "DELETE"),
+        ("GET", "/oai/api/v1/completions", "POST"),
+        ("DELETE", "/oai/api/v1/models", "GET"),
+    ],
+)
+def test_a_wrong_method_of_a_known_address_gets_405(caller, method, path, allowed):
+    http = caller().http
+    response = http.request(method, http.base_url.join(path))
+    assert response.status_code == 405
+    assert response.headers["allow"] == allowed
+    message = f"{method} {path}: this address exists for {allowed} only"
+    if path.startswith("/oai"):
+        assert response.json()["error"]["message"] == message
+        assert response.json()["error"]["type"] == "invalid_request_error"
+    else:
+        assert response.json() == {"detail": message}
+
+
 def test_projects_are_not_passed_over_in_silence(caller):
     status, said = caller().get("training_runs?project_id=p")
     assert status == 400

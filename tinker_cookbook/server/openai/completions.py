@@ -62,6 +62,7 @@ def _prepare_completions(loader: ModelLoader, owner: Owner, body: CompletionBody
     # The tokenizer adds its BOS token to a string.
     encode = model.codec.tokenizer.encode
     tokens = [list(encode(one)) if isinstance(one, str) else one for one in prompts]
+    # Log-probabilities of the prompt are part of the response only if the prompt is.
     score = bool(body.echo) and options.top_logprobs is not None
     choices = []
     for prompt, ids in zip(prompts, tokens, strict=True):
@@ -93,6 +94,7 @@ class CompletionChoice(Choice):
         tokens = [SampledToken(token, None) for token in prompt]
         if scores is not None and scores.prompt_logprobs_np is not None:
             topk = scores.topk_prompt_logprobs_np
+            # The first token has no log-probability: nothing precedes it.
             for i in range(1, len(tokens)):
                 top = None if topk is None else (topk.token_ids[i], topk.logprobs[i])
                 tokens[i] = SampledToken(prompt[i], float(scores.prompt_logprobs_np[i]), top)
@@ -115,6 +117,7 @@ class CompletionChoice(Choice):
     def end(self, stop_reason: str) -> list[Json]:
         """Returns a chunk with the rest of the text and the finish reason."""
         text = self._detokenizer.finish()
+        # Without requested tokens the engine's one token is dropped, and so is its stop reason.
         stopped = self._has_tokens and (self._detokenizer.stopped or stop_reason == "stop")
         self._finish_reason = "stop" if stopped else "length"
         return [self._chunk(text)]
@@ -174,6 +177,7 @@ def _prepare_chat(loader: ModelLoader, owner: Owner, body: ChatBody) -> Response
     renderer = renderer_of(model, body.renderer_name)
     prompt = prompt_tokens(renderer, body.messages, body.tools or [])
     # Without a limit as many as the context has space for.
+    # OpenAI renamed max_tokens; the newer name has precedence.
     newer = body.max_completion_tokens
     max_tokens = body.max_tokens if newer is None else newer
     if body.top_logprobs and not body.logprobs:
@@ -218,6 +222,7 @@ def prompt_tokens(
 
 
 def _convert(message: Mapping[str, Any], where: str) -> Json:
+    # Fields with an effect must not be ignored; clients send others empty.
     for field, value in message.items():
         if field not in _MESSAGE_FIELDS and value not in (None, [], {}):
             raise ApiError(f"{where}.{field}: this server does not support it", param=where)
@@ -269,6 +274,7 @@ class ChatChoice(Choice):
 
     def add(self, tokens: Sequence[SampledToken]) -> Json | None:
         """Returns a chunk with the new text and thinking, or None. Tool calls follow at the end."""
+        # The detokenizer cuts stop strings first, so the reader never sees them.
         text = self._detokenizer.add(tokens)
         delta = _delta(self._reader.feed(text)) if text else {}
         ready = self._take_tokens()
@@ -293,6 +299,7 @@ class ChatChoice(Choice):
             for call in message.get("tool_calls", [])
         ]
         content, whole_text = message["content"], get_text_content(message) + unparsed
+        # As in OpenAI's API: a message of calls alone has null as content.
         fields = {"content": whole_text if whole_text or not calls else None, "refusal": None}
         self._message = {"role": "assistant", **fields}
         if not isinstance(content, str):
@@ -303,6 +310,7 @@ class ChatChoice(Choice):
             delta["tool_calls"] = [{"index": i, **call} for i, call in enumerate(calls)]
         ready = self._take_tokens()
         chunks = [self._chunk(delta, ready)] if delta or ready else []
+        # A response that was cut at max_tokens reports that even if it contains a call.
         stopped = self._detokenizer.stopped or stop_reason == "stop"
         self._finish_reason = ("tool_calls" if calls else "stop") if stopped else "length"
         return [*chunks, self._chunk({}, [])]

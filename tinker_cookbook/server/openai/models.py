@@ -126,6 +126,7 @@ class ModelLoader:
         key = (owner.name, model, created)
         with self._lock:
             is_new = key not in self._models
+            # The future is stored before the load, so that concurrent requests wait for it.
             future = self._models.setdefault(key, Future())
             self._models.move_to_end(key)
             while len(self._models) > MAX_MODELS:
@@ -139,6 +140,7 @@ class ModelLoader:
                 loaded = LoadedModel(model, base_model, client, codec, *sizes, renderer_name)
                 future.set_result(loaded)
             except BaseException as error:
+                # A failed load is not cached: the next request tries again.
                 self._drop(owner, model)
                 future.set_exception(error)
         return future.result()

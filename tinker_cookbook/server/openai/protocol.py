@@ -110,6 +110,7 @@ def as_api_error(error: Exception) -> ApiError:
     status = status_of(error)
     if status >= 500:
         return ApiError(SERVER_FAILED, status=500)
+    # OpenAI's clients show ``param``; the package's messages start with the field's name.
     field = _FIELD.match(str(error))
     return ApiError(str(error), status=status, param=field[0] if field else None)
 
@@ -145,12 +146,14 @@ class SamplingBody(BaseModel):
         try:
             body = cls.model_validate_json(raw)
         except ValidationError as error:
+            # OpenAI's form of an error has one parameter, so only the first problem is reported.
             problem = error.errors()[0]
             where = ".".join(map(str, problem["loc"])) or "body"
             param = str(problem["loc"][0]) if problem["loc"] else None
             raise ApiError(f"{where}: {problem['msg']}", param=param) from error
         for name, value in (body.model_extra or {}).items():
             neutral = _NEUTRAL.get(name, ())
+            # Without tools, "none" is what happens anyway.
             if name == "tool_choice" and not getattr(body, "tools", None):
                 neutral = (*neutral, "none")
             if value is None or name in _WITHOUT_EFFECT or value in neutral:

@@ -97,6 +97,7 @@ class SampleStream:
     def start(self, *, streamed: bool) -> None:
         """Submits the requests; raises ``BusyError`` if too many samples are queued."""
         options, num_samples = self.options, self.options.num_samples
+        # All samples of the call count at once: a refused call has not started a part of them.
         size = num_samples * len(self.prompts)
         self.quota.acquire(size)
         self._num_queued = size
@@ -120,6 +121,7 @@ class SampleStream:
         for index, prompt in enumerate(self.prompts):
             tokens = types.ModelInput.from_ints(list(prompt))
             if scores_apart:
+                # The engine samples at least one token, and scores the prompt in the same pass.
                 params = options.params.model_copy(update={"max_tokens": 1})
                 scored = sample(tokens, 1, params, True, top, top)
                 self._score_futures.append(scored.future())
@@ -132,6 +134,7 @@ class SampleStream:
                 topk_sample_logprobs=top,
                 on_token=partial(put_token, index * num_samples) if streamed else None,
             ).future()
+            # Ends the stream of this prompt; it comes after all of its tokens.
             future.add_done_callback(lambda _: put(None))
             self._futures.append(future)
 
@@ -170,6 +173,7 @@ class SampleStream:
         """Cancels the requests that have not ended. May be called more than once."""
         for future in (*self._futures, *self._score_futures):
             future.cancel()
+        # Zero afterwards: a second call must not release the samples again.
         self.quota.release(self._num_queued)
         self._num_queued = 0
 
@@ -186,6 +190,7 @@ async def until_disconnect(request: Request, work: Awaitable[T]) -> T:
         while (await request.receive())["type"] != "http.disconnect":
             pass
 
+    # Both tasks end here in any case, also when the server cancels the request.
     task = asyncio.ensure_future(work)
     disconnect = asyncio.create_task(disconnected())
     try:
@@ -327,6 +332,7 @@ class ResponseWriter:
             async for batch in batches:
                 for chunk in self._add(batch):
                     yield chunk_event([chunk])
+            # The reason of the end is known only now, from the whole responses.
             responses = await self.samples.responses()
             for choice, sequence in self._sequences(responses):
                 for chunk in choice.end(sequence.stop_reason):
@@ -337,6 +343,7 @@ class ResponseWriter:
             # The status has been sent: clients look for an error in the stream.
             logger.exception("a stream ends with an error")
             yield event(as_api_error(error).body())
+        # Clients read until this line.
         yield "data: [DONE]\n\n"
 
     def _usage(self, responses: Sequence[types.SampleResponse]) -> Json:

@@ -53,9 +53,11 @@ class IncrementalDetokenizer:
             if self.stopped:
                 break
             if token.token in self._stop_tokens:
+                # Held text is certain now: no text follows a stop token, which has none itself.
                 text += self.finish()
                 self.stopped = True
                 break
+            # The offset includes held text, which precedes this token.
             offset = self._num_chars + len(self._held_text)
             self._held_tokens.append(replace(token, offset=offset))
             piece = self._decoder.decode([token.token])
@@ -90,6 +92,7 @@ class IncrementalDetokenizer:
             cut = len(text) - partial_at_end(text, self._stop_strings)
             self._held_text = text[cut:]
         self._num_chars += cut
+        # Tokens are returned with the text that they start in, never before it.
         while self._held_tokens and self._held_tokens[0].offset < self._num_chars:
             self._ready_tokens.append(self._held_tokens.pop(0))
         return text[:cut]
