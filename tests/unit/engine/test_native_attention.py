@@ -10,6 +10,7 @@ import torch
 
 from tinker_cookbook.engine.kernels.cpu import build
 from tinker_cookbook.engine.kernels.cpu.attention import PagedAttention
+from tinker_cookbook.engine.model.attention_hook import AttentionCall
 from tinker_cookbook.engine.sampling.paged_cache import BlockTable, LayerShape, PagedCache, Run
 
 CPU = torch.device("cpu")
@@ -51,7 +52,8 @@ class Batch:
 
     def attend(self, runs: list[Run], window: int | None) -> torch.Tensor:
         query = self.query.transpose(0, 1)  # as the layers give it: heads are not next to tokens
-        return PagedAttention(runs)(1, query, self.key, self.value, self.scale, window)
+        call = AttentionCall(1, query, self.key, self.value, self.scale, window, None, None)
+        return PagedAttention(runs)(call)
 
     def held(self, table: BlockTable) -> tuple[torch.Tensor, torch.Tensor]:
         """Keys and values [kv heads, T, D] of the second layer."""

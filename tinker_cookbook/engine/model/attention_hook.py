@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
+from dataclasses import dataclass
 from typing import Any, Protocol
 
 import torch
@@ -19,24 +20,32 @@ from torch import Tensor
 _NAME = "tinker_cookbook_layout"
 
 
+@dataclass(frozen=True)
+class AttentionCall:
+    """Attention of one layer over a batch, whose tokens are one row [T].
+
+    ``query`` is [T, heads, D], ``key`` and ``value`` are [T, kv heads, D]; ``sinks`` is one more
+    logit of each head.
+    """
+
+    layer: int
+    query: Tensor
+    key: Tensor
+    value: Tensor
+    scale: float
+    window: int | None
+    softcap: float | None
+    sinks: Tensor | None
+
+
 class Layout(Protocol):
-    """How the tokens of a batch, all in one row [T], attend to each other."""
+    """Which tokens of a batch attend to which."""
 
     windows_seen: dict[int, int | None]
     """Sliding window of each layer that was called; the checks at load read it."""
 
-    def attend(
-        self,
-        layer: int,
-        query: Tensor,
-        key: Tensor,
-        value: Tensor,
-        scale: float,
-        window: int | None,
-        softcap: float | None,
-        sinks: Tensor | None,
-    ) -> Tensor:
-        """Returns attention [T, heads, D] of q [T, heads, D] over k and v [T, kv heads, D]."""
+    def attend(self, call: AttentionCall) -> Tensor:
+        """Returns the attention [T, heads, D]."""
         ...
 
 
@@ -84,7 +93,8 @@ def _forward(
     layout.windows_seen[layer] = sliding_window
     scale = query.shape[-1] ** -0.5 if scaling is None else scaling
     q, k, v = (tensor[0].transpose(0, 1) for tensor in (query, key, value))
-    return layout.attend(layer, q, k, v, scale, sliding_window, softcap, s_aux)[None], None
+    call = AttentionCall(layer, q, k, v, scale, sliding_window, softcap, s_aux)
+    return layout.attend(call)[None], None
 
 
 def causal_bias(query: Tensor, key: Tensor, window: int | None) -> Tensor:

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 import torch
 
+from tinker_cookbook.engine.model.attention_hook import AttentionCall
 from tinker_cookbook.engine.model.low_rank import Segments
 from tinker_cookbook.engine.sampling.batch_attention import BatchLayout
 from tinker_cookbook.engine.sampling.paged_cache import LayerShape, PagedCache, Run
@@ -36,20 +37,11 @@ class _Probe(BatchLayout):
         super().__init__([])
         self.shapes: dict[int, LayerShape] = {}
 
-    def attend(
-        self,
-        layer: int,
-        query: torch.Tensor,
-        key: torch.Tensor,
-        value: torch.Tensor,
-        scale: float,
-        window: int | None,
-        softcap: float | None,
-        sinks: torch.Tensor | None,
-    ) -> torch.Tensor:
-        plain = softcap is None and sinks is None
-        self.shapes[layer] = LayerShape(key.shape[1], key.shape[2], value.shape[2], plain)
-        return query.new_zeros(*query.shape[:2], value.shape[2])
+    def attend(self, call: AttentionCall) -> torch.Tensor:
+        _, heads, width = call.key.shape
+        plain = call.softcap is None and call.sinks is None
+        self.shapes[call.layer] = LayerShape(heads, width, call.value.shape[2], plain)
+        return call.query.new_zeros(*call.query.shape[:2], call.value.shape[2])
 
 
 @torch.no_grad()

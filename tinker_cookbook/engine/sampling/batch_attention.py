@@ -8,7 +8,6 @@ tokens of each. New keys and values are written to the KV cache before attention
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from functools import cached_property
 
 import numpy as np
@@ -16,42 +15,33 @@ import torch
 from torch.nn import functional as F  # noqa: N812
 
 from tinker_cookbook.engine.kernels import PagedAttention
-from tinker_cookbook.engine.model.attention_hook import causal_bias
+from tinker_cookbook.engine.model.attention_hook import AttentionCall, causal_bias
 from tinker_cookbook.engine.sampling.paged_cache import BLOCK, PagedCache, Run
 
 
-@dataclass(frozen=True)
-class AttentionCall:
-    """Attention settings of one layer."""
+def _weights(
+    call: AttentionCall, query: torch.Tensor, keys: torch.Tensor, bias: torch.Tensor, count: int
+) -> torch.Tensor:
+    """Returns attention weights [N, Q, K] of ``query`` [N, Q, D] over ``keys`` [N, K, D].
 
-    scale: float
-    window: int | None = None
-    softcap: float | None = None
-    sinks: torch.Tensor | None = None
-
-    def weights(
-        self, query: torch.Tensor, keys: torch.Tensor, bias: torch.Tensor, count: int
-    ) -> torch.Tensor:
-        """Returns attention weights [N, Q, K] of ``query`` [N, Q, D] over ``keys`` [N, K, D].
-
-        ``bias`` [N or 1, Q or 1, K]; N is ``count`` sequences times kv heads. Scores and softmax
-        are fp32.
-        """
-        if query.dtype == torch.float32 and self.softcap is None:
-            scores = torch.baddbmm(bias, query, keys.transpose(1, 2), alpha=self.scale)
-        else:
-            scores = torch.bmm(query, keys.transpose(1, 2)).float().mul_(self.scale)
-            if self.softcap is not None:
-                scores = torch.tanh(scores / self.softcap) * self.softcap
-            scores += bias
-        if self.sinks is None:
-            return scores.softmax(-1).to(query.dtype)
-        # A sink is one more logit of each head, whose weight is dropped after the softmax.
-        kv_heads = len(scores) // count
-        sinks = self.sinks.float().view(1, kv_heads, -1, 1)
-        sinks = sinks.repeat_interleave(scores.shape[1] // sinks.shape[2], 2)
-        sinks = sinks.expand(count, -1, -1, -1).reshape(len(scores), scores.shape[1], 1)
-        return torch.cat([scores, sinks], -1).softmax(-1)[..., :-1].to(query.dtype)
+    ``bias`` [N or 1, Q or 1, K]; N is ``count`` sequences times kv heads. Scores and softmax are
+    fp32.
+    """
+    if query.dtype == torch.float32 and call.softcap is None:
+        scores = torch.baddbmm(bias, query, keys.transpose(1, 2), alpha=call.scale)
+    else:
+        scores = torch.bmm(query, keys.transpose(1, 2)).float().mul_(call.scale)
+        if call.softcap is not None:
+            scores = torch.tanh(scores / call.softcap) * call.softcap
+        scores += bias
+    if call.sinks is None:
+        return scores.softmax(-1).to(query.dtype)
+    # A sink is one more logit of each head, whose weight is dropped after the softmax.
+    kv_heads = len(scores) // count
+    sinks = call.sinks.float().view(1, kv_heads, -1, 1)
+    sinks = sinks.repeat_interleave(scores.shape[1] // sinks.shape[2], 2)
+    sinks = sinks.expand(count, -1, -1, -1).reshape(len(scores), scores.shape[1], 1)
+    return torch.cat([scores, sinks], -1).softmax(-1)[..., :-1].to(query.dtype)
 
 
 class _Gathered:
@@ -106,19 +96,17 @@ class _DecodeGroup(_Gathered):
         self._key_at = torch.arange(blocks * BLOCK, device=cache.device)
         self._first = torch.tensor([run.first for run in runs], device=cache.device)
 
-    def attend(
-        self, layer: int, query: torch.Tensor, out: torch.Tensor, call: AttentionCall
-    ) -> None:
-        """Writes the attention of each sequence's token of ``query`` [T, heads, D] to ``out``."""
-        keys = self.keys(layer)
+    def attend(self, call: AttentionCall, out: torch.Tensor) -> None:
+        """Writes the attention of each sequence's token to ``out`` [T, heads, D]."""
+        query, keys = call.query, self.keys(call.layer)
         kv_heads = len(keys) // self.count
         if (bias := self._biases.get((call.window, kv_heads))) is None:
             bias = causal_bias(self._at, self._key_at, call.window)
             bias = bias.repeat_interleave(kv_heads, 0)[:, None]
             self._biases[call.window, kv_heads] = bias
         mine = query[self._first].reshape(len(keys), -1, query.shape[-1])
-        weights = call.weights(mine, keys, bias, self.count)
-        found = torch.bmm(weights, self.values(layer))
+        weights = _weights(call, mine, keys, bias, self.count)
+        found = torch.bmm(weights, self.values(call.layer))
         out[self._first] = found.view(self.count, *out.shape[1:])
 
 
@@ -134,12 +122,10 @@ class _PrefillChunk(_Gathered):
         super().__init__(cache, [run], -(-(run.position + run.count) // BLOCK))
         self._run = run
 
-    def attend(
-        self, layer: int, query: torch.Tensor, out: torch.Tensor, call: AttentionCall
-    ) -> None:
-        """Writes the causal attention of the chunk's tokens of ``query`` [T, heads, D] to
-        ``out``."""
-        run, keys, values = self._run, self.keys(layer), self.values(layer)
+    def attend(self, call: AttentionCall, out: torch.Tensor) -> None:
+        """Writes the causal attention of the chunk's tokens to ``out`` [T, heads, D]."""
+        run, query = self._run, call.query
+        keys, values = self.keys(call.layer), self.values(call.layer)
         here = slice(run.first, run.first + run.count)
         before = run.position % BLOCK
         after = -(run.position + run.count) % BLOCK
@@ -153,7 +139,7 @@ class _PrefillChunk(_Gathered):
                 bias = causal_bias(at[-BLOCK:], at, call.window)[None]
                 self._biases[number, call.window] = bias
             bias = bias.repeat(1, grouped.shape[1] // BLOCK, 1)
-            weights = call.weights(grouped, keys[:, :end], bias, 1)
+            weights = _weights(call, grouped, keys[:, :end], bias, 1)
             found = torch.bmm(weights, values[:, :end])
             outs.append(found.view(query.shape[1], BLOCK, -1).transpose(0, 1))
         out[here] = torch.cat(outs)[before : before + run.count]
@@ -180,22 +166,15 @@ class GatheredAttention:
         self._blocks = torch.from_numpy(np.concatenate(blocks)).to(cache.device)
         self._offsets = torch.from_numpy(np.concatenate(offsets)).to(cache.device)
 
-    def __call__(
-        self,
-        layer: int,
-        query: torch.Tensor,
-        key: torch.Tensor,
-        value: torch.Tensor,
-        call: AttentionCall,
-    ) -> torch.Tensor:
-        """Writes ``key`` [T, kv heads, D] and ``value`` to the cache; returns the attention
-        [T, heads, D] of ``query``, 0 after the last run."""
+    def __call__(self, call: AttentionCall) -> torch.Tensor:
+        """Writes keys and values to the cache; returns the attention [T, heads, D], 0 after the
+        last run."""
         count = len(self._blocks)
-        self._cache.keys[layer][self._blocks, :, self._offsets] = key[:count]
-        self._cache.values[layer][self._blocks, :, self._offsets] = value[:count]
-        out = query.new_zeros(query.shape[0], query.shape[1], value.shape[-1])
+        self._cache.keys[call.layer][self._blocks, :, self._offsets] = call.key[:count]
+        self._cache.values[call.layer][self._blocks, :, self._offsets] = call.value[:count]
+        out = call.query.new_zeros(*call.query.shape[:2], call.value.shape[-1])
         for group in self._groups:
-            group.attend(layer, query, out, call)
+            group.attend(call, out)
         return out
 
 
@@ -223,21 +202,6 @@ class BatchLayout:
         native = self.runs[0].table.cache.native
         return PagedAttention(self.runs) if native else GatheredAttention(self.runs)
 
-    def attend(
-        self,
-        layer: int,
-        query: torch.Tensor,
-        key: torch.Tensor,
-        value: torch.Tensor,
-        scale: float,
-        window: int | None,
-        softcap: float | None,
-        sinks: torch.Tensor | None,
-    ) -> torch.Tensor:
-        """Writes ``key`` and ``value`` [T, kv heads, D] to the cache; returns the attention
-        [T, heads, D] of ``query`` [T, heads, D]."""
-        attention = self._attention
-        if isinstance(attention, PagedAttention):  # the layers have neither a soft cap nor sinks
-            return attention(layer, query, key, value, scale, window)
-        call = AttentionCall(scale, window, softcap, sinks)
-        return attention(layer, query, key, value, call)
+    def attend(self, call: AttentionCall) -> torch.Tensor:
+        """Writes keys and values to the cache; returns the attention [T, heads, D]."""
+        return self._attention(call)

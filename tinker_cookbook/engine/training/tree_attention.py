@@ -17,7 +17,7 @@ from torch import Tensor
 from torch.nn import functional as F  # noqa: N812
 
 from tinker_cookbook.engine.kernels import grouped_attention
-from tinker_cookbook.engine.model.attention_hook import causal_bias
+from tinker_cookbook.engine.model.attention_hook import AttentionCall, causal_bias
 from tinker_cookbook.engine.training.prefix_tree import Siblings, TreeRow
 
 _HIDDEN_SCORES = 1 << 17
@@ -45,25 +45,23 @@ class _Part(ABC):
     def _bias(self, window: int | None) -> Tensor: ...
 
     @abstractmethod
-    def attend(self, q: Tensor, k: Tensor, v: Tensor, window: int | None, scale: float) -> Tensor:
-        """Attention [tokens, heads, D] of the part, given q, k and v [T, heads, D] of the row."""
+    def attend(self, call: AttentionCall) -> Tensor:
+        """Attention [tokens, heads, D] of the part."""
 
-    def attention(
-        self, q: Tensor, k: Tensor, v: Tensor, window: int | None, scale: float
-    ) -> Tensor:
+    def attention(self, q: Tensor, k: Tensor, v: Tensor, call: AttentionCall) -> Tensor:
         """Attention [N, heads, L, D] of q over S keys and values [N, kv heads, S, D]."""
         if q.requires_grad and q.dtype == torch.bfloat16 and q.device.type == "cpu":
-            return grouped_attention(q, k, v, self.bias(window), scale)
+            return grouped_attention(q, k, v, self.bias(call.window), call.scale)
         group = q.shape[1] // k.shape[1]
-        causal = self.causal and window is None
+        causal = self.causal and call.window is None
         # A mask has four dimensions: with three torch does not use its fused kernel.
         return F.scaled_dot_product_attention(
             q,
             k.repeat_interleave(group, 1),
             v.repeat_interleave(group, 1),
-            attn_mask=None if causal else self.bias(window)[None].to(q.dtype),
+            attn_mask=None if causal else self.bias(call.window)[None].to(q.dtype),
             is_causal=causal,
-            scale=scale,
+            scale=call.scale,
         )
 
 
@@ -85,7 +83,7 @@ class _Batch(_Part):
         key = torch.arange(before + length, device=self._path.device)
         return causal_bias(key[before:], key, window)[None]
 
-    def attend(self, q: Tensor, k: Tensor, v: Tensor, window: int | None, scale: float) -> Tensor:
+    def attend(self, call: AttentionCall) -> Tensor:
         count, length = self._indices.shape
         flat = self._indices.flatten()
 
@@ -99,7 +97,8 @@ class _Batch(_Part):
             path = tensor.index_select(0, self._path).transpose(0, 1)
             return torch.cat([path.expand(count, *path.shape), of_siblings(tensor)], dim=2)
 
-        out = self.attention(of_siblings(q), with_path(k), with_path(v), window, scale)
+        q, k, v = of_siblings(call.query), with_path(call.key), with_path(call.value)
+        out = self.attention(q, k, v, call)
         return out.transpose(1, 2).reshape(count * length, q.shape[1], -1)
 
 
@@ -125,9 +124,9 @@ class _Whole(_Part):
             bias[np.ix_(segment, np.concatenate([path, segment]))] = seen.numpy()
         return torch.from_numpy(bias)[None].to(self._device)
 
-    def attend(self, q: Tensor, k: Tensor, v: Tensor, window: int | None, scale: float) -> Tensor:
-        q, k, v = (tensor.transpose(0, 1)[None] for tensor in (q, k, v))
-        return self.attention(q, k, v, window, scale)[0].transpose(0, 1)
+    def attend(self, call: AttentionCall) -> Tensor:
+        q, k, v = (tensor.transpose(0, 1)[None] for tensor in (call.query, call.key, call.value))
+        return self.attention(q, k, v, call)[0].transpose(0, 1)
 
 
 @dataclass
@@ -156,19 +155,9 @@ class TreeLayout:
                 padded += siblings.longest
         return cls(batches, torch.from_numpy(order).to(device))
 
-    def attend(
-        self,
-        layer: int,
-        query: Tensor,
-        key: Tensor,
-        value: Tensor,
-        scale: float,
-        window: int | None,
-        softcap: float | None,
-        sinks: Tensor | None,
-    ) -> Tensor:
+    def attend(self, call: AttentionCall) -> Tensor:
         """Returns attention [T, heads, D]; raises ``ValueError`` for a soft cap or sinks."""
-        if softcap is not None or sinks is not None:
+        if call.softcap is not None or call.sinks is not None:
             raise ValueError("attention with a soft cap or sinks")
-        found = [part.attend(query, key, value, window, scale) for part in self.parts]
+        found = [part.attend(call) for part in self.parts]
         return found[0] if self.order is None else torch.cat(found).index_select(0, self.order)

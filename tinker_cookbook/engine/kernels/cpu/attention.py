@@ -17,6 +17,7 @@ import torch
 from tinker_cookbook.engine.kernels.cpu.build import library
 
 if TYPE_CHECKING:
+    from tinker_cookbook.engine.model.attention_hook import AttentionCall
     from tinker_cookbook.engine.sampling.paged_cache import Run
 
 _TILE = 16
@@ -81,24 +82,16 @@ class PagedAttention:
         )
         self._routine = library("attention").tinker_attend  # type: ignore[union-attr]
 
-    def __call__(
-        self,
-        layer: int,
-        query: torch.Tensor,
-        key: torch.Tensor,
-        value: torch.Tensor,
-        scale: float,
-        window: int | None,
-    ) -> torch.Tensor:
-        """Writes ``key`` [T, kv heads, D] and ``value`` to the cache; returns the attention of
-        ``query``.
-
-        Rows of the result [T, heads, D] after the last run are 0.
+    def __call__(self, attention: AttentionCall) -> torch.Tensor:
+        """Writes keys and values to the cache; returns the attention [T, heads, D], 0 after the
+        last run. The layer has neither a soft cap nor sinks.
 
         Raises:
-            TypeError: one of them is not of the cache's dtype.
+            TypeError: query, key or value is not of the cache's dtype.
             RuntimeError: out of memory.
         """
+        query, key, value = attention.query, attention.key, attention.value
+        layer = attention.layer
         dtype = self._cache.dtype
         if not query.dtype == key.dtype == value.dtype == dtype:
             kinds = [str(tensor.dtype) for tensor in (query, key, value)]
@@ -109,7 +102,7 @@ class PagedAttention:
         call = self._call
         call.heads, call.width = query.shape[1:]
         call.kv_heads, call.value_width = value.shape[1:]
-        call.window, call.scale = window or 0, scale
+        call.window, call.scale = attention.window or 0, attention.scale
         call.half = query.dtype == torch.bfloat16
         call.query, call.key, call.value = query.data_ptr(), key.data_ptr(), value.data_ptr()
         call.query_stride[:] = query.stride()[:2]
