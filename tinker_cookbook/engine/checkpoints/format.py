@@ -25,7 +25,7 @@ from typing import Any, Literal, cast, get_args
 
 import safetensors
 import safetensors.torch
-import torch
+from torch import Tensor
 
 from tinker_cookbook.exceptions import CheckpointError
 
@@ -142,10 +142,10 @@ def encode_json(value: Mapping[str, Any], field: str, indent: int | None = None)
         ) from error
 
 
-def encode_tensors(tensors: Mapping[str, torch.Tensor]) -> bytes:
+def encode_tensors(tensors: Mapping[str, Tensor]) -> bytes:
     """Returns the safetensors file of ``tensors``: the same names and values give the same
     bytes."""
-    separate: dict[str, torch.Tensor] = {}
+    separate: dict[str, Tensor] = {}
     storages: set[int] = set()
     for name in sorted(tensors):
         tensor = tensors[name].detach().cpu().contiguous()
@@ -225,7 +225,7 @@ def read_sealed(folder: Path, name: str, state: StateFile) -> bytes:
     return content
 
 
-def read_tensors(folder: Path, name: str, state: StateFile) -> dict[str, torch.Tensor]:
+def read_tensors(folder: Path, name: str, state: StateFile) -> dict[str, Tensor]:
     """Returns the tensors of a safetensors file, checked as ``read_sealed`` does, on the CPU."""
     return safetensors.torch.load(read_sealed(folder, name, state))
 

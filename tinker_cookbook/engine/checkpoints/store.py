@@ -25,7 +25,7 @@ from itertools import chain
 from pathlib import Path
 from typing import Any
 
-import torch
+from torch import Tensor
 
 from tinker_cookbook.engine.checkpoints import files
 from tinker_cookbook.engine.checkpoints import format as fmt
@@ -73,9 +73,9 @@ class LoadedCheckpoint:
     """Content of a checkpoint: the arguments of ``write_checkpoint``."""
 
     path: TinkerPath
-    adapter: dict[str, torch.Tensor]
+    adapter: dict[str, Tensor]
     adapter_config: dict[str, Any]
-    optimizer: dict[str, torch.Tensor] | None
+    optimizer: dict[str, Tensor] | None
     """``None`` unless requested."""
     state: dict[str, Any]
     user_metadata: dict[str, str]
@@ -191,9 +191,9 @@ class CheckpointStore:
         kind: Kind,
         name: str,
         *,
-        adapter: Mapping[str, torch.Tensor],
+        adapter: Mapping[str, Tensor],
         adapter_config: Mapping[str, Any],
-        optimizer: Mapping[str, torch.Tensor] | None = None,
+        optimizer: Mapping[str, Tensor] | None = None,
         state: Mapping[str, Any] | None = None,
         ttl_seconds: int | None = None,
         overwrite: bool = False,
@@ -205,7 +205,7 @@ class CheckpointStore:
             run_id: a run that ``create_run`` registered.
             kind: ``weights`` or ``sampler_weights``; the latter takes no ``optimizer``.
             name: of the checkpoint within its run and kind.
-            adapter: tensors under PEFT's names; equal tensors give equal bytes on disk.
+            adapter: tensors under PEFT's names.
             adapter_config: content of PEFT's ``adapter_config.json``.
             optimizer: optimizer tensors, or ``None``.
             state: JSON values to restore (step, RNG, versions).

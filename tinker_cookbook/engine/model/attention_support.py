@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from tinker_cookbook.engine.model.attention_hook import AttentionCall
 from tinker_cookbook.engine.model.low_rank import Segments
@@ -37,7 +38,7 @@ class _Probe(BatchLayout):
         super().__init__([])
         self.shapes: dict[int, LayerShape] = {}
 
-    def attend(self, call: AttentionCall) -> torch.Tensor:
+    def attend(self, call: AttentionCall) -> Tensor:
         _, heads, width = call.key.shape
         plain = call.softcap is None and call.sinks is None
         self.shapes[call.layer] = LayerShape(heads, width, call.value.shape[2], plain)
@@ -127,11 +128,11 @@ def probe_tokens(vocab_size: int, count: int) -> np.ndarray:
     return (vocab_size // 3 + 37 * np.arange(count)) % vocab_size
 
 
-def _row(base: BaseModel, sequence: np.ndarray) -> torch.Tensor:
+def _row(base: BaseModel, sequence: np.ndarray) -> Tensor:
     return torch.from_numpy(sequence).to(base.device)[None]
 
 
-def _close(found: torch.Tensor, expected: torch.Tensor) -> bool:
+def _close(found: Tensor, expected: Tensor) -> bool:
     """Returns whether most positions [T, H] agree; rounding may affect single ones."""
     error = (found - expected).float().norm(dim=-1) / expected.float().norm(dim=-1)
     return error.median().item() <= (1e-4 if found.dtype == torch.float32 else 0.1)

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from tinker_cookbook.engine.kernels import fuse, training_attention
@@ -74,7 +74,7 @@ class BaseModel:
         release_cached_memory(device)  # loading passes through a second copy of the weights
 
     @torch.no_grad()
-    def _check(self, tokens: torch.Tensor, expected: torch.Tensor) -> None:
+    def _check(self, tokens: Tensor, expected: Tensor) -> None:
         """Compares the engine's layers and head with transformers' own, once."""
         # An architecture that changes logits in a way unknown to ``Head`` would train silently
         # wrong.
@@ -102,7 +102,7 @@ class BaseModel:
         with self._active.use({}, Segments.of_one(terms)):
             yield
 
-    def hidden(self, tokens: torch.Tensor, **kwargs: Any) -> torch.Tensor:
+    def hidden(self, tokens: Tensor, **kwargs: Any) -> Tensor:
         """Last hidden states [B, L, H] of right-padded ``tokens`` [B, L]; ``kwargs`` go to the
         transformers model (cache, positions, mask)."""
         # No mask: rows are causal, so the padding after a row's end cannot affect it.
@@ -111,12 +111,8 @@ class BaseModel:
             return self._decoder(input_ids=tokens, **kwargs).last_hidden_state
 
     def hidden_of_batch(
-        self,
-        tokens: torch.Tensor,
-        positions: torch.Tensor,
-        layout: BatchLayout,
-        segments: Segments,
-    ) -> torch.Tensor:
+        self, tokens: Tensor, positions: Tensor, layout: BatchLayout, segments: Segments
+    ) -> Tensor:
         """Last hidden states [T, H] of the tokens [T] of many sequences (``batch_attention``)."""
         with (
             attention_hook.use_layout(self._decoder.config, layout),
@@ -194,7 +190,7 @@ class BaseModel:
         """Whether sequences may share a row (see ``prefix_tree``)."""
         return check_tree_attention(self)
 
-    def unembed_pair(self, terms: Terms) -> tuple[torch.Tensor, torch.Tensor] | None:
+    def unembed_pair(self, terms: Terms) -> tuple[Tensor, Tensor] | None:
         """Returns the adapter of the unembedding layer, if it has one."""
         term = terms.get(self.unembed_name)
         return None if term is None else (term.a, term.b)

@@ -43,9 +43,9 @@ def plan_for(
 class MicroBatchPass:
     """Holds what is needed between the forward and the backward pass of a few sequences.
 
-    ``terms`` is the adapter as the layers apply it; gradients are those of its tensors. After
-    ``run``: ``loss`` (float), ``gradients`` (fp32 by target name, empty without backward) and
-    ``split_logprobs()``, in the order of ``micro.indices``; after ``run_custom`` also ``metrics``.
+    ``terms`` is the adapter as the layers apply it. After ``run``: ``loss``, ``gradients`` (fp32 by
+    target name, empty without backward) and ``logprobs_by_sequence()``, in the order of
+    ``micro.indices``; after ``run_custom`` also ``metrics``.
     """
 
     def __init__(
@@ -184,10 +184,6 @@ class MicroBatchPass:
     def logprobs_by_sequence(self) -> list[Tensor]:
         """Log-probabilities of each sequence, [T] or [T, K]."""
         return list(self._expanded_logprobs().split([len(e) for e in self._examples]))
-
-    def split_logprobs(self) -> list[np.ndarray]:
-        """Log-probabilities of each sequence on the host."""
-        return [row.cpu().numpy() for row in self.logprobs_by_sequence()]
 
     def release(self, *, keep_result: bool = False) -> None:
         """Drops graph and activations."""

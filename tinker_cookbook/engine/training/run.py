@@ -229,8 +229,8 @@ class TrainingRun:
                 gradients.add(result.gradients)
                 for name, value in result.metrics.items():
                     metrics[name] = metrics.get(name, 0.0) + float(value)
-                for index, values in zip(part.indices, result.split_logprobs(), strict=True):
-                    logprobs[index] = values
+                for index, row in zip(part.indices, result.logprobs_by_sequence(), strict=True):
+                    logprobs[index] = row.cpu().numpy()
             self._pause()
         self._keep(gradients)
         return LossOutput(logprobs, {**metrics, "loss:sum": total})
@@ -265,12 +265,7 @@ class TrainingRun:
         return LossOutput([row.cpu().numpy() for row in logprobs], {**metrics, "loss:sum": value})
 
     def _with_retries(
-        self,
-        data: Sequence[Example],
-        micro: MicroBatch,
-        terms: Terms,
-        run: _Run,
-        backward: bool,
+        self, data: Sequence[Example], micro: MicroBatch, terms: Terms, run: _Run, backward: bool
     ) -> list[tuple[MicroBatch, MicroBatchPass]]:
         """Runs a micro-batch; out of memory, runs its halves, and at last one row checkpointed."""
         halves = micro.halves([example.tokens for example in data])

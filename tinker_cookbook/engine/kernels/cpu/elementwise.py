@@ -62,20 +62,18 @@ class _RotationCall(ctypes.Structure):
     )
 
 
-def _launch(routine: str, call: Any, size: int, **tensors: Tensor) -> None:
-    """Runs a routine over ``size`` numbers; ``call`` gets the addresses of contiguous tensors."""
+def _launch(routine: str, call: Any, x: Tensor, /, **tensors: Tensor) -> None:
+    """Runs a routine over the numbers of ``x``; ``call`` gets the addresses of contiguous tensors
+    of its dtype."""
+    if x.dtype not in _TOLERANCES:
+        raise TypeError(f"x: got {x.dtype}, expected float32 or bfloat16")
     for name, tensor in tensors.items():
         setattr(call, name, tensor.data_ptr())
-    call.threads = torch.get_num_threads() if size > _ONE_THREAD else 1
+    call.half = x.dtype == torch.bfloat16
+    call.threads = torch.get_num_threads() if x.numel() > _ONE_THREAD else 1
     routines = library("elementwise")
     assert routines is not None, "modules are fused only where the library exists"
     getattr(routines, routine)(ctypes.byref(call))
-
-
-def _half(x: Tensor) -> bool:
-    if x.dtype not in _TOLERANCES:
-        raise TypeError(f"x: got {x.dtype}, expected float32 or bfloat16")
-    return x.dtype == torch.bfloat16
 
 
 class _Norm(torch.autograd.Function):
@@ -89,8 +87,8 @@ class _Norm(torch.autograd.Function):
     def forward(ctx: Any, x: Tensor, weight: Tensor, eps: float, rounds: bool) -> Tensor:
         x = x.contiguous()
         out, inverse = torch.empty_like(x), x.new_empty(x.shape[:-1], dtype=torch.float32)
-        call = _NormCall(inverse.numel(), x.shape[-1], eps=eps, rounds=rounds, half=_half(x))
-        _launch("tinker_norm", call, x.numel(), x=x, weight=weight, out=out, inverse=inverse)
+        call = _NormCall(inverse.numel(), x.shape[-1], eps=eps, rounds=rounds)
+        _launch("tinker_norm", call, x, x=x, weight=weight, out=out, inverse=inverse)
         ctx.save_for_backward(x, weight, inverse)
         return out
 
@@ -99,8 +97,7 @@ class _Norm(torch.autograd.Function):
         x, weight, inverse = ctx.saved_tensors
         gradient, out = upstream[0].contiguous(), torch.empty_like(x)
         tensors = {"x": x, "upstream": gradient, "weight": weight, "out": out, "inverse": inverse}
-        call = _NormCall(inverse.numel(), x.shape[-1], half=_half(x))
-        _launch("tinker_norm_back", call, x.numel(), **tensors)
+        _launch("tinker_norm_back", _NormCall(inverse.numel(), x.shape[-1]), x, **tensors)
         return out, None, None, None
 
 
@@ -111,9 +108,8 @@ class _Gated(torch.autograd.Function):
     def forward(ctx: Any, gate: Tensor, up: Tensor) -> Tensor:
         gate, up = gate.contiguous(), up.contiguous()
         ctx.save_for_backward(gate, up)
-        out, count = torch.empty_like(gate), gate.numel()
-        call = _GateCall(count, half=_half(gate))
-        _launch("tinker_gate", call, count, gate=gate, up=up, out=out)
+        out = torch.empty_like(gate)
+        _launch("tinker_gate", _GateCall(gate.numel()), gate, gate=gate, up=up, out=out)
         return out
 
     @staticmethod
@@ -122,8 +118,7 @@ class _Gated(torch.autograd.Function):
         gradient = upstream[0].contiguous()
         d_gate, d_up = torch.empty_like(gate), torch.empty_like(gate)
         tensors = {"gate": gate, "up": up, "upstream": gradient, "d_gate": d_gate, "d_up": d_up}
-        call = _GateCall(gate.numel(), half=_half(gate))
-        _launch("tinker_gate_back", call, gate.numel(), **tensors)
+        _launch("tinker_gate_back", _GateCall(gate.numel()), gate, **tensors)
         return d_gate, d_up
 
 
@@ -155,10 +150,10 @@ def rotate(x: Tensor, cosine: Tensor, sine: Tensor, *, backward: bool = False) -
         x = x.contiguous()
     cosine, sine = cosine.contiguous(), sine.contiguous()
     out = x.new_empty(batch, length, heads, width)
-    call = _RotationCall(*x.shape, half=_half(x), backward=backward)
+    call = _RotationCall(*x.shape, backward=backward)
     call.stride[:] = x.stride()[:2]
     call.angles = cosine.shape[0] * length
-    _launch("tinker_rotate", call, x.numel(), x=x, cosine=cosine, sine=sine, out=out)
+    _launch("tinker_rotate", call, x, x=x, cosine=cosine, sine=sine, out=out)
     return out.transpose(1, 2)
 
 
