@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import cached_property, partial
 from pathlib import Path
 from typing import Any
@@ -96,11 +96,9 @@ class BaseModel:
         with self._active.use(terms), self._rotary.active():
             yield
 
-    @contextmanager
-    def with_segments(self, terms: Terms) -> Iterator[None]:
+    def with_segments(self, terms: Terms) -> AbstractContextManager[None]:
         """As ``adapted``, without gradients, as samplers apply adapters."""
-        with self._active.use({}, Segments.of_one(terms)):
-            yield
+        return self._active.use({}, Segments.of_one(terms))
 
     def hidden(self, tokens: Tensor, **kwargs: Any) -> Tensor:
         """Last hidden states [B, L, H] of right-padded ``tokens`` [B, L]; ``kwargs`` go to the
@@ -120,14 +118,11 @@ class BaseModel:
         ):
             return self.hidden(tokens[None], position_ids=positions[None])[0]
 
-    @contextmanager
-    def along_tree(self, layout: TreeLayout | None) -> Iterator[None]:
-        """Activates ``layout`` inside the block, also when layers are recomputed."""
+    def along_tree(self, layout: TreeLayout | None) -> AbstractContextManager[None]:
+        """Activates ``layout`` inside the block; layers that are recomputed need it again."""
         if layout is None:
-            yield
-            return
-        with attention_hook.use_layout(self._decoder.config, layout):
-            yield
+            return nullcontext()
+        return attention_hook.use_layout(self._decoder.config, layout)
 
     @contextmanager
     def checkpointed(self, on: bool) -> Iterator[None]:
