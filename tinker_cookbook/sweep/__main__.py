@@ -44,6 +44,7 @@ def main(argv: Sequence[str]) -> int:
     def interrupt(number: int, frame: FrameType | None) -> None:
         raise KeyboardInterrupt
 
+    # SIGTERM then stops the runs and the server as Ctrl-C does.
     signal.signal(signal.SIGTERM, interrupt)
     try:
         return _run_sweep(parse_sweep(argv))
@@ -60,6 +61,7 @@ def _run_sweep(sweep: Sweep) -> int:
     """Runs what has not been done, and reports; returns the exit status."""
     records = ensure_writable_dir(sweep.log_dir, "log_dir") / RECORDS
     records.mkdir(exist_ok=True)
+    # Before the lock, whose error would name the folder of records instead of log_dir.
     if (holder := lock_holder(records)) is not None:
         raise ConfigurationError(
             f"log_dir={sweep.log_dir}: another sweep uses it ({holder}); wait for it, stop it, or "
@@ -70,6 +72,7 @@ def _run_sweep(sweep: Sweep) -> int:
         for point in sweep.points:
             settings = {**point.settings, **sweep.server_settings}
             runs.append(Run(point, sweep.recipe, settings, sweep.log_dir / point.name))
+            # All runs are loaded before any starts, so that wrong settings stop the sweep at once.
             runs[-1].load()
         waiting = sum(run.state == "waiting" for run in runs)
         if waiting:

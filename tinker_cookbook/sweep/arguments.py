@@ -34,8 +34,8 @@ RESERVED_KEYS = {
 
 HELP = """python -m tinker_cookbook.sweep RECIPE key=value key=a,b,c log_dir=FOLDER [key=value ...]
 
-Runs a recipe once for each combination of the comma-separated values. Each run is a process of its
-own, and all runs train on one server. The same command again resumes an interrupted sweep.
+Runs a recipe once for each combination of the comma-separated values. Each run is a separate
+process, and all runs train on one server. The same command again resumes an interrupted sweep.
 
   RECIPE   module of the recipe, such as recipes.sl_loop; its own keys follow. Write \\, for a comma
            inside a value ('key=a\\,b' in a shell). device and dtype go to the server.
@@ -81,6 +81,7 @@ def parse_sweep(argv: Sequence[str]) -> Sweep:
     """
     recipe, settings = _split(argv)
     single: dict[str, str | None] = dict.fromkeys((*OWN_KEYS, *SERVER_KEYS))
+    # The sweep's own keys are removed here; the rest belongs to the recipe.
     for key in single.keys() & settings.keys():
         single[key], *others = settings.pop(key)
         if others:
@@ -93,6 +94,7 @@ def parse_sweep(argv: Sequence[str]) -> Sweep:
         raise ConfigurationError(
             "log_dir: got none, expected the folder of the sweep; add log_dir=FOLDER"
         )
+    # Absolute, since the results contain the paths of the runs.
     log_dir = Path(os.path.abspath(local_path(folder, "log_dir")))
     for_server = {key: value for key in SERVER_KEYS if (value := single[key]) is not None}
     if server is not None:
@@ -125,6 +127,7 @@ def _split(argv: Sequence[str]) -> tuple[str, dict[str, list[str]]]:
     settings: dict[str, list[str]] = {}
     for word in argv[1:]:
         key, _, text = word.partition("=")
+        # The recipe accepts --key-name=value as well.
         key = key.removeprefix("--").replace("-", "_")
         if key in settings:
             raise ConfigurationError(
@@ -136,6 +139,7 @@ def _split(argv: Sequence[str]) -> tuple[str, dict[str, list[str]]]:
                 f"{key}: got {text!r}, expected values between the commas; remove a comma, or "
                 "write a comma inside a value as \\,"
             )
+        # Two equal values would be two runs of the same name.
         if len(set(values)) < len(values):
             raise ConfigurationError(f"{key}: got {text!r}, expected each value once")
     return recipes[0], settings
@@ -153,6 +157,7 @@ def make_points(settings: Mapping[str, Sequence[str]]) -> tuple[Point, ...]:
         ConfigurationError: Two points have names that differ only in upper and lower case, which
             are one folder on some file systems.
     """
+    # Only keys with several values name a run.
     swept = [key for key, values in settings.items() if len(values) > 1]
     points: dict[str, Point] = {}
     for values in itertools.product(*settings.values()):
@@ -229,6 +234,7 @@ def _config_class(recipe: str) -> type[Any]:
 
 def _check_keys(recipe: str, config_class: type[Any], settings: dict[str, list[str]]) -> None:
     known = [key.name for key in keys_of(config_class)]
+    # The sweep sets these keys, so a recipe without them cannot run in one.
     for key in ("log_path", "backend", "behavior_if_log_dir_exists"):
         if key not in known:
             raise ConfigurationError(
@@ -241,6 +247,7 @@ def _check_keys(recipe: str, config_class: type[Any], settings: dict[str, list[s
                 f"{key}: got it, but the sweep sets it for each run; leave it out"
                 f"{RESERVED_KEYS[key]}"
             )
+        # Only likely misspellings of the sweep's keys: the recipe's parser reports all others.
         if key not in known and (meant := nearest(key, OWN_KEYS)):
             raise ConfigurationError(f"{key}: there is no such key{meant} (--help lists the keys)")
 
@@ -248,6 +255,7 @@ def _check_keys(recipe: str, config_class: type[Any], settings: dict[str, list[s
 def _models_of(config: Any) -> list[str]:
     """Returns the base models in a run's settings; the first is the trained one."""
     names = [name for name in chz.chz_fields(config) if name.endswith(("_model", "_model_name"))]
+    # Teachers and reference models are on the same server. A path with "://" is a checkpoint.
     values = [getattr(config, name, None) for name in ("model_name", *names)]
     models = [value for value in values if isinstance(value, str) and value and "://" not in value]
     if not models:

@@ -32,12 +32,14 @@ def start_child(
 def main(argv: list[str]) -> None:
     """Watches the parent in a thread and runs the module."""
     at_death, module, words = int(argv[0]), argv[1], argv[2:]
+    # The module itself must not read from the pipe, so its standard input is empty.
     pipe = os.dup(0)
     with open(os.devnull) as null:
         os.dup2(null.fileno(), 0)
 
     def watch_parent() -> None:
         os.read(pipe, 1)  # blocks until the parent's end of the pipe is closed
+        # A signal, not an exception: the main thread may be in a call that does not return soon.
         os.kill(os.getpid(), at_death)
 
     threading.Thread(target=watch_parent, daemon=True).start()

@@ -56,11 +56,13 @@ class Display:
         """Returns at most ``height`` runs; failed and running ones have precedence."""
         states = [run.state for run in self._runs]
         by_need = sorted(range(len(states)), key=lambda index: _PRECEDENCE.index(states[index]))
+        # The caption counts all runs, also those for which the terminal is too low.
         counts = [f"{states.count(state)} {state}" for state in _STYLES if state in states]
         table = Table(caption=", ".join(counts), caption_justify="left")
         table.add_column("run", overflow="fold")
         for name in ("state", "step", "metric", "time"):
             table.add_column(name, no_wrap=True, justify="left" if name == "state" else "right")
+        # Selected by need, but shown in the order of the grid, so that rows do not jump.
         for index in sorted(by_need[: max(height, 1)]):
             run = self._runs[index]
             cells = [Text(run.point.name), Text(run.state, style=_STYLES[run.state])]
@@ -113,6 +115,7 @@ def collect(runs: Sequence[Run], metric: str | None) -> list[dict[str, Any]]:
 def typed(text: str) -> float | int | bool | str | None:
     """Returns a setting as a number, a truth value, ``None``, or text."""
     try:
+        # Numbers are written as numbers: the plot finds its axis by their type.
         value = ast.literal_eval(text)
     except (ValueError, SyntaxError):
         return text
@@ -165,6 +168,7 @@ def plot(rows: Sequence[dict[str, Any]], swept: Sequence[str], path: Path) -> st
         The path, or why there is no picture.
     """
     done = [row for row in rows if row["state"] == "done" and row["value"] is not None]
+    # type(), not isinstance: a truth value is an int too, and no axis.
     x = next((key for key in swept if all(type(row[key]) in (int, float) for row in rows)), None)
     if x is None or not done:
         return "no picture: no swept key is numeric, or no run has the metric"

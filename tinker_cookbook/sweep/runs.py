@@ -85,6 +85,7 @@ class Run:
                     "delete it to start the run again from its checkpoints"
                 ) from error
             given = {"recipe": self.recipe, **self.settings}
+            # A run with other settings must not continue from the checkpoints in this folder.
             for key in {**given, **expected}:
                 if given.get(key) != expected.get(key):
                     raise ConfigurationError(
@@ -93,6 +94,7 @@ class Run:
                         f"{self.log_path}; give this sweep another log_dir, or delete that folder "
                         f"and {self._record}"
                     )
+            # Its process ended with status 0. A recipe need not save a final checkpoint.
             if done:
                 self.state = "done"
             if started is not None:
@@ -109,13 +111,16 @@ class Run:
         """Starts the process, which resumes if there is a checkpoint."""
         words = [f"{key}={value}" for key, value in self.point.settings.items()]
         words += [f"log_path={self.log_path}", f"backend={server.url}"]
+        # Also for a run without a folder yet: then it starts from the beginning.
         words += ["behavior_if_log_dir_exists=resume"]
         # Saved before the start, so that the record of a killed sweep shows the attempt.
         self.state = "resumed" if self._rows.exists() else "running"
         self.started = time.time()
         self._save()
+        # Appended, so that the output of earlier attempts is kept; the position separates them.
         with self.log.open("ab") as log:
             self.log_start = log.tell()
+            # SIGKILL is safe for a run, which resumes from its last checkpoint.
             self.process = start_child(
                 self.recipe, words, signal.SIGKILL, stdout=log, env=server.environment()
             )
@@ -130,12 +135,14 @@ class Run:
         self._record.parent.mkdir(parents=True, exist_ok=True)
         record = {"recipe": self.recipe, "settings": self.settings, "done": self.state == "done"}
         record |= {"seconds": self.seconds, "started": self.started}
+        # A sweep killed during the write leaves the old record or the new one.
         write_atomically(self._record, json.dumps(record, indent=2).encode())
 
     def read_metrics(self, whole: bool = False) -> None:
         """Reads ``metrics.jsonl``: the last 64 KiB if the file has changed, or the whole file."""
         try:
             status = self._rows.stat()
+            # The display reads several times a second; most of the time the file has not changed.
             seen = (status.st_ino, status.st_size, status.st_mtime_ns)
             if seen == self._seen and not whole:
                 return
@@ -145,6 +152,7 @@ class Run:
         except OSError:
             return
         self._seen = seen
+        # The first line of the tail may be cut, and the run may be writing the last one.
         for line in lines:
             with contextlib.suppress(ValueError, AttributeError):  # an incomplete line
                 row = json.loads(line)
@@ -172,6 +180,7 @@ def run_all(
         for run in runs:
             if run.process is not None:
                 status = run.process.poll()
+                # After the poll: rows that a process wrote before its end are then all read.
                 run.read_metrics()
                 if status is not None:
                     run.finish(status)
@@ -184,6 +193,7 @@ def run_all(
                 run.start(server)
                 on_change(run)
                 active += 1
+        # Checked before the server, which is no longer needed when all runs have ended.
         if all(run.state in ("done", "failed") for run in runs):
             return
         server.check_alive()
@@ -193,6 +203,7 @@ def run_all(
 def stop_runs(runs: Sequence[Run]) -> None:
     """Interrupts running processes as Ctrl-C does, and kills those that do not end."""
     active = [(run, run.process) for run in runs if run.process is not None]
+    # All are interrupted first, so that they end in parallel within one limit of time.
     for _, process in active:
         process.send_signal(signal.SIGINT)
     until = time.monotonic() + _STOP_SECONDS
@@ -238,6 +249,7 @@ class Server:
 
     def problem(self) -> str | None:
         """Returns why the server cannot be used, or ``None``."""
+        # An address that needs a key, so that a wrong key is found as well.
         url, key = f"{self.url}/api/v1/get_server_capabilities", {"X-API-Key": self.key}
         try:  # a proxy cannot reach a server that the sweep started
             answer = httpx.get(url, headers=key, timeout=10.0, trust_env=self.process is None)
@@ -289,9 +301,11 @@ def start_server(
 
     Its checkpoints and keys are in ``root``, and its output in ``log_dir/server.log``.
     """
+    # A free port, so that several sweeps can run on one machine.
     words = ["port=0", f"model_name={','.join(models)}", f"root={root}"]
     words += [f"{key}={value}" for key, value in settings.items()]
     log = log_dir / "server.log"
+    # Old output would contain the port of an earlier server, and mode "x" refuses old files.
     log.unlink(missing_ok=True)
     # The first start of a server prints its new key, so only the user may read the file.
     with open(log, "xb", opener=partial(os.open, mode=0o600)) as file:
@@ -316,10 +330,12 @@ def wait_until_ready(server: Server, root: Path) -> None:
         values = {words[0]: words[1] for words in lines if len(words) > 1}
         if "serving" in values and "keys" in values:
             server.url = values["serving"]
+            # Read from the key file: only the first start prints the key.
             server.key = json.loads((root / "server_keys.json").read_bytes())["local"]
             server.on_cpu = values.get("device", "cpu").startswith("cpu")
             if (problem := server.problem()) is None:
                 return
+            # Counts from the line ``serving`` on: loading the models before it may take long.
             until = until or time.monotonic() + 2 * _STOP_SECONDS
             if time.monotonic() > until:
                 raise BackendError(f"the server at {server.url} does not respond ({problem})")

@@ -43,9 +43,11 @@ def _checkout_root(folder: Path) -> str | None:
 
 def _describe(root: str) -> str:
     folder = Path(root)
+    # A new checkout has no commit yet.
     commit = (_git(folder, "rev-parse", "HEAD") or "none yet").strip()
     untracked = (_git(folder, "ls-files", "--others", "--exclude-standard") or "").split("\n")
     diff = _git(folder, "diff", "HEAD", "--no-color", "--no-ext-diff") or ""
+    # Changed data files in a checkout can make a diff of any size.
     if len(diff) > _MOST_BYTES:
         diff = diff[:_MOST_BYTES] + "\n# cut here: the diff is too long to keep\n"
     names = [f"# untracked: {name}" for name in untracked if name]

@@ -101,6 +101,7 @@ def write_config(path: Path, config: Any) -> list[str]:
         OSError: The file cannot be written.
     """
     data = dump_config(config)
+    # allow_nan=False: numbers that are not finite were written as strings, for strict readers.
     text = json.dumps(data, indent=2, ensure_ascii=False, allow_nan=False) + "\n"
     write_atomically(path, text.encode("utf-8", "backslashreplace"))
     return lost_fields(data)
@@ -145,6 +146,7 @@ def _dump_record(record: Any) -> dict[str, Any]:
         value, given = getattr(record, field), getattr(record, given_name)
         kinds_of_field: _Kinds = {}
         data[field] = _dump(value, _join("", field), kinds_of_field)
+        # The value cannot be rebuilt, but the munger makes it again from its input.
         if given is not value and lost_fields(data[field]):
             kinds_of_field = {}
             data[field] = _dump(given, _join("", field), kinds_of_field)
@@ -162,6 +164,7 @@ def _dump(value: Any, where: str, kinds: _Kinds) -> Any:
         return value.value
     if value is None or type(value) in (bool, int, str):
         return value
+    # JSON has no NaN and no infinity.
     if type(value) is float:
         if math.isfinite(value):
             return value
@@ -180,6 +183,7 @@ def _dump(value: Any, where: str, kinds: _Kinds) -> Any:
         return {key: _dump(part, _join(where, key), kinds) for key, part in parts.items()}
     if type(value) in (list, tuple, set, frozenset, dict) or isinstance(value, Mapping):
         return _dump_container(value, where, kinds)
+    # What is left is a function or a class, which is kept by its name.
     name = _importable_name(value)
     if name is None:
         return _lost(value)
@@ -197,6 +201,7 @@ def _dump_container(value: Any, where: str, kinds: _Kinds) -> Any:
     if type(value) is not dict:
         return _lost(value)
     reserved = {TYPE_KEY, KINDS_KEY, LOST_KEY}
+    # Other keys are written as pairs: as strings they would not be equal when read.
     if all(type(key) is str and key not in reserved for key in value):
         return {key: _dump(item, _join(where, key), kinds) for key, item in value.items()}
     kinds[where] = "pairs"
@@ -222,6 +227,7 @@ def _importable_name(value: Any) -> str | None:
     if not isinstance(module, str) or not isinstance(name, str):
         return None
     try:
+        # Looked up, since a decorator or a redefinition may have put another object under the name.
         found: Any = sys.modules[module]
         for part in name.split("."):
             found = getattr(found, part)
@@ -274,6 +280,7 @@ def _load_record(data: dict[str, Any], label: str) -> Any:
     }
     is_chz = chz.is_chz(kind)
     known = list(chz.chz_fields(kind)) if is_chz else [f.name for f in dataclasses.fields(kind)]
+    # Checked here, since the error of the class would not name the nearest field.
     for key in values:
         if key not in known:
             raise ConfigurationError(

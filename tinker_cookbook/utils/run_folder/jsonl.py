@@ -60,6 +60,7 @@ def append_row(path: str | os.PathLike[str], row: Mapping[str, Any], durable: bo
     """
     line = encode_row(row)
     try:
+        # O_APPEND: each write goes to the end, even if another program has appended meanwhile.
         descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND, 0o644)
     except OSError as error:
         raise _cannot_write(path, error) from error
@@ -103,12 +104,15 @@ def trim_rows(
         return 0
     content = _read(source)
     lines = _parse_lines(content, str(source))
+    # The bytes of the kept lines, so that trimming changes nothing else in the file.
     kept = [line for line, row in lines if keep(row)]
     dropped = len(lines) - len(kept) + _ends_torn(content)
+    # Nothing to drop, so the file is not rewritten and needs no copy.
     if not dropped:
         return 0
     try:
         if copy_to is not None:
+            # Copied before the file is replaced: a crash between the two loses nothing.
             shutil.copyfile(source, free_name(Path(copy_to)))
         write_atomically(source, b"".join(line + b"\n" for line in kept))
     except OSError as error:
@@ -138,6 +142,7 @@ def _read(path: Path) -> bytes:
 def _plain(value: Any, where: str, lost: dict[str, str]) -> Any:
     if value is None or isinstance(value, (str, bool, int)):
         return value
+    # float() also converts numpy's float64, which is a subclass of float.
     if isinstance(value, float):
         if math.isfinite(value):
             return float(value)
@@ -176,6 +181,7 @@ def _parse_lines(content: bytes, name: str) -> list[tuple[bytes, Row]]:
                 f"{name}:{number}: got {type(row).__name__}, expected a JSON object"
             )
         parsed.append((line, row))
+    # A whole row whose newline is missing is kept: an editor may have removed it.
     last = _row_or_none(tail)
     return parsed if last is None else [*parsed, (tail, last)]
 
@@ -197,6 +203,7 @@ def _append_whole(descriptor: int, line: bytes, durable: bool) -> None:
     # First end or cut a last line that has no newline, so that the row starts on its own line.
     length = os.fstat(descriptor).st_size
     if length and os.pread(descriptor, 1, length - 1) != b"\n":
+        # The whole file, but only in this rare case: the row may be longer than any block.
         content = os.pread(descriptor, length, 0)
         if _ends_torn(content):
             length = content.rfind(b"\n") + 1
@@ -204,6 +211,7 @@ def _append_whole(descriptor: int, line: bytes, durable: bool) -> None:
         else:  # an editor left the newline out
             length += os.write(descriptor, b"\n")
     try:
+        # One write, so that a killed process leaves the row whole or a torn last line.
         written = os.write(descriptor, line)
         if written != len(line):
             raise OSError(f"only {written} of {len(line)} bytes fitted")

@@ -46,6 +46,7 @@ class RunLock:
         if self._descriptor is not None:
             raise ConfigurationError(f"this lock on {self.log_path} is already held")
         path = ensure_writable_dir(self.log_path) / LOCK_FILE
+        # Not truncated when it is opened: the record of another holder must stay readable.
         descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o644)
         if not _try_lock(descriptor):
             holder = _describe(descriptor)
@@ -58,6 +59,7 @@ class RunLock:
         _held.add(self)
         started = time.strftime("%Y-%m-%d %H:%M:%S")
         record = {"pid": os.getpid(), "host": socket.gethostname(), "started": started}
+        # Written only after the lock is held, so that a record is never another run's.
         os.ftruncate(descriptor, 0)
         os.pwrite(descriptor, (json.dumps(record) + "\n").encode(), 0)
         return self
@@ -85,10 +87,12 @@ def lock_holder(log_path: str | os.PathLike[str]) -> str | None:
     """Describes the process that holds ``log_path``, or returns ``None`` if it is free."""
     path = Path(log_path) / LOCK_FILE
     try:
+        # Without O_CREAT: this check must not create a lock file.
         descriptor = os.open(path, os.O_RDWR)
     except OSError:
         return None
     try:
+        # flock has no query, so the lock is taken for a moment; closing the file releases it.
         return None if _try_lock(descriptor) else _describe(descriptor)
     finally:
         os.close(descriptor)
@@ -103,6 +107,7 @@ def _try_lock(descriptor: int) -> bool:
     except BlockingIOError:
         return False
     except OSError as error:
+        # Some network file systems have no locks; a run there must be possible nevertheless.
         if error.errno not in _UNSUPPORTED:
             raise
         logger.warning("log_path is on a file system without locks: two runs are not noticed")

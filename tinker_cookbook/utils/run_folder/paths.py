@@ -68,11 +68,13 @@ def write_atomically(path: Path, content: bytes) -> None:
     Raises:
         OSError: The folder cannot be written; the old file is intact.
     """
+    # In the same folder, since a rename is atomic within one file system only.
     temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     try:
         with open(temporary, "wb") as file:
             file.write(content)
             file.flush()
+            # On the disk before the rename: after a power cut the new name could have no content.
             os.fsync(file.fileno())
         os.replace(temporary, path)
     except OSError:

@@ -89,10 +89,12 @@ def settle(log_dir: str | os.PathLike[str]) -> None:
     """Ends an attempt to replace a run: removes the old run if the new one has a row, else
     restores it. Does nothing if this process keeps no old run of ``log_dir``."""
     folder = Path(log_dir).resolve()
+    # Removed from the table first, so that a second call does nothing even if this one fails.
     replaced = _pending.pop(folder, None)
     if replaced is None:
         return
     aside, lock = replaced
+    # The lock is held until the folders are renamed: no other run can start in between.
     try:
         _decide(folder, aside)
     finally:
@@ -109,8 +111,10 @@ def recover(log_dir: str | os.PathLike[str]) -> None:
     if folder in _pending or not folder.parent.is_dir():
         return
     name = glob.escape(folder.name)
+    # Old runs whose removal was interrupted; they are no longer needed.
     for left in folder.parent.glob(f".{name}.discarded-*"):
         shutil.rmtree(left, ignore_errors=True)
+    # The newest first: once it is restored, older ones find a run with rows and are removed.
     for aside in sorted(folder.parent.glob(f".{name}.replaced-*"), reverse=True):
         holder = lock_holder(aside)
         if holder is not None:
@@ -118,6 +122,7 @@ def recover(log_dir: str | os.PathLike[str]) -> None:
                 f"log_path={folder} is being started over by another run ({holder}); wait for it, "
                 "stop it, or give this run its own log_path=…"
             )
+        # A new run that is still going decides itself when it ends.
         if lock_holder(folder) is None:
             _decide(folder, aside)
 
