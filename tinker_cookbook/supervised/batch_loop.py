@@ -155,6 +155,7 @@ async def train_batches(
     # Fail before the backend is connected if nothing can be trained.
     first = await asyncio.to_thread(first_datum, train_set, config.seed)
     async with training_session(config) as session:
+        # A finished run prints its summary without connecting to the backend.
         if is_complete(session, schedule.total_steps):
             return
         client = await session.start(schedule.total_steps)
@@ -173,6 +174,7 @@ async def train_batches(
         await show_answers(session, config, prompts, "before training")
         loop = _Loop(config, session, schedule, objective)
         await loop.run(client, train_set)
+        # With max_steps=0 the weights are unchanged, and the answers would be the same.
         if schedule.total_steps:
             await show_answers(session, config, prompts, "after training")
         session.print(*train_set.report(), *loop.report(), *session.summary())
@@ -194,7 +196,9 @@ async def show_answers(
         max_tokens=config.sample_max_tokens, temperature=0.0, stop=renderer.get_stop_sequences()
     )
     futures = [
-        client.sample(renderer.build_generation_prompt(prompt), 1, params) for prompt in prompts
+        # All are submitted before the first is awaited, so that the backend batches them.
+        client.sample(renderer.build_generation_prompt(prompt), 1, params)
+        for prompt in prompts
     ]
     for prompt, future in zip(prompts, futures, strict=True):
         answer, _ = renderer.parse_response((await future).sequences[0].tokens)
@@ -284,6 +288,7 @@ class _Loop:
         self._objective = objective
         self._in_flight: deque[_InFlight] = deque()
         self._progress = TrainingProgress(schedule.total_steps, session.start_step)
+        # A resumed run continues the counts of its checkpoint.
         self._tokens = session.restored("cumulative_tokens", 0)
         self._skipped = session.restored("skipped_batches", 0)
         self._finished_at = time.monotonic()
@@ -295,7 +300,9 @@ class _Loop:
             # Row 0 has the evaluations before training.
             if metrics := await session.evaluate(0):
                 session.write_row({"progress": 0.0, "epoch": 0, **metrics}, step=0)
+            # The evaluation does not count as time of the first step.
             self._finished_at = time.monotonic()
+        # A resumed run begins at its step; earlier batches are not rendered again.
         rows = batches(dataset, schedule, config.seed, session.start_step)
         with self._progress, Prefetcher(rows) as ahead:
             for step in range(session.start_step, schedule.total_steps):
@@ -305,7 +312,8 @@ class _Loop:
                     self._submit(client, step, batch)
                 else:
                     self._skip(step)
-                # Before an evaluation or a checkpoint, wait for all submitted steps.
+                # Before an evaluation or a checkpoint, wait for all submitted steps. A checkpoint
+                # with later steps in it makes a resumed run train their batches twice.
                 at_boundary = session.boundary(step + 1, self._tokens)
                 while len(self._in_flight) > (0 if at_boundary else config.submit_ahead):
                     await self._finish_oldest()
@@ -324,6 +332,7 @@ class _Loop:
     def _submit(self, client: TrainingClient, step: int, batch: Batch) -> None:
         """Queues one update."""
         params = self._config.adam_params(step, self._schedule.total_steps)
+        # Counted at submission, because boundary() needs it to decide on save_every_tokens.
         self._tokens += batch.num_tokens
         # Both requests are queued before either is awaited, so the backend is never idle.
         forward_backward = self._objective.submit(client, batch)
@@ -338,6 +347,7 @@ class _Loop:
             index,
             num_tokens=batch.num_tokens,
         )
+        # The counts of this step: later steps have raised the totals before its row is written.
         self._in_flight.append(_InFlight(step, batch, self._tokens, self._skipped, update))
 
     def _skip(self, step: int) -> None:
@@ -350,6 +360,7 @@ class _Loop:
                 f"step {step + 1}: batch {index} of epoch {epoch} is skipped, since none of its "
                 f"examples has a token to train on{last}"
             )
+        # Queued like an update, so that rows are written in the order of steps.
         self._in_flight.append(_InFlight(step, Batch([]), self._tokens, self._skipped, None))
 
     async def _finish_oldest(self) -> None:
@@ -370,6 +381,7 @@ class _Loop:
             async with scope_span("train_step"):
                 output = await done.update.fwd_bwd_future
                 optim = await done.update.optim_step_future
+            # Measured between the ends of two steps, because steps in flight overlap.
             seconds = time.monotonic() - self._finished_at
             metrics |= {
                 **done.update.metrics,
@@ -385,4 +397,5 @@ class _Loop:
         if done.skipped:
             counters["skipped_batches"] = done.skipped
         await self._session.finish_step(done.step + 1, metrics, epoch=epoch, counters=counters)
+        # Evaluations and checkpoints do not count as time of the next step.
         self._finished_at = time.monotonic()

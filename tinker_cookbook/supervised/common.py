@@ -36,6 +36,7 @@ Reduction = Literal["none", "mean"]
 def tokens_of(model_input: tinker.ModelInput) -> npt.NDArray[np.int64]:
     """Returns the token ids [T] of a text-only input."""
     keys = ChunkKeys().keys(model_input)
+    # Keys of images and audio are negative.
     if (keys < 0).any():
         kinds = sorted({chunk.type for chunk in model_input.chunks} - {"encoded_text"})
         raise DataValidationError(
@@ -69,6 +70,7 @@ def datum_from_tokens_weights(
 ) -> tinker.Datum:
     """Returns the datum of ``datum_from_model_input_weights`` for token ids [T] and weights [T]."""
     ids, values = _truncated(tokens, weights, max_length)
+    # The first weight is left out before the mean: no position predicts the first token.
     (reduced,) = _reduce([values[1:]], reduction)
     return _make_datum(tinker.ModelInput.from_ints(ids[:-1].tolist()), ids[1:], reduced)
 
@@ -94,8 +96,10 @@ def data_from_examples(
         # An image at the end predicts nothing; without it the sequence may be too short.
         keys = _at_least_two(ChunkKeys.without_trailing_media(keys))
         keys_N.append(keys)
+        # Position i predicts token i + 1, so the weights begin at the second token.
         values_N.append(values[1 : len(keys)])
     return [
+        # A target must be a token id: 0 replaces the negative key of an image, whose weight is 0.
         _make_datum(chunks.model_input(keys[:-1]), np.maximum(keys[1:], 0), values)
         for keys, values in zip(keys_N, _reduce(values_N, reduction), strict=True)
     ]
@@ -124,6 +128,7 @@ def _reduce(
         raise DataValidationError(
             f"Unknown reduction mode. reduction: got {reduction!r}, expected 'none' or 'mean'"
         )
+    # Weights that are all 0 have no mean; datasets drop such a datum.
     if reduction == "none" or not any(values.any() for values in weights):
         return list(weights)
     # float64, so that the sum over long examples is exact enough.
@@ -133,6 +138,7 @@ def _reduce(
             f"weights: their sum is {total:g}, expected it to be positive under reduction='mean', "
             "which divides by it; use reduction='none' for signed weights"
         )
+    # One sum for all datums of a conversation, so a split one counts as much as a whole one.
     return [values / np.float32(total) for values in weights]
 
 
@@ -154,6 +160,7 @@ def _truncated(
             )
         ids, values = ids[:max_length], values[:max_length]
     _at_least_two(ids)
+    # After the length check, because numpy makes a float array of an empty list.
     if ids.dtype.kind not in "iu":
         raise DataValidationError(f"tokens: got dtype {ids.dtype}, expected integers")
     if not np.isfinite(values).all():
@@ -180,6 +187,7 @@ def create_rightshifted_model_input_and_leftshifted_targets(
     if not isinstance(chunks, tinker.ModelInput):
         chunks = tinker.ModelInput(chunks=list(chunks))
     known = ChunkKeys()
+    # No token follows an image at the end, so it is dropped before the shift by one.
     keys = ChunkKeys.without_trailing_media(known.keys(chunks))
     if len(keys) < 2:
         raise DataValidationError(
@@ -244,11 +252,13 @@ def compute_bpb(
     ):
         ids = _as_array(targets).astype(np.int64)
         special = np.isin(ids, special_ids)
+        # The method takes one id, so it is called once for each distinct id.
         if callable(is_special):
             special |= np.isin(ids, [id_ for id_ in np.unique(ids).tolist() if is_special(id_)])
+        # Special tokens have no bytes, so their loss must not count either.
         counted = (_as_array(weights) > 0) & ~special
         nats -= float(_as_array(logprobs)[counted].sum())
-        # Each run of counted tokens is decoded as a whole.
+        # Each run of counted tokens is decoded as a whole: a character may have several tokens.
         edges = np.flatnonzero(np.diff(np.concatenate(([0], counted, [0]))))
         for start, end in zip(edges[::2], edges[1::2], strict=True):
             text = tokenizer.decode(ids[start:end].tolist(), skip_special_tokens=False)
@@ -269,5 +279,6 @@ def _as_array(values: Any) -> npt.NDArray[np.float64]:
     if hasattr(values, "to_numpy"):
         values = values.to_numpy()
     elif hasattr(values, "detach"):
+        # numpy has no bfloat16, so the tensor is converted to float32 first.
         values = values.detach().float().cpu().numpy()
     return np.asarray(values, dtype=np.float64)

@@ -77,6 +77,8 @@ def chat_dataset(
                     f"message_field: got {message_field!r}, expected one of the row's fields: "
                     f"{', '.join(row)}"
                 )
+            # Rows of other datasets are unchecked; conversation files were checked when they were
+            # read.
             messages = checked_messages(row[message_field])
             row = with_tools(messages, tools_of_row(row), renderer)
         return conversation_to_data(row, renderer, max_length, train_on_what)
@@ -104,10 +106,12 @@ def tools_of_row(row: Mapping[str, Any]) -> list[ToolSpec]:
             raise RendererError(
                 f"tools: got a text that is not JSON ({error}), expected a list of {_TOOL}"
             ) from error
+    # Null and an empty list both mean that the row has no tools.
     if tools and not isinstance(tools, Sequence):
         raise RendererError(f"tools: got {type(tools).__name__}, expected a list of {_TOOL}")
     specs: list[ToolSpec] = []
     for i, tool in enumerate(tools or []):
+        # OpenAI's nested form and the bare declaration are both accepted.
         body = tool.get("function", tool) if isinstance(tool, Mapping) else None
         if not isinstance(body, Mapping) or not isinstance(body.get("name"), str):
             raise RendererError(f"tools[{i}]: got {tool!r}, expected {_TOOL}")
@@ -144,6 +148,7 @@ def with_tools(
         trainable = system.get("trainable", False) if system is not None else False
         for message in prefix:
             message["trainable"] = trainable
+    # The prefix contains the system prompt, so the system message is not repeated.
     return [*prefix, *messages[0 if system is None else 1 :]]
 
 
@@ -164,6 +169,7 @@ def read_conversations(
     conversations: list[list[Message]] = []
     for where, row in _rows(path):
         messages, tools = _messages_and_tools(row, where, unread_keys)
+        # Tools are part of the prompt, so they must not be dropped without an error.
         if tools and renderer is None:
             raise DataFormatError(
                 f"{where}: got 'tools', which each chat format declares in its own way; expected a "
@@ -175,6 +181,7 @@ def read_conversations(
                 messages = with_tools(messages, tools, renderer())
         with _data_error(where):
             trained = select_trained(messages, what)
+        # Fail here, where file and line are known; the dataset would only drop and count the row.
         if not any(trained):
             roles = ", ".join(message["role"] for message in messages)
             raise DataFormatError(
@@ -184,6 +191,7 @@ def read_conversations(
         conversations.append(messages)
     if not conversations:
         raise DataValidationError(f"{file}: the file is empty; expected lines like {EXPECTED}")
+    # One warning for the whole file, not one for each line.
     if unread_keys:
         keys = ", ".join(sorted(unread_keys))
         logger.warning("%s: message keys that are not read: %s", file, keys)
@@ -227,6 +235,7 @@ def _messages_and_tools(
             wrong = f"messages: got {got}, expected a list that is not empty, as in {EXPECTED}"
         raise DataFormatError(f"{where}: not a conversation: {wrong}")
     for i, message in enumerate(messages):
+        # An entry that is no object is reported by the checks below.
         if isinstance(message, Mapping) and not message.keys() <= _MESSAGE_KEYS:
             # Null is how column formats write "absent".
             unknown = {key for key, value in message.items() if value is not None} - _MESSAGE_KEYS
@@ -234,6 +243,7 @@ def _messages_and_tools(
                 raise DataFormatError(
                     f"{where}: messages[{i}]: got {key!r}, expected {_UNREADABLE_MESSAGE_KEYS[key]}"
                 )
+            # Other unknown keys do not change what is trained, so they only cause a warning.
             unread_keys |= unknown
     with _data_error(where):
         return checked_messages(messages), tools_of_row(row)
@@ -255,6 +265,7 @@ def prompts_of(conversations: Iterable[Sequence[Message]], n: int) -> list[list[
         if len(prompts) >= n:
             break
         last = max((i for i, m in enumerate(messages) if m["role"] == "assistant"), default=0)
+        # An answer without a message before it has no prompt.
         if last > 0:
             prompts.append(list(messages[:last]))
     return prompts
@@ -280,9 +291,11 @@ class FromConversationFileBuilder(ChatDatasetBuilder):
 
     def __call__(self) -> tuple[SupervisedDataset, SupervisedDataset | None]:
         """Returns the training set and the test set; reads and checks all conversations."""
+        # Settings are checked before any file is read.
         self.common_config.check()
         train, test = self._split
         batch_size = self.common_config.batch_size
+        # The held-out part may be smaller than a batch, which the dataset would reject.
         test_set = chat_dataset(self, test, min(batch_size, len(test))) if test else None
         return chat_dataset(self, train, batch_size), test_set
 
@@ -330,6 +343,7 @@ def split_rows(
         )
     # A mask keeps the order of the file in both parts.
     held_out = np.zeros(len(rows), dtype=bool)
+    # The rows depend on the seed alone, so a resumed run holds out the same ones.
     held_out[np.random.default_rng(shuffle_seed).permutation(len(rows))[:test_size]] = True
     train = [row for row, out in zip(rows, held_out, strict=True) if not out]
     return train, [row for row, out in zip(rows, held_out, strict=True) if out]

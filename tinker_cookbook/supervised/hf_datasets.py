@@ -51,6 +51,7 @@ def load_hf_dataset(
                 "configurations; give the path of one configuration"
             )
         return load_local_rows(local, split)
+    # A Hub name has at most one slash and no such ending, so this is a path without a file.
     if path.startswith((".", "/", "~")) or path.count("/") > 1 or path.endswith(SUFFIXES):
         raise DataValidationError(
             f"dataset: there is no file or folder {local}; expected one, or a Hub name such as "
@@ -58,6 +59,7 @@ def load_hf_dataset(
         )
     import datasets
 
+    # Checked first, because datasets would retry for half a minute.
     unreachable = _why_hub_is_unreachable()
     try:
         with nullcontext() if unreachable is None else _offline():
@@ -79,6 +81,7 @@ def stream_hf_dataset(path: str, split: str) -> datasets.IterableDataset:
     """Returns a split of a Hub dataset as a stream, for datasets too large to download."""
     import datasets
 
+    # A stream is read from the Hub, so an unreachable Hub is an error at once.
     unreachable = _why_hub_is_unreachable()
     if unreachable is not None:
         raise DataError(
@@ -112,8 +115,10 @@ def _offline() -> Iterator[None]:
     from datasets import config
     from huggingface_hub import constants
 
+    # The switches are global: two threads must not save and restore them at the same time.
     with _offline_lock:
         before = (constants.HF_HUB_OFFLINE, config.HF_HUB_OFFLINE)
+        # datasets and huggingface_hub each read a switch of their module.
         constants.HF_HUB_OFFLINE = config.HF_HUB_OFFLINE = True
         try:
             yield
@@ -225,6 +230,7 @@ class InterleavedChatDatasetBuilder(ChatDatasetBuilder):
         """Training rows and held-out rows."""
         import datasets
 
+        # Weights are checked before any source is loaded.
         weights_K = self._given_weights()
         rows_K = [load_hf_dataset(s.path, s.split, s.name) for s in self.sources]
         fields_K = [source.message_field for source in self.sources]
@@ -235,6 +241,7 @@ class InterleavedChatDatasetBuilder(ChatDatasetBuilder):
             else rows
             for rows, field in zip(rows_K, fields_K, strict=True)
         ]
+        # Numbers are mixed instead of rows, which may differ in their columns (see _MixedRows).
         numbers_K = [
             datasets.Dataset.from_dict(
                 {"source": np.full(len(rows), k), "row": np.arange(len(rows))}
@@ -248,11 +255,13 @@ class InterleavedChatDatasetBuilder(ChatDatasetBuilder):
                 f"{', '.join(map(str, effective_K))}. Give a source with rows a positive weight"
             )
         test = None
+        # Held out before mixing: in the mixture a row of a small source may occur twice.
         if self.test_size > 0:
             numbers_K, weights_K, held_out = hold_out(
                 numbers_K, weights_K, self.test_size, self.shuffle_seed
             )
             test = _MixedRows(rows_K, fields_K, held_out)
+            # Sources of weight 0 are gone and the others are smaller.
             effective_K = _weights_or_sizes(numbers_K, weights_K)
         train = datasets.interleave_datasets(
             numbers_K,
@@ -323,11 +332,13 @@ def hold_out(
     kept, test = [], []
     for source, left, size, weight in zip(sources_K, left_K, sizes_K, effective_K, strict=True):
         if weight > 0:
+            # Each source is shuffled, so that its first rows are a random choice.
             shuffled = source.shuffle(seed=int(rng.integers(2**32)))
             test.append(shuffled.take(int(size - left)))
             kept.append(shuffled.skip(int(size - left)))
     remaining = None if weights_K is None else [weight for weight in weights_K if weight > 0]
     held_out = datasets.concatenate_datasets([part for part in test if len(part)])
+    # The parts are joined source by source, so their rows are shuffled again.
     return kept, remaining, held_out.shuffle(seed=seed)
 
 

@@ -47,6 +47,7 @@ def json_lines(file: Path, expected: str = "one JSON object a line") -> Iterator
             f"{file}: there is no such file (searched from {Path.cwd()}); expected a file of "
             f"{expected}"
         ) from error
+    # EOFError: a gzip file that was cut off.
     except (OSError, EOFError) as error:
         raise DataValidationError(f"{file}: the file cannot be read: {error}") from error
 
@@ -59,7 +60,9 @@ def load_local_rows(path: Path, split: str) -> Sequence[Any]:
     """
     chosen = [path]
     if not path.is_file():
+        # Sorted, so that the order of rows does not depend on the file system.
         files = sorted(f for f in path.rglob("*") if f.is_file() and f.name.endswith(SUFFIXES))
+        # "train.jsonl" and "train-00000-of-00001.parquet" both belong to the split "train".
         splits = [file.name.split(".")[0].split("-")[0] for file in files]
         chosen = [file for file, name in zip(files, splits, strict=True) if name == split]
         if not chosen:
@@ -160,15 +163,18 @@ def check_is_json_lines(path: str | Path) -> None:
     A file that does not exist passes; a URL raises DataValidationError.
     """
     text = str(path)
+    # Otherwise the URL would be reported as a file that does not exist.
     if "://" in text:
         raise DataValidationError(
             f"got {text}, which is a URL; expected a local file: download it first "
             "(curl -LO …) and give its path"
         )
     file = Path(text).expanduser()
+    # json_lines reports a missing file.
     if not file.is_file():
         return
     with open(file, "rb") as stream:
+        # The beginning is enough to recognise a format, however large the file is.
         head = stream.read(4096)
     new = file.with_suffix(".jsonl")
     if head.startswith(b"PAR1") or file.suffix == ".parquet":
@@ -182,6 +188,7 @@ def check_is_json_lines(path: str | Path) -> None:
         command = _converted(new, row, f'csv.DictReader(open("{file}"{tab}))')
     elif head.removeprefix(b"\xef\xbb\xbf").lstrip().startswith(b"["):
         name = "a JSON list"
+        # The list may be named *.jsonl already; its conversion must not overwrite it.
         new = new if new != file else file.with_suffix(".lines.jsonl")
         command = _converted(new, "r", f'json.load(open("{file}"))')
     else:

@@ -43,11 +43,13 @@ class _HeldOutLoss:
     ) -> None:
         self._data, self._name, self._tokenizer = list(data), name, tokenizer
         self._num_loss_tokens = sum(map(count_loss_tokens, self._data))
+        # The mean over no token is NaN, so fail before training begins.
         if not self._num_loss_tokens:
             raise DataValidationError(
                 f"{name} data: got {len(self._data)} examples without a single token to score, "
                 "expected at least one; check max_length and train_on_what"
             )
+        # The metrics are defined for one target per position only.
         for i, datum in enumerate(self._data):
             shape = datum.loss_fn_inputs["target_tokens"].to_numpy().shape
             if len(shape) != 1:

@@ -54,9 +54,11 @@ class Prefetcher(Generic[T]):
     def close(self) -> None:
         """Stops the thread; an item in preparation is finished and dropped."""
         for future in self._ahead:
+            # The thread skips cancelled requests, so it ends after the item in preparation.
             future.cancel()
         self._ahead.clear()
         self._requests.put(None)
+        # A thread cannot wait for itself.
         if threading.current_thread() is not self._thread:
             # Enough for a batch; an iterable that hangs must not block the end of the run.
             self._thread.join(timeout=1.0)
@@ -92,6 +94,7 @@ class Prefetcher(Generic[T]):
         if not self._ahead:
             return None
         future = self._ahead.popleft()
+        # Requested at once, so that ``depth`` items stay in preparation.
         self._request()
         return future
 
@@ -103,5 +106,6 @@ class Prefetcher(Generic[T]):
             try:
                 future.set_result(next(self._items, _END))
             except BaseException as error:  # raised where the item is requested
+                # An error ends the iteration: each later request receives the end.
                 self._items = iter(())
                 future.set_exception(error)

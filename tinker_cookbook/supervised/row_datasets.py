@@ -90,6 +90,7 @@ class _RowDataset(SupervisedDataset):
     def __init__(
         self, num_rows: int, batch_size: int, map_fn: MapFn | None, flatmap_fn: FlatmapFn | None
     ) -> None:
+        # Checked first: for an empty dataset every batch_size would be reported as too large.
         if num_rows < 1:
             raise DataValidationError(
                 "the dataset is empty: got 0 rows, expected at least one; check the file and the "
@@ -159,6 +160,7 @@ class _RowDataset(SupervisedDataset):
                 f"batch {index}: got {len(rows)} rows that give no datum, expected at least one "
                 "that does; raise max_length or batch_size, or take these rows out of the data"
             )
+        # Loops recognise a batch without a trained token by its weights, and skip it.
         return kept or untrained
 
 
@@ -241,6 +243,7 @@ class StreamingSupervisedDatasetFromHFDataset(_RowDataset):
                 "only; call set_epoch to restart it"
             )
         rows: dict[int, Any] = {}
+        # The last batch may be smaller than the others.
         for number in range(self._rows_read, min(start + self._batch_size, self._num_rows)):
             try:
                 row = next(self._iterator)

@@ -54,12 +54,14 @@ def run(cfg: Config) -> None:
     """Prints the first examples of the training data, each in a panel."""
     builder = cfg.dataset_builder or _builder_of(cfg)
     train_set, _ = builder()
+    # The order of the first epoch of a run with seed=0.
     train_set.set_epoch(0)
     shown = 0
     for index in range(len(train_set)):
         for datum in trained_batch(train_set, index)[: cfg.num_examples - shown]:
             shown += 1
             print_example(datum, builder.tokenizer, title=f"example {shown}")
+            # Without a terminal, input() would raise EOFError.
             if sys.stdin.isatty() and shown < cfg.num_examples:
                 input("Enter shows the next example, Ctrl-C stops. ")
         if shown == cfg.num_examples:
@@ -94,6 +96,7 @@ def _builder_of(cfg: Config) -> ChatDatasetBuilder:
         ) from error
     try:
         return make(common_config=common)
+    # chz raises TypeError for a required setting that is missing.
     except TypeError as error:
         raise ConfigurationError(
             f"dataset_path: {cfg.dataset_path} needs settings of its own ({error}); give them with "
