@@ -50,7 +50,7 @@ def check_log_dir(log_dir: str | os.PathLike[str], behavior_if_exists: LogdirBeh
         log_dir: The run's folder. A missing or empty one, or one of a run that ended before its
             first row, is accepted with every behaviour.
         behavior_if_exists: ``resume`` leaves it unchanged; ``delete`` leaves an empty folder;
-            ``raise`` refuses it; ``ask`` asks on a terminal, and refuses it without one.
+            ``raise`` refuses it; ``ask`` prompts on a terminal, and refuses it without one.
 
     With ``delete`` the old run is renamed to a hidden folder in the same parent folder. It is
     removed when the new run writes its first row with ``ml_log``, and restored if the program ends
@@ -69,6 +69,7 @@ def check_log_dir(log_dir: str | os.PathLike[str], behavior_if_exists: LogdirBeh
     path = local_path(log_dir)
     if path.exists() and not path.is_dir():
         raise ConfigurationError(f"log_path={path} is a file; expected a folder")
+    # Settled before the folder is looked at: the old run may have to be renamed back.
     replaced_run.settle(path)  # a failed attempt of this process
     replaced_run.recover(path)  # an attempt of a process that was killed
     # A run that was refused before it wrote anything leaves its lock file alone.
@@ -89,6 +90,7 @@ def check_log_dir(log_dir: str | os.PathLike[str], behavior_if_exists: LogdirBeh
     if behavior_if_exists == "raise":
         raise ConfigurationError(f"log_path={path} already holds a run; add {_CHOICES}")
     if behavior_if_exists == "delete":
+        # Resolved, so that a link to the home folder is recognised.
         target = path.resolve()
         reason = _why_not_deletable(target)
         if reason:
@@ -141,6 +143,7 @@ def _ask(path: Path) -> LogdirBehavior:
 
 def _why_not_deletable(target: Path) -> str | None:
     for name, folder in (("your home folder", Path.home()), ("the current folder", Path.cwd())):
+        # Also a parent of these folders: deleting it would delete them.
         if folder.resolve().is_relative_to(target):
             return f"it is or holds {name}"
     if (target / ".git").exists():

@@ -79,6 +79,7 @@ class TokenCompleter:
     ) -> list[TokensWithLogprobs]:
         """Returns several responses; override it if one request can return all of them."""
         limit = {} if max_tokens is None else {"max_tokens": max_tokens}
+        # Each sample has another seed, or all samples of a seeded policy would be equal.
         calls = (self.derived(i)(model_input, stop, **limit) for i in range(num_samples))
         return list(await asyncio.gather(*calls))
 
@@ -136,6 +137,7 @@ class _Limited(TokenCompleter):
 
     def _truncate(self, sample: TokensWithLogprobs) -> TokensWithLogprobs:
         n = self.max_tokens
+        # A response that is short enough keeps its stop reason.
         if len(sample.tokens) <= n:
             return sample
         logprobs = None if sample.maybe_logprobs is None else sample.maybe_logprobs[:n]

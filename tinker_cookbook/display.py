@@ -51,6 +51,7 @@ def colorize_example(
     Raises:
         DataValidationError: ``key`` or the targets are missing or have the wrong length.
     """
+    # Captured from the console, which leaves colours out if the output is no terminal.
     console = get_console()
     with console.capture() as captured:
         console.print(example_text(datum, tokenizer, key), soft_wrap=True, end="")
@@ -71,6 +72,7 @@ def example_text(
         return color + (" bold underline" if token in special else ""), token is None
 
     text = Text()
+    # Neighbours of one style are decoded together: a character may span several tokens.
     runs = [(key, list(run)) for key, run in groupby(range(len(tokens)), key=style)]
     held: list[int] = []  # tokens of an unfinished character, decoded with the next run
     for index, ((name, is_image), positions) in enumerate(runs):
@@ -111,6 +113,7 @@ def print_example(
             legend.append(f"{name}: {count:,} tokens  ", style=style)
     body = example_text(datum, tokenizer, key)
     if len(body) > max_chars:
+        # Both ends are kept: the start of the prompt and the end of the response.
         half = max_chars // 2
         cut = Text(f"\n… {len(body) - 2 * half:,} characters …\n", style="dim")
         body = body[:half] + cut + body[-half:]

@@ -172,6 +172,7 @@ def get_lora_param_count(
         )
     name = base_name(model_name)
     known = LINEUP.get(name)
+    # Sizes that the service reports have precedence over a computation from the shape.
     sizes = known.lora if known else _adapter_sizes(name)
     trained = (train_mlp, train_attn, train_unembed)
     return lora_rank * sum(size for size, trains in zip(sizes, trained, strict=True) if trains)
@@ -219,10 +220,12 @@ def _parameter_count(name: str) -> int:
         return _stored_parameter_count(resolve_model(name, allow_download=False).folder)
     except ModelNotFoundError:
         shape = _shape(name)
+    # One MLP for each expert, and a router; a dense layer has one MLP and no router.
     mlp = sum(a * b for a, b in _mlp_matrices(shape)) * max(1, shape.experts)
     router = shape.hidden * shape.experts
     attention = sum(a * b for a, b in _attention_matrices(shape))
     embeddings = shape.hidden * shape.vocabulary * (1 if shape.tied else 2)
+    # Two norms in each layer. The sum below adds the last norm, before the unembedding.
     norms = 2 * shape.hidden
     query_key_norms = 2 * shape.head_dim if shape.family == "qwen" else 0
     per_layer = mlp + router + attention + norms + query_key_norms
@@ -243,6 +246,7 @@ def _stored_parameter_count(folder: Path) -> int:
 
 def _shape(name: str) -> _Shape:
     """Returns the shape from the table, else from the configuration of a local copy."""
+    # The dash lets Qwen3-4B-Base match Qwen3-4B, but no other size that begins alike.
     known = [prefix for prefix in _SHAPES if name == prefix or name.startswith(f"{prefix}-")]
     if known:
         return _SHAPES[max(known, key=len)]

@@ -110,6 +110,7 @@ def open_image(image: ImageSource) -> tuple[Image.Image, bytes | None]:
     data = _read(os.fspath(image))
     try:
         opened = library.open(io.BytesIO(data))
+        # open() reads only the header; load() finds damaged data now, where the path is known.
         opened.load()
     except Exception as error:  # readers may raise anything on damaged files
         raise DataFormatError(
@@ -180,6 +181,7 @@ def _load_processor(name: str) -> Any:
     source = base_name(name).strip()
     local = Path(source).expanduser()
     trusts_code = os.environ.get("HF_TRUST_REMOTE_CODE", "").lower() in ("1", "true", "yes")
+    # Two parts without a folder of that name are a Hub name.
     if source.count("/") == 1 and not source.startswith(("/", ".", "~")) and not local.is_dir():
         try:
             options: dict[str, Any] = {}

@@ -261,6 +261,7 @@ def warn_if_renderer_not_recommended(model_name: str, renderer_name: str | None)
     # The family may have renderers that the hosted line-up does not list, such as other efforts.
     recommended = (*attributes.recommended_renderers, *(family.renderers if family else ()))
     fitting = {name.partition("?")[0] for name in recommended}
+    # A guess is no reason for a warning, and a chat model's own template always fits.
     if guessed or requested in fitting or (requested in _TEMPLATE and attributes.is_chat):
         return False
     logger.warning(
@@ -288,6 +289,7 @@ def _lineup_by_last_part() -> dict[str, LineupModel]:
 def _attributes(name: str) -> tuple[ModelAttributes, str]:
     """Returns the attributes and, if no rule matches, a sentence on what was assumed."""
     last = Path(name).name.lower()
+    # By the last part, so that a local folder of a hosted model is recognised.
     if row := _lineup_by_last_part().get(last):
         return _from_lineup(row), ""
     if family := _family(name):
@@ -370,6 +372,7 @@ def _renderers_by_template(name: str) -> tuple[tuple[str, ...], str]:
         model_type = str(model_config(folder).get("model_type", ""))
     except TinkerCookbookError:
         model_type = ""
+    # Several families write ChatML's markers, so the model type or other text tells them apart.
     if "<|im_start|>" in template and model_type.startswith("qwen3") and "<think>" in template:
         return QWEN3, "its chat template is that of Qwen3"
     if "<|im_start|>" in template and "<think>" not in template:
@@ -388,6 +391,7 @@ def _renderers_by_template(name: str) -> tuple[tuple[str, ...], str]:
 
 
 def _chat_template(folder: Path) -> str:
+    # Newer versions of transformers save the template in this file, and prefer it.
     separate = folder / "chat_template.jinja"
     if separate.is_file():
         return separate.read_text(encoding="utf-8")

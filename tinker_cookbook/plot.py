@@ -40,6 +40,7 @@ def main(config: PlotConfig) -> None:
         points = [(row["step"], row[name]) for row in rows if row.get(name) is not None]
         if points:
             curves[name] = points
+        # A missing name is an error only if the user typed it; no run logs all default names.
         elif config.metrics != _DEFAULT_METRICS:
             raise ConfigurationError(
                 f"metrics: {name!r} is in no row of {config.log_path}/metrics.jsonl"
@@ -56,6 +57,7 @@ def main(config: PlotConfig) -> None:
         raise ConfigurationError(
             "plotting needs matplotlib: pip install 'tinker_cookbook[plot]'"
         ) from error
+    # Renders to files, so that no display is needed.
     matplotlib.use("Agg")
     from matplotlib import pyplot
 

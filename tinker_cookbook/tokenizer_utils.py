@@ -144,6 +144,7 @@ def _plain_backend(tokenizer: Tokenizer | SupportsEncodeOrdinary) -> Any:
     if not _encodes_by_backend(type(tokenizer)):
         return None
     backend: Any = cast(Any, tokenizer)._tokenizer
+    # A tokenizer with such settings would cut, pad or read special tokens in another way.
     changed = backend.truncation or backend.padding or backend.encode_special_tokens
     return None if changed else backend
 
@@ -152,6 +153,7 @@ def _plain_backend(tokenizer: Tokenizer | SupportsEncodeOrdinary) -> Any:
 def _encodes_by_backend(kind: type) -> bool:
     from transformers import PreTrainedTokenizerFast
 
+    # A subclass that overrides one of these methods may add steps to the backend's.
     return issubclass(kind, PreTrainedTokenizerFast) and all(
         getattr(kind, method) is getattr(PreTrainedTokenizerFast, method)
         for method in ("encode", "_encode_plus", "__call__")
@@ -181,6 +183,7 @@ def _load(name: str) -> Tokenizer:
     if not source.startswith(_LLAMA3_PREFIXES) or Path(source).is_dir():
         return _load_checked(resolve_model(source, need="tokenizer").folder)
     try:
+        # Only a copy on this machine: a download from the gated repository needs a token.
         found = resolve_model(source, allow_download=False, need="tokenizer")
     except ModelNotFoundError as not_here:
         try:
@@ -213,6 +216,7 @@ def _load_checked(folder: Path) -> Tokenizer:
             f"model_name: the tokenizer in {folder} cannot be loaded: {error}; expected files that "
             "transformers' AutoTokenizer reads (set HF_TRUST_REMOTE_CODE=1 if it needs own code)"
         ) from error
+    # One text is enough: classes differ in pre-tokenization, of which it has every case.
     truth = _raw_ids(folder)
     if truth is None or encode_without_special_tokens(tokenizer, _PROBE) == truth:
         return tokenizer

@@ -98,6 +98,7 @@ def load_model_pricing(
     """
     global _pricing_entries, _pricing_fetched
     if not _pricing_fetched:
+        # Set before the request: after a failure later calls must not wait for the timeout again.
         _pricing_fetched = True
         try:
             # The site rejects urllib's own User-Agent with status 403.

@@ -52,6 +52,7 @@ def warn_deprecated(
         raise RuntimeError(
             f"{text} (this is version {__version__}; it should have been removed by now)"
         )
+    # One level more, for this function.
     warnings.warn(text, DeprecationWarning, stacklevel=stacklevel + 1)
 
 
@@ -69,6 +70,7 @@ def deprecated(_func: Any = None, *, message: str = "", removal_version: str | N
     def decorate(target: Any) -> Any:
         is_class = isinstance(target, type)
         name = f"{'Class' if is_class else 'Function'} {target.__qualname__}"
+        # A class keeps its identity for isinstance, so only its constructor is wrapped.
         inner = target.__init__ if is_class else target
 
         @functools.wraps(inner)
@@ -108,6 +110,7 @@ def make_deprecated_module_getattr(
                 f"{module_name}.{name}: got the new path {path!r}, expected a dotted path such "
                 "as 'package.module.Name'"
             )
+        # Resolved before the warning, so that a wrong path raises without one.
         value = getattr(importlib.import_module(module), new_name)
         warn_deprecated(
             f"{module_name}.{name}",

@@ -81,11 +81,13 @@ class _AliasFinder(MetaPathFinder):
     def find_spec(
         self, fullname: str, path: Sequence[str] | None = None, target: ModuleType | None = None
     ) -> ModuleSpec | None:
+        # A name without a target is left to the finders after this one.
         real = self._target(fullname)
         found = importlib.util.find_spec(real) if real else None
         if found is None:
             return None
         spec = ModuleSpec(fullname, _AliasLoader(found), origin=found.origin)
+        # Makes the alias of a package a package too, whose submodules can be imported.
         spec.submodule_search_locations = found.submodule_search_locations
         return spec
 

@@ -123,9 +123,11 @@ class ProgressDisplay:
             details: Text after the status if there is no terminal, and so no lines below.
         """
         self._step, self._status = step, status
+        # The live display renders by itself a few times a second.
         if self._live is not None:
             return
         now = self.clock()
+        # A file with a line for each of many short steps would be hard to read.
         waited = self._printed_at is None or now - self._printed_at >= self._interval
         if waited or step >= self.total_steps:
             self._printed_at = now
@@ -134,6 +136,7 @@ class ProgressDisplay:
 
     def _render(self) -> RenderableType:
         width = self.console.width
+        # Cells, not characters: wide characters take two columns.
         room = width - cell_len(self._description) - cell_len(self._status) - 2
         bar = ProgressBar(
             total=max(self.total_steps, 1),

@@ -81,6 +81,7 @@ class TraceFile:
         """Writes the remaining events. A second call does nothing."""
         if self._closed.is_set():
             return
+        # The thread ends before the last flush, so that two threads never write at once.
         self._closed.set()
         self._writer.join(timeout=5.0)
         self._flush()
@@ -100,6 +101,7 @@ class TraceFile:
 
         ``at`` is in seconds of ``time.perf_counter``; ``args`` are attributes of the span.
         """
+        # Threads and tasks add events while the writer takes them.
         with self._lock:
             group = self._groups.get(thread.ident or 0)
             if group is None:
@@ -131,6 +133,7 @@ class TraceFile:
 
     def _flush(self) -> None:
         with self._lock:
+            # Encoded and written outside of the lock, so that spans do not wait for the disk.
             events, self._waiting = self._waiting, []
         # Attributes may be anything; what JSON does not know is written as text.
         self._file.writelines(json.dumps(event, default=str) + "\n" for event in events)
@@ -167,6 +170,7 @@ class IterationWindow:
 
     def record_span(self, name: str, start_time: float, end_time: float) -> None:
         """Adds a span, with its times in seconds of ``time.perf_counter``."""
+        # Read for each span: the wall clock may be adjusted while a run lasts hours.
         offset = time.time() - time.perf_counter()
         span = SpanRecord(name, start_time, end_time, start_time + offset, end_time + offset)
         self.merge_spans([span])
@@ -319,6 +323,7 @@ def trace_init(flush_interval_sec: float = 1.0, output_file: str = "trace_events
         OSError: The file cannot be written.
     """
     global _file
+    # A second call changes the file.
     trace_shutdown()
     _file = TraceFile(output_file, flush_interval_sec)
 
@@ -347,6 +352,7 @@ def trace_iteration(step: int) -> Iterator[IterationWindow]:
 @contextmanager
 def scope_span_sync(name: str) -> Iterator[None]:
     """Records the block as a span."""
+    # Read once: the end goes to the file that has the start, even if tracing ends in between.
     file, window = _file, _window.get()
     if file is None and window is None:
         yield
@@ -376,6 +382,7 @@ async def scope_span(name: str) -> AsyncIterator[None]:
 
 def scope(func: F) -> F:
     """Decorates a function, plain or ``async``, so that each call is a span of its name."""
+    # A plain wrapper would end the span when the coroutine is created, before it runs.
     if inspect.iscoroutinefunction(func):
 
         @functools.wraps(func)

@@ -120,6 +120,7 @@ class RunCheckpoints:
         policy, reason = self.policy, None
         every_tokens, every_seconds = policy.save_every_tokens, policy.save_every_seconds
         waited = self._clock() - self._last_save
+        # The last step has the final checkpoint, whatever else is due.
         if step >= self.total_steps:
             reason = "final"
         elif (
@@ -149,8 +150,10 @@ class RunCheckpoints:
             state["rolling"], ttl = True, policy.rolling_ttl_seconds
         elif reason == "final":
             state["final"], ttl, kind = True, policy.final_ttl_seconds, "both"
+        # The next multiple of save_every_tokens is counted from this save.
         self._tokens = state.get("cumulative_tokens", self._tokens)
         self._last_save = self._clock()
+        # A loop does not call ``due`` for earlier steps again.
         self._reasons = {at: why for at, why in self._reasons.items() if at >= step}
         name = FINAL_NAME if reason == "final" else f"{step:06d}"
         return submit_checkpoint(self._client, name, self._log_path, state, kind, ttl)
@@ -181,10 +184,12 @@ class RunCheckpoints:
     def _commit_steps(
         self, pending: PendingCheckpoint
     ) -> Generator[Future[Any], Any, CheckpointRecord]:
+        # First the new line, then deletions: at any time a checkpoint to resume from is listed.
         record = yield from pending.commit_steps()
         if self._rest_client is None:
             return record
         for old in load_checkpoints_file(self._log_path):
+            # The line of a later save may be written already.
             if not old.extra.get("rolling") or (old.batch or 0) >= (record.batch or 0):
                 continue
             path = old.state_path
@@ -264,6 +269,7 @@ class CheckpointManager:
 
     def should_save_periodic(self, step: int, *, elapsed_tokens: int = 0) -> bool:
         """Returns whether a periodic checkpoint is due after ``step`` steps and so many tokens."""
+        # Step 0 has the initial weights.
         if step <= 0:
             return False
         new_tokens = elapsed_tokens - self._last_saved_tokens
@@ -292,6 +298,7 @@ class CheckpointManager:
 
     async def maybe_save_rolling_async(self, step: int, loop_state: Mapping[str, Any]) -> None:
         """Waits for the previous rolling save, and starts one in the background if it is due."""
+        # One save at a time in the background, so that their lines are in order.
         await self._finish("rolling", self._pending_rolling_task)
         if self._should_save_rolling(step):
             work = run_async(self._rolling_steps(step, loop_state))
@@ -321,6 +328,7 @@ class CheckpointManager:
                 self._pending_periodic_task = task
             else:
                 paths = await self.save_periodic_async(step, loop_state)
+            # Set last, so that a save that raises is due again.
             self._last_saved_tokens, self._last_saved_at = elapsed_tokens, time.monotonic()
         await self.maybe_save_rolling_async(step, loop_state)
         return paths
@@ -360,6 +368,7 @@ class CheckpointManager:
         self, step: int, loop_state: Mapping[str, Any]
     ) -> Generator[Future[Any], Any, None]:
         state = {**loop_state, "rolling": True}
+        # The new one is listed before the old one is deleted: a crash always leaves one.
         paths = yield from self._save(f"{step:06d}", state, "state", self._rolling_ttl_seconds)
         yield from self._delete_rolling()
         self._prev_state_path = paths.get("state_path")
@@ -380,6 +389,7 @@ class CheckpointManager:
         return paths_of((yield from pending.commit_steps()))
 
     def _delete_rolling(self) -> Generator[Future[Any], Any, None]:
+        # Forgotten even if the deletion fails: it is tried once.
         path, self._prev_state_path = self._prev_state_path, None
         if path is None:
             return
@@ -390,6 +400,7 @@ class CheckpointManager:
 
     async def _finish(self, kind: str, task: asyncio.Task[Any] | None) -> None:
         """Waits for a save in the background; one that failed is logged, once."""
+        # Cleared before the wait, so that an error is reported once.
         if kind == "rolling":
             self._pending_rolling_task = None
         else:

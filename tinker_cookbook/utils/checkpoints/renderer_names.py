@@ -95,6 +95,7 @@ def _resolve(
         # Not at the top: backends import training code that imports this package.
         from tinker_cookbook.backends import connect
 
+        # Only for this lookup, and closed after it: the run connects itself later.
         with connect(base_url=base_url) as connection:
             name = yield from _read(connection.service, checkpoint_path)
         if name is not None:

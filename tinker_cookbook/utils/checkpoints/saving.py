@@ -33,6 +33,7 @@ def run_blocking(steps: Generator[Future[Any], Any, T]) -> T:
         future = next(steps)
         while True:
             try:
+                # The error is raised at the ``yield``, so that the steps can handle it.
                 value = future.result()
             except Exception as error:
                 future = steps.throw(error)
@@ -177,6 +178,7 @@ class PendingCheckpoint:
     def commit_steps(self) -> Generator[Future[Any], Any, CheckpointRecord]:
         """Yields each future to wait for, then appends the line."""
         paths: dict[str, str] = {}
+        # Both saves have been submitted, so the order of waiting does not matter.
         for key, future in self.futures.items():
             try:
                 paths[key] = (yield future).path
@@ -219,6 +221,7 @@ def submit_checkpoint(
     if kind not in ("state", "sampler", "both"):
         raise ConfigurationError(f"kind={kind!r}; expected state, sampler or both")
     futures: dict[str, Future[Any]] = {}
+    # Both saves are submitted before either is awaited, so they have the same weights.
     if kind != "sampler":
         # Not passed if it is the default: clients of other makers may not have it.
         options = {"overwrite": True} if overwrite else {}

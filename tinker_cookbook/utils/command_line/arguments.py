@@ -212,6 +212,7 @@ def parse_arguments(config_class: type[Any], arguments: Sequence[str]) -> Any:
             that is missing.
         SystemExit: After ``--help`` or ``--version``.
     """
+    # Before any check, so that help is printed for an incomplete or wrong command line as well.
     if any(argument in HELP for argument in arguments):
         pairs = (argument.removeprefix("--").partition("=") for argument in arguments)
         print_help(config_class, {name: value for name, equals, value in pairs if equals})
@@ -254,6 +255,7 @@ def _given(arguments: Sequence[str], config_class: type[Any]) -> dict[str, str]:
             )
         name, _, value = argument.partition("=")
         name = name.removeprefix("--")
+        # By the field's name, so that a key and its alias count as one key given twice.
         key = aliases.get(name, name)
         if key in given:
             names = name if name == written[key] else f"{written[key]} and {name}"
@@ -268,6 +270,7 @@ def _given(arguments: Sequence[str], config_class: type[Any]) -> dict[str, str]:
 
 def _translate(message: str, keys: Mapping[str, Key], given: Mapping[str, str]) -> str:
     """Returns chz's message as an error of ours if its kind is known, else unchanged."""
+    # chz's errors have the key and the value only in their text.
     if unknown := _UNKNOWN_KEY.search(message):
         return _unknown_message(unknown["key"], keys)
     if missing := _MISSING_KEYS.search(message):
@@ -304,9 +307,11 @@ def _wrong_value_message(got: str, name: str, keys: Mapping[str, Key], message: 
     declared = nested_class(key.type)
     if declared is None:
         return f"{expected}{nearest(got, choices_of(key.type))}"
+    # Only the text after this marker names the cause.
     reason = message.rpartition(_NO_CLASS)[2].strip() if _NO_CLASS in message else ""
     module, _, class_name = got.partition(":")
     try:
+        # Only classes of that module that the field accepts are suggested.
         found = vars(importlib.import_module(module))
     except (ImportError, ValueError):
         found = {}

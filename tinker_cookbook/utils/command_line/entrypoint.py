@@ -39,6 +39,7 @@ def server_error_message(error: BaseException) -> str | None:
     """
     if type(error).__module__.partition(".")[0] != "tinker":
         return None
+    # Statuses 4xx are refusals whose message is for the user; others keep their traceback.
     status = getattr(error, "status_code", None)
     if isinstance(status, int) and 400 <= status < 500:
         body = getattr(error, "body", None)

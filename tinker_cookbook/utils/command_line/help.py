@@ -46,7 +46,7 @@ _POSITIONS = {
 _WIDTH = 100
 _EXAMPLES = 2
 _FEW_KEYS = 12  # below this a list needs no groups
-_LONGEST_IN_COLUMN = 30  # a longer name, as nested keys have, gets a line of its own
+_LONGEST_IN_COLUMN = 30  # a longer name, as nested keys have, is on a separate line
 
 
 def help_text(
@@ -60,7 +60,7 @@ def help_text(
     Args:
         config_class: The chz class that the arguments build.
         command: How the program is started, for the first line.
-        about: Docstring of the program: its first paragraph says what it does, and the lines that
+        about: Docstring of the program: its first paragraph describes it, and the lines that
             begin with ``python -m`` are examples.
         chosen: Nested classes that the command line names already, to list their keys.
     """
@@ -103,6 +103,7 @@ def _key_lines(config_class: type[Any], keys: list[Key]) -> list[str]:
         also.setdefault(name, []).append(alias)
     groups: dict[str, list[Key]] = {group: [] for group in _GROUPS}
     # The keys of a nested object follow the object itself, since sorting is stable.
+    # Keys that are in no group are listed after the common ones of the task.
     default = (_TASK, len(_POSITIONS))
     position = {key.name: _POSITIONS.get(key.name.partition(".")[0], default) for key in keys}
     for key in sorted(keys, key=lambda key: position[key.name][1]):

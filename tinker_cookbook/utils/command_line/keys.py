@@ -59,6 +59,7 @@ def keys_of(
         if (element := _element_class(field.final_type)) is not None:
             yield from _keys_of_list(full, field, element, chosen)
             continue
+        # chz has no public access to the defaults of a field.
         default, factory = field._default, field._default_factory
         required = default is MISSING and not callable(factory)
         inner = nested_class(field.final_type)
@@ -67,6 +68,7 @@ def keys_of(
                 default = factory()
             yield Key(full, field.final_type, field._doc, default, required)
             continue
+        # The class on the command line has the keys that can follow it, not the declared one.
         built = find_class(chosen[full]) if full in chosen else None
         keys = list(keys_of(built or inner, chosen, f"{full}."))
         # A class without fields is a base class, so a class must be selected.
@@ -75,6 +77,7 @@ def keys_of(
             yield Key(full, field.final_type, field._doc, shown, required, nested=True)
         optional = not required and built is None
         for key in keys:
+            # The object is optional: its keys are needed only if one of them is given.
             if optional and key.required:
                 key = Key(key.name, key.type, key.meaning, None, False, full, key.nested)
             yield key
@@ -86,6 +89,7 @@ def _keys_of_list(
     """Yields the list, and the keys of its elements on the command line, at least of one."""
     required = field._default is MISSING and not callable(field._default_factory)
     starts = f"{full}."
+    # The elements on the command line: NAME.0.KEY=… and NAME.1=… name the elements 0 and 1.
     indices = {
         key.removeprefix(starts).partition(".")[0] for key in chosen if key.startswith(starts)
     }

@@ -46,6 +46,7 @@ def _programs_in(folder: Path, package: str) -> Iterator[Program]:
         is_main = parts[-1] == _MAIN
         if is_main and len(parts) == 1:  # the program that prints this list
             continue
+        # Files are read and not imported: importing every recipe would take seconds.
         text = file.read_text(encoding="utf-8")
         if not is_main and not _STARTS.search(text):
             continue
@@ -84,13 +85,14 @@ def run_listing(packages: Sequence[str], arguments: Sequence[str]) -> None:
     """
     others = [word for word in arguments if word not in ("--help", "-h", "--version")]
     if others:
-        raise ConfigurationError(_say_other(others, packages))
+        raise ConfigurationError(_unexpected_message(others, packages))
     print_whole(version_line() if "--version" in arguments else listing(packages))
 
 
-def _say_other(arguments: Sequence[str], packages: Sequence[str]) -> str:
+def _unexpected_message(arguments: Sequence[str], packages: Sequence[str]) -> str:
     name, *rest = arguments
     programs = [program.name for package in packages for program in find_programs(package)]
+    # Also without the package, since users type sl_basic for recipes.sl_basic.
     ends = {program: program for program in programs}
     ends |= {program.partition(".")[2]: program for program in programs}
     if name in ends:

@@ -59,6 +59,7 @@ class ConversationFormatter:
 def _message(message: Mapping[str, Any]) -> Node:
     role = str(message.get("role", "?"))
     name = f"{role} ({message['name']})" if message.get("name") else role
+    # A role from a data set may be any text, which must not become an HTML class.
     known = f" lt-message-{role}" if role.isidentifier() else ""
     node = Node("div", {"class": f"lt-message{known}"}, [Node("div", {"class": "lt-role"}, [name])])
     content = message.get("content") or ""

@@ -30,6 +30,7 @@ class Scope:
 
     def __enter__(self) -> None:
         output = current_output()
+        # A list, since one scope object may be entered several times, nested or in turn.
         self._tokens.append(None if output is None else OUTPUT.set(self._enter(output)))
 
     def __exit__(self, *error: object) -> None:
@@ -48,6 +49,7 @@ class Scope:
 
             @functools.wraps(function)
             async def run_async(*args: P.args, **kwargs: P.kwargs) -> Any:
+                # A new scope for each call: concurrent calls would share one list of tokens.
                 with Scope(self._enter):
                     return await function(*args, **kwargs)
 
@@ -69,6 +71,7 @@ def scope_header(title: str, **attrs: Any) -> Scope:
     given = attributes(attrs)
 
     def enter(output: Output) -> Output:
+        # HTML has headings up to h6.
         level = min(output.level + 1, 6)
         classes = " ".join(["lt-section", *given.get("class", "").split()])
         section = Node("section", {**given, "class": classes}, [Node(f"h{level}", {}, [title])])
@@ -167,6 +170,7 @@ def table(obj: Any, *, caption: str | None = None) -> None:
     """
     if current_output() is None:
         return
+    # By attributes, so that pandas is not imported.
     if hasattr(obj, "columns") and hasattr(obj, "itertuples"):
         rows = [list(row) for row in obj.itertuples(index=False, name=None)]
         append(table_node(rows, [str(name) for name in obj.columns], caption))

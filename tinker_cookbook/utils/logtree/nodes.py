@@ -116,6 +116,7 @@ def table_node(
         node.add(Node("caption", {}, [caption]))
     if columns is not None:
         heads = Node("tr")
+        # A heading is aligned as its column is.
         for i, name in enumerate(columns):
             numeric = bool(rows) and all(_is_number(row[i]) for row in rows if i < len(row))
             heads.add(Node("th", {"class": "lt-num"} if numeric else {}, [name]))

@@ -75,10 +75,12 @@ def setup_logging(
     Raises:
         ConfigurationError: The folder cannot be written, or Weights & Biases cannot start.
     """
+    # First, so that a run does not fail only when it writes its first row.
     path = ensure_writable_dir(log_dir)
     stop_logging: Callable[[], None] | None = None
     if do_configure_logging_module:
         stop_logging = configure_logging_module(path / LOG_FILE)
+    # The file is first: MultiplexLogger stops at the first logger that fails.
     loggers: list[Logger] = [JsonLogger(path, resume_step=resume_step)]
     if print_metrics:
         loggers.append(PrettyPrintLogger())
@@ -113,6 +115,7 @@ def configure_logging_module(
         ConfigurationError: The file cannot be opened.
     """
     root = logging.getLogger()
+    # Two runs in one process must not write into each other's log files.
     _remove_handlers(root)
     try:
         to_file = _LogFile(path, encoding="utf-8")
@@ -171,6 +174,7 @@ def _remove_handlers(root: logging.Logger) -> None:
 def _write_code_diff(path: Path) -> None:
     import tinker_cookbook
 
+    # The user's own code may be in another checkout, in the current folder.
     diff = code_diff([Path(tinker_cookbook.__file__).parent, Path.cwd()])
     if diff:
         (path / DIFF_FILE).write_text(diff, encoding="utf-8")

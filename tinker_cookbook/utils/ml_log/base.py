@@ -113,6 +113,7 @@ class MultiplexLogger(Logger):
     def close(self) -> None:
         """Closes all, even if one of them fails."""
         with contextlib.ExitStack() as stack:
+            # Callbacks run in reverse order: the loggers close first, then ``on_close``.
             if self._on_close is not None:
                 stack.callback(self._on_close)
             for logger in reversed(self.loggers):

@@ -93,6 +93,7 @@ class JsonLogger(Logger):
             _warn_of_lost(lost_fields(data), path)
             return
         try:
+            # The file of an earlier start shows the settings of the rows so far, so it is kept.
             before = path.read_bytes() if path.exists() else None
             lost = write_config(path, config)
             if before is not None and before != path.read_bytes():

@@ -51,6 +51,7 @@ def format_value(value: object) -> str:
     if value.is_integer() and abs(value) < 1e15:
         return f"{int(value):,}"
     if 1e-4 <= abs(value) < 1e6:
+        # As many decimals as give four significant digits.
         digits = max(0, 3 - math.floor(math.log10(abs(value))))
         return f"{value:,.{digits}f}"
     return f"{value:.3e}"

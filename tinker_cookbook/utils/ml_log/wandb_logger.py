@@ -63,6 +63,7 @@ class WandbLogger(Logger):
                 f"Weights & Biases cannot start (wandb_project={project}): {error}; run `wandb "
                 f"login`, set WANDB_MODE=offline, or leave wandb_project out"
             ) from error
+        # Plots over our own step: see the docstring of the class.
         self._run.define_metric("step")
         self._run.define_metric("*", step_metric="step")
         record = {"id": self._run.id, "project": project, "name": wandb_name}
