@@ -126,6 +126,7 @@ def model_name_from_argv(argv: Sequence[str], default: str) -> str:
 
 
 def _ask(path: Path) -> LogdirBehavior:
+    # A job without a terminal must not wait for an answer that never comes.
     if not sys.stdin.isatty():
         raise ConfigurationError(
             f"log_path={path} already holds a run and there is no terminal to ask on; add "

@@ -99,6 +99,7 @@ def limit_tokens(policy: TokenCompleter, max_tokens: int | None) -> TokenComplet
 
 @lru_cache(maxsize=256)
 def _accepts_max_tokens(policy_class: type[Any], method: str) -> bool:
+    # Custom policies may define these methods without max_tokens.
     parameters = inspect.signature(getattr(policy_class, method)).parameters
     kinds = {parameter.kind for parameter in parameters.values()}
     return "max_tokens" in parameters or inspect.Parameter.VAR_KEYWORD in kinds
@@ -140,6 +141,7 @@ class _Limited(TokenCompleter):
         # A response that is short enough keeps its stop reason.
         if len(sample.tokens) <= n:
             return sample
+        # Cut like the tokens: training pairs them one to one.
         logprobs = None if sample.maybe_logprobs is None else sample.maybe_logprobs[:n]
         return replace(
             sample, tokens=sample.tokens[:n], maybe_logprobs=logprobs, stop_reason="length"
@@ -205,6 +207,7 @@ class TinkerTokenCompleter(TokenCompleter):
         Raises ``DataValidationError`` if the prompt leaves no room in ``context_window``.
         """
         limit = self.max_tokens if max_tokens is None else min(self.max_tokens, max_tokens)
+        # The backend would refuse prompt and response together above the model's context.
         if self.context_window is not None:
             room = self.context_window - model_input.length
             if room < 1:

@@ -109,6 +109,7 @@ def print_example(
         (TRAINED_STYLE, "trained", sum(w > 0 for w in weights)),
         (PUSHED_DOWN_STYLE, "pushed down", sum(w < 0 for w in weights)),
     ):
+        # Only RL has negative weights, so other examples have no entry for them.
         if count or style != PUSHED_DOWN_STYLE:
             legend.append(f"{name}: {count:,} tokens  ", style=style)
     body = example_text(datum, tokenizer, key)
@@ -184,6 +185,7 @@ def _decode(tokenizer: Any, ids: Sequence[int]) -> str:
 def _sequence(datum: tinker.Datum, key: str) -> tuple[list[int | None], list[float]]:
     """Returns the tokens of an example, ``None`` for those of images, and the weight of each."""
     inputs: list[int | None] = []
+    # One entry for each position of an image too, so that weights and tokens line up.
     for chunk in datum.model_input.chunks:
         tokens = getattr(chunk, "tokens", None)
         inputs.extend(tokens if tokens is not None else [None] * chunk.length)

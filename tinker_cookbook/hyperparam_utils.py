@@ -266,7 +266,9 @@ def _shape_of_config(folder: Path, config: dict[str, Any]) -> _Shape:
         heads = int(config["num_attention_heads"])
         hidden = int(config["hidden_size"])
         model_type = str(config.get("model_type", ""))
+        # Each family names the number of experts differently.
         experts = next((int(config[key]) for key in _EXPERT_KEYS if config.get(key)), 0)
+        # The width of an expert; intermediate_size is that of dense layers.
         is_wide = experts and "moe_intermediate_size" in config
         width = "moe_intermediate_size" if is_wide else "intermediate_size"
         return _Shape(

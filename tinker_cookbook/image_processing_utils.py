@@ -78,9 +78,11 @@ def resize_image(image: Image.Image, max_size: int) -> Image.Image:
         raise ConfigurationError(
             f"max_size: got {max_size}, expected the longest side in pixels, at least 1"
         )
+    # A smaller image is not enlarged: that adds no detail.
     longest = max(image.size)
     if longest <= max_size:
         return image
+    # At least one pixel, for images that are very long and narrow.
     width, height = (max(1, round(side * max_size / longest)) for side in image.size)
     return image.resize((width, height), pillow().Resampling.LANCZOS)
 
@@ -148,6 +150,7 @@ def _read(image: str) -> bytes:
         if "base64" not in found["options"].split(";"):
             return unquote_to_bytes(found["data"])
         try:
+            # White space is removed, since long data URIs may be wrapped.
             return base64.b64decode("".join(found["data"].split()), validate=True)
         except (binascii.Error, ValueError) as error:
             raise DataFormatError(f"image: {_short(image)} is no valid base64: {error}") from error
@@ -156,6 +159,7 @@ def _read(image: str) -> bytes:
             f"image: got {_short(image)}, expected a local file or a data URI: images are not "
             "fetched from the network; download it first and give its path"
         )
+    # A file:// URI may have escaped characters, and a drive letter on Windows.
     local = url2pathname(urlsplit(image).path) if image.startswith("file:") else image
     try:
         return Path(local).expanduser().read_bytes()
@@ -174,6 +178,7 @@ def _short(image: Any) -> str:
 def _load_processor(name: str) -> Any:
     from tinker_cookbook.engine.model.resolve import base_name, resolve_model
 
+    # Before transformers, so that the error without Pillow states how to install it.
     pillow()
     from transformers.models.auto import image_processing_auto
 

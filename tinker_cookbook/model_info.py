@@ -242,6 +242,7 @@ def resolve_max_length(model_name: str, max_length: int | None) -> int | None:
         folder = resolve_model(model_name, allow_download=False, need="tokenizer").folder
         context = int(model_config(folder).get("max_position_embeddings") or 0)
     except (ModelNotFoundError, ConfigurationError):
+        # The context is unknown, so a configured length cannot be checked.
         return max_length
     if max_length is not None and 0 < context < max_length:
         raise ConfigurationError(
@@ -293,6 +294,7 @@ def _attributes(name: str) -> tuple[ModelAttributes, str]:
     if row := _lineup_by_last_part().get(last):
         return _from_lineup(row), ""
     if family := _family(name):
+        # Some rules read the version from the name; the others have a fixed one.
         match = re.match(family.pattern, last)
         version = match.groupdict().get("version") if match else None
         attributes = ModelAttributes(
@@ -340,6 +342,7 @@ def _with_date(name: str, log_path: str | Path | None) -> str:
     saved = [*folder.glob("config.json"), *sorted(folder.glob("*/config.json"))] if folder else []
     pattern = re.compile(rf"{re.escape(base)}\?[^\"]*current_date=([\d-]+)")
     found = (pattern.search(file.read_text(encoding="utf-8")) for file in saved)
+    # The date of the first start; a new run gets today's.
     day = next((match[1] for match in found if match), date.today().isoformat())
     return f"{base}?{options}{'&' if options else ''}current_date={day}"
 

@@ -37,6 +37,7 @@ def main(config: PlotConfig) -> None:
     known = sorted({key for row in rows for key in row})
     curves: dict[str, list[tuple[float, float]]] = {}
     for name in filter(None, map(str.strip, config.metrics.split(","))):
+        # A metric may be in some rows only, such as those of evaluations.
         points = [(row["step"], row[name]) for row in rows if row.get(name) is not None]
         if points:
             curves[name] = points
@@ -64,6 +65,7 @@ def main(config: PlotConfig) -> None:
     figure, axes = pyplot.subplots(figsize=(7, 4), constrained_layout=True)
     for name, points in curves.items():
         steps, values = zip(*points, strict=True)
+        # Markers only for few points; they would hide a long curve.
         axes.plot(steps, values, label=name, marker="o" if len(points) < 20 else None)
     axes.set_xlabel("step")
     axes.grid(visible=True, alpha=0.3)

@@ -61,6 +61,7 @@ def register_tokenizer(name: str, factory: TokenizerFactory) -> None:
     """Makes ``get_tokenizer(name)`` call ``factory()`` (once); replaces an earlier registration."""
     with _lock:
         _factories[name] = factory
+        # The tokenizer of an earlier registration must not be returned any more.
         _loaded.pop(name, None)
 
 
@@ -207,6 +208,7 @@ def _load_checked(folder: Path) -> Tokenizer:
     from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
     options: dict[str, Any] = {"local_files_only": True}
+    # Code from a repository runs only if the user allows it.
     if os.environ.get("HF_TRUST_REMOTE_CODE", "").lower() in ("1", "true", "yes"):
         options["trust_remote_code"] = True
     try:
@@ -221,6 +223,7 @@ def _load_checked(folder: Path) -> Tokenizer:
     if truth is None or encode_without_special_tokens(tokenizer, _PROBE) == truth:
         return tokenizer
     wrong = type(tokenizer).__name__
+    # The generic class takes all steps from tokenizer.json, so its ids are those of the file.
     tokenizer = PreTrainedTokenizerFast.from_pretrained(str(folder), **options)
     if encode_without_special_tokens(tokenizer, _PROBE) != truth:
         raise ConfigurationError(

@@ -15,6 +15,7 @@ def check_same_vocabulary(model_name: str, other_name: str, setting: str) -> Non
     Raises:
         ConfigurationError: names the first token that differs, and what to do.
     """
+    # Without loading a tokenizer, since this is the usual case.
     if model_name == other_name:
         return
     own, other = (

@@ -73,6 +73,7 @@ def rates_from_pricing_entry(entry: Mapping[str, object]) -> TokenCostRates | No
     ``None`` if one of the four prices is missing or not a number.
     """
     prices = [_price(entry.get(key)) for key in ("prefill", "cached_prefill", "sample", "train")]
+    # All four or none: an estimate without one of them would be too low.
     known = [price for price in prices if price is not None]
     return TokenCostRates(*known) if len(known) == len(prices) else None
 
@@ -186,6 +187,7 @@ class CostTracker:
         return self._metrics("tokens/cumulative", self.cumulative, "cost/cumulative_usd")
 
     def _metrics(self, prefix: str, usage: TokenUsage, cost: str) -> dict[str, float]:
+        # Costs are left out without rates: 0 would look like a free run.
         metrics: dict[str, float] = dict(usage.metrics(prefix))
         if self.rates is not None:
             metrics[cost] = self.rates.estimate_usd(usage)

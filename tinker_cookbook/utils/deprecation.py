@@ -48,6 +48,7 @@ def warn_deprecated(
     """
     planned = f" It will be removed in version {removal_version}." if removal_version else ""
     text = f"{name!r} is deprecated.{planned} {message}".rstrip()
+    # An error, so that a release cannot forget to remove the name.
     if _check_past_removal(removal_version):
         raise RuntimeError(
             f"{text} (this is version {__version__}; it should have been removed by now)"

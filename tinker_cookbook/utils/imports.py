@@ -17,6 +17,7 @@ class _LazyModule(ModuleType):
         if attribute.startswith("__") and attribute.endswith("__"):
             raise AttributeError(attribute)  # introspection must not load it
         value = getattr(importlib.import_module(self.__name__), attribute)
+        # Later accesses find it directly, without this method.
         setattr(self, attribute, value)
         return value
 

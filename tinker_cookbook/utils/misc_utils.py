@@ -80,6 +80,7 @@ def lookup_func(path_to_func: str, default_module: str | None = None) -> Any:
     Raises:
         ValueError: There is more than one colon, or none and no ``default_module``.
     """
+    # From the right: without a colon the whole text is the name.
     module, _, name = path_to_func.rpartition(":")
     module = module or (default_module or "")
     if not module or not name or ":" in module:

@@ -41,14 +41,17 @@ class ChunkKeys:
 
     def model_input(self, keys: Keys) -> tinker.ModelInput:
         """Returns the input of these keys, with adjacent text in one chunk."""
+        # Text alone needs no search for images.
         if not self._known:
             return tinker.ModelInput.from_ints(keys.tolist())
+        # A part starts where text changes to an image or back, or where another image begins.
         starts = np.flatnonzero(np.diff(np.where(keys < 0, keys, 0), prepend=1))
         chunks: list[types.ModelInputChunk] = []
         for part in np.split(keys, starts[1:]):
             if part[0] >= 0:
                 chunks.append(tinker.EncodedTextChunk(tokens=part.tolist()))
             else:
+                # The same image twice in a row is one part: its length gives the number of copies.
                 chunk, length = self._known[-1 - int(part[0])]
                 chunks += [chunk] * (len(part) // length)
         return tinker.ModelInput(chunks=chunks)
@@ -62,10 +65,12 @@ class ChunkKeys:
         tokens = getattr(chunk, "tokens", None)
         if tokens is not None:
             return np.asarray(tokens, dtype=np.int64)
+        # Compared by content: the same image in several inputs must have the same key.
         for place, (known, length) in enumerate(self._known):
             if known == chunk:
                 return np.full(length, -1 - place, dtype=np.int64)
         try:
+            # An image without expected_tokens raises here.
             length = int(chunk.length)
         except ValueError:
             length = 0
@@ -80,6 +85,7 @@ class ChunkKeys:
 
 def whole_sequence(datum: tinker.Datum) -> tinker.ModelInput:
     """Returns the T + 1 tokens from which a datum's T inputs and T targets were made."""
+    # Inputs and targets overlap in all tokens but the first input and the last target.
     last = int(datum.loss_fn_inputs["target_tokens"].to_numpy()[-1])
     return datum.model_input.append_int(last)
 
@@ -109,6 +115,7 @@ async def score_datums(
     ]
     scores = []
     for future, first in zip(futures, firsts, strict=True):
+        # The first token has no log-probability, so value i belongs to target i.
         values = np.array((await future)[1:], dtype=np.float64)
         values[:first] = 0.0
         scores.append(values)

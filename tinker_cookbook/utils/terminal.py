@@ -51,6 +51,7 @@ class Pace:
 
     def describe(self, total_steps: int) -> list[str]:
         """Returns tokens/s and the time left, as far as they are known."""
+        # From the oldest of the window to the newest: single slow steps are averaged out.
         (then, first_step, first_tokens), (now, step, tokens) = self._seen[0], self._seen[-1]
         seconds = now - then
         parts: list[str] = []

@@ -103,6 +103,7 @@ class TraceFile:
         """
         # Threads and tasks add events while the writer takes them.
         with self._lock:
+            # The names of groups and tracks are events too, which come before their first span.
             group = self._groups.get(thread.ident or 0)
             if group is None:
                 group = self._groups[thread.ident or 0] = len(self._groups)

@@ -131,6 +131,7 @@ class RunCheckpoints:
             reason = "periodic"
         elif policy.rolling_save_every > 0 and step % policy.rolling_save_every == 0:
             reason = "rolling"
+        # Stored even if nothing is due: a later call for this step must not decide otherwise.
         self._reasons[step] = reason
         return reason
 

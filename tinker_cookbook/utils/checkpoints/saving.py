@@ -192,6 +192,7 @@ class PendingCheckpoint:
         if self.store is not None:
             self.store.write_checkpoint(record.to_dict())
         else:
+            # Durable: the line must survive a power cut, since the run resumes from it.
             append_row(self.log_path / CHECKPOINTS_FILE, record.to_dict(), durable=True)
         return record
 

@@ -74,6 +74,7 @@ def run_entrypoint(main: Callable[[Any], Any]) -> None:
 def run_program(program: Callable[[], Any]) -> None:
     """Calls ``program``, awaits what it returns, and ends as ``run_entrypoint`` does."""
     try:
+        # Called outside of an event loop: ``--help`` and parse errors need none.
         result = program()
         if inspect.isawaitable(result):
             asyncio.run(_finish(result))

@@ -101,6 +101,7 @@ def _key_lines(config_class: type[Any], keys: list[Key]) -> list[str]:
     also: dict[str, list[str]] = {}
     for alias, name in aliases_of(config_class).items():
         also.setdefault(name, []).append(alias)
+    # All groups in their fixed order; those without keys are skipped below.
     groups: dict[str, list[Key]] = {group: [] for group in _GROUPS}
     # The keys of a nested object follow the object itself, since sorting is stable.
     # Keys that are in no group are listed after the common ones of the task.

@@ -72,6 +72,7 @@ def _message(message: Mapping[str, Any]) -> Node:
             node.add(Node("div", {"class": "lt-thinking"}, [f"[{kind}]"]))
     for call in message.get("tool_calls") or []:
         function = getattr(call, "function", None)
+        # Calls in another form, such as dicts, are shown unchanged.
         text = str(call) if function is None else f"{function.name}({function.arguments})"
         node.add(Node("pre", {}, [text]))
     return node

@@ -68,6 +68,7 @@ def scope_header(title: str, **attrs: Any) -> Scope:
 
     ``attrs`` are HTML attributes of the section: ``class_="x"``, ``data__id="3"``.
     """
+    # Converted once and not at each entry, so that a wrong name raises where it is written.
     given = attributes(attrs)
 
     def enter(output: Output) -> Output:
@@ -168,6 +169,7 @@ def table(obj: Any, *, caption: str | None = None) -> None:
     The columns of dicts are all their keys, in the order of first occurrence. Raises
     ``DataFormatError`` for other objects.
     """
+    # Nothing is built if logging is off: rows may be expensive to convert.
     if current_output() is None:
         return
     # By attributes, so that pandas is not imported.

@@ -65,6 +65,7 @@ class Node:
 
     def to_json(self) -> dict[str, Any]:
         """Returns ``{"tag", "attrs", "children", "data"?}``; raw HTML is a node ``#html``."""
+        # Copied, as in to_html: another task may be writing into this node.
         children: list[Any] = []
         for child in list(self.children):
             if isinstance(child, Node):

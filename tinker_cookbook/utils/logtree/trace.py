@@ -153,6 +153,7 @@ def write_trace_json(trace: Trace, path: str | os.PathLike[str]) -> None:
 
     Raises ``DataFormatError`` if the ``data`` of a node has no JSON form.
     """
+    # encode_row is used for its strict JSON: readers of the file fail on NaN.
     _write_file(Path(path), encode_row(trace.to_json()))
 
 

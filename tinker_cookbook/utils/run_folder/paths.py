@@ -51,6 +51,7 @@ def ensure_writable_dir(value: str | os.PathLike[str], field: str = "log_path") 
     path = local_path(value, field)
     try:
         path.mkdir(parents=True, exist_ok=True)
+        # A real write, since a disk that is full or read-only shows only then.
         with tempfile.NamedTemporaryFile(dir=path, prefix=".write_probe_") as probe:
             probe.write(b"probe\n")
             probe.flush()

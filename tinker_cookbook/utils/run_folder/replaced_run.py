@@ -53,7 +53,9 @@ def set_aside(folder: Path) -> None:
     lock = RunLock(folder)
     lock.__enter__()
     stamp = time.strftime("%Y%m%d-%H%M%S")
+    # Time and process id, so that copies of several attempts do not collide.
     aside = free_name(folder.with_name(f".{folder.name}.replaced-{stamp}-{os.getpid()}"))
+    # A rename moves the folder in one step, within the same file system.
     try:
         folder.rename(aside)
     except OSError as error:
@@ -149,8 +151,9 @@ def _decide(folder: Path, aside: Path) -> None:
         _discard(aside)
         return
     if not folder.exists():
-        pass
+        pass  # the process was killed between the rename and the creation of the new folder
     elif ended_before_the_first_row(folder):
+        # Nothing in it is worth keeping: these files are written again at each start.
         shutil.rmtree(folder)
     elif was_configured_by_a_run(folder):
         # For example transcripts of a first iteration that failed, which explain the failure.
