@@ -128,34 +128,25 @@ def get_renderer(
     model_name: str | None = None,
     **options: Any,
 ) -> Renderer:
-    """Returns the renderer called ``name`` for this tokenizer.
+    """Returns the renderer called ``name``, with options after a question mark or without.
 
-    Args:
-        name: A name below or a registered one, with options after a question mark or without:
-            ``"qwen3?strip_thinking_from_history=false"``.
-        tokenizer: Tokenizer of the model.
-        image_processor: Needed only for messages with images.
-        model_name: Name of the model for unpickling, if the tokenizer has another name.
-        **options: Options of the renderer, which override those in the name.
+    ``image_processor`` is needed only for messages with images, ``model_name`` only to unpickle
+    where the tokenizer has another name. ``options`` override those in the name. Raises
+    ConfigurationError for an unknown name, option or value.
 
-    Names, by family:
-        Any model with a chat template: template. Base models: role_colon.
-        ChatML: chatml, smollm2. Llama: llama3. Gemma: gemma3. Mistral: mistral.
-        Qwen: qwen2_5, qwen3, qwen3_disable_thinking, qwen3_instruct, qwen3_vl, qwen3_vl_instruct,
-        qwen3_5, qwen3_5_disable_thinking, qwen3_5_preserve_thinking, qwen3_8_xhigh_reasoning,
-        qwen3_8_medium_reasoning, qwen3_8_low_reasoning, qwen3_8_disable_thinking.
-        DeepSeek: deepseekv3, deepseekv3_disable_thinking, deepseekv3_thinking, deepseekv3_2,
-        deepseekv3_2_thinking.
-        Kimi: kimi_k2, kimi_k2_instruct, kimi_k25, kimi_k25_disable_thinking, kimi_k26,
-        kimi_k26_disable_thinking, kimi_k26_preserve_thinking.
-        gpt-oss: gpt_oss_no_sysprompt, gpt_oss_low_reasoning, gpt_oss_medium_reasoning,
-        gpt_oss_high_reasoning. GLM: glm4_6, glm4_6_disable_thinking.
-        Nemotron: nemotron3, nemotron3_low_thinking, nemotron3_preserve_thinking,
-        nemotron3_disable_thinking, nemotron3_ultra, nemotron3_ultra_medium_thinking,
-        nemotron3_ultra_preserve_thinking, nemotron3_ultra_disable_thinking.
-
-    Raises:
-        ConfigurationError: An unknown name, option or value.
+    Names: those of :func:`register_renderer`, role_colon for base models, template for any model
+    with a chat template, chatml, smollm2, llama3, gemma3, mistral,
+    qwen2_5, qwen3, qwen3_disable_thinking, qwen3_instruct, qwen3_vl, qwen3_vl_instruct,
+    qwen3_5, qwen3_5_disable_thinking, qwen3_5_preserve_thinking, qwen3_8_xhigh_reasoning,
+    qwen3_8_medium_reasoning, qwen3_8_low_reasoning, qwen3_8_disable_thinking,
+    deepseekv3, deepseekv3_disable_thinking, deepseekv3_thinking, deepseekv3_2,
+    deepseekv3_2_thinking, kimi_k2, kimi_k2_instruct, kimi_k25, kimi_k25_disable_thinking,
+    kimi_k26, kimi_k26_disable_thinking, kimi_k26_preserve_thinking,
+    gpt_oss_no_sysprompt, gpt_oss_low_reasoning, gpt_oss_medium_reasoning,
+    gpt_oss_high_reasoning, glm4_6, glm4_6_disable_thinking,
+    nemotron3, nemotron3_low_thinking, nemotron3_preserve_thinking,
+    nemotron3_disable_thinking, nemotron3_ultra, nemotron3_ultra_medium_thinking,
+    nemotron3_ultra_preserve_thinking, nemotron3_ultra_disable_thinking.
     """
     base, factory, chosen = _resolve(name, options)
     # Options common to all renderers are set after the construction.
@@ -164,7 +155,12 @@ def get_renderer(
     if "split_special_tokens" in chosen:
         renderer.split_special_tokens(chosen["split_special_tokens"])
     # The spec includes options that the renderer resolved itself, such as the date.
-    renderer._renderer_name = _spec(base, {**chosen, **renderer.resolved_options})
+    words = {
+        key: str(value).lower() if isinstance(value, bool) else value
+        for key, value in sorted({**chosen, **renderer.resolved_options}.items())
+        if value is not None
+    }
+    renderer._renderer_name = f"{base}?{urlencode(words, quote_via=quote)}" if words else base
     renderer._model_name = model_name or getattr(tokenizer, "name_or_path", None)
     renderer._has_image_processor = image_processor is not None
     return renderer
@@ -214,7 +210,7 @@ def _resolve(name: str, options: dict[str, Any]) -> tuple[str, RendererFactory, 
 
 
 def _options(factory: RendererFactory) -> dict[str, Any] | None:
-    """Returns the options of a factory with their defaults; None where it takes any."""
+    # The options of a factory with their defaults; None where it takes any.
     parameters = inspect.signature(factory).parameters.values()
     if any(p.kind is p.VAR_KEYWORD for p in parameters):
         return None
@@ -238,25 +234,18 @@ def _value(where: str, value: Any, default: Any) -> Any:
     return value
 
 
-def _spec(base: str, options: dict[str, Any]) -> str:
-    """Returns ``name?option=value`` without options that are None."""
-    words = {
-        key: str(value).lower() if isinstance(value, bool) else value
-        for key, value in sorted(options.items())
-        if value is not None
-    }
-    return f"{base}?{urlencode(words, quote_via=quote)}" if words else base
-
-
 RendererFactory: TypeAlias = Callable[..., Renderer]
 """``factory(tokenizer, image_processor, **options)``; its keyword-only arguments are options."""
 
 BUILT_IN: dict[str, RendererFactory] = {
+    # Base models, any model with a chat template, and plain ChatML.
     "role_colon": RoleColonRenderer,
     "template": TemplateRenderer,
     "chatml": ChatMLRenderer,
     "smollm2": partial(ChatMLRenderer, default_system=SMOLLM2_SYSTEM_PROMPT),
     "llama3": Llama3Renderer,
+    "gemma3": Gemma3Renderer,
+    "mistral": MistralRenderer,
     # deepseekv3 is V3.1 without thinking, so both names are one renderer.
     "deepseekv3": make_deepseek_v3,
     "deepseekv3_disable_thinking": make_deepseek_v3,
@@ -271,10 +260,8 @@ BUILT_IN: dict[str, RendererFactory] = {
     "kimi_k26": KimiK25Renderer,
     "kimi_k26_disable_thinking": KimiK25DisableThinkingRenderer,
     "kimi_k26_preserve_thinking": KimiK26PreserveThinkingRenderer,
-    "gemma3": Gemma3Renderer,
     "glm4_6": Glm46Renderer,
     "glm4_6_disable_thinking": Glm46DisableThinkingRenderer,
-    "mistral": MistralRenderer,
     "nemotron3": Nemotron3Renderer,
     "nemotron3_low_thinking": Nemotron3LowThinkingRenderer,
     "nemotron3_preserve_thinking": Nemotron3PreserveThinkingRenderer,
@@ -283,14 +270,14 @@ BUILT_IN: dict[str, RendererFactory] = {
     "nemotron3_ultra_medium_thinking": Nemotron3UltraMediumThinkingRenderer,
     "nemotron3_ultra_preserve_thinking": Nemotron3UltraPreserveThinkingRenderer,
     "nemotron3_ultra_disable_thinking": Nemotron3UltraDisableThinkingRenderer,
-    "qwen2_5": Qwen2_5Renderer,
-    "qwen3": Qwen3Renderer,
-    "qwen3_disable_thinking": Qwen3DisableThinkingRenderer,
-    "qwen3_instruct": Qwen3InstructRenderer,
     "gpt_oss_no_sysprompt": partial(make_gpt_oss, use_system_prompt=False),
     "gpt_oss_low_reasoning": partial(make_gpt_oss, reasoning_effort="low"),
     "gpt_oss_medium_reasoning": partial(make_gpt_oss, reasoning_effort="medium"),
     "gpt_oss_high_reasoning": partial(make_gpt_oss, reasoning_effort="high"),
+    "qwen2_5": Qwen2_5Renderer,
+    "qwen3": Qwen3Renderer,
+    "qwen3_disable_thinking": Qwen3DisableThinkingRenderer,
+    "qwen3_instruct": Qwen3InstructRenderer,
     "qwen3_vl": Qwen3VLRenderer,
     "qwen3_vl_instruct": Qwen3VLInstructRenderer,
     "qwen3_5": Qwen3_5Renderer,
@@ -302,16 +289,14 @@ BUILT_IN: dict[str, RendererFactory] = {
     "qwen3_8_disable_thinking": Qwen3_8DisableThinkingRenderer,
 }
 
-_LEVELS = ("max", "high", "low")
+_LEVELS = ("max_reasoning", "high_reasoning", "low_reasoning")
+_V4_1 = ("low_reasoning", "max_reasoning", "disable_thinking", "preserve_thinking")
 UNAVAILABLE: dict[str, str] = {
     "deepseekv4_1": "DeepSeek V4.1",
-    **{f"deepseekv4_1_{level}_reasoning": "DeepSeek V4.1" for level in ("low", "max")},
-    "deepseekv4_1_disable_thinking": "DeepSeek V4.1",
-    "deepseekv4_1_preserve_thinking": "DeepSeek V4.1",
-    **{f"kimi_k31_pro_{level}_reasoning": "Kimi K3.1-Pro" for level in _LEVELS},
-    "kimi_k31_pro_disable_thinking": "Kimi K3.1-Pro",
+    **{f"deepseekv4_1_{kind}": "DeepSeek V4.1" for kind in _V4_1},
+    **{f"kimi_k31_pro_{kind}": "Kimi K3.1-Pro" for kind in (*_LEVELS, "disable_thinking")},
     "kimi_k31_pro_no_reasoning_effort": "Kimi K3.1-Pro",
-    **{f"glm5_3_{level}_reasoning": "GLM-5.3" for level in _LEVELS},
+    **{f"glm5_3_{kind}": "GLM-5.3" for kind in _LEVELS},
     "tml_v0": "Inkling",
 }
 """Public names without a renderer, with their model: no renderer of them has been compared with the

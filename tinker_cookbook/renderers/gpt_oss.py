@@ -13,7 +13,7 @@ from datetime import date
 from typing import Any
 
 from tinker_cookbook.exceptions import ConfigurationError, RendererError, nearest
-from tinker_cookbook.renderers.core.checks import check_caller, check_parts
+from tinker_cookbook.renderers.core.checks import TEXT_AND_THINKING
 from tinker_cookbook.renderers.core.messages import (
     Message,
     Role,
@@ -56,11 +56,7 @@ from tinker_cookbook.renderers.harmony import (
 from tinker_cookbook.tokenizer_utils import Tokenizer
 
 MODEL_IDENTITY = "You are ChatGPT, a large language model trained by OpenAI."
-_EFFORTS = ("low", "medium", "high")
-_TEXT_BEFORE_CALL = ("commentary", "analysis")
-_TOOL_FORMATS = ("harmony", "template")
 _INSTRUCTIONS = "# Instructions\n\n"
-_TOOLS_LINE = "Calls to these tools must go to the commentary channel: 'functions'."
 
 
 class GptOssRenderer(Renderer):
@@ -91,6 +87,7 @@ class GptOssRenderer(Renderer):
     """
 
     _encodes_with_codec = True
+    _answer_parts = TEXT_AND_THINKING
 
     def __init__(
         self,
@@ -105,16 +102,23 @@ class GptOssRenderer(Renderer):
         text_before_call: str = "commentary",
     ) -> None:
         super().__init__(tokenizer, image_processor)
+        efforts = ("low", "medium", "high")
         if use_system_prompt != (reasoning_effort is not None):
             raise ConfigurationError(
                 f"reasoning_effort: got {reasoning_effort!r} with use_system_prompt="
-                f"{use_system_prompt}; expected one of {', '.join(_EFFORTS)} with the system "
+                f"{use_system_prompt}; expected one of {', '.join(efforts)} with the system "
                 "prompt, which it is written in, and None without"
             )
-        if reasoning_effort is not None:
-            _check_option("reasoning_effort", reasoning_effort, _EFFORTS)
-        _check_option("tool_format", tool_format, _TOOL_FORMATS)
-        _check_option("text_before_call", text_before_call, _TEXT_BEFORE_CALL)
+        for name, value, expected in (
+            ("reasoning_effort", reasoning_effort, efforts),
+            ("tool_format", tool_format, ("harmony", "template")),
+            ("text_before_call", text_before_call, ("commentary", "analysis")),
+        ):
+            if value is not None and value not in expected:
+                raise ConfigurationError(
+                    f"{name}: got {value!r}, expected one of {', '.join(expected)}"
+                    f"{nearest(str(value), expected)}"
+                )
         self.use_system_prompt = use_system_prompt
         self.reasoning_effort = reasoning_effort
         self.current_date = current_date
@@ -122,9 +126,9 @@ class GptOssRenderer(Renderer):
         if use_system_prompt and current_date is None:
             self.current_date = date.today().isoformat()
             self.resolved_options = {"current_date": self.current_date}
-        self._tool_format = tool_format
+        self._as_template = tool_format == "template"
+        self._text_as_thinking = text_before_call == "analysis"
         self._stops = [special_token_id(tokenizer, t, type(self).__name__) for t in (RETURN, CALL)]
-        self._text_before_call = text_before_call
         self._system = (
             f"{model_identity}\nKnowledge cutoff: 2024-06\n"
             f"Current date: {self.current_date}\n\nReasoning: {reasoning_effort}\n\n"
@@ -152,27 +156,35 @@ class GptOssRenderer(Renderer):
 
     def render_message(self, message: Message, ctx: RenderContext) -> RenderedMessage:
         """Returns the tokens of a message; an assistant message may become several of harmony."""
-        role = message["role"]
+        self._check(message, ctx.idx)
+        role = author = message["role"]
         if role == "assistant":
             return self._render_answer(message, ctx)
-        check_parts(message, ctx.idx, self._name, frozenset({"text"}))
-        check_caller(message, ctx.idx)
         text = ensure_text(message["content"])
-        if role == "user":
-            return self._framed(role, text)
         if role == "tool":
+            if not message.get("name"):
+                raise RendererError(
+                    f"messages[{ctx.idx}].role: got a tool result, expected a tool call before it: "
+                    f"{self._name} writes the tool's name; add the call, or 'name' to the result"
+                )
+            author = f"{message.get('name')} to=assistant{CHANNEL}commentary"
             # The chat template dumps a result as a JSON string.
-            result = to_json(text) if self._tool_format == "template" else text
-            return self._framed(self._author(message, ctx.idx), result)
-        if role in ("system", "developer") and ctx.idx == 0:
-            if _declares_tools(message):
-                return self._framed("developer", text)
-            whole = f"{_INSTRUCTIONS}{text}\n\n"
-            return self._framed("developer", whole) if text else RenderedMessage(output=[])
-        raise RendererError(
-            f"messages[{ctx.idx}].role: got {role!r}, expected user, assistant or tool, or system "
-            f"or developer as the first message: {self._name} has no form for others; join "
-            "instructions to the first message"
+            text = to_json(text) if self._as_template else text
+        elif role in ("system", "developer") and ctx.idx == 0:
+            author = "developer"
+            if not text:
+                return RenderedMessage(output=[])
+            if not _declares_tools(message):
+                text = f"{_INSTRUCTIONS}{text}\n\n"
+        elif role != "user":
+            raise RendererError(
+                f"messages[{ctx.idx}].role: got {role!r}, expected user, assistant or tool, or "
+                f"system or developer as the first message: {self._name} has no form for others; "
+                "join instructions to the first message"
+            )
+        return RenderedMessage(
+            header=self.codec.encode(f"{START}{author}{MESSAGE}"),
+            output=[self.codec.encode(f"{text}{END}")],
         )
 
     def _split_example(
@@ -188,20 +200,17 @@ class GptOssRenderer(Renderer):
         self, messages: Sequence[Message], trained: Sequence[bool]
     ) -> list[tuple[Piece, float]]:
         """Returns the last message as it is sampled, after the prompt of inference."""
-        rendered = self._render(messages, self._last_user_index(messages[:-1]))
+        last_answer = self._last_user_index(messages[:-1])
+        rendered = self._render_cache.render_all(self.render_message, messages, last_answer)
         return [(self._conversation_prefix(messages), 0.0), *weigh(rendered, trained, 0.0)]
-
-    def _render(
-        self, messages: Sequence[Message], last_answer: int, prompt: bool = False
-    ) -> list[RenderedMessage]:
-        return self._render_cache.render_all(self.render_message, messages, last_answer, not prompt)
 
     def _prompt_pieces(self, messages: Sequence[Message], role: Role) -> list[Piece]:
         # In a prompt all messages are history, also the last one.
         pieces: list[Piece] = [self._conversation_prefix(messages)]
-        for rendered in self._render(messages, self._last_user_index(messages), prompt=True):
+        last = self._last_user_index(messages)
+        for rendered in self._render_cache.render_all(self.render_message, messages, last, False):
             pieces += [rendered.header, *rendered.output, rendered.footer]
-        return [*pieces, self._generation_suffix(role)]
+        return [*pieces, self.codec.constant(self._header(role))]
 
     def _last_user_index(self, messages: Sequence[Message]) -> int:
         """Returns the last answer without calls, up to which thinking is history."""
@@ -211,13 +220,14 @@ class GptOssRenderer(Renderer):
         return HarmonyReader()
 
     def _conversation_prefix(self, messages: Sequence[Message]) -> list[int]:
-        # The line on the commentary channel is needed only with tools.
-        line = _TOOLS_LINE if messages and _declares_tools(messages[0]) else ""
-        text = "\n".join(part for part in (self._system, line) if part)
+        text = self._system
+        if messages and _declares_tools(messages[0]):
+            line = "Calls to these tools must go to the commentary channel: 'functions'."
+            text = f"{text}\n{line}" if text else line
         return self.codec.constant(f"{START}system{MESSAGE}{text}{END}") if text else []
 
-    def _generation_suffix(self, role: Role) -> list[int]:
-        return self.codec.constant(ASSISTANT if role == "assistant" else f"{START}{role}{MESSAGE}")
+    def _header(self, role: Role) -> str:
+        return ASSISTANT if role == "assistant" else f"{START}{role}{MESSAGE}"
 
     def _normalize(self, messages: Sequence[Mapping[str, Any]]) -> list[Message]:
         # The author of a tool result is the tool that was called last.
@@ -227,30 +237,14 @@ class GptOssRenderer(Renderer):
             if message["role"] == "assistant":
                 called = called_tool(message)
             elif message["role"] == "tool":
-                own = message.get("name")
-                # Without a call before it, the result needs a name of its own.
-                author = called or (FUNCTIONS + own.removeprefix(FUNCTIONS) if own else None)
+                name = message.get("name")
+                # Without a call before it, the result needs a name.
+                author = called or (FUNCTIONS + name.removeprefix(FUNCTIONS) if name else None)
                 if author:
                     normal[i] = Message(**{**message, "name": author})
         return normal
 
-    def _author(self, message: Message, idx: int) -> str:
-        name = message.get("name")
-        if not name:
-            raise RendererError(
-                f"messages[{idx}].role: got a tool result, expected a tool call before it: "
-                f"{self._name} writes the tool's name; add the call, or 'name' to the result"
-            )
-        return f"{name} to=assistant{CHANNEL}commentary"
-
-    def _framed(self, author: str, text: str) -> RenderedMessage:
-        return RenderedMessage(
-            header=self.codec.encode(f"{START}{author}{MESSAGE}"),
-            output=[self.codec.encode(f"{text}{END}")],
-        )
-
     def _render_answer(self, message: Message, ctx: RenderContext) -> RenderedMessage:
-        check_parts(message, ctx.idx, self._name, frozenset({"text", "thinking"}))
         if tag := tag_in(message):
             self._warn_once(
                 f"{self._name}: the text of an assistant message contains {tag!r}, which becomes a "
@@ -262,8 +256,8 @@ class GptOssRenderer(Renderer):
                 message,
                 ctx.idx,
                 thinks=ctx.in_last_assistant_turn,
-                text_as_thinking=self._text_before_call == "analysis",
-                as_template=self._tool_format == "template",
+                text_as_thinking=self._text_as_thinking,
+                as_template=self._as_template,
             )
         else:
             text = write_answer(message, last=ctx.is_last, thinks=ctx.is_last)
@@ -306,11 +300,3 @@ def _declares_tools(message: Message) -> bool:
     text = get_text_content(message)
     begins = text.startswith((_INSTRUCTIONS, NAMESPACE_OPEN))
     return begins and NAMESPACE_OPEN in text and text.endswith(NAMESPACE_CLOSE)
-
-
-def _check_option(name: str, value: str, expected: Sequence[str]) -> None:
-    if value not in expected:
-        raise ConfigurationError(
-            f"{name}: got {value!r}, expected one of {', '.join(expected)}"
-            f"{nearest(str(value), expected)}"
-        )

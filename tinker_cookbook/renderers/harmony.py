@@ -9,7 +9,7 @@ from itertools import groupby
 from typing import Any
 
 from tinker_cookbook.exceptions import RendererError
-from tinker_cookbook.renderers.core.messages import Message, ToolCall, ToolSpec, ensure_list
+from tinker_cookbook.renderers.core.messages import Message, ToolSpec, ensure_list
 from tinker_cookbook.renderers.core.parsing import (
     ContentDelta,
     MessageReader,
@@ -17,11 +17,11 @@ from tinker_cookbook.renderers.core.parsing import (
     unread,
     unterminated,
 )
-from tinker_cookbook.renderers.core.tool_calls import as_openai_tool
+from tinker_cookbook.renderers.core.tool_calls import as_openai_tool, tool_call
 
 START, CHANNEL, MESSAGE = "<|start|>", "<|channel|>", "<|message|>"
+ASSISTANT = f"{START}assistant"
 END, CALL, RETURN = "<|end|>", "<|call|>", "<|return|>"
-CONSTRAIN = "<|constrain|>"
 FUNCTIONS = "functions."
 
 # The recipient follows the role, as in the chat template, or the channel, as models often write it;
@@ -31,15 +31,13 @@ _HEADER = re.compile(
     r"<\|channel\|>(?P<channel>\w+)(?: to=(?P<by_channel>[^\s<]+))?"
     r"(?:(?: ?<\|constrain\|>| )[\w.+/-]+)?\s*"
 )
-_RECIPIENT = re.compile(r" to=([^\s<]+)")
 _CALL_BEGUN = re.compile(r"(?:<\|start\|>assistant)?(?:<\|channel\|>\w+)? to=[^\s<]")
 _PARTS = {"analysis": "thinking", "final": "text", "commentary": "text"}
-_LONGEST_HEADER = 512  # characters; longer text has no header
 
 
 def recipient(raw_call: str) -> str | None:
     """Returns the recipient of an unparsed call, None if it has none."""
-    found = _RECIPIENT.search(raw_call.partition(MESSAGE)[0])
+    found = re.search(r" to=([^\s<]+)", raw_call.partition(MESSAGE)[0])
     return found[1] if found else None
 
 
@@ -71,19 +69,30 @@ class HarmonyReader(MessageReader):
         """Flushes the buffer; a header without its end is text, or a call that was cut off."""
         rest, self._buffer = self._buffer, ""
         if self._state == "call":
-            self._read_call(rest)
+            to = recipient(self._header) or ""
+            try:
+                if not to.startswith(FUNCTIONS):
+                    raise ValueError(f"tool call: to {to!r}, expected a recipient {FUNCTIONS}NAME")
+                if not isinstance(json.loads(rest), dict):
+                    raise ValueError("tool call: expected a JSON object of arguments")
+            except (ValueError, RecursionError) as error:
+                self.unparsed.append(unread(self._header + rest, error))
+            else:
+                # Arguments stay verbatim, so that the call renders to the sampled tokens.
+                self.calls.append(tool_call(to.removeprefix(FUNCTIONS), rest))
             return []
         if self._state == "header" and _CALL_BEGUN.match(rest):
-            self.unparsed.append(unterminated(self._call_text(rest), " to=", CALL))
+            # Rendering adds <|start|>assistant again.
+            self.unparsed.append(unterminated(rest.removeprefix(ASSISTANT), " to=", CALL))
             return []
         return self.add_thinking(rest) if self._state == "thinking" else self.add_text(rest)
 
     def _read_header(self) -> list[ContentDelta]:
-        window = self._buffer[: _LONGEST_HEADER + len(MESSAGE)]
-        at, end = window.find(MESSAGE), window.find(END)
+        longest = 512 + len(MESSAGE)  # characters; longer text has no header
+        at, end = self._buffer[:longest].find(MESSAGE), self._buffer[:longest].find(END)
         # Without a header the message is text, once it is too long for a header or has ended.
         if at < 0 or 0 <= end < at:
-            if end >= 0 or len(self._buffer) >= _LONGEST_HEADER + len(MESSAGE):
+            if end >= 0 or len(self._buffer) >= longest:
                 self._state = "text"
             return []
         header = self._buffer[:at]
@@ -93,12 +102,12 @@ class HarmonyReader(MessageReader):
             self._state = "text"
             return []
         if match["by_role"] or match["by_channel"]:
-            self._state, self._header = "call", self._call_text(header + MESSAGE)
-        elif match["channel"] in _PARTS:
-            self._state = _PARTS[match["channel"]]
+            self._state, self._header = "call", header.removeprefix(ASSISTANT) + MESSAGE
         else:
-            self._state = "text"
-            return []
+            self._state = _PARTS.get(match["channel"], "text")
+            # The header of an unknown channel is part of the text.
+            if match["channel"] not in _PARTS:
+                return []
         self._buffer = self._buffer[at + len(MESSAGE) :]
         return []
 
@@ -112,29 +121,6 @@ class HarmonyReader(MessageReader):
         text, self._buffer = self._buffer[:at], self._buffer[at + len(END) :]
         self._state, self._first = "header", False
         return add(text)
-
-    def _read_call(self, body: str) -> None:
-        to = recipient(self._header) or ""
-        try:
-            if not to.startswith(FUNCTIONS):
-                raise ValueError(f"tool call: to {to!r}, expected a recipient {FUNCTIONS}NAME")
-            if not isinstance(json.loads(body), dict):
-                raise ValueError("tool call: expected a JSON object of arguments")
-        except (ValueError, RecursionError) as error:
-            raw = self._header + body
-            self.unparsed.append(unread(raw, error))
-            return
-        # Arguments stay verbatim, so that the call renders to the sampled tokens.
-        function = ToolCall.FunctionBody(name=to.removeprefix(FUNCTIONS), arguments=body)
-        self.calls.append(ToolCall(function=function))
-
-    def _call_text(self, text: str) -> str:
-        """Returns the call without ``<|start|>assistant``, which rendering adds again."""
-        return text.removeprefix(f"{START}assistant")
-
-
-ASSISTANT = f"{START}assistant"
-_TAGS = tuple(f"{CHANNEL}{channel}{MESSAGE}" for channel in ("analysis", "final"))
 
 
 def calls_tool(message: Message) -> bool:
@@ -157,8 +143,9 @@ def called_tool(message: Message) -> str | None:
 
 def tag_in(message: Message) -> str | None:
     """Returns a header in the text of the message, where none should be."""
+    tags = [f"{CHANNEL}{channel}{MESSAGE}" for channel in ("analysis", "final")]
     texts = [text for _, text in _runs(message)]
-    return next((tag for tag in _TAGS if any(tag in text for text in texts)), None)
+    return next((tag for tag in tags if any(tag in text for text in texts)), None)
 
 
 def write_answer(message: Message, *, last: bool, thinks: bool) -> str:
@@ -195,8 +182,29 @@ def write_call(
             )
         runs = [("thinking", text) for _, text in runs]
     parts = [_part(kind, text) for kind, text in runs if thinks or kind == "text"]
-    calls = [call + CALL for call in _calls(message, idx, as_template)]
-    return ASSISTANT.join([*parts, *calls])
+    unparsed = [call.raw_text for call in message.get("unparsed_tool_calls", [])]
+    count = len(message.get("tool_calls", [])) + len(unparsed)
+    if as_template and count != 1:
+        raise RendererError(
+            f"messages[{idx}].tool_calls: got {count} calls, expected one: "
+            "the chat template of gpt-oss writes one call a message; split the message, each part "
+            "followed by the result of its call, or leave out tool_format=template"
+        )
+    calls: list[str] = []
+    for i, call in enumerate(message.get("tool_calls", [])):
+        name, arguments = call.function.name, call.function.arguments
+        try:
+            is_object = isinstance(json.loads(arguments), dict)
+        except ValueError:
+            is_object = False
+        if not is_object:
+            raise RendererError(
+                f"messages[{idx}].tool_calls[{i}].function.arguments: got {arguments!r}, expected "
+                "a JSON object"
+            )
+        kind = "json" if as_template else "<|constrain|>json"
+        calls.append(f" to={FUNCTIONS}{name}{CHANNEL}commentary {kind}{MESSAGE}{arguments}")
+    return ASSISTANT.join([*parts, *(call + CALL for call in [*calls, *unparsed])])
 
 
 def _runs(message: Message) -> list[tuple[str, str]]:
@@ -212,46 +220,32 @@ def _part(kind: str, text: str) -> str:
     return f"{CHANNEL}{channel}{MESSAGE}{text}{END}"
 
 
-def _calls(message: Message, idx: int, as_template: bool) -> list[str]:
-    calls, unparsed = message.get("tool_calls", []), message.get("unparsed_tool_calls", [])
-    if as_template and len(calls) + len(unparsed) != 1:
-        raise RendererError(
-            f"messages[{idx}].tool_calls: got {len(calls) + len(unparsed)} calls, expected one: "
-            "the chat template of gpt-oss writes one call a message; split the message, each part "
-            "followed by the result of its call, or leave out tool_format=template"
-        )
-    written = [
-        _call(call, f"messages[{idx}].tool_calls[{i}]", as_template) for i, call in enumerate(calls)
-    ]
-    return [*written, *(call.raw_text for call in unparsed)]
-
-
-def _call(call: ToolCall, where: str, as_template: bool) -> str:
-    function = call.function
-    try:
-        arguments = json.loads(function.arguments)
-    except ValueError as error:
-        arguments = error
-    if not isinstance(arguments, dict):
-        raise RendererError(
-            f"{where}.function.arguments: got {function.arguments!r}, expected a JSON object"
-        )
-    kind = "json" if as_template else f"{CONSTRAIN}json"
-    return f" to={FUNCTIONS}{function.name}{CHANNEL}commentary {kind}{MESSAGE}{function.arguments}"
-
-
 NAMESPACE_OPEN = "# Tools\n\n## functions\n\nnamespace functions {\n\n"
 NAMESPACE_CLOSE = "} // namespace functions"
 _PLAIN_TYPES = {"number": "number", "integer": "number", "boolean": "boolean"}
-_LONGEST_ITEM_TYPE = 50
-_AFTER_UNION_BAR = " | \n"
-_BEFORE_VARIANT_DEFAULT = " " * 20
-_BEFORE_PROPERTY_TYPE = "\n" + " " * 16
 
 
 def declare_functions(tools: Sequence[ToolSpec]) -> str:
-    """Returns the section of the developer message that declares ``tools``."""
-    declared = "".join(_declare(as_openai_tool(tool)["function"]) for tool in tools)
+    """Returns the section of the developer message that declares ``tools`` as TypeScript types."""
+    declared = ""
+    for tool in tools:
+        function = as_openai_tool(tool)["function"]
+        parameters = function.get("parameters") or {}
+        declared += f"// {function.get('description') or ''}\ntype {function['name']} = "
+        fields = ""
+        for name, schema in (parameters.get("properties") or {}).items():
+            spec = _schema(schema)
+            default = ""
+            if "default" in spec:
+                # Quirk of the template: a default of an enumeration or a union is not JSON.
+                raw = spec.get("enum") or spec.get("oneOf")
+                value = spec["default"] if raw else to_json(spec["default"])
+                comma = "" if spec.get("oneOf") and not spec.get("enum") else ", "
+                default = f"{comma}// default: {value}"
+            if spec.get("description"):
+                fields += f"// {spec['description']}\n"
+            fields += f"{_key(name, parameters)}: {_type(spec)}{default},\n"
+        declared += f"(_: {{\n{fields}}}) => any;\n\n" if fields else "() => any;\n\n"
     return f"{NAMESPACE_OPEN}{declared}{NAMESPACE_CLOSE}"
 
 
@@ -260,88 +254,48 @@ def to_json(value: Any) -> str:
     return json.dumps(value, ensure_ascii=False)
 
 
-def _declare(tool: Mapping[str, Any]) -> str:
-    parameters = tool.get("parameters") or {}
-    head = f"// {tool.get('description') or ''}\ntype {tool['name']} = "
-    properties = parameters.get("properties")
-    if not properties:
-        return f"{head}() => any;\n\n"
-    required = parameters.get("required") or []
-    lines = "".join(_parameter(name, spec, required) for name, spec in properties.items())
-    return f"{head}(_: {{\n{lines}}}) => any;\n\n"
+def _schema(schema: Any) -> Mapping[str, Any]:
+    """Returns a schema as an object; true and false have no type."""
+    return schema if isinstance(schema, Mapping) else {}
 
 
-def _parameter(name: str, spec: Any, required: Sequence[str]) -> str:
-    spec = _schema(spec)
-    comment = f"// {spec['description']}\n" if spec.get("description") else ""
-    default = ""
-    if "default" in spec:
-        # Quirk of the template: a default of an enumeration or a union is not JSON.
-        value = spec["default"]
-        if spec.get("enum"):
-            default = f", // default: {value}"
-        elif spec.get("oneOf"):
-            default = f"// default: {value}"
-        else:
-            default = f", // default: {to_json(value)}"
-    return f"{comment}{_key(name, required)}: {_type(spec)}{default},\n"
-
-
-def _key(name: str, required: Sequence[str]) -> str:
-    return name if name in required else f"{name}?"
+def _key(name: str, schema: Mapping[str, Any]) -> str:
+    return name if name in (schema.get("required") or []) else f"{name}?"
 
 
 def _type(schema: Any) -> str:
+    """Returns the TypeScript type of a JSON schema, as the chat template writes it."""
     spec = _schema(schema)
     kind = spec.get("type")
     nullable = " | null" if spec.get("nullable") else ""
     if kind == "array":
-        return f"{_item_type(spec.get('items'))}[]{nullable}"
+        items = spec.get("items")
+        inner = _schema(items).get("type")
+        if inner == "string":  # of an enumeration too
+            return f"string[]{nullable}"
+        if not (isinstance(inner, str) and inner in _PLAIN_TYPES):
+            # The template gives up on long types.
+            inner = _type(items) if items else "any"
+            inner = "any" if inner == "object | object" or len(inner) > 50 else inner
+        return f"{_PLAIN_TYPES.get(inner, inner)}[]{nullable}"
     if isinstance(kind, Sequence) and not isinstance(kind, str) and kind:
         return " | ".join(map(str, kind))
     if spec.get("oneOf"):
-        return _AFTER_UNION_BAR.join(map(_variant, spec["oneOf"]))
+        variants: list[str] = []
+        for variant in map(_schema, spec["oneOf"]):
+            about = f"// {variant['description']}" if variant.get("description") else ""
+            if "default" in variant:
+                about += f"{' ' * 20}// default: {to_json(variant['default'])}"
+            variants.append(_type(variant) + about)
+        return " | \n".join(variants)
+    if kind == "string" and spec.get("enum"):
+        return '"' + '" | "'.join(map(str, spec["enum"])) + '"'
     if kind == "string":
-        if spec.get("enum"):
-            return '"' + '" | "'.join(map(str, spec["enum"])) + '"'
         return f"string{nullable}"
-    if kind == "object":
-        return _object_type(spec)
-    return _PLAIN_TYPES.get(kind, "any") if isinstance(kind, str) else "any"
-
-
-def _item_type(items: Any) -> str:
-    if not items:
-        return "any"
-    kind = _schema(items).get("type")
-    if kind == "string":
-        return "string"  # of an enumeration too
-    if isinstance(kind, str) and kind in _PLAIN_TYPES:
-        return _PLAIN_TYPES[kind]
-    inner = _type(items)
-    return "any" if inner == "object | object" or len(inner) > _LONGEST_ITEM_TYPE else inner
-
-
-def _object_type(spec: Mapping[str, Any]) -> str:
-    if not spec.get("properties"):
-        return "object"
-    required = spec.get("required") or []
-    fields = ", ".join(
-        f"{_key(name, required)}: {_BEFORE_PROPERTY_TYPE}{_type(field)}"
-        for name, field in spec["properties"].items()
-    )
-    return f"{{\n{fields}}}"
-
-
-def _variant(variant: Any) -> str:
-    spec = _schema(variant)
-    comment = f"// {spec['description']}" if spec.get("description") else ""
-    default = ""
-    if "default" in spec:
-        default = f"{_BEFORE_VARIANT_DEFAULT}// default: {to_json(spec['default'])}"
-    return f"{_type(spec)}{comment}{default}"
-
-
-def _schema(schema: Any) -> Mapping[str, Any]:
-    """Returns a schema as an object; true and false have no type."""
-    return schema if isinstance(schema, Mapping) else {}
+    if kind == "object" and spec.get("properties"):
+        fields = (
+            f"{_key(name, spec)}: \n{' ' * 16}{_type(field)}"
+            for name, field in spec["properties"].items()
+        )
+        return f"{{\n{', '.join(fields)}}}"
+    return "object" if kind == "object" else _PLAIN_TYPES.get(str(kind), "any")

@@ -8,9 +8,9 @@ after a control token begins with a space, and for the byte-level vocabulary Tek
 - ``v7``: Mistral Large 2411
 - ``v7_tekken``: Mistral Small 3 (2501) and 3.1 (2503)
 
-In v3 the system prompt precedes the text of the *last* question, in v7 it is a message of its own.
-In both, tools are declared before the last question. Later versions (v11, v13: Mistral Small 3.2,
-Magistral, Ministral 3) have another form of calls; use ``template`` for them.
+In v3 the system prompt precedes the text of the *last* question, in v7 it is a message. In both,
+tools are declared before the last question. Later versions (v11, v13: Mistral Small 3.2, Magistral,
+Ministral 3) have another form of calls; use ``template`` for them.
 
 Where chat templates differ from Mistral's library, the library is the reference:
 
@@ -35,6 +35,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from tinker_cookbook.exceptions import ConfigurationError, RendererError, nearest
@@ -60,7 +61,6 @@ from tinker_cookbook.renderers.mistral_messages import (
     declare,
     prepare,
     read_calls,
-    result_text,
     result_value,
 )
 from tinker_cookbook.tokenizer_utils import Tokenizer
@@ -75,11 +75,11 @@ _TOOLS, _END_TOOLS = "[AVAILABLE_TOOLS]", "[/AVAILABLE_TOOLS]"
 _CALLS = "[TOOL_CALLS]"
 _RESULT, _END_RESULT = "[TOOL_RESULTS]", "[/TOOL_RESULTS]"
 _SYSTEM, _END_SYSTEM, _CONTENT = "[SYSTEM_PROMPT]", "[/SYSTEM_PROMPT]", "[TOOL_CONTENT]"
-_DIALOGUE_TOKENS = (_BOS, _END, _INST, _END_INST)
-_V3_TOKENS = (*_DIALOGUE_TOKENS, _TOOLS, _END_TOOLS, _CALLS, _RESULT, _END_RESULT)
-_V7_TOKENS = (_SYSTEM, _END_SYSTEM, _CONTENT)
+_V3_TOKENS = (_BOS, _END, _INST, _END_INST, _TOOLS, _END_TOOLS, _CALLS, _RESULT, _END_RESULT)
+_V7_TOKENS = (*_V3_TOKENS, _SYSTEM, _END_SYSTEM, _CONTENT)
 
 
+@dataclass(eq=False, repr=False, kw_only=True)
 class MistralRenderer(Renderer):
     """Mistral's formats v3 and v7: tools, no thinking, no images.
 
@@ -87,31 +87,35 @@ class MistralRenderer(Renderer):
     without one, its vocabulary) has ``[SYSTEM_PROMPT]``, Tekken if its vocabulary is
     byte-level. With a SentencePiece version a response begins with the space of its first token,
     which is dropped, also in a response that continues a prefill.
+
+    The extension property does not hold, because tools, and in v3 the system prompt, move to the
+    last question. Without them the prompts extend each other, which ``build_merged_examples`` finds
+    by comparing tokens.
     """
 
-    def __init__(
-        self, tokenizer: Tokenizer, image_processor: Any = None, *, version: str | None = None
-    ) -> None:
-        super().__init__(tokenizer, image_processor)
-        self.codec.splits_control_tokens = True  # for _plain, whatever the option says
-        if version is not None and version not in VERSIONS:
+    version: str | None = None
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self.codec.splits_control_tokens = True  # for _plain, whatever the option is
+        if self.version is not None and self.version not in VERSIONS:
             raise ConfigurationError(
-                f"version: got {version!r}, expected one of {', '.join(VERSIONS)}"
-                f"{nearest(str(version), VERSIONS)}"
+                f"version: got {self.version!r}, expected one of {', '.join(VERSIONS)}"
+                f"{nearest(str(self.version), VERSIONS)}"
             )
-        self.version = version or _version_of(tokenizer)
+        if self.version is None:
+            template = str(getattr(self.tokenizer, "chat_template", None) or "")
+            v7 = _SYSTEM in template
+            if _INST not in template:
+                v7 = _has_token(self.tokenizer, _SYSTEM)
+            # Byte-level vocabularies have another symbol for a space.
+            tekken = "" if _has_token(self.tokenizer, "\u2581") else "_tekken"
+            self.version = ("v7" if v7 else "v3") + tekken
         self._v7 = self.version.startswith("v7")
         self._space = "" if self.version.endswith("tekken") else " "
-        needed = (*_V3_TOKENS, *_V7_TOKENS) if self._v7 else _V3_TOKENS
-        self._ids = {
-            name: special_token_id(tokenizer, name, f"mistral ({self.version})") for name in needed
-        }
-
-    @property
-    def has_extension_property(self) -> bool:
-        """False: tools, and in v3 the system prompt, move to the last question. Without them the
-        prompts extend each other, which ``build_merged_examples`` finds by comparing tokens."""
-        return False
+        name = f"mistral ({self.version})"
+        needed = _V7_TOKENS if self._v7 else _V3_TOKENS
+        self._ids = {token: special_token_id(self.tokenizer, token, name) for token in needed}
 
     def get_stop_sequences(self) -> list[int]:
         """Returns ``</s>``."""
@@ -123,8 +127,7 @@ class MistralRenderer(Renderer):
         """Declares tools in a message of role ``available_tools``, rendered before the last
         question."""
         declared = [declare(tools, self._name)] if tools else []
-        system = system_message(system_prompt)
-        return [*declared, *system]
+        return [*declared, *system_message(system_prompt)]
 
     def build_generation_prompt(
         self,
@@ -142,12 +145,21 @@ class MistralRenderer(Renderer):
         if role == "user":
             return self._question(text, "")
         if role == "assistant":
-            return RenderedMessage([[*self._answer(message, text, ctx.idx), self._ids[_END]]])
-        if role == "tool":
-            return self._result(message, text)
+            return self._answer(message, text, ctx.idx)
         if role == "system" and self._v7:
             return self._between(_SYSTEM, self._text(text), _END_SYSTEM)
-        return RenderedMessage(output=[])
+        if role != "tool":
+            return RenderedMessage(output=[])
+        call_id, value = message.get("tool_call_id", ""), result_value(text)
+        if not self._v7:
+            entry = {"content": value, "call_id": call_id}
+            body = json.dumps(entry, ensure_ascii=False)
+            return self._between(_RESULT, self._text(body), _END_RESULT)
+        # v7 writes the id before [TOOL_CONTENT], v3 as a field of the JSON result.
+        body = text if value is text else json.dumps(value, ensure_ascii=False)
+        result = self._between(_RESULT, self._text(body), _END_RESULT)
+        header = [*token_list(result.header), *self._text(call_id), self._ids[_CONTENT]]
+        return RenderedMessage(result.output, header)
 
     def _reader(self) -> MessageReader:
         return _TextThenCalls(_CALLS, self._space)
@@ -177,12 +189,12 @@ class MistralRenderer(Renderer):
         """Has no effect: names of control tokens are always plain text."""
 
     def _conversation_prefix(self, messages: Sequence[Message]) -> list[int]:
-        # In v3 a conversation begins with a question, if necessary an empty one.
-        # Tools and system messages are not written where they stand in v3.
-        spoken = [m["role"] for m in messages if m["role"] not in ("system", TOOLS_ROLE)]
-        if self._v7 or spoken[:1] == ["user"]:
+        # In v3 a conversation begins with a question, if necessary an empty one. Tools and system
+        # messages are not written at their own position.
+        roles = [m["role"] for m in messages if m["role"] not in ("system", TOOLS_ROLE)]
+        if self._v7 or roles[:1] == ["user"]:
             return []
-        system, tools = ("", "") if "user" in spoken else self._before_last_question(messages)
+        system, tools = ("", "") if "user" in roles else self._before_last_question(messages)
         inserted = self._question(system, tools)
         return [t for piece in (inserted.header, *inserted.output) for t in token_list(piece)]
 
@@ -212,21 +224,10 @@ class MistralRenderer(Renderer):
             header=[*declared, *token_list(question.header)], output=question.output
         )
 
-    def _result(self, message: Message, text: str) -> RenderedMessage:
-        call_id = message.get("tool_call_id", "")
-        if self._v7:
-            # v7 writes the id before [TOOL_CONTENT], v3 as a field of the JSON result.
-            header = [*self._text(call_id), self._ids[_CONTENT]]
-            result = self._between(_RESULT, self._text(result_text(text)), _END_RESULT)
-            return RenderedMessage([*result.output], [*token_list(result.header), *header])
-        value = {"content": result_value(text), "call_id": call_id}
-        body = self._text(json.dumps(value, ensure_ascii=False))
-        return self._between(_RESULT, body, _END_RESULT)
-
     def _between(self, opening: str, text: Sequence[int], closing: str) -> RenderedMessage:
         return RenderedMessage(header=[self._ids[opening]], output=[[*text, self._ids[closing]]])
 
-    def _answer(self, message: Message, text: str, idx: int) -> list[int]:
+    def _answer(self, message: Message, text: str, idx: int) -> RenderedMessage:
         calls = message.get("tool_calls", [])
         # Mistral's library strips trailing spaces of an answer.
         text = text.rstrip(" ")
@@ -241,9 +242,9 @@ class MistralRenderer(Renderer):
         for call in message.get("unparsed_tool_calls", []):
             before, *bodies = call.raw_text.split(_CALLS)
             tokens += self._plain(before)
-            for body in bodies:  # as the model wrote it, its own space included
+            for body in bodies:  # as the model wrote it, with its space
                 tokens += [self._ids[_CALLS], *self._plain(body)]
-        return tokens
+        return RenderedMessage([[*tokens, self._ids[_END]]])
 
     def _text(self, text: str) -> list[int]:
         return self._plain(self._spaced(text))
@@ -265,17 +266,8 @@ class _TextThenCalls(MarkedTextReader):
         try:
             self.calls += read_calls(self._rest)
         except ValueError as error:
-            raw = f"{_CALLS}{self._rest}"
-            self.unparsed.append(unread(raw, error))
+            self.unparsed.append(unread(f"{_CALLS}{self._rest}", error))
         return []
-
-
-def _version_of(tokenizer: Tokenizer) -> str:
-    template = getattr(tokenizer, "chat_template", None)
-    known = str(template) if template and _INST in str(template) else ""
-    v7 = _SYSTEM in known if known else _has_token(tokenizer, _SYSTEM)
-    # Byte-level vocabularies have another symbol for a space.
-    return ("v7" if v7 else "v3") + ("" if _has_token(tokenizer, "\u2581") else "_tekken")
 
 
 def _has_token(tokenizer: Tokenizer, token: str) -> bool:

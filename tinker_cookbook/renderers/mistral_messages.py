@@ -12,15 +12,17 @@ from collections.abc import Sequence
 from typing import Any
 
 from tinker_cookbook.exceptions import RendererError
-from tinker_cookbook.renderers.core.checks import check_parts
+from tinker_cookbook.renderers.core.checks import TEXT, check_parts
 from tinker_cookbook.renderers.core.messages import Message, ToolCall, ToolSpec, ensure_text
+from tinker_cookbook.renderers.core.tool_calls import tool_call
 
 TOOLS_ROLE = "available_tools"
 """Role of the first message, which declares tools as JSON."""
 _BETWEEN = "\n\n"  # between texts that become one message
-_ID = re.compile(r"[a-zA-Z0-9]{9}")
 _FUNCTION = re.compile(r"[a-zA-Z0-9_-]{1,64}")
+# The roles that may follow each role; "" is the beginning.
 _FOLLOWERS = {
+    "": (TOOLS_ROLE, "system", "user", "assistant"),
     TOOLS_ROLE: ("system", "user", "assistant"),
     "system": ("user", "assistant", "system"),
     "user": ("assistant", "system", "user"),
@@ -36,15 +38,24 @@ def prepare(messages: Sequence[Message], renderer: str) -> list[Message]:
     _check_order(messages, renderer)
     joined: list[Message] = []
     for i, message in enumerate(messages):
-        check_parts(message, i, renderer, frozenset({"text"}))
+        check_parts(message, i, renderer, TEXT)
         content = message["content"]
         if message["role"] in ("system", "user") and not isinstance(content, str):
             text = _BETWEEN.join(part.get("text", "") for part in content)
         else:
             text = ensure_text(content)
         message = Message(**{**message, "content": text})
-        if joined and _belong_together(joined[-1], message):
-            joined[-1] = _join(joined[-1], message)
+        before = joined[-1] if joined else None
+        # Consecutive messages of a role are one, unless a call between them could not be parsed or
+        # only one of them is trained on.
+        if (
+            before
+            and before["role"] == message["role"]
+            and message["role"] in ("user", "assistant")
+            and not before.get("unparsed_tool_calls")
+            and before.get("trainable") == message.get("trainable")
+        ):
+            joined[-1] = _join(before, message)
         else:
             joined.append(message)
     return _with_ids(joined)
@@ -97,7 +108,22 @@ def read_calls(body: str) -> list[ToolCall]:
         raise ValueError("tool calls: the JSON is nested too deeply") from error
     if not isinstance(entries, list) or not entries:
         raise ValueError("tool calls: expected a JSON list of calls")
-    return [_read_call(entry, i) for i, entry in enumerate(entries)]
+    calls: list[ToolCall] = []
+    for i, entry in enumerate(entries):
+        if not isinstance(entry, dict) or not {"name", "arguments"} <= set(entry):
+            raise ValueError(f'tool call {i}: expected an object {{"name": …, "arguments": …}}')
+        if unknown := sorted(set(entry) - {"name", "arguments", "id"}):
+            raise ValueError(f"tool call {i}: expected no fields next to the id, got {unknown}")
+        name, arguments = entry["name"], entry["arguments"]
+        if not isinstance(name, str) or not _FUNCTION.fullmatch(name):
+            raise ValueError(f"tool call {i}: expected a function's name, got {name!r}")
+        if isinstance(arguments, str):
+            json.loads(arguments)
+        else:
+            arguments = json.dumps(arguments, ensure_ascii=False)
+        arguments.encode()  # raises for a lone surrogate
+        calls.append(tool_call(name, arguments, entry.get("id")))
+    return calls
 
 
 def result_value(content: str) -> Any:
@@ -110,12 +136,6 @@ def result_value(content: str) -> Any:
     return value
 
 
-def result_text(content: str) -> str:
-    """Returns the text of a result, with JSON dumped again."""
-    value = result_value(content)
-    return content if value is content else json.dumps(value, ensure_ascii=False)
-
-
 def check_function_name(name: Any, where: str) -> None:
     """Raises RendererError for a name that Mistral's library rejects."""
     if not isinstance(name, str) or not _FUNCTION.fullmatch(name):
@@ -124,29 +144,11 @@ def check_function_name(name: Any, where: str) -> None:
         )
 
 
-def _read_call(entry: Any, i: int) -> ToolCall:
-    if not isinstance(entry, dict) or not {"name", "arguments"} <= set(entry):
-        raise ValueError(f'tool call {i}: expected an object {{"name": …, "arguments": …}}')
-    if unknown := sorted(set(entry) - {"name", "arguments", "id"}):
-        raise ValueError(f"tool call {i}: expected no fields beside the id, got {unknown}")
-    name, arguments = entry["name"], entry["arguments"]
-    if not isinstance(name, str) or not _FUNCTION.fullmatch(name):
-        raise ValueError(f"tool call {i}: expected a function's name, got {name!r}")
-    if isinstance(arguments, str):
-        json.loads(arguments)
-    else:
-        arguments = json.dumps(arguments, ensure_ascii=False)
-    arguments.encode()  # raises for a lone surrogate
-    body = ToolCall.FunctionBody(name=name, arguments=arguments)
-    return ToolCall(function=body, id=entry.get("id"))
-
-
 def _check_order(messages: Sequence[Message], renderer: str) -> None:
     before, waiting = "", 0  # results that must still come; -1 where any number may
     for i, message in enumerate(messages):
         role = message["role"]
-        first = (TOOLS_ROLE, "system", "user", "assistant")
-        expected = _FOLLOWERS[before] if before else first
+        expected = _FOLLOWERS[before]
         if role not in expected:
             raise RendererError(
                 f"messages[{i}].role: got {role!r} "
@@ -164,22 +166,13 @@ def _check_order(messages: Sequence[Message], renderer: str) -> None:
             raise RendererError(
                 f"messages[{i}].role: got {role!r} where {waiting} results of tools are due, "
                 f"expected one message of role 'tool' for each call: {renderer} needs them right "
-                "behind their calls; add or remove results"
+                "after their calls; add or remove results"
             )
         if role == "tool":
             waiting = waiting - 1 if waiting > 0 else waiting
         else:
             waiting = -1 if message.get("unparsed_tool_calls") else len(made)
         before = role
-
-
-def _belong_together(first: Message, second: Message) -> bool:
-    return (
-        first["role"] == second["role"]
-        and first["role"] in ("user", "assistant")
-        and not first.get("unparsed_tool_calls")
-        and first.get("trainable") == second.get("trainable")
-    )
 
 
 def _join(first: Message, second: Message) -> Message:
@@ -195,41 +188,37 @@ def _join(first: Message, second: Message) -> Message:
 
 
 def _with_ids(messages: Sequence[Message]) -> list[Message]:
-    """Sets an id of nine characters on every call and result: its own, or the call's number."""
-    waiting: list[tuple[str | None, str]] = []  # calls without a result: own id, written id
+    """Sets an id of nine characters on every call and result: the given one, or the call's number.
+
+    Raises RendererError for the result of an unknown call.
+    """
+    waiting: list[tuple[str | None, str]] = []  # calls without a result: given id, written id
     result: list[Message] = []
     count = 0
     for i, message in enumerate(messages):
-        if calls := message.get("tool_calls"):
-            written = [_own_id(call.id) or f"{count + n:09d}" for n, call in enumerate(calls)]
-            waiting += [(call.id, id_) for call, id_ in zip(calls, written, strict=True)]
-            count += len(calls)
-            named = [
-                ToolCall(function=call.function, id=id_)
-                for call, id_ in zip(calls, written, strict=True)
-            ]
-            message = Message(**{**message, "tool_calls": named})
+        calls = message.get("tool_calls", [])
+        if calls:
+            written: list[ToolCall] = []
+            for call in calls:
+                keeps = call.id and re.fullmatch("[a-zA-Z0-9]{9}", call.id)
+                id_ = call.id if keeps and call.id else f"{count:09d}"
+                written.append(ToolCall(function=call.function, id=id_))
+                waiting.append((call.id, id_))
+                count += 1
+            message = Message(**{**message, "tool_calls": written})
         elif message["role"] == "tool":
             if not waiting:  # the result of an unparsed call, which has a number as well
                 waiting.append((None, f"{count:09d}"))
                 count += 1
-            id_ = _result_id(message.get("tool_call_id"), waiting, i)
-            message = Message(**{**message, "tool_call_id": id_})
+            wanted = message.get("tool_call_id")
+            found = (n for n, known in enumerate(waiting) if wanted and wanted in known)
+            at = next(found, None)
+            if wanted and at is None and waiting[0][0] is not None:
+                known = ", ".join(repr(given or id_) for given, id_ in waiting)
+                raise RendererError(
+                    f"messages[{i}].tool_call_id: got {wanted!r}, expected the id of a call that "
+                    f"has no result yet: {known}; leave it out to answer calls in their order"
+                )
+            message = Message(**{**message, "tool_call_id": waiting.pop(at or 0)[1]})
         result.append(message)
     return result
-
-
-def _own_id(id_: str | None) -> str | None:
-    return id_ if id_ and _ID.fullmatch(id_) else None
-
-
-def _result_id(wanted: str | None, waiting: list[tuple[str | None, str]], idx: int) -> str:
-    found = (n for n, known in enumerate(waiting) if wanted and wanted in known)
-    at = next(found, None)
-    if wanted and at is None and waiting[0][0] is not None:
-        raise RendererError(
-            f"messages[{idx}].tool_call_id: got {wanted!r}, expected the id of a call that has no "
-            f"result yet: {', '.join(repr(own or id_) for own, id_ in waiting)}; leave it out to "
-            "answer calls in their order"
-        )
-    return waiting.pop(at or 0)[1]
