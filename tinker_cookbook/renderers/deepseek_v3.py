@@ -27,12 +27,7 @@ from tinker_cookbook.renderers.core.messages import (
     system_message,
 )
 from tinker_cookbook.renderers.core.parsing import MessageReader
-from tinker_cookbook.renderers.core.rendered import (
-    Piece,
-    RenderContext,
-    RenderedMessage,
-    token_list,
-)
+from tinker_cookbook.renderers.core.rendered import Piece, RenderContext, RenderedMessage
 from tinker_cookbook.renderers.core.renderer import Renderer
 from tinker_cookbook.renderers.core.tool_calls import as_openai_tool, read_calls_in_row, tool_call
 from tinker_cookbook.tokenizer_utils import Tokenizer
@@ -87,21 +82,16 @@ class Version:
     """Differences between versions of the format."""
 
     calls: Calls
-    think: str = THINK
-    """Opens thinking in prompts."""
-    end_think: str = END_THINK
-    """Between thinking and answer."""
-    no_thinking: str = END_THINK
-    """Follows the assistant's token where there is no thinking."""
-    white: str = ""
-    """White space around sampled thinking."""
-    results: tuple[str, str, str] = ("", "", "")
-    """Text before, between and after consecutive results."""
+    think: str = THINK  # opens thinking in prompts
+    end_think: str = END_THINK  # between thinking and answer
+    no_thinking: str = END_THINK  # after the assistant's token, where there is no thinking
+    white: str = ""  # white space around sampled thinking
+    results: tuple[str, str, str] = ("", "", "")  # before, between and after consecutive results
+    # What opens an answer, by the role of the message before it (None: the beginning); after other
+    # roles an answer continues the message before it.
     openings: Mapping[str | None, str] = field(default_factory=lambda: {"user": ASSISTANT})
-    """What opens an answer, by the role of the message before it (None: the beginning); after
-    other roles an answer continues the message before it."""
+    # At which closing tag in a string the template splits thinking from the answer.
     splits_at: Literal["first", "last"] | None = None
-    """At which closing tag in a string the template splits thinking from the answer."""
 
 
 _V3 = Version(
@@ -150,11 +140,11 @@ class DeepSeekV3Renderer(Renderer):
         {CALLS, END_CALLS, _CALL, _END_CALL, _SEPARATOR, "\uff5cDSML\uff5c"}
     )
     _thinking = False
+    # Versions by name: without thinking, and with.
     _versions: ClassVar[Mapping[str, tuple[Version, Version]]] = {
         "3.1": (_V3_1, _V3_1),
         "3": (_V3, _R1),
     }
-    """Versions by name: without thinking, and with."""
 
     def __init__(
         self,
@@ -243,9 +233,6 @@ class DeepSeekV3Renderer(Renderer):
             return BlockReader((calls,))
         thinking = Block(THINK, END_THINK, trim=white, after=white)
         return BlockReader((thinking, calls), inside=thinking)
-
-    def _generation_suffix(self, role: Role) -> list[int]:
-        return token_list(self._prompt_pieces([], role)[-1])
 
     def _prompt_pieces(self, messages: Sequence[Message], role: Role) -> list[Piece]:
         # The header of the next message depends on the one before it: render an empty one.

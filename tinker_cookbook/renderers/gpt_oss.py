@@ -13,6 +13,7 @@ from datetime import date
 from typing import Any
 
 from tinker_cookbook.exceptions import ConfigurationError, RendererError, nearest
+from tinker_cookbook.renderers import harmony
 from tinker_cookbook.renderers.core.checks import TEXT_AND_THINKING
 from tinker_cookbook.renderers.core.messages import (
     Message,
@@ -32,27 +33,6 @@ from tinker_cookbook.renderers.core.rendered import (
     weigh,
 )
 from tinker_cookbook.renderers.core.renderer import Example, Renderer
-from tinker_cookbook.renderers.harmony import (
-    ASSISTANT,
-    CALL,
-    CHANNEL,
-    END,
-    FUNCTIONS,
-    MESSAGE,
-    NAMESPACE_CLOSE,
-    NAMESPACE_OPEN,
-    RETURN,
-    START,
-    HarmonyReader,
-    called_tool,
-    calls_tool,
-    declare_functions,
-    is_answer,
-    tag_in,
-    to_json,
-    write_answer,
-    write_call,
-)
 from tinker_cookbook.tokenizer_utils import Tokenizer
 
 MODEL_IDENTITY = "You are ChatGPT, a large language model trained by OpenAI."
@@ -128,7 +108,10 @@ class GptOssRenderer(Renderer):
             self.resolved_options = {"current_date": self.current_date}
         self._as_template = tool_format == "template"
         self._text_as_thinking = text_before_call == "analysis"
-        self._stops = [special_token_id(tokenizer, t, type(self).__name__) for t in (RETURN, CALL)]
+        self._stops = [
+            special_token_id(tokenizer, t, type(self).__name__)
+            for t in (harmony.RETURN, harmony.CALL)
+        ]
         self._system = (
             f"{model_identity}\nKnowledge cutoff: 2024-06\n"
             f"Current date: {self.current_date}\n\nReasoning: {reasoning_effort}\n\n"
@@ -152,7 +135,7 @@ class GptOssRenderer(Renderer):
         if not tools:
             return system_message(system_prompt)
         before = f"{_INSTRUCTIONS}{system_prompt}\n\n" if system_prompt else ""
-        return [Message(role="developer", content=before + declare_functions(tools))]
+        return [Message(role="developer", content=before + harmony.declare_functions(tools))]
 
     def render_message(self, message: Message, ctx: RenderContext) -> RenderedMessage:
         """Returns the tokens of a message; an assistant message may become several of harmony."""
@@ -167,9 +150,9 @@ class GptOssRenderer(Renderer):
                     f"messages[{ctx.idx}].role: got a tool result, expected a tool call before it: "
                     f"{self._name} writes the tool's name; add the call, or 'name' to the result"
                 )
-            author = f"{message.get('name')} to=assistant{CHANNEL}commentary"
+            author = f"{message.get('name')} to=assistant{harmony.CHANNEL}commentary"
             # The chat template dumps a result as a JSON string.
-            text = to_json(text) if self._as_template else text
+            text = harmony.to_json(text) if self._as_template else text
         elif role in ("system", "developer") and ctx.idx == 0:
             author = "developer"
             if not text:
@@ -183,8 +166,8 @@ class GptOssRenderer(Renderer):
                 "join instructions to the first message"
             )
         return RenderedMessage(
-            header=self.codec.encode(f"{START}{author}{MESSAGE}"),
-            output=[self.codec.encode(f"{text}{END}")],
+            header=self.codec.encode(f"{harmony.START}{author}{harmony.MESSAGE}"),
+            output=[self.codec.encode(f"{text}{harmony.END}")],
         )
 
     def _split_example(
@@ -214,20 +197,26 @@ class GptOssRenderer(Renderer):
 
     def _last_user_index(self, messages: Sequence[Message]) -> int:
         """Returns the last answer without calls, up to which thinking is history."""
-        return max((i for i, m in enumerate(messages) if is_answer(m)), default=-1)
+        return max((i for i, m in enumerate(messages) if harmony.is_answer(m)), default=-1)
 
     def _reader(self) -> MessageReader:
-        return HarmonyReader()
+        return harmony.HarmonyReader()
 
     def _conversation_prefix(self, messages: Sequence[Message]) -> list[int]:
         text = self._system
         if messages and _declares_tools(messages[0]):
             line = "Calls to these tools must go to the commentary channel: 'functions'."
             text = f"{text}\n{line}" if text else line
-        return self.codec.constant(f"{START}system{MESSAGE}{text}{END}") if text else []
+        return (
+            self.codec.constant(f"{harmony.START}system{harmony.MESSAGE}{text}{harmony.END}")
+            if text
+            else []
+        )
 
     def _header(self, role: Role) -> str:
-        return ASSISTANT if role == "assistant" else f"{START}{role}{MESSAGE}"
+        return (
+            harmony.ASSISTANT if role == "assistant" else f"{harmony.START}{role}{harmony.MESSAGE}"
+        )
 
     def _normalize(self, messages: Sequence[Mapping[str, Any]]) -> list[Message]:
         # The author of a tool result is the tool that was called last.
@@ -235,24 +224,26 @@ class GptOssRenderer(Renderer):
         called: str | None = None
         for i, message in enumerate(normal):
             if message["role"] == "assistant":
-                called = called_tool(message)
+                called = harmony.called_tool(message)
             elif message["role"] == "tool":
                 name = message.get("name")
                 # Without a call before it, the result needs a name.
-                author = called or (FUNCTIONS + name.removeprefix(FUNCTIONS) if name else None)
+                author = called or (
+                    harmony.FUNCTIONS + name.removeprefix(harmony.FUNCTIONS) if name else None
+                )
                 if author:
                     normal[i] = Message(**{**message, "name": author})
         return normal
 
     def _render_answer(self, message: Message, ctx: RenderContext) -> RenderedMessage:
-        if tag := tag_in(message):
+        if tag := harmony.tag_in(message):
             self._warn_once(
                 f"{self._name}: the text of an assistant message contains {tag!r}, which becomes a "
                 "header of its own; give thinking as a part of type 'thinking', text as 'text'"
             )
-        if calls_tool(message):
+        if harmony.calls_tool(message):
             # Thinking before a call is history once an answer follows.
-            text = write_call(
+            text = harmony.write_call(
                 message,
                 ctx.idx,
                 thinks=ctx.in_last_assistant_turn,
@@ -260,9 +251,9 @@ class GptOssRenderer(Renderer):
                 as_template=self._as_template,
             )
         else:
-            text = write_answer(message, last=ctx.is_last, thinks=ctx.is_last)
+            text = harmony.write_answer(message, last=ctx.is_last, thinks=ctx.is_last)
         return RenderedMessage(
-            header=self.codec.constant(ASSISTANT), output=[self.codec.encode(text)]
+            header=self.codec.constant(harmony.ASSISTANT), output=[self.codec.encode(text)]
         )
 
 
@@ -298,5 +289,5 @@ def _declares_tools(message: Message) -> bool:
     if message["role"] != "developer":
         return False
     text = get_text_content(message)
-    begins = text.startswith((_INSTRUCTIONS, NAMESPACE_OPEN))
-    return begins and NAMESPACE_OPEN in text and text.endswith(NAMESPACE_CLOSE)
+    begins = text.startswith((_INSTRUCTIONS, harmony.NAMESPACE_OPEN))
+    return begins and harmony.NAMESPACE_OPEN in text and text.endswith(harmony.NAMESPACE_CLOSE)

@@ -21,7 +21,6 @@ _BOUNDS = {
     "integer": ("maximum", "minimum"),
     "array": ("maxItems", "minItems"),
 }
-_UNION = {"integer": "number", "object": "{}", "array": "Array<any>"}
 
 
 def encode_tools_to_typescript_style(tools: Sequence[Mapping[str, Any]]) -> str:
@@ -30,38 +29,33 @@ def encode_tools_to_typescript_style(tools: Sequence[Mapping[str, Any]]) -> str:
     Tools of other types than ``function`` are left out. Raises RendererError for a schema that
     cannot be a type.
     """
-    functions = [
-        _function(tool["function"])
-        for tool in tools
-        if tool.get("type") == "function" and tool.get("function")
-    ]
-    if not functions:
-        return ""
-    declared = "\n".join(functions)
-    return f"# Tools\n\n## functions\nnamespace functions {{\n{declared}\n}}\n"
-
-
-def _function(function: Mapping[str, Any]) -> str:
-    name, schema = function.get("name", "function"), function.get("parameters") or {}
-    parts = list(_subschemas(schema))
-    definitions = {k: v for part in parts for k, v in (part.get("$defs") or {}).items()}
-    for reference in (part["$ref"] for part in parts if "$ref" in part):
-        if reference != "#" and reference.removeprefix(_DEFS) not in definitions:
-            raise RendererError(
-                f"tools: {name}: got $ref {reference!r}, expected '#' or the name of one of the "
-                f"schema's $defs, such as '{_DEFS}Place'"
-            )
-    lines: list[str] = []
-    takes = _object(schema, "")
-    if any(part.get("$ref") == "#" for part in parts):
-        fields = ",\n".join(_properties(schema, _INDENT))
-        lines.append(f"interface {_SELF} {{\n{fields}\n}}" if fields else f"interface {_SELF} {{}}")
-        takes = _SELF
-    for key, definition in definitions.items():
-        about = _comment(definition.get("description", ""), "")
-        lines.append(f"{about}interface {key} {_type(definition, '')}")
-    about = _comment(function.get("description") or "", "")
-    return "\n".join([*lines, f"{about}type {name} = (_: {takes}) => any;"])
+    declared = ""
+    for tool in tools:
+        if tool.get("type") != "function" or not tool.get("function"):
+            continue
+        function = tool["function"]
+        name, schema = function.get("name", "function"), function.get("parameters") or {}
+        parts = list(_subschemas(schema))
+        definitions = {k: v for part in parts for k, v in (part.get("$defs") or {}).items()}
+        references = [part["$ref"] for part in parts if "$ref" in part]
+        for reference in references:
+            if reference != "#" and reference.removeprefix(_DEFS) not in definitions:
+                raise RendererError(
+                    f"tools: {name}: got $ref {reference!r}, expected '#' or the name of one of "
+                    f"the schema's $defs, such as '{_DEFS}Place'"
+                )
+        takes = _object(schema, "")
+        if "#" in references:  # the schema refers to itself, so it needs a name
+            fields = ",\n".join(_properties(schema, _INDENT))
+            body = f"{{\n{fields}\n}}" if fields else "{}"
+            declared += f"interface {_SELF} {body}\n"
+            takes = _SELF
+        for key, definition in definitions.items():
+            about = _comment(definition.get("description", ""), "")
+            declared += f"{about}interface {key} {_type(definition, '')}\n"
+        about = _comment(function.get("description") or "", "")
+        declared += f"{about}type {name} = (_: {takes}) => any;\n"
+    return f"# Tools\n\n## functions\nnamespace functions {{\n{declared}}}\n" if declared else ""
 
 
 def _subschemas(schema: Any) -> Iterator[Mapping[str, Any]]:
@@ -85,24 +79,21 @@ def _type(schema: Any, indent: str) -> str:
         return " | ".join(f'"{v}"' if isinstance(v, str) else str(v) for v in schema["enum"])
     kind = schema.get("type")
     if isinstance(kind, list):
-        return " | ".join(str(_UNION.get(one, one)) for one in kind)
+        names = {"integer": "number", "object": "{}", "array": "Array<any>"}
+        return " | ".join(str(names.get(one, one)) for one in kind)
     if kind == "object":
         return _object(schema, indent)
     if kind == "array":
-        return _array(schema.get("items") or {}, indent)
+        item, inner = schema.get("items") or {}, indent + _INDENT
+        if about := _about(item, inner):
+            return f"Array<\n{about}{inner}{_type(item, inner)}\n{indent}>"
+        return f"Array<{_type(item, indent)}>"
     if kind is None and schema:
         raise RendererError(
             f"tools: got the JSON schema {dict(schema)!r}, expected one with type, enum, anyOf "
             "or $ref"
         )
     return "any" if kind is None else "number" if kind == "integer" else kind
-
-
-def _array(item: Any, indent: str) -> str:
-    inner = indent + _INDENT
-    if about := _about(item, inner):
-        return f"Array<\n{about}{inner}{_type(item, inner)}\n{indent}>"
-    return f"Array<{_type(item, indent)}>"
 
 
 def _object(schema: Mapping[str, Any], indent: str) -> str:

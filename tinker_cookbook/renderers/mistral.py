@@ -39,6 +39,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from tinker_cookbook.exceptions import ConfigurationError, RendererError, nearest
+from tinker_cookbook.renderers import mistral_messages
 from tinker_cookbook.renderers.core.messages import (
     Message,
     Role,
@@ -55,14 +56,6 @@ from tinker_cookbook.renderers.core.parsing import (
 )
 from tinker_cookbook.renderers.core.rendered import RenderContext, RenderedMessage, token_list
 from tinker_cookbook.renderers.core.renderer import Renderer
-from tinker_cookbook.renderers.mistral_messages import (
-    TOOLS_ROLE,
-    calls_text,
-    declare,
-    prepare,
-    read_calls,
-    result_value,
-)
 from tinker_cookbook.tokenizer_utils import Tokenizer
 
 if TYPE_CHECKING:
@@ -126,7 +119,7 @@ class MistralRenderer(Renderer):
     ) -> list[Message]:
         """Declares tools in a message of role ``available_tools``, rendered before the last
         question."""
-        declared = [declare(tools, self._name)] if tools else []
+        declared = [mistral_messages.declare(tools, self._name)] if tools else []
         return [*declared, *system_message(system_prompt)]
 
     def build_generation_prompt(
@@ -150,7 +143,7 @@ class MistralRenderer(Renderer):
             return self._between(_SYSTEM, self._text(text), _END_SYSTEM)
         if role != "tool":
             return RenderedMessage(output=[])
-        call_id, value = message.get("tool_call_id", ""), result_value(text)
+        call_id, value = message.get("tool_call_id", ""), mistral_messages.result_value(text)
         if not self._v7:
             entry = {"content": value, "call_id": call_id}
             body = json.dumps(entry, ensure_ascii=False)
@@ -176,9 +169,9 @@ class MistralRenderer(Renderer):
         )
 
     def _normalize(self, messages: Sequence[Mapping[str, Any]]) -> list[Message]:
-        normal = prepare(super()._normalize(messages), self._name)
+        normal = mistral_messages.prepare(super()._normalize(messages), self._name)
         roles = [message["role"] for message in normal]
-        if self._v7 and TOOLS_ROLE in roles and "user" not in roles:
+        if self._v7 and mistral_messages.TOOLS_ROLE in roles and "user" not in roles:
             raise RendererError(
                 f"messages: got tools and no message of role 'user', expected one: {self._name} "
                 "declares tools before the last question; add the question"
@@ -191,7 +184,9 @@ class MistralRenderer(Renderer):
     def _conversation_prefix(self, messages: Sequence[Message]) -> list[int]:
         # In v3 a conversation begins with a question, if necessary an empty one. Tools and system
         # messages are not written at their own position.
-        roles = [m["role"] for m in messages if m["role"] not in ("system", TOOLS_ROLE)]
+        roles = [
+            m["role"] for m in messages if m["role"] not in ("system", mistral_messages.TOOLS_ROLE)
+        ]
         if self._v7 or roles[:1] == ["user"]:
             return []
         system, tools = ("", "") if "user" in roles else self._before_last_question(messages)
@@ -211,10 +206,10 @@ class MistralRenderer(Renderer):
         """Returns the text of v3 before the last question, and the declared tools."""
         texts = {
             role: [text for m in messages if m["role"] == role and (text := str(m["content"]))]
-            for role in ("system", TOOLS_ROLE)
+            for role in ("system", mistral_messages.TOOLS_ROLE)
         }
         system = "" if self._v7 else "".join(f"{text}\n\n" for text in texts["system"])
-        return system, "".join(texts[TOOLS_ROLE])
+        return system, "".join(texts[mistral_messages.TOOLS_ROLE])
 
     def _question(self, text: str, tools: str) -> RenderedMessage:
         ids = self._ids
@@ -238,7 +233,7 @@ class MistralRenderer(Renderer):
             )
         tokens = self._text(text)
         if calls:
-            tokens += [self._ids[_CALLS], *self._text(calls_text(calls, idx))]
+            tokens += [self._ids[_CALLS], *self._text(mistral_messages.calls_text(calls, idx))]
         for call in message.get("unparsed_tool_calls", []):
             before, *bodies = call.raw_text.split(_CALLS)
             tokens += self._plain(before)
@@ -264,7 +259,7 @@ class _TextThenCalls(MarkedTextReader):
         if self._rest is None:
             return self.add_text(self._buffer)
         try:
-            self.calls += read_calls(self._rest)
+            self.calls += mistral_messages.read_calls(self._rest)
         except ValueError as error:
             self.unparsed.append(unread(f"{_CALLS}{self._rest}", error))
         return []

@@ -31,15 +31,12 @@ class Block:
 
     opening: str
     closing: str
+    # Parses the tool calls between the tags; raises ValueError for anything else. None: the block
+    # is thinking.
     read: Callable[[str], Sequence[ToolCall]] | None = None
-    """Parses the tool calls between the tags; raises ValueError for anything else. None: the block
-    is thinking."""
-    trim: str = ""
-    """Characters stripped from both ends of thinking."""
-    before: tuple[str, ...] = ()
-    """White space before the block: the first of these that ends the text is dropped."""
-    after: str = ""
-    """Characters stripped from the beginning of the text that follows the block."""
+    trim: str = ""  # characters stripped from both ends of thinking
+    before: tuple[str, ...] = ()  # the first of these that ends the text before it is dropped
+    after: str = ""  # characters stripped from the beginning of the text that follows
 
 
 class BlockReader(MessageReader):

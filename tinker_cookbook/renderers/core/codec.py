@@ -44,10 +44,9 @@ class TextCodec:
     decode. For those, a piece is encoded and decoded after an anchor, which is cut off again.
     """
 
-    splits_control_tokens: bool = False
-    """Whether :meth:`encode` reads the marks of :meth:`split_control_tokens`."""
-    encodes_apart: bool = False
-    """Whether :meth:`encode` encodes the texts around a ``BORDER`` apart."""
+    # Whether ``encode`` reads the marks of ``split_control_tokens``, and whether it encodes the
+    # texts around a ``BORDER`` apart.
+    splits_control_tokens = encodes_apart = False
 
     def __init__(self, tokenizer: Tokenizer) -> None:
         self.tokenizer = tokenizer
@@ -99,13 +98,11 @@ class TextCodec:
         return encode_without_special_tokens(self.tokenizer, _ANCHOR + text)[len(self._anchor) :]
 
     def encode_behind(self, block: str, text: str) -> list[list[int]]:
-        """Returns the tokens of ``block + text``, as two pieces where the border is certain.
-
-        The cached tokens of ``text`` then also serve the same text in history without its block.
-        """
+        """Returns the tokens of ``block + text``, as two pieces where the border is certain."""
         if not block:
             return [self.encode(text)]
         if block.endswith(_ANCHOR) and text[:1].isalnum():
+            # The cached tokens of the text also serve history, where it has no block.
             return [self.encode(block), self.encode(text)]
         return [self.encode(block + text)]
 

@@ -34,12 +34,9 @@ UNTERMINATED_TOOL_BLOCK_ERROR = "unterminated tool block"
 class ParseTermination(StrEnum):
     """How a sampled response ended; truthy if it ended properly."""
 
-    STOP_SEQUENCE = "stop_sequence"
-    """By the renderer's stop sequence, once and at the end."""
-    EOS = "eos"
-    """By the tokenizer's EOS token instead of the stop sequence."""
-    MALFORMED = "malformed"
-    """Cut off (no stop sequence), or with text after the stop sequence."""
+    STOP_SEQUENCE = "stop_sequence"  # the renderer's stop sequence, once and at the end
+    EOS = "eos"  # the tokenizer's EOS token instead of the stop sequence
+    MALFORMED = "malformed"  # cut off (no stop sequence), or with text after the stop sequence
 
     @property
     def is_stop_sequence(self) -> bool:
@@ -58,10 +55,10 @@ class ParseTermination(StrEnum):
 class ParseFailureKind(StrEnum):
     """Kind of a parse failure, which decides whether the model can correct it."""
 
+    # Cut off, or with text after its end: the conversation cannot continue from it.
     STRUCTURAL = "structural"
-    """Cut off, or with text after its end: the conversation cannot continue from it."""
+    # Ended properly with a tool call that cannot be parsed: the model may retry.
     CONTENT = "content"
-    """Ended properly with a tool call that cannot be parsed: the model may retry."""
 
 
 def classify_parse_failure(
@@ -69,8 +66,7 @@ def classify_parse_failure(
 ) -> tuple[ParseFailureKind, str] | None:
     """Returns the kind of a parse failure with its details, None for a valid response.
 
-    A response that did not end properly is a structural failure, whatever its tool calls. A single
-    unparsed call is a failure of content.
+    A response that did not end properly is a structural failure, whatever its tool calls.
     """
     if not termination.is_clean:
         return (
@@ -78,10 +74,9 @@ def classify_parse_failure(
             f"the response did not terminate cleanly (termination={termination.value}): expected "
             "the renderer's stop sequence, once and at the end; max_tokens may have cut it off",
         )
-    detail = "\n".join(call.error for call in message.get("unparsed_tool_calls", []))
-    if not message.get("unparsed_tool_calls"):
-        return None
-    return ParseFailureKind.CONTENT, detail[:PARSE_FAILURE_DETAIL_MAX_CHARS]
+    errors = [call.error for call in message.get("unparsed_tool_calls", [])]
+    detail = "\n".join(errors)[:PARSE_FAILURE_DETAIL_MAX_CHARS]
+    return (ParseFailureKind.CONTENT, detail) if errors else None
 
 
 def detect_unterminated_tool_block(
@@ -246,10 +241,8 @@ class MessageReader:
 
 
 class MarkedTextReader(MessageReader):
-    """Parser of text up to ``mark``; ``finish`` of a subclass parses ``_rest``, what follows it.
-
-    ``skip`` is dropped at the beginning of the response.
-    """
+    """Parser of text up to ``mark``, without ``skip`` at the beginning; ``finish`` of a subclass
+    parses ``_rest``, what follows the mark."""
 
     def __init__(self, mark: str, skip: str) -> None:
         super().__init__()

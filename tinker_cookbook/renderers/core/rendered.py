@@ -105,16 +105,13 @@ class TrainOnWhat(StrEnum):
     """Which tokens have weight 1; headers and prompt tokens only under ``ALL_TOKENS``."""
 
     LAST_ASSISTANT_MESSAGE = "last_assistant_message"
-    """The last message of role assistant."""
+    # All assistant messages after the last question, also those before tool results.
     LAST_ASSISTANT_TURN = "last_assistant_turn"
-    """All assistant messages after the last question, also those before tool results."""
     ALL_ASSISTANT_MESSAGES = "all_assistant_messages"
     ALL_MESSAGES = "all_messages"
-    ALL_TOKENS = "all_tokens"
-    """Every token, with headers and text that the chat format inserts."""
+    ALL_TOKENS = "all_tokens"  # also headers and text that the chat format inserts
     ALL_USER_AND_SYSTEM_MESSAGES = "all_user_and_system_messages"
-    CUSTOMIZED = "customized"
-    """Messages with ``trainable: true``; a message without the key is not trained on."""
+    CUSTOMIZED = "customized"  # messages with ``trainable: true``
 
     @classmethod
     def _missing_(cls, value: object) -> TrainOnWhat | None:
@@ -161,15 +158,13 @@ def select_trained(messages: Sequence[Message], train_on_what: TrainOnWhat | str
 class RenderContext:
     """Position and neighbours of a message, on which its tokens may depend."""
 
-    idx: int
-    """Position of the message, from 0."""
+    idx: int  # position of the message, from 0
     is_last: bool
     prev_message: Message | None = None
     next_message: Message | None = None
-    last_user_index: int = -1
-    """Index of the last user message, -1 without one."""
+    last_user_index: int = -1  # of the last user message, -1 without one
+    # Whether the message follows the last user message; by default false without one.
     in_last_assistant_turn: bool = cast("bool", None)  # None until __post_init__
-    """Whether the message follows the last user message; by default false without one."""
 
     def __post_init__(self) -> None:
         if self.in_last_assistant_turn is None:
@@ -210,21 +205,15 @@ class RenderedMessage:
 
 
 class RenderCache:
-    """Cache of the rendered messages of one conversation, separate for each thread.
-
-    A conversation that is split is rendered up to each of its answers; a message renders to the
-    same tokens in the same context.
-    """
+    """Cache of the rendered messages of one conversation, separate for each thread: a conversation
+    that is split is rendered up to each of its answers."""
 
     def __init__(self) -> None:
         self._threads = threading.local()
 
     @contextmanager
     def enabled(self) -> Iterator[None]:
-        """Caches rendered messages inside the ``with`` block, for one conversation.
-
-        Keys contain ``id(message)``, so the caller must keep the messages alive.
-        """
+        """Caches rendered messages inside the ``with`` block, for one conversation."""
         self._threads.known = {}
         try:
             yield
@@ -243,7 +232,8 @@ class RenderCache:
         known = getattr(self._threads, "known", {})
         found: list[RenderedMessage] = []
         for i, message in enumerate(messages):
-            # The key has everything that the context depends on within one conversation.
+            # The key has everything that the context depends on within one conversation. The
+            # caller keeps the messages alive, so that no two have the same id().
             is_last = ends and i == len(messages) - 1
             key = (i, is_last, last_user_index, id(message))
             if key not in known:

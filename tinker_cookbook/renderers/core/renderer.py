@@ -79,49 +79,37 @@ class Renderer(ABC):
     tokenizer: Tokenizer
     image_processor: Any = None
 
-    stop_token: ClassVar[str | None] = None
-    """Special token that ends a message; other formats override :meth:`get_stop_sequences`."""
-    _special_tokens: ClassVar[tuple[str, ...]] = ()
-    """Further special tokens that the vocabulary must have."""
-    _bos: ClassVar[str] = ""
-    """Text at the beginning of every conversation."""
-    _roles: ClassVar[Collection[str]] = ()
-    """Roles that the format has; empty: any."""
-    _answer_parts: ClassVar[frozenset[str]] = TEXT
-    """Types of content parts that an assistant message may have."""
-    _context_parts: ClassVar[frozenset[str]] = TEXT
-    """Types of content parts that messages of other roles may have."""
-    _blocks: ClassVar[tuple[Block, ...]] = ()
-    """Tagged blocks in responses: thinking and tool calls."""
-    _inside: ClassVar[Block | None] = None
-    """The block that a prompt opens."""
-    _prompt_opening: ClassVar[str] = ""
-    """Beginning of an answer that is part of the prompt, after the header."""
-    _prompt_closes_thinking: ClassVar[bool] = False
-    """Whether a prompt ends with an empty thinking block."""
-    _history_as_sampled: ClassVar[bool] = False
-    """Whether every answer is written in history as it was sampled."""
+    # What describes the format.
+    stop_token: ClassVar[str | None] = None  # ends a message; else see get_stop_sequences
+    _special_tokens: ClassVar[tuple[str, ...]] = ()  # further ones that the vocabulary must have
+    _bos: ClassVar[str] = ""  # text at the beginning of every conversation
+    _roles: ClassVar[Collection[str]] = ()  # roles that the format has; empty: any
+    _answer_parts: ClassVar[frozenset[str]] = TEXT  # parts that an assistant message may have
+    _context_parts: ClassVar[frozenset[str]] = TEXT  # parts that other messages may have
+    _blocks: ClassVar[tuple[Block, ...]] = ()  # thinking and tool calls in responses
+    _inside: ClassVar[Block | None] = None  # the block that a prompt opens
+    _prompt_opening: ClassVar[str] = ""  # beginning of an answer that is part of the prompt
+    _prompt_closes_thinking: ClassVar[bool] = False  # whether prompts end with an empty block
+    _history_as_sampled: ClassVar[bool] = False  # whether history has answers as they were sampled
+    # Control tokens that the declaration of tools writes into system messages.
     _declared_tokens: ClassVar[frozenset[str]] = frozenset()
-    """Control tokens that the declaration of tools writes into system messages."""
-
+    # Whether all text is encoded by the codec, which keeps names of control tokens plain text. A
+    # subclass that encodes with the tokenizer itself gets messages unchanged.
     _encodes_with_codec = False
-    """Whether all text is encoded by :attr:`codec`, which keeps names of control tokens plain text.
-    A subclass that encodes with the tokenizer itself gets messages unchanged."""
+
+    # Options of several formats: whether answers of earlier turns lose their thinking, and whether
+    # texts of neighbouring parts are encoded as one, as chat templates do.
     strip_thinking_from_history = True
-    """Whether answers of earlier turns lose their thinking; formats with thinking have an option.
-    Where they keep it, the extension property holds."""
     merge_text_chunks = True
-    """Whether texts of neighbouring parts are encoded as one, as chat templates do."""
+    # Options whose default depends on the day, such as the date: ``spec`` holds them, so that the
+    # restored renderer has the same values.
     resolved_options = MappingProxyType[str, Any]({})
-    """Options whose default depends on the day, such as the date: ``spec`` holds them, so that the
-    restored renderer has the same values."""
 
     # ``get_renderer`` sets these.
     _renderer_name: str | None = field(default=None, init=False)
     _model_name: str | None = field(default=None, init=False)
     _has_image_processor = False
-    # None for a subclass that does not call ``super().__init__``.
-    _stop_token_id = None
+    _stop_token_id = None  # of a subclass that does not call ``super().__init__``
 
     def __post_init__(self) -> None:
         # Look up tokens now, so that the tokenizer of another family raises an error at once.
@@ -174,10 +162,8 @@ class Renderer(ABC):
         """Returns the tokens of one message."""
 
     def get_stop_sequences(self) -> list[str] | list[int]:
-        """Returns the stop sequences of a response, for ``SamplingParams(stop=…)``.
-
-        Raises NotImplementedError where the subclass has neither this method nor ``stop_token``.
-        """
+        """Returns the stop sequences of a response, for ``SamplingParams(stop=…)``; raises
+        NotImplementedError where the subclass has neither this method nor ``stop_token``."""
         if self._stop_token_id is None:
             raise NotImplementedError(
                 f"{type(self).__name__} must set stop_token or define get_stop_sequences"
