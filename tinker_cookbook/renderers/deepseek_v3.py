@@ -29,7 +29,12 @@ from tinker_cookbook.renderers.core.messages import (
 from tinker_cookbook.renderers.core.parsing import MessageReader
 from tinker_cookbook.renderers.core.rendered import Piece, RenderContext, RenderedMessage
 from tinker_cookbook.renderers.core.renderer import Renderer
-from tinker_cookbook.renderers.core.tool_calls import as_openai_tool, read_calls_in_row, tool_call
+from tinker_cookbook.renderers.core.tool_calls import (
+    as_openai_tool,
+    read_calls_in_row,
+    to_json,
+    tool_call,
+)
 from tinker_cookbook.tokenizer_utils import Tokenizer
 
 BOS, END = "<｜begin▁of▁sentence｜>", "<｜end▁of▁sentence｜>"
@@ -205,9 +210,7 @@ class DeepSeekV3Renderer(Renderer):
         header = USER if role == "user" else "\n\n" if before else ""
         return RenderedMessage(header=self.codec.constant(header), output=[self.codec.encode(text)])
 
-    def create_conversation_prefix_with_tools(
-        self, tools: Sequence[ToolSpec], system_prompt: str = ""
-    ) -> list[Message]:
+    def _declare_tools(self, tools: Sequence[ToolSpec], system_prompt: str) -> list[Message]:
         """Declares tools after the system prompt, as in the model card of V3.1."""
         if not tools:
             return system_message(system_prompt)
@@ -221,7 +224,7 @@ class DeepSeekV3Renderer(Renderer):
             function = as_openai_tool(tool)["function"]
             declared += (
                 f"### {function['name']}\nDescription: {function.get('description', '')}\n\n"
-                f"Parameters: {json.dumps(function['parameters'], ensure_ascii=False)}\n\n"
+                f"Parameters: {to_json(function['parameters'])}\n\n"
             )
         title = "## Tools\nYou have access to the following tools:"
         text = f"{system_prompt}\n\n{title}\n\n{declared}{_INSTRUCTIONS}"

@@ -19,6 +19,7 @@ from tinker_cookbook.renderers.core.tool_calls import (
     as_openai_tool,
     calls_with_arguments,
     read_calls_in_row,
+    to_json,
     tool_call,
 )
 from tinker_cookbook.renderers.deepseek_v3 import (
@@ -68,9 +69,9 @@ def _read_calls(body: str) -> list[ToolCall]:
             parameter = _PARAMETER.match(text, at)
             if parameter is None:
                 raise ValueError(f"got {text[at : at + 80]!r}, expected a parameter")
-            value, name = parameter["value"], json.dumps(parameter["name"], ensure_ascii=False)
+            value, name = parameter["value"], to_json(parameter["name"])
             if parameter["kind"] == "true":
-                value = json.dumps(value, ensure_ascii=False)
+                value = to_json(value)
             spelled.append(f"{name}: {value}")
             at = parameter.end()
         arguments = f"{{{', '.join(spelled)}}}"
@@ -130,14 +131,12 @@ class DeepSeekV32Renderer(DeepSeekV3Renderer):
     def __init__(self, tokenizer: Tokenizer, image_processor: Any = None) -> None:
         super().__init__(tokenizer, image_processor=image_processor, version="3.2")
 
-    def create_conversation_prefix_with_tools(
-        self, tools: Sequence[ToolSpec], system_prompt: str = ""
-    ) -> list[Message]:
+    def _declare_tools(self, tools: Sequence[ToolSpec], system_prompt: str) -> list[Message]:
         """Declares tools after the system prompt, as the template does with ``tools=``."""
         if not tools:
             return system_message(system_prompt)
         functions = (as_openai_tool(tool)["function"] for tool in tools)
-        declared = "".join(json.dumps(f, ensure_ascii=False) + "\n" for f in functions)
+        declared = "".join(to_json(f) + "\n" for f in functions)
         before = f"{system_prompt}\n\n" if system_prompt else ""
         text = f"{before}{_DECLARATION}{declared}</functions>\n"
         return [Message(role="system", content=text)]

@@ -10,7 +10,6 @@ around answers is trimmed.
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -33,6 +32,7 @@ from tinker_cookbook.renderers.core.tool_calls import (
     calls_with_arguments,
     json_tools,
     read_bare_arguments,
+    to_json,
     tool_call,
 )
 
@@ -107,9 +107,7 @@ class Glm46Renderer(Renderer):
             header=self.codec.constant(header), output=[self.codec.encode(f"\n{text}")]
         )
 
-    def create_conversation_prefix_with_tools(
-        self, tools: Sequence[ToolSpec], system_prompt: str = ""
-    ) -> list[Message]:
+    def _declare_tools(self, tools: Sequence[ToolSpec], system_prompt: str) -> list[Message]:
         """Declares tools in a separate system message before that of ``system_prompt``."""
         declaration = _DECLARATION.format(tools=json_tools(tools)) if tools else ""
         return [*system_message(declaration), *system_message(system_prompt)]
@@ -140,7 +138,7 @@ class Glm46Renderer(Renderer):
         # The model ends a call with the token of the results that it expects.
         waits = ctx.next_role == "tool" or (ctx.next_role is None and calls)
         return RenderedMessage(
-            header=self._generation_suffix("assistant") or (),
+            header=self.codec.constant(_ASSISTANT + self._prompt_opening),
             output=[self.codec.encode(block + answer)],
             stop_overlap=self.codec.constant(_RESULTS if waits else _USER),
         )
@@ -172,4 +170,4 @@ class Glm46DisableThinkingRenderer(Glm46Renderer):
 
 
 def _spell(value: object) -> str:
-    return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
+    return value if isinstance(value, str) else to_json(value)

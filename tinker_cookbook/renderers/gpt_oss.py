@@ -33,6 +33,7 @@ from tinker_cookbook.renderers.core.rendered import (
     weigh,
 )
 from tinker_cookbook.renderers.core.renderer import Example, Renderer
+from tinker_cookbook.renderers.core.tool_calls import to_json
 from tinker_cookbook.tokenizer_utils import Tokenizer
 
 MODEL_IDENTITY = "You are ChatGPT, a large language model trained by OpenAI."
@@ -125,9 +126,7 @@ class GptOssRenderer(Renderer):
         """Returns ``<|return|>``, which ends an answer, and ``<|call|>``, which ends a call."""
         return list(self._stops)
 
-    def create_conversation_prefix_with_tools(
-        self, tools: Sequence[ToolSpec], system_prompt: str = ""
-    ) -> list[Message]:
+    def _declare_tools(self, tools: Sequence[ToolSpec], system_prompt: str) -> list[Message]:
         """Returns the developer message that declares ``tools``, in its final form.
 
         The renderer recognises it by its text and adds the line on calls to the system message.
@@ -152,7 +151,7 @@ class GptOssRenderer(Renderer):
                 )
             author = f"{message.get('name')} to=assistant{harmony.CHANNEL}commentary"
             # The chat template dumps a result as a JSON string.
-            text = harmony.to_json(text) if self._as_template else text
+            text = to_json(text) if self._as_template else text
         elif role in ("system", "developer") and ctx.idx == 0:
             author = "developer"
             if not text:

@@ -17,7 +17,7 @@ from tinker_cookbook.renderers.core.parsing import (
     unread,
     unterminated,
 )
-from tinker_cookbook.renderers.core.tool_calls import as_openai_tool, tool_call
+from tinker_cookbook.renderers.core.tool_calls import as_openai_tool, to_json, tool_call
 
 START, CHANNEL, MESSAGE = "<|start|>", "<|channel|>", "<|message|>"
 ASSISTANT = f"{START}assistant"
@@ -247,11 +247,6 @@ def declare_functions(tools: Sequence[ToolSpec]) -> str:
             fields += f"{_key(name, parameters)}: {_type(spec)}{default},\n"
         declared += f"(_: {{\n{fields}}}) => any;\n\n" if fields else "() => any;\n\n"
     return f"{NAMESPACE_OPEN}{declared}{NAMESPACE_CLOSE}"
-
-
-def to_json(value: Any) -> str:
-    """Returns ``value`` as JSON, as chat templates write it."""
-    return json.dumps(value, ensure_ascii=False)
 
 
 def _schema(schema: Any) -> Mapping[str, Any]:

@@ -25,7 +25,12 @@ from tinker_cookbook.renderers.core.messages import (
 )
 from tinker_cookbook.renderers.core.rendered import RenderContext, RenderedMessage
 from tinker_cookbook.renderers.core.renderer import Renderer
-from tinker_cookbook.renderers.core.tool_calls import as_openai_tool, read_calls_in_row, tool_call
+from tinker_cookbook.renderers.core.tool_calls import (
+    as_openai_tool,
+    read_calls_in_row,
+    to_json,
+    tool_call,
+)
 
 KIMI_SYSTEM_PROMPT = "You are Kimi, an AI assistant created by Moonshot AI."
 _MIDDLE, _END = "<|im_middle|>", "<|im_end|>"
@@ -82,11 +87,9 @@ class KimiK2InstructRenderer(Renderer):
         """Returns the tokens of one message; rendered alone, its call ids count from 0."""
         return self._render(message, ctx, _call_ids([message])[0])
 
-    def create_conversation_prefix_with_tools(
-        self, tools: Sequence[ToolSpec], system_prompt: str = ""
-    ) -> list[Message]:
+    def _declare_tools(self, tools: Sequence[ToolSpec], system_prompt: str) -> list[Message]:
         """Declares tools in a separate message, as the template does with ``tools=``."""
-        declared = json.dumps([as_openai_tool(tool) for tool in tools], ensure_ascii=False)
+        declared = to_json([as_openai_tool(tool) for tool in tools])
         messages = [Message(role=DECLARE, content=declared)] if tools else []
         return messages + system_message(system_prompt)
 

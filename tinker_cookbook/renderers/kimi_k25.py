@@ -28,9 +28,7 @@ class KimiK25Renderer(KimiK2Renderer):
     _inside = KIMI_THINKING
     _prompt_opening = "<think>"
 
-    def create_conversation_prefix_with_tools(
-        self, tools: Sequence[ToolSpec], system_prompt: str = ""
-    ) -> list[Message]:
+    def _declare_tools(self, tools: Sequence[ToolSpec], system_prompt: str) -> list[Message]:
         """Declares tools as TypeScript types in a separate message."""
         declared = encode_tools_to_typescript_style([as_openai_tool(tool) for tool in tools])
         messages = [Message(role=DECLARE, content=declared)] if declared else []

@@ -25,7 +25,7 @@ from tinker_cookbook.renderers.core.messages import (
 from tinker_cookbook.renderers.core.parsing import ContentDelta, MessageReader
 from tinker_cookbook.renderers.core.rendered import RenderContext, RenderedMessage
 from tinker_cookbook.renderers.core.renderer import Renderer
-from tinker_cookbook.renderers.core.tool_calls import as_openai_tool, tool_call
+from tinker_cookbook.renderers.core.tool_calls import as_openai_tool, to_json, tool_call
 
 _END = "<|eot_id|>"
 _WITH_TOOLS = "Environment: ipython\n"
@@ -75,7 +75,7 @@ class Llama3Renderer(Renderer):
             text = "\n".join(part for part in (text.strip(), *calls) if part)
         elif role in ("tool", "ipython"):
             # Quirk of the template: results have role "ipython" and are JSON strings.
-            role, text = "ipython", json.dumps(text, ensure_ascii=False)
+            role, text = "ipython", to_json(text)
         elif role == "system" and ctx.idx == 0 and text.startswith(_WITH_TOOLS):
             # Next to tools the template trims the system prompt alone.
             text = _WITH_TOOLS + self._dates + text.removeprefix(_WITH_TOOLS)
@@ -92,7 +92,7 @@ class Llama3Renderer(Renderer):
         for i, call in enumerate(message.get("tool_calls", [])):
             arguments = call.function.arguments
             try:
-                parameters = json.dumps(json.loads(arguments), ensure_ascii=False)
+                parameters = to_json(json.loads(arguments))
             except json.JSONDecodeError as error:
                 raise RendererError(
                     f"messages[{idx}].tool_calls[{i}].function.arguments: got {arguments!r}, "
@@ -104,9 +104,7 @@ class Llama3Renderer(Renderer):
     def _reader(self) -> MessageReader:
         return _CallOrText()
 
-    def create_conversation_prefix_with_tools(
-        self, tools: Sequence[ToolSpec], system_prompt: str = ""
-    ) -> list[Message]:
+    def _declare_tools(self, tools: Sequence[ToolSpec], system_prompt: str) -> list[Message]:
         """Declares tools in the system message, as Llama 3.1's template does with
         ``tools_in_user_message=False``."""
         if not tools:
@@ -155,6 +153,6 @@ class _CallOrText(MessageReader):
         # JSON with other keys is an answer in JSON, not a call.
         if not call or set(call) != {"name", "parameters"} or not isinstance(call["name"], str):
             return self.add_text(text)
-        parameters = json.dumps(call["parameters"], ensure_ascii=False)
+        parameters = to_json(call["parameters"])
         self.calls.append(tool_call(call["name"], parameters))
         return []

@@ -33,7 +33,6 @@ drops them).
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -56,6 +55,7 @@ from tinker_cookbook.renderers.core.parsing import (
 )
 from tinker_cookbook.renderers.core.rendered import RenderContext, RenderedMessage, token_list
 from tinker_cookbook.renderers.core.renderer import Renderer
+from tinker_cookbook.renderers.core.tool_calls import to_json
 from tinker_cookbook.tokenizer_utils import Tokenizer
 
 if TYPE_CHECKING:
@@ -114,9 +114,7 @@ class MistralRenderer(Renderer):
         """Returns ``</s>``."""
         return [self._ids[_END]]
 
-    def create_conversation_prefix_with_tools(
-        self, tools: Sequence[ToolSpec], system_prompt: str = ""
-    ) -> list[Message]:
+    def _declare_tools(self, tools: Sequence[ToolSpec], system_prompt: str) -> list[Message]:
         """Declares tools in a message of role ``available_tools``, rendered before the last
         question."""
         declared = [mistral_messages.declare(tools, self._name)] if tools else []
@@ -146,10 +144,10 @@ class MistralRenderer(Renderer):
         call_id, value = message.get("tool_call_id", ""), mistral_messages.result_value(text)
         if not self._v7:
             entry = {"content": value, "call_id": call_id}
-            body = json.dumps(entry, ensure_ascii=False)
+            body = to_json(entry)
             return self._between(_RESULT, self._text(body), _END_RESULT)
         # v7 writes the id before [TOOL_CONTENT], v3 as a field of the JSON result.
-        body = text if value is text else json.dumps(value, ensure_ascii=False)
+        body = text if value is text else to_json(value)
         result = self._between(_RESULT, self._text(body), _END_RESULT)
         header = [*token_list(result.header), *self._text(call_id), self._ids[_CONTENT]]
         return RenderedMessage(result.output, header)
@@ -161,7 +159,7 @@ class MistralRenderer(Renderer):
     def _bos_tokens(self) -> list[int]:
         return [self._ids[_BOS]]
 
-    def _generation_suffix(self, role: Role) -> list[int]:
+    def _get_generation_suffix(self, role: Role, ctx: RenderContext) -> list[int]:
         if role in ("assistant", "user"):
             return [self._ids[_INST]] if role == "user" else []
         raise RendererError(

@@ -14,7 +14,7 @@ from typing import Any
 from tinker_cookbook.exceptions import RendererError
 from tinker_cookbook.renderers.core.checks import TEXT, check_parts
 from tinker_cookbook.renderers.core.messages import Message, ToolCall, ToolSpec, ensure_text
-from tinker_cookbook.renderers.core.tool_calls import tool_call
+from tinker_cookbook.renderers.core.tool_calls import to_json, tool_call
 
 TOOLS_ROLE = "available_tools"
 """Role of the first message, which declares tools as JSON."""
@@ -79,7 +79,7 @@ def declare(tools: Sequence[ToolSpec], renderer: str) -> Message:
             "parameters": spec["parameters"],
         }
         declared.append({"type": "function", "function": function})
-    return Message(role=TOOLS_ROLE, content=json.dumps(declared, ensure_ascii=False))
+    return Message(role=TOOLS_ROLE, content=to_json(declared))
 
 
 def calls_text(calls: Sequence[ToolCall], idx: int) -> str:
@@ -90,14 +90,14 @@ def calls_text(calls: Sequence[ToolCall], idx: int) -> str:
         check_function_name(call.function.name, f"{where}.name")
         try:
             arguments = json.loads(call.function.arguments or "{}")
-            json.dumps(arguments, ensure_ascii=False).encode()
+            to_json(arguments).encode()
         except _UNREADABLE as error:
             raise RendererError(
                 f"{where}.arguments: got {call.function.arguments!r}, expected JSON ({error})"
             ) from error
         entry = {"name": call.function.name, "arguments": arguments}
         written.append(entry | ({"id": call.id} if call.id else {}))
-    return json.dumps(written, ensure_ascii=False)
+    return to_json(written)
 
 
 def read_calls(body: str) -> list[ToolCall]:
@@ -120,7 +120,7 @@ def read_calls(body: str) -> list[ToolCall]:
         if isinstance(arguments, str):
             json.loads(arguments)
         else:
-            arguments = json.dumps(arguments, ensure_ascii=False)
+            arguments = to_json(arguments)
         arguments.encode()  # raises for a lone surrogate
         calls.append(tool_call(name, arguments, entry.get("id")))
     return calls
@@ -130,7 +130,7 @@ def result_value(content: str) -> Any:
     """Returns the JSON value of a result, or its text if that is no JSON."""
     try:
         value = json.loads(content) if content else {}
-        json.dumps(value, ensure_ascii=False).encode()  # raises for a lone surrogate
+        to_json(value).encode()  # raises for a lone surrogate
     except _UNREADABLE:
         return content
     return value

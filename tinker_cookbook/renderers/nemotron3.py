@@ -29,6 +29,7 @@ from tinker_cookbook.renderers.core.tool_calls import (
     XML_CALL_INSTRUCTIONS,
     as_openai_tool,
     format_xml_calls,
+    to_json,
     with_parsed_arguments,
 )
 from tinker_cookbook.renderers.qwen3 import THINKING
@@ -90,9 +91,7 @@ class Nemotron3Renderer(ChatMLBase):
             footer=self.codec.constant("\n") if last else (),
         )
 
-    def create_conversation_prefix_with_tools(
-        self, tools: Sequence[ToolSpec], system_prompt: str = ""
-    ) -> list[Message]:
+    def _declare_tools(self, tools: Sequence[ToolSpec], system_prompt: str) -> list[Message]:
         """Declares tools in the system message, as the template does with ``tools=``."""
         if not tools:
             return system_message(system_prompt)
@@ -213,35 +212,28 @@ class Nemotron3UltraDisableThinkingRenderer(
 
 
 def _declare(function: Mapping[str, Any]) -> str:
-    lines = ["", "<function>", f"<name>{function['name']}</name>"]
-    if "description" in function:
-        lines.append(f"<description>{function['description'].strip()}</description>")
-    lines.append("<parameters>")
+    lines = ["", "<function>", *_tags(function, ("name", "description")), "<parameters>"]
     parameters = function.get("parameters") or {}
     for name, fields in (parameters.get("properties") or {}).items():
-        lines += ["<parameter>", f"<name>{name}</name>"]
-        if "type" in fields:
-            lines.append(f"<type>{fields['type']}</type>")
-        if "description" in fields:
-            lines.append(f"<description>{fields['description'].strip()}</description>")
-        if "enum" in fields:
-            lines.append(f"<enum>{json.dumps(fields['enum'], ensure_ascii=False)}</enum>")
-        lines += [*_others(fields, ("name", "type", "description", "enum")), "</parameter>"]
+        first = ("type", "description", "enum")
+        lines += ["<parameter>", f"<name>{name}</name>", *_tags(fields, first)]
+        lines += [*_others(fields, ("name", *first)), "</parameter>"]
     lines += _others(parameters, ("type", "properties", "required"))
     if "required" in parameters:
-        required = json.dumps(parameters["required"], ensure_ascii=False)
-        lines.append(f"<required>{required}</required>")
-    lines.append("</parameters>")
-    lines += _others(function, ("type", "name", "description", "parameters"))
+        lines.append(f"<required>{to_json(parameters['required'])}</required>")
+    lines += ["</parameters>", *_others(function, ("type", "name", "description", "parameters"))]
     return "\n".join([*lines, "</function>"])
 
 
+def _tags(fields: Mapping[str, Any], names: Sequence[str]) -> list[str]:
+    written = {"description": lambda text: text.strip(), "enum": to_json}
+    return [f"<{n}>{written.get(n, str)(fields[n])}</{n}>" for n in names if n in fields]
+
+
 def _others(fields: Mapping[str, Any], named: Sequence[str]) -> list[str]:
-    """Returns the fields that have no place of their own in a declaration, as tags."""
-    lines: list[str] = []
-    for key, value in fields.items():
-        if key not in named:
-            if isinstance(value, (Mapping, list, tuple)):
-                value = json.dumps(value, ensure_ascii=False)
-            lines.append(f"<{key}>{value}</{key}>")
-    return lines
+    """Returns the fields that a declaration has no certain position for, as tags."""
+    return [
+        f"<{key}>{to_json(v) if isinstance(v, (Mapping, list, tuple)) else v}</{key}>"
+        for key, v in fields.items()
+        if key not in named
+    ]

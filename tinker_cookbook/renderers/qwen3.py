@@ -81,9 +81,7 @@ class Qwen3InstructRenderer(ChatMLBase):
         """Returns the content of a message that the model only reads."""
         return [ensure_text(message["content"])]
 
-    def create_conversation_prefix_with_tools(
-        self, tools: Sequence[ToolSpec], system_prompt: str = ""
-    ) -> list[Message]:
+    def _declare_tools(self, tools: Sequence[ToolSpec], system_prompt: str) -> list[Message]:
         """Declares tools in the system message, as the template does with ``tools=``."""
         return [Message(role="system", content=declare_tools(tools, system_prompt))]
 
@@ -100,13 +98,9 @@ class Qwen2_5Renderer(Qwen3InstructRenderer):  # noqa: N801 - the model's name h
     _answer_parts = _context_parts = TEXT
     _inserted_system = QWEN2_5_SYSTEM_PROMPT
 
-    def create_conversation_prefix_with_tools(
-        self, tools: Sequence[ToolSpec], system_prompt: str = ""
-    ) -> list[Message]:
+    def _declare_tools(self, tools: Sequence[ToolSpec], system_prompt: str) -> list[Message]:
         """Declares tools in the system message, by default after the default prompt."""
-        return super().create_conversation_prefix_with_tools(
-            tools, system_prompt or QWEN2_5_SYSTEM_PROMPT
-        )
+        return super()._declare_tools(tools, system_prompt or QWEN2_5_SYSTEM_PROMPT)
 
 
 class Qwen3Renderer(Qwen3InstructRenderer):

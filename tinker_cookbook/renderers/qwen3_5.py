@@ -49,9 +49,7 @@ class Qwen3_5Renderer(Qwen3VLRenderer):  # noqa: N801 - the model's name has the
         tokens."""
         return False
 
-    def create_conversation_prefix_with_tools(
-        self, tools: Sequence[ToolSpec], system_prompt: str = ""
-    ) -> list[Message]:
+    def _declare_tools(self, tools: Sequence[ToolSpec], system_prompt: str) -> list[Message]:
         """Declares tools in the system message, as the template does with ``tools=``."""
         system_prompt = system_prompt.strip()
         if not tools:

@@ -105,6 +105,8 @@ class Renderer(ABC):
     # restored renderer has the same values.
     resolved_options = MappingProxyType[str, Any]({})
 
+    supports_streaming = True  # of parse_response_streaming; official subclasses set it
+
     # ``get_renderer`` sets these.
     _renderer_name: str | None = field(default=None, init=False)
     _model_name: str | None = field(default=None, init=False)
@@ -193,18 +195,13 @@ class Renderer(ABC):
         """Returns the text before a message of ``role``; None: that of an empty message."""
         return None
 
-    def _generation_suffix(self, role: Role) -> list[int] | None:
-        """Returns the tokens after which a message of ``role`` is sampled, if the role decides."""
-        header = self._header(role)
-        opening = self._prompt_opening if role == "assistant" else ""
-        return None if header is None else self.codec.constant(header + opening)
-
     def _get_generation_suffix(self, role: Role, ctx: RenderContext) -> list[int]:
         """Returns the tokens after which a message of ``role`` is sampled at ``ctx.idx``."""
-        suffix = self._generation_suffix(role)
-        if suffix is None:
-            suffix = token_list(self.render_message(Message(role=role, content=""), ctx).header)
-        return suffix
+        header = self._header(role)
+        if header is None:
+            return token_list(self.render_message(Message(role=role, content=""), ctx).header)
+        opening = self._prompt_opening if role == "assistant" else ""
+        return self.codec.constant(header + opening)
 
     def _reader(self) -> MessageReader:
         """Returns the parser of response text."""
@@ -228,11 +225,6 @@ class Renderer(ABC):
         return self._history_as_sampled or not self.strip_thinking_from_history
 
     @property
-    def supports_streaming(self) -> bool:
-        """Whether :meth:`parse_response_streaming` works: True."""
-        return True
-
-    @property
     def disables_thinking(self) -> bool:
         """Whether prompts tell the model to answer without thinking."""
         return self._prompt_closes_thinking
@@ -240,7 +232,11 @@ class Renderer(ABC):
     def create_conversation_prefix_with_tools(
         self, tools: Sequence[ToolSpec], system_prompt: str = ""
     ) -> list[Message]:
-        """Returns the messages that begin a conversation in which the model may call ``tools``."""
+        """Returns the messages that begin a conversation in which the model may call ``tools``;
+        raises UnsupportedToolsError where the chat format declares none."""
+        return self._declare_tools(tools, system_prompt)
+
+    def _declare_tools(self, tools: Sequence[ToolSpec], system_prompt: str) -> list[Message]:
         raise UnsupportedToolsError(
             f"{self._name}: this chat format declares no tools; use a renderer with tools, such as "
             "qwen3 or llama3, or describe the tools in a system message of your own"

@@ -85,7 +85,7 @@ def read_json_call(body: str) -> list[ToolCall]:
     if isinstance(arguments, str):
         json.loads(arguments)
     else:
-        arguments = json.dumps(arguments, ensure_ascii=False)
+        arguments = to_json(arguments)
     return [tool_call(value["name"], arguments)]
 
 
@@ -140,9 +140,14 @@ def parse_content_blocks(
     return [part for part in parts if part.get("text") or part.get("thinking")], calls
 
 
+def to_json(value: Any) -> str:
+    """Returns ``value`` as JSON, as chat templates write it."""
+    return json.dumps(value, ensure_ascii=False)
+
+
 def json_tools(tools: Sequence[ToolSpec]) -> str:
     """Returns the declarations of tools as JSON, one a line."""
-    return "\n".join(json.dumps(as_openai_tool(tool), ensure_ascii=False) for tool in tools)
+    return "\n".join(to_json(as_openai_tool(tool)) for tool in tools)
 
 
 def declare_tools(tools: Sequence[ToolSpec], system_prompt: str) -> str:
@@ -198,7 +203,7 @@ def format_xml_calls(message: Message, idx: int, *, json_scalars: bool = False) 
         for name, value in arguments.items():
             if not isinstance(value, str):
                 as_json = json_scalars or isinstance(value, (dict, list))
-                value = json.dumps(value, ensure_ascii=False) if as_json else str(value)
+                value = to_json(value) if as_json else str(value)
             parameters += f"<parameter={name}>\n{value}\n</parameter>\n"
         name = call.function.name
         blocks.append(f"{_OPEN}\n<function={name}>\n{parameters}</function>\n{_CLOSE}")
@@ -248,7 +253,7 @@ def read_bare_arguments(text: str, pattern: re.Pattern[str], expected: str) -> s
         end = match.end()
     if rest := text[end:].strip():
         raise ValueError(f"tool call: expected {expected}, got {rest[:100]!r}")
-    return json.dumps(arguments, ensure_ascii=False)
+    return to_json(arguments)
 
 
 # The line breaks before a block belong to the format.
