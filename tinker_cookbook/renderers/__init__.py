@@ -150,8 +150,8 @@ def get_renderer(
     """
     base, factory, chosen = _resolve(name, options)
     # Options common to all renderers are set after the construction.
-    own = {key: value for key, value in chosen.items() if key not in _COMMON_OPTIONS}
-    renderer = factory(tokenizer, image_processor, **own)
+    special = {key: value for key, value in chosen.items() if key not in _COMMON_OPTIONS}
+    renderer = factory(tokenizer, image_processor, **special)
     if "split_special_tokens" in chosen:
         renderer.split_special_tokens(chosen["split_special_tokens"])
     # The spec includes options that the renderer resolved itself, such as the date.

@@ -1,6 +1,6 @@
 """The renderer: messages to tokens with training weights, sampled tokens back to a message.
 
-A chat format is one subclass with a few hooks. Token ids are those of the model's own chat
+A chat format is one subclass with a few hooks. Token ids are those of the model's chat
 template, with two differences:
 
 - The name of a control token in a message (``<|im_end|>``) stays plain text, so that no dataset row

@@ -66,7 +66,7 @@ class ChatMLRenderer(ChatMLBase):
     """Plain ChatML dialogue with any roles; tools, thinking and media raise RendererError.
 
     ``default_system`` is inserted where a conversation does not begin with a system message:
-    ``None`` means the system prompt of the tokenizer's own chat template, ``""`` means none.
+    ``None`` means the system prompt of the tokenizer's chat template, ``""`` means none.
     """
 
     default_system: str | None = None

@@ -132,7 +132,7 @@ class DeepSeekV3Renderer(Renderer):
     ``system_role_as_user`` renders it as a user message.
 
     V3.1's template has no declaration of tools, so that of its model card is used. V3's template
-    leaves out or repeats the tokens around several calls and results, and drops text beside calls:
+    leaves out or repeats the tokens around several calls and results, and drops text next to calls:
     here every call and result is opened and closed once.
     """
 

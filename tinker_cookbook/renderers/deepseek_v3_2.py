@@ -1,7 +1,7 @@
 """DeepSeek V3.2: messages of V3.1, tools in DSML markup, and thinking between tool results.
 
 A call is ``<｜DSML｜invoke name="…">`` with a ``<｜DSML｜parameter …>`` for each argument: strings
-are bare, other values JSON. Results stand between ``<function_results>`` tags; in the last turn the
+are bare, other values JSON. Results are between ``<function_results>`` tags; in the last turn the
 model thinks again after them.
 """
 

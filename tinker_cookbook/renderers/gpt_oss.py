@@ -52,7 +52,7 @@ class GptOssRenderer(Renderer):
     - ``tool_format``: ``harmony`` follows OpenAI's description of the format, with
       ``<|constrain|>json`` before arguments and verbatim results. ``template`` follows the model's
       chat template: ``json`` alone, and results as JSON strings.
-    - ``text_before_call``: the channel of text beside a tool call. ``commentary`` is harmony's
+    - ``text_before_call``: the channel of text next to a tool call. ``commentary`` is harmony's
       preamble, which is parsed as text; ``analysis`` is what the template writes.
 
     Thinking is written as by the template: before the last answer, and before calls that no answer
@@ -62,7 +62,7 @@ class GptOssRenderer(Renderer):
 
     Several calls in a message are written one after the other, each with its ``<|call|>``; the
     template drops all but the first, so ``tool_format=template`` raises RendererError, as do later
-    system and developer messages and unknown roles. Thinking and text beside a call, and text
+    system and developer messages and unknown roles. Thinking and text next to a call, and text
     between thinking, follow harmony where the template raises. ``arguments`` must be a JSON object
     and are verbatim.
     """

@@ -168,10 +168,10 @@ def write_call(
     """Returns what follows ``<|start|>assistant`` in a message with calls.
 
     ``as_template`` omits ``<|constrain|>`` and allows one call. Raises RendererError for further
-    calls, for arguments that are no JSON object, and for text beside thinking where text is
+    calls, for arguments that are no JSON object, and for text next to thinking where text is
     written as thinking.
     """
-    # Empty parts have no message of their own.
+    # Empty parts have no message.
     runs = [(kind, text) for kind, text in _runs(message) if text]
     if text_as_thinking:
         if len(runs) > 1:

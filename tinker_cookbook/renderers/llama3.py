@@ -2,8 +2,8 @@
 
 Plain dialogue follows the Llama 3 template. Llama 3.1 and 3.2 insert two dates before every system
 prompt, one of them today: ``today_date`` writes them with a fixed date, so that a run can be
-repeated (the templates' own fallback is ``llama3?today_date=26 Jul 2024``). Tools follow 3.1: one
-call in a message, JSON without other text. Text beside a call, and several calls, are written on
+repeated (the templates' fallback is ``llama3?today_date=26 Jul 2024``). Tools follow 3.1: one
+call in a message, JSON without other text. Text next to a call, and several calls, are written on
 separate lines, with a warning.
 """
 

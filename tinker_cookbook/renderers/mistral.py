@@ -1,4 +1,4 @@
-"""Mistral: ``[INST]`` question ``[/INST]`` answer ``</s>``, after Mistral's own chat encoding.
+"""Mistral: ``[INST]`` question ``[/INST]`` answer ``</s>``, after Mistral's chat encoding.
 
 The formats are tokenizer versions v3 and v7, each for a SentencePiece vocabulary, where every text
 after a control token begins with a space, and for the byte-level vocabulary Tekken, without it:
@@ -181,7 +181,7 @@ class MistralRenderer(Renderer):
 
     def _conversation_prefix(self, messages: Sequence[Message]) -> list[int]:
         # In v3 a conversation begins with a question, if necessary an empty one. Tools and system
-        # messages are not written at their own position.
+        # messages are written elsewhere.
         roles = [
             m["role"] for m in messages if m["role"] not in ("system", mistral_messages.TOOLS_ROLE)
         ]

@@ -1,6 +1,6 @@
 """Validation and preparation of a conversation for Mistral's formats.
 
-The rules are those of Mistral's own library: the order of roles, one result for each call,
+The rules are those of Mistral's library: the order of roles, one result for each call,
 consecutive messages of one role joined, ids of nine letters or digits.
 """
 

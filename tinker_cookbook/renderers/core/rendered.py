@@ -69,7 +69,7 @@ def first_difference(first: Sequence[Any], second: Sequence[Any]) -> int | None:
 
 
 def join_pieces(pieces: Sequence[Piece]) -> tinker.ModelInput:
-    """Joins runs of tokens to one chunk each; images and audio keep their own chunks."""
+    """Joins runs of tokens to one chunk each; images and audio keep their chunks."""
     chunks: list[Any] = []
     run: list[int] = []
     for piece in [*pieces, None]:
@@ -149,8 +149,10 @@ def select_trained(messages: Sequence[Message], train_on_what: TrainOnWhat | str
             start = last = max((i for i, r in enumerate(roles) if r == "assistant"), default=-1)
             if what is TrainOnWhat.LAST_ASSISTANT_TURN:
                 # The last turn begins after the last question; tool results belong to it.
-                asked = (i for i, r in enumerate(roles[: max(last, 0)]) if r in ("user", "system"))
-                start = max(asked, default=-1) + 1
+                earlier = (
+                    i for i, r in enumerate(roles[: max(last, 0)]) if r in ("user", "system")
+                )
+                start = max(earlier, default=-1) + 1
             return [role == "assistant" and start <= i <= last for i, role in enumerate(roles)]
 
 

@@ -328,7 +328,7 @@ class Renderer(ABC):
         """Returns the examples of :meth:`build_supervised_examples`, merged where that is possible.
 
         Answers share an example where the later prompt begins with all tokens up to the earlier
-        answer. Datasets train on these. A subclass's own split is not merged.
+        answer. Datasets train on these. The split of a subclass is not merged.
         """
         # A subclass may override only the official method.
         if type(self).build_supervised_examples is not Renderer.build_supervised_examples:
