@@ -56,7 +56,7 @@ class ChatMLBase(Renderer):
         """Returns a message that the model writes: ``block`` and ``text`` after the header."""
         return RenderedMessage(
             header=self.codec.constant(header),
-            output=self.codec.encode_behind(block, f"{text}{END}"),
+            output=self.codec.encode_after(block, f"{text}{END}"),
             footer=self.codec.constant("\n"),
         )
 

@@ -97,7 +97,7 @@ class TextCodec:
             return encode_without_special_tokens(self.tokenizer, text)
         return encode_without_special_tokens(self.tokenizer, _ANCHOR + text)[len(self._anchor) :]
 
-    def encode_behind(self, block: str, text: str) -> list[list[int]]:
+    def encode_after(self, block: str, text: str) -> list[list[int]]:
         """Returns the tokens of ``block + text``, as two pieces where the border is certain."""
         if not block:
             return [self.encode(text)]
