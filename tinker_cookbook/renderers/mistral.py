@@ -159,7 +159,7 @@ class MistralRenderer(Renderer):
     def _bos_tokens(self) -> list[int]:
         return [self._ids[_BOS]]
 
-    def _get_generation_suffix(self, role: Role, ctx: RenderContext) -> list[int]:
+    def _generation_suffix(self, role: Role) -> list[int]:
         if role in ("assistant", "user"):
             return [self._ids[_INST]] if role == "user" else []
         raise RendererError(

@@ -195,13 +195,18 @@ class Renderer(ABC):
         """Returns the text before a message of ``role``; None: that of an empty message."""
         return None
 
+    def _generation_suffix(self, role: Role) -> list[int] | None:
+        """Returns the tokens after which a message of ``role`` is sampled, if the role decides."""
+        header = self._header(role)
+        opening = self._prompt_opening if role == "assistant" else ""
+        return None if header is None else self.codec.constant(header + opening)
+
     def _get_generation_suffix(self, role: Role, ctx: RenderContext) -> list[int]:
         """Returns the tokens after which a message of ``role`` is sampled at ``ctx.idx``."""
-        header = self._header(role)
-        if header is None:
-            return token_list(self.render_message(Message(role=role, content=""), ctx).header)
-        opening = self._prompt_opening if role == "assistant" else ""
-        return self.codec.constant(header + opening)
+        suffix = self._generation_suffix(role)
+        if suffix is None:
+            suffix = token_list(self.render_message(Message(role=role, content=""), ctx).header)
+        return suffix
 
     def _reader(self) -> MessageReader:
         """Returns the parser of response text."""

@@ -139,7 +139,7 @@ class TemplateRenderer(Renderer):
             "build_supervised_example"
         )
 
-    def _get_generation_suffix(self, role: Role, ctx: RenderContext) -> list[int]:
+    def _generation_suffix(self, role: Role) -> list[int]:
         return self.codec.encode(self._facts.suffix)
 
     def _reader(self) -> MessageReader:
