@@ -60,6 +60,7 @@ class ShowConfig:
 
 def main(config: ShowConfig) -> None:
     """Prints one conversation, and writes an HTML page if ``html`` is set."""
+    # Settings and file are checked before the tokenizer is loaded or downloaded.
     options = _check(config)
     row = None if config.file is None else _read_row(config.file, config.index)
     renderer_name, why = resolve_renderer_name(config.model_name, config.renderer_name)
@@ -70,6 +71,7 @@ def main(config: ShowConfig) -> None:
         conversation = sample_conversation(renderer, config.train_on_what)
     else:
         try:
+            # Only the renderer knows how its format declares tools.
             declared = with_tools(row.messages, row.tools, renderer)
         except RendererError as error:
             raise DataFormatError(f"{row.source}: tools: {error}") from error
@@ -133,6 +135,7 @@ def _check(config: ShowConfig) -> dict[str, Any]:
     try:
         options = json.loads(config.template_options or "{}")
     except ValueError as error:
+        # Reported below, as JSON that is no object.
         options = error
     if not isinstance(options, dict):
         raise ConfigurationError(
@@ -145,6 +148,7 @@ def _check(config: ShowConfig) -> dict[str, Any]:
 def _read_row(file: str, index: int) -> Conversation:
     messages, tools, where = read_conversation(file, index)
     try:
+        # encode() finds a lone surrogate, which UTF-8 cannot express.
         json.dumps([message_to_jsonable(m) for m in messages], ensure_ascii=False).encode()
     except UnicodeEncodeError as error:
         raise DataFormatError(
@@ -184,9 +188,11 @@ def sample_conversation(renderer: Renderer, train_on_what: TrainOnWhat) -> Conve
     messages, for_template, tools = _sample(renderer, parts)
     source = "the built-in example"
     for part in left_out:
+        # Add the part again, to get the reason why the renderer refuses it.
         reason = _refusal(renderer, parts | {part})
         reason = reason or "this renderer takes it, but not together with what else was left out"
         source += f"\nwithout {part}: {reason}"
+    # Without a flag train_on_what=customized selects nothing.
     if train_on_what is TrainOnWhat.CUSTOMIZED:
         messages[-1]["trainable"] = True
     return Conversation(messages, source, for_template, tools)

@@ -80,6 +80,7 @@ def token_lines(tokens: Sequence[ShownToken], width: int, breaks: bool = True) -
     lines, used = [Text()], 0
     for token in tokens:
         colour = TRAINED_STYLE if token.trained else CONTEXT_STYLE
+        # Training lowers the probability of a token with a negative weight.
         if token.weight < 0:
             colour = PUSHED_DOWN_STYLE
         style = f"{colour} bold underline" if token.control else colour
@@ -90,6 +91,7 @@ def token_lines(tokens: Sequence[ShownToken], width: int, breaks: bool = True) -
             if character == "\n":
                 pieces.append(Text(style=colour))
         for piece in filter(None, pieces):
+            # Lines break between tokens only, so that each token keeps its bar.
             if used and used + piece.cell_len > width:
                 lines.append(Text())
                 used = 0
@@ -110,6 +112,7 @@ def _example_lines(
     if before is not None:
         same = first_difference([t.id for t in tokens], [t.id for t in before.tokens])
         trained = next((i for i, token in enumerate(tokens) if token.trained), None)
+        # Neither the first difference nor a trained token may be left out.
         ends = (len(tokens), same, trained)
         end = min(position for position in ends if position is not None)
         if end > 2 * _LEAD:
@@ -120,6 +123,7 @@ def _example_lines(
     if cut <= 0:
         return lines + token_lines(tokens, width)
     start = max_tokens - max_tokens // 2
+    # The note counts the trained tokens that are not shown.
     trained = sum(token.trained for token in tokens[start : start + cut])
     note = f"… {cut:,} tokens more, {trained:,} of them trained (max_tokens={max_tokens}) …"
     lines += [*token_lines(tokens[:start], width), Text(note, style="dim")]

@@ -114,6 +114,7 @@ def read_tokens(
     """Returns the tokens and images of ``pieces``; ``weights`` has one value per position."""
     control = special_ids(renderer.tokenizer)
     items = flat(pieces)
+    # All tokens at once, because a character may consist of several.
     texts = iter(split_text(renderer.codec, [item for item in items if isinstance(item, int)]))
     shown: list[ShownToken] = []
     position = 0
@@ -126,6 +127,7 @@ def read_tokens(
             kind = "audio" if "audio" in str(getattr(item, "type", "image")) else "image"
             size = length(item)
             shown.append(ShownToken(None, f"[{kind}: {size} tokens]", weight, True))
+            # An image has one weight for each of its positions.
             position += size
     return shown
 
@@ -144,6 +146,7 @@ def split_text(codec: TextCodec, tokens: Sequence[int]) -> list[str]:
             continue
         if waiting and text.startswith(waiting):  # never completed: bytes that are no text
             texts[i - 1], texts[i] = waiting, text[len(waiting) :]
+        # The first token may begin with whole characters, which belong to it.
         elif len(run) > 1:
             certain = codec.decode(run[:1]).rstrip(_REPLACEMENT)
             certain = certain if text.startswith(certain) else ""
@@ -151,6 +154,7 @@ def split_text(codec: TextCodec, tokens: Sequence[int]) -> list[str]:
         else:
             texts[i] = text
         start, waiting = i + 1, ""
+    # The tokens end inside a character.
     if waiting:
         texts[-1] = waiting
     return texts
@@ -213,6 +217,7 @@ class Viewer:
             for message in conversation.messages
         ]
         answers = [i for i, m in enumerate(self._messages) if m["role"] == "assistant"]
+        # Without an answer the prompt shown is the one after the last message.
         self._last = answers[-1] if answers else len(self._messages)
         selected = select_trained(conversation.messages, train_on_what)
         self._any_trained = any(selected)
@@ -300,9 +305,12 @@ class Viewer:
         ``parsed`` gives the template call arguments as objects.
         """
         renderer, messages = self._renderer, self._messages
+        # A template writes the declaration of tools itself.
         for_template = self._conversation.for_template or self._conversation.messages
+        # The two lists differ only at their beginning, so positions count from the end.
         prompt_end = self._last - len(messages) + len(for_template)
         normal = renderer._normalize(messages)
+        # Only the tokens are compared, so no message needs a weight.
         history, _ = renderer._example(
             normal, [False] * len(normal), TrainOnWhat.LAST_ASSISTANT_MESSAGE
         )
@@ -337,6 +345,7 @@ class Viewer:
             if at is None:
                 continue
             text = f"no: the {name} differs at token {at} of {len(ours):,} and {len(theirs):,}"
+            # Equal text in other tokens is a matter of the tokenizer, not of the format.
             only_text, decode = all(isinstance(item, int) for item in ours), renderer.codec.decode
             if only_text and decode(ours) == decode(theirs):
                 text += "; it is the same text, cut into other tokens"
@@ -364,6 +373,7 @@ class Viewer:
     def _prefix(self, answer: int, where: str) -> Fact:
         """Checks that the example of an answer is its prompt followed by its sampled tokens."""
         example, prompt = self._examples[self._example_of[answer]], self._prompts[answer]
+        # Prompt, answer, weights: an earlier difference is the cause of the later ones.
         at = first_difference(prompt, example.items[: len(prompt)])
         if at is not None:
             rows = self._side_by_side(("prompt", prompt), ("example", example.items))
@@ -377,6 +387,7 @@ class Viewer:
         if not all(token.trained for token in example.tokens[len(prompt) :][: len(sampled)]):
             return Fact("", f"{where} begins with it, but not all of the answer is trained", False)
         prompts_too = self._train_on_what is TrainOnWhat.ALL_TOKENS
+        # The prompt is given at inference, so it is trained only by all_tokens.
         if example.tokens[len(prompt) - 1].trained and not prompts_too:
             return Fact("", f"{where} begins with it, but its last token is trained on", False)
         return Fact("", f"{where} begins with it, and training begins right after it", True)
@@ -456,6 +467,7 @@ class Viewer:
             f"of {count(len(sampled), 'token')} {verdict} ({how.value}): "
             f"{json.dumps(message_to_jsonable(message), ensure_ascii=False)}"
         )
+        # An answer without its stop token was cut off, or does not end where sampling stops.
         return Fact("parsed", text, same and how is ParseTermination.STOP_SEQUENCE)
 
 

@@ -50,6 +50,7 @@ class Facts:
 
 def common(first: str, second: str) -> int:
     """Returns the length of the common prefix of two texts."""
+    # The usual case, without a loop over characters.
     if second.startswith(first):
         return len(first)
     return next(
@@ -63,6 +64,7 @@ def departure(prompt: str, text: str, names: Sequence[str], most: int | None = N
     start = common(prompt, text) if most is None else min(common(prompt, text), most)
     if start == len(prompt):
         return start
+    # Two control tokens may begin alike; the texts then depart before the token, not inside it.
     for name in names:
         at = text.find(name, max(0, start - len(name) + 1))
         start = at if 0 <= at < start else start
@@ -91,6 +93,7 @@ def probe(template: TemplateText, tokenizer: Tokenizer, stop: str | None) -> Fac
     # The text before the probe answer, after the prompt, is what the model writes first.
     start = departure(prompt, answered, names)
     lead, _, tail = answered[start:].partition(ANSWER)
+    # Thinking and calls have several forms; the first that the template writes is used.
     form, thinking, opened = _thinking(template, form, prompt, lead, names)
     form, called = _calls(template, form, start)
     if not stop:
@@ -109,6 +112,7 @@ def probe(template: TemplateText, tokenizer: Tokenizer, stop: str | None) -> Fac
     empty = thinking is not None and (opened or lead.strip().startswith(thinking.opening))
     return Facts(
         form=form,
+        # What the prompt has beyond the conversation opens an answer.
         suffix=prompt[common(prompt, text) :],
         stops=stops,
         writes_stop=writes_stop,
@@ -128,6 +132,7 @@ def _content_form(template: TemplateText) -> Form:
             if QUESTION in template.render([plain("user", QUESTION, form)], prompt=True):
                 return form
         except TemplateRefusal as error:
+            # The error reports the refusal of the first form.
             refusal = refusal or error
     raise RendererError(
         "renderer_name: the tokenizer's chat template does not write a single question "
@@ -143,12 +148,15 @@ def _thinking(
     question = plain("user", QUESTION, form)
     # First form: a field of the message. What the template writes around it is the block.
     try:
+        # Templates differ in the name of the field; gpt-oss's is ``thinking``.
         fields = {"reasoning_content": _THOUGHT, "thinking": _THOUGHT}
         text = template.render([question, plain("assistant", ANSWER, form) | fields])
         start = departure(prompt, text, names)
         before, found, rest = text[start:].partition(_THOUGHT)
         between, answered, _ = rest.partition(ANSWER)
+        # Without text between thinking and answer there is no closing tag to parse.
         if found and answered and between.strip():
+            # Thinking directly after the prompt: the prompt has opened the block.
             opened = opened or (start == len(prompt) and not before.strip())
             # Without an opening tag in the answer it is the last tag of the prompt.
             tag = re.search(r"<[^<>\s]+>\s*$", prompt[:start])
@@ -195,6 +203,7 @@ def _calls(template: TemplateText, form: Form, start: int) -> tuple[Form, str]:
     kinds: tuple[Literal["text", "object"], ...] = ("text", "object")
     question = plain("user", QUESTION, form)
     why = "it leaves them out"
+    # Text first: it keeps the model's spelling, so a sampled call renders to the same tokens.
     for kind in kinds:
         tried = dataclasses.replace(form, arguments=kind)
         try:
@@ -229,8 +238,10 @@ def _call_block(called: str) -> Block | None:
         found = read_json_call(body)[0].function
     except ValueError:
         return None
+    # JSON of another form between these tags could not be parsed.
     if found.name != _NAME or json.loads(found.arguments) != {_KEY: _VALUE}:
         return None
+    # White space between text and call belongs to the format, not to the text.
     blank = _blank(before[::-1])[::-1] if ANSWER in before else ""
     return dataclasses.replace(JSON_CALL, before=(blank,) if blank else ())
 
@@ -247,6 +258,7 @@ def _stops(
             continue
         first = min(ends)[2]
         last = [(at, len(name), name) for name in specials if (at := called.rfind(name)) >= 0]
+        # A message with calls may end with another control token.
         other = max(last)[2] if last and first not in called else ""
         return (first, other) if other else (first,), True
     # The template writes none, so the token that begins the next message ends the answer.
@@ -254,6 +266,7 @@ def _stops(
     question, answer = plain("user", QUESTION, form), plain("assistant", ANSWER, form)
     result = {**plain("tool", QUESTION, form), "name": _NAME, "tool_call_id": _ID}
     then = [[question, answer, question]]
+    # A tool result follows calls, and may begin with another token than a question.
     if form.arguments is not None:
         then.append([question, _call(form, ""), result])
     for conversation in then:
@@ -280,8 +293,10 @@ def probe_conversations(facts: Facts) -> list[list[Message]]:
     answer = Message(role="assistant", content="Because.")
     thought = ThinkingPart(type="thinking", thinking="Hm.")
     parts = [thought, TextPart(type="text", text="Because.")]
+    # Tags in the text: templates may drop thinking in this form from history, too.
     tagged = "<think>\nHm.\n</think>\n\nBecause."
     kinds = [answer, *(Message(role="assistant", content=content) for content in (parts, tagged))]
+    # Several turns, because templates may rewrite an answer once it is history.
     turns = [[question, kind, question, kind, question, kind] for kind in kinds]
     if facts.form.arguments is not None:
         function = ToolCall.FunctionBody(name="look", arguments='{"q": "x"}')

@@ -62,6 +62,7 @@ class TemplateReader(BlockReader):
         if self._lead.startswith(self._held) and self._held != self._lead:
             return []
         text = self._held.removeprefix(self._lead)
+        # The format writes the lead once, at the beginning.
         self._held = self._lead = ""
         return super().feed(text) if text else []
 
@@ -110,6 +111,7 @@ class TemplateRenderer(Renderer):
         self._facts = probe(self._template, tokenizer, stop)
         self._stop_ids = [special_token_id(tokenizer, s, "template") for s in self._facts.stops]
         self._written: set[tuple[str, str]] = set()
+        # The longest first, so that a token is not mistaken for one that is its end.
         self._controls = tuple(control_names(tokenizer, special=True))
         # Warn if the model's own generation config stops at other tokens.
         path = Path(getattr(tokenizer, "name_or_path", "") or "") / "generation_config.json"
@@ -163,10 +165,12 @@ class TemplateRenderer(Renderer):
         for messages in probe_conversations(self._facts):
             try:
                 chat = self._transcript(messages)
+                # Without the position of an answer its tokens cannot be compared.
                 if chat.lost:
                     return False
                 for before, after in pairwise(chat.answers):
                     sampled, first = chat.answers[before], chat.prompt_before(before)
+                    # The answer must follow the prompt from which it is sampled.
                     if sampled.start != len(first) or not sampled.text.startswith(first):
                         return False
                     # The later prompt must begin with the earlier answer as it was sampled. Compare
@@ -178,6 +182,7 @@ class TemplateRenderer(Renderer):
                 held += 1
             except RendererError:  # the template rejects calls or thinking
                 continue
+        # A template that rejects every probe has shown nothing.
         return held > 0
 
     def _transcript(self, messages: Sequence[Message]) -> Transcript:
@@ -201,6 +206,7 @@ class TemplateRenderer(Renderer):
 
     def _prompt_pieces(self, messages: Sequence[Message], role: Role) -> list[Piece]:
         chat = self._transcript(messages)
+        # Otherwise a message that the template leaves out would be missing without an error.
         chat.check_context(self._written)
         return self._text_pieces(chat, chat.prompt_before(len(messages), role))
 
@@ -214,6 +220,7 @@ class TemplateRenderer(Renderer):
         kept = {idx for _, _, idx in runs}
         for idx in chat.answers:
             chat.check_answer(idx, trained[idx])
+            # all_tokens trains the template's text as it is, rewritten answers included.
             if trained[idx] and idx not in kept and not everything:
                 raise RendererError(
                     f"messages[{idx}]: the chat template writes this answer otherwise once the "
@@ -239,10 +246,12 @@ class TemplateRenderer(Renderer):
             done = 0
             for span in spans:
                 if begin <= span[0] and span[1] <= end:
+                    # Positions in tokens: the lengths of the encoded text before them.
                     first, last = (len(self._encode(text, begin, at)) for at in span)
                     weighted += [(tokens[done:first], 0.0), (tokens[first:last], 1.0)]
                     done = last
             weighted.append((tokens[done:], float(everything)))
+        # The last answer has no next message whose first token could end it.
         final = chat.answers.get(len(messages) - 1)
         if final is not None and final.missing_stop:
             stop = self.codec.encode(final.missing_stop)
@@ -259,6 +268,8 @@ class TemplateRenderer(Renderer):
             if not trained[idx]:
                 continue
             before = chat.answers[ends[-1]] if ends and merge else None
+            # The prompt of this answer contains the earlier one as it was sampled, so one example
+            # trains both.
             if before and chat.end_in(answer.text[: answer.start], before) >= 0:
                 ends.pop()
             ends.append(idx)
@@ -282,6 +293,7 @@ class TemplateRenderer(Renderer):
         declared = self._template.render(
             [*system, question], prompt=True, tools=[as_openai_tool(tool) for tool in tools]
         )
+        # A probe word in a system message shows where the template writes its text.
         marked = self._template.render([plain("system", ANSWER, form), question], prompt=True)
         before, _, after = marked.partition(ANSWER)
         # Remove what the template writes around the text of a system message.

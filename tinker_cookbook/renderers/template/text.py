@@ -44,6 +44,7 @@ def argument(value: Any) -> Any:
     word = value.strip().lower()
     if word in _WORDS:
         return _WORDS[word]
+    # Only numbers, lists and objects are read as JSON; other text is a string.
     if not re.match(r"[\[{]|-?\d+(\.\d+)?$", word):
         return value
     try:
@@ -120,6 +121,7 @@ def _template(tokenizer: Tokenizer, name: str | None) -> str:
             f"{getattr(tokenizer, 'name_or_path', '')!r} does not have; use role_colon for a base "
             "model, or set tokenizer.chat_template"
         )
+    # A tokenizer has one template, or a dictionary of named ones.
     if isinstance(found, str):
         if name not in (None, "default"):
             raise RendererError(
@@ -146,6 +148,7 @@ def as_template_message(message: Message, form: Form, idx: int) -> dict[str, Any
     """Returns the message as the template expects it; raises RendererError if it cannot be."""
     role, content = message["role"], message["content"]
     known = frozenset({"text", "thinking"} if role == "assistant" else {"text"})
+    # Images are refused here, with the index of the message.
     check_parts(message, idx, "template", known)
     result = openai_message(message)
     check_caller(message, idx)
@@ -161,7 +164,9 @@ def as_template_message(message: Message, form: Form, idx: int) -> dict[str, Any
                 else str(part.get("text", ""))
                 for part in content
             )
+            # The thinking is in the text now; it must not be written twice.
             del result["reasoning_content"]
+        # The field holds one text, which the template writes before the answer.
         elif "thinking" in kinds[1:]:
             raise RendererError(
                 f"messages[{idx}].content: got parts {', '.join(kinds)}, expected at most one "
@@ -184,6 +189,7 @@ def _convert_arguments(calls: list[dict[str, Any]], form: Form, idx: int) -> Non
             f"tokenizer's chat template writes none ({form.why_no_calls}); use the renderer of the "
             "model's family, or write the calls into the text"
         )
+    # Arguments as text are already in the form that the template writes.
     for at, call in enumerate(calls if form.arguments == "object" else ()):
         arguments = call["function"]["arguments"]
         try:

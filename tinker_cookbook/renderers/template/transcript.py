@@ -57,6 +57,7 @@ class Transcript:
     ) -> None:
         self._template, self._facts, self._messages = template, facts, messages
         self._tokenizer, self._warn = tokenizer, warn
+        # JSON text, which is hashable: renderings are cached by it.
         self._keys = tuple(
             _key(as_template_message(message, facts.form, i)) for i, message in enumerate(messages)
         )
@@ -68,6 +69,7 @@ class Transcript:
             if message["role"] == "assistant":
                 try:
                     self.answers[idx] = self._locate(idx, "tool_calls" in message)
+                # Only an answer that is trained needs its position, so this is no error yet.
                 except RendererError as error:
                     self.lost[idx] = error
 
@@ -98,11 +100,13 @@ class Transcript:
             except TemplateRefusal as error:
                 refusal = error
         try:
+            # The text before a probe message is the prompt.
             text = self._with_message(end, plain(role, ANSWER, self._facts.form))
         except TemplateRefusal as error:
             raise (refusal or error) from error
         head, found, _ = text.partition(ANSWER)
         suffix = self._facts.suffix if role == "assistant" else ""
+        # Cut after the opening of an answer: a lead after it is sampled by the model.
         at = head.rfind(suffix)
         if not found or at < 0:
             raise refusal or RendererError(
@@ -117,6 +121,7 @@ class Transcript:
         if not text.startswith(prompt):
             start = self._rewritten_start(idx, prompt, text)
         stop = self._facts.call_stop if calls else self._facts.stops[0]
+        # The token that begins the next message ends this answer; the last answer needs it added.
         if not self._facts.writes_stop:
             return Answer(text, start, stop)
         ends = [at + len(s) for s in self._facts.stops if (at := text.rfind(s, start)) >= 0]
@@ -125,6 +130,7 @@ class Transcript:
 
     def _rewritten_start(self, idx: int, prompt: str, text: str) -> int:
         """Returns the start of an answer that does not follow its prompt in the text."""
+        # A plain answer in this position shows where the template begins answers.
         bare = self._with_message(idx, plain("assistant", ANSWER, self._facts.form))
         names = control_names(self._tokenizer, special=False)
         start = departure(prompt, bare, names, most=common(text, bare))
@@ -152,10 +158,12 @@ class Transcript:
         """Returns the end of an answer after ``position`` in a longer text; -1 where the text does
         not contain it as it was sampled."""
         end = len(answer.text)
+        # The template has rewritten the answer, so its tokens are not those that were sampled.
         if answer.start < position or not text.startswith(answer.text):
             return -1
         if not answer.missing_stop or end == len(text):
             return end
+        # The template writes no stop: the token that begins the next message ends the answer.
         stop = next((s for s in self._facts.stops if text.startswith(s, end)), None)
         return -1 if stop is None else end + len(stop)
 
@@ -165,6 +173,8 @@ class Transcript:
         position = 0
         for idx, answer in self.answers.items():
             end = self.end_in(text, answer, position)
+            # Prompt and answer are separate runs, because the model continues after the prompt's
+            # tokens.
             if end >= 0:
                 yield position, answer.start, None
                 yield answer.start, end, idx
@@ -174,6 +184,7 @@ class Transcript:
     def span(self, idx: int) -> tuple[int, int]:
         """Returns start and end of a message that is no answer, with the control token after it."""
         text = self.text()
+        # With the message's text replaced, what stays the same is around it.
         before, found, after = self._with_text(idx, QUESTION, rest=True).partition(QUESTION)
         if not found or not text.startswith(before) or not text[len(before) :].endswith(after):
             raise RendererError(
@@ -182,6 +193,7 @@ class Transcript:
             )
         end = len(text) - len(after)
         try:
+            # As the last message it shows the token that closes it.
             closing = self._with_text(idx, QUESTION).partition(QUESTION)[2]
         except TemplateRefusal:
             return len(before), end
@@ -196,6 +208,7 @@ class Transcript:
         for i, message in enumerate(self._messages):
             role = message["role"]
             kind = (role, self._messages[i - 1]["role"] if i else "")
+            # One check for each pair of a role and the role before it; answers have check_answer.
             if role == "assistant" or kind in written:
                 continue
             if QUESTION not in self._with_text(i, QUESTION, rest=True):
@@ -211,6 +224,7 @@ class Transcript:
         of a trained one."""
         message, answer = self._messages[idx], self.answers[idx]
         content = message["content"]
+        # Compared without white space, which a template may strip.
         written = "".join(answer.text[answer.start :].split())
         text = get_text_content(message)
         # The template may drop thinking in the text of history.
@@ -218,6 +232,7 @@ class Transcript:
         if trained and not isinstance(content, str):
             thoughts = (part["thinking"] for part in content if part["type"] == "thinking")
             wanted.append(("content (thinking)", "".join(thoughts)))
+        # Names only: a template that takes objects spells the arguments itself.
         wanted += [("tool_calls", call.function.name) for call in message.get("tool_calls", [])]
         for field, value in wanted:
             if "".join(value.split()) not in written:
