@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING
 import chz
 
 from tinker_cookbook import checkpoint_utils, cli_utils, hyperparam_utils, model_info
-from tinker_cookbook.backends.light import leave_torch_out
+from tinker_cookbook.backends.connect import leave_torch_out
 from tinker_cookbook.exceptions import ConfigurationError, DataValidationError
 from tinker_cookbook.recipes.own_loop import run_own_loop
 from tinker_cookbook.recipes.start import example_data

@@ -13,7 +13,7 @@ import pytest
 from serving import Serving
 
 from tinker_cookbook import _process
-from tinker_cookbook.backends.light import leave_torch_out
+from tinker_cookbook.backends.connect import leave_torch_out
 
 pytestmark = pytest.mark.slow
 

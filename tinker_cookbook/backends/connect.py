@@ -5,33 +5,37 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
+import threading
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import cast
-from weakref import WeakValueDictionary
+from typing import Any, TypeVar, cast
+from weakref import WeakKeyDictionary, WeakValueDictionary
 
-from tinker_cookbook._process import openmp_policy_came_too_late
-from tinker_cookbook.backends.hosted import check_credentials
+from tinker_cookbook import _process
+from tinker_cookbook.backends.hosted import check_credentials, hosted_requested
 from tinker_cookbook.backends.protocols import ServiceClient
 from tinker_cookbook.engine.device_names import check_device_name, check_dtype_name
 from tinker_cookbook.exceptions import ConfigurationError, nearest
 
 logger = logging.getLogger(__name__)
+T = TypeVar("T")
+
 _NAMES = ("auto", "local", "tinker")
 
 FAREWELL_SECONDS, SHORT_FAREWELL_SECONDS = 30.0, 3.0
-"""How long a service may take to hear that all is done; that it failed or was interrupted."""
+"""Timeouts of the last message to a service: after success, and after a failure."""
 
 Target = tuple[str, str | None, str, str, str | None]
-"""What a connection leads to: kind, URL, device, dtype and root."""
+"""Kind, URL, device, dtype and root of a connection."""
 
 
 @dataclass(frozen=True, eq=False)
 class Connection:
-    """A connected backend: ``service`` to work with, ``kind`` ("local" or "tinker"), and the
-    sentences that tell a person what was chosen and why.
+    """A connected backend: ``service``, its ``kind`` ("local" or "tinker"), and ``reasons``: the
+    sentences that tell the user what was chosen and why.
 
-    As a context it closes itself, and tells the service how what was done in it ended.
+    As a context it closes itself, and reports to the service how the work in it ended.
     """
 
     service: ServiceClient
@@ -50,51 +54,37 @@ class Connection:
         self.close_after(error)
 
     def close_after(self, error: BaseException | None) -> None:
-        """Ends it after work that ``error`` ended, or that succeeded where there is none."""
+        """Closes the connection after work that ended with ``error``, or with success."""
         if error is None:
             self.close()
         else:
             self.close("interrupted" if is_interruption(error) else "errored", str(error))
 
     def close(self, status: str = "success", detail: str | None = None) -> None:
-        """Ends it; the service is told how the work went: success, errored or interrupted.
+        """Closes the connection and reports ``status``: success, errored or interrupted.
 
-        One that cannot be told changes nothing: what was done is done, and saved or not.
+        A service that cannot be reached is no error, because the work is done, and saved or not.
         """
         if _open.get(self.target) is self:
             del _open[self.target]
         close = getattr(self.service, "close", None)  # older SDKs have none
-        if close is None:
-            return
-        told = close(status, detail)
-        if told is None:
+        if close is None or (reported := close(status, detail)) is None:
             return
         success = status == "success"
         try:
-            told.result(timeout=FAREWELL_SECONDS if success else SHORT_FAREWELL_SECONDS)
+            reported.result(timeout=FAREWELL_SECONDS if success else SHORT_FAREWELL_SECONDS)
         except Exception as error:
-            if success:  # else what ended the work is the news, not this
+            if success:  # after a failure, the failure is the news
                 logger.warning("the server could not be told that all is done: %r", error)
 
 
-def is_interruption(error: BaseException) -> bool:
-    """Returns whether somebody pressed Ctrl-C; inside an event loop it looks like a cancelled
-    task."""
-    return isinstance(error, (KeyboardInterrupt, asyncio.CancelledError))
-
-
 _open: WeakValueDictionary[Target, Connection] = WeakValueDictionary()
+"""The last connection to each target that is still in use."""
 
 
-def open_connection(target: Target) -> Connection | None:
-    """Returns the last connection to ``target``, if it is still held by somebody and not closed."""
-    return _open.get(target)
-
-
-def target_of(backend: str, base_url: str | None, device: str, dtype: str) -> Target:
-    """Returns what ``connect`` would lead to with these settings."""
-    kind, url, _ = check_backend(backend, base_url, device, dtype)
-    return kind, url, device, dtype, None
+def is_interruption(error: BaseException) -> bool:
+    """Returns whether the user pressed Ctrl-C; in an event loop that cancels the task."""
+    return isinstance(error, (KeyboardInterrupt, asyncio.CancelledError))
 
 
 def check_backend(
@@ -130,48 +120,83 @@ def connect(
 ) -> Connection:
     """Connects to a backend.
 
-    ``backend`` is ``local`` (the bundled engine), ``tinker`` (the hosted API), a URL that speaks
-    its protocol, or ``auto``: the hosted API where a key or base URL is set in the environment,
-    else the local engine. ``base_url`` is the other spelling of a URL. ``device``
-    (auto|cuda|mps|cpu), ``dtype`` (auto|float32|bfloat16) and ``root`` (where checkpoints are
-    kept) belong to the local engine.
+    ``backend`` is ``local`` (the bundled engine), ``tinker`` (the hosted API), the URL of a server
+    of its protocol (also given as ``base_url``), or ``auto``: the hosted API where a key or base
+    URL is set in the environment, else the local engine. ``device`` (auto|cuda|mps|cpu), ``dtype``
+    (auto|float32|bfloat16) and ``root`` (the folder of checkpoints) are for the local engine.
     """
     kind, url, reason = check_backend(backend, base_url, device, dtype)
+    reasons = [reason]
     if kind == "tinker":
         from tinker_cookbook.backends.hosted import connect_hosted
 
-        hosted = cast(ServiceClient, connect_hosted(url, user_metadata))
-        service, reasons = hosted, [reason]
+        service = cast(ServiceClient, connect_hosted(url, user_metadata))
     else:
-        service, choices = _connect_local(device, dtype, root, user_metadata)
-        reasons = [reason, *choices]
+        from tinker_cookbook.backends.local import LocalServiceClient
+        from tinker_cookbook.engine.checkpoints.store import CheckpointStore
+        from tinker_cookbook.engine.engine import Engine
+
+        engine = Engine(device, dtype)
+        local = LocalServiceClient(engine, CheckpointStore(root), user_metadata)
+        service, choice = cast(ServiceClient, local), engine.choice
+        reasons.append(f"device: {choice.device}, {choice.device_reason}")
+        dtype_name = str(choice.dtype).removeprefix("torch.")
+        reasons.append(f"precision: {dtype_name}, {choice.dtype_reason}")
+        if choice.device.type == "cpu" and _process.openmp_policy_came_too_late():
+            reasons.append(
+                "torch was imported before tinker_cookbook, so its threads spin and small steps "
+                "are slow: import tinker_cookbook first, or set OMP_WAIT_POLICY=PASSIVE"
+            )
     target = kind, url, device, dtype, None if root is None else str(root)
     connection = _open[target] = Connection(service, kind, tuple(reasons), target)
     return connection
 
 
-def _connect_local(
-    device: str, dtype: str, root: Path | None, user_metadata: dict[str, str] | None
-) -> tuple[ServiceClient, list[str]]:
-    """Returns the bundled engine, and what it chose."""
-    from tinker_cookbook.backends.local import LocalServiceClient
-    from tinker_cookbook.engine.checkpoints.store import CheckpointStore
-    from tinker_cookbook.engine.engine import Engine
+_making = threading.Lock()
+_made: WeakKeyDictionary[Connection, dict[Any, Any]] = WeakKeyDictionary()
+_kept: dict[Target, Connection] = {}
 
-    engine = Engine(device, dtype)
-    local = LocalServiceClient(engine, CheckpointStore(root), user_metadata)
-    choice = engine.choice
-    dtype_name = str(choice.dtype).removeprefix("torch.")
-    reasons = [
-        f"device: {choice.device}, {choice.device_reason}",
-        f"precision: {dtype_name}, {choice.dtype_reason}",
-    ]
-    if choice.device.type == "cpu" and openmp_policy_came_too_late():
-        reasons.append(
-            "torch was imported before tinker_cookbook, so its threads spin and small steps are "
-            "slow: import tinker_cookbook first, or set OMP_WAIT_POLICY=PASSIVE"
-        )
-    return cast(ServiceClient, local), reasons
+
+def make_once(config: Any, make: Callable[[ServiceClient], T]) -> T:
+    """Returns ``make(service)``, or what an equal config made on the same connection before.
+
+    For models next to the one in training (judges, answerers). The engine keeps a base model once
+    for all its adapters, so they use the open connection of the run; without one (in another
+    process) a connection is opened and kept. Any thread may call it.
+
+    Args:
+        config: hashable, with the settings ``backend``, ``base_url``, ``device`` and ``dtype``.
+        make: creates the value from a service client.
+    """
+    backend, base_url = config.backend, config.base_url
+    with _making:
+        kind, url, _ = check_backend(backend, base_url, config.device, config.dtype)
+        target = kind, url, config.device, config.dtype, None
+        connection = _open.get(target) or _kept.get(target)
+        if connection is None:
+            connection = _kept[target] = connect(
+                backend, base_url=base_url, device=config.device, dtype=config.dtype
+            )
+        made = _made.setdefault(connection, {})
+        if config not in made:
+            made[config] = make(connection.service)
+        return made[config]
+
+
+def leave_torch_out(backend: str, base_url: str | None = None) -> bool:
+    """Keeps torch out of this process where the backend is remote; call it before ``connect``.
+
+    The SDK and transformers import torch wherever it is installed, and work without it: a client
+    takes 280 MB with it and 75 MB without, and starts sooner. It is for programs that give the SDK
+    arrays, not tensors; renderers then give numpy arrays as weights. Nothing changes where torch is
+    loaded already or the backend is the local engine.
+
+    Returns:
+        Whether torch is left out.
+    """
+    if check_backend(backend, base_url)[0] == "tinker":
+        _process.leave_torch_out()
+    return _process.torch_is_left_out()
 
 
 def _choose(backend: str, base_url: str | None) -> tuple[str, str | None, str]:
@@ -200,8 +225,6 @@ def _choose(backend: str, base_url: str | None) -> tuple[str, str | None, str]:
         return "tinker", base_url, f"backend: the server at {base_url}, as asked"
     if backend == "tinker":
         return "tinker", None, "backend: the hosted Tinker API, as asked"
-    from tinker_cookbook.backends.hosted import hosted_requested
-
     if os.environ.get("TINKER_BASE_URL"):
         return "tinker", None, "backend: the server named by TINKER_BASE_URL"
     if hosted_requested():

@@ -1,12 +1,14 @@
-"""Futures of the local clients: awaited in async code, asked ``.result()`` elsewhere.
+"""Futures and base classes of the local clients.
 
-They are ``tinker.APIFuture``s, so code that checks for the SDK's type takes them. Like all modules
-that only ``connect()`` loads, this one may import ``tinker`` at the top.
+The futures are ``tinker.APIFuture``s, so code that checks for the SDK's type accepts them. Like all
+modules that only ``connect()`` loads, this one may import ``tinker`` at the top.
 """
 
 from __future__ import annotations
 
 import asyncio
+import functools
+import inspect
 import warnings
 import weakref
 from collections.abc import Callable
@@ -24,11 +26,10 @@ _warned_of_blocking = False
 
 
 class LocalFuture(tinker.APIFuture[T]):
-    """The result, to come, of an operation that was handed to the engine.
+    """Future result of an operation of the engine.
 
-    Giving up waiting (a timeout, a cancelled task) takes nothing back: the operation runs in its
-    turn, as later ones were submitted in the belief that it would. ``future().cancel()`` does take
-    it back while it has not begun.
+    A timeout or a cancelled task does not cancel the operation: it runs in its turn, because later
+    ones rely on it. ``future().cancel()`` cancels an operation that has not begun.
     """
 
     def __init__(self, future: ConcurrentFuture[T]) -> None:
@@ -37,7 +38,7 @@ class LocalFuture(tinker.APIFuture[T]):
     def result(self, timeout: float | None = None) -> T:
         """Blocks until the operation is done; raises its error, or ``TimeoutError``.
 
-        In async code await the future instead: this stops the event loop, which is said once.
+        In async code await the future instead: this blocks the event loop (warned once).
         """
         return _blocking_result(self._future, timeout)
 
@@ -46,19 +47,25 @@ class LocalFuture(tinker.APIFuture[T]):
         return await _wait(self._future, timeout)
 
     def future(self) -> ConcurrentFuture[T]:
-        """Returns the ``concurrent.futures.Future`` beneath."""
+        """Returns the underlying ``concurrent.futures.Future``."""
         return self._future
 
     def __repr__(self) -> str:
-        return f"<LocalFuture {_describe(self._future)}>"
+        future = self._future
+        if not future.done():
+            state = "running" if future.running() else "queued"
+        elif future.cancelled():
+            state = "cancelled"
+        else:
+            state = "done" if future.exception() is None else f"failed: {future.exception()!r}"
+        return f"<LocalFuture {state}>"
 
 
 class SampleFuture(LocalFuture[T]):
-    """The samples, or scores, to come, of a request.
+    """Future samples or scores of a request.
 
-    Unlike an operation it stands in no order with others. So once nobody can read the result any
-    more, because the future is gone (the task that awaited it was cancelled, say), the request is
-    taken back and what it held in the running batch is free.
+    Requests have no order, so a request is cancelled, and its memory freed, once its result can no
+    longer be read: when this object is gone, as after the task that awaited it was cancelled.
     """
 
     def __init__(self, future: ConcurrentFuture[T]) -> None:
@@ -67,8 +74,8 @@ class SampleFuture(LocalFuture[T]):
         self._abandon.atexit = False
 
     def future(self) -> ConcurrentFuture[T]:
-        """Returns the ``concurrent.futures.Future`` beneath, which stands for the request from
-        now on."""
+        """Returns the underlying ``concurrent.futures.Future``; the request is no longer cancelled
+        with this object."""
         self._abandon.detach()
         return self._future
 
@@ -90,9 +97,10 @@ def chain(
         try:
             inner = then()
         except BaseException as error:
-            _end(out, error=error)
+            if out.set_running_or_notify_cancel():
+                out.set_exception(error)
             return
-        out.add_done_callback(lambda _: inner.cancel())  # does nothing to one that is done
+        out.add_done_callback(lambda _: inner.cancel())  # no effect once it is done
         inner.add_done_callback(end)
 
     def end(inner: ConcurrentFuture[T]) -> None:
@@ -101,23 +109,14 @@ def chain(
         except CancelledError:
             out.cancel()
         except BaseException as error:
-            _end(out, error=error)
+            if out.set_running_or_notify_cancel():
+                out.set_exception(error)
         else:
-            _end(out, result)
+            if out.set_running_or_notify_cancel():
+                out.set_result(result)
 
     first.add_done_callback(begin)
     return out
-
-
-def _end(
-    future: ConcurrentFuture[Any], result: Any = None, error: BaseException | None = None
-) -> None:
-    if not future.set_running_or_notify_cancel():
-        return
-    if error is not None:
-        future.set_exception(error)
-    else:
-        future.set_result(result)
 
 
 def done_future(value: T) -> LocalFuture[T]:
@@ -127,12 +126,39 @@ def done_future(value: T) -> LocalFuture[T]:
     return LocalFuture(future)
 
 
-class ReadyClient(tinker.APIFuture[C], Generic[C]):
-    """Mixin of clients whose creation takes a while but which can be used at once.
+class AsyncNames:
+    """Adds the second names of SDKs before 0.38: ``NAME_async`` for each public method ``NAME``.
 
-    ``class Client(ReadyClient["Client"])``: methods queue behind the creation. ``await client`` and
-    ``client.result()`` wait for it, raise its error, and give the client itself, so that code
-    written for a future of a client works as well.
+    Awaiting one gives the result of the method. Where ``async_gives_futures`` is set, as in a
+    training client, it gives the future of a request, which is awaited in turn.
+    """
+
+    async_gives_futures = False
+
+    def __init_subclass__(cls) -> None:
+        super().__init_subclass__()
+        for name, method in list(vars(cls).items()):
+            public = inspect.isfunction(method) and not name.startswith("_")
+            if public and not name.endswith("_async") and not hasattr(cls, f"{name}_async"):
+                setattr(cls, f"{name}_async", _async_twin(method))
+
+
+def _async_twin(method: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(method)
+    async def twin(self: AsyncNames, *args: Any, **kwargs: Any) -> Any:
+        out = method(self, *args, **kwargs)
+        if self.async_gives_futures and isinstance(out, LocalFuture):
+            return out
+        return await out if isinstance(out, tinker.APIFuture) else out
+
+    return twin
+
+
+class ReadyClient(tinker.APIFuture[C], Generic[C]):
+    """Base of clients that can be used before they are created: methods queue after the creation.
+
+    ``class Client(ReadyClient["Client"])``: ``await client`` and ``client.result()`` wait for the
+    creation, raise its error, and give the client itself, as a future of a client does.
 
     Args:
         creation: finishes when the client exists; its result is not used.
@@ -142,18 +168,18 @@ class ReadyClient(tinker.APIFuture[C], Generic[C]):
         self._creation = creation
 
     def result(self, timeout: float | None = None) -> C:
-        """Blocks until the client exists; raises what kept it from being created."""
+        """Blocks until the client exists; raises the error of its creation."""
         _blocking_result(self._creation, timeout)
         return cast("C", self)
 
     async def result_async(self, timeout: float | None = None) -> C:
-        """Waits until the client exists; raises what kept it from being created."""
+        """Waits until the client exists; raises the error of its creation."""
         await _wait(self._creation, timeout)
         return cast("C", self)
 
     def future(self) -> ConcurrentFuture[C]:
-        """Returns a ``concurrent.futures.Future`` of the client. Cancelling it leaves the
-        client alone."""
+        """Returns a ``concurrent.futures.Future`` of the client. Cancelling it does not affect the
+        client."""
         ready: ConcurrentFuture[C] = ConcurrentFuture()
 
         def pass_on(creation: ConcurrentFuture[Any]) -> None:
@@ -177,32 +203,13 @@ async def _wait(future: ConcurrentFuture[T], timeout: float | None) -> T:
 
 
 def _blocking_result(future: ConcurrentFuture[T], timeout: float | None) -> T:
-    if not future.done():
-        _warn_if_it_stops_an_event_loop()
-    return future.result(timeout)
-
-
-def _warn_if_it_stops_an_event_loop() -> None:
     global _warned_of_blocking
-    if _warned_of_blocking:
-        return
-    try:
-        asyncio.get_running_loop()
-    except RuntimeError:
-        return
-    _warned_of_blocking = True
-    warnings.warn(
-        ".result() in async code stops the event loop until the result is there: every other task "
-        "waits. Write `await future` instead. (Said once.)",
-        RuntimeWarning,
-        stacklevel=4,
-    )
-
-
-def _describe(future: ConcurrentFuture[Any]) -> str:
-    if not future.done():
-        return "running" if future.running() else "queued"
-    if future.cancelled():
-        return "cancelled"
-    error = future.exception()
-    return f"failed: {error!r}" if error is not None else "done"
+    if not (future.done() or _warned_of_blocking) and asyncio._get_running_loop() is not None:
+        _warned_of_blocking = True
+        warnings.warn(
+            ".result() in async code blocks the event loop until the result is there: every other "
+            "task waits. Write `await future` instead. (This warning is shown once.)",
+            RuntimeWarning,
+            stacklevel=3,
+        )
+    return future.result(timeout)

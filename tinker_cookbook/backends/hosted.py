@@ -7,10 +7,11 @@ Nothing secret is sent in looking.
 
 from __future__ import annotations
 
-import contextlib
+import atexit
 import json
 import os
 import ssl
+import sys
 import threading
 import urllib.error
 import urllib.request
@@ -20,7 +21,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
 
-from tinker_cookbook.backends.sdk_thread import end_at_exit
 from tinker_cookbook.exceptions import BackendError
 from tinker_cookbook.utils.imports import lazy_module
 
@@ -33,6 +33,9 @@ else:
 PROBE_SECONDS = 5.0
 """How long an address may take to answer before it counts as unreachable."""
 
+_EXIT_SECONDS = 5.0
+"""How long the end of the program waits for the callback or request of the SDK's thread."""
+
 _KEY_PREFIXES = ("tml-", "eyJ")  # an API key; a JSON web token
 _LOCAL_INSTEAD = "or train on this machine with backend=local"
 
@@ -44,11 +47,12 @@ def hosted_credentials_present() -> bool:
     Looks where the SDK looks: ``TINKER_API_KEY``, ``TINKER_CREDENTIAL_CMD``, and the file that
     ``tinker auth login`` writes. Neither imports the SDK nor touches the network.
     """
-    return bool(
-        os.environ.get("TINKER_API_KEY")
-        or os.environ.get("TINKER_CREDENTIAL_CMD")
-        or _stored_login_exists()
-    )
+    if os.environ.get("TINKER_API_KEY") or os.environ.get("TINKER_CREDENTIAL_CMD"):
+        return True
+    try:
+        return _stored_login_is_usable()
+    except BackendError:  # a damaged login counts: connecting reports the damage
+        return True
 
 
 def hosted_requested() -> bool:
@@ -70,10 +74,12 @@ def connect_hosted(
         BackendError: no key, a malformed one, a malformed address, or nothing answers there within
             ``PROBE_SECONDS``; the message says what to do.
     """
+    from tinker.lib.base_url import resolve_base_url
+
     check_credentials()
     if base_url or os.environ.get("TINKER_BASE_URL"):
         _check_url(base_url or os.environ["TINKER_BASE_URL"])
-    url = _resolve_url(base_url)
+    url = resolve_base_url(base_url)
     reason = _why_unreachable(url, PROBE_SECONDS)
     if reason is not None:
         raise BackendError(
@@ -82,14 +88,10 @@ def connect_hosted(
         )
     # The way to a RestClient that all SDKs know; who runs a recipe can do nothing about it.
     warnings.filterwarnings("ignore", r"DEPRECATED: ServiceClient\.create_rest", FutureWarning)
-    end_at_exit()
+    # Registered last, so that it runs before all exit handlers of today.
+    atexit.unregister(_end_sdk_thread)
+    atexit.register(_end_sdk_thread)
     return tinker.ServiceClient(base_url=url, user_metadata=user_metadata)
-
-
-def _resolve_url(base_url: str | None) -> str:
-    from tinker.lib.base_url import resolve_base_url
-
-    return resolve_base_url(base_url)
 
 
 def check_credentials() -> None:
@@ -110,13 +112,6 @@ def check_credentials() -> None:
             "console and `export TINKER_API_KEY=tml-...` or run `tinker auth login` (for a server "
             f"that checks no keys, 'tml-local' will do), {_LOCAL_INSTEAD}."
         )
-
-
-def _stored_login_exists() -> bool:
-    """Returns whether ``tinker auth login`` left a key; one that is damaged counts as there."""
-    with contextlib.suppress(BackendError):
-        return _stored_login_is_usable()
-    return True
 
 
 def _stored_login_is_usable() -> bool:
@@ -147,29 +142,41 @@ def _check_url(url: str) -> None:
 
 
 def _why_unreachable(url: str, seconds: float) -> str | None:
-    """Asks the server for its health; any HTTP answer at all will do. ``None``: it answered."""
-    answers: list[str | None] = []
+    """Requests the health of a server; any HTTP response will do. ``None``: it responded."""
+    reasons: list[str | None] = []
 
-    def ask() -> None:
-        answers.append(_probe(f"{url}/api/v1/healthz", seconds))
+    def probe() -> None:
+        # The SDK checks certificates, by its own list; here only a response counts.
+        context = ssl.create_default_context()
+        context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
+        health = f"{url}/api/v1/healthz"
+        try:
+            urllib.request.urlopen(health, timeout=seconds, context=context).close()
+            reasons.append(None)
+        except urllib.error.HTTPError:
+            reasons.append(None)
+        except urllib.error.URLError as error:
+            reasons.append(str(error.reason))
+        except (OSError, HTTPException, ValueError) as error:
+            reasons.append(f"{type(error).__name__}: {error}")
 
-    # In a thread, because looking up a name has no timeout of its own.
-    thread = threading.Thread(target=ask, daemon=True, name="probe-hosted")
+    # In a thread, because looking up a name has no timeout.
+    thread = threading.Thread(target=probe, daemon=True, name="probe-hosted")
     thread.start()
     thread.join(seconds + 0.5)
-    return answers[0] if answers else f"nothing within {seconds:g} s"
+    return reasons[0] if reasons else f"nothing within {seconds:g} s"
 
 
-def _probe(url: str, seconds: float) -> str | None:
-    # The SDK checks certificates, by its own list; here only an answer counts.
-    context = ssl.create_default_context()
-    context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
-    try:
-        urllib.request.urlopen(url, timeout=seconds, context=context).close()
-    except urllib.error.HTTPError:
-        return None
-    except urllib.error.URLError as error:
-        return str(error.reason)
-    except (OSError, HTTPException, ValueError) as error:
-        return f"{type(error).__name__}: {error}"
-    return None
+def _end_sdk_thread() -> None:
+    """Ends the daemon thread from which the SDK sends requests, before the interpreter ends.
+
+    Python unwinds such a thread where it next needs the interpreter. Inside pydantic's compiled
+    code that aborts the process ("FATAL: exception not rethrown", status -6).
+    """
+    # The SDK has no public call for it; a version without these names keeps its thread.
+    holders = sys.modules.get("tinker.lib.internal_client_holder")
+    running = getattr(holders, "_internal_client_holder_thread_singleton", None)
+    loop, thread = getattr(running, "_loop", None), getattr(running, "_thread", None)
+    if loop is not None and thread is not None and thread.is_alive():
+        loop.call_soon_threadsafe(loop.stop)
+        thread.join(_EXIT_SECONDS)

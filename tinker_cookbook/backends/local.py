@@ -9,11 +9,11 @@ from __future__ import annotations
 
 import secrets
 import time
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import Any
 
 from tinker import types
 
-from tinker_cookbook.backends.async_spellings import ServiceAsync
+from tinker_cookbook.backends.futures import AsyncNames
 from tinker_cookbook.backends.local_rest import LocalRestClient
 from tinker_cookbook.backends.local_sampling import LocalSamplingClient
 from tinker_cookbook.backends.local_training import LocalTrainingClient, refuse
@@ -24,19 +24,14 @@ from tinker_cookbook.engine.model.lora import AdapterSpec
 from tinker_cookbook.engine.training.run import TrainingRun
 from tinker_cookbook.exceptions import BackendError
 
-if TYPE_CHECKING:
-    pass
 
-T = TypeVar("T")
-
-
-class LocalServiceClient(ServiceAsync):
+class LocalServiceClient(AsyncNames):
     """Service client of the bundled engine. ``with`` closes it; checkpoints stay.
 
     Args:
         engine: May serve other clients too.
-        store: Where checkpoints lie.
-        user_metadata: SavedSoftmax with each run.
+        store: Where checkpoints are kept.
+        user_metadata: Saved with each run.
         session: First part of the runs' ids; none is given twice.
     """
 

@@ -8,7 +8,6 @@ top.
 
 from __future__ import annotations
 
-import inspect
 import logging
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -20,7 +19,7 @@ from typing import Any, Literal, TypeVar
 import tinker
 from tinker import types
 
-from tinker_cookbook.backends.futures import LocalFuture
+from tinker_cookbook.backends.futures import AsyncNames, LocalFuture
 from tinker_cookbook.engine.checkpoints.store import (
     CheckpointInfo,
     CheckpointStore,
@@ -52,11 +51,10 @@ class ArchiveUrl:
     """When the checkpoint expires, and its archive with it."""
 
 
-class LocalRestClient:
+class LocalRestClient(AsyncNames):
     """Lists and manages runs and checkpoints; see ``tinker.RestClient``.
 
-    Every method has its older ``*_async`` twin, of which awaiting gives the answer. All runs on
-    this disk are the user's own, so both access scopes show them all.
+    All runs on this disk are the user's own, so both access scopes show them all.
     """
 
     def __init__(self, store: CheckpointStore) -> None:
@@ -216,14 +214,6 @@ class LocalRestClient:
         )
 
     def __getattr__(self, name: str) -> Any:
-        twin = inspect.getattr_static(type(self), name.removesuffix("_async"), None)
-        if name.endswith("_async") and not name.startswith("_") and twin is not None:
-            method = getattr(self, name.removesuffix("_async"))
-
-            async def awaited(*args: Any, **kwargs: Any) -> Any:
-                return await method(*args, **kwargs)
-
-            return awaited
         hosted = not name.startswith("_") and hasattr(tinker.RestClient, name)
         raise AttributeError(
             f"LocalRestClient has no {name!r}"

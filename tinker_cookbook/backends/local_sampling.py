@@ -13,7 +13,13 @@ import numpy as np
 from tinker import types
 
 from tinker_cookbook.backends import convert
-from tinker_cookbook.backends.futures import LocalFuture, ReadyClient, SampleFuture, chain
+from tinker_cookbook.backends.futures import (
+    AsyncNames,
+    LocalFuture,
+    ReadyClient,
+    SampleFuture,
+    chain,
+)
 from tinker_cookbook.engine.checkpoints.save_load import load_adapter
 from tinker_cookbook.engine.checkpoints.store import CheckpointStore
 from tinker_cookbook.engine.engine import Engine
@@ -25,7 +31,6 @@ from tinker_cookbook.engine.sampling.requests import (
     score_request,
 )
 from tinker_cookbook.engine.sampling.sampler import Sampler
-from tinker_cookbook.engine.training.run import TrainingRun
 from tinker_cookbook.exceptions import BackendError
 
 if TYPE_CHECKING:
@@ -34,7 +39,7 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 
-class LocalSamplingClient(ReadyClient["LocalSamplingClient"]):
+class LocalSamplingClient(ReadyClient["LocalSamplingClient"], AsyncNames):
     """Samples from one fixed version of the weights."""
 
     def __init__(
@@ -75,24 +80,6 @@ class LocalSamplingClient(ReadyClient["LocalSamplingClient"]):
 
         return cls(engine, name, make)
 
-    @classmethod
-    def of_run(
-        cls,
-        engine: Engine,
-        store: CheckpointStore,
-        base_model: str,
-        run_id: str,
-        run: Callable[[], TrainingRun],
-    ) -> LocalSamplingClient:
-        """From the present weights of a run, by reference."""
-
-        def make() -> Sampler:
-            live = run()
-            name = f"run {run_id} after step {live.step}"
-            return Sampler(live.base, live.snapshot(), name, store.owner)
-
-        return cls(engine, base_model, make, run_id)
-
     def sample(
         self,
         prompt: types.ModelInput | str,
@@ -127,12 +114,24 @@ class LocalSamplingClient(ReadyClient["LocalSamplingClient"]):
         tokens = convert.tokens_of(prompt, "prompt")
         sequence_ids = [f"{self._client_id}:{next(self._ids)}" for _ in range(num_samples)]
 
-        targets = None if target_prompt_logprobs is None else _ids_of(target_prompt_logprobs)
+        targets = None  # token ids [T - 1, K] int64, -1 for skipped entries
+        if target_prompt_logprobs is not None:
+            targets = target_prompt_logprobs.to_torch(pad_value=-1).long().numpy()
         one_token = sampling_params.max_tokens == 1
 
         @cache
         def request() -> SampleRequest:
-            made = self._request(tokens, num_samples, sampling_params, topk_sample_logprobs)
+            sampler = self._made.result()
+            settings = convert.sampling_settings_of(sampling_params, sampler.base.eos_ids)
+            decode = self._decode if settings.stop_strings else None
+            made = sample_request(
+                sampler,
+                tokens,
+                num_samples,
+                settings,
+                decode=decode,
+                topk_sample=topk_sample_logprobs,
+            )
             made.on_token = on_token
             return made
 
@@ -157,8 +156,11 @@ class LocalSamplingClient(ReadyClient["LocalSamplingClient"]):
 
         def answer(samples: list[Sample]) -> types.SampleResponse:
             scores = PromptScores() if scored is None else scored.result()
-            asked = _target_logprobs(scores, targets)
-            return convert.sample_response_of(samples, scores, asked, sequence_ids)
+            requested = None
+            if targets is not None and scores.target_logprobs is not None:
+                filled = np.where(targets < 0, np.float32(0), scores.target_logprobs)
+                requested = types.TensorData.from_numpy(filled)
+            return convert.sample_response_of(samples, scores, requested, sequence_ids)
 
         future = chain(scored or self._made, draw, answer)
         if scored is not None:
@@ -199,28 +201,6 @@ class LocalSamplingClient(ReadyClient["LocalSamplingClient"]):
         """Returns the name of the base model."""
         return self._base_model
 
-    async def sample_async(self, *args: Any, **kwargs: Any) -> types.SampleResponse:
-        """Older spelling of ``await sample(...)``."""
-        return await self.sample(*args, **kwargs)
-
-    async def compute_logprobs_async(self, *args: Any, **kwargs: Any) -> list[float | None]:
-        """Older spelling of ``await compute_logprobs(...)``."""
-        return await self.compute_logprobs(*args, **kwargs)
-
-    async def get_base_model_async(self) -> str:
-        """Older spelling of ``get_base_model()``."""
-        return self._base_model
-
-    def _request(
-        self, tokens: np.ndarray, num_samples: int, params: types.SamplingParams, topk: int
-    ) -> SampleRequest:
-        sampler = self._made.result()
-        settings = convert.sampling_settings_of(params, sampler.base.eos_ids)
-        decode = self._decode if settings.stop_strings else None
-        return sample_request(
-            sampler, tokens, num_samples, settings, decode=decode, topk_sample=topk
-        )
-
     def _score(
         self,
         tokens: np.ndarray,
@@ -242,14 +222,3 @@ class LocalSamplingClient(ReadyClient["LocalSamplingClient"]):
 
     def _decode(self, tokens: list[int]) -> str:
         return str(self.get_tokenizer().decode(tokens, skip_special_tokens=False))
-
-
-def _target_logprobs(scores: PromptScores, targets: np.ndarray | None) -> types.TensorData | None:
-    if targets is None or scores.target_logprobs is None:
-        return None
-    return types.TensorData.from_numpy(np.where(targets < 0, np.float32(0), scores.target_logprobs))
-
-
-def _ids_of(asked: types.TensorData) -> np.ndarray:
-    """Token ids [T - 1, K] int64, -1 where none is asked for."""
-    return asked.to_torch(pad_value=-1).long().numpy()

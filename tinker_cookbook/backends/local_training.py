@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
+from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import tinker
@@ -11,13 +12,13 @@ import torch
 from tinker import types
 
 from tinker_cookbook.backends import convert
-from tinker_cookbook.backends.async_spellings import TrainingAsync
-from tinker_cookbook.backends.futures import LocalFuture, ReadyClient
+from tinker_cookbook.backends.futures import AsyncNames, LocalFuture, ReadyClient
 from tinker_cookbook.backends.local_sampling import LocalSamplingClient
 from tinker_cookbook.backends.protocols import CustomLoss
 from tinker_cookbook.engine.checkpoints.save_load import load_run, save_run
 from tinker_cookbook.engine.checkpoints.store import CheckpointStore, Kind
 from tinker_cookbook.engine.engine import Engine
+from tinker_cookbook.engine.sampling.sampler import Sampler
 from tinker_cookbook.engine.training.examples import Example
 from tinker_cookbook.engine.training.run import TrainingRun
 from tinker_cookbook.exceptions import BackendError
@@ -28,8 +29,10 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 
-class LocalTrainingClient(ReadyClient["LocalTrainingClient"], TrainingAsync):
+class LocalTrainingClient(ReadyClient["LocalTrainingClient"], AsyncNames):
     """Trains one adapter. Gradients add up until ``optim_step``."""
+
+    async_gives_futures = True
 
     def __init__(
         self,
@@ -52,7 +55,8 @@ class LocalTrainingClient(ReadyClient["LocalTrainingClient"], TrainingAsync):
         loss_fn_config: Mapping[str, float | str] | None = None,
     ) -> LocalFuture[types.ForwardBackwardOutput]:
         """Log-probabilities and summed loss, without gradients."""
-        return self._pass(data, loss_fn, loss_fn_config, backward=False)
+        examples = partial(convert.examples_of, data)
+        return self.run_pass(examples, loss_fn, loss_fn_config, backward=False)
 
     def forward_backward(
         self,
@@ -61,7 +65,8 @@ class LocalTrainingClient(ReadyClient["LocalTrainingClient"], TrainingAsync):
         loss_fn_config: Mapping[str, float | str] | None = None,
     ) -> LocalFuture[types.ForwardBackwardOutput]:
         """Adds the gradient of the summed loss; metric ``loss:sum``."""
-        return self._pass(data, loss_fn, loss_fn_config, backward=True)
+        examples = partial(convert.examples_of, data)
+        return self.run_pass(examples, loss_fn, loss_fn_config, backward=True)
 
     def forward_backward_custom(
         self, data: list[tinker.Datum], loss_fn: CustomLoss
@@ -108,8 +113,9 @@ class LocalTrainingClient(ReadyClient["LocalTrainingClient"], TrainingAsync):
         user_metadata: dict[str, str] | None = None,
     ) -> LocalFuture[types.SaveWeightsResponse]:
         """Saves adapter, optimizer and step; ``.path`` is ``tinker://RUN/weights/NAME``."""
-        save = self._save("weights", name, ttl_seconds, overwrite, user_metadata)
-        return self._submit(lambda run: types.SaveWeightsResponse(path=save(run)))
+        return self._save(
+            types.SaveWeightsResponse, "weights", name, ttl_seconds, user_metadata, overwrite
+        )
 
     def save_weights_for_sampler(
         self,
@@ -118,8 +124,8 @@ class LocalTrainingClient(ReadyClient["LocalTrainingClient"], TrainingAsync):
         user_metadata: dict[str, str] | None = None,
     ) -> LocalFuture[types.SaveWeightsForSamplerResponse]:
         """Saves the adapter alone; ``.path`` is ``tinker://RUN/sampler_weights/NAME``."""
-        save = self._save("sampler_weights", name, ttl_seconds, True, user_metadata)
-        return self._submit(lambda run: types.SaveWeightsForSamplerResponse(path=save(run)))
+        response = types.SaveWeightsForSamplerResponse
+        return self._save(response, "sampler_weights", name, ttl_seconds, user_metadata)
 
     def save_weights_external(
         self,
@@ -132,9 +138,8 @@ class LocalTrainingClient(ReadyClient["LocalTrainingClient"], TrainingAsync):
         Its files are PEFT's own; the rest client's ``copy_out`` gives a folder of them.
         """
         refuse("age_encryption_recipients", age_encryption_recipients or None)
-        save = self._save("external_weights", name, ttl_seconds, True, None)
-
-        return self._submit(lambda run: types.SaveWeightsExternalResponse(path=save(run)))
+        response = types.SaveWeightsExternalResponse
+        return self._save(response, "external_weights", name, ttl_seconds, None)
 
     def save_weights_and_get_sampling_client(
         self,
@@ -150,13 +155,13 @@ class LocalTrainingClient(ReadyClient["LocalTrainingClient"], TrainingAsync):
         log-probabilities from each datum, and every sample names its sequence.
         """
         refuse("kind", None if kind == "snapshot" else kind)
-        return LocalSamplingClient.of_run(
-            self._engine,
-            self._store,
-            self._base_model,
-            self._run_id,
-            lambda: self._created.result(),
-        )
+
+        def make() -> Sampler:
+            run = self._created.result()
+            name = f"run {self._run_id} after step {run.step}"
+            return Sampler(run.base, run.snapshot(), name, self._store.owner)
+
+        return LocalSamplingClient(self._engine, self._base_model, make, self._run_id)
 
     def load_state(self, path: str) -> LocalFuture[types.LoadWeightsResponse]:
         """Replaces the weights by those of ``path``; the optimizer starts afresh."""
@@ -197,57 +202,48 @@ class LocalTrainingClient(ReadyClient["LocalTrainingClient"], TrainingAsync):
     def fail_pass(
         self, error: Exception, *, backward: bool
     ) -> LocalFuture[types.ForwardBackwardOutput]:
-        """In the place of a pass whose data could not be read: fails as it would have."""
+        """Takes the place of a pass whose data could not be read, and fails in its turn."""
         return self._submit(lambda run: run.fail_pass(error, backward=backward))
 
     def run_pass(
         self,
-        examples: Sequence[Example],
+        examples: Callable[[], Sequence[Example]],
         loss_fn: str,
         loss_fn_config: Mapping[str, float | str] | None,
         *,
         backward: bool,
     ) -> LocalFuture[types.ForwardBackwardOutput]:
-        """Returns ``forward_backward`` or ``forward`` of what the engine takes as it is."""
+        """Returns ``forward_backward`` or ``forward`` of the engine's ``examples``, which are made
+        on the engine's thread."""
 
         def work(run: TrainingRun) -> types.ForwardBackwardOutput:
-            output = run.forward_backward(examples, loss_fn, loss_fn_config, backward=backward)
-            return convert.loss_output_of(output)
-
-        return self._submit(work)
-
-    def _pass(
-        self,
-        data: list[tinker.Datum],
-        loss_fn: str,
-        loss_fn_config: Mapping[str, float | str] | None,
-        *,
-        backward: bool,
-    ) -> LocalFuture[types.ForwardBackwardOutput]:
-        def work(run: TrainingRun) -> types.ForwardBackwardOutput:
-            examples = convert.examples_of(data)
-            output = run.forward_backward(examples, loss_fn, loss_fn_config, backward=backward)
+            output = run.forward_backward(examples(), loss_fn, loss_fn_config, backward=backward)
             return convert.loss_output_of(output)
 
         return self._submit(work)
 
     def _save(
         self,
+        response: Callable[..., T],
         kind: Kind,
         name: str,
         ttl_seconds: int | None,
-        overwrite: bool,
         user_metadata: dict[str, str] | None,
-    ) -> Callable[[TrainingRun], str]:
-        return lambda run: save_run(
-            self._store,
-            run,
-            kind,
-            name,
-            ttl_seconds=ttl_seconds,
-            overwrite=overwrite,
-            user_metadata=user_metadata,
-        )
+        overwrite: bool = True,
+    ) -> LocalFuture[T]:
+        def work(run: TrainingRun) -> T:
+            path = save_run(
+                self._store,
+                run,
+                kind,
+                name,
+                ttl_seconds=ttl_seconds,
+                overwrite=overwrite,
+                user_metadata=user_metadata,
+            )
+            return response(path=path)
+
+        return self._submit(work)
 
     def _load(self, path: str, *, with_optimizer: bool) -> LocalFuture[types.LoadWeightsResponse]:
         loaded = self._store.read_checkpoint(path, with_optimizer=with_optimizer)

@@ -18,8 +18,7 @@ from typing import TYPE_CHECKING
 import chz
 import numpy as np
 
-from tinker_cookbook.backends.connect import check_backend
-from tinker_cookbook.backends.shared import make_once
+from tinker_cookbook.backends.connect import check_backend, make_once
 from tinker_cookbook.eval.evaluators import SamplingClientEvaluator
 from tinker_cookbook.exceptions import ConfigurationError, DataValidationError
 from tinker_cookbook.preference.comparison import (

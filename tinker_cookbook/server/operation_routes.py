@@ -329,7 +329,7 @@ async def _submit_pass(
         if batch.error is not None:
             return client.fail_pass(batch.error, backward=batch.backward).future()
         submitted = client.run_pass(
-            batch.data, batch.loss_fn, batch.loss_fn_config, backward=batch.backward
+            lambda: batch.data, batch.loss_fn, batch.loss_fn_config, backward=batch.backward
         ).future()
         submitted.add_done_callback(count)
         return submitted

@@ -18,7 +18,7 @@ import chz
 
 from tinker_cookbook import model_info
 from tinker_cookbook.backends import ServiceClient
-from tinker_cookbook.backends.shared import make_once
+from tinker_cookbook.backends.connect import make_once
 from tinker_cookbook.completers import MessageCompleter, TinkerMessageCompleter
 from tinker_cookbook.exceptions import ConfigurationError, DataFormatError, DataValidationError
 from tinker_cookbook.recipes.start import example_data

@@ -92,7 +92,7 @@ def join_weighted(
     """Joins pieces to a model input of T tokens and float32 weights [T].
 
     Images and audio have weight 0. The weights are a numpy array in a process without torch
-    (``backends.light``).
+    (``leave_torch_out``).
     """
     values = [0.0 if _tokens(piece) is None else weight for piece, weight in weighted]
     lengths = [length(piece) for piece, _ in weighted]
