@@ -13,7 +13,7 @@ import torch
 from tinker_cookbook.engine.kernels.cpu import linear
 from tinker_cookbook.engine.model.lora import AdapterSpec
 from tinker_cookbook.engine.sampling import paged_cache
-from tinker_cookbook.engine.sampling import sample_sequences as sample_sequences
+from tinker_cookbook.engine.sampling import sample_tokens as sampling_module
 from tinker_cookbook.engine.sampling.requests import SamplingSettings, sample_request
 from tinker_cookbook.engine.sampling.sampler import Sampler
 from tinker_cookbook.engine.sampling.scheduler import Scheduler
@@ -316,7 +316,7 @@ def test_memory_that_ends_while_drawing_changes_no_sample(stories_base, monkeypa
     """Each token is decided by the number that decides it alone, however often it is tried."""
     sampler = Sampler(stories_base, None)
     requests = [sample_request(sampler, [5, 6, i], 2, settings(seed=i)) for i in range(8, 11)]
-    tried, draw = [], sample_sequences.sample_tokens
+    tried, draw = [], sampling_module.sample_tokens
 
     def scarce(*args):
         tried.append(args)
@@ -324,7 +324,7 @@ def test_memory_that_ends_while_drawing_changes_no_sample(stories_base, monkeypa
             raise MemoryError
         return draw(*args)
 
-    monkeypatch.setattr(sample_sequences, "sample_tokens", scarce)
+    monkeypatch.setattr(sampling_module, "sample_tokens", scarce)
     scheduler = Scheduler(stories_base, stories_base.kv_shapes)
     for request in requests:
         scheduler.add(request)

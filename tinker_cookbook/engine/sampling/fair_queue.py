@@ -1,9 +1,9 @@
-"""Fair queue of the samples that wait for a place in the batch.
+"""Fair queue of the samples that wait for a row of the batch.
 
-An owner is a key of the server, or a sampler by itself if no owner is given. The next free place
-goes to the owner with the fewest running sequences, and within an owner to the sampler with the
-fewest. Requests of one sampler keep their order. So a request of 1,024 samples does not delay the
-first sample of another owner.
+An owner is a key of the server, or a sampler if no owner is given. The next free row goes to the
+owner with the fewest running sequences, and within an owner to the sampler with the fewest.
+Requests of one sampler keep their order. So a request of 1,024 samples does not delay the first
+sample of another owner.
 """
 
 from __future__ import annotations
@@ -49,33 +49,28 @@ def owner_of(request: SampleRequest) -> Hashable:
 
 
 class Shares:
-    """Numbers of running sequences for each owner and for each of its samplers."""
+    """Numbers of running sequences: ``owners`` of each owner, ``runs`` of each of its samplers."""
 
     def __init__(self, rows: Iterable[SampledSequence]) -> None:
         self.total = 0
-        self._owners: Counter[Hashable] = Counter()
-        self._runs: Counter[Place] = Counter()
+        self.owners: Counter[Hashable] = Counter()
+        self.runs: Counter[Place] = Counter()
         for row in rows:
             self.add(row.request)
 
-    def add(self, request: SampleRequest, places: int = 1) -> None:
-        """Adds ``places`` (may be negative) to the count of the request's owner."""
+    def add(self, request: SampleRequest, count: int = 1) -> None:
+        """Adds ``count`` (may be negative) to the numbers of the request's owner and sampler."""
         owner = owner_of(request)
-        self.total += places
-        self._owners[owner] += places
-        self._runs[owner, request.sampler] += places
+        self.total += count
+        self.owners[owner] += count
+        self.runs[owner, request.sampler] += count
 
-    def of_owner(self, owner: Hashable) -> int:
-        """Returns the number of running sequences of an owner."""
-        return self._owners[owner]
-
-    def of_run(self, owner: Hashable, sampler: Sampler) -> int:
-        """Returns the number of running sequences of one sampler."""
-        return self._runs[owner, sampler]
-
-    def largest(self) -> Place:
-        """Returns the owner with most running sequences, and its sampler with most."""
-        return self._largest_run(max(self._owners, key=self._owners.__getitem__))
+    def largest(self, owner: Hashable | None = None) -> Place:
+        """Returns the owner with most running sequences, or ``owner``, and its sampler with
+        most."""
+        if owner is None:
+            owner = max(self.owners, key=self.owners.__getitem__)
+        return max((run for run in self.runs if run[0] == owner), key=self.runs.__getitem__)
 
     def preemptible_for(self, request: SampleRequest) -> Place | None:
         """Returns the owner and sampler that may be preempted for ``request``.
@@ -86,24 +81,21 @@ class Shares:
         if not self.total:
             return None
         mine = owner_of(request)
-        owner, run = self.largest()
-        if self._owners[owner] - self._owners[mine] >= 2:
-            return owner, run
-        if self._owners[mine]:
-            _, run = self._largest_run(mine)
-            if self._runs[mine, run] - self._runs[mine, request.sampler] >= 2:
-                return mine, run
+        place = self.largest()
+        if self.owners[place[0]] - self.owners[mine] >= 2:
+            return place
+        if self.owners[mine]:
+            place = self.largest(mine)
+            if self.runs[place] - self.runs[mine, request.sampler] >= 2:
+                return place
         return None
-
-    def _largest_run(self, owner: Hashable) -> Place:
-        return max((run for run in self._runs if run[0] == owner), key=self._runs.__getitem__)
 
 
 class FairQueue:
     """Waiting requests, by owner and by sampler."""
 
     def __init__(self) -> None:
-        # Who was served last stands last: it decides between those that hold equally many places.
+        # The owner served last is last, which decides between owners with equally many sequences.
         self._owners: dict[Hashable, dict[Sampler, deque[WaitingRequest]]] = {}
 
     def __bool__(self) -> bool:
@@ -124,13 +116,13 @@ class FairQueue:
             queue.append(waiting)
 
     def in_turn(self, shares: Shares) -> list[WaitingRequest]:
-        """Yields the first request of each sampler, samplers with the fewest sequences first."""
+        """Returns the first request of each sampler, samplers with the fewest sequences first."""
         heads = [
-            (shares.of_owner(owner), shares.of_run(owner, run), queue[0])
+            (shares.owners[owner], shares.runs[owner, run], queue[0])
             for owner, runs in self._owners.items()
             for run, queue in runs.items()
         ]
-        heads.sort(key=lambda head: head[:2])  # stable: else who was served longest ago
+        heads.sort(key=lambda head: head[:2])  # stable: ties go to the one served longest ago
         return [waiting for _, _, waiting in heads]
 
     @property

@@ -15,7 +15,7 @@ import torch
 
 from tinker_cookbook.engine.sampling.fair_queue import FairQueue, Shares, WaitingRequest, owner_of
 from tinker_cookbook.engine.sampling.requests import SampleRequest
-from tinker_cookbook.engine.sampling.sample_sequences import sample_sequences
+from tinker_cookbook.engine.sampling.sample_tokens import sample_sequences
 
 _MOST_REQUESTS = 8
 """Maximum number of running requests; each has its own cache."""
@@ -74,7 +74,7 @@ class FallbackSampler:
         for waiting in self._waiting.in_turn(shares):
             if len(self._running) >= _MOST_REQUESTS:
                 return
-            if not shares.of_owner(owner_of(waiting.request)):
+            if not shares.owners[owner_of(waiting.request)]:
                 self._waiting.take(waiting, len(waiting.rows))
                 shares.add(waiting.request)
                 self._running.append(_Running(waiting.request, _sampling(waiting.request)))

@@ -36,8 +36,14 @@ class SamplingSettings:
     stop_strings: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
+        smallest = np.finfo(np.float32).tiny
         for name in ("temperature", "top_p"):
-            self._require_float32(name)
+            # Sampling is in float32, where a smaller number would be 0.
+            if 0 < (value := getattr(self, name)) < smallest:
+                raise ConfigurationError(
+                    f"{name}: got {value}, which float32 cannot hold (its smallest number is "
+                    f"{smallest:.1e}); temperature=0 takes the most probable token"
+                )
         for name, ok, expected in (
             ("max_tokens", self.max_tokens is None or self.max_tokens >= 1, "at least 1, or none"),
             ("temperature", 0 <= self.temperature < float("inf"), "a number >= 0"),
@@ -46,16 +52,6 @@ class SamplingSettings:
         ):
             if not ok:
                 raise ConfigurationError(f"{name}: got {getattr(self, name)}, expected {expected}")
-
-    def _require_float32(self, name: str) -> None:
-        """Refuses a number that underflows to 0 in float32, the precision of sampling."""
-        value = getattr(self, name)
-        if 0 < value < np.finfo(np.float32).tiny:
-            greedy = "temperature=0 takes the most probable token"
-            raise ConfigurationError(
-                f"{name}: got {value}, which float32 cannot hold (its smallest number is "
-                f"{np.finfo(np.float32).tiny:.1e}); {greedy}"
-            )
 
 
 @dataclass
@@ -96,8 +92,8 @@ class SampleRequest:
         self._running -= 1
         if self._running or self.future.done():
             return
-        # Request and rows hold each other: left so, the sampler and all that is kept for it would
-        # live until the garbage collector comes by.
+        # Request and rows reference each other. Without this, the sampler and its cached prefixes
+        # would stay in memory until the garbage collector runs.
         samples, self.rows = [row.sample for row in self.rows], []
         if self.future.set_running_or_notify_cancel():
             self.future.set_result(samples)
@@ -151,23 +147,19 @@ class SampledSequence:
             sample.topk.append(top)
         if self.request.on_token is not None:
             self.request.on_token(self.index, sample)
-        if token in settings.stop_tokens or (settings.stop_strings and self._string_ends()):
+        strings, decode = settings.stop_strings, self.request.decode
+        stop = token in settings.stop_tokens
+        if strings and decode is not None and not stop:
+            # A stop string may cross token borders, but it ends in the newest token. So a tail that
+            # is longer than any string is enough: a character has at most four bytes, a token at
+            # least one.
+            longest = max(len(text) for text in strings)
+            tail = decode(sample.tokens[-(4 * longest + 8) :])
+            stop = any(text in tail for text in strings)
+        if stop:
             sample.stop_reason = "stop"
-            self.ended = True
-        else:
-            self.ended = len(sample.tokens) >= self.request.limit
+        self.ended = stop or len(sample.tokens) >= self.request.limit
         return self.ended
-
-    def _string_ends(self) -> bool:
-        """Returns whether the decoded text contains a stop string, also across token borders."""
-        strings, decode = self.request.settings.stop_strings, self.request.decode
-        if decode is None:
-            return False
-        # It ends somewhere in the newest token, so a tail that is longer than any of them is
-        # enough. A character has at most four bytes, a token at least one.
-        longest = max(len(text) for text in strings)
-        tail = decode(self.sample.tokens[-(4 * longest + 8) :])
-        return any(text in tail for text in strings)
 
 
 @dataclass
@@ -190,7 +182,8 @@ class ScoreRequest:
 
     ``targets`` [T - 1, K] int64 are scored at all positions. ``draw`` is a request for one-token
     samples after the same tokens, which the same pass computes; its future is done before
-    ``future``, which is left pending until all is there, so that it can be cancelled at any time.
+    ``future``. ``future`` is pending until the scores are complete, so it can be cancelled at any
+    time.
     """
 
     sampler: Sampler
@@ -201,11 +194,11 @@ class ScoreRequest:
     first: int
     draw: SampleRequest | None = None
     future: Future[PromptScores] = field(default_factory=Future)
-    company: list[ScoreRequest] = field(default_factory=list)
+    batch: list[ScoreRequest] = field(default_factory=list)
     """Requests that are scored in one batch, including this one; empty before planning."""
 
     @property
-    def read(self) -> np.ndarray:
+    def computed(self) -> np.ndarray:
         """Returns the tokens that the model has to compute."""
         return self.tokens[:-1] if self.draw is None else self.tokens
 
@@ -264,12 +257,9 @@ def score_request(
 ) -> ScoreRequest:
     """Returns a checked request for scores of ``prompt``, each token given those before it.
 
-    Args:
-        prompt: Token ids [T], at least one.
-        logprobs: Whether to return the log-probabilities of the prompt's tokens.
-        topk: Number of most probable tokens to return at each position.
-        targets: Token ids [T - 1, K] to score at each position after the first.
-        last_n: Return ``logprobs`` and ``topk`` for the last ``last_n`` positions only.
+    ``prompt`` has at least one token id; ``topk`` most probable tokens are returned at each
+    position; ``targets`` [T - 1, K] are scored at each position after the first. With ``last_n``,
+    ``logprobs`` and ``topk`` cover the last positions only.
     """
     tokens = _checked(sampler, prompt)
     if last_n is not None and not 1 <= last_n <= len(tokens) - 1:
@@ -283,19 +273,15 @@ def score_request(
             "(the vocabulary)"
         )
     if targets is not None:
-        _check_targets(sampler, targets, len(tokens) - 1)
+        if targets.ndim != 2 or len(targets) != len(tokens) - 1:
+            raise DataValidationError(
+                f"target_prompt_logprobs: has shape {targets.shape}, expected "
+                f"({len(tokens) - 1}, K): K tokens for each position after the first"
+            )
+        if targets.size:
+            check_token_range("target_prompt_logprobs", targets, sampler.base.vocab_size)
     first = 1 if last_n is None else len(tokens) - last_n
     return ScoreRequest(sampler, tokens, logprobs, topk, targets, first)
-
-
-def _check_targets(sampler: Sampler, targets: np.ndarray, positions: int) -> None:
-    if targets.ndim != 2 or len(targets) != positions:
-        raise DataValidationError(
-            f"target_prompt_logprobs: has shape {targets.shape}, expected "
-            f"({positions}, K): K tokens for each position after the first"
-        )
-    if targets.size:
-        check_token_range("target_prompt_logprobs", targets, sampler.base.vocab_size)
 
 
 def _checked(sampler: Sampler, prompt: Prompt) -> np.ndarray:

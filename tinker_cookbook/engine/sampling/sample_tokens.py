@@ -1,25 +1,32 @@
-"""Samples tokens from logits, each row with its own temperature, top-k and top-p.
+"""Samples the next token of each running sequence, with its own temperature, top-k and top-p.
 
 A token is found by inverting the cumulative distribution at one uniform number per row, so the rest
-of the batch has no influence. The sum over a vocabulary must be exact to many digits;
-summing blocks first leaves only one block a row to be summed token by token in float64.
+of the batch has no influence. The sum over a vocabulary must be exact to many digits; with the sums
+of blocks computed first, only one block of a row is summed token by token in float64.
 """
 
 from __future__ import annotations
 
+import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
 import torch
 from torch.nn import functional as F  # noqa: N812
 
+from tinker_cookbook.engine.model.low_rank import filling
+from tinker_cookbook.engine.sampling.requests import SampledSequence
+from tinker_cookbook.engine.sampling.sampler import segments_of
+
 _BLOCK = 256
 _COLDEST = 1e-30
+"""Below this temperature a quotient may overflow; the most probable token is sampled anyway."""
 
 
 @dataclass(frozen=True)
 class BatchSamplingParams:
-    """Sampling parameters of each row, tensors [R].
+    """Sampling parameters of each row, arrays [R].
 
     ``temperature`` 0 takes the most probable token; ``top_k`` is the number of most probable
     tokens that may be sampled, -1 for all (ties at the border are all included); ``top_p`` in (0,
@@ -32,18 +39,12 @@ class BatchSamplingParams:
     top_p: np.ndarray
     uniform: np.ndarray
 
-    def take(self, rows: np.ndarray) -> BatchSamplingParams:
-        """Returns the parameters of some rows."""
-        return BatchSamplingParams(
-            self.temperature[rows], self.top_k[rows], self.top_p[rows], self.uniform[rows]
-        )
-
 
 @dataclass(frozen=True)
 class Exponentials:
     """``e^(z - max)`` of logits ``z`` [R, V] in blocks, shared by the normalizer and sampling.
 
-    ``weights`` fp32 [R, blocks, 256], filled up with zeros; ``sums`` float64 [R, blocks].
+    ``weights`` fp32 [R, blocks, 256], padded with zeros; ``sums`` float64 [R, blocks].
     """
 
     top: torch.Tensor
@@ -60,90 +61,141 @@ class Exponentials:
         weights = weights.view(len(weights), -1, _BLOCK)
         return cls(top, weights, weights.sum(-1).double())
 
-    def normalizer(self) -> torch.Tensor:
-        """Returns log-sum-exp of the logits, fp32 [R, 1]."""
-        return self.top + self.sums.sum(-1, keepdim=True).log().float()
 
-    def take(self, rows: torch.Tensor | slice) -> Exponentials:
-        """Returns the exponentials of some rows."""
-        return Exponentials(self.top[rows], self.weights[rows], self.sums[rows])
+def sample_sequences(
+    hidden: torch.Tensor, outputs: Sequence[tuple[int, SampledSequence]]
+) -> list[SampledSequence]:
+    """Samples a token for each (index, row) of ``outputs``; returns the rows that end with it.
+
+    A row uses ``hidden[index]``, which samples of one prompt share. A row whose
+    log-probabilities are not finite, or whose token cannot be appended, fails alone: its request
+    gets the error.
+    """
+    if not outputs:  # a step that only reads prompts
+        return []
+    places, rows = zip(*outputs, strict=True)
+    # fp32 logits, once for each hidden state, with the owners' adapters. The number of rows is
+    # padded, so that a row's result does not depend on it.
+    once, first, which = np.unique(places, return_index=True, return_inverse=True)
+    owners = [rows[i].request.sampler for i in first]
+    short, base = filling(len(once)), owners[0].base
+    padded = torch.from_numpy(np.pad(once, (0, short), mode="edge")).to(hidden.device)
+    segments = segments_of(owners + owners[-1:] * short, hidden.device)
+    logits = segments.apply(base.unembed_name, hidden[padded], base.head.logits_of_parts)
+    if hidden.device.type == "mps":  # it has no float64
+        logits = logits.cpu()
+    known = Exponentials.of(logits)
+    in_order = np.array_equal(once, places)  # then the padding is cut off, and nothing copied
+    chosen = slice(len(rows)) if in_order else torch.from_numpy(which).to(logits.device)
+    logits = logits[chosen]
+    known = Exponentials(known.top[chosen], known.weights[chosen], known.sums[chosen])
+    normalizer = known.top + known.sums.sum(-1, keepdim=True).log().float()
+    settings = [row.request.settings for row in rows]
+    params = BatchSamplingParams(
+        temperature=np.array([one.temperature for one in settings]),
+        top_k=np.array([one.top_k for one in settings]),
+        top_p=np.array([one.top_p for one in settings]),
+        uniform=np.array([row.uniform() for row in rows]),
+    )
+    sampled = sample_tokens(logits, params, known)
+    logprobs = (logits.gather(1, sampled[:, None]) - normalizer)[:, 0].tolist()
+    # Each k by itself, because the order of ties may depend on k.
+    top = {}
+    for k in {row.request.topk for row in rows} - {0}:
+        best = (logits - normalizer).topk(k, dim=-1)
+        top[k] = best.indices.cpu().numpy(), best.values.cpu().numpy()
+    # All that may fail for the rows together is done: from here on each row fails alone.
+    ended = []
+    for i, (row, token) in enumerate(zip(rows, sampled.tolist(), strict=True)):
+        k = row.request.topk
+        if _add(row, token, logprobs[i], (top[k][0][i], top[k][1][i]) if k else None):
+            ended.append(row)
+    return ended
+
+
+def _add(
+    row: SampledSequence, token: int, logprob: float, best: tuple[np.ndarray, np.ndarray] | None
+) -> bool:
+    """Appends a sampled token; returns whether the row ends or has failed."""
+    request = row.request
+    if row.failed:  # or another row of its request has
+        return True
+    if not math.isfinite(logprob):
+        request.fail(request.sampler.diverged(row.length))
+        return True
+    request.sampler.base.sampled_tokens += 1
+    try:
+        return row.add(token, logprob, best)
+    except Exception as error:
+        request.fail(error)
+        return True
 
 
 def sample_tokens(
-    logits: torch.Tensor, how: BatchSamplingParams, known: Exponentials | None = None
+    logits: torch.Tensor, params: BatchSamplingParams, known: Exponentials | None = None
 ) -> torch.Tensor:
     """Samples one token id per row, int64 [R], from fp32 ``logits`` [R, V]; ``known`` are their
     exponentials."""
-    hot = np.flatnonzero(how.temperature > 0)
+    hot = np.flatnonzero(params.temperature > 0)
     if len(hot) == 0:
         return logits.argmax(-1)
     if len(hot) == len(logits):
-        return _draw(logits, how, known)
+        return _sample_hot(logits, params, known)
     out = logits.argmax(-1)
     rows = torch.from_numpy(hot).to(logits.device)
-    out[rows] = _draw(logits[rows], how.take(hot))
+    some = (params.temperature[hot], params.top_k[hot], params.top_p[hot], params.uniform[hot])
+    out[rows] = _sample_hot(logits[rows], BatchSamplingParams(*some), None)
     return out
 
 
-def _draw(
-    logits: torch.Tensor, how: BatchSamplingParams, known: Exponentials | None = None
+def _sample_hot(
+    logits: torch.Tensor, params: BatchSamplingParams, known: Exponentials | None
 ) -> torch.Tensor:
+    """Samples rows whose temperature is not 0."""
+    device = logits.device
+
+    def column(values: np.ndarray) -> torch.Tensor:
+        return torch.from_numpy(values.astype(np.float32)).to(device)[:, None]
+
     scaled = logits
-    if (how.temperature != 1).any():
-        # Below this bound a quotient may overflow, and the draw is the most probable token anyway.
-        scaled = logits / _column(np.maximum(how.temperature, _COLDEST), logits)
-    narrow = np.flatnonzero((how.top_k != -1) & (how.top_k < logits.shape[-1]))
-    nucleus = np.flatnonzero(how.top_p < 1)
-    uniform = torch.from_numpy(how.uniform).to(logits.device)
-    if scaled is logits and not len(narrow) and not len(nucleus):
-        return _invert(known or Exponentials.of(logits), uniform, logits.shape[-1])
-    if scaled is logits:
-        scaled = logits.clone()
+    if (params.temperature != 1).any():
+        scaled = logits / column(np.maximum(params.temperature, _COLDEST))
+    narrow = np.flatnonzero((params.top_k != -1) & (params.top_k < logits.shape[-1]))
+    nucleus = np.flatnonzero(params.top_p < 1)
+    if scaled is not logits or len(narrow) or len(nucleus):
+        known = None
+        scaled = logits.clone() if scaled is logits else scaled
     if len(narrow):
-        _keep_top_k(scaled, narrow, how.top_k[narrow])
+        rows, top_k = torch.from_numpy(narrow).to(device), params.top_k[narrow]
+        part = scaled[rows]
+        last = torch.from_numpy(top_k.astype(np.int64) - 1).to(device)
+        least = part.topk(int(top_k.max()), dim=-1).values.gather(1, last[:, None])
+        scaled[rows] = part.masked_fill(part < least, -torch.inf)
     if len(nucleus):
-        _keep_top_p(scaled, nucleus, how.top_p[nucleus])
-    return _invert(Exponentials.of(scaled), uniform, logits.shape[-1])
+        rows = torch.from_numpy(nucleus).to(device)
+        ranked, order = scaled[rows].softmax(-1).sort(dim=-1, descending=True)
+        # A token is cut when those before it already hold the mass; the first always stays.
+        cut = ranked.cumsum(-1) - ranked >= column(params.top_p[nucleus])
+        cut = torch.zeros_like(cut).scatter(1, order, cut)
+        scaled[rows] = scaled[rows].masked_fill(cut, -torch.inf)
+    # Inversion: first the block in which the cumulative sum exceeds the number, then the token.
+    known = known or Exponentials.of(scaled)
+    blocks = known.sums.cumsum(-1)
+    uniform = torch.from_numpy(params.uniform).to(device)
+    block, passed = _first_above(blocks, uniform * blocks[:, -1])
+    row = torch.arange(len(blocks), device=device)
+    token, _ = _first_above(known.weights[row, block].double().cumsum(-1), passed)
+    # The block of a row of NaN may be the last one, where a token may be past the vocabulary.
+    return (block * _BLOCK + token).clamp_(max=logits.shape[-1] - 1)
 
 
-def _keep_top_k(scaled: torch.Tensor, where: np.ndarray, top_k: np.ndarray) -> None:
-    rows = torch.from_numpy(where).to(scaled.device)
-    part = scaled[rows]
-    index = torch.from_numpy(top_k.astype(np.int64) - 1).to(scaled.device)
-    least = part.topk(int(top_k.max()), dim=-1).values.gather(1, index[:, None])
-    scaled[rows] = part.masked_fill(part < least, -torch.inf)
-
-
-def _keep_top_p(scaled: torch.Tensor, where: np.ndarray, top_p: np.ndarray) -> None:
-    rows = torch.from_numpy(where).to(scaled.device)
-    ranked, order = scaled[rows].softmax(-1).sort(dim=-1, descending=True)
-    # A token is cut when those before it already hold the mass; the first always stays.
-    cut = ranked.cumsum(-1) - ranked >= _column(top_p, scaled)
-    cut = torch.zeros_like(cut).scatter(1, order, cut)
-    scaled[rows] = scaled[rows].masked_fill(cut, -torch.inf)
-
-
-def _invert(of: Exponentials, uniform: torch.Tensor, size: int) -> torch.Tensor:
-    """Returns the index below ``size`` at which each row's cumulative distribution exceeds
-    ``uniform``."""
-    weights, blocks = of.weights, of.sums.cumsum(-1)
-    block, passed = _pass(blocks, uniform * blocks[:, -1])
-    tokens = weights[torch.arange(len(weights), device=weights.device), block].double().cumsum(-1)
-    token, _ = _pass(tokens, passed)
-    return (block * _BLOCK + token).clamp_(max=size - 1)  # a row of NaN ends in the filling
-
-
-def _pass(cumulative: torch.Tensor, at: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+def _first_above(cumulative: torch.Tensor, at: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     """Returns each row's first index whose cumulative sum exceeds ``at``, and the remainder of
     ``at``."""
-    # Sums of sums round apart in the last digit; past the end there would be nothing to draw.
+    # Sums of sums differ in the last digit; past the end there would be no token.
     at = torch.minimum(at, cumulative[:, -1] * (1 - 1e-15))
     index = torch.searchsorted(cumulative, at[:, None], right=True)
-    # A row of NaN has no such index. It gets the last one, so that the other rows can be drawn.
+    # A row of NaN has no such index. It gets the last one, so that the other rows are sampled.
     index.clamp_(max=cumulative.shape[-1] - 1)
     before = F.pad(cumulative, (1, 0)).gather(1, index)
     return index[:, 0], at - before[:, 0]
-
-
-def _column(values: np.ndarray, like: torch.Tensor) -> torch.Tensor:
-    return torch.from_numpy(values.astype(np.float32)).to(like.device)[:, None]

@@ -30,7 +30,7 @@ from tinker_cookbook.engine.sampling.fair_queue import (
 from tinker_cookbook.engine.sampling.paged_cache import BLOCK, BlockTable, LayerShape, PagedCache
 from tinker_cookbook.engine.sampling.prefix_cache import Prefill, PrefixCache
 from tinker_cookbook.engine.sampling.requests import SampledSequence, SampleRequest
-from tinker_cookbook.engine.sampling.sample_sequences import sample_sequences
+from tinker_cookbook.engine.sampling.sample_tokens import sample_sequences
 from tinker_cookbook.engine.sampling.sampler import segments_of
 from tinker_cookbook.exceptions import OutOfMemoryError
 
@@ -254,7 +254,7 @@ class Scheduler:
         An owner without any sequence gets its first one at once. For further ones others are
         preempted only if their KV cache can be kept, so that no work is lost.
         """
-        first = not shares.of_owner(owner_of(waiting.request))
+        first = not shares.owners[owner_of(waiting.request)]
         while True:
             missing = needed - self._free_room()
             if shares.total < self._most_rows and (missing <= 0 or not shares.total):

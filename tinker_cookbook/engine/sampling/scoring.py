@@ -1,8 +1,8 @@
 """Log-probabilities of given texts, batched over requests.
 
 Teachers, reference models and KL penalties score hundreds of sequences at once. Each request is an
-operation of the worker. When the first one runs, it is scored in one batch with other waiting
-requests of its sampler, as many as fit into one micro-batch of training, and all of them complete.
+operation of the worker. The first one is scored in one batch with other waiting requests of its
+sampler, as many as fit into one micro-batch of training, and all of them complete.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from tinker_cookbook.engine.model.base_model import BaseModel
 from tinker_cookbook.engine.model.low_rank import filling
 from tinker_cookbook.engine.sampling.prefill_scoring import STEP_TOKENS, read_together
 from tinker_cookbook.engine.sampling.requests import PromptScores, ScoreRequest
-from tinker_cookbook.engine.sampling.sample_sequences import sample_sequences
+from tinker_cookbook.engine.sampling.sample_tokens import sample_sequences
 from tinker_cookbook.engine.sampling.sampler import Sampler
 from tinker_cookbook.engine.training.micro_batch import hidden_states, plan_for
 from tinker_cookbook.engine.training.packing import pad
@@ -48,28 +48,27 @@ class Scorer:
 
     def serve(self, request: ScoreRequest) -> None:
         """Completes ``request``; an error is set on its future."""
-        if not (request.company or request.future.done()):
-            self._plan(request.sampler)
-        company, request.company = request.company, []
+        if not (request.batch or request.future.done()):
+            # Plan batches of all waiting requests of the sampler.
+            self._collect()
+            mine = [other for other in self._waiting if other.sampler is request.sampler]
+            self._waiting = [
+                other for other in self._waiting if other.sampler is not request.sampler
+            ]
+            longer = [other for other in mine if len(other.computed)]
+            groups = [[other] for other in mine if not len(other.computed)]
+            groups += [[longer[i] for i in g] for g in self._groups(request.sampler.base, longer)]
+            for group in groups:
+                for other in group:
+                    other.batch = group
+        batch, request.batch = request.batch, []
         if request.future.done():
             if request.future.cancelled():
-                self._collect()  # what it holds shall go
+                self._collect()  # frees the memory of cancelled requests
             return
-        for other in company:  # they hold each other, and the sampler
-            other.company = []
-        self._score([other for other in company if not other.future.done()])
-
-    def _plan(self, sampler: Sampler) -> None:
-        """Plans batches of all waiting requests of a sampler."""
-        self._collect()
-        mine = [request for request in self._waiting if request.sampler is sampler]
-        self._waiting = [request for request in self._waiting if request.sampler is not sampler]
-        longer = [request for request in mine if len(request.read)]
-        groups = [[request] for request in mine if not len(request.read)]
-        groups += [[longer[i] for i in part] for part in self._groups(sampler.base, longer)]
-        for group in groups:
-            for request in group:
-                request.company = group
+        for other in batch:  # they reference each other, and the sampler
+            other.batch = []
+        self._score([other for other in batch if not other.future.done()])
 
     def _collect(self) -> None:
         """Collects new requests and drops cancelled ones."""
@@ -78,12 +77,12 @@ class Scorer:
         self._waiting = [request for request in self._waiting if not request.future.done()]
 
     def _groups(self, base: BaseModel, requests: Sequence[ScoreRequest]) -> Sequence[Sequence[int]]:
-        sequences = [request.read for request in requests]
+        sequences = [request.computed for request in requests]
         if not sequences:
             return []
         budget = self._token_budget(base)
         if base.device.type == "cpu":
-            if base.kv_shapes is None:  # together they would round otherwise than alone
+            if base.kv_shapes is None:  # results would depend on the batch
                 return [[i] for i in range(len(requests))]
             budget = max(budget, 2 * STEP_TOKENS)
         if self._most_tokens is not None:
@@ -97,7 +96,14 @@ class Scorer:
         base = requests[0].sampler.base
         try:
             for request, scores in zip(requests, self._answers(requests), strict=True):
-                if _hold_nan(request, scores):
+                logprobs = scores.logprobs
+                checked = (
+                    None if logprobs is None else logprobs[request.first :],
+                    scores.topk_logprobs,
+                    scores.target_logprobs,
+                )
+                # NaN comes from the weights of a diverged run.
+                if any(part is not None and np.isnan(part).any() for part in checked):
                     request.fail(request.sampler.diverged(len(request.tokens)))
                 else:
                     request.finish(scores)
@@ -111,7 +117,7 @@ class Scorer:
         # Outside of the handler: its traceback would keep the activations alive.
         release_cached_memory(base.device)
         if len(requests) == 1:
-            self._most_tokens = None  # this one was too much, not the others
+            self._most_tokens = None  # only this request was too long
             requests[0].fail(
                 OutOfMemoryError(
                     f"a prompt of {len(requests[0].tokens)} tokens does not fit into the memory of "
@@ -128,15 +134,39 @@ class Scorer:
 
     @torch.no_grad()
     def _answers(self, requests: Sequence[ScoreRequest]) -> list[PromptScores]:
+        """Computes the scores of requests of one sampler."""
         sampler = requests[0].sampler
-        answers = [_nothing_yet(request) for request in requests]
-        if len(requests[0].read):
-            hidden, read = self._hidden(sampler, [request.read for request in requests])
-            where = [own[: len(r.tokens) - 1] for own, r in zip(read, requests, strict=True)]
-            _fill_logprobs(sampler, hidden, where, requests, answers)
-            _fill_topk(sampler, hidden, where, requests, answers)
-            _fill_targets(sampler, hidden, where, requests, answers)
-            _draw(hidden, read, requests)
+        answers = []
+        for request in requests:
+            scores, length, k = PromptScores(), len(request.tokens), request.topk
+            if request.logprobs:
+                scores.logprobs = np.full(length, np.nan, dtype=np.float32)
+            if k:
+                scores.topk_logprobs = np.full((length, k), MASK_LOGPROB, dtype=np.float32)
+                scores.topk_ids = np.zeros((length, k), dtype=np.int32)
+            if request.targets is not None:
+                scores.target_logprobs = np.zeros(request.targets.shape, dtype=np.float32)
+            answers.append(scores)
+        if not len(requests[0].computed):
+            return answers
+        hidden, read = self._hidden(sampler, [request.computed for request in requests])
+        where = [places[: len(r.tokens) - 1] for places, r in zip(read, requests, strict=True)]
+        scored = list(zip(requests, where, answers, strict=True))
+        _fill_logprobs(sampler, hidden, scored)
+        _fill_topk(sampler, hidden, scored)
+        for request, places, answer in scored:
+            if request.targets is not None:
+                answer.target_logprobs = _logprobs(sampler, hidden, places, request.targets)
+        # The one token that was requested together with the scores.
+        outputs = [
+            (int(places[-1]), row)
+            for places, request in zip(read, requests, strict=True)
+            if request.draw is not None
+            for row in request.draw.rows
+        ]
+        sample_sequences(hidden, outputs)
+        for _, row in outputs:
+            row.request.row_ended()
         return answers
 
     def _hidden(
@@ -160,82 +190,33 @@ class Scorer:
         return torch.cat(parts), where
 
 
-def _nothing_yet(request: ScoreRequest) -> PromptScores:
-    """Returns the result arrays with their fill values."""
-    scores, length, k = PromptScores(), len(request.tokens), request.topk
-    if request.logprobs:
-        scores.logprobs = np.full(length, np.nan, dtype=np.float32)
-    if k:
-        scores.topk_logprobs = np.full((length, k), MASK_LOGPROB, dtype=np.float32)
-        scores.topk_ids = np.zeros((length, k), dtype=np.int32)
-    if request.targets is not None:
-        scores.target_logprobs = np.zeros(request.targets.shape, dtype=np.float32)
-    return scores
+_Scored = Sequence[tuple[ScoreRequest, np.ndarray, PromptScores]]
+"""Requests with the indices of their hidden states [T - 1], and their results."""
 
 
-def _hold_nan(request: ScoreRequest, scores: PromptScores) -> bool:
-    """Returns whether a requested number is NaN, as with the weights of a diverged run."""
-    of_tokens = scores.logprobs
-    parts = (
-        None if of_tokens is None else of_tokens[request.first :],
-        scores.topk_logprobs,
-        scores.target_logprobs,
-    )
-    return any(part is not None and bool(np.isnan(part).any()) for part in parts)
-
-
-_Where = Sequence[np.ndarray]
-
-
-def _fill_logprobs(
-    sampler: Sampler,
-    hidden: torch.Tensor,
-    where: _Where,
-    requests: Sequence[ScoreRequest],
-    answers: Sequence[PromptScores],
-) -> None:
-    """Fills in log-probabilities of the prompts' own tokens; common prefixes are computed once."""
-    asked = [i for i, request in enumerate(requests) if request.logprobs]
-    if not asked:
+def _fill_logprobs(sampler: Sampler, hidden: torch.Tensor, scored: _Scored) -> None:
+    """Fills in log-probabilities of the prompts' tokens; common prefixes are computed once."""
+    wanted = [item for item in scored if item[0].logprobs]
+    if not wanted:
         return
-    places = np.concatenate([where[i][requests[i].first - 1 :] for i in asked])
-    targets = np.concatenate([requests[i].tokens[requests[i].first :] for i in asked])
+    places = np.concatenate([where[r.first - 1 :] for r, where, _ in wanted])
+    targets = np.concatenate([r.tokens[r.first :] for r, _, _ in wanted])
     vocab_size = sampler.base.vocab_size
     keys, expand = np.unique(places * vocab_size + targets, return_inverse=True)
     values = _logprobs(sampler, hidden, keys // vocab_size, keys % vocab_size)[expand]
-    for i in asked:
-        scores, first = answers[i].logprobs, requests[i].first
-        assert scores is not None
-        count = len(scores) - first
-        scores[first:], values = values[:count], values[count:]
+    for request, _, answer in wanted:
+        assert answer.logprobs is not None
+        count = len(request.tokens) - request.first
+        answer.logprobs[request.first :], values = values[:count], values[count:]
 
 
-def _fill_targets(
-    sampler: Sampler,
-    hidden: torch.Tensor,
-    where: _Where,
-    requests: Sequence[ScoreRequest],
-    answers: Sequence[PromptScores],
-) -> None:
-    """Fills in log-probabilities of given tokens, [T - 1, K] for each prompt."""
-    for request, own, answer in zip(requests, where, answers, strict=True):
-        if request.targets is not None:
-            answer.target_logprobs = _logprobs(sampler, hidden, own, request.targets)
-
-
-def _fill_topk(
-    sampler: Sampler,
-    hidden: torch.Tensor,
-    where: _Where,
-    requests: Sequence[ScoreRequest],
-    answers: Sequence[PromptScores],
-) -> None:
+def _fill_topk(sampler: Sampler, hidden: torch.Tensor, scored: _Scored) -> None:
     """Fills in the most probable tokens, separately for each k, because the order of ties may
     depend on k."""
     head, lora = sampler.base.head, sampler.unembed_pair()
-    for k in sorted({request.topk for request in requests} - {0}):
-        asked = [i for i, request in enumerate(requests) if request.topk == k]
-        places = np.concatenate([where[i][requests[i].first - 1 :] for i in asked])
+    for k in sorted({request.topk for request, _, _ in scored} - {0}):
+        wanted = [item for item in scored if item[0].topk == k]
+        places = np.concatenate([where[r.first - 1 :] for r, where, _ in wanted])
         once, expand = np.unique(places, return_inverse=True)
         values = np.empty((len(once), k), dtype=np.float32)
         ids = np.empty((len(once), k), dtype=np.int32)
@@ -243,26 +224,12 @@ def _fill_topk(
             found = head.topk(hidden[_tensor(once[index], hidden)], k, lora)
             values[index], ids[index] = (part.cpu().numpy() for part in found)
         values, ids = values[expand], ids[expand]
-        for i in asked:
-            answer, first = answers[i], requests[i].first
+        for request, _, answer in wanted:
             assert answer.topk_logprobs is not None
             assert answer.topk_ids is not None
-            count = len(answer.topk_ids) - first
-            answer.topk_logprobs[first:], values = values[:count], values[count:]
-            answer.topk_ids[first:], ids = ids[:count], ids[count:]
-
-
-def _draw(hidden: torch.Tensor, read: _Where, requests: Sequence[ScoreRequest]) -> None:
-    """Samples the one token that was requested together with the scores."""
-    drawn = [
-        (own[-1], row)
-        for own, request in zip(read, requests, strict=True)
-        if request.draw is not None
-        for row in request.draw.rows
-    ]
-    sample_sequences(hidden, drawn)
-    for _, row in drawn:
-        row.request.row_ended()
+            count = len(request.tokens) - request.first
+            answer.topk_logprobs[request.first :], values = values[:count], values[count:]
+            answer.topk_ids[request.first :], ids = ids[:count], ids[count:]
 
 
 def _logprobs(
